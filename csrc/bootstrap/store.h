@@ -1,0 +1,21 @@
+// The key-value store of the rendezvous, free of c10d: csrc/torch adapts a c10d::Store to it, tests
+// bring one in memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+
+namespace smddp {
+
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual Status set(const std::string& key, const std::vector<uint8_t>& value) = 0;
+  // Blocks until every key is set, or fails with kTimeout naming nothing: the caller knows the keys.
+  virtual Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) = 0;
+};
+
+}  // namespace smddp

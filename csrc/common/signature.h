@@ -1,0 +1,30 @@
+// What a rank believes the operation to be. Travels with every message of it, in the node's segment
+// and on the fabric; a receiver compares it with its own before it touches a byte of data.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "common/types.h"
+
+namespace smddp {
+
+using JobKey = std::array<uint8_t, 16>;
+
+struct Signature {
+  Collective collective = Collective::kBarrier;
+  Dtype dtype = Dtype::kBytes;
+  ReduceOp reduce_op = ReduceOp::kNone;
+  uint8_t options = 0;     // numerics that must agree: bit 0 = partial sums travel in fp32
+  uint32_t segments = 0;   // tensors in this operation
+  uint64_t bytes = 0;      // of one rank's shard, all segments
+  uint64_t round_bytes = 0;  // the bucket size it is cut by
+  uint64_t digest = 0;     // FNV-1a over the byte lengths of the segments
+  friend bool operator==(const Signature&, const Signature&) = default;
+};
+static_assert(sizeof(Signature) == 32);
+
+std::string describe(const Signature& signature);
+
+}  // namespace smddp

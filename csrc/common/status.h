@@ -1,0 +1,52 @@
+// Errors inside the core: a code, and a sentence for the user. No exceptions below csrc/torch.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+
+namespace smddp {
+
+enum class Code {
+  kOk,
+  kInvalid,      // the caller passed something that can't work
+  kUnavailable,  // a library, device or kernel facility is missing
+  kMismatch,     // ranks called different operations
+  kTimeout,      // a deadline passed
+  kPeerLost,     // a peer process died or its connection broke
+  kAborted,      // the group was aborted, here or by a peer
+  kInternal,
+};
+
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+  bool ok() const { return code_ == Code::kOk; }
+  explicit operator bool() const { return ok(); }
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+ private:
+  Code code_ = Code::kOk;
+  std::string message_;
+};
+
+// A value or the Status that says why there is none. value() may be called only when ok().
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::move(value)) {}  // NOLINT: implicit by intent
+  Result(Status status) : state_(std::move(status)) {}
+  bool ok() const { return std::holds_alternative<T>(state_); }
+  explicit operator bool() const { return ok(); }
+  T& value() { return std::get<T>(state_); }
+  const T& value() const { return std::get<T>(state_); }
+  Status status() const { return ok() ? Status() : std::get<Status>(state_); }
+
+ private:
+  std::variant<T, Status> state_;
+};
+
+}  // namespace smddp

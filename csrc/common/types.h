@@ -1,0 +1,38 @@
+// The vocabulary every layer shares: operations, element types, reductions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace smddp {
+
+using Rank = int32_t;
+
+enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBarrier };
+inline constexpr int kCollectives = 4;
+
+// kBytes is any type that is only moved, never summed: its element size travels in the byte counts.
+enum class Dtype : uint8_t {
+  kBytes,
+  kFloat32,
+  kFloat64,
+  kBFloat16,
+  kFloat16,
+  kInt8,
+  kUInt8,
+  kInt16,
+  kUInt16,
+  kInt32,
+  kUInt32,
+  kInt64,
+  kUInt64,
+};
+
+enum class ReduceOp : uint8_t { kNone, kSum, kAvg, kMin, kMax, kProduct };
+
+size_t size_of(Dtype dtype);
+const char* name_of(Collective collective);
+const char* name_of(Dtype dtype);
+const char* name_of(ReduceOp op);
+
+}  // namespace smddp

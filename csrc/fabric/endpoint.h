@@ -1,0 +1,75 @@
+// One RDM endpoint of the process, shared by all its groups: bounded messages, delivered in any
+// order, from registered buffers into registered buffers. The only door to libfabric; nothing of its
+// headers shows here. Not thread-safe: the progress engine alone calls it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+
+namespace smddp::fabric {
+
+using Peer = uint32_t;  // index of an added peer, dense from 0
+
+struct SendBuffer {
+  std::byte* data;  // Endpoint::max_message() bytes, registered where the provider asks for it
+};
+
+class Sink {
+ public:
+  virtual ~Sink() = default;
+  // `data` is valid during the call only.
+  virtual void on_message(const std::byte* data, size_t size) = 0;
+  // A message to `to` could not be sent; nothing further will reach it.
+  virtual void on_peer_lost(Peer to, const Status& why) = 0;
+};
+
+struct Counters {
+  uint64_t messages_sent = 0, bytes_sent = 0;  // handed to libfabric
+  uint64_t messages_received = 0, bytes_received = 0;
+  uint64_t retries = 0;  // -FI_EAGAIN answers
+};
+
+struct Options {
+  std::string library;    // path of libfabric; empty: the search of DESIGN (env, /opt/amazon/efa, loader)
+  std::string provider;   // empty: the best that fi_getinfo offers
+  std::string interface;  // domain name or source IP address; empty: first that is not loopback
+};
+
+class Endpoint {
+ public:
+  // kUnavailable with a sentence that names the library, provider or interface and the remedy.
+  static Result<std::unique_ptr<Endpoint>> open(const Options& options);
+  virtual ~Endpoint() = default;
+
+  virtual const std::vector<uint8_t>& address() const = 0;
+  virtual const std::string& description() const = 0;  // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"
+  virtual size_t max_message() const = 0;
+  virtual const Counters& counters() const = 0;
+
+  // Equal addresses give the same Peer. Connects on first use.
+  virtual Result<Peer> add_peer(const std::vector<uint8_t>& address) = 0;
+
+  // nullptr: none is free until progress() has reaped a completion. A few buffers are kept back for
+  // `control` messages, so that those never starve behind data.
+  virtual SendBuffer* acquire(bool control) = 0;
+  // Sends the first `size` bytes of `buffer` and takes it back. Messages the provider can't take yet
+  // wait in a FIFO per peer; a peer that does not answer holds up nobody else's.
+  virtual void post(SendBuffer* buffer, Peer to, size_t size) = 0;
+
+  // Reaps completions, delivers what has arrived, retries what waits. How many events it handled.
+  virtual Result<int> progress(Sink& sink) = 0;
+  // True when no message posted so far is still with libfabric or in a FIFO.
+  virtual bool idle() const = 0;
+
+  // File descriptor that turns readable when progress() has work, or -1 where the provider has none:
+  // then poll. Sleeping on it is allowed only right after may_sleep() said true.
+  virtual int wait_fd() const = 0;
+  virtual bool may_sleep() = 0;
+};
+
+}  // namespace smddp::fabric

@@ -1,0 +1,39 @@
+// Every struct that crosses the network. Little-endian, no padding, fixed width. A receiver checks
+// magic, key, type and bounds (check() in wire.cc) before it uses any other field: no byte from the
+// network chooses an address or a length.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/signature.h"
+
+namespace smddp::wire {
+
+inline constexpr uint32_t kMagic = 0x31444d53;  // "SMD1"; the digit is the protocol's version
+
+enum class Type : uint8_t {
+  kReady = 1,  // src has started round `seq` and can take dst's data of it
+  kData = 2,   // `bytes` bytes at `offset` of the shard (AllGather) or partial block (ReduceScatter)
+  kAbort = 3,  // src gave the group up; the payload is the reason, as text
+};
+
+struct Header {
+  uint32_t magic;
+  Type type;
+  uint8_t reserved[3];
+  JobKey key;           // the group's; a message without it is dropped and counted
+  uint64_t seq;         // the round's number in its group
+  uint32_t source;      // sender's rank in the group
+  uint32_t shard;       // whose shard or block this is, as a rank in the group
+  uint64_t offset;      // bytes into the round's part of that shard
+  uint64_t bytes;       // of payload behind this header
+  Signature signature;
+};
+static_assert(sizeof(Header) == 88);
+
+// True when `data` (`size` bytes) starts with a header of this protocol whose `bytes` is exactly
+// what follows it.
+bool check(const void* data, size_t size);
+
+}  // namespace smddp::wire
