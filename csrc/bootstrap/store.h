@@ -14,8 +14,9 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual Status set(const std::string& key, const std::vector<uint8_t>& value) = 0;
-  // Blocks until every key is set, or fails with kTimeout naming nothing: the caller knows the keys.
+  // The values, once every key is set; kTimeout when that takes too long.
   virtual Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) = 0;
+  virtual bool has(const std::string& key) = 0;
 };
 
 }  // namespace smddp

@@ -4,12 +4,13 @@ namespace smddp {
 
 std::string describe(const Signature& s) {
   std::string text = name_of(s.collective);
-  text += "(" + std::to_string(s.bytes) + " bytes per rank";
+  text += "(" + std::to_string(s.bytes) + " bytes in all";
   if (s.segments > 1) text += " in " + std::to_string(s.segments) + " tensors";
   if (s.dtype != Dtype::kBytes) text += std::string(", ") + name_of(s.dtype);
   if (s.reduce_op != ReduceOp::kNone) text += std::string(", ") + name_of(s.reduce_op);
   if ((s.options & 1) != 0) text += ", partial sums in fp32";
-  text += ", bucket " + std::to_string(s.round_bytes) + " bytes, digest " + std::to_string(s.digest % 1000000) + ")";
+  text += ", " + std::to_string(s.round_bytes) + " of each rank at a time, shapes " +
+          std::to_string(s.digest % 1000000) + ")";
   return text;
 }
 

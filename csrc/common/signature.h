@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -12,15 +13,18 @@ namespace smddp {
 
 using JobKey = std::array<uint8_t, 16>;
 
+// Room for the sentence that says why a rank gave a group up.
+inline constexpr size_t kReasonBytes = 1024;
+
 struct Signature {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kBytes;
   ReduceOp reduce_op = ReduceOp::kNone;
   uint8_t options = 0;     // numerics that must agree: bit 0 = partial sums travel in fp32
   uint32_t segments = 0;   // tensors in this operation
-  uint64_t bytes = 0;      // of one rank's shard, all segments
-  uint64_t round_bytes = 0;  // the bucket size it is cut by
-  uint64_t digest = 0;     // FNV-1a over the byte lengths of the segments
+  uint64_t bytes = 0;        // of all ranks' blocks
+  uint64_t round_bytes = 0;  // of each rank's block that one round carries
+  uint64_t digest = 0;       // over the tensors' sizes and element type
   friend bool operator==(const Signature&, const Signature&) = default;
 };
 static_assert(sizeof(Signature) == 32);

@@ -15,8 +15,12 @@ namespace smddp::fabric {
 
 using Peer = uint32_t;  // index of an added peer, dense from 0
 
+// Bytes a control message may have.
+inline constexpr size_t kControlMessage = 4096;
+
 struct SendBuffer {
-  std::byte* data;  // Endpoint::max_message() bytes, registered where the provider asks for it
+  std::byte* data;  // registered where the provider asks for it
+  size_t capacity;  // Endpoint::max_message() for data, kControlMessage for control
 };
 
 class Sink {
@@ -31,11 +35,12 @@ class Sink {
 struct Counters {
   uint64_t messages_sent = 0, bytes_sent = 0;  // handed to libfabric
   uint64_t messages_received = 0, bytes_received = 0;
-  uint64_t retries = 0;  // -FI_EAGAIN answers
+  uint64_t retries = 0;         // -FI_EAGAIN answers
+  uint64_t receive_errors = 0;  // messages lost on arrival: truncated, or their connection broke
 };
 
 struct Options {
-  std::string library;    // path of libfabric; empty: the search of DESIGN (env, /opt/amazon/efa, loader)
+  std::string library;    // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
   std::string provider;   // empty: the best that fi_getinfo offers
   std::string interface;  // domain name or source IP address; empty: first that is not loopback
 };
@@ -54,22 +59,32 @@ class Endpoint {
   // Equal addresses give the same Peer. Connects on first use.
   virtual Result<Peer> add_peer(const std::vector<uint8_t>& address) = 0;
 
-  // nullptr: none is free until progress() has reaped a completion. A few buffers are kept back for
-  // `control` messages, so that those never starve behind data.
-  virtual SendBuffer* acquire(bool control) = 0;
-  // Sends the first `size` bytes of `buffer` and takes it back. Messages the provider can't take yet
-  // wait in a FIFO per peer; a peer that does not answer holds up nobody else's.
-  virtual void post(SendBuffer* buffer, Peer to, size_t size) = 0;
+  // A buffer for one message to `to`. nullptr: none is free, or `to` holds its share of them, until
+  // progress() has reaped a completion. `control` messages have buffers of their own, so that they
+  // never starve behind data. Of each kind a peer may hold as many as are still free: one peer that
+  // stalls takes at most half, k peers leave 1/(k+1).
+  virtual SendBuffer* acquire(Peer to, bool control) = 0;
+  // Sends the first `size` bytes of `buffer` to the peer it was acquired for, and takes it back.
+  // Messages the provider can't take yet wait in a FIFO per peer; a peer that does not answer holds
+  // up nobody else's. To a peer that is lost: drops it.
+  virtual void post(SendBuffer* buffer, size_t size) = 0;
+  // Gives back a buffer without sending it.
+  virtual void release(SendBuffer* buffer) = 0;
 
-  // Reaps completions, delivers what has arrived, retries what waits. How many events it handled.
+  // Reaps completions, delivers what has arrived, retries what waits. How many events it handled. The
+  // sink may call everything here but progress().
   virtual Result<int> progress(Sink& sink) = 0;
-  // True when no message posted so far is still with libfabric or in a FIFO.
+  // True when no message posted so far is still with libfabric or in a FIFO. The provider may hold
+  // copies yet: keep the endpoint until the peers have answered.
   virtual bool idle() const = 0;
 
   // File descriptor that turns readable when progress() has work, or -1 where the provider has none:
-  // then poll. Sleeping on it is allowed only right after may_sleep() said true.
+  // then poll. Sleeping on it is allowed only right after may_sleep() said true, and no longer than
+  // sleep_limit_ms(): ofi_rxm loses a wake-up now and then while it connects or moves a large message,
+  // and messages in a FIFO are retried by progress() alone. -1: no limit.
   virtual int wait_fd() const = 0;
   virtual bool may_sleep() = 0;
+  virtual int sleep_limit_ms() const = 0;
 };
 
 }  // namespace smddp::fabric

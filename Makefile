@@ -1,0 +1,131 @@
+# Set-up, build, tests and demo. `make help` lists the targets.
+#
+# Everything is installed into .venv (and, where a system package is missing, by apt). A second run
+# does only what has become out of date.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+# More arguments for pip, for instance PIP_ARGS="--index-url https://my.mirror/simple"; those of
+# TORCH_PIP_ARGS are for torch only, for instance a CPU-only wheel:
+# TORCH_PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+TORCH_PIP_ARGS ?= $(PIP_ARGS)
+RANKS ?= 2
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+BUILD_TYPE ?= Release
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+CXX_SOURCES = $(shell find csrc tests/cpp benchmarks -name '*.h' -o -name '*.cc' | sort)
+
+# DeepSpeed compiles one small operation on its first run and looks for ninja on the PATH.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# nproc would heed OMP_NUM_THREADS.
+CORES := $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
+# Ranks share the cores: one computing thread each, more only where there are more cores.
+THREADS = $(or $(OMP_NUM_THREADS),$(shell n=$$(($(CORES) / $(RANKS))); [ $$n -gt 0 ] && echo $$n || echo 1))
+# Ranks of the tests and the demo run on this machine: rendezvous and fallback stay on loopback.
+LOCAL := MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo
+# Compile jobs beyond one per 2 GiB of memory end in a killed compiler.
+JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/meminfo); \
+  [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python bench lint format tidy walls clean
+.DELETE_ON_ERROR:
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- set-up ---------------------------------------------------------------------------------------
+
+setup: $(VENV)/.stamp-requirements  ## the system packages and .venv, no more
+
+.PHONY: system-packages
+system-packages:
+	@tools/install_system_packages $(PYTHON)
+
+$(VENV)/.stamp-venv: | system-packages
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Another TORCH means another build: the stamp carries its name.
+TORCH_STAMP := $(VENV)/.stamp-$(subst /,_,$(subst =,-,$(TORCH)))
+
+$(TORCH_STAMP): requirements/build.txt $(VENV)/.stamp-venv
+	@echo "installing $(TORCH) and the build tools into $(VENV)"
+	$(PIP) install $(TORCH_PIP_ARGS) "$(TORCH)"
+	$(PIP) install $(PIP_ARGS) -r requirements/build.txt
+	@rm -f $(VENV)/.stamp-torch* && touch $@
+
+# Without build isolation: DeepSpeed's set-up asks the torch that is there.
+$(VENV)/.stamp-requirements: requirements/dev.txt $(TORCH_STAMP)
+	@echo "installing DeepSpeed, transformers and the tools into $(VENV)"
+	$(PIP) install $(PIP_ARGS) --no-build-isolation "$(TORCH)" -r requirements/dev.txt
+	@touch $@
+
+# --- build ----------------------------------------------------------------------------------------
+
+# The editable installation brings the entry points (torch finds the backend by them); the compiled
+# module is CMake's below, so that a rebuild compiles only what changed.
+$(VENV)/.stamp-editable: pyproject.toml $(VENV)/.stamp-requirements
+	$(PIP) install $(PIP_ARGS) --no-build-isolation --no-deps \
+	  --config-settings=wheel.cmake=false --config-settings=editable.mode=inplace --editable .
+	@touch $@
+
+build/build.ninja: CMakeLists.txt $(TORCH_STAMP)
+	$(BIN)/cmake -S . -B build -G Ninja -DCMAKE_BUILD_TYPE=$(BUILD_TYPE) -DSMDDP_TESTS=ON \
+	  -DSMDDP_PYTHON=$(CURDIR)/$(PY) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+	@touch $@
+
+build: $(VENV)/.stamp-editable build/build.ninja  ## compile what changed and install the package into .venv
+	$(BIN)/cmake --build build --parallel $(JOBS)
+
+# --- use ------------------------------------------------------------------------------------------
+
+demo: build  ## train the demo on 2 ranks with ZeRO-3 over smddp; ends with a table and a PNG
+	@echo "The first run also compiles DeepSpeed's shared-memory operation, about a minute."
+	DS_ACCELERATOR=cpu OMP_NUM_THREADS=$(THREADS) $(LOCAL) $(BIN)/deepspeed --num_gpus $(RANKS) \
+	  examples/train.py --deepspeed_config ds_configs/quickstart.json $(DEMO_ARGS)
+
+demo-two-hosts: build  ## the same with each rank as a host of its own, over libfabric
+	OMP_NUM_THREADS=$(THREADS) examples/two_hosts.sh $(DEMO_ARGS)
+
+test: test-cpp test-python  ## C++ and Python tests, after a build
+
+test-cpp: build  ## C++ tests only
+	$(BIN)/ctest --test-dir build --output-on-failure --no-tests=error
+
+test-python: build  ## Python tests only; PYTEST_ARGS="-k name" picks some
+	DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs $(PYTEST_ARGS)
+
+bench: build  ## measure AllGather, ReduceScatter and AllReduce beside Gloo, short form
+	$(LOCAL) $(PY) benchmarks/collectives.py --short
+
+# --- source code ----------------------------------------------------------------------------------
+
+lint: $(VENV)/.stamp-requirements  ## ruff, mypy, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+format: $(VENV)/.stamp-requirements  ## let ruff and clang-format rewrite the sources
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+walls:  ## which directory may name torch, CUDA, libfabric
+	$(PYTHON) tools/check_walls.py
+
+tidy: build  ## clang-tidy on the core; takes minutes, so lint leaves it out
+	$(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build -j $(JOBS) \
+	  '$(CURDIR)/csrc/(common|topology|bootstrap|intranode|fabric|schedule|collectives)/.*\.cc'
+
+clean:  ## remove what a build made; .venv and runs/ stay
+	rm -rf build dist *.egg-info deepspeed_smddp/_C*.so deepspeed_smddp/_build_info.py
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,92 @@
+// The memory of one operation: per rank a block (its shard, or what is summed for it), each a run of
+// extents, one per tensor. Nothing is flattened: a list of parameters is one operation.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "common/types.h"
+#include "intranode/outbox.h"
+
+namespace smddp {
+
+using intranode::Extent;
+
+class Blocks {
+ public:
+  // Blocks are filled in order: any number of add(), then end_block().
+  void add(void* address, size_t bytes) {
+    if (bytes > 0) extents_.push_back({static_cast<std::byte*>(address), bytes});
+    total_ += bytes;
+  }
+  void end_block() {
+    first_.push_back(extents_.size());
+    bytes_.push_back(total_);
+    total_ = 0;
+  }
+
+  size_t count() const { return bytes_.size(); }
+  size_t bytes(Rank block) const { return bytes_[static_cast<size_t>(block)]; }
+  size_t largest() const { return bytes_.empty() ? 0 : *std::max_element(bytes_.begin(), bytes_.end()); }
+
+  // The extents that hold bytes [offset, offset + bytes) of `block`, at most `limit` of them.
+  std::vector<Extent> slice(Rank block, size_t offset, size_t bytes, size_t limit = SIZE_MAX) const {
+    std::vector<Extent> out;
+    for_each(block, offset, bytes, [&](std::byte* address, size_t n) {
+      if (out.size() == limit) return false;
+      out.push_back({address, n});
+      return true;
+    });
+    return out;
+  }
+  // Bytes from `offset` on that lie in one extent; the address of the first in *address.
+  size_t contiguous(Rank block, size_t offset, std::byte** address) const {
+    size_t run = 0;
+    for_each(block, offset, SIZE_MAX, [&](std::byte* a, size_t n) {
+      *address = a;
+      run = n;
+      return false;
+    });
+    return run;
+  }
+  void write(Rank block, size_t offset, const std::byte* from, size_t bytes) const {
+    for_each(block, offset, bytes, [&](std::byte* a, size_t n) {
+      std::memcpy(a, from, n);
+      from += n;
+      return true;
+    });
+  }
+  void read(Rank block, size_t offset, std::byte* to, size_t bytes) const {
+    for_each(block, offset, bytes, [&](const std::byte* a, size_t n) {
+      std::memcpy(to, a, n);
+      to += n;
+      return true;
+    });
+  }
+
+ private:
+  template <class F>
+  void for_each(Rank block, size_t offset, size_t bytes, F&& f) const {
+    auto b = static_cast<size_t>(block);
+    for (size_t i = b == 0 ? 0 : first_[b - 1]; i < first_[b] && bytes > 0; ++i) {
+      if (offset >= extents_[i].bytes) {
+        offset -= extents_[i].bytes;
+        continue;
+      }
+      size_t n = std::min(extents_[i].bytes - offset, bytes);
+      if (!f(extents_[i].address + offset, n)) return;
+      bytes -= n;
+      offset = 0;
+    }
+  }
+
+  std::vector<Extent> extents_;
+  std::vector<size_t> first_;  // one past each block's extents
+  std::vector<size_t> bytes_;
+  size_t total_ = 0;  // of the block being filled
+};
+
+}  // namespace smddp

@@ -1,0 +1,329 @@
+#include "collectives/communicator.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "common/clock.h"
+#include "common/log.h"
+
+namespace smddp {
+namespace {
+
+// Rounds in flight per group: enough to overlap one's sums with another's transfer, few enough that
+// what a fast rank can have announced stays small.
+constexpr size_t kWindow = 8;
+constexpr size_t kEarlyReady = 65536;
+
+}  // namespace
+
+void Round::take(int i, const intranode::Piece& head) {
+  if (head.last != 0) heard_[static_cast<size_t>(i)] = true;
+  group_.pop(i);
+}
+
+Communicator::~Communicator() {
+  if (engine_.forked()) return;
+  abort("the group was destroyed while operations were in flight");
+  engine_.detach(key_);
+}
+
+Status Communicator::status() {
+  Engine::Lock lock = engine_.lock();
+  return health_;
+}
+
+std::string Communicator::describe(Rank rank) const {
+  std::string text = "rank " + std::to_string(rank);
+  if (rank >= 0 && rank < ranks()) text += " (" + host_names_[static_cast<size_t>(rank)] + ")";
+  return text;
+}
+
+void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning, bool background) {
+  Engine::Lock lock = engine_.lock();
+  operation->number_ = ++operations_;
+  operation->deadline_ns_ = now_ns() + (operation->timeout_ns != 0 ? operation->timeout_ns : options_.timeout_ns);
+  if (!health_) {
+    engine_.finish(operation, health_);
+  } else {
+    enqueue(operation, tuning);
+  }
+  engine_.kick(std::move(lock), background);
+}
+
+void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
+  Operation& op = *operation;
+  bool sums = op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
+  const Blocks& blocks = sums ? op.input : op.output;
+  Plan plan = select({op.collective, blocks.largest(), op.element_size}, shape_, tuning);
+  size_t total = 0;
+  for (Rank r = 0; r < ranks(); ++r) total += blocks.bytes(r);
+  op.signature_ = {op.collective, op.dtype, op.reduce_op,
+                   static_cast<uint8_t>(sums && tuning.reduce_precision_fp32 ? 1 : 0),
+                   op.tensors, total, plan.round_bytes, op.digest};
+  for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += plan.round_bytes) {
+    if (sums) queued_.push_back(make_reduce_scatter(*this, operation, next_seq_++, begin, plan.round_bytes));
+    if (op.collective != Collective::kReduceScatter) {
+      queued_.push_back(make_allgather(*this, operation, next_seq_++, begin, plan.round_bytes));
+      queued_.back()->after_previous = sums;
+    }
+    ++op.rounds;
+    size_t bytes = 0;
+    for (Rank r = 0; r < ranks(); ++r) {
+      bytes += std::min(plan.round_bytes, std::max(blocks.bytes(r), begin) - begin);
+    }
+    op.largest_round = std::max<uint64_t>(op.largest_round, bytes);
+  }
+  op.rounds_left_ = op.collective == Collective::kAllReduce ? 2 * op.rounds : op.rounds;
+}
+
+bool Communicator::node_attached() {
+  if (attached_) return true;
+  if (!outbox_) return attached_ = true;
+  if (!outbox_->all_attached()) return false;
+  attached_ = true;
+  return true;
+}
+
+bool Communicator::start_rounds() {
+  bool moved = false;
+  while (!queued_.empty() && active_.size() < kWindow && node_attached()) {
+    Round& next = *queued_.front();
+    if (next.after_previous && !active_.empty() && active_.back()->seq() + 1 == next.seq()) break;
+    active_.push_back(std::move(queued_.front()));
+    queued_.pop_front();
+    next.start();
+    if (next.operation().path.empty()) {
+      Operation& op = next.operation();
+      bool direct = read_directly(op.signature_.round_bytes, shape_);
+      op.path = ranks() == 1 ? "copy" : local_peers() == 0 ? "" : direct ? "single-copy" : "shm";
+      if (shape_.nodes > 1) op.path += (op.path.empty() ? "" : " + ") + std::string("fabric");
+    }
+    for (const Ready& ready : early_ready_) {
+      if (ready.seq != next.seq()) continue;
+      if (ready.signature != next.operation().signature_) {
+        fail({Code::kMismatch, describe(ready.rank) + " called " + smddp::describe(ready.signature) + " while " +
+                                   describe(rank_) + " called " + smddp::describe(next.operation().signature_)});
+        return true;
+      }
+      next.on_ready(ready.rank);
+    }
+    std::erase_if(early_ready_, [&](const Ready& r) { return r.seq <= next.seq(); });
+    moved = true;
+  }
+  return moved;
+}
+
+bool Communicator::finish_rounds() {
+  bool moved = false;
+  for (auto round = active_.begin(); round != active_.end();) {
+    if (!(*round)->complete()) {
+      ++round;
+      continue;
+    }
+    std::shared_ptr<Operation> op = (*round)->operation_ptr();
+    round = active_.erase(round);
+    if (--op->rounds_left_ == 0) engine_.finish(std::move(op), Status());
+    moved = true;
+  }
+  return moved;
+}
+
+bool Communicator::busy() const {
+  return !active_.empty() || !queued_.empty() || !unsent_ready_.empty() || !unsent_abort_.empty();
+}
+
+bool Communicator::progress() {
+  bool moved = false;
+  while (!unsent_ready_.empty() && health_) {
+    Ready ready = unsent_ready_.front();
+    fabric::SendBuffer* buffer = endpoint_->acquire(peer_of_[static_cast<size_t>(ready.rank)], true);
+    if (buffer == nullptr) break;
+    unsent_ready_.pop_front();
+    post(buffer, header(wire::Type::kReady, ready.seq, ready.signature));
+    moved = true;
+  }
+  for (int i = 0; i < local_peers() && health_; ++i) {
+    if (const char* reason = inbox(i).aborted()) fail({Code::kAborted, std::string(reason)});
+  }
+  if (health_) moved |= start_rounds();
+  bool may_push = true;
+  for (auto& round : active_) {
+    if (!health_) break;
+    moved |= round->progress(may_push);
+    may_push = may_push && round->pushed();
+  }
+  if (health_) moved |= finish_rounds();
+  if (health_ && !moved) check_neighbors();
+  if (health_ && !active_.empty()) {
+    const Round& oldest = *active_.front();
+    if (now_ns() >= oldest.operation().deadline_ns_) {
+      const Operation& op = oldest.operation();
+      uint64_t limit = op.timeout_ns != 0 ? op.timeout_ns : options_.timeout_ns;
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit) * 1e-9);
+      fail({Code::kTimeout, smddp::describe(op.signature_) + " #" + std::to_string(op.number_) + " of group '" +
+                                options_.name + "' did not finish within " + seconds + " s on " + describe(rank_) +
+                                ": " + oldest.waiting_for()});
+    }
+  } else if (health_ && !queued_.empty() && now_ns() >= queued_.front()->operation().deadline_ns_) {
+    fail({Code::kTimeout, "not every rank of this host joined group '" + options_.name + "' in time"});
+  }
+  if (!health_) {
+    std::set<std::shared_ptr<Operation>> over;
+    for (auto* rounds : {&active_, &queued_}) {
+      for (auto& round : *rounds) over.insert(round->operation_ptr());
+      rounds->clear();
+    }
+    for (const auto& op : over) engine_.finish(op, health_);
+    unsent_ready_.clear();
+    flush_aborts();
+    moved |= !over.empty();
+  }
+  for (size_t i = 0; i < neighbors_.size(); ++i) {
+    if (pushed_since_wake_ || popped_since_wake_[i]) neighbors_[i]->wake();
+    popped_since_wake_[i] = false;
+  }
+  pushed_since_wake_ = false;
+  return moved;
+}
+
+uint64_t Communicator::deadline_ns() const {
+  if (!active_.empty()) return active_.front()->operation().deadline_ns_;
+  return queued_.empty() ? UINT64_MAX : queued_.front()->operation().deadline_ns_;
+}
+
+// Only a neighbour that a round still needs is missed: one that has done its part may have ended.
+void Communicator::check_neighbors() {
+  for (int i = 0; i < local_peers(); ++i) {
+    if (!neighbors_[static_cast<size_t>(i)]->dead()) continue;
+    for (auto& round : active_) {
+      if (round->heard(i) && outbox_->read_by(i) >= outbox_->published()) continue;
+      fail({Code::kPeerLost, describe(local_peer(i)) + " (process " + std::to_string(inbox(i).pid()) +
+                                 ") ended during " + smddp::describe(round->operation().signature_) + " #" +
+                                 std::to_string(round->operation().number_) + " of group '" + options_.name + "'"});
+      return;
+    }
+  }
+}
+
+void Communicator::on_message(const wire::Header& h, const std::byte* data) {
+  if (!health_ || h.source >= static_cast<uint32_t>(ranks())) return;
+  auto source = static_cast<Rank>(h.source);
+  if (h.type == wire::Type::kAbort) {
+    fail({Code::kAborted, std::string(reinterpret_cast<const char*>(data), std::min<size_t>(h.bytes, kReasonBytes))});
+    return;
+  }
+  for (auto& round : active_) {
+    if (round->seq() != h.seq) continue;
+    const Operation& op = round->operation();
+    if (h.signature != op.signature_) {
+      fail({Code::kMismatch, describe(source) + " called " + smddp::describe(h.signature) + " while " +
+                                 describe(rank_) + " called " + smddp::describe(op.signature_)});
+    } else if (h.type == wire::Type::kReady) {
+      round->on_ready(source);
+    } else if (Status taken = round->on_data(h, data); !taken) {
+      fail(taken);
+    }
+    return;
+  }
+  if (h.type != wire::Type::kReady) return;
+  uint64_t started = queued_.empty() ? next_seq_ : queued_.front()->seq();
+  if (h.seq < started) return;  // that round is over: it had nothing to send
+  if (early_ready_.size() == kEarlyReady) {
+    fail({Code::kInternal, describe(source) + " is too far ahead"});
+    return;
+  }
+  early_ready_.push_back({h.seq, source, h.signature});
+}
+
+void Communicator::on_peer_lost(fabric::Peer peer, const Status& why) {
+  if (!health_) return;
+  for (Rank rank : rail_) {
+    if (peer_of_[static_cast<size_t>(rank)] != peer) continue;
+    if (active_.empty()) continue;
+    fail({Code::kPeerLost, "the connection to " + describe(rank) + " broke: " + why.message()});
+  }
+}
+
+const intranode::Piece* Communicator::head(int i, const Round& round) {
+  const intranode::Piece* piece = inbox(i).head();
+  if (!health_ || piece == nullptr || piece->seq != round.seq()) return nullptr;
+  if (piece->signature == round.operation().signature_) return piece;
+  fail({Code::kMismatch, describe(local_peer(i)) + " called " + smddp::describe(piece->signature) + " while " +
+                             describe(rank_) + " called " + smddp::describe(round.operation().signature_)});
+  return nullptr;
+}
+
+void Communicator::push(const Round& round, intranode::Piece piece) {
+  piece.seq = round.seq();
+  piece.signature = round.operation().signature_;
+  outbox_->publish(piece);
+  pushed_since_wake_ = true;
+}
+
+void Communicator::pop(int i) {
+  inbox(i).pop();
+  popped_since_wake_[static_cast<size_t>(i)] = true;
+}
+
+wire::Header Communicator::header(wire::Type type, uint64_t seq, const Signature& signature) const {
+  auto me = static_cast<uint32_t>(rank_);
+  return {wire::kMagic, type, {}, key_, seq, me, me, 0, 0, signature};
+}
+
+void Communicator::post(fabric::SendBuffer* buffer, const wire::Header& header) {
+  std::memcpy(buffer->data, &header, sizeof header);
+  endpoint_->post(buffer, sizeof header + header.bytes);
+}
+
+void Communicator::send_ready(const Round& round, Rank to) {
+  unsent_ready_.push_back({round.seq(), to, round.operation().signature_});
+}
+
+fabric::SendBuffer* Communicator::acquire(Rank to) {
+  return endpoint_->acquire(peer_of_[static_cast<size_t>(to)], false);
+}
+
+void Communicator::send_data(const Round& round, fabric::SendBuffer* buffer, Rank shard, uint64_t offset, size_t bytes) {
+  wire::Header h = header(wire::Type::kData, round.seq(), round.operation().signature_);
+  h.shard = static_cast<uint32_t>(shard);
+  h.offset = offset;
+  h.bytes = bytes;
+  post(buffer, h);
+}
+
+void Communicator::fail(Status why) {
+  if (!health_) return;
+  health_ = std::move(why);
+  if (outbox_) {
+    outbox_->abort(health_.message());
+    pushed_since_wake_ = true;
+  }
+  unsent_abort_ = rail_;
+}
+
+void Communicator::flush_aborts() {
+  std::string reason = health_.message().substr(0, kReasonBytes - 1);
+  while (!unsent_abort_.empty()) {
+    Rank to = unsent_abort_.back();
+    fabric::SendBuffer* buffer = endpoint_->acquire(peer_of_[static_cast<size_t>(to)], true);
+    if (buffer == nullptr) return;
+    unsent_abort_.pop_back();
+    wire::Header h = header(wire::Type::kAbort, 0, {});
+    h.bytes = reason.size();
+    std::memcpy(payload(buffer), reason.data(), reason.size());
+    post(buffer, h);
+  }
+}
+
+void Communicator::abort(const std::string& reason) {
+  Engine::Lock lock = engine_.lock();
+  if (health_ && busy()) {
+    fail({Code::kAborted, reason});
+    progress();
+  }
+  engine_.kick(std::move(lock), true);
+}
+
+}  // namespace smddp

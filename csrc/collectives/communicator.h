@@ -1,0 +1,126 @@
+// A group of ranks: who they are, how they are reached, and the queue of what they do together.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bootstrap/store.h"
+#include "collectives/operation.h"
+#include "collectives/round.h"
+#include "collectives/selector.h"
+#include "schedule/engine.h"
+#include "topology/topology.h"
+
+namespace smddp {
+
+class Communicator : private Progressable {
+ public:
+  struct Options {
+    std::string name;
+    uint64_t timeout_ns = 600'000'000'000ull;
+  };
+
+  // Blocks until every rank of the group has joined, or the store's timeout is over.
+  static Result<std::unique_ptr<Communicator>> create(Engine& engine, Store& store, int rank, int ranks,
+                                                      Options options);
+  ~Communicator() override;
+
+  // Starts `operation`, after all earlier ones of this group. `background`: nobody is going to wait
+  // for it at once. Its end, good or bad, is the operation's status.
+  void submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning, bool background);
+  // Fails everything in flight, here and on the other ranks, and everything to come.
+  void abort(const std::string& reason);
+
+  int rank() const { return rank_; }
+  int ranks() const { return topology_.ranks(); }
+  const Topology& topology() const { return topology_; }
+  const std::string& name() const { return options_.name; }
+  Status status();  // ok until the group is broken
+  void set_timeout(uint64_t timeout_ns) { options_.timeout_ns = timeout_ns; }
+
+  // --- for the rounds, under the engine's lock -----------------------------------------------------
+
+  const Shape& shape() const { return shape_; }
+  // False until every rank of the node has judged whether it may read the others' memory.
+  bool node_attached();
+  int local_peers() const { return static_cast<int>(inboxes_.size()); }
+  Rank local_peer(int i) const { return local_peers_[static_cast<size_t>(i)]; }
+  intranode::Outbox& outbox() { return *outbox_; }
+  intranode::Inbox& inbox(int i) { return *inboxes_[static_cast<size_t>(i)]; }
+  // The head of peer i's outbox if it belongs to `round`. Fails the group when the two ranks disagree
+  // about what that round is.
+  const intranode::Piece* head(int i, const Round& round);
+  void push(const Round& round, intranode::Piece piece);
+  void pop(int i);
+
+  void send_ready(const Round& round, Rank to);
+  // A buffer with `header` space in front, or nullptr for now.
+  fabric::SendBuffer* acquire(Rank to);
+  size_t max_payload() const { return endpoint_->max_message() - sizeof(wire::Header); }
+  void send_data(const Round& round, fabric::SendBuffer* buffer, Rank shard, uint64_t offset, size_t bytes);
+  static std::byte* payload(fabric::SendBuffer* buffer) { return buffer->data + sizeof(wire::Header); }
+
+  std::string describe(Rank rank) const;  // "rank 3 (host b)"
+  void fail(Status why);
+
+ private:
+  Communicator(Engine& engine, int rank, Options options) : engine_(engine), rank_(rank), options_(std::move(options)) {}
+  Status join_node(const std::vector<Card>& cards);
+  Status join_rails(Store& store);
+
+  bool busy() const override;
+  bool progress() override;
+  uint64_t deadline_ns() const override;
+  void on_message(const wire::Header& header, const std::byte* payload) override;
+  void on_peer_lost(fabric::Peer peer, const Status& why) override;
+
+  void enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning);
+  bool start_rounds();
+  bool finish_rounds();
+  void check_neighbors();
+  void flush_aborts();
+  wire::Header header(wire::Type type, uint64_t seq, const Signature& signature) const;
+  void post(fabric::SendBuffer* buffer, const wire::Header& header);
+
+  Engine& engine_;
+  const int rank_;
+  Options options_;
+  JobKey key_{};
+  Topology topology_;
+  Shape shape_;
+  bool attached_ = false;
+  std::vector<std::string> host_names_;
+
+  // The node: peers in the order of their local index, this rank left out.
+  std::vector<Rank> local_peers_;
+  std::vector<std::shared_ptr<intranode::Neighbor>> neighbors_;
+  std::unique_ptr<intranode::Outbox> outbox_;
+  std::vector<std::unique_ptr<intranode::Inbox>> inboxes_;
+  bool pushed_since_wake_ = false;
+  std::vector<bool> popped_since_wake_;
+
+  // The rails.
+  fabric::Endpoint* endpoint_ = nullptr;
+  std::vector<Rank> rail_;  // ranks this one exchanges messages with
+  std::vector<fabric::Peer> peer_of_;  // by rank; valid for those in rail_
+
+  // READY messages of rounds not yet started here, and those that found no send buffer.
+  struct Ready {
+    uint64_t seq;
+    Rank rank;
+    Signature signature;
+  };
+  std::vector<Ready> early_ready_;
+  std::deque<Ready> unsent_ready_;
+  std::vector<Rank> unsent_abort_;
+
+  std::deque<std::unique_ptr<Round>> queued_, active_;
+  uint64_t next_seq_ = 0;     // of the next round enqueued
+  uint64_t operations_ = 0;
+  Status health_;  // not ok: the group is broken, and why
+};
+
+}  // namespace smddp

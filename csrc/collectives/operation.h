@@ -1,0 +1,46 @@
+// One collective call: what it works on, and how far it is.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/blocks.h"
+#include "common/signature.h"
+#include "schedule/task.h"
+
+namespace smddp {
+
+class Communicator;
+
+class Operation : public Task {
+ public:
+  Collective collective = Collective::kBarrier;
+  Dtype dtype = Dtype::kBytes;  // kBytes unless sums are wanted
+  ReduceOp reduce_op = ReduceOp::kNone;
+  size_t element_size = 1;  // bytes; differs from size_of(dtype) only for kBytes
+  uint32_t tensors = 1;
+  uint64_t digest = 0;  // over the tensors' sizes
+  // AllGather: `input` is one block, `output` one per rank. ReduceScatter: the other way round.
+  // AllReduce: equal parts, one per rank, of the input and of the output. The memory must live, and
+  // the input must not change, until the operation is done.
+  Blocks input, output;
+  uint64_t timeout_ns = 0;
+
+  // What it took, once done: rounds on the wire, the largest of them (bytes of all ranks' blocks), way.
+  uint32_t rounds = 0;
+  uint64_t largest_round = 0;
+  std::string path;
+
+  const Signature& signature() const { return signature_; }
+  uint64_t number() const { return number_; }  // its place among the group's operations
+
+ private:
+  friend class Communicator;
+  Signature signature_;
+  uint64_t number_ = 0;
+  uint64_t deadline_ns_ = 0;
+  uint32_t rounds_left_ = 0;
+};
+
+}  // namespace smddp

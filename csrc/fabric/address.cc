@@ -1,0 +1,119 @@
+#include "fabric/address.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <rdma/fabric.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace smddp::fabric {
+namespace {
+
+// Fields are little-endian, like everything in wire.h.
+struct Prefix {
+  uint32_t protocol;
+  uint32_t format;
+  char provider[32];  // zero-padded; for the error sentence only
+};
+static_assert(sizeof(Prefix) == 40);
+
+Prefix prefix_of(const fi_info& info) {
+  Prefix prefix = {};
+  prefix.protocol = info.ep_attr->protocol;
+  prefix.format = info.addr_format;
+  std::strncpy(prefix.provider, info.fabric_attr->prov_name, sizeof prefix.provider - 1);
+  return prefix;
+}
+
+// Whether an address of `size` bytes is a sockaddr at all is known by its size and family only.
+int family_of(const void* address, size_t size) {
+  sa_family_t family = AF_UNSPEC;
+  if (address == nullptr || size < sizeof(sockaddr_in)) return AF_UNSPEC;
+  std::memcpy(&family, address, sizeof family);
+  if (family == AF_INET && size == sizeof(sockaddr_in)) return AF_INET;
+  if (family == AF_INET6 && size == sizeof(sockaddr_in6)) return AF_INET6;
+  return AF_UNSPEC;
+}
+
+}  // namespace
+
+IpAddress describe_ip(const void* address, size_t size) {
+  IpAddress ip;
+  char text[INET6_ADDRSTRLEN] = {};
+  switch (family_of(address, size)) {
+    case AF_INET: {
+      sockaddr_in v4;
+      std::memcpy(&v4, address, sizeof v4);
+      uint32_t host = ntohl(v4.sin_addr.s_addr);
+      ip.loopback = host >> 24 == 127;
+      ip.link_local = host >> 16 == 0xa9fe;  // 169.254/16
+      ip.wildcard = host == INADDR_ANY;
+      if (::inet_ntop(AF_INET, &v4.sin_addr, text, sizeof text) != nullptr) ip.text = text;
+      break;
+    }
+    case AF_INET6: {
+      sockaddr_in6 v6;
+      std::memcpy(&v6, address, sizeof v6);
+      ip.ipv6 = true;
+      ip.loopback = IN6_IS_ADDR_LOOPBACK(&v6.sin6_addr);
+      ip.link_local = IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr);
+      ip.wildcard = IN6_IS_ADDR_UNSPECIFIED(&v6.sin6_addr);
+      if (::inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof text) != nullptr) ip.text = text;
+      break;
+    }
+    default:
+      break;
+  }
+  return ip;
+}
+
+void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source_size) {
+  int family = family_of(name.data(), name.size());
+  if (family != family_of(source, source_size) || !describe_ip(name.data(), name.size()).wildcard) {
+    return;
+  }
+  const uint8_t* from = static_cast<const uint8_t*>(source);
+  if (family == AF_INET) {
+    std::memcpy(name.data() + offsetof(sockaddr_in, sin_addr),
+                from + offsetof(sockaddr_in, sin_addr), sizeof(in_addr));
+  } else if (family == AF_INET6) {
+    std::memcpy(name.data() + offsetof(sockaddr_in6, sin6_addr),
+                from + offsetof(sockaddr_in6, sin6_addr), sizeof(in6_addr));
+  }
+}
+
+std::vector<uint8_t> pack_address(const fi_info& info, std::span<const uint8_t> name) {
+  Prefix prefix = prefix_of(info);
+  std::vector<uint8_t> published(sizeof prefix + name.size());
+  std::memcpy(published.data(), &prefix, sizeof prefix);
+  std::copy(name.begin(), name.end(), published.begin() + sizeof prefix);
+  return published;
+}
+
+Result<std::vector<uint8_t>> unpack_address(const fi_info& info,
+                                            std::span<const uint8_t> published, size_t name_size) {
+  Prefix mine = prefix_of(info), theirs;
+  if (published.size() < sizeof theirs) {
+    return Status(Code::kInvalid, "a peer's fabric address of " +
+                                      std::to_string(published.size()) + " bytes is too short");
+  }
+  std::memcpy(&theirs, published.data(), sizeof theirs);
+  theirs.provider[sizeof theirs.provider - 1] = '\0';
+  if (theirs.protocol != mine.protocol || theirs.format != mine.format) {
+    return Status(Code::kInvalid, std::string("a peer's endpoint is of libfabric provider ") +
+                                      theirs.provider + " and this rank's of " + mine.provider +
+                                      ", which can't talk to each other: set "
+                                      "SMDDP_FABRIC_PROVIDER to the same on every host");
+  }
+  if (published.size() != sizeof theirs + name_size) {
+    return Status(Code::kInvalid, "a peer's fabric address holds " +
+                                      std::to_string(published.size() - sizeof theirs) +
+                                      " bytes where its provider takes " +
+                                      std::to_string(name_size));
+  }
+  return std::vector<uint8_t>(published.begin() + sizeof theirs, published.end());
+}
+
+}  // namespace smddp::fabric

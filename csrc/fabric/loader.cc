@@ -1,0 +1,113 @@
+#include "fabric/loader.h"
+
+#include <dlfcn.h>
+#include <glob.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
+
+#include "common/env.h"
+
+namespace smddp::fabric {
+namespace {
+
+constexpr const char* kSoname = "libfabric.so.1";
+constexpr const char* kEfaPattern = "/opt/amazon/efa/lib*/libfabric.so.1";
+constexpr uint32_t kOldest = FI_VERSION(1, 11);
+constexpr uint32_t kApi = FI_VERSION(1, 17);
+
+std::string number(uint32_t version) {
+  return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version));
+}
+
+std::vector<std::string> glob_paths(const char* pattern) {
+  std::vector<std::string> paths;
+  glob_t found = {};
+  if (::glob(pattern, 0, nullptr, &found) == 0) {
+    paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+  }
+  ::globfree(&found);
+  return paths;
+}
+
+// fi_info has grown at its tail only. The default (newest) version of each symbol is the right one
+// for headers of any age as long as every fi_info is allocated by dupinfo: the library then sees its
+// own layout and we a prefix of it.
+template <class F>
+bool find(void* handle, const char* name, F& out) {
+  out = reinterpret_cast<F>(::dlsym(handle, name));
+  return out != nullptr;
+}
+
+// ofi_rxm keeps 4096 receive buffers of 16 KiB per endpoint by default, touched when it opens: 98 MiB
+// resident with libfabric 1.17 over tcp, 38 MiB with 64 of them at the same speed. It takes the number
+// from the environment only. A value that the user has set stays.
+void trim_provider_buffers() { ::setenv("FI_OFI_RXM_MSG_RX_SIZE", "64", 0); }
+
+Result<Library> open_one(const std::string& path) {
+  trim_provider_buffers();
+  void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    const char* why = ::dlerror();
+    return Status(Code::kUnavailable, why != nullptr ? why : path + ": unknown error");
+  }
+  Library library;
+  library.path = path;
+  decltype(&::fi_version) version = nullptr;
+  if (!find(handle, "fi_getinfo", library.getinfo) ||
+      !find(handle, "fi_freeinfo", library.freeinfo) ||
+      !find(handle, "fi_dupinfo", library.dupinfo) ||
+      !find(handle, "fi_fabric", library.fabric) ||
+      !find(handle, "fi_strerror", library.strerror) || !find(handle, "fi_version", version)) {
+    ::dlclose(handle);
+    return Status(Code::kUnavailable, path + ": not a libfabric (symbols are missing)");
+  }
+  library.version = version();
+  if (library.version < kOldest) {
+    return Status(Code::kUnavailable, path + ": is libfabric " + number(library.version) +
+                                          ", " + number(kOldest) + " or newer is needed");
+  }
+  library.api = std::min(library.version, kApi);
+  return library;
+}
+
+Status named_failure(const std::string& who, const std::string& path, const Status& why) {
+  return Status(Code::kUnavailable,
+                "libfabric could not be opened: " + who + " names " + path + " (" + why.message() +
+                    "); correct it, or leave it unset and `apt install libfabric1`");
+}
+
+}  // namespace
+
+std::string Library::version_text() const { return number(version); }
+
+std::string Library::error_text(int rc) const {
+  const char* text = strerror(std::abs(rc));
+  return text != nullptr ? text : "error " + std::to_string(rc);
+}
+
+Result<Library> load_library(const std::string& path) {
+  if (!path.empty()) {
+    Result<Library> library = open_one(path);
+    return library ? library : named_failure("the library option", path, library.status());
+  }
+  if (std::string named = env::get("LIBFABRIC"); !named.empty()) {
+    Result<Library> library = open_one(named);
+    return library ? library : named_failure("SMDDP_LIBFABRIC", named, library.status());
+  }
+  std::vector<std::string> candidates = glob_paths(kEfaPattern);
+  candidates.push_back(kSoname);
+  std::string tried;
+  for (const std::string& candidate : candidates) {
+    Result<Library> library = open_one(candidate);
+    if (library) return library;
+    tried += (tried.empty() ? "" : "; ") + library.status().message();
+  }
+  return Status(Code::kUnavailable,
+                "libfabric could not be opened: tried " + std::string(kEfaPattern) + " and " +
+                    kSoname + " (" + tried +
+                    "); `apt install libfabric1`, or name its path in SMDDP_LIBFABRIC");
+}
+
+}  // namespace smddp::fabric

@@ -1,0 +1,31 @@
+// What fi_getinfo offers, in plain words, and which of it is best. Knows nothing of libfabric.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace smddp::fabric {
+
+// One way to reach the network: a provider on an interface.
+struct Offer {
+  std::string provider;   // "tcp;ofi_rxm"
+  std::string domain;     // "eth0", "rdmap0s6-rdm"
+  std::string address;    // source IP address as text; empty where the provider has another kind
+  std::string interface;  // the kernel's interface with that address; empty where there is none
+  bool ipv6 = false;
+  bool loopback = false;
+  bool link_local = false;
+  bool small_messages = false;  // can't take the longest message that the endpoint would send
+
+  std::string text() const;  // "tcp;ofi_rxm on eth0 (192.0.2.2)"
+};
+
+// Indices of the offers that may be used, best first; a pure function. `provider` (whole name, or
+// core provider: "verbs" finds "verbs;ofi_rxm") and `interface` (domain, interface or source IP
+// address) narrow the choice, empty means any. Without `interface`, loopback and link-local
+// addresses come after all others. Providers that stay inside a host are used only by name.
+std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::string& provider,
+                                const std::string& interface);
+
+}  // namespace smddp::fabric

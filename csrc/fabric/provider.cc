@@ -1,0 +1,137 @@
+#include "fabric/provider.h"
+
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <rdma/fi_errno.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "fabric/address.h"
+#include "fabric/buffers.h"
+
+namespace smddp::fabric {
+namespace {
+
+using InterfaceTable = std::map<std::string, std::string>;  // name by IP address
+
+InterfaceTable read_interfaces() {
+  InterfaceTable table;
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return table;
+  std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, &::freeifaddrs);
+  for (ifaddrs* at = first; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr) continue;
+    bool v6 = at->ifa_addr->sa_family == AF_INET6;
+    size_t size = v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    IpAddress ip = describe_ip(at->ifa_addr, size);
+    if (!ip.text.empty()) table.emplace(ip.text, at->ifa_name);
+  }
+  return table;
+}
+
+Offer offer_of(const fi_info& info, const InterfaceTable& interfaces) {
+  Offer offer;
+  offer.provider = info.fabric_attr->prov_name;
+  if (info.domain_attr->name != nullptr) offer.domain = info.domain_attr->name;
+  IpAddress ip = describe_ip(info.src_addr, info.src_addrlen);
+  offer.address = ip.text;
+  offer.ipv6 = ip.ipv6;
+  offer.loopback = ip.loopback;
+  offer.link_local = ip.link_local;
+  auto named = interfaces.find(ip.text);
+  if (named != interfaces.end()) offer.interface = named->second;
+  offer.small_messages = info.ep_attr->max_msg_size < kMaxMessage;
+  return offer;
+}
+
+struct List {
+  InfoHandle head;
+  std::vector<const fi_info*> infos;
+  std::vector<Offer> offers;
+};
+
+// An empty list is no error here.
+Result<List> list_offers(const Library& library, const std::string& provider) {
+  InfoHandle hints = own(library, library.dupinfo(nullptr));
+  if (!hints) return Status(Code::kUnavailable, "libfabric is out of memory");
+  hints->caps = FI_MSG;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+  if (!provider.empty()) hints->fabric_attr->prov_name = ::strdup(provider.c_str());
+
+  fi_info* first = nullptr;
+  int rc = library.getinfo(library.api, nullptr, nullptr, 0, hints.get(), &first);
+  List list;
+  list.head = own(library, first);
+  if (rc == -FI_ENODATA) return list;
+  if (rc != 0) return Status(Code::kUnavailable, "fi_getinfo: " + library.error_text(rc));
+  InterfaceTable interfaces = read_interfaces();
+  for (const fi_info* info = first; info != nullptr; info = info->next) {
+    if (info->fabric_attr->prov_name == nullptr) continue;
+    list.infos.push_back(info);
+    list.offers.push_back(offer_of(*info, interfaces));
+  }
+  return list;
+}
+
+std::string on_offer(const std::vector<Offer>& offers) {
+  std::vector<std::string> texts;
+  for (const Offer& offer : offers) {
+    std::string text = offer.text();
+    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
+  }
+  if (texts.empty()) return "it offers none";
+  std::string joined = "on offer: ";
+  for (size_t i = 0; i < texts.size(); ++i) joined += (i > 0 ? ", " : "") + texts[i];
+  return joined;
+}
+
+Status nothing_matches(const Library& library, const Options& options,
+                       const std::vector<Offer>& offers) {
+  std::string wanted = "no endpoint for reliable datagrams";
+  if (!options.provider.empty()) wanted += " of provider '" + options.provider + "'";
+  if (!options.interface.empty()) wanted += " on interface '" + options.interface + "'";
+  return Status(Code::kUnavailable,
+                "libfabric " + library.version_text() + " has " + wanted + " (" +
+                    on_offer(offers) +
+                    "); see SMDDP_FABRIC_PROVIDER and SMDDP_FABRIC_INTERFACE");
+}
+
+}  // namespace
+
+Result<std::vector<Choice>> choose(const Library& library, const Options& options) {
+  Result<List> list = list_offers(library, options.provider);
+  if (!list) return list.status();
+  std::vector<size_t> order =
+      rank_offers(list.value().offers, options.provider, options.interface);
+  if (order.empty() && !options.provider.empty()) {
+    // Ask again without the name: for a core provider's short name, or to say what there is.
+    list = list_offers(library, "");
+    if (!list) return list.status();
+    order = rank_offers(list.value().offers, options.provider, options.interface);
+  }
+  if (order.empty()) return nothing_matches(library, options, list.value().offers);
+  std::vector<Choice> choices;
+  for (size_t i : order) {
+    const Offer& offer = list.value().offers[i];
+    bool seen = std::any_of(choices.begin(), choices.end(),
+                            [&](const Choice& c) { return c.offer.text() == offer.text(); });
+    if (seen) continue;
+    InfoHandle copy = own(library, library.dupinfo(list.value().infos[i]));
+    if (!copy) return Status(Code::kUnavailable, "libfabric is out of memory");
+    choices.push_back({std::move(copy), offer});
+  }
+  return choices;
+}
+
+}  // namespace smddp::fabric

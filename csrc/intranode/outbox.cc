@@ -1,0 +1,137 @@
+#include "intranode/outbox.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace smddp::intranode {
+namespace {
+
+constexpr size_t align_up(size_t n, size_t a) { return (n + a - 1) / a * a; }
+
+size_t counts_at() { return align_up(sizeof(OutboxHead), 128); }
+size_t slots_at(uint32_t readers) { return counts_at() + readers * sizeof(ReadCount); }
+size_t bytes_at(uint32_t readers) { return align_up(slots_at(readers) + kSlots * sizeof(SlotHead), 4096); }
+size_t segment_size(uint32_t readers) { return bytes_at(readers) + kSlots * kSlotBytes; }
+
+std::byte* base(const Mapping& m) { return static_cast<std::byte*>(m.address()); }
+
+ReadCount* counts(const Mapping& m) { return reinterpret_cast<ReadCount*>(base(m) + counts_at()); }
+
+SlotHead* slot_head(const Mapping& m, uint32_t readers, uint64_t index) {
+  return reinterpret_cast<SlotHead*>(base(m) + slots_at(readers)) + index % kSlots;
+}
+
+std::byte* slot_bytes(const Mapping& m, uint32_t readers, uint64_t index) {
+  return base(m) + bytes_at(readers) + index % kSlots * kSlotBytes;
+}
+
+OutboxHead* head_of(const Mapping& m) { return static_cast<OutboxHead*>(m.address()); }
+
+}  // namespace
+
+Result<std::unique_ptr<Outbox>> Outbox::create(const JobKey& key, int capacity) {
+  auto outbox = std::make_unique<Outbox>();
+  outbox->capacity_ = static_cast<uint32_t>(capacity);
+  auto shared = create_shared("smddp-outbox", segment_size(outbox->capacity_));
+  if (!shared) return shared.status();
+  outbox->shared_ = std::move(shared.value());
+  uint64_t value = 0;
+  std::memcpy(&value, key.data(), sizeof value);
+  outbox->probe_ = value ^ reinterpret_cast<uint64_t>(outbox.get());
+  OutboxHead* head = outbox->head();
+  head->key = key;
+  head->capacity = outbox->capacity_;
+  head->probe_address = reinterpret_cast<uint64_t>(&outbox->probe_);
+  head->probe_value = outbox->probe_;
+  return outbox;
+}
+
+OutboxHead* Outbox::head() const { return head_of(shared_.mapping); }
+
+bool Outbox::all_attached() {
+  if (head()->attached.load(std::memory_order_acquire) != readers_) return false;
+  if (shared_.fd) shared_.fd = Fd();
+  return true;
+}
+
+bool Outbox::any_denied() const { return head()->denied.load(std::memory_order_acquire) != 0; }
+
+std::byte* Outbox::next() {
+  if (published_ - read_ >= kSlots && published_ - read_by_all() >= kSlots) return nullptr;
+  return slot_bytes(shared_.mapping, capacity_, published_);
+}
+
+void Outbox::publish(const Piece& piece) {
+  SlotHead* slot = slot_head(shared_.mapping, capacity_, published_);
+  slot->piece = piece;
+  ++published_;
+  slot->published.store(published_, std::memory_order_release);
+}
+
+uint64_t Outbox::read_by_all() {
+  uint64_t least = published_;
+  for (uint32_t i = 0; i < readers_; ++i) {
+    least = std::min(least, counts(shared_.mapping)[i].pieces.load(std::memory_order_acquire));
+  }
+  return read_ = least;
+}
+
+uint64_t Outbox::read_by(int reader) const {
+  return counts(shared_.mapping)[reader].pieces.load(std::memory_order_acquire);
+}
+
+void Outbox::abort(const std::string& reason) {
+  OutboxHead* h = head();
+  if (h->aborted.load(std::memory_order_relaxed) != 0) return;
+  std::strncpy(h->reason, reason.c_str(), kReasonBytes - 1);
+  h->aborted.store(1, std::memory_order_release);
+}
+
+Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, int reader, bool allow_single_copy) {
+  auto inbox = std::make_unique<Inbox>();
+  auto mapping = map_shared(pid, fd, "a rank on this host");
+  if (!mapping) return mapping.status();
+  inbox->mapping_ = std::move(mapping.value());
+  inbox->pid_ = pid;
+  inbox->reader_ = static_cast<uint32_t>(reader);
+  OutboxHead* head = head_of(inbox->mapping_);
+  if (inbox->mapping_.size() < sizeof(OutboxHead) || head->key != key ||
+      inbox->mapping_.size() != segment_size(head->capacity) || inbox->reader_ >= head->capacity) {
+    return Status(Code::kUnavailable, "the shared segment of process " + std::to_string(pid) +
+                                          " does not belong to this group; did a rank restart?");
+  }
+  uint64_t word = 0;
+  Extent from{reinterpret_cast<std::byte*>(head->probe_address), sizeof word};
+  Extent to{reinterpret_cast<std::byte*>(&word), sizeof word};
+  bool readable = allow_single_copy && single_copy_read(pid, &from, 1, 0, sizeof word, &to, 1).ok() &&
+                  word == head->probe_value;
+  if (!readable) head->denied.fetch_add(1, std::memory_order_relaxed);
+  head->attached.fetch_add(1, std::memory_order_release);  // publishes the verdict with it
+  return inbox;
+}
+
+SlotHead* Inbox::slot() const { return slot_head(mapping_, head_of(mapping_)->capacity, read_); }
+
+const Piece* Inbox::head() const {
+  SlotHead* s = slot();
+  // Equal, not greater: the owner can't be a lap ahead of a reader that has not popped.
+  return s->published.load(std::memory_order_acquire) == read_ + 1 ? &s->piece : nullptr;
+}
+
+const std::byte* Inbox::bytes() const { return slot_bytes(mapping_, head_of(mapping_)->capacity, read_); }
+
+const Extent* Inbox::extents() const { return reinterpret_cast<const Extent*>(bytes()); }
+
+void Inbox::pop() {
+  ++read_;
+  counts(mapping_)[reader_].pieces.store(read_, std::memory_order_release);
+}
+
+const char* Inbox::aborted() const {
+  OutboxHead* head = head_of(mapping_);
+  return head->aborted.load(std::memory_order_acquire) != 0 ? head->reason : nullptr;
+}
+
+}  // namespace smddp::intranode

@@ -1,0 +1,284 @@
+#include "schedule/engine.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/clock.h"
+#include "common/env.h"
+#include "common/log.h"
+
+namespace smddp {
+namespace {
+
+// Longest sleep. Wakes are exact; this only bounds the harm of a file descriptor that a provider
+// forgot to signal.
+constexpr uint64_t kLongestSleepNs = 100'000'000;
+constexpr size_t kEarlyMessages = 4096;
+constexpr uint64_t kFlushNs = 1'000'000'000;
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::create() {
+  std::unique_ptr<Engine> engine(new Engine());
+  auto presence = intranode::Presence::create();
+  if (!presence) return presence.status();
+  engine->presence_ = std::move(presence.value());
+  engine->pid_ = getpid();
+  engine->spin_ns_ = static_cast<uint64_t>(1000 * std::max(0.0, env::get_number("SPIN_MICROSECONDS").value_or(20)));
+  engine->thread_ = std::thread([raw = engine.get()] { raw->background(); });
+  return engine;
+}
+
+Engine::~Engine() { shutdown(); }
+
+bool Engine::forked() const { return getpid() != pid_; }
+
+void Engine::shutdown() {
+  if (forked()) {  // the thread is the parent's
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  Lock lk(mutex_);
+  if (stop_) return;
+  stop_ = true;
+  background_cv_.notify_all();
+  presence_->ring_self();
+  lk.unlock();
+  thread_.join();
+  lk.lock();
+  uint64_t until = now_ns() + kFlushNs;
+  while (endpoint_ && !endpoint_->idle() && now_ns() < until) {
+    if (auto moved = endpoint_->progress(*this); !moved || moved.value() == 0) sched_yield();
+  }
+  endpoint_.reset();
+}
+
+Result<fabric::Endpoint*> Engine::fabric() {
+  Lock lk(mutex_);
+  if (!endpoint_) {
+    auto endpoint = fabric::Endpoint::open(
+        {env::get("LIBFABRIC"), env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE")});
+    if (!endpoint) return endpoint.status();
+    endpoint_ = std::move(endpoint.value());
+    log(LogLevel::kInfo, "fabric: " + endpoint_->description());
+  }
+  return endpoint_.get();
+}
+
+Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const Card& card) {
+  Lock lk(mutex_);
+  if (auto known = neighbors_[card.token].lock()) return known;
+  auto opened = intranode::Neighbor::open(card.pid, card.token, card.presence_fd, card.doorbell_fd);
+  if (!opened) return opened.status();
+  std::shared_ptr<intranode::Neighbor> neighbor = std::move(opened.value());
+  neighbors_[card.token] = neighbor;
+  return neighbor;
+}
+
+void Engine::attach(const JobKey& key, Progressable* group) {
+  Lock lk(mutex_);
+  groups_[key] = group;
+  for (size_t i = 0; i < early_.size();) {
+    if (early_[i].first.key != key) {
+      ++i;
+      continue;
+    }
+    group->on_message(early_[i].first, early_[i].second.data());
+    early_.erase(early_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+void Engine::detach(const JobKey& key) {
+  Lock lk(mutex_);
+  groups_.erase(key);
+  run_finished(lk);
+}
+
+void Engine::expect_local_ranks(int ranks) {
+  Lock lk(mutex_);
+  if (ranks > static_cast<int>(std::thread::hardware_concurrency())) spin_ns_ = 0;
+}
+
+void Engine::on_message(const std::byte* data, size_t size) {
+  if (!wire::check(data, size)) {
+    ++foreign_messages_;
+    return;
+  }
+  wire::Header header;
+  std::memcpy(&header, data, sizeof header);
+  auto group = groups_.find(header.key);
+  if (group != groups_.end()) {
+    group->second->on_message(header, data + sizeof header);
+    return;
+  }
+  // Either a group that this rank is still making, or one it has left, or a stranger. Data only ever
+  // follows a READY of ours, so what comes early is small.
+  if (header.type == wire::Type::kData || header.bytes > kReasonBytes) {
+    ++foreign_messages_;
+    return;
+  }
+  if (early_.size() == kEarlyMessages) {
+    early_.pop_front();
+    ++foreign_messages_;
+  }
+  early_.emplace_back(header, std::vector<std::byte>(data + sizeof header, data + size));
+}
+
+void Engine::on_peer_lost(fabric::Peer peer, const Status& why) {
+  for (auto& [key, group] : groups_) group->on_peer_lost(peer, why);
+}
+
+void Engine::finish(std::shared_ptr<Task> task, Status status) {
+  task->status_ = std::move(status);
+  finished_.push_back(std::move(task));
+}
+
+bool Engine::busy() const {
+  if (endpoint_ && !endpoint_->idle()) return true;
+  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g.second->busy(); });
+}
+
+bool Engine::pass() {
+  bool moved = false;
+  for (auto& [key, group] : groups_) {
+    if (group->busy()) moved |= group->progress();
+  }
+  if (endpoint_) {
+    auto events = endpoint_->progress(*this);
+    if (!events) {
+      log(LogLevel::kError, events.status().message());
+    } else {
+      moved |= events.value() > 0;
+    }
+  }
+  return moved;
+}
+
+void Engine::run_finished(Lock& lk) {
+  while (!finished_.empty()) {
+    std::shared_ptr<Task> task = std::move(finished_.front());
+    finished_.pop_front();
+    lk.unlock();
+    task->on_done();
+    task->done_.store(true, std::memory_order_release);
+    task.reset();  // may free tensors: not under the lock
+    lk.lock();
+    if (waiters_ > 0) {
+      waiters_cv_.notify_all();
+      if (sleeping_) presence_->ring_self();  // a waiter that sleeps as the driver
+    }
+  }
+}
+
+void Engine::kick(Lock lk, bool background) {
+  if (!driving_) {
+    driving_ = true;
+    pass();
+    driving_ = false;
+    run_finished(lk);
+  } else if (sleeping_) {
+    presence_->ring_self();  // the driver looks again, with the new work
+  }
+  if (background && busy() && !driving_) {
+    want_background_ = true;
+    background_cv_.notify_one();
+  }
+}
+
+void Engine::step(Lock& lk, uint64_t until) {
+  driving_ = true;
+  if (pass()) {
+    idle_since_ns_ = 0;
+  } else if (finished_.empty()) {
+    uint64_t now = now_ns();
+    if (idle_since_ns_ == 0) idle_since_ns_ = now;
+    if (now - idle_since_ns_ < spin_ns_) {
+      lk.unlock();
+      sched_yield();
+      lk.lock();
+    } else {
+      sleep(lk, until);
+    }
+  }
+  driving_ = false;
+  run_finished(lk);
+}
+
+void Engine::sleep(Lock& lk, uint64_t until) {
+  // Deaths first: whoever died may have published before, and the pass below will see all of it.
+  std::vector<pollfd> fds{{presence_->wait_fd(), POLLIN, 0}};
+  if (endpoint_ && endpoint_->wait_fd() >= 0) fds.push_back({endpoint_->wait_fd(), POLLIN, 0});
+  for (auto& [token, weak] : neighbors_) {
+    auto neighbor = weak.lock();
+    if (neighbor && neighbor->death_fd() >= 0 && !neighbor->look_for_death()) fds.push_back({neighbor->death_fd(), POLLIN, 0});
+  }
+  presence_->announce_sleep();
+  bool moved = pass();
+  if (!moved && finished_.empty()) {
+    uint64_t now = now_ns();
+    uint64_t wake = std::min(until, now + kLongestSleepNs);
+    for (auto& [key, group] : groups_) wake = std::min(wake, group->deadline_ns());
+    if (endpoint_) {
+      bool exact = endpoint_->wait_fd() >= 0 && endpoint_->may_sleep();
+      int limit_ms = exact ? endpoint_->sleep_limit_ms() : 1;
+      if (limit_ms >= 0) wake = std::min(wake, now + static_cast<uint64_t>(limit_ms) * 1'000'000);
+    }
+    timespec timeout{};
+    if (wake > now) {
+      timeout.tv_sec = static_cast<time_t>((wake - now) / 1'000'000'000);
+      timeout.tv_nsec = static_cast<long>((wake - now) % 1'000'000'000);
+    }
+    sleeping_ = true;
+    lk.unlock();
+    ppoll(fds.data(), fds.size(), &timeout, nullptr);
+    lk.lock();
+    sleeping_ = false;
+  }
+  presence_->announce_awake();
+  presence_->drain();
+  idle_since_ns_ = 0;
+}
+
+bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
+  if (task.done()) return true;
+  uint64_t until = timeout.count() > 0 ? now_ns() + static_cast<uint64_t>(timeout.count()) : UINT64_MAX;
+  Lock lk(mutex_);
+  ++waiters_;
+  if (driving_ && sleeping_) presence_->ring_self();  // the background thread makes room
+  while (!task.done() && now_ns() < until && !stop_) {
+    if (!driving_) {
+      step(lk, until);
+    } else if (until == UINT64_MAX) {
+      waiters_cv_.wait(lk);
+    } else {
+      waiters_cv_.wait_for(lk, std::chrono::nanoseconds(until - std::min(until, now_ns())));
+    }
+  }
+  --waiters_;
+  if (waiters_ > 0) {
+    waiters_cv_.notify_all();  // one of them drives on
+  } else if (busy()) {
+    want_background_ = true;
+    background_cv_.notify_one();
+  }
+  return task.done();
+}
+
+void Engine::background() {
+  Lock lk(mutex_);
+  while (!stop_) {
+    if (waiters_ > 0 || driving_ || !busy()) {
+      if (waiters_ > 0 && !driving_) waiters_cv_.notify_all();
+      want_background_ = false;
+      background_cv_.wait(lk, [this] { return stop_ || want_background_; });
+      continue;
+    }
+    step(lk, UINT64_MAX);
+  }
+}
+
+}  // namespace smddp

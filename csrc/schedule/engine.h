@@ -1,0 +1,108 @@
+// The progress engine: one per process, shared by all its groups.
+//
+// One thread at a time drives: it takes the lock, advances every busy group and the fabric, and
+// sleeps with the lock released when nothing moves. A thread that waits for a task becomes the driver
+// if there is none, so on the critical path no other thread has to run. The background thread drives
+// only while something is in flight that nobody waits for. Groups and the fabric endpoint are touched
+// only under the lock.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "bootstrap/exchange.h"
+#include "fabric/endpoint.h"
+#include "fabric/wire.h"
+#include "intranode/presence.h"
+#include "schedule/task.h"
+
+namespace smddp {
+
+// A group, as the engine sees it. Every call comes under the engine's lock.
+class Progressable {
+ public:
+  virtual ~Progressable() = default;
+  virtual bool busy() const = 0;
+  // Advances what can be advanced. True when anything moved.
+  virtual bool progress() = 0;
+  virtual uint64_t deadline_ns() const = 0;  // the earliest, UINT64_MAX for none
+  virtual void on_message(const wire::Header& header, const std::byte* payload) = 0;
+  virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
+};
+
+class Engine : private fabric::Sink {
+ public:
+  static Result<std::unique_ptr<Engine>> create();
+  ~Engine() override;
+
+  const intranode::Presence& presence() const { return *presence_; }
+  // Opens the process's endpoint on first use.
+  Result<fabric::Endpoint*> fabric();
+  fabric::Endpoint* open_fabric() const { return endpoint_.get(); }
+  // The process behind `card`, shared by all groups that contain it.
+  Result<std::shared_ptr<intranode::Neighbor>> neighbor(const Card& card);
+
+  using Lock = std::unique_lock<std::mutex>;
+  Lock lock() { return Lock(mutex_); }
+
+  void attach(const JobKey& key, Progressable* group);
+  // After it returns no call into the group is under way or will come.
+  void detach(const JobKey& key);
+  // Puts a task that is over into the line of those whose on_done() runs next. Under the lock.
+  void finish(std::shared_ptr<Task> task, Status status);
+
+  // Makes one pass, after the caller enqueued work under `lock`; with `background`, wakes the
+  // background thread for what is left. Releases the lock.
+  void kick(Lock lock, bool background);
+  // Drives until `task` is done, or `timeout` is over (zero: no limit). False on the latter.
+  bool wait(const Task& task, std::chrono::nanoseconds timeout = {});
+  // Oversubscribed hosts must not spin: ranks of the largest group on this host.
+  void expect_local_ranks(int ranks);
+  // Stops the background thread, gives messages under way a moment to leave. Then nothing runs.
+  void shutdown();
+  bool forked() const;
+
+ private:
+  Engine() = default;
+  void on_message(const std::byte* data, size_t size) override;
+  void on_peer_lost(fabric::Peer peer, const Status& why) override;
+
+  bool busy() const;
+  bool pass();                           // under the lock
+  void step(Lock& lock, uint64_t until);  // one turn at driving, with sleep; runs what finished
+  void sleep(Lock& lock, uint64_t until);
+  void run_finished(Lock& lock);
+  void background();
+
+  std::mutex mutex_;
+  std::unique_ptr<intranode::Presence> presence_;
+  std::unique_ptr<fabric::Endpoint> endpoint_;
+  std::map<JobKey, Progressable*> groups_;
+  std::map<uint64_t, std::weak_ptr<intranode::Neighbor>> neighbors_;  // by token
+  std::deque<std::shared_ptr<Task>> finished_;
+
+  // Messages whose group this rank has not made yet: a peer may be ahead by one bootstrap.
+  std::deque<std::pair<wire::Header, std::vector<std::byte>>> early_;
+  uint64_t foreign_messages_ = 0;
+
+  std::condition_variable waiters_cv_, background_cv_;
+  int waiters_ = 0;
+  bool driving_ = false;
+  bool sleeping_ = false;
+  bool want_background_ = false;
+  bool stop_ = false;
+  uint64_t spin_ns_ = 0;
+  uint64_t idle_since_ns_ = 0;
+  int pid_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace smddp

@@ -1,0 +1,83 @@
+#include "torch/fallback.h"
+
+#include <cstdio>
+
+#include "torch/runtime.h"
+#include "torch/statistics.h"
+
+namespace smddp {
+namespace {
+
+const char* name_for(c10::DeviceType device) { return device == c10::kCUDA ? "nccl" : "gloo"; }
+
+// True the first time that this process hands `operation` to `backend`.
+bool first_time(const std::string& operation, const std::string& backend) {
+  static std::mutex mutex;
+  static auto* seen = new std::set<std::string>();
+  std::lock_guard lock(mutex);
+  return seen->insert(operation + "/" + backend).second;
+}
+
+}  // namespace
+
+uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  uint64_t bytes = 0;
+  for (const at::Tensor& t : tensors) bytes += t.is_sparse() ? 0 : t.nbytes();
+  return bytes;
+}
+
+c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uint64_t bytes, const char* reason) {
+  const char* name = name_for(device);
+  FallbackMode mode = settings().fallback;
+  if (mode == FallbackMode::kError) {
+    throw_status({Code::kInvalid, std::string(operation) + " on group '" + group_ + "' would go to " + name + ": " +
+                                      reason + "; set smddp.fallback to \"warn\" to allow that"});
+  }
+  if (mode == FallbackMode::kWarn && first_time(operation, name)) {
+    std::fprintf(stderr, "smddp: %s goes to %s: %s (said once per operation; all calls are counted in the statistics)\n",
+                 operation, name, reason);
+  }
+  c10d::Backend& chosen = backend(device);
+  Statistics::process().update(operation, std::string("fallback:") + name, [&](StatisticsRow& row) {
+    ++row.calls;
+    row.bytes += bytes;
+  });
+  return chosen;
+}
+
+c10d::Backend& Fallback::backend(c10::DeviceType device) {
+  if (device != c10::kCUDA) device = c10::kCPU;
+  {
+    std::lock_guard lock(mutex_);
+    auto known = backends_.find(device);
+    if (known != backends_.end()) return *known->second;
+  }
+  // Not under the lock: the factory takes the GIL, which another thread may hold while it waits here.
+  auto made = factory_(device == c10::kCUDA ? "cuda" : "cpu");
+  std::lock_guard lock(mutex_);
+  return *backends_.try_emplace(device, std::move(made)).first->second;
+}
+
+c10d::Backend* Fallback::existing(c10::DeviceType device) {
+  std::lock_guard lock(mutex_);
+  auto known = backends_.find(device == c10::kCUDA ? c10::kCUDA : c10::kCPU);
+  return known == backends_.end() ? nullptr : known->second.get();
+}
+
+void Fallback::set_timeout(std::chrono::milliseconds timeout) {
+  std::lock_guard lock(mutex_);
+  for (auto& [device, backend] : backends_) backend->setTimeout(timeout);
+}
+
+void Fallback::abort() {
+  std::lock_guard lock(mutex_);
+  for (auto& [device, backend] : backends_) backend->abort();
+}
+
+void Fallback::shutdown() {
+  std::lock_guard lock(mutex_);
+  for (auto& [device, backend] : backends_) backend->shutdown();
+  backends_.clear();
+}
+
+}  // namespace smddp

@@ -1,0 +1,120 @@
+// The operations that smddp hands to its fallback, each counted under its own name.
+#include "torch/process_group.h"
+#include "torch/runtime.h"
+#include "torch/tensors.h"
+
+namespace smddp {
+namespace {
+
+using c10d::Work;
+
+constexpr char kNotOurs[] = "smddp owns all_gather, reduce_scatter, all_reduce and barrier";
+
+// What endCoalescing() hands out: done when all are.
+class CoalescedWork final : public Work {
+ public:
+  explicit CoalescedWork(std::vector<intrusive_ptr<Work>> works)
+      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
+  bool isCompleted() override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& w) { return w->isCompleted(); });
+  }
+  bool isSuccess() const override {
+    return std::all_of(works_.begin(), works_.end(), [](const auto& w) { return w->isSuccess(); });
+  }
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (const auto& work : works_) work->wait(timeout);
+    return true;
+  }
+  void synchronize() override {
+    for (const auto& work : works_) work->synchronize();
+  }
+
+ private:
+  std::vector<intrusive_ptr<Work>> works_;
+};
+
+}  // namespace
+
+c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, const Tensors& tensors, const char* reason) {
+  group();  // says so if it is gone
+  c10::DeviceType device = tensors.empty() ? c10::kCPU : tensors[0].device().type();
+  return fallback_.take(operation, device, bytes_of(tensors), reason);
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::forwarded(intrusive_ptr<Work> work) {
+  if (coalescing_ && work) coalesced_.push_back(work);
+  return work;
+}
+
+// torch opens a coalesced section only to batch point-to-point operations on GPUs, where ungrouped
+// ones can deadlock; NCCL has to see its ends.
+bool ProcessGroupSMDDP::supportsCoalescing() const { return at::hasCUDA(); }
+
+void ProcessGroupSMDDP::startCoalescing() {
+  coalescing_ = true;
+  coalesced_.clear();
+  if (at::hasCUDA()) {
+    fallback_.take("coalesced section", c10::kCUDA, 0, kNotOurs).startCoalescing();
+  }
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::endCoalescing() {
+  coalescing_ = false;
+  auto works = std::exchange(coalesced_, {});
+  if (at::hasCUDA()) {
+    if (auto work = fallback_.existing(c10::kCUDA)->endCoalescing()) works.push_back(std::move(work));
+  }
+  return c10::make_intrusive<CoalescedWork>(std::move(works));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return forwarded(fallback("all_reduce_sparse", tensors, "smddp carries dense tensors only").allreduce(tensors, opts));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  return forwarded(fallback("broadcast", tensors, kNotOurs).broadcast(tensors, opts));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  return forwarded(fallback("reduce", tensors, kNotOurs).reduce(tensors, opts));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+  return forwarded(fallback("gather", inputs, kNotOurs).gather(outputs, inputs, opts));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::scatter(Tensors& outputs, TensorLists& inputs,
+                                               const c10d::ScatterOptions& opts) {
+  return forwarded(fallback("scatter", outputs, kNotOurs).scatter(outputs, inputs, opts));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                     std::vector<int64_t>& output_splits,
+                                                     std::vector<int64_t>& input_splits,
+                                                     const c10d::AllToAllOptions& opts) {
+  return forwarded(
+      fallback("all_to_all", {input}, kNotOurs).alltoall_base(output, input, output_splits, input_splits, opts));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::alltoall(Tensors& outputs, Tensors& inputs,
+                                                const c10d::AllToAllOptions& opts) {
+  return forwarded(fallback("all_to_all", inputs, kNotOurs).alltoall(outputs, inputs, opts));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::send(Tensors& tensors, int to, int tag) {
+  return forwarded(fallback("send", tensors, kNotOurs).send(tensors, to, tag));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::recv(Tensors& tensors, int from, int tag) {
+  return forwarded(fallback("recv", tensors, kNotOurs).recv(tensors, from, tag));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::recvAnysource(Tensors& tensors, int tag) {
+  return forwarded(fallback("recv", tensors, kNotOurs).recvAnysource(tensors, tag));
+}
+
+void ProcessGroupSMDDP::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  fallback("monitored_barrier", {}, kNotOurs).monitoredBarrier(opts, wait_all_ranks);
+}
+
+}  // namespace smddp

@@ -1,0 +1,100 @@
+// The Python face of the backend; deepspeed_smddp/_C.pyi describes it.
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+
+#include "common/env.h"
+#include "torch/process_group.h"
+#include "torch/runtime.h"
+#include "torch/statistics.h"
+
+namespace py = pybind11;
+
+namespace smddp {
+namespace {
+
+// The factory lives in C++ but belongs to Python: it is called and let go of under the GIL, and not
+// let go of at all once the interpreter is gone.
+Fallback::Factory hold(py::object factory) {
+  std::shared_ptr<py::object> held(new py::object(std::move(factory)), [](py::object* object) {
+    if (!Py_IsInitialized()) {
+      object->release();
+    } else {
+      py::gil_scoped_acquire gil;
+      *object = py::object();
+    }
+    delete object;
+  });
+  return [held](const std::string& device_type) {
+    py::gil_scoped_acquire gil;
+    return (*held)(device_type).cast<c10::intrusive_ptr<c10d::Backend>>();
+  };
+}
+
+void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
+                           size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32,
+                           const std::string& fallback) {
+  FallbackMode mode = FallbackMode::kWarn;
+  if (fallback == "silent") {
+    mode = FallbackMode::kSilent;
+  } else if (fallback == "error") {
+    mode = FallbackMode::kError;
+  } else if (fallback != "warn") {
+    throw py::value_error("fallback is \"" + fallback + "\"; it may be \"warn\", \"silent\" or \"error\"");
+  }
+  configure({{allgather_bucket_bytes, allgather_bucket_elements, reduce_scatter_bucket_bytes, reduce_precision_fp32}, mode});
+}
+
+py::list statistics() {
+  py::list rows;
+  for (const auto& [key, row] : Statistics::process().rows()) {
+    py::dict d;
+    d["collective"] = key.first;
+    d["path"] = key.second;
+    d["calls"] = row.calls;
+    d["bytes"] = row.bytes;
+    d["rounds"] = row.rounds;
+    d["largest_round"] = row.largest_round;
+    d["seconds"] = row.seconds;
+    d["wait_seconds"] = row.wait_seconds;
+    rows.append(d);
+  }
+  return rows;
+}
+
+std::string fabric_description() {
+  auto endpoint = fabric::Endpoint::open({env::get("LIBFABRIC"), env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE")});
+  if (!endpoint) throw std::runtime_error(endpoint.status().message());
+  return endpoint.value()->description();
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The compiled collectives.";
+  py::module_::import("torch.distributed");  // Backend and Store must be known to pybind11
+  m.attr("BUILT_WITH_TORCH") = SMDDP_TORCH_VERSION;
+  py::class_<ProcessGroupSMDDP, c10d::Backend, c10::intrusive_ptr<ProcessGroupSMDDP>>(m, "ProcessGroupSMDDP")
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                       std::chrono::milliseconds timeout, const std::string& group_name, py::object factory) {
+             Fallback::Factory held = hold(std::move(factory));
+             py::gil_scoped_release no_gil;  // it waits for the other ranks
+             return c10::make_intrusive<ProcessGroupSMDDP>(store, rank, size, timeout, group_name, std::move(held));
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
+           py::arg("fallback_factory"));
+  m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
+        py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
+        py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn");
+  m.def("statistics", &statistics);
+  m.def("reset_statistics", [] { Statistics::process().reset(); });
+  m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
+  // At interpreter exit the engine's thread must be gone before the modules are.
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function(&shutdown_process_engine, py::call_guard<py::gil_scoped_release>()));
+}
+
+}  // namespace smddp

@@ -1,0 +1,30 @@
+// What the process has once, whatever the number of groups: the engine and the settings.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "collectives/selector.h"
+#include "schedule/engine.h"
+
+namespace smddp {
+
+enum class FallbackMode { kWarn, kSilent, kError };
+
+struct Settings {
+  Tuning tuning;
+  FallbackMode fallback = FallbackMode::kWarn;
+};
+
+// Made on first use; made anew in a forked child. Throws where the host forbids it.
+Engine& process_engine();
+// Ends the engine's thread, before the interpreter takes the modules away. Idempotent.
+void shutdown_process_engine();
+
+Settings settings();
+void configure(const Settings& settings);
+
+// Throws the exception type that torch's users expect for `status`, which must not be ok.
+[[noreturn]] void throw_status(const Status& status);
+
+}  // namespace smddp

@@ -1,0 +1,20 @@
+#include "torch/statistics.h"
+
+namespace smddp {
+
+Statistics& Statistics::process() {
+  static auto* statistics = new Statistics();  // outlives every thread that may still count
+  return *statistics;
+}
+
+Statistics::Rows Statistics::rows() const {
+  std::lock_guard lock(mutex_);
+  return rows_;
+}
+
+void Statistics::reset() {
+  std::lock_guard lock(mutex_);
+  rows_.clear();
+}
+
+}  // namespace smddp

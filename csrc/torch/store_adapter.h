@@ -1,0 +1,65 @@
+// c10d's store as the core's.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+
+#include "bootstrap/store.h"
+
+namespace smddp {
+
+class StoreAdapter final : public Store {
+ public:
+  // A group made again over the same store must not read the cards of its predecessor: each rank
+  // counts how often it has joined, and the count is part of every key.
+  StoreAdapter(c10::intrusive_ptr<c10d::Store> store, int rank, std::chrono::milliseconds timeout)
+      : store_(std::move(store)), timeout_(timeout) {
+    prefix_ = "smddp/" + std::to_string(store_->add("smddp/joined/" + std::to_string(rank), 1)) + "/";
+  }
+
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    return guarded([&] { store_->set(prefix_ + key, value); });
+  }
+
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
+    std::vector<std::string> names;
+    for (const std::string& key : keys) names.push_back(prefix_ + key);
+    std::vector<std::vector<uint8_t>> values;
+    Status status = guarded([&] {
+      store_->wait(names, timeout_);
+      if (store_->hasExtendedApi()) {
+        values = store_->multiGet(names);
+      } else {
+        for (const std::string& name : names) values.push_back(store_->get(name));
+      }
+    });
+    if (!status) return status;
+    return values;
+  }
+
+  bool has(const std::string& key) override {
+    bool found = false;
+    (void)guarded([&] { found = store_->check({prefix_ + key}); });
+    return found;
+  }
+
+ private:
+  template <class F>
+  Status guarded(F&& call) {
+    try {
+      call();
+      return {};
+    } catch (const c10::DistStoreError& error) {  // c10d's wait says a deadline this way
+      return {Code::kTimeout, error.what_without_backtrace()};
+    } catch (const std::exception& error) {
+      return {Code::kUnavailable, std::string("the rendezvous store failed: ") + error.what()};
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::chrono::milliseconds timeout_;
+  std::string prefix_;
+};
+
+}  // namespace smddp

@@ -1,0 +1,30 @@
+"""Collective communication backend ``smddp`` for torch.distributed.
+
+After ``import deepspeed_smddp`` (or without it, where the package is installed)::
+
+    torch.distributed.init_process_group("smddp")
+
+DeepSpeed users write ``"comm_backend": "smddp"`` into their DeepSpeed config instead.
+"""
+
+from __future__ import annotations
+
+import smddp_autoload as _autoload
+from deepspeed_smddp.backend import fallback_ledger, reset_statistics, statistics
+from deepspeed_smddp.config import SmddpConfig
+from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.settings import configure
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SmddpConfig",
+    "SmddpConfigError",
+    "__version__",
+    "configure",
+    "fallback_ledger",
+    "reset_statistics",
+    "statistics",
+]
+
+_autoload.register_once()

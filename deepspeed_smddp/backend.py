@@ -1,0 +1,127 @@
+"""The torch.distributed backend: how a group is made, and what happens to operations not ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from deepspeed_smddp import _extension, settings
+from deepspeed_smddp.errors import logger
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, Store
+
+    from deepspeed_smddp._C import ProcessGroupSMDDP, StatisticsRow
+
+FALLBACK_PREFIX = "fallback:"
+
+
+def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
+    """Makes one group; torch calls it for ``init_process_group("smddp")`` and ``new_group``.
+
+    Args:
+        options: torch's ``DistributedBackendOptions`` (store, group_rank, group_size, timeout,
+            group_id).
+        backend_options: the caller's ``pg_options``. smddp has none of its own; options of NCCL
+            reach the NCCL group that serves the operations smddp does not own.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        SmddpConfigError: an environment variable holds a value it may not hold.
+    """
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    current = settings.apply()
+    return _C.ProcessGroupSMDDP(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        current.timeout(options.timeout),
+        options.group_id,
+        fallback_factory(options, current.timeout(options.timeout), backend_options),
+    )
+
+
+def fallback_factory(
+    options: Any, timeout: timedelta, backend_options: Any = None
+) -> Callable[[str], Backend]:
+    """What the group calls, with a device type, for its first operation that smddp does not own.
+
+    Neither constructor waits for the other ranks, so a send between two of many ranks may come
+    first: Gloo connects a pair on its first message (lazy devices), NCCL makes its communicators
+    at the first operation.
+    """
+    nccl_type = getattr(dist, "ProcessGroupNCCL", None)
+    is_nccl_options = nccl_type is not None and isinstance(backend_options, nccl_type.Options)
+    if backend_options is not None and not is_nccl_options:
+        logger.warning(
+            "smddp: pg_options of type %s have no effect on an smddp group",
+            type(backend_options).__name__,
+        )
+
+    def make(device_type: str) -> Backend:
+        store = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"smddp-fallback/{device_type}", options.store
+        )
+        if device_type == "cuda":
+            return _nccl(store, options, timeout, backend_options if is_nccl_options else None)
+        return _gloo(store, options, timeout)
+
+    return make
+
+
+def _gloo(store: Store, options: Any, timeout: timedelta) -> Backend:
+    gloo = dist.ProcessGroupGloo
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    gloo_options = gloo._Options()  # type: ignore[attr-defined]
+    gloo_options._devices = [
+        gloo.create_device(interface=name, lazy_init=True) for name in interfaces
+    ] or [gloo.create_default_device(lazy_init=True)]
+    gloo_options._threads = 2 * len(gloo_options._devices)
+    gloo_options._timeout = timeout
+    return gloo(store, options.group_rank, options.group_size, gloo_options)
+
+
+def _nccl(store: Store, options: Any, timeout: timedelta, given: Any) -> Backend:
+    if not dist.is_nccl_available():
+        raise RuntimeError(
+            "smddp hands this operation on CUDA tensors to NCCL, but this torch has no NCCL"
+        )
+    nccl_options = given if given is not None else dist.ProcessGroupNCCL.Options()
+    nccl_options._timeout = timeout
+    nccl_options.global_ranks_in_group = options.global_ranks_in_group
+    nccl_options.group_name = f"{options.group_id}-smddp-fallback"
+    return dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, nccl_options)
+
+
+def statistics() -> list[StatisticsRow]:
+    """Calls, bytes and seconds of every collective, by the path it took, since the last reset.
+
+    ``seconds`` is the time from call to completion, ``wait_seconds`` the part of it that a caller
+    spent in ``wait()``. Empty where the extension was not loaded, as nothing ran then.
+    """
+    import sys
+
+    if "deepspeed_smddp._C" not in sys.modules:
+        return []
+    from deepspeed_smddp import _C
+
+    return _C.statistics()
+
+
+def reset_statistics() -> None:
+    """Sets the counters of :func:`statistics` to zero."""
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    _C.reset_statistics()
+
+
+def fallback_ledger() -> list[StatisticsRow]:
+    """The rows of :func:`statistics` for operations that Gloo or NCCL carried out."""
+    return [row for row in statistics() if row["path"].startswith(FALLBACK_PREFIX)]

@@ -1,0 +1,78 @@
+"""The command ``smddp``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deepspeed_smddp import __version__
+from deepspeed_smddp.errors import SmddpConfigError
+
+_STYLES = {"ok": "green", "limited": "yellow", "failed": "red"}
+
+app = typer.Typer(
+    name="smddp",
+    help="Collective communication backend smddp for torch.distributed.",
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Collective communication backend smddp for torch.distributed."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def doctor(
+    config: Annotated[
+        Optional[Path],  # noqa: UP045 (typer reads the annotation under Python 3.10 as well)
+        typer.Option("--config", exists=True, dir_okay=False, help="A DeepSpeed config to check."),
+    ] = None,
+) -> None:
+    """Say what works on this machine, and which settings apply and why.
+
+    Exits with 1 where the extension does not load or a setting is wrong.
+    """
+    from deepspeed_smddp.diagnose import doctor as checks
+
+    console = Console()
+    failed = False
+    report = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        report.add_column(overflow="fold")
+    for finding in checks.findings():
+        verdict = finding.verdict.value
+        failed |= finding.verdict is checks.Verdict.FAILED
+        report.add_row(Text(verdict, _STYLES[verdict]), finding.name, Text(finding.text))
+    console.print(report)
+    try:
+        rows = checks.setting_rows(config)
+    except SmddpConfigError as error:
+        console.print(Text(f"failed  settings  {error}", _STYLES["failed"]))
+        raise typer.Exit(1) from None
+    settings = Table("setting", "value", "source", "meaning", box=None, padding=(0, 2, 0, 0))
+    for row in rows:
+        settings.add_row(row.name, Text(row.value), row.source, row.meaning)
+    console.print()
+    console.print(settings)
+    raise typer.Exit(int(failed))
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""The "smddp" section of a DeepSpeed config, and the table of environment variables."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+from pydantic.fields import FieldInfo
+
+from deepspeed_smddp.errors import SmddpConfigError
+
+SECTION = "smddp"
+PREFIX = "SMDDP_"
+MIN_BUCKET_BYTES = 4096
+
+
+def _whole(value: Any) -> Any:
+    # JSON and hjson read 5e8 as a float; DeepSpeed takes such numbers for counts, so do we.
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, bool):
+        raise ValueError("a number is expected")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a number is expected")
+    return value
+
+
+_Bytes = Annotated[int, Field(strict=True, ge=MIN_BUCKET_BYTES, le=1 << 62)]
+_Bucket = Annotated[Literal["auto"] | _Bytes, BeforeValidator(_whole)]
+_Count = Annotated[int, Field(strict=True, ge=0, le=1 << 31), BeforeValidator(_whole)]
+_Positive = Annotated[int, Field(strict=True, ge=1, le=1 << 31), BeforeValidator(_whole)]
+_Seconds = Annotated[float, Field(strict=True, gt=0, le=1e9), BeforeValidator(_number)]
+
+_BUCKET_HOLDS = f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'
+
+
+class _Section(BaseModel):
+    # The description of a field completes the sentence "<key> may hold ...".
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ActivationOffload(_Section):
+    """``smddp.activation_offload``: activations moved to host memory until the backward pass."""
+
+    enabled: StrictBool = Field(False, description="true or false")
+    horizon: _Positive = Field(2, description="a number of layers of at least 1")
+
+
+class SmddpConfig(_Section):
+    """The "smddp" section of a DeepSpeed config (JSON or hjson). Every key is optional."""
+
+    allgather_bucket_size: _Bucket = Field("auto", description=_BUCKET_HOLDS)
+    reduce_scatter_bucket_size: _Bucket = Field("auto", description=_BUCKET_HOLDS)
+    sharded_data_parallel_degree: _Count = Field(
+        0, description="0 (all ranks) or the number of ranks that share one copy of the state"
+    )
+    hierarchical_allgather: StrictBool = Field(True, description="true or false")
+    max_sms: _Count = Field(9, description="a number of streaming multiprocessors")
+    reduce_on: Literal["gpu", "cpu"] = Field("gpu", description='"gpu" or "cpu"')
+    reduce_precision: Literal["wire", "fp32"] = Field("wire", description='"wire" or "fp32"')
+    fallback: Literal["warn", "silent", "error"] = Field(
+        "warn", description='"warn", "silent" or "error"'
+    )
+    timeout_seconds: _Seconds = Field(600.0, description="a number of seconds above 0")
+    activation_offload: ActivationOffload = Field(
+        default_factory=ActivationOffload, description='{"enabled": false, "horizon": 2}'
+    )
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable. ``key`` is the section's key it stands for, if there is one."""
+
+    name: str
+    default: str
+    meaning: str
+    key: str | None = None
+    in_core: bool = False  # also a row of csrc/common/env.h, with the same default
+
+    @property
+    def environment_name(self) -> str:
+        """The name with its prefix."""
+        return PREFIX + self.name
+
+
+# Environment before file before default, for every key of the section.
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "ALLGATHER_BUCKET_SIZE",
+        "auto",
+        "bytes of output that one AllGather on the wire carries at most",
+        key="allgather_bucket_size",
+    ),
+    Variable(
+        "REDUCE_SCATTER_BUCKET_SIZE",
+        "auto",
+        "bytes of input that one ReduceScatter on the wire carries at most",
+        key="reduce_scatter_bucket_size",
+    ),
+    Variable(
+        "SHARDED_DATA_PARALLEL_DEGREE",
+        "0",
+        "ranks that share one copy of the model state; 0: all",
+        key="sharded_data_parallel_degree",
+    ),
+    Variable(
+        "HIERARCHICAL_ALLGATHER",
+        "true",
+        "gather between nodes along the rails, then inside each node",
+        key="hierarchical_allgather",
+    ),
+    Variable(
+        "MAX_SMS", "9", "streaming multiprocessors that a reduction may occupy", key="max_sms"
+    ),
+    Variable("REDUCE_ON", "gpu", "where GPU tensors are summed: gpu or cpu", key="reduce_on"),
+    Variable(
+        "REDUCE_PRECISION",
+        "wire",
+        "type of partial sums on the wire: the tensor's own (wire) or fp32",
+        key="reduce_precision",
+    ),
+    Variable(
+        "FALLBACK",
+        "warn",
+        "what an operation that smddp does not own does: warn, silent or error",
+        key="fallback",
+    ),
+    Variable(
+        "TIMEOUT_SECONDS",
+        "600",
+        "deadline of one operation; where it is not set, the timeout given to the group",
+        key="timeout_seconds",
+        in_core=True,
+    ),
+    Variable(
+        "ACTIVATION_OFFLOAD_ENABLED",
+        "false",
+        "move activations to host memory until the backward pass",
+        key="activation_offload.enabled",
+    ),
+    Variable(
+        "ACTIVATION_OFFLOAD_HORIZON",
+        "2",
+        "layers ahead of the backward pass whose activations come back",
+        key="activation_offload.horizon",
+    ),
+    Variable(
+        "HOST_ID",
+        "",
+        "identity of this host; ranks with equal identity share memory",
+        in_core=True,
+    ),
+    Variable("LIBFABRIC", "", "path of the libfabric shared object to open", in_core=True),
+    Variable(
+        "FABRIC_PROVIDER",
+        "",
+        "libfabric provider to use, for instance tcp;ofi_rxm",
+        in_core=True,
+    ),
+    Variable(
+        "FABRIC_INTERFACE",
+        "",
+        "network interface (libfabric domain or IP address) to use",
+        in_core=True,
+    ),
+    Variable(
+        "SINGLE_COPY",
+        "1",
+        "0: never read a peer's memory directly, copy through the shared segment",
+        in_core=True,
+    ),
+    Variable(
+        "SPIN_MICROSECONDS",
+        "20",
+        "how long a waiting thread polls before it sleeps",
+        in_core=True,
+    ),
+    Variable("LOG_LEVEL", "warning", "error, warning, info or debug", in_core=True),
+    Variable("AUTOLOAD", "1", "0: do not register the backend at the end of import torch"),
+    Variable("DEEPSPEED_HOOK", "1", '0: do not read "comm_backend" from a DeepSpeed config'),
+)
+
+
+def parse_section(section: Any) -> SmddpConfig:
+    """Validates the section as it stands in the file.
+
+    Raises:
+        SmddpConfigError: an unknown key or a wrong value, in one sentence.
+    """
+    if isinstance(section, SmddpConfig):
+        return section
+    if not isinstance(section, Mapping):
+        raise SmddpConfigError(
+            f'"{SECTION}" in the DeepSpeed config is {show(section)}, '
+            "but may hold an object with the keys " + ", ".join(SmddpConfig.model_fields)
+        )
+    try:
+        return SmddpConfig.model_validate(dict(section))
+    except ValidationError as error:
+        raise SmddpConfigError(_sentence(error)) from None
+
+
+def set_keys(section: SmddpConfig) -> dict[str, Any]:
+    """The keys that were given, as dotted path to value; defaults are left out."""
+    found: dict[str, Any] = {}
+    for name in section.model_fields_set:
+        value = getattr(section, name)
+        if isinstance(value, _Section):
+            found.update({f"{name}.{key}": getattr(value, key) for key in value.model_fields_set})
+        else:
+            found[name] = value
+    return found
+
+
+def parse_variable(variable: Variable, text: str) -> Any:
+    """The value of a key of the section, from the text of its environment variable.
+
+    Raises:
+        SmddpConfigError: the text is none of what the key may hold.
+    """
+    assert variable.key is not None
+    field = field_of(variable.key)
+    try:
+        section = parse_section(nested({variable.key: _from_text(text, field)}))
+    except SmddpConfigError:
+        raise SmddpConfigError(
+            f"{variable.environment_name} is {show(text)}, but may hold {field.description}"
+        ) from None
+    return set_keys(section)[variable.key]
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted paths to values, as the nested object that the section is."""
+    section: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        node = section
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return section
+
+
+def field_of(path: str) -> FieldInfo:
+    """The model's field behind a dotted path."""
+    first, _, rest = path.partition(".")
+    return ActivationOffload.model_fields[rest] if rest else SmddpConfig.model_fields[first]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one most likely meant."""
+    words = list(known)
+    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
+    if close:
+        return close[0]
+    starts = [name for name in words if name.startswith(word.lower())]
+    return starts[0] if word and len(starts) == 1 else None
+
+
+def show(value: Any) -> str:
+    """A value as it would stand in the file, shortened."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _from_text(text: str, field: FieldInfo) -> Any:
+    lowered = text.strip().lower()
+    if field.annotation is bool:
+        return {"1": True, "true": True, "0": False, "false": False}.get(lowered, text)
+    try:
+        return float(lowered)
+    except ValueError:
+        return lowered
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False)[0]
+    location = [str(part) for part in first["loc"]]
+    held = show(first["input"])
+    if first["type"] == "extra_forbidden":
+        *parents, key = location
+        model = ActivationOffload if parents else SmddpConfig
+        where = ".".join([SECTION, *parents])
+        guess = nearest(key, model.model_fields)
+        hint = (
+            f'did you mean "{guess}"?' if guess else "known keys: " + ", ".join(model.model_fields)
+        )
+        return f'"{key}": {held} is not a key of the section "{where}"; {hint}'
+    # A union adds its branches to the location: keep the part that names a field.
+    names = [part for part in location[:1] if part in SmddpConfig.model_fields]
+    if names == ["activation_offload"] and len(location) > 1:
+        names.append(location[1])
+    key = ".".join(names)
+    return f'"{SECTION}.{key}" is {held}, but may hold {field_of(key).description}'

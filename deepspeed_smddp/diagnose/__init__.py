@@ -1,0 +1,1 @@
+"""What tells a user how smddp runs on a machine."""

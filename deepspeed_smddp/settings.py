@@ -1,0 +1,197 @@
+"""What applies in this process, and where each value comes from.
+
+Environment variables come before the file (the "smddp" section, or :func:`configure`), and the file
+before the defaults.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from deepspeed_smddp import _extension
+from deepspeed_smddp.config import (
+    PREFIX,
+    VARIABLES,
+    SmddpConfig,
+    nearest,
+    nested,
+    parse_section,
+    parse_variable,
+    set_keys,
+)
+from deepspeed_smddp.errors import logger
+
+DEFAULT = "default"
+DS_CONFIG = "ds_config"
+ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
+
+# Keys whose feature is not built yet: when such a key asks for something, and what happens instead.
+_LATER: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "sharded_data_parallel_degree": (
+        lambda degree: degree != 0,
+        "sharding by degree is not built yet, the model state is sharded over all ranks",
+    ),
+    "hierarchical_allgather": (
+        lambda hierarchical: not hierarchical,
+        "AllGather between nodes always runs along the rails and then inside each node",
+    ),
+    "max_sms": (
+        lambda _: True,
+        "reductions on the GPU are not built yet, NCCL carries them out",
+    ),
+    "reduce_on": (
+        lambda _: True,
+        "reductions of GPU tensors are not built yet, NCCL carries them out; "
+        "CPU tensors are always summed by the CPU",
+    ),
+    "activation_offload.enabled": (
+        lambda enabled: bool(enabled),
+        "activation offloading is not built yet, activations stay where they are",
+    ),
+    "activation_offload.horizon": (
+        lambda _: True,
+        "activation offloading is not built yet, so there is nothing to prefetch",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The resolved section, and the source of each of its keys (dotted path)."""
+
+    section: SmddpConfig
+    sources: Mapping[str, str]
+    zero_allgather_elements: int = 0  # zero_optimization.allgather_bucket_size; 0: not set
+
+    def source(self, key: str) -> str:
+        """``default``, ``ds_config``, ``configure()`` or the environment variable's name."""
+        return self.sources.get(key, DEFAULT)
+
+    def timeout(self, given: timedelta) -> timedelta:
+        """The deadline of a group's operations: ours where it was set, else torch's."""
+        if self.source("timeout_seconds") == DEFAULT:
+            return given
+        return timedelta(seconds=self.section.timeout_seconds)
+
+    def core_options(self) -> dict[str, Any]:
+        """Keyword arguments of ``_C.configure``; of two bounds on AllGather the smaller holds."""
+        section = self.section
+        return {
+            "allgather_bucket_bytes": _bytes(section.allgather_bucket_size),
+            "allgather_bucket_elements": self.zero_allgather_elements,
+            "reduce_scatter_bucket_bytes": _bytes(section.reduce_scatter_bucket_size),
+            "reduce_precision_fp32": section.reduce_precision == "fp32",
+            "fallback": section.fallback,
+        }
+
+
+_file: tuple[SmddpConfig, str, int] = (SmddpConfig(), DS_CONFIG, 0)
+_applied: Settings | None = None
+_warned: set[str] = set()
+
+
+def resolve(
+    section: SmddpConfig | None = None, source: str = DS_CONFIG, zero_allgather_elements: int = 0
+) -> Settings:
+    """Lays the environment over the section.
+
+    Raises:
+        SmddpConfigError: an environment variable holds a value that its key may not hold.
+    """
+    values = {} if section is None else set_keys(section)
+    sources = dict.fromkeys(values, source)
+    for variable in VARIABLES:
+        text = os.environ.get(variable.environment_name, "")
+        if variable.key is not None and text:
+            values[variable.key] = parse_variable(variable, text)
+            sources[variable.key] = variable.environment_name
+    return Settings(parse_section(nested(values)), sources, zero_allgather_elements)
+
+
+def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys: Any) -> Settings:
+    """Sets keys of the "smddp" section from Python, for those who use no DeepSpeed config.
+
+    Replaces what an earlier call or a DeepSpeed config set; applies to the operations that start
+    afterwards, in every group of the process, except ``timeout_seconds``, which applies to groups
+    made afterwards. Environment variables still come first::
+
+        deepspeed_smddp.configure(fallback="error", allgather_bucket_size=64 << 20)
+
+    Raises:
+        SmddpConfigError: an unknown key or a wrong value.
+        ImportError: the extension is missing or was built for another torch.
+    """
+    if isinstance(section, SmddpConfig):
+        section = nested(set_keys(section))
+    if keys and isinstance(section, Mapping):
+        section = {**section, **keys}
+    return set_file(parse_section(keys if section is None else section), "configure()")
+
+
+def set_file(
+    section: SmddpConfig, source: str = DS_CONFIG, zero_allgather_elements: int = 0
+) -> Settings:
+    """Makes a validated section the process's own and hands it to the core."""
+    global _file
+    settings = resolve(section, source, zero_allgather_elements)  # raises before anything changes
+    _file = (section, source, zero_allgather_elements)
+    return apply(force=settings != _applied)
+
+
+def current() -> Settings:
+    """What applies now, or would apply if a group were made."""
+    return resolve(*_file)
+
+
+def apply(force: bool = False) -> Settings:
+    """Hands the settings to the core: once, or again where they changed."""
+    global _applied
+    if _applied is not None and not force:
+        return _applied
+    settings = current()
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    _C.configure(**settings.core_options())
+    _applied = settings
+    warn_of_later_keys(settings)
+    warn_of_unknown_variables()
+    return settings
+
+
+def warn_of_later_keys(settings: Settings) -> None:
+    """One warning for each key that was set and has no effect in this version."""
+    for key, source in settings.sources.items():
+        if key not in _LATER:
+            continue
+        asks, consequence = _LATER[key]
+        value: Any = settings.section
+        for part in key.split("."):
+            value = getattr(value, part)
+        if asks(value):
+            _warn_once(key, f"smddp: {key} ({source}) has no effect in this version: {consequence}")
+
+
+def warn_of_unknown_variables() -> None:
+    """One warning for each environment variable with our prefix that nothing reads."""
+    known = [variable.name for variable in VARIABLES]
+    for name in sorted(os.environ):
+        if not name.startswith(PREFIX) or name[len(PREFIX) :] in known:
+            continue
+        guess = nearest(name[len(PREFIX) :].lower(), [word.lower() for word in known])
+        hint = f"; did you mean {PREFIX}{guess.upper()}?" if guess else ""
+        _warn_once(name, f"smddp: the environment variable {name} is not known{hint}")
+
+
+def _warn_once(key: str, message: str) -> None:
+    if key not in _warned and os.environ.get("RANK", "0") == "0":
+        logger.warning(message)
+    _warned.add(key)
+
+
+def _bytes(bucket: int | str) -> int:
+    return bucket if isinstance(bucket, int) else 0

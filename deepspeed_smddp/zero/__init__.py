@@ -1,0 +1,1 @@
+"""What the package adds to DeepSpeed's ZeRO."""

@@ -1,0 +1,72 @@
+"""Reads a DeepSpeed config in every form that DeepSpeed, accelerate and transformers take."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import hjson
+
+
+def read(config: Any) -> Mapping[str, Any] | None:
+    """The config as a mapping; None where there is none, or where it cannot be read.
+
+    Takes a mapping, a path to JSON or hjson, a base64 or JSON text, a ``DeepSpeedConfig``, an
+    ``HfDeepSpeedConfig``. An unreadable config is left for DeepSpeed to complain about.
+    """
+    if config is None:
+        return None
+    if isinstance(config, Mapping):
+        return config
+    for attribute in ("_param_dict", "config"):  # DeepSpeedConfig, HfDeepSpeedConfig
+        held = getattr(config, attribute, None)
+        if isinstance(held, Mapping):
+            return held
+    if isinstance(config, (str, os.PathLike)):
+        return _read_text(os.fspath(config))
+    return None
+
+
+def of_initialize(arguments: Mapping[str, Any]) -> Any:
+    """The config among the arguments of ``deepspeed.initialize``, in the order it looks for it."""
+    args = arguments.get("args")
+    candidates = (
+        arguments.get("config"),
+        arguments.get("config_params"),
+        getattr(args, "deepspeed_config", None),
+        getattr(args, "deepscale_config", None),
+    )
+    return next((config for config in candidates if config is not None), None)
+
+
+def of_accelerate_launch() -> str | None:
+    """The config file that ``accelerate launch --use_deepspeed`` names to its processes."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() not in ("true", "1", "yes"):
+        return None
+    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
+    return path if path not in ("", "none") else None
+
+
+def allgather_elements(config: Mapping[str, Any]) -> int:
+    """``zero_optimization.allgather_bucket_size`` where the user set it to a number, else 0."""
+    zero = config.get("zero_optimization")
+    size = zero.get("allgather_bucket_size") if isinstance(zero, Mapping) else None
+    if isinstance(size, bool) or not isinstance(size, (int, float)):
+        return 0
+    return int(size)
+
+
+def _read_text(text: str) -> Mapping[str, Any] | None:
+    try:
+        if os.path.exists(text):
+            with open(text, encoding="utf-8") as file:
+                found = hjson.load(file)
+        elif text.lstrip().startswith("{"):
+            found = hjson.loads(text)
+        else:
+            found = hjson.loads(base64.urlsafe_b64decode(text).decode("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, Mapping) else None

@@ -1,0 +1,135 @@
+"""Entry point: makes the backend name ``smddp`` known to torch.distributed without an import.
+
+torch runs :func:`register` at the end of ``import torch`` in every process of the machine, so
+nothing here loads the compiled module or the package, and nothing here may raise.
+``SMDDP_AUTOLOAD=0`` switches it off.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+# Modules that get a hook once they have run, and where in the package the hook lives.
+_HOOKS = {
+    "deepspeed": "hook_deepspeed",
+    "accelerate.utils.deepspeed": "hook_accelerate",
+    "transformers.training_args": "hook_transformers",
+}
+_registered = False
+
+
+def register() -> None:
+    """The entry point of both groups; never raises."""
+    if os.environ.get("SMDDP_AUTOLOAD") != "0":
+        register_once()
+
+
+def register_once() -> None:
+    """Registers the backend and the hooks; ``import deepspeed_smddp`` calls it as well."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    try:
+        register_backend()
+        install_hooks()
+    except Exception as error:
+        warnings.warn(f"smddp: the backend could not be registered: {error}", stacklevel=2)
+
+
+def register_backend() -> None:
+    """Registers ``smddp`` with torch.distributed; the extension is loaded by its first group."""
+    import torch.distributed as dist
+
+    if dist.is_available() and "SMDDP" not in dist.Backend._plugins:
+        dist.Backend.register_backend("smddp", _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(options: Any, backend_options: Any) -> Any:
+    return import_module("deepspeed_smddp.backend").create(options, backend_options)
+
+
+def install_hooks() -> None:
+    """Arranges for the DeepSpeed hooks to run after the import of the modules they concern."""
+    if os.environ.get("SMDDP_DEEPSPEED_HOOK") == "0":
+        return
+    if not any(isinstance(finder, _HookFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _HookFinder())
+    for name in _HOOKS:
+        module = sys.modules.get(name)
+        if module is None:
+            continue
+        spec = getattr(module, "__spec__", None)
+        # `import deepspeed` imports torch, hence this: deepspeed itself is then half imported.
+        if spec is not None and getattr(spec, "_initializing", False):
+            _watch(spec)
+        else:
+            _run_hook(module)
+
+
+def _run_hook(module: ModuleType) -> None:
+    try:
+        hooks = import_module("deepspeed_smddp.zero.hooks")
+        getattr(hooks, _HOOKS[module.__name__])(module)
+    except Exception as error:
+        warnings.warn(
+            f'smddp: "comm_backend" in a DeepSpeed config will not be read: the hook on '
+            f"{module.__name__} failed: {error}",
+            stacklevel=2,
+        )
+
+
+class _WatchedSpec(ModuleSpec):
+    """A module's spec that runs the hook when the import system marks the module as initialised.
+
+    importlib sets ``spec._initializing`` to True before it executes a module and to False after.
+    """
+
+    @property
+    def _initializing(self) -> bool:
+        return bool(self.__dict__.get("_initializing", False))
+
+    @_initializing.setter
+    def _initializing(self, value: bool) -> None:
+        finished = self._initializing and not value
+        self.__dict__["_initializing"] = value
+        module = sys.modules.get(self.name)
+        if finished and module is not None:  # absent: the import raised
+            self.__class__ = ModuleSpec  # type: ignore[assignment]
+            _run_hook(module)
+
+
+def _watch(spec: ModuleSpec) -> None:
+    if type(spec) is ModuleSpec:
+        spec.__class__ = _WatchedSpec
+
+
+class _HookFinder:
+    """Finds nothing itself: takes the spec that the other finders give and watches it."""
+
+    def __init__(self) -> None:
+        self._searching: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in _HOOKS or name in self._searching:
+            return None
+        self._searching.add(name)
+        try:
+            for finder in sys.meta_path:
+                find: Callable[..., ModuleSpec | None] | None = getattr(finder, "find_spec", None)
+                spec = find(name, path, target) if finder is not self and find else None
+                if spec is not None:
+                    _watch(spec)
+                    return spec
+            return None
+        finally:
+            self._searching.discard(name)

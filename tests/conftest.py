@@ -1,0 +1,61 @@
+"""Fixtures shared by every Python test: worlds of real processes, deadlines, leak checks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+HERE = Path(__file__).resolve().parent / "python"
+sys.path.insert(0, str(HERE))
+# The fork server and every interpreter that a test starts find the same modules.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+os.environ.update(
+    {
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "SMDDP_FABRIC_INTERFACE": "lo",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+)
+
+from harness import world as world_module  # noqa: E402
+
+_COMMON = {
+    "deadline": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+}
+settings.register_profile("ci", max_examples=60, derandomize=True, **_COMMON)
+settings.register_profile("deep", max_examples=2000, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None:
+            # By signal: a late test fails, and the worlds are still taken down in good order.
+            item.add_marker(pytest.mark.timeout(240, method="signal"))
+
+
+@pytest.fixture(scope="session")
+def worlds() -> Iterator[world_module.Pool]:
+    """``worlds("AABB")`` is a running world of that layout, reused by later tests."""
+    pool = world_module.Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_in_shared_memory() -> Iterator[None]:
+    before = set(world_module.shared_memory_left())
+    yield
+    left = set(world_module.shared_memory_left()) - before
+    assert not left, f"left in /dev/shm: {sorted(left)}"

@@ -1,0 +1,115 @@
+#include "fabric/wire.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace smddp::wire {
+namespace {
+
+std::vector<uint8_t> message(Type type, size_t payload) {
+  Header header = {};
+  header.magic = kMagic;
+  header.type = type;
+  header.bytes = payload;
+  std::vector<uint8_t> bytes(sizeof header + payload, 0xab);
+  std::memcpy(bytes.data(), &header, sizeof header);
+  return bytes;
+}
+
+bool accepts(const std::vector<uint8_t>& bytes) { return check(bytes.data(), bytes.size()); }
+
+template <class Edit>
+bool accepts_edited(std::vector<uint8_t> bytes, Edit edit) {
+  Header header;
+  std::memcpy(&header, bytes.data(), sizeof header);
+  edit(header);
+  std::memcpy(bytes.data(), &header, sizeof header);
+  return accepts(bytes);
+}
+
+TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
+  for (Type type : {Type::kReady, Type::kData, Type::kAbort}) {
+    EXPECT_TRUE(accepts(message(type, 0)));
+    EXPECT_TRUE(accepts(message(type, 1)));
+    EXPECT_TRUE(accepts(message(type, 128 * 1024)));
+  }
+}
+
+TEST(Wire, RejectsWhatIsShorterThanAHeader) {
+  std::vector<uint8_t> whole = message(Type::kData, 0);
+  for (size_t size = 0; size < sizeof(Header); ++size) {
+    std::vector<uint8_t> cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size));
+    EXPECT_FALSE(check(cut.data(), cut.size())) << size;
+  }
+  EXPECT_FALSE(check(nullptr, 0));
+}
+
+TEST(Wire, RejectsAnotherMagicOrVersion) {
+  std::vector<uint8_t> good = message(Type::kData, 8);
+  for (int bit = 0; bit < 32; ++bit) {
+    EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.magic ^= 1u << bit; })) << bit;
+  }
+}
+
+TEST(Wire, RejectsUnknownTypes) {
+  std::vector<uint8_t> good = message(Type::kData, 8);
+  for (int type = 0; type < 256; ++type) {
+    bool known = type >= 1 && type <= 3;
+    EXPECT_EQ(accepts_edited(good, [&](Header& h) { h.type = static_cast<Type>(type); }), known)
+        << type;
+  }
+}
+
+TEST(Wire, RejectsALengthThatIsNotWhatFollows) {
+  std::vector<uint8_t> good = message(Type::kData, 8);
+  constexpr uint64_t kTop = std::numeric_limits<uint64_t>::max();
+  for (uint64_t lie : {uint64_t{0}, uint64_t{7}, uint64_t{9}, uint64_t{8} + sizeof(Header),
+                       uint64_t{1} << 32, (uint64_t{1} << 32) + 8, kTop, kTop - sizeof(Header),
+                       kTop - sizeof(Header) + 9}) {
+    EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.bytes = lie; })) << lie;
+  }
+}
+
+TEST(Wire, ReadsAtAnyAlignment) {
+  std::vector<uint8_t> good = message(Type::kReady, 3);
+  for (size_t shift = 0; shift < 8; ++shift) {
+    std::vector<uint8_t> moved(shift);
+    moved.insert(moved.end(), good.begin(), good.end());
+    EXPECT_TRUE(check(moved.data() + shift, good.size())) << shift;
+  }
+}
+
+// What is accepted must be what the receiver may rely on, whatever the bytes.
+TEST(Wire, RandomBytes) {
+  std::mt19937_64 random(20240607);
+  int accepted = 0;
+  for (int round = 0; round < 20000; ++round) {
+    std::vector<uint8_t> bytes(random() % 200);
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
+    // Every other round starts from a good message, so that the later checks see traffic too.
+    if (round % 2 == 0 && bytes.size() >= sizeof(Header)) {
+      std::vector<uint8_t> good = message(Type::kData, bytes.size() - sizeof(Header));
+      bytes.swap(good);
+      for (uint64_t hits = random() % 3; hits > 0; --hits) {
+        bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
+      }
+    }
+    if (!accepts(bytes)) continue;
+    ++accepted;
+    ASSERT_GE(bytes.size(), sizeof(Header));
+    Header header;
+    std::memcpy(&header, bytes.data(), sizeof header);
+    EXPECT_EQ(header.magic, kMagic);
+    EXPECT_EQ(header.bytes, bytes.size() - sizeof header);
+    EXPECT_GE(static_cast<int>(header.type), 1);
+    EXPECT_LE(static_cast<int>(header.type), 3);
+  }
+  EXPECT_GT(accepted, 1000);
+}
+
+}  // namespace
+}  // namespace smddp::wire

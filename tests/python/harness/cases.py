@@ -1,0 +1,391 @@
+"""One collective call and everything that must hold after it. Runs in the ranks of a world.
+
+``begin`` makes the buffers (surrounded by guard bytes), calls the collective through the API form
+that the case names, and returns a ``Running``; its ``finish`` waits, then checks outputs against
+the model, inputs for being untouched and the guard bytes for being whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from harness import layout as layouts
+from harness import model
+from harness.worker import Context
+
+ALL_GATHER_FORMS = (
+    "base",
+    "stack",
+    "single",
+    "list",
+    "list_coalesced",
+    "manager",
+    "functional",
+    "functional_coalesced",
+)
+REDUCE_SCATTER_FORMS = (
+    "base",
+    "stack",
+    "single",
+    "list",
+    "manager",
+    "functional",
+    "functional_coalesced",
+)
+ALL_REDUCE_FORMS = ("base", "coalesced", "manager", "functional", "functional_coalesced")
+FORMS = {
+    "all_gather": ALL_GATHER_FORMS,
+    "reduce_scatter": REDUCE_SCATTER_FORMS,
+    "all_reduce": ALL_REDUCE_FORMS,
+}
+# Forms that carry several tensors in one operation.
+MANY = ("manager", "list_coalesced", "functional_coalesced", "coalesced")
+GUARD = 64
+GUARD_BYTE = 0xA5
+
+
+@dataclass(frozen=True)
+class Case:
+    collective: str
+    form: str = "base"
+    dtype: torch.dtype = torch.float32
+    numels: tuple[int, ...] = (1000,)  # of one rank's shard (all_reduce: of the tensor)
+    operation: str = "SUM"
+    place: str = "apart"  # or "in_place"; reduce_scatter also "other_slot"
+    offset: int = 0  # bytes by which every buffer is off its alignment
+    asynchronous: bool = True
+    seed: int = 0
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        numels = "+".join(map(str, self.numels))
+        return f"{self.collective}.{self.form}({dtype} x {numels}, {self.operation}, {self.place})"
+
+
+@dataclass
+class Running:
+    case: Case
+    wait: Callable[[], None]
+    verify: Callable[[], str]
+
+    def finish(self) -> str:
+        """Wait, check, and return a digest of the result."""
+        self.wait()
+        try:
+            return self.verify()
+        except AssertionError as error:
+            raise AssertionError(f"{self.case} (seed {self.case.seed}): {error}") from None
+
+
+class Arena:
+    """Tensors with guard bytes around them, at a chosen distance from alignment."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+        self._regions: list[tuple[torch.Tensor, int, int]] = []
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        size = numel * dtype.itemsize
+        start = GUARD + self._offset
+        memory = bytearray(bytes([GUARD_BYTE]) * (start + size + GUARD))
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self._regions.append((whole, start, start + size))
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        # frombuffer, unlike view, gives tensors whose address is no multiple of their item size.
+        return torch.frombuffer(memory, dtype=dtype, count=numel, offset=start)
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        tensor = self.empty(values.numel(), values.dtype)
+        tensor.copy_(values)
+        return tensor
+
+    def check(self) -> None:
+        for whole, start, end in self._regions:
+            around = torch.cat([whole[:start], whole[end:]])
+            assert bool((around == GUARD_BYTE).all()), "bytes outside of a buffer were written"
+
+
+def _digest(tensors: Sequence[torch.Tensor]) -> str:
+    state = hashlib.sha1()
+    for tensor in tensors:
+        state.update(model.raw(tensor).numpy().tobytes())
+    return state.hexdigest()
+
+
+def _waiter(work: Any) -> Callable[[], None]:
+    if work is None:
+        return lambda: None
+    return lambda: (work.wait(), None)[1]
+
+
+def _managed(calls: Sequence[Callable[[], Any]], group: Any, asynchronous: bool) -> Any:
+    with dist.distributed_c10d._coalescing_manager(group=group, async_ops=asynchronous) as manager:
+        for call in calls:
+            call()
+    return manager if asynchronous else None
+
+
+def _difference(got: torch.Tensor, wanted: torch.Tensor) -> str:
+    wrong = (model.raw(got) != model.raw(wanted)).nonzero().flatten()
+    first = int(wrong[0]) // got.dtype.itemsize if wrong.numel() else -1
+    if got.numel() != wanted.numel() or first < 0:
+        return f"shape {tuple(got.shape)}, wanted {tuple(wanted.shape)}"
+    a, b = got.reshape(-1)[first].item(), wanted.reshape(-1)[first].item()
+    return f"{wrong.numel()} of {wanted.nbytes} bytes differ, element {first} is {a}, wanted {b}"
+
+
+def _expect(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+    assert model.same_bits(got, wanted), f"{what}: {_difference(got, wanted)}"
+
+
+def _interesting(*options: Any) -> Any:
+    """The first option that this torch has."""
+    return next((option for option in options if option is not None), None)
+
+
+_gather = _interesting(getattr(dist, "all_gather_into_tensor", None))
+_gather_single = _interesting(getattr(dist, "all_gather_single", None), _gather)
+_scatter = _interesting(getattr(dist, "reduce_scatter_tensor", None))
+_scatter_single = _interesting(getattr(dist, "reduce_scatter_single", None), _scatter)
+
+
+def begin(
+    ctx: Context, case: Case, group: Any = None, ranks: Sequence[int] | None = None
+) -> Running:
+    """Start ``case`` on ``group``, which consists of ``ranks`` (default: the whole world)."""
+    ranks = list(range(ctx.size)) if ranks is None else list(ranks)
+    layout = layouts.restrict(ctx.layout, ranks)
+    me = ranks.index(ctx.rank)
+    if group is None:
+        group = dist.group.WORLD
+    start = {
+        "all_gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "all_reduce": _all_reduce,
+    }[case.collective]
+    return start(case, group, layout, me, ctx.exact)
+
+
+def check(ctx: Context, case: Case, group: Any = None, ranks: Sequence[int] | None = None) -> str:
+    return begin(ctx, case, group, ranks).finish()
+
+
+def check_all(ctx: Context, cases: Sequence[Case]) -> list[str]:
+    return [check(ctx, case) for case in cases]
+
+
+def check_in_flight(ctx: Context, cases: Sequence[Case], order: Sequence[int]) -> list[str]:
+    """Start all cases in the given sequence, finish them in ``order``."""
+    running = [begin(ctx, case) for case in cases]
+    digests = {i: running[i].finish() for i in order}
+    return [digests[i] for i in range(len(cases))]
+
+
+def _all_gather(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
+    size = len(layout)
+    arena = Arena(case.offset)
+    shards = [
+        [model.data(case.seed + i, rank, case.dtype, numel) for rank in range(size)]
+        for i, numel in enumerate(case.numels)
+    ]
+    by_rank = case.form in ("list", "list_coalesced")
+    inputs: list[torch.Tensor] = []
+    outputs: list[list[torch.Tensor]] = []  # per tensor: one, or one per rank
+    for numel, parts in zip(case.numels, shards, strict=True):
+        if by_rank:
+            outs = [arena.empty(numel, case.dtype) for _ in range(size)]
+            own = outs[me]
+        else:
+            outs = [arena.empty(numel * size, case.dtype)]
+            own = outs[0][me * numel : (me + 1) * numel]
+        if case.place == "in_place":
+            own.copy_(parts[me])
+            inputs.append(own)
+        else:
+            inputs.append(arena.of(parts[me]))
+        outputs.append(outs)
+    sync = not case.asynchronous
+    flat = [outs[0] for outs in outputs]
+
+    if case.form == "manager":
+        calls = [
+            lambda o=o, i=i: _gather(o, i, group=group, async_op=case.asynchronous)
+            for o, i in zip(flat, inputs, strict=True)
+        ]
+        wait = _waiter(_managed(calls, group, case.asynchronous))
+    elif case.form == "list":
+        wait = _waiter(dist.all_gather(outputs[0], inputs[0], group=group, async_op=not sync))
+    elif case.form == "list_coalesced":
+        work = dist.all_gather_coalesced(outputs, inputs, group=group, async_op=not sync)
+        wait = _waiter(work)
+    elif case.form == "functional":
+        flat[0] = functional.all_gather_tensor(inputs[0], 0, group)
+        wait = _functional_waiter(flat, sync)
+    elif case.form == "functional_coalesced":
+        flat[:] = functional.all_gather_into_tensor_coalesced(inputs, group)
+        wait = _functional_waiter(flat, sync)
+    else:
+        call = _gather_single if case.form == "single" else _gather
+        out = flat[0].view(size, -1) if case.form == "stack" and flat[0].numel() else flat[0]
+        wait = _waiter(call(out, inputs[0], group=group, async_op=not sync))
+
+    def verify() -> str:
+        for i, parts in enumerate(shards):
+            got = torch.cat(outputs[i]) if by_rank else flat[i]
+            _expect(got, torch.cat(parts), f"output {i}")
+            _expect(inputs[i], parts[me], f"input {i} was changed")
+        arena.check()
+        return _digest([torch.cat(outs) for outs in outputs] if by_rank else flat)
+
+    return Running(case, wait, verify)
+
+
+def _functional_waiter(tensors: list[torch.Tensor], now: bool) -> Callable[[], None]:
+    def wait() -> None:
+        tensors[:] = [functional.wait_tensor(tensor) for tensor in tensors]
+
+    if now:
+        wait()
+        return lambda: None
+    return wait
+
+
+def _reduce_scatter(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
+    size = len(layout)
+    arena = Arena(case.offset)
+    operation = getattr(dist.ReduceOp, case.operation)
+    sources = [
+        [model.data(case.seed + i, rank, case.dtype, numel * size) for rank in range(size)]
+        for i, numel in enumerate(case.numels)
+    ]
+    inputs: list[list[torch.Tensor]] = []  # per tensor: one, or one per rank
+    outputs: list[torch.Tensor] = []
+    untouched: list[list[torch.Tensor]] = []
+    for numel, source in zip(case.numels, sources, strict=True):
+        if case.form == "list":
+            ins = [arena.of(part) for part in source[me].split(numel)] if numel else []
+            ins = ins or [arena.empty(0, case.dtype) for _ in range(size)]
+            slots = ins
+        else:
+            ins = [arena.of(source[me])]
+            slots = [ins[0][r * numel : (r + 1) * numel] for r in range(size)]
+        taken = {"apart": None, "in_place": me, "other_slot": (me + 1) % size}[case.place]
+        outputs.append(arena.empty(numel, case.dtype) if taken is None else slots[taken])
+        inputs.append(ins)
+        untouched.append([slot for r, slot in enumerate(slots) if r != taken])
+    before = [[slot.clone() for slot in slots] for slots in untouched]
+    sync = not case.asynchronous
+    flat = [ins[0] for ins in inputs]
+
+    if case.form == "manager":
+        calls = [
+            lambda o=o, i=i: _scatter(o, i, op=operation, group=group, async_op=not sync)
+            for o, i in zip(outputs, flat, strict=True)
+        ]
+        wait = _waiter(_managed(calls, group, case.asynchronous))
+    elif case.form == "list":
+        work = dist.reduce_scatter(
+            outputs[0], inputs[0], op=operation, group=group, async_op=not sync
+        )
+        wait = _waiter(work)
+    elif case.form == "functional":
+        outputs[0] = functional.reduce_scatter_tensor(flat[0], case.operation, 0, group)
+        wait = _functional_waiter(outputs, sync)
+    elif case.form == "functional_coalesced":
+        outputs[:] = functional.reduce_scatter_tensor_coalesced(
+            flat, case.operation, [0] * len(flat), group
+        )
+        wait = _functional_waiter(outputs, sync)
+    else:
+        call = _scatter_single if case.form == "single" else _scatter
+        source = flat[0].view(size, -1) if case.form == "stack" and flat[0].numel() else flat[0]
+        wait = _waiter(call(outputs[0], source, op=operation, group=group, async_op=not sync))
+
+    def verify() -> str:
+        for i, (numel, source) in enumerate(zip(case.numels, sources, strict=True)):
+            mine = [tensor[me * numel : (me + 1) * numel] for tensor in source]
+            _expect_reduced(outputs[i], mine, layout, case.operation, [me], exact, f"output {i}")
+            for slot, was in zip(untouched[i], before[i], strict=True):
+                _expect(slot, was, f"input {i} was changed")
+        arena.check()
+        return _digest(outputs)
+
+    return Running(case, wait, verify)
+
+
+def _all_reduce(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
+    size = len(layout)
+    arena = Arena(case.offset)
+    operation = getattr(dist.ReduceOp, case.operation)
+    sources = [
+        [model.data(case.seed + i, rank, case.dtype, numel) for rank in range(size)]
+        for i, numel in enumerate(case.numels)
+    ]
+    tensors = [arena.of(source[me]) for source in sources]
+    sync = not case.asynchronous
+    if case.form == "manager":
+        calls = [
+            lambda t=t: dist.all_reduce(t, op=operation, group=group, async_op=not sync)
+            for t in tensors
+        ]
+        wait = _waiter(_managed(calls, group, case.asynchronous))
+    elif case.form == "coalesced":
+        work = dist.all_reduce_coalesced(tensors, op=operation, group=group, async_op=not sync)
+        wait = _waiter(work)
+    elif case.form == "functional":
+        tensors[0] = functional.all_reduce(tensors[0], case.operation, group)
+        wait = _functional_waiter(tensors, sync)
+    elif case.form == "functional_coalesced":
+        tensors[:] = functional.all_reduce_coalesced(tensors, case.operation, group)
+        wait = _functional_waiter(tensors, sync)
+    else:
+        wait = _waiter(dist.all_reduce(tensors[0], op=operation, group=group, async_op=not sync))
+
+    def verify() -> str:
+        # Which node adds up an element is the algorithm's choice: any of them may own it.
+        owners = [node[0] for node in layouts.nodes(layout)]
+        for i, source in enumerate(sources):
+            _expect_reduced(
+                tensors[i], source, layout, case.operation, owners, exact, f"tensor {i}"
+            )
+        arena.check()
+        return _digest(tensors)
+
+    return Running(case, wait, verify)
+
+
+def _expect_reduced(
+    got: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    layout: str,
+    operation: str,
+    owners: Sequence[int],
+    exact: bool,
+    what: str,
+) -> None:
+    assert got.shape == inputs[0].shape, f"{what}: shape {tuple(got.shape)}"
+    if got.numel() == 0:
+        return
+    if got.dtype in model.FLOATING and not exact:
+        assert model.near(got, inputs, operation), f"{what} is not the {operation} of the inputs"
+        return
+    got = got.clone()  # aligned and contiguous
+    # Only 16-bit sums depend on the owner; everything else is the same on every node.
+    depends = got.dtype in model.HALF and operation in ("SUM", "AVG", "PRODUCT")
+    candidates = [
+        model.reduced(inputs, layout, operation, owner)
+        for owner in (owners if depends else owners[:1])
+    ]
+    bits = {2: torch.int16, 1: torch.int8, 4: torch.int32, 8: torch.int64}[got.dtype.itemsize]
+    good = torch.zeros(got.shape, dtype=torch.bool)
+    for candidate in candidates:
+        good |= candidate.view(bits) == got.view(bits)
+    assert bool(good.all()), f"{what}: {_difference(got, candidates[0])}"

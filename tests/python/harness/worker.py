@@ -1,0 +1,124 @@
+"""What one rank of a test world runs: calls sent by the test, one after the other."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import connection, parent_process
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Context:
+    """Passed as the first argument to every function that a test sends to a world."""
+
+    rank: int
+    layout: str
+    backend: str
+    groups: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return len(self.layout)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the bit-exact numerics that smddp promises can be asked of this backend."""
+        return self.backend == "smddp"
+
+
+@dataclass
+class Failure:
+    """An exception of a rank, in a form that can always be sent."""
+
+    rank: int
+    kind: str
+    message: str
+    trace: str
+
+
+def _die_with(parent: Any) -> None:
+    connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def main(
+    rank: int,
+    layout: str,
+    backend: str | None,
+    environment: dict[str, str | None],
+    store_port: int,
+    log: str,
+    pipe: connection.Connection,
+) -> None:
+    """Entry of a rank's process. With ``backend`` None the sent functions make their own group."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the test's to handle
+    threading.Thread(target=_die_with, args=(parent_process(),), daemon=True).start()
+    for name, value in environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    torch.set_num_threads(1)
+
+    context = Context(rank, layout, backend or "none")
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]] = (_join, (store_port,), {})
+    while True:
+        try:
+            function, args, kwargs = call
+            reply = pickle.dumps(function(context, *args, **kwargs))
+        except BaseException as error:  # the test decides what an exception means
+            trace = traceback.format_exc()
+            reply = pickle.dumps(Failure(rank, type(error).__name__, str(error), trace))
+        try:
+            pipe.send_bytes(reply)
+            message = pipe.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(0)
+        try:
+            call = pickle.loads(message)
+        except BaseException:
+            call = (_unreadable, (traceback.format_exc(),), {})
+
+
+def _join(context: Context, store_port: int) -> None:
+    if context.backend == "none":
+        return
+    store = dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        context.backend,
+        store=dist.PrefixStore("world", store),
+        rank=context.rank,
+        world_size=context.size,
+        timeout=timedelta(seconds=60),
+    )
+
+
+def _unreadable(context: Context, trace: str) -> None:
+    raise RuntimeError(f"rank {context.rank} could not read the call:\n{trace}")
+
+
+def leave(context: Context) -> None:
+    """Leave the process group the way a well-behaved program does."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

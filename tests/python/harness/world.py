@@ -1,0 +1,277 @@
+"""Worlds of rank processes, from the test's side."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from harness import layout as layouts
+from harness import worker
+from harness.worker import Failure
+
+BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
+DEADLINE = float(os.environ.get("SMDDP_TEST_DEADLINE", "60"))
+LOOPBACK = {
+    "MASTER_ADDR": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "SMDDP_FABRIC_INTERFACE": "lo",
+    "OMP_NUM_THREADS": "1",
+}
+
+# Ranks are forked from a server that has imported torch, before any thread of ours exists: a world
+# starts in a fraction of the seconds that importing torch takes.
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["harness.preload"])
+
+
+class WorldError(AssertionError):
+    """Ranks failed, died or did not answer in time. ``failures`` has what they raised, by rank."""
+
+    def __init__(self, message: str, failures: dict[int, Failure]) -> None:
+        super().__init__(message)
+        self.failures = failures
+
+
+def rank_environment(layout: str, rank: int, port: int) -> dict[str, str]:
+    """What a launcher would set for one rank."""
+    local = layout.count(layout[rank])
+    return {
+        **LOOPBACK,
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(len(layout)),
+        "LOCAL_RANK": str(layouts.local_rank(layout, rank)),
+        "LOCAL_SIZE": str(local),
+        "LOCAL_WORLD_SIZE": str(local),
+        "SMDDP_HOST_ID": f"host-{layout[rank]}",
+        "SMDDP_TIMEOUT_SECONDS": "40",
+    }
+
+
+class World:
+    """One process per rank of ``layout``, joined in one process group of ``backend``.
+
+    The rendezvous store lives in this process, so that any rank may be killed.
+    """
+
+    def __init__(
+        self,
+        layout: str,
+        backend: str | None = BACKEND,
+        env: dict[str, str | None] | None = None,
+        deadline: float = DEADLINE,
+    ) -> None:
+        self.layout = layout
+        self.deadline = deadline
+        self.broken = False
+        self._logs = Path(tempfile.mkdtemp(prefix="smddp-test-"))
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._pipes: list[connection.Connection] = []
+        self._processes: list[Any] = []
+        for rank in range(len(layout)):
+            ours, theirs = _processes.Pipe()
+            environment = {**rank_environment(layout, rank, self._store.port), **(env or {})}
+            process = _processes.Process(
+                target=worker.main,
+                args=(
+                    rank,
+                    layout,
+                    backend,
+                    environment,
+                    self._store.port,
+                    str(self._logs / f"rank{rank}.log"),
+                    theirs,
+                ),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._busy = set(range(len(layout)))  # each answers once when it has joined
+        self._joined = False
+
+    def join(self, timeout: float | None = None) -> World:
+        if not self._joined:
+            self._joined = True
+            self.collect(timeout=timeout or self.deadline + 30)
+        return self
+
+    @property
+    def size(self) -> int:
+        return len(self.layout)
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Start ``function(context, *args)`` in every rank; ``collect`` has the answers."""
+        self.submit_to(range(self.size), function, *args, **kwargs)
+
+    def submit_to(
+        self, ranks: Sequence[int], function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> None:
+        self.join()
+        message = pickle.dumps((function, args, kwargs))
+        for rank in ranks:
+            assert rank not in self._busy, f"rank {rank} has not answered its last call"
+            self._busy.add(rank)
+            self._pipes[rank].send_bytes(message)
+
+    def outcomes(
+        self, ranks: Sequence[int] | None = None, timeout: float | None = None
+    ) -> dict[int, Any]:
+        """What each rank returned, or its ``Failure``; a rank that is dead or late raises."""
+        waiting = set(self._busy if ranks is None else ranks)
+        results: dict[int, Any] = {}
+        end = time.monotonic() + (timeout or self.deadline)
+        while waiting:
+            by_pipe = {self._pipes[rank]: rank for rank in waiting}
+            ready = connection.wait(list(by_pipe), max(0.0, end - time.monotonic()))
+            if not ready:
+                self._fail(f"no answer from ranks {sorted(waiting)} in time", results, waiting)
+            for pipe in ready:
+                rank = by_pipe[pipe]  # type: ignore[index]
+                try:
+                    results[rank] = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+                except (EOFError, ConnectionError):
+                    self._processes[rank].join(5)
+                    code = self._processes[rank].exitcode
+                    self._fail(f"rank {rank} died, exit code {code}", results, waiting)
+                waiting.discard(rank)
+                self._busy.discard(rank)
+        return results
+
+    def collect(
+        self, ranks: Sequence[int] | None = None, timeout: float | None = None
+    ) -> list[Any]:
+        """What each rank returned, in rank order; raises if any raised."""
+        results = self.outcomes(ranks, timeout)
+        failed = [value for value in results.values() if isinstance(value, Failure)]
+        if failed:
+            self._fail("ranks raised", results, set())
+        return [results[rank] for rank in sorted(results)]
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> list[Any]:
+        """``function(context, *args)`` in every rank; the answers in rank order."""
+        self.submit(function, *args, **kwargs)
+        return self.collect(timeout=timeout)
+
+    def failures(
+        self, function: Callable[..., Any], *args: Any, timeout: float | None = None
+    ) -> list[Failure]:
+        """Like ``run`` for a function that must raise in every rank."""
+        self.submit(function, *args)
+        results = self.outcomes(timeout=timeout)
+        quiet = {r: v for r, v in results.items() if not isinstance(v, Failure)}
+        if quiet:
+            self._fail(f"ranks {sorted(quiet)} did not raise: {quiet}", results, set())
+        return [results[rank] for rank in sorted(results)]
+
+    def signal(self, rank: int, number: int) -> None:
+        os.kill(self._processes[rank].pid, number)
+
+    def pid(self, rank: int) -> int:
+        return self._processes[rank].pid
+
+    def _fail(self, reason: str, results: dict[int, Any], late: set[int]) -> None:
+        __tracebackhide__ = True
+        self.broken = True
+        for rank in late:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(rank, signal.SIGUSR1)  # its threads' stacks go to its log
+        if late:
+            time.sleep(0.3)
+        lines = [f"world {self.layout}: {reason}"]
+        failures = {r: v for r, v in results.items() if isinstance(v, Failure)}
+        seen: dict[str, list[int]] = {}
+        for rank, failure in failures.items():
+            seen.setdefault(failure.trace, []).append(rank)
+        for trace, ranks in seen.items():
+            lines.append(f"--- raised in ranks {ranks}:\n{trace.rstrip()}")
+        for rank in range(self.size):
+            log = self._logs / f"rank{rank}.log"
+            text = log.read_text(errors="replace").strip() if log.exists() else ""
+            if text:
+                lines.append(f"--- output of rank {rank}:\n{text[-3000:]}")
+        self.close()
+        raise WorldError("\n".join(lines), failures)
+
+    def log(self, rank: int) -> str:
+        return (self._logs / f"rank{rank}.log").read_text(errors="replace")
+
+    def close(self) -> None:
+        """End every process; leaves nothing behind whatever state they are in."""
+        self.broken = True
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+        for process in self._processes:
+            process.join(10)
+        for pipe in self._pipes:
+            pipe.close()
+        self._store = None  # type: ignore[assignment]
+        shutil.rmtree(self._logs, ignore_errors=True)
+
+
+class Pool:
+    """Worlds kept alive between tests, at most ``limit`` processes of them."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._worlds: dict[tuple[Any, ...], World] = {}
+
+    def __call__(
+        self, layout: str, backend: str = BACKEND, env: dict[str, str | None] | None = None
+    ) -> World:
+        key = (layout, backend, tuple(sorted((env or {}).items())))
+        world = self._worlds.pop(key, None)
+        if world is None or world.broken:
+            while self._worlds and sum(w.size for w in self._worlds.values()) > (
+                self._limit - len(layout)
+            ):
+                self._worlds.pop(next(iter(self._worlds))).close()
+            world = World(layout, backend, env)
+        self._worlds[key] = world  # most recently used last
+        return world.join()
+
+    def close(self) -> None:
+        """Every group that served the tests must still be able to end in good order."""
+        worlds, self._worlds = list(self._worlds.values()), {}
+        try:
+            for world in worlds:
+                if not world.broken:
+                    world.run(worker.leave)
+        finally:
+            for world in worlds:
+                world.close()
+
+
+@contextlib.contextmanager
+def fresh(layout: str, **options: Any) -> Iterator[World]:
+    """A world of one's own, to be killed, stopped or left desynchronised."""
+    world = World(layout, **options)
+    try:
+        yield world.join()
+    finally:
+        world.close()
+
+
+def shared_memory_left() -> list[str]:
+    """Names of this project in /dev/shm; an unlinked segment is not there."""
+    return sorted(name for name in os.listdir("/dev/shm") if "smddp" in name.lower())

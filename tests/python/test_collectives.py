@@ -1,0 +1,540 @@
+"""AllGather, ReduceScatter, AllReduce and barrier in every API form, against an exact model."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from harness import cases, model
+from harness import layout as layouts
+from harness.cases import FORMS, MANY, Case
+from harness.layout import nodes
+from harness.worker import Context
+from harness.world import BACKEND, Pool
+
+# Letters are hosts: 1 node, 2 x 1, 2 x 2, 3 x 1, unequal nodes, ranks dealt out in turn, 9 nodes.
+LAYOUTS = ("A", "AA", "AAAA", "AB", "AABB", "ABC", "AAB", "ABBB", "ABAB", "AAABBCC", "ABCDEFGHI")
+FEW = ("AAA", "AABB", "ABBB")
+SIZES = (  # bytes of one shard: around the switches between ways to move data
+    1, 2, 31, 64, 4095, 4096, 32 * 1024 - 2, 32 * 1024, 32 * 1024 + 2,
+    128 * 1024 - 2, 128 * 1024 + 6, 1024 * 1024, 1024 * 1024 + 34, 5 * 1024 * 1024 + 10,
+)  # fmt: skip
+
+gloo_only_covers = pytest.mark.skipif(
+    BACKEND == "gloo", reason="development run on gloo, which does not have this"
+)
+
+GLOO_FLOATS = {*model.FLOATING, torch.uint8, torch.int8, torch.int32, torch.int64}
+
+
+def skip_what_gloo_lacks(*checked: Case) -> None:
+    """Only for developing the tests themselves: SMDDP_TEST_BACKEND=gloo."""
+    for case in checked if BACKEND == "gloo" else ():
+        lacking = (
+            case.form in ("stack", "list_coalesced")
+            or case.place == "other_slot"
+            or case.dtype not in GLOO_FLOATS | {torch.bool, torch.complex64, torch.complex128}
+            or (case.collective != "all_gather" and case.dtype not in GLOO_FLOATS)
+        )
+        if lacking:
+            pytest.skip(f"gloo does not have {case}")
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ---- the model itself
+
+
+@pytest.mark.parametrize("operation", model.OPERATIONS)
+@pytest.mark.parametrize("dtype", model.FLOATING, ids=name)
+def test_model_agrees_with_float64(dtype: torch.dtype, operation: str) -> None:
+    for layout in LAYOUTS:
+        inputs = [model.data(1, rank, dtype, 500) for rank in range(len(layout))]
+        for node in nodes(layout):
+            assert model.near(model.reduced(inputs, layout, operation, node[0]), inputs, operation)
+
+
+def test_model_does_not_round_the_own_node() -> None:
+    """1 + 2^-8 is lost in bf16 when a node's sum travels, and kept where it is already."""
+    one = torch.tensor([1.0], dtype=torch.bfloat16)
+    small = torch.tensor([2.0**-8], dtype=torch.bfloat16)
+    tiny = torch.tensor([2.0**-8], dtype=torch.bfloat16)
+    inputs = [one, small, tiny]
+    assert model.reduced(inputs, "AAB", "SUM", 0).item() == 1 + 2.0**-7
+    assert model.reduced(inputs, "AAB", "SUM", 2).item() == 1.0
+
+
+# ---- forms, layouts, types, sizes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("collective", "form"), [(c, form) for c, forms in FORMS.items() for form in forms]
+)
+def test_every_form_on_every_layout(worlds: Pool, layout: str, collective: str, form: str) -> None:
+    numels = (1000, 0, 1, 9457) if form in MANY else (9457,)
+    for asynchronous in (False, True):
+        case = Case(collective, form, torch.bfloat16, numels, asynchronous=asynchronous, seed=7)
+        skip_what_gloo_lacks(case)
+        worlds(layout).run(cases.check, case)
+
+
+@pytest.mark.parametrize("dtype", model.MOVABLE, ids=name)
+@pytest.mark.parametrize("form", ["base", "list", "manager"])
+def test_all_gather_moves_every_type(worlds: Pool, form: str, dtype: torch.dtype) -> None:
+    for layout in FEW:
+        case = Case("all_gather", form, dtype, (333,), seed=11)
+        skip_what_gloo_lacks(case)
+        worlds(layout).run(cases.check, case)
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype"),
+    [
+        pytest.param(operation, dtype, id=f"{operation}-{name(dtype)}")
+        for operation in model.OPERATIONS
+        for dtype in model.REDUCIBLE
+        if operation != "AVG" or dtype in model.FLOATING
+    ],
+)
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce"])
+def test_reductions_of_every_type(
+    worlds: Pool, collective: str, operation: str, dtype: torch.dtype
+) -> None:
+    for layout in FEW:
+        case = Case(collective, "base", dtype, (2500,), operation, seed=13)
+        skip_what_gloo_lacks(case)
+        digests = worlds(layout).run(cases.check, case)
+        if collective == "all_reduce":
+            assert len(set(digests)) == 1, "ranks hold different results"
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce"])
+def test_average_of_integers_is_refused(worlds: Pool, collective: str) -> None:
+    world = worlds("AAB")
+    case = Case(collective, "base", torch.int32, (10,), "AVG")
+    for failure in world.failures(cases.check, case):
+        assert failure.kind in ("RuntimeError", "ValueError"), failure.trace
+    world.run(cases.check, Case(collective, "base", torch.int32, (10,), "SUM"))
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("collective", list(FORMS))
+def test_sizes_around_the_switches(worlds: Pool, layout: str, collective: str, size: int) -> None:
+    dtype = torch.uint8 if size % 2 else torch.bfloat16
+    case = Case(collective, "base", dtype, (size // dtype.itemsize,), seed=size)
+    digests = worlds(layout).run(cases.check, case)
+    if collective != "reduce_scatter":
+        assert len(set(digests)) == 1
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "AAABB", "AABBCC", "AABBAABB", "AAAAAAAAA"])
+@pytest.mark.parametrize("collective", list(FORMS))
+def test_world_sizes_and_uneven_lengths(worlds: Pool, layout: str, collective: str) -> None:
+    """Fewer elements than ranks, one more, one less, and a prime number of them."""
+    batch = [
+        Case(collective, "base", torch.float16, (numel,), seed=numel)
+        for numel in (0, 1, 2, 7, 8, 9, 100_003)
+    ]
+    worlds(layout).run(cases.check_all, batch)
+
+
+# ---- placement
+
+
+@pytest.mark.parametrize("layout", ["A", "AA", "AB", "AABB", "ABBB", "ABAB", "AAABBCC"])
+@pytest.mark.parametrize(
+    ("collective", "form", "place"),
+    [
+        ("all_gather", "base", "in_place"),
+        ("all_gather", "list", "in_place"),
+        ("all_gather", "manager", "in_place"),
+        ("reduce_scatter", "base", "in_place"),
+        ("reduce_scatter", "base", "other_slot"),
+        ("reduce_scatter", "list", "in_place"),
+        ("reduce_scatter", "manager", "in_place"),
+        ("reduce_scatter", "manager", "other_slot"),
+    ],
+)
+def test_in_place(worlds: Pool, layout: str, collective: str, form: str, place: str) -> None:
+    """DeepSpeed's two habits: gather from a slice of the output, reduce into one of the input."""
+    batch = [
+        Case(collective, form, torch.bfloat16, (numel,), place=place, seed=17)
+        for numel in (1, 9457, 300_000)
+    ]
+    skip_what_gloo_lacks(*batch)
+    worlds(layout).run(cases.check_all, batch)
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
+@pytest.mark.parametrize("collective", list(FORMS))
+@pytest.mark.parametrize(
+    ("dtype", "offset"),
+    [
+        (torch.uint8, 1),
+        (torch.uint8, 7),
+        (torch.bfloat16, 2),
+        (torch.bfloat16, 6),
+        (torch.float32, 4),
+        (torch.bfloat16, 1),
+        (torch.float32, 1),
+        (torch.float64, 3),
+    ],
+)
+def test_odd_byte_offsets(
+    worlds: Pool, layout: str, collective: str, dtype: torch.dtype, offset: int
+) -> None:
+    """No address that torch can make needs alignment, not even to the size of an element."""
+    batch = [
+        Case(collective, "base", dtype, (numel,), offset=offset, seed=19)
+        for numel in (1, 9457, 70_001)
+    ]
+    worlds(layout).run(cases.check_all, batch)
+
+
+@pytest.mark.parametrize("layout", ["AA", "AABB"])
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("form", ["manager", "functional_coalesced"])
+def test_many_tensors_in_one_operation(
+    worlds: Pool, layout: str, collective: str, form: str
+) -> None:
+    numels = tuple((i * 37) % 900 for i in range(150))
+    case = Case(collective, form, torch.float32, numels, seed=23)
+    skip_what_gloo_lacks(case)
+    worlds(layout).run(cases.check, case)
+
+
+def mixed_types(ctx: Context) -> None:
+    types = (torch.float32, torch.uint8, torch.bfloat16, torch.int64, torch.bool)
+    shards = [
+        [model.data(i, rank, dtype, 101 + i) for rank in range(ctx.size)]
+        for i, dtype in enumerate(types)
+    ]
+    outputs = [torch.empty(ctx.size * (101 + i), dtype=t) for i, t in enumerate(types)]
+    with dist.distributed_c10d._coalescing_manager():
+        for output, parts in zip(outputs, shards, strict=True):
+            dist.all_gather_into_tensor(output, parts[ctx.rank])
+    for output, parts in zip(outputs, shards, strict=True):
+        assert model.same_bits(output, torch.cat(parts))
+
+
+@gloo_only_covers
+@pytest.mark.parametrize("layout", ["AA", "AABB"])
+def test_coalesced_all_gather_of_mixed_types(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(mixed_types)
+
+
+# ---- views
+
+
+def strided(ctx: Context, kind: str) -> str:
+    """A right result or a refusal that says why, the same on every rank."""
+    rows, columns = 40, 30
+    shards = [model.data(3, r, torch.float32, rows * columns) for r in range(ctx.size)]
+    mine = shards[ctx.rank].view(rows, columns)
+    transposed = mine.t().contiguous().t()  # the same values, columns first in memory
+    assert not transposed.is_contiguous()
+    wanted = torch.cat(shards).view(-1, columns)
+    summed = model.reduced(shards, ctx.layout, "SUM", 0).view(rows, columns)
+    try:
+        if kind == "all_gather input":
+            out = torch.empty(rows * ctx.size, columns)
+            dist.all_gather_into_tensor(out, transposed)
+        elif kind == "all_gather output":
+            out = torch.empty(columns, rows * ctx.size).t()
+            dist.all_gather_into_tensor(out, mine)
+        elif kind == "list input":
+            outs = [torch.empty(rows, columns) for _ in range(ctx.size)]
+            dist.all_gather(outs, transposed)
+            out = torch.cat(outs)
+        elif kind == "list outputs":
+            outs = [torch.empty(columns, rows).t() for _ in range(ctx.size)]
+            dist.all_gather(outs, mine)
+            out = torch.cat(outs)
+        elif kind == "all_reduce":
+            out, wanted = transposed, summed
+            dist.all_reduce(out)
+        elif kind == "reduce_scatter input":
+            whole = torch.stack([mine] * ctx.size)
+            source = whole.transpose(1, 2).contiguous().transpose(1, 2)
+            out, wanted = torch.empty(rows, columns), summed
+            dist.reduce_scatter_tensor(out, source)
+        else:
+            whole = torch.stack([mine] * ctx.size)
+            out, wanted = torch.empty(columns, rows).t(), summed
+            dist.reduce_scatter_tensor(out, whole)
+    except (ValueError, RuntimeError) as error:
+        assert "contiguous" in str(error) or "dense" in str(error) or ctx.backend == "gloo", error
+        return "refused"
+    assert torch.allclose(out, wanted), f"{kind}: wrong values"
+    return "right"
+
+
+@pytest.mark.parametrize("layout", ["AA", "AABB"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "all_gather input",
+        "all_gather output",
+        "list input",
+        "list outputs",
+        "all_reduce",
+        "reduce_scatter input",
+        "reduce_scatter output",
+    ],
+)
+def test_views_that_are_not_contiguous(worlds: Pool, layout: str, kind: str) -> None:
+    outcomes = set(worlds(layout).run(strided, kind))
+    assert len(outcomes) == 1
+    print(kind, outcomes)
+
+
+def sliced_rows(ctx: Context) -> None:
+    """Every other row as list outputs, a column block as input."""
+    big = torch.zeros(ctx.size * 2, 8)
+    source = model.data(5, ctx.rank, torch.float32, 32).view(2, 16)[0, ::2]
+    dist.all_gather([big[2 * r] for r in range(ctx.size)], source.contiguous())
+    for rank in range(ctx.size):
+        row = model.data(5, rank, torch.float32, 32).view(2, 16)[0, ::2]
+        assert torch.equal(big[2 * rank], row)
+        assert not big[2 * rank + 1].any()
+
+
+def test_rows_of_a_matrix_as_outputs(worlds: Pool) -> None:
+    worlds("AAB").run(sliced_rows)
+
+
+# ---- functional collectives beyond dimension 0, and their gradients
+
+
+def functional_dimensions(ctx: Context) -> None:
+    mine = torch.arange(12.0).view(3, 4) + 100 * ctx.rank
+    parts = [torch.arange(12.0).view(3, 4) + 100 * r for r in range(ctx.size)]
+    out = functional.all_gather_tensor(mine, 1, dist.group.WORLD)
+    assert torch.equal(functional.wait_tensor(out), torch.cat(parts, dim=1))
+    wide = torch.cat([mine] * ctx.size, dim=1)
+    out = functional.wait_tensor(functional.reduce_scatter_tensor(wide, "sum", 1, dist.group.WORLD))
+    assert torch.equal(out, torch.stack(parts).sum(0))
+    lazy = functional.all_reduce(mine, "max", dist.group.WORLD)
+    assert torch.equal(lazy + 0, parts[-1])  # an AsyncCollectiveTensor waits by itself
+    assert torch.equal(mine, parts[ctx.rank]), "the input was changed"
+
+
+@pytest.mark.parametrize("layout", ["AA", "AABB", "ABC"])
+def test_functional_collectives_along_other_dimensions(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(functional_dimensions)
+
+
+# ---- numerics
+
+
+def repeated(ctx: Context, case: Case, times: int) -> set[str]:
+    return {cases.check(ctx, case) for _ in range(times)}
+
+
+@pytest.mark.parametrize("layout", ["AAAA", "AABB", "ABBB", "ABAB", "AAABBCC", "ABCDEFGHI"])
+@pytest.mark.parametrize("dtype", model.FLOATING, ids=name)
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce"])
+def test_sums_are_exact_and_the_same_every_time(
+    worlds: Pool, layout: str, collective: str, dtype: torch.dtype
+) -> None:
+    """``check`` compares with the model bit by bit; here also run with run and rank with rank."""
+    for numel in (5000, 90_001):
+        digests = worlds(layout).run(
+            repeated, Case(collective, "base", dtype, (numel,), seed=numel), times=4
+        )
+        assert all(len(found) == 1 for found in digests), "runs differ"
+        if collective == "all_reduce":
+            assert len(set().union(*digests)) == 1, "ranks differ"
+
+
+def special_values(ctx: Context) -> None:
+    """Infinity stays, opposite infinities and NaN give NaN, fp16 overflows only at the end."""
+    inf, nan = float("inf"), float("nan")
+    for dtype in model.FLOATING:
+        t = torch.tensor([inf, inf if ctx.rank == 0 else -inf, 1.0, 0.0, -0.0], dtype=dtype)
+        if ctx.rank == ctx.size - 1:
+            t[2] = nan
+        dist.all_reduce(t)
+        assert t[0] == inf and t[1].isnan() and t[2].isnan() and t[3] == 0, (dtype, t)
+        for operation in (dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+            t = torch.tensor([inf, -inf, float(ctx.rank)], dtype=dtype)
+            dist.all_reduce(t, op=operation)
+            last = 0.0 if operation == dist.ReduceOp.MIN else ctx.size - 1.0
+            assert t.tolist() == [inf, -inf, last], (dtype, t)
+
+
+@pytest.mark.parametrize("layout", ["AAA", "AABB"])
+def test_infinity_and_nan(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(special_values)
+
+
+def fp16_near_overflow(ctx: Context) -> None:
+    """60000 - 60000 + 60000 ...: every prefix sum of two would overflow if kept in fp16."""
+    sign = (1, 1, -1, -1)[ctx.rank % 4]
+    t = torch.full((100,), 60000.0 * sign, dtype=torch.float16)
+    dist.all_reduce(t)
+    assert torch.equal(t, torch.zeros(100, dtype=torch.float16)), t[0]
+
+
+@gloo_only_covers
+def test_fp16_is_summed_in_fp32_within_a_node(worlds: Pool) -> None:
+    worlds("AAAA").run(fp16_near_overflow)
+
+
+UNSUPPORTED = ("BAND", "BOR", "BXOR", "PREMUL_SUM")
+
+
+def unusual_reduction(ctx: Context, operation: str) -> str:
+    """The right result, by the fallback, or a refusal that names the operation."""
+    t = torch.tensor([1 << ctx.rank, 0b111, 5], dtype=torch.int32)
+    op = (
+        torch._C._distributed_c10d._make_nccl_premul_sum(2.0)
+        if operation == "PREMUL_SUM"
+        else getattr(dist.ReduceOp, operation)
+    )
+    if operation == "PREMUL_SUM":
+        t = t.float()
+    try:
+        dist.all_reduce(t, op=op)
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        text = str(error).upper().replace("_", "").replace(" ", "")
+        assert operation.replace("_", "") in text or "REDUCEOP" in text, error
+        return "refused"
+    every = (1 << ctx.size) - 1
+    wanted = {
+        "BAND": [0 if ctx.size > 1 else 1, 7, 5],
+        "BOR": [every, 7, 5],
+        "BXOR": [every, 7 * (ctx.size % 2), 5 * (ctx.size % 2)],
+        "PREMUL_SUM": [2.0 * every, 14.0 * ctx.size, 10.0 * ctx.size],
+    }[operation]
+    assert t.tolist() == wanted
+    return "right"
+
+
+@pytest.mark.parametrize("operation", UNSUPPORTED)
+@pytest.mark.parametrize("layout", ["AAA", "AABB"])
+def test_other_reductions_work_or_are_refused(worlds: Pool, layout: str, operation: str) -> None:
+    outcomes = set(worlds(layout).run(unusual_reduction, operation))
+    assert len(outcomes) == 1
+    if operation.startswith("B"):
+        assert outcomes == {"right"}, "gloo has the bitwise reductions, so the fallback has them"
+
+
+def complex_sum(ctx: Context) -> None:
+    t = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64) * (ctx.rank + 1)
+    dist.all_reduce(t)
+    factor = ctx.size * (ctx.size + 1) / 2
+    assert torch.equal(t, torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64) * factor)
+
+
+def test_complex_all_reduce(worlds: Pool) -> None:
+    worlds("AAB").run(complex_sum)
+
+
+def bool_any(ctx: Context) -> None:
+    for operation, wanted in ((dist.ReduceOp.MAX, True), (dist.ReduceOp.MIN, False)):
+        t = torch.tensor([ctx.rank == 0, True, False])
+        dist.all_reduce(t, op=operation)
+        assert t.tolist() == [wanted, True, False], (operation, t)
+
+
+@gloo_only_covers
+def test_bool_all_reduce(worlds: Pool) -> None:
+    worlds("AAB").run(bool_any)
+
+
+# ---- barrier
+
+
+def timed_barrier(ctx: Context, form: str, late: int) -> tuple[float, float]:
+    time.sleep(0.15 if ctx.rank == late else 0.0)
+    before = time.monotonic()
+    if form == "async":
+        dist.barrier(async_op=True).wait()
+    elif form == "device_ids":
+        dist.barrier(device_ids=[0])
+    else:
+        dist.barrier()
+    return before, time.monotonic()
+
+
+@pytest.mark.parametrize("form", ["plain", "async", "device_ids"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nobody_passes_a_barrier_before_all_have_come(worlds: Pool, layout: str, form: str) -> None:
+    for late in {0, len(layout) - 1, len(layout) // 2}:
+        times = worlds(layout).run(timed_barrier, form, late)
+        assert min(after for _, after in times) >= max(before for before, _ in times)
+
+
+def barriers_in_a_row(ctx: Context) -> None:
+    for _ in range(200):
+        dist.barrier()
+
+
+@pytest.mark.parametrize("layout", ["AAAA", "AABB", "ABC"])
+def test_many_barriers(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(barriers_in_a_row)
+
+
+# ---- bad calls are refused before anything is sent
+
+
+def bad_call(ctx: Context, kind: str) -> str:
+    n = ctx.size
+    x = torch.zeros(10)
+    try:
+        if kind == "all_gather output too small":
+            dist.all_gather_into_tensor(torch.zeros(10 * n - 1), x)
+        elif kind == "all_gather output too large":
+            dist.all_gather_into_tensor(torch.zeros(10 * n + n), x)
+        elif kind == "all_gather types differ":
+            dist.all_gather_into_tensor(torch.zeros(10 * n, dtype=torch.float64), x)
+        elif kind == "list too short":
+            dist.all_gather([torch.zeros(10)] * (n - 1), x)
+        elif kind == "list of other sizes":
+            dist.all_gather([torch.zeros(10 + r) for r in range(n)], x)
+        elif kind == "reduce_scatter input too small":
+            dist.reduce_scatter_tensor(torch.zeros(10), torch.zeros(10 * n - 1))
+        elif kind == "reduce_scatter types differ":
+            dist.reduce_scatter_tensor(torch.zeros(10), torch.zeros(10 * n, dtype=torch.int32))
+        elif kind == "reduce_scatter list too long":
+            dist.reduce_scatter(torch.zeros(10), [torch.zeros(10)] * (n + 1))
+        else:
+            dist.all_reduce(torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (4,)))
+    except (ValueError, RuntimeError, TypeError) as error:
+        return str(error)
+    raise AssertionError(f"{kind} was accepted")
+
+
+@pytest.mark.parametrize("layout", ["AA", "AAB"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "all_gather output too small",
+        "all_gather output too large",
+        "all_gather types differ",
+        "list too short",
+        "list of other sizes",
+        "reduce_scatter input too small",
+        "reduce_scatter types differ",
+        "reduce_scatter list too long",
+    ],
+)
+def test_bad_calls_are_refused_at_once(worlds: Pool, layout: str, kind: str) -> None:
+    world = worlds(layout)
+    for message in world.run(bad_call, kind):
+        assert len(message) > 20, message
+    world.run(cases.check, Case("all_reduce", seed=29))  # and the group still works
+
+
+def test_layout_helpers() -> None:
+    assert nodes("ABAB") == [[0, 2], [1, 3]]
+    assert layouts.local_rank("ABAB", 3) == 1
+    assert layouts.restrict("AABB", [3, 0]) == "BA"

@@ -1,0 +1,244 @@
+"""The demo as its users run it: launched by deepspeed, interrupted, resumed."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
+DEADLINE = 240  # seconds; the first run compiles an operation of DeepSpeed
+STEPS = 40
+
+sys.path.insert(0, str(EXAMPLES))
+import byte_text  # noqa: E402
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a text and a config for a model that trains in a moment."""
+    directory = tmp_path_factory.mktemp("demo")
+    source = Path(textwrap.__file__).read_bytes() + Path(argparse.__file__).read_bytes()
+    (directory / "text.txt").write_bytes(source)
+    config = json.loads((ROOT / "ds_configs" / "quickstart.json").read_text())
+    config["train_micro_batch_size_per_gpu"] = 2
+    if BACKEND != "smddp":
+        del config["comm_backend"], config["smddp"]
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    kept["PATH"] = str(Path(sys.executable).parent) + os.pathsep + kept["PATH"]
+    kept.update(
+        DS_ACCELERATOR="cpu", MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1"
+    )
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        kept.pop(name, None)
+    return kept
+
+
+def demo_arguments(files: Path, output: Path) -> list[str]:
+    return [
+        *("--deepspeed_config", str(files / "config.json")),
+        *("--data", str(files / "text.txt"), "--output", str(output)),
+        *("--steps", str(STEPS), "--layers", "1", "--hidden", "64", "--seq-len", "32"),
+        "--no-progress",
+    ]
+
+
+def start(command: list[str]) -> subprocess.Popen[str]:
+    # A session of its own: a signal to the group reaches launcher and ranks, as Ctrl-C does.
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    try:
+        output, _ = process.communicate(timeout=DEADLINE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        pytest.fail(f"the demo did not end within {DEADLINE} s:\n{output[-4000:]}")
+    return output
+
+
+def launch(files: Path, output: Path, *more: str) -> subprocess.Popen[str]:
+    return start(
+        [
+            *(sys.executable, "-m", "deepspeed.launcher.runner"),
+            *("--num_gpus", "2", "--master_addr", "127.0.0.1", "--master_port", str(free_port())),
+            str(EXAMPLES / "train.py"),
+            *demo_arguments(files, output),
+            *more,
+        ]
+    )
+
+
+def losses(output: Path) -> list[tuple[int, float, str]]:
+    with (output / "losses.csv").open(newline="") as f:
+        return [(int(r["step"]), float(r["loss"]), r["held_out"]) for r in csv.DictReader(f)]
+
+
+@pytest.fixture(scope="module")
+def straight(files: Path) -> Path:
+    """An uninterrupted run."""
+    output = files / "straight"
+    process = launch(files, output)
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert "final loss" in said
+    return output
+
+
+@pytest.mark.timeout(DEADLINE + 60)
+def test_run_leaves_losses_curve_and_summary(straight: Path) -> None:
+    rows = losses(straight)
+    assert [step for step, _, _ in rows] == list(range(1, STEPS + 1))
+    assert rows[-1][1] < rows[0][1]
+    assert rows[-1][2] != "", "the last step has a held-out loss"
+    assert (straight / "loss.png").read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((straight / "summary.json").read_text())
+    assert summary["backend"] == BACKEND
+    if BACKEND == "smddp":
+        assert summary["sharded_bytes_on_fallback"] == 0
+        moved = {row["collective"]: row["bytes"] for row in summary["statistics_of_rank_0"]}
+        assert sum(moved.values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * DEADLINE + 60)
+def test_interrupted_and_resumed_run_has_the_same_losses(files: Path, straight: Path) -> None:
+    output = files / "interrupted"
+    process = launch(files, output)
+    assert process.stdout is not None
+    begun = time.monotonic()
+    said = ""
+    for line in process.stdout:
+        said += line
+        if line.startswith("step    4/"):
+            break
+        assert time.monotonic() - begun < DEADLINE, said
+    os.killpg(process.pid, signal.SIGINT)
+    said += finish(process)
+    assert "--resume" in said, said
+    done = len(losses(output))
+    assert 4 <= done < STEPS, said
+
+    process = launch(files, output, "--resume")
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert f"resuming after step {done}" in said
+    assert losses(output) == losses(straight)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEADLINE + 60)
+@pytest.mark.skipif(BACKEND != "smddp", reason="two hosts are a matter of the smddp backend")
+def test_two_hosts_have_the_same_losses(files: Path, straight: Path) -> None:
+    if shutil.which("bash") is None:
+        pytest.skip("examples/two_hosts.sh needs bash")
+    output = files / "two-hosts"
+    process = start(
+        ["bash", str(EXAMPLES / "two_hosts.sh"), *demo_arguments(files, output)],
+    )
+    said = finish(process)
+    assert process.returncode == 0, said
+    assert losses(output) == losses(straight)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["sharded_bytes_on_fallback"] == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data", "empty.txt"], "has 0 bytes, fewer than the 129 of one window"),
+        (["--hidden", "100"], "--hidden must be a multiple of 64, not 100."),
+    ],
+)
+def test_mistake_is_one_sentence(
+    files: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    (tmp_path / "empty.txt").touch()
+    result = subprocess.run(
+        [
+            *(sys.executable, str(EXAMPLES / "train.py")),
+            *("--deepspeed_config", str(files / "config.json"), *arguments),
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert result.returncode == 2, result.stderr
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("train.py: ")
+    assert sentence in last
+    assert "Traceback" not in result.stderr
+
+
+def test_windows_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(range(256)) * 40)
+    text = byte_text.load(tmp_path / "a", 1 << 20, 33)
+    whole = byte_text.training_batch(text, 1, 7, 8, 0, 33, 8)
+    halves = [byte_text.training_batch(text, 1, 7, 4, first, 33, 8) for first in (0, 4)]
+    assert torch.equal(whole, torch.cat(halves))
+    assert not torch.equal(whole, byte_text.training_batch(text, 1, 8, 8, 0, 33, 8))
+    assert not torch.equal(whole, byte_text.training_batch(text, 2, 7, 8, 0, 33, 8))
+
+
+def test_split_keeps_the_held_out_files_apart(tmp_path: Path) -> None:
+    for i in range(20):
+        (tmp_path / f"{i:02}.txt").write_bytes(bytes([i]) * 100)
+    text = byte_text.load(tmp_path, 1 << 20, 10)
+    assert set(text.held_out.tolist()) == {9, 19}
+    assert set(text.train.tolist()) == set(range(20)) - {9, 19}
+
+
+def test_missing_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(byte_text.DataError, match="nowhere does not exist"):
+        byte_text.load(tmp_path / "nowhere", 100, 10)
+    with pytest.raises(byte_text.DataError, match="directory without files"):
+        byte_text.load(tmp_path, 100, 10)
+
+
+def test_default_text_is_plain_python() -> None:
+    text = byte_text.load(None, 1_000_000, 129)
+    assert len(text.train) + len(text.held_out) == 1_000_000
+    assert 2.5 < text.unigram_entropy() < 4.0
+
+
+def test_unigram_entropy_of_equal_frequencies(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(range(256)) * 1000)
+    entropy = byte_text.load(tmp_path / "a", 256 * 900, 129).unigram_entropy()
+    assert entropy == pytest.approx(5.5452, abs=1e-3)  # ln 256

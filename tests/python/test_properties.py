@@ -1,0 +1,124 @@
+"""Random collectives on random layouts: several at once, finished in any order.
+
+``HYPOTHESIS_PROFILE=deep`` runs many more examples; a failure prints the example and the blob that
+reproduces it, and the message of the failing check has the seed of its data.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import cases, model
+from harness.cases import FORMS, MANY, Case
+from harness.worker import Context
+from harness.world import BACKEND, Pool
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+LAYOUTS = ("A", "AA", "AAAA", "AB", "AABB", "AAB", "ABBB", "ABAB", "ABC", "AAABBCC")
+
+# Bytes of a shard: mostly small, sometimes on either side of a switch between ways to move data.
+_near = st.sampled_from([4096, 8192, 32 * 1024, 64 * 1024, 128 * 1024, 256 * 1024, 1024 * 1024])
+_sizes = st.one_of(
+    st.integers(0, 200),
+    st.integers(0, 20_000),
+    st.builds(lambda base, delta: max(0, base + delta), _near, st.integers(-70, 70)),
+)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Case:
+    """One collective in any form, type, size and placement that fit together."""
+    collective = draw(st.sampled_from(sorted(FORMS)))
+    forms = [f for f in FORMS[collective] if BACKEND != "gloo" or f not in GLOO_LACKS]
+    form = draw(st.sampled_from(forms))
+    moved = collective == "all_gather"
+    types = [t for t in (model.MOVABLE if moved else model.REDUCIBLE) if usable(t)]
+    dtype = draw(st.sampled_from(types))
+    operations = [o for o in model.OPERATIONS if o != "AVG" or dtype in model.FLOATING]
+    operation = "SUM" if moved else draw(st.sampled_from(operations))
+    count = draw(st.integers(1, 6)) if form in MANY else 1
+    numels = tuple(draw(_sizes) // dtype.itemsize for _ in range(count))
+    places = ["apart"]
+    if form in ("base", "list", "manager", "single") and collective != "all_reduce":
+        places.append("in_place")
+        if collective == "reduce_scatter" and BACKEND != "gloo":
+            places.append("other_slot")
+    return Case(
+        collective,
+        form,
+        dtype,
+        numels,
+        operation,
+        draw(st.sampled_from(places)),
+        draw(st.sampled_from([0, 0, dtype.itemsize, 3 * dtype.itemsize, 1])),
+        draw(st.booleans()),
+        draw(st.integers(0, 2**20)),
+    )
+
+
+GLOO_LACKS = ("stack", "list_coalesced")
+
+
+def usable(dtype: torch.dtype) -> bool:
+    return BACKEND != "gloo" or dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64)
+
+
+@given(layout=st.sampled_from(LAYOUTS), case=calls())
+def test_any_collective(worlds: Pool, layout: str, case: Case) -> None:
+    note(f"{layout}: {case}, seed {case.seed}")
+    digests = worlds(layout).run(cases.check, case)
+    if case.collective != "reduce_scatter":
+        assert len(set(digests)) == 1, "ranks hold different results"
+
+
+@given(
+    layout=st.sampled_from(LAYOUTS),
+    batch=st.lists(calls(), min_size=2, max_size=6),
+    order=st.randoms(use_true_random=False),
+)
+def test_several_in_flight_finished_in_any_order(
+    worlds: Pool, layout: str, batch: list[Case], order: object
+) -> None:
+    sequence = list(range(len(batch)))
+    order.shuffle(sequence)  # type: ignore[attr-defined]
+    note(f"{layout}: {[str(case) for case in batch]}, finished as {sequence}")
+    worlds(layout).run(cases.check_in_flight, batch, sequence)
+
+
+def on_overlapping_groups(
+    ctx: Context, groups: list[list[int]], plan: list[tuple[int, Case]], order: list[int]
+) -> None:
+    """Each (group, case) is started by the members of the group; all are in flight together."""
+    handles = []
+    for ranks in groups:
+        key = tuple(ranks)
+        if key not in ctx.groups:
+            ctx.groups[key] = dist.new_group(ranks)
+        handles.append(ctx.groups[key])
+    running = {
+        i: cases.begin(ctx, case, handles[g], groups[g])
+        for i, (g, case) in enumerate(plan)
+        if ctx.rank in groups[g]
+    }
+    for i in order:
+        if i in running:
+            running[i].finish()
+
+
+@pytest.mark.parametrize("layout", ["AAAA", "AABB", "ABAB"])
+@given(
+    plan=st.lists(st.tuples(st.integers(0, 4), calls()), min_size=1, max_size=6),
+    order=st.randoms(use_true_random=False),
+)
+def test_overlapping_groups_in_flight(
+    worlds: Pool, layout: str, plan: list[tuple[int, Case]], order: object
+) -> None:
+    groups = [[0, 1, 2, 3], [0, 1], [1, 2, 3], [0, 2], [3]]
+    sequence = list(range(len(plan)))
+    order.shuffle(sequence)  # type: ignore[attr-defined]
+    if BACKEND == "gloo":
+        sequence.sort()  # gloo's blocking forms need one order on all ranks
+    note(f"{layout}: {[(groups[g], str(case)) for g, case in plan]}, finished as {sequence}")
+    worlds(layout).run(on_overlapping_groups, groups, plan, sequence)
