@@ -173,7 +173,7 @@ def warn_of_later_keys(settings: Settings) -> None:
         for part in key.split("."):
             value = getattr(value, part)
         if asks(value):
-            _warn_once(key, f"smddp: {key} ({source}) has no effect in this version: {consequence}")
+            warn_once(key, f"smddp: {key} ({source}) has no effect in this version: {consequence}")
 
 
 def warn_of_unknown_variables() -> None:
@@ -184,10 +184,11 @@ def warn_of_unknown_variables() -> None:
             continue
         guess = nearest(name[len(PREFIX) :].lower(), [word.lower() for word in known])
         hint = f"; did you mean {PREFIX}{guess.upper()}?" if guess else ""
-        _warn_once(name, f"smddp: the environment variable {name} is not known{hint}")
+        warn_once(name, f"smddp: the environment variable {name} is not known{hint}")
 
 
-def _warn_once(key: str, message: str) -> None:
+def warn_once(key: str, message: str) -> None:
+    """Logs a warning on rank 0, the first time that its key comes up."""
     if key not in _warned and os.environ.get("RANK", "0") == "0":
         logger.warning(message)
     _warned.add(key)

@@ -23,6 +23,7 @@ from typing import Any
 
 import byte_text
 import deepspeed
+import hjson
 import report
 import torch
 from deepspeed import comm as dist
@@ -100,6 +101,23 @@ def learning_rate_factor(step: int, steps: int) -> float:
         return (step + 1) / warmup
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
     return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+
+
+def check_backend(deepspeed_config: str) -> None:
+    """DeepSpeed itself ignores "comm_backend": without the package another backend would be used.
+
+    Raises UsageError where the config names a backend and the process group has another.
+    """
+    try:
+        wanted = hjson.loads(Path(deepspeed_config).read_text()).get("comm_backend")
+    except (OSError, ValueError, AttributeError):
+        return
+    used = torch.distributed.get_backend()
+    if wanted is not None and ":" not in wanted and wanted.lower() != used:
+        raise UsageError(
+            f'{deepspeed_config} says "comm_backend": "{wanted}", but the process group uses '
+            f"{used}; is deepspeed-smddp installed in {sys.prefix}?"
+        )
 
 
 @dataclass
@@ -290,6 +308,7 @@ def train(args: argparse.Namespace) -> int:
     engine, *_ = deepspeed.initialize(
         args=args, model=model, model_parameters=model.parameters(), lr_scheduler=schedule
     )
+    check_backend(args.deepspeed_config)
     trainer = Trainer(args, text, engine)
     statistics = Statistics.of_the_default_group()
     console = Console(quiet=trainer.rank != 0, soft_wrap=True)

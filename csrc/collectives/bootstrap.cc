@@ -27,8 +27,9 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store
   }
   std::unique_ptr<Communicator> group(new Communicator(engine, rank, std::move(options)));
   Card mine;
-  mine.host = host_identity();
-  mine.host_name = env::get("HOST_ID").empty() ? host_name() : env::get("HOST_ID");
+  const std::string& given = group->options_.host;
+  mine.host = given.empty() ? host_identity() : given;
+  mine.host_name = !given.empty() ? given : env::get("HOST_ID").empty() ? host_name() : env::get("HOST_ID");
   if (getrandom(mine.key.data(), mine.key.size(), 0) != static_cast<ssize_t>(mine.key.size())) {
     return Status(Code::kUnavailable, "could not draw a random group key");
   }
@@ -78,7 +79,7 @@ Status Communicator::join_node(const std::vector<Card>& cards) {
     return {};
   }
   outbox_->expect(static_cast<int>(local_peers_.size()));
-  bool allow = env::get("SINGLE_COPY") != "0";
+  bool allow = options_.single_copy && env::get("SINGLE_COPY") != "0";
   for (Rank peer : local_peers_) {
     const Card& card = cards[static_cast<size_t>(peer)];
     // Among the readers of a peer's outbox, in order of local index, the peer itself is left out.
@@ -89,8 +90,8 @@ Status Communicator::join_node(const std::vector<Card>& cards) {
     auto neighbor = engine_.neighbor(card);
     if (!neighbor) return {neighbor.status().code(), describe(peer) + ": " + neighbor.status().message()};
     neighbors_.push_back(std::move(neighbor.value()));
-    neighbors_.back()->wake();
   }
+  for (auto& neighbor : neighbors_) neighbor->wake();  // it may wait for this rank's verdict
   return {};
 }
 

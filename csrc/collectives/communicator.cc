@@ -77,12 +77,20 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
   op.rounds_left_ = op.collective == Collective::kAllReduce ? 2 * op.rounds : op.rounds;
 }
 
+// The ranks of a node must decide alike, so each looks at every verdict, not only at its own.
 bool Communicator::node_attached() {
   if (attached_) return true;
-  if (!outbox_) return attached_ = true;
-  if (!outbox_->all_attached()) return false;
-  attached_ = true;
-  return true;
+  bool single_copy = true;
+  if (outbox_) {
+    if (!outbox_->all_attached()) return false;
+    single_copy = !outbox_->any_denied();
+    for (const auto& inbox : inboxes_) {
+      if (!inbox->all_attached(local_peers())) return false;
+      single_copy = single_copy && !inbox->any_denied();
+    }
+  }
+  shape_.single_copy = single_copy;
+  return attached_ = true;
 }
 
 bool Communicator::start_rounds() {

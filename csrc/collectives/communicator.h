@@ -21,6 +21,8 @@ class Communicator : private Progressable {
   struct Options {
     std::string name;
     uint64_t timeout_ns = 600'000'000'000ull;
+    std::string host;          // identity of this rank's host; empty: host_identity()
+    bool single_copy = true;   // false: never read a peer's memory directly
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.

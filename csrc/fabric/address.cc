@@ -92,12 +92,12 @@ std::vector<uint8_t> pack_address(const fi_info& info, std::span<const uint8_t> 
   return published;
 }
 
-Result<std::vector<uint8_t>> unpack_address(const fi_info& info,
-                                            std::span<const uint8_t> published, size_t name_size) {
+Result<std::vector<uint8_t>> unpack_address(const fi_info& info, std::span<const uint8_t> published,
+                                            size_t name_size) {
   Prefix mine = prefix_of(info), theirs;
   if (published.size() < sizeof theirs) {
-    return Status(Code::kInvalid, "a peer's fabric address of " +
-                                      std::to_string(published.size()) + " bytes is too short");
+    return Status(Code::kInvalid, "a peer's fabric address of " + std::to_string(published.size()) +
+                                      " bytes is too short");
   }
   std::memcpy(&theirs, published.data(), sizeof theirs);
   theirs.provider[sizeof theirs.provider - 1] = '\0';

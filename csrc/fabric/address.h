@@ -27,13 +27,13 @@ IpAddress describe_ip(const void* address, size_t size);
 // Gives the wildcard IP address in `name` (what fi_getname filled in) the one of `source`.
 void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source_size);
 
-// The published form: wire protocol, address format, provider's name, then the provider's own bytes.
-// Ranks that chose providers that can't talk to each other find out at add_peer, not by silence.
+// The published form: wire protocol, address format, provider's name, then the provider's own
+// bytes. Ranks whose providers can't talk to each other find out at add_peer, not by silence.
 std::vector<uint8_t> pack_address(const fi_info& info, std::span<const uint8_t> name);
 
 // The provider's bytes in a peer's published form, `name_size` of them as in our own. kInvalid with
 // both providers' names where the two can't talk, or where the form is damaged.
-Result<std::vector<uint8_t>> unpack_address(const fi_info& info,
-                                            std::span<const uint8_t> published, size_t name_size);
+Result<std::vector<uint8_t>> unpack_address(const fi_info& info, std::span<const uint8_t> published,
+                                            size_t name_size);
 
 }  // namespace smddp::fabric

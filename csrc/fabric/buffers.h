@@ -17,7 +17,8 @@ inline constexpr size_t kMaxMessage = (128 * 1024 + sizeof(wire::Header) + 63) /
 inline constexpr size_t kReceives = 32;
 inline constexpr size_t kDataSends = 24;
 inline constexpr size_t kControlSends = 64;
-static_assert((kReceives + kDataSends) * kMaxMessage + kControlSends * kControlMessage < (8u << 20));
+static_assert((kReceives + kDataSends) * kMaxMessage + kControlSends * kControlMessage <
+              (8u << 20));
 
 // What libfabric hands back with a completion. FI_CONTEXT2 lets a provider write into `context`
 // while the operation is its own.

@@ -1,6 +1,6 @@
 // One RDM endpoint of the process, shared by all its groups: bounded messages, delivered in any
-// order, from registered buffers into registered buffers. The only door to libfabric; nothing of its
-// headers shows here. Not thread-safe: the progress engine alone calls it.
+// order, from registered buffers into registered buffers. The only door to libfabric; nothing of
+// its headers shows here. Not thread-safe: the progress engine alone calls it.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +52,8 @@ class Endpoint {
   virtual ~Endpoint() = default;
 
   virtual const std::vector<uint8_t>& address() const = 0;
-  virtual const std::string& description() const = 0;  // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"
+  virtual const std::string& description()
+      const = 0;  // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"
   virtual size_t max_message() const = 0;
   virtual const Counters& counters() const = 0;
 
@@ -71,17 +72,17 @@ class Endpoint {
   // Gives back a buffer without sending it.
   virtual void release(SendBuffer* buffer) = 0;
 
-  // Reaps completions, delivers what has arrived, retries what waits. How many events it handled. The
-  // sink may call everything here but progress().
+  // Reaps completions, delivers what has arrived, retries what waits. How many events it handled.
+  // The sink may call everything here but progress().
   virtual Result<int> progress(Sink& sink) = 0;
   // True when no message posted so far is still with libfabric or in a FIFO. The provider may hold
   // copies yet: keep the endpoint until the peers have answered.
   virtual bool idle() const = 0;
 
-  // File descriptor that turns readable when progress() has work, or -1 where the provider has none:
-  // then poll. Sleeping on it is allowed only right after may_sleep() said true, and no longer than
-  // sleep_limit_ms(): ofi_rxm loses a wake-up now and then while it connects or moves a large message,
-  // and messages in a FIFO are retried by progress() alone. -1: no limit.
+  // File descriptor that turns readable when progress() has work, or -1 where the provider has
+  // none: then poll. Sleeping on it is allowed only right after may_sleep() said true, and no longer
+  // than sleep_limit_ms() (-1: no limit): ofi_rxm loses a wake-up now and then while it connects or
+  // moves a large message, and messages in a FIFO are retried by progress() alone.
   virtual int wait_fd() const = 0;
   virtual bool may_sleep() = 0;
   virtual int sleep_limit_ms() const = 0;

@@ -40,9 +40,9 @@ bool find(void* handle, const char* name, F& out) {
   return out != nullptr;
 }
 
-// ofi_rxm keeps 4096 receive buffers of 16 KiB per endpoint by default, touched when it opens: 98 MiB
-// resident with libfabric 1.17 over tcp, 38 MiB with 64 of them at the same speed. It takes the number
-// from the environment only. A value that the user has set stays.
+// ofi_rxm keeps 4096 receive buffers of 16 KiB per endpoint by default, touched when it opens: 98
+// MiB resident with libfabric 1.17 over tcp, 38 MiB with 64 of them at the same speed. It takes the
+// number from the environment only. A value that the user has set stays.
 void trim_provider_buffers() { ::setenv("FI_OFI_RXM_MSG_RX_SIZE", "64", 0); }
 
 Result<Library> open_one(const std::string& path) {
@@ -57,16 +57,15 @@ Result<Library> open_one(const std::string& path) {
   decltype(&::fi_version) version = nullptr;
   if (!find(handle, "fi_getinfo", library.getinfo) ||
       !find(handle, "fi_freeinfo", library.freeinfo) ||
-      !find(handle, "fi_dupinfo", library.dupinfo) ||
-      !find(handle, "fi_fabric", library.fabric) ||
+      !find(handle, "fi_dupinfo", library.dupinfo) || !find(handle, "fi_fabric", library.fabric) ||
       !find(handle, "fi_strerror", library.strerror) || !find(handle, "fi_version", version)) {
     ::dlclose(handle);
     return Status(Code::kUnavailable, path + ": not a libfabric (symbols are missing)");
   }
   library.version = version();
   if (library.version < kOldest) {
-    return Status(Code::kUnavailable, path + ": is libfabric " + number(library.version) +
-                                          ", " + number(kOldest) + " or newer is needed");
+    return Status(Code::kUnavailable, path + ": is libfabric " + number(library.version) + ", " +
+                                          number(kOldest) + " or newer is needed");
   }
   library.api = std::min(library.version, kApi);
   return library;

@@ -7,26 +7,31 @@
 namespace smddp::fabric {
 namespace {
 
-// Hardware transports first, then TCP from the most to the least direct. "tcp" is its own RDM
-// provider from libfabric 1.18 on ("net" is the same code in 1.17); before, it exists only under
-// ofi_rxm. A name that is not here ranks before the last, which is for tests.
-constexpr const char* kBestFirst[] = {"efa",  "cxi",         "verbs;ofi_rxm", "psm3",
-                                      "opx",  "tcp",         "tcp;ofi_rxm",   "net",
-                                      "sockets"};
-constexpr const char* kLast = "udp;ofi_rxd";
+// Hardware transports first, then TCP. "tcp" alone is an RDM provider from libfabric 1.18 on; 1.17
+// has an early form of it, "net", whose wait descriptor stays readable for good, so that every sleep
+// on it is a spin: ofi_rxm, for all its bounce buffers, is better there.
+constexpr const char* kBestFirst[] = {"efa", "cxi", "verbs;ofi_rxm", "psm3",
+                                      "opx", "tcp", "tcp;ofi_rxm",   "net"};
+// Worse than a name that is in neither list: "sockets" blocks in fi_send while it connects.
+constexpr const char* kWorstLast[] = {"sockets", "udp;ofi_rxd"};
 constexpr const char* kOnlyByName[] = {"shm", "sm2", "lnx", "ofi_mrail", "off_coll"};
 
+template <size_t N>
+size_t position(const char* const (&names)[N], const std::string& name) {
+  return static_cast<size_t>(std::find(names, names + N, name) - names);
+}
+
 size_t rank_of(const std::string& provider) {
-  if (provider == kLast) return std::size(kBestFirst) + 1;
-  const char* const* found = std::find(std::begin(kBestFirst), std::end(kBestFirst), provider);
-  return static_cast<size_t>(found - std::begin(kBestFirst));
+  constexpr size_t kBest = std::size(kBestFirst), kWorst = std::size(kWorstLast);
+  if (size_t best = position(kBestFirst, provider); best < kBest) return best;
+  size_t worst = position(kWorstLast, provider);
+  return worst < kWorst ? kBest + 1 + worst : kBest;
 }
 
 std::string core_of(const std::string& provider) { return provider.substr(0, provider.find(';')); }
 
 bool only_by_name(const std::string& provider) {
-  return std::find(std::begin(kOnlyByName), std::end(kOnlyByName), core_of(provider)) !=
-         std::end(kOnlyByName);
+  return position(kOnlyByName, core_of(provider)) < std::size(kOnlyByName);
 }
 
 // Bridges that container and machine emulators make carry addresses no other host can reach.
@@ -69,8 +74,7 @@ std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::str
     if (is_host_bridge(offer.interface)) reach = 1;
     if (offer.link_local) reach = 2;
     if (offer.loopback) reach = 3;
-    return std::tuple(reach, rank_of(offer.provider), offer.small_messages, offer.ipv6,
-                      i);
+    return std::tuple(reach, rank_of(offer.provider), offer.small_messages, offer.ipv6, i);
   };
   std::sort(usable.begin(), usable.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
   return usable;

@@ -101,10 +101,9 @@ Status nothing_matches(const Library& library, const Options& options,
   std::string wanted = "no endpoint for reliable datagrams";
   if (!options.provider.empty()) wanted += " of provider '" + options.provider + "'";
   if (!options.interface.empty()) wanted += " on interface '" + options.interface + "'";
-  return Status(Code::kUnavailable,
-                "libfabric " + library.version_text() + " has " + wanted + " (" +
-                    on_offer(offers) +
-                    "); see SMDDP_FABRIC_PROVIDER and SMDDP_FABRIC_INTERFACE");
+  return Status(Code::kUnavailable, "libfabric " + library.version_text() + " has " + wanted +
+                                        " (" + on_offer(offers) +
+                                        "); see SMDDP_FABRIC_PROVIDER and SMDDP_FABRIC_INTERFACE");
 }
 
 }  // namespace
@@ -112,8 +111,7 @@ Status nothing_matches(const Library& library, const Options& options,
 Result<std::vector<Choice>> choose(const Library& library, const Options& options) {
   Result<List> list = list_offers(library, options.provider);
   if (!list) return list.status();
-  std::vector<size_t> order =
-      rank_offers(list.value().offers, options.provider, options.interface);
+  std::vector<size_t> order = rank_offers(list.value().offers, options.provider, options.interface);
   if (order.empty() && !options.provider.empty()) {
     // Ask again without the name: for a core provider's short name, or to say what there is.
     list = list_offers(library, "");

@@ -75,8 +75,8 @@ void RdmEndpoint::post(SendBuffer* buffer, size_t size) {
 }
 
 int RdmEndpoint::try_send(SendSlot* slot) {
-  ssize_t rc = ::fi_send(ep_.get(), slot->data, slot->size, descriptor(),
-                         peers_[slot->to].address, &slot->context);
+  ssize_t rc = ::fi_send(ep_.get(), slot->data, slot->size, descriptor(), peers_[slot->to].address,
+                         &slot->context);
   if (rc == 0) {
     ++counters_.messages_sent;
     counters_.bytes_sent += slot->size;
@@ -122,14 +122,13 @@ void RdmEndpoint::lose(Peer peer, const std::string& why) {
 }
 
 void RdmEndpoint::post_receive(ReceiveSlot* slot) {
-  ssize_t rc = ::fi_recv(ep_.get(), slot->data, max_message_, descriptor(), FI_ADDR_UNSPEC,
-                         &slot->context);
+  ssize_t rc =
+      ::fi_recv(ep_.get(), slot->data, max_message_, descriptor(), FI_ADDR_UNSPEC, &slot->context);
   if (rc == 0) return;
   unposted_.push_back(slot);
   if (rc != -FI_EAGAIN && broken_.ok()) {
-    broken_ = Status(Code::kUnavailable, "fi_recv: " +
-                                             library_.error_text(static_cast<int>(rc)) + " (" +
-                                             description_ + ")");
+    broken_ = Status(Code::kUnavailable, "fi_recv: " + library_.error_text(static_cast<int>(rc)) +
+                                             " (" + description_ + ")");
   }
 }
 
@@ -145,13 +144,12 @@ Result<int> RdmEndpoint::handle_error() {
   ssize_t rc = ::fi_cq_readerr(cq_.get(), &error, 0);
   if (rc == -FI_EAGAIN) return 0;
   if (rc < 0) {
-    return Status(Code::kInternal,
-                  "fi_cq_readerr: " + library_.error_text(static_cast<int>(rc)));
+    return Status(Code::kInternal, "fi_cq_readerr: " + library_.error_text(static_cast<int>(rc)));
   }
   std::string why = library_.error_text(error.err);
   char text[256] = {};
-  const char* detail = ::fi_cq_strerror(cq_.get(), error.prov_errno, error.err_data, text,
-                                        sizeof text - 1);
+  const char* detail =
+      ::fi_cq_strerror(cq_.get(), error.prov_errno, error.err_data, text, sizeof text - 1);
   if (error.prov_errno != 0 && detail != nullptr && *detail != '\0' && why != detail) {
     why += std::string(", ") + detail;
   }
@@ -190,8 +188,7 @@ Result<int> RdmEndpoint::progress(Sink& sink) {
       continue;
     }
     if (n < 0) {
-      return Status(Code::kInternal,
-                    "fi_cq_read: " + library_.error_text(static_cast<int>(n)));
+      return Status(Code::kInternal, "fi_cq_read: " + library_.error_text(static_cast<int>(n)));
     }
     for (ssize_t i = 0; i < n; ++i) {
       Slot* slot = Slot::of(entries[i].op_context);

@@ -85,14 +85,14 @@ class RdmEndpoint final : public Endpoint {
   bool loses_wakeups_ = false;
   Counters counters_;
 
-  SlotQueue free_[2];              // data, control
-  size_t posted_ = 0;              // sends with libfabric or in a FIFO
-  std::deque<PeerState> peers_;    // grows during callbacks; elements stay where they are
+  SlotQueue free_[2];            // data, control
+  size_t posted_ = 0;            // sends with libfabric or in a FIFO
+  std::deque<PeerState> peers_;  // grows during callbacks; elements stay where they are
   std::unordered_map<std::string, Peer> known_;
-  std::vector<Peer> stalled_;      // peers whose FIFO is not empty
+  std::vector<Peer> stalled_;  // peers whose FIFO is not empty
   std::vector<ReceiveSlot*> unposted_;
-  std::vector<Loss> losses_;       // to be told at the next progress()
-  Status broken_;                  // the endpoint as a whole
+  std::vector<Loss> losses_;  // to be told at the next progress()
+  Status broken_;             // the endpoint as a whole
 };
 
 }  // namespace smddp::fabric

@@ -35,13 +35,13 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
       return std::unique_ptr<Endpoint>(std::move(built.value()));
     }
     if (first.ok()) {
-      first = Status(Code::kUnavailable, choice.offer.text() + " can't be opened (" +
-                                             built.status().message() + ")");
+      first = Status(Code::kUnavailable,
+                     choice.offer.text() + " can't be opened (" + built.status().message() + ")");
     }
   }
-  return Status(Code::kUnavailable,
-                first.message() + "; name another in SMDDP_FABRIC_PROVIDER or "
-                                  "SMDDP_FABRIC_INTERFACE");
+  return Status(Code::kUnavailable, first.message() +
+                                        "; name another in SMDDP_FABRIC_PROVIDER or "
+                                        "SMDDP_FABRIC_INTERFACE");
 }
 
 Result<std::unique_ptr<RdmEndpoint>> RdmEndpoint::build(const Library& library,
@@ -57,9 +57,9 @@ Status RdmEndpoint::set_up(const Choice& choice, fi_wait_obj wait) {
   if (!info_) return Status(Code::kUnavailable, "libfabric is out of memory");
   max_message_ = std::min(kMaxMessage, info_->ep_attr->max_msg_size / 64 * 64);
   if (max_message_ < kControlMessage) {
-    return Status(Code::kUnavailable, "its messages hold " +
-                                          std::to_string(info_->ep_attr->max_msg_size) +
-                                          " bytes, too few");
+    return Status(
+        Code::kUnavailable,
+        "its messages hold " + std::to_string(info_->ep_attr->max_msg_size) + " bytes, too few");
   }
   description_ = choice.offer.text() + ", libfabric " + library_.version_text();
   if (Status status = open_objects(wait); !status) return status;
@@ -137,14 +137,14 @@ Status RdmEndpoint::read_address() {
 
 Status RdmEndpoint::cut_buffers() {
   size_t receives = std::clamp<size_t>(info_->rx_attr->size, 1, kReceives);
-  Result<Slab> slab = Slab::map((receives + kDataSends) * max_message_ +
-                                kControlSends * kControlMessage);
+  Result<Slab> slab =
+      Slab::map((receives + kDataSends) * max_message_ + kControlSends * kControlMessage);
   if (!slab) return slab.status();
   slab_ = std::move(slab.value());
   if ((info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0) {
     auto mr = open_handle<MrHandle>(library_, "fi_mr_reg", [&](fid_mr** raw) {
-      return ::fi_mr_reg(domain_.get(), slab_.data(), slab_.size(), FI_SEND | FI_RECV, 0, 0, 0,
-                         raw, nullptr);
+      return ::fi_mr_reg(domain_.get(), slab_.data(), slab_.size(), FI_SEND | FI_RECV, 0, 0, 0, raw,
+                         nullptr);
     });
     if (!mr) return mr.status();
     mr_ = std::move(mr.value());

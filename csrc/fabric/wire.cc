@@ -9,8 +9,13 @@ bool check(const void* data, size_t size) {
   Header header;
   std::memcpy(&header, data, sizeof header);
   if (header.magic != kMagic) return false;
-  if (header.type != Type::kReady && header.type != Type::kData && header.type != Type::kAbort) return false;
-  return header.bytes == size - sizeof(Header);
+  switch (header.type) {
+    case Type::kReady:
+    case Type::kData:
+    case Type::kAbort:
+      return header.bytes == size - sizeof(Header);
+  }
+  return false;
 }
 
 }  // namespace smddp::wire

@@ -129,6 +129,12 @@ void Inbox::pop() {
   counts(mapping_)[reader_].pieces.store(read_, std::memory_order_release);
 }
 
+bool Inbox::all_attached(int readers) const {
+  return head_of(mapping_)->attached.load(std::memory_order_acquire) == static_cast<uint32_t>(readers);
+}
+
+bool Inbox::any_denied() const { return head_of(mapping_)->denied.load(std::memory_order_acquire) != 0; }
+
 const char* Inbox::aborted() const {
   OutboxHead* head = head_of(mapping_);
   return head->aborted.load(std::memory_order_acquire) != 0 ? head->reason : nullptr;

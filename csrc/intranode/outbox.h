@@ -103,6 +103,9 @@ class Inbox {
   const Extent* extents() const;   // of head(); addresses in the owner's space
   void pop();
   const char* aborted() const;  // reason, or nullptr
+  // What the readers of this outbox, all `readers` of them, found: false while some have yet to attach.
+  bool all_attached(int readers) const;
+  bool any_denied() const;
   int pid() const { return pid_; }
 
  private:

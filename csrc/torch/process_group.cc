@@ -61,7 +61,9 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
                                      Fallback::Factory factory)
     : Backend(rank, size), engine_(process_engine()), timeout_(timeout), fallback_(group_name, std::move(factory)) {
   StoreAdapter adapter(store, rank, timeout);
-  Communicator::Options options{group_name, static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count())};
+  Communicator::Options options;
+  options.name = group_name;
+  options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   auto created = Communicator::create(engine_, adapter, rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from deepspeed_smddp import settings
 from deepspeed_smddp.config import SECTION, SmddpConfig, parse_section, show
-from deepspeed_smddp.errors import SmddpConfigError, logger
+from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.zero import ds_config
 
 KEY = "comm_backend"
@@ -124,13 +124,10 @@ def _apply_section(request: Request) -> None:
 
 
 def _warn_of_idle_section(backend: str) -> None:
-    logger.warning(
-        'smddp: the section "%s" of the DeepSpeed config has no effect, as the default process '
-        'group uses %s; put "%s": "%s" into the config',
-        SECTION,
-        backend,
-        KEY,
-        NAME,
+    settings.warn_once(
+        f"idle section, {backend}",
+        f'smddp: the section "{SECTION}" of the DeepSpeed config has no effect, as the default '
+        f'process group uses {backend}; put "{KEY}": "{NAME}" into the config',
     )
 
 

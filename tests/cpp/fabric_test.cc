@@ -150,8 +150,9 @@ std::string name_of_param(const testing::TestParamInfo<const char*>& param) {
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Providers, Fabric,
-                         testing::Values("tcp", "tcp;ofi_rxm", "net", "sockets", "udp;ofi_rxd"),
+// Not "sockets": its fi_send connects synchronously, so an absent peer stops the whole endpoint.
+// Not "net", the early form of "tcp" in libfabric 1.17: it passes, but leaks memory of its own.
+INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::Values("tcp", "tcp;ofi_rxm", "udp;ofi_rxd"),
                          name_of_param);
 
 TEST_P(Fabric, DescribesItself) {
@@ -251,9 +252,7 @@ TEST_P(Fabric, BackPressure) {
     a.progress();
   }
   EXPECT_EQ(b.inbox.messages, 1u);
-  if (std::string(GetParam()) != "sockets") {  // which moves data behind the application's back
-    EXPECT_LT(posted, kMost) << "nothing held the sender back";
-  }
+  EXPECT_LT(posted, kMost) << "nothing held the sender back";
   drive({&a, &b}, [&] { return b.inbox.messages == posted && a.endpoint->idle(); });
   EXPECT_TRUE(a.inbox.lost.empty());
 }
@@ -279,8 +278,7 @@ TEST_P(Fabric, RefusesAddressesItCantUse) {
   other[0] ^= 0xff;  // the wire protocol
   Status status = a.endpoint->add_peer(other).status();
   EXPECT_EQ(status.code(), Code::kInvalid);
-  EXPECT_NE(status.message().find("SMDDP_FABRIC_PROVIDER"), std::string::npos)
-      << status.message();
+  EXPECT_NE(status.message().find("SMDDP_FABRIC_PROVIDER"), std::string::npos) << status.message();
 }
 
 // A peer that never was there: either it is reported lost or its messages wait, and another peer
@@ -309,9 +307,8 @@ TEST_P(Fabric, PeerThatDiesInTheMiddleHoldsUpNobody) {
   Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
   ASSERT_TRUE(a.send(to_gone, 1000));
   ASSERT_TRUE(a.send(to_b, 1000));
-  drive({&a, &b, &*gone}, [&] {
-    return gone->inbox.messages == 1 && b.inbox.messages == 1 && a.endpoint->idle();
-  });
+  drive({&a, &b, &*gone},
+        [&] { return gone->inbox.messages == 1 && b.inbox.messages == 1 && a.endpoint->idle(); });
   while (a.send(to_gone, a.endpoint->max_message())) {
   }
   a.progress();
@@ -324,6 +321,7 @@ TEST_P(Fabric, PeerThatDiesInTheMiddleHoldsUpNobody) {
   });
   settle({&a, &b}, kSecond / 10);
   EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
+  RecordProperty("told", a.inbox.lost.count(to_gone) == 1 ? a.inbox.lost[to_gone] : "nothing");
   if (a.inbox.lost.count(to_gone) == 1) {
     // What is posted to a lost peer is dropped, and said once.
     ASSERT_TRUE(a.send(to_gone, 88, true));
@@ -423,8 +421,7 @@ bool contains(const std::string& text, const std::string& part) {
 TEST(Opening, SomeTcpProviderWorks) {
   Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(loopback(""));
   ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
-  EXPECT_TRUE(contains(endpoint.value()->description(), "tcp"))
-      << endpoint.value()->description();
+  EXPECT_TRUE(contains(endpoint.value()->description(), "tcp")) << endpoint.value()->description();
 }
 
 TEST(Opening, NamedLibraryThatIsMissing) {
@@ -501,19 +498,19 @@ TEST(Ranking, HardwareBeforeTcpBeforeTheRest) {
   EXPECT_EQ(ranked(offers),
             (Texts{"efa on eth0 (192.0.2.1)", "verbs;ofi_rxm on eth0 (192.0.2.1)",
                    "tcp on eth0 (192.0.2.1)", "tcp;ofi_rxm on eth0 (192.0.2.1)",
-                   "net on eth0 (192.0.2.1)", "sockets on eth0 (192.0.2.1)",
-                   "newcomer on eth0 (192.0.2.1)", "udp;ofi_rxd on eth0 (192.0.2.1)"}));
+                   "net on eth0 (192.0.2.1)", "newcomer on eth0 (192.0.2.1)",
+                   "sockets on eth0 (192.0.2.1)", "udp;ofi_rxd on eth0 (192.0.2.1)"}));
 }
 
 TEST(Ranking, ReachComesBeforeProvider) {
   std::vector<Offer> offers = {
-      on_host("tcp", "lo", "127.0.0.1"), on_host("tcp", "eth0", "fe80::1"),
+      on_host("tcp", "lo", "127.0.0.1"),       on_host("tcp", "eth0", "fe80::1"),
       on_host("tcp", "docker0", "172.17.0.1"), on_host("tcp", "eth0", "2001:db8::1"),
-      on_host("tcp", "eth0", "192.0.2.1"), on_host("udp;ofi_rxd", "eth1", "198.51.100.1")};
-  EXPECT_EQ(ranked(offers), (Texts{"tcp on eth0 (192.0.2.1)", "tcp on eth0 (2001:db8::1)",
-                                   "udp;ofi_rxd on eth1 (198.51.100.1)",
-                                   "tcp on docker0 (172.17.0.1)", "tcp on eth0 (fe80::1)",
-                                   "tcp on lo (127.0.0.1)"}));
+      on_host("tcp", "eth0", "192.0.2.1"),     on_host("udp;ofi_rxd", "eth1", "198.51.100.1")};
+  EXPECT_EQ(ranked(offers),
+            (Texts{"tcp on eth0 (192.0.2.1)", "tcp on eth0 (2001:db8::1)",
+                   "udp;ofi_rxd on eth1 (198.51.100.1)", "tcp on docker0 (172.17.0.1)",
+                   "tcp on eth0 (fe80::1)", "tcp on lo (127.0.0.1)"}));
 }
 
 TEST(Ranking, LoopbackWhereThereIsNothingElse) {

@@ -67,9 +67,9 @@ TEST(Wire, RejectsUnknownTypes) {
 TEST(Wire, RejectsALengthThatIsNotWhatFollows) {
   std::vector<uint8_t> good = message(Type::kData, 8);
   constexpr uint64_t kTop = std::numeric_limits<uint64_t>::max();
-  for (uint64_t lie : {uint64_t{0}, uint64_t{7}, uint64_t{9}, uint64_t{8} + sizeof(Header),
-                       uint64_t{1} << 32, (uint64_t{1} << 32) + 8, kTop, kTop - sizeof(Header),
-                       kTop - sizeof(Header) + 9}) {
+  for (uint64_t lie :
+       {uint64_t{0}, uint64_t{7}, uint64_t{9}, uint64_t{8} + sizeof(Header), uint64_t{1} << 32,
+        (uint64_t{1} << 32) + 8, kTop, kTop - sizeof(Header), kTop - sizeof(Header) + 9}) {
     EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.bytes = lie; })) << lie;
   }
 }

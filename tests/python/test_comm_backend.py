@@ -84,15 +84,15 @@ def test_misspelt_backend_is_one_sentence() -> None:
     with pytest.raises(SmddpConfigError) as caught:
         comm_backend.parse({"comm_backend": "smdpp"})
     assert re.fullmatch(
-        r'"comm_backend" in the DeepSpeed config is "smdpp", which torch.distributed does not know; '
-        r'did you mean "smddp"\? known: smddp, gloo, nccl, .*',
+        r'"comm_backend" in the DeepSpeed config is "smdpp", which torch.distributed does not '
+        r'know; did you mean "smddp"\? known: smddp, gloo, nccl, .*',
         str(caught.value),
     )
 
 
 @pytest.mark.parametrize("backend", [None, 3, "", ["smddp"]])
 def test_backend_that_is_no_name(backend: object) -> None:
-    with pytest.raises(SmddpConfigError, match='but may hold the name of a backend: smddp, '):
+    with pytest.raises(SmddpConfigError, match="but may hold the name of a backend: smddp, "):
         comm_backend.parse({"comm_backend": backend})
 
 
@@ -149,7 +149,7 @@ def test_changed_signature_is_left_alone_with_one_warning(caplog: pytest.LogCapt
 # first use (about a minute).
 COMPILES = pytest.mark.timeout(400)
 PRELUDE = f"""
-import argparse, base64, json, logging, os, sys, tempfile
+import argparse, base64, json, os, tempfile, traceback
 import deepspeed, torch, torch.distributed as dist
 CONFIG = {CONFIG!r}
 HJSON = {HJSON!r}
@@ -167,9 +167,18 @@ def train(engine, steps=2):
         engine.step()
     return loss.item()
 
-def end():
-    dist.destroy_process_group()
-    deepspeed.comm.comm.cdb = None
+def forked(name, action):
+    # DeepSpeed keeps its groups for the life of a process.
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+            dist.destroy_process_group()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0, name
 """
 
 
@@ -195,25 +204,27 @@ def test_initialize_and_zero_init_pick_smddp_in_every_form() -> None:
             "args": dict(args=args),
         }
         from deepspeed_smddp import settings
-        for name, arguments in forms.items():
+
+        def initialize(arguments):
+            model = torch.nn.Linear(8, 8)
             engine = deepspeed.initialize(
-                model=(model := torch.nn.Linear(8, 8)), model_parameters=model.parameters(),
-                **arguments,
+                model=model, model_parameters=model.parameters(), **arguments
             )[0]
-            assert dist.get_backend() == "smddp", name
-            assert settings.current().zero_allgather_elements == 5000, name
-            assert settings.current().section.timeout_seconds == 77, name
+            assert dist.get_backend() == "smddp"
+            assert settings.current().zero_allgather_elements == 5000
+            assert settings.current().section.timeout_seconds == 77
             train(engine)
-            engine.destroy()
-            end()
-        for arguments in (
-            dict(config_dict_or_path=CONFIG), dict(config_dict_or_path=path(HJSON)),
-        ):
-            with deepspeed.zero.Init(**arguments):
+
+        def zero_init(config):
+            with deepspeed.zero.Init(config_dict_or_path=config):
                 model = torch.nn.Linear(8, 8)
             assert dist.get_backend() == "smddp"
-            assert model.weight.ds_numel == 64 and model.weight.numel() == 0
-            end()
+            assert model.weight.ds_numel == 64 and model.weight.numel() < 64
+
+        for name, arguments in forms.items():
+            forked(name, lambda: initialize(arguments))
+        for config in (CONFIG, path(HJSON), encoded):
+            forked(f"zero.Init({config})", lambda: zero_init(config))
         """,
         1,
     )
@@ -235,9 +246,7 @@ def test_two_ranks_train_with_one_line_of_json() -> None:
         own = {row["collective"] for row in deepspeed_smddp.statistics() if row["calls"]}
         lost = {row["collective"] for row in deepspeed_smddp.fallback_ledger()}
         print(own, lost)
-        wanted = {"allgather", "reduce_scatter"}
-        assert any("gather" in name for name in own - lost), (own, lost)
-        assert any("scatter" in name for name in own - lost), (own, lost)
+        assert {"all_gather", "reduce_scatter"} <= own - lost, (own, lost)
         dist.destroy_process_group()
         """,
         2,
@@ -249,11 +258,13 @@ def test_group_made_before_deepspeed() -> None:
     # The same backend: adopted, with the section's timeout. Another: one sentence, on every rank.
     run(
         """
-        deepspeed.init_distributed(dist_backend="smddp")
         model = torch.nn.Linear(8, 8)
-        deepspeed.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)
-        end()
 
+        def adopted():
+            deepspeed.init_distributed(dist_backend="smddp")
+            deepspeed.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)
+
+        forked("adopted", adopted)
         dist.init_process_group("gloo")
         for call in (
             lambda: deepspeed.initialize(model=model, config=CONFIG),
@@ -310,10 +321,20 @@ def test_misspelt_backend_stops_initialize_before_any_group_is_made() -> None:
 def test_accelerate_config_decides_over_the_backend_accelerate_hands_over() -> None:
     run(
         """
+        from accelerate import Accelerator
         from accelerate.utils import DeepSpeedPlugin
-        from deepspeed import comm
-        plugin = DeepSpeedPlugin(hf_ds_config=CONFIG)
-        comm.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)  # as accelerate does
+        del CONFIG["optimizer"]
+        accelerator = Accelerator(deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=CONFIG))
+        assert dist.get_backend() == "smddp"
+        model = torch.nn.Linear(8, 8)
+        engine, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+        assert type(engine).__name__ == "DeepSpeedEngine", type(engine)
+        assert dist.get_backend() == "smddp"
+        dist.destroy_process_group()
+
+        comm = deepspeed.comm
+        comm.comm.cdb = None
+        comm.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
         assert dist.get_backend() == "smddp"
         dist.destroy_process_group()
         """,
@@ -378,8 +399,8 @@ def test_fallback_between_two_of_three_ranks_does_not_wait_for_the_third() -> No
         ledger = deepspeed_smddp.fallback_ledger()
         print([(row["collective"], row["path"], row["calls"]) for row in ledger])
         assert all(row["path"] == "fallback:gloo" for row in ledger)
-        names = {row["collective"] for row in ledger}
-        assert ("send" if rank == 0 else "recv" if rank == 1 else "alltoall_base") in names, names
+        names = {row["collective"] for row in ledger if row["calls"]}
+        assert ("send" if rank == 0 else "recv" if rank == 1 else "all_to_all") in names, names
         dist.barrier()
         dist.destroy_process_group()
         """,
@@ -401,9 +422,8 @@ def test_fallback_error_raises_with_the_operations_name() -> None:
         assert tensor.eq(2).all()
         try:
             dist.all_to_all_single(torch.empty(4), tensor)
-        except RuntimeError as error:
-            print(error)
-            assert "alltoall" in str(error).replace("_", "").lower(), error
+        except (RuntimeError, ValueError) as error:
+            assert "all_to_all" in str(error), error
         else:
             raise AssertionError("no error")
         dist.destroy_process_group()

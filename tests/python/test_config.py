@@ -99,7 +99,10 @@ def test_section_of_the_documentation_is_all_defaults() -> None:
             '"horizn": 3 is not a key of the section "smddp.activation_offload"; '
             'did you mean "horizon"?',
         ),
-        ({"fallback": "loud"}, '"smddp.fallback" is "loud", but may hold "warn", "silent" or "error"'),
+        (
+            {"fallback": "loud"},
+            '"smddp.fallback" is "loud", but may hold "warn", "silent" or "error"',
+        ),
         (
             {"allgather_bucket_size": 12},
             '"smddp.allgather_bucket_size" is 12, but may hold "auto" or a number of bytes of at '
@@ -132,7 +135,8 @@ def test_section_of_the_documentation_is_all_defaults() -> None:
         ),
         (
             {"activation_offload": {"horizon": 0}},
-            '"smddp.activation_offload.horizon" is 0, but may hold a number of layers of at least 1',
+            '"smddp.activation_offload.horizon" is 0, but may hold a number of layers of at least '
+            "1",
         ),
     ],
 )

@@ -68,7 +68,7 @@ def usable(dtype: torch.dtype) -> bool:
 @given(layout=st.sampled_from(LAYOUTS), case=calls())
 def test_any_collective(worlds: Pool, layout: str, case: Case) -> None:
     note(f"{layout}: {case}, seed {case.seed}")
-    digests = worlds(layout).run(cases.check, case)
+    digests = worlds(layout).run(cases.check, case, timeout=30)
     if case.collective != "reduce_scatter":
         assert len(set(digests)) == 1, "ranks hold different results"
 
@@ -84,7 +84,7 @@ def test_several_in_flight_finished_in_any_order(
     sequence = list(range(len(batch)))
     order.shuffle(sequence)  # type: ignore[attr-defined]
     note(f"{layout}: {[str(case) for case in batch]}, finished as {sequence}")
-    worlds(layout).run(cases.check_in_flight, batch, sequence)
+    worlds(layout).run(cases.check_in_flight, batch, sequence, timeout=30)
 
 
 def on_overlapping_groups(
@@ -121,4 +121,4 @@ def test_overlapping_groups_in_flight(
     if BACKEND == "gloo":
         sequence.sort()  # gloo's blocking forms need one order on all ranks
     note(f"{layout}: {[(groups[g], str(case)) for g, case in plan]}, finished as {sequence}")
-    worlds(layout).run(on_overlapping_groups, groups, plan, sequence)
+    worlds(layout).run(on_overlapping_groups, groups, plan, sequence, timeout=30)

@@ -224,7 +224,8 @@ def _all_gather(case: Case, group: Any, layout: str, me: int, exact: bool) -> Ru
     elif case.form == "list":
         wait = _waiter(dist.all_gather(outputs[0], inputs[0], group=group, async_op=not sync))
     elif case.form == "list_coalesced":
-        work = dist.all_gather_coalesced(outputs, inputs, group=group, async_op=not sync)
+        per_rank = [list(tensors) for tensors in zip(*outputs, strict=True)]
+        work = dist.all_gather_coalesced(per_rank, inputs, group=group, async_op=not sync)
         wait = _waiter(work)
     elif case.form == "functional":
         flat[0] = functional.all_gather_tensor(inputs[0], 0, group)

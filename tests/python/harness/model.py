@@ -65,6 +65,8 @@ _PERIOD = 65521  # a prime: whatever is moved by a power of two lands on other v
 def data(seed: int, rank: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
     """The same on every machine and in every process. Floats are near 1 in size, some negative."""
     random = np.random.default_rng([seed, rank])
+    if numel == 0:
+        return torch.empty(0, dtype=dtype)
     if dtype in FLOATING:
         values = random.standard_normal(min(numel, _PERIOD))
         return _repeat(torch.from_numpy(values).to(dtype), numel)

@@ -134,21 +134,25 @@ class World:
         waiting = set(self._busy if ranks is None else ranks)
         results: dict[int, Any] = {}
         end = time.monotonic() + (timeout or self.deadline)
-        while waiting:
-            by_pipe = {self._pipes[rank]: rank for rank in waiting}
-            ready = connection.wait(list(by_pipe), max(0.0, end - time.monotonic()))
-            if not ready:
-                self._fail(f"no answer from ranks {sorted(waiting)} in time", results, waiting)
-            for pipe in ready:
-                rank = by_pipe[pipe]  # type: ignore[index]
-                try:
-                    results[rank] = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
-                except (EOFError, ConnectionError):
-                    self._processes[rank].join(5)
-                    code = self._processes[rank].exitcode
-                    self._fail(f"rank {rank} died, exit code {code}", results, waiting)
-                waiting.discard(rank)
-                self._busy.discard(rank)
+        try:
+            while waiting:
+                by_pipe = {self._pipes[rank]: rank for rank in waiting}
+                ready = connection.wait(list(by_pipe), max(0.0, end - time.monotonic()))
+                if not ready:
+                    self._fail(f"no answer from ranks {sorted(waiting)} in time", results, waiting)
+                for pipe in ready:
+                    rank = by_pipe[pipe]  # type: ignore[index]
+                    try:
+                        results[rank] = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+                    except (EOFError, ConnectionError):
+                        self._processes[rank].join(5)
+                        code = self._processes[rank].exitcode
+                        self._fail(f"rank {rank} died, exit code {code}", results, waiting)
+                    waiting.discard(rank)
+                    self._busy.discard(rank)
+        except BaseException:  # also the test's own time limit: what is half done is never reused
+            self.close()
+            raise
         return results
 
     def collect(
@@ -218,6 +222,8 @@ class World:
     def close(self) -> None:
         """End every process; leaves nothing behind whatever state they are in."""
         self.broken = True
+        if self._store is None:
+            return
         for process in self._processes:
             if process.is_alive():
                 process.kill()

@@ -1,0 +1,123 @@
+#include "topology/topology.h"
+
+#include <gtest/gtest.h>
+
+#include "schedule/pattern.h"
+
+namespace smddp {
+namespace {
+
+std::vector<std::string> hosts(const std::string& letters) {
+  std::vector<std::string> out;
+  for (char c : letters) out.emplace_back(1, c);
+  return out;
+}
+
+TEST(Topology, NumbersNodesByLowestRankAndRanksInOrder) {
+  Topology t(hosts("BABAC"));
+  EXPECT_EQ(t.ranks(), 5);
+  EXPECT_EQ(t.nodes(), 3);
+  EXPECT_EQ(t.node(0), (std::vector<Rank>{0, 2}));
+  EXPECT_EQ(t.node(1), (std::vector<Rank>{1, 3}));
+  EXPECT_EQ(t.node(2), (std::vector<Rank>{4}));
+  EXPECT_EQ(t.local_index(3), 1);
+  EXPECT_TRUE(t.same_node(0, 2));
+  EXPECT_FALSE(t.same_node(0, 1));
+}
+
+TEST(Topology, GatewayHasEqualLocalIndexAndWrapsOnSmallerNodes) {
+  Topology t(hosts("AAABB"));
+  EXPECT_EQ(t.gateway(0, 1), 3);
+  EXPECT_EQ(t.gateway(1, 1), 4);
+  EXPECT_EQ(t.gateway(2, 1), 3);
+  EXPECT_EQ(t.gateway(4, 0), 1);
+}
+
+// Clusters nobody owns: even and uneven, dealt out in blocks and round-robin.
+std::vector<std::vector<std::string>> clusters() {
+  std::vector<std::vector<std::string>> all = {hosts("A"), hosts("AB"), hosts("AAB"), hosts("ABAB"), hosts("AAABBC"),
+                                               hosts("ABCABCA"), hosts("ABBBBBBB")};
+  for (int nodes : {4, 32, 128}) {
+    std::vector<std::string> blocks, dealt;
+    for (int r = 0; r < nodes * 8; ++r) {
+      blocks.push_back(std::to_string(r / 8));
+      dealt.push_back(std::to_string(r % nodes));
+    }
+    all.push_back(blocks);
+    all.push_back(dealt);
+  }
+  return all;
+}
+
+TEST(Pattern, EveryShardReachesEveryNodeExactlyOnce) {
+  for (const auto& cluster : clusters()) {
+    Topology t(cluster);
+    std::vector<int> landed(static_cast<size_t>(t.ranks() * t.nodes()));
+    for (Rank r = 0; r < t.ranks(); ++r) {
+      for (Rank to : pattern::targets(t, r)) ++landed[static_cast<size_t>(r * t.nodes() + t.node_of(to))];
+    }
+    for (Rank r = 0; r < t.ranks(); ++r) {
+      for (int n = 0; n < t.nodes(); ++n) {
+        EXPECT_EQ(landed[static_cast<size_t>(r * t.nodes() + n)], n == t.node_of(r) ? 0 : 1);
+      }
+    }
+  }
+}
+
+TEST(Pattern, ArrivalsAreTheMirrorOfTargets) {
+  for (const auto& cluster : clusters()) {
+    Topology t(cluster);
+    std::vector<std::vector<Rank>> expected(static_cast<size_t>(t.ranks()));
+    for (Rank r = 0; r < t.ranks(); ++r) {
+      for (Rank to : pattern::targets(t, r)) expected[static_cast<size_t>(to)].push_back(r);
+    }
+    for (Rank r = 0; r < t.ranks(); ++r) {
+      auto arrivals = pattern::arrivals(t, r);
+      std::sort(arrivals.begin(), arrivals.end());
+      EXPECT_EQ(arrivals, expected[static_cast<size_t>(r)]);
+    }
+  }
+}
+
+TEST(Pattern, InEachStepANodeReceivesFromOneOtherOnly) {
+  Topology t(clusters().back());
+  for (size_t step = 0; step + 1 < static_cast<size_t>(t.nodes()); ++step) {
+    std::vector<int> from(static_cast<size_t>(t.nodes()), -1);
+    for (Rank r = 0; r < t.ranks(); ++r) {
+      auto to = static_cast<size_t>(t.node_of(pattern::targets(t, r)[step]));
+      if (from[to] == -1) from[to] = t.node_of(r);
+      EXPECT_EQ(from[to], t.node_of(r));
+    }
+  }
+}
+
+TEST(Pattern, ABlockIsSummedByItsOwnerAtHomeAndItsGatewayElsewhere) {
+  for (const auto& cluster : clusters()) {
+    Topology t(cluster);
+    for (Rank block = 0; block < t.ranks(); ++block) {
+      for (int n = 0; n < t.nodes(); ++n) {
+        Rank by = pattern::reducer(t, n, block);
+        EXPECT_EQ(t.node_of(by), n);
+        if (n == t.node_of(block)) EXPECT_EQ(by, block);
+      }
+    }
+  }
+}
+
+TEST(Pattern, EqualPartsCoverEverythingAndDifferByOneGranule) {
+  for (size_t count : {0ul, 1ul, 63ul, 64ul, 65ul, 1000ul, 123456789ul}) {
+    for (int ranks : {1, 2, 3, 7, 9, 64}) {
+      auto starts = pattern::equal_parts(count, ranks, 64);
+      ASSERT_EQ(starts.size(), static_cast<size_t>(ranks) + 1);
+      EXPECT_EQ(starts.front(), 0u);
+      EXPECT_EQ(starts.back(), count);
+      for (size_t r = 0; r + 1 < starts.size(); ++r) {
+        EXPECT_LE(starts[r], starts[r + 1]);
+        EXPECT_LE(starts[r + 1] - starts[r], (count / static_cast<size_t>(ranks) / 64 + 2) * 64);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace smddp

@@ -1,0 +1,343 @@
+"""Asynchronous operations: Work, futures, threads; and what builds on them, DDP and FSDP."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import cases, model
+from harness.cases import Case
+from harness.worker import Context
+from harness.world import BACKEND, Pool, fresh
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+LAYOUTS = ("AA", "AB", "AABB")
+
+
+def start_all_gather(ctx: Context, numel: int = 1000, seed: int = 0) -> tuple[Any, Any, Any]:
+    parts = [model.data(seed, rank, torch.float32, numel) for rank in range(ctx.size)]
+    out = torch.empty(numel * ctx.size)
+    work = dist.all_gather_into_tensor(out, parts[ctx.rank], async_op=True)
+    return work, out, torch.cat(parts)
+
+
+def work_api(ctx: Context) -> None:
+    work, out, wanted = start_all_gather(ctx)
+    assert work.wait() is True
+    assert work.wait() is True, "a second wait"
+    assert work.is_completed() and work.is_success()
+    assert work.exception() is None
+    assert torch.equal(out, wanted)
+    tensors = work.result()
+    assert any(model.same_bits(t.reshape(-1), out) for t in tensors)
+    work.synchronize()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_work(worlds: Pool, layout: str) -> None:
+    if BACKEND == "gloo":
+        pytest.skip("gloo's Work raises where there is no exception to hand out")
+    worlds(layout).run(work_api)
+
+
+def completes_alone(ctx: Context) -> None:
+    """Nobody waits: the background progress finishes the operation."""
+    work, out, wanted = start_all_gather(ctx, 100_000)
+    end = time.monotonic() + 20
+    while not work.is_completed():
+        assert time.monotonic() < end, "not complete after 20 s without a wait"
+        time.sleep(0.001)
+    assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_operation_completes_without_wait(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(completes_alone)
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for part in value for tensor in leaves(part)]
+
+
+def futures(ctx: Context) -> None:
+    work, out, wanted = start_all_gather(ctx)
+    seen: list[int] = []
+
+    def sum_of(future: torch.futures.Future) -> torch.Tensor:
+        seen.append(threading.get_ident())
+        return torch.cat([t.reshape(-1) for t in leaves(future.value())]).sum()
+
+    chained = work.get_future().then(sum_of).then(lambda f: f.value() * 2)
+    got = chained.wait()
+    assert len(seen) == 1
+    assert torch.equal(out, wanted)
+    assert torch.allclose(got, wanted.sum() * 2)
+    late = work.get_future()
+    assert late.done()
+    assert late.then(lambda f: 7).wait() == 7
+
+    t = torch.full((10,), float(ctx.rank + 1))
+    done = threading.Event()
+    dist.all_reduce(t, async_op=True).get_future().add_done_callback(lambda f: done.set())
+    assert done.wait(20)
+    assert t[0] == ctx.size * (ctx.size + 1) / 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_futures(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(futures)
+
+
+def next_from_callback(ctx: Context) -> None:
+    """A callback may start the next collective, as DDP's communication hooks do."""
+    first, second = torch.ones(100), torch.ones(100)
+    works: list[Any] = []
+    done = threading.Event()
+
+    def follow(_: torch.futures.Future) -> None:
+        works.append(dist.all_reduce(second, async_op=True))
+        done.set()
+
+    work = dist.all_reduce(first, async_op=True)
+    work.get_future().add_done_callback(follow)
+    work.wait()
+    assert done.wait(20)
+    works[0].wait()
+    assert first[0] == ctx.size and second[0] == ctx.size
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_callback_may_start_the_next_operation(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(next_from_callback)
+
+
+def waited_elsewhere(ctx: Context) -> None:
+    started = [start_all_gather(ctx, 5000, seed) for seed in range(8)]
+    threads = [threading.Thread(target=work.wait) for work, _, _ in reversed(started)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    for _, out, wanted in started:
+        assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_waits_from_other_threads(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(waited_elsewhere)
+
+
+def one_work_many_waiters(ctx: Context) -> None:
+    time.sleep(0.1 * ctx.rank)
+    work, out, wanted = start_all_gather(ctx, 50_000)
+    right: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: (work.wait(), right.append(torch.equal(out, wanted))))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert right == [True] * 4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_threads_wait_for_one_operation(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(one_work_many_waiters)
+
+
+def two_hundred(ctx: Context, forwards: bool) -> None:
+    """What ZeRO-3 does with the persistent parameters after each step."""
+    started = [start_all_gather(ctx, 1 + 13 * i % 700, i) for i in range(200)]
+    for work, out, wanted in started if forwards else reversed(started):
+        work.wait()
+        assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("forwards", [True, False], ids=["first first", "last first"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "ABC", "AAAA"])
+def test_two_hundred_in_flight(worlds: Pool, layout: str, forwards: bool) -> None:
+    worlds(layout).run(two_hundred, forwards)
+
+
+def large_in_flight(ctx: Context) -> None:
+    started = [start_all_gather(ctx, 400_000, i) for i in range(12)]
+    for work, out, wanted in reversed(started):
+        work.wait()
+        assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("layout", ["AAA", "AB", "AAB"])
+def test_large_operations_in_flight(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(large_in_flight)
+
+
+def buffers_dropped(ctx: Context) -> None:
+    """The operation keeps what it reads and writes alive, not the caller."""
+    total = torch.zeros(1)
+    for i in range(50):
+        source = torch.full((20_000,), float(ctx.rank + i))
+        work = dist.all_gather_into_tensor(
+            torch.empty(20_000 * ctx.size), source * 1, async_op=True
+        )
+        if i % 3:
+            work.wait()
+        del work, source
+        gc.collect(0)
+        torch.full((20_000,), float("nan"))  # takes over freed memory
+    t = torch.full((20_000,), 1.0)
+    dist.all_reduce(t)
+    assert torch.equal(t, torch.full((20_000,), float(ctx.size))) and total == 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_buffers_and_works_may_be_dropped(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(buffers_dropped)
+
+
+def short_wait(ctx: Context) -> str:
+    if ctx.rank == 1:
+        time.sleep(1.5)
+        dist.all_reduce(torch.ones(4))
+        return "late"
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    began = time.monotonic()
+    try:
+        work.wait(timedelta(milliseconds=300))
+    except RuntimeError as error:
+        assert time.monotonic() - began < 1.2, "raised too late"
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_wait_with_a_shorter_time_limit(layout: str) -> None:
+    with fresh(layout) as world:
+        message, late = world.run(short_wait)
+        assert late == "late"
+        assert message != "no error"
+        if BACKEND == "smddp":
+            assert "all_reduce" in message and "time" in message
+
+
+def late_peer(ctx: Context) -> float:
+    """CPU seconds that a rank burns while it waits two seconds for another."""
+    dist.barrier()
+    if ctx.rank == ctx.size - 1:
+        time.sleep(2)
+    before = time.process_time()
+    dist.all_reduce(torch.ones(4))
+    return time.process_time() - before
+
+
+def idle(_: Context) -> float:
+    before = time.process_time()
+    time.sleep(1.5)
+    return time.process_time() - before
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
+def test_waiting_and_idling_leave_the_cores_alone(worlds: Pool, layout: str) -> None:
+    if BACKEND == "gloo":
+        pytest.skip("how gloo waits is not ours to promise")
+    world = worlds(layout)
+    assert max(world.run(late_peer)) < 0.6
+    assert max(world.run(idle)) < 0.15
+
+
+def sequence_numbers(ctx: Context) -> list[int]:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    before = backend._get_sequence_number_for_group()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1))
+    return [backend._get_sequence_number_for_group() - before]
+
+
+def test_sequence_numbers_count_operations(worlds: Pool) -> None:
+    assert worlds("AAB").run(sequence_numbers) == [[3]] * 3
+
+
+# ---- users of the backend
+
+
+def perceptron() -> nn.Module:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 3))
+
+
+def train(ctx: Context, model_: nn.Module, steps: int = 8) -> list[float]:
+    optimizer = torch.optim.AdamW(model_.parameters(), lr=1e-2)
+    losses = []
+    for step in range(steps):
+        random = torch.Generator().manual_seed(1000 * step + ctx.rank)
+        x = torch.randn(16, 20, generator=random)
+        loss = ((model_(x) - x[:, :3].sin()) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item() / ctx.size)
+    return losses
+
+
+def ddp(ctx: Context, hook: bool) -> list[float]:
+    wrapped = nn.parallel.DistributedDataParallel(
+        perceptron(), bucket_cap_mb=0.005, broadcast_buffers=False
+    )
+    if hook:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return train(ctx, wrapped)
+
+
+@pytest.mark.parametrize("hook", [False, True], ids=["plain", "fp16 hook"])
+@pytest.mark.parametrize("layout", ["AA", "AB", "ABC"])
+def test_ddp_equals_gloo(worlds: Pool, layout: str, hook: bool) -> None:
+    got = worlds(layout).run(ddp, hook)
+    wanted = worlds("A" * len(layout), "gloo").run(ddp, hook)
+    assert got[0] == got[-1] and wanted[0][-1] < wanted[0][0]
+    assert got[0] == pytest.approx(wanted[0], rel=1e-2 if hook else 1e-6)
+
+
+def fsdp(ctx: Context) -> list[float]:
+    from torch.distributed.fsdp import fully_shard
+
+    network = perceptron()
+    grid = init_device_mesh("cpu", (ctx.size,))
+    for layer in network:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=grid)
+    fully_shard(network, mesh=grid)
+    return train(ctx, network)
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB", "ABC"])
+def test_fsdp2_equals_gloo(worlds: Pool, layout: str) -> None:
+    got = worlds(layout).run(fsdp)
+    wanted = worlds("A" * len(layout), "gloo").run(fsdp)
+    assert got[0] == got[-1] and wanted[0][-1] < wanted[0][0]
+    assert got[0] == pytest.approx(wanted[0], rel=1e-6)
+
+
+def objects(ctx: Context) -> None:
+    cases.check(ctx, Case("all_gather", "base", torch.uint8, (77,)))
+    gathered: list[Any] = [None] * ctx.size
+    dist.all_gather_object(gathered, {"rank": ctx.rank, "text": "x" * ctx.rank})
+    assert gathered == [{"rank": r, "text": "x" * r} for r in range(ctx.size)]
+
+
+def test_objects_of_unequal_length_are_gathered(worlds: Pool) -> None:
+    worlds("AAB").run(objects)
