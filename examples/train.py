@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="file or directory; default: Python's library")
     parser.add_argument("--data-limit", type=int, default=12_000_000, help="bytes to read at most")
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--batch", type=int, help="windows per rank; default: the DeepSpeed config")
     parser.add_argument("--seq-len", type=int, default=128, help="bytes per window")
     parser.add_argument("--lr", type=float, help="peak; default: the DeepSpeed config")
@@ -354,7 +354,7 @@ def train(args: argparse.Namespace) -> int:
     display = None
     if trainer.rank == 0:
         display = Display(console, first, args.steps, bar=not args.no_progress)
-    evaluate_every = max(1, args.steps // HELD_OUT_POINTS)
+    evaluate_every = math.ceil(args.steps / HELD_OUT_POINTS)
     saved, stopped = first, False
     started = time.perf_counter()
     for step in range(first, args.steps):

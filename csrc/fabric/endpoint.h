@@ -80,9 +80,9 @@ class Endpoint {
   virtual bool idle() const = 0;
 
   // File descriptor that turns readable when progress() has work, or -1 where the provider has
-  // none: then poll. Sleeping on it is allowed only right after may_sleep() said true, and no longer
-  // than sleep_limit_ms() (-1: no limit): ofi_rxm loses a wake-up now and then while it connects or
-  // moves a large message, and messages in a FIFO are retried by progress() alone.
+  // none: then poll. Sleeping on it is allowed only right after may_sleep() said true, and no
+  // longer than sleep_limit_ms() (-1: no limit): ofi_rxm loses a wake-up now and then while it
+  // connects or moves a large message, and messages in a FIFO are retried by progress() alone.
   virtual int wait_fd() const = 0;
   virtual bool may_sleep() = 0;
   virtual int sleep_limit_ms() const = 0;

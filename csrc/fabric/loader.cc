@@ -32,8 +32,8 @@ std::vector<std::string> glob_paths(const char* pattern) {
 }
 
 // fi_info has grown at its tail only. The default (newest) version of each symbol is the right one
-// for headers of any age as long as every fi_info is allocated by dupinfo: the library then sees its
-// own layout and we a prefix of it.
+// for headers of any age as long as every fi_info is allocated by dupinfo: the library then sees
+// its own layout and we a prefix of it.
 template <class F>
 bool find(void* handle, const char* name, F& out) {
   out = reinterpret_cast<F>(::dlsym(handle, name));

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "fabric/address.h"
@@ -84,16 +85,19 @@ Result<List> list_offers(const Library& library, const std::string& provider) {
   return list;
 }
 
+// "on offer: tcp;ofi_rxm on eth0, lo; sockets on eth0, lo"
 std::string on_offer(const std::vector<Offer>& offers) {
-  std::vector<std::string> texts;
-  for (const Offer& offer : offers) {
-    std::string text = offer.text();
-    if (std::find(texts.begin(), texts.end(), text) == texts.end()) texts.push_back(text);
+  std::map<std::string, std::set<std::string>> domains_of;
+  for (const Offer& offer : offers) domains_of[offer.provider].insert(offer.domain);
+  if (domains_of.empty()) return "it offers none";
+  std::string text = "on offer:";
+  for (const auto& [provider, domains] : domains_of) {
+    text += (text.ends_with(':') ? " " : "; ") + provider;
+    for (const std::string& domain : domains) {
+      text += (domain == *domains.begin() ? " on " : ", ") + domain;
+    }
   }
-  if (texts.empty()) return "it offers none";
-  std::string joined = "on offer: ";
-  for (size_t i = 0; i < texts.size(); ++i) joined += (i > 0 ? ", " : "") + texts[i];
-  return joined;
+  return text;
 }
 
 Status nothing_matches(const Library& library, const Options& options,

@@ -92,6 +92,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("statistics", &statistics);
   m.def("reset_statistics", [] { Statistics::process().reset(); });
   m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
+  check_interrupt = [] {
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
   // At interpreter exit the engine's thread must be gone before the modules are.
   py::module_::import("atexit").attr("register")(
       py::cpp_function(&shutdown_process_engine, py::call_guard<py::gil_scoped_release>()));

@@ -11,6 +11,8 @@ Settings current;
 
 }  // namespace
 
+void (*check_interrupt)() = [] {};
+
 Engine& process_engine() {
   std::lock_guard lock(mutex);
   if (engine == nullptr || engine->forked()) {

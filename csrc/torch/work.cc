@@ -5,6 +5,13 @@
 #include "torch/statistics.h"
 
 namespace smddp {
+namespace {
+
+constexpr std::chrono::nanoseconds kForever = std::chrono::hours(24 * 365);
+// How long a wait may keep a signal from Python.
+constexpr std::chrono::nanoseconds kInterruptible = std::chrono::milliseconds(200);
+
+}  // namespace
 
 TensorOperation::TensorOperation()
     : future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
@@ -47,7 +54,14 @@ std::exception_ptr WorkSMDDP::exception() const {
 bool WorkSMDDP::wait(std::chrono::milliseconds timeout) {
   if (!operation_->done()) {
     uint64_t from = now_ns();
-    bool done = engine_.wait(*operation_, timeout);
+    bool done = false;
+    std::chrono::nanoseconds left = timeout.count() > 0 ? std::chrono::nanoseconds(timeout) : kForever;
+    while (!done && left.count() > 0) {
+      std::chrono::nanoseconds turn = std::min(left, kInterruptible);
+      done = engine_.wait(*operation_, turn);
+      left -= turn;
+      if (!done) check_interrupt();
+    }
     double seconds = static_cast<double>(now_ns() - from) * 1e-9;
     if (!done) {
       throw_status({Code::kTimeout, std::string(name_of(operation_->collective)) + " #" +

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+
 from harness import cases, model
 from harness import layout as layouts
 from harness.cases import FORMS, MANY, Case

@@ -8,17 +8,20 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
 from harness import cases, model
 from harness.cases import Case
 from harness.worker import Context
 from harness.world import BACKEND, Pool
-from torch.distributed.device_mesh import init_device_mesh
 
 LAYOUTS = ("AAAA", "AABB", "ABAB", "ABCD")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-def make_groups(ctx: Context, members: list[list[int]]) -> list[tuple[dist.ProcessGroup, list[int]]]:
+def make_groups(
+    ctx: Context, members: list[list[int]]
+) -> list[tuple[dist.ProcessGroup, list[int]]]:
     """Every rank makes every group, as torch asks; returns those that this rank is in."""
     made = [(dist.new_group(ranks), ranks) for ranks in members]
     return [(group, ranks) for group, ranks in made if ctx.rank in ranks]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, note
+from hypothesis import strategies as st
+
 from harness import cases, model
 from harness.cases import FORMS, MANY, Case
 from harness.worker import Context
 from harness.world import BACKEND, Pool
-from hypothesis import given, note
-from hypothesis import strategies as st
 
 LAYOUTS = ("A", "AA", "AAAA", "AB", "AABB", "AAB", "ABBB", "ABAB", "ABC", "AAABBCC")
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
 from harness import cases, model
 from harness.cases import Case
 from harness.worker import Context
 from harness.world import BACKEND, Pool, fresh
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 LAYOUTS = ("AA", "AB", "AABB")
 
@@ -273,7 +274,9 @@ def test_sequence_numbers_count_operations(worlds: Pool) -> None:
 
 def perceptron() -> nn.Module:
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 3))
+    return nn.Sequential(
+        nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 3)
+    )
 
 
 def train(ctx: Context, model_: nn.Module, steps: int = 8) -> list[float]:

@@ -138,3 +138,8 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     if flat.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
     return flat.view(torch.uint8)
+
+
+def copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat copy at an aligned address."""
+    return raw(tensor).clone().view(tensor.dtype)

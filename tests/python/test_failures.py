@@ -1,0 +1,393 @@
+"""Dead, stopped, late and disagreeing ranks; a missing libfabric. Nobody hangs, everybody is told.
+
+Each test has a world of its own, with a short deadline.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import cases
+from harness.cases import Case
+from harness.worker import Context, Failure
+from harness.world import BACKEND, World, WorldError, fresh
+
+pytestmark = pytest.mark.skipif(
+    BACKEND == "gloo", reason="development run on gloo, which promises none of this"
+)
+
+DEADLINE = 4  # seconds, of an operation
+SHORT = {"SMDDP_TIMEOUT_SECONDS": str(DEADLINE)}
+GRACE = 3.0
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "barrier")
+LAYOUTS = ("AAA", "AB", "AABB")
+
+
+def collective(ctx: Context, name: str, numel: int = 100) -> None:
+    small, large = torch.ones(numel), torch.ones(numel * ctx.size)
+    if name == "all_gather":
+        dist.all_gather_into_tensor(large, small)
+    elif name == "reduce_scatter":
+        dist.reduce_scatter_tensor(small, large)
+    elif name == "all_reduce":
+        dist.all_reduce(large)
+    else:
+        dist.barrier()
+
+
+def survivors(world: World, victim: int) -> list[int]:
+    return [rank for rank in range(world.size) if rank != victim]
+
+
+def raised_by(world: World, ranks: list[int], limit: float) -> list[Failure]:
+    """What all of ``ranks`` raised; fails where one returned or took longer."""
+    outcomes = world.outcomes(ranks, timeout=limit)
+    for rank, outcome in outcomes.items():
+        assert isinstance(outcome, Failure), f"rank {rank} returned {outcome!r}"
+    return list(outcomes.values())
+
+
+def assert_names(failures: list[Failure], victim: int, layout: str, operation: str) -> None:
+    for failure in failures:
+        assert f"rank {victim}" in failure.message, failure.message
+        assert f"host-{layout[victim]}" in failure.message, failure.message
+        others = [r for r in range(len(layout)) if r not in (victim, failure.rank)]
+        blamed = [r for r in others if f"rank {r} " in failure.message.partition(":")[0]]
+        assert not blamed, f"blames {blamed}: {failure.message}"
+        assert operation in failure.message, failure.message
+        assert failure.kind == "DistBackendError", failure.trace
+
+
+def assert_closed(world: World, ranks: list[int]) -> None:
+    """A broken group says at once why it is of no use any more."""
+    world.submit_to(ranks, collective, "all_reduce")
+    began = time.monotonic()
+    failures = raised_by(world, ranks, GRACE)
+    assert time.monotonic() - began < GRACE
+    assert all(len(failure.message) > 20 for failure in failures)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_killed_rank_is_named_by_the_others(layout: str, name: str) -> None:
+    victim = len(layout) - 1
+    with fresh(layout, env=SHORT) as world:
+        world.run(collective, "all_reduce")  # everything is connected
+        rest = survivors(world, victim)
+        world.submit_to(rest, collective, name)
+        time.sleep(0.3)
+        world.signal(victim, signal.SIGKILL)
+        failures = raised_by(world, rest, DEADLINE + GRACE)
+        assert_names(failures, victim, layout, name)
+        assert_closed(world, rest)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+def test_any_rank_may_be_the_one(victim: int) -> None:
+    with fresh("AABB", env=SHORT) as world:
+        world.run(collective, "all_gather")
+        world.signal(victim, signal.SIGKILL)  # before anybody calls anything
+        rest = survivors(world, victim)
+        world.submit_to(rest, collective, "all_gather")
+        assert_names(raised_by(world, rest, DEADLINE + GRACE), victim, "AABB", "all_gather")
+
+
+def endless(ctx: Context, name: str) -> None:
+    while True:
+        collective(ctx, name, 300_000)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES[:3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_killed_in_the_middle_of_a_transfer(layout: str, name: str) -> None:
+    with fresh(layout, env=SHORT) as world:
+        world.submit(endless, name)
+        time.sleep(0.7)
+        world.signal(1, signal.SIGKILL)
+        failures = raised_by(world, survivors(world, 1), DEADLINE + GRACE)
+        assert_names(failures, 1, layout, name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_stopped_rank_is_named_within_the_deadline(layout: str) -> None:
+    victim = 1
+    with fresh(layout, env=SHORT) as world:
+        world.run(collective, "all_gather")
+        world.signal(victim, signal.SIGSTOP)
+        rest = survivors(world, victim)
+        world.submit_to(rest, collective, "all_gather")
+        failures = raised_by(world, rest, DEADLINE + GRACE)
+        assert_names(failures, victim, layout, "all_gather")
+
+
+def late(ctx: Context, rank: int, seconds: float) -> None:
+    if ctx.rank == rank:
+        time.sleep(seconds)
+    collective(ctx, "all_reduce")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_late_rank_is_waited_for_and_then_named(layout: str) -> None:
+    victim = len(layout) - 1
+    with fresh(layout, env=SHORT) as world:
+        world.run(late, victim, DEADLINE / 2)
+        failures = world.failures(late, victim, DEADLINE * 1.5)
+        assert_names([f for f in failures if f.rank != victim], victim, layout, "all_reduce")
+
+
+def start_and_poll(ctx: Context) -> None:
+    """Nobody waits: the operation must fail all the same."""
+    work = dist.all_reduce(torch.ones(10), async_op=True)
+    end = time.monotonic() + DEADLINE + GRACE
+    while not work.is_completed():
+        assert time.monotonic() < end, "neither done nor failed"
+        time.sleep(0.02)
+    assert not work.is_success()
+    assert work.exception() is not None
+    future = work.get_future()
+    assert future.done()
+    try:
+        future.wait()
+    except RuntimeError as error:
+        message = str(error)
+    else:
+        raise AssertionError("the future holds no error")
+    work.wait()  # raises
+    raise AssertionError(message)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_work_and_future_hold_the_error(layout: str) -> None:
+    victim = len(layout) - 1
+    with fresh(layout, env=SHORT) as world:
+        rest = survivors(world, victim)
+        world.submit_to(rest, start_and_poll)
+        time.sleep(0.3)
+        world.signal(victim, signal.SIGKILL)
+        assert_names(raised_by(world, rest, DEADLINE + 2 * GRACE), victim, layout, "all_reduce")
+
+
+def several_in_flight(ctx: Context) -> list[str]:
+    works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(10)]
+    messages = []
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            messages.append(str(error))
+    return messages
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_everything_in_flight_fails(layout: str) -> None:
+    with fresh(layout, env=SHORT) as world:
+        rest = survivors(world, 0)
+        world.submit_to(rest, several_in_flight)
+        time.sleep(0.3)
+        world.signal(0, signal.SIGKILL)
+        for messages in world.outcomes(rest, DEADLINE + GRACE).values():
+            assert len(messages) == 10
+            assert all("rank 0" in message for message in messages), messages
+
+
+# ---- ranks that call different things
+
+
+def disagree(ctx: Context, kind: str) -> None:
+    odd = ctx.rank == 0
+    n = ctx.size
+    if kind == "operation":
+        collective(ctx, "all_gather" if odd else "reduce_scatter")
+    elif kind == "operation and barrier":
+        collective(ctx, "barrier" if odd else "all_reduce")
+    elif kind == "size":
+        dist.all_gather_into_tensor(
+            torch.zeros(64 * n if odd else 96 * n), torch.zeros(64 if odd else 96)
+        )
+    elif kind == "large size":
+        count = 1_000_000 if odd else 1_000_001
+        dist.all_reduce(torch.zeros(count))
+    elif kind == "type":
+        dist.all_reduce(torch.zeros(64, dtype=torch.int32 if odd else torch.float32))
+    elif kind == "type moved":
+        dtype = torch.int32 if odd else torch.float32
+        dist.all_gather_into_tensor(torch.zeros(64 * n, dtype=dtype), torch.zeros(64, dtype=dtype))
+    elif kind == "reduction":
+        dist.all_reduce(torch.zeros(64), op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM)
+    else:
+        sizes = (30, 70) if odd else (50, 50)
+        with dist.distributed_c10d._coalescing_manager():
+            for size in sizes:
+                dist.all_gather_into_tensor(torch.zeros(size * n), torch.zeros(size))
+
+
+@pytest.mark.parametrize(
+    ("kind", "sides"),
+    [
+        ("operation", ("all_gather", "reduce_scatter")),
+        ("operation and barrier", ("barrier", "all_reduce")),
+        ("size", ("256 bytes", "384 bytes")),
+        ("large size", ()),
+        ("type", ("int32", "float32")),
+        ("type moved", ("int32", "float32")),
+        ("reduction", ("max", "sum")),
+        ("segments", ()),
+    ],
+)
+@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
+def test_a_mismatch_raises_everywhere_and_shows_both_sides(
+    layout: str, kind: str, sides: tuple[str, ...]
+) -> None:
+    with fresh(layout, env=SHORT) as world:
+        began = time.monotonic()
+        failures = world.failures(disagree, kind, timeout=DEADLINE + GRACE)
+        assert time.monotonic() - began < DEADLINE, "found by the deadline, not by comparing"
+        for failure in failures:
+            assert failure.kind == "DistBackendError", failure.trace
+            for side in sides:
+                assert side in failure.message, failure.message
+            assert "rank 0" in failure.message, failure.message
+        assert_closed(world, list(range(world.size)))
+
+
+# ---- abort
+
+
+def abort_while_waiting(ctx: Context) -> str:
+    """Rank 0 never comes; the others give up by themselves after a moment."""
+    if ctx.rank == 0:
+        return "absent"
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    timer = threading.Timer(0.5, backend.abort)
+    timer.start()
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(10))
+    except RuntimeError as error:
+        assert time.monotonic() - began < 2.5, "abort did not end the wait"
+        return str(error)
+    raise AssertionError("the operation is complete without rank 0")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_abort_ends_a_wait(layout: str) -> None:
+    with fresh(layout, env={"SMDDP_TIMEOUT_SECONDS": "20"}) as world:
+        messages = world.run(abort_while_waiting, timeout=15)
+        assert messages[0] == "absent"
+        assert all("abort" in message for message in messages[1:]), messages
+        # Rank 0 learns of it when it comes.
+        world.submit_to([0], collective, "all_reduce")
+        (failure,) = raised_by(world, [0], 10)
+        assert "abort" in failure.message
+
+
+def abort_and_leave(ctx: Context) -> str:
+    dist.distributed_c10d._abort_process_group()
+    assert not dist.is_initialized()
+    return "left"
+
+
+def test_torch_abort_process_group() -> None:
+    with fresh("AAB", env=SHORT) as world:
+        world.run(collective, "all_gather")
+        assert world.run(abort_and_leave) == ["left"] * 3
+
+
+# ---- one group breaks, the others live
+
+
+def broken_beside_whole(ctx: Context, kind: str) -> str:
+    ranks = list(range(ctx.size))
+    broken, whole = dist.new_group(ranks), dist.new_group(ranks)
+    dtype = torch.float32 if ctx.rank else torch.int32
+    message = ""
+    try:
+        dist.all_reduce(torch.zeros(10, dtype=dtype), group=broken)
+    except RuntimeError as error:
+        message = str(error)
+    for seed in range(3):
+        cases.check(ctx, Case("all_gather", seed=seed), whole, ranks)
+        cases.check(ctx, Case("reduce_scatter", seed=seed))
+    return message
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_broken_group_leaves_others_alone(layout: str) -> None:
+    with fresh(layout, env=SHORT) as world:
+        messages = world.run(broken_beside_whole, "type")
+        assert all("int32" in message and "float32" in message for message in messages), messages
+
+
+# ---- time limits of torch
+
+
+def own_limit(ctx: Context) -> float:
+    from datetime import timedelta
+
+    group = dist.new_group(list(range(ctx.size)), timeout=timedelta(seconds=2))
+    if ctx.rank == 0:
+        time.sleep(5)
+        return 0.0
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(3), group=group)
+    except RuntimeError:
+        return time.monotonic() - began
+    raise AssertionError("no error")
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_a_group_with_its_own_time_limit(layout: str) -> None:
+    """torch's limit holds where SMDDP_TIMEOUT_SECONDS is not set."""
+    with fresh(layout, env={"SMDDP_TIMEOUT_SECONDS": None}) as world:
+        _, seconds = world.run(own_limit, timeout=20)
+        assert 1.5 < seconds < 4.5
+
+
+# ---- libfabric
+
+
+def joined(layout: str, env: dict[str, str | None]) -> tuple[World | None, dict[int, Any]]:
+    world = World(layout, env=env)
+    try:
+        world.join(timeout=30)
+    except WorldError as error:
+        return None, error.failures
+    return world, {}
+
+
+def test_without_libfabric_two_hosts_get_one_clear_sentence() -> None:
+    world, failures = joined("AB", {"SMDDP_LIBFABRIC": "/nonexistent", **SHORT})
+    assert world is None, "the group was made without libfabric"
+    assert sorted(failures) == [0, 1]
+    for failure in failures.values():
+        assert "libfabric" in failure.message and "/nonexistent" in failure.message
+        assert "\n" not in failure.message.split("Exception raised from")[0].strip()
+
+
+@pytest.mark.parametrize("layout", ["A", "AAA"])
+def test_without_libfabric_one_host_works(layout: str) -> None:
+    with fresh(layout, env={"SMDDP_LIBFABRIC": "/nonexistent"}) as world:
+        for name in COLLECTIVES[:3]:
+            world.run(cases.check, Case(name, dtype=torch.bfloat16, numels=(9457,)))
+
+
+def test_a_provider_that_does_not_exist_is_named() -> None:
+    world, failures = joined("AB", {"SMDDP_FABRIC_PROVIDER": "quantum", **SHORT})
+    assert world is None, "the group was made with a provider that does not exist"
+    assert all("quantum" in failure.message for failure in failures.values())
+
+
+def test_without_single_copy_everything_works() -> None:
+    """Where the kernel forbids reading a peer's memory, data goes through the shared segment."""
+    with fresh("AAAB", env={"SMDDP_SINGLE_COPY": "0"}) as world:
+        for name in COLLECTIVES[:3]:
+            for numel in (1, 9457, 1_000_003):
+                world.run(cases.check, Case(name, dtype=torch.bfloat16, numels=(numel,)))

@@ -1,0 +1,254 @@
+"""What smddp does not own goes to gloo: it works, it is counted, it can be forbidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import cases
+from harness.cases import Case
+from harness.worker import Context
+from harness.world import BACKEND, Pool, fresh
+
+pytestmark = pytest.mark.skipif(
+    BACKEND == "gloo", reason="development run on gloo, which falls back on nothing"
+)
+
+PATH = "fallback:gloo"
+
+
+def operation(ctx: Context, name: str) -> None:
+    """Carry out one operation and check what it did."""
+    rank, size = ctx.rank, ctx.size
+    mine = torch.full((5,), float(rank))
+    if name == "broadcast":
+        dist.broadcast(mine, src=size - 1)
+        assert torch.equal(mine, torch.full((5,), size - 1.0))
+    elif name == "broadcast of nothing":
+        dist.broadcast(torch.empty(0), src=0)
+    elif name == "async broadcast":
+        work = dist.broadcast(mine, src=0, async_op=True)
+        work.wait()
+        assert not mine.any()
+    elif name == "send":
+        if rank == 0:
+            dist.send(mine + 7, dst=size - 1)
+        elif rank == size - 1:
+            dist.recv(mine, src=0)
+            assert torch.equal(mine, torch.full((5,), 7.0))
+    elif name == "all_to_all_single":
+        out = torch.empty(size)
+        dist.all_to_all_single(out, torch.arange(size) + 10.0 * rank)
+        assert torch.equal(out, torch.arange(size) * 10.0 + rank)
+    elif name == "all_to_all_single of unequal parts":
+        out = torch.empty(size * (rank + 1))
+        source = torch.cat([torch.full((r + 1,), float(rank)) for r in range(size)])
+        dist.all_to_all_single(out, source, [rank + 1] * size, [r + 1 for r in range(size)])
+        assert torch.equal(out, torch.arange(size).float().repeat_interleave(rank + 1))
+    elif name == "gather":
+        parts = [torch.empty(5) for _ in range(size)] if rank == 0 else None
+        dist.gather(mine, parts, dst=0)
+        assert parts is None or [int(p[0]) for p in parts] == list(range(size))
+    elif name == "scatter":
+        parts = [torch.full((5,), 3.0 * r) for r in range(size)] if rank == 1 else None
+        dist.scatter(mine, parts, src=1)
+        assert torch.equal(mine, torch.full((5,), 3.0 * rank))
+    elif name == "reduce":
+        dist.reduce(mine, dst=1)
+        assert rank != 1 or mine[0] == sum(range(size))
+    elif name == "batch_isend_irecv":
+        got = torch.empty(5)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, mine, (rank + 1) % size),
+                dist.P2POp(dist.irecv, got, (rank - 1) % size),
+            ]
+        )
+        for work in works:
+            work.wait()
+        assert torch.equal(got, torch.full((5,), float((rank - 1) % size)))
+    elif name == "broadcast_object_list":
+        values: list[Any] = [{"a": 1}, "two", None] if rank == 0 else [None] * 3
+        dist.broadcast_object_list(values, src=0)
+        assert values == [{"a": 1}, "two", None]
+    elif name == "all_gather_object":
+        gathered: list[Any] = [None] * size
+        dist.all_gather_object(gathered, "x" * (rank + 1))
+        assert gathered == ["x" * (r + 1) for r in range(size)]
+    else:
+        raise AssertionError(f"no operation {name}")
+
+
+# What each operation is counted as; None: smddp carries it itself.
+COUNTED = {
+    "broadcast": "broadcast",
+    "broadcast of nothing": "broadcast",
+    "async broadcast": "broadcast",
+    "send": "send",
+    "all_to_all_single": "all_to_all",
+    "all_to_all_single of unequal parts": "all_to_all",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+    "batch_isend_irecv": "send",
+    "broadcast_object_list": "broadcast",
+    "all_gather_object": None,
+}
+
+
+def counted(ctx: Context, name: str) -> list[dict[str, Any]]:
+    import deepspeed_smddp
+
+    deepspeed_smddp.reset_statistics()
+    operation(ctx, name)
+    return [dict(row) for row in deepspeed_smddp.statistics()]
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize("layout", ["AAA", "AAB"])
+def test_operations_of_others_work_and_are_counted(worlds: Pool, layout: str, name: str) -> None:
+    expected = COUNTED[name]
+    for rank, rows in enumerate(worlds(layout).run(counted, name)):
+        fallback = {row["collective"]: row for row in rows if row["path"].startswith("fallback")}
+        if expected is None:
+            assert not fallback, fallback
+            assert any(row["collective"] == "all_gather" and row["bytes"] > 0 for row in rows)
+        elif name == "send" and rank == 1:
+            assert not fallback, "this rank took no part"
+        else:
+            wanted = "recv" if name == "send" and rank == len(layout) - 1 else expected
+            row = fallback[wanted]
+            assert row["path"] == PATH
+            assert row["calls"] >= 1
+            if name != "broadcast of nothing":
+                assert row["bytes"] > 0
+            assert {"collective", "path", "calls", "bytes", "seconds", "wait_seconds"} <= set(row)
+
+
+def own_statistics(ctx: Context) -> list[dict[str, Any]]:
+    import deepspeed_smddp
+
+    deepspeed_smddp.reset_statistics()
+    assert not [row for row in deepspeed_smddp.statistics() if row["calls"]]
+    for _ in range(3):
+        cases.check(ctx, Case("all_gather", dtype=torch.float32, numels=(1000,)))
+        cases.check(ctx, Case("reduce_scatter", dtype=torch.float32, numels=(500,)))
+        cases.check(ctx, Case("all_reduce", dtype=torch.float32, numels=(250,)))
+    return [dict(row) for row in deepspeed_smddp.statistics()]
+
+
+@pytest.mark.parametrize("layout", ["AAA", "AAB"])
+def test_own_operations_are_counted_too(worlds: Pool, layout: str) -> None:
+    for rows in worlds(layout).run(own_statistics):
+        assert all(not row["path"].startswith("fallback") for row in rows), rows
+        calls: dict[str, int] = {}
+        for row in rows:
+            calls[row["collective"]] = calls.get(row["collective"], 0) + row["calls"]
+            assert row["seconds"] > 0 and row["bytes"] > 0
+        assert calls["all_gather"] == calls["reduce_scatter"] == calls["all_reduce"] == 3
+
+
+def forbidden(ctx: Context, name: str) -> str:
+    import deepspeed_smddp
+
+    deepspeed_smddp.configure(fallback="error")
+    try:
+        operation(ctx, name)
+    except (RuntimeError, ValueError) as error:
+        message = str(error)
+    else:
+        message = ""
+    cases.check(ctx, Case("all_gather"))  # ours is not affected
+    cases.check(ctx, Case("all_reduce"))
+    dist.barrier()
+    deepspeed_smddp.configure(fallback="warn")
+    operation(ctx, name)
+    return message
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_to_all_single", "gather", "scatter", "reduce"])
+def test_forbidden_fallback_names_the_operation(worlds: Pool, name: str) -> None:
+    for message in worlds("AAB").run(forbidden, name):
+        assert COUNTED[name] in message, message
+        assert "fallback" in message and "gloo" in message, message
+
+
+def unusual_sum_forbidden(ctx: Context) -> str:
+    import deepspeed_smddp
+
+    deepspeed_smddp.configure(fallback="error")
+    try:
+        dist.all_reduce(torch.ones(4, dtype=torch.int32), op=dist.ReduceOp.BAND)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    finally:
+        deepspeed_smddp.configure(fallback="warn")
+    return ""
+
+
+def test_forbidden_fallback_of_an_unusual_sum(worlds: Pool) -> None:
+    for message in worlds("AAB").run(unusual_sum_forbidden):
+        assert "all_reduce" in message and "SUM" in message, message
+
+
+def repeated(ctx: Context, mode: str) -> None:
+    import deepspeed_smddp
+
+    deepspeed_smddp.configure(fallback=mode)
+    for _ in range(5):
+        operation(ctx, "broadcast")
+        operation(ctx, "reduce")
+
+
+@pytest.mark.parametrize(("mode", "times"), [("warn", 1), ("silent", 0)])
+def test_said_once_per_operation_or_not_at_all(mode: str, times: int) -> None:
+    with fresh("AAB") as world:
+        world.run(repeated, mode)
+        said = [line for line in world.log(0).splitlines() if "smddp" in line and "gloo" in line]
+        assert len([line for line in said if "broadcast" in line]) == times, said
+        assert len([line for line in said if "reduce" in line]) == times, said
+
+
+def fallback_on_groups(ctx: Context) -> None:
+    """A send between two of many ranks may be the very first operation of a group."""
+    group = dist.new_group([0, 1, 2])
+    if ctx.rank == 0:
+        dist.send(torch.ones(3), dst=2, group=group)
+    elif ctx.rank == 2:
+        got = torch.empty(3)
+        dist.recv(got, src=0, group=group)
+        assert got.sum() == 3
+    cases.check(ctx, Case("all_gather"), group, [0, 1, 2])
+    value = torch.full((2,), float(ctx.rank))
+    dist.broadcast(value, src=1, group=group)
+    assert value[0] == 1
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("layout", ["AAA", "ABC"])
+def test_first_operation_of_a_group_is_a_send(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(fallback_on_groups)
+
+
+def interleaved(ctx: Context) -> None:
+    works = []
+    tensors = []
+    for i in range(10):
+        t = torch.full((1000,), float(ctx.rank))
+        tensors.append(t)
+        if i % 2:
+            works.append(dist.broadcast(t, src=i % ctx.size, async_op=True))
+        else:
+            works.append(dist.all_reduce(t, async_op=True))
+    for work in reversed(works):
+        work.wait()
+    for i, t in enumerate(tensors):
+        assert t[0] == (i % ctx.size if i % 2 else sum(range(ctx.size)))
+
+
+@pytest.mark.parametrize("layout", ["AAA", "AAB"])
+def test_own_and_fallback_operations_in_flight_together(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(interleaved)

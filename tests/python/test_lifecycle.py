@@ -1,0 +1,261 @@
+"""From the first group to the end of the process: init again, exit, fork, interrupts, leaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from harness import programs
+from harness.programs import Programs, assert_clean
+from harness.world import BACKEND, shared_memory_left
+
+LAYOUTS = ("AA", "AB", "AAB")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    assert shared_memory_left() == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_init_and_destroy_three_times(layout: str) -> None:
+    program = """
+    files = []
+    for turn in range(4):
+        join(f"turn {turn}")
+        t = torch.full((1000,), float(rank))
+        dist.all_reduce(t)
+        assert t[0] == sum(range(size))
+        out = torch.empty(size * 1000)
+        dist.all_gather_into_tensor(out, t)
+        sub = dist.new_group([0])
+        dist.barrier()
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        files.append(len(os.listdir("/proc/self/fd")))
+    assert files[1] == files[2] == files[3], files
+    print("done")
+    """
+    ends = programs.run(layout, program)
+    assert_clean(ends)
+    assert all("done" in end.output for end in ends)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exit_without_destroy(layout: str) -> None:
+    program = """
+    join()
+    for _ in range(3):
+        t = torch.ones(100_000)
+        dist.all_reduce(t)
+    extra = dist.new_group(list(range(size)))
+    dist.all_reduce(t, group=extra)
+    dist.broadcast(t, 0)
+    """
+    assert_clean(programs.run(layout, program, limit=40))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exit_with_an_operation_in_flight(layout: str) -> None:
+    """Everybody starts it, nobody waits."""
+    program = """
+    join()
+    t = torch.ones(200_000)
+    works = [dist.all_reduce(t * i, async_op=True) for i in range(5)]
+    """
+    assert_clean(programs.run(layout, program, limit=40))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_exit_with_an_operation_that_nobody_answers(layout: str) -> None:
+    program = """
+    join()
+    dist.barrier()
+    if rank == 0:
+        work = dist.all_gather_into_tensor(torch.empty(100 * size), torch.ones(100), async_op=True)
+    else:
+        time.sleep(1)
+    """
+    ends = programs.run(layout, program, limit=40, env={"SMDDP_TIMEOUT_SECONDS": "300"})
+    for end in ends:
+        assert end.code == 0, end
+        assert "terminate called" not in end.errors, end.errors
+
+
+def test_work_that_outlives_its_group() -> None:
+    program = """
+    join()
+    t = torch.ones(1000)
+    work = dist.all_reduce(t, async_op=True)
+    work.wait()
+    future = work.get_future()
+    dist.destroy_process_group()
+    import gc; gc.collect()
+    assert work.is_completed() and work.wait()
+    assert future.done()
+    print(t[0].item(), work)
+    """
+    if BACKEND == "gloo":
+        pytest.skip("development run on gloo")
+    assert_clean(programs.run("AB", program))
+
+
+def test_operation_after_destroy_raises() -> None:
+    program = """
+    join()
+    group = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    dist.destroy_process_group()
+    try:
+        backend.allreduce([torch.ones(3)]).wait()
+    except (RuntimeError, ValueError) as error:
+        print("refused:", error)
+    """
+    if BACKEND == "gloo":
+        pytest.skip("development run on gloo")
+    ends = programs.run("AB", program)
+    assert_clean(ends)
+    assert all("refused: smddp" in end.output for end in ends), ends
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_data_loader_workers_forked_beside_a_group(layout: str) -> None:
+    program = """
+    from torch.utils.data import DataLoader, Dataset
+    class Numbers(Dataset):
+        def __len__(self): return 24
+        def __getitem__(self, i): return torch.full((4,), float(i))
+    join()
+    t = torch.ones(1000)
+    dist.all_reduce(t)
+    for epoch in range(2):
+        seen = 0
+        for batch in DataLoader(Numbers(), batch_size=4, num_workers=2):
+            work = dist.all_reduce(batch, async_op=True)
+            work.wait()
+            seen += 1
+        assert seen == 6
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+    assert_clean(programs.run(layout, program))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_forked_child_that_exits_does_no_harm(layout: str) -> None:
+    """A child with a whole interpreter shutdown: destructors of the parent's group run in it."""
+    program = """
+    join()
+    t = torch.ones(1000)
+    dist.all_reduce(t)
+    work = dist.all_reduce(t, async_op=True) if rank == 0 else None
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    if rank != 0:
+        work = dist.all_reduce(t, async_op=True)
+    work.wait()
+    for _ in range(20):
+        dist.all_reduce(t)
+        out = torch.empty(size * 1000)
+        dist.all_gather_into_tensor(out, t)
+    dist.destroy_process_group()
+    print("done")
+    """
+    ends = programs.run(layout, program)
+    assert_clean(ends)
+
+
+def test_a_forked_child_is_told_that_it_can_not_use_the_group() -> None:
+    program = """
+    join()
+    t = torch.ones(10)
+    dist.all_reduce(t)
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(t)
+        except Exception as error:
+            print("refused:", error, flush=True)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    dist.all_reduce(t)
+    dist.destroy_process_group()
+    """
+    if BACKEND == "gloo":
+        pytest.skip("development run on gloo")
+    ends = programs.run("AA", program, limit=30)
+    assert_clean(ends)
+    assert all("refused: smddp" in end.output for end in ends)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_interrupt_in_a_wait(layout: str) -> None:
+    """Ctrl-C while a peer is missing ends the program soon."""
+    program = """
+    join()
+    dist.barrier()
+    print("ready", flush=True)
+    if rank == 0:
+        dist.all_reduce(torch.ones(10))
+    else:
+        time.sleep(15)
+    """
+    job = Programs(layout, program, env={"SMDDP_TIMEOUT_SECONDS": "60"})
+    try:
+        for rank in range(len(layout)):
+            job.wait_for(rank, "ready")
+        time.sleep(0.3)
+        began = time.monotonic()
+        for process in job.processes:
+            os.kill(process.pid, signal.SIGINT)
+        ends = job.end(limit=8)
+        took = time.monotonic() - began
+    finally:
+        job.kill()
+    if BACKEND == "gloo":
+        pytest.skip("development run on gloo, which does not listen")
+    assert took < 6, f"took {took:.1f} s"
+    assert all(end.code is not None for end in ends)
+    assert "KeyboardInterrupt" in ends[0].errors, ends[0].errors
+    assert "terminate called" not in ends[0].errors
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_an_exception_ends_the_program_with_its_own_message(layout: str) -> None:
+    program = """
+    join()
+    dist.all_reduce(torch.ones(5))
+    work = dist.all_reduce(torch.ones(5), async_op=True)
+    raise LookupError("the program's own trouble")
+    """
+    for end in programs.run(layout, program, limit=40):
+        assert end.code == 1, end
+        assert "the program's own trouble" in end.errors
+        assert "terminate called" not in end.errors
+
+
+def test_env_rendezvous_of_torch() -> None:
+    """``init_process_group("smddp")`` with nothing but the launcher's variables."""
+    program = """
+    del store
+    os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]
+    dist.init_process_group(backend)
+    t = torch.ones(3)
+    dist.all_reduce(t)
+    assert t[0] == size
+    dist.destroy_process_group()
+    """
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert_clean(programs.run("AB", program, env={"OTHER_PORT": str(port)}))
