@@ -41,7 +41,7 @@ def register_once() -> None:
         register_backend()
         install_hooks()
     except Exception as error:
-        warnings.warn(f"smddp: the backend could not be registered: {error}", stacklevel=2)
+        _warn(f"smddp: the backend could not be registered: {error}")
 
 
 def register_backend() -> None:
@@ -79,11 +79,17 @@ def _run_hook(module: ModuleType) -> None:
         hooks = import_module("deepspeed_smddp.zero.hooks")
         getattr(hooks, _HOOKS[module.__name__])(module)
     except Exception as error:
-        warnings.warn(
+        _warn(
             f'smddp: "comm_backend" in a DeepSpeed config will not be read: the hook on '
-            f"{module.__name__} failed: {error}",
-            stacklevel=2,
+            f"{module.__name__} failed: {error}"
         )
+
+
+def _warn(message: str) -> None:
+    try:
+        warnings.warn(message, stacklevel=3)
+    except Warning:  # python -W error
+        print(message, file=sys.stderr)
 
 
 class _WatchedSpec(ModuleSpec):

@@ -1,12 +1,12 @@
 """smddp beside Gloo, in the same processes and the same run, in turn: A B A B.
 
 Starts the ranks itself. For every operation, element type and size: a correctness check against
-Gloo, then rounds of timed calls, one backend after the other. Prints medians with algorithm and bus
-bandwidth (as nccl-tests defines them: busbw = algbw * (n-1)/n, twice that for all_reduce) and writes
-all figures as CSV.
+Gloo, then rounds of timed calls, one backend after the other. Prints medians and bus bandwidth (as
+nccl-tests defines it: bytes / time * (n-1)/n, twice that for all_reduce) and writes all figures as
+CSV.
 
     python benchmarks/collectives.py --ranks 2 --sizes 1K,64K,1M,16M --csv runs/bench.csv
-    python benchmarks/collectives.py --hosts 2 --ranks 2     # two hosts of one rank, over libfabric
+    python benchmarks/collectives.py --hosts 2 --ranks 2     # two hosts, over libfabric
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,7 +54,9 @@ def parse_size(text: str) -> int:
     return int(float(text[:-1]) * unit) if unit else int(text)
 
 
-def make_call(op: str, whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup):
+def make_call(
+    op: str, whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup
+) -> Callable[[], object]:
     if op == "all_gather":
         return lambda: dist.all_gather_into_tensor(whole, part, group=group)
     if op == "reduce_scatter":
@@ -201,7 +204,8 @@ def main() -> int:
     console = Console()
     console.print(
         f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
-        f"torch {torch.__version__}, {args.ranks} ranks on {args.hosts} host(s); medians over all ranks' slowest, A B A B"
+        f"torch {torch.__version__}, {args.ranks} ranks on {args.hosts} host(s); "
+        "medians over the slowest rank of each call, A B A B"
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -78,8 +78,9 @@ def print_table(console: Console, statistics: list[dict[str, Any]], rank: int) -
             str(row["path"]),
             f"{row['calls']:,}",
             _bytes(row["bytes"]),
-            f"{row['seconds']:.2f} s",
-            f"{row['wait_seconds']:.2f} s",
+            # The fallback's operations are counted, not timed.
+            "-" if is_fallback(row) else f"{row['seconds']:.2f} s",
+            "-" if is_fallback(row) else f"{row['wait_seconds']:.2f} s",
             style="yellow" if is_fallback(row) else None,
         )
     console.print(table)

@@ -143,7 +143,8 @@ def test_a_broken_package_breaks_neither_torch_nor_others(source_copy: Path) -> 
     assert done.stderr.count("UserWarning: smddp:") == 1, done.stderr
 
 
-def test_a_failing_registration_is_one_warning() -> None:
+@pytest.mark.parametrize("warnings", ["default", "error::UserWarning"])
+def test_a_failing_registration_is_one_warning(warnings: str) -> None:
     done = ranks.python(
         """
         import smddp_autoload
@@ -152,7 +153,8 @@ def test_a_failing_registration_is_one_warning() -> None:
         smddp_autoload.register_backend = fail
         import torch
         smddp_autoload.register()
-        """
+        """,
+        PYTHONWARNINGS=warnings,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the backend could not be registered: no room") == 1

@@ -263,6 +263,9 @@ def test_group_made_before_deepspeed() -> None:
         def adopted():
             deepspeed.init_distributed(dist_backend="smddp")
             deepspeed.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)
+            group = dist.distributed_c10d._get_default_group()
+            timeout = group._get_backend(torch.device("cpu")).options._timeout
+            assert timeout.total_seconds() == 77, timeout
 
         forked("adopted", adopted)
         dist.init_process_group("gloo")

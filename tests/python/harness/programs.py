@@ -25,7 +25,8 @@ torch.set_num_threads(1)
 rank, size, backend = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), {backend!r}
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
 def join(name="job"):
-    dist.init_process_group(backend, store=dist.PrefixStore(name, store), rank=rank, world_size=size)
+    prefixed = dist.PrefixStore(name, store)
+    dist.init_process_group(backend, store=prefixed, rank=rank, world_size=size)
 """
 
 
@@ -43,8 +44,8 @@ class Ended:
 class Programs:
     """The same program in one interpreter per rank of ``layout``.
 
-    The program finds ``rank``, ``size``, ``backend``, ``store`` and ``join()`` defined. The store is
-    this process's, so that a rank may end without taking it along.
+    The program finds ``rank``, ``size``, ``backend``, ``store`` and ``join()`` defined. The store
+    is this process's, so that a rank may end without taking it along.
     """
 
     def __init__(
