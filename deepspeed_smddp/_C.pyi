@@ -9,12 +9,18 @@ from torch._C._distributed_c10d import Backend, Store
 BUILT_WITH_TORCH: str
 
 class StatisticsRow(TypedDict):
-    """One collective on one path since the start or the last reset."""
+    """One collective on one path since the start or the last reset.
+
+    A call runs in one or more rounds, each within the bucket's bound; ``largest_round`` is in
+    bytes. ``seconds`` counts from a call to its completion, ``wait_seconds`` inside ``wait()``.
+    """
 
     collective: str
     path: str
     calls: int
     bytes: int
+    rounds: int
+    largest_round: int
     seconds: float
     wait_seconds: float
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -105,8 +106,6 @@ def statistics() -> list[StatisticsRow]:
     ``seconds`` is the time from call to completion, ``wait_seconds`` the part of it that a caller
     spent in ``wait()``. Empty where the extension was not loaded, as nothing ran then.
     """
-    import sys
-
     if "deepspeed_smddp._C" not in sys.modules:
         return []
     from deepspeed_smddp import _C

@@ -53,7 +53,9 @@ class Reader {
   size_t at_ = 0;
 };
 
-std::string key_of(const std::string& topic, int rank) { return topic + "/" + std::to_string(rank); }
+std::string key_of(const std::string& topic, int rank) {
+  return topic + "/" + std::to_string(rank);
+}
 
 }  // namespace
 
@@ -75,9 +77,10 @@ Result<Card> decode(const std::vector<uint8_t>& blob) {
   Reader r(blob);
   auto version = r.number<uint32_t>();
   if (!r.good || version != kCardVersion) {
-    return Status(Code::kMismatch,
-                  "a rank of this group runs another version of deepspeed-smddp; install the same one "
-                  "on every host");
+    return Status(
+        Code::kMismatch,
+        "a rank of this group runs another version of deepspeed-smddp; install the same one "
+        "on every host");
   }
   Card card;
   card.host = r.text();
@@ -105,9 +108,10 @@ Result<std::vector<std::vector<uint8_t>>> exchange(Store& store, const std::stri
     if (store.has(key_of(topic, peer))) continue;
     missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
   }
-  return Status(Code::kTimeout, "ranks " + missing +
-                                    " did not join the group in time; look at their logs, or raise the "
-                                    "timeout of init_process_group / new_group");
+  return Status(Code::kTimeout,
+                "ranks " + missing +
+                    " did not join the group in time; look at their logs, or raise the "
+                    "timeout of init_process_group / new_group");
 }
 
 }  // namespace smddp

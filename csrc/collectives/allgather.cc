@@ -1,7 +1,7 @@
-// AllGather. Every rank sends its shard straight to its gateway on each other node, all-to-all along
-// the rails, and pushes to its node what it has: the own shard first, then each shard as it lands from
-// the network, while later ones are still in flight. n-1 messages per rank between nodes, one hop, and
-// each byte enters a node once.
+// AllGather. Every rank sends its shard straight to its gateway on each other node, all-to-all
+// along the rails, and pushes to its node what it has: the own shard first, then each shard as it
+// lands from the network, while later ones are still in flight. n-1 messages per rank between
+// nodes, one hop, and each byte enters a node once.
 #include <deque>
 
 #include "collectives/communicator.h"
@@ -22,7 +22,8 @@ class AllGather final : public Round {
     int ranks = group_.ranks();
     Rank me = group_.rank();
     const Blocks& output = operation_->output;
-    direct_ = read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
+    direct_ =
+        read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     received_.assign(static_cast<size_t>(ranks), 0);
     for (Rank r = 0; r < ranks; ++r) missing_ += part(output, r);
@@ -37,7 +38,8 @@ class AllGather final : public Round {
     }
     if (part(output, me) > 0) {
       to_push_.push_back(me);
-      for (Rank target : pattern::targets(group_.topology(), me)) targets_.push_back({target, false, 0});
+      for (Rank target : pattern::targets(group_.topology(), me))
+        targets_.push_back({target, false, 0});
     }
     nothing_to_push_ = to_push_.empty() && expected_ == 0;
     if (group_.local_peers() == 0) pushed_ = true;
@@ -74,7 +76,8 @@ class AllGather final : public Round {
     if (header.source != header.shard || topology.same_node(shard, group_.rank()) ||
         topology.gateway(shard, topology.node_of(group_.rank())) != group_.rank() ||
         !fits(shard, header.offset, header.bytes)) {
-      return {Code::kMismatch, group_.describe(static_cast<Rank>(header.source)) + " sent data that is not part of this all_gather"};
+      return {Code::kMismatch, group_.describe(static_cast<Rank>(header.source)) +
+                                   " sent data that is not part of this all_gather"};
     }
     operation_->output.write(shard, begin_ + header.offset, payload, header.bytes);
     received(shard, header.bytes);
@@ -93,7 +96,8 @@ class AllGather final : public Round {
     }
     if (!names.empty()) return "no data from " + names;
     for (const Target& target : targets_) {
-      if (target.sent < part(operation_->output, group_.rank())) return group_.describe(target.rank) + " takes no data";
+      if (target.sent < part(operation_->output, group_.rank()))
+        return group_.describe(target.rank) + " takes no data";
     }
     for (int i = 0; i < group_.local_peers(); ++i) {
       if (!heard(i) || group_.outbox().read_by(i) < exposed_until_) {
@@ -174,14 +178,16 @@ class AllGather final : public Round {
     if (head.bytes > 0) {
       auto shard = static_cast<Rank>(head.shard);
       if (shard < 0 || shard >= group_.ranks() || !fits(shard, head.offset, head.bytes)) {
-        group_.fail({Code::kInternal, group_.describe(group_.local_peer(i)) + " pushed a piece out of bounds"});
+        group_.fail({Code::kInternal,
+                     group_.describe(group_.local_peer(i)) + " pushed a piece out of bounds"});
         return false;
       }
       size_t at = begin_ + head.offset;
       intranode::Inbox& inbox = group_.inbox(i);
       if (head.extents > 0) {
         std::vector<Extent> to = operation_->output.slice(shard, at, head.bytes);
-        Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, 0, head.bytes, to.data(), to.size());
+        Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, 0,
+                                                  head.bytes, to.data(), to.size());
         if (!read) {
           group_.fail({read.code(), group_.describe(group_.local_peer(i)) + ": " + read.message()});
           return false;
@@ -205,7 +211,8 @@ class AllGather final : public Round {
         fabric::SendBuffer* buffer = group_.acquire(target.rank);
         if (buffer == nullptr) continue;
         size_t n = std::min(bytes - target.sent, group_.max_payload());
-        operation_->output.read(group_.rank(), begin_ + target.sent, Communicator::payload(buffer), n);
+        operation_->output.read(group_.rank(), begin_ + target.sent, Communicator::payload(buffer),
+                                n);
         group_.send_data(*this, buffer, group_.rank(), target.sent, n);
         target.sent += n;
         if (target.sent == bytes) ++sent_;
@@ -218,19 +225,19 @@ class AllGather final : public Round {
   bool direct_ = false;
   bool pushed_ = false;
   bool nothing_to_push_ = false;
-  std::deque<Rank> to_push_;   // shards that are here and whole
-  size_t push_offset_ = 0;     // into the first of them
-  size_t expected_ = 0;        // shards still to land from the network
+  std::deque<Rank> to_push_;  // shards that are here and whole
+  size_t push_offset_ = 0;    // into the first of them
+  size_t expected_ = 0;       // shards still to land from the network
   std::vector<Target> targets_;
-  size_t sent_ = 0;            // targets that have all
+  size_t sent_ = 0;               // targets that have all
   std::vector<size_t> received_;  // bytes, by rank
   size_t missing_ = 0;            // bytes, of all
 };
 
 }  // namespace
 
-std::unique_ptr<Round> make_allgather(Communicator& group, std::shared_ptr<Operation> operation, uint64_t seq,
-                                      size_t begin, size_t bytes) {
+std::unique_ptr<Round> make_allgather(Communicator& group, std::shared_ptr<Operation> operation,
+                                      uint64_t seq, size_t begin, size_t bytes) {
   return std::make_unique<AllGather>(group, std::move(operation), seq, begin, bytes);
 }
 

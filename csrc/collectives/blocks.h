@@ -1,5 +1,5 @@
-// The memory of one operation: per rank a block (its shard, or what is summed for it), each a run of
-// extents, one per tensor. Nothing is flattened: a list of parameters is one operation.
+// The memory of one operation: per rank a block (its shard, or what is summed for it), each a run
+// of extents, one per tensor. Nothing is flattened: a list of parameters is one operation.
 #pragma once
 
 #include <algorithm>
@@ -30,10 +30,13 @@ class Blocks {
 
   size_t count() const { return bytes_.size(); }
   size_t bytes(Rank block) const { return bytes_[static_cast<size_t>(block)]; }
-  size_t largest() const { return bytes_.empty() ? 0 : *std::max_element(bytes_.begin(), bytes_.end()); }
+  size_t largest() const {
+    return bytes_.empty() ? 0 : *std::max_element(bytes_.begin(), bytes_.end());
+  }
 
   // The extents that hold bytes [offset, offset + bytes) of `block`, at most `limit` of them.
-  std::vector<Extent> slice(Rank block, size_t offset, size_t bytes, size_t limit = SIZE_MAX) const {
+  std::vector<Extent> slice(Rank block, size_t offset, size_t bytes,
+                            size_t limit = SIZE_MAX) const {
     std::vector<Extent> out;
     for_each(block, offset, bytes, [&](std::byte* address, size_t n) {
       if (out.size() == limit) return false;

@@ -1,5 +1,5 @@
-// How a group comes to be: one exchange of cards, the node's segments, then, where there are several
-// nodes, one exchange of fabric addresses.
+// How a group comes to be: one exchange of cards, the node's segments, then, where there are
+// several nodes, one exchange of fabric addresses.
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -20,16 +20,19 @@ constexpr uint8_t kReason = 0;
 
 }  // namespace
 
-Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store& store, int rank, int ranks,
-                                                           Options options) {
+Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store& store, int rank,
+                                                           int ranks, Options options) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
-    return Status(Code::kInvalid, "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
+    return Status(Code::kInvalid,
+                  "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
   }
   std::unique_ptr<Communicator> group(new Communicator(engine, rank, std::move(options)));
   Card mine;
   const std::string& given = group->options_.host;
   mine.host = given.empty() ? host_identity() : given;
-  mine.host_name = !given.empty() ? given : env::get("HOST_ID").empty() ? host_name() : env::get("HOST_ID");
+  mine.host_name = !given.empty()                ? given
+                   : env::get("HOST_ID").empty() ? host_name()
+                                                 : env::get("HOST_ID");
   if (getrandom(mine.key.data(), mine.key.size(), 0) != static_cast<ssize_t>(mine.key.size())) {
     return Status(Code::kUnavailable, "could not draw a random group key");
   }
@@ -88,7 +91,8 @@ Status Communicator::join_node(const std::vector<Card>& cards) {
     if (!inbox) return {inbox.status().code(), describe(peer) + ": " + inbox.status().message()};
     inboxes_.push_back(std::move(inbox.value()));
     auto neighbor = engine_.neighbor(card);
-    if (!neighbor) return {neighbor.status().code(), describe(peer) + ": " + neighbor.status().message()};
+    if (!neighbor)
+      return {neighbor.status().code(), describe(peer) + ": " + neighbor.status().message()};
     neighbors_.push_back(std::move(neighbor.value()));
   }
   for (auto& neighbor : neighbors_) neighbor->wake();  // it may wait for this rank's verdict
@@ -115,9 +119,10 @@ Status Communicator::join_rails(Store& store) {
   for (Rank r = 0; r < ranks(); ++r) {
     const auto& theirs = blobs.value()[static_cast<size_t>(r)];
     if (!theirs.empty() && theirs[0] == kAddress) continue;
-    return {Code::kUnavailable, "group '" + options_.name + "' spans " + std::to_string(topology_.nodes()) +
-                                    " hosts and " + describe(r) + " has no fabric: " +
-                                    std::string(theirs.begin() + (theirs.empty() ? 0 : 1), theirs.end())};
+    return {Code::kUnavailable,
+            "group '" + options_.name + "' spans " + std::to_string(topology_.nodes()) +
+                " hosts and " + describe(r) + " has no fabric: " +
+                std::string(theirs.begin() + (theirs.empty() ? 0 : 1), theirs.end())};
   }
   rail_ = pattern::targets(topology_, rank_);
   for (Rank source : pattern::arrivals(topology_, rank_)) {

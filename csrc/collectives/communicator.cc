@@ -39,10 +39,12 @@ std::string Communicator::describe(Rank rank) const {
   return text;
 }
 
-void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning, bool background) {
+void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning,
+                          bool background) {
   Engine::Lock lock = engine_.lock();
   operation->number_ = ++operations_;
-  operation->deadline_ns_ = now_ns() + (operation->timeout_ns != 0 ? operation->timeout_ns : options_.timeout_ns);
+  operation->deadline_ns_ =
+      now_ns() + (operation->timeout_ns != 0 ? operation->timeout_ns : options_.timeout_ns);
   if (!health_) {
     engine_.finish(operation, health_);
   } else {
@@ -53,16 +55,21 @@ void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tun
 
 void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
   Operation& op = *operation;
-  bool sums = op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
+  bool sums =
+      op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
   const Blocks& blocks = sums ? op.input : op.output;
   Plan plan = select({op.collective, blocks.largest(), op.element_size}, shape_, tuning);
   size_t total = 0;
   for (Rank r = 0; r < ranks(); ++r) total += blocks.bytes(r);
-  op.signature_ = {op.collective, op.dtype, op.reduce_op,
-                   static_cast<uint8_t>(sums && tuning.reduce_precision_fp32 ? 1 : 0),
-                   op.tensors, total, plan.round_bytes, op.digest};
+  op.signature_ = {
+      op.collective,    op.dtype,
+      op.reduce_op,     static_cast<uint8_t>(sums && tuning.reduce_precision_fp32 ? 1 : 0),
+      op.tensors,       total,
+      plan.round_bytes, op.digest};
   for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += plan.round_bytes) {
-    if (sums) queued_.push_back(make_reduce_scatter(*this, operation, next_seq_++, begin, plan.round_bytes));
+    if (sums)
+      queued_.push_back(
+          make_reduce_scatter(*this, operation, next_seq_++, begin, plan.round_bytes));
     if (op.collective != Collective::kReduceScatter) {
       queued_.push_back(make_allgather(*this, operation, next_seq_++, begin, plan.round_bytes));
       queued_.back()->after_previous = sums;
@@ -110,8 +117,9 @@ bool Communicator::start_rounds() {
     for (const Ready& ready : early_ready_) {
       if (ready.seq != next.seq()) continue;
       if (ready.signature != next.operation().signature_) {
-        fail({Code::kMismatch, describe(ready.rank) + " called " + smddp::describe(ready.signature) + " while " +
-                                   describe(rank_) + " called " + smddp::describe(next.operation().signature_)});
+        fail({Code::kMismatch, describe(ready.rank) + " called " +
+                                   smddp::describe(ready.signature) + " while " + describe(rank_) +
+                                   " called " + smddp::describe(next.operation().signature_)});
         return true;
       }
       next.on_ready(ready.rank);
@@ -145,7 +153,8 @@ bool Communicator::progress() {
   bool moved = false;
   while (!unsent_ready_.empty() && health_) {
     Ready ready = unsent_ready_.front();
-    fabric::SendBuffer* buffer = endpoint_->acquire(peer_of_[static_cast<size_t>(ready.rank)], true);
+    fabric::SendBuffer* buffer =
+        endpoint_->acquire(peer_of_[static_cast<size_t>(ready.rank)], true);
     if (buffer == nullptr) break;
     unsent_ready_.pop_front();
     post(buffer, header(wire::Type::kReady, ready.seq, ready.signature));
@@ -170,12 +179,14 @@ bool Communicator::progress() {
       uint64_t limit = op.timeout_ns != 0 ? op.timeout_ns : options_.timeout_ns;
       char seconds[32];
       std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit) * 1e-9);
-      fail({Code::kTimeout, smddp::describe(op.signature_) + " #" + std::to_string(op.number_) + " of group '" +
-                                options_.name + "' did not finish within " + seconds + " s on " + describe(rank_) +
-                                ": " + oldest.waiting_for()});
+      fail({Code::kTimeout, smddp::describe(op.signature_) + " #" + std::to_string(op.number_) +
+                                " of group '" + options_.name + "' did not finish within " +
+                                seconds + " s on " + describe(rank_) + ": " +
+                                oldest.waiting_for()});
     }
   } else if (health_ && !queued_.empty() && now_ns() >= queued_.front()->operation().deadline_ns_) {
-    fail({Code::kTimeout, "not every rank of this host joined group '" + options_.name + "' in time"});
+    fail({Code::kTimeout,
+          "not every rank of this host joined group '" + options_.name + "' in time"});
   }
   if (!health_) {
     std::set<std::shared_ptr<Operation>> over;
@@ -207,9 +218,10 @@ void Communicator::check_neighbors() {
     if (!neighbors_[static_cast<size_t>(i)]->dead()) continue;
     for (auto& round : active_) {
       if (round->heard(i) && outbox_->read_by(i) >= outbox_->published()) continue;
-      fail({Code::kPeerLost, describe(local_peer(i)) + " (process " + std::to_string(inbox(i).pid()) +
-                                 ") ended during " + smddp::describe(round->operation().signature_) + " #" +
-                                 std::to_string(round->operation().number_) + " of group '" + options_.name + "'"});
+      fail({Code::kPeerLost,
+            describe(local_peer(i)) + " (process " + std::to_string(inbox(i).pid()) +
+                ") ended during " + smddp::describe(round->operation().signature_) + " #" +
+                std::to_string(round->operation().number_) + " of group '" + options_.name + "'"});
       return;
     }
   }
@@ -219,15 +231,17 @@ void Communicator::on_message(const wire::Header& h, const std::byte* data) {
   if (!health_ || h.source >= static_cast<uint32_t>(ranks())) return;
   auto source = static_cast<Rank>(h.source);
   if (h.type == wire::Type::kAbort) {
-    fail({Code::kAborted, std::string(reinterpret_cast<const char*>(data), std::min<size_t>(h.bytes, kReasonBytes))});
+    fail({Code::kAborted, std::string(reinterpret_cast<const char*>(data),
+                                      std::min<size_t>(h.bytes, kReasonBytes))});
     return;
   }
   for (auto& round : active_) {
     if (round->seq() != h.seq) continue;
     const Operation& op = round->operation();
     if (h.signature != op.signature_) {
-      fail({Code::kMismatch, describe(source) + " called " + smddp::describe(h.signature) + " while " +
-                                 describe(rank_) + " called " + smddp::describe(op.signature_)});
+      fail({Code::kMismatch, describe(source) + " called " + smddp::describe(h.signature) +
+                                 " while " + describe(rank_) + " called " +
+                                 smddp::describe(op.signature_)});
     } else if (h.type == wire::Type::kReady) {
       round->on_ready(source);
     } else if (Status taken = round->on_data(h, data); !taken) {
@@ -258,8 +272,9 @@ const intranode::Piece* Communicator::head(int i, const Round& round) {
   const intranode::Piece* piece = inbox(i).head();
   if (!health_ || piece == nullptr || piece->seq != round.seq()) return nullptr;
   if (piece->signature == round.operation().signature_) return piece;
-  fail({Code::kMismatch, describe(local_peer(i)) + " called " + smddp::describe(piece->signature) + " while " +
-                             describe(rank_) + " called " + smddp::describe(round.operation().signature_)});
+  fail({Code::kMismatch, describe(local_peer(i)) + " called " + smddp::describe(piece->signature) +
+                             " while " + describe(rank_) + " called " +
+                             smddp::describe(round.operation().signature_)});
   return nullptr;
 }
 
@@ -293,7 +308,8 @@ fabric::SendBuffer* Communicator::acquire(Rank to) {
   return endpoint_->acquire(peer_of_[static_cast<size_t>(to)], false);
 }
 
-void Communicator::send_data(const Round& round, fabric::SendBuffer* buffer, Rank shard, uint64_t offset, size_t bytes) {
+void Communicator::send_data(const Round& round, fabric::SendBuffer* buffer, Rank shard,
+                             uint64_t offset, size_t bytes) {
   wire::Header h = header(wire::Type::kData, round.seq(), round.operation().signature_);
   h.shard = static_cast<uint32_t>(shard);
   h.offset = offset;

@@ -21,13 +21,13 @@ class Communicator : private Progressable {
   struct Options {
     std::string name;
     uint64_t timeout_ns = 600'000'000'000ull;
-    std::string host;          // identity of this rank's host; empty: host_identity()
-    bool single_copy = true;   // false: never read a peer's memory directly
+    std::string host;         // identity of this rank's host; empty: host_identity()
+    bool single_copy = true;  // false: never read a peer's memory directly
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.
-  static Result<std::unique_ptr<Communicator>> create(Engine& engine, Store& store, int rank, int ranks,
-                                                      Options options);
+  static Result<std::unique_ptr<Communicator>> create(Engine& engine, Store& store, int rank,
+                                                      int ranks, Options options);
   ~Communicator() override;
 
   // Starts `operation`, after all earlier ones of this group. `background`: nobody is going to wait
@@ -43,7 +43,8 @@ class Communicator : private Progressable {
   Status status();  // ok until the group is broken
   void set_timeout(uint64_t timeout_ns) { options_.timeout_ns = timeout_ns; }
 
-  // --- for the rounds, under the engine's lock -----------------------------------------------------
+  // --- for the rounds, under the engine's lock
+  // -----------------------------------------------------
 
   const Shape& shape() const { return shape_; }
   // False until every rank of the node has judged whether it may read the others' memory.
@@ -52,8 +53,8 @@ class Communicator : private Progressable {
   Rank local_peer(int i) const { return local_peers_[static_cast<size_t>(i)]; }
   intranode::Outbox& outbox() { return *outbox_; }
   intranode::Inbox& inbox(int i) { return *inboxes_[static_cast<size_t>(i)]; }
-  // The head of peer i's outbox if it belongs to `round`. Fails the group when the two ranks disagree
-  // about what that round is.
+  // The head of peer i's outbox if it belongs to `round`. Fails the group when the two ranks
+  // disagree about what that round is.
   const intranode::Piece* head(int i, const Round& round);
   void push(const Round& round, intranode::Piece piece);
   void pop(int i);
@@ -62,14 +63,18 @@ class Communicator : private Progressable {
   // A buffer with `header` space in front, or nullptr for now.
   fabric::SendBuffer* acquire(Rank to);
   size_t max_payload() const { return endpoint_->max_message() - sizeof(wire::Header); }
-  void send_data(const Round& round, fabric::SendBuffer* buffer, Rank shard, uint64_t offset, size_t bytes);
-  static std::byte* payload(fabric::SendBuffer* buffer) { return buffer->data + sizeof(wire::Header); }
+  void send_data(const Round& round, fabric::SendBuffer* buffer, Rank shard, uint64_t offset,
+                 size_t bytes);
+  static std::byte* payload(fabric::SendBuffer* buffer) {
+    return buffer->data + sizeof(wire::Header);
+  }
 
   std::string describe(Rank rank) const;  // "rank 3 (host b)"
   void fail(Status why);
 
  private:
-  Communicator(Engine& engine, int rank, Options options) : engine_(engine), rank_(rank), options_(std::move(options)) {}
+  Communicator(Engine& engine, int rank, Options options)
+      : engine_(engine), rank_(rank), options_(std::move(options)) {}
   Status join_node(const std::vector<Card>& cards);
   Status join_rails(Store& store);
 
@@ -106,7 +111,7 @@ class Communicator : private Progressable {
 
   // The rails.
   fabric::Endpoint* endpoint_ = nullptr;
-  std::vector<Rank> rail_;  // ranks this one exchanges messages with
+  std::vector<Rank> rail_;             // ranks this one exchanges messages with
   std::vector<fabric::Peer> peer_of_;  // by rank; valid for those in rail_
 
   // READY messages of rounds not yet started here, and those that found no send buffer.
@@ -120,7 +125,7 @@ class Communicator : private Progressable {
   std::vector<Rank> unsent_abort_;
 
   std::deque<std::unique_ptr<Round>> queued_, active_;
-  uint64_t next_seq_ = 0;     // of the next round enqueued
+  uint64_t next_seq_ = 0;  // of the next round enqueued
   uint64_t operations_ = 0;
   Status health_;  // not ok: the group is broken, and why
 };

@@ -27,7 +27,8 @@ class Operation : public Task {
   Blocks input, output;
   uint64_t timeout_ns = 0;
 
-  // What it took, once done: rounds on the wire, the largest of them (bytes of all ranks' blocks), way.
+  // What it took, once done: rounds on the wire, the largest of them (bytes of all ranks' blocks),
+  // way.
   uint32_t rounds = 0;
   uint64_t largest_round = 0;
   std::string path;

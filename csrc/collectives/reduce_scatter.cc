@@ -1,12 +1,12 @@
-// ReduceScatter, the mirror of AllGather. Within a node each block is summed by one rank: its owner,
-// or the owner's gateway. Gateways send their node's partial sum to the owner along the rail; the
-// owner adds the partials in node order. Contributions of a node are added in rank order. Both orders
-// are fixed, so results do not depend on timing.
+// ReduceScatter, the mirror of AllGather. Within a node each block is summed by one rank: its
+// owner, or the owner's gateway. Gateways send their node's partial sum to the owner along the
+// rail; the owner adds the partials in node order. Contributions of a node are added in rank order.
+// Both orders are fixed, so results do not depend on timing.
 //
-// All ranks of a node cut all blocks into the same sequence of pieces (Cuts), push those that others
-// sum, and sum those that are theirs, piece by piece, once every local peer's head is that piece. The
-// least unsummed piece, in sequence order, is always at the head of every outbox or about to be: no
-// ring of any length can deadlock.
+// All ranks of a node cut all blocks into the same sequence of pieces (Cuts), push those that
+// others sum, and sum those that are theirs, piece by piece, once every local peer's head is that
+// piece. The least unsummed piece, in sequence order, is always at the head of every outbox or
+// about to be: no ring of any length can deadlock.
 #include <deque>
 
 #include "collectives/communicator.h"
@@ -36,9 +36,12 @@ class ReduceScatter final : public Round {
     const Topology& topology = group_.topology();
     node_ = topology.node_of(me);
     element_ = operation_->element_size;
-    wire_type_ = (operation_->signature().options & 1) != 0 ? device::accumulator_of(operation_->dtype) : operation_->dtype;
+    wire_type_ = (operation_->signature().options & 1) != 0
+                     ? device::accumulator_of(operation_->dtype)
+                     : operation_->dtype;
     wire_element_ = size_of(wire_type_);
-    direct_ = read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
+    direct_ =
+        read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
     piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     ready_.assign(static_cast<size_t>(group_.ranks()), false);
@@ -85,21 +88,23 @@ class ReduceScatter final : public Round {
     auto source = static_cast<Rank>(header.source);
     int node = topology.node_of(source);
     size_t elements = header.bytes / wire_element_;
-    bool known = static_cast<Rank>(header.shard) == group_.rank() && node != node_ && !partial_.empty() &&
-                 topology.gateway(group_.rank(), node) == source && header.bytes % wire_element_ == 0 &&
-                 header.offset % element_ == 0 && header.offset <= own_bytes_ &&
-                 elements * element_ <= own_bytes_ - header.offset;
+    bool known = static_cast<Rank>(header.shard) == group_.rank() && node != node_ &&
+                 !partial_.empty() && topology.gateway(group_.rank(), node) == source &&
+                 header.bytes % wire_element_ == 0 && header.offset % element_ == 0 &&
+                 header.offset <= own_bytes_ && elements * element_ <= own_bytes_ - header.offset;
     if (known) {
       Partial& partial = partial_[static_cast<size_t>(node)];
       known = header.bytes <= partial.bytes.size() - partial.received;
       if (known) {
-        std::memcpy(partial.bytes.data() + header.offset / element_ * wire_element_, payload, header.bytes);
+        std::memcpy(partial.bytes.data() + header.offset / element_ * wire_element_, payload,
+                    header.bytes);
         partial.received += header.bytes;
         if (partial.received == partial.bytes.size()) --partials_missing_;
         return {};
       }
     }
-    return {Code::kMismatch, group_.describe(source) + " sent data that is not part of this operation"};
+    return {Code::kMismatch,
+            group_.describe(source) + " sent data that is not part of this operation"};
   }
 
   std::string waiting_for() const override {
@@ -110,7 +115,8 @@ class ReduceScatter final : public Round {
       if (!heard(i) && (head == nullptr || head->seq != seq_)) name(group_.local_peer(i));
     }
     if (!names.empty()) return "no data from " + names;
-    if (wanted_.bytes > 0 && wanted_.block != group_.rank() && !ready_[static_cast<size_t>(wanted_.block)]) {
+    if (wanted_.bytes > 0 && wanted_.block != group_.rank() &&
+        !ready_[static_cast<size_t>(wanted_.block)]) {
       return group_.describe(wanted_.block) + " has not started it";
     }
     for (size_t node = 0; node < partial_.size(); ++node) {
@@ -133,9 +139,11 @@ class ReduceScatter final : public Round {
   };
 
   // The next cut after `cut` (block -1: the first) among those this rank sums (`mine`) or its local
-  // peers sum. The sequence runs over all blocks at one offset, then on to the next offset. 0 bytes: end.
+  // peers sum. The sequence runs over all blocks at one offset, then on to the next offset. 0
+  // bytes: end.
   Cut next(Cut cut, bool mine) const {
-    size_t largest = std::min(limit_, operation_->input.largest() > begin_ ? operation_->input.largest() - begin_ : 0);
+    size_t largest = std::min(
+        limit_, operation_->input.largest() > begin_ ? operation_->input.largest() - begin_ : 0);
     for (;;) {
       if (++cut.block == group_.ranks()) {
         cut.block = 0;
@@ -161,7 +169,8 @@ class ReduceScatter final : public Round {
       piece.offset = cut.offset;
       piece.bytes = cut.bytes;
       if (direct_) {
-        std::vector<Extent> extents = operation_->input.slice(cut.block, begin_ + cut.offset, cut.bytes);
+        std::vector<Extent> extents =
+            operation_->input.slice(cut.block, begin_ + cut.offset, cut.bytes);
         std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
         piece.extents = static_cast<uint32_t>(extents.size());
         exposed_until_ = group_.outbox().published() + 1;
@@ -176,22 +185,25 @@ class ReduceScatter final : public Round {
     return true;
   }
 
-  // Drops what others sum from the heads. True when every local peer's head is the wanted piece; when
-  // nothing is wanted any more, when that dropped something.
+  // Drops what others sum from the heads. True when every local peer's head is the wanted piece;
+  // when nothing is wanted any more, when that dropped something.
   bool align_heads() {
     bool aligned = true, dropped = false;
     for (int i = 0; i < group_.local_peers(); ++i) {
       const Piece* head = group_.head(i, *this);
-      while (head != nullptr && (head->bytes == 0 || head->shard >= static_cast<uint32_t>(group_.ranks()) ||
-                                 reducer(static_cast<Rank>(head->shard)) != group_.rank())) {
+      while (head != nullptr &&
+             (head->bytes == 0 || head->shard >= static_cast<uint32_t>(group_.ranks()) ||
+              reducer(static_cast<Rank>(head->shard)) != group_.rank())) {
         take(i, *head);
         dropped = true;
         head = group_.head(i, *this);
       }
       if (head == nullptr) {
         aligned = false;
-      } else if (head->shard != static_cast<uint32_t>(wanted_.block) || head->offset != wanted_.offset || head->bytes != wanted_.bytes) {
-        group_.fail({Code::kInternal, group_.describe(group_.local_peer(i)) + " pushed a piece out of order"});
+      } else if (head->shard != static_cast<uint32_t>(wanted_.block) ||
+                 head->offset != wanted_.offset || head->bytes != wanted_.bytes) {
+        group_.fail({Code::kInternal,
+                     group_.describe(group_.local_peer(i)) + " pushed a piece out of order"});
         return false;
       }
     }
@@ -227,15 +239,16 @@ class ReduceScatter final : public Round {
     return true;
   }
 
-  // Adds the node's contributions to bytes [offset, offset + bytes) of the wanted block in rank order.
-  // To `out` in the wire's type, or for the own block to where it belongs.
+  // Adds the node's contributions to bytes [offset, offset + bytes) of the wanted block in rank
+  // order. To `out` in the wire's type, or for the own block to where it belongs.
   bool sum(size_t offset, size_t bytes, std::byte* out) {
     Dtype dtype = operation_->dtype;
     Dtype sum_type = device::accumulator_of(dtype);
     for (size_t done = 0; done < bytes;) {
       std::byte* own = nullptr;
-      size_t n = std::min({bytes - done, kBlockElements * element_,
-                           operation_->input.contiguous(wanted_.block, begin_ + offset + done, &own)});
+      size_t n =
+          std::min({bytes - done, kBlockElements * element_,
+                    operation_->input.contiguous(wanted_.block, begin_ + offset + done, &own)});
       size_t count = n / element_;
       alignas(64) static thread_local std::byte accumulator[kBlockElements * 8];
       bool first = true;
@@ -248,7 +261,8 @@ class ReduceScatter final : public Round {
         first = false;
       };
       for (int i = 0; i < group_.local_peers(); ++i) {
-        if (group_.local_peer(i) > group_.rank() && own != nullptr) add(std::exchange(own, nullptr));
+        if (group_.local_peer(i) > group_.rank() && own != nullptr)
+          add(std::exchange(own, nullptr));
         const std::byte* theirs = peer_bytes(i, offset + done, n);
         if (theirs == nullptr) return false;
         add(theirs);
@@ -259,7 +273,8 @@ class ReduceScatter final : public Round {
         out += count * wire_element_;
       } else if (!own_sum_.empty()) {
         size_t width = size_of(sum_type);
-        std::memcpy(own_sum_.data() + (offset + done) / element_ * width, accumulator, count * width);
+        std::memcpy(own_sum_.data() + (offset + done) / element_ * width, accumulator,
+                    count * width);
       } else {
         emit(offset + done, accumulator, count);
       }
@@ -275,7 +290,8 @@ class ReduceScatter final : public Round {
     if (head.extents == 0) return inbox.bytes() + into;
     alignas(64) static thread_local std::byte scratch[kBlockElements * 8];
     Extent to{scratch, bytes};
-    Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, into, bytes, &to, 1);
+    Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, into,
+                                              bytes, &to, 1);
     if (read.ok()) return scratch;
     group_.fail({read.code(), group_.describe(group_.local_peer(i)) + ": " + read.message()});
     return nullptr;
@@ -290,7 +306,8 @@ class ReduceScatter final : public Round {
       for (int node = 0; node < group_.topology().nodes(); ++node) {
         bool own = node == node_;
         Dtype type = own ? sum_type : wire_type_;
-        const std::byte* from = own ? own_sum_.data() : partial_[static_cast<size_t>(node)].bytes.data();
+        const std::byte* from =
+            own ? own_sum_.data() : partial_[static_cast<size_t>(node)].bytes.data();
         from += done * size_of(type);
         if (node == 0) {
           device::load(accumulator, from, count, type);
@@ -314,7 +331,8 @@ class ReduceScatter final : public Round {
     size_t width = size_of(device::accumulator_of(dtype));
     for (size_t done = 0; done < count;) {
       std::byte* to = nullptr;
-      size_t n = operation_->output.contiguous(block, begin_ + offset + done * element_, &to) / element_;
+      size_t n =
+          operation_->output.contiguous(block, begin_ + offset + done * element_, &to) / element_;
       n = std::min(n, count - done);
       device::store(to, accumulator + done * width, n, dtype);
       done += n;
@@ -329,18 +347,19 @@ class ReduceScatter final : public Round {
   bool pushed_ = false;
   bool finished_ = false;
   Cut next_to_push_, wanted_;
-  size_t summed_ = 0;     // of the wanted piece
-  size_t own_bytes_ = 0;  // of this rank's block in this round
-  size_t own_done_ = 0;   // of those, summed over this node
-  std::vector<bool> ready_;             // by rank: can take its partial sums
-  std::vector<std::byte> own_sum_;      // this node's sum of the own block, unrounded
-  std::vector<Partial> partial_;        // other nodes', by node
+  size_t summed_ = 0;               // of the wanted piece
+  size_t own_bytes_ = 0;            // of this rank's block in this round
+  size_t own_done_ = 0;             // of those, summed over this node
+  std::vector<bool> ready_;         // by rank: can take its partial sums
+  std::vector<std::byte> own_sum_;  // this node's sum of the own block, unrounded
+  std::vector<Partial> partial_;    // other nodes', by node
   size_t partials_missing_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Round> make_reduce_scatter(Communicator& group, std::shared_ptr<Operation> operation, uint64_t seq,
+std::unique_ptr<Round> make_reduce_scatter(Communicator& group,
+                                           std::shared_ptr<Operation> operation, uint64_t seq,
                                            size_t begin, size_t bytes) {
   return std::make_unique<ReduceScatter>(group, std::move(operation), seq, begin, bytes);
 }

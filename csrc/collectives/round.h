@@ -1,6 +1,6 @@
-// One pass over the node's outboxes and the rails: an operation is cut into rounds, each covers bytes
-// [begin, begin + part) of every rank's block. A round is a state machine that progress() pushes on;
-// it never blocks. allgather.cc and reduce_scatter.cc each hold one kind, whole.
+// One pass over the node's outboxes and the rails: an operation is cut into rounds, each covers
+// bytes [begin, begin + part) of every rank's block. A round is a state machine that progress()
+// pushes on; it never blocks. allgather.cc and reduce_scatter.cc each hold one kind, whole.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,8 @@ namespace smddp {
 
 class Round {
  public:
-  Round(Communicator& group, std::shared_ptr<Operation> operation, uint64_t seq, size_t begin, size_t bytes)
+  Round(Communicator& group, std::shared_ptr<Operation> operation, uint64_t seq, size_t begin,
+        size_t bytes)
       : group_(group), operation_(std::move(operation)), seq_(seq), begin_(begin), limit_(bytes) {}
   Round(const Round&) = delete;
   Round& operator=(const Round&) = delete;
@@ -21,13 +22,16 @@ class Round {
 
   // Once, before any other call: announces the round to the ranks that will send to this one.
   virtual void start() = 0;
-  // Pushes to the node while `may_push` (rounds push in order), takes in, sends out. True if anything moved.
+  // Pushes to the node while `may_push` (rounds push in order), takes in, sends out. True if
+  // anything moved.
   virtual bool progress(bool may_push) = 0;
-  virtual bool pushed() const = 0;    // nothing more will go into the outbox
-  virtual bool complete() const = 0;  // and all results are in place, and no peer still reads this rank's memory
+  virtual bool pushed() const = 0;  // nothing more will go into the outbox
+  virtual bool complete()
+      const = 0;  // and all results are in place, and no peer still reads this rank's memory
   // A rank has started this round and can take data.
   virtual void on_ready(Rank source) = 0;
-  // Checked by the group: key, seq, signature. The rest is for the round to check; an error ends the group.
+  // Checked by the group: key, seq, signature. The rest is for the round to check; an error ends
+  // the group.
   virtual Status on_data(const wire::Header& header, const std::byte* payload) = 0;
   // Whom it waits for, as a sentence's end: "no data from rank 3 (host b)".
   virtual std::string waiting_for() const = 0;
@@ -54,13 +58,14 @@ class Round {
   const uint64_t seq_;
   const size_t begin_;
   const size_t limit_;
-  std::vector<bool> heard_;       // by local peer: its last piece has been taken
-  uint64_t exposed_until_ = 0;    // the outbox must be read up to here before memory may change
+  std::vector<bool> heard_;     // by local peer: its last piece has been taken
+  uint64_t exposed_until_ = 0;  // the outbox must be read up to here before memory may change
 };
 
-std::unique_ptr<Round> make_allgather(Communicator& group, std::shared_ptr<Operation> operation, uint64_t seq,
-                                      size_t begin, size_t bytes);
-std::unique_ptr<Round> make_reduce_scatter(Communicator& group, std::shared_ptr<Operation> operation, uint64_t seq,
+std::unique_ptr<Round> make_allgather(Communicator& group, std::shared_ptr<Operation> operation,
+                                      uint64_t seq, size_t begin, size_t bytes);
+std::unique_ptr<Round> make_reduce_scatter(Communicator& group,
+                                           std::shared_ptr<Operation> operation, uint64_t seq,
                                            size_t begin, size_t bytes);
 
 }  // namespace smddp

@@ -22,9 +22,11 @@ size_t bound(size_t limit, size_t bucket, int ranks) {
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   size_t limit = std::max(query.block_bytes, query.element_size);
-  bool sums = query.collective == Collective::kReduceScatter || query.collective == Collective::kAllReduce;
+  bool sums =
+      query.collective == Collective::kReduceScatter || query.collective == Collective::kAllReduce;
   if (sums && shape.nodes > 1) {
-    limit = std::min(limit, std::max(kSmallestRound, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
+    limit = std::min(
+        limit, std::max(kSmallestRound, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
   }
   if (query.collective == Collective::kAllReduce) limit = std::min(limit, kAllReduceRound);
   if (query.collective != Collective::kReduceScatter) {
@@ -33,10 +35,13 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   }
   if (sums) limit = bound(limit, tuning.reduce_scatter_bucket_bytes, shape.ranks);
   // Whole elements, and whole cache lines where there is more than one.
-  size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size) : query.element_size;
+  size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size)
+                                                          : query.element_size;
   return {std::max(query.element_size, limit / grain * grain)};
 }
 
-bool read_directly(size_t round_bytes, const Shape& shape) { return shape.single_copy && round_bytes > kDirectAbove; }
+bool read_directly(size_t round_bytes, const Shape& shape) {
+  return shape.single_copy && round_bytes > kDirectAbove;
+}
 
 }  // namespace smddp

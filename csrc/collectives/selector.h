@@ -8,11 +8,12 @@
 
 namespace smddp {
 
-// Settings of the process that change what goes over the wire. Ranks must agree; the signature tells
-// when they do not.
+// Settings of the process that change what goes over the wire. Ranks must agree; the signature
+// tells when they do not.
 struct Tuning {
-  size_t allgather_bucket_bytes = 0;     // output bytes of one AllGather on the wire, 0: no bound
-  size_t allgather_bucket_elements = 0;  // the same in elements, as DeepSpeed counts; the smaller holds
+  size_t allgather_bucket_bytes = 0;  // output bytes of one AllGather on the wire, 0: no bound
+  size_t allgather_bucket_elements =
+      0;  // the same in elements, as DeepSpeed counts; the smaller holds
   size_t reduce_scatter_bucket_bytes = 0;  // input bytes of one ReduceScatter, 0: no bound
   bool reduce_precision_fp32 = false;      // partial sums of half types travel in fp32
 };
@@ -25,17 +26,19 @@ struct Shape {
 
 struct Query {
   Collective collective;
-  size_t block_bytes;   // of the largest rank's shard or block
+  size_t block_bytes;  // of the largest rank's shard or block
   size_t element_size;
 };
 
 struct Plan {
-  size_t round_bytes;  // of each rank's block that one round carries, a multiple of the element size
+  size_t
+      round_bytes;  // of each rank's block that one round carries, a multiple of the element size
 };
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 
-// Within a node: true where a round is read straight from the peers' memory instead of through slots.
+// Within a node: true where a round is read straight from the peers' memory instead of through
+// slots.
 bool read_directly(size_t round_bytes, const Shape& shape);
 
 }  // namespace smddp

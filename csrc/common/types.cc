@@ -32,9 +32,9 @@ const char* name_of(Collective collective) {
 }
 
 const char* name_of(Dtype dtype) {
-  static constexpr const char* kNames[] = {"bytes", "float32", "float64", "bfloat16", "float16",
-                                           "int8",  "uint8",   "int16",   "uint16",   "int32",
-                                           "uint32", "int64",  "uint64"};
+  static constexpr const char* kNames[] = {"bytes",  "float32", "float64", "bfloat16", "float16",
+                                           "int8",   "uint8",   "int16",   "uint16",   "int32",
+                                           "uint32", "int64",   "uint64"};
   auto i = static_cast<size_t>(dtype);
   return i < std::size_t{13} ? kNames[i] : "unknown dtype";
 }

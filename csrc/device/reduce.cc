@@ -133,19 +133,31 @@ struct Kernel {
 template <class F>
 void dispatch(Dtype dtype, F&& f) {
   switch (dtype) {
-    case Dtype::kFloat32: return f(Kernel<float, float>{});
-    case Dtype::kFloat64: return f(Kernel<double, double>{});
-    case Dtype::kBFloat16: return f(Kernel<BFloat16, float>{});
-    case Dtype::kFloat16: return f(Kernel<Float16, float>{});
-    case Dtype::kInt8: return f(Kernel<int8_t, int8_t>{});
+    case Dtype::kFloat32:
+      return f(Kernel<float, float>{});
+    case Dtype::kFloat64:
+      return f(Kernel<double, double>{});
+    case Dtype::kBFloat16:
+      return f(Kernel<BFloat16, float>{});
+    case Dtype::kFloat16:
+      return f(Kernel<Float16, float>{});
+    case Dtype::kInt8:
+      return f(Kernel<int8_t, int8_t>{});
     case Dtype::kBytes:
-    case Dtype::kUInt8: return f(Kernel<uint8_t, uint8_t>{});
-    case Dtype::kInt16: return f(Kernel<int16_t, int16_t>{});
-    case Dtype::kUInt16: return f(Kernel<uint16_t, uint16_t>{});
-    case Dtype::kInt32: return f(Kernel<int32_t, int32_t>{});
-    case Dtype::kUInt32: return f(Kernel<uint32_t, uint32_t>{});
-    case Dtype::kInt64: return f(Kernel<int64_t, int64_t>{});
-    case Dtype::kUInt64: return f(Kernel<uint64_t, uint64_t>{});
+    case Dtype::kUInt8:
+      return f(Kernel<uint8_t, uint8_t>{});
+    case Dtype::kInt16:
+      return f(Kernel<int16_t, int16_t>{});
+    case Dtype::kUInt16:
+      return f(Kernel<uint16_t, uint16_t>{});
+    case Dtype::kInt32:
+      return f(Kernel<int32_t, int32_t>{});
+    case Dtype::kUInt32:
+      return f(Kernel<uint32_t, uint32_t>{});
+    case Dtype::kInt64:
+      return f(Kernel<int64_t, int64_t>{});
+    case Dtype::kUInt64:
+      return f(Kernel<uint64_t, uint64_t>{});
   }
 }
 

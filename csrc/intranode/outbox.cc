@@ -12,7 +12,9 @@ constexpr size_t align_up(size_t n, size_t a) { return (n + a - 1) / a * a; }
 
 size_t counts_at() { return align_up(sizeof(OutboxHead), 128); }
 size_t slots_at(uint32_t readers) { return counts_at() + readers * sizeof(ReadCount); }
-size_t bytes_at(uint32_t readers) { return align_up(slots_at(readers) + kSlots * sizeof(SlotHead), 4096); }
+size_t bytes_at(uint32_t readers) {
+  return align_up(slots_at(readers) + kSlots * sizeof(SlotHead), 4096);
+}
 size_t segment_size(uint32_t readers) { return bytes_at(readers) + kSlots * kSlotBytes; }
 
 std::byte* base(const Mapping& m) { return static_cast<std::byte*>(m.address()); }
@@ -89,7 +91,8 @@ void Outbox::abort(const std::string& reason) {
   h->aborted.store(1, std::memory_order_release);
 }
 
-Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, int reader, bool allow_single_copy) {
+Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, int reader,
+                                           bool allow_single_copy) {
   auto inbox = std::make_unique<Inbox>();
   auto mapping = map_shared(pid, fd, "a rank on this host");
   if (!mapping) return mapping.status();
@@ -105,7 +108,8 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   uint64_t word = 0;
   Extent from{reinterpret_cast<std::byte*>(head->probe_address), sizeof word};
   Extent to{reinterpret_cast<std::byte*>(&word), sizeof word};
-  bool readable = allow_single_copy && single_copy_read(pid, &from, 1, 0, sizeof word, &to, 1).ok() &&
+  bool readable = allow_single_copy &&
+                  single_copy_read(pid, &from, 1, 0, sizeof word, &to, 1).ok() &&
                   word == head->probe_value;
   if (!readable) head->denied.fetch_add(1, std::memory_order_relaxed);
   head->attached.fetch_add(1, std::memory_order_release);  // publishes the verdict with it
@@ -120,7 +124,9 @@ const Piece* Inbox::head() const {
   return s->published.load(std::memory_order_acquire) == read_ + 1 ? &s->piece : nullptr;
 }
 
-const std::byte* Inbox::bytes() const { return slot_bytes(mapping_, head_of(mapping_)->capacity, read_); }
+const std::byte* Inbox::bytes() const {
+  return slot_bytes(mapping_, head_of(mapping_)->capacity, read_);
+}
 
 const Extent* Inbox::extents() const { return reinterpret_cast<const Extent*>(bytes()); }
 
@@ -130,10 +136,13 @@ void Inbox::pop() {
 }
 
 bool Inbox::all_attached(int readers) const {
-  return head_of(mapping_)->attached.load(std::memory_order_acquire) == static_cast<uint32_t>(readers);
+  return head_of(mapping_)->attached.load(std::memory_order_acquire) ==
+         static_cast<uint32_t>(readers);
 }
 
-bool Inbox::any_denied() const { return head_of(mapping_)->denied.load(std::memory_order_acquire) != 0; }
+bool Inbox::any_denied() const {
+  return head_of(mapping_)->denied.load(std::memory_order_acquire) != 0;
+}
 
 const char* Inbox::aborted() const {
   OutboxHead* head = head_of(mapping_);

@@ -1,10 +1,10 @@
 // A rank's outbox: a ring of pieces in a shared segment, written by its owner, read by every other
 // rank of the node and group. A piece carries its bytes inline, or the addresses to read them from.
 //
-// Memory ordering: the owner fills a slot, then stores published (release); a reader loads published
-// (acquire), then reads the slot. A reader that is done with a piece stores its count (release); the
-// owner loads all counts (acquire) before it reuses the slot, and before it lets go of memory whose
-// address it had put there.
+// Memory ordering: the owner fills a slot, then stores published (release); a reader loads
+// published (acquire), then reads the slot. A reader that is done with a piece stores its count
+// (release); the owner loads all counts (acquire) before it reuses the slot, and before it lets go
+// of memory whose address it had put there.
 #pragma once
 
 #include <atomic>
@@ -30,13 +30,13 @@ struct Extent {
 inline constexpr size_t kSlotExtents = kSlotBytes / sizeof(Extent);
 
 struct Piece {
-  uint64_t seq = 0;       // the round it belongs to
-  Signature signature;    // what its owner believes that round to be
-  uint64_t offset = 0;    // into the round's part of the shard or block
+  uint64_t seq = 0;     // the round it belongs to
+  Signature signature;  // what its owner believes that round to be
+  uint64_t offset = 0;  // into the round's part of the shard or block
   uint64_t bytes = 0;
-  uint32_t shard = 0;     // whose shard (AllGather) or block (ReduceScatter)
-  uint32_t extents = 0;   // > 0: the slot holds this many extents instead of the bytes
-  uint32_t last = 0;      // 1: the owner's last piece of this round
+  uint32_t shard = 0;    // whose shard (AllGather) or block (ReduceScatter)
+  uint32_t extents = 0;  // > 0: the slot holds this many extents instead of the bytes
+  uint32_t last = 0;     // 1: the owner's last piece of this round
   uint32_t reserved = 0;
 };
 
@@ -52,10 +52,11 @@ struct alignas(128) ReadCount {
 struct OutboxHead {
   JobKey key;         // of the owner's card
   uint32_t capacity;  // readers that the layout has room for
-  std::atomic<uint32_t> attached;  // readers that have mapped this outbox and judged single-copy reads
-  std::atomic<uint32_t> denied;    // of those, how many may not read the owner's memory
-  std::atomic<uint32_t> aborted;   // 1: `reason` says why the owner gave the group up
-  uint64_t probe_address;          // a word in the owner's private memory, and what it holds
+  std::atomic<uint32_t>
+      attached;  // readers that have mapped this outbox and judged single-copy reads
+  std::atomic<uint32_t> denied;   // of those, how many may not read the owner's memory
+  std::atomic<uint32_t> aborted;  // 1: `reason` says why the owner gave the group up
+  uint64_t probe_address;         // a word in the owner's private memory, and what it holds
   uint64_t probe_value;
   char reason[kReasonBytes];
 };
@@ -73,7 +74,8 @@ class Outbox {
   bool all_attached();
   bool any_denied() const;
 
-  // Where the next piece's bytes or extents go, or nullptr while the oldest slot is still being read.
+  // Where the next piece's bytes or extents go, or nullptr while the oldest slot is still being
+  // read.
   std::byte* next();
   void publish(const Piece& piece);
   uint64_t published() const { return published_; }
@@ -94,8 +96,10 @@ class Outbox {
 // Reader's side of one neighbour's outbox.
 class Inbox {
  public:
-  // `reader` is this rank's position among the outbox's readers. Judges single-copy reads from the owner.
-  static Result<std::unique_ptr<Inbox>> open(int pid, int fd, const JobKey& key, int reader, bool allow_single_copy);
+  // `reader` is this rank's position among the outbox's readers. Judges single-copy reads from the
+  // owner.
+  static Result<std::unique_ptr<Inbox>> open(int pid, int fd, const JobKey& key, int reader,
+                                             bool allow_single_copy);
 
   // The oldest piece not yet popped, or nullptr.
   const Piece* head() const;
@@ -103,7 +107,8 @@ class Inbox {
   const Extent* extents() const;   // of head(); addresses in the owner's space
   void pop();
   const char* aborted() const;  // reason, or nullptr
-  // What the readers of this outbox, all `readers` of them, found: false while some have yet to attach.
+  // What the readers of this outbox, all `readers` of them, found: false while some have yet to
+  // attach.
   bool all_attached(int readers) const;
   bool any_denied() const;
   int pid() const { return pid_; }

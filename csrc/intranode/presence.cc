@@ -20,7 +20,9 @@ Status failed(const std::string& what) {
   return {Code::kUnavailable, what + ": " + std::strerror(errno)};
 }
 
-std::string fd_path(int pid, int fd) { return "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd); }
+std::string fd_path(int pid, int fd) {
+  return "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+}
 
 }  // namespace
 
@@ -58,11 +60,13 @@ Result<Shared> create_shared(const char* label, size_t size) {
   Shared shared;
   shared.fd = Fd(memfd_create(label, MFD_CLOEXEC));
   if (!shared.fd) return failed("could not create a shared segment (memfd_create)");
-  if (fchmod(shared.fd.get(), 0600) != 0 || ftruncate(shared.fd.get(), static_cast<off_t>(size)) != 0) {
+  if (fchmod(shared.fd.get(), 0600) != 0 ||
+      ftruncate(shared.fd.get(), static_cast<off_t>(size)) != 0) {
     return failed("could not size a shared segment of " + std::to_string(size) + " bytes");
   }
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, shared.fd.get(), 0);
-  if (address == MAP_FAILED) return failed("could not map a shared segment of " + std::to_string(size) + " bytes");
+  if (address == MAP_FAILED)
+    return failed("could not map a shared segment of " + std::to_string(size) + " bytes");
   shared.mapping = Mapping(address, size);
   return shared;
 }
@@ -70,12 +74,14 @@ Result<Shared> create_shared(const char* label, size_t size) {
 Result<Mapping> map_shared(int pid, int fd, const std::string& what) {
   Fd opened(open(fd_path(pid, fd).c_str(), O_RDWR | O_CLOEXEC));
   if (!opened) {
-    return failed("could not open the shared segment of " + what + " (process " + std::to_string(pid) +
-                  "); ranks of one host must run under one user and in one pid namespace, or be given "
-                  "different SMDDP_HOST_ID");
+    return failed(
+        "could not open the shared segment of " + what + " (process " + std::to_string(pid) +
+        "); ranks of one host must run under one user and in one pid namespace, or be given "
+        "different SMDDP_HOST_ID");
   }
   struct stat info;
-  if (fstat(opened.get(), &info) != 0 || info.st_size == 0) return failed("could not read the size of the segment of " + what);
+  if (fstat(opened.get(), &info) != 0 || info.st_size == 0)
+    return failed("could not read the size of the segment of " + what);
   auto size = static_cast<size_t>(info.st_size);
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, opened.get(), 0);
   if (address == MAP_FAILED) return failed("could not map the shared segment of " + what);
@@ -92,7 +98,8 @@ Result<std::unique_ptr<Presence>> Presence::create() {
   presence->bell_read_ = Fd(ends[0]);
   presence->bell_write_ = Fd(ends[1]);
   uint64_t token = 0;
-  if (getrandom(&token, sizeof token, 0) != sizeof token) return failed("could not draw a random token");
+  if (getrandom(&token, sizeof token, 0) != sizeof token)
+    return failed("could not draw a random token");
   presence->page()->token = token;
   // Yama's ptrace_scope 1 lets only descendants read a process's memory unless it says otherwise.
   // Where the kernel has no Yama the call fails, and nothing was forbidden.
@@ -119,7 +126,8 @@ void Presence::drain() {
   }
 }
 
-Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int presence_fd, int doorbell_fd) {
+Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int presence_fd,
+                                                 int doorbell_fd) {
   auto neighbor = std::make_unique<Neighbor>();
   neighbor->pid_ = pid;
   std::string what = "a rank on this host";
@@ -127,16 +135,19 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   if (!mapping) return mapping.status();
   neighbor->mapping_ = std::move(mapping.value());
   if (neighbor->page()->token != token) {
-    return Status(Code::kUnavailable, "process " + std::to_string(pid) +
-                                          " is not the rank that announced it: it ended, or lives in another pid "
-                                          "namespace; give such ranks different SMDDP_HOST_ID");
+    return Status(Code::kUnavailable,
+                  "process " + std::to_string(pid) +
+                      " is not the rank that announced it: it ended, or lives in another pid "
+                      "namespace; give such ranks different SMDDP_HOST_ID");
   }
   // O_RDWR: with itself as a reader, a write never meets a pipe without one, so no SIGPIPE when the
   // neighbour dies.
-  neighbor->doorbell_ = Fd(::open(fd_path(pid, doorbell_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  neighbor->doorbell_ =
+      Fd(::open(fd_path(pid, doorbell_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
   if (!neighbor->doorbell_) return failed("could not open the doorbell of " + what);
   if (pid != getpid()) {
-    neighbor->pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // kernel >= 5.3, else -1
+    neighbor->pidfd_ =
+        Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // kernel >= 5.3, else -1
   }
   return neighbor;
 }

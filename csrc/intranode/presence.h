@@ -2,7 +2,8 @@
 // that wakes it, and a handle that tells when it dies.
 //
 // All of it lives in anonymous kernel objects (memfd, pipe) that neighbours open through
-// /proc/<pid>/fd: nothing has a name in /dev/shm, so nothing can be left there, however a rank ends.
+// /proc/<pid>/fd: nothing has a name in /dev/shm, so nothing can be left there, however a rank
+// ends.
 #pragma once
 
 #include <atomic>
@@ -88,7 +89,8 @@ class Presence {
 
 class Neighbor {
  public:
-  static Result<std::unique_ptr<Neighbor>> open(int pid, uint64_t token, int presence_fd, int doorbell_fd);
+  static Result<std::unique_ptr<Neighbor>> open(int pid, uint64_t token, int presence_fd,
+                                                int doorbell_fd);
 
   int pid() const { return pid_; }
   // Rings if the neighbour sleeps. Call after publishing.

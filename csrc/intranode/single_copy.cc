@@ -15,7 +15,8 @@ constexpr int kRuns = 64;
 
 // Fills `runs` with up to kRuns runs of the extents from byte `offset` on, `limit` bytes at most.
 // Returns the bytes covered.
-size_t fill(const Extent* extents, size_t count, size_t offset, size_t limit, iovec* runs, int* used) {
+size_t fill(const Extent* extents, size_t count, size_t offset, size_t limit, iovec* runs,
+            int* used) {
   size_t covered = 0;
   *used = 0;
   for (size_t i = 0; i < count && covered < limit && *used < kRuns; ++i) {
@@ -47,7 +48,8 @@ Status single_copy_read(int pid, const Extent* from, size_t from_count, size_t o
                                    static_cast<unsigned long>(remotes), 0);
     if (got <= 0) {
       Code code = errno == ESRCH ? Code::kPeerLost : Code::kUnavailable;
-      return {code, "could not read the memory of process " + std::to_string(pid) + ": " + std::strerror(errno)};
+      return {code, "could not read the memory of process " + std::to_string(pid) + ": " +
+                        std::strerror(errno)};
     }
     done += static_cast<size_t>(got);
   }

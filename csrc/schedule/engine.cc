@@ -28,7 +28,8 @@ Result<std::unique_ptr<Engine>> Engine::create() {
   if (!presence) return presence.status();
   engine->presence_ = std::move(presence.value());
   engine->pid_ = getpid();
-  engine->spin_ns_ = static_cast<uint64_t>(1000 * std::max(0.0, env::get_number("SPIN_MICROSECONDS").value_or(20)));
+  engine->spin_ns_ = static_cast<uint64_t>(
+      1000 * std::max(0.0, env::get_number("SPIN_MICROSECONDS").value_or(20)));
   engine->thread_ = std::thread([raw = engine.get()] { raw->background(); });
   return engine;
 }
@@ -115,8 +116,8 @@ void Engine::on_message(const std::byte* data, size_t size) {
     group->second->on_message(header, data + sizeof header);
     return;
   }
-  // Either a group that this rank is still making, or one it has left, or a stranger. Data only ever
-  // follows a READY of ours, so what comes early is small.
+  // Either a group that this rank is still making, or one it has left, or a stranger. Data only
+  // ever follows a READY of ours, so what comes early is small.
   if (header.type == wire::Type::kData || header.bytes > kReasonBytes) {
     ++foreign_messages_;
     return;
@@ -139,7 +140,8 @@ void Engine::finish(std::shared_ptr<Task> task, Status status) {
 
 bool Engine::busy() const {
   if (endpoint_ && !endpoint_->idle()) return true;
-  return std::any_of(groups_.begin(), groups_.end(), [](const auto& g) { return g.second->busy(); });
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const auto& g) { return g.second->busy(); });
 }
 
 bool Engine::pass() {
@@ -214,7 +216,8 @@ void Engine::sleep(Lock& lk, uint64_t until) {
   if (endpoint_ && endpoint_->wait_fd() >= 0) fds.push_back({endpoint_->wait_fd(), POLLIN, 0});
   for (auto& [token, weak] : neighbors_) {
     auto neighbor = weak.lock();
-    if (neighbor && neighbor->death_fd() >= 0 && !neighbor->look_for_death()) fds.push_back({neighbor->death_fd(), POLLIN, 0});
+    if (neighbor && neighbor->death_fd() >= 0 && !neighbor->look_for_death())
+      fds.push_back({neighbor->death_fd(), POLLIN, 0});
   }
   presence_->announce_sleep();
   bool moved = pass();
@@ -245,7 +248,8 @@ void Engine::sleep(Lock& lk, uint64_t until) {
 
 bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   if (task.done()) return true;
-  uint64_t until = timeout.count() > 0 ? now_ns() + static_cast<uint64_t>(timeout.count()) : UINT64_MAX;
+  uint64_t until =
+      timeout.count() > 0 ? now_ns() + static_cast<uint64_t>(timeout.count()) : UINT64_MAX;
   Lock lk(mutex_);
   ++waiters_;
   if (driving_ && sleeping_) presence_->ring_self();  // the background thread makes room

@@ -1,10 +1,10 @@
 // The progress engine: one per process, shared by all its groups.
 //
 // One thread at a time drives: it takes the lock, advances every busy group and the fabric, and
-// sleeps with the lock released when nothing moves. A thread that waits for a task becomes the driver
-// if there is none, so on the critical path no other thread has to run. The background thread drives
-// only while something is in flight that nobody waits for. Groups and the fabric endpoint are touched
-// only under the lock.
+// sleeps with the lock released when nothing moves. A thread that waits for a task becomes the
+// driver if there is none, so on the critical path no other thread has to run. The background
+// thread drives only while something is in flight that nobody waits for. Groups and the fabric
+// endpoint are touched only under the lock.
 #pragma once
 
 #include <chrono>
@@ -76,7 +76,7 @@ class Engine : private fabric::Sink {
   void on_peer_lost(fabric::Peer peer, const Status& why) override;
 
   bool busy() const;
-  bool pass();                           // under the lock
+  bool pass();                            // under the lock
   void step(Lock& lock, uint64_t until);  // one turn at driving, with sleep; runs what finished
   void sleep(Lock& lock, uint64_t until);
   void run_finished(Lock& lock);

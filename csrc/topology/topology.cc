@@ -38,7 +38,8 @@ std::string host_identity() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char pid_namespace[64] = {};
-  if (readlink("/proc/self/ns/pid", pid_namespace, sizeof pid_namespace - 1) < 0) pid_namespace[0] = '\0';
+  if (readlink("/proc/self/ns/pid", pid_namespace, sizeof pid_namespace - 1) < 0)
+    pid_namespace[0] = '\0';
   return host_name() + "/" + boot + "/" + pid_namespace;
 }
 

@@ -26,15 +26,19 @@ uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uint64_t bytes, const char* reason) {
+c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uint64_t bytes,
+                              const char* reason) {
   const char* name = name_for(device);
   FallbackMode mode = settings().fallback;
   if (mode == FallbackMode::kError) {
-    throw_status({Code::kInvalid, std::string(operation) + " on group '" + group_ + "' would go to " + name + ": " +
-                                      reason + "; set smddp.fallback to \"warn\" to allow that"});
+    throw_status({Code::kInvalid, std::string(operation) + " on group '" + group_ +
+                                      "' would go to " + name + ": " + reason +
+                                      "; set smddp.fallback to \"warn\" to allow that"});
   }
   if (mode == FallbackMode::kWarn && first_time(operation, name)) {
-    std::fprintf(stderr, "smddp: %s goes to %s: %s (said once per operation; all calls are counted in the statistics)\n",
+    std::fprintf(stderr,
+                 "smddp: %s goes to %s: %s (said once per operation; all calls are counted in the "
+                 "statistics)\n",
                  operation, name, reason);
   }
   c10d::Backend& chosen = backend(device);
@@ -52,7 +56,8 @@ c10d::Backend& Fallback::backend(c10::DeviceType device) {
     auto known = backends_.find(device);
     if (known != backends_.end()) return *known->second;
   }
-  // Not under the lock: the factory takes the GIL, which another thread may hold while it waits here.
+  // Not under the lock: the factory takes the GIL, which another thread may hold while it waits
+  // here.
   auto made = factory_(device == c10::kCUDA ? "cuda" : "cpu");
   std::lock_guard lock(mutex_);
   return *backends_.try_emplace(device, std::move(made)).first->second;

@@ -1,5 +1,5 @@
-// The group that carries what smddp does not own: Gloo for CPU tensors, NCCL for CUDA tensors. Made on
-// first need, logged once per operation, counted always.
+// The group that carries what smddp does not own: Gloo for CPU tensors, NCCL for CUDA tensors. Made
+// on first need, logged once per operation, counted always.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -16,11 +16,13 @@ class Fallback {
  public:
   using Factory = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& device_type)>;
 
-  Fallback(std::string group, Factory factory) : group_(std::move(group)), factory_(std::move(factory)) {}
+  Fallback(std::string group, Factory factory)
+      : group_(std::move(group)), factory_(std::move(factory)) {}
 
-  // The backend for tensors on `device`, after counting `operation` with `bytes`. `reason` says why it
-  // is not smddp's. Throws where the settings forbid fallbacks.
-  c10d::Backend& take(const char* operation, c10::DeviceType device, uint64_t bytes, const char* reason);
+  // The backend for tensors on `device`, after counting `operation` with `bytes`. `reason` says why
+  // it is not smddp's. Throws where the settings forbid fallbacks.
+  c10d::Backend& take(const char* operation, c10::DeviceType device, uint64_t bytes,
+                      const char* reason);
   // The one for `device` if it was ever needed.
   c10d::Backend* existing(c10::DeviceType device);
   void set_timeout(std::chrono::milliseconds timeout);

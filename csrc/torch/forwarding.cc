@@ -16,7 +16,8 @@ class CoalescedWork final : public Work {
   explicit CoalescedWork(std::vector<intrusive_ptr<Work>> works)
       : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
   bool isCompleted() override {
-    return std::all_of(works_.begin(), works_.end(), [](const auto& w) { return w->isCompleted(); });
+    return std::all_of(works_.begin(), works_.end(),
+                       [](const auto& w) { return w->isCompleted(); });
   }
   bool isSuccess() const override {
     return std::all_of(works_.begin(), works_.end(), [](const auto& w) { return w->isSuccess(); });
@@ -35,7 +36,8 @@ class CoalescedWork final : public Work {
 
 }  // namespace
 
-c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, const Tensors& tensors, const char* reason) {
+c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, const Tensors& tensors,
+                                           const char* reason) {
   group();  // says so if it is gone
   c10::DeviceType device = tensors.empty() ? c10::kCPU : tensors[0].device().type();
   return fallback_.take(operation, device, bytes_of(tensors), reason);
@@ -62,16 +64,20 @@ intrusive_ptr<Work> ProcessGroupSMDDP::endCoalescing() {
   coalescing_ = false;
   auto works = std::exchange(coalesced_, {});
   if (at::hasCUDA()) {
-    if (auto work = fallback_.existing(c10::kCUDA)->endCoalescing()) works.push_back(std::move(work));
+    if (auto work = fallback_.existing(c10::kCUDA)->endCoalescing())
+      works.push_back(std::move(work));
   }
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
-  return forwarded(fallback("all_reduce_sparse", tensors, "smddp carries dense tensors only").allreduce(tensors, opts));
+intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_sparse(Tensors& tensors,
+                                                        const c10d::AllreduceOptions& opts) {
+  return forwarded(fallback("all_reduce_sparse", tensors, "smddp carries dense tensors only")
+                       .allreduce(tensors, opts));
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+intrusive_ptr<Work> ProcessGroupSMDDP::broadcast(Tensors& tensors,
+                                                 const c10d::BroadcastOptions& opts) {
   return forwarded(fallback("broadcast", tensors, kNotOurs).broadcast(tensors, opts));
 }
 
@@ -79,7 +85,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::reduce(Tensors& tensors, const c10d::Redu
   return forwarded(fallback("reduce", tensors, kNotOurs).reduce(tensors, opts));
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
+intrusive_ptr<Work> ProcessGroupSMDDP::gather(TensorLists& outputs, Tensors& inputs,
+                                              const c10d::GatherOptions& opts) {
   return forwarded(fallback("gather", inputs, kNotOurs).gather(outputs, inputs, opts));
 }
 
@@ -92,8 +99,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::alltoall_base(at::Tensor& output, at::Ten
                                                      std::vector<int64_t>& output_splits,
                                                      std::vector<int64_t>& input_splits,
                                                      const c10d::AllToAllOptions& opts) {
-  return forwarded(
-      fallback("all_to_all", {input}, kNotOurs).alltoall_base(output, input, output_splits, input_splits, opts));
+  return forwarded(fallback("all_to_all", {input}, kNotOurs)
+                       .alltoall_base(output, input, output_splits, input_splits, opts));
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::alltoall(Tensors& outputs, Tensors& inputs,

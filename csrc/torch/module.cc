@@ -43,9 +43,12 @@ void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucke
   } else if (fallback == "error") {
     mode = FallbackMode::kError;
   } else if (fallback != "warn") {
-    throw py::value_error("fallback is \"" + fallback + "\"; it may be \"warn\", \"silent\" or \"error\"");
+    throw py::value_error("fallback is \"" + fallback +
+                          "\"; it may be \"warn\", \"silent\" or \"error\"");
   }
-  configure({{allgather_bucket_bytes, allgather_bucket_elements, reduce_scatter_bucket_bytes, reduce_precision_fp32}, mode});
+  configure({{allgather_bucket_bytes, allgather_bucket_elements, reduce_scatter_bucket_bytes,
+              reduce_precision_fp32},
+             mode});
 }
 
 py::list statistics() {
@@ -66,7 +69,8 @@ py::list statistics() {
 }
 
 std::string fabric_description() {
-  auto endpoint = fabric::Endpoint::open({env::get("LIBFABRIC"), env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE")});
+  auto endpoint = fabric::Endpoint::open(
+      {env::get("LIBFABRIC"), env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE")});
   if (!endpoint) throw std::runtime_error(endpoint.status().message());
   return endpoint.value()->description();
 }
@@ -77,15 +81,18 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled collectives.";
   py::module_::import("torch.distributed");  // Backend and Store must be known to pybind11
   m.attr("BUILT_WITH_TORCH") = SMDDP_TORCH_VERSION;
-  py::class_<ProcessGroupSMDDP, c10d::Backend, c10::intrusive_ptr<ProcessGroupSMDDP>>(m, "ProcessGroupSMDDP")
+  py::class_<ProcessGroupSMDDP, c10d::Backend, c10::intrusive_ptr<ProcessGroupSMDDP>>(
+      m, "ProcessGroupSMDDP")
       .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                       std::chrono::milliseconds timeout, const std::string& group_name, py::object factory) {
+                       std::chrono::milliseconds timeout, const std::string& group_name,
+                       py::object factory) {
              Fallback::Factory held = hold(std::move(factory));
              py::gil_scoped_release no_gil;  // it waits for the other ranks
-             return c10::make_intrusive<ProcessGroupSMDDP>(store, rank, size, timeout, group_name, std::move(held));
+             return c10::make_intrusive<ProcessGroupSMDDP>(store, rank, size, timeout, group_name,
+                                                           std::move(held));
            }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), py::arg("group_name"),
-           py::arg("fallback_factory"));
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+           py::arg("group_name"), py::arg("fallback_factory"));
   m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
         py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
         py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn");

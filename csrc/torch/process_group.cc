@@ -41,7 +41,8 @@ TensorLists one_each(const Tensors& tensors) {
 Blocks blocks_of(const std::vector<std::vector<Extent>>& parts, int ranks) {
   Blocks blocks;
   for (int r = 0; r < ranks; ++r) {
-    for (const auto& tensor : parts) blocks.add(tensor[static_cast<size_t>(r)].address, tensor[static_cast<size_t>(r)].bytes);
+    for (const auto& tensor : parts)
+      blocks.add(tensor[static_cast<size_t>(r)].address, tensor[static_cast<size_t>(r)].bytes);
     blocks.end_block();
   }
   return blocks;
@@ -57,9 +58,12 @@ Blocks one_block(const std::vector<Extent>& extents) {
 }  // namespace
 
 ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                     std::chrono::milliseconds timeout, const std::string& group_name,
-                                     Fallback::Factory factory)
-    : Backend(rank, size), engine_(process_engine()), timeout_(timeout), fallback_(group_name, std::move(factory)) {
+                                     std::chrono::milliseconds timeout,
+                                     const std::string& group_name, Fallback::Factory factory)
+    : Backend(rank, size),
+      engine_(process_engine()),
+      timeout_(timeout),
+      fallback_(group_name, std::move(factory)) {
   StoreAdapter adapter(store, rank, timeout);
   Communicator::Options options;
   options.name = group_name;
@@ -90,11 +94,15 @@ void ProcessGroupSMDDP::setTimeout(std::chrono::milliseconds timeout) {
 c10d::ErrorType ProcessGroupSMDDP::getError() {
   if (!group_) return c10d::ErrorType::SUCCESS;
   switch (group_->status().code()) {
-    case Code::kOk: return c10d::ErrorType::SUCCESS;
-    case Code::kTimeout: return c10d::ErrorType::TIMEOUT;
+    case Code::kOk:
+      return c10d::ErrorType::SUCCESS;
+    case Code::kTimeout:
+      return c10d::ErrorType::TIMEOUT;
     case Code::kAborted:
-    case Code::kPeerLost: return c10d::ErrorType::REMOTE_ERROR;
-    default: return c10d::ErrorType::COMM_ERROR;
+    case Code::kPeerLost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
   }
 }
 
@@ -110,7 +118,8 @@ void ProcessGroupSMDDP::shutdown() {
 
 // --- smddp's own ---------------------------------------------------------------------------------
 
-ProcessGroupSMDDP::OperationPtr ProcessGroupSMDDP::begin(Collective collective, std::chrono::milliseconds timeout,
+ProcessGroupSMDDP::OperationPtr ProcessGroupSMDDP::begin(Collective collective,
+                                                         std::chrono::milliseconds timeout,
                                                          const Tensors& tensors) const {
   auto op = std::make_shared<TensorOperation>();
   op->collective = collective;
@@ -140,24 +149,31 @@ std::vector<Extent> ProcessGroupSMDDP::parts(const Tensors& tensors, bool list) 
   }
   Extent whole = extent_of(tensors[0]);
   size_t part = whole.bytes / static_cast<size_t>(size_);
-  for (int r = 0; r < size_; ++r) extents.push_back({whole.address + static_cast<size_t>(r) * part, part});
+  for (int r = 0; r < size_; ++r)
+    extents.push_back({whole.address + static_cast<size_t>(r) * part, part});
   return extents;
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(const TensorLists& outputs, const Tensors& inputs, bool list,
-                                                  const c10d::AllgatherOptions& opts, OpType type) {
-  require(!inputs.empty() && inputs.size() == outputs.size(), "all_gather needs as many outputs as inputs, and at least one");
+intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(const TensorLists& outputs, const Tensors& inputs,
+                                                  bool list, const c10d::AllgatherOptions& opts,
+                                                  OpType type) {
+  require(!inputs.empty() && inputs.size() == outputs.size(),
+          "all_gather needs as many outputs as inputs, and at least one");
   OperationPtr op = begin(Collective::kAllGather, opts.timeout, inputs);
   std::vector<std::vector<Extent>> out;
   std::vector<Extent> in;
   for (size_t m = 0; m < inputs.size(); ++m) {
     require(outputs[m].size() == static_cast<size_t>(list ? size_ : 1),
-            "all_gather needs one output tensor per rank, " + std::to_string(size_) + "; it got " + std::to_string(outputs[m].size()));
+            "all_gather needs one output tensor per rank, " + std::to_string(size_) + "; it got " +
+                std::to_string(outputs[m].size()));
     Tensors contiguous;
     for (const at::Tensor& t : outputs[m]) {
-      require(t.scalar_type() == inputs[m].scalar_type(), "all_gather: input is " + sizes_text(inputs[m]) + ", output is " + sizes_text(t) + "; the types must be equal");
+      require(t.scalar_type() == inputs[m].scalar_type(),
+              "all_gather: input is " + sizes_text(inputs[m]) + ", output is " + sizes_text(t) +
+                  "; the types must be equal");
       require(t.numel() == inputs[m].numel() * (list ? 1 : size_),
-              "all_gather: with input " + sizes_text(inputs[m]) + " and " + std::to_string(size_) + " ranks, output " + sizes_text(t) + " has the wrong number of elements");
+              "all_gather: with input " + sizes_text(inputs[m]) + " and " + std::to_string(size_) +
+                  " ranks, output " + sizes_text(t) + " has the wrong number of elements");
       op->results.push_back(t);
       contiguous.push_back(writable(*op, t));
     }
@@ -179,22 +195,31 @@ intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(const TensorLists& outputs, co
   return submit(std::move(op), type, opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(const Tensors& outputs, const TensorLists& inputs, bool list,
-                                                    const c10d::ReduceScatterOptions& opts, OpType type) {
-  require(!outputs.empty() && inputs.size() == outputs.size(), "reduce_scatter needs as many inputs as outputs, and at least one");
+intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(const Tensors& outputs,
+                                                    const TensorLists& inputs, bool list,
+                                                    const c10d::ReduceScatterOptions& opts,
+                                                    OpType type) {
+  require(!outputs.empty() && inputs.size() == outputs.size(),
+          "reduce_scatter needs as many inputs as outputs, and at least one");
   OperationPtr op = begin(Collective::kReduceScatter, opts.timeout, outputs);
   op->reduce_op = *reduction_of(opts.reduceOp);
-  require(op->dtype != Dtype::kBytes, "a coalesced reduce_scatter needs tensors of one type; call it once per type");
+  require(op->dtype != Dtype::kBytes,
+          "a coalesced reduce_scatter needs tensors of one type; call it once per type");
   std::vector<std::vector<Extent>> in;
   std::vector<Extent> out;
   for (size_t m = 0; m < outputs.size(); ++m) {
     require(inputs[m].size() == static_cast<size_t>(list ? size_ : 1),
-            "reduce_scatter needs one input tensor per rank, " + std::to_string(size_) + "; it got " + std::to_string(inputs[m].size()));
+            "reduce_scatter needs one input tensor per rank, " + std::to_string(size_) +
+                "; it got " + std::to_string(inputs[m].size()));
     Tensors contiguous;
     for (const at::Tensor& t : inputs[m]) {
-      require(t.scalar_type() == outputs[m].scalar_type(), "reduce_scatter: input is " + sizes_text(t) + ", output is " + sizes_text(outputs[m]) + "; the types must be equal");
+      require(t.scalar_type() == outputs[m].scalar_type(),
+              "reduce_scatter: input is " + sizes_text(t) + ", output is " +
+                  sizes_text(outputs[m]) + "; the types must be equal");
       require(t.numel() == outputs[m].numel() * (list ? 1 : size_),
-              "reduce_scatter: with output " + sizes_text(outputs[m]) + " and " + std::to_string(size_) + " ranks, input " + sizes_text(t) + " has the wrong number of elements");
+              "reduce_scatter: with output " + sizes_text(outputs[m]) + " and " +
+                  std::to_string(size_) + " ranks, input " + sizes_text(t) +
+                  " has the wrong number of elements");
       contiguous.push_back(readable(*op, t));
     }
     in.push_back(parts(contiguous, list));
@@ -204,7 +229,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(const Tensors& outputs, cons
     bool askew = false;
     for (int r = 0; r < size_; ++r) {
       const Extent& e = in[m][static_cast<size_t>(r)];
-      askew |= overlap_askew(target, e) || (r != rank_ && target.bytes > 0 && target.address == e.address);
+      askew |= overlap_askew(target, e) ||
+               (r != rank_ && target.bytes > 0 && target.address == e.address);
     }
     op->results.push_back(outputs[m]);
     out.push_back(extent_of(writable(*op, outputs[m], askew)));
@@ -214,11 +240,13 @@ intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(const Tensors& outputs, cons
   return submit(std::move(op), type, opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(const Tensors& tensors, const c10d::AllreduceOptions& opts, OpType type) {
+intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(const Tensors& tensors,
+                                               const c10d::AllreduceOptions& opts, OpType type) {
   require(!tensors.empty(), "all_reduce needs a tensor");
   OperationPtr op = begin(Collective::kAllReduce, opts.timeout, tensors);
   op->reduce_op = *reduction_of(opts.reduceOp);
-  require(op->dtype != Dtype::kBytes, "a coalesced all_reduce needs tensors of one type; call it once per type");
+  require(op->dtype != Dtype::kBytes,
+          "a coalesced all_reduce needs tensors of one type; call it once per type");
   std::vector<Extent> whole;
   size_t count = 0;
   for (const at::Tensor& t : tensors) {
@@ -233,7 +261,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(const Tensors& tensors, const c10
   std::vector<size_t> starts = pattern::equal_parts(count, size_, kGranule);
   for (size_t r = 0; r + 1 < starts.size(); ++r) {
     size_t bytes = (starts[r + 1] - starts[r]) * op->element_size;
-    for (const Extent& e : all.slice(0, starts[r] * op->element_size, bytes)) op->input.add(e.address, e.bytes);
+    for (const Extent& e : all.slice(0, starts[r] * op->element_size, bytes))
+      op->input.add(e.address, e.bytes);
     op->input.end_block();
   }
   op->output = op->input;
@@ -258,7 +287,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::T
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& inputs,
                                                  const c10d::AllgatherOptions& opts) {
   if (const char* reason = foreign(joined(inputs, outputs))) {
-    return forwarded(fallback("all_gather", joined({}, outputs), reason).allgather(outputs, inputs, opts));
+    return forwarded(
+        fallback("all_gather", joined({}, outputs), reason).allgather(outputs, inputs, opts));
   }
   return gather_all(outputs, inputs, true, opts, OpType::ALLGATHER);
 }
@@ -266,29 +296,33 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                            const c10d::AllgatherOptions& opts) {
   if (const char* reason = foreign(joined(inputs, outputs))) {
-    return forwarded(fallback("all_gather", joined({}, outputs), reason).allgather_coalesced(outputs, inputs, opts));
+    return forwarded(fallback("all_gather", joined({}, outputs), reason)
+                         .allgather_coalesced(outputs, inputs, opts));
   }
   // torch hands over one list per rank, of one tensor per input.
   TensorLists by_input(inputs.size());
   for (const Tensors& list : outputs) {
-    require(list.size() == inputs.size(), "all_gather_coalesced needs one output per input in the list of every rank");
+    require(list.size() == inputs.size(),
+            "all_gather_coalesced needs one output per input in the list of every rank");
     for (size_t m = 0; m < list.size(); ++m) by_input[m].push_back(list[m]);
   }
   return gather_all(by_input, inputs, true, opts, OpType::ALLGATHER_COALESCED);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                       const c10d::AllgatherOptions& opts) {
+intrusive_ptr<Work> ProcessGroupSMDDP::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   if (const char* reason = foreign(joined(inputs, {outputs}))) {
-    return forwarded(fallback("all_gather", outputs, reason).allgather_into_tensor_coalesced(outputs, inputs, opts));
+    return forwarded(fallback("all_gather", outputs, reason)
+                         .allgather_into_tensor_coalesced(outputs, inputs, opts));
   }
   return gather_all(one_each(outputs), inputs, false, opts, OpType::COALESCED);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                            const c10d::ReduceScatterOptions& opts) {
+intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   if (const char* reason = foreign({output, input}, opts.reduceOp)) {
-    return forwarded(fallback("reduce_scatter", {input}, reason)._reduce_scatter_base(output, input, opts));
+    return forwarded(
+        fallback("reduce_scatter", {input}, reason)._reduce_scatter_base(output, input, opts));
   }
   return scatter_sums({output}, {{input}}, false, opts, OpType::_REDUCE_SCATTER_BASE);
 }
@@ -296,28 +330,32 @@ intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(at::Tensor& output, 
 intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                       const c10d::ReduceScatterOptions& opts) {
   if (const char* reason = foreign(joined(outputs, inputs), opts.reduceOp)) {
-    return forwarded(fallback("reduce_scatter", joined({}, inputs), reason).reduce_scatter(outputs, inputs, opts));
+    return forwarded(fallback("reduce_scatter", joined({}, inputs), reason)
+                         .reduce_scatter(outputs, inputs, opts));
   }
   return scatter_sums(outputs, inputs, true, opts, OpType::REDUCE_SCATTER);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                       const c10d::ReduceScatterOptions& opts) {
+intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   if (const char* reason = foreign(joined(outputs, {inputs}), opts.reduceOp)) {
-    return forwarded(fallback("reduce_scatter", inputs, reason).reduce_scatter_tensor_coalesced(outputs, inputs, opts));
+    return forwarded(fallback("reduce_scatter", inputs, reason)
+                         .reduce_scatter_tensor_coalesced(outputs, inputs, opts));
   }
-  return scatter_sums(outputs, one_each(inputs), false, opts, OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+  return scatter_sums(outputs, one_each(inputs), false, opts,
+                      OpType::REDUCE_SCATTER_TENSOR_COALESCED);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors,
+                                                 const c10d::AllreduceOptions& opts) {
   if (const char* reason = foreign(tensors, opts.reduceOp)) {
     return forwarded(fallback("all_reduce", tensors, reason).allreduce(tensors, opts));
   }
   return sum_all(tensors, opts, OpType::ALLREDUCE);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(Tensors& tensors,
-                                                           const c10d::AllreduceCoalescedOptions& opts) {
+intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   if (const char* reason = foreign(tensors, opts.reduceOp)) {
     return forwarded(fallback("all_reduce", tensors, reason).allreduce_coalesced(tensors, opts));
   }

@@ -17,8 +17,9 @@ using TensorLists = std::vector<Tensors>;
 
 class ProcessGroupSMDDP final : public c10d::Backend {
  public:
-  ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::milliseconds timeout,
-                    const std::string& group_name, Fallback::Factory factory);
+  ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
+                    std::chrono::milliseconds timeout, const std::string& group_name,
+                    Fallback::Factory factory);
   ~ProcessGroupSMDDP() override;
 
   const std::string getBackendName() const override { return "smddp"; }
@@ -40,28 +41,36 @@ class ProcessGroupSMDDP final : public c10d::Backend {
                                       const c10d::AllgatherOptions& opts) override;
   intrusive_ptr<c10d::Work> allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                 const c10d::AllgatherOptions& opts) override;
-  intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                            const c10d::AllgatherOptions& opts) override;
+  intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
   intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::ReduceScatterOptions& opts) override;
   intrusive_ptr<c10d::Work> reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                            const c10d::ReduceScatterOptions& opts) override;
-  intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                            const c10d::ReduceScatterOptions& opts) override;
-  intrusive_ptr<c10d::Work> allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  intrusive_ptr<c10d::Work> allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
+  intrusive_ptr<c10d::Work> allreduce(Tensors& tensors,
+                                      const c10d::AllreduceOptions& opts) override;
+  intrusive_ptr<c10d::Work> allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
   intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
 
   // The fallback's.
-  intrusive_ptr<c10d::Work> allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
-  intrusive_ptr<c10d::Work> broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  intrusive_ptr<c10d::Work> allreduce_sparse(Tensors& tensors,
+                                             const c10d::AllreduceOptions& opts) override;
+  intrusive_ptr<c10d::Work> broadcast(Tensors& tensors,
+                                      const c10d::BroadcastOptions& opts) override;
   intrusive_ptr<c10d::Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  intrusive_ptr<c10d::Work> gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
-  intrusive_ptr<c10d::Work> scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
-  intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+  intrusive_ptr<c10d::Work> gather(TensorLists& outputs, Tensors& inputs,
+                                   const c10d::GatherOptions& opts) override;
+  intrusive_ptr<c10d::Work> scatter(Tensors& outputs, TensorLists& inputs,
+                                    const c10d::ScatterOptions& opts) override;
+  intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                          std::vector<int64_t>& output_splits,
                                           std::vector<int64_t>& input_splits,
                                           const c10d::AllToAllOptions& opts) override;
-  intrusive_ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  intrusive_ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs,
+                                     const c10d::AllToAllOptions& opts) override;
   intrusive_ptr<c10d::Work> send(Tensors& tensors, int to, int tag) override;
   intrusive_ptr<c10d::Work> recv(Tensors& tensors, int from, int tag) override;
   intrusive_ptr<c10d::Work> recvAnysource(Tensors& tensors, int tag) override;
@@ -70,14 +79,17 @@ class ProcessGroupSMDDP final : public c10d::Backend {
  private:
   using OperationPtr = std::shared_ptr<TensorOperation>;
 
-  OperationPtr begin(Collective collective, std::chrono::milliseconds timeout, const Tensors& tensors) const;
+  OperationPtr begin(Collective collective, std::chrono::milliseconds timeout,
+                     const Tensors& tensors) const;
   // One tensor per rank (`list`) or one that holds all in turn: the extents of each rank's part.
   std::vector<Extent> parts(const Tensors& tensors, bool list) const;
   intrusive_ptr<c10d::Work> gather_all(const TensorLists& outputs, const Tensors& inputs, bool list,
                                        const c10d::AllgatherOptions& opts, c10d::OpType type);
-  intrusive_ptr<c10d::Work> scatter_sums(const Tensors& outputs, const TensorLists& inputs, bool list,
-                                         const c10d::ReduceScatterOptions& opts, c10d::OpType type);
-  intrusive_ptr<c10d::Work> sum_all(const Tensors& tensors, const c10d::AllreduceOptions& opts, c10d::OpType type);
+  intrusive_ptr<c10d::Work> scatter_sums(const Tensors& outputs, const TensorLists& inputs,
+                                         bool list, const c10d::ReduceScatterOptions& opts,
+                                         c10d::OpType type);
+  intrusive_ptr<c10d::Work> sum_all(const Tensors& tensors, const c10d::AllreduceOptions& opts,
+                                    c10d::OpType type);
   intrusive_ptr<c10d::Work> submit(OperationPtr op, c10d::OpType type, bool async);
   Communicator& group() const;
 

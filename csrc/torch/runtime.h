@@ -24,8 +24,8 @@ void shutdown_process_engine();
 Settings settings();
 void configure(const Settings& settings);
 
-// Called from time to time by threads that wait long, so that Ctrl-C ends a wait. The module sets it;
-// it may throw.
+// Called from time to time by threads that wait long, so that Ctrl-C ends a wait. The module sets
+// it; it may throw.
 extern void (*check_interrupt)();
 
 // Throws the exception type that torch's users expect for `status`, which must not be ok.

@@ -1,5 +1,5 @@
-// What the process's groups have done: calls, bytes and seconds by collective and path. The fallback
-// ledger is the part of it whose path starts with "fallback:".
+// What the process's groups have done: calls, bytes and seconds by collective and path. The
+// fallback ledger is the part of it whose path starts with "fallback:".
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace smddp {
 
 struct StatisticsRow {
   uint64_t calls = 0;
-  uint64_t bytes = 0;          // of all ranks' blocks: an AllGather's output, a ReduceScatter's input
-  uint64_t rounds = 0;         // an operation larger than its bucket takes several
+  uint64_t bytes = 0;   // of all ranks' blocks: an AllGather's output, a ReduceScatter's input
+  uint64_t rounds = 0;  // an operation larger than its bucket takes several
   uint64_t largest_round = 0;  // bytes
   double seconds = 0;          // from call to completion
   double wait_seconds = 0;     // of that, callers blocked

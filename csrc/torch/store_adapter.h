@@ -15,7 +15,8 @@ class StoreAdapter final : public Store {
   // counts how often it has joined, and the count is part of every key.
   StoreAdapter(c10::intrusive_ptr<c10d::Store> store, int rank, std::chrono::milliseconds timeout)
       : store_(std::move(store)), timeout_(timeout) {
-    prefix_ = "smddp/" + std::to_string(store_->add("smddp/joined/" + std::to_string(rank), 1)) + "/";
+    prefix_ =
+        "smddp/" + std::to_string(store_->add("smddp/joined/" + std::to_string(rank), 1)) + "/";
   }
 
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {

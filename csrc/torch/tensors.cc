@@ -6,30 +6,49 @@ namespace smddp {
 
 Dtype dtype_of(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return Dtype::kFloat32;
-    case at::kDouble: return Dtype::kFloat64;
-    case at::kBFloat16: return Dtype::kBFloat16;
-    case at::kHalf: return Dtype::kFloat16;
-    case at::kChar: return Dtype::kInt8;
-    case at::kByte: return Dtype::kUInt8;
-    case at::kShort: return Dtype::kInt16;
-    case at::kUInt16: return Dtype::kUInt16;
-    case at::kInt: return Dtype::kInt32;
-    case at::kUInt32: return Dtype::kUInt32;
-    case at::kLong: return Dtype::kInt64;
-    case at::kUInt64: return Dtype::kUInt64;
-    default: return Dtype::kBytes;
+    case at::kFloat:
+      return Dtype::kFloat32;
+    case at::kDouble:
+      return Dtype::kFloat64;
+    case at::kBFloat16:
+      return Dtype::kBFloat16;
+    case at::kHalf:
+      return Dtype::kFloat16;
+    case at::kChar:
+      return Dtype::kInt8;
+    case at::kByte:
+      return Dtype::kUInt8;
+    case at::kShort:
+      return Dtype::kInt16;
+    case at::kUInt16:
+      return Dtype::kUInt16;
+    case at::kInt:
+      return Dtype::kInt32;
+    case at::kUInt32:
+      return Dtype::kUInt32;
+    case at::kLong:
+      return Dtype::kInt64;
+    case at::kUInt64:
+      return Dtype::kUInt64;
+    default:
+      return Dtype::kBytes;
   }
 }
 
 std::optional<ReduceOp> reduction_of(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op.op_)) {
-    case c10d::ReduceOp::SUM: return ReduceOp::kSum;
-    case c10d::ReduceOp::AVG: return ReduceOp::kAvg;
-    case c10d::ReduceOp::MIN: return ReduceOp::kMin;
-    case c10d::ReduceOp::MAX: return ReduceOp::kMax;
-    case c10d::ReduceOp::PRODUCT: return ReduceOp::kProduct;
-    default: return std::nullopt;
+    case c10d::ReduceOp::SUM:
+      return ReduceOp::kSum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::kAvg;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::kMin;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::kMax;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::kProduct;
+    default:
+      return std::nullopt;
   }
 }
 
@@ -47,7 +66,8 @@ const char* foreign(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp
   if (!reduction) return "smddp sums with SUM, AVG, MIN, MAX and PRODUCT only";
   for (const at::Tensor& t : tensors) {
     if (dtype_of(t.scalar_type()) == Dtype::kBytes) return "smddp does not sum this element type";
-    if (*reduction == ReduceOp::kAvg && !t.is_floating_point()) return "smddp averages floating types only";
+    if (*reduction == ReduceOp::kAvg && !t.is_floating_point())
+      return "smddp averages floating types only";
   }
   return nullptr;
 }

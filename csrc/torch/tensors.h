@@ -26,7 +26,8 @@ const char* foreign(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp
 
 // A contiguous tensor with the input's values: itself if it is one.
 at::Tensor readable(TensorOperation& op, const at::Tensor& input);
-// A contiguous tensor that becomes the output: itself, or a stand-in that is copied back at the end.
+// A contiguous tensor that becomes the output: itself, or a stand-in that is copied back at the
+// end.
 at::Tensor writable(TensorOperation& op, const at::Tensor& output, bool stand_in = false);
 
 // True if the tensors' memory overlaps, except where both begin at the same byte.

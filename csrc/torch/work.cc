@@ -14,7 +14,8 @@ constexpr std::chrono::nanoseconds kInterruptible = std::chrono::milliseconds(20
 }  // namespace
 
 TensorOperation::TensorOperation()
-    : future(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
+    : future(
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
       started_ns(now_ns()) {}
 
 std::exception_ptr TensorOperation::exception() const {
@@ -31,7 +32,8 @@ void TensorOperation::on_done() {
     return;
   }
   for (auto& [to, from] : copy_back) {
-    at::AutoDispatchBelowADInplaceOrView raw;  // a write that autograd does not see, as for any backend
+    at::AutoDispatchBelowADInplaceOrView
+        raw;  // a write that autograd does not see, as for any backend
     to.copy_(from);
   }
   uint64_t bytes = signature().bytes;
@@ -55,7 +57,8 @@ bool WorkSMDDP::wait(std::chrono::milliseconds timeout) {
   if (!operation_->done()) {
     uint64_t from = now_ns();
     bool done = false;
-    std::chrono::nanoseconds left = timeout.count() > 0 ? std::chrono::nanoseconds(timeout) : kForever;
+    std::chrono::nanoseconds left =
+        timeout.count() > 0 ? std::chrono::nanoseconds(timeout) : kForever;
     while (!done && left.count() > 0) {
       std::chrono::nanoseconds turn = std::min(left, kInterruptible);
       done = engine_.wait(*operation_, turn);

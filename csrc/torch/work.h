@@ -1,4 +1,5 @@
-// A collective as torch sees it: the operation with the tensors it keeps alive, its future, its Work.
+// A collective as torch sees it: the operation with the tensors it keeps alive, its future, its
+// Work.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -11,11 +12,11 @@ class TensorOperation final : public Operation {
  public:
   TensorOperation();
 
-  std::vector<at::Tensor> results;   // what the caller gets
-  std::vector<at::Tensor> keep;      // everything else the operation reads or writes
+  std::vector<at::Tensor> results;  // what the caller gets
+  std::vector<at::Tensor> keep;     // everything else the operation reads or writes
   // Contiguous stand-ins: copied to the caller's tensors at the end.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
-  std::vector<std::byte> scratch;    // a barrier's bytes
+  std::vector<std::byte> scratch;                            // a barrier's bytes
   c10::intrusive_ptr<c10::ivalue::Future> future;
   uint64_t started_ns = 0;
 

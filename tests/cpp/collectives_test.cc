@@ -13,100 +13,118 @@ class Layouts : public testing::TestWithParam<std::tuple<std::string, bool>> {
   WorldOptions options() const { return {.single_copy = std::get<1>(GetParam())}; }
 };
 
-int64_t value(int rank, size_t i) { return static_cast<int64_t>((i * 31 + static_cast<size_t>(rank) * 17) % 1000) - 500; }
+int64_t value(int rank, size_t i) {
+  return static_cast<int64_t>((i * 31 + static_cast<size_t>(rank) * 17) % 1000) - 500;
+}
 
 const size_t kSizes[] = {0, 1, 3, 1000, 9457, 20000, 150000};
 
 TEST_P(Layouts, AllGather) {
-  run_world(layout(), [](RankContext& c) {
-    for (size_t size : kSizes) {
-      std::vector<int64_t> in(size), out(size * static_cast<size_t>(c.ranks), -1);
-      for (size_t i = 0; i < size; ++i) in[i] = value(c.rank, i);
-      Status status = c.run(gather_of(in, out, c.ranks));
-      ASSERT_TRUE(status.ok()) << status.message();
-      for (int r = 0; r < c.ranks; ++r) {
-        for (size_t i = 0; i < size; ++i) ASSERT_EQ(out[static_cast<size_t>(r) * size + i], value(r, i));
-      }
-    }
-  }, options());
+  run_world(
+      layout(),
+      [](RankContext& c) {
+        for (size_t size : kSizes) {
+          std::vector<int64_t> in(size), out(size * static_cast<size_t>(c.ranks), -1);
+          for (size_t i = 0; i < size; ++i) in[i] = value(c.rank, i);
+          Status status = c.run(gather_of(in, out, c.ranks));
+          ASSERT_TRUE(status.ok()) << status.message();
+          for (int r = 0; r < c.ranks; ++r) {
+            for (size_t i = 0; i < size; ++i)
+              ASSERT_EQ(out[static_cast<size_t>(r) * size + i], value(r, i));
+          }
+        }
+      },
+      options());
 }
 
 TEST_P(Layouts, ReduceScatter) {
-  run_world(layout(), [](RankContext& c) {
-    for (size_t size : kSizes) {
-      std::vector<int64_t> in(size * static_cast<size_t>(c.ranks)), out(size, -1);
-      for (size_t i = 0; i < in.size(); ++i) in[i] = value(c.rank, i);
-      Status status = c.run(scatter_of(in, out, c.ranks, Dtype::kInt64, ReduceOp::kSum));
-      ASSERT_TRUE(status.ok()) << status.message();
-      for (size_t i = 0; i < size; ++i) {
-        int64_t sum = 0;
-        for (int r = 0; r < c.ranks; ++r) sum += value(r, static_cast<size_t>(c.rank) * size + i);
-        ASSERT_EQ(out[i], sum);
-      }
-    }
-  }, options());
+  run_world(
+      layout(),
+      [](RankContext& c) {
+        for (size_t size : kSizes) {
+          std::vector<int64_t> in(size * static_cast<size_t>(c.ranks)), out(size, -1);
+          for (size_t i = 0; i < in.size(); ++i) in[i] = value(c.rank, i);
+          Status status = c.run(scatter_of(in, out, c.ranks, Dtype::kInt64, ReduceOp::kSum));
+          ASSERT_TRUE(status.ok()) << status.message();
+          for (size_t i = 0; i < size; ++i) {
+            int64_t sum = 0;
+            for (int r = 0; r < c.ranks; ++r)
+              sum += value(r, static_cast<size_t>(c.rank) * size + i);
+            ASSERT_EQ(out[i], sum);
+          }
+        }
+      },
+      options());
 }
 
 TEST_P(Layouts, AllReduceInManyRounds) {
-  run_world(layout(), [](RankContext& c) {
-    for (size_t size : kSizes) {
-      std::vector<double> data(size);
-      for (size_t i = 0; i < size; ++i) data[i] = static_cast<double>(value(c.rank, i));
-      Tuning tuning{.allgather_bucket_bytes = 100'000, .reduce_scatter_bucket_bytes = 200'000};
-      Status status = c.run(all_reduce_of(data, c.ranks, Dtype::kFloat64, ReduceOp::kMax), tuning);
-      ASSERT_TRUE(status.ok()) << status.message();
-      for (size_t i = 0; i < size; ++i) {
-        int64_t most = value(0, i);
-        for (int r = 1; r < c.ranks; ++r) most = std::max(most, value(r, i));
-        ASSERT_EQ(data[i], static_cast<double>(most));
-      }
-    }
-  }, options());
+  run_world(
+      layout(),
+      [](RankContext& c) {
+        for (size_t size : kSizes) {
+          std::vector<double> data(size);
+          for (size_t i = 0; i < size; ++i) data[i] = static_cast<double>(value(c.rank, i));
+          Tuning tuning{.allgather_bucket_bytes = 100'000, .reduce_scatter_bucket_bytes = 200'000};
+          Status status =
+              c.run(all_reduce_of(data, c.ranks, Dtype::kFloat64, ReduceOp::kMax), tuning);
+          ASSERT_TRUE(status.ok()) << status.message();
+          for (size_t i = 0; i < size; ++i) {
+            int64_t most = value(0, i);
+            for (int r = 1; r < c.ranks; ++r) most = std::max(most, value(r, i));
+            ASSERT_EQ(data[i], static_cast<double>(most));
+          }
+        }
+      },
+      options());
 }
 
 TEST_P(Layouts, ManyInFlightOfAllKinds) {
-  run_world(layout(), [](RankContext& c) {
-    std::mt19937 random(7);  // the same on all ranks
-    struct Flight {
-      std::vector<int64_t> in, out;
-      std::shared_ptr<Operation> op;
-    };
-    std::vector<std::unique_ptr<Flight>> flights;
-    for (int f = 0; f < 60; ++f) {
-      auto flight = std::make_unique<Flight>();
-      size_t size = random() % 5 == 0 ? random() % 60000 : random() % 3000;
-      size_t ranks = static_cast<size_t>(c.ranks);
-      switch (random() % 3) {
-        case 0:
-          flight->in.assign(size, c.rank + f);
-          flight->out.resize(size * ranks);
-          flight->op = gather_of(flight->in, flight->out, c.ranks);
-          break;
-        case 1:
-          flight->in.assign(size * ranks, c.rank + f);
-          flight->out.resize(size);
-          flight->op = scatter_of(flight->in, flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
-          break;
-        default:
-          flight->out.assign(size, c.rank + f);
-          flight->op = all_reduce_of(flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
-      }
-      c.group.submit(flight->op, {}, true);
-      flights.push_back(std::move(flight));
-    }
-    int64_t base = c.ranks * (c.ranks - 1) / 2;
-    for (size_t f = flights.size(); f-- > 0;) {
-      Flight& flight = *flights[f];
-      c.engine.wait(*flight.op);
-      ASSERT_TRUE(flight.op->status().ok()) << flight.op->status().message();
-      for (size_t i = 0; i < flight.out.size(); ++i) {
-        int64_t expected = flight.op->collective == Collective::kAllGather
-                               ? static_cast<int64_t>(i / flight.in.size() + f)
-                               : base + static_cast<int64_t>(f) * c.ranks;
-        ASSERT_EQ(flight.out[i], expected);
-      }
-    }
-  }, options());
+  run_world(
+      layout(),
+      [](RankContext& c) {
+        std::mt19937 random(7);  // the same on all ranks
+        struct Flight {
+          std::vector<int64_t> in, out;
+          std::shared_ptr<Operation> op;
+        };
+        std::vector<std::unique_ptr<Flight>> flights;
+        for (int f = 0; f < 60; ++f) {
+          auto flight = std::make_unique<Flight>();
+          size_t size = random() % 5 == 0 ? random() % 60000 : random() % 3000;
+          size_t ranks = static_cast<size_t>(c.ranks);
+          switch (random() % 3) {
+            case 0:
+              flight->in.assign(size, c.rank + f);
+              flight->out.resize(size * ranks);
+              flight->op = gather_of(flight->in, flight->out, c.ranks);
+              break;
+            case 1:
+              flight->in.assign(size * ranks, c.rank + f);
+              flight->out.resize(size);
+              flight->op =
+                  scatter_of(flight->in, flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
+              break;
+            default:
+              flight->out.assign(size, c.rank + f);
+              flight->op = all_reduce_of(flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
+          }
+          c.group.submit(flight->op, {}, true);
+          flights.push_back(std::move(flight));
+        }
+        int64_t base = c.ranks * (c.ranks - 1) / 2;
+        for (size_t f = flights.size(); f-- > 0;) {
+          Flight& flight = *flights[f];
+          c.engine.wait(*flight.op);
+          ASSERT_TRUE(flight.op->status().ok()) << flight.op->status().message();
+          for (size_t i = 0; i < flight.out.size(); ++i) {
+            int64_t expected = flight.op->collective == Collective::kAllGather
+                                   ? static_cast<int64_t>(i / flight.in.size() + f)
+                                   : base + static_cast<int64_t>(f) * c.ranks;
+            ASSERT_EQ(flight.out[i], expected);
+          }
+        }
+      },
+      options());
 }
 
 std::string name_of_case(const testing::TestParamInfo<Layouts::ParamType>& info) {
@@ -114,8 +132,8 @@ std::string name_of_case(const testing::TestParamInfo<Layouts::ParamType>& info)
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, Layouts,
-                         testing::Combine(testing::Values("A", "AA", "AAA", "AB", "AAB", "ABC", "AABB", "ABAB", "ABBB",
-                                                          "AAABBCC"),
+                         testing::Combine(testing::Values("A", "AA", "AAA", "AB", "AAB", "ABC",
+                                                          "AABB", "ABAB", "ABBB", "AAABBCC"),
                                           testing::Bool()),
                          name_of_case);
 
@@ -135,7 +153,9 @@ TEST(Numerics, PartialSumsTravelInFp32WhenAsked) {
     // Host B's partial is 1 + 2^-9: rounded to bf16 it is 1, in fp32 it tips the final rounding.
     float mine[] = {1.0f, 0x1p-8f * 0.75f, 1.0f, 0x1p-9f};
     std::vector<uint16_t> in(4, bf16(mine[c.rank])), out(1);
-    ASSERT_TRUE(c.run(scatter_of(in, out, 4, Dtype::kBFloat16, ReduceOp::kSum), {.reduce_precision_fp32 = true}).ok());
+    ASSERT_TRUE(c.run(scatter_of(in, out, 4, Dtype::kBFloat16, ReduceOp::kSum),
+                      {.reduce_precision_fp32 = true})
+                    .ok());
     EXPECT_EQ(out[0], bf16(2.0f));
     std::vector<uint16_t> again(1);
     ASSERT_TRUE(c.run(scatter_of(in, again, 4, Dtype::kBFloat16, ReduceOp::kSum)).ok());
@@ -149,8 +169,10 @@ TEST(Failure, RanksThatDisagreeAllHearBothSides) {
       std::vector<float> in(size), out(size * static_cast<size_t>(c.ranks));
       Status status = c.run(gather_of(in, out, c.ranks));
       ASSERT_FALSE(status.ok());
-      EXPECT_NE(status.message().find(std::to_string(4000 * c.ranks)), std::string::npos) << status.message();
-      EXPECT_NE(status.message().find(std::to_string(8000 * c.ranks)), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find(std::to_string(4000 * c.ranks)), std::string::npos)
+          << status.message();
+      EXPECT_NE(status.message().find(std::to_string(8000 * c.ranks)), std::string::npos)
+          << status.message();
       EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
       std::vector<float> more(1), all(static_cast<size_t>(c.ranks));
       EXPECT_FALSE(c.run(gather_of(more, all, c.ranks)).ok());  // broken stays broken
@@ -160,13 +182,16 @@ TEST(Failure, RanksThatDisagreeAllHearBothSides) {
 
 TEST(Failure, ARankThatStaysAwayIsNamedWithinTheDeadline) {
   for (std::string layout : {"AAA", "ABC", "AAB"}) {
-    run_world(layout, [&](RankContext& c) {
-      if (c.rank == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-      std::vector<float> in(1000), out(3000);
-      Status status = c.run(gather_of(in, out, c.ranks));
-      ASSERT_FALSE(status.ok());
-      EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
-    }, {.timeout_seconds = 0.5});
+    run_world(layout,
+              [&](RankContext& c) {
+                if (c.rank == 2)
+                  return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                std::vector<float> in(1000), out(3000);
+                Status status = c.run(gather_of(in, out, c.ranks));
+                ASSERT_FALSE(status.ok());
+                EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+              },
+              {.timeout_seconds = 0.5});
   }
 }
 
@@ -190,9 +215,11 @@ TEST(Bootstrap, AMissingRankIsNamed) {
   MemoryStore store(std::chrono::milliseconds(300));
   auto engine = Engine::create();
   ASSERT_TRUE(engine.ok());
-  auto group = Communicator::create(*engine.value(), store, 0, 3, {.name = "g", .timeout_ns = 1'000'000'000, .host = "A"});
+  auto group = Communicator::create(*engine.value(), store, 0, 3,
+                                    {.name = "g", .timeout_ns = 1'000'000'000, .host = "A"});
   ASSERT_FALSE(group.ok());
-  EXPECT_NE(group.status().message().find("ranks 1, 2"), std::string::npos) << group.status().message();
+  EXPECT_NE(group.status().message().find("ranks 1, 2"), std::string::npos)
+      << group.status().message();
 }
 
 TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
@@ -204,7 +231,8 @@ TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
       ASSERT_TRUE(engine.ok());
       std::vector<std::unique_ptr<Communicator>> groups;
       for (MemoryStore& store : stores) {
-        auto group = Communicator::create(*engine.value(), store, r, 4, {.name = "g", .host = r < 2 ? "A" : "B"});
+        auto group = Communicator::create(*engine.value(), store, r, 4,
+                                          {.name = "g", .host = r < 2 ? "A" : "B"});
         ASSERT_TRUE(group.ok()) << group.status().message();
         groups.push_back(std::move(group.value()));
       }
@@ -221,7 +249,8 @@ TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
       for (size_t g = 0; g < groups.size(); ++g) {
         engine.value()->wait(*ops[g]);
         ASSERT_TRUE(ops[g]->status().ok()) << ops[g]->status().message();
-        for (int q = 0; q < 4; ++q) ASSERT_EQ(out[g][static_cast<size_t>(q) * 5000], q + static_cast<int>(g));
+        for (int q = 0; q < 4; ++q)
+          ASSERT_EQ(out[g][static_cast<size_t>(q) * 5000], q + static_cast<int>(g));
       }
     });
   }

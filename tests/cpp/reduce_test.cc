@@ -28,7 +28,9 @@ uint16_t narrowed(float value, Dtype dtype) {
 float half_by_definition(uint16_t bits) {
   int exponent = bits >> 10 & 31, fraction = bits & 1023;
   float sign = (bits & 0x8000) != 0 ? -1.0f : 1.0f;
-  if (exponent == 31) return fraction != 0 ? std::numeric_limits<float>::quiet_NaN() : sign * std::numeric_limits<float>::infinity();
+  if (exponent == 31)
+    return fraction != 0 ? std::numeric_limits<float>::quiet_NaN()
+                         : sign * std::numeric_limits<float>::infinity();
   if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
   return sign * std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
 }
@@ -55,7 +57,9 @@ TEST(Reduce, RoundsToNearestEven) {
     if (!std::isfinite(x)) continue;
     for (Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
       uint16_t got = narrowed(x, dtype);
-      auto at = [&](int step) { return static_cast<double>(widened(static_cast<uint16_t>(got + step), dtype)); };
+      auto at = [&](int step) {
+        return static_cast<double>(widened(static_cast<uint16_t>(got + step), dtype));
+      };
       if (!std::isfinite(at(0)) || !std::isfinite(at(1)) || (got & 0x7fff) == 0) continue;
       double error = std::abs(at(0) - static_cast<double>(x));
       EXPECT_LE(error, std::abs(at(1) - static_cast<double>(x)));

@@ -7,14 +7,17 @@ namespace {
 
 TEST(Selector, OneRoundWithoutABucket) {
   EXPECT_EQ(select({Collective::kAllGather, 1 << 30, 4}, {8, 1, true}, {}).round_bytes, 1u << 30);
-  EXPECT_EQ(select({Collective::kReduceScatter, 1 << 30, 4}, {8, 1, true}, {}).round_bytes, 1u << 30);
+  EXPECT_EQ(select({Collective::kReduceScatter, 1 << 30, 4}, {8, 1, true}, {}).round_bytes,
+            1u << 30);
 }
 
 TEST(Selector, AllGatherBucketBoundsTheOutputOfARound) {
   for (int ranks : {1, 2, 3, 7, 8, 1000}) {
     for (size_t bucket : {4096ul, 100000ul, 1ul << 20, 500000000ul}) {
-      Plan plan = select({Collective::kAllGather, 1 << 28, 2}, {ranks, 1, true}, {.allgather_bucket_bytes = bucket});
-      EXPECT_LE(plan.round_bytes * static_cast<size_t>(ranks), std::max<size_t>(bucket, 2 * static_cast<size_t>(ranks)));
+      Plan plan = select({Collective::kAllGather, 1 << 28, 2}, {ranks, 1, true},
+                         {.allgather_bucket_bytes = bucket});
+      EXPECT_LE(plan.round_bytes * static_cast<size_t>(ranks),
+                std::max<size_t>(bucket, 2 * static_cast<size_t>(ranks)));
       EXPECT_EQ(plan.round_bytes % 2, 0u);
       EXPECT_GT(plan.round_bytes, 0u);
     }
@@ -23,13 +26,16 @@ TEST(Selector, AllGatherBucketBoundsTheOutputOfARound) {
 
 TEST(Selector, BucketInElementsCountsTheElementType) {
   Tuning tuning{.allgather_bucket_elements = 1 << 20};
-  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).round_bytes, 1u << 20);
-  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 2}, {4, 1, true}, tuning).round_bytes, 1u << 19);
+  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).round_bytes,
+            1u << 20);
+  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 2}, {4, 1, true}, tuning).round_bytes,
+            1u << 19);
 }
 
 TEST(Selector, TheSmallerBucketHolds) {
   Tuning tuning{.allgather_bucket_bytes = 1 << 16, .allgather_bucket_elements = 1 << 20};
-  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).round_bytes, 1u << 14);
+  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).round_bytes,
+            1u << 14);
 }
 
 TEST(Selector, ABucketSmallerThanOneElementEachStillMoves) {
@@ -40,7 +46,8 @@ TEST(Selector, ABucketSmallerThanOneElementEachStillMoves) {
 TEST(Selector, PartialSumsOfManyNodesStayBounded) {
   for (int nodes : {2, 3, 16, 1024}) {
     Plan plan = select({Collective::kReduceScatter, 1ul << 30, 2}, {8 * nodes, nodes, true}, {});
-    EXPECT_LE(plan.round_bytes * static_cast<size_t>(nodes - 1), std::max<size_t>(16 << 20, (256ul << 10) * static_cast<size_t>(nodes)));
+    EXPECT_LE(plan.round_bytes * static_cast<size_t>(nodes - 1),
+              std::max<size_t>(16 << 20, (256ul << 10) * static_cast<size_t>(nodes)));
   }
 }
 

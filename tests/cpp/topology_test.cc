@@ -35,8 +35,9 @@ TEST(Topology, GatewayHasEqualLocalIndexAndWrapsOnSmallerNodes) {
 
 // Clusters nobody owns: even and uneven, dealt out in blocks and round-robin.
 std::vector<std::vector<std::string>> clusters() {
-  std::vector<std::vector<std::string>> all = {hosts("A"), hosts("AB"), hosts("AAB"), hosts("ABAB"), hosts("AAABBC"),
-                                               hosts("ABCABCA"), hosts("ABBBBBBB")};
+  std::vector<std::vector<std::string>> all = {hosts("A"),       hosts("AB"),     hosts("AAB"),
+                                               hosts("ABAB"),    hosts("AAABBC"), hosts("ABCABCA"),
+                                               hosts("ABBBBBBB")};
   for (int nodes : {4, 32, 128}) {
     std::vector<std::string> blocks, dealt;
     for (int r = 0; r < nodes * 8; ++r) {
@@ -54,7 +55,8 @@ TEST(Pattern, EveryShardReachesEveryNodeExactlyOnce) {
     Topology t(cluster);
     std::vector<int> landed(static_cast<size_t>(t.ranks() * t.nodes()));
     for (Rank r = 0; r < t.ranks(); ++r) {
-      for (Rank to : pattern::targets(t, r)) ++landed[static_cast<size_t>(r * t.nodes() + t.node_of(to))];
+      for (Rank to : pattern::targets(t, r))
+        ++landed[static_cast<size_t>(r * t.nodes() + t.node_of(to))];
     }
     for (Rank r = 0; r < t.ranks(); ++r) {
       for (int n = 0; n < t.nodes(); ++n) {

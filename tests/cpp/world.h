@@ -15,7 +15,8 @@ namespace smddp {
 
 class MemoryStore : public Store {
  public:
-  explicit MemoryStore(std::chrono::milliseconds timeout = std::chrono::seconds(60)) : timeout_(timeout) {}
+  explicit MemoryStore(std::chrono::milliseconds timeout = std::chrono::seconds(60))
+      : timeout_(timeout) {}
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     std::lock_guard lock(mutex_);
     values_[key] = value;
@@ -24,7 +25,9 @@ class MemoryStore : public Store {
   }
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
     std::unique_lock lock(mutex_);
-    auto all = [&] { return std::all_of(keys.begin(), keys.end(), [&](auto& k) { return values_.count(k) > 0; }); };
+    auto all = [&] {
+      return std::all_of(keys.begin(), keys.end(), [&](auto& k) { return values_.count(k) > 0; });
+    };
     if (!changed_.wait_for(lock, timeout_, all)) return Status(Code::kTimeout, "a key is missing");
     std::vector<std::vector<uint8_t>> out;
     for (const auto& key : keys) out.push_back(values_[key]);
@@ -70,12 +73,14 @@ inline void run_world(const std::string& layout, const std::function<void(RankCo
     threads.emplace_back([&, r] {
       auto engine = Engine::create();
       ASSERT_TRUE(engine.ok()) << engine.status().message();
-      Communicator::Options group_options{"test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
+      Communicator::Options group_options{"test",
+                                          static_cast<uint64_t>(options.timeout_seconds * 1e9),
                                           std::string("host-") + layout[r], options.single_copy};
-      auto group = Communicator::create(*engine.value(), store, static_cast<int>(r), static_cast<int>(layout.size()),
-                                        group_options);
+      auto group = Communicator::create(*engine.value(), store, static_cast<int>(r),
+                                        static_cast<int>(layout.size()), group_options);
       ASSERT_TRUE(group.ok()) << group.status().message();
-      RankContext context{static_cast<int>(r), static_cast<int>(layout.size()), *engine.value(), *group.value()};
+      RankContext context{static_cast<int>(r), static_cast<int>(layout.size()), *engine.value(),
+                          *group.value()};
       body(context);
       group.value().reset();
     });
@@ -100,7 +105,8 @@ std::shared_ptr<Operation> gather_of(const std::vector<T>& in, std::vector<T>& o
 }
 
 template <class T>
-std::shared_ptr<Operation> scatter_of(const std::vector<T>& in, std::vector<T>& out, int ranks, Dtype dtype, ReduceOp reduce) {
+std::shared_ptr<Operation> scatter_of(const std::vector<T>& in, std::vector<T>& out, int ranks,
+                                      Dtype dtype, ReduceOp reduce) {
   auto op = std::make_shared<Operation>();
   op->collective = Collective::kReduceScatter;
   op->dtype = dtype;
@@ -108,7 +114,8 @@ std::shared_ptr<Operation> scatter_of(const std::vector<T>& in, std::vector<T>& 
   op->element_size = sizeof(T);
   op->digest = out.size();
   for (int r = 0; r < ranks; ++r) {
-    op->input.add(const_cast<T*>(in.data()) + static_cast<size_t>(r) * out.size(), out.size() * sizeof(T));
+    op->input.add(const_cast<T*>(in.data()) + static_cast<size_t>(r) * out.size(),
+                  out.size() * sizeof(T));
     op->input.end_block();
   }
   op->output.add(out.data(), out.size() * sizeof(T));
@@ -117,7 +124,8 @@ std::shared_ptr<Operation> scatter_of(const std::vector<T>& in, std::vector<T>& 
 }
 
 template <class T>
-std::shared_ptr<Operation> all_reduce_of(std::vector<T>& data, int ranks, Dtype dtype, ReduceOp reduce) {
+std::shared_ptr<Operation> all_reduce_of(std::vector<T>& data, int ranks, Dtype dtype,
+                                         ReduceOp reduce) {
   auto op = std::make_shared<Operation>();
   op->collective = Collective::kAllReduce;
   op->dtype = dtype;

@@ -13,7 +13,7 @@ from harness import programs
 from harness.programs import Programs, assert_clean
 from harness.world import BACKEND, shared_memory_left
 
-LAYOUTS = ("AA", "AB", "AAB")
+LAYOUTS = ("AA", "AB")
 
 
 @pytest.fixture(autouse=True)
