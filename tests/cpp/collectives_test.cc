@@ -1,4 +1,4 @@
-// Every collective on every layout of hosts, ranks as threads over real shared segments and libfabric.
+// Every collective on every layout of hosts: ranks as threads, real segments, real libfabric.
 #include <bit>
 #include <random>
 

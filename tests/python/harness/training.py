@@ -1,7 +1,7 @@
 """Trains a tiny GPT-NeoX with DeepSpeed ZeRO-3: one process that forks the ranks of each job.
 
 Importing DeepSpeed and transformers takes seconds per process, so this one does it for all ranks.
-It reads one job per line of standard input and answers each with one line: what every rank returned.
+It reads one job per line of standard input and answers each with one line: what its ranks returned.
 """
 
 from __future__ import annotations
