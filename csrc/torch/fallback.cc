@@ -31,9 +31,9 @@ c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uin
   const char* name = name_for(device);
   FallbackMode mode = settings().fallback;
   if (mode == FallbackMode::kError) {
-    throw_status({Code::kInvalid, std::string(operation) + " on group '" + group_ +
-                                      "' would go to " + name + ": " + reason +
-                                      "; set smddp.fallback to \"warn\" to allow that"});
+    throw_status({Code::kUnavailable, std::string(operation) + " on group '" + group_ +
+                                          "' would go to " + name + ": " + reason +
+                                          "; set smddp.fallback to \"warn\" to allow that"});
   }
   if (mode == FallbackMode::kWarn && first_time(operation, name)) {
     std::fprintf(stderr,
