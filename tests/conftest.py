@@ -35,14 +35,16 @@ _COMMON = {
 }
 settings.register_profile("ci", max_examples=60, derandomize=True, **_COMMON)
 settings.register_profile("deep", max_examples=2000, **_COMMON)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+settings.load_profile(PROFILE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None:
             # By signal: a late test fails, and the worlds are still taken down in good order.
-            item.add_marker(pytest.mark.timeout(240, method="signal"))
+            seconds = 3600 if PROFILE == "deep" else 240
+            item.add_marker(pytest.mark.timeout(seconds, method="signal"))
 
 
 @pytest.fixture(scope="session")

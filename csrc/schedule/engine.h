@@ -69,6 +69,8 @@ class Engine : private fabric::Sink {
   // Stops the background thread, gives messages under way a moment to leave. Then nothing runs.
   void shutdown();
   bool forked() const;
+  // Messages dropped because they carried no group's key, or were malformed.
+  uint64_t foreign_messages() const { return foreign_messages_; }
 
  private:
   Engine() = default;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -14,7 +15,7 @@ from harness import layout as layouts
 from harness.cases import FORMS, MANY, Case
 from harness.layout import nodes
 from harness.worker import Context
-from harness.world import BACKEND, Pool
+from harness.world import BACKEND, Pool, World, WorldError
 
 # Letters are hosts: 1 node, 2 x 1, 2 x 2, 3 x 1, unequal nodes, ranks dealt out in turn, 9 nodes.
 LAYOUTS = ("A", "AA", "AAAA", "AB", "AABB", "ABC", "AAB", "ABBB", "ABAB", "AAABBCC", "ABCDEFGHI")
@@ -482,6 +483,67 @@ def barriers_in_a_row(ctx: Context) -> None:
 @pytest.mark.parametrize("layout", ["AAAA", "AABB", "ABC"])
 def test_many_barriers(worlds: Pool, layout: str) -> None:
     worlds(layout).run(barriers_in_a_row)
+
+
+# ---- other settings, and another way to the other node
+
+
+@gloo_only_covers
+@pytest.mark.parametrize("single_copy", ["1", "0"], ids=["single copy", "through the segment"])
+@pytest.mark.parametrize("layout", ["AAA", "AABB", "ABBB"])
+def test_cut_into_many_buckets(worlds: Pool, layout: str, single_copy: str) -> None:
+    env = {
+        "SMDDP_ALLGATHER_BUCKET_SIZE": "4096",
+        "SMDDP_REDUCE_SCATTER_BUCKET_SIZE": "4096",
+        "SMDDP_SINGLE_COPY": single_copy,
+    }
+    world = worlds(layout, env=env)
+    for collective, form in (
+        ("all_gather", "base"),
+        ("all_gather", "list"),
+        ("all_gather", "manager"),
+        ("reduce_scatter", "base"),
+        ("reduce_scatter", "manager"),
+        ("all_reduce", "base"),
+        ("all_reduce", "coalesced"),
+    ):
+        for dtype in (torch.bfloat16, torch.float64, torch.uint8):
+            numels = (3, 9457, 0, 40_001) if form in MANY else (50_021,)
+            cases_ = [Case(collective, form, dtype, numels, seed=seed) for seed in (37, 41)]
+            world.run(cases.check_in_flight, cases_, [1, 0])
+
+
+@gloo_only_covers
+@pytest.mark.parametrize("layout", ["AABB", "ABBB", "ABC"])
+def test_partial_sums_in_fp32(worlds: Pool, layout: str) -> None:
+    world = worlds(layout, env={"SMDDP_REDUCE_PRECISION": "fp32"})
+    for collective in ("reduce_scatter", "all_reduce"):
+        for dtype in model.FLOATING:
+            for operation in ("SUM", "AVG", "MAX"):
+                case = Case(collective, "base", dtype, (20_011,), operation, seed=43)
+                world.run(cases.check, case)
+
+
+@gloo_only_covers
+def test_a_provider_that_delivers_in_any_order() -> None:
+    """udp;ofi_rxd reorders datagrams: nothing may rest on the order of two messages."""
+    env = {"SMDDP_FABRIC_PROVIDER": "udp;ofi_rxd"}
+    world = World("ABB", env=env)
+    try:
+        world.join()
+    except WorldError as error:
+        message = str(error)
+        if "udp;ofi_rxd" in message and "Traceback" in message:
+            pytest.skip(f"this libfabric does not offer udp;ofi_rxd: {message.splitlines()[-1]}")
+        raise
+    with contextlib.closing(world):
+        for collective in FORMS:
+            batch = [
+                Case(collective, "base", torch.bfloat16, (numel,), seed=31)
+                for numel in (1, 9457, 400_003)
+            ]
+            world.run(cases.check_all, batch)
+            world.run(cases.check_in_flight, batch * 3, list(range(8, -1, -1)))
 
 
 # ---- bad calls are refused before anything is sent

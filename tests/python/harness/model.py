@@ -3,11 +3,13 @@
 The contract: 16-bit floats are widened to fp32; the ranks of one node are summed in rank order; the
 sum of a node is rounded to the tensor's type once, when it travels to another node, and not at all
 on the node that owns the result; the nodes' sums are added in the order of the nodes; the result is
-rounded once. An average divides by the number of ranks before that last rounding.
+rounded once. An average divides by the number of ranks before that last rounding. With
+SMDDP_REDUCE_PRECISION=fp32 the sums of nodes travel unrounded.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,12 +97,13 @@ def reduced(
             total = on_numpy(total, value)
         return torch.from_numpy(np.ascontiguousarray(total)).clone()
     wide = torch.float32 if dtype in HALF else dtype
+    unrounded = os.environ.get("SMDDP_REDUCE_PRECISION") == "fp32"
     sums = []
     for node in layouts.nodes(layout):
         part = inputs[node[0]].to(wide)
         for rank in node[1:]:
             part = on_torch(part, inputs[rank].to(wide))
-        sums.append(part if owner in node else part.to(dtype).to(wide))
+        sums.append(part if unrounded or owner in node else part.to(dtype).to(wide))
     result = sums[0]
     for part in sums[1:]:
         result = on_torch(result, part)
