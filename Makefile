@@ -34,7 +34,7 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python bench lint format tidy walls clean
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python sanitize bench lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -101,6 +101,16 @@ test-cpp: build  ## C++ tests only
 
 test-python: build  ## Python tests only; PYTEST_ARGS="-k name" picks some
 	DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs $(PYTEST_ARGS)
+
+SANITIZE ?= address,undefined
+SANITIZED = build/sanitize-$(subst $(comma),-,$(SANITIZE))
+comma := ,
+sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undefined or thread
+	$(BIN)/cmake -S . -B $(SANITIZED) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSMDDP_TORCH=OFF \
+	  -DSMDDP_TESTS=ON -DSMDDP_SANITIZE=$(SANITIZE) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+	$(BIN)/cmake --build $(SANITIZED) --parallel $(JOBS)
+	LSAN_OPTIONS=suppressions=$(CURDIR)/tests/cpp/lsan.supp \
+	  $(BIN)/ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
 
 bench: build  ## measure AllGather, ReduceScatter and AllReduce beside Gloo, short form
 	$(LOCAL) $(PY) benchmarks/collectives.py --short

@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="file or directory; default: Python's library")
     parser.add_argument("--data-limit", type=int, default=12_000_000, help="bytes to read at most")
-    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, help="windows per rank; default: the DeepSpeed config")
     parser.add_argument("--seq-len", type=int, default=128, help="bytes per window")
     parser.add_argument("--lr", type=float, help="peak; default: the DeepSpeed config")

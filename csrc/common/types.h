@@ -9,7 +9,6 @@ namespace smddp {
 using Rank = int32_t;
 
 enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBarrier };
-inline constexpr int kCollectives = 4;
 
 // kBytes is any type that is only moved, never summed: its element size travels in the byte counts.
 enum class Dtype : uint8_t {
