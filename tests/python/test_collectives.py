@@ -36,7 +36,7 @@ def skip_what_gloo_lacks(*checked: Case) -> None:
     """Only for developing the tests themselves: SMDDP_TEST_BACKEND=gloo."""
     for case in checked if BACKEND == "gloo" else ():
         lacking = (
-            case.form in ("stack", "list_coalesced")
+            case.form == "stack"
             or case.place == "other_slot"
             or case.dtype not in GLOO_FLOATS | {torch.bool, torch.complex64, torch.complex128}
             or (case.collective != "all_gather" and case.dtype not in GLOO_FLOATS)

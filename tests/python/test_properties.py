@@ -59,7 +59,7 @@ def calls(draw: st.DrawFn) -> Case:
     )
 
 
-GLOO_LACKS = ("stack", "list_coalesced")
+GLOO_LACKS = ("stack",)
 
 
 def usable(dtype: torch.dtype) -> bool:

@@ -140,6 +140,8 @@ def serve() -> None:
                 path = Path(folder) / str(rank)
                 text = path.read_text() if path.exists() else ""
                 results.append(json.loads(text) if text else {"error": "late" if late else "died"})
+        for left in Path("/dev/shm").glob(f"deepspeed_*_127.0.0.1_{port}_*"):
+            left.unlink(missing_ok=True)  # DeepSpeed's own shared memory, which it never unlinks
         answers.write(json.dumps(results) + "\n")
         answers.flush()
 
