@@ -29,13 +29,12 @@ class AllGather final : public Round {
     for (Rank r = 0; r < ranks; ++r) missing_ += part(output, r);
     copy_own();
     received(me, part(output, me));
-    std::vector<Rank> arrivals = pattern::arrivals(group_.topology(), me);
     expected_ = 0;
-    for (Rank source : arrivals) {
+    for (Rank source : pattern::arrivals(group_.topology(), me)) {
       if (part(output, source) == 0) continue;
       ++expected_;
-      group_.send_ready(*this, source);
     }
+    announce();
     if (part(output, me) > 0) {
       to_push_.push_back(me);
       for (Rank target : pattern::targets(group_.topology(), me))
@@ -43,6 +42,14 @@ class AllGather final : public Round {
     }
     nothing_to_push_ = to_push_.empty() && expected_ == 0;
     if (group_.local_peers() == 0) pushed_ = true;
+  }
+
+  void announce() override {
+    for (Rank source : pattern::arrivals(group_.topology(), group_.rank())) {
+      if (received_[static_cast<size_t>(source)] < part(operation_->output, source)) {
+        group_.send_ready(*this, source);
+      }
+    }
   }
 
   bool progress(bool may_push) override {
@@ -189,7 +196,7 @@ class AllGather final : public Round {
         Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, 0,
                                                   head.bytes, to.data(), to.size());
         if (!read) {
-          group_.fail({read.code(), group_.describe(group_.local_peer(i)) + ": " + read.message()});
+          group_.fail_read(i, *this, read);
           return false;
         }
       } else {

@@ -14,6 +14,9 @@ namespace {
 // what a fast rank can have announced stays small.
 constexpr size_t kWindow = 8;
 constexpr size_t kEarlyReady = 65536;
+constexpr uint64_t kGraceNs = 1'000'000'000;
+// Long after anything could still be under way from a peer that did its part and ended.
+constexpr uint64_t kReminderNs = 5'000'000'000;
 
 }  // namespace
 
@@ -23,7 +26,7 @@ void Round::take(int i, const intranode::Piece& head) {
 }
 
 Communicator::~Communicator() {
-  if (engine_.forked()) return;
+  if (engine_.ended()) return;
   abort("the group was destroyed while operations were in flight");
   engine_.detach(key_);
 }
@@ -45,7 +48,9 @@ void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tun
   operation->number_ = ++operations_;
   operation->deadline_ns_ =
       now_ns() + (operation->timeout_ns != 0 ? operation->timeout_ns : options_.timeout_ns);
-  if (!health_) {
+  if (engine_.ended()) {
+    engine_.finish(operation, {Code::kAborted, "the process is ending, or was forked"});
+  } else if (!health_) {
     engine_.finish(operation, health_);
   } else {
     enqueue(operation, tuning);
@@ -55,6 +60,7 @@ void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tun
 
 void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
   Operation& op = *operation;
+  if (!busy()) moved_ns_ = now_ns();
   bool sums =
       op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
   const Blocks& blocks = sums ? op.input : op.output;
@@ -171,22 +177,9 @@ bool Communicator::progress() {
     may_push = may_push && round->pushed();
   }
   if (health_) moved |= finish_rounds();
-  if (health_ && !moved) check_neighbors();
-  if (health_ && !active_.empty()) {
-    const Round& oldest = *active_.front();
-    if (now_ns() >= oldest.operation().deadline_ns_) {
-      const Operation& op = oldest.operation();
-      uint64_t limit = op.timeout_ns != 0 ? op.timeout_ns : options_.timeout_ns;
-      char seconds[32];
-      std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit) * 1e-9);
-      fail({Code::kTimeout, smddp::describe(op.signature_) + " #" + std::to_string(op.number_) +
-                                " of group '" + options_.name + "' did not finish within " +
-                                seconds + " s on " + describe(rank_) + ": " +
-                                oldest.waiting_for()});
-    }
-  } else if (health_ && !queued_.empty() && now_ns() >= queued_.front()->operation().deadline_ns_) {
-    fail({Code::kTimeout,
-          "not every rank of this host joined group '" + options_.name + "' in time"});
+  if (health_ && !moved) {
+    check_neighbors();
+    check_deadline();
   }
   if (!health_) {
     std::set<std::shared_ptr<Operation>> over;
@@ -204,12 +197,47 @@ bool Communicator::progress() {
     popped_since_wake_[i] = false;
   }
   pushed_since_wake_ = false;
+  if (moved) moved_ns_ = now_ns();
   return moved;
 }
 
+// A rank that can't tell which of several ranks holds it up gives the one that can a moment to say so:
+// all deadlines expire together, and the first verdict is everybody's.
+uint64_t Communicator::expires_ns(const Round& round) const {
+  return round.operation().deadline_ns_ + (round.knows_whom() ? 0 : kGraceNs);
+}
+
 uint64_t Communicator::deadline_ns() const {
-  if (!active_.empty()) return active_.front()->operation().deadline_ns_;
+  if (!active_.empty()) return expires_ns(*active_.front());
   return queued_.empty() ? UINT64_MAX : queued_.front()->operation().deadline_ns_;
+}
+
+void Communicator::check_deadline() {
+  uint64_t now = now_ns();
+  if (now < deadline_ns()) {
+    if (!rail_.empty() && now - moved_ns_ > kReminderNs) remind();
+    return;
+  }
+  if (active_.empty()) {
+    if (queued_.empty()) return;
+    return fail({Code::kTimeout,
+                 "not every rank of this host joined group '" + options_.name + "' in time"});
+  }
+  const Round& oldest = *active_.front();
+  const Operation& op = oldest.operation();
+  uint64_t limit = op.timeout_ns != 0 ? op.timeout_ns : options_.timeout_ns;
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit) * 1e-9);
+  fail({Code::kTimeout, smddp::describe(op.signature_) + " #" + std::to_string(op.number_) +
+                            " of group '" + options_.name + "' did not finish within " + seconds +
+                            " s on " + describe(rank_) + ": " + oldest.waiting_for()});
+}
+
+// Whoever only receives learns nothing of a connection that broke. A READY said twice changes nothing
+// at a live peer; to a dead one it fails, and on_peer_lost() hears of it.
+void Communicator::remind() {
+  moved_ns_ = now_ns();
+  for (auto& round : active_) round->announce();
 }
 
 // Only a neighbour that a round still needs is missed: one that has done its part may have ended.
@@ -218,13 +246,21 @@ void Communicator::check_neighbors() {
     if (!neighbors_[static_cast<size_t>(i)]->dead()) continue;
     for (auto& round : active_) {
       if (round->heard(i) && outbox_->read_by(i) >= outbox_->published()) continue;
-      fail({Code::kPeerLost,
-            describe(local_peer(i)) + " (process " + std::to_string(inbox(i).pid()) +
-                ") ended during " + smddp::describe(round->operation().signature_) + " #" +
-                std::to_string(round->operation().number_) + " of group '" + options_.name + "'"});
-      return;
+      return lose(i, *round);
     }
   }
+}
+
+void Communicator::lose(int i, const Round& round) {
+  const Operation& op = round.operation();
+  fail({Code::kPeerLost, describe(local_peer(i)) + " (process " + std::to_string(inbox(i).pid()) +
+                             ") ended during " + smddp::describe(op.signature_) + " #" +
+                             std::to_string(op.number_) + " of group '" + options_.name + "'"});
+}
+
+void Communicator::fail_read(int i, const Round& round, const Status& why) {
+  if (why.code() == Code::kPeerLost) return lose(i, round);
+  fail({why.code(), describe(local_peer(i)) + ": " + why.message()});
 }
 
 void Communicator::on_message(const wire::Header& h, const std::byte* data) {
@@ -339,6 +375,12 @@ void Communicator::flush_aborts() {
     std::memcpy(payload(buffer), reason.data(), reason.size());
     post(buffer, h);
   }
+}
+
+void Communicator::leave() {
+  if (!health_ || !busy()) return;
+  fail({Code::kAborted, describe(rank_) + " ended with operations in flight"});
+  progress();
 }
 
 void Communicator::abort(const std::string& reason) {

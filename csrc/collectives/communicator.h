@@ -71,6 +71,10 @@ class Communicator : private Progressable {
 
   std::string describe(Rank rank) const;  // "rank 3 (host b)"
   void fail(Status why);
+  // Fails the group because local peer i ended while `round` needed it.
+  void lose(int i, const Round& round);
+  // The same for any failed look at local peer i's memory.
+  void fail_read(int i, const Round& round, const Status& why);
 
  private:
   Communicator(Engine& engine, int rank, Options options)
@@ -83,11 +87,15 @@ class Communicator : private Progressable {
   uint64_t deadline_ns() const override;
   void on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override;
+  void leave() override;
 
   void enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning);
   bool start_rounds();
   bool finish_rounds();
   void check_neighbors();
+  void check_deadline();
+  void remind();
+  uint64_t expires_ns(const Round& round) const;
   void flush_aborts();
   wire::Header header(wire::Type type, uint64_t seq, const Signature& signature) const;
   void post(fabric::SendBuffer* buffer, const wire::Header& header);
@@ -127,7 +135,8 @@ class Communicator : private Progressable {
   std::deque<std::unique_ptr<Round>> queued_, active_;
   uint64_t next_seq_ = 0;  // of the next round enqueued
   uint64_t operations_ = 0;
-  Status health_;  // not ok: the group is broken, and why
+  uint64_t moved_ns_ = 0;  // when anything last moved, or peers were last reminded
+  Status health_;          // not ok: the group is broken, and why
 };
 
 }  // namespace smddp

@@ -52,14 +52,27 @@ class ReduceScatter final : public Round {
       for (int node = 0; node < topology.nodes(); ++node) {
         if (node == node_) continue;
         partial_[static_cast<size_t>(node)].bytes.resize(own_bytes_ / element_ * wire_element_);
-        group_.send_ready(*this, topology.gateway(me, node));
         ++partials_missing_;
       }
+      announce();
     }
     pushed_ = group_.local_peers() == 0;
     next_to_push_ = next({-1, 0, 0}, false);
     wanted_ = next({-1, 0, 0}, true);
     finished_ = own_bytes_ == 0;
+  }
+
+  void announce() override {
+    for (size_t node = 0; node < partial_.size(); ++node) {
+      if (partial_[node].received == partial_[node].bytes.size()) continue;
+      group_.send_ready(*this, group_.topology().gateway(group_.rank(), static_cast<int>(node)));
+    }
+  }
+
+  // A missing partial sum may be the sender's fault or that of any rank behind it.
+  bool knows_whom() const override {
+    if (partials_missing_ == 0 || own_done_ < own_bytes_) return true;
+    return wanted_.bytes > 0;
   }
 
   bool progress(bool may_push) override {
@@ -293,7 +306,7 @@ class ReduceScatter final : public Round {
     Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, into,
                                               bytes, &to, 1);
     if (read.ok()) return scratch;
-    group_.fail({read.code(), group_.describe(group_.local_peer(i)) + ": " + read.message()});
+    group_.fail_read(i, *this, read);
     return nullptr;
   }
 

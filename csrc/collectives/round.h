@@ -20,8 +20,10 @@ class Round {
   Round& operator=(const Round&) = delete;
   virtual ~Round() = default;
 
-  // Once, before any other call: announces the round to the ranks that will send to this one.
+  // Once, before any other call.
   virtual void start() = 0;
+  // Says READY to the remote ranks whose data is still to come.
+  virtual void announce() = 0;
   // Pushes to the node while `may_push` (rounds push in order), takes in, sends out. True if
   // anything moved.
   virtual bool progress(bool may_push) = 0;
@@ -35,6 +37,8 @@ class Round {
   virtual Status on_data(const wire::Header& header, const std::byte* payload) = 0;
   // Whom it waits for, as a sentence's end: "no data from rank 3 (host b)".
   virtual std::string waiting_for() const = 0;
+  // False where those it names may themselves be held up by a rank that this one can't see.
+  virtual bool knows_whom() const { return true; }
 
   Operation& operation() const { return *operation_; }
   const std::shared_ptr<Operation>& operation_ptr() const { return operation_; }

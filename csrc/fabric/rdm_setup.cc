@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "common/log.h"
+#include "common/signals.h"
 #include "fabric/address.h"
 #include "fabric/rdm_endpoint.h"
 
@@ -21,6 +22,7 @@ Status failed(const Library& library, const char* call, int rc) {
 }  // namespace
 
 Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
+  KeepSignalHandlers keep;  // psm's library takes SIGINT, SIGSEGV and others when it is loaded
   Result<Library> library = load_library(options.library);
   if (!library) return library.status();
   Result<std::vector<Choice>> choices = choose(library.value(), options);

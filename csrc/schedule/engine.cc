@@ -38,6 +38,8 @@ Engine::~Engine() { shutdown(); }
 
 bool Engine::forked() const { return getpid() != pid_; }
 
+bool Engine::ended() const { return stop_ || forked(); }
+
 void Engine::shutdown() {
   if (forked()) {  // the thread is the parent's
     if (thread_.joinable()) thread_.detach();
@@ -51,6 +53,8 @@ void Engine::shutdown() {
   lk.unlock();
   thread_.join();
   lk.lock();
+  for (auto& [key, group] : groups_) group->leave();
+  groups_.clear();
   uint64_t until = now_ns() + kFlushNs;
   while (endpoint_ && !endpoint_->idle() && now_ns() < until) {
     if (auto moved = endpoint_->progress(*this); !moved || moved.value() == 0) sched_yield();

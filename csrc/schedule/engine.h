@@ -7,6 +7,7 @@
 // endpoint are touched only under the lock.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -36,6 +37,8 @@ class Progressable {
   virtual uint64_t deadline_ns() const = 0;  // the earliest, UINT64_MAX for none
   virtual void on_message(const wire::Header& header, const std::byte* payload) = 0;
   virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
+  // The process ends: tells the peers if they still wait for this rank. The last call.
+  virtual void leave() = 0;
 };
 
 class Engine : private fabric::Sink {
@@ -66,8 +69,12 @@ class Engine : private fabric::Sink {
   bool wait(const Task& task, std::chrono::nanoseconds timeout = {});
   // Oversubscribed hosts must not spin: ranks of the largest group on this host.
   void expect_local_ranks(int ranks);
-  // Stops the background thread, gives messages under way a moment to leave. Then nothing runs.
+  // For the end of the process: groups leave, messages under way get a moment to go out, and nothing
+  // runs any more. Tasks that were in flight stay undone.
   void shutdown();
+  // True after shutdown(), and in a child that was forked from the process that made the engine:
+  // groups must not touch it.
+  bool ended() const;
   bool forked() const;
   // Messages dropped because they carried no group's key, or were malformed.
   uint64_t foreign_messages() const { return foreign_messages_; }
@@ -100,7 +107,7 @@ class Engine : private fabric::Sink {
   bool driving_ = false;
   bool sleeping_ = false;
   bool want_background_ = false;
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};
   uint64_t spin_ns_ = 0;
   uint64_t idle_since_ns_ = 0;
   int pid_ = 0;

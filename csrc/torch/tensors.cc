@@ -66,8 +66,9 @@ const char* foreign(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp
   if (!reduction) return "smddp sums with SUM, AVG, MIN, MAX and PRODUCT only";
   for (const at::Tensor& t : tensors) {
     if (dtype_of(t.scalar_type()) == Dtype::kBytes) return "smddp does not sum this element type";
-    if (*reduction == ReduceOp::kAvg && !t.is_floating_point())
-      return "smddp averages floating types only";
+    require(*reduction != ReduceOp::kAvg || t.is_floating_point(),
+            std::string("ReduceOp.AVG needs a floating type, this tensor is ") +
+                c10::toString(t.scalar_type()));
   }
   return nullptr;
 }
