@@ -1,12 +1,29 @@
 #include "torch/fallback.h"
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
+#include <vector>
 
 #include "torch/runtime.h"
 #include "torch/statistics.h"
 
 namespace smddp {
 namespace {
+
+constexpr std::chrono::milliseconds kSettle{500}, kStep{2};
+
+struct Works {
+  std::mutex mutex;
+  std::vector<c10::weak_intrusive_ptr<c10d::Work>> under_way;
+};
+
+Works& works() {
+  static auto* all = new Works();  // outlives every thread
+  return *all;
+}
+
+bool gone(const c10::weak_intrusive_ptr<c10d::Work>& work) { return work.expired(); }
 
 const char* name_for(c10::DeviceType device) { return device == c10::kCUDA ? "nccl" : "gloo"; }
 
@@ -19,6 +36,26 @@ bool first_time(const std::string& operation, const std::string& backend) {
 }
 
 }  // namespace
+
+void Fallback::note(const c10::intrusive_ptr<c10d::Work>& work) {
+  std::lock_guard lock(works().mutex);
+  if (works().under_way.size() >= 64) std::erase_if(works().under_way, gone);
+  works().under_way.emplace_back(work);
+}
+
+void Fallback::settle() {
+  std::unique_lock lock(works().mutex);
+  if (works().under_way.empty()) return;
+  auto until = std::chrono::steady_clock::now() + kSettle;
+  do {
+    lock.unlock();
+    std::this_thread::sleep_for(kStep);
+    lock.lock();
+    std::erase_if(works().under_way, gone);
+  } while (!works().under_way.empty() && std::chrono::steady_clock::now() < until);
+  lock.unlock();
+  std::this_thread::sleep_for(kStep);
+}
 
 uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   uint64_t bytes = 0;

@@ -25,6 +25,12 @@ class Fallback {
                       const char* reason);
   // The one for `device` if it was ever needed.
   c10d::Backend* existing(c10::DeviceType device);
+  // Notes a work that the fallback carries out.
+  static void note(const c10::intrusive_ptr<c10d::Work>& work);
+  // For the end of the process, without the GIL: gives the fallback's threads a moment to let go of
+  // what is done. One that drops the last reference to a tensor after the interpreter is gone ends the
+  // process with std::terminate, in Gloo alone as well.
+  static void settle();
   void set_timeout(std::chrono::milliseconds timeout);
   void abort();
   void shutdown();

@@ -44,6 +44,7 @@ c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, const Tensors&
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::forwarded(intrusive_ptr<Work> work) {
+  if (work) Fallback::note(work);
   if (coalescing_ && work) coalesced_.push_back(work);
   return work;
 }

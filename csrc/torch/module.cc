@@ -105,8 +105,12 @@ PYBIND11_MODULE(_C, m) {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   };
   // At interpreter exit the engine's thread must be gone before the modules are.
-  py::module_::import("atexit").attr("register")(
-      py::cpp_function(&shutdown_process_engine, py::call_guard<py::gil_scoped_release>()));
+  py::module_::import("atexit").attr("register")(py::cpp_function(
+      [] {
+        Fallback::settle();
+        shutdown_process_engine();
+      },
+      py::call_guard<py::gil_scoped_release>()));
 }
 
 }  // namespace smddp
