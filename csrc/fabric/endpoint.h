@@ -45,6 +45,9 @@ struct Options {
   std::string interface;  // domain name or source IP address; empty: first that is not loopback
 };
 
+// What SMDDP_FABRIC_PROVIDER and SMDDP_FABRIC_INTERFACE ask for; SMDDP_LIBFABRIC is the search's own.
+Options options_from_env();
+
 class Endpoint {
  public:
   // kUnavailable with a sentence that names the library, provider or interface and the remedy.

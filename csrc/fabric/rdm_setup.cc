@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "common/env.h"
 #include "common/log.h"
 #include "common/signals.h"
 #include "fabric/address.h"
@@ -20,6 +21,10 @@ Status failed(const Library& library, const char* call, int rc) {
 }
 
 }  // namespace
+
+Options options_from_env() {
+  return {"", env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE")};
+}
 
 Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
   KeepSignalHandlers keep;  // psm's library takes SIGINT, SIGSEGV and others when it is loaded

@@ -65,8 +65,7 @@ void Engine::shutdown() {
 Result<fabric::Endpoint*> Engine::fabric() {
   Lock lk(mutex_);
   if (!endpoint_) {
-    auto endpoint = fabric::Endpoint::open(
-        {env::get("LIBFABRIC"), env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE")});
+    auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
     if (!endpoint) return endpoint.status();
     endpoint_ = std::move(endpoint.value());
     log(LogLevel::kInfo, "fabric: " + endpoint_->description());

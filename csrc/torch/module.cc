@@ -69,8 +69,7 @@ py::list statistics() {
 }
 
 std::string fabric_description() {
-  auto endpoint = fabric::Endpoint::open(
-      {env::get("LIBFABRIC"), env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE")});
+  auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
   if (!endpoint) throw std::runtime_error(endpoint.status().message());
   return endpoint.value()->description();
 }
