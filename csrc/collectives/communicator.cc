@@ -55,7 +55,7 @@ void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tun
   } else {
     enqueue(operation, tuning);
   }
-  engine_.kick(std::move(lock), background);
+  engine_.kick(std::move(lock), background ? nullptr : operation.get());
 }
 
 void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
@@ -389,7 +389,7 @@ void Communicator::abort(const std::string& reason) {
     fail({Code::kAborted, reason});
     progress();
   }
-  engine_.kick(std::move(lock), true);
+  engine_.kick(std::move(lock), nullptr);
 }
 
 }  // namespace smddp

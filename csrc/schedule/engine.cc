@@ -179,7 +179,7 @@ void Engine::run_finished(Lock& lk) {
   }
 }
 
-void Engine::kick(Lock lk, bool background) {
+void Engine::kick(Lock lk, const Task* awaited) {
   if (!driving_) {
     driving_ = true;
     pass();
@@ -188,7 +188,7 @@ void Engine::kick(Lock lk, bool background) {
   } else if (sleeping_) {
     presence_->ring_self();  // the driver looks again, with the new work
   }
-  if (background && busy() && !driving_) {
+  if ((awaited == nullptr || awaited->done()) && busy() && !driving_) {
     want_background_ = true;
     background_cv_.notify_one();
   }

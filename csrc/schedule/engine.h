@@ -62,9 +62,10 @@ class Engine : private fabric::Sink {
   // Puts a task that is over into the line of those whose on_done() runs next. Under the lock.
   void finish(std::shared_ptr<Task> task, Status status);
 
-  // Makes one pass, after the caller enqueued work under `lock`; with `background`, wakes the
-  // background thread for what is left. Releases the lock.
-  void kick(Lock lock, bool background);
+  // Makes one pass, after the caller enqueued work under `lock`, and releases the lock. The caller is
+  // going to wait for `awaited` (nullptr: for nothing); what that wait will not drive, because the task
+  // is over or there is none, is left to the background thread.
+  void kick(Lock lock, const Task* awaited);
   // Drives until `task` is done, or `timeout` is over (zero: no limit). False on the latter.
   bool wait(const Task& task, std::chrono::nanoseconds timeout = {});
   // Oversubscribed hosts must not spin: ranks of the largest group on this host.
