@@ -28,7 +28,6 @@ class Blocks {
     total_ = 0;
   }
 
-  size_t count() const { return bytes_.size(); }
   size_t bytes(Rank block) const { return bytes_[static_cast<size_t>(block)]; }
   size_t largest() const {
     return bytes_.empty() ? 0 : *std::max_element(bytes_.begin(), bytes_.end());

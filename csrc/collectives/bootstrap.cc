@@ -8,7 +8,6 @@
 
 #include "collectives/communicator.h"
 #include "common/env.h"
-#include "common/log.h"
 #include "schedule/pattern.h"
 
 namespace smddp {

@@ -68,7 +68,6 @@ Result<fabric::Endpoint*> Engine::fabric() {
     auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
     if (!endpoint) return endpoint.status();
     endpoint_ = std::move(endpoint.value());
-    log(LogLevel::kInfo, "fabric: " + endpoint_->description());
   }
   return endpoint_.get();
 }
