@@ -1,6 +1,7 @@
-// One RDM endpoint of the process, shared by all its groups: bounded messages, delivered in any
-// order, from registered buffers into registered buffers. The only door to libfabric; nothing of
-// its headers shows here. Not thread-safe: the progress engine alone calls it.
+// The process's door to the network, shared by all its groups, over one NIC or several. Two ways:
+// bounded messages from registered buffers into registered buffers, and chunks straight into memory
+// that the receiver opened for one sender (a landing). Both arrive in any order. The only door to
+// libfabric; nothing of its headers shows here. Not thread-safe: the progress engine alone calls it.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "fabric/wire.h"
 
 namespace smddp::fabric {
 
@@ -21,6 +23,17 @@ inline constexpr size_t kControlMessage = 4096;
 struct SendBuffer {
   std::byte* data;  // registered where the provider asks for it
   size_t capacity;  // Endpoint::max_message() for data, kControlMessage for control
+};
+
+// How chunks travel. kMessages: not at all, there are only messages.
+enum class Transfer : uint8_t { kMessages, kTagged, kWrites };
+
+// What a landing's owner hears of it.
+class Inflow {
+ public:
+  virtual ~Inflow() = default;
+  // Chunk `index` is in memory, whole. Each index comes once, in any order.
+  virtual void on_chunk(uint32_t index) = 0;
 };
 
 class Sink {
@@ -37,6 +50,10 @@ struct Counters {
   uint64_t messages_received = 0, bytes_received = 0;
   uint64_t retries = 0;         // -FI_EAGAIN answers
   uint64_t receive_errors = 0;  // messages lost on arrival: truncated, or their connection broke
+  uint64_t chunks_sent = 0, chunk_bytes_sent = 0;
+  uint64_t chunks_received = 0;
+  uint64_t foreign_chunks = 0;                        // arrived for no landing, or a second time
+  uint64_t registrations = 0, registration_hits = 0;  // asked of the provider; found in the cache
 };
 
 struct Options {
@@ -74,6 +91,27 @@ class Endpoint {
   virtual void post(SendBuffer* buffer, size_t size) = 0;
   // Gives back a buffer without sending it.
   virtual void release(SendBuffer* buffer) = 0;
+
+  virtual Transfer transfer() const = 0;
+  // Lets `from`, and nobody else, fill `memory` in chunks of `chunk_bytes`, the last one shorter.
+  // What the sender has to know goes into *grant. `inflow` hears of every chunk until the landing is
+  // closed. False: no landing is free, the memory can't be registered, or transfer() is kMessages;
+  // then it has to be messages.
+  virtual bool open_landing(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
+                            Inflow* inflow, wire::Grant* grant) = 0;
+  // `complete`: every chunk has arrived. Otherwise the memory's registration is revoked and the
+  // landing's number is never used again; what was under way may still be written, so the memory has
+  // to outlive the endpoint.
+  virtual void close_landing(uint32_t landing, bool complete) = 0;
+  // Sends `bytes` bytes as chunk `index` of the landing that `to` granted. `data` must keep, and stay
+  // as it is, until *pending, which this increments, has been decremented again by progress(); that
+  // happens on errors, too, after which on_peer_lost() tells. False: no room, try again after
+  // progress().
+  virtual bool send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
+                          size_t bytes, uint32_t* pending) = 0;
+  // The same from a buffer acquired for `to`, which it takes back. Never refuses: waits in the FIFO.
+  virtual void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
+                          size_t bytes) = 0;
 
   // Reaps completions, delivers what has arrived, retries what waits. How many events it handled.
   // The sink may call everything here but progress().

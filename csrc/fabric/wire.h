@@ -13,10 +13,24 @@ namespace smddp::wire {
 inline constexpr uint32_t kMagic = 0x31444d53;  // "SMD1"; the digit is the protocol's version
 
 enum class Type : uint8_t {
-  kReady = 1,  // src has started round `seq` and can take dst's data of it
+  kReady = 1,  // src has started round `seq` and can take dst's data of it; maybe with a Grant
   kData = 2,  // `bytes` bytes at `offset` of the shard (AllGather) or partial block (ReduceScatter)
   kAbort = 3,  // src gave the group up; the payload is the reason, as text
 };
+
+// NICs that one endpoint may be striped over.
+inline constexpr size_t kMaxRails = 8;
+
+// The payload of a READY whose sender opened a landing for the peer: where the chunks go. The keys
+// are the provider's own, one per NIC of the receiver; they open that memory and no other.
+struct Grant {
+  uint32_t landing;      // the receiver's number of it
+  uint32_t chunk_bytes;  // of every chunk but the last
+  uint64_t bytes;        // of the landing
+  uint64_t address;      // of its first byte, as the provider counts: virtual, or 0
+  uint64_t keys[kMaxRails];
+};
+static_assert(sizeof(Grant) == 88);
 
 struct Header {
   uint32_t magic;

@@ -1,0 +1,61 @@
+#include "bootstrap/file_store.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+namespace smddp {
+
+// Keys hold slashes; a file's name does not.
+std::filesystem::path FileStore::path_of(const std::string& key) const {
+  std::string name = key;
+  for (char& c : name) c = c == '/' ? '@' : c;
+  return directory_ / name;
+}
+
+Status FileStore::set(const std::string& key, const std::vector<uint8_t>& value) {
+  static std::atomic<unsigned> serial{0};
+  std::filesystem::path path = path_of(key);
+  // Written aside, then moved: a reader sees the whole value or none.
+  std::filesystem::path aside = path;
+  aside += "." + std::to_string(getpid()) + "." + std::to_string(serial++);
+  {
+    std::ofstream out(aside, std::ios::binary);
+    out.write(reinterpret_cast<const char*>(value.data()),
+              static_cast<std::streamsize>(value.size()));
+    if (!out.flush()) return {Code::kUnavailable, "could not write " + aside.string()};
+  }
+  if (std::rename(aside.c_str(), path.c_str()) != 0) {
+    return {Code::kUnavailable, "could not write " + path.string() + ": " + std::strerror(errno)};
+  }
+  return {};
+}
+
+Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::string>& keys) {
+  auto until = std::chrono::steady_clock::now() + timeout_;
+  std::vector<std::vector<uint8_t>> values;
+  for (const std::string& key : keys) {
+    std::filesystem::path path = path_of(key);
+    for (;;) {
+      std::ifstream in(path, std::ios::binary);
+      if (in) {
+        values.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+        break;
+      }
+      if (std::chrono::steady_clock::now() > until) {
+        return Status(Code::kTimeout, "no " + key + " in " + directory_.string());
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  return values;
+}
+
+bool FileStore::has(const std::string& key) { return std::filesystem::exists(path_of(key)); }
+
+}  // namespace smddp
