@@ -29,6 +29,18 @@ class RdmEndpoint final : public Endpoint {
   SendBuffer* acquire(Peer to, bool control) override;
   void post(SendBuffer* buffer, size_t size) override;
   void release(SendBuffer* buffer) override;
+  Transfer transfer() const override { return Transfer::kMessages; }
+  bool open_landing(Peer, std::byte*, size_t, size_t, Inflow*, wire::Grant*) override {
+    return false;
+  }
+  void close_landing(uint32_t, bool) override {}
+  bool send_chunk(Peer, const wire::Grant&, uint32_t, const std::byte*, size_t,
+                  uint32_t*) override {
+    return false;
+  }
+  void post_chunk(SendBuffer* buffer, const wire::Grant&, uint32_t, size_t) override {
+    release(buffer);
+  }
   Result<int> progress(Sink& sink) override;
   bool idle() const override { return posted_ == 0; }
   int wait_fd() const override { return wait_fd_; }
