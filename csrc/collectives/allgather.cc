@@ -1,11 +1,7 @@
-// AllGather. Every rank sends its shard straight to its gateway on each other node, all-to-all
-// along the rails, and pushes to its node what it has: the own shard first, then each shard as it
-// lands from the network, while later ones are still in flight. n-1 messages per rank between
-// nodes, one hop, and each byte enters a node once.
-#include <deque>
-
+// AllGather. Shards cross between nodes along the rails, in the flows of the selected pattern, and
+// each rank pushes to its node what it has: the own shard first, then what lands from the network,
+// piece by piece, while later pieces are still in flight. Each byte enters a node once.
 #include "collectives/communicator.h"
-#include "schedule/pattern.h"
 
 namespace smddp {
 namespace {
@@ -19,41 +15,28 @@ class AllGather final : public Round {
   using Round::Round;
 
   void start() override {
-    int ranks = group_.ranks();
     Rank me = group_.rank();
-    const Blocks& output = operation_->output;
     direct_ =
         read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
-    received_.assign(static_cast<size_t>(ranks), 0);
-    for (Rank r = 0; r < ranks; ++r) missing_ += part(output, r);
+    received_.assign(static_cast<size_t>(group_.ranks()), 0);
     copy_own();
-    received(me, part(output, me));
-    expected_ = 0;
-    for (Rank source : pattern::arrivals(group_.topology(), me)) {
-      if (part(output, source) == 0) continue;
-      ++expected_;
-    }
-    announce();
-    if (part(output, me) > 0) {
-      to_push_.push_back(me);
-      for (Rank target : pattern::targets(group_.topology(), me))
-        targets_.push_back({target, false, 0});
-    }
-    nothing_to_push_ = to_push_.empty() && expected_ == 0;
-    if (group_.local_peers() == 0) pushed_ = true;
-  }
-
-  void announce() override {
-    for (Rank source : pattern::arrivals(group_.topology(), group_.rank())) {
-      if (received_[static_cast<size_t>(source)] < part(operation_->output, source)) {
-        group_.send_ready(*this, source);
+    make_flows();
+    offer(me, nullptr, 0);
+    for (const Inlet& inlet : inlets_) {
+      for (size_t i = 0; i < inlet.stream.shards(); ++i) {
+        offer(inlet.stream.shard(i), &inlet, inlet.stream.start(i));
       }
     }
+    for (Rank r : group_.topology().node(group_.topology().node_of(me))) {
+      if (r != me) missing_ += pushed_by(r);
+    }
+    pushed_ = group_.local_peers() == 0;
+    open_flows(operation_->plan().pattern == Pattern::kDirect);
   }
 
   bool progress(bool may_push) override {
-    bool moved = false;
+    bool moved = send();
     while (may_push && !pushed_ && push_one()) moved = true;
     for (int i = 0; i < group_.local_peers(); ++i) {
       while (const Piece* head = group_.head(i, *this)) {
@@ -61,53 +44,33 @@ class AllGather final : public Round {
         if (!take_in(i, *head)) return true;
       }
     }
-    return send() || moved;
+    return moved;
   }
 
   bool pushed() const override { return pushed_; }
 
   bool complete() const override {
-    return pushed_ && missing_ == 0 && sent_ == targets_.size() && heard_all() &&
+    return pushed_ && missing_ == 0 && heard_all() && flows_done() &&
            (exposed_until_ == 0 || group_.outbox().read_by_all() >= exposed_until_);
-  }
-
-  void on_ready(Rank source) override {
-    for (Target& target : targets_) {
-      if (target.rank == source) target.ready = true;
-    }
-  }
-
-  Status on_data(const wire::Header& header, const std::byte* payload) override {
-    auto shard = static_cast<Rank>(header.shard);
-    const Topology& topology = group_.topology();
-    if (header.source != header.shard || topology.same_node(shard, group_.rank()) ||
-        topology.gateway(shard, topology.node_of(group_.rank())) != group_.rank() ||
-        !fits(shard, header.offset, header.bytes)) {
-      return {Code::kMismatch, group_.describe(static_cast<Rank>(header.source)) +
-                                   " sent data that is not part of this all_gather"};
-    }
-    operation_->output.write(shard, begin_ + header.offset, payload, header.bytes);
-    received(shard, header.bytes);
-    if (received_[header.shard] == part(operation_->output, shard)) {
-      --expected_;
-      to_push_.push_back(shard);
-    }
-    return {};
   }
 
   std::string waiting_for() const override {
     std::string names;
-    for (Rank r = 0; r < group_.ranks(); ++r) {
-      if (received_[static_cast<size_t>(r)] == part(operation_->output, r)) continue;
-      names += (names.empty() ? "" : ", ") + group_.describe(r);
+    auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + group_.describe(rank); };
+    const Topology& topology = group_.topology();
+    for (Rank shard = 0; shard < group_.ranks(); ++shard) {
+      if (shard == group_.rank()) continue;
+      bool lands_here =
+          pattern::reducer(topology, topology.node_of(group_.rank()), shard) == group_.rank();
+      size_t here = lands_here ? arrived(shard) : received_[static_cast<size_t>(shard)];
+      if (here < part(operation_->output, shard)) name(shard);
     }
     if (!names.empty()) return "no data from " + names;
-    for (const Target& target : targets_) {
-      if (target.sent < part(operation_->output, group_.rank()))
-        return group_.describe(target.rank) + " takes no data";
+    for (const Outlet& outlet : outlets_) {
+      if (!outlet.done()) return group_.describe(outlet.target) + " takes no data";
     }
     for (int i = 0; i < group_.local_peers(); ++i) {
-      if (!heard(i) || group_.outbox().read_by(i) < exposed_until_) {
+      if (group_.outbox().read_by(i) < exposed_until_) {
         return group_.describe(group_.local_peer(i)) + " has not finished it";
       }
     }
@@ -115,22 +78,13 @@ class AllGather final : public Round {
   }
 
  private:
-  struct Target {
-    Rank rank;
-    bool ready;
-    size_t sent;
+  // What this rank pushes to its node: a shard, and where it comes from.
+  struct Source {
+    Rank shard;
+    const Inlet* inlet;  // nullptr: the own shard, here from the start
+    size_t start;        // of the shard, in the inlet's run
+    size_t pushed;
   };
-
-  bool fits(Rank shard, uint64_t offset, uint64_t bytes) const {
-    size_t size = part(operation_->output, shard);
-    return offset <= size && bytes <= size - offset &&
-           bytes <= size - received_[static_cast<size_t>(shard)];
-  }
-
-  void received(Rank shard, size_t bytes) {
-    received_[static_cast<size_t>(shard)] += bytes;
-    missing_ -= bytes;
-  }
 
   // AllReduce gathers in place: its sums already lie in their block of the output.
   void copy_own() {
@@ -147,35 +101,140 @@ class AllGather final : public Round {
     }
   }
 
+  void make_flows() {
+    auto flows = pattern::gather_flows(group_.topology(), group_.rank(), operation_->plan().pattern);
+    for (const pattern::Flow& flow : flows.in) {
+      Stream stream = stream_of(flow);
+      if (stream.bytes() == 0) continue;
+      Inlet& inlet = inlets_.emplace_back(flow.peer, std::move(stream));
+      inlet.memory = memory_of(inlet.stream);
+    }
+    for (const pattern::Flow& flow : flows.out) {
+      Stream stream = stream_of(flow);
+      if (stream.bytes() == 0) continue;
+      Outlet& outlet = outlets_.emplace_back();
+      outlet.target = flow.peer;
+      outlet.memory = memory_of(stream);
+      outlet.stream = std::move(stream);
+    }
+  }
+
+  Stream stream_of(const pattern::Flow& flow) const {
+    Stream stream;
+    for (Rank shard : flow.shards) stream.add(shard, part(operation_->output, shard));
+    return stream;
+  }
+
+  std::byte* memory_of(const Stream& stream) const {
+    std::byte* at = nullptr;
+    if (stream.shards() != 1) return nullptr;
+    size_t run = operation_->output.contiguous(stream.shard(0), begin_, &at);
+    return run >= stream.bytes() ? at : nullptr;
+  }
+
+  void offer(Rank shard, const Inlet* inlet, size_t start) {
+    size_t bytes = part(operation_->output, shard);
+    if (group_.local_peers() == 0 || bytes == 0) return;
+    sources_.push_back({shard, inlet, start, 0});
+    to_push_ += bytes;
+  }
+
+  // Bytes that local peer `r` pushes: its own shard, and those that land at it. In either pattern
+  // the rail of a shard is its gateway's.
+  size_t pushed_by(Rank r) const {
+    const Topology& topology = group_.topology();
+    size_t bytes = 0;
+    for (Rank shard = 0; shard < group_.ranks(); ++shard) {
+      if (pattern::reducer(topology, topology.node_of(r), shard) == r)
+        bytes += part(operation_->output, shard);
+    }
+    return bytes;
+  }
+
+  size_t available(const Source& source) const {
+    size_t bytes = part(operation_->output, source.shard);
+    if (source.inlet == nullptr) return bytes;
+    size_t here = source.inlet->coverage.prefix();
+    return here <= source.start ? 0 : std::min(bytes, here - source.start);
+  }
+
+  void place(const Inlet& inlet, size_t offset, const std::byte* payload, size_t bytes) override {
+    inlet.stream.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
+      operation_->output.write(shard, begin_ + at, payload + from, n);
+    });
+  }
+
+  // One message to each in turn, so that no rail waits for another's last byte.
+  bool send() {
+    bool moved = false, again = true;
+    while (again) {
+      again = false;
+      for (Outlet& outlet : outlets_) {
+        again |= send_one(outlet, sendable(outlet), [&](size_t offset, std::byte* to, size_t bytes) {
+          outlet.stream.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
+            operation_->output.read(shard, begin_ + at, to + from, n);
+          });
+        });
+      }
+      moved |= again;
+    }
+    return moved;
+  }
+
+  // How much of the run is here, from its start. Shards that are passed on have come in one inlet
+  // each, not always the same.
+  size_t sendable(const Outlet& outlet) const {
+    for (size_t i = 0; i < outlet.stream.shards(); ++i) {
+      Rank shard = outlet.stream.shard(i);
+      if (shard == group_.rank()) continue;
+      size_t here = arrived(shard);
+      if (here < outlet.stream.length(i)) return outlet.stream.start(i) + here;
+    }
+    return outlet.stream.bytes();
+  }
+
+  size_t arrived(Rank shard) const {
+    for (const Inlet& inlet : inlets_) {
+      for (size_t i = 0; i < inlet.stream.shards(); ++i) {
+        if (inlet.stream.shard(i) != shard) continue;
+        size_t prefix = inlet.coverage.prefix(), start = inlet.stream.start(i);
+        return prefix <= start ? 0 : std::min(prefix - start, inlet.stream.length(i));
+      }
+    }
+    return 0;
+  }
+
   bool push_one() {
-    if (to_push_.empty() && !nothing_to_push_) return false;  // more will land
+    Source* next = nullptr;
+    size_t bytes = 0;
+    for (Source& source : sources_) {
+      size_t piece = direct_ ? kDirectPiece : intranode::kSlotBytes;
+      bytes = std::min(piece, part(operation_->output, source.shard) - source.pushed);
+      if (bytes == 0 || available(source) < source.pushed + bytes) continue;
+      next = &source;
+      break;
+    }
+    if (next == nullptr && to_push_ > 0) return false;  // more will land
     std::byte* slot = group_.outbox().next();
     if (slot == nullptr) return false;
     Piece piece;
-    if (nothing_to_push_) {
-      piece.last = 1;
-    } else {
-      Rank shard = to_push_.front();
-      size_t left = part(operation_->output, shard) - push_offset_;
-      piece.shard = static_cast<uint32_t>(shard);
-      piece.offset = push_offset_;
-      piece.bytes = std::min(left, direct_ ? kDirectPiece : intranode::kSlotBytes);
-      size_t at = begin_ + push_offset_;
+    if (next != nullptr) {
+      piece.shard = static_cast<uint32_t>(next->shard);
+      piece.offset = next->pushed;
+      piece.bytes = bytes;
+      size_t at = begin_ + next->pushed;
       if (direct_) {
-        std::vector<Extent> extents = operation_->output.slice(shard, at, piece.bytes);
+        std::vector<Extent> extents = operation_->output.slice(next->shard, at, bytes);
         std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
         piece.extents = static_cast<uint32_t>(extents.size());
         exposed_until_ = group_.outbox().published() + 1;
       } else {
-        operation_->output.read(shard, at, slot, piece.bytes);
+        operation_->output.read(next->shard, at, slot, bytes);
       }
-      push_offset_ += piece.bytes;
-      if (piece.bytes == left) {
-        to_push_.pop_front();
-        push_offset_ = 0;
-      }
-      piece.last = to_push_.empty() && expected_ == 0 ? 1 : 0;
+      next->pushed += bytes;
+      to_push_ -= bytes;
     }
+    piece.last = to_push_ == 0 ? 1 : 0;
     pushed_ = piece.last == 1;
     group_.push(*this, piece);
     return true;
@@ -184,7 +243,7 @@ class AllGather final : public Round {
   bool take_in(int i, const Piece& head) {
     if (head.bytes > 0) {
       auto shard = static_cast<Rank>(head.shard);
-      if (shard < 0 || shard >= group_.ranks() || !fits(shard, head.offset, head.bytes)) {
+      if (!fits(head)) {
         group_.fail({Code::kInternal,
                      group_.describe(group_.local_peer(i)) + " pushed a piece out of bounds"});
         return false;
@@ -202,43 +261,26 @@ class AllGather final : public Round {
       } else {
         operation_->output.write(shard, at, inbox.bytes(), head.bytes);
       }
-      received(shard, head.bytes);
+      received_[head.shard] += head.bytes;
+      missing_ -= head.bytes;
     }
     take(i, head);
     return true;
   }
 
-  bool send() {
-    bool moved = false, again = true;
-    size_t bytes = part(operation_->output, group_.rank());
-    while (again) {  // one message to each in turn, so that no rail waits for another's last byte
-      again = false;
-      for (Target& target : targets_) {
-        if (!target.ready || target.sent == bytes) continue;
-        fabric::SendBuffer* buffer = group_.acquire(target.rank);
-        if (buffer == nullptr) continue;
-        size_t n = std::min(bytes - target.sent, group_.max_payload());
-        operation_->output.read(group_.rank(), begin_ + target.sent, Communicator::payload(buffer),
-                                n);
-        group_.send_data(*this, buffer, group_.rank(), target.sent, n);
-        target.sent += n;
-        if (target.sent == bytes) ++sent_;
-        again = moved = true;
-      }
-    }
-    return moved;
+  bool fits(const Piece& head) const {
+    if (head.shard >= received_.size() || head.bytes > missing_) return false;
+    size_t size = part(operation_->output, static_cast<Rank>(head.shard));
+    return head.offset <= size && head.bytes <= size - head.offset &&
+           head.bytes <= size - received_[head.shard];
   }
 
   bool direct_ = false;
   bool pushed_ = false;
-  bool nothing_to_push_ = false;
-  std::deque<Rank> to_push_;  // shards that are here and whole
-  size_t push_offset_ = 0;    // into the first of them
-  size_t expected_ = 0;       // shards still to land from the network
-  std::vector<Target> targets_;
-  size_t sent_ = 0;               // targets that have all
-  std::vector<size_t> received_;  // bytes, by rank
-  size_t missing_ = 0;            // bytes, of all
+  std::vector<Source> sources_;
+  size_t to_push_ = 0;            // bytes, of all sources
+  std::vector<size_t> received_;  // bytes that local peers have pushed, by shard
+  size_t missing_ = 0;            // bytes that they have yet to push
 };
 
 }  // namespace

@@ -62,7 +62,9 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store
   }
   group->key_ = cards[0].key;
   group->topology_ = Topology(hosts);
-  group->shape_ = {ranks, group->topology_.nodes(), false};
+  group->shape_ = {ranks, group->topology_.nodes(), false,
+                   pattern::equal_nodes(group->topology_), {}};
+  group->rails_.resize(static_cast<size_t>(ranks));
   if (Status joined = group->join_node(cards); !joined) return joined;
   if (Status joined = group->join_rails(store); !joined) return joined;
   engine.attach(group->key_, group.get());
@@ -123,9 +125,12 @@ Status Communicator::join_rails(Store& store) {
                 " hosts and " + describe(r) + " has no fabric: " +
                 std::string(theirs.begin() + (theirs.empty() ? 0 : 1), theirs.end())};
   }
-  rail_ = pattern::targets(topology_, rank_);
-  for (Rank source : pattern::arrivals(topology_, rank_)) {
-    if (std::find(rail_.begin(), rail_.end(), source) == rail_.end()) rail_.push_back(source);
+  auto flows = pattern::gather_flows(topology_, rank_, pattern::Pattern::kDirect);
+  for (const auto* side : {&flows.out, &flows.in}) {
+    for (const pattern::Flow& flow : *side) {
+      if (std::find(rail_.begin(), rail_.end(), flow.peer) == rail_.end())
+        rail_.push_back(flow.peer);
+    }
   }
   peer_of_.resize(static_cast<size_t>(ranks()));
   for (Rank r : rail_) {

@@ -13,17 +13,15 @@ namespace {
 // Rounds in flight per group: enough to overlap one's sums with another's transfer, few enough that
 // what a fast rank can have announced stays small.
 constexpr size_t kWindow = 8;
-constexpr size_t kEarlyReady = 65536;
+// Bytes of early data that a group holds at most, and of those what one peer may send.
+constexpr size_t kGroupCredit = 8 << 20;
+constexpr size_t kPeerCredit = 256 << 10;
+constexpr size_t kEarlyMessages = 65536;
 constexpr uint64_t kGraceNs = 1'000'000'000;
 // Long after anything could still be under way from a peer that did its part and ended.
 constexpr uint64_t kReminderNs = 5'000'000'000;
 
 }  // namespace
-
-void Round::take(int i, const intranode::Piece& head) {
-  if (head.last != 0) heard_[static_cast<size_t>(i)] = true;
-  group_.pop(i);
-}
 
 Communicator::~Communicator() {
   if (engine_.ended()) return;
@@ -67,18 +65,34 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
   Plan plan = select({op.collective, blocks.largest(), op.element_size}, shape_, tuning);
   size_t total = 0;
   for (Rank r = 0; r < ranks(); ++r) total += blocks.bytes(r);
-  op.signature_ = {
-      op.collective,    op.dtype,
-      op.reduce_op,     static_cast<uint8_t>(sums && tuning.reduce_precision_fp32 ? 1 : 0),
-      op.tensors,       total,
-      plan.round_bytes, op.digest};
+  op.plan_ = plan;
+  op.signature_ = {op.collective,
+                   op.dtype,
+                   op.reduce_op,
+                   static_cast<uint8_t>(
+                       (sums && tuning.reduce_precision_fp32 ? kPartialsInFp32 : 0) |
+                       (plan.pattern == Pattern::kLog ? kLogPattern : 0)),
+                   op.tensors,
+                   total,
+                   plan.round_bytes,
+                   op.digest};
+  bool gathers = op.collective != Collective::kReduceScatter;
+  uint64_t gather_after = 0;
+  size_t gather_begin = 0;
+  auto gather = [&](size_t begin, uint64_t after) {
+    queued_.push_back(make_allgather(*this, operation, next_seq_++, begin, plan.round_bytes));
+    queued_.back()->after = after;
+  };
   for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += plan.round_bytes) {
-    if (sums)
+    if (sums) {
       queued_.push_back(
           make_reduce_scatter(*this, operation, next_seq_++, begin, plan.round_bytes));
-    if (op.collective != Collective::kReduceScatter) {
-      queued_.push_back(make_allgather(*this, operation, next_seq_++, begin, plan.round_bytes));
-      queued_.back()->after_previous = sums;
+      // A part is gathered behind the next part's sums, so that the rails never idle between.
+      if (gather_after != 0) gather(gather_begin, gather_after);
+      if (gathers) gather_after = next_seq_ - (gather_after != 0 ? 1 : 0);
+      gather_begin = begin;
+    } else {
+      gather(begin, 0);
     }
     ++op.rounds;
     size_t bytes = 0;
@@ -87,6 +101,7 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
     }
     op.largest_round = std::max<uint64_t>(op.largest_round, bytes);
   }
+  if (gather_after != 0) gather(gather_begin, gather_after);
   op.rounds_left_ = op.collective == Collective::kAllReduce ? 2 * op.rounds : op.rounds;
 }
 
@@ -110,7 +125,7 @@ bool Communicator::start_rounds() {
   bool moved = false;
   while (!queued_.empty() && active_.size() < kWindow && node_attached()) {
     Round& next = *queued_.front();
-    if (next.after_previous && !active_.empty() && active_.back()->seq() + 1 == next.seq()) break;
+    if (next.after != 0 && active(next.after - 1) != nullptr) break;
     active_.push_back(std::move(queued_.front()));
     queued_.pop_front();
     next.start();
@@ -119,18 +134,15 @@ bool Communicator::start_rounds() {
       bool direct = read_directly(op.signature_.round_bytes, shape_);
       op.path = ranks() == 1 ? "copy" : local_peers() == 0 ? "" : direct ? "single-copy" : "shm";
       if (shape_.nodes > 1) op.path += (op.path.empty() ? "" : " + ") + std::string("fabric");
+      if (op.plan_.pattern == Pattern::kLog) op.path += " (log)";
     }
-    for (const Ready& ready : early_ready_) {
-      if (ready.seq != next.seq()) continue;
-      if (ready.signature != next.operation().signature_) {
-        fail({Code::kMismatch, describe(ready.rank) + " called " +
-                                   smddp::describe(ready.signature) + " while " + describe(rank_) +
-                                   " called " + smddp::describe(next.operation().signature_)});
-        return true;
-      }
-      next.on_ready(ready.rank);
+    for (const Early& early : early_) {
+      if (early.header.seq != next.seq() || !health_) continue;
+      if (early.header.type == wire::Type::kData)
+        rails_[early.header.source].kept_bytes -= early.payload.size();
+      dispatch(next, early.header, early.payload.data());
     }
-    std::erase_if(early_ready_, [&](const Ready& r) { return r.seq <= next.seq(); });
+    std::erase_if(early_, [&](const Early& early) { return early.header.seq <= next.seq(); });
     moved = true;
   }
   return moved;
@@ -144,6 +156,7 @@ bool Communicator::finish_rounds() {
       continue;
     }
     std::shared_ptr<Operation> op = (*round)->operation_ptr();
+    (*round)->close_flows();
     round = active_.erase(round);
     if (--op->rounds_left_ == 0) engine_.finish(std::move(op), Status());
     moved = true;
@@ -157,15 +170,7 @@ bool Communicator::busy() const {
 
 bool Communicator::progress() {
   bool moved = false;
-  while (!unsent_ready_.empty() && health_) {
-    Ready ready = unsent_ready_.front();
-    fabric::SendBuffer* buffer =
-        endpoint_->acquire(peer_of_[static_cast<size_t>(ready.rank)], true);
-    if (buffer == nullptr) break;
-    unsent_ready_.pop_front();
-    post(buffer, header(wire::Type::kReady, ready.seq, ready.signature));
-    moved = true;
-  }
+  if (health_) moved |= flush_ready();
   for (int i = 0; i < local_peers() && health_; ++i) {
     if (const char* reason = inbox(i).aborted()) fail({Code::kAborted, std::string(reason)});
   }
@@ -184,7 +189,10 @@ bool Communicator::progress() {
   if (!health_) {
     std::set<std::shared_ptr<Operation>> over;
     for (auto* rounds : {&active_, &queued_}) {
-      for (auto& round : *rounds) over.insert(round->operation_ptr());
+      for (auto& round : *rounds) {
+        over.insert(round->operation_ptr());
+        if (round->abandon()) engine_.bury(std::shared_ptr<Round>(std::move(round)));
+      }
       rounds->clear();
     }
     for (const auto& op : over) engine_.finish(op, health_);
@@ -237,7 +245,7 @@ void Communicator::check_deadline() {
 // at a live peer; to a dead one it fails, and on_peer_lost() hears of it.
 void Communicator::remind() {
   moved_ns_ = now_ns();
-  for (auto& round : active_) round->announce();
+  for (auto& round : active_) round->remind();
 }
 
 // Only a neighbour that a round still needs is missed: one that has done its part may have ended.
@@ -265,34 +273,75 @@ void Communicator::fail_read(int i, const Round& round, const Status& why) {
 
 void Communicator::on_message(const wire::Header& h, const std::byte* data) {
   if (!health_ || h.source >= static_cast<uint32_t>(ranks())) return;
-  auto source = static_cast<Rank>(h.source);
   if (h.type == wire::Type::kAbort) {
     fail({Code::kAborted, std::string(reinterpret_cast<const char*>(data),
                                       std::min<size_t>(h.bytes, kReasonBytes))});
     return;
   }
+  Rail& rail = rails_[h.source];
+  rail.heard = std::max(rail.heard, h.seq + 1);
+  while (!rail.ahead.empty() && rail.ahead.front().first < rail.heard) {
+    rail.ahead_bytes -= rail.ahead.front().second;
+    rail.ahead.pop_front();
+  }
+  if (Round* round = active(h.seq)) {
+    dispatch(*round, h, data);
+  } else if (h.seq >= (queued_.empty() ? next_seq_ : queued_.front()->seq())) {
+    keep_early(h, data);
+  }  // else that round is over: it had nothing to send
+}
+
+Round* Communicator::active(uint64_t seq) {
   for (auto& round : active_) {
-    if (round->seq() != h.seq) continue;
-    const Operation& op = round->operation();
-    if (h.signature != op.signature_) {
-      fail({Code::kMismatch, describe(source) + " called " + smddp::describe(h.signature) +
-                                 " while " + describe(rank_) + " called " +
-                                 smddp::describe(op.signature_)});
-    } else if (h.type == wire::Type::kReady) {
-      round->on_ready(source);
-    } else if (Status taken = round->on_data(h, data); !taken) {
-      fail(taken);
-    }
-    return;
+    if (round->seq() == seq) return round.get();
   }
-  if (h.type != wire::Type::kReady) return;
-  uint64_t started = queued_.empty() ? next_seq_ : queued_.front()->seq();
-  if (h.seq < started) return;  // that round is over: it had nothing to send
-  if (early_ready_.size() == kEarlyReady) {
-    fail({Code::kInternal, describe(source) + " is too far ahead"});
-    return;
+  return nullptr;
+}
+
+void Communicator::dispatch(Round& round, const wire::Header& h, const std::byte* payload) {
+  auto source = static_cast<Rank>(h.source);
+  const Operation& op = round.operation();
+  if (h.signature != op.signature_) {
+    return fail({Code::kMismatch, describe(source) + " called " + smddp::describe(h.signature) +
+                                      " while " + describe(rank_) + " called " +
+                                      smddp::describe(op.signature_)});
   }
-  early_ready_.push_back({h.seq, source, h.signature});
+  Status taken;
+  if (h.type == wire::Type::kReady) {
+    wire::Grant grant;
+    bool granted = h.bytes == sizeof grant;
+    if (granted) std::memcpy(&grant, payload, sizeof grant);
+    taken = round.on_ready(source, granted ? &grant : nullptr);
+  } else {
+    taken = round.on_data(h, payload);
+  }
+  if (!taken) fail(taken);
+}
+
+void Communicator::keep_early(const wire::Header& h, const std::byte* payload) {
+  size_t& kept = rails_[h.source].kept_bytes;
+  bool data = h.type == wire::Type::kData;
+  if (early_.size() == kEarlyMessages || (data && kept + h.bytes > credit())) {
+    return fail({Code::kInternal, describe(static_cast<Rank>(h.source)) + " is too far ahead"});
+  }
+  if (data) kept += h.bytes;
+  early_.push_back({h, {payload, payload + h.bytes}});
+}
+
+// Every rail peer has the same room here, and knows it.
+size_t Communicator::credit() const {
+  return std::min(kPeerCredit, kGroupCredit / std::max<size_t>(1, static_cast<size_t>(ranks())));
+}
+
+// Not before a first message of this group: the peer may still be making it, and would take data for
+// a stranger's.
+bool Communicator::may_send_early(Rank to, uint64_t seq, size_t bytes) {
+  Rail& rail = rails_[static_cast<size_t>(to)];
+  if (rail.heard > seq) return true;
+  if (rail.heard == 0 || rail.ahead_bytes + bytes > credit()) return false;
+  rail.ahead.emplace_back(seq, bytes);
+  rail.ahead_bytes += bytes;
+  return true;
 }
 
 void Communicator::on_peer_lost(fabric::Peer peer, const Status& why) {
@@ -327,8 +376,7 @@ void Communicator::pop(int i) {
 }
 
 wire::Header Communicator::header(wire::Type type, uint64_t seq, const Signature& signature) const {
-  auto me = static_cast<uint32_t>(rank_);
-  return {wire::kMagic, type, {}, key_, seq, me, me, 0, 0, signature};
+  return {wire::kMagic, type, {}, key_, seq, static_cast<uint32_t>(rank_), 0, 0, 0, signature};
 }
 
 void Communicator::post(fabric::SendBuffer* buffer, const wire::Header& header) {
@@ -336,18 +384,33 @@ void Communicator::post(fabric::SendBuffer* buffer, const wire::Header& header) 
   endpoint_->post(buffer, sizeof header + header.bytes);
 }
 
-void Communicator::send_ready(const Round& round, Rank to) {
-  unsent_ready_.push_back({round.seq(), to, round.operation().signature_});
+void Communicator::send_ready(const Round& round, Rank to, const wire::Grant* grant) {
+  Ready ready{to, header(wire::Type::kReady, round.seq(), round.operation().signature_), {}};
+  if (grant != nullptr) {
+    ready.grant = *grant;
+    ready.header.bytes = sizeof *grant;
+  }
+  unsent_ready_.push_back(ready);
+  flush_ready();
 }
 
-fabric::SendBuffer* Communicator::acquire(Rank to) {
-  return endpoint_->acquire(peer_of_[static_cast<size_t>(to)], false);
+bool Communicator::flush_ready() {
+  bool moved = false;
+  while (!unsent_ready_.empty()) {
+    const Ready& ready = unsent_ready_.front();
+    fabric::SendBuffer* buffer = endpoint_->acquire(peer(ready.rank), true);
+    if (buffer == nullptr) break;
+    std::memcpy(buffer->data + sizeof(wire::Header), &ready.grant, sizeof ready.grant);
+    post(buffer, ready.header);
+    unsent_ready_.pop_front();
+    moved = true;
+  }
+  return moved;
 }
 
-void Communicator::send_data(const Round& round, fabric::SendBuffer* buffer, Rank shard,
-                             uint64_t offset, size_t bytes) {
+void Communicator::send_data(const Round& round, fabric::SendBuffer* buffer, uint64_t offset,
+                             size_t bytes) {
   wire::Header h = header(wire::Type::kData, round.seq(), round.operation().signature_);
-  h.shard = static_cast<uint32_t>(shard);
   h.offset = offset;
   h.bytes = bytes;
   post(buffer, h);
@@ -372,7 +435,7 @@ void Communicator::flush_aborts() {
     unsent_abort_.pop_back();
     wire::Header h = header(wire::Type::kAbort, 0, {});
     h.bytes = reason.size();
-    std::memcpy(payload(buffer), reason.data(), reason.size());
+    std::memcpy(buffer->data + sizeof h, reason.data(), reason.size());
     post(buffer, h);
   }
 }

@@ -59,15 +59,18 @@ class Communicator : private Progressable {
   void push(const Round& round, intranode::Piece piece);
   void pop(int i);
 
-  void send_ready(const Round& round, Rank to);
-  // A buffer with `header` space in front, or nullptr for now.
-  fabric::SendBuffer* acquire(Rank to);
-  size_t max_payload() const { return endpoint_->max_message() - sizeof(wire::Header); }
-  void send_data(const Round& round, fabric::SendBuffer* buffer, Rank shard, uint64_t offset,
-                 size_t bytes);
-  static std::byte* payload(fabric::SendBuffer* buffer) {
-    return buffer->data + sizeof(wire::Header);
-  }
+  fabric::Endpoint& endpoint() { return *endpoint_; }
+  fabric::Peer peer(Rank rank) const { return peer_of_[static_cast<size_t>(rank)]; }
+  StagingPool& staging() { return engine_.staging(); }
+  // Tells `to` that this rank has started `round` and can take its data, with `grant` where its
+  // memory is open for it.
+  void send_ready(const Round& round, Rank to, const wire::Grant* grant);
+  // True where `to` has started round `seq`, or has room for `bytes` bytes of a round that it may not
+  // have started: those are then taken off its room until it is heard to have started the round.
+  bool may_send_early(Rank to, uint64_t seq, size_t bytes);
+  // Sends what lies behind the header's room in `buffer` as bytes [offset, offset + bytes) of the
+  // flow of `round` to the peer that the buffer was acquired for.
+  void send_data(const Round& round, fabric::SendBuffer* buffer, uint64_t offset, size_t bytes);
 
   std::string describe(Rank rank) const;  // "rank 3 (host b)"
   void fail(Status why);
@@ -95,6 +98,11 @@ class Communicator : private Progressable {
   void check_neighbors();
   void check_deadline();
   void remind();
+  Round* active(uint64_t seq);
+  void dispatch(Round& round, const wire::Header& header, const std::byte* payload);
+  void keep_early(const wire::Header& header, const std::byte* payload);
+  size_t credit() const;
+  bool flush_ready();
   uint64_t expires_ns(const Round& round) const;
   void flush_aborts();
   wire::Header header(wire::Type type, uint64_t seq, const Signature& signature) const;
@@ -122,13 +130,27 @@ class Communicator : private Progressable {
   std::vector<Rank> rail_;             // ranks this one exchanges messages with
   std::vector<fabric::Peer> peer_of_;  // by rank; valid for those in rail_
 
-  // READY messages of rounds not yet started here, and those that found no send buffer.
-  struct Ready {
-    uint64_t seq;
-    Rank rank;
-    Signature signature;
+  // What a rail peer is known to have started, and what went to it before that was known.
+  struct Rail {
+    uint64_t heard = 0;  // one past the latest round that a message of it belonged to
+    std::deque<std::pair<uint64_t, size_t>> ahead;  // (round, bytes)
+    size_t ahead_bytes = 0;
+    size_t kept_bytes = 0;  // of its early data, here
   };
-  std::vector<Ready> early_ready_;
+  std::vector<Rail> rails_;  // by rank
+
+  // Messages of rounds not yet started here.
+  struct Early {
+    wire::Header header;
+    std::vector<std::byte> payload;
+  };
+  std::vector<Early> early_;
+  // READY messages that found no send buffer.
+  struct Ready {
+    Rank rank;
+    wire::Header header;
+    wire::Grant grant;
+  };
   std::deque<Ready> unsent_ready_;
   std::vector<Rank> unsent_abort_;
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "collectives/blocks.h"
+#include "collectives/selector.h"
 #include "common/signature.h"
 #include "schedule/task.h"
 
@@ -28,17 +29,19 @@ class Operation : public Task {
   uint64_t timeout_ns = 0;
 
   // What it took, once done: rounds on the wire, the largest of them (bytes of all ranks' blocks),
-  // way.
+  // the way the bytes went.
   uint32_t rounds = 0;
   uint64_t largest_round = 0;
   std::string path;
 
   const Signature& signature() const { return signature_; }
+  const Plan& plan() const { return plan_; }
   uint64_t number() const { return number_; }  // its place among the group's operations
 
  private:
   friend class Communicator;
   Signature signature_;
+  Plan plan_{};
   uint64_t number_ = 0;
   uint64_t deadline_ns_ = 0;
   uint32_t rounds_left_ = 0;

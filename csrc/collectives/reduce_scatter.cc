@@ -1,17 +1,16 @@
 // ReduceScatter, the mirror of AllGather. Within a node each block is summed by one rank: its
-// owner, or the owner's gateway. Gateways send their node's partial sum to the owner along the
-// rail; the owner adds the partials in node order. Contributions of a node are added in rank order.
-// Both orders are fixed, so results do not depend on timing.
+// owner, or the owner's gateway. Gateways send their node's partial sum towards the owner along the
+// rail, in the mirrored flows of the selected pattern; whoever receives partials adds them in node
+// order, the own node's among them, as far as all have come. Contributions of a node are added in
+// rank order. Both orders are fixed, so results do not depend on timing.
 //
 // All ranks of a node cut all blocks into the same sequence of pieces (Cuts), push those that
 // others sum, and sum those that are theirs, piece by piece, once every local peer's head is that
 // piece. The least unsummed piece, in sequence order, is always at the head of every outbox or
-// about to be: no ring of any length can deadlock.
-#include <deque>
-
+// about to be: no ring of any length can deadlock. Sums go to staging memory, not to the network,
+// so that a remote rank that is late holds up nobody's sums.
 #include "collectives/communicator.h"
 #include "device/reduce.h"
-#include "schedule/pattern.h"
 
 namespace smddp {
 namespace {
@@ -27,97 +26,69 @@ struct Cut {
   size_t bytes = 0;
 };
 
+// A block that this rank sums its node's contributions to.
+struct Share {
+  struct Partial {  // what arrives for it from another node
+    const Inlet* inlet;
+    size_t start;  // in the inlet's run
+    int node;
+  };
+  Rank block;
+  size_t bytes;
+  std::vector<Partial> partials;  // by node
+  Staging node_sum;               // unrounded, where partials are to be added to it
+  std::byte* out = nullptr;       // where the result waits to be sent on
+  size_t summed = 0;              // bytes to which all of this node has contributed
+  size_t combined = 0;            // bytes to which all partials have been added
+
+  size_t done() const { return partials.empty() ? summed : combined; }
+};
+
 class ReduceScatter final : public Round {
  public:
   using Round::Round;
 
   void start() override {
-    Rank me = group_.rank();
-    const Topology& topology = group_.topology();
-    node_ = topology.node_of(me);
+    node_ = group_.topology().node_of(group_.rank());
+    alone_ = group_.local_peers() == 0;
+    dtype_ = operation_->dtype;
+    sum_type_ = device::accumulator_of(dtype_);
     element_ = operation_->element_size;
-    wire_type_ = (operation_->signature().options & 1) != 0
-                     ? device::accumulator_of(operation_->dtype)
-                     : operation_->dtype;
+    wire_type_ = (operation_->signature().options & kPartialsInFp32) != 0 ? sum_type_ : dtype_;
     wire_element_ = size_of(wire_type_);
     direct_ =
         read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
     piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
-    ready_.assign(static_cast<size_t>(group_.ranks()), false);
-    own_bytes_ = part(operation_->input, me);
-    if (topology.nodes() > 1 && own_bytes_ > 0) {
-      own_sum_.resize(own_bytes_ / element_ * size_of(device::accumulator_of(operation_->dtype)));
-      partial_.resize(static_cast<size_t>(topology.nodes()));
-      for (int node = 0; node < topology.nodes(); ++node) {
-        if (node == node_) continue;
-        partial_[static_cast<size_t>(node)].bytes.resize(own_bytes_ / element_ * wire_element_);
-        ++partials_missing_;
-      }
-      announce();
+    make_flows();
+    pushed_ = alone_;
+    if (!alone_) {
+      next_to_push_ = next({-1, 0, 0}, false);
+      wanted_ = next({-1, 0, 0}, true);
     }
-    pushed_ = group_.local_peers() == 0;
-    next_to_push_ = next({-1, 0, 0}, false);
-    wanted_ = next({-1, 0, 0}, true);
-    finished_ = own_bytes_ == 0;
-  }
-
-  void announce() override {
-    for (size_t node = 0; node < partial_.size(); ++node) {
-      if (partial_[node].received == partial_[node].bytes.size()) continue;
-      group_.send_ready(*this, group_.topology().gateway(group_.rank(), static_cast<int>(node)));
-    }
+    open_flows(alone_ && operation_->plan().pattern == Pattern::kDirect);
   }
 
   // A missing partial sum may be the sender's fault or that of any rank behind it.
   bool knows_whom() const override {
-    if (partials_missing_ == 0 || own_done_ < own_bytes_) return true;
-    return wanted_.bytes > 0;
+    if (wanted_.bytes > 0 || flows_done()) return true;
+    return std::any_of(outlets_.begin(), outlets_.end(), [](const Outlet& o) { return !o.cleared; });
   }
 
   bool progress(bool may_push) override {
     bool moved = false;
     while (may_push && !pushed_ && push_one()) moved = true;
-    while (sum_one()) moved = true;
-    if (!finished_ && own_done_ == own_bytes_ && partials_missing_ == 0) {
-      if (group_.topology().nodes() > 1) add_partials();
-      finished_ = true;
-      moved = true;
-    }
-    return moved;
+    while (!alone_ && sum_one()) moved = true;
+    for (Share& share : shares_) moved |= combine(share);
+    return send() || moved;
   }
 
   bool pushed() const override { return pushed_; }
 
   bool complete() const override {
-    return pushed_ && finished_ && wanted_.bytes == 0 && heard_all() &&
+    return pushed_ && wanted_.bytes == 0 && heard_all() &&
+           shares_.front().done() == shares_.front().bytes && flows_done() &&
            (exposed_until_ == 0 || group_.outbox().read_by_all() >= exposed_until_);
-  }
-
-  void on_ready(Rank source) override { ready_[static_cast<size_t>(source)] = true; }
-
-  Status on_data(const wire::Header& header, const std::byte* payload) override {
-    const Topology& topology = group_.topology();
-    auto source = static_cast<Rank>(header.source);
-    int node = topology.node_of(source);
-    size_t elements = header.bytes / wire_element_;
-    bool known = static_cast<Rank>(header.shard) == group_.rank() && node != node_ &&
-                 !partial_.empty() && topology.gateway(group_.rank(), node) == source &&
-                 header.bytes % wire_element_ == 0 && header.offset % element_ == 0 &&
-                 header.offset <= own_bytes_ && elements * element_ <= own_bytes_ - header.offset;
-    if (known) {
-      Partial& partial = partial_[static_cast<size_t>(node)];
-      known = header.bytes <= partial.bytes.size() - partial.received;
-      if (known) {
-        std::memcpy(partial.bytes.data() + header.offset / element_ * wire_element_, payload,
-                    header.bytes);
-        partial.received += header.bytes;
-        if (partial.received == partial.bytes.size()) --partials_missing_;
-        return {};
-      }
-    }
-    return {Code::kMismatch,
-            group_.describe(source) + " sent data that is not part of this operation"};
   }
 
   std::string waiting_for() const override {
@@ -128,15 +99,16 @@ class ReduceScatter final : public Round {
       if (!heard(i) && (head == nullptr || head->seq != seq_)) name(group_.local_peer(i));
     }
     if (!names.empty()) return "no data from " + names;
-    if (wanted_.bytes > 0 && wanted_.block != group_.rank() &&
-        !ready_[static_cast<size_t>(wanted_.block)]) {
-      return group_.describe(wanted_.block) + " has not started it";
+    for (const Outlet& outlet : outlets_) {
+      if (!outlet.cleared) return group_.describe(outlet.target) + " has not started it";
     }
-    for (size_t node = 0; node < partial_.size(); ++node) {
-      if (partial_[node].received == partial_[node].bytes.size()) continue;
-      name(group_.topology().gateway(group_.rank(), static_cast<int>(node)));
+    for (const Inlet& inlet : inlets_) {
+      if (!inlet.coverage.complete()) name(inlet.source);
     }
     if (!names.empty()) return "no partial sums from " + names;
+    for (const Outlet& outlet : outlets_) {
+      if (!outlet.done()) return group_.describe(outlet.target) + " takes no data";
+    }
     for (int i = 0; i < group_.local_peers(); ++i) {
       if (!heard(i) || group_.outbox().read_by(i) < group_.outbox().published()) {
         return group_.describe(group_.local_peer(i)) + " has not finished it";
@@ -146,10 +118,112 @@ class ReduceScatter final : public Round {
   }
 
  private:
-  struct Partial {
-    std::vector<std::byte> bytes;
-    size_t received = 0;
-  };
+  size_t to_wire(size_t bytes) const { return bytes / element_ * wire_element_; }
+  size_t from_wire(size_t bytes) const { return bytes / wire_element_ * element_; }
+  Rank reducer(Rank block) const { return pattern::reducer(group_.topology(), node_, block); }
+
+  void make_flows() {
+    const Topology& topology = group_.topology();
+    auto mirror = pattern::gather_flows(topology, group_.rank(), operation_->plan().pattern);
+    share_of_.assign(static_cast<size_t>(group_.ranks()), -1);
+    add_share(group_.rank());
+    for (const pattern::Flow& flow : mirror.in) {
+      for (Rank block : flow.shards) add_share(block);
+    }
+    for (const pattern::Flow& flow : mirror.out) {
+      Stream stream = stream_of(flow);
+      if (stream.bytes() == 0) continue;
+      staging_.push_back(group_.staging().take(stream.bytes()));
+      Inlet& inlet = inlets_.emplace_back(flow.peer, std::move(stream));
+      inlet.memory = staging_.back().data();
+      for (size_t i = 0; i < inlet.stream.shards(); ++i) {
+        share(inlet.stream.shard(i))
+            .partials.push_back({&inlet, inlet.stream.start(i), topology.node_of(inlet.source)});
+      }
+    }
+    for (Share& s : shares_) {
+      std::sort(s.partials.begin(), s.partials.end(),
+                [](const auto& a, const auto& b) { return a.node < b.node; });
+      if (!alone_ && !s.partials.empty() && s.bytes > 0)
+        s.node_sum = group_.staging().take(s.bytes / element_ * size_of(sum_type_));
+      // With nobody to add to it in this node, the input is the node's sum.
+      if (alone_) s.summed = s.bytes;
+    }
+    for (const pattern::Flow& flow : mirror.in) {
+      Stream stream = stream_of(flow);
+      if (stream.bytes() == 0) continue;
+      Outlet& outlet = outlets_.emplace_back();
+      outlet.target = flow.peer;
+      outlet.stream = std::move(stream);
+      if (sent_from_input(outlet)) continue;
+      staging_.push_back(group_.staging().take(outlet.stream.bytes()));
+      outlet.memory = staging_.back().data();
+      for (size_t i = 0; i < outlet.stream.shards(); ++i) {
+        share(outlet.stream.shard(i)).out = staging_.back().data() + outlet.stream.start(i);
+      }
+    }
+    if (!alone_) return;
+    for (Share& s : shares_) {
+      if (s.partials.empty() && (s.out != nullptr || s.block == group_.rank())) pass_on(s);
+    }
+  }
+
+  void add_share(Rank block) {
+    share_of_[static_cast<size_t>(block)] = static_cast<int>(shares_.size());
+    Share& s = shares_.emplace_back();
+    s.block = block;
+    s.bytes = part(operation_->input, block);
+  }
+
+  Share& share(Rank block) {
+    return shares_[static_cast<size_t>(share_of_[static_cast<size_t>(block)])];
+  }
+  const Share& share(Rank block) const {
+    return shares_[static_cast<size_t>(share_of_[static_cast<size_t>(block)])];
+  }
+
+  Stream stream_of(const pattern::Flow& flow) const {
+    Stream stream;
+    for (Rank block : flow.shards) stream.add(block, to_wire(part(operation_->input, block)));
+    return stream;
+  }
+
+  // Where nothing is to be added to it, a block goes out of the input as it is.
+  bool sent_from_input(Outlet& outlet) {
+    if (!alone_ || wire_type_ != dtype_ || outlet.stream.shards() != 1) return false;
+    Rank block = outlet.stream.shard(0);
+    if (!share(block).partials.empty()) return false;
+    std::byte* at = nullptr;
+    if (operation_->input.contiguous(block, begin_, &at) >= outlet.stream.bytes())
+      outlet.memory = at;
+    return true;
+  }
+
+  void place(const Inlet& inlet, size_t offset, const std::byte* payload, size_t bytes) override {
+    std::memcpy(inlet.memory + offset, payload, bytes);
+  }
+
+  bool send() {
+    bool moved = false, again = true;
+    while (again) {
+      again = false;
+      for (Outlet& outlet : outlets_) {
+        again |= send_one(outlet, sendable(outlet), [&](size_t offset, std::byte* to, size_t bytes) {
+          operation_->input.read(outlet.stream.shard(0), begin_ + offset, to, bytes);
+        });
+      }
+      moved |= again;
+    }
+    return moved;
+  }
+
+  size_t sendable(const Outlet& outlet) const {
+    for (size_t i = 0; i < outlet.stream.shards(); ++i) {
+      size_t here = to_wire(share(outlet.stream.shard(i)).done());
+      if (here < outlet.stream.length(i)) return outlet.stream.start(i) + here;
+    }
+    return outlet.stream.bytes();
+  }
 
   // The next cut after `cut` (block -1: the first) among those this rank sums (`mine`) or its local
   // peers sum. The sequence runs over all blocks at one offset, then on to the next offset. 0
@@ -169,8 +243,6 @@ class ReduceScatter final : public Round {
       return cut;
     }
   }
-
-  Rank reducer(Rank block) const { return pattern::reducer(group_.topology(), node_, block); }
 
   bool push_one() {
     std::byte* slot = group_.outbox().next();
@@ -223,73 +295,47 @@ class ReduceScatter final : public Round {
     return wanted_.bytes == 0 ? dropped : aligned;
   }
 
-  // Sums the wanted piece, or as much of it as there are send buffers for.
   bool sum_one() {
     if (wanted_.bytes == 0) return align_heads();
-    bool mine = wanted_.block == group_.rank();
-    if (!align_heads()) return false;
-    if (!mine && !ready_[static_cast<size_t>(wanted_.block)]) return false;
-    while (summed_ < wanted_.bytes) {
-      size_t offset = wanted_.offset + summed_;
-      size_t n = wanted_.bytes - summed_;
-      bool good;
-      if (mine) {
-        good = sum(offset, n, nullptr);
-        own_done_ += n;
-      } else {
-        fabric::SendBuffer* buffer = group_.acquire(wanted_.block);
-        if (buffer == nullptr) return false;
-        n = std::min(n, group_.max_payload() / wire_element_ * element_);
-        good = sum(offset, n, Communicator::payload(buffer));
-        group_.send_data(*this, buffer, wanted_.block, offset, n / element_ * wire_element_);
-      }
-      if (!good) return false;
-      summed_ += n;
-    }
+    if (!align_heads() || !sum_node()) return false;
     for (int i = 0; i < group_.local_peers(); ++i) take(i, *group_.inbox(i).head());
-    summed_ = 0;
+    share(wanted_.block).summed += wanted_.bytes;
     wanted_ = next(wanted_, true);
     return true;
   }
 
-  // Adds the node's contributions to bytes [offset, offset + bytes) of the wanted block in rank
-  // order. To `out` in the wire's type, or for the own block to where it belongs.
-  bool sum(size_t offset, size_t bytes, std::byte* out) {
-    Dtype dtype = operation_->dtype;
-    Dtype sum_type = device::accumulator_of(dtype);
-    for (size_t done = 0; done < bytes;) {
+  // Adds the node's contributions to the wanted piece in rank order.
+  bool sum_node() {
+    Share& target = share(wanted_.block);
+    for (size_t done = 0; done < wanted_.bytes;) {
       std::byte* own = nullptr;
-      size_t n =
-          std::min({bytes - done, kBlockElements * element_,
-                    operation_->input.contiguous(wanted_.block, begin_ + offset + done, &own)});
+      size_t at = wanted_.offset + done;
+      size_t n = std::min({wanted_.bytes - done, kBlockElements * element_,
+                           operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
       size_t count = n / element_;
       alignas(64) static thread_local std::byte accumulator[kBlockElements * 8];
       bool first = true;
       auto add = [&](const std::byte* source) {
         if (first) {
-          device::load(accumulator, source, count, dtype);
+          device::load(accumulator, source, count, dtype_);
         } else {
-          device::accumulate(accumulator, source, count, dtype, operation_->reduce_op);
+          device::accumulate(accumulator, source, count, dtype_, operation_->reduce_op);
         }
         first = false;
       };
       for (int i = 0; i < group_.local_peers(); ++i) {
         if (group_.local_peer(i) > group_.rank() && own != nullptr)
           add(std::exchange(own, nullptr));
-        const std::byte* theirs = peer_bytes(i, offset + done, n);
+        const std::byte* theirs = peer_bytes(i, at, n);
         if (theirs == nullptr) return false;
         add(theirs);
       }
       if (own != nullptr) add(own);
-      if (out != nullptr) {
-        device::store(out, accumulator, count, wire_type_ == sum_type ? sum_type : dtype);
-        out += count * wire_element_;
-      } else if (!own_sum_.empty()) {
-        size_t width = size_of(sum_type);
-        std::memcpy(own_sum_.data() + (offset + done) / element_ * width, accumulator,
-                    count * width);
+      if (target.partials.empty()) {
+        deliver(target, at, accumulator, count);
       } else {
-        emit(offset + done, accumulator, count);
+        size_t width = size_of(sum_type_);
+        std::memcpy(target.node_sum.data() + at / element_ * width, accumulator, count * width);
       }
       done += n;
     }
@@ -310,63 +356,93 @@ class ReduceScatter final : public Round {
     return nullptr;
   }
 
-  void add_partials() {
-    Dtype sum_type = device::accumulator_of(operation_->dtype);
-    size_t total = own_bytes_ / element_;
-    for (size_t done = 0; done < total;) {
-      size_t count = std::min(total - done, kBlockElements);
-      alignas(64) static thread_local std::byte accumulator[kBlockElements * 8];
-      for (int node = 0; node < group_.topology().nodes(); ++node) {
-        bool own = node == node_;
-        Dtype type = own ? sum_type : wire_type_;
-        const std::byte* from =
-            own ? own_sum_.data() : partial_[static_cast<size_t>(node)].bytes.data();
-        from += done * size_of(type);
-        if (node == 0) {
-          device::load(accumulator, from, count, type);
-        } else {
-          device::accumulate(accumulator, from, count, type, operation_->reduce_op);
-        }
+  // Adds the partial sums to what all of them cover by now.
+  bool combine(Share& s) {
+    if (s.partials.empty()) return false;
+    size_t covered = s.summed;
+    for (const auto& partial : s.partials) {
+      size_t here = partial.inlet->coverage.prefix();
+      covered = std::min(covered, here <= partial.start ? 0 : from_wire(here - partial.start));
+    }
+    bool moved = s.combined < covered;
+    while (s.combined < covered) {
+      size_t n = std::min(covered - s.combined, kBlockElements * element_);
+      std::byte* own = nullptr;
+      if (alone_) {
+        n = std::min(n, operation_->input.contiguous(s.block, begin_ + s.combined, &own));
+      } else {
+        own = s.node_sum.data() + s.combined / element_ * size_of(sum_type_);
       }
-      emit(done * element_, accumulator, count);
-      done += count;
+      size_t count = n / element_;
+      alignas(64) static thread_local std::byte accumulator[kBlockElements * 8];
+      bool first = true;
+      auto add = [&](const std::byte* source, Dtype type) {
+        if (first) {
+          device::load(accumulator, source, count, type);
+        } else {
+          device::accumulate(accumulator, source, count, type, operation_->reduce_op);
+        }
+        first = false;
+      };
+      for (const auto& partial : s.partials) {
+        if (partial.node > node_ && own != nullptr)
+          add(std::exchange(own, nullptr), alone_ ? dtype_ : sum_type_);
+        add(partial.inlet->memory + partial.start + to_wire(s.combined), wire_type_);
+      }
+      if (own != nullptr) add(own, alone_ ? dtype_ : sum_type_);
+      deliver(s, s.combined, accumulator, count);
+      s.combined += n;
+    }
+    return moved;
+  }
+
+  // Of a rank alone on its node and with nothing to add: the input is the sum.
+  void pass_on(Share& s) {
+    for (size_t done = 0; done < s.bytes;) {
+      std::byte* from = nullptr;
+      size_t n = std::min({s.bytes - done, kBlockElements * element_,
+                           operation_->input.contiguous(s.block, begin_ + done, &from)});
+      alignas(64) static thread_local std::byte accumulator[kBlockElements * 8];
+      device::load(accumulator, from, n / element_, dtype_);
+      deliver(s, done, accumulator, n / element_);
+      done += n;
     }
   }
 
-  // The final value of `count` elements of the own block, rounded once more, into the output.
-  void emit(size_t offset, std::byte* accumulator, size_t count) {
-    Dtype dtype = operation_->dtype;
+  // `count` elements of a share, from `offset` on, as far as this rank has to sum them: to where
+  // they are sent from, or, of the own block, rounded once more into the output.
+  void deliver(Share& s, size_t offset, std::byte* accumulator, size_t count) {
+    if (s.block != group_.rank()) {
+      device::store(s.out + to_wire(offset), accumulator, count, wire_type_);
+      return;
+    }
     if (operation_->reduce_op == ReduceOp::kAvg) {
-      device::divide(accumulator, count, device::accumulator_of(dtype), group_.ranks());
+      device::divide(accumulator, count, sum_type_, group_.ranks());
     }
     bool all_reduce = operation_->collective == Collective::kAllReduce;
     Rank block = all_reduce ? group_.rank() : 0;
-    size_t width = size_of(device::accumulator_of(dtype));
+    size_t width = size_of(sum_type_);
     for (size_t done = 0; done < count;) {
       std::byte* to = nullptr;
       size_t n =
           operation_->output.contiguous(block, begin_ + offset + done * element_, &to) / element_;
       n = std::min(n, count - done);
-      device::store(to, accumulator + done * width, n, dtype);
+      device::store(to, accumulator + done * width, n, dtype_);
       done += n;
     }
   }
 
   int node_ = 0;
+  bool alone_ = false;  // on its node
   size_t element_ = 1, wire_element_ = 1;
-  Dtype wire_type_ = Dtype::kBytes;
+  Dtype dtype_ = Dtype::kBytes, sum_type_ = Dtype::kBytes, wire_type_ = Dtype::kBytes;
   bool direct_ = false;
   size_t piece_bytes_ = 0;
   bool pushed_ = false;
-  bool finished_ = false;
   Cut next_to_push_, wanted_;
-  size_t summed_ = 0;               // of the wanted piece
-  size_t own_bytes_ = 0;            // of this rank's block in this round
-  size_t own_done_ = 0;             // of those, summed over this node
-  std::vector<bool> ready_;         // by rank: can take its partial sums
-  std::vector<std::byte> own_sum_;  // this node's sum of the own block, unrounded
-  std::vector<Partial> partial_;    // other nodes', by node
-  size_t partials_missing_ = 0;
+  std::vector<Share> shares_;   // the own block first
+  std::vector<int> share_of_;   // by block, -1: a local peer's
+  std::vector<Staging> staging_;
 };
 
 }  // namespace

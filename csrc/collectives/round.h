@@ -1,11 +1,16 @@
 // One pass over the node's outboxes and the rails: an operation is cut into rounds, each covers
 // bytes [begin, begin + part) of every rank's block. A round is a state machine that progress()
-// pushes on; it never blocks. allgather.cc and reduce_scatter.cc each hold one kind, whole.
+// pushes on; it never blocks. allgather.cc and reduce_scatter.cc each hold one kind, whole; what
+// they share, the flows between nodes, is here and in round.cc.
 #pragma once
 
+#include <algorithm>
+#include <cstring>
+#include <deque>
 #include <memory>
 #include <string>
 
+#include "collectives/flow.h"
 #include "collectives/operation.h"
 #include "fabric/wire.h"
 
@@ -22,29 +27,33 @@ class Round {
 
   // Once, before any other call.
   virtual void start() = 0;
-  // Says READY to the remote ranks whose data is still to come.
-  virtual void announce() = 0;
   // Pushes to the node while `may_push` (rounds push in order), takes in, sends out. True if
   // anything moved.
   virtual bool progress(bool may_push) = 0;
   virtual bool pushed() const = 0;  // nothing more will go into the outbox
   virtual bool complete()
-      const = 0;  // and all results are in place, and no peer still reads this rank's memory
-  // A rank has started this round and can take data.
-  virtual void on_ready(Rank source) = 0;
-  // Checked by the group: key, seq, signature. The rest is for the round to check; an error ends
-  // the group.
-  virtual Status on_data(const wire::Header& header, const std::byte* payload) = 0;
+      const = 0;  // and all results are in place, and nobody still reads this rank's memory
   // Whom it waits for, as a sentence's end: "no data from rank 3 (host b)".
   virtual std::string waiting_for() const = 0;
   // False where those it names may themselves be held up by a rank that this one can't see.
   virtual bool knows_whom() const { return true; }
 
+  // Tells again the remote ranks whose data is still to come that this round has started.
+  void remind();
+  // Messages whose key, seq and signature the group has checked. An error ends the group.
+  Status on_ready(Rank source, const wire::Grant* grant);
+  Status on_data(const wire::Header& header, const std::byte* payload);
+  // Once complete: the peers may no longer write here.
+  void close_flows();
+  // After a failure: true where the fabric may still touch memory of the operation, which then has
+  // to be kept. Closes the landings.
+  bool abandon();
+
   Operation& operation() const { return *operation_; }
   const std::shared_ptr<Operation>& operation_ptr() const { return operation_; }
   uint64_t seq() const { return seq_; }
   bool heard(int local_peer) const { return heard_[static_cast<size_t>(local_peer)]; }
-  bool after_previous = false;  // starts only when round seq - 1 is complete
+  uint64_t after = 0;  // starts only when round `after` - 1 is complete; 0: at once
 
  protected:
   // Bytes of `block` of `blocks` that fall into this round.
@@ -57,6 +66,17 @@ class Round {
   // Pops local peer i's head, noting whether it was that peer's last piece of this round.
   void take(int i, const intranode::Piece& head);
 
+  // --- flows; start() makes them, then opens them.
+  // `sends_at_once`: what goes out is there already, so that it says what READY would say.
+  void open_flows(bool sends_at_once);
+  // Puts a message's bytes where they belong; `offset` is into the inlet's run.
+  virtual void place(const Inlet& inlet, size_t offset, const std::byte* payload, size_t bytes) = 0;
+  // Sends one message or chunk of what lies before `available` of the run. fill(offset, to, bytes)
+  // writes bytes of the run where they do not lie in memory end to end.
+  template <class Fill>
+  bool send_one(Outlet& outlet, size_t available, Fill&& fill);
+  bool flows_done() const;
+
   Communicator& group_;
   std::shared_ptr<Operation> operation_;
   const uint64_t seq_;
@@ -64,7 +84,39 @@ class Round {
   const size_t limit_;
   std::vector<bool> heard_;     // by local peer: its last piece has been taken
   uint64_t exposed_until_ = 0;  // the outbox must be read up to here before memory may change
+  std::deque<Inlet> inlets_;    // elements stay where they are
+  std::deque<Outlet> outlets_;
+
+ private:
+  bool clear_early(Outlet& outlet);
+  // A place for the next part of a flow that does not go straight from memory, or nullptr for now.
+  fabric::SendBuffer* acquire(const Outlet& outlet, std::byte** to);
+  void post(const Outlet& outlet, fabric::SendBuffer* buffer, size_t bytes);
+  bool send_memory(Outlet& outlet, size_t bytes);
+  size_t step_of(const Outlet& outlet) const;
+  void say_ready(Inlet& inlet);
 };
+
+template <class Fill>
+bool Round::send_one(Outlet& outlet, size_t available, Fill&& fill) {
+  size_t bytes = std::min(step_of(outlet), outlet.stream.bytes() - outlet.sent);
+  if (bytes == 0 || available < outlet.sent + bytes || !clear_early(outlet)) return false;
+  if (outlet.granted && outlet.memory != nullptr) {
+    if (!send_memory(outlet, bytes)) return false;
+  } else {
+    std::byte* to = nullptr;
+    fabric::SendBuffer* buffer = acquire(outlet, &to);
+    if (buffer == nullptr) return false;
+    if (outlet.memory != nullptr) {
+      std::memcpy(to, outlet.memory + outlet.sent, bytes);
+    } else {
+      fill(outlet.sent, to, bytes);
+    }
+    post(outlet, buffer, bytes);
+  }
+  outlet.sent += bytes;
+  return true;
+}
 
 std::unique_ptr<Round> make_allgather(Communicator& group, std::shared_ptr<Operation> operation,
                                       uint64_t seq, size_t begin, size_t bytes);

@@ -1,21 +1,60 @@
 #include "collectives/selector.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 
 namespace smddp {
 namespace {
 
 // Up to two slots of the outbox a copy in and a copy out cost less than the system call.
 constexpr size_t kDirectAbove = 64 << 10;
-// Partial sums of other nodes wait at the owner until all are in: this bounds that memory.
-constexpr size_t kStagingBytes = 16 << 20;
-constexpr size_t kSmallestRound = 256 << 10;
-// An AllReduce is cut so that one part's gather overlaps the next part's sums.
-constexpr size_t kAllReduceRound = 4 << 20;
+// Partial sums of other nodes wait at the owner until all are in, those for other nodes until they
+// are sent: this bounds that memory, per round.
+constexpr size_t kStagingBytes = 4 << 20;
+constexpr size_t kSmallestRound = 64 << 10;
+// Chunks below cost more processor time than they save; those above do not fit a send buffer.
+constexpr size_t kSmallestChunk = 16 << 10;
+constexpr size_t kLargestChunk = 128 << 10;
 
 size_t bound(size_t limit, size_t bucket, int ranks) {
   if (bucket == 0) return limit;
   return std::min(limit, std::max<size_t>(1, bucket / static_cast<size_t>(ranks)));
+}
+
+// Time of a round between nodes whose shards have `bytes`: messages leave one per overhead, or as
+// fast as the NIC takes the ranks' bytes.
+double direct_ns(double bytes, const Shape& shape) {
+  double others = shape.nodes - 1;
+  double per_node = static_cast<double>(shape.ranks) / shape.nodes;
+  double wire = bytes * per_node / shape.curve.bytes_per_ns;
+  return shape.curve.latency_ns + others * std::max(shape.curve.overhead_ns, wire);
+}
+
+// Bruck's steps depend on one another: each costs a latency, and all bytes follow one another.
+double log_ns(double bytes, const Shape& shape) {
+  double others = shape.nodes - 1;
+  double per_node = static_cast<double>(shape.ranks) / shape.nodes;
+  double steps = std::bit_width(static_cast<unsigned>(shape.nodes - 1));
+  double wire = bytes * per_node / shape.curve.bytes_per_ns;
+  return steps * (shape.curve.latency_ns + shape.curve.overhead_ns) + others * wire;
+}
+
+Pattern choose_pattern(size_t block_bytes, const Shape& shape, Algorithm wanted) {
+  if (!shape.equal_nodes || shape.nodes <= 2 || wanted == Algorithm::kDirect) {
+    return Pattern::kDirect;
+  }
+  if (wanted == Algorithm::kLog) return Pattern::kLog;
+  auto bytes = static_cast<double>(block_bytes);
+  return log_ns(bytes, shape) < direct_ns(bytes, shape) ? Pattern::kLog : Pattern::kDirect;
+}
+
+// A flow of S bytes in chunks of c through two stages, the wire and the node, takes
+// (S/c + 1)(overhead + c/B), least at c = sqrt(S * overhead * B).
+size_t choose_chunk(size_t round_bytes, const Curve& curve) {
+  double best =
+      std::sqrt(static_cast<double>(round_bytes) * curve.overhead_ns * curve.bytes_per_ns);
+  return std::bit_floor(std::clamp(static_cast<size_t>(best), kSmallestChunk, kLargestChunk));
 }
 
 }  // namespace
@@ -28,7 +67,8 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
     limit = std::min(
         limit, std::max(kSmallestRound, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
   }
-  if (query.collective == Collective::kAllReduce) limit = std::min(limit, kAllReduceRound);
+  // An AllReduce is cut so that one part's gather overlaps the next part's sums.
+  if (query.collective == Collective::kAllReduce) limit = std::min(limit, kStagingBytes);
   if (query.collective != Collective::kReduceScatter) {
     limit = bound(limit, tuning.allgather_bucket_bytes, shape.ranks);
     limit = bound(limit, tuning.allgather_bucket_elements * query.element_size, shape.ranks);
@@ -37,7 +77,9 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   // Whole elements, and whole cache lines where there is more than one.
   size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size)
                                                           : query.element_size;
-  return {std::max(query.element_size, limit / grain * grain)};
+  size_t round_bytes = std::max(query.element_size, limit / grain * grain);
+  return {choose_pattern(std::min(round_bytes, query.block_bytes), shape, tuning.algorithm),
+          round_bytes, choose_chunk(round_bytes, shape.curve)};
 }
 
 bool read_directly(size_t round_bytes, const Shape& shape) {

@@ -1,12 +1,18 @@
-// How an operation is carried out: a pure function of sizes, shape of the group and settings, equal
-// on all ranks by construction.
+// How an operation is carried out: a pure function of sizes, shape of the group, network and
+// settings, equal on all ranks by construction. docs/selector.md has a table of its choices.
 #pragma once
 
 #include <cstddef>
 
 #include "common/types.h"
+#include "schedule/pattern.h"
 
 namespace smddp {
+
+using pattern::Pattern;
+
+// Which pattern is to be used between nodes, whatever the model says (SMDDP_ALGORITHM).
+enum class Algorithm : uint8_t { kAuto, kDirect, kLog };
 
 // Settings of the process that change what goes over the wire. Ranks must agree; the signature
 // tells when they do not.
@@ -16,12 +22,22 @@ struct Tuning {
       0;  // the same in elements, as DeepSpeed counts; the smaller holds
   size_t reduce_scatter_bucket_bytes = 0;  // input bytes of one ReduceScatter, 0: no bound
   bool reduce_precision_fp32 = false;      // partial sums of half types travel in fp32
+  Algorithm algorithm = Algorithm::kAuto;
+};
+
+// The network between two hosts, in the terms of LogGP (Alexandrov et al., SPAA 1995).
+struct Curve {
+  double latency_ns = 20'000;   // from a send to its arrival
+  double overhead_ns = 4'000;   // of a processor, per message
+  double bytes_per_ns = 1.25;   // of a host's NICs together
 };
 
 struct Shape {
   int ranks = 1;
   int nodes = 1;
   bool single_copy = false;  // every rank of the node may read every other's memory
+  bool equal_nodes = true;   // as many ranks on each
+  Curve curve;
 };
 
 struct Query {
@@ -31,8 +47,9 @@ struct Query {
 };
 
 struct Plan {
-  size_t
-      round_bytes;  // of each rank's block that one round carries, a multiple of the element size
+  Pattern pattern;     // between nodes
+  size_t round_bytes;  // of each rank's block that one round carries, a multiple of the element size
+  size_t chunk_bytes;  // in which a flow crosses the network
 };
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);

@@ -8,7 +8,8 @@ std::string describe(const Signature& s) {
   if (s.segments > 1) text += " in " + std::to_string(s.segments) + " tensors";
   if (s.dtype != Dtype::kBytes) text += std::string(", ") + name_of(s.dtype);
   if (s.reduce_op != ReduceOp::kNone) text += std::string(", ") + name_of(s.reduce_op);
-  if ((s.options & 1) != 0) text += ", partial sums in fp32";
+  if ((s.options & kPartialsInFp32) != 0) text += ", partial sums in fp32";
+  if ((s.options & kLogPattern) != 0) text += ", logarithmic pattern";
   text += ", " + std::to_string(s.round_bytes) + " of each rank at a time, shapes " +
           std::to_string(s.digest % 1000000) + ")";
   return text;

@@ -16,11 +16,14 @@ using JobKey = std::array<uint8_t, 16>;
 // Room for the sentence that says why a rank gave a group up.
 inline constexpr size_t kReasonBytes = 1024;
 
+inline constexpr uint8_t kPartialsInFp32 = 1;  // partial sums travel in fp32
+inline constexpr uint8_t kLogPattern = 2;      // the logarithmic pattern between nodes
+
 struct Signature {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kBytes;
   ReduceOp reduce_op = ReduceOp::kNone;
-  uint8_t options = 0;       // numerics that must agree: bit 0 = partial sums travel in fp32
+  uint8_t options = 0;       // choices that must agree: kPartialsInFp32, kLogPattern
   uint32_t segments = 0;     // tensors in this operation
   uint64_t bytes = 0;        // of all ranks' blocks
   uint64_t round_bytes = 0;  // of each rank's block that one round carries

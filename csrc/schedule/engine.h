@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "bootstrap/exchange.h"
+#include "common/staging.h"
 #include "fabric/endpoint.h"
 #include "fabric/wire.h"
 #include "intranode/presence.h"
@@ -62,6 +63,11 @@ class Engine : private fabric::Sink {
   // Puts a task that is over into the line of those whose on_done() runs next. Under the lock.
   void finish(std::shared_ptr<Task> task, Status status);
 
+  // Memory for the groups' rounds. Under the lock.
+  StagingPool& staging() { return staging_; }
+  // Keeps `what` until the endpoint is gone: memory that the network may still touch.
+  void bury(std::shared_ptr<void> what) { buried_.push_back(std::move(what)); }
+
   // Makes one pass, after the caller enqueued work under `lock`, and releases the lock. The caller is
   // going to wait for `awaited` (nullptr: for nothing); what that wait will not drive, because the task
   // is over or there is none, is left to the background thread.
@@ -94,7 +100,9 @@ class Engine : private fabric::Sink {
 
   std::mutex mutex_;
   std::unique_ptr<intranode::Presence> presence_;
-  std::unique_ptr<fabric::Endpoint> endpoint_;
+  StagingPool staging_;
+  std::vector<std::shared_ptr<void>> buried_;
+  std::unique_ptr<fabric::Endpoint> endpoint_;  // goes before what is buried
   std::map<JobKey, Progressable*> groups_;
   std::map<uint64_t, std::weak_ptr<intranode::Neighbor>> neighbors_;  // by token
   std::deque<std::shared_ptr<Task>> finished_;

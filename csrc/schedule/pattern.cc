@@ -3,26 +3,52 @@
 #include <algorithm>
 
 namespace smddp::pattern {
+namespace {
 
-std::vector<Rank> targets(const Topology& topology, Rank rank) {
-  std::vector<Rank> order;
+Flows direct(const Topology& topology, Rank rank) {
+  Flows flows;
   int home = topology.node_of(rank);
-  for (int step = 1; step < topology.nodes(); ++step) {
-    order.push_back(topology.gateway(rank, (home + step) % topology.nodes()));
-  }
-  return order;
-}
-
-std::vector<Rank> arrivals(const Topology& topology, Rank rank) {
-  std::vector<Rank> order;
-  int home = topology.node_of(rank);
-  for (int step = 1; step < topology.nodes(); ++step) {
-    int from = (home + topology.nodes() - step) % topology.nodes();
-    for (Rank source : topology.node(from)) {
-      if (topology.gateway(source, home) == rank) order.push_back(source);
+  int nodes = topology.nodes();
+  for (int step = 1; step < nodes; ++step) {
+    flows.out.push_back({topology.gateway(rank, (home + step) % nodes), {rank}});
+    for (Rank source : topology.node((home + nodes - step) % nodes)) {
+      if (topology.gateway(source, home) == rank) flows.in.push_back({source, {source}});
     }
   }
-  return order;
+  return flows;
+}
+
+Flows logarithmic(const Topology& topology, Rank rank) {
+  Flows flows;
+  int home = topology.node_of(rank);
+  int nodes = topology.nodes();
+  auto shards = [&](int from, int count) {
+    std::vector<Rank> out;
+    for (int i = 0; i < count; ++i) out.push_back(topology.gateway(rank, (from + i) % nodes));
+    return out;
+  };
+  for (int distance = 1; distance < nodes; distance *= 2) {
+    int count = std::min(distance, nodes - distance);
+    int below = (home + nodes - distance) % nodes, above = (home + distance) % nodes;
+    flows.out.push_back({topology.gateway(rank, below), shards(home, count)});
+    flows.in.push_back({topology.gateway(rank, above), shards(above, count)});
+  }
+  return flows;
+}
+
+}  // namespace
+
+const char* name_of(Pattern pattern) { return pattern == Pattern::kLog ? "log" : "direct"; }
+
+Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
+  return pattern == Pattern::kLog ? logarithmic(topology, rank) : direct(topology, rank);
+}
+
+bool equal_nodes(const Topology& topology) {
+  for (int node = 1; node < topology.nodes(); ++node) {
+    if (topology.node(node).size() != topology.node(0).size()) return false;
+  }
+  return true;
 }
 
 Rank reducer(const Topology& topology, int node, Rank block) {

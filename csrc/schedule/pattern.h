@@ -7,13 +7,35 @@
 
 namespace smddp::pattern {
 
-// Rail all-to-all. A rank's targets hold its rail on the other nodes, in an order rotated by node,
-// so that in each step every node receives from exactly one other.
-std::vector<Rank> targets(const Topology& topology, Rank rank);
+enum class Pattern : uint8_t {
+  kDirect,  // rail all-to-all: n-1 messages, one hop
+  kLog,     // Bruck's: ceil(log2 n) messages, as many hops, the same bytes; equal nodes only
+};
 
-// AllGather: the ranks of other nodes whose shard arrives from the network at `rank` (`rank` is
-// their gateway), in the order in which they start to send.
-std::vector<Rank> arrivals(const Topology& topology, Rank rank);
+const char* name_of(Pattern pattern);
+
+// What goes from one rank to another in a round: the shards of these ranks, end to end, as one run
+// of bytes. Of an ordered pair of ranks there is at most one flow in a round.
+struct Flow {
+  Rank peer;
+  std::vector<Rank> shards;
+};
+
+struct Flows {
+  std::vector<Flow> in, out;
+};
+
+// AllGather, seen from `rank`; each in the order in which they start. A shard enters a node once.
+//
+// kDirect: the own shard to its gateway on each other node, rotated by node, so that in each step
+// every node receives from exactly one other.
+// kLog: step i of Bruck et al. (IEEE TPDS 8(11), 1997) over the nodes of a rail: to the node 2^i
+// below go the shards of the up to 2^i nodes from the own one upwards. Needs nodes of equal size.
+//
+// ReduceScatter is the mirror: `in` and `out` change places, the steps run from the last to the
+// first, and a flow holds, per block, the sum of what the sender's side of the tree contributes.
+Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern);
+bool equal_nodes(const Topology& topology);
 
 // ReduceScatter: the local rank that sums its node's contributions to `block`.
 Rank reducer(const Topology& topology, int node, Rank block);

@@ -47,7 +47,7 @@ TEST(Selector, PartialSumsOfManyNodesStayBounded) {
   for (int nodes : {2, 3, 16, 1024}) {
     Plan plan = select({Collective::kReduceScatter, 1ul << 30, 2}, {8 * nodes, nodes, true}, {});
     EXPECT_LE(plan.round_bytes * static_cast<size_t>(nodes - 1),
-              std::max<size_t>(16 << 20, (256ul << 10) * static_cast<size_t>(nodes)));
+              std::max<size_t>(4 << 20, (64ul << 10) * static_cast<size_t>(nodes)));
   }
 }
 

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <map>
+#include <set>
+
 #include "schedule/pattern.h"
 
 namespace smddp {
@@ -50,33 +54,67 @@ std::vector<std::vector<std::string>> clusters() {
   return all;
 }
 
+using pattern::Pattern;
+
+std::vector<Pattern> patterns_of(const Topology& t) {
+  if (!pattern::equal_nodes(t)) return {Pattern::kDirect};
+  return {Pattern::kDirect, Pattern::kLog};
+}
+
 TEST(Pattern, EveryShardReachesEveryNodeExactlyOnce) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);
-    std::vector<int> landed(static_cast<size_t>(t.ranks() * t.nodes()));
-    for (Rank r = 0; r < t.ranks(); ++r) {
-      for (Rank to : pattern::targets(t, r))
-        ++landed[static_cast<size_t>(r * t.nodes() + t.node_of(to))];
-    }
-    for (Rank r = 0; r < t.ranks(); ++r) {
-      for (int n = 0; n < t.nodes(); ++n) {
-        EXPECT_EQ(landed[static_cast<size_t>(r * t.nodes() + n)], n == t.node_of(r) ? 0 : 1);
+    for (Pattern p : patterns_of(t)) {
+      std::vector<int> landed(static_cast<size_t>(t.ranks() * t.nodes()));
+      for (Rank r = 0; r < t.ranks(); ++r) {
+        for (const auto& flow : pattern::gather_flows(t, r, p).in) {
+          for (Rank shard : flow.shards) {
+            ++landed[static_cast<size_t>(shard * t.nodes() + t.node_of(r))];
+            EXPECT_EQ(pattern::reducer(t, t.node_of(r), shard), r);
+          }
+        }
+      }
+      for (Rank r = 0; r < t.ranks(); ++r) {
+        for (int n = 0; n < t.nodes(); ++n) {
+          EXPECT_EQ(landed[static_cast<size_t>(r * t.nodes() + n)], n == t.node_of(r) ? 0 : 1);
+        }
       }
     }
   }
 }
 
-TEST(Pattern, ArrivalsAreTheMirrorOfTargets) {
+TEST(Pattern, WhatOneSendsTheOtherExpects) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);
-    std::vector<std::vector<Rank>> expected(static_cast<size_t>(t.ranks()));
-    for (Rank r = 0; r < t.ranks(); ++r) {
-      for (Rank to : pattern::targets(t, r)) expected[static_cast<size_t>(to)].push_back(r);
+    for (Pattern p : patterns_of(t)) {
+      std::map<std::pair<Rank, Rank>, std::vector<Rank>> sent, expected;
+      for (Rank r = 0; r < t.ranks(); ++r) {
+        auto flows = pattern::gather_flows(t, r, p);
+        for (const auto& flow : flows.out) {
+          EXPECT_TRUE(sent.emplace(std::pair(r, flow.peer), flow.shards).second);
+        }
+        for (const auto& flow : flows.in) {
+          EXPECT_TRUE(expected.emplace(std::pair(flow.peer, r), flow.shards).second);
+        }
+      }
+      EXPECT_EQ(sent, expected);
     }
+  }
+}
+
+TEST(Pattern, NobodyPassesOnWhatItCannotHaveYet) {
+  for (const auto& cluster : clusters()) {
+    Topology t(cluster);
+    if (!pattern::equal_nodes(t)) continue;
     for (Rank r = 0; r < t.ranks(); ++r) {
-      auto arrivals = pattern::arrivals(t, r);
-      std::sort(arrivals.begin(), arrivals.end());
-      EXPECT_EQ(arrivals, expected[static_cast<size_t>(r)]);
+      auto flows = pattern::gather_flows(t, r, Pattern::kLog);
+      std::set<Rank> here{r};
+      for (size_t step = 0; step < flows.out.size(); ++step) {
+        for (Rank shard : flows.out[step].shards) EXPECT_TRUE(here.count(shard));
+        here.insert(flows.in[step].shards.begin(), flows.in[step].shards.end());
+      }
+      EXPECT_EQ(here.size(), static_cast<size_t>(t.nodes()));
+      EXPECT_EQ(flows.out.size(), t.nodes() == 1 ? 0u : std::bit_width(unsigned(t.nodes() - 1)));
     }
   }
 }
@@ -86,7 +124,8 @@ TEST(Pattern, InEachStepANodeReceivesFromOneOtherOnly) {
   for (size_t step = 0; step + 1 < static_cast<size_t>(t.nodes()); ++step) {
     std::vector<int> from(static_cast<size_t>(t.nodes()), -1);
     for (Rank r = 0; r < t.ranks(); ++r) {
-      auto to = static_cast<size_t>(t.node_of(pattern::targets(t, r)[step]));
+      auto flows = pattern::gather_flows(t, r, Pattern::kDirect);
+      auto to = static_cast<size_t>(t.node_of(flows.out[step].peer));
       if (from[to] == -1) from[to] = t.node_of(r);
       EXPECT_EQ(from[to], t.node_of(r));
     }

@@ -1,0 +1,103 @@
+// The two ends of a flow: the bytes that one rank sends another over the fabric in one round.
+//
+// A flow of at most kEagerBytes goes out at once, as messages, as far as the sender's credit
+// reaches: the receiver keeps what comes before it has started the round. A larger one waits for
+// the receiver's READY. A READY may carry a grant: then the bytes go as chunks straight into the
+// receiver's memory; without one they go as messages. Nothing rests on the order of arrival.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "common/types.h"
+#include "fabric/endpoint.h"
+
+namespace smddp {
+
+inline constexpr size_t kEagerBytes = 64 << 10;
+
+// Which bytes of a run are there, whatever the order of their arrival.
+class Coverage {
+ public:
+  explicit Coverage(size_t bytes) : bytes_(bytes) {}
+  // False, and nothing changed, where a byte lies outside or was there already.
+  bool add(uint64_t offset, uint64_t bytes);
+  size_t prefix() const { return prefix_; }  // bytes from the start without a gap
+  bool complete() const { return prefix_ == bytes_; }
+
+ private:
+  size_t bytes_;
+  size_t prefix_ = 0;
+  std::vector<std::pair<size_t, size_t>> ahead_;  // [first, end), sorted, apart from each other
+};
+
+// The shards of a flow, end to end.
+class Stream {
+ public:
+  void add(Rank shard, size_t bytes) {
+    shards_.push_back(shard);
+    starts_.push_back(bytes_);
+    bytes_ += bytes;
+  }
+  size_t bytes() const { return bytes_; }
+  size_t shards() const { return shards_.size(); }
+  Rank shard(size_t i) const { return shards_[i]; }
+  size_t start(size_t i) const { return starts_[i]; }
+  size_t length(size_t i) const { return end(i) - starts_[i]; }
+
+  // f(shard, offset into it, bytes, offset into the run) for each shard that [offset, offset +
+  // bytes) touches.
+  template <class F>
+  void for_each(size_t offset, size_t bytes, F&& f) const {
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      size_t from = std::max(offset, starts_[i]), to = std::min(offset + bytes, end(i));
+      if (from < to) f(shards_[i], from - starts_[i], to - from, from - offset);
+    }
+  }
+
+ private:
+  size_t end(size_t i) const { return i + 1 < starts_.size() ? starts_[i + 1] : bytes_; }
+  std::vector<Rank> shards_;
+  std::vector<size_t> starts_;
+  size_t bytes_ = 0;
+};
+
+// The receiver's end.
+class Inlet final : public fabric::Inflow {
+ public:
+  Inlet(Rank from, Stream run) : source(from), stream(std::move(run)), coverage(stream.bytes()) {}
+  Inlet(const Inlet&) = delete;
+  Inlet& operator=(const Inlet&) = delete;
+  void on_chunk(uint32_t index) override {
+    uint64_t offset = uint64_t{index} * grant.chunk_bytes;
+    coverage.add(offset, std::min<uint64_t>(grant.chunk_bytes, stream.bytes() - offset));
+  }
+  bool eager() const { return stream.bytes() <= kEagerBytes; }
+
+  const Rank source;
+  const Stream stream;
+  Coverage coverage;
+  std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
+  wire::Grant grant{};
+  bool granted = false;  // a landing is open
+};
+
+// The sender's end.
+struct Outlet {
+  Rank target;
+  Stream stream;
+  const std::byte* memory = nullptr;  // where the run lies end to end, if it does
+  bool cleared = false;               // may send
+  bool granted = false;
+  wire::Grant grant{};
+  size_t sent = 0;
+  uint32_t pending = 0;  // chunks that the fabric still reads from `memory`
+
+  bool eager() const { return stream.bytes() <= kEagerBytes; }
+  bool done() const { return sent == stream.bytes() && pending == 0; }
+};
+
+}  // namespace smddp

@@ -1,0 +1,142 @@
+#include "collectives/round.h"
+
+#include "collectives/communicator.h"
+
+namespace smddp {
+namespace {
+
+// The longest message that libfabric's TCP providers send at once, without a rendezvous.
+constexpr size_t kEagerMessage = 16 << 10;
+// Offsets stay multiples of it, so that every element type lies whole in a message.
+constexpr size_t kGrain = 64;
+
+size_t payload_of(size_t message) { return (message - sizeof(wire::Header)) / kGrain * kGrain; }
+
+}  // namespace
+
+void Round::take(int i, const intranode::Piece& head) {
+  if (head.last != 0) heard_[static_cast<size_t>(i)] = true;
+  group_.pop(i);
+}
+
+void Round::open_flows(bool sends_at_once) {
+  for (Inlet& inlet : inlets_) {
+    if (sends_at_once && inlet.eager()) {
+      auto back = std::find_if(outlets_.begin(), outlets_.end(),
+                               [&](const Outlet& o) { return o.target == inlet.source; });
+      if (back != outlets_.end() && back->eager() && clear_early(*back)) continue;
+    }
+    say_ready(inlet);
+  }
+}
+
+void Round::say_ready(Inlet& inlet) {
+  if (!inlet.granted && !inlet.eager() && inlet.memory != nullptr) {
+    fabric::Endpoint& endpoint = group_.endpoint();
+    size_t chunk = std::min(operation_->plan().chunk_bytes, payload_of(endpoint.max_message()));
+    inlet.granted = endpoint.open_landing(group_.peer(inlet.source), inlet.memory,
+                                          inlet.stream.bytes(), chunk, &inlet, &inlet.grant);
+  }
+  group_.send_ready(*this, inlet.source, inlet.granted ? &inlet.grant : nullptr);
+}
+
+void Round::remind() {
+  for (Inlet& inlet : inlets_) {
+    if (!inlet.coverage.complete())
+      group_.send_ready(*this, inlet.source, inlet.granted ? &inlet.grant : nullptr);
+  }
+}
+
+Status Round::on_ready(Rank source, const wire::Grant* grant) {
+  for (Outlet& outlet : outlets_) {
+    if (outlet.target != source || outlet.cleared) continue;
+    if (grant != nullptr && !outlet.granted) {
+      if (grant->bytes != outlet.stream.bytes() || grant->chunk_bytes == 0 ||
+          grant->chunk_bytes > payload_of(group_.endpoint().max_message())) {
+        return {Code::kMismatch,
+                group_.describe(source) + " opened its memory for another flow than this rank's"};
+      }
+      outlet.granted = true;
+      outlet.grant = *grant;
+    }
+    outlet.cleared = true;
+  }
+  return {};
+}
+
+Status Round::on_data(const wire::Header& header, const std::byte* payload) {
+  auto source = static_cast<Rank>(header.source);
+  for (Inlet& inlet : inlets_) {
+    if (inlet.source != source) continue;
+    if (!inlet.coverage.add(header.offset, header.bytes)) break;
+    place(inlet, header.offset, payload, header.bytes);
+    return {};
+  }
+  return {Code::kMismatch,
+          group_.describe(source) + " sent data that is not part of this operation"};
+}
+
+bool Round::abandon() {
+  bool entangled = false;
+  for (Inlet& inlet : inlets_) {
+    if (!std::exchange(inlet.granted, false)) continue;
+    entangled = true;
+    group_.endpoint().close_landing(inlet.grant.landing, false);
+  }
+  for (Outlet& outlet : outlets_) entangled = entangled || outlet.pending > 0;
+  return entangled;
+}
+
+bool Round::flows_done() const {
+  for (const Inlet& inlet : inlets_) {
+    if (!inlet.coverage.complete()) return false;
+  }
+  for (const Outlet& outlet : outlets_) {
+    if (!outlet.done()) return false;
+  }
+  return true;
+}
+
+void Round::close_flows() {
+  for (Inlet& inlet : inlets_) {
+    if (std::exchange(inlet.granted, false)) {
+      group_.endpoint().close_landing(inlet.grant.landing, true);
+    }
+  }
+}
+
+bool Round::clear_early(Outlet& outlet) {
+  if (!outlet.cleared && outlet.eager()) {
+    outlet.cleared = group_.may_send_early(outlet.target, seq_, outlet.stream.bytes());
+  }
+  return outlet.cleared;
+}
+
+size_t Round::step_of(const Outlet& outlet) const {
+  if (outlet.granted) return outlet.grant.chunk_bytes;
+  size_t longest = group_.endpoint().max_message();
+  return payload_of(outlet.eager() ? std::min(longest, kEagerMessage) : longest);
+}
+
+bool Round::send_memory(Outlet& outlet, size_t bytes) {
+  auto index = static_cast<uint32_t>(outlet.sent / outlet.grant.chunk_bytes);
+  return group_.endpoint().send_chunk(group_.peer(outlet.target), outlet.grant, index,
+                                      outlet.memory + outlet.sent, bytes, &outlet.pending);
+}
+
+fabric::SendBuffer* Round::acquire(const Outlet& outlet, std::byte** to) {
+  fabric::SendBuffer* buffer = group_.endpoint().acquire(group_.peer(outlet.target), false);
+  if (buffer != nullptr) *to = buffer->data + (outlet.granted ? 0 : sizeof(wire::Header));
+  return buffer;
+}
+
+void Round::post(const Outlet& outlet, fabric::SendBuffer* buffer, size_t bytes) {
+  if (outlet.granted) {
+    auto index = static_cast<uint32_t>(outlet.sent / outlet.grant.chunk_bytes);
+    group_.endpoint().post_chunk(buffer, outlet.grant, index, bytes);
+  } else {
+    group_.send_data(*this, buffer, outlet.sent, bytes);
+  }
+}
+
+}  // namespace smddp
