@@ -5,7 +5,7 @@
 namespace smddp {
 namespace {
 
-constexpr uint32_t kCardVersion = 0x534d0001;
+constexpr uint32_t kCardVersion = 0x534d0002;
 
 class Writer {
  public:
@@ -14,7 +14,8 @@ class Writer {
     const auto* p = reinterpret_cast<const uint8_t*>(&value);
     out.insert(out.end(), p, p + sizeof value);
   }
-  void text(const std::string& s) {
+  template <class Bytes>  // std::string, std::vector<uint8_t>
+  void bytes(const Bytes& s) {
     number(static_cast<uint32_t>(s.size()));
     out.insert(out.end(), s.begin(), s.end());
   }
@@ -35,14 +36,15 @@ class Reader {
     at_ += sizeof value;
     return value;
   }
-  std::string text() {
+  template <class Bytes>
+  Bytes bytes() {
     auto size = number<uint32_t>();
     if (!good || in_.size() - at_ < size) {
       good = false;
       return {};
     }
-    std::string s(in_.begin() + static_cast<std::ptrdiff_t>(at_),
-                  in_.begin() + static_cast<std::ptrdiff_t>(at_ + size));
+    Bytes s(in_.begin() + static_cast<std::ptrdiff_t>(at_),
+            in_.begin() + static_cast<std::ptrdiff_t>(at_ + size));
     at_ += size;
     return s;
   }
@@ -53,6 +55,27 @@ class Reader {
   size_t at_ = 0;
 };
 
+void write(Writer& w, const FabricAddress& fabric) {
+  w.number(fabric.state);
+  w.bytes(fabric.address);
+  w.bytes(fabric.reason);
+}
+
+FabricAddress read_fabric(Reader& r) {
+  FabricAddress fabric;
+  fabric.state = r.number<FabricAddress::State>();
+  if (fabric.state > FabricAddress::State::kUnavailable) r.good = false;
+  fabric.address = r.bytes<std::vector<uint8_t>>();
+  fabric.reason = r.bytes<std::string>();
+  return fabric;
+}
+
+Status another_version() {
+  return {Code::kMismatch,
+          "a rank of this group runs another version of deepspeed-smddp; install the same one on "
+          "every host"};
+}
+
 std::string key_of(const std::string& topic, int rank) {
   return topic + "/" + std::to_string(rank);
 }
@@ -62,43 +85,58 @@ std::string key_of(const std::string& topic, int rank) {
 std::vector<uint8_t> encode(const Card& card) {
   Writer w;
   w.number(kCardVersion);
-  w.text(card.host);
-  w.text(card.host_name);
+  w.bytes(card.host);
+  w.bytes(card.host_name);
   w.number(card.key);
   w.number(card.token);
   w.number(card.pid);
   w.number(card.presence_fd);
   w.number(card.doorbell_fd);
   w.number(card.outbox_fd);
+  write(w, card.fabric);
   return std::move(w.out);
 }
 
 Result<Card> decode(const std::vector<uint8_t>& blob) {
   Reader r(blob);
   auto version = r.number<uint32_t>();
-  if (!r.good || version != kCardVersion) {
-    return Status(
-        Code::kMismatch,
-        "a rank of this group runs another version of deepspeed-smddp; install the same one "
-        "on every host");
-  }
+  if (!r.good || version != kCardVersion) return another_version();
   Card card;
-  card.host = r.text();
-  card.host_name = r.text();
+  card.host = r.bytes<std::string>();
+  card.host_name = r.bytes<std::string>();
   card.key = r.number<JobKey>();
   card.token = r.number<uint64_t>();
   card.pid = r.number<int32_t>();
   card.presence_fd = r.number<int32_t>();
   card.doorbell_fd = r.number<int32_t>();
   card.outbox_fd = r.number<int32_t>();
-  if (!r.good) return Status(Code::kInternal, "a rank published a truncated address card");
+  card.fabric = read_fabric(r);
+  if (!r.good) return Status(Code::kInternal, "a rank published a damaged address card");
   return card;
 }
 
-Result<std::vector<std::vector<uint8_t>>> exchange(Store& store, const std::string& topic, int rank,
-                                                   const std::vector<uint8_t>& blob,
-                                                   const std::vector<int>& from) {
-  if (Status set = store.set(key_of(topic, rank), blob); !set) return set;
+std::vector<uint8_t> encode(const FabricAddress& fabric) {
+  Writer w;
+  w.number(kCardVersion);
+  write(w, fabric);
+  return std::move(w.out);
+}
+
+Result<FabricAddress> decode_fabric(const std::vector<uint8_t>& blob) {
+  Reader r(blob);
+  auto version = r.number<uint32_t>();
+  if (!r.good || version != kCardVersion) return another_version();
+  FabricAddress fabric = read_fabric(r);
+  if (!r.good) return Status(Code::kInternal, "a rank published a damaged fabric address");
+  return fabric;
+}
+
+Status publish(Store& store, const std::string& topic, int rank, const std::vector<uint8_t>& blob) {
+  return store.set(key_of(topic, rank), blob);
+}
+
+Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::string& topic,
+                                                  const std::vector<int>& from) {
   std::vector<std::string> keys;
   for (int peer : from) keys.push_back(key_of(topic, peer));
   auto values = store.get(keys);

@@ -12,6 +12,14 @@
 
 namespace smddp {
 
+// How a process is reached from other hosts.
+struct FabricAddress {
+  enum class State : uint8_t { kUnopened, kOpen, kUnavailable };
+  State state = State::kUnopened;
+  std::vector<uint8_t> address;  // kOpen: the endpoint's published form
+  std::string reason;            // kUnavailable: why there is no endpoint
+};
+
 // What a rank tells the others of itself when a group is made.
 struct Card {
   std::string host;       // identity: equal means shared memory works
@@ -22,15 +30,20 @@ struct Card {
   int32_t presence_fd = -1;  // memfd and pipe that neighbours open through /proc/<pid>/fd
   int32_t doorbell_fd = -1;
   int32_t outbox_fd = -1;  // memfd of this group's outbox, -1 where the rank did not need one
+  FabricAddress fabric;
 };
 
 std::vector<uint8_t> encode(const Card& card);
 Result<Card> decode(const std::vector<uint8_t>& blob);
+// The fabric address alone, for ranks that opened their endpoint after their card was out.
+std::vector<uint8_t> encode(const FabricAddress& fabric);
+Result<FabricAddress> decode_fabric(const std::vector<uint8_t>& blob);
 
-// One round over the store: publishes `blob` under `topic`/`rank` and returns those of `from`, in
-// order. On a deadline the error names the ranks that did not publish.
-Result<std::vector<std::vector<uint8_t>>> exchange(Store& store, const std::string& topic, int rank,
-                                                   const std::vector<uint8_t>& blob,
-                                                   const std::vector<int>& from);
+// A round over the store: every rank publishes `blob` under `topic`/`rank` and collects those of
+// `from`, in order, with one multi-get. On a deadline the error names the ranks that did not
+// publish.
+Status publish(Store& store, const std::string& topic, int rank, const std::vector<uint8_t>& blob);
+Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::string& topic,
+                                                  const std::vector<int>& from);
 
 }  // namespace smddp

@@ -1,21 +1,42 @@
-// How a group comes to be: one exchange of cards, the node's segments, then, where there are
-// several nodes, one exchange of fabric addresses.
+// How a group comes to be: one exchange of cards, then the node's segments and the rails. Only where
+// a rank could not know that there are several hosts, so that its card says nothing of its fabric,
+// do such ranks publish that in a second exchange.
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 
 #include "collectives/communicator.h"
+#include "common/clock.h"
 #include "common/env.h"
 #include "schedule/pattern.h"
 
 namespace smddp {
 namespace {
 
+// How long a rank that waits for its node sleeps between looks for ranks that ended.
+constexpr uint64_t kLookNs = 100'000'000;
+
+using Fabric = FabricAddress::State;
+
+// The launchers' own words: torchrun's, and DeepSpeed's for the second.
+bool launched_on_several_hosts() {
+  auto number = [](const char* name) {
+    const char* text = std::getenv(name);
+    return text != nullptr ? std::strtol(text, nullptr, 10) : 0;
+  };
+  long local = std::max(number("LOCAL_WORLD_SIZE"), number("LOCAL_SIZE"));
+  return local > 0 && number("WORLD_SIZE") > local;
+}
+
 // A rank that can't open its fabric says so in place of an address, so that the others do not wait.
-constexpr uint8_t kAddress = 1;
-constexpr uint8_t kReason = 0;
+FabricAddress open_fabric(Engine& engine) {
+  auto endpoint = engine.fabric();
+  if (!endpoint) return {Fabric::kUnavailable, {}, endpoint.status().message()};
+  return {Fabric::kOpen, endpoint.value()->address(), {}};
+}
 
 }  // namespace
 
@@ -45,30 +66,78 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store
     if (!outbox) return outbox.status();
     group->outbox_ = std::move(outbox.value());
     mine.outbox_fd = group->outbox_->fd();
+    if (engine.open_fabric() != nullptr || group->options_.several_hosts ||
+        launched_on_several_hosts()) {
+      mine.fabric = open_fabric(engine);
+    }
   }
-  std::vector<int> everyone(static_cast<size_t>(ranks));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  auto blobs = ranks > 1 ? exchange(store, "card", rank, encode(mine), everyone)
-                         : Result<std::vector<std::vector<uint8_t>>>({encode(mine)});
-  if (!blobs) return blobs.status();
   std::vector<Card> cards;
+  if (ranks == 1) {
+    cards.push_back(std::move(mine));
+  } else {
+    if (Status out = publish(store, "card", rank, encode(mine)); !out) return out;
+    std::vector<int> everyone(static_cast<size_t>(ranks));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    auto blobs = collect(store, "card", everyone);
+    if (!blobs) return blobs.status();
+    for (const auto& blob : blobs.value()) {
+      auto card = decode(blob);
+      if (!card) return card.status();
+      cards.push_back(std::move(card.value()));
+    }
+  }
   std::vector<std::string> hosts;
-  for (const auto& blob : blobs.value()) {
-    auto card = decode(blob);
-    if (!card) return card.status();
-    hosts.push_back(card.value().host);
-    group->host_names_.push_back(card.value().host_name);
-    cards.push_back(std::move(card.value()));
+  for (const Card& card : cards) {
+    hosts.push_back(card.host);
+    group->host_names_.push_back(card.host_name);
   }
   group->key_ = cards[0].key;
   group->topology_ = Topology(hosts);
   group->shape_ = {ranks, group->topology_.nodes(), false,
                    pattern::equal_nodes(group->topology_), {}};
   group->rails_.resize(static_cast<size_t>(ranks));
-  if (Status joined = group->join_node(cards); !joined) return joined;
-  if (Status joined = group->join_rails(store); !joined) return joined;
+  // What all ranks conclude alike comes first: nobody then looks for a neighbour that gave up.
+  if (Status known = group->learn_fabric(store, cards); !known) return known;
+  Status joined = group->join_node(cards);
+  if (joined.ok()) joined = group->join_rails(cards);
+  if (joined.ok()) joined = group->await_node();
+  if (!joined) {
+    if (group->outbox_) group->outbox_->abort(joined.message());
+    return joined;
+  }
   engine.attach(group->key_, group.get());
   return group;
+}
+
+// Every rank's fabric address into its card, or why there can be no group.
+Status Communicator::learn_fabric(Store& store, std::vector<Card>& cards) {
+  if (topology_.nodes() == 1) return {};
+  // The same list on every rank: it follows from the cards alone.
+  std::vector<int> unopened;
+  for (Rank r = 0; r < ranks(); ++r) {
+    if (cards[static_cast<size_t>(r)].fabric.state == Fabric::kUnopened) unopened.push_back(r);
+  }
+  if (!unopened.empty()) {
+    if (cards[static_cast<size_t>(rank_)].fabric.state == Fabric::kUnopened) {
+      Status out = publish(store, "fabric", rank_, encode(open_fabric(engine_)));
+      if (!out) return out;
+    }
+    auto blobs = collect(store, "fabric", unopened);
+    if (!blobs) return blobs.status();
+    for (size_t i = 0; i < unopened.size(); ++i) {
+      auto fabric = decode_fabric(blobs.value()[i]);
+      if (!fabric) return fabric.status();
+      cards[static_cast<size_t>(unopened[i])].fabric = std::move(fabric.value());
+    }
+  }
+  for (Rank r = 0; r < ranks(); ++r) {
+    const FabricAddress& fabric = cards[static_cast<size_t>(r)].fabric;
+    if (fabric.state == Fabric::kOpen) continue;
+    return {Code::kUnavailable, "group '" + options_.name + "' spans " +
+                                    std::to_string(topology_.nodes()) + " hosts and " +
+                                    describe(r) + " has no fabric: " + fabric.reason};
+  }
+  return {};
 }
 
 Status Communicator::join_node(const std::vector<Card>& cards) {
@@ -82,13 +151,14 @@ Status Communicator::join_node(const std::vector<Card>& cards) {
     outbox_.reset();
     return {};
   }
-  outbox_->expect(static_cast<int>(local_peers_.size()));
+  auto readers = static_cast<int>(local_peers_.size());
+  outbox_->expect(readers);
   bool allow = options_.single_copy && env::get("SINGLE_COPY") != "0";
   for (Rank peer : local_peers_) {
     const Card& card = cards[static_cast<size_t>(peer)];
     // Among the readers of a peer's outbox, in order of local index, the peer itself is left out.
     int reader = topology_.local_index(rank_) - (peer < rank_ ? 1 : 0);
-    auto inbox = intranode::Inbox::open(card.pid, card.outbox_fd, card.key, reader, allow);
+    auto inbox = intranode::Inbox::open(card.pid, card.outbox_fd, card.key, reader, readers, allow);
     if (!inbox) return {inbox.status().code(), describe(peer) + ": " + inbox.status().message()};
     inboxes_.push_back(std::move(inbox.value()));
     auto neighbor = engine_.neighbor(card);
@@ -96,35 +166,37 @@ Status Communicator::join_node(const std::vector<Card>& cards) {
       return {neighbor.status().code(), describe(peer) + ": " + neighbor.status().message()};
     neighbors_.push_back(std::move(neighbor.value()));
   }
-  for (auto& neighbor : neighbors_) neighbor->wake();  // it may wait for this rank's verdict
   return {};
 }
 
-Status Communicator::join_rails(Store& store) {
+// Until every rank of the node has attached to every outbox of it: from then on nobody opens a
+// descriptor of this group, each rank's own is closed, and all know whether to read directly.
+Status Communicator::await_node() {
+  uint64_t until = now_ns() + options_.timeout_ns;
+  while (!node_attached()) {
+    for (size_t i = 0; i < inboxes_.size(); ++i) {
+      const char* reason = inboxes_[i]->aborted();
+      if (reason == nullptr && !neighbors_[i]->look_for_death()) continue;
+      // Whoever got past this point, and then ended, did so after the last rank had attached.
+      if (node_attached()) return {};
+      std::string who = describe(local_peers_[i]);
+      if (reason != nullptr) return {Code::kAborted, who + " could not join: " + reason};
+      return {Code::kPeerLost, who + " (process " + std::to_string(inboxes_[i]->pid()) +
+                                   ") ended while group '" + options_.name + "' was made"};
+    }
+    if (now_ns() >= until) {
+      return {Code::kTimeout,
+              "not every rank of this host joined group '" + options_.name + "' in time"};
+    }
+    outbox_->wait_attached(kLookNs);
+    for (const auto& inbox : inboxes_) inbox->wait_attached(local_peers(), kLookNs);
+  }
+  return {};
+}
+
+Status Communicator::join_rails(const std::vector<Card>& cards) {
   if (topology_.nodes() == 1) return {};
-  auto endpoint = engine_.fabric();
-  std::vector<uint8_t> blob;
-  if (endpoint.ok()) {
-    endpoint_ = endpoint.value();
-    blob = endpoint_->address();
-    blob.insert(blob.begin(), kAddress);
-  } else {
-    const std::string reason = endpoint.status().message();
-    blob.assign(reason.begin(), reason.end());
-    blob.insert(blob.begin(), kReason);
-  }
-  std::vector<int> everyone(static_cast<size_t>(ranks()));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  auto blobs = exchange(store, "fabric", rank_, blob, everyone);
-  if (!blobs) return blobs.status();
-  for (Rank r = 0; r < ranks(); ++r) {
-    const auto& theirs = blobs.value()[static_cast<size_t>(r)];
-    if (!theirs.empty() && theirs[0] == kAddress) continue;
-    return {Code::kUnavailable,
-            "group '" + options_.name + "' spans " + std::to_string(topology_.nodes()) +
-                " hosts and " + describe(r) + " has no fabric: " +
-                std::string(theirs.begin() + (theirs.empty() ? 0 : 1), theirs.end())};
-  }
+  endpoint_ = engine_.open_fabric();
   auto flows = pattern::gather_flows(topology_, rank_, pattern::Pattern::kDirect);
   for (const auto* side : {&flows.out, &flows.in}) {
     for (const pattern::Flow& flow : *side) {
@@ -133,10 +205,9 @@ Status Communicator::join_rails(Store& store) {
     }
   }
   peer_of_.resize(static_cast<size_t>(ranks()));
+  Engine::Lock lock = engine_.lock();
   for (Rank r : rail_) {
-    const auto& theirs = blobs.value()[static_cast<size_t>(r)];
-    Engine::Lock lock = engine_.lock();
-    auto peer = endpoint_->add_peer({theirs.begin() + 1, theirs.end()});
+    auto peer = endpoint_->add_peer(cards[static_cast<size_t>(r)].fabric.address);
     if (!peer) return {peer.status().code(), describe(r) + ": " + peer.status().message()};
     peer_of_[static_cast<size_t>(r)] = peer.value();
   }

@@ -23,6 +23,9 @@ class Communicator : private Progressable {
     uint64_t timeout_ns = 600'000'000'000ull;
     std::string host;         // identity of this rank's host; empty: host_identity()
     bool single_copy = true;  // false: never read a peer's memory directly
+    // The job is known to span hosts: the fabric is opened before the first group knows its ranks,
+    // which saves it a round over the store. Where WORLD_SIZE says so, it is known without this.
+    bool several_hosts = false;
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.
@@ -82,8 +85,10 @@ class Communicator : private Progressable {
  private:
   Communicator(Engine& engine, int rank, Options options)
       : engine_(engine), rank_(rank), options_(std::move(options)) {}
+  Status learn_fabric(Store& store, std::vector<Card>& cards);
   Status join_node(const std::vector<Card>& cards);
-  Status join_rails(Store& store);
+  Status join_rails(const std::vector<Card>& cards);
+  Status await_node();
 
   bool busy() const override;
   bool progress() override;

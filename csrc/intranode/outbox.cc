@@ -1,9 +1,13 @@
 #include "intranode/outbox.h"
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
+#include <ctime>
 
 namespace smddp::intranode {
 namespace {
@@ -31,6 +35,16 @@ std::byte* slot_bytes(const Mapping& m, uint32_t readers, uint64_t index) {
 
 OutboxHead* head_of(const Mapping& m) { return static_cast<OutboxHead*>(m.address()); }
 
+// Not std::atomic::wait: that sleeps on a futex private to the process. The kernel compares the word
+// with what was seen, so a reader that attaches in between is not slept through.
+void sleep_on(std::atomic<uint32_t>& attached, uint32_t readers, uint64_t timeout_ns) {
+  uint32_t seen = attached.load(std::memory_order_acquire);
+  if (seen == readers) return;
+  timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000),
+                 static_cast<long>(timeout_ns % 1'000'000'000)};
+  syscall(SYS_futex, &attached, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Outbox>> Outbox::create(const JobKey& key, int capacity) {
@@ -56,6 +70,10 @@ bool Outbox::all_attached() {
   if (head()->attached.load(std::memory_order_acquire) != readers_) return false;
   if (shared_.fd) shared_.fd = Fd();
   return true;
+}
+
+void Outbox::wait_attached(uint64_t timeout_ns) const {
+  sleep_on(head()->attached, readers_, timeout_ns);
 }
 
 bool Outbox::any_denied() const { return head()->denied.load(std::memory_order_acquire) != 0; }
@@ -92,7 +110,7 @@ void Outbox::abort(const std::string& reason) {
 }
 
 Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, int reader,
-                                           bool allow_single_copy) {
+                                           int readers, bool allow_single_copy) {
   auto inbox = std::make_unique<Inbox>();
   auto mapping = map_shared(pid, fd, "a rank on this host");
   if (!mapping) return mapping.status();
@@ -112,7 +130,11 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
                   single_copy_read(pid, &from, 1, 0, sizeof word, &to, 1).ok() &&
                   word == head->probe_value;
   if (!readable) head->denied.fetch_add(1, std::memory_order_relaxed);
-  head->attached.fetch_add(1, std::memory_order_release);  // publishes the verdict with it
+  // Publishes the verdict with it.
+  uint32_t before = head->attached.fetch_add(1, std::memory_order_release);
+  if (before + 1 == static_cast<uint32_t>(readers)) {
+    syscall(SYS_futex, &head->attached, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  }
   return inbox;
 }
 
@@ -138,6 +160,10 @@ void Inbox::pop() {
 bool Inbox::all_attached(int readers) const {
   return head_of(mapping_)->attached.load(std::memory_order_acquire) ==
          static_cast<uint32_t>(readers);
+}
+
+void Inbox::wait_attached(int readers, uint64_t timeout_ns) const {
+  sleep_on(head_of(mapping_)->attached, static_cast<uint32_t>(readers), timeout_ns);
 }
 
 bool Inbox::any_denied() const {

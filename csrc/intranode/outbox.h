@@ -72,6 +72,8 @@ class Outbox {
   int fd() const { return shared_.fd.get(); }
   // Closes the descriptor once every reader has mapped the segment; it can't be opened after that.
   bool all_attached();
+  // Sleeps until the last reader attaches, at most `timeout_ns`; may return early.
+  void wait_attached(uint64_t timeout_ns) const;
   bool any_denied() const;
 
   // Where the next piece's bytes or extents go, or nullptr while the oldest slot is still being
@@ -96,10 +98,10 @@ class Outbox {
 // Reader's side of one neighbour's outbox.
 class Inbox {
  public:
-  // `reader` is this rank's position among the outbox's readers. Judges single-copy reads from the
-  // owner.
+  // `reader` is this rank's position among the outbox's `readers` readers. Judges single-copy reads
+  // from the owner.
   static Result<std::unique_ptr<Inbox>> open(int pid, int fd, const JobKey& key, int reader,
-                                             bool allow_single_copy);
+                                             int readers, bool allow_single_copy);
 
   // The oldest piece not yet popped, or nullptr.
   const Piece* head() const;
@@ -110,6 +112,7 @@ class Inbox {
   // What the readers of this outbox, all `readers` of them, found: false while some have yet to
   // attach.
   bool all_attached(int readers) const;
+  void wait_attached(int readers, uint64_t timeout_ns) const;
   bool any_denied() const;
   int pid() const { return pid_; }
 

@@ -76,8 +76,8 @@ Result<Mapping> map_shared(int pid, int fd, const std::string& what) {
   if (!opened) {
     return failed(
         "could not open the shared segment of " + what + " (process " + std::to_string(pid) +
-        "); ranks of one host must run under one user and in one pid namespace, or be given "
-        "different SMDDP_HOST_ID");
+        "): it ended or could not join, or lives under another user or in another pid namespace; "
+        "give ranks that can't share memory different SMDDP_HOST_ID");
   }
   struct stat info;
   if (fstat(opened.get(), &info) != 0 || info.st_size == 0)

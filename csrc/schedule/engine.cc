@@ -72,6 +72,11 @@ Result<fabric::Endpoint*> Engine::fabric() {
   return endpoint_.get();
 }
 
+fabric::Endpoint* Engine::open_fabric() {
+  Lock lk(mutex_);
+  return endpoint_.get();
+}
+
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const Card& card) {
   Lock lk(mutex_);
   if (auto known = neighbors_[card.token].lock()) return known;

@@ -50,7 +50,8 @@ class Engine : private fabric::Sink {
   const intranode::Presence& presence() const { return *presence_; }
   // Opens the process's endpoint on first use.
   Result<fabric::Endpoint*> fabric();
-  fabric::Endpoint* open_fabric() const { return endpoint_.get(); }
+  // nullptr where nobody has used it.
+  fabric::Endpoint* open_fabric();
   // The process behind `card`, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const Card& card);
 

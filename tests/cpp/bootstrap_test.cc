@@ -1,4 +1,9 @@
-// Cards that ranks exchange, and what a rank makes of bytes that are none of its group's.
+// How groups come to be: the cards, the rounds over the store, the descriptors; and what a rank makes
+// of bytes that are none of its group's.
+#include <barrier>
+#include <cstdlib>
+#include <filesystem>
+#include <optional>
 #include <random>
 
 #include "world.h"
@@ -16,6 +21,7 @@ Card a_card() {
   card.presence_fd = 5;
   card.doorbell_fd = 6;
   card.outbox_fd = 7;
+  card.fabric = {FabricAddress::State::kOpen, {1, 2, 3}, ""};
   return card;
 }
 
@@ -30,6 +36,22 @@ TEST(Card, SurvivesTheRoundTrip) {
   EXPECT_EQ(read.value().presence_fd, 5);
   EXPECT_EQ(read.value().doorbell_fd, 6);
   EXPECT_EQ(read.value().outbox_fd, 7);
+  EXPECT_EQ(read.value().fabric.state, FabricAddress::State::kOpen);
+  EXPECT_EQ(read.value().fabric.address, a_card().fabric.address);
+}
+
+TEST(Card, AFabricAddressTravelsAloneToo) {
+  auto blob = encode(FabricAddress{FabricAddress::State::kUnavailable, {}, "no libfabric"});
+  auto read = decode_fabric(blob);
+  ASSERT_TRUE(read.ok());
+  EXPECT_EQ(read.value().state, FabricAddress::State::kUnavailable);
+  EXPECT_EQ(read.value().reason, "no libfabric");
+  for (size_t size = 0; size < blob.size(); ++size) {
+    EXPECT_FALSE(
+        decode_fabric({blob.begin(), blob.begin() + static_cast<std::ptrdiff_t>(size)}).ok());
+  }
+  blob[4] = 3;  // no such state
+  EXPECT_FALSE(decode_fabric(blob).ok());
 }
 
 TEST(Card, AnyTruncationIsAnErrorAndNoRead) {
@@ -56,7 +78,202 @@ TEST(Card, RandomBytesAreHarmless) {
     for (size_t b = 0; b < std::min<size_t>(4, blob.size()); ++b)
       blob[b] = head[b];  // past the version
     (void)decode(blob);
+    (void)decode_fabric(blob);
   }
+}
+
+// --- rounds over the store -------------------------------------------------------------------------
+
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    ::setenv(name, value, 1);
+  }
+  ~Variable() { old_.empty() ? ::unsetenv(name_) : ::setenv(name_, old_.c_str(), 1); }
+
+ private:
+  const char* name_;
+  std::string old_;
+};
+
+struct Joining {
+  std::string layout;
+  bool several_hosts = false;
+  std::function<void(int rank, Engine&)> before = [](int, Engine&) {};
+  // With the groups made so far; every rank is here at the same time.
+  std::function<void(int rank, Engine&, int groups)> after = [](int, Engine&, int) {};
+  int groups = 1;
+};
+
+struct Joined {
+  std::vector<CountingStore> stores;  // of each rank's last group
+  std::vector<Status> status;
+};
+
+// Makes groups over ranks that are threads, with an engine each, and tells how the last one went.
+Joined join(const Joining& how) {
+  MemoryStore store;
+  auto ranks = static_cast<int>(how.layout.size());
+  Joined joined;
+  joined.status.resize(how.layout.size());
+  for (int r = 0; r < ranks; ++r) {
+    joined.stores.emplace_back(store, std::to_string(how.groups - 1) + "/");
+  }
+  std::barrier all(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      auto engine = Engine::create();
+      how.before(r, *engine.value());
+      all.arrive_and_wait();
+      std::vector<std::unique_ptr<Communicator>> groups;
+      for (int i = 0; i < how.groups; ++i) {
+        Communicator::Options options;
+        options.name = "test";
+        options.timeout_ns = 20'000'000'000;
+        options.host = std::string("host-") + how.layout[static_cast<size_t>(r)];
+        options.several_hosts = how.several_hosts;
+        CountingStore earlier(store, std::to_string(i) + "/");
+        bool last = i + 1 == how.groups;
+        auto group = Communicator::create(*engine.value(),
+                                          last ? joined.stores[static_cast<size_t>(r)] : earlier, r,
+                                          ranks, options);
+        joined.status[static_cast<size_t>(r)] = group.status();
+        if (group.ok()) groups.push_back(std::move(group.value()));
+        all.arrive_and_wait();
+        how.after(r, *engine.value(), i + 1);
+        all.arrive_and_wait();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return joined;
+}
+
+void expect_rounds(const Joined& joined, int rounds) {
+  for (size_t r = 0; r < joined.stores.size(); ++r) {
+    EXPECT_TRUE(joined.status[r].ok()) << joined.status[r].message();
+    EXPECT_EQ(joined.stores[r].sets, rounds);
+    EXPECT_EQ(joined.stores[r].gets, rounds);
+    EXPECT_EQ(joined.stores[r].looks, 0);
+  }
+}
+
+TEST(Rounds, OneHostTakesOneAndOpensNoFabric) {
+  auto after = [](int, Engine& engine, int) { EXPECT_EQ(engine.open_fabric(), nullptr); };
+  expect_rounds(join({.layout = "AAA", .after = after}), 1);
+}
+
+TEST(Rounds, SeveralHostsTakeOneWhereTheyAreExpected) {
+  expect_rounds(join({.layout = "ABBA", .several_hosts = true}), 1);
+}
+
+TEST(Rounds, TheLaunchersVariablesTellOfSeveralHosts) {
+  Variable world("WORLD_SIZE", "4");
+  {
+    Variable local("LOCAL_WORLD_SIZE", "2");
+    expect_rounds(join({.layout = "ABBA"}), 1);
+  }
+  {
+    Variable local("LOCAL_SIZE", "2");
+    expect_rounds(join({.layout = "ABBA"}), 1);
+  }
+  Variable local("LOCAL_WORLD_SIZE", "4");
+  auto after = [](int, Engine& engine, int) { EXPECT_EQ(engine.open_fabric(), nullptr); };
+  expect_rounds(join({.layout = "AAAA", .after = after}), 1);
+}
+
+TEST(Rounds, SeveralHostsUnannouncedTakeASecondOne) { expect_rounds(join({.layout = "ABBA"}), 2); }
+
+TEST(Rounds, AFurtherGroupTakesOne) { expect_rounds(join({.layout = "ABBA", .groups = 2}), 1); }
+
+TEST(Rounds, OnlyRanksWithoutAnOpenFabricPublishAgain) {
+  auto before = [](int rank, Engine& engine) {
+    if (rank != 2) ASSERT_TRUE(engine.fabric().ok());
+  };
+  Joined joined = join({.layout = "ABBA", .before = before});
+  for (int r = 0; r < 4; ++r) {
+    EXPECT_TRUE(joined.status[static_cast<size_t>(r)].ok());
+    EXPECT_EQ(joined.stores[static_cast<size_t>(r)].sets, r == 2 ? 2 : 1);
+    EXPECT_EQ(joined.stores[static_cast<size_t>(r)].gets, 2);
+  }
+}
+
+TEST(Rounds, ARankWithoutFabricTellsEverybodyWhy) {
+  for (bool expected : {true, false}) {
+    std::barrier opened(4);
+    std::optional<Variable> nowhere;
+    auto before = [&](int rank, Engine& engine) {
+      if (rank != 1) ASSERT_TRUE(engine.fabric().ok());
+      opened.arrive_and_wait();
+      if (rank == 1) nowhere.emplace("SMDDP_FABRIC_INTERFACE", "nowhere0");
+    };
+    Joined joined = join({.layout = "ABBA", .several_hosts = expected, .before = before});
+    for (const Status& status : joined.status) {
+      ASSERT_FALSE(status.ok());
+      EXPECT_NE(status.message().find("rank 1 (host-B) has no fabric"), std::string::npos)
+          << status.message();
+      EXPECT_NE(status.message().find("nowhere0"), std::string::npos) << status.message();
+    }
+  }
+}
+
+int open_descriptors() {
+  int count = 0;
+  for (auto it = std::filesystem::directory_iterator("/proc/self/fd");
+       it != std::filesystem::directory_iterator(); ++it) {
+    ++count;
+  }
+  return count;
+}
+
+TEST(Descriptors, AGroupHoldsNone) {
+  int first = 0;
+  auto after = [&](int rank, Engine&, int groups) {
+    if (rank != 0) return;
+    if (groups == 1) first = open_descriptors();
+    EXPECT_EQ(open_descriptors(), first);
+  };
+  expect_rounds(join({.layout = "AABB", .after = after, .groups = 20}), 1);
+  EXPECT_GT(first, 0);
+}
+
+// --- a peer that does not join ----------------------------------------------------------------------
+
+// Tells a rank something else of its neighbour's segment than the neighbour said.
+class ForgingStore : public CountingStore {
+ public:
+  using CountingStore::CountingStore;
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
+    auto values = CountingStore::get(keys);
+    Card card = decode(values.value()[1]).value();
+    card.outbox_fd = -1;
+    values.value()[1] = encode(card);
+    return values;
+  }
+};
+
+TEST(Node, ARankThatCouldNotJoinTellsItsNeighbours) {
+  MemoryStore store;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      auto engine = Engine::create();
+      Communicator::Options options;
+      options.name = "test";
+      options.timeout_ns = 20'000'000'000;
+      options.host = "host-A";
+      CountingStore plain(store, "");
+      ForgingStore forging(store, "");
+      auto group = Communicator::create(*engine.value(), r == 0 ? forging : plain, r, 2, options);
+      ASSERT_FALSE(group.ok());
+      EXPECT_NE(group.status().code(), Code::kTimeout);
+      EXPECT_NE(group.status().message().find(r == 0 ? "rank 1" : "rank 0"), std::string::npos)
+          << group.status().message();
+    });
+  }
+  for (auto& thread : threads) thread.join();
 }
 
 class NoSink : public fabric::Sink {

@@ -5,44 +5,92 @@
 
 #include <condition_variable>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 
 #include "collectives/communicator.h"
 
 namespace smddp {
 
+// A rank that waits is told once, when its last key is set: like a real store's server, and unlike a
+// condition that all ranks look at after each of all keys.
 class MemoryStore : public Store {
  public:
   explicit MemoryStore(std::chrono::milliseconds timeout = std::chrono::seconds(60))
       : timeout_(timeout) {}
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     std::lock_guard lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
+    Entry& entry = entries_[key];
+    entry.value = value;
+    entry.set = true;
+    for (Waiter* waiter : entry.waiters) {
+      if (--waiter->missing == 0) waiter->changed.notify_one();
+    }
+    entry.waiters.clear();
     return {};
   }
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
     std::unique_lock lock(mutex_);
-    auto all = [&] {
-      return std::all_of(keys.begin(), keys.end(), [&](auto& k) { return values_.count(k) > 0; });
-    };
-    if (!changed_.wait_for(lock, timeout_, all)) return Status(Code::kTimeout, "a key is missing");
+    Waiter waiter;
+    for (const auto& key : keys) {
+      Entry& entry = entries_[key];
+      if (entry.set) continue;
+      entry.waiters.push_back(&waiter);
+      ++waiter.missing;
+    }
+    if (!waiter.changed.wait_for(lock, timeout_, [&] { return waiter.missing == 0; })) {
+      for (auto& [key, entry] : entries_) std::erase(entry.waiters, &waiter);
+      return Status(Code::kTimeout, "a key is missing");
+    }
     std::vector<std::vector<uint8_t>> out;
-    for (const auto& key : keys) out.push_back(values_[key]);
+    for (const auto& key : keys) out.push_back(entries_[key].value);
     return out;
   }
   bool has(const std::string& key) override {
     std::lock_guard lock(mutex_);
-    return values_.count(key) > 0;
+    auto entry = entries_.find(key);
+    return entry != entries_.end() && entry->second.set;
   }
 
  private:
+  struct Waiter {
+    size_t missing = 0;
+    std::condition_variable changed;
+  };
+  struct Entry {
+    bool set = false;
+    std::vector<uint8_t> value;
+    std::vector<Waiter*> waiters;
+  };
   std::chrono::milliseconds timeout_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::vector<uint8_t>> values_;
+  std::unordered_map<std::string, Entry> entries_;
+};
+
+// One rank's view of a store: its keys stand under `prefix`, and its requests are counted.
+class CountingStore : public Store {
+ public:
+  CountingStore(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    ++sets;
+    return store_.set(prefix_ + key, value);
+  }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
+    ++gets;
+    std::vector<std::string> names;
+    for (const auto& key : keys) names.push_back(prefix_ + key);
+    return store_.get(names);
+  }
+  bool has(const std::string& key) override {
+    ++looks;
+    return store_.has(prefix_ + key);
+  }
+  int sets = 0, gets = 0, looks = 0;
+
+ private:
+  Store& store_;
+  std::string prefix_;
 };
 
 struct RankContext {
