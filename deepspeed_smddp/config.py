@@ -172,6 +172,12 @@ VARIABLES: tuple[Variable, ...] = (
         in_core=True,
     ),
     Variable(
+        "FABRIC_TRANSFER",
+        "",
+        "how large data travels: writes, tagged or messages",
+        in_core=True,
+    ),
+    Variable(
         "SINGLE_COPY",
         "1",
         "0: never read a peer's memory directly, copy through the shared segment",

@@ -60,9 +60,11 @@ struct Options {
   std::string library;    // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
   std::string provider;   // empty: the best that fi_getinfo offers
   std::string interface;  // domain name or source IP address; empty: first that is not loopback
+  std::string transfer = {};  // "writes", "tagged", "messages"; empty: the provider's faster one
 };
 
-// What SMDDP_FABRIC_PROVIDER and SMDDP_FABRIC_INTERFACE ask for; SMDDP_LIBFABRIC is the search's own.
+// What SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE and SMDDP_FABRIC_TRANSFER ask for;
+// SMDDP_LIBFABRIC is the search's own.
 Options options_from_env();
 
 class Endpoint {
