@@ -69,8 +69,7 @@ struct ChunkSendSlot : Slot {
 struct ChunkReceiveSlot : Slot {
   uint32_t landing;
   uint32_t index;
-  ChunkReceiveSlot* previous;  // in the landing's list of what is posted,
-  ChunkReceiveSlot* next;      // or in the free list
+  ChunkReceiveSlot* next;  // in the free list
 };
 
 // Intrusive queue: a slot is in at most one.

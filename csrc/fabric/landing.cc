@@ -26,7 +26,6 @@ Landing* LandingTable::open(Peer from, std::byte* memory, size_t bytes, size_t c
   landing->arrived.assign((landing->chunks + 63) / 64, 0);
   landing->registrations.fill(nullptr);
   landing->tag = landing->next = landing->window = landing->expected = 0;
-  landing->posted = nullptr;
   return landing;
 }
 

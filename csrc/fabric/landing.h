@@ -14,7 +14,6 @@
 namespace smddp::fabric {
 
 struct Registration;
-struct ChunkReceiveSlot;
 
 struct Landing {
   uint32_t number = 0;
@@ -31,7 +30,6 @@ struct Landing {
   uint32_t next = 0;      // first chunk whose receive has not been posted
   uint32_t window = 0;    // receives it may have posted,
   uint32_t expected = 0;  // and has
-  ChunkReceiveSlot* posted = nullptr;
 
   size_t size_of(uint32_t chunk) const {
     size_t offset = size_t{chunk} * chunk_bytes;
@@ -45,7 +43,7 @@ class LandingTable {
   Landing* open(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes, Inflow* inflow);
   // `again`: its number may be given to a later landing.
   void close(Landing* landing, bool again);
-  // nullptr where no landing of that number is open.
+  // nullptr where no landing of that number is open, among them those closed too early.
   Landing* find(uint32_t number);
   // Open or not; `number` is of one that was.
   Landing& at(uint32_t number) { return landings_[number]; }

@@ -109,6 +109,4 @@ void MrCache::give_back(Registration* registration) {
   table_.erase(oldest->self);
 }
 
-void MrCache::revoke(Registration* registration) { table_.erase(registration->self); }
-
 }  // namespace smddp::fabric

@@ -10,9 +10,9 @@
 //
 // Who shares one. Ranges to send from are widened to whole pages and shared by all who send from
 // them at the time. A range that a peer may write into is registered byte for byte, and has one user
-// at a time: so its key opens the landing it was granted for and nothing beside it, and can be
-// revoked without touching another landing. (Kept for the next user it has the same key: the peers
-// that had it before have sent all they were going to, or it had been revoked.)
+// at a time: so its key opens the landing it was granted for and nothing beside it. The next user has
+// the same key: the peer that had it before has sent all that it was going to. A landing whose sender
+// has not never gives its registration back.
 #pragma once
 
 #include <cstddef>
@@ -51,8 +51,6 @@ class MrCache {
   // nullptr: the provider refused; error() says why.
   Registration* take(const std::byte* data, size_t bytes, Access access);
   void give_back(Registration* registration);
-  // Closes it at once: its key opens nothing any more. For a kRemoteWrite one, by its only user.
-  void revoke(Registration* registration);
   void clear() {
     idle_.clear();
     table_.clear();

@@ -30,8 +30,6 @@ ssize_t Rail::receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* de
   return ::fi_trecv(ep_.get(), data, bytes, descriptor, FI_ADDR_UNSPEC, tag, 0, &slot->context);
 }
 
-void Rail::cancel(Slot* slot) { (void)::fi_cancel(&ep_->fid, &slot->context); }
-
 void Rail::repost(ReceiveSlot* slot) {
   void* descriptor = receives_mr_ ? ::fi_mr_desc(receives_mr_.get()) : nullptr;
   ssize_t rc =
@@ -84,8 +82,7 @@ Result<size_t> Rail::read_error(Event* event) {
     return Status(Code::kInternal, "fi_cq_readerr: " + library_.error_text(static_cast<int>(rc)) +
                                        " (" + text_ + ")");
   }
-  *event = {entry.err == FI_ECANCELED ? Event::kCancelled : Event::kFailed,
-            Slot::of(entry.op_context), 0, 0};
+  *event = {Event::kFailed, Slot::of(entry.op_context), 0, 0};
   error_ = library_.error_text(entry.err);
   char text[256] = {};
   const char* detail =

@@ -19,8 +19,7 @@ struct Event {
   enum Kind : uint8_t {
     kDone,     // `slot`'s operation; a receive has `bytes`
     kWritten,  // a peer's write into a landing, with its `immediate` data
-    kFailed,   // `slot`'s operation, or nullptr: a receive that had none; Rail::error() says why
-    kCancelled
+    kFailed    // `slot`'s operation, or nullptr: a receive that had none; Rail::error() says why
   } kind;
   Slot* slot;
   size_t bytes;
@@ -55,7 +54,6 @@ class Rail {
   ssize_t send_tagged(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes,
                       void* descriptor, uint64_t tag);
   ssize_t receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* descriptor, uint64_t tag);
-  void cancel(Slot* slot);
   void* sends_descriptor() const { return sends_mr_ ? ::fi_mr_desc(sends_mr_.get()) : nullptr; }
 
   // Gives a receive's buffer back to the provider.

@@ -184,13 +184,6 @@ void RailSet::handle(Rail& rail, const Event& event, Sink& sink) {
     return chunk_arrived(wire::landing_of(event.immediate), wire::chunk_of(event.immediate));
   }
   if (event.kind == Event::kFailed) return handle_failure(rail, event);
-  if (event.kind == Event::kCancelled) {
-    // Only receives of chunks are ever cancelled by us; others end so when their endpoint closes.
-    if (event.slot != nullptr && event.slot->operation == Operation::kChunkReceive) {
-      return forget_expected(static_cast<ChunkReceiveSlot*>(event.slot));
-    }
-    return handle_failure(rail, event);
-  }
   switch (event.slot->operation) {
     case Operation::kReceive: {
       ReceiveSlot* slot = static_cast<ReceiveSlot*>(event.slot);
@@ -220,7 +213,7 @@ Result<int> RailSet::progress(Sink& sink) {
       for (size_t i = 0; i < count; ++i) handle(*rail, events[i], sink);
       handled += static_cast<int>(count);
       // After an error, which comes alone, there may be more.
-      bool more = count == Rail::kBatch || (count == 1 && events[0].kind >= Event::kFailed);
+      bool more = count == Rail::kBatch || (count == 1 && events[0].kind == Event::kFailed);
       if (!more) break;
     }
   }
@@ -228,7 +221,7 @@ Result<int> RailSet::progress(Sink& sink) {
   for (size_t n = short_landings_.size(); n > 0; --n) {
     uint32_t number = short_landings_.front();
     short_landings_.erase(short_landings_.begin());
-    if (Landing* landing = landings_.find(number)) expect_chunks(*landing);
+    expect_chunks(landings_.at(number));
   }
   // The sink may post, and so lose a peer more: told next time.
   if (losses_.empty()) return handled;

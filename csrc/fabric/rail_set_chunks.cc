@@ -161,24 +161,18 @@ bool RailSet::register_landing(Landing& landing) {
   return true;
 }
 
+// A landing that is closed too early goes on taking what its sender still sends; only nobody hears of
+// it. Revoking the key, or cancelling the receives, would do harm instead: tcp and verbs break the
+// connection on a write without a key, and with it everything else between the two; a tagged message
+// that nobody expects stops a tcp connection, and its sender never gets its buffer back.
 void RailSet::close_landing(uint32_t number, bool complete) {
   Landing* landing = landings_.find(number);
   if (landing == nullptr) return;
   landings_.close(landing, complete);
-  for (ChunkReceiveSlot* slot = landing->posted; slot != nullptr;) {
-    ChunkReceiveSlot* next = slot->next;  // a provider may answer at once
-    rails_[slot->rail]->cancel(slot);
-    slot = next;
-  }
+  if (!complete) return;
   for (size_t i = 0; i < rails_.size(); ++i) {
     Registration* registration = landing->registrations[i];
-    if (registration == nullptr) continue;
-    if (complete) {
-      rails_[i]->registrations().give_back(registration);
-    } else if (transfer_ == Transfer::kWrites) {
-      rails_[i]->registrations().revoke(registration);
-    }
-    // A cancelled receive may be filling up yet: its memory stays registered.
+    if (registration != nullptr) rails_[i]->registrations().give_back(registration);
   }
 }
 
@@ -203,10 +197,6 @@ void RailSet::expect_chunks(Landing& landing) {
     }
     slot->landing = landing.number;
     slot->index = index;
-    slot->previous = nullptr;
-    slot->next = landing.posted;
-    if (landing.posted != nullptr) landing.posted->previous = slot;
-    landing.posted = slot;
     ++landing.expected;
     ++landing.next;
   }
@@ -216,23 +206,17 @@ void RailSet::expect_chunks(Landing& landing) {
 }
 
 void RailSet::forget_expected(ChunkReceiveSlot* slot) {
-  Landing& landing = landings_.at(slot->landing);
-  (slot->previous != nullptr ? slot->previous->next : landing.posted) = slot->next;
-  if (slot->next != nullptr) slot->next->previous = slot->previous;
-  --landing.expected;
+  --landings_.at(slot->landing).expected;
   free_chunk_receives_.push_front(slot);
 }
 
 void RailSet::chunk_received(ChunkReceiveSlot* slot, size_t bytes) {
   uint32_t number = slot->landing, index = slot->index;
   forget_expected(slot);
-  Landing* landing = landings_.find(number);
-  if (landing == nullptr || bytes != landing->size_of(index)) {
-    ++counters_.foreign_chunks;
-    return;
-  }
-  expect_chunks(*landing);
-  chunk_arrived(number, index);
+  Landing& landing = landings_.at(number);
+  expect_chunks(landing);
+  if (bytes == landing.size_of(index)) return chunk_arrived(number, index);
+  ++counters_.foreign_chunks;
 }
 
 void RailSet::chunk_arrived(uint32_t number, uint32_t index) {
