@@ -35,8 +35,8 @@ constexpr uint64_t kPatience = 20'000'000'000;
   std::_Exit(1);
 }
 
-// One side. Messages carry payload; or, in answer to nothing, a Grant (in a control message of its
-// size and a mark).
+// One side. A receiver says by a control message, known by its size, that it is ready: with a Grant in
+// it where there are landings.
 class Side : Sink, Inflow {
  public:
   Side(const Options& options, int socket, size_t chunk) {
@@ -61,9 +61,9 @@ class Side : Sink, Inflow {
   void expect(size_t bytes) {
     received_ = 0;
     expected_ = bytes;
-    if (endpoint_->transfer() == Transfer::kMessages) return;
-    wire::Grant grant;
-    if (!endpoint_->open_landing(peer_, in_.data(), bytes, chunk_, this, &grant)) {
+    wire::Grant grant = {};
+    if (endpoint_->transfer() != Transfer::kMessages &&
+        !endpoint_->open_landing(peer_, in_.data(), bytes, chunk_, this, &grant)) {
       give_up("no landing");
     }
     landing_ = grant.landing;
@@ -83,10 +83,8 @@ class Side : Sink, Inflow {
   }
   void send(size_t bytes) {
     bool messages = endpoint_->transfer() == Transfer::kMessages;
-    if (!messages) {
-      drive([&] { return granted_; });
-      granted_ = false;
-    }
+    drive([&] { return granted_; });
+    granted_ = false;
     uint32_t pending = 0;
     for (size_t at = 0; at < bytes; at += chunk_) {
       size_t size = std::min(chunk_, bytes - at);
@@ -121,7 +119,7 @@ class Side : Sink, Inflow {
     }
   }
   void on_message(const std::byte* data, size_t size) override {
-    if (endpoint_->transfer() == Transfer::kMessages) {
+    if (size != sizeof grant_) {
       std::memcpy(in_.data() + std::min(received_, in_.size() - size), data, size);
       received_ += size;
       return;

@@ -1,7 +1,10 @@
 // Opening an endpoint: library, offers, rails.
 #include "fabric/endpoint.h"
 
+#include <sys/epoll.h>
+
 #include <algorithm>
+#include <cerrno>
 
 #include "common/env.h"
 #include "common/log.h"
@@ -21,15 +24,14 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
   KeepSignalHandlers keep;  // psm's library takes SIGINT, SIGSEGV and others when it is loaded
   Result<Library> library = load_library(options.library);
   if (!library) return library.status();
-  Result<std::vector<Choice>> choices = choose(library.value(), options);
+  Result<std::vector<RailChoices>> choices = choose(library.value(), options);
   if (!choices) return choices.status();
   Status first;  // why the best offer can't be had
-  for (const Choice& choice : choices.value()) {
-    const Choice* rails[] = {&choice};
+  for (const RailChoices& rails : choices.value()) {
     auto built = RailSet::open(library.value(), rails, options.transfer, FI_WAIT_FD);
     if (!built) built = RailSet::open(library.value(), rails, options.transfer, FI_WAIT_NONE);
     if (built) {
-      if (!first) log(LogLevel::kWarning, first.message() + "; using " + choice.offer.text());
+      if (!first) log(LogLevel::kWarning, first.message() + "; using " + rails[0].offer.text());
       log(LogLevel::kInfo, "fabric: " + built.value()->description() + ", chunks by " +
                                name_of(built.value()->transfer()));
       return std::unique_ptr<Endpoint>(std::move(built.value()));
@@ -37,7 +39,7 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
     if (built.status().code() == Code::kInvalid) return built.status();
     if (first.ok()) {
       first = Status(Code::kUnavailable,
-                     choice.offer.text() + " can't be opened (" + built.status().message() + ")");
+                     rails[0].offer.text() + " can't be opened (" + built.status().message() + ")");
     }
   }
   return Status(Code::kUnavailable, first.message() +
@@ -45,8 +47,7 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
                                         "SMDDP_FABRIC_INTERFACE");
 }
 
-Result<std::unique_ptr<RailSet>> RailSet::open(const Library& library,
-                                               std::span<const Choice* const> choices,
+Result<std::unique_ptr<RailSet>> RailSet::open(const Library& library, const RailChoices& choices,
                                                const std::string& transfer, fi_wait_obj wait) {
   std::unique_ptr<RailSet> set(new RailSet(library));
   Status status = set->set_up(choices, transfer, wait);
@@ -54,17 +55,16 @@ Result<std::unique_ptr<RailSet>> RailSet::open(const Library& library,
   return set;
 }
 
-Status RailSet::set_up(std::span<const Choice* const> choices, const std::string& transfer,
-                       fi_wait_obj wait) {
-  const fi_info& info = *choices[0]->info;
+Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait) {
+  const fi_info& info = *choices[0].info;
   Result<Transfer> chosen = choose_transfer(info, transfer);
   if (!chosen) return chosen.status();
   transfer_ = chosen.value();
   virtual_addresses_ = (info.domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
   max_message_ = kMaxMessage;
   max_chunk_ = SIZE_MAX;
-  for (const Choice* choice : choices) {
-    size_t limit = choice->info->ep_attr->max_msg_size;
+  for (const Choice& choice : choices) {
+    size_t limit = choice.info->ep_attr->max_msg_size;
     max_message_ = std::min(max_message_, limit / 64 * 64);
     max_chunk_ = std::min(max_chunk_, limit);
   }
@@ -73,18 +73,34 @@ Status RailSet::set_up(std::span<const Choice* const> choices, const std::string
                   "its messages hold " + std::to_string(max_chunk_) + " bytes, too few");
   }
   PublishedAddress published{transfer_, {}};
-  for (const Choice* choice : choices) {
-    auto rail = Rail::open(library_, *choice, static_cast<uint8_t>(rails_.size()), wait,
+  for (const Choice& choice : choices) {
+    auto rail = Rail::open(library_, choice, static_cast<uint8_t>(rails_.size()), wait,
                            max_message_, &counters_);
     if (!rail) return rail.status();
     published.names.push_back(rail.value()->name());
-    description_ += (rails_.empty() ? "" : ", ") + rail.value()->text();
+    description_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
     rails_.push_back(std::move(rail.value()));
   }
   description_ += ", libfabric " + library_.version_text();
   address_ = pack_address(info, published);
-  wait_fd_ = rails_[0]->wait_fd();
+  if (Status status = open_wait_fd(); !status) return status;
   return cut_sends();
+}
+
+Status RailSet::open_wait_fd() {
+  wait_fd_ = rails_[0]->wait_fd();
+  if (rails_.size() == 1 || wait_fd_ < 0) return Status();
+  all_wait_fds_ = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
+  wait_fd_ = all_wait_fds_.get();
+  for (std::unique_ptr<Rail>& rail : rails_) {
+    epoll_event readable = {};
+    readable.events = EPOLLIN;
+    if (wait_fd_ < 0 || ::epoll_ctl(wait_fd_, EPOLL_CTL_ADD, rail->wait_fd(), &readable) != 0) {
+      return Status(Code::kUnavailable,
+                    "no epoll instance for its NICs: " + library_.error_text(errno));
+    }
+  }
+  return Status();
 }
 
 Status RailSet::cut_sends() {

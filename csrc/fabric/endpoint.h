@@ -57,9 +57,11 @@ struct Counters {
 };
 
 struct Options {
-  std::string library;    // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
-  std::string provider;   // empty: the best that fi_getinfo offers
-  std::string interface;  // domain name or source IP address; empty: first that is not loopback
+  std::string library;   // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
+  std::string provider;  // empty: the best that fi_getinfo offers
+  // Domain name, interface or source IP address, or several with commas between. Empty: all NICs of
+  // the provider where those are real (efa, verbs), otherwise the first that is not loopback.
+  std::string interface;
   std::string transfer = {};  // "writes", "tagged", "messages"; empty: the provider's faster one
 };
 
@@ -74,8 +76,8 @@ class Endpoint {
   virtual ~Endpoint() = default;
 
   virtual const std::vector<uint8_t>& address() const = 0;
-  virtual const std::string& description()
-      const = 0;  // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"
+  // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"; with all its NICs
+  virtual const std::string& description() const = 0;
   virtual size_t max_message() const = 0;
   virtual const Counters& counters() const = 0;
 

@@ -124,26 +124,32 @@ Status nothing_matches(const Library& library, const Options& options,
 
 }  // namespace
 
-Result<std::vector<Choice>> choose(const Library& library, const Options& options) {
+Result<std::vector<RailChoices>> choose(const Library& library, const Options& options) {
   Result<List> list = list_offers(library, options.provider);
   if (!list) return list.status();
-  std::vector<size_t> order = rank_offers(list.value().offers, options.provider, options.interface);
-  if (order.empty() && !options.provider.empty()) {
+  auto sets = [&] {
+    return rail_sets(list.value().offers, options.provider, options.interface, wire::kMaxRails);
+  };
+  std::vector<std::vector<size_t>> found = sets();
+  if (found.empty() && !options.provider.empty()) {
     // Ask again without the name: for a core provider's short name, or to say what there is.
     list = list_offers(library, "");
     if (!list) return list.status();
-    order = rank_offers(list.value().offers, options.provider, options.interface);
+    found = sets();
   }
-  if (order.empty()) return nothing_matches(library, options, list.value().offers);
-  std::vector<Choice> choices;
-  for (size_t i : order) {
-    const Offer& offer = list.value().offers[i];
-    bool seen = std::any_of(choices.begin(), choices.end(),
-                            [&](const Choice& c) { return c.offer.text() == offer.text(); });
-    if (seen) continue;
-    InfoHandle copy = own(library, library.dupinfo(list.value().infos[i]));
-    if (!copy) return Status(Code::kUnavailable, "libfabric is out of memory");
-    choices.push_back({std::move(copy), offer});
+  if (found.empty()) return nothing_matches(library, options, list.value().offers);
+  std::vector<RailChoices> choices;
+  std::set<std::string> seen;
+  for (const std::vector<size_t>& set : found) {
+    RailChoices rails;
+    std::string text;
+    for (size_t i : set) {
+      InfoHandle copy = own(library, library.dupinfo(list.value().infos[i]));
+      if (!copy) return Status(Code::kUnavailable, "libfabric is out of memory");
+      text += list.value().offers[i].text() + ",";
+      rails.push_back({std::move(copy), list.value().offers[i]});
+    }
+    if (seen.insert(text).second) choices.push_back(std::move(rails));
   }
   return choices;
 }

@@ -21,9 +21,7 @@ namespace smddp::fabric {
 
 class RailSet final : public Endpoint {
  public:
-  // One rail per choice, all of the same provider.
-  static Result<std::unique_ptr<RailSet>> open(const Library& library,
-                                               std::span<const Choice* const> choices,
+  static Result<std::unique_ptr<RailSet>> open(const Library& library, const RailChoices& choices,
                                                const std::string& transfer, fi_wait_obj wait);
 
   const std::vector<uint8_t>& address() const override { return address_; }
@@ -65,8 +63,8 @@ class RailSet final : public Endpoint {
   };
 
   explicit RailSet(const Library& library) : library_(library) {}
-  Status set_up(std::span<const Choice* const> choices, const std::string& transfer,
-                fi_wait_obj wait);
+  Status set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait);
+  Status open_wait_fd();
   Status cut_sends();
 
   void enqueue(SendSlot* slot);
@@ -104,6 +102,7 @@ class RailSet final : public Endpoint {
   size_t max_chunk_ = 0;
   Transfer transfer_ = Transfer::kMessages;
   bool virtual_addresses_ = false;  // of remote memory; otherwise offsets
+  FileDescriptor all_wait_fds_;     // of several rails: an epoll instance
   int wait_fd_ = -1;
   Counters counters_;
 
