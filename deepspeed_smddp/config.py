@@ -168,7 +168,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FABRIC_INTERFACE",
         "",
-        "network interface (libfabric domain or IP address) to use",
+        "network interfaces (libfabric domains or IP addresses) to use, with commas",
+        in_core=True,
+    ),
+    Variable(
+        "FABRIC_TRANSFER",
+        "",
+        "how large data travels: writes, tagged or messages",
         in_core=True,
     ),
     Variable(

@@ -12,7 +12,9 @@ namespace smddp::env {
   X(HOST_ID, "", "identity of this host; ranks with equal identity share memory")                \
   X(LIBFABRIC, "", "path of the libfabric shared object to open")                                \
   X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                  \
-  X(FABRIC_INTERFACE, "", "network interface (libfabric domain or IP address) to use")           \
+  X(FABRIC_INTERFACE, "",                                                                        \
+    "network interfaces (libfabric domains or IP addresses) to use, with commas")                \
+  X(FABRIC_TRANSFER, "", "how large data travels: writes, tagged or messages")                   \
   X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                         \
   X(SINGLE_COPY, "1", "0: never read a peer's memory directly, copy through the shared segment") \
   X(SPIN_MICROSECONDS, "20", "how long a waiting thread polls before it sleeps")                 \

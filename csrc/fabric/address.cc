@@ -16,8 +16,11 @@ struct Prefix {
   uint32_t protocol;
   uint32_t format;
   char provider[32];  // zero-padded; for the error sentence only
+  uint8_t transfer;
+  uint8_t rails;
+  uint8_t reserved[6];
 };
-static_assert(sizeof(Prefix) == 40);
+static_assert(sizeof(Prefix) == 48);
 
 Prefix prefix_of(const fi_info& info) {
   Prefix prefix = {};
@@ -84,16 +87,20 @@ void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source
   }
 }
 
-std::vector<uint8_t> pack_address(const fi_info& info, std::span<const uint8_t> name) {
+std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& address) {
   Prefix prefix = prefix_of(info);
-  std::vector<uint8_t> published(sizeof prefix + name.size());
+  prefix.transfer = static_cast<uint8_t>(address.transfer);
+  prefix.rails = static_cast<uint8_t>(address.names.size());
+  std::vector<uint8_t> published(sizeof prefix);
   std::memcpy(published.data(), &prefix, sizeof prefix);
-  std::copy(name.begin(), name.end(), published.begin() + sizeof prefix);
+  for (const std::vector<uint8_t>& name : address.names) {
+    published.insert(published.end(), name.begin(), name.end());
+  }
   return published;
 }
 
-Result<std::vector<uint8_t>> unpack_address(const fi_info& info, std::span<const uint8_t> published,
-                                            size_t name_size) {
+Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uint8_t> published,
+                                        size_t name_size) {
   Prefix mine = prefix_of(info), theirs;
   if (published.size() < sizeof theirs) {
     return Status(Code::kInvalid, "a peer's fabric address of " + std::to_string(published.size()) +
@@ -107,13 +114,21 @@ Result<std::vector<uint8_t>> unpack_address(const fi_info& info, std::span<const
                                       ", which can't talk to each other: set "
                                       "SMDDP_FABRIC_PROVIDER to the same on every host");
   }
-  if (published.size() != sizeof theirs + name_size) {
-    return Status(Code::kInvalid, "a peer's fabric address holds " +
-                                      std::to_string(published.size() - sizeof theirs) +
-                                      " bytes where its provider takes " +
-                                      std::to_string(name_size));
+  std::span<const uint8_t> names = published.subspan(sizeof theirs);
+  if (theirs.rails == 0 || theirs.rails > wire::kMaxRails ||
+      names.size() != theirs.rails * name_size ||
+      theirs.transfer > static_cast<uint8_t>(Transfer::kWrites)) {
+    return Status(Code::kInvalid, "a peer's fabric address holds " + std::to_string(names.size()) +
+                                      " bytes for " + std::to_string(theirs.rails) +
+                                      " NICs where its provider takes " +
+                                      std::to_string(name_size) + " for each");
   }
-  return std::vector<uint8_t>(published.begin() + sizeof theirs, published.end());
+  PublishedAddress address{static_cast<Transfer>(theirs.transfer), {}};
+  for (size_t rail = 0; rail < theirs.rails; ++rail) {
+    std::span<const uint8_t> name = names.subspan(rail * name_size, name_size);
+    address.names.emplace_back(name.begin(), name.end());
+  }
+  return address;
 }
 
 }  // namespace smddp::fabric

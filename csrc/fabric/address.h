@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/status.h"
+#include "fabric/endpoint.h"
 
 struct fi_info;
 struct sockaddr;
@@ -27,13 +28,19 @@ IpAddress describe_ip(const void* address, size_t size);
 // Gives the wildcard IP address in `name` (what fi_getname filled in) the one of `source`.
 void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source_size);
 
-// The published form: wire protocol, address format, provider's name, then the provider's own
-// bytes. Ranks whose providers can't talk to each other find out at add_peer, not by silence.
-std::vector<uint8_t> pack_address(const fi_info& info, std::span<const uint8_t> name);
+// The published form: wire protocol, address format, provider's name, how chunks travel, then the
+// provider's own bytes of each rail. Ranks whose providers can't talk to each other find out at
+// add_peer, not by silence.
+struct PublishedAddress {
+  Transfer transfer;
+  std::vector<std::vector<uint8_t>> names;  // by rail; of equal size
+};
 
-// The provider's bytes in a peer's published form, `name_size` of them as in our own. kInvalid with
-// both providers' names where the two can't talk, or where the form is damaged.
-Result<std::vector<uint8_t>> unpack_address(const fi_info& info, std::span<const uint8_t> published,
-                                            size_t name_size);
+std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& address);
+
+// What a peer published, its names as long as ours (`name_size`). kInvalid with both providers'
+// names where the two can't talk, or where the form is damaged.
+Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uint8_t> published,
+                                        size_t name_size);
 
 }  // namespace smddp::fabric

@@ -1,4 +1,5 @@
-// The endpoint's message buffers: one slab, cut once, never grown.
+// What is with libfabric at any time: message buffers and the contexts of chunks. Counted once, when
+// the endpoint opens, and never more.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -8,23 +9,33 @@
 #include <type_traits>
 
 #include "fabric/endpoint.h"
+#include "fabric/mr_cache.h"
 #include "fabric/wire.h"
 
 namespace smddp::fabric {
 
 // 128 KiB of payload with a header in front, in whole cache lines.
 inline constexpr size_t kMaxMessage = (128 * 1024 + sizeof(wire::Header) + 63) / 64 * 64;
-inline constexpr size_t kReceives = 32;
+inline constexpr size_t kReceives = 32;  // per rail
 inline constexpr size_t kDataSends = 24;
 inline constexpr size_t kControlSends = 64;
 static_assert((kReceives + kDataSends) * kMaxMessage + kControlSends * kControlMessage <
               (8u << 20));
 
+// Chunks with libfabric at once, sent and (tagged) expected.
+inline constexpr size_t kChunkSends = 256;
+inline constexpr size_t kChunkSendsPerPeer = 16;
+inline constexpr size_t kChunkReceives = 1024;
+inline constexpr size_t kChunkReceivesPerLanding = 64;
+
+enum class Operation : uint8_t { kReceive, kSend, kChunkSend, kChunkReceive };
+
 // What libfabric hands back with a completion. FI_CONTEXT2 lets a provider write into `context`
 // while the operation is its own.
 struct Slot {
   fi_context2 context;
-  bool is_send;
+  Operation operation;
+  uint8_t rail;
 
   static Slot* of(void* op_context) { return static_cast<Slot*>(op_context); }
 };
@@ -34,40 +45,62 @@ struct ReceiveSlot : Slot {
   std::byte* data;
 };
 
+// A message, or a chunk that goes out of a message buffer.
 struct SendSlot : Slot, SendBuffer {
   Peer to;
   size_t size;
   bool control;
-  SendSlot* next;  // in the free list or in a peer's FIFO
+  bool chunk;
+  uint32_t index;     // of the chunk, in
+  wire::Grant grant;  // this landing
+  SendSlot* next;     // in the free list or in a peer's FIFO
 };
 
-// Intrusive queue: a SendSlot is in at most one.
+// A chunk straight from the caller's memory.
+struct ChunkSendSlot : Slot {
+  Peer to;
+  size_t size;
+  uint32_t* pending;
+  Registration* registration;  // of the memory, where the provider asks for FI_MR_LOCAL
+  ChunkSendSlot* next;
+};
+
+// A tagged receive into a landing.
+struct ChunkReceiveSlot : Slot {
+  uint32_t landing;
+  uint32_t index;
+  ChunkReceiveSlot* next;  // in the free list
+};
+
+// Intrusive queue: a slot is in at most one.
+template <class T>
 class SlotQueue {
  public:
   bool empty() const { return head_ == nullptr; }
   size_t size() const { return size_; }
-  void push(SendSlot* slot) {
+  T* front() const { return head_; }
+  void push(T* slot) {
     slot->next = nullptr;
     (head_ == nullptr ? head_ : tail_->next) = slot;
     tail_ = slot;
     ++size_;
   }
-  void push_front(SendSlot* slot) {
+  void push_front(T* slot) {
     slot->next = head_;
     if (head_ == nullptr) tail_ = slot;
     head_ = slot;
     ++size_;
   }
-  SendSlot* pop() {
-    SendSlot* slot = head_;
+  T* pop() {
+    T* slot = head_;
     head_ = slot->next;
     --size_;
     return slot;
   }
 
  private:
-  SendSlot* head_ = nullptr;
-  SendSlot* tail_ = nullptr;
+  T* head_ = nullptr;
+  T* tail_ = nullptr;
   size_t size_ = 0;
 };
 

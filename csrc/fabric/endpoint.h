@@ -57,12 +57,16 @@ struct Counters {
 };
 
 struct Options {
-  std::string library;    // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
-  std::string provider;   // empty: the best that fi_getinfo offers
-  std::string interface;  // domain name or source IP address; empty: first that is not loopback
+  std::string library;   // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
+  std::string provider;  // empty: the best that fi_getinfo offers
+  // Domain name, interface or source IP address, or several with commas between. Empty: all NICs of
+  // the provider where those are real (efa, verbs), otherwise the first that is not loopback.
+  std::string interface;
+  std::string transfer = {};  // "writes", "tagged", "messages"; empty: the provider's faster one
 };
 
-// What SMDDP_FABRIC_PROVIDER and SMDDP_FABRIC_INTERFACE ask for; SMDDP_LIBFABRIC is the search's own.
+// What SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE and SMDDP_FABRIC_TRANSFER ask for;
+// SMDDP_LIBFABRIC is the search's own.
 Options options_from_env();
 
 class Endpoint {
@@ -72,8 +76,8 @@ class Endpoint {
   virtual ~Endpoint() = default;
 
   virtual const std::vector<uint8_t>& address() const = 0;
-  virtual const std::string& description()
-      const = 0;  // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"
+  // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"; with all its NICs
+  virtual const std::string& description() const = 0;
   virtual size_t max_message() const = 0;
   virtual const Counters& counters() const = 0;
 
@@ -99,14 +103,14 @@ class Endpoint {
   // then it has to be messages.
   virtual bool open_landing(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
                             Inflow* inflow, wire::Grant* grant) = 0;
-  // `complete`: every chunk has arrived. Otherwise the memory's registration is revoked and the
-  // landing's number is never used again; what was under way may still be written, so the memory has
-  // to outlive the endpoint.
+  // `complete`: every chunk has arrived. Otherwise the landing's number is never used again, and what
+  // its sender has not sent yet may still be written: the memory has to outlive the endpoint. To take
+  // its right to write away would break the connection to it with all else that is under way.
   virtual void close_landing(uint32_t landing, bool complete) = 0;
   // Sends `bytes` bytes as chunk `index` of the landing that `to` granted. `data` must keep, and stay
   // as it is, until *pending, which this increments, has been decremented again by progress(); that
-  // happens on errors, too, after which on_peer_lost() tells. False: no room, try again after
-  // progress().
+  // happens on errors, too, after which on_peer_lost() tells. Chunks of one landing go in rising
+  // order of `index`. False: no room, try again after progress(). To a peer that is lost: drops it.
   virtual bool send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
                           size_t bytes, uint32_t* pending) = 0;
   // The same from a buffer acquired for `to`, which it takes back. Never refuses: waits in the FIFO.

@@ -14,6 +14,7 @@ constexpr const char* kBestFirst[] = {"efa", "cxi", "verbs;ofi_rxm", "psm3",
                                       "opx", "tcp", "tcp;ofi_rxm",   "net"};
 // Worse than a name that is in neither list: "sockets" blocks in fi_send while it connects.
 constexpr const char* kWorstLast[] = {"sockets", "udp;ofi_rxd"};
+constexpr const char* kAllNics[] = {"efa", "verbs"};
 constexpr const char* kOnlyByName[] = {"shm", "sm2", "lnx", "ofi_mrail", "off_coll"};
 
 template <size_t N>
@@ -47,13 +48,55 @@ bool matches_interface(const Offer& offer, const std::string& wanted) {
          offer.interface == wanted || offer.address == wanted;
 }
 
+// Without an interface named, the reach of its address comes before all else.
+int reach(const Offer& offer) {
+  if (offer.loopback) return 3;
+  if (offer.link_local) return 2;
+  return is_host_bridge(offer.interface) ? 1 : 0;
+}
+
+bool of_real_nics(const Offer& offer) {
+  return position(kAllNics, core_of(offer.provider)) < std::size(kAllNics);
+}
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> items;
+  for (size_t from = 0; from <= list.size();) {
+    size_t comma = std::min(list.find(',', from), list.size());
+    items.push_back(list.substr(from, comma - from));
+    from = comma + 1;
+  }
+  return items;
+}
+
+// All NICs that match the provider and the reach of `best`, one offer of each.
+std::vector<size_t> all_nics(const std::vector<Offer>& offers, const std::vector<size_t>& ranked,
+                             size_t most) {
+  const Offer& best = offers[ranked[0]];
+  std::vector<size_t> nics;
+  for (size_t i : ranked) {
+    const Offer& offer = offers[i];
+    bool alike = offer.provider == best.provider && reach(offer) == reach(best) &&
+                 offer.small_messages == best.small_messages && offer.ipv6 == best.ipv6;
+    bool known = std::any_of(nics.begin(), nics.end(),
+                             [&](size_t nic) { return offers[nic].domain == offer.domain; });
+    if (alike && !known) nics.push_back(i);
+  }
+  std::sort(nics.begin(), nics.end(), [&](size_t a, size_t b) {
+    return std::tuple(offers[a].domain.size(), offers[a].domain) <
+           std::tuple(offers[b].domain.size(), offers[b].domain);
+  });
+  nics.resize(std::min(nics.size(), most));
+  return nics;
+}
+
 }  // namespace
 
-std::string Offer::text() const {
-  std::string text = provider + " on " + domain;
-  if (!address.empty()) text += " (" + address + ")";
-  return text;
+std::string Offer::place() const {
+  return address.empty() ? domain : domain + " (" + address + ")";
 }
+
+std::string Offer::text() const { return provider + " on " + place(); }
 
 std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::string& provider,
                                 const std::string& interface) {
@@ -70,14 +113,35 @@ std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::str
   }
   auto key = [&](size_t i) {
     const Offer& offer = offers[i];
-    int reach = 0;
-    if (is_host_bridge(offer.interface)) reach = 1;
-    if (offer.link_local) reach = 2;
-    if (offer.loopback) reach = 3;
-    return std::tuple(reach, rank_of(offer.provider), offer.small_messages, offer.ipv6, i);
+    return std::tuple(reach(offer), rank_of(offer.provider), offer.small_messages, offer.ipv6, i);
   };
   std::sort(usable.begin(), usable.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
   return usable;
+}
+
+std::vector<std::vector<size_t>> rail_sets(const std::vector<Offer>& offers,
+                                           const std::string& provider,
+                                           const std::string& interfaces, size_t most) {
+  std::vector<std::string> names = split(interfaces);
+  if (names.size() > most) return {};
+  std::vector<size_t> ranked = rank_offers(offers, provider, names[0]);
+  std::vector<std::vector<size_t>> sets;
+  if (interfaces.empty() && !ranked.empty() && of_real_nics(offers[ranked[0]])) {
+    sets.push_back(all_nics(offers, ranked, most));
+  }
+  for (size_t first : ranked) {
+    std::vector<size_t> set = {first};
+    for (size_t i = 1; i < names.size(); ++i) {
+      std::vector<size_t> here = rank_offers(offers, provider, names[i]);
+      auto same = std::find_if(here.begin(), here.end(), [&](size_t at) {
+        return !names[i].empty() && offers[at].provider == offers[first].provider &&
+               offers[at].ipv6 == offers[first].ipv6;
+      });
+      if (same != here.end()) set.push_back(*same);
+    }
+    if (set.size() == names.size()) sets.push_back(set);
+  }
+  return sets;
 }
 
 }  // namespace smddp::fabric

@@ -18,7 +18,8 @@ struct Offer {
   bool link_local = false;
   bool small_messages = false;  // can't take the longest message that the endpoint would send
 
-  std::string text() const;  // "tcp;ofi_rxm on eth0 (192.0.2.2)"
+  std::string place() const;  // "eth0 (192.0.2.2)"
+  std::string text() const;   // "tcp;ofi_rxm on eth0 (192.0.2.2)"
 };
 
 // Indices of the offers that may be used, best first; a pure function. `provider` (whole name, or
@@ -27,5 +28,14 @@ struct Offer {
 // addresses come after all others. Providers that stay inside a host are used only by name.
 std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::string& provider,
                                 const std::string& interface);
+
+// Sets of offers to open as the rails of one endpoint, best first; a pure function. `interfaces` is a
+// list with commas, and a set then has one offer for each, all of one provider; an interface that is
+// named twice gets two rails. Where it is empty, providers of real NICs (efa, verbs) come with all NICs
+// that are as good as their best, `most` at most and in the order of their names, so that rail i is the
+// same on all hosts; after that, and for other providers, each offer is a set of its own.
+std::vector<std::vector<size_t>> rail_sets(const std::vector<Offer>& offers,
+                                           const std::string& provider,
+                                           const std::string& interfaces, size_t most);
 
 }  // namespace smddp::fabric

@@ -51,19 +51,21 @@ Offer offer_of(const fi_info& info, const InterfaceTable& interfaces) {
 }
 
 struct List {
-  InfoHandle head;
+  std::vector<InfoHandle> heads;
   std::vector<const fi_info*> infos;
   std::vector<Offer> offers;
 };
 
-// An empty list is no error here.
-Result<List> list_offers(const Library& library, const std::string& provider) {
+// Appends what can do `caps`; nothing at all is no error here.
+Status add_offers(const Library& library, const std::string& provider, uint64_t caps,
+                  const InterfaceTable& interfaces, List& list) {
   InfoHandle hints = own(library, library.dupinfo(nullptr));
   if (!hints) return Status(Code::kUnavailable, "libfabric is out of memory");
-  hints->caps = FI_MSG;
-  hints->mode = FI_CONTEXT | FI_CONTEXT2;
+  hints->caps = caps;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
   hints->ep_attr->type = FI_EP_RDM;
-  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  hints->domain_attr->mr_mode =
+      FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
@@ -72,15 +74,25 @@ Result<List> list_offers(const Library& library, const std::string& provider) {
 
   fi_info* first = nullptr;
   int rc = library.getinfo(library.api, nullptr, nullptr, 0, hints.get(), &first);
-  List list;
-  list.head = own(library, first);
-  if (rc == -FI_ENODATA) return list;
+  list.heads.push_back(own(library, first));
+  if (rc == -FI_ENODATA) return Status();
   if (rc != 0) return Status(Code::kUnavailable, "fi_getinfo: " + library.error_text(rc));
-  InterfaceTable interfaces = read_interfaces();
   for (const fi_info* info = first; info != nullptr; info = info->next) {
     if (info->fabric_attr->prov_name == nullptr) continue;
     list.infos.push_back(info);
     list.offers.push_back(offer_of(*info, interfaces));
+  }
+  return Status();
+}
+
+// What can take chunks first, then what has messages only. Of equals the first counts.
+Result<List> list_offers(const Library& library, const std::string& provider) {
+  List list;
+  InterfaceTable interfaces = read_interfaces();
+  for (uint64_t caps : {FI_MSG | FI_RMA | FI_TAGGED, FI_MSG}) {
+    if (Status status = add_offers(library, provider, caps, interfaces, list); !status) {
+      return status;
+    }
   }
   return list;
 }
@@ -112,26 +124,32 @@ Status nothing_matches(const Library& library, const Options& options,
 
 }  // namespace
 
-Result<std::vector<Choice>> choose(const Library& library, const Options& options) {
+Result<std::vector<RailChoices>> choose(const Library& library, const Options& options) {
   Result<List> list = list_offers(library, options.provider);
   if (!list) return list.status();
-  std::vector<size_t> order = rank_offers(list.value().offers, options.provider, options.interface);
-  if (order.empty() && !options.provider.empty()) {
+  auto sets = [&] {
+    return rail_sets(list.value().offers, options.provider, options.interface, wire::kMaxRails);
+  };
+  std::vector<std::vector<size_t>> found = sets();
+  if (found.empty() && !options.provider.empty()) {
     // Ask again without the name: for a core provider's short name, or to say what there is.
     list = list_offers(library, "");
     if (!list) return list.status();
-    order = rank_offers(list.value().offers, options.provider, options.interface);
+    found = sets();
   }
-  if (order.empty()) return nothing_matches(library, options, list.value().offers);
-  std::vector<Choice> choices;
-  for (size_t i : order) {
-    const Offer& offer = list.value().offers[i];
-    bool seen = std::any_of(choices.begin(), choices.end(),
-                            [&](const Choice& c) { return c.offer.text() == offer.text(); });
-    if (seen) continue;
-    InfoHandle copy = own(library, library.dupinfo(list.value().infos[i]));
-    if (!copy) return Status(Code::kUnavailable, "libfabric is out of memory");
-    choices.push_back({std::move(copy), offer});
+  if (found.empty()) return nothing_matches(library, options, list.value().offers);
+  std::vector<RailChoices> choices;
+  std::set<std::string> seen;
+  for (const std::vector<size_t>& set : found) {
+    RailChoices rails;
+    std::string text;
+    for (size_t i : set) {
+      InfoHandle copy = own(library, library.dupinfo(list.value().infos[i]));
+      if (!copy) return Status(Code::kUnavailable, "libfabric is out of memory");
+      text += list.value().offers[i].text() + ",";
+      rails.push_back({std::move(copy), list.value().offers[i]});
+    }
+    if (seen.insert(text).second) choices.push_back(std::move(rails));
   }
   return choices;
 }

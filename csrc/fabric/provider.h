@@ -16,8 +16,11 @@ struct Choice {
   Offer offer;
 };
 
-// The usable offers of this host, best first and at least one; kUnavailable with what was asked for
-// and what is on offer where nothing matches.
-Result<std::vector<Choice>> choose(const Library& library, const Options& options);
+// What to open as the rails of one endpoint; all of one provider.
+using RailChoices = std::vector<Choice>;
+
+// The usable sets of rails of this host, best first and at least one; kUnavailable with what was asked
+// for and what is on offer where nothing matches.
+Result<std::vector<RailChoices>> choose(const Library& library, const Options& options);
 
 }  // namespace smddp::fabric

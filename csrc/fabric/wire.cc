@@ -18,4 +18,9 @@ bool check(const void* data, size_t size) {
   return false;
 }
 
+bool check(const Grant& grant, uint64_t bytes) {
+  return grant.landing < kMaxLandings && bytes > 0 && grant.bytes == bytes &&
+         grant.chunk_bytes > 0 && (bytes - 1) / grant.chunk_bytes < kMaxChunks;
+}
+
 }  // namespace smddp::wire

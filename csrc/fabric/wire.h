@@ -21,8 +21,19 @@ enum class Type : uint8_t {
 // NICs that one endpoint may be striped over.
 inline constexpr size_t kMaxRails = 8;
 
-// The payload of a READY whose sender opened a landing for the peer: where the chunks go. The keys
-// are the provider's own, one per NIC of the receiver; they open that memory and no other.
+// A write's immediate data has 32 bits (EFA and verbs carry no more): landing, then chunk.
+inline constexpr uint32_t kLandingBits = 12, kChunkBits = 20;
+inline constexpr uint32_t kMaxLandings = 1u << kLandingBits;
+inline constexpr uint32_t kMaxChunks = 1u << kChunkBits;
+constexpr uint32_t immediate(uint32_t landing, uint32_t chunk) {
+  return landing << kChunkBits | chunk;
+}
+constexpr uint32_t landing_of(uint32_t immediate) { return immediate >> kChunkBits; }
+constexpr uint32_t chunk_of(uint32_t immediate) { return immediate & (kMaxChunks - 1); }
+
+// The payload of a READY whose sender opened a landing for the peer: where the chunks go. For writes
+// the keys are the provider's own, one per NIC of the receiver; they open that memory and no other.
+// For tagged messages keys[0] is the upper half of the tags.
 struct Grant {
   uint32_t landing;      // the receiver's number of it
   uint32_t chunk_bytes;  // of every chunk but the last
@@ -49,5 +60,8 @@ static_assert(sizeof(Header) == 88);
 // True when `data` (`size` bytes) starts with a header of this protocol whose `bytes` is exactly
 // what follows it.
 bool check(const void* data, size_t size);
+
+// True when `grant` is one for `bytes` bytes that send_chunk() can follow.
+bool check(const Grant& grant, uint64_t bytes);
 
 }  // namespace smddp::wire

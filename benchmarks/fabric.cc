@@ -1,0 +1,206 @@
+// Latency and bandwidth of an endpoint between two processes over loopback, for each way of moving
+// data. One line per size:
+//
+//   fabric [provider [messages|tagged|writes [interface]]]
+//
+// Latency: half a round trip of one transfer each way, median. Bandwidth: as many bytes as a transfer
+// of 64 MiB or 32 of the size, whichever is less, one way. Transfers above the chunk size go in chunks
+// of it; each is checked in part.
+#include <sched.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/clock.h"
+#include "fabric/endpoint.h"
+
+using namespace smddp;
+using namespace smddp::fabric;
+
+namespace {
+
+constexpr size_t kSmallest = 1024, kLargest = 16 << 20;
+constexpr uint64_t kPatience = 20'000'000'000;
+
+[[noreturn]] void give_up(const std::string& why) {
+  std::printf("%s\n", why.c_str());
+  std::fflush(stdout);
+  std::_Exit(1);
+}
+
+// One side. A receiver says by a control message, known by its size, that it is ready: with a Grant in
+// it where there are landings.
+class Side : Sink, Inflow {
+ public:
+  Side(const Options& options, int socket, size_t chunk) {
+    auto opened = Endpoint::open(options);
+    if (!opened) give_up(opened.status().message());
+    endpoint_ = std::move(opened.value());
+    std::vector<uint8_t> address = endpoint_->address();
+    std::vector<uint8_t> other(address.size());
+    if (write(socket, address.data(), address.size()) < 0 ||
+        read(socket, other.data(), other.size()) != static_cast<ssize_t>(other.size())) {
+      give_up("no address from the other side");
+    }
+    peer_ = endpoint_->add_peer(other).value();
+    in_.resize(kLargest);
+    out_.resize(kLargest);
+    for (size_t i = 0; i < out_.size(); ++i) out_[i] = static_cast<std::byte>(i * 31 + i / 255);
+    chunk_ = endpoint_->transfer() == Transfer::kMessages ? endpoint_->max_message() : chunk;
+  }
+  const Endpoint& endpoint() const { return *endpoint_; }
+
+  // The memory for one transfer, and word of it to the other side.
+  void expect(size_t bytes) {
+    received_ = 0;
+    expected_ = bytes;
+    wire::Grant grant = {};
+    if (endpoint_->transfer() != Transfer::kMessages &&
+        !endpoint_->open_landing(peer_, in_.data(), bytes, chunk_, this, &grant)) {
+      give_up("no landing");
+    }
+    landing_ = grant.landing;
+    SendBuffer* buffer = nullptr;
+    drive([&] { return (buffer = endpoint_->acquire(peer_, true)) != nullptr; });
+    std::memcpy(buffer->data, &grant, sizeof grant);
+    endpoint_->post(buffer, sizeof grant);
+  }
+  void await() {
+    drive([&] { return received_ >= expected_; });
+    size_t step = std::max<size_t>(1, expected_ / 16);
+    for (size_t at = 0; at < expected_; at += step) {
+      if (endpoint_->transfer() != Transfer::kMessages && in_[at] != out_[at]) give_up("corrupt");
+    }
+    if (endpoint_->transfer() != Transfer::kMessages) endpoint_->close_landing(landing_, true);
+    received_ = 0;
+  }
+  void send(size_t bytes) {
+    bool messages = endpoint_->transfer() == Transfer::kMessages;
+    drive([&] { return granted_; });
+    granted_ = false;
+    uint32_t pending = 0;
+    for (size_t at = 0; at < bytes; at += chunk_) {
+      size_t size = std::min(chunk_, bytes - at);
+      drive([&] {
+        if (!messages) {
+          return endpoint_->send_chunk(peer_, grant_, static_cast<uint32_t>(at / chunk_),
+                                       out_.data() + at, size, &pending);
+        }
+        SendBuffer* buffer = endpoint_->acquire(peer_, false);
+        if (buffer == nullptr) return false;
+        std::memcpy(buffer->data, out_.data() + at, size);
+        endpoint_->post(buffer, size);
+        return true;
+      });
+    }
+    drive([&] { return pending == 0; });
+  }
+  void finish() {
+    drive([&] { return endpoint_->idle(); });
+    for (int i = 0; i < 1000; ++i) (void)endpoint_->progress(*this);
+  }
+
+ private:
+  template <class Done>
+  void drive(Done&& done) {
+    uint64_t until = now_ns() + kPatience;
+    while (!done()) {
+      auto moved = endpoint_->progress(*this);
+      if (!moved) give_up(moved.status().message());
+      if (moved.value() == 0) sched_yield();
+      if (now_ns() > until) give_up("hangs");
+    }
+  }
+  void on_message(const std::byte* data, size_t size) override {
+    if (size != sizeof grant_) {
+      std::memcpy(in_.data() + std::min(received_, in_.size() - size), data, size);
+      received_ += size;
+      return;
+    }
+    std::memcpy(&grant_, data, sizeof grant_);
+    granted_ = true;
+  }
+  void on_chunk(uint32_t index) override {
+    received_ += std::min(chunk_, expected_ - index * chunk_);
+  }
+  void on_peer_lost(Peer, const Status& why) override { give_up(why.message()); }
+
+  std::unique_ptr<Endpoint> endpoint_;
+  Peer peer_ = 0;
+  size_t chunk_ = 0, received_ = 0, expected_ = 0;
+  uint32_t landing_ = 0;
+  bool granted_ = false;
+  wire::Grant grant_ = {};
+  std::vector<std::byte> in_, out_;
+};
+
+void run(const Options& options, int socket, bool first) {
+  size_t chunk = 256 << 10;
+  if (const char* set = std::getenv("CHUNK")) chunk = std::strtoul(set, nullptr, 10);
+  Side side(options, socket, chunk);
+  if (first) {
+    std::printf("# %s, %s, chunks of %zu KiB\n%10s %12s %12s\n",
+                side.endpoint().description().c_str(),
+                side.endpoint().transfer() == Transfer::kWrites   ? "writes"
+                : side.endpoint().transfer() == Transfer::kTagged ? "tagged"
+                                                                  : "messages",
+                chunk >> 10, "bytes", "latency us", "MB/s");
+  }
+  for (size_t bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
+    size_t rounds = std::clamp<size_t>((64 << 20) / bytes, 8, 1000);
+    std::vector<double> latencies;
+    for (size_t round = 0; round < rounds + 5; ++round) {
+      uint64_t start = now_ns();
+      side.expect(bytes);
+      if (first) side.send(bytes);
+      side.await();
+      if (!first) side.send(bytes);
+      if (round >= 5) latencies.push_back(static_cast<double>(now_ns() - start) / 2000);
+    }
+    std::nth_element(latencies.begin(), latencies.begin() + latencies.size() / 2, latencies.end());
+    size_t stream = std::clamp<size_t>((64 << 20) / bytes, 8, 32);
+    uint64_t start = now_ns();
+    for (size_t i = 0; i < stream; ++i) {
+      if (first) {
+        side.send(bytes);
+      } else {
+        side.expect(bytes);
+        side.await();
+      }
+    }
+    if (first) {
+      side.expect(1);
+      side.await();
+    } else {
+      side.send(1);
+    }
+    if (first) {
+      double seconds = static_cast<double>(now_ns() - start) / 1e9;
+      std::printf("%10zu %12.1f %12.0f\n", bytes, latencies[latencies.size() / 2],
+                  static_cast<double>(bytes * stream) / seconds / 1e6);
+      std::fflush(stdout);
+    }
+  }
+  side.finish();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options{"", argc > 1 ? argv[1] : "", argc > 3 ? argv[3] : "lo", argc > 2 ? argv[2] : ""};
+  int sockets[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) give_up("socketpair");
+  pid_t child = fork();
+  run(options, sockets[child == 0], child != 0);
+  if (child == 0) std::_Exit(0);
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status != 0;
+}

@@ -1,0 +1,58 @@
+// The receiver's side of landings: which are open, and which of their chunks have come. Knows nothing
+// of libfabric.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "fabric/endpoint.h"
+#include "fabric/wire.h"
+
+namespace smddp::fabric {
+
+struct Registration;
+
+struct Landing {
+  uint32_t number = 0;
+  bool open = false;
+  Peer from = 0;
+  std::byte* memory = nullptr;
+  size_t bytes = 0, chunk_bytes = 0;
+  uint32_t chunks = 0;
+  Inflow* inflow = nullptr;
+  std::vector<uint64_t> arrived;                             // a bit per chunk
+  std::array<Registration*, wire::kMaxRails> registrations;  // by rail; nullptr: none needed
+  // Of tagged messages only:
+  uint32_t tag = 0;       // upper half of the chunks' tags
+  uint32_t next = 0;      // first chunk whose receive has not been posted
+  uint32_t window = 0;    // receives it may have posted,
+  uint32_t expected = 0;  // and has
+
+  size_t size_of(uint32_t chunk) const {
+    size_t offset = size_t{chunk} * chunk_bytes;
+    return bytes - offset < chunk_bytes ? bytes - offset : chunk_bytes;
+  }
+};
+
+class LandingTable {
+ public:
+  // nullptr: no number is free, or there would be too many chunks for one.
+  Landing* open(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes, Inflow* inflow);
+  // `again`: its number may be given to a later landing.
+  void close(Landing* landing, bool again);
+  // nullptr where no landing of that number is open, among them those closed too early.
+  Landing* find(uint32_t number);
+  // Open or not; `number` is of one that was.
+  Landing& at(uint32_t number) { return landings_[number]; }
+  // Marks the chunk. False where it is none of the landing's, or has come before.
+  static bool arrive(Landing& landing, uint32_t chunk);
+
+ private:
+  std::deque<Landing> landings_;  // by number; elements stay where they are
+  std::deque<uint32_t> free_;     // longest free first
+};
+
+}  // namespace smddp::fabric

@@ -1,0 +1,112 @@
+#include "fabric/mr_cache.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+namespace smddp::fabric {
+namespace {
+
+constexpr int kKeyTries = 8;  // random keys may collide where a provider has few bits for them
+
+uint64_t access_flags(Access access) {
+  switch (access) {
+    case Access::kSend:
+      return FI_SEND | FI_WRITE;
+    case Access::kReceive:
+      return FI_RECV;
+    case Access::kRemoteWrite:
+      return FI_REMOTE_WRITE;
+  }
+  return 0;
+}
+
+// Not to be guessed by a process that was not granted it.
+uint64_t random_key() {
+  uint64_t key = 0;
+  if (::getrandom(&key, sizeof key, 0) != sizeof key) key = reinterpret_cast<uintptr_t>(&key);
+  return key;
+}
+
+}  // namespace
+
+MrCache::MrCache(const Library& library, fid_domain* domain, fid_ep* endpoint, const fi_info& info,
+                 size_t bound, Counters* counters)
+    : library_(library),
+      domain_(domain),
+      endpoint_((info.domain_attr->mr_mode & FI_MR_ENDPOINT) != 0 ? endpoint : nullptr),
+      pins_((info.domain_attr->mr_mode & FI_MR_ALLOCATED) != 0),
+      provider_keys_((info.domain_attr->mr_mode & FI_MR_PROV_KEY) != 0),
+      key_mask_(info.domain_attr->mr_key_size >= 8
+                    ? ~uint64_t{0}
+                    : (uint64_t{1} << 8 * info.domain_attr->mr_key_size) - 1),
+      bound_(pins_ ? 0 : bound),
+      counters_(counters) {}
+
+Result<MrHandle> MrCache::open(const RegistrationKey& range) {
+  auto [base, bytes, access] = range;
+  int rc = 0;
+  for (int attempt = 0; attempt < kKeyTries; ++attempt) {
+    uint64_t wanted = provider_keys_ ? 0 : random_key() & key_mask_;
+    fid_mr* raw = nullptr;
+    rc = ::fi_mr_reg(domain_, reinterpret_cast<const void*>(base), bytes, access_flags(access), 0,
+                     wanted, 0, &raw, nullptr);
+    if (rc == -FI_ENOKEY && !provider_keys_) continue;
+    if (rc != 0) break;
+    MrHandle mr(raw);
+    if (endpoint_ != nullptr) {
+      if (rc = ::fi_mr_bind(raw, &endpoint_->fid, 0); rc != 0) break;
+      if (rc = ::fi_mr_enable(raw); rc != 0) break;
+    }
+    return mr;
+  }
+  return Status(Code::kUnavailable,
+                "fi_mr_reg of " + std::to_string(bytes) + " bytes: " + library_.error_text(rc));
+}
+
+Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) {
+  uintptr_t base = reinterpret_cast<uintptr_t>(data);
+  bool exclusive = access == Access::kRemoteWrite;
+  if (!exclusive) {
+    uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+    uintptr_t end = (base + bytes + page - 1) / page * page;
+    base = base / page * page;
+    bytes = end - base;
+  }
+  RegistrationKey range(base, bytes, access);
+  auto [first, last] = table_.equal_range(range);
+  for (auto at = first; at != last; ++at) {
+    Registration& found = at->second;
+    if (exclusive && found.users > 0) continue;
+    if (found.users++ == 0) idle_.erase(found.idle);
+    ++counters_->registration_hits;
+    return &found;
+  }
+  Result<MrHandle> mr = open(range);
+  if (!mr) {
+    error_ = mr.status();
+    return nullptr;
+  }
+  ++counters_->registrations;
+  auto made = table_.emplace(range, Registration{});
+  Registration& registration = made->second;
+  registration.mr = std::move(mr.value());
+  registration.key = ::fi_mr_key(registration.mr.get());
+  registration.users = 1;
+  registration.self = made;
+  return &registration;
+}
+
+void MrCache::give_back(Registration* registration) {
+  if (--registration->users > 0) return;
+  if (bound_ == 0) {
+    table_.erase(registration->self);
+    return;
+  }
+  registration->idle = idle_.insert(idle_.end(), registration);
+  if (idle_.size() <= bound_) return;
+  Registration* oldest = idle_.front();
+  idle_.pop_front();
+  table_.erase(oldest->self);
+}
+
+}  // namespace smddp::fabric

@@ -1,0 +1,79 @@
+// Registrations of memory that the endpoint does not own, of one domain.
+//
+// When a registration may outlive its use. A cache can't see memory being freed and mapped again at
+// the same address. Providers without FI_MR_ALLOCATED (tcp, udp) pin nothing: to them a registration
+// is a range of virtual addresses, good for whatever is mapped there when data arrives, so a kept one
+// can't go stale. Providers with FI_MR_ALLOCATED (verbs, efa) resolve it to physical pages at once: a
+// kept one would write into pages that have long gone elsewhere. There it ends with its last user.
+// That costs little: those providers keep the pages pinned in a cache of their own, which watches
+// munmap.
+//
+// Who shares one. Ranges to send from are widened to whole pages and shared by all who send from
+// them at the time. A range that a peer may write into is registered byte for byte, and has one user
+// at a time: so its key opens the landing it was granted for and nothing beside it. The next user has
+// the same key: the peer that had it before has sent all that it was going to. A landing whose sender
+// has not never gives its registration back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <map>
+#include <tuple>
+
+#include "fabric/endpoint.h"
+#include "fabric/resource.h"
+
+namespace smddp::fabric {
+
+enum class Access : uint8_t { kSend, kReceive, kRemoteWrite };
+
+struct Registration;
+using RegistrationKey = std::tuple<uintptr_t, size_t, Access>;
+using RegistrationTable = std::multimap<RegistrationKey, Registration>;
+
+struct Registration {
+  MrHandle mr;
+  uint64_t key = 0;  // for peers
+  uint32_t users = 0;
+  RegistrationTable::iterator self;
+  std::list<Registration*>::iterator idle;  // valid while users == 0
+
+  void* descriptor() const { return ::fi_mr_desc(mr.get()); }
+};
+
+class MrCache {
+ public:
+  // `bound`: most registrations kept without a user. `counters` gets registrations and hits.
+  MrCache(const Library& library, fid_domain* domain, fid_ep* endpoint, const fi_info& info,
+          size_t bound, Counters* counters);
+
+  // nullptr: the provider refused; error() says why.
+  Registration* take(const std::byte* data, size_t bytes, Access access);
+  void give_back(Registration* registration);
+  void clear() {
+    idle_.clear();
+    table_.clear();
+  }
+
+  bool pins() const { return pins_; }
+  size_t size() const { return table_.size(); }
+  const Status& error() const { return error_; }
+
+ private:
+  Result<MrHandle> open(const RegistrationKey& range);
+
+  const Library& library_;
+  fid_domain* domain_;
+  fid_ep* endpoint_;  // to bind to, where FI_MR_ENDPOINT asks for it
+  bool pins_;
+  bool provider_keys_;
+  uint64_t key_mask_;
+  size_t bound_;
+  Counters* counters_;
+  RegistrationTable table_;
+  std::list<Registration*> idle_;  // least recently used first
+  Status error_;
+};
+
+}  // namespace smddp::fabric

@@ -1,0 +1,102 @@
+// A rail's data path: nothing here allocates, locks or formats, but for errors.
+#include "fabric/rail.h"
+
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+
+namespace smddp::fabric {
+
+ssize_t Rail::send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes) {
+  slot->rail = index_;
+  return ::fi_send(ep_.get(), data, bytes, sends_descriptor(), to, &slot->context);
+}
+
+ssize_t Rail::write(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes, void* descriptor,
+                    uint64_t address, uint64_t key, uint32_t immediate) {
+  slot->rail = index_;
+  return ::fi_writedata(ep_.get(), data, bytes, descriptor, immediate, to, address, key,
+                        &slot->context);
+}
+
+ssize_t Rail::send_tagged(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes,
+                          void* descriptor, uint64_t tag) {
+  slot->rail = index_;
+  return ::fi_tsend(ep_.get(), data, bytes, descriptor, to, tag, &slot->context);
+}
+
+ssize_t Rail::receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* descriptor,
+                             uint64_t tag) {
+  slot->rail = index_;
+  return ::fi_trecv(ep_.get(), data, bytes, descriptor, FI_ADDR_UNSPEC, tag, 0, &slot->context);
+}
+
+void Rail::repost(ReceiveSlot* slot) {
+  void* descriptor = receives_mr_ ? ::fi_mr_desc(receives_mr_.get()) : nullptr;
+  ssize_t rc =
+      ::fi_recv(ep_.get(), slot->data, max_message_, descriptor, FI_ADDR_UNSPEC, &slot->context);
+  if (rc == 0) return;
+  unposted_.push_back(slot);
+  if (rc != -FI_EAGAIN && broken_.ok()) {
+    broken_ = Status(Code::kUnavailable,
+                     "fi_recv: " + library_.error_text(static_cast<int>(rc)) + " (" + text_ + ")");
+  }
+}
+
+Status Rail::repost_refused() {
+  for (size_t n = unposted_.size(); n > 0 && broken_.ok(); --n) {
+    ReceiveSlot* slot = unposted_.front();
+    unposted_.erase(unposted_.begin());
+    repost(slot);
+  }
+  return broken_;
+}
+
+Result<size_t> Rail::poll(std::span<Event, kBatch> events) {
+  fi_cq_data_entry entries[kBatch];
+  ssize_t n = ::fi_cq_read(cq_.get(), entries, kBatch);
+  if (n == -FI_EAGAIN || n == 0) return size_t{0};
+  if (n == -FI_EAVAIL) return read_error(events.data());
+  if (n < 0) {
+    return Status(Code::kInternal,
+                  "fi_cq_read: " + library_.error_text(static_cast<int>(n)) + " (" + text_ + ")");
+  }
+  for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+    const fi_cq_data_entry& entry = entries[i];
+    Slot* slot = Slot::of(entry.op_context);
+    if ((entry.flags & FI_REMOTE_CQ_DATA) != 0 && (entry.flags & (FI_RMA | FI_REMOTE_WRITE)) != 0) {
+      // Without FI_RX_CQ_DATA the context is nobody's, whatever it holds.
+      events[i] = {Event::kWritten, consumes_receives_ ? slot : nullptr, entry.len,
+                   static_cast<uint32_t>(entry.data)};
+    } else {
+      events[i] = {Event::kDone, slot, entry.len, 0};
+    }
+  }
+  return static_cast<size_t>(n);
+}
+
+Result<size_t> Rail::read_error(Event* event) {
+  fi_cq_err_entry entry = {};  // zeroed: providers take err_data as an input
+  ssize_t rc = ::fi_cq_readerr(cq_.get(), &entry, 0);
+  if (rc == -FI_EAGAIN) return size_t{0};
+  if (rc < 0) {
+    return Status(Code::kInternal, "fi_cq_readerr: " + library_.error_text(static_cast<int>(rc)) +
+                                       " (" + text_ + ")");
+  }
+  *event = {Event::kFailed, Slot::of(entry.op_context), 0, 0};
+  error_ = library_.error_text(entry.err);
+  char text[256] = {};
+  const char* detail =
+      ::fi_cq_strerror(cq_.get(), entry.prov_errno, entry.err_data, text, sizeof text - 1);
+  if (entry.prov_errno != 0 && detail != nullptr && *detail != '\0' && error_ != detail) {
+    error_ += std::string(", ") + detail;
+  }
+  return size_t{1};
+}
+
+bool Rail::may_sleep() {
+  if (wait_fd_ < 0 || !unposted_.empty()) return false;
+  fid* queue = &cq_->fid;
+  return ::fi_trywait(fabric_.get(), &queue, 1) == 0;
+}
+
+}  // namespace smddp::fabric

@@ -1,0 +1,105 @@
+// A rail: one NIC's endpoint with its completion queue, its address vector and its receive buffers.
+// Starts operations and reaps their completions; who the peers are, what waits and what a completion
+// means is the rail set's.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fabric/buffers.h"
+#include "fabric/mr_cache.h"
+#include "fabric/provider.h"
+#include "fabric/resource.h"
+
+namespace smddp::fabric {
+
+struct Event {
+  enum Kind : uint8_t {
+    kDone,     // `slot`'s operation; a receive has `bytes`
+    kWritten,  // a peer's write into a landing, with its `immediate` data
+    kFailed    // `slot`'s operation, or nullptr: a receive that had none; Rail::error() says why
+  } kind;
+  Slot* slot;
+  size_t bytes;
+  uint32_t immediate;
+};
+
+class Rail {
+ public:
+  static constexpr size_t kBatch = 16;  // events per poll()
+
+  // `wait`: FI_WAIT_FD, or FI_WAIT_NONE for a provider that has no file descriptor.
+  static Result<std::unique_ptr<Rail>> open(const Library& library, const Choice& choice,
+                                            uint8_t index, fi_wait_obj wait, size_t max_message,
+                                            Counters* counters);
+  ~Rail();
+
+  const fi_info& info() const { return *info_; }
+  const std::string& text() const { return text_; }  // "tcp;ofi_rxm on lo (127.0.0.1)"
+  const std::vector<uint8_t>& name() const { return name_; }
+  bool local_registration() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
+  MrCache& registrations() { return *registrations_; }
+  // Registers the sends' buffers, where the provider asks for it.
+  Status adopt(const Slab& sends);
+
+  Result<fi_addr_t> insert(std::span<const uint8_t> name);
+
+  // Start an operation: 0, -FI_EAGAIN, or the error that refused it. `descriptor`: of memory that is
+  // neither this rail's nor adopted.
+  ssize_t send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes);
+  ssize_t write(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes, void* descriptor,
+                uint64_t address, uint64_t key, uint32_t immediate);
+  ssize_t send_tagged(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes,
+                      void* descriptor, uint64_t tag);
+  ssize_t receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* descriptor, uint64_t tag);
+  void* sends_descriptor() const { return sends_mr_ ? ::fi_mr_desc(sends_mr_.get()) : nullptr; }
+
+  // Gives a receive's buffer back to the provider.
+  void repost(ReceiveSlot* slot);
+  // Tries again what repost() could not do. An error here or in poll() is the rail's end.
+  Status repost_refused();
+  Result<size_t> poll(std::span<Event, kBatch> events);
+  const std::string& error() const { return error_; }
+
+  int wait_fd() const { return wait_fd_; }
+  bool may_sleep();
+  bool loses_wakeups() const { return loses_wakeups_; }
+
+ private:
+  Rail(const Library& library, uint8_t index, size_t max_message)
+      : library_(library), index_(index), max_message_(max_message) {}
+  Status set_up(const Choice& choice, fi_wait_obj wait, Counters* counters);
+  Status open_objects(fi_wait_obj wait);
+  Status read_name();
+  Status cut_receives();
+  Result<MrHandle> pin(const Slab& slab, uint64_t access);
+  Result<size_t> read_error(Event* event);
+
+  // In the order of opening; members are destroyed from the last to the first.
+  Library library_;
+  InfoHandle info_;
+  FabricHandle fabric_;
+  DomainHandle domain_;
+  Slab slab_;
+  std::vector<ReceiveSlot> receives_;
+  MrHandle receives_mr_, sends_mr_;  // where the provider asks for FI_MR_LOCAL
+  std::unique_ptr<MrCache> registrations_;
+  AvHandle av_;
+  CqHandle cq_;
+  EpHandle ep_;
+
+  uint8_t index_;
+  size_t max_message_;
+  std::string text_;
+  std::vector<uint8_t> name_;
+  bool consumes_receives_ = false;  // a write's immediate data takes a posted receive
+  int wait_fd_ = -1;
+  bool loses_wakeups_ = false;
+  std::vector<ReceiveSlot*> unposted_;
+  std::string error_;
+  Status broken_;
+};
+
+}  // namespace smddp::fabric

@@ -1,0 +1,232 @@
+// Landings and the chunks that fill them. Nothing here allocates, locks or formats per chunk, but
+// where a provider has memory registered for each use.
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cassert>
+
+#include "fabric/rail_choice.h"
+#include "fabric/rail_set.h"
+
+namespace smddp::fabric {
+namespace {
+
+constexpr uint32_t kFewestExpected = 8;
+
+// A stale or foreign message must not match a landing that it was not meant for.
+uint32_t random_tag() {
+  uint32_t tag = 0;
+  if (::getrandom(&tag, sizeof tag, 0) != sizeof tag) return 0x5bd1e995;
+  return tag;
+}
+
+uint64_t tag_of(uint32_t upper, uint32_t landing, uint32_t chunk) {
+  return uint64_t{upper} << 32 | wire::immediate(landing, chunk);
+}
+
+}  // namespace
+
+// ---- sending
+
+// Writes land wherever there is a key. A tagged chunk must come to the rail that expects it.
+size_t RailSet::rail_of_chunk(const PeerState& peer, uint32_t index) {
+  if (transfer_ == Transfer::kTagged) return index % std::min(rails_.size(), peer.rails);
+  return choose_rail({outstanding_.data(), rails_.size()}, turn_++);
+}
+
+ssize_t RailSet::start_chunk(Slot* slot, const PeerState& peer, size_t rail,
+                             const wire::Grant& grant, uint32_t index, const std::byte* data,
+                             size_t bytes, void* descriptor) {
+  if (transfer_ == Transfer::kTagged) {
+    return rails_[rail]->send_tagged(
+        slot, peer.addresses[rail], data, bytes, descriptor,
+        tag_of(static_cast<uint32_t>(grant.keys[0]), grant.landing, index));
+  }
+  uint64_t address = grant.address + uint64_t{index} * grant.chunk_bytes;
+  return rails_[rail]->write(slot, peer.addresses[rail], data, bytes, descriptor, address,
+                             grant.keys[rail % peer.rails], wire::immediate(grant.landing, index));
+}
+
+bool RailSet::send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
+                         size_t bytes, uint32_t* pending) {
+  assert(to < peers_.size() && bytes <= grant.chunk_bytes);
+  PeerState& peer = peers_[to];
+  if (peer.lost) return true;
+  // Behind what waits already, and with the threshold of acquire().
+  size_t share = std::min(kChunkSendsPerPeer, free_chunk_sends_.size());
+  if (!peer.waiting.empty() || peer.chunks >= share) return false;
+  size_t rail = rail_of_chunk(peer, index);
+  ChunkSendSlot* slot = free_chunk_sends_.pop();
+  slot->registration = nullptr;
+  ssize_t rc = 0;
+  if (rails_[rail]->local_registration()) {
+    slot->registration = rails_[rail]->registrations().take(data, bytes, Access::kSend);
+    if (slot->registration == nullptr) rc = -FI_ENOMEM;
+  }
+  if (rc == 0) {
+    void* descriptor = slot->registration != nullptr ? slot->registration->descriptor() : nullptr;
+    rc = start_chunk(slot, peer, rail, grant, index, data, bytes, descriptor);
+  }
+  if (rc == 0) {
+    slot->to = to;
+    slot->size = bytes;
+    slot->pending = pending;
+    ++*pending;
+    ++peer.chunks;
+    ++posted_;
+    outstanding_[rail] += bytes;
+    ++counters_.chunks_sent;
+    counters_.chunk_bytes_sent += bytes;
+    return true;
+  }
+  bool unregistered = rails_[rail]->local_registration() && slot->registration == nullptr;
+  if (slot->registration != nullptr) rails_[rail]->registrations().give_back(slot->registration);
+  free_chunk_sends_.push_front(slot);
+  if (rc == -FI_EAGAIN) {
+    ++counters_.retries;
+    return false;
+  }
+  // The limit on pinned memory may let go once other chunks are through.
+  if (unregistered && peer.chunks > 0) return false;
+  lose(to, "a chunk could not be sent: " +
+               (unregistered ? rails_[rail]->registrations().error().message()
+                             : library_.error_text(static_cast<int>(rc))) +
+               " (" + rails_[rail]->text() + ")");
+  return true;
+}
+
+void RailSet::finish(ChunkSendSlot* slot) {
+  outstanding_[slot->rail] -= slot->size;
+  --posted_;
+  --peers_[slot->to].chunks;
+  --*slot->pending;
+  if (slot->registration != nullptr) {
+    rails_[slot->rail]->registrations().give_back(slot->registration);
+  }
+  free_chunk_sends_.push_front(slot);
+}
+
+void RailSet::post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
+                         size_t bytes) {
+  assert(bytes <= buffer->capacity && bytes <= grant.chunk_bytes);
+  SendSlot* slot = static_cast<SendSlot*>(buffer);
+  slot->size = bytes;
+  slot->chunk = true;
+  slot->grant = grant;
+  slot->index = index;
+  enqueue(slot);
+}
+
+// ---- receiving
+
+bool RailSet::open_landing(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
+                           Inflow* inflow, wire::Grant* grant) {
+  assert(from < peers_.size());
+  if (peers_[from].lost || !peers_[from].takes_chunks || chunk_bytes > max_chunk_) return false;
+  Landing* landing = landings_.open(from, memory, bytes, chunk_bytes, inflow);
+  if (landing == nullptr) return false;
+  if (!register_landing(*landing)) {
+    landings_.close(landing, true);
+    return false;
+  }
+  *grant = {};
+  grant->landing = landing->number;
+  grant->chunk_bytes = static_cast<uint32_t>(chunk_bytes);
+  grant->bytes = bytes;
+  if (transfer_ == Transfer::kWrites) {
+    grant->address = virtual_addresses_ ? reinterpret_cast<uintptr_t>(memory) : 0;
+    for (size_t i = 0; i < rails_.size(); ++i) grant->keys[i] = landing->registrations[i]->key;
+  } else {
+    grant->keys[0] = landing->tag = random_tag();
+    landing->window = static_cast<uint32_t>(
+        std::min({size_t{landing->chunks}, kChunkReceivesPerLanding, free_chunk_receives_.size()}));
+    expect_chunks(*landing);
+  }
+  return true;
+}
+
+bool RailSet::register_landing(Landing& landing) {
+  bool writes = transfer_ == Transfer::kWrites;
+  if (!writes && free_chunk_receives_.size() < std::min(landing.chunks, kFewestExpected)) {
+    return false;
+  }
+  if (!writes && !rails_[0]->local_registration()) return true;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    landing.registrations[i] = rails_[i]->registrations().take(
+        landing.memory, landing.bytes, writes ? Access::kRemoteWrite : Access::kReceive);
+    if (landing.registrations[i] != nullptr) continue;
+    while (i-- > 0) rails_[i]->registrations().give_back(landing.registrations[i]);
+    return false;
+  }
+  return true;
+}
+
+// A landing that is closed too early goes on taking what its sender still sends; only nobody hears of
+// it. Revoking the key, or cancelling the receives, would do harm instead: tcp and verbs break the
+// connection on a write without a key, and with it everything else between the two; a tagged message
+// that nobody expects stops a tcp connection, and its sender never gets its buffer back.
+void RailSet::close_landing(uint32_t number, bool complete) {
+  Landing* landing = landings_.find(number);
+  if (landing == nullptr) return;
+  landings_.close(landing, complete);
+  if (!complete) return;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    Registration* registration = landing->registrations[i];
+    if (registration != nullptr) rails_[i]->registrations().give_back(registration);
+  }
+}
+
+// Chunks of a landing are sent in rising order, no more than kChunkSendsPerPeer at once: so the
+// window always holds what comes next, and nothing piles up in the provider.
+void RailSet::expect_chunks(Landing& landing) {
+  const size_t rails = std::min(rails_.size(), peers_[landing.from].rails);
+  while (landing.next < landing.chunks && landing.expected < landing.window) {
+    ChunkReceiveSlot* slot = free_chunk_receives_.empty() ? nullptr : free_chunk_receives_.pop();
+    if (slot == nullptr) break;
+    uint32_t index = landing.next;
+    size_t rail = index % rails;
+    Registration* registration = landing.registrations[rail];
+    ssize_t rc = rails_[rail]->receive_tagged(
+        slot, landing.memory + size_t{index} * landing.chunk_bytes, landing.size_of(index),
+        registration != nullptr ? registration->descriptor() : nullptr,
+        tag_of(landing.tag, landing.number, index));
+    if (rc != 0) {
+      free_chunk_receives_.push_front(slot);
+      ++counters_.retries;
+      break;
+    }
+    slot->landing = landing.number;
+    slot->index = index;
+    ++landing.expected;
+    ++landing.next;
+  }
+  if (landing.next < landing.chunks && landing.expected < landing.window) {
+    short_landings_.push_back(landing.number);
+  }
+}
+
+void RailSet::forget_expected(ChunkReceiveSlot* slot) {
+  --landings_.at(slot->landing).expected;
+  free_chunk_receives_.push_front(slot);
+}
+
+void RailSet::chunk_received(ChunkReceiveSlot* slot, size_t bytes) {
+  uint32_t number = slot->landing, index = slot->index;
+  forget_expected(slot);
+  Landing& landing = landings_.at(number);
+  expect_chunks(landing);
+  if (bytes == landing.size_of(index)) return chunk_arrived(number, index);
+  ++counters_.foreign_chunks;
+}
+
+void RailSet::chunk_arrived(uint32_t number, uint32_t index) {
+  Landing* landing = landings_.find(number);
+  if (landing == nullptr || !LandingTable::arrive(*landing, index)) {
+    ++counters_.foreign_chunks;
+    return;
+  }
+  ++counters_.chunks_received;
+  landing->inflow->on_chunk(index);
+}
+
+}  // namespace smddp::fabric

@@ -1,0 +1,170 @@
+// Opening a rail: libfabric's objects in the order it asks for, the address, the receive buffers.
+#include <rdma/fi_cm.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include "common/log.h"
+#include "fabric/address.h"
+#include "fabric/rail.h"
+
+namespace smddp::fabric {
+namespace {
+
+// Completions that may be outstanding at once, those of writes by peers, and some for errors of the
+// provider's own.
+constexpr size_t kQueue =
+    kReceives + kDataSends + kControlSends + kChunkSends + kChunkReceives + 256;
+constexpr size_t kIdleRegistrations = 256;
+
+Status failed(const Library& library, const char* call, int rc) {
+  return Status(Code::kUnavailable, std::string(call) + ": " + library.error_text(rc));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Rail>> Rail::open(const Library& library, const Choice& choice,
+                                         uint8_t index, fi_wait_obj wait, size_t max_message,
+                                         Counters* counters) {
+  std::unique_ptr<Rail> rail(new Rail(library, index, max_message));
+  Status status = rail->set_up(choice, wait, counters);
+  if (!status) return status;
+  return rail;
+}
+
+Rail::~Rail() {
+  // A registration that is bound to the endpoint has to go before it, all others after.
+  if (info_ && registrations_ && (info_->domain_attr->mr_mode & FI_MR_ENDPOINT) != 0) {
+    registrations_->clear();
+  }
+}
+
+Status Rail::set_up(const Choice& choice, fi_wait_obj wait, Counters* counters) {
+  info_ = own(library_, library_.dupinfo(choice.info.get()));
+  if (!info_) return Status(Code::kUnavailable, "libfabric is out of memory");
+  text_ = choice.offer.text();
+  consumes_receives_ = ((info_->mode | info_->rx_attr->mode) & FI_RX_CQ_DATA) != 0;
+  if (Status status = open_objects(wait); !status) return status;
+  registrations_ = std::make_unique<MrCache>(library_, domain_.get(), ep_.get(), *info_,
+                                             kIdleRegistrations, counters);
+  if (Status status = read_name(); !status) return status;
+  return cut_receives();
+}
+
+Status Rail::open_objects(fi_wait_obj wait) {
+  auto fabric = open_handle<FabricHandle>(library_, "fi_fabric", [&](fid_fabric** raw) {
+    return library_.fabric(info_->fabric_attr, raw, nullptr);
+  });
+  if (!fabric) return fabric.status();
+  fabric_ = std::move(fabric.value());
+
+  auto domain = open_handle<DomainHandle>(library_, "fi_domain", [&](fid_domain** raw) {
+    return ::fi_domain(fabric_.get(), info_.get(), raw, nullptr);
+  });
+  if (!domain) return domain.status();
+  domain_ = std::move(domain.value());
+
+  auto av = open_handle<AvHandle>(library_, "fi_av_open", [&](fid_av** raw) {
+    fi_av_attr attr = {};
+    attr.type = info_->domain_attr->av_type == FI_AV_MAP ? FI_AV_MAP : FI_AV_TABLE;
+    attr.count = 64;
+    return ::fi_av_open(domain_.get(), &attr, raw, nullptr);
+  });
+  if (!av) return av.status();
+  av_ = std::move(av.value());
+
+  auto cq = open_handle<CqHandle>(library_, "fi_cq_open", [&](fid_cq** raw) {
+    fi_cq_attr attr = {};
+    attr.size = kQueue;
+    attr.format = FI_CQ_FORMAT_DATA;
+    attr.wait_obj = wait;
+    return ::fi_cq_open(domain_.get(), &attr, raw, nullptr);
+  });
+  if (!cq) return cq.status();
+  cq_ = std::move(cq.value());
+
+  auto ep = open_handle<EpHandle>(library_, "fi_endpoint", [&](fid_ep** raw) {
+    return ::fi_endpoint(domain_.get(), info_.get(), raw, nullptr);
+  });
+  if (!ep) return ep.status();
+  ep_ = std::move(ep.value());
+
+  if (int rc = ::fi_ep_bind(ep_.get(), &cq_->fid, FI_TRANSMIT | FI_RECV); rc != 0) {
+    return failed(library_, "fi_ep_bind of the completion queue", rc);
+  }
+  if (int rc = ::fi_ep_bind(ep_.get(), &av_->fid, 0); rc != 0) {
+    return failed(library_, "fi_ep_bind of the address vector", rc);
+  }
+  if (int rc = ::fi_enable(ep_.get()); rc != 0) return failed(library_, "fi_enable", rc);
+  if (wait == FI_WAIT_FD) {
+    if (int rc = ::fi_control(&cq_->fid, FI_GETWAIT, &wait_fd_); rc != 0) {
+      return failed(library_, "fi_control FI_GETWAIT", rc);
+    }
+    loses_wakeups_ = std::string_view(info_->fabric_attr->prov_name).ends_with("ofi_rxm");
+  }
+  return Status();
+}
+
+Status Rail::read_name() {
+  size_t size = 0;
+  int rc = ::fi_getname(&ep_->fid, nullptr, &size);
+  if (rc != 0 && rc != -FI_ETOOSMALL) return failed(library_, "fi_getname", rc);
+  name_.resize(size);
+  rc = ::fi_getname(&ep_->fid, name_.data(), &size);
+  if (rc != 0) return failed(library_, "fi_getname", rc);
+  name_.resize(size);
+  replace_wildcard(name_, info_->src_addr, info_->src_addrlen);
+  return Status();
+}
+
+Result<MrHandle> Rail::pin(const Slab& slab, uint64_t access) {
+  auto mr = open_handle<MrHandle>(library_, "fi_mr_reg", [&](fid_mr** raw) {
+    return ::fi_mr_reg(domain_.get(), slab.data(), slab.size(), access, 0, 0, 0, raw, nullptr);
+  });
+  // Pinned pages must stay the parent's when the process forks: without them the child can't make
+  // the kernel copy one away from under the device.
+  if (mr && ::madvise(slab.data(), slab.size(), MADV_DONTFORK) != 0) {
+    log(LogLevel::kInfo, "fabric: message buffers are not protected from fork");
+  }
+  return mr;
+}
+
+Status Rail::adopt(const Slab& sends) {
+  if (!local_registration()) return Status();
+  auto mr = pin(sends, FI_SEND | FI_WRITE);
+  if (mr) sends_mr_ = std::move(mr.value());
+  return mr.status();
+}
+
+Status Rail::cut_receives() {
+  size_t receives = std::clamp<size_t>(info_->rx_attr->size, 1, kReceives);
+  Result<Slab> slab = Slab::map(receives * max_message_);
+  if (!slab) return slab.status();
+  slab_ = std::move(slab.value());
+  if (local_registration()) {
+    auto mr = pin(slab_, FI_RECV);
+    if (!mr) return mr.status();
+    receives_mr_ = std::move(mr.value());
+  }
+  receives_.resize(receives);
+  unposted_.reserve(receives);
+  std::byte* at = slab_.data();
+  for (ReceiveSlot& slot : receives_) {
+    slot.operation = Operation::kReceive;
+    slot.rail = index_;
+    slot.data = at;
+    at += max_message_;
+    repost(&slot);
+  }
+  return broken_;
+}
+
+Result<fi_addr_t> Rail::insert(std::span<const uint8_t> name) {
+  fi_addr_t inserted = FI_ADDR_UNSPEC;
+  int rc = ::fi_av_insert(av_.get(), name.data(), 1, &inserted, 0, nullptr);
+  if (rc == 1) return inserted;
+  return Status(Code::kInvalid, "fi_av_insert refused a peer's address: " +
+                                    (rc < 0 ? library_.error_text(rc) : "it is damaged"));
+}
+
+}  // namespace smddp::fabric

@@ -1,0 +1,208 @@
+// Which library, provider and interface an endpoint opens, and what it says where there is none.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "fabric/address.h"
+#include "fabric/offer.h"
+#include "fabric_nodes.h"
+
+namespace smddp::fabric {
+namespace {
+
+// ---- opening
+
+std::string refusal(const Options& options) {
+  Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(options);
+  EXPECT_FALSE(endpoint.ok());
+  if (endpoint.ok()) return "";
+  EXPECT_EQ(endpoint.status().code(), Code::kUnavailable);
+  return endpoint.status().message();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Opening, SomeTcpProviderWorks) {
+  Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(loopback(""));
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
+  EXPECT_TRUE(contains(endpoint.value()->description(), "tcp")) << endpoint.value()->description();
+}
+
+TEST(Opening, NamedLibraryThatIsMissing) {
+  std::string why = refusal({"/nonexistent/libfabric.so.1", "", "lo"});
+  EXPECT_TRUE(contains(why, "/nonexistent/libfabric.so.1")) << why;
+  EXPECT_TRUE(contains(why, "apt install libfabric1")) << why;
+}
+
+TEST(Opening, NamedLibraryThatIsNoLibfabric) {
+  std::string why = refusal({"libm.so.6", "", "lo"});
+  EXPECT_TRUE(contains(why, "not a libfabric")) << why;
+}
+
+TEST(Opening, LibraryNamedInTheEnvironment) {
+  const char* before = std::getenv("SMDDP_LIBFABRIC");
+  std::string kept = before != nullptr ? before : "";
+  ::setenv("SMDDP_LIBFABRIC", "/nonexistent/libfabric.so.1", 1);
+  std::string why = refusal(loopback(""));
+  if (before != nullptr) {
+    ::setenv("SMDDP_LIBFABRIC", kept.c_str(), 1);
+  } else {
+    ::unsetenv("SMDDP_LIBFABRIC");
+  }
+  EXPECT_TRUE(contains(why, "SMDDP_LIBFABRIC names /nonexistent")) << why;
+}
+
+TEST(Opening, UnknownProvider) {
+  std::string why = refusal(loopback("carrier_pigeon"));
+  EXPECT_TRUE(contains(why, "'carrier_pigeon'")) << why;
+  EXPECT_TRUE(contains(why, "on offer: ") && contains(why, "tcp;ofi_rxm on ")) << why;
+}
+
+TEST(Opening, UnknownInterface) {
+  std::string why = refusal({"", "", "nic7"});
+  EXPECT_TRUE(contains(why, "'nic7'")) << why;
+  EXPECT_TRUE(contains(why, "on offer: ") && contains(why, "tcp;ofi_rxm on ")) << why;
+}
+
+TEST(Opening, InterfaceByAddress) {
+  Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open({"", "", "127.0.0.1"});
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
+  EXPECT_TRUE(contains(endpoint.value()->description(), "(127.0.0.1)"));
+}
+
+// ---- ranking, on invented hosts
+
+Offer on_host(const std::string& provider, const std::string& interface,
+              const std::string& address) {
+  Offer offer;
+  offer.provider = provider;
+  offer.domain = offer.interface = interface;
+  offer.address = address;
+  offer.ipv6 = contains(address, ":");
+  offer.loopback = address.starts_with("127.") || address == "::1";
+  offer.link_local = address.starts_with("fe80:") || address.starts_with("169.254.");
+  return offer;
+}
+
+std::vector<std::string> ranked(const std::vector<Offer>& offers, const std::string& provider = "",
+                                const std::string& interface = "") {
+  std::vector<std::string> texts;
+  for (size_t i : rank_offers(offers, provider, interface)) texts.push_back(offers[i].text());
+  return texts;
+}
+
+using Texts = std::vector<std::string>;
+
+TEST(Ranking, HardwareBeforeTcpBeforeTheRest) {
+  std::vector<Offer> offers;
+  for (const char* provider : {"udp;ofi_rxd", "sockets", "net", "tcp;ofi_rxm", "tcp",
+                               "verbs;ofi_rxm", "efa", "newcomer"}) {
+    offers.push_back(on_host(provider, "eth0", "192.0.2.1"));
+  }
+  EXPECT_EQ(ranked(offers),
+            (Texts{"efa on eth0 (192.0.2.1)", "verbs;ofi_rxm on eth0 (192.0.2.1)",
+                   "tcp on eth0 (192.0.2.1)", "tcp;ofi_rxm on eth0 (192.0.2.1)",
+                   "net on eth0 (192.0.2.1)", "newcomer on eth0 (192.0.2.1)",
+                   "sockets on eth0 (192.0.2.1)", "udp;ofi_rxd on eth0 (192.0.2.1)"}));
+}
+
+TEST(Ranking, ReachComesBeforeProvider) {
+  std::vector<Offer> offers = {
+      on_host("tcp", "lo", "127.0.0.1"),       on_host("tcp", "eth0", "fe80::1"),
+      on_host("tcp", "docker0", "172.17.0.1"), on_host("tcp", "eth0", "2001:db8::1"),
+      on_host("tcp", "eth0", "192.0.2.1"),     on_host("udp;ofi_rxd", "eth1", "198.51.100.1")};
+  EXPECT_EQ(ranked(offers),
+            (Texts{"tcp on eth0 (192.0.2.1)", "tcp on eth0 (2001:db8::1)",
+                   "udp;ofi_rxd on eth1 (198.51.100.1)", "tcp on docker0 (172.17.0.1)",
+                   "tcp on eth0 (fe80::1)", "tcp on lo (127.0.0.1)"}));
+}
+
+TEST(Ranking, LoopbackWhereThereIsNothingElse) {
+  EXPECT_EQ(ranked({on_host("tcp", "lo", "::1"), on_host("tcp", "lo", "127.0.0.1")}),
+            (Texts{"tcp on lo (127.0.0.1)", "tcp on lo (::1)"}));
+}
+
+TEST(Ranking, InterfaceByDomainNameAddressOrEfaDevice) {
+  Offer efa;
+  efa.provider = "efa";
+  efa.domain = "rdmap0s6-rdm";
+  Offer verbs = on_host("verbs;ofi_rxm", "eth1", "198.51.100.1");
+  verbs.domain = "mlx5_0";
+  std::vector<Offer> offers = {efa, verbs, on_host("tcp", "eth0", "192.0.2.1"),
+                               on_host("tcp", "lo", "127.0.0.1")};
+  EXPECT_EQ(ranked(offers, "", "lo"), (Texts{"tcp on lo (127.0.0.1)"}));
+  EXPECT_EQ(ranked(offers, "", "192.0.2.1"), (Texts{"tcp on eth0 (192.0.2.1)"}));
+  EXPECT_EQ(ranked(offers, "", "eth1"), (Texts{"verbs;ofi_rxm on mlx5_0 (198.51.100.1)"}));
+  EXPECT_EQ(ranked(offers, "", "mlx5_0"), (Texts{"verbs;ofi_rxm on mlx5_0 (198.51.100.1)"}));
+  EXPECT_EQ(ranked(offers, "", "rdmap0s6"), (Texts{"efa on rdmap0s6-rdm"}));
+  EXPECT_EQ(ranked(offers, "", "eth"), Texts{});
+}
+
+TEST(Ranking, ProviderByWholeOrCoreName) {
+  std::vector<Offer> offers = {on_host("tcp;ofi_rxm", "eth0", "192.0.2.1"),
+                               on_host("verbs;ofi_rxm", "eth0", "192.0.2.1")};
+  EXPECT_EQ(ranked(offers, "tcp"), (Texts{"tcp;ofi_rxm on eth0 (192.0.2.1)"}));
+  EXPECT_EQ(ranked(offers, "verbs;ofi_rxm"), (Texts{"verbs;ofi_rxm on eth0 (192.0.2.1)"}));
+  EXPECT_EQ(ranked(offers, "tc"), Texts{});
+  offers.push_back(on_host("tcp", "eth0", "192.0.2.1"));
+  EXPECT_EQ(ranked(offers, "tcp"), (Texts{"tcp on eth0 (192.0.2.1)"}));
+}
+
+TEST(Ranking, ProvidersInsideAHostOnlyByName) {
+  Offer shm;
+  shm.provider = shm.domain = "shm";
+  EXPECT_EQ(ranked({shm}), Texts{});
+  EXPECT_EQ(ranked({shm}, "shm"), (Texts{"shm on shm"}));
+}
+
+TEST(Ranking, WholeMessagesBeforeSmallOnes) {
+  Offer direct, whole;
+  direct.provider = whole.provider = "efa";
+  direct.domain = "a";
+  whole.domain = "b";
+  direct.small_messages = true;
+  EXPECT_EQ(ranked({direct, whole}), (Texts{"efa on b", "efa on a"}));
+}
+
+// ---- addresses
+
+std::vector<uint8_t> ipv4(const char* text, uint16_t port) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  EXPECT_EQ(::inet_pton(AF_INET, text, &address.sin_addr), 1);
+  std::vector<uint8_t> bytes(sizeof address);
+  std::memcpy(bytes.data(), &address, sizeof address);
+  return bytes;
+}
+
+TEST(Address, WildcardTakesTheSourceAndKeepsThePort) {
+  std::vector<uint8_t> source = ipv4("192.0.2.7", 0);
+  std::vector<uint8_t> name = ipv4("0.0.0.0", 4711);
+  replace_wildcard(name, source.data(), source.size());
+  EXPECT_EQ(name, ipv4("192.0.2.7", 4711));
+  name = ipv4("192.0.2.9", 4711);
+  replace_wildcard(name, source.data(), source.size());
+  EXPECT_EQ(name, ipv4("192.0.2.9", 4711));
+  std::vector<uint8_t> opaque(32, 0);  // an EFA address is no sockaddr
+  replace_wildcard(opaque, source.data(), source.size());
+  EXPECT_EQ(opaque, std::vector<uint8_t>(32, 0));
+}
+
+TEST(Address, ReadsIp) {
+  std::vector<uint8_t> local = ipv4("127.0.0.1", 1), linked = ipv4("169.254.3.4", 1);
+  EXPECT_TRUE(describe_ip(local.data(), local.size()).loopback);
+  EXPECT_TRUE(describe_ip(linked.data(), linked.size()).link_local);
+  EXPECT_EQ(describe_ip(linked.data(), linked.size()).text, "169.254.3.4");
+  EXPECT_EQ(describe_ip(nullptr, 0).text, "");
+}
+
+}  // namespace
+}  // namespace smddp::fabric

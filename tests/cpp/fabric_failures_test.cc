@@ -1,0 +1,71 @@
+// Peers that are absent, die or do nothing, over real libfabric.
+#include <optional>
+
+#include "fabric_nodes.h"
+
+namespace smddp::fabric {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::ValuesIn(kMessageWays), name_of_param);
+
+TEST_P(Fabric, AbsentPeerHoldsUpNobody) {
+  Node a = node(0), b = node(1);
+  std::optional<Node> gone = node(2);
+  Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
+  gone.reset();
+  while (a.send(to_gone, 1000)) {
+  }
+  while (a.send(to_gone, 88, true)) {
+  }
+  size_t count = scaled(100), data = 0, control = 0;
+  drive({&a, &b}, [&] {
+    if (data < count) data += a.send(to_b, 30000);
+    if (control < count) control += a.send(to_b, 88, true);
+    return b.inbox.messages == 2 * count;
+  });
+  EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
+}
+
+TEST_P(Fabric, PeerThatDiesInTheMiddleHoldsUpNobody) {
+  Node a = node(0), b = node(1);
+  std::optional<Node> gone = node(2);
+  Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
+  ASSERT_TRUE(a.send(to_gone, 1000));
+  ASSERT_TRUE(a.send(to_b, 1000));
+  drive({&a, &b, &*gone},
+        [&] { return gone->inbox.messages == 1 && b.inbox.messages == 1 && a.endpoint->idle(); });
+  while (a.send(to_gone, a.endpoint->max_message())) {
+  }
+  a.progress();
+  gone.reset();
+  size_t count = scaled(100), data = 0;
+  drive({&a, &b}, [&] {
+    if (data < count) data += a.send(to_b, 30000);
+    a.send(to_gone, 88, true);
+    return b.inbox.messages == count + 1;
+  });
+  settle({&a, &b}, kSecond / 10);
+  EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
+  RecordProperty("told", a.inbox.lost.count(to_gone) == 1 ? a.inbox.lost[to_gone] : "nothing");
+  if (a.inbox.lost.count(to_gone) == 1) {
+    // What is posted to a lost peer is dropped, and said once.
+    ASSERT_TRUE(a.send(to_gone, 88, true));
+    settle({&a}, kSecond / 20);
+    EXPECT_EQ(a.inbox.lost.size(), 1u);
+  }
+}
+
+TEST_P(Fabric, ClosesWithMessagesUnderWay) {
+  Node a = node(0), b = node(1);
+  std::optional<Node> gone = node(2);
+  Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
+  gone.reset();
+  while (a.send(to_b, a.endpoint->max_message())) {
+  }
+  while (a.send(to_gone, 88, true)) {
+  }
+  for (int i = 0; i < 100; ++i) a.progress();
+}
+
+}  // namespace
+}  // namespace smddp::fabric

@@ -1,0 +1,205 @@
+// Messages between endpoints over real libfabric.
+#include <poll.h>
+
+#include <atomic>
+#include <set>
+
+#include "fabric_nodes.h"
+
+namespace smddp::fabric {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::ValuesIn(kMessageWays), name_of_param);
+
+TEST_P(Fabric, DescribesItself) {
+  Node a = node(0);
+  EXPECT_NE(a.endpoint->description().find(std::string(GetParam().provider) + " on lo (127.0.0.1)"),
+            std::string::npos)
+      << a.endpoint->description();
+  EXPECT_GE(a.endpoint->max_message(), 128u * 1024 + 88);
+  EXPECT_TRUE(a.endpoint->idle());
+}
+
+TEST_P(Fabric, SmallAndLargestBothWays) {
+  Node a = node(0), b = node(1);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  std::vector<size_t> sizes = {sizeof(Stamp), 64, 88, 4096, 70000, a.endpoint->max_message()};
+  for (size_t size : sizes) {
+    ASSERT_TRUE(a.send(to_b, size));
+    ASSERT_TRUE(b.send(to_a, size));
+  }
+  drive({&a, &b}, [&] {
+    return a.inbox.messages == sizes.size() && b.inbox.messages == sizes.size() &&
+           a.endpoint->idle() && b.endpoint->idle();
+  });
+  for (uint32_t i = 0; i < sizes.size(); ++i) {
+    EXPECT_EQ(b.inbox.seen[0][i], sizes[i]);
+    EXPECT_EQ(a.inbox.seen[1][i], sizes[i]);
+  }
+  EXPECT_EQ(a.endpoint->counters().messages_sent, sizes.size());
+  EXPECT_EQ(a.endpoint->counters().bytes_sent, a.endpoint->counters().bytes_received);
+  EXPECT_EQ(a.endpoint->counters().receive_errors, 0u);
+}
+
+TEST_P(Fabric, ManyMoreMessagesThanBuffers) {
+  Node a = node(0), b = node(1);
+  Peer to_b = introduce(a, b);
+  size_t count = scaled(400), posted = 0;
+  drive({&a, &b}, [&] {
+    while (posted < count) {
+      size_t size = sizeof(Stamp) + posted * 7919 % (a.endpoint->max_message() - sizeof(Stamp));
+      if (!a.send(to_b, size)) break;
+      ++posted;
+    }
+    return b.inbox.messages == count && a.endpoint->idle();
+  });
+  EXPECT_EQ(b.inbox.seen[0].size(), count);
+}
+
+TEST_P(Fabric, AllToAll) {
+  constexpr size_t kNodes = 4;
+  const size_t kEach = scaled(40);
+  std::vector<Node> nodes;
+  for (uint32_t i = 0; i < kNodes; ++i) nodes.push_back(node(i));
+  std::vector<std::vector<Peer>> peers(kNodes);
+  std::vector<Node*> all;
+  for (Node& from : nodes) {
+    all.push_back(&from);
+    for (Node& to : nodes) {
+      peers[from.id].push_back(&from == &to ? Peer{} : introduce(from, to));
+    }
+  }
+  drive(all, [&] {
+    bool done = true;
+    for (Node& from : nodes) {
+      for (uint32_t to = 0; to < kNodes; ++to) {
+        if (to == from.id) continue;
+        Peer peer = peers[from.id][to];
+        size_t size = from.sent[peer] % 2 == 0 ? 88 : 20000;
+        if (from.sent[peer] < kEach) from.send(peer, size, size == 88);
+      }
+      done = done && from.inbox.messages == kEach * (kNodes - 1) && from.endpoint->idle();
+    }
+    return done;
+  });
+  for (Node& to : nodes) {
+    for (uint32_t from = 0; from < kNodes; ++from) {
+      if (from != to.id) {
+        EXPECT_EQ(to.inbox.seen[from].size(), kEach);
+      }
+    }
+  }
+}
+
+// The receiver does nothing for a while: what the sender may have under way stays bounded, and all
+// of it arrives once the receiver wakes up.
+TEST_P(Fabric, BackPressure) {
+  Node a = node(0), b = node(1);
+  Peer to_b = introduce(a, b);
+  ASSERT_TRUE(a.send(to_b, 88));
+  drive({&a, &b}, [&] { return b.inbox.messages == 1 && a.endpoint->idle(); });
+  const size_t kMost = scaled(1000);
+  size_t posted = 1;
+  for (uint64_t last = now_ns(); now_ns() - last < kSecond / 2 && posted < kMost;) {
+    while (posted < kMost && a.send(to_b, a.endpoint->max_message())) {
+      ++posted;
+      last = now_ns();
+    }
+    a.progress();
+  }
+  EXPECT_EQ(b.inbox.messages, 1u);
+  EXPECT_LT(posted, kMost) << "nothing held the sender back";
+  drive({&a, &b}, [&] { return b.inbox.messages == posted && a.endpoint->idle(); });
+  EXPECT_TRUE(a.inbox.lost.empty());
+}
+
+TEST_P(Fabric, EqualAddressesAreOnePeer) {
+  Node a = node(0), b = node(1), c = node(2);
+  Peer to_b = introduce(a, b), to_c = introduce(a, c);
+  EXPECT_NE(to_b, to_c);
+  EXPECT_EQ(introduce(a, b), to_b);
+  EXPECT_EQ(introduce(a, c), to_c);
+}
+
+TEST_P(Fabric, RefusesAddressesItCantUse) {
+  Node a = node(0), b = node(1);
+  std::vector<uint8_t> good = b.endpoint->address();
+  EXPECT_EQ(a.endpoint->add_peer({}).status().code(), Code::kInvalid);
+  std::vector<uint8_t> cut(good.begin(), good.end() - 1);
+  EXPECT_EQ(a.endpoint->add_peer(cut).status().code(), Code::kInvalid);
+  std::vector<uint8_t> longer = good;
+  longer.push_back(0);
+  EXPECT_EQ(a.endpoint->add_peer(longer).status().code(), Code::kInvalid);
+  std::vector<uint8_t> other = good;
+  other[0] ^= 0xff;  // the wire protocol
+  Status status = a.endpoint->add_peer(other).status();
+  EXPECT_EQ(status.code(), Code::kInvalid);
+  EXPECT_NE(status.message().find("SMDDP_FABRIC_PROVIDER"), std::string::npos) << status.message();
+}
+
+// A peer that never was there: either it is reported lost or its messages wait, and another peer
+// gets everything meanwhile.
+TEST_P(Fabric, OnePeerCantTakeAllBuffers) {
+  Node a = node(0), b = node(1), c = node(2);
+  Peer to_b = introduce(a, b), to_c = introduce(a, c);
+  for (bool control : {false, true}) {
+    std::vector<SendBuffer*> of_b, of_c;
+    std::set<std::byte*> distinct;
+    for (SendBuffer* got; (got = a.endpoint->acquire(to_b, control)) != nullptr;) {
+      of_b.push_back(got);
+    }
+    for (SendBuffer* got; (got = a.endpoint->acquire(to_c, control)) != nullptr;) {
+      of_c.push_back(got);
+    }
+    EXPECT_GE(of_b.size(), 8u);
+    EXPECT_GE(of_c.size(), of_b.size() / 3);
+    for (std::vector<SendBuffer*>* held : {&of_b, &of_c}) {
+      for (SendBuffer* buffer : *held) {
+        EXPECT_EQ(buffer->capacity, control ? kControlMessage : a.endpoint->max_message());
+        EXPECT_TRUE(distinct.insert(buffer->data).second);
+        a.endpoint->release(buffer);
+      }
+    }
+    SendBuffer* again = a.endpoint->acquire(to_b, control);
+    ASSERT_NE(again, nullptr);
+    a.endpoint->release(again);
+  }
+  EXPECT_TRUE(a.endpoint->idle());
+}
+
+// Closing with messages to absent and to silent peers under way neither hangs nor leaks.
+// The receiver sleeps on the descriptor from before the first contact, as the engine does.
+TEST_P(Fabric, WakesUpOnFirstContact) {
+  Node a = node(0), b = node(1);
+  if (b.endpoint->wait_fd() < 0) GTEST_SKIP() << "no descriptor to wait on";
+  std::atomic<bool> stop = false;
+  auto sleep_on = [&stop](Node& node, const std::function<bool()>& done) {
+    uint64_t deadline = now_ns() + kPatience;
+    while (!done() && !stop && now_ns() < deadline) {
+      if (node.progress() > 0 || !node.endpoint->may_sleep()) continue;
+      pollfd waiting = {node.endpoint->wait_fd(), POLLIN, 0};
+      int limit = node.endpoint->sleep_limit_ms();
+      ASSERT_GE(::poll(&waiting, 1, limit < 0 ? 1000 : limit), 0);
+    }
+  };
+  constexpr size_t kMessages = 20;
+  std::atomic<bool> received = false;
+  std::thread receiver([&] {
+    sleep_on(b, [&] { return b.inbox.messages == kMessages; });
+    received = true;
+    sleep_on(b, [] { return false; });
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  Peer to_b = introduce(a, b);
+  for (size_t i = 0; i < kMessages; ++i) {
+    size_t size = i % 2 == 0 ? 88 : a.endpoint->max_message();
+    sleep_on(a, [&] { return a.send(to_b, size); });
+  }
+  sleep_on(a, [&] { return a.endpoint->idle() && received; });
+  EXPECT_TRUE(received);
+  stop = true;
+  receiver.join();
+}
+
+}  // namespace
+}  // namespace smddp::fabric
