@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).resolve().parent / "python"
 sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE.parents[1]))  # for tests.testbed; last, so that it shadows nothing
 # The fork server and every interpreter that a test starts find the same modules.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -27,6 +29,7 @@ os.environ.update(
 )
 
 from harness import world as world_module  # noqa: E402
+from tests.testbed import Testbed  # noqa: E402
 
 _COMMON = {
     "deadline": None,
@@ -61,3 +64,13 @@ def nothing_left_in_shared_memory() -> Iterator[None]:
     yield
     left = set(world_module.shared_memory_left()) - before
     assert not left, f"left in /dev/shm: {sorted(left)}"
+
+
+@pytest.fixture
+def testbed() -> Iterator[Callable[..., Testbed]]:
+    """``testbed(hosts=2, rate="1gbit", nics=1, mtu=1500)`` is a testbed that ends with the test."""
+    reason = Testbed.missing()
+    if reason:
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **kw: stack.enter_context(Testbed(*args, **kw))

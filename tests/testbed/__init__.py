@@ -1,0 +1,14 @@
+"""Several hosts on one machine, with cables of a given rate between them.
+
+    with Testbed(hosts=2, rate="1gbit") as bed:
+        bed.hosts[1].run(["ping", "-c", "1", bed.hosts[0].addresses[0]], check=True)
+
+``python -m tests.testbed --help`` is the same from the shell; in tests, the fixture ``testbed``.
+"""
+
+from .bed import Testbed, TestbedError
+from .ceiling import Ceiling, ceiling
+from .host import Host
+from .links import parse_rate
+
+__all__ = ["Ceiling", "Host", "Testbed", "TestbedError", "ceiling", "parse_rate"]

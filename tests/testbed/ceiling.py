@@ -1,0 +1,100 @@
+"""The most that this testbed carries: what a benchmark's figures are to be compared with."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import traffic
+from .bed import Testbed
+
+PORT = 5201
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What plain sockets reach when every host sends to and receives from all others at once."""
+
+    received: list[float]  # payload bytes per second into each host, the median of the windows
+    rate: list[float]  # bytes per second, headers included, of each host's links together
+    retransmitted: float  # of all TCP segments sent, the part sent again
+
+    @property
+    def utilisation(self) -> float:
+        """Payload over rate, of the host that gets least; at most 1448/1514 with an MTU of 1500."""
+        return min(got / rate for got, rate in zip(self.received, self.rate, strict=True))
+
+    def __str__(self) -> str:
+        got = ", ".join(f"{value / 1e6:.2f}" for value in self.received)
+        return (
+            f"{got} MB/s of payload into each host, {100 * self.utilisation:.1f} % of the rate;"
+            f" {100 * self.retransmitted:.3f} % of segments sent again"
+        )
+
+
+def _segments(bed: Testbed) -> tuple[int, int]:
+    """TCP segments sent and sent again, of all hosts since they are up."""
+    sent = again = 0
+    for host in bed.hosts:
+        lines = Path(f"/proc/{host.pid}/net/snmp").read_text().splitlines()
+        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+        row = dict(zip(names, values, strict=True))
+        sent += int(row["OutSegs"])
+        again += int(row["RetransSegs"])
+    return sent, again
+
+
+def ceiling(bed: Testbed, seconds: float = 4.0, warm_up: float = 1.0) -> Ceiling:
+    """Bulk TCP both ways between all pairs of hosts, over all NICs, for ``seconds`` after
+    ``warm_up``. Takes no processor that it does not need, but what else runs here shows in it.
+    """
+    if len(bed.hosts) < 2:
+        raise ValueError("a ceiling takes two hosts")
+    window = 0.25
+    processes: list[subprocess.Popen[Any]] = []
+    try:
+        for host in bed.hosts:
+            peers = [peer for peer in bed.hosts if peer is not host]
+            # In turn, so that no host is everybody's first.
+            peers = [peer for peer in peers if peer.index > host.index] + peers
+            order = {
+                "listen": host.addresses,
+                "connect": list(dict.fromkeys(a for peer in peers for a in peer.addresses)),
+                "port": PORT,
+                "windows": max(1, round(seconds / window)),
+                "window": window,
+            }
+            command = [sys.executable, "-I", "-S", traffic.__file__, json.dumps(order)]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            processes.append(host.popen(command, **pipes))
+        for process in processes:
+            _answer(process)
+        before = _segments(bed)
+        start = time.monotonic() + warm_up
+        for process in processes:
+            process.stdin.write(f"{start}\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+        received = [statistics.median(json.loads(_answer(process))) for process in processes]
+        after = _segments(bed)
+    finally:
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.communicate()
+    sent, again = (late - early for early, late in zip(before, after, strict=True))
+    rate = [sum(rates) / 8 for rates in bed.rates]
+    return Ceiling(received, rate, again / max(1, sent))
+
+
+def _answer(process: subprocess.Popen[Any]) -> str:
+    assert process.stdout is not None
+    line: str = process.stdout.readline()
+    if not line:
+        raise RuntimeError(f"bulk traffic ended early, status {process.wait()}")
+    return line

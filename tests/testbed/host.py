@@ -1,0 +1,104 @@
+"""One host of a testbed, as the process that owns the testbed sees it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .requirements import tool
+
+PORT = 29500  # on hosts of one's own every port is free
+
+# Run by sh on the host: $0 is the pid that must be alive, $1 the folder. A starter that died before
+# the process was on the host, where the warden finds it, is noticed here.
+_ENTER = '[ "$PPID" = "$0" ] && cd "$1" && shift && exec "$@"'
+
+
+class Host:
+    """A host: a name, addresses, and a way to start processes there.
+
+    ``addresses`` has one IPv4 address per NIC, ``interfaces`` the NICs' names. ``pid`` is a process
+    that does nothing but be there: ``nsenter -t <pid> -n -u -m`` enters the host.
+    """
+
+    def __init__(
+        self, index: int, name: str, addresses: list[str], interfaces: list[str], pid: int
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.addresses = addresses
+        self.interfaces = interfaces
+        self.pid = pid
+        self.first_address = addresses[0]  # of the first host, once the testbed knows it
+
+    def __repr__(self) -> str:
+        return f"Host({self.name}, {', '.join(self.addresses)})"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process on this host finds set: who the host is and which NICs it has."""
+        return {
+            "SMDDP_HOST_ID": self.name,
+            "SMDDP_FABRIC_INTERFACE": ",".join(self.interfaces),
+            "GLOO_SOCKET_IFNAME": self.interfaces[0],
+            "MASTER_ADDR": self.first_address,
+            "MASTER_PORT": str(PORT),
+        }
+
+    def _environment(self, env: Mapping[str, str | None] | None) -> dict[str, str]:
+        # Handing on os.environ whole is no wish to change what it says of this machine's network.
+        wishes = {k: v for k, v in (env or {}).items() if v is None or os.environ.get(k) != v}
+        merged = {**os.environ, **self.environment, **wishes, "SMDDP_HOST_ID": self.name}
+        return {name: value for name, value in merged.items() if value is not None}
+
+    def popen(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        env: Mapping[str, str | None] | None = None,
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        **kw: Any,
+    ) -> subprocess.Popen[Any]:
+        """``subprocess.Popen`` on this host; the process dies with the testbed.
+
+        ``env`` is laid over this process's environment and ``environment``; a value of None unsets.
+        SMDDP_HOST_ID is always the host's. ``cwd`` and ``kw`` are as in ``subprocess.Popen``.
+        """
+        environment = self._environment(env)
+        program = os.fspath(argv[0])
+        if shutil.which(program, path=environment.get("PATH")) is None:
+            raise FileNotFoundError(f"{program}: no such program")
+        folder = os.fspath(cwd) if cwd is not None else os.getcwd()
+        enter = [tool("nsenter"), "-t", str(self.pid), "--net", "--uts", "--mount", "--"]
+        shell = ["/bin/sh", "-c", _ENTER, str(os.getpid()), folder]
+        return subprocess.Popen([*enter, *shell, *argv], env=environment, cwd=cwd, **kw)
+
+    def run(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        env: Mapping[str, str | None] | None = None,
+        *,
+        input: Any = None,
+        timeout: float | None = None,
+        check: bool = False,
+        capture_output: bool = False,
+        **kw: Any,
+    ) -> subprocess.CompletedProcess[Any]:
+        """``subprocess.run`` on this host; ``env`` as in ``popen``, ``timeout`` in seconds."""
+        if input is not None:
+            kw["stdin"] = subprocess.PIPE
+        if capture_output:
+            kw["stdout"] = kw["stderr"] = subprocess.PIPE
+        with self.popen(argv, env, **kw) as process:
+            try:
+                out, err = process.communicate(input, timeout=timeout)
+            except BaseException:  # also Ctrl-C: whoever waits no more leaves nothing running
+                process.kill()
+                raise
+        result = subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+        if check:
+            result.check_returncode()
+        return result

@@ -1,0 +1,121 @@
+"""Cables and switches: what `ip` and `tc` are told.
+
+A host's NIC j is ``eth<j>``, one end of a veth pair; the other end is a port of the bridge
+``br<j>`` in the switch's namespace. NIC j of all hosts is plane j: a subnet and a bridge of its own.
+A link is shaped where packets leave: on the host's end for what it sends, on the port for what it
+receives.
+
+Shaping is `tbf`, a token bucket before a queue that drops at its tail, as a switch's port does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+BURST = 128 << 10  # bytes
+PORT_QUEUE = 1 << 20  # bytes
+HOST_QUEUE = 64 << 20  # bytes
+
+_UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+
+
+def parse_rate(rate: str | float) -> int:
+    """Bits per second, of "1gbit", "2.5gbit", "100mbit", "64kbit" or a number of them."""
+    if isinstance(rate, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([kmg]?bit)?\s*", rate.lower())
+        try:
+            value = float(match[1]) * _UNITS[match[2] or "bit"] if match else 0.0
+        except ValueError:
+            value = 0.0
+    else:
+        value = float(rate)
+    if not 8000 <= value <= 1e12:
+        raise ValueError(f"rate {rate!r}: write it as 1gbit, 100mbit or bits per second (8000 up)")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many hosts and NICs there are and what they are called. ``mtu`` is in bytes."""
+
+    hosts: int
+    nics: int
+    mtu: int
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("hosts", self.hosts, 1, 250),
+            ("nics", self.nics, 1, 16),
+            ("mtu", self.mtu, 576, 65535),
+        ):
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}; it must be from {low} to {high}")
+
+    def host(self, host: int) -> str:
+        """The host's name."""
+        return f"host{host}"
+
+    def address(self, host: int, nic: int) -> str:
+        """The IPv4 address of a host's NIC."""
+        return f"10.77.{nic}.{host + 1}"
+
+    def device(self, nic: int) -> str:
+        """What a host calls its NIC."""
+        return f"eth{nic}"
+
+    def port(self, host: int, nic: int) -> str:
+        """The switch's end of a link."""
+        return f"h{host}n{nic}"
+
+    def hosts_file(self) -> str:
+        """/etc/hosts: host1 is its first NIC, host1-eth1 its second."""
+        lines = ["127.0.0.1 localhost"]
+        for host in range(self.hosts):
+            for nic in range(self.nics):
+                name = self.host(host) if nic == 0 else f"{self.host(host)}-{self.device(nic)}"
+                lines.append(f"{self.address(host, nic)} {name}")
+        return "\n".join(lines) + "\n"
+
+
+def shape(device: str, bits_per_second: int, queue: int, verb: str = "add") -> str:
+    """One line for ``tc -batch``; ``queue`` in bytes."""
+    tbf = f"tbf rate {bits_per_second}bit burst {BURST} limit {queue}"
+    return f"qdisc {verb} dev {device} root {tbf}"
+
+
+def switch_links(plan: Plan, holders: list[int]) -> str:
+    """Lines for ``ip -batch`` in the switch: bridges, ports, cables into the hosts."""
+    lines = []
+    for nic in range(plan.nics):
+        # Ports forward as soon as they are up; no spanning tree, no multicast queries.
+        lines.append(f"link add br{nic} type bridge forward_delay 0 stp_state 0 mcast_snooping 0")
+        for host, holder in enumerate(holders):
+            port = plan.port(host, nic)
+            lines.append(
+                f"link add {port} mtu {plan.mtu} type veth"
+                f" peer name {plan.device(nic)} mtu {plan.mtu} netns {holder}"
+            )
+            lines.append(f"link set {port} master br{nic} up")
+        lines.append(f"link set br{nic} mtu {plan.mtu} up")
+    return "\n".join(lines)
+
+
+def host_links(plan: Plan, host: int) -> str:
+    """Lines for ``ip -batch`` on a host."""
+    lines = ["link set lo up"]
+    for nic in range(plan.nics):
+        device = plan.device(nic)
+        lines.append(f"address add {plan.address(host, nic)}/24 dev {device}")
+        lines.append(f"link set {device} up")
+    return "\n".join(lines)
+
+
+def shape_host(plan: Plan, rates: list[int], verb: str = "add") -> list[str]:
+    """Lines for ``tc -batch`` on a host, one per NIC; ``rates`` in bits per second."""
+    return [shape(plan.device(nic), rate, HOST_QUEUE, verb) for nic, rate in enumerate(rates)]
+
+
+def shape_ports(plan: Plan, host: int, rates: list[int], verb: str = "add") -> list[str]:
+    """The same for the other ends of that host's links, in the switch."""
+    return [shape(plan.port(host, nic), rate, PORT_QUEUE, verb) for nic, rate in enumerate(rates)]
