@@ -1,9 +1,12 @@
-"""smddp beside Gloo, in the same processes and the same run, in turn: A B A B.
+"""Collectives of smddp beside those of its peers, in the same run, in turn: A B A B.
 
-Starts the ranks itself. For every operation, element type and size: a correctness check against
-Gloo, then rounds of timed calls, one backend after the other. Prints medians and bus bandwidth (as
-nccl-tests defines it: bytes / time * (n-1)/n, twice that for all_reduce) and writes all figures as
-CSV.
+Between emulated hosts, each with network interfaces of a given rate (needs root; README.md says
+what is measured):
+
+    python benchmarks/collectives.py --hosts 2 --ranks-per-host 4 --rate 1gbit \\
+        --peers gloo,mpich,openmpi --sizes 4K..64M --csv runs/hosts.csv --figure runs/hosts.png
+
+Or beside Gloo on this machine's loopback, with any number of ranks:
 
     python benchmarks/collectives.py --ranks 2 --sizes 1K,64K,1M,16M --csv runs/bench.csv
     python benchmarks/collectives.py --hosts 2 --ranks 2     # two hosts, over libfabric
@@ -12,225 +15,82 @@ CSV.
 from __future__ import annotations
 
 import argparse
-import csv
-import os
-import platform
-import socket
-import statistics
 import sys
-import time
-import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from rich.console import Console
-from rich.table import Table
+from hosts.plan import OPS, parse_sizes
 
-OPS = ("all_gather", "reduce_scatter", "all_reduce")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+DTYPES = ("fp32", "bf16", "fp16")
+PEERS = ("gloo", "mpich", "mpich-ucx", "impi", "openmpi", "oneccl")
+ROOT = Path(__file__).resolve().parents[1]
 
 
-@dataclass
-class Result:
-    op: str
-    dtype: str
-    bytes: int  # of the whole: AllGather's output, ReduceScatter's input, AllReduce's tensor
-    backend: str
-    median_us: float
-    p90_us: float
-    min_us: float
-    algbw_gbs: float
-    busbw_gbs: float
-    calls: int
-
-
-def parse_size(text: str) -> int:
-    unit = UNITS.get(text[-1].upper(), 0)
-    return int(float(text[:-1]) * unit) if unit else int(text)
-
-
-def make_call(
-    op: str, whole: torch.Tensor, part: torch.Tensor, group: dist.ProcessGroup
-) -> Callable[[], object]:
-    if op == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
-    if op == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
-    return lambda: dist.all_reduce(whole, group=group)
-
-
-def check(op: str, dtype: torch.dtype, count: int, groups: dict[str, dist.ProcessGroup]) -> None:
-    """Small integers, so that every order of summation gives the same bits."""
-    ranks, rank = dist.get_world_size(), dist.get_rank()
-    seen = []
-    for group in groups.values():
-        whole = ((torch.arange(count * ranks) + rank) % 7).to(dtype)
-        part = ((torch.arange(count) * (rank + 1)) % 7).to(dtype)
-        make_call(op, whole, part, group)()
-        seen.append((whole.clone(), part.clone()))
-    for whole, part in seen[1:]:
-        if not (torch.equal(whole, seen[0][0]) and torch.equal(part, seen[0][1])):
-            raise SystemExit(f"{op} of {count} {dtype} per rank: the backends disagree")
-
-
-def worker(rank: int, args: argparse.Namespace, port: int, queue: mp.SimpleQueue) -> None:
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if args.hosts > 1:
-        os.environ["SMDDP_HOST_ID"] = f"host{rank * args.hosts // args.ranks}"
-        os.environ.setdefault("SMDDP_FABRIC_INTERFACE", "lo")
-    torch.set_num_threads(1)
-    dist.init_process_group("smddp", rank=rank, world_size=args.ranks)
-    groups = {"smddp": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
-    for op in args.ops:
-        for name in args.dtypes:
-            dtype = DTYPES[name]
-            for size in args.sizes:
-                count = max(1, size // dtype.itemsize // args.ranks)
-                check(op, dtype, count, groups)
-                whole = torch.ones(count * args.ranks, dtype=dtype)
-                part = torch.ones(count, dtype=dtype)
-                calls = {b: make_call(op, whole, part, g) for b, g in groups.items()}
-                times: dict[str, list[float]] = {b: [] for b in calls}
-                per_turn = max(2, min(50, int(2e6 // max(1, size // 256))))
-                for turn in range(args.turns + 1):  # the first warms up
-                    for backend, call in calls.items():
-                        for _ in range(per_turn):
-                            whole.fill_(1) if op == "all_reduce" else None
-                            dist.barrier()
-                            begin = time.perf_counter()
-                            call()
-                            if turn > 0:
-                                times[backend].append(time.perf_counter() - begin)
-                for backend, measured in times.items():
-                    # An operation takes as long as on its slowest rank.
-                    slowest = torch.tensor(measured, dtype=torch.float64)
-                    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-                    if rank == 0:
-                        queue.put(
-                            summary(
-                                op,
-                                name,
-                                count * args.ranks * dtype.itemsize,
-                                backend,
-                                slowest.tolist(),
-                                args.ranks,
-                            )
-                        )
-    dist.destroy_process_group()
-
-
-def summary(op: str, dtype: str, size: int, backend: str, seconds: list[float], ranks: int) -> dict:
-    median = statistics.median(seconds)
-    algbw = size / median / 1e9
-    factor = (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
-    ordered = sorted(seconds)
-    return asdict(
-        Result(
-            op,
-            dtype,
-            size,
-            backend,
-            median * 1e6,
-            ordered[int(0.9 * (len(ordered) - 1))] * 1e6,
-            ordered[0] * 1e6,
-            algbw,
-            algbw * factor,
-            len(seconds),
-        )
-    )
-
-
-def show(rows: list[dict], console: Console) -> None:
-    table = Table(
-        "operation", "type", "bytes", "smddp us", "gloo us", "gloo / smddp", "smddp busbw GB/s"
-    )
-    for column in table.columns[2:]:
-        column.justify = "right"
-    pairs: dict[tuple, dict[str, dict]] = {}
-    for row in rows:
-        pairs.setdefault((row["op"], row["dtype"], row["bytes"]), {})[row["backend"]] = row
-    for (op, dtype, size), both in pairs.items():
-        ours, gloo = both["smddp"], both["gloo"]
-        table.add_row(
-            op,
-            dtype,
-            f"{size:,}",
-            f"{ours['median_us']:,.0f}",
-            f"{gloo['median_us']:,.0f}",
-            f"{gloo['median_us'] / ours['median_us']:.1f}",
-            f"{ours['busbw_gbs']:.2f}",
-        )
-    console.print(table)
-
-
-def main() -> int:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument(
-        "--hosts", type=int, default=1, help="emulated hosts, through SMDDP_HOST_ID"
+    add = parser.add_argument
+    add("--hosts", type=int, help="default: 1 on loopback, 2 emulated")
+    add("--sizes", help="bytes of the whole, with K, M or G; 4K..64M is every fourfold step")
+    add("--ops", default=",".join(OPS))
+    add("--turns", type=int, default=5, help="timed turns of each competitor")
+    add("--csv", type=Path, help="write all figures there")
+    add("--short", action="store_true", help="three sizes, three turns: about a minute")
+
+    loopback = parser.add_argument_group("on loopback").add_argument
+    loopback("--ranks", type=int, help="of all hosts together; default 2")
+    loopback("--dtypes", default="fp32,bf16")
+
+    hosts = parser.add_argument_group("between emulated hosts").add_argument
+    hosts("--ranks-per-host", type=int, metavar="R", help="this option chooses emulated hosts")
+    hosts("--rate", default="1gbit", help="of each interface, each way, as tc writes it")
+    hosts("--nics", type=int, default=1, help="interfaces per host")
+    hosts("--peers", default="gloo", help=f"of {','.join(PEERS)}; 'none' for smddp alone")
+    hosts(
+        "--from",
+        dest="source",
+        choices=("core", "torch", "both"),
+        default="both",
+        help="smddp called from C++ (competitor smddp), from torch (smddp-torch), or both",
     )
-    parser.add_argument(
-        "--sizes", default="1K,64K,1M,16M,64M", help="bytes of the whole, with K, M or G"
-    )
-    parser.add_argument("--ops", default=",".join(OPS))
-    parser.add_argument("--dtypes", default="fp32,bf16")
-    parser.add_argument("--turns", type=int, default=5, help="timed turns of each backend")
-    parser.add_argument("--csv", type=Path, help="write all figures there")
-    parser.add_argument(
-        "--short", action="store_true", help="a minute: three sizes, fp32 gather, bf16 sums"
-    )
+    hosts("--seconds-per-turn", type=float, default=1.0, metavar="S")
+    hosts("--figure", type=Path, help="draw the figure there")
+    hosts("--resume", type=Path, metavar="CSV", help="add to this file what it lacks")
+    hosts("--core", type=Path, default=ROOT / "build/benchmarks/core_collectives")
+    hosts("--peers-folder", type=Path, default=ROOT / "benchmarks/.peers")
+    return parser
+
+
+def main() -> int:
+    parser = make_parser()
     args = parser.parse_args()
+    emulated = args.ranks_per_host is not None
+    if emulated and args.ranks is not None:
+        parser.error("--ranks counts ranks on loopback; emulated hosts take --ranks-per-host")
     if args.short:
         args.sizes, args.turns, args.dtypes = "1K,1M,16M", 3, "bf16"
-    args.sizes = [parse_size(s) for s in args.sizes.split(",")]
+        args.seconds_per_turn = 0.5
+    try:
+        args.sizes = parse_sizes(args.sizes or ("4K..64M" if emulated else "1K,64K,1M,16M,64M"))
+    except ValueError:
+        parser.error(f"--sizes {args.sizes}: write bytes as 4K, 64M or 4K..64M")
     args.ops, args.dtypes = args.ops.split(","), args.dtypes.split(",")
-    unknown = [o for o in args.ops if o not in OPS] + [d for d in args.dtypes if d not in DTYPES]
-    if unknown:
-        parser.error(
-            f"unknown: {', '.join(unknown)}; operations are {', '.join(OPS)}, "
-            f"types {', '.join(DTYPES)}"
-        )
+    args.peers = [] if args.peers == "none" else args.peers.split(",")
+    for given, known in ((args.ops, OPS), (args.dtypes, DTYPES), (args.peers, PEERS)):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+    if emulated:
+        from hosts.run import run as run_hosts
+
+        args.hosts = args.hosts or 2
+        return run_hosts(args)
+    args.ranks, args.hosts = args.ranks or 2, args.hosts or 1
     if not 1 <= args.hosts <= args.ranks:
         parser.error(f"--hosts {args.hosts} needs at least as many ranks; --ranks is {args.ranks}")
-    console = Console()
-    console.print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, "
-        f"torch {torch.__version__}, {args.ranks} ranks on {args.hosts} host(s); "
-        "medians over the slowest rank of each call, A B A B"
-    )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    queue = mp.get_context("spawn").SimpleQueue()
-    context = mp.spawn(worker, (args, port, queue), nprocs=args.ranks, join=False)
-    rows: list[dict] = []
-    expected = len(args.ops) * len(args.dtypes) * len(args.sizes) * 2
-    while len(rows) < expected:
-        if not queue.empty():
-            rows.append(queue.get())
-            console.print(f"{len(rows)}/{expected}", end="\r")
-        elif context.join(timeout=0.2):
-            break
-    while not context.join():
-        pass
-    show(rows, console)
-    if args.csv:
-        args.csv.parent.mkdir(parents=True, exist_ok=True)
-        with args.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        console.print(f"wrote {args.csv}")
-    return 0
+    from loopback import run as run_loopback
+
+    return run_loopback(args)
 
 
 if __name__ == "__main__":

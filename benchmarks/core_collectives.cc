@@ -1,0 +1,117 @@
+// One rank of the core, without torch, that runs collectives in turns (see turns.h).
+//
+//     RANK=0 WORLD_SIZE=2 SMDDP_HOST_ID=a core_collectives PIPES STORE
+//
+// PIPES holds the named pipes of every rank, STORE is an empty directory that all ranks see.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "bootstrap/file_store.h"
+#include "collectives/communicator.h"
+#include "turns.h"
+
+namespace smddp {
+namespace {
+
+struct Group {
+  Engine& engine;
+  Communicator& communicator;
+};
+
+void add_parts(Blocks& blocks, void* whole, size_t bytes, int ranks) {
+  for (int r = 0; r < ranks; ++r) {
+    blocks.add(static_cast<std::byte*>(whole) + static_cast<size_t>(r) * bytes, bytes);
+    blocks.end_block();
+  }
+}
+
+void add_one(Blocks& blocks, void* part, size_t bytes) {
+  blocks.add(part, bytes);
+  blocks.end_block();
+}
+
+std::shared_ptr<Operation> operation_of(const turn_case& what, int ranks) {
+  auto op = std::make_shared<Operation>();
+  op->element_size = turn_size_of(what.dtype);
+  op->digest = what.count;
+  size_t bytes = what.count * op->element_size;
+  if (what.op == TURN_ALL_GATHER) {
+    op->collective = Collective::kAllGather;
+    add_one(op->input, what.part, bytes);
+    add_parts(op->output, what.whole, bytes, ranks);
+    return op;
+  }
+  op->dtype = what.dtype == TURN_FP32 ? Dtype::kFloat32 : Dtype::kBFloat16;
+  op->reduce_op = ReduceOp::kSum;
+  add_parts(op->input, what.whole, bytes, ranks);
+  if (what.op == TURN_REDUCE_SCATTER) {
+    op->collective = Collective::kReduceScatter;
+    add_one(op->output, what.part, bytes);
+  } else {
+    op->collective = Collective::kAllReduce;
+    op->output = op->input;
+  }
+  return op;
+}
+
+int finish(Group& group, const std::shared_ptr<Operation>& op) {
+  group.communicator.submit(op, {}, false);
+  group.engine.wait(*op);
+  if (op->status().ok()) return 0;
+  std::fprintf(stderr, "%s\n", op->status().message().c_str());
+  return 1;
+}
+
+int call(void* context, const turn_case* what) {
+  auto& group = *static_cast<Group*>(context);
+  return finish(group, operation_of(*what, group.communicator.ranks()));
+}
+
+// Every rank's byte has to arrive before anybody leaves.
+int barrier(void* context) {
+  auto& group = *static_cast<Group*>(context);
+  auto ranks = static_cast<size_t>(group.communicator.ranks());
+  std::vector<std::byte> bytes(ranks + 1);
+  auto op = std::make_shared<Operation>();
+  op->collective = Collective::kBarrier;
+  add_one(op->input, &bytes[ranks], 1);
+  add_parts(op->output, bytes.data(), 1, group.communicator.ranks());
+  return finish(group, op);
+}
+
+int number(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : -1;
+}
+
+int fail(const std::string& why) {
+  std::fprintf(stderr, "%s\n", why.c_str());
+  return 1;
+}
+
+int run(const char* pipes, const char* directory) {
+  int rank = number("RANK"), ranks = number("WORLD_SIZE");
+  if (rank < 0 || ranks <= rank) return fail("RANK and WORLD_SIZE must say who this rank is");
+  auto engine = Engine::create();
+  if (!engine.ok()) return fail(engine.status().message());
+  FileStore store(directory, std::chrono::seconds(120));
+  Communicator::Options options{"benchmark", 120'000'000'000ull, "", true};
+  auto communicator = Communicator::create(*engine.value(), store, rank, ranks, options);
+  if (!communicator.ok()) return fail(communicator.status().message());
+  Group group{*engine.value(), *communicator.value()};
+  turn_program program{rank, ranks, "core", &group, call, barrier};
+  int status = turn_serve(&program, pipes);
+  communicator.value().reset();
+  return status;
+}
+
+}  // namespace
+}  // namespace smddp
+
+int main(int argc, char** argv) {
+  if (argc != 3) return smddp::fail("usage: core_collectives PIPES STORE");
+  return smddp::run(argv[1], argv[2]);
+}

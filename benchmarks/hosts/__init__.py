@@ -1,0 +1,1 @@
+"""Collectives between emulated hosts, measured in turns with their peers."""

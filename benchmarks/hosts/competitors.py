@@ -1,0 +1,83 @@
+"""How each competitor is started: one process per rank, on its host. mpi.py has those of MPI."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from itertools import count
+
+from .crew import Crew
+from .field import ROOT, Field
+
+_ports = count(29600)  # every port of a fresh testbed is free
+
+
+class Competitor(ABC):
+    name: str
+
+    def missing(self, field: Field) -> str | None:
+        """Why it can't take part here, or None."""
+        return None
+
+    def start(self, field: Field) -> Crew:
+        """Starts its ranks and waits until all read their pipes."""
+        crew = Crew(self.name, field.folder / self.name, field.ranks)
+        try:
+            self.launch(field, crew)
+            crew.wait_until_ready(timeout=60 + 6 * field.ranks)
+        except BaseException:
+            crew.close()
+            raise
+        return crew
+
+    @abstractmethod
+    def launch(self, field: Field, crew: Crew) -> None: ...
+
+
+def rank_environment(field: Field, rank: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % field.ranks_per_host),
+        "WORLD_SIZE": str(field.ranks),
+        "LOCAL_WORLD_SIZE": str(field.ranks_per_host),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+class Core(Competitor):
+    """The collectives of csrc/ without torch."""
+
+    name = "smddp"
+
+    def missing(self, field: Field) -> str | None:
+        if field.core.exists():
+            return None
+        return f"{field.core} is not built; `make bench-hosts` builds it"
+
+    def launch(self, field: Field, crew: Crew) -> None:
+        store = crew.folder / "store"
+        store.mkdir()
+        for rank in range(field.ranks):
+            argv = [str(field.core), str(crew.folder), str(store)]
+            crew.launch(field.host_of(rank), argv, rank_environment(field, rank), f"rank{rank}")
+
+
+class Torch(Competitor):
+    """A backend of torch.distributed, called from Python."""
+
+    def __init__(self, name: str, backend: str) -> None:
+        self.name = name
+        self.backend = backend
+
+    def launch(self, field: Field, crew: Crew) -> None:
+        program = ROOT / "benchmarks" / "torch_collectives.py"
+        port = str(next(_ports))
+        for rank in range(field.ranks):
+            host = field.host_of(rank)
+            env = rank_environment(field, rank) | {
+                "MASTER_PORT": port,
+                # Gloo takes several interfaces and deals its connections out to them.
+                "GLOO_SOCKET_IFNAME": ",".join(host.interfaces),
+            }
+            argv = [sys.executable, str(program), self.backend, str(crew.folder)]
+            crew.launch(host, argv, env, f"rank{rank}")

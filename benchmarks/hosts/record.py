@@ -1,0 +1,104 @@
+"""Results as rows of a CSV file, written again after every case."""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+
+@dataclass
+class Row:
+    """One competitor in one case. README.md defines the columns."""
+
+    date: str
+    machine: str
+    versions: str
+    op: str
+    dtype: str
+    bytes: int
+    hosts: int
+    ranks_per_host: int
+    rate: str
+    nics: int
+    competitor: str
+    version: str
+    median_us: float
+    min_us: float
+    p90_us: float
+    utilisation: float
+    of_ceiling: float
+    wire_ratio: float
+    drops: int
+    cpu_us: float
+    iterations: int
+    turns: int
+
+    def key(self) -> tuple[object, ...]:
+        """What a measurement is of: --resume skips a key that the file holds."""
+        return (
+            *(self.op, self.dtype, self.bytes, self.hosts, self.ranks_per_host),
+            *(self.rate, self.nics, self.competitor),
+        )
+
+
+_TYPES = {"int": int, "float": float, "str": str}
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(newline="") as file:
+        return [
+            Row(**{f.name: _TYPES[str(f.type)](line[f.name]) for f in fields(Row)})
+            for line in csv.DictReader(file)
+        ]
+
+
+def write(path: Path, rows: list[Row]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".part")
+    with fresh.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=[f.name for f in fields(Row)])
+        writer.writeheader()
+        for row in rows:
+            values = asdict(row)
+            for name, value in values.items():
+                if isinstance(value, float):
+                    values[name] = f"{value:.1f}" if name.endswith("_us") else f"{value:.4f}"
+            writer.writerow(values)
+    fresh.replace(path)
+
+
+def machine() -> str:
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else []:
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def versions() -> str:
+    """Of what lies under all competitors."""
+    found = [f"Linux {platform.release()}", f"Python {platform.python_version()}"]
+    try:
+        version = ctypes.CDLL(os.environ.get("SMDDP_LIBFABRIC") or "libfabric.so.1").fi_version()
+        found.append(f"libfabric {version >> 16}.{version & 0xFFFF}")
+    except OSError:
+        pass
+    return "; ".join(found)
+
+
+def source_version(root: Path) -> str:
+    """The commit that is measured, with a + where the tree differs from it."""
+    told = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty=+"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip() or "unknown"

@@ -1,0 +1,100 @@
+// One rank of oneCCL that runs collectives in turns (see turns.h).
+//
+//     RANK=0 WORLD_SIZE=2 oneccl_collectives PIPES STORE
+//
+// Rank 0 writes the address of oneCCL's key-value store to the file STORE/address; all ranks see it.
+// bf16 is a type of oneCCL's own: it sums with the instructions that the processor has.
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "oneapi/ccl.hpp"
+#include "turns.h"
+
+namespace {
+
+struct World {
+  ccl::communicator& communicator;
+};
+
+int call(void* context, const turn_case* c) {
+  auto& communicator = static_cast<World*>(context)->communicator;
+  auto type = c->dtype == TURN_FP32 ? ccl::datatype::float32 : ccl::datatype::bfloat16;
+  auto sum = ccl::reduction::sum;
+  auto ranks = static_cast<size_t>(communicator.size());
+  if (c->op == TURN_ALL_GATHER) {
+    ccl::allgather(c->part, c->whole, c->count, type, communicator).wait();
+  } else if (c->op == TURN_REDUCE_SCATTER) {
+    ccl::reduce_scatter(c->whole, c->part, c->count, type, sum, communicator).wait();
+  } else {
+    ccl::allreduce(c->whole, c->whole, c->count * ranks, type, sum, communicator).wait();
+  }
+  return 0;
+}
+
+int barrier(void* context) {
+  ccl::barrier(static_cast<World*>(context)->communicator).wait();
+  return 0;
+}
+
+ccl::kvs::address_type read_address(const std::filesystem::path& file) {
+  ccl::kvs::address_type address{};
+  for (int i = 0; i < 6000 && !std::filesystem::exists(file); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::ifstream(file, std::ios::binary)
+      .read(address.data(), static_cast<std::streamsize>(address.size()));
+  return address;
+}
+
+void write_address(const std::filesystem::path& file, const ccl::kvs::address_type& address) {
+  std::filesystem::path fresh = file.string() + ".part";
+  std::ofstream(fresh, std::ios::binary)
+      .write(address.data(), static_cast<std::streamsize>(address.size()));
+  std::filesystem::rename(fresh, file);
+}
+
+int number(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoi(text) : -1;
+}
+
+int run(const char* pipes, const std::filesystem::path& store) {
+  int rank = number("RANK"), ranks = number("WORLD_SIZE");
+  ccl::init();
+  std::filesystem::path file = store / "address";
+  ccl::shared_ptr_class<ccl::kvs> kvs;
+  if (rank == 0) {
+    kvs = ccl::create_main_kvs();
+    write_address(file, kvs->get_address());
+  } else {
+    kvs = ccl::create_kvs(read_address(file));
+  }
+  auto communicator = ccl::create_communicator(ranks, rank, kvs);
+  World world{communicator};
+  auto found = ccl::get_library_version();
+  std::string version = std::string("oneCCL ") + std::to_string(found.major) + "." +
+                        std::to_string(found.minor) + "." + std::to_string(found.update);
+  turn_program program{rank, ranks, version.c_str(), &world, call, barrier};
+  return turn_serve(&program, pipes);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) {
+    std::fprintf(stderr, "usage: oneccl_collectives PIPES STORE\n");
+    return 1;
+  }
+  try {
+    return run(argv[1], argv[2]);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

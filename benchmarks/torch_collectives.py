@@ -1,0 +1,136 @@
+"""One rank of torch.distributed that runs collectives in turns; the protocol is that of turns.h.
+
+RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... torch_collectives.py BACKEND PIPES
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Case:
+    """The buffers of one operation and size, kept from turn to turn."""
+
+    def __init__(self, op: str, dtype: str, size: int) -> None:
+        self.name = (op, dtype, size)
+        self.op = op
+        self.ranks = dist.get_world_size()
+        kind = DTYPES[dtype]
+        self.count = max(1, size // kind.itemsize // self.ranks)
+        # Zeros, so that in-place sums stay what they are; written, so that the pages are there.
+        self.whole = torch.empty(self.count * self.ranks, dtype=kind).zero_()
+        self.part = torch.empty(self.count, dtype=kind).zero_()
+
+    def call(self) -> Callable[[], object]:
+        whole, part = self.whole, self.part
+        if self.op == "all_gather":
+            return lambda: dist.all_gather_into_tensor(whole, part)
+        if self.op == "reduce_scatter":
+            return lambda: dist.reduce_scatter_tensor(part, whole)
+        return lambda: dist.all_reduce(whole)
+
+    def check(self) -> dict[str, Any]:
+        """The data of turns.h: (i + 3 * rank) mod 7."""
+        rank, count = dist.get_rank(), self.count
+        element = torch.arange(count * self.ranks)
+
+        def values(i: torch.Tensor, of: int) -> torch.Tensor:
+            return ((i + 3 * of) % 7).to(self.whole.dtype)
+
+        if self.op == "all_gather":
+            want = torch.cat([values(element[:count], r) for r in range(self.ranks)])
+            self.part.copy_(values(element[:count], rank))
+        else:
+            table = sum((torch.arange(7) + 3 * r) % 7 for r in range(self.ranks))
+            assert isinstance(table, torch.Tensor)
+            want = table[element % 7].to(self.whole.dtype)
+            self.whole.copy_(values(element, rank))
+        dist.barrier()
+        self.call()()
+        got = self.whole
+        if self.op == "reduce_scatter":
+            got, want = self.part, want[count * rank : count * (rank + 1)]
+        right = torch.equal(got, want)
+        self.whole.zero_()
+        self.part.zero_()
+        return {"right": right}
+
+    def run(self, iterations: int) -> dict[str, Any]:
+        call = self.call()
+        stamps = [0.0] * (iterations + 1)
+        dist.barrier()
+        cpu = time.process_time()
+        stamps[0] = time.perf_counter()
+        for i in range(1, iterations + 1):
+            call()
+            stamps[i] = time.perf_counter()
+        cpu = time.process_time() - cpu
+        took = sorted(b - a for a, b in itertools.pairwise(stamps))
+        return {
+            "bytes": self.whole.nbytes,
+            "iterations": iterations,
+            "seconds": stamps[-1] - stamps[0],
+            "min": took[0],
+            "median": took[iterations // 2],
+            "p90": took[int(0.9 * (iterations - 1))],
+            "cpu": cpu,
+        }
+
+
+def serve(pipes: Path) -> None:
+    rank = dist.get_rank()
+    case: Case | None = None
+    with (
+        (pipes / f"{rank}.commands").open() as commands,
+        (pipes / f"{rank}.answers").open("w") as answers,
+    ):
+
+        def answer(**values: Any) -> None:
+            print(json.dumps(values), file=answers, flush=True)
+
+        answer(version=torch.__version__)
+        waiting_since = time.process_time()
+        while line := commands.readline():
+            idle = time.process_time() - waiting_since
+            verb, *words = line.split()
+            if verb == "quit":
+                break
+            if verb == "free":
+                case = None
+                answer()
+            else:
+                op, dtype, size = words[0], words[1], int(words[2])
+                if case is None or case.name != (op, dtype, size):
+                    case = None  # the old buffers first
+                    case = Case(op, dtype, size)
+                if verb == "check":
+                    answer(**case.check())
+                else:
+                    answer(**case.run(int(words[3])), idle_cpu=idle)
+            waiting_since = time.process_time()
+
+
+def main() -> int:
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    backend, pipes = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    serve(pipes)
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+// One rank's side of a benchmark in turns, in C so that every MPI's mpicc compiles it.
+//
+// A rank reads lines from its own named pipe, does what they say together with the other ranks, and
+// answers each with one line of JSON on another pipe:
+//
+//     check OP DTYPE BYTES             runs the operation once and compares every element
+//     run OP DTYPE BYTES ITERATIONS    barrier, then that many calls back to back
+//     free                             gives the buffers back
+//     quit
+//
+// BYTES are those of the whole: AllGather's output, ReduceScatter's input, AllReduce's buffer.
+// Between turns a rank is blocked in read(2): whatever its library does while it waits (most MPIs
+// spin), it costs nobody else's turn a cycle. A broadcast of the command would not have this.
+#pragma once
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+enum turn_op { TURN_ALL_GATHER, TURN_REDUCE_SCATTER, TURN_ALL_REDUCE };
+enum turn_dtype { TURN_FP32, TURN_BF16 };
+
+// What one call works on: `part` holds `count` elements, `whole` that many per rank.
+struct turn_case {
+  enum turn_op op;
+  enum turn_dtype dtype;
+  size_t count;
+  void *whole, *part;
+};
+
+struct turn_program {
+  int rank, ranks;
+  const char* version;  // of the library that is measured
+  void* context;        // handed to the two below; each returns 0, or says why not and returns 1
+  int (*call)(void* context, const struct turn_case* what);  // blocks until its result is complete
+  int (*barrier)(void* context);
+};
+
+static inline size_t turn_size_of(enum turn_dtype dtype) { return dtype == TURN_FP32 ? 4 : 2; }
+
+static inline double turn_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// CPU time of the whole process so far, all threads.
+static inline double turn_cpu(void) {
+  struct rusage u;
+  getrusage(RUSAGE_SELF, &u);
+  return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+         1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+// --- data: small integers, so that every order of summation gives the same bits ------------------
+
+static inline void turn_put(void* at, size_t i, enum turn_dtype dtype, int value) {
+  union {
+    float f;
+    uint32_t u;
+  } bits;
+  bits.f = (float)value;
+  if (dtype == TURN_FP32) {
+    ((float*)at)[i] = bits.f;
+  } else {
+    ((uint16_t*)at)[i] = (uint16_t)(bits.u >> 16);
+  }
+}
+
+static inline int turn_get(const void* at, size_t i, enum turn_dtype dtype) {
+  union {
+    float f;
+    uint32_t u;
+  } bits;
+  if (dtype == TURN_FP32) {
+    bits.f = ((const float*)at)[i];
+  } else {
+    bits.u = (uint32_t)((const uint16_t*)at)[i] << 16;
+  }
+  return (int)bits.f;
+}
+
+// Element i (of a gathered part, of a scattered whole) on a rank; 16 ranks' sums stay below 256,
+// which bf16 holds exactly.
+static inline int turn_value(size_t i, int rank) { return (int)((i + 3 * (size_t)rank) % 7); }
+
+static inline int turn_sum(size_t i, int ranks) {
+  int sum = 0;
+  for (int r = 0; r < ranks; ++r) sum += turn_value(i, r);
+  return sum;
+}
+
+static inline void turn_fill(const struct turn_program* p, const struct turn_case* c) {
+  size_t all = c->count * (size_t)p->ranks;
+  if (c->op == TURN_ALL_GATHER) {
+    for (size_t i = 0; i < c->count; ++i) turn_put(c->part, i, c->dtype, turn_value(i, p->rank));
+    memset(c->whole, 0xff, all * turn_size_of(c->dtype));
+  } else {
+    for (size_t i = 0; i < all; ++i) turn_put(c->whole, i, c->dtype, turn_value(i, p->rank));
+    memset(c->part, 0xff, c->count * turn_size_of(c->dtype));
+  }
+}
+
+static inline int turn_is_right(const struct turn_program* p, const struct turn_case* c) {
+  size_t n = c->count, all = n * (size_t)p->ranks;
+  int sums[7];
+  for (int i = 0; i < 7; ++i) sums[i] = turn_sum((size_t)i, p->ranks);
+  if (c->op == TURN_REDUCE_SCATTER) {
+    for (size_t i = 0; i < n; ++i) {
+      if (turn_get(c->part, i, c->dtype) != sums[(i + n * (size_t)p->rank) % 7]) return 0;
+    }
+    return 1;
+  }
+  for (size_t i = 0; i < all; ++i) {
+    int want = c->op == TURN_ALL_REDUCE ? sums[i % 7] : turn_value(i % n, (int)(i / n));
+    if (turn_get(c->whole, i, c->dtype) != want) return 0;
+  }
+  return 1;
+}
+
+// --- buffers -------------------------------------------------------------------------------------
+
+static inline void* turn_map(size_t bytes) {
+  void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return p == MAP_FAILED ? NULL : p;
+}
+
+static inline void turn_unmap(struct turn_case* c, int ranks) {
+  size_t bytes = c->count * turn_size_of(c->dtype);
+  if (c->whole != NULL) munmap(c->whole, bytes * (size_t)ranks);
+  if (c->part != NULL) munmap(c->part, bytes);
+  memset(c, 0, sizeof *c);
+}
+
+// The buffers of the last case are kept for the next turn of the same case.
+static inline int turn_prepare(struct turn_case* c, const struct turn_program* p, const char* op,
+                               const char* dtype, size_t bytes) {
+  struct turn_case next;
+  memset(&next, 0, sizeof next);
+  next.op = strcmp(op, "all_gather") == 0       ? TURN_ALL_GATHER
+            : strcmp(op, "reduce_scatter") == 0 ? TURN_REDUCE_SCATTER
+                                                : TURN_ALL_REDUCE;
+  next.dtype = strcmp(dtype, "fp32") == 0 ? TURN_FP32 : TURN_BF16;
+  next.count = bytes / turn_size_of(next.dtype) / (size_t)p->ranks;
+  if (next.count == 0) next.count = 1;
+  if (c->whole != NULL && c->op == next.op && c->dtype == next.dtype && c->count == next.count) {
+    return 0;
+  }
+  turn_unmap(c, p->ranks);
+  size_t part = next.count * turn_size_of(next.dtype);
+  next.whole = turn_map(part * (size_t)p->ranks);
+  next.part = turn_map(part);
+  *c = next;
+  if (c->whole == NULL || c->part == NULL) return 1;
+  // Touched before anything is timed; zeros, so that in-place sums stay what they are.
+  memset(c->whole, 0, part * (size_t)p->ranks);
+  memset(c->part, 0, part);
+  return 0;
+}
+
+// --- turns ---------------------------------------------------------------------------------------
+
+static int turn_ascending(const void* a, const void* b) {
+  double x = *(const double*)a, y = *(const double*)b;
+  return (x > y) - (x < y);
+}
+
+static inline int turn_check(const struct turn_program* p, struct turn_case* c, FILE* answers) {
+  turn_fill(p, c);
+  if (p->barrier(p->context) != 0 || p->call(p->context, c) != 0) return 1;
+  fprintf(answers, "{\"right\": %s}\n", turn_is_right(p, c) ? "true" : "false");
+  memset(c->whole, 0, c->count * (size_t)p->ranks * turn_size_of(c->dtype));
+  memset(c->part, 0, c->count * turn_size_of(c->dtype));
+  return 0;
+}
+
+static inline int turn_run(const struct turn_program* p, struct turn_case* c, long iterations,
+                           FILE* answers, double idle) {
+  double* took = (double*)malloc((size_t)iterations * sizeof *took);
+  if (took == NULL) return 1;
+  memset(took, 0, (size_t)iterations * sizeof *took);
+  if (p->barrier(p->context) != 0) return 1;
+  double cpu = turn_cpu(), begin = turn_now(), last = begin;
+  for (long i = 0; i < iterations; ++i) {
+    if (p->call(p->context, c) != 0) return 1;
+    double now = turn_now();
+    took[i] = now - last;
+    last = now;
+  }
+  cpu = turn_cpu() - cpu;
+  qsort(took, (size_t)iterations, sizeof *took, turn_ascending);
+  fprintf(answers,
+          "{\"bytes\": %zu, \"iterations\": %ld, \"seconds\": %.9f, \"min\": %.9f, "
+          "\"median\": %.9f, \"p90\": %.9f, \"cpu\": %.6f, \"idle_cpu\": %.6f}\n",
+          c->count * (size_t)p->ranks * turn_size_of(c->dtype), iterations, last - begin, took[0],
+          took[iterations / 2], took[(long)(0.9 * (double)(iterations - 1))], cpu, idle);
+  free(took);
+  return 0;
+}
+
+static inline int turn_open(const char* directory, int rank, const char* what, int flags) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%d.%s", directory, rank, what);
+  int fd = open(path, flags | O_CLOEXEC);
+  if (fd < 0) fprintf(stderr, "%s: %s\n", path, strerror(errno));
+  return fd;
+}
+
+// Serves the pipes DIRECTORY/RANK.commands and DIRECTORY/RANK.answers until it is told to quit or
+// the driver is gone. Returns the process's exit status.
+static inline int turn_serve(const struct turn_program* p, const char* directory) {
+  int in = turn_open(directory, p->rank, "commands", O_RDONLY);
+  int out = turn_open(directory, p->rank, "answers", O_WRONLY);
+  if (in < 0 || out < 0) return 1;
+  FILE *commands = fdopen(in, "r"), *answers = fdopen(out, "w");
+  struct turn_case c;
+  memset(&c, 0, sizeof c);
+  char line[256], verb[16], op[32], dtype[16];
+  fprintf(answers, "{\"version\": \"%s\"}\n", p->version);
+  fflush(answers);
+  for (double cpu = turn_cpu(); fgets(line, sizeof line, commands) != NULL; cpu = turn_cpu()) {
+    double idle = turn_cpu() - cpu;  // what this process used while it waited for the line
+    size_t bytes = 0;
+    long iterations = 1;
+    int fields = sscanf(line, "%15s %31s %15s %zu %ld", verb, op, dtype, &bytes, &iterations);
+    int failed = 0;
+    if (fields == 1 && strcmp(verb, "quit") == 0) break;
+    if (fields == 1 && strcmp(verb, "free") == 0) {
+      turn_unmap(&c, p->ranks);
+      fprintf(answers, "{}\n");
+    } else if (fields >= 4 && iterations > 0) {
+      failed = turn_prepare(&c, p, op, dtype, bytes) ||
+               (strcmp(verb, "check") == 0 ? turn_check(p, &c, answers)
+                                           : turn_run(p, &c, iterations, answers, idle));
+    } else {
+      failed = 1;
+    }
+    if (failed) {
+      fprintf(stderr, "rank %d: failed at: %s", p->rank, line);
+      return 1;
+    }
+    fflush(answers);
+  }
+  turn_unmap(&c, p->ranks);
+  return 0;
+}
