@@ -178,6 +178,18 @@ VARIABLES: tuple[Variable, ...] = (
         in_core=True,
     ),
     Variable(
+        "FABRIC_CURVE",
+        "20,4,1.25",
+        "the network that algorithm auto reckons with: latency us, processor us per message, GB/s of a host",
+        in_core=True,
+    ),
+    Variable(
+        "ALGORITHM",
+        "auto",
+        "pattern between hosts: auto, direct or log",
+        in_core=True,
+    ),
+    Variable(
         "SINGLE_COPY",
         "1",
         "0: never read a peer's memory directly, copy through the shared segment",

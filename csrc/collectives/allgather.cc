@@ -9,6 +9,7 @@ namespace {
 using intranode::Piece;
 
 constexpr size_t kDirectPiece = 1 << 20;
+constexpr size_t kCopyStep = 256 << 10;
 
 class AllGather final : public Round {
  public:
@@ -20,7 +21,6 @@ class AllGather final : public Round {
         read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     received_.assign(static_cast<size_t>(group_.ranks()), 0);
-    copy_own();
     make_flows();
     offer(me, nullptr, 0);
     for (const Inlet& inlet : inlets_) {
@@ -37,6 +37,7 @@ class AllGather final : public Round {
 
   bool progress(bool may_push) override {
     bool moved = send();
+    moved |= copy_own();
     while (may_push && !pushed_ && push_one()) moved = true;
     for (int i = 0; i < group_.local_peers(); ++i) {
       while (const Piece* head = group_.head(i, *this)) {
@@ -50,7 +51,8 @@ class AllGather final : public Round {
   bool pushed() const override { return pushed_; }
 
   bool complete() const override {
-    return pushed_ && missing_ == 0 && heard_all() && flows_done() &&
+    return pushed_ && missing_ == 0 && copied_ == part(operation_->output, group_.rank()) &&
+           heard_all() && flows_done() &&
            (exposed_until_ == 0 || group_.outbox().read_by_all() >= exposed_until_);
   }
 
@@ -87,22 +89,39 @@ class AllGather final : public Round {
   };
 
   // AllReduce gathers in place: its sums already lie in their block of the output.
-  void copy_own() {
-    if (operation_->collective == Collective::kAllReduce) return;
+  bool in_place() const { return operation_->collective == Collective::kAllReduce; }
+  const Blocks& own_blocks() const { return in_place() ? operation_->output : operation_->input; }
+  Rank own_block() const { return in_place() ? group_.rank() : 0; }
+
+  // Copies a little more of the own shard into the output: the network and the node read the input,
+  // so that nobody waits for this.
+  bool copy_own() {
     Rank me = group_.rank();
     size_t bytes = part(operation_->output, me);
-    for (size_t done = 0; done < bytes;) {
-      std::byte *from = nullptr, *to = nullptr;
-      size_t n = std::min(operation_->input.contiguous(0, begin_ + done, &from),
-                          operation_->output.contiguous(me, begin_ + done, &to));
-      n = std::min(n, bytes - done);
-      if (from != to) std::memcpy(to, from, n);
-      done += n;
+    if (copied_ == bytes) return false;
+    if (in_place()) {
+      copied_ = bytes;
+      return true;
     }
+    size_t until = std::min(bytes, copied_ + kCopyStep);
+    while (copied_ < until) {
+      std::byte *from = nullptr, *to = nullptr;
+      size_t n = std::min(operation_->input.contiguous(0, begin_ + copied_, &from),
+                          operation_->output.contiguous(me, begin_ + copied_, &to));
+      if (from == to) {
+        copied_ = std::min(bytes, copied_ + n);
+        continue;
+      }
+      n = std::min(n, until - copied_);
+      std::memcpy(to, from, n);
+      copied_ += n;
+    }
+    return true;
   }
 
   void make_flows() {
-    auto flows = pattern::gather_flows(group_.topology(), group_.rank(), operation_->plan().pattern);
+    auto flows =
+        pattern::gather_flows(group_.topology(), group_.rank(), operation_->plan().pattern);
     for (const pattern::Flow& flow : flows.in) {
       Stream stream = stream_of(flow);
       if (stream.bytes() == 0) continue;
@@ -128,7 +147,9 @@ class AllGather final : public Round {
   std::byte* memory_of(const Stream& stream) const {
     std::byte* at = nullptr;
     if (stream.shards() != 1) return nullptr;
-    size_t run = operation_->output.contiguous(stream.shard(0), begin_, &at);
+    Rank shard = stream.shard(0);
+    size_t run = shard == group_.rank() ? own_blocks().contiguous(own_block(), begin_, &at)
+                                        : operation_->output.contiguous(shard, begin_, &at);
     return run >= stream.bytes() ? at : nullptr;
   }
 
@@ -170,15 +191,25 @@ class AllGather final : public Round {
     while (again) {
       again = false;
       for (Outlet& outlet : outlets_) {
-        again |= send_one(outlet, sendable(outlet), [&](size_t offset, std::byte* to, size_t bytes) {
-          outlet.stream.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
-            operation_->output.read(shard, begin_ + at, to + from, n);
-          });
-        });
+        again |=
+            send_one(outlet, sendable(outlet), [&](size_t offset, std::byte* to, size_t bytes) {
+              outlet.stream.for_each(offset, bytes,
+                                     [&](Rank shard, size_t at, size_t n, size_t from) {
+                                       read(shard, at, to + from, n);
+                                     });
+            });
       }
       moved |= again;
     }
     return moved;
+  }
+
+  void read(Rank shard, size_t offset, std::byte* to, size_t bytes) const {
+    if (shard == group_.rank()) {
+      own_blocks().read(own_block(), begin_ + offset, to, bytes);
+    } else {
+      operation_->output.read(shard, begin_ + offset, to, bytes);
+    }
   }
 
   // How much of the run is here, from its start. Shards that are passed on have come in one inlet
@@ -222,14 +253,16 @@ class AllGather final : public Round {
       piece.shard = static_cast<uint32_t>(next->shard);
       piece.offset = next->pushed;
       piece.bytes = bytes;
-      size_t at = begin_ + next->pushed;
       if (direct_) {
-        std::vector<Extent> extents = operation_->output.slice(next->shard, at, bytes);
+        size_t at = begin_ + next->pushed;
+        std::vector<Extent> extents = next->inlet == nullptr
+                                          ? own_blocks().slice(own_block(), at, bytes)
+                                          : operation_->output.slice(next->shard, at, bytes);
         std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
         piece.extents = static_cast<uint32_t>(extents.size());
         exposed_until_ = group_.outbox().published() + 1;
       } else {
-        operation_->output.read(next->shard, at, slot, bytes);
+        read(next->shard, next->pushed, slot, bytes);
       }
       next->pushed += bytes;
       to_push_ -= bytes;
@@ -278,6 +311,7 @@ class AllGather final : public Round {
   bool direct_ = false;
   bool pushed_ = false;
   std::vector<Source> sources_;
+  size_t copied_ = 0;             // of the own shard, from input to output
   size_t to_push_ = 0;            // bytes, of all sources
   std::vector<size_t> received_;  // bytes that local peers have pushed, by shard
   size_t missing_ = 0;            // bytes that they have yet to push

@@ -46,6 +46,10 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store
     return Status(Code::kInvalid,
                   "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
   }
+  Result<Algorithm> algorithm = parse_algorithm(env::get("ALGORITHM"));
+  if (!algorithm) return algorithm.status();
+  Result<Curve> curve = parse_curve(env::get("FABRIC_CURVE"));
+  if (!curve) return curve.status();
   std::unique_ptr<Communicator> group(new Communicator(engine, rank, std::move(options)));
   Card mine;
   const std::string& given = group->options_.host;
@@ -93,8 +97,9 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store
   }
   group->key_ = cards[0].key;
   group->topology_ = Topology(hosts);
-  group->shape_ = {ranks, group->topology_.nodes(), false,
-                   pattern::equal_nodes(group->topology_), {}};
+  group->shape_ = {ranks, group->topology_.nodes(), false, pattern::equal_nodes(group->topology_),
+                   curve.value()};
+  group->algorithm_ = algorithm.value();
   group->rails_.resize(static_cast<size_t>(ranks));
   // What all ranks conclude alike comes first: nobody then looks for a neighbour that gave up.
   if (Status known = group->learn_fabric(store, cards); !known) return known;

@@ -62,20 +62,22 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
   bool sums =
       op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
   const Blocks& blocks = sums ? op.input : op.output;
-  Plan plan = select({op.collective, blocks.largest(), op.element_size}, shape_, tuning);
+  Tuning settled = tuning;
+  if (settled.algorithm == Algorithm::kAuto) settled.algorithm = algorithm_;
+  Plan plan = select({op.collective, blocks.largest(), op.element_size}, shape_, settled);
   size_t total = 0;
   for (Rank r = 0; r < ranks(); ++r) total += blocks.bytes(r);
   op.plan_ = plan;
-  op.signature_ = {op.collective,
-                   op.dtype,
-                   op.reduce_op,
-                   static_cast<uint8_t>(
-                       (sums && tuning.reduce_precision_fp32 ? kPartialsInFp32 : 0) |
-                       (plan.pattern == Pattern::kLog ? kLogPattern : 0)),
-                   op.tensors,
-                   total,
-                   plan.round_bytes,
-                   op.digest};
+  op.signature_ = {
+      op.collective,
+      op.dtype,
+      op.reduce_op,
+      static_cast<uint8_t>((sums && tuning.reduce_precision_fp32 ? kPartialsInFp32 : 0) |
+                           (plan.pattern == Pattern::kLog ? kLogPattern : 0)),
+      op.tensors,
+      total,
+      plan.round_bytes,
+      op.digest};
   bool gathers = op.collective != Collective::kReduceScatter;
   uint64_t gather_after = 0;
   size_t gather_begin = 0;

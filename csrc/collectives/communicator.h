@@ -119,6 +119,7 @@ class Communicator : private Progressable {
   JobKey key_{};
   Topology topology_;
   Shape shape_;
+  Algorithm algorithm_ = Algorithm::kAuto;  // where an operation's tuning leaves it open
   bool attached_ = false;
   std::vector<std::string> host_names_;
 

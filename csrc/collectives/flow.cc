@@ -13,7 +13,8 @@ bool Coverage::add(uint64_t offset, uint64_t bytes) {
   if (offset == prefix_) {
     prefix_ = end;
     auto reached = ahead_.begin();
-    for (; reached != ahead_.end() && reached->first == prefix_; ++reached) prefix_ = reached->second;
+    for (; reached != ahead_.end() && reached->first == prefix_; ++reached)
+      prefix_ = reached->second;
     ahead_.erase(ahead_.begin(), reached);
     return true;
   }

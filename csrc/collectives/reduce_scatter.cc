@@ -72,7 +72,8 @@ class ReduceScatter final : public Round {
   // A missing partial sum may be the sender's fault or that of any rank behind it.
   bool knows_whom() const override {
     if (wanted_.bytes > 0 || flows_done()) return true;
-    return std::any_of(outlets_.begin(), outlets_.end(), [](const Outlet& o) { return !o.cleared; });
+    return std::any_of(outlets_.begin(), outlets_.end(),
+                       [](const Outlet& o) { return !o.cleared; });
   }
 
   bool progress(bool may_push) override {
@@ -208,9 +209,10 @@ class ReduceScatter final : public Round {
     while (again) {
       again = false;
       for (Outlet& outlet : outlets_) {
-        again |= send_one(outlet, sendable(outlet), [&](size_t offset, std::byte* to, size_t bytes) {
-          operation_->input.read(outlet.stream.shard(0), begin_ + offset, to, bytes);
-        });
+        again |=
+            send_one(outlet, sendable(outlet), [&](size_t offset, std::byte* to, size_t bytes) {
+              operation_->input.read(outlet.stream.shard(0), begin_ + offset, to, bytes);
+            });
       }
       moved |= again;
     }
@@ -440,8 +442,8 @@ class ReduceScatter final : public Round {
   size_t piece_bytes_ = 0;
   bool pushed_ = false;
   Cut next_to_push_, wanted_;
-  std::vector<Share> shares_;   // the own block first
-  std::vector<int> share_of_;   // by block, -1: a local peer's
+  std::vector<Share> shares_;  // the own block first
+  std::vector<int> share_of_;  // by block, -1: a local peer's
   std::vector<Staging> staging_;
 };
 

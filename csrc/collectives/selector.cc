@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 
 namespace smddp {
 namespace {
@@ -58,6 +59,27 @@ size_t choose_chunk(size_t round_bytes, const Curve& curve) {
 }
 
 }  // namespace
+
+Result<Algorithm> parse_algorithm(const std::string& text) {
+  if (text == "auto") return Algorithm::kAuto;
+  if (text == "direct") return Algorithm::kDirect;
+  if (text == "log") return Algorithm::kLog;
+  return Status(Code::kInvalid,
+                "SMDDP_ALGORITHM is \"" + text + "\"; it may be auto, direct or log");
+}
+
+Result<Curve> parse_curve(const std::string& text) {
+  double latency_us = 0, overhead_us = 0, gigabytes = 0;
+  char rest = 0;
+  int read =
+      std::sscanf(text.c_str(), "%lf,%lf,%lf%c", &latency_us, &overhead_us, &gigabytes, &rest);
+  if (read != 3 || !(latency_us > 0) || !(overhead_us > 0) || !(gigabytes > 0)) {
+    return Status(Code::kInvalid, "SMDDP_FABRIC_CURVE is \"" + text +
+                                      "\"; it may be three numbers above 0: latency in us, "
+                                      "processor us per message, GB/s of a host (20,4,1.25)");
+  }
+  return Curve{latency_us * 1e3, overhead_us * 1e3, gigabytes};
+}
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   size_t limit = std::max(query.block_bytes, query.element_size);

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
+#include "common/status.h"
 #include "common/types.h"
 #include "schedule/pattern.h"
 
@@ -27,9 +29,9 @@ struct Tuning {
 
 // The network between two hosts, in the terms of LogGP (Alexandrov et al., SPAA 1995).
 struct Curve {
-  double latency_ns = 20'000;   // from a send to its arrival
-  double overhead_ns = 4'000;   // of a processor, per message
-  double bytes_per_ns = 1.25;   // of a host's NICs together
+  double latency_ns = 20'000;  // from a send to its arrival
+  double overhead_ns = 4'000;  // of a processor, per message
+  double bytes_per_ns = 1.25;  // of a host's NICs together
 };
 
 struct Shape {
@@ -47,10 +49,15 @@ struct Query {
 };
 
 struct Plan {
-  Pattern pattern;     // between nodes
-  size_t round_bytes;  // of each rank's block that one round carries, a multiple of the element size
+  Pattern pattern;  // between nodes
+  size_t
+      round_bytes;  // of each rank's block that one round carries, a multiple of the element size
   size_t chunk_bytes;  // in which a flow crosses the network
 };
+
+// SMDDP_ALGORITHM and SMDDP_FABRIC_CURVE; kInvalid with what the text may be.
+Result<Algorithm> parse_algorithm(const std::string& text);
+Result<Curve> parse_curve(const std::string& text);
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 

@@ -18,7 +18,8 @@ class StagingPool;
 class Staging {
  public:
   Staging() = default;
-  Staging(StagingPool* pool, std::byte* data, size_t size) : pool_(pool), data_(data), size_(size) {}
+  Staging(StagingPool* pool, std::byte* data, size_t size)
+      : pool_(pool), data_(data), size_(size) {}
   Staging(Staging&& other) noexcept
       : pool_(std::exchange(other.pool_, nullptr)),
         data_(std::exchange(other.data_, nullptr)),

@@ -7,10 +7,15 @@
 namespace smddp {
 namespace {
 
-class Layouts : public testing::TestWithParam<std::tuple<std::string, bool>> {
+enum class Way { kSegment, kSingleCopy, kLog };  // in the node; kLog: between nodes
+
+class Layouts : public testing::TestWithParam<std::tuple<std::string, Way>> {
  protected:
   std::string layout() const { return std::get<0>(GetParam()); }
-  WorldOptions options() const { return {.single_copy = std::get<1>(GetParam())}; }
+  WorldOptions options() const { return {.single_copy = std::get<1>(GetParam()) != Way::kSegment}; }
+  Tuning tuning() const {
+    return {.algorithm = std::get<1>(GetParam()) == Way::kLog ? Algorithm::kLog : Algorithm::kAuto};
+  }
 };
 
 int64_t value(int rank, size_t i) {
@@ -22,11 +27,11 @@ const size_t kSizes[] = {0, 1, 3, 1000, 9457, 20000, 150000};
 TEST_P(Layouts, AllGather) {
   run_world(
       layout(),
-      [](RankContext& c) {
+      [tuning = tuning()](RankContext& c) {
         for (size_t size : kSizes) {
           std::vector<int64_t> in(size), out(size * static_cast<size_t>(c.ranks), -1);
           for (size_t i = 0; i < size; ++i) in[i] = value(c.rank, i);
-          Status status = c.run(gather_of(in, out, c.ranks));
+          Status status = c.run(gather_of(in, out, c.ranks), tuning);
           ASSERT_TRUE(status.ok()) << status.message();
           for (int r = 0; r < c.ranks; ++r) {
             for (size_t i = 0; i < size; ++i)
@@ -40,11 +45,12 @@ TEST_P(Layouts, AllGather) {
 TEST_P(Layouts, ReduceScatter) {
   run_world(
       layout(),
-      [](RankContext& c) {
+      [tuning = tuning()](RankContext& c) {
         for (size_t size : kSizes) {
           std::vector<int64_t> in(size * static_cast<size_t>(c.ranks)), out(size, -1);
           for (size_t i = 0; i < in.size(); ++i) in[i] = value(c.rank, i);
-          Status status = c.run(scatter_of(in, out, c.ranks, Dtype::kInt64, ReduceOp::kSum));
+          Status status =
+              c.run(scatter_of(in, out, c.ranks, Dtype::kInt64, ReduceOp::kSum), tuning);
           ASSERT_TRUE(status.ok()) << status.message();
           for (size_t i = 0; i < size; ++i) {
             int64_t sum = 0;
@@ -60,13 +66,14 @@ TEST_P(Layouts, ReduceScatter) {
 TEST_P(Layouts, AllReduceInManyRounds) {
   run_world(
       layout(),
-      [](RankContext& c) {
+      [tuning = tuning()](RankContext& c) {
         for (size_t size : kSizes) {
           std::vector<double> data(size);
           for (size_t i = 0; i < size; ++i) data[i] = static_cast<double>(value(c.rank, i));
-          Tuning tuning{.allgather_bucket_bytes = 100'000, .reduce_scatter_bucket_bytes = 200'000};
-          Status status =
-              c.run(all_reduce_of(data, c.ranks, Dtype::kFloat64, ReduceOp::kMax), tuning);
+          Tuning cut = tuning;
+          cut.allgather_bucket_bytes = 100'000;
+          cut.reduce_scatter_bucket_bytes = 200'000;
+          Status status = c.run(all_reduce_of(data, c.ranks, Dtype::kFloat64, ReduceOp::kMax), cut);
           ASSERT_TRUE(status.ok()) << status.message();
           for (size_t i = 0; i < size; ++i) {
             int64_t most = value(0, i);
@@ -81,7 +88,7 @@ TEST_P(Layouts, AllReduceInManyRounds) {
 TEST_P(Layouts, ManyInFlightOfAllKinds) {
   run_world(
       layout(),
-      [](RankContext& c) {
+      [tuning = tuning()](RankContext& c) {
         std::mt19937 random(7);  // the same on all ranks
         struct Flight {
           std::vector<int64_t> in, out;
@@ -108,7 +115,7 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
               flight->out.assign(size, c.rank + f);
               flight->op = all_reduce_of(flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
           }
-          c.group.submit(flight->op, {}, true);
+          c.group.submit(flight->op, tuning, true);
           flights.push_back(std::move(flight));
         }
         int64_t base = c.ranks * (c.ranks - 1) / 2;
@@ -128,13 +135,19 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
 }
 
 std::string name_of_case(const testing::TestParamInfo<Layouts::ParamType>& info) {
-  return std::get<0>(info.param) + (std::get<1>(info.param) ? "_single_copy" : "_segment");
+  const char* ways[] = {"_segment", "_single_copy", "_log"};
+  return std::get<0>(info.param) + ways[static_cast<int>(std::get<1>(info.param))];
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, Layouts,
                          testing::Combine(testing::Values("A", "AA", "AAA", "AB", "AAB", "ABC",
                                                           "AABB", "ABAB", "ABBB", "AAABBCC"),
-                                          testing::Bool()),
+                                          testing::Values(Way::kSegment, Way::kSingleCopy)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Log, Layouts,
+                         testing::Combine(testing::Values("ABC", "ABCDE", "AABBCC", "ABCDABCD",
+                                                          "ABCDEFGH"),
+                                          testing::Values(Way::kLog)),
                          name_of_case);
 
 TEST(Numerics, HalfTypesAreSummedInFp32AndRoundedOncePerHop) {

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <fstream>
+#include <iterator>
+
 namespace smddp {
 namespace {
 
@@ -59,6 +63,128 @@ TEST(Selector, LargeRoundsAreReadDirectlyWhereThatIsAllowed) {
   EXPECT_FALSE(read_directly(1 << 10, {4, 1, true}));
   EXPECT_TRUE(read_directly(1 << 20, {4, 1, true}));
   EXPECT_FALSE(read_directly(1 << 20, {4, 1, false}));
+}
+
+Shape cluster(int nodes, int per_node) {
+  return {.ranks = nodes * per_node, .nodes = nodes, .single_copy = true};
+}
+
+Pattern pattern_of(size_t shard, int nodes, int per_node, const Curve& curve = {}) {
+  Shape shape = cluster(nodes, per_node);
+  shape.curve = curve;
+  return select({Collective::kAllGather, shard, 4}, shape, {}).pattern;
+}
+
+TEST(Selector, ManyHostsAndSmallShardsTakeTheLogarithmicPattern) {
+  EXPECT_EQ(pattern_of(64, 1024, 8), Pattern::kLog);
+  EXPECT_EQ(pattern_of(64, 128, 8), Pattern::kLog);
+  EXPECT_EQ(pattern_of(64, 2, 8), Pattern::kDirect);
+  EXPECT_EQ(pattern_of(64, 4, 8), Pattern::kDirect);
+  EXPECT_EQ(pattern_of(1 << 20, 1024, 8), Pattern::kDirect);
+}
+
+TEST(Selector, ThereIsOneSizeFromWhichOnItIsDirect) {
+  for (int nodes : {2, 3, 8, 16, 64, 256, 1024}) {
+    for (int per_node : {1, 2, 8}) {
+      for (Curve curve : {Curve{}, Curve{5'000, 500, 50}, Curve{100'000, 10'000, 0.125}}) {
+        bool direct = false;
+        for (size_t shard = 4; shard <= 64 << 20; shard *= 2) {
+          bool now = pattern_of(shard, nodes, per_node, curve) == Pattern::kDirect;
+          EXPECT_TRUE(now || !direct) << nodes << "x" << per_node << " " << shard;
+          direct = now;
+        }
+        EXPECT_TRUE(direct);
+      }
+    }
+  }
+}
+
+TEST(Selector, TheModelsChoiceIsNeverTheSlowerOne) {
+  // Bruck's start-ups against those of n-1 messages, for shards of next to no bytes.
+  for (int nodes = 2; nodes <= 1024; ++nodes) {
+    Curve c;
+    double steps = std::ceil(std::log2(nodes)), others = nodes - 1;
+    bool log_wins =
+        steps * (c.latency_ns + c.overhead_ns) < c.latency_ns + others * c.overhead_ns && nodes > 2;
+    EXPECT_EQ(pattern_of(1, nodes, 1) == Pattern::kLog, log_wins) << nodes;
+  }
+}
+
+TEST(Selector, UnequalHostsAreAlwaysDirect) {
+  Shape shape = cluster(1024, 8);
+  shape.equal_nodes = false;
+  for (Algorithm wanted : {Algorithm::kAuto, Algorithm::kLog}) {
+    Plan plan = select({Collective::kAllGather, 64, 4}, shape, {.algorithm = wanted});
+    EXPECT_EQ(plan.pattern, Pattern::kDirect);
+  }
+}
+
+TEST(Selector, TheAlgorithmCanBeForced) {
+  for (size_t shard : {64ul, 64ul << 20}) {
+    Query query{Collective::kAllGather, shard, 4};
+    EXPECT_EQ(select(query, cluster(8, 2), {.algorithm = Algorithm::kLog}).pattern, Pattern::kLog);
+    EXPECT_EQ(select(query, cluster(8, 2), {.algorithm = Algorithm::kDirect}).pattern,
+              Pattern::kDirect);
+  }
+  EXPECT_EQ(parse_algorithm("log").value(), Algorithm::kLog);
+  EXPECT_NE(parse_algorithm("ring").status().message().find("auto, direct or log"),
+            std::string::npos);
+}
+
+TEST(Selector, ChunksGrowWithTheShardAndStayInBounds) {
+  for (Curve curve : {Curve{}, Curve{5'000, 500, 50}, Curve{100'000, 10'000, 0.125}}) {
+    size_t last = 0;
+    for (size_t shard = 1; shard <= 1ul << 30; shard *= 2) {
+      Shape shape = cluster(4, 2);
+      shape.curve = curve;
+      size_t chunk = select({Collective::kAllGather, shard, 1}, shape, {}).chunk_bytes;
+      EXPECT_GE(chunk, std::max<size_t>(last, 16 << 10));
+      EXPECT_LE(chunk, 128u << 10);
+      last = chunk;
+    }
+  }
+}
+
+TEST(Selector, ACurveIsThreeNumbersAboveZero) {
+  EXPECT_EQ(parse_curve("5,0.5,50").value().bytes_per_ns, 50);
+  for (const char* bad : {"", "5", "5,1", "5,1,0", "5,-1,2", "a,b,c", "1,2,3,4"}) {
+    EXPECT_NE(parse_curve(bad).status().message().find("SMDDP_FABRIC_CURVE"), std::string::npos);
+  }
+}
+
+std::string text_of(size_t bytes) {
+  if (bytes >= 1 << 20) return std::to_string(bytes >> 20) + " MiB";
+  if (bytes >= 1 << 10) return std::to_string(bytes >> 10) + " KiB";
+  return std::to_string(bytes) + " B";
+}
+
+// docs/selector.md shows the table that this prints.
+TEST(Selector, TheTableInTheDocumentationIsTrue) {
+  std::string table = "| hosts x ranks | log up to a shard of | direct from |\n|---|---|---|\n";
+  for (auto [nodes, per_node] : {std::pair{2, 8},
+                                 {8, 8},
+                                 {16, 8},
+                                 {32, 8},
+                                 {64, 1},
+                                 {64, 8},
+                                 {128, 8},
+                                 {256, 8},
+                                 {512, 8},
+                                 {1024, 1},
+                                 {1024, 8}}) {
+    size_t shard = 1;
+    while (pattern_of(shard, nodes, per_node) == Pattern::kLog) shard *= 2;
+    table += "| " + std::to_string(nodes) + " x " + std::to_string(per_node) + " | " +
+             (shard == 1 ? "never" : text_of(shard / 2)) + " | " + text_of(shard) + " |\n";
+  }
+  table += "\n| shard | chunk |\n|---|---|\n";
+  for (size_t shard = 16 << 10; shard <= 16 << 20; shard *= 4) {
+    size_t chunk = select({Collective::kAllGather, shard, 4}, cluster(4, 2), {}).chunk_bytes;
+    table += "| " + text_of(shard) + " | " + text_of(chunk) + " |\n";
+  }
+  std::ifstream file(std::string(SMDDP_SOURCE_DIR) + "/docs/selector.md");
+  std::string page(std::istreambuf_iterator<char>(file), {});
+  EXPECT_NE(page.find(table), std::string::npos) << "docs/selector.md should hold\n" << table;
 }
 
 }  // namespace

@@ -1,0 +1,91 @@
+// Ranks that are late: what their peers may send them meanwhile is bounded, and nothing is lost.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+using std::chrono::milliseconds;
+
+uint64_t bytes_sent(Engine& engine) {
+  fabric::Endpoint* endpoint = engine.open_fabric();
+  if (endpoint == nullptr) return 0;
+  Engine::Lock lock = engine.lock();
+  const fabric::Counters& counters = endpoint->counters();
+  return counters.bytes_sent + counters.chunk_bytes_sent;
+}
+
+// Every rank submits `count` gathers of `floats` each; the last one comes late. What the others have
+// sent by then, each, is handed to `check`.
+void gathers_with_a_late_rank(const std::string& layout, int count, size_t floats,
+                              const std::function<void(uint64_t)>& check) {
+  std::atomic<int> checked{0};
+  run_world(layout, [&](RankContext& c) {
+    std::vector<float> first(1, 1.0f), all(static_cast<size_t>(c.ranks));
+    ASSERT_TRUE(c.run(gather_of(first, all, c.ranks)).ok());
+    bool late = c.rank == c.ranks - 1;
+    while (late && checked < c.ranks - 1) std::this_thread::sleep_for(milliseconds(1));
+    uint64_t before = bytes_sent(c.engine);
+    std::vector<std::vector<float>> in, out;
+    std::vector<std::shared_ptr<Operation>> ops;
+    for (int i = 0; i < count; ++i) {
+      in.emplace_back(floats, static_cast<float>(100 * c.rank + i));
+      out.emplace_back(floats * static_cast<size_t>(c.ranks));
+    }
+    for (size_t i = 0; i < in.size(); ++i) {
+      ops.push_back(gather_of(in[i], out[i], c.ranks));
+      c.group.submit(ops.back(), {}, true);
+    }
+    if (!late) {
+      std::this_thread::sleep_for(milliseconds(200));
+      check(bytes_sent(c.engine) - before);
+      ++checked;
+    }
+    for (auto& op : ops) {
+      c.engine.wait(*op);
+      ASSERT_TRUE(op->status().ok()) << op->status().message();
+    }
+    for (size_t i = 0; i < out.size(); ++i) {
+      for (size_t at = 0; at < out[i].size(); ++at) {
+        ASSERT_EQ(out[i][at], static_cast<float>(100 * (at / floats) + i));
+      }
+    }
+  });
+}
+
+TEST(Pressure, SmallRoundsGoAheadOfALateRankAsFarAsItsCreditReaches) {
+  gathers_with_a_late_rank("AB", 100, 8 << 10, [](uint64_t sent) {
+    EXPECT_GT(sent, 32u << 10);            // it did not wait for the late rank
+    EXPECT_LE(sent, (256u << 10) + 4096);  // a peer's credit, and what is sent to say so
+  });
+}
+
+TEST(Pressure, ThePeersOfALateRankShareItsMemory) {
+  gathers_with_a_late_rank("ABCD", 100, 2 << 10, [](uint64_t sent) {
+    EXPECT_GT(sent, 8u << 10);
+    // At most the rounds in flight to the punctual peers, and the credit of the late one.
+    EXPECT_LE(sent, 3 * (256u << 10) + (64u << 10));
+  });
+}
+
+TEST(Pressure, LargeRoundsWaitForTheLateRank) {
+  gathers_with_a_late_rank("AB", 20, 1 << 18, [](uint64_t sent) { EXPECT_LE(sent, 8192u); });
+}
+
+TEST(Pressure, EveryoneSendsToOneAtOnce) {
+  run_world("ABCDEFG", [](RankContext& c) {
+    for (int i = 0; i < 5; ++i) {
+      std::vector<int64_t> in(70'000 * 7, c.rank + i), out(70'000);
+      if (c.rank == 3) std::this_thread::sleep_for(milliseconds(20));
+      Status status = c.run(scatter_of(in, out, c.ranks, Dtype::kInt64, ReduceOp::kSum));
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (int64_t x : out) ASSERT_EQ(x, 21 + 7 * i);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace smddp
