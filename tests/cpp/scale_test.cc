@@ -1,5 +1,5 @@
 // Hundreds of ranks: how a group of them starts, what a rank holds, and that every collective is right.
-// The tests named Full take 256 ranks; the others stay small. Times are printed, never judged.
+// The tests named FullScale and LongerScale take 256 ranks. Times are printed, never judged.
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -23,7 +23,9 @@ double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 void run_as_threads(const Layout& layout) {
   trim_provider();
-  auto wanted = static_cast<rlim_t>(layout.ranks() * layout.descriptors() + 1000);
+  // Threads of one process need no death handles.
+  auto wanted = static_cast<rlim_t>(layout.ranks() *
+                                    (layout.descriptors() - layout.ranks_per_host - layout.hosts));
   if (!allow_descriptors(wanted)) {
     GTEST_SKIP() << "one process may not have " << wanted << " descriptors here";
   }
@@ -173,15 +175,83 @@ void run_as_processes(const Layout& layout) {
   std::filesystem::remove_all(directory);
 }
 
+// --- further groups ---------------------------------------------------------------------------------
+
+// A hundred groups over the same ranks, as data, tensor and sharding groups of a large model are: each
+// used once, all kept.
+TEST(Groups, AFurtherOneCostsLittle) {
+  constexpr int kGroups = 100;
+  constexpr double kGroupBytes = 1 * kMiB;
+  trim_provider();
+  Layout layout{4, 4};
+  MemoryStore store;
+  Footprint after_one, unused, used;
+  std::barrier all(layout.ranks());
+  auto look = [&](int rank, Footprint& held) {
+    all.arrive_and_wait();
+    if (rank == 0) held = footprint();
+    all.arrive_and_wait();
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < layout.ranks(); ++r) {
+    threads.emplace_back([&, r] {
+      auto engine = Engine::create();
+      ASSERT_TRUE(engine.ok());
+      std::vector<std::unique_ptr<Communicator>> groups;
+      auto add_groups = [&](int count) {
+        while (static_cast<int>(groups.size()) < count) {
+          std::string name = "group " + std::to_string(groups.size());
+          CountingStore view(store, name + "/");
+          auto group = Communicator::create(*engine.value(), view, r, layout.ranks(),
+                                            {name, 60'000'000'000, layout.host_of(r), true, true});
+          ASSERT_TRUE(group.ok()) << group.status().message();
+          EXPECT_EQ(view.sets + view.gets + view.looks, 2);
+          groups.push_back(std::move(group.value()));
+        }
+      };
+      auto use_groups = [&] {
+        for (auto& group : groups) {
+          CountingStore none(store, "");
+          RankContext context{r, layout.ranks(), *engine.value(), *group, none};
+          for (auto check : {check_all_gather, check_reduce_scatter, check_all_reduce}) {
+            Status status = check(context, 100);
+            ASSERT_TRUE(status.ok()) << status.message();
+          }
+        }
+      };
+      add_groups(1);
+      use_groups();
+      look(r, after_one);
+      add_groups(kGroups);
+      look(r, unused);
+      use_groups();
+      look(r, used);
+      all.arrive_and_wait();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  auto each = [&](double bytes) { return bytes / layout.ranks() / (kGroups - 1); };
+  std::printf(
+      "a further group of %s: %.1f KiB per rank made, %.1f KiB used (RSS %.1f); %d descriptors\n",
+      layout.text().c_str(), each(unused.pss - after_one.pss) / 1024,
+      each(used.pss - after_one.pss) / 1024, each(used.rss - after_one.rss) / 1024,
+      used.descriptors - after_one.descriptors);
+  EXPECT_EQ(unused.descriptors, after_one.descriptors);
+  EXPECT_EQ(used.descriptors, after_one.descriptors);
+  if (!kSanitized) EXPECT_LT(each(used.pss - after_one.pss), kGroupBytes);
+}
+
 TEST(Scale, Threads) { run_as_threads({8, 4}); }
 TEST(Scale, Processes) { run_as_processes({4, 4}); }
 
 TEST(FullScale, Threads32x8) { run_as_threads({32, 8}); }
 TEST(FullScale, Threads8x32) { run_as_threads({8, 32}); }
-TEST(FullScale, Threads256x1) { run_as_threads({256, 1}); }
 TEST(FullScale, Processes32x8) { run_as_processes({32, 8}); }
-TEST(FullScale, Processes8x32) { run_as_processes({8, 32}); }
-TEST(FullScale, Processes256x1) { run_as_processes({256, 1}); }
+
+// Longer than a run of all tests should be: by hand, with --gtest_filter=Longer*.
+TEST(LongerScale, Processes8x32) { run_as_processes({8, 32}); }
+TEST(LongerScale, Threads256x1) { run_as_threads({256, 1}); }
+TEST(LongerScale, Processes256x1) { run_as_processes({256, 1}); }
 
 }  // namespace
 }  // namespace smddp::scale
