@@ -97,7 +97,7 @@ demo-two-hosts: build  ## the same with each rank as a host of its own, over lib
 test: test-cpp test-python  ## C++ and Python tests, after a build
 
 test-cpp: build  ## C++ tests only
-	$(BIN)/ctest --test-dir build --output-on-failure --no-tests=error
+	$(BIN)/ctest --test-dir build -C slow --output-on-failure --no-tests=error
 
 test-python: build  ## Python tests only; PYTEST_ARGS="-k name" picks some
 	DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs $(PYTEST_ARGS)

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -10,6 +11,12 @@
 #include <thread>
 
 namespace smddp {
+namespace {
+
+// Hundreds of processes that look for each other must leave the cores to those still starting.
+constexpr std::chrono::milliseconds kShortestNap{1}, kLongestNap{16};
+
+}  // namespace
 
 // Keys hold slashes; a file's name does not.
 std::filesystem::path FileStore::path_of(const std::string& key) const {
@@ -39,6 +46,7 @@ Status FileStore::set(const std::string& key, const std::vector<uint8_t>& value)
 Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::string>& keys) {
   auto until = std::chrono::steady_clock::now() + timeout_;
   std::vector<std::vector<uint8_t>> values;
+  auto nap = kShortestNap;
   for (const std::string& key : keys) {
     std::filesystem::path path = path_of(key);
     for (;;) {
@@ -50,7 +58,8 @@ Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::
       if (std::chrono::steady_clock::now() > until) {
         return Status(Code::kTimeout, "no " + key + " in " + directory_.string());
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::this_thread::sleep_for(nap);
+      nap = std::min(2 * nap, kLongestNap);
     }
   }
   return values;

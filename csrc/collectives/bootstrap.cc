@@ -181,6 +181,7 @@ Status Communicator::await_node() {
   while (!node_attached()) {
     for (size_t i = 0; i < inboxes_.size(); ++i) {
       const char* reason = inboxes_[i]->aborted();
+      Engine::Lock lock = engine_.lock();  // other groups have the same neighbour
       if (reason == nullptr && !neighbors_[i]->look_for_death()) continue;
       // Whoever got past this point, and then ended, did so after the last rank had attached.
       if (node_attached()) return {};

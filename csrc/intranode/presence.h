@@ -100,7 +100,9 @@ class Neighbor {
   // Looks at death_fd() without blocking. What the neighbour published before it died can be seen
   // once this has said true.
   bool look_for_death();
-  bool dead() const { return dead_; }  // what look_for_death() last said
+  // For whoever saw death_fd() readable among others.
+  void mark_dead() { dead_ = true; }
+  bool dead() const { return dead_; }  // what was last seen
 
  private:
   PresencePage* page() const { return static_cast<PresencePage*>(mapping_.address()); }

@@ -80,6 +80,7 @@ fabric::Endpoint* Engine::open_fabric() {
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const Card& card) {
   Lock lk(mutex_);
   if (auto known = neighbors_[card.token].lock()) return known;
+  std::erase_if(neighbors_, [](const auto& entry) { return entry.second.expired(); });
   auto opened = intranode::Neighbor::open(card.pid, card.token, card.presence_fd, card.doorbell_fd);
   if (!opened) return opened.status();
   std::shared_ptr<intranode::Neighbor> neighbor = std::move(opened.value());
@@ -221,11 +222,23 @@ void Engine::sleep(Lock& lk, uint64_t until) {
   // Deaths first: whoever died may have published before, and the pass below will see all of it.
   std::vector<pollfd> fds{{presence_->wait_fd(), POLLIN, 0}};
   if (endpoint_ && endpoint_->wait_fd() >= 0) fds.push_back({endpoint_->wait_fd(), POLLIN, 0});
+  // One look at all of them, however many ranks share the host.
+  size_t first = fds.size();
+  std::vector<std::shared_ptr<intranode::Neighbor>> watched;
   for (auto& [token, weak] : neighbors_) {
     auto neighbor = weak.lock();
-    if (neighbor && neighbor->death_fd() >= 0 && !neighbor->look_for_death())
-      fds.push_back({neighbor->death_fd(), POLLIN, 0});
+    if (!neighbor || neighbor->death_fd() < 0 || neighbor->dead()) continue;
+    fds.push_back({neighbor->death_fd(), POLLIN, 0});
+    watched.push_back(std::move(neighbor));
   }
+  if (!watched.empty() && poll(&fds[first], watched.size(), 0) > 0) {
+    for (size_t i = 0; i < watched.size(); ++i) {
+      if ((fds[first + i].revents & POLLIN) == 0) continue;
+      watched[i]->mark_dead();
+      fds[first + i].fd = -1;  // ppoll passes over it
+    }
+  }
+  watched.clear();
   presence_->announce_sleep();
   bool moved = pass();
   if (!moved && finished_.empty()) {

@@ -28,7 +28,9 @@ class StoreAdapter final : public Store {
     for (const std::string& key : keys) names.push_back(prefix_ + key);
     std::vector<std::vector<uint8_t>> values;
     Status status = guarded([&] {
-      store_->wait(names, timeout_);
+      // Every store's multiGet waits by itself, with the store's own timeout.
+      bool waits = store_->hasExtendedApi() && store_->getTimeout() == timeout_;
+      if (!waits) store_->wait(names, timeout_);
       if (store_->hasExtendedApi()) {
         values = store_->multiGet(names);
       } else {

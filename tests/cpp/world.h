@@ -98,6 +98,7 @@ struct RankContext {
   int ranks;
   Engine& engine;
   Communicator& group;
+  CountingStore& store;  // what the group was made over
 
   // Submits, waits, and hands out how it ended.
   Status run(const std::shared_ptr<Operation>& op, const Tuning& tuning = {}) {
@@ -110,30 +111,40 @@ struct RankContext {
 struct WorldOptions {
   bool single_copy = true;
   double timeout_seconds = 60;
+  bool several_hosts = false;
 };
 
-// Runs `body` on one thread per letter of `layout`; equal letters share a host.
-inline void run_world(const std::string& layout, const std::function<void(RankContext&)>& body,
+// Runs `body` on one thread per entry of `hosts`; ranks with equal entries share a host.
+inline void run_world(const std::vector<std::string>& hosts,
+                      const std::function<void(RankContext&)>& body,
                       const WorldOptions& options = {}) {
   MemoryStore store;
+  auto ranks = static_cast<int>(hosts.size());
   std::vector<std::thread> threads;
-  for (size_t r = 0; r < layout.size(); ++r) {
+  for (int r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
       auto engine = Engine::create();
       ASSERT_TRUE(engine.ok()) << engine.status().message();
-      Communicator::Options group_options{"test",
-                                          static_cast<uint64_t>(options.timeout_seconds * 1e9),
-                                          std::string("host-") + layout[r], options.single_copy};
-      auto group = Communicator::create(*engine.value(), store, static_cast<int>(r),
-                                        static_cast<int>(layout.size()), group_options);
+      Communicator::Options group_options{
+          "test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
+          hosts[static_cast<size_t>(r)], options.single_copy, options.several_hosts};
+      CountingStore view(store, "");
+      auto group = Communicator::create(*engine.value(), view, r, ranks, group_options);
       ASSERT_TRUE(group.ok()) << group.status().message();
-      RankContext context{static_cast<int>(r), static_cast<int>(layout.size()), *engine.value(),
-                          *group.value()};
+      RankContext context{r, ranks, *engine.value(), *group.value(), view};
       body(context);
       group.value().reset();
     });
   }
   for (std::thread& t : threads) t.join();
+}
+
+// The same with a letter per rank.
+inline void run_world(const std::string& layout, const std::function<void(RankContext&)>& body,
+                      const WorldOptions& options = {}) {
+  std::vector<std::string> hosts;
+  for (char letter : layout) hosts.push_back(std::string("host-") + letter);
+  run_world(hosts, body, options);
 }
 
 // One tensor per operation, laid out as torch's base forms do.

@@ -1,0 +1,263 @@
+// Hundreds of ranks: how a group of them starts, what a rank holds, and that every collective is right.
+// The tests named FullScale and LongerScale take 256 ranks. Times are printed, never judged.
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <barrier>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+
+#include "bootstrap/file_store.h"
+#include "common/clock.h"
+#include "scale.h"
+
+namespace smddp::scale {
+namespace {
+
+constexpr double kRankBytes = 16 * kMiB;
+
+double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
+// --- ranks as threads of one process -----------------------------------------------------------------
+
+void run_as_threads(const Layout& layout) {
+  trim_provider();
+  // Threads of one process need no death handles.
+  auto wanted = static_cast<rlim_t>(layout.ranks() *
+                                    (layout.descriptors() - layout.ranks_per_host - layout.hosts));
+  if (!allow_descriptors(wanted)) {
+    GTEST_SKIP() << "one process may not have " << wanted << " descriptors here";
+  }
+  Footprint before = footprint(), after;
+  uint64_t begun = now_ns();
+  std::atomic<uint64_t> started{0}, done{0};
+  auto later = [](std::atomic<uint64_t>& latest, uint64_t t) {
+    uint64_t seen = latest;
+    while (seen < t && !latest.compare_exchange_weak(seen, t)) {
+    }
+  };
+  std::barrier all(layout.ranks());
+  auto body = [&](RankContext& c) {
+    later(started, now_ns());
+    Status status = exercise(c);
+    EXPECT_TRUE(status.ok()) << "rank " << c.rank << ": " << status.message();
+    later(done, now_ns());
+    EXPECT_EQ(c.store.sets, 1);
+    EXPECT_EQ(c.store.gets, 1);
+    EXPECT_EQ(c.store.looks, 0);
+    all.arrive_and_wait();
+    if (c.rank == 0) after = footprint();
+    all.arrive_and_wait();
+    EXPECT_EQ(address_vector_entries(c.engine), layout.hosts - 1);
+  };
+  run_world(layout.host_of_ranks(), body,
+            {.timeout_seconds = 120, .several_hosts = layout.hosts > 1});
+  double pss = (after.pss - before.pss) / layout.ranks();
+  double rss = (after.rss - before.rss) / layout.ranks();
+  double descriptors = static_cast<double>(after.descriptors - before.descriptors) / layout.ranks();
+  std::printf(
+      "%s, threads: start-up %.2f s, collectives %.2f s, per rank %.2f MiB (RSS %.2f), %.1f "
+      "descriptors, 2 store requests\n",
+      layout.text().c_str(), seconds(started - begun), seconds(done - started), pss / kMiB,
+      rss / kMiB, descriptors);
+  EXPECT_LE(descriptors, layout.descriptors());
+  if (!kSanitized) EXPECT_LT(pss, kRankBytes);
+}
+
+// --- ranks as processes ------------------------------------------------------------------------------
+
+// What a rank's process writes for the test to read.
+struct Record {
+  double started = 0, exercised = 0;  // seconds since the test began
+  Footprint held;
+  int store_sets = 0, store_gets = 0, store_looks = 0, peers = 0;
+  char failure[400] = "";
+};
+
+std::string report_key(int rank) { return "report/" + std::to_string(rank); }
+
+Status be_rank(const Layout& layout, int rank, CountingStore& store, uint64_t begun,
+               Record& record) {
+  auto engine = Engine::create();
+  if (!engine) return engine.status();
+  auto group =
+      Communicator::create(*engine.value(), store, rank, layout.ranks(),
+                           {"test", 120'000'000'000, layout.host_of(rank), true, layout.hosts > 1});
+  if (!group) return group.status();
+  record.started = seconds(now_ns() - begun);
+  RankContext context{rank, layout.ranks(), *engine.value(), *group.value(), store};
+  if (Status status = exercise(context); !status) return status;
+  record.exercised = seconds(now_ns() - begun);
+  record.held = footprint();
+  record.store_sets = store.sets;
+  record.store_gets = store.gets;
+  record.store_looks = store.looks;
+  // All ranks are still there, with all they hold, until all have looked.
+  if (Status status = check_all_reduce(context, 1); !status) return status;
+  record.peers = address_vector_entries(*engine.value());
+  return {};
+}
+
+// The process that the test starts: --rank <rank> <hosts> <ranks per host> <directory> <begun>.
+int rank_main(char** argument) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  trim_provider();
+  int rank = std::atoi(argument[0]);
+  Layout layout{std::atoi(argument[1]), std::atoi(argument[2])};
+  FileStore files(argument[3], std::chrono::seconds(120));
+  CountingStore store(files, "");
+  Record record;
+  Status status = be_rank(layout, rank, store, std::strtoull(argument[4], nullptr, 10), record);
+  if (!status) std::snprintf(record.failure, sizeof record.failure, "%s", status.message().c_str());
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&record);
+  return files.set(report_key(rank), {bytes, bytes + sizeof record}).ok() ? 0 : 1;
+}
+
+pid_t start_rank(const Layout& layout, int rank, const std::string& directory, uint64_t begun) {
+  std::vector<std::string> words{"/proc/self/exe",
+                                 "--rank",
+                                 std::to_string(rank),
+                                 std::to_string(layout.hosts),
+                                 std::to_string(layout.ranks_per_host),
+                                 directory,
+                                 std::to_string(begun)};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  pid_t child = ::fork();
+  if (child == 0) {
+    ::execv(arguments[0], arguments.data());
+    ::_exit(127);
+  }
+  return child;
+}
+
+void run_as_processes(const Layout& layout) {
+  char name[] = "/tmp/smddp-scale-XXXXXX";
+  ASSERT_NE(::mkdtemp(name), nullptr);
+  std::string directory = name;
+  uint64_t begun = now_ns();
+  std::vector<pid_t> children;
+  for (int r = 0; r < layout.ranks(); ++r) {
+    children.push_back(start_rank(layout, r, directory, begun));
+  }
+  for (size_t r = 0; r < children.size(); ++r) {
+    int status = -1;
+    ASSERT_EQ(::waitpid(children[r], &status, 0), children[r]);
+    EXPECT_EQ(status, 0) << "rank " << r;
+  }
+  FileStore files(directory, std::chrono::milliseconds(10));
+  Record most;
+  for (int r = 0; r < layout.ranks(); ++r) {
+    auto blob = files.get({report_key(r)});
+    ASSERT_TRUE(blob.ok()) << "rank " << r << " left no report";
+    Record record;
+    std::memcpy(&record, blob.value()[0].data(), sizeof record);
+    EXPECT_STREQ(record.failure, "") << "rank " << r;
+    EXPECT_EQ(record.store_sets, 1);
+    EXPECT_EQ(record.store_gets, 1);
+    EXPECT_EQ(record.store_looks, 0);
+    EXPECT_EQ(record.peers, layout.hosts - 1);
+    most.started = std::max(most.started, record.started);
+    most.exercised = std::max(most.exercised, record.exercised);
+    most.held.pss = std::max(most.held.pss, record.held.pss);
+    most.held.rss = std::max(most.held.rss, record.held.rss);
+    most.held.descriptors = std::max(most.held.descriptors, record.held.descriptors);
+  }
+  std::printf(
+      "%s, processes: start-up %.2f s, collectives %.2f s, at most %.2f MiB (RSS %.2f) and %d "
+      "descriptors in a rank, 2 store requests\n",
+      layout.text().c_str(), most.started, most.exercised - most.started, most.held.pss / kMiB,
+      most.held.rss / kMiB, most.held.descriptors);
+  EXPECT_LE(most.held.descriptors, layout.descriptors());
+  if (!kSanitized) EXPECT_LT(most.held.pss, kRankBytes);
+  std::filesystem::remove_all(directory);
+}
+
+// --- further groups ---------------------------------------------------------------------------------
+
+// A hundred groups over the same ranks, as data, tensor and sharding groups of a large model are: each
+// used once, all kept.
+TEST(Groups, AFurtherOneCostsLittle) {
+  constexpr int kGroups = 100;
+  constexpr double kGroupBytes = 1 * kMiB;
+  trim_provider();
+  Layout layout{4, 4};
+  MemoryStore store;
+  Footprint after_one, unused, used;
+  std::barrier all(layout.ranks());
+  auto look = [&](int rank, Footprint& held) {
+    all.arrive_and_wait();
+    if (rank == 0) held = footprint();
+    all.arrive_and_wait();
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < layout.ranks(); ++r) {
+    threads.emplace_back([&, r] {
+      auto engine = Engine::create();
+      ASSERT_TRUE(engine.ok());
+      std::vector<std::unique_ptr<Communicator>> groups;
+      auto add_groups = [&](int count) {
+        while (static_cast<int>(groups.size()) < count) {
+          std::string name = "group " + std::to_string(groups.size());
+          CountingStore view(store, name + "/");
+          auto group = Communicator::create(*engine.value(), view, r, layout.ranks(),
+                                            {name, 60'000'000'000, layout.host_of(r), true, true});
+          ASSERT_TRUE(group.ok()) << group.status().message();
+          EXPECT_EQ(view.sets + view.gets + view.looks, 2);
+          groups.push_back(std::move(group.value()));
+        }
+      };
+      auto use_groups = [&] {
+        for (auto& group : groups) {
+          CountingStore none(store, "");
+          RankContext context{r, layout.ranks(), *engine.value(), *group, none};
+          for (auto check : {check_all_gather, check_reduce_scatter, check_all_reduce}) {
+            Status status = check(context, 100);
+            ASSERT_TRUE(status.ok()) << status.message();
+          }
+        }
+      };
+      add_groups(1);
+      use_groups();
+      look(r, after_one);
+      add_groups(kGroups);
+      look(r, unused);
+      use_groups();
+      look(r, used);
+      all.arrive_and_wait();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  auto each = [&](double bytes) { return bytes / layout.ranks() / (kGroups - 1); };
+  std::printf(
+      "a further group of %s: %.1f KiB per rank made, %.1f KiB used (RSS %.1f); %d descriptors\n",
+      layout.text().c_str(), each(unused.pss - after_one.pss) / 1024,
+      each(used.pss - after_one.pss) / 1024, each(used.rss - after_one.rss) / 1024,
+      used.descriptors - after_one.descriptors);
+  EXPECT_EQ(unused.descriptors, after_one.descriptors);
+  EXPECT_EQ(used.descriptors, after_one.descriptors);
+  if (!kSanitized) EXPECT_LT(each(used.pss - after_one.pss), kGroupBytes);
+}
+
+TEST(Scale, Threads) { run_as_threads({8, 4}); }
+TEST(Scale, Processes) { run_as_processes({4, 4}); }
+
+TEST(FullScale, Threads32x8) { run_as_threads({32, 8}); }
+TEST(FullScale, Threads8x32) { run_as_threads({8, 32}); }
+TEST(FullScale, Processes32x8) { run_as_processes({32, 8}); }
+
+// Longer than a run of all tests should be: by hand, with --gtest_filter=Longer*.
+TEST(LongerScale, Processes8x32) { run_as_processes({8, 32}); }
+TEST(LongerScale, Threads256x1) { run_as_threads({256, 1}); }
+TEST(LongerScale, Processes256x1) { run_as_processes({256, 1}); }
+
+}  // namespace
+}  // namespace smddp::scale
+
+int main(int argc, char** argv) {
+  if (argc == 7 && std::string(argv[1]) == "--rank") return smddp::scale::rank_main(argv + 2);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
