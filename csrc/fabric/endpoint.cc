@@ -57,9 +57,6 @@ Result<std::unique_ptr<RailSet>> RailSet::open(const Library& library, const Rai
 
 Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait) {
   const fi_info& info = *choices[0].info;
-  Result<Transfer> chosen = choose_transfer(info, transfer);
-  if (!chosen) return chosen.status();
-  transfer_ = chosen.value();
   virtual_addresses_ = (info.domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
   max_message_ = kMaxMessage;
   max_chunk_ = SIZE_MAX;
@@ -72,15 +69,20 @@ Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, 
     return Status(Code::kUnavailable,
                   "its messages hold " + std::to_string(max_chunk_) + " bytes, too few");
   }
-  PublishedAddress published{transfer_, {}};
+  bool emulated = false;
+  PublishedAddress published;
   for (const Choice& choice : choices) {
     auto rail = Rail::open(library_, choice, static_cast<uint8_t>(rails_.size()), wait,
                            max_message_, &counters_);
     if (!rail) return rail.status();
     published.names.push_back(rail.value()->name());
+    emulated = emulated || rail.value()->emulates_writes();
     description_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
     rails_.push_back(std::move(rail.value()));
   }
+  Result<Transfer> chosen = choose_transfer(info, emulated, transfer);
+  if (!chosen) return chosen.status();
+  published.transfer = transfer_ = chosen.value();
   description_ += ", libfabric " + library_.version_text();
   address_ = pack_address(info, published);
   if (Status status = open_wait_fd(); !status) return status;

@@ -81,7 +81,8 @@ class Endpoint {
   virtual size_t max_message() const = 0;
   virtual const Counters& counters() const = 0;
 
-  // Equal addresses give the same Peer. Connects on first use.
+  // Equal addresses give the same Peer. Connects on first use. Both sides of a landing must have added
+  // each other before it is opened: EFA drops writes of those it does not know.
   virtual Result<Peer> add_peer(const std::vector<uint8_t>& address) = 0;
 
   // A buffer for one message to `to`. nullptr: none is free, or `to` holds its share of them, until

@@ -15,7 +15,8 @@ namespace {
 constexpr const char* kSoname = "libfabric.so.1";
 constexpr const char* kEfaPattern = "/opt/amazon/efa/lib*/libfabric.so.1";
 constexpr uint32_t kOldest = FI_VERSION(1, 11);
-constexpr uint32_t kApi = FI_VERSION(1, 17);
+// efa leaves device RDMA off for callers of an API older than 1.18.
+constexpr uint32_t kApi = FI_VERSION(1, 18);
 
 std::string number(uint32_t version) {
   return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version));
@@ -45,8 +46,16 @@ bool find(void* handle, const char* name, F& out) {
 // number from the environment only. A value that the user has set stays.
 void trim_provider_buffers() { ::setenv("FI_OFI_RXM_MSG_RX_SIZE", "64", 0); }
 
+// efa and verbs read these when the library opens: registered pages must survive fork().
+void ask_for_fork_safety() {
+  for (const char* name : {"FI_EFA_FORK_SAFE", "RDMAV_FORK_SAFE", "IBV_FORK_SAFE"}) {
+    ::setenv(name, "1", 0);
+  }
+}
+
 Result<Library> open_one(const std::string& path) {
   trim_provider_buffers();
+  ask_for_fork_safety();
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();

@@ -15,7 +15,7 @@ namespace smddp::fabric {
 struct Library {
   std::string path;      // as given to dlopen
   uint32_t version = 0;  // fi_version()
-  uint32_t api = 0;      // what to ask fi_getinfo for: never newer than these headers
+  uint32_t api = 0;      // what to ask fi_getinfo for
   decltype(&::fi_getinfo) getinfo = nullptr;
   decltype(&::fi_freeinfo) freeinfo = nullptr;
   decltype(&::fi_dupinfo) dupinfo = nullptr;

@@ -123,7 +123,8 @@ std::vector<std::vector<size_t>> rail_sets(const std::vector<Offer>& offers,
                                            const std::string& provider,
                                            const std::string& interfaces, size_t most) {
   std::vector<std::string> names = split(interfaces);
-  if (names.size() > most) return {};
+  bool holes = names.size() > 1 && std::count(names.begin(), names.end(), "") > 0;
+  if (names.size() > most || holes) return {};
   std::vector<size_t> ranked = rank_offers(offers, provider, names[0]);
   std::vector<std::vector<size_t>> sets;
   if (interfaces.empty() && !ranked.empty() && of_real_nics(offers[ranked[0]])) {
@@ -134,7 +135,7 @@ std::vector<std::vector<size_t>> rail_sets(const std::vector<Offer>& offers,
     for (size_t i = 1; i < names.size(); ++i) {
       std::vector<size_t> here = rank_offers(offers, provider, names[i]);
       auto same = std::find_if(here.begin(), here.end(), [&](size_t at) {
-        return !names[i].empty() && offers[at].provider == offers[first].provider &&
+        return offers[at].provider == offers[first].provider &&
                offers[at].ipv6 == offers[first].ipv6;
       });
       if (same != here.end()) set.push_back(*same);

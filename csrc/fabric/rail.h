@@ -65,6 +65,7 @@ class Rail {
 
   int wait_fd() const { return wait_fd_; }
   bool may_sleep();
+  bool emulates_writes() const { return emulates_writes_; }
   bool loses_wakeups() const { return loses_wakeups_; }
 
  private:
@@ -72,6 +73,7 @@ class Rail {
       : library_(library), index_(index), max_message_(max_message) {}
   Status set_up(const Choice& choice, fi_wait_obj wait, Counters* counters);
   Status open_objects(fi_wait_obj wait);
+  void set_efa_options();
   Status read_name();
   Status cut_receives();
   Result<MrHandle> pin(const Slab& slab, uint64_t access);
@@ -96,6 +98,7 @@ class Rail {
   std::vector<uint8_t> name_;
   bool consumes_receives_ = false;  // a write's immediate data takes a posted receive
   int wait_fd_ = -1;
+  bool emulates_writes_ = false;
   bool loses_wakeups_ = false;
   std::vector<ReceiveSlot*> unposted_;
   std::string error_;

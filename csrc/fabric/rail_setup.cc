@@ -1,5 +1,6 @@
 // Opening a rail: libfabric's objects in the order it asks for, the address, the receive buffers.
 #include <rdma/fi_cm.h>
+#include <rdma/fi_ext.h>
 
 #include <algorithm>
 #include <string_view>
@@ -16,6 +17,9 @@ namespace {
 constexpr size_t kQueue =
     kReceives + kDataSends + kControlSends + kChunkSends + kChunkReceives + 256;
 constexpr size_t kIdleRegistrations = 256;
+// FI_OPT_EFA_EMULATED_WRITE, which is newer than the oldest headers this builds with.
+constexpr int kEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;
+constexpr size_t kEfaRetryForever = 7;
 
 Status failed(const Library& library, const char* call, int rc) {
   return Status(Code::kUnavailable, std::string(call) + ": " + library.error_text(rc));
@@ -95,6 +99,7 @@ Status Rail::open_objects(fi_wait_obj wait) {
   if (int rc = ::fi_ep_bind(ep_.get(), &av_->fid, 0); rc != 0) {
     return failed(library_, "fi_ep_bind of the address vector", rc);
   }
+  if (std::string_view(info_->fabric_attr->prov_name) == "efa") set_efa_options();
   if (int rc = ::fi_enable(ep_.get()); rc != 0) return failed(library_, "fi_enable", rc);
   if (wait == FI_WAIT_FD) {
     if (int rc = ::fi_control(&cq_->fid, FI_GETWAIT, &wait_fd_); rc != 0) {
@@ -103,6 +108,21 @@ Status Rail::open_objects(fi_wait_obj wait) {
     loses_wakeups_ = std::string_view(info_->fabric_attr->prov_name).ends_with("ofi_rxm");
   }
   return Status();
+}
+
+void Rail::set_efa_options() {
+  // A receiver that is late with posting buffers is no dead one. The endpoint, once enabled, takes no
+  // other value.
+  size_t retry = kEfaRetryForever;
+  int rc = ::fi_setopt(&ep_->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &retry, sizeof retry);
+  if (rc != 0) {
+    log(LogLevel::kInfo, "fabric: FI_OPT_EFA_RNR_RETRY is not taken: " + library_.error_text(rc));
+  }
+  // A library too old to be asked has device RDMA off.
+  bool emulated = true;
+  size_t size = sizeof emulated;
+  rc = ::fi_getopt(&ep_->fid, FI_OPT_ENDPOINT, kEfaEmulatedWrite, &emulated, &size);
+  emulates_writes_ = rc != 0 || emulated;
 }
 
 Status Rail::read_name() {

@@ -13,7 +13,8 @@ namespace smddp::fabric {
 const char* name_of(Transfer transfer);
 
 // `wanted` ("writes", "tagged", "messages"), or the provider's default where it is empty. kInvalid
-// for another word, kUnavailable where the provider can't do what is wanted.
-Result<Transfer> choose_transfer(const fi_info& info, const std::string& wanted);
+// for another word, kUnavailable where the provider can't do what is wanted. `emulated`: the provider
+// turns writes into messages of its own, with copies; then writes are nothing to want.
+Result<Transfer> choose_transfer(const fi_info& info, bool emulated, const std::string& wanted);
 
 }  // namespace smddp::fabric

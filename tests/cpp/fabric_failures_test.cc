@@ -55,6 +55,22 @@ TEST_P(Fabric, PeerThatDiesInTheMiddleHoldsUpNobody) {
   }
 }
 
+TEST_P(Fabric, ClosesWhileMessagesArrive) {
+  for (int round = 0; round < 10; ++round) {
+    Node a = node(0);
+    std::optional<Node> gone = node(2);
+    Peer to_gone = introduce(a, *gone);
+    drive({&a, &*gone}, [&] {
+      while (a.send(to_gone, a.endpoint->max_message())) {
+      }
+      return gone->inbox.messages > 3;
+    });
+    gone.reset();
+    settle({&a}, kSecond / 100);
+  }
+}
+
+// Closing with messages to absent and to silent peers under way neither hangs nor leaks.
 TEST_P(Fabric, ClosesWithMessagesUnderWay) {
   Node a = node(0), b = node(1);
   std::optional<Node> gone = node(2);

@@ -1,0 +1,72 @@
+// A landing and the chunks that fill it, for tests.
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <set>
+
+#include "fabric/wire.h"
+#include "fabric_nodes.h"
+
+namespace smddp::fabric {
+
+// One transfer: the receiver's landing, and the sender's half of it. Memory around the landing must
+// stay as it is.
+struct Flow : Inflow {
+  static constexpr size_t kMargin = 64;
+  static constexpr std::byte kUntouched{0xa5};
+
+  Flow(size_t bytes, size_t chunk_bytes, uint32_t seed)
+      : chunk_bytes(chunk_bytes), source(bytes), memory(bytes + 2 * kMargin, kUntouched) {
+    std::mt19937 random(seed);
+    for (std::byte& byte : source) byte = static_cast<std::byte>(random());
+  }
+  bool open(Node& receiver, Peer from) {
+    return receiver.endpoint->open_landing(from, memory.data() + kMargin, source.size(),
+                                           chunk_bytes, this, &grant);
+  }
+  size_t chunks() const { return (source.size() + chunk_bytes - 1) / chunk_bytes; }
+  size_t size_of(size_t index) const {
+    return std::min(chunk_bytes, source.size() - index * chunk_bytes);
+  }
+  // Sends what there is room for; every third chunk out of a message buffer where it fits.
+  void send(Node& sender, Peer to) {
+    while (sent < chunks()) {
+      const std::byte* data = source.data() + sent * chunk_bytes;
+      size_t size = size_of(sent);
+      if (sent % 3 == 2 && size <= sender.endpoint->max_message()) {
+        SendBuffer* buffer = sender.endpoint->acquire(to, false);
+        if (buffer == nullptr) return;
+        std::memcpy(buffer->data, data, size);
+        sender.endpoint->post_chunk(buffer, grant, static_cast<uint32_t>(sent), size);
+      } else if (!sender.endpoint->send_chunk(to, grant, static_cast<uint32_t>(sent), data, size,
+                                              &pending)) {
+        return;
+      }
+      ++sent;
+    }
+  }
+  void on_chunk(uint32_t index) override {
+    EXPECT_LT(index, chunks());
+    EXPECT_TRUE(arrived.insert(index).second) << "told twice";
+    EXPECT_EQ(std::memcmp(memory.data() + kMargin + index * chunk_bytes,
+                          source.data() + index * chunk_bytes, size_of(index)),
+              0);
+  }
+  bool complete() const { return arrived.size() == chunks(); }
+  bool over() const { return complete() && sent == chunks() && pending == 0; }
+  void check_margins() const {
+    for (size_t i = 0; i < kMargin; ++i) {
+      ASSERT_EQ(memory[i], kUntouched);
+      ASSERT_EQ(memory[memory.size() - 1 - i], kUntouched);
+    }
+  }
+
+  size_t chunk_bytes, sent = 0;
+  std::vector<std::byte> source, memory;
+  std::set<uint32_t> arrived;
+  uint32_t pending = 0;
+  wire::Grant grant = {};
+};
+
+}  // namespace smddp::fabric

@@ -1,0 +1,130 @@
+// Endpoints of several rails over real libfabric, and the choice of a rail.
+#include <poll.h>
+
+#include <optional>
+
+#include "fabric/rail_choice.h"
+#include "fabric_flow.h"
+
+namespace smddp::fabric {
+namespace {
+
+TEST(RailChoice, FewestBytesOutstanding) {
+  std::vector<uint64_t> outstanding = {300, 100, 200};
+  for (size_t turn = 0; turn < 6; ++turn) EXPECT_EQ(choose_rail(outstanding, turn), 1u);
+}
+
+TEST(RailChoice, TiesRotate) {
+  std::vector<uint64_t> outstanding = {5, 0, 0, 0};
+  EXPECT_EQ(choose_rail(outstanding, 0), 1u);
+  EXPECT_EQ(choose_rail(outstanding, 1), 1u);
+  EXPECT_EQ(choose_rail(outstanding, 2), 2u);
+  EXPECT_EQ(choose_rail(outstanding, 7), 3u);
+  EXPECT_EQ(choose_rail(std::vector<uint64_t>{9}, 12345), 0u);
+}
+
+TEST(RailChoice, EvenLoadForAnySizes) {
+  std::vector<uint64_t> load(5, 0);
+  uint64_t largest = 0;
+  for (size_t i = 0; i < 1000; ++i) {
+    uint64_t bytes = 1 + i * 7919 % 10000;
+    largest = std::max(largest, bytes);
+    load[choose_rail(load, i)] += bytes;
+  }
+  auto [least, most] = std::minmax_element(load.begin(), load.end());
+  EXPECT_LE(*most - *least, largest);
+}
+
+// An interface named twice gets two rails: real ones, with connections of their own.
+class Rails : public testing::TestWithParam<const char*> {
+ protected:
+  std::optional<Node> node(uint32_t id, const std::string& interfaces) {
+    auto endpoint = Endpoint::open({"", "tcp;ofi_rxm", interfaces, GetParam()});
+    if (!endpoint) return std::nullopt;
+    Node made;
+    made.id = id;
+    made.endpoint = std::move(endpoint.value());
+    return made;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Transfers, Rails, testing::Values("writes", "tagged", "messages"),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST_P(Rails, UnequalNumbersOfNics) {
+  const char* lists[] = {"lo", "lo,lo", "lo,127.0.0.1,lo"};
+  for (const char* mine : lists) {
+    for (const char* theirs : lists) {
+      SCOPED_TRACE(std::string(mine) + " and " + theirs);
+      std::optional<Node> a = node(0, mine), b = node(1, theirs);
+      if (!a || !b) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
+      auto to_b = a->endpoint->add_peer(b->endpoint->address());
+      auto to_a = b->endpoint->add_peer(a->endpoint->address());
+      ASSERT_TRUE(to_b.ok() && to_a.ok());
+      size_t count = 60;
+      Flow there(300 * 20000 + 1, 20000, 1), back(300 * 20000 + 1, 20000, 2);
+      bool landings = a->endpoint->transfer() != Transfer::kMessages;
+      EXPECT_EQ(there.open(*b, to_a.value()), landings);
+      EXPECT_EQ(back.open(*a, to_b.value()), landings);
+      drive({&*a, &*b}, [&] {
+        if (landings) {
+          there.send(*a, to_b.value());
+          back.send(*b, to_a.value());
+        }
+        if (a->sent[to_b.value()] < count) a->send(to_b.value(), 30000);
+        if (b->sent[to_a.value()] < count) b->send(to_a.value(), 100, true);
+        return a->inbox.messages == count && b->inbox.messages == count &&
+               (!landings || (there.over() && back.over())) && a->endpoint->idle() &&
+               b->endpoint->idle();
+      });
+      EXPECT_EQ(b->endpoint->counters().foreign_chunks, 0u);
+    }
+  }
+}
+
+TEST_P(Rails, WakesUpForEachOfThem) {
+  std::optional<Node> a = node(0, "lo"), b = node(1, "lo,lo"), c = node(2, "lo,lo");
+  if (!a || !b || !c) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
+  EXPECT_NE(b->endpoint->description().find("lo (127.0.0.1), lo (127.0.0.1)"), std::string::npos)
+      << b->endpoint->description();
+  ASSERT_GE(b->endpoint->wait_fd(), 0);
+  Peer to_b = c->endpoint->add_peer(b->endpoint->address()).value();
+  for (size_t i = 0; i < 6; ++i) {
+    ASSERT_TRUE(c->send(to_b, 88, true));
+    for (uint64_t until = now_ns() + kPatience; b->inbox.messages < i + 1;) {
+      ASSERT_LT(now_ns(), until);
+      c->progress();
+      if (b->progress() > 0 || !b->endpoint->may_sleep()) continue;
+      pollfd waiting = {b->endpoint->wait_fd(), POLLIN, 0};
+      ::poll(&waiting, 1, 5);
+    }
+  }
+}
+
+// One rail's connection is enough to lose the peer, which is told once.
+TEST_P(Rails, DeathIsToldOnce) {
+  std::optional<Node> a = node(0, "lo,lo"), gone = node(1, "lo,lo");
+  if (!a || !gone) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
+  Peer to_gone = a->endpoint->add_peer(gone->endpoint->address()).value();
+  for (int i = 0; i < 4; ++i) a->send(to_gone, 1000);
+  drive({&*a, &*gone}, [&] { return gone->inbox.messages == 4; });
+  gone.reset();
+  drive({&*a}, [&] {
+    a->send(to_gone, 1000);
+    return a->inbox.lost.size() == 1;
+  });
+  settle({&*a}, kSecond / 20);
+  EXPECT_TRUE(a->endpoint->idle());
+}
+
+TEST(RailChoice, InterfaceListThatCantBe) {
+  for (const char* list : {"lo,nic7", "lo,", ",lo", "lo,lo,lo,lo,lo,lo,lo,lo,lo"}) {
+    auto endpoint = Endpoint::open({"", "tcp;ofi_rxm", list});
+    ASSERT_FALSE(endpoint.ok()) << list;
+    EXPECT_NE(endpoint.status().message().find(std::string("'") + list + "'"), std::string::npos)
+        << endpoint.status().message();
+  }
+}
+
+}  // namespace
+}  // namespace smddp::fabric

@@ -1,0 +1,224 @@
+// What needs hardware that is not here (efa, verbs), over a stubbed libfabric.
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+#include "fabric_flow.h"
+#include "stub_fabric/stub.h"
+
+namespace smddp::fabric {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+class Stubbed : public testing::Test {
+ protected:
+  void SetUp() override {
+    void* library = ::dlopen(STUB_FABRIC, RTLD_NOW | RTLD_LOCAL);
+    ASSERT_NE(library, nullptr) << ::dlerror();
+    auto find = reinterpret_cast<stub::State* (*)()>(::dlsym(library, "stub_state"));
+    ASSERT_NE(find, nullptr);
+    stub_ = find();
+    *stub_ = {};
+  }
+  void TearDown() override {
+    EXPECT_EQ(stub_->violations, Lines());
+    EXPECT_EQ(stub_->objects, 0u) << "left open";
+  }
+  Node node(uint32_t id, const std::string& transfer = "", const std::string& interface = "") {
+    Node made;
+    made.id = id;
+    auto endpoint = Endpoint::open({STUB_FABRIC, "", interface, transfer});
+    EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
+    made.endpoint = std::move(endpoint.value());
+    return made;
+  }
+  static Peer introduce(Node& from, const Node& to) {
+    return from.endpoint->add_peer(to.endpoint->address()).value();
+  }
+  // Chunks and messages both ways between two nodes, until all is there.
+  void exchange(Node& a, Node& b) {
+    Peer to_b = introduce(a, b), to_a = introduce(b, a);
+    Flow there(200 * 5000 + 7, 5000, 1), back(300 * 4000 + 1, 4000, 2);
+    ASSERT_TRUE(there.open(b, to_a));
+    ASSERT_TRUE(back.open(a, to_b));
+    drive({&a, &b}, [&] {
+      there.send(a, to_b);
+      back.send(b, to_a);
+      if (a.sent[to_b] < 100) a.send(to_b, 2000);
+      if (b.sent[to_a] < 100) b.send(to_a, 100, true);
+      return there.over() && back.over() && b.inbox.messages == 100 && a.inbox.messages == 100 &&
+             a.endpoint->idle() && b.endpoint->idle();
+    });
+    there.check_margins();
+    b.endpoint->close_landing(there.grant.landing, true);
+    a.endpoint->close_landing(back.grant.landing, true);
+    EXPECT_EQ(a.endpoint->counters().foreign_chunks, 0u);
+    EXPECT_GT(stub_->overtaken, 50u) << "all came in order";
+    EXPECT_GT(stub_->busy, 50u);
+  }
+
+  stub::State* stub_ = nullptr;
+};
+
+TEST_F(Stubbed, SetUpInTheOrderThatEfaAsksFor) {
+  stub_->settings.domains = {"rdmap0s6-rdm"};
+  Node a = node(0);
+  EXPECT_EQ(stub_->calls, (Lines{"fi_endpoint rdmap0s6-rdm", "fi_ep_bind cq", "fi_ep_bind av",
+                                 "fi_setopt FI_OPT_EFA_RNR_RETRY 7",
+                                 "fi_getopt FI_OPT_EFA_EMULATED_WRITE", "fi_enable"}));
+  EXPECT_EQ(a.endpoint->transfer(), Transfer::kWrites);
+  EXPECT_STREQ(std::getenv("FI_EFA_FORK_SAFE"), "1");
+  EXPECT_STREQ(std::getenv("RDMAV_FORK_SAFE"), "1");
+}
+
+TEST_F(Stubbed, EmulatedWritesLeadToTaggedMessages) {
+  stub_->settings.emulates_writes = true;
+  Node a = node(0), b = node(1);
+  EXPECT_EQ(a.endpoint->transfer(), Transfer::kTagged);
+  exchange(a, b);
+  auto wanted = Endpoint::open({STUB_FABRIC, "", "", "writes"});
+  ASSERT_FALSE(wanted.ok());
+  EXPECT_NE(wanted.status().message().find("SMDDP_FABRIC_TRANSFER"), std::string::npos)
+      << wanted.status().message();
+}
+
+TEST_F(Stubbed, LibraryTooOldToBeAskedAboutWrites) {
+  stub_->settings.knows_efa_options = false;
+  EXPECT_EQ(node(0).endpoint->transfer(), Transfer::kTagged);
+}
+
+TEST_F(Stubbed, MessagesOnly) {
+  stub_->settings.messages_only = true;
+  Node a = node(0), b = node(1);
+  EXPECT_EQ(a.endpoint->transfer(), Transfer::kMessages);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  Flow flow(100, 10, 1);
+  EXPECT_FALSE(flow.open(b, to_a));
+  drive({&a, &b}, [&] {
+    if (a.sent[to_b] < 300) a.send(to_b, 30000);
+    return b.inbox.messages == 300;
+  });
+}
+
+TEST_F(Stubbed, UnknownTransfer) {
+  auto endpoint = Endpoint::open({STUB_FABRIC, "", "", "pigeons"});
+  ASSERT_FALSE(endpoint.ok());
+  EXPECT_EQ(endpoint.status().code(), Code::kInvalid);
+  EXPECT_NE(endpoint.status().message().find("'pigeons'"), std::string::npos);
+}
+
+TEST_F(Stubbed, WritesOutOfOrderOverAllNics) {
+  stub_->settings.domains = {"rdmap16s27-rdm", "rdmap0s6-rdm", "rdmap0s7-rdm"};
+  Node a = node(0), b = node(1);
+  EXPECT_TRUE(a.endpoint->description().starts_with(
+      "efa on rdmap0s6-rdm, rdmap0s7-rdm, rdmap16s27-rdm, libfabric"))
+      << a.endpoint->description();
+  exchange(a, b);
+  uint64_t all =
+      std::accumulate(stub_->bytes_of_domain.begin(), stub_->bytes_of_domain.end(), uint64_t{0});
+  for (uint64_t bytes : stub_->bytes_of_domain) EXPECT_GT(bytes, all / 4);
+}
+
+TEST_F(Stubbed, TaggedMessagesOutOfOrderOverAllNics) {
+  Node a = node(0, "tagged"), b = node(1, "tagged");
+  exchange(a, b);
+}
+
+TEST_F(Stubbed, OneNicMeetsThree) {
+  for (const char* transfer : {"writes", "tagged"}) {
+    stub_->settings.domains = {"a", "b", "c"};
+    Node a = node(0, transfer), b = node(1, transfer, "b");
+    EXPECT_TRUE(b.endpoint->description().starts_with("efa on b, libfabric"));
+    exchange(a, b);
+  }
+}
+
+TEST_F(Stubbed, ImmediateDataMayTakeAReceive) {
+  stub_->settings.provider = "verbs;ofi_rxm";
+  stub_->settings.domains = {"mlx5_0", "mlx5_1"};
+  stub_->settings.consumes_receives = true;
+  Node a = node(0), b = node(1);
+  EXPECT_EQ(a.endpoint->transfer(), Transfer::kWrites);
+  exchange(a, b);
+}
+
+TEST_F(Stubbed, RegistrationsBoundToTheEndpoint) {
+  stub_->settings.binds_registrations = true;
+  Node a = node(0), b = node(1);
+  exchange(a, b);
+}
+
+// Where the provider pins pages, what is not ours is registered while it is used and no longer.
+TEST_F(Stubbed, RegistrationsOfPinningProvidersEndWithTheirUse) {
+  Node a = node(0), b = node(1);
+  size_t own = stub_->registrations;
+  exchange(a, b);
+  EXPECT_EQ(stub_->registrations, own);
+  const Counters& counters = a.endpoint->counters();
+  EXPECT_GT(counters.registrations, 0u);
+}
+
+// The same memory sent to many at once is registered once for all of them.
+TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
+  stub_->settings.domains = {"a"};
+  Node a = node(0), b = node(1), c = node(2);
+  Peer to_b = introduce(a, b), to_c = introduce(a, c);
+  Flow one(1000, 1000, 1), two(1000, 1000, 1);
+  ASSERT_TRUE(one.open(b, introduce(b, a)));
+  ASSERT_TRUE(two.open(c, introduce(c, a)));
+  while (!a.endpoint->send_chunk(to_b, one.grant, 0, one.source.data(), 1000, &one.pending)) {
+  }
+  while (!a.endpoint->send_chunk(to_c, two.grant, 0, one.source.data(), 1000, &one.pending)) {
+  }
+  EXPECT_EQ(a.endpoint->counters().registrations, 1u);
+  EXPECT_GE(a.endpoint->counters().registration_hits, 1u);
+  drive({&a, &b, &c}, [&] { return one.pending == 0 && one.complete() && two.complete(); });
+}
+
+// No more memory can be pinned: first it waits for what is under way, and a landing is refused.
+TEST_F(Stubbed, LimitOnPinnedMemory) {
+  stub_->settings.domains = {"a"};
+  Node a = node(0), b = node(1);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  Flow flow(100 * 5000, 5000, 1), refused(100, 100, 2);
+  ASSERT_TRUE(flow.open(b, to_a));
+  stub_->settings.pinned_limit = stub_->registrations + 1;
+  drive({&a, &b}, [&] {
+    flow.send(a, to_b);
+    return flow.over();
+  });
+  stub_->settings.pinned_limit = stub_->registrations;
+  EXPECT_FALSE(refused.open(b, to_a));
+  EXPECT_TRUE(a.inbox.lost.empty());
+}
+
+TEST_F(Stubbed, ErrorCompletionLosesThePeerByName) {
+  Node a = node(0), b = node(1), c = node(2);
+  Peer to_b = introduce(a, b), to_c = introduce(a, c), c_to_a = introduce(c, a);
+  Flow flow(100 * 5000, 5000, 1), other(100 * 5000, 5000, 2);
+  ASSERT_TRUE(flow.open(b, introduce(b, a)));
+  drive({&a, &b}, [&] {
+    flow.send(a, to_b);
+    return flow.arrived.size() > 5;
+  });
+  stub_->fail_operations = 3;
+  ASSERT_TRUE(other.open(c, c_to_a));
+  drive({&a, &b}, [&] {
+    flow.send(a, to_b);
+    return flow.pending == 0 && flow.sent == flow.chunks() && stub_->fail_operations == 0;
+  });
+  drive({&a, &c}, [&] {
+    other.send(a, to_c);
+    return other.over();
+  });
+  ASSERT_EQ(a.inbox.lost.size(), 1u);
+  const std::string& why = a.inbox.lost[to_b];
+  EXPECT_NE(why.find("the stub's own reason"), std::string::npos) << why;
+  EXPECT_NE(why.find("efa on rdmap0s"), std::string::npos) << why;
+}
+
+}  // namespace
+}  // namespace smddp::fabric

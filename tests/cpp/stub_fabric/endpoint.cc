@@ -1,0 +1,152 @@
+// fi_endpoint and the calls on it.
+#include <cstring>
+
+#include "stub_fabric/objects.h"
+
+namespace stub {
+namespace {
+
+constexpr int kEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;
+
+Ep* of(fid* object) { return static_cast<Ep*>(reinterpret_cast<fid_ep*>(object)); }
+
+ssize_t start(fid_ep* raw, Flight flight, fi_addr_t to, void* descriptor, uint64_t access) {
+  Ep* ep = static_cast<Ep*>(raw);
+  if (!ep->enabled) violation("an operation before fi_enable");
+  if (to >= ep->av->names.size()) {
+    violation("an address that is not in the address vector");
+    return -FI_EINVAL;
+  }
+  check_descriptor(*ep, flight.data, flight.bytes, descriptor, access);
+  if (busy()) return -FI_EAGAIN;
+  flight.from = ep;
+  flight.to = ep->av->names[to];
+  flight.sequence = world().next_sequence++;
+  state().bytes_of_domain[ep->domain->index] += flight.bytes;
+  world().flights.push_back(flight);
+  return 0;
+}
+
+ssize_t send(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
+             void* context) {
+  Flight flight = {};
+  flight.kind = Flight::kSend;
+  flight.data = data;
+  flight.bytes = bytes;
+  flight.context = context;
+  return start(ep, flight, to, descriptor, FI_SEND);
+}
+
+ssize_t send_tagged(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
+                    uint64_t tag, void* context) {
+  Flight flight = {};
+  flight.kind = Flight::kTagged;
+  flight.data = data;
+  flight.bytes = bytes;
+  flight.tag = tag;
+  flight.context = context;
+  return start(ep, flight, to, descriptor, FI_SEND);
+}
+
+ssize_t write(fid_ep* ep, const void* data, size_t bytes, void* descriptor, uint64_t immediate,
+              fi_addr_t to, uint64_t address, uint64_t key, void* context) {
+  if (immediate > UINT32_MAX) violation("immediate data of more than 32 bits");
+  Flight flight = {};
+  flight.kind = Flight::kWrite;
+  flight.data = data;
+  flight.bytes = bytes;
+  flight.address = address;
+  flight.key = key;
+  flight.immediate = static_cast<uint32_t>(immediate);
+  flight.context = context;
+  return start(ep, flight, to, descriptor, FI_WRITE);
+}
+
+ssize_t post(fid_ep* raw, PostedReceive receive, void* descriptor) {
+  Ep* ep = static_cast<Ep*>(raw);
+  if (!ep->enabled) violation("a receive before fi_enable");
+  check_descriptor(*ep, receive.data, receive.bytes, descriptor, FI_RECV);
+  if (busy()) return -FI_EAGAIN;
+  ep->receives.push_back(receive);
+  return 0;
+}
+
+ssize_t receive(fid_ep* ep, void* data, size_t bytes, void* descriptor, fi_addr_t, void* context) {
+  return post(ep, {data, bytes, 0, false, context}, descriptor);
+}
+
+ssize_t receive_tagged(fid_ep* ep, void* data, size_t bytes, void* descriptor, fi_addr_t,
+                       uint64_t tag, uint64_t ignore, void* context) {
+  if (ignore != 0) violation("a tag with bits ignored");
+  return post(ep, {data, bytes, tag, true, context}, descriptor);
+}
+
+int set_option(fid* object, int, int option, const void* value, size_t size) {
+  Ep* ep = of(object);
+  if (ep->enabled) violation("fi_setopt after fi_enable");
+  if (ep->cq == nullptr || ep->av == nullptr) violation("fi_setopt before fi_ep_bind");
+  if (option == FI_OPT_EFA_RNR_RETRY && size == sizeof(size_t)) {
+    called("fi_setopt FI_OPT_EFA_RNR_RETRY " + std::to_string(*static_cast<const size_t*>(value)));
+    return 0;
+  }
+  return -FI_ENOPROTOOPT;
+}
+
+int get_option(fid*, int, int option, void* value, size_t* size) {
+  if (option != kEmulatedWrite || !state().settings.knows_efa_options) return -FI_ENOPROTOOPT;
+  if (*size < sizeof(bool)) return -FI_ETOOSMALL;
+  *static_cast<bool*>(value) = state().settings.emulates_writes;
+  *size = sizeof(bool);
+  called("fi_getopt FI_OPT_EFA_EMULATED_WRITE");
+  return 0;
+}
+
+int name(fid* object, void* address, size_t* size) {
+  size_t room = *size;
+  *size = 32;  // as long as efa's
+  if (room < 32) return -FI_ETOOSMALL;
+  std::memset(address, 0, 32);
+  std::memcpy(address, &of(object)->name, sizeof(uint64_t));
+  return 0;
+}
+
+template <class Ops>
+Ops sized() {
+  Ops ops = {};
+  ops.size = sizeof ops;
+  return ops;
+}
+
+}  // namespace
+
+int endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
+  static fi_ops_ep general = sized<fi_ops_ep>();
+  static fi_ops_cm names = sized<fi_ops_cm>();
+  static fi_ops_msg messages = sized<fi_ops_msg>();
+  static fi_ops_rma writes = sized<fi_ops_rma>();
+  static fi_ops_tagged tags = sized<fi_ops_tagged>();
+  general.setopt = set_option;
+  general.getopt = get_option;
+  names.getname = name;
+  messages.recv = receive;
+  messages.send = send;
+  writes.writedata = write;
+  tags.recv = receive_tagged;
+  tags.send = send_tagged;
+  Ep* ep = new Ep();
+  ep->fid = {FI_CLASS_EP, nullptr, &fid_ops};
+  ep->ops = &general;
+  ep->cm = &names;
+  ep->msg = &messages;
+  ep->rma = &writes;
+  ep->tagged = &tags;
+  ep->domain = static_cast<Domain*>(domain);
+  ep->name = world().next_name++;
+  world().endpoints[ep->name] = ep;
+  called("fi_endpoint " + state().settings.domains[ep->domain->index]);
+  ++state().objects;
+  *out = ep;
+  return 0;
+}
+
+}  // namespace stub

@@ -1,0 +1,114 @@
+// Operations under way, and what becomes of them.
+#include <algorithm>
+#include <cstring>
+
+#include "stub_fabric/objects.h"
+
+namespace stub {
+namespace {
+
+void complete(Cq* cq, void* context, uint64_t flags, size_t bytes, uint64_t data, int error) {
+  Completion done = {};
+  done.entry.op_context = context;
+  done.entry.flags = flags;
+  done.entry.len = bytes;
+  done.entry.data = data;
+  done.entry.err = error;
+  done.entry.prov_errno = error;
+  done.error = error != 0;
+  cq->ready.push_back(done);
+}
+
+bool knows(const Ep& target, uint64_t name) {
+  return std::find(target.av->names.begin(), target.av->names.end(), name) !=
+         target.av->names.end();
+}
+
+// 0, an error for the sender, or -1: not yet.
+int arrive(const Flight& flight, Ep& target) {
+  if (flight.kind == Flight::kWrite) {
+    auto found = world().registrations.find(flight.key);
+    if (found == world().registrations.end()) return FI_EKEYREJECTED;
+    const Registered& mr = *found->second;
+    if (mr.domain != target.domain || (mr.access & FI_REMOTE_WRITE) == 0 || !mr.enabled ||
+        flight.address < mr.base || flight.address + flight.bytes > mr.base + mr.bytes) {
+      return FI_EKEYREJECTED;
+    }
+    if (!knows(target, flight.from->name)) {
+      violation("a write by an endpoint that the target's address vector lacks");
+      return FI_EHOSTUNREACH;
+    }
+    void* context = reinterpret_cast<void*>(0x10);  // nobody's
+    if (state().settings.consumes_receives) {
+      auto receive = std::find_if(target.receives.begin(), target.receives.end(),
+                                  [](const PostedReceive& r) { return !r.tagged; });
+      if (receive == target.receives.end()) return -1;
+      context = receive->context;
+      target.receives.erase(receive);
+    }
+    std::memcpy(reinterpret_cast<void*>(flight.address), flight.data, flight.bytes);
+    complete(target.cq, context, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, flight.bytes,
+             flight.immediate, 0);
+    return 0;
+  }
+  bool tagged = flight.kind == Flight::kTagged;
+  auto receive = std::find_if(target.receives.begin(), target.receives.end(), [&](const auto& r) {
+    return r.tagged == tagged && (!tagged || r.tag == flight.tag);
+  });
+  if (receive == target.receives.end()) return -1;
+  size_t bytes = std::min(flight.bytes, receive->bytes);
+  std::memcpy(receive->data, flight.data, bytes);
+  complete(target.cq, receive->context, (tagged ? FI_TAGGED : FI_MSG) | FI_RECV, bytes, 0,
+           flight.bytes > receive->bytes ? FI_ETRUNC : 0);
+  target.receives.erase(receive);
+  return 0;
+}
+
+}  // namespace
+
+void pump() {
+  std::deque<Flight>& flights = world().flights;
+  for (size_t turns = chance()() % 8; turns > 0 && !flights.empty(); --turns) {
+    auto at = flights.begin() + static_cast<ptrdiff_t>(chance()() % flights.size());
+    Flight flight = *at;
+    auto target = world().endpoints.find(flight.to);
+    int error = FI_ECONNRESET;
+    if (state().fail_operations > 0) {
+      --state().fail_operations;
+      error = FI_EIO;
+    } else if (target != world().endpoints.end()) {
+      error = arrive(flight, *target->second);
+    }
+    if (error < 0) continue;
+    flights.erase(at);
+    state().overtaken += flight.sequence < world().last_arrived;
+    world().last_arrived = std::max(world().last_arrived, flight.sequence);
+    uint64_t flags = flight.kind == Flight::kWrite    ? FI_RMA | FI_WRITE
+                     : flight.kind == Flight::kTagged ? FI_TAGGED | FI_SEND
+                                                      : FI_MSG | FI_SEND;
+    complete(flight.from->cq, flight.context, flags, 0, 0, error);
+  }
+}
+
+void check_descriptor(const Ep& ep, const void* data, size_t bytes, void* descriptor,
+                      uint64_t access) {
+  uintptr_t base = reinterpret_cast<uintptr_t>(data);
+  for (auto& [key, mr] : world().registrations) {
+    if (mr != descriptor) continue;
+    if (mr->domain != ep.domain) violation("a descriptor of another domain");
+    if (base < mr->base || base + bytes > mr->base + mr->bytes) {
+      violation("a descriptor of other memory");
+    }
+    if ((mr->access & access) != access) violation("a descriptor without the access");
+    return;
+  }
+  violation("memory without a descriptor");
+}
+
+bool busy() {
+  bool is = chance()() % state().settings.busy_one_in == 0;
+  state().busy += is;
+  return is;
+}
+
+}  // namespace stub
