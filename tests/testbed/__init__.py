@@ -6,9 +6,21 @@
 ``python -m tests.testbed --help`` is the same from the shell; in tests, the fixture ``testbed``.
 """
 
-from .bed import Testbed, TestbedError
+from .bed import Testbed
 from .ceiling import Ceiling, ceiling
+from .errors import TestbedError
 from .host import Host
+from .launch import rank_environment, run_ranks, start_ranks
 from .links import parse_rate
 
-__all__ = ["Ceiling", "Host", "Testbed", "TestbedError", "ceiling", "parse_rate"]
+__all__ = [
+    "Ceiling",
+    "Host",
+    "Testbed",
+    "TestbedError",
+    "ceiling",
+    "parse_rate",
+    "rank_environment",
+    "run_ranks",
+    "start_ranks",
+]

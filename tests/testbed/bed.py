@@ -9,15 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from . import links, requirements, warden
+from .errors import TestbedError
 from .host import Host
 
 Counters = dict[str, int]
-
-
-class TestbedError(RuntimeError):
-    """The testbed could not be built or changed; the text says what failed."""
 
 
 class Testbed:
@@ -41,6 +39,7 @@ class Testbed:
             raise TestbedError(reason)
         self.rates = [[bits] * nics for _ in range(hosts)]  # bits per second, [host][nic]
         self.hosts: list[Host] = []
+        self._networks: set[int] = set()  # inodes of the hosts' and the switch's
         self._owner = os.getpid()
         self._closed = False
         self._warden = self._start_warden()
@@ -70,7 +69,7 @@ class Testbed:
     def _answer(self) -> list[int]:
         assert self._warden.stdout is not None
         line = self._warden.stdout.readline()
-        answer = json.loads(line) if line else {"error": "the warden died"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "the warden died"}
         if "error" in answer:
             raise TestbedError(f"the testbed's namespaces could not be made: {answer['error']}")
         pids: list[int] = answer["hosts"]
@@ -88,19 +87,19 @@ class Testbed:
         self._networks = {net for pid in pids if (net := warden.network_of(pid)) is not None}
         self._ip(self._warden.pid, links.switch_links(plan, holders))
         ports = []
-        for host, pid in enumerate(holders):
-            self._ip(pid, links.host_links(plan, host))
-            rates = self.rates[host]
-            self._tc(pid, "\n".join(links.shape_host(plan, rates)))
-            ports += links.shape_ports(plan, host, rates)
+        for host, rates in zip(self.hosts, self.rates, strict=True):
+            self._ip(host.pid, links.host_links(plan, host.index))
+            self._tc(host.pid, "\n".join(links.shape_host(plan, rates)))
+            ports += links.shape_ports(plan, host.index, rates)
         self._tc(self._warden.pid, "\n".join(ports))
 
     def _inside(self, pid: int, argv: list[str], text: str | None = None) -> str:
+        if self._closed:  # the pid may be another process's by now
+            raise TestbedError("the testbed is closed")
         command = [requirements.tool("nsenter"), "-t", str(pid), "--net", "--", *argv]
         result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
         if result.returncode != 0:
-            what = f"{Path(argv[0]).name}: {result.stderr.strip()}"
-            raise TestbedError("the testbed is closed" if self._closed else what)
+            raise TestbedError(f"{Path(argv[0]).name}: {result.stderr.strip()}")
         return result.stdout
 
     def _ip(self, pid: int, lines: str) -> None:
@@ -137,7 +136,7 @@ class Testbed:
         packet may be one of up to 64 KiB that stands for many frames (GSO), with one header.
         """
         found: dict[str, Counters] = {}
-        for line in Path(f"/proc/{self.hosts[host].pid}/net/dev").read_text().splitlines()[2:]:
+        for line in self.hosts[host].read_net("dev").splitlines()[2:]:
             name, _, numbers = line.partition(":")
             n = [int(number) for number in numbers.split()]
             found[name.strip()] = {
@@ -170,11 +169,19 @@ class Testbed:
 
     # --- the end ----------------------------------------------------------------------------------
 
+    def end_processes(self) -> None:
+        """Kill every process on the hosts, whoever started it; the hosts stay."""
+        holders = [self._warden.pid, *(host.pid for host in self.hosts)]
+        if not self._closed:
+            warden.kill_inhabitants(self._networks, holders)
+
     def close(self) -> None:
         """End every process on the hosts, then the hosts. A second call does nothing."""
         if self._closed or os.getpid() != self._owner:  # a forked child owns nothing
             return
         self._closed = True
+        for host in self.hosts:
+            host.closed = True
         pipe = self._warden.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):
@@ -186,7 +193,7 @@ class Testbed:
                 with contextlib.suppress(OSError):
                     stream.close()
         # Had someone killed the warden, its hosts' processes would still be there.
-        warden.kill_inhabitants(getattr(self, "_networks", ()), ())
+        warden.kill_inhabitants(self._networks, ())
 
     def __enter__(self) -> Testbed:
         return self

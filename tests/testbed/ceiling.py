@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from . import traffic
@@ -42,7 +41,7 @@ def _segments(bed: Testbed) -> tuple[int, int]:
     """TCP segments sent and sent again, of all hosts since they are up."""
     sent = again = 0
     for host in bed.hosts:
-        lines = Path(f"/proc/{host.pid}/net/snmp").read_text().splitlines()
+        lines = host.read_net("snmp").splitlines()
         names, values = (line.split() for line in lines if line.startswith("Tcp:"))
         row = dict(zip(names, values, strict=True))
         sent += int(row["OutSegs"])
@@ -60,19 +59,17 @@ def ceiling(bed: Testbed, seconds: float = 4.0, warm_up: float = 1.0) -> Ceiling
     processes: list[subprocess.Popen[Any]] = []
     try:
         for host in bed.hosts:
-            peers = [peer for peer in bed.hosts if peer is not host]
-            # In turn, so that no host is everybody's first.
-            peers = [peer for peer in peers if peer.index > host.index] + peers
+            peers = bed.hosts[host.index + 1 :] + bed.hosts[: host.index]
             order = {
                 "listen": host.addresses,
-                "connect": list(dict.fromkeys(a for peer in peers for a in peer.addresses)),
+                "connect": [address for peer in peers for address in peer.addresses],
                 "port": PORT,
                 "windows": max(1, round(seconds / window)),
                 "window": window,
             }
             command = [sys.executable, "-I", "-S", traffic.__file__, json.dumps(order)]
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            processes.append(host.popen(command, **pipes))
+            pipe = subprocess.PIPE
+            processes.append(host.popen(command, stdin=pipe, stdout=pipe, text=True))
         for process in processes:
             _answer(process)
         before = _segments(bed)

@@ -6,8 +6,10 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from .errors import TestbedError
 from .requirements import tool
 
 PORT = 29500  # on hosts of one's own every port is free
@@ -33,6 +35,7 @@ class Host:
         self.interfaces = interfaces
         self.pid = pid
         self.first_address = addresses[0]  # of the first host, once the testbed knows it
+        self.closed = False  # once it is, the pid may be another process's
 
     def __repr__(self) -> str:
         return f"Host({self.name}, {', '.join(self.addresses)})"
@@ -54,6 +57,12 @@ class Host:
         merged = {**os.environ, **self.environment, **wishes, "SMDDP_HOST_ID": self.name}
         return {name: value for name, value in merged.items() if value is not None}
 
+    def read_net(self, name: str) -> str:
+        """The host's /proc/net/``name``."""
+        if self.closed:
+            raise TestbedError("the testbed is closed")
+        return Path(f"/proc/{self.pid}/net/{name}").read_text()
+
     def popen(
         self,
         argv: Sequence[str | os.PathLike[str]],
@@ -67,11 +76,14 @@ class Host:
         ``env`` is laid over this process's environment and ``environment``; a value of None unsets.
         SMDDP_HOST_ID is always the host's. ``cwd`` and ``kw`` are as in ``subprocess.Popen``.
         """
+        if self.closed:
+            raise TestbedError("the testbed is closed")
         environment = self._environment(env)
+        folder = os.path.abspath(cwd or ".")
         program = os.fspath(argv[0])
-        if shutil.which(program, path=environment.get("PATH")) is None:
+        found = os.path.join(folder, program) if os.sep in program else program
+        if shutil.which(found, path=environment.get("PATH")) is None:
             raise FileNotFoundError(f"{program}: no such program")
-        folder = os.fspath(cwd) if cwd is not None else os.getcwd()
         enter = [tool("nsenter"), "-t", str(self.pid), "--net", "--uts", "--mount", "--"]
         shell = ["/bin/sh", "-c", _ENTER, str(os.getpid()), folder]
         return subprocess.Popen([*enter, *shell, *argv], env=environment, cwd=cwd, **kw)

@@ -1,0 +1,111 @@
+"""A command once per rank, over the hosts of a testbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from .bed import Testbed
+
+
+def rank_environment(bed: Testbed, host: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """What torchrun would set for this rank; the host's own variables come from the host."""
+    return {
+        "RANK": str(host * local_size + local_rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(len(bed.hosts) * local_size),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "GROUP_RANK": str(host),
+        "GROUP_WORLD_SIZE": str(len(bed.hosts)),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+
+
+def start_ranks(
+    bed: Testbed,
+    argv: Sequence[str],
+    ranks_per_host: int = 1,
+    env: Mapping[str, str | None] | None = None,
+    **kw: Any,
+) -> list[subprocess.Popen[Any]]:
+    """``argv`` on every host, ``ranks_per_host`` times: the processes in rank order.
+
+    ``env`` and ``kw`` are as in ``Host.popen``.
+    """
+    return [
+        host.popen(
+            argv, {**rank_environment(bed, host.index, local, ranks_per_host), **(env or {})}, **kw
+        )
+        for host in bed.hosts
+        for local in range(ranks_per_host)
+    ]
+
+
+def _prefix(label: str, source: IO[str], sink: IO[str]) -> None:
+    for line in source:
+        sink.write(f"{label} {line.rstrip(chr(10))}\n")
+        sink.flush()
+
+
+def run_ranks(bed: Testbed, argv: Sequence[str], ranks_per_host: int = 1) -> int:
+    """Run ``argv`` on all ranks, each line of output after ``[rank]``; the first bad status.
+
+    When a rank ends badly the others get SIGTERM and five seconds. A rank that a signal ended has
+    the status 128 + signal. When all have ended, so does everything else on the hosts.
+    """
+    pipe = subprocess.PIPE
+    started = start_ranks(
+        bed,
+        argv,
+        ranks_per_host,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        errors="replace",
+    )
+    readers = []
+    for rank, process in enumerate(started):
+        for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            assert source is not None
+            reader = threading.Thread(target=_prefix, args=(f"[{rank}]", source, sink), daemon=True)
+            reader.start()
+            readers.append(reader)
+    status = _wait(started)
+    bed.end_processes()  # what a rank has left behind may hold its output open
+    for reader in readers:
+        reader.join()
+    return status
+
+
+def _wait(processes: list[subprocess.Popen[Any]]) -> int:
+    running = dict(enumerate(processes))
+    bad = 0
+    end = float("inf")
+    while running:
+        for rank, process in list(running.items()):
+            code = process.poll()
+            if code is None:
+                continue
+            del running[rank]
+            status = 128 - code if code < 0 else code
+            if status and not bad:
+                bad, end = status, time.monotonic() + 5
+                print(f"[testbed] rank {rank} ended with {_describe(code)}", file=sys.stderr)
+                for other in running.values():
+                    other.send_signal(signal.SIGTERM)
+        if time.monotonic() > end:
+            for process in running.values():
+                process.kill()
+        time.sleep(0.02)
+    return bad
+
+
+def _describe(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"status {code}"
