@@ -88,7 +88,10 @@ class Mpich(MpiProgram):
     def environment(self, field: Field) -> dict[str, str]:
         env = {"MPIR_CVAR_CH4_NETMOD": self.netmod}
         if self.oversubscribed(field):
-            env["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"
+            # Its own shared-memory collectives spin on flags and wait for whole time slices; those
+            # over messages yield.
+            for op in ("ALLREDUCE", "BCAST", "REDUCE", "BARRIER"):
+                env[f"MPIR_CVAR_{op}_POSIX_INTRA_ALGORITHM"] = "mpir"
         if self.netmod == "ucx":
             return env | {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": self.interfaces(field)}
         env["FI_PROVIDER"] = "tcp"
@@ -127,7 +130,7 @@ class IntelMpi(MpiProgram):
         else:
             env["I_MPI_MULTIRAIL"] = "1"
         if self.oversubscribed(field):
-            env["I_MPI_THREAD_YIELD"] = "2"
+            env["I_MPI_WAIT_MODE"] = "1"  # waiting ranks block
         return env
 
 
