@@ -178,6 +178,7 @@ class OneCcl(Peer):
             env = rank_environment(field, rank) | {
                 "LD_LIBRARY_PATH": str(home / "lib"),
                 "CCL_ATL_TRANSPORT": "ofi",
+                "CCL_ATL_SHM": "1",  # between ranks of a host
                 "FI_PROVIDER": "tcp",
                 "FI_PROVIDER_PATH": str(home / "lib"),
                 "FI_TCP_IFACE": field.hosts[0].interfaces[0],
