@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).resolve().parent / "python"
 sys.path.insert(0, str(HERE))
-sys.path.append(str(HERE.parents[1]))  # for tests.testbed; last, so that it shadows nothing
+# tests.testbed is this tree's, also where the package is installed in place from another tree.
+sys.modules["tests"] = types.ModuleType("tests")
+sys.modules["tests"].__path__ = [str(HERE.parent)]
 # The fork server and every interpreter that a test starts find the same modules.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]

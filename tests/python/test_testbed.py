@@ -16,6 +16,7 @@ import pytest
 
 from harness.world import BACKEND
 from tests.testbed import Testbed, TestbedError, ceiling, parse_rate, start_ranks, traffic, warden
+from tests.testbed.links import BURST
 
 pytestmark = pytest.mark.testbed
 
@@ -117,13 +118,30 @@ def test_every_address_is_reached_from_every_host(testbed: MAKE) -> None:
         host.run([sys.executable, "-c", call], check=True, timeout=30)
 
 
+def shaped(bed: Testbed) -> dict[tuple[int, int, str], int]:
+    """Bytes of frames that each link has carried, by host, NIC and direction."""
+    rows = [
+        (host.index, nic, row)
+        for host in bed.hosts
+        for nic, row in enumerate(bed.drops(host.index))
+    ]
+    return {(h, nic, way): row[way]["bytes"] for h, nic, row in rows for way in row}
+
+
 @pytest.mark.parametrize(("hosts", "nics"), [(2, 1), (3, 1), (2, 2)])
 def test_links_hold_their_rate_both_ways_at_once(testbed: MAKE, hosts: int, nics: int) -> None:
     bed = testbed(hosts=hosts, rate="100mbit", nics=nics)
-    reached = ceiling(bed, seconds=1.5, warm_up=0.5)
-    assert reached.rate == [nics * 12.5e6] * hosts
-    for payload, rate in zip(reached.received, reached.rate, strict=True):
-        assert 0.85 * rate < payload < rate, str(reached)
+    for _ in range(5):  # never more than the rate; how much less rests on what else runs here
+        start, before = time.monotonic(), shaped(bed)
+        reached = ceiling(bed, seconds=1.5, warm_up=0.5)
+        after, seconds = shaped(bed), time.monotonic() - start
+        for link, count in after.items():
+            assert count - before[link] <= 12.5e6 * seconds + BURST, link
+        assert reached.rate == [nics * 12.5e6] * hosts
+        if 0.85 < reached.utilisation < 1:
+            break
+    else:
+        raise AssertionError(str(reached))
 
 
 def test_counters_count_what_crosses(testbed: MAKE) -> None:
