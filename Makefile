@@ -19,7 +19,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
-CXX_SOURCES = $(shell find csrc tests/cpp benchmarks -name '*.h' -o -name '*.cc' | sort)
+# Not what benchmarks/peers.py fetched.
+CXX_SOURCES = $(shell find csrc tests/cpp benchmarks -path '*/.*' -prune -o -name '*.h' -print \
+  -o -name '*.c' -print -o -name '*.cc' -print | sort)
 
 # DeepSpeed compiles one small operation on its first run and looks for ninja on the PATH.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -34,7 +36,7 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python sanitize bench lint format tidy walls clean
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python sanitize bench bench-hosts lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -114,6 +116,14 @@ sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undef
 
 bench: build  ## measure AllGather, ReduceScatter and AllReduce beside Gloo, short form
 	$(LOCAL) $(PY) benchmarks/collectives.py --short
+
+BENCH_ARGS ?= --ranks-per-host 2 --peers gloo,mpich,impi,openmpi,oneccl --csv runs/hosts.csv \
+  --figure runs/hosts.png
+bench-hosts: build  ## measure between emulated hosts, in turns with MPI and others; needs root
+	$(BIN)/cmake -S . -B build -DSMDDP_BENCHMARKS=ON
+	$(BIN)/cmake --build build --parallel $(JOBS) --target core_collectives
+	-$(PY) benchmarks/peers.py
+	$(PY) benchmarks/collectives.py $(BENCH_ARGS)
 
 # --- source code ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -66,7 +67,9 @@ def check(op: str, dtype: torch.dtype, count: int, groups: dict[str, dist.Proces
             raise SystemExit(f"{op} of {count} {dtype} per rank: the backends disagree")
 
 
-def worker(rank: int, args: argparse.Namespace, port: int, queue: mp.SimpleQueue) -> None:
+def worker(
+    rank: int, args: argparse.Namespace, port: int, queue: mp.SimpleQueue[dict[str, Any]]
+) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -114,7 +117,9 @@ def worker(rank: int, args: argparse.Namespace, port: int, queue: mp.SimpleQueue
     dist.destroy_process_group()
 
 
-def summary(op: str, dtype: str, size: int, backend: str, seconds: list[float], ranks: int) -> dict:
+def summary(
+    op: str, dtype: str, size: int, backend: str, seconds: list[float], ranks: int
+) -> dict[str, Any]:
     median = statistics.median(seconds)
     algbw = size / median / 1e9
     factor = (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
@@ -135,13 +140,13 @@ def summary(op: str, dtype: str, size: int, backend: str, seconds: list[float], 
     )
 
 
-def show(rows: list[dict], console: Console) -> None:
+def show(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(
         "operation", "type", "bytes", "smddp us", "gloo us", "gloo / smddp", "smddp busbw GB/s"
     )
     for column in table.columns[2:]:
         column.justify = "right"
-    pairs: dict[tuple, dict[str, dict]] = {}
+    pairs: dict[tuple[object, ...], dict[str, dict[str, Any]]] = {}
     for row in rows:
         pairs.setdefault((row["op"], row["dtype"], row["bytes"]), {})[row["backend"]] = row
     for (op, dtype, size), both in pairs.items():
@@ -170,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
         port = probe.getsockname()[1]
     queue = mp.get_context("spawn").SimpleQueue()
     context = mp.spawn(worker, (args, port, queue), nprocs=args.ranks, join=False)
-    rows: list[dict] = []
+    rows: list[dict[str, Any]] = []
     expected = len(args.ops) * len(args.dtypes) * len(args.sizes) * 2
     while len(rows) < expected:
         if not queue.empty():

