@@ -203,6 +203,37 @@ TEST_P(Fabric, ReceiverThatDiesGivesTheSenderItsMemoryBack) {
   EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
 }
 
+// Providers that pin nothing keep registrations, no more than a bound, and no two landings share one.
+TEST_P(Fabric, RegistrationsAreFoundAgain) {
+  if (std::string(GetParam().transfer) == "tagged") {
+    GTEST_SKIP() << "needs no registration over these providers";
+  }
+  Node a = node(0), b = node(1);
+  Peer to_a = introduce(b, a);
+  std::vector<std::byte> memory(100000);
+  Flow flow(1, 1, 1);
+  wire::Grant first, second, third, grant;
+  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data(), 5000, 100, &flow, &first));
+  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data(), 5000, 100, &flow, &second));
+  EXPECT_NE(first.keys[0], second.keys[0]);
+  EXPECT_EQ(b.endpoint->counters().registrations, 2u);
+  b.endpoint->close_landing(first.landing, true);
+  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data(), 5000, 200, &flow, &third));
+  EXPECT_EQ(third.keys[0], first.keys[0]);
+  EXPECT_EQ(b.endpoint->counters().registration_hits, 1u);
+  // The least recently used of the idle go.
+  b.endpoint->close_landing(third.landing, true);
+  for (size_t i = 1; i <= 300; ++i) {
+    ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data() + i, 5000, 100, &flow, &grant));
+    b.endpoint->close_landing(grant.landing, true);
+  }
+  EXPECT_EQ(b.endpoint->counters().registrations, 302u);
+  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data() + 300, 5000, 100, &flow, &grant));
+  EXPECT_EQ(b.endpoint->counters().registration_hits, 2u);
+  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data(), 5000, 100, &flow, &grant));
+  EXPECT_EQ(b.endpoint->counters().registrations, 303u);
+}
+
 TEST_P(Fabric, RefusesLandingsThatCantBe) {
   Node a = node(0), b = node(1);
   Peer to_a = introduce(b, a);
