@@ -209,29 +209,47 @@ TEST_P(Fabric, RegistrationsAreFoundAgain) {
     GTEST_SKIP() << "needs no registration over these providers";
   }
   Node a = node(0), b = node(1);
-  Peer to_a = introduce(b, a);
-  std::vector<std::byte> memory(100000);
-  Flow flow(1, 1, 1);
-  wire::Grant first, second, third, grant;
-  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data(), 5000, 100, &flow, &first));
-  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data(), 5000, 100, &flow, &second));
-  EXPECT_NE(first.keys[0], second.keys[0]);
-  EXPECT_EQ(b.endpoint->counters().registrations, 2u);
-  b.endpoint->close_landing(first.landing, true);
-  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data(), 5000, 200, &flow, &third));
-  EXPECT_EQ(third.keys[0], first.keys[0]);
-  EXPECT_EQ(b.endpoint->counters().registration_hits, 1u);
-  // The least recently used of the idle go.
-  b.endpoint->close_landing(third.landing, true);
-  for (size_t i = 1; i <= 300; ++i) {
-    ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data() + i, 5000, 100, &flow, &grant));
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  std::vector<std::byte> memory(6000), source(5000);
+  struct Count : Inflow {
+    void on_chunk(uint32_t) override { ++chunks; }
+    size_t chunks = 0;
+  } count;
+  auto open = [&](size_t offset) {
+    wire::Grant grant = {};
+    EXPECT_TRUE(b.endpoint->open_landing(to_a, memory.data() + offset, 5000, 5000, &count, &grant));
+    return grant;
+  };
+  auto fill = [&](const wire::Grant& grant) {
+    uint32_t pending = 0;
+    size_t before = count.chunks;
+    bool sent = false;
+    drive({&a, &b}, [&] {
+      sent = sent || a.endpoint->send_chunk(to_b, grant, 0, source.data(), 5000, &pending);
+      return sent && pending == 0 && count.chunks == before + 1;
+    });
     b.endpoint->close_landing(grant.landing, true);
-  }
-  EXPECT_EQ(b.endpoint->counters().registrations, 302u);
-  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data() + 300, 5000, 100, &flow, &grant));
-  EXPECT_EQ(b.endpoint->counters().registration_hits, 2u);
-  ASSERT_TRUE(b.endpoint->open_landing(to_a, memory.data(), 5000, 100, &flow, &grant));
-  EXPECT_EQ(b.endpoint->counters().registrations, 303u);
+  };
+  const Counters& counters = b.endpoint->counters();
+  wire::Grant first = open(0), second = open(0);
+  EXPECT_NE(first.keys[0], second.keys[0]);
+  EXPECT_EQ(counters.registrations, 2u);
+  fill(first);
+  wire::Grant third = open(0);
+  EXPECT_EQ(third.keys[0], first.keys[0]);
+  EXPECT_EQ(counters.registration_hits, 1u);
+  fill(third);
+  // The least recently used of the idle go.
+  for (size_t i = 1; i <= 300; ++i) fill(open(i));
+  EXPECT_EQ(counters.registrations, 302u);
+  fill(open(300));
+  EXPECT_EQ(counters.registration_hits, 2u);
+  fill(open(0));
+  EXPECT_EQ(counters.registrations, 303u);
+  // One that is closed too early is nobody else's any more, whatever its owner says.
+  wire::Grant early = open(0);
+  b.endpoint->close_landing(early.landing, true);
+  EXPECT_NE(open(0).keys[0], early.keys[0]);
 }
 
 TEST_P(Fabric, RefusesLandingsThatCantBe) {
