@@ -22,6 +22,7 @@ Landing* LandingTable::open(Peer from, std::byte* memory, size_t bytes, size_t c
   landing->bytes = bytes;
   landing->chunk_bytes = chunk_bytes;
   landing->chunks = static_cast<uint32_t>((bytes - 1) / chunk_bytes + 1);
+  landing->missing = landing->chunks;
   landing->inflow = inflow;
   landing->arrived.assign((landing->chunks + 63) / 64, 0);
   landing->registrations.fill(nullptr);
@@ -46,6 +47,7 @@ bool LandingTable::arrive(Landing& landing, uint32_t chunk) {
   uint64_t& word = landing.arrived[chunk / 64];
   if ((word & bit) != 0) return false;
   word |= bit;
+  --landing.missing;
   return true;
 }
 

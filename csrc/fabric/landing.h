@@ -22,6 +22,7 @@ struct Landing {
   std::byte* memory = nullptr;
   size_t bytes = 0, chunk_bytes = 0;
   uint32_t chunks = 0;
+  uint32_t missing = 0;  // chunks that have not come
   Inflow* inflow = nullptr;
   std::vector<uint64_t> arrived;                             // a bit per chunk
   std::array<Registration*, wire::kMaxRails> registrations;  // by rail; nullptr: none needed

@@ -60,7 +60,7 @@ SendBuffer* RailSet::acquire(Peer to, bool control) {
 void RailSet::release(SendBuffer* buffer) {
   SendSlot* slot = static_cast<SendSlot*>(buffer);
   --peers_[slot->to].held[slot->control];
-  free_[slot->control].push(slot);
+  free_[slot->control].push_front(slot);  // the next message finds it in the cache
 }
 
 void RailSet::take_back(SendSlot* slot) {

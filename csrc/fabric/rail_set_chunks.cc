@@ -168,6 +168,7 @@ bool RailSet::register_landing(Landing& landing) {
 void RailSet::close_landing(uint32_t number, bool complete) {
   Landing* landing = landings_.find(number);
   if (landing == nullptr) return;
+  complete = complete && landing->missing == 0;
   landings_.close(landing, complete);
   if (!complete) return;
   for (size_t i = 0; i < rails_.size(); ++i) {

@@ -171,6 +171,66 @@ TEST(Ranking, WholeMessagesBeforeSmallOnes) {
   EXPECT_EQ(ranked({direct, whole}), (Texts{"efa on b", "efa on a"}));
 }
 
+// ---- rails, on invented hosts
+
+Offer nic(const std::string& provider, const std::string& domain) {
+  Offer offer;
+  offer.provider = provider;
+  offer.domain = domain;
+  return offer;
+}
+
+std::vector<Texts> sets(const std::vector<Offer>& offers, const std::string& interfaces = "",
+                        size_t most = 8) {
+  std::vector<Texts> all;
+  for (const std::vector<size_t>& set : rail_sets(offers, "", interfaces, most)) {
+    all.emplace_back();
+    for (size_t i : set) all.back().push_back(offers[i].text());
+  }
+  return all;
+}
+
+TEST(RailSets, AllRealNicsInTheOrderOfTheirNames) {
+  std::vector<Offer> offers = {nic("efa", "rdmap16s27-rdm"), nic("efa", "rdmap0s7-rdm"),
+                               on_host("tcp", "eth0", "192.0.2.1"), nic("efa", "rdmap0s6-rdm"),
+                               nic("efa", "rdmap0s6-rdm")};
+  std::vector<Texts> found = sets(offers);
+  ASSERT_GE(found.size(), 2u);
+  EXPECT_EQ(found[0],
+            (Texts{"efa on rdmap0s6-rdm", "efa on rdmap0s7-rdm", "efa on rdmap16s27-rdm"}));
+  EXPECT_EQ(found[1], (Texts{"efa on rdmap16s27-rdm"}));
+  EXPECT_EQ(found.back(), (Texts{"tcp on eth0 (192.0.2.1)"}));
+  EXPECT_EQ(sets(offers, "", 2)[0], (Texts{"efa on rdmap0s6-rdm", "efa on rdmap0s7-rdm"}));
+}
+
+TEST(RailSets, OnlyThoseWithinReach) {
+  Offer far = on_host("verbs;ofi_rxm", "eth1", "198.51.100.1");
+  Offer near = on_host("verbs;ofi_rxm", "eth2", "169.254.3.4");
+  far.domain = "mlx5_0";
+  near.domain = "mlx5_1";
+  EXPECT_EQ(sets({near, far})[0], (Texts{"verbs;ofi_rxm on mlx5_0 (198.51.100.1)"}));
+}
+
+TEST(RailSets, OneInterfaceWhereTheyAreOfTcp) {
+  std::vector<Offer> offers = {on_host("tcp", "eth0", "192.0.2.1"),
+                               on_host("tcp", "eth1", "192.0.2.2")};
+  EXPECT_EQ(sets(offers)[0], (Texts{"tcp on eth0 (192.0.2.1)"}));
+}
+
+TEST(RailSets, ListsAreOfOneProvider) {
+  std::vector<Offer> offers = {on_host("net", "eth0", "192.0.2.1"),
+                               on_host("tcp", "eth0", "192.0.2.1"),
+                               on_host("net", "eth1", "192.0.2.2")};
+  EXPECT_EQ(sets(offers, "eth0,192.0.2.2"),
+            (std::vector<Texts>{{"net on eth0 (192.0.2.1)", "net on eth1 (192.0.2.2)"}}));
+  EXPECT_EQ(sets(offers, "eth1,eth1")[0],
+            (Texts{"net on eth1 (192.0.2.2)", "net on eth1 (192.0.2.2)"}));
+  for (const char* list : {"eth0,eth2", "eth0,", ",eth0", "eth2"}) {
+    EXPECT_TRUE(sets(offers, list).empty()) << list;
+  }
+  EXPECT_TRUE(sets(offers, "eth0,eth1", 1).empty());
+}
+
 // ---- addresses
 
 std::vector<uint8_t> ipv4(const char* text, uint16_t port) {

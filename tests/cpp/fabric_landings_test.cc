@@ -203,6 +203,55 @@ TEST_P(Fabric, ReceiverThatDiesGivesTheSenderItsMemoryBack) {
   EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
 }
 
+// Providers that pin nothing keep registrations, no more than a bound, and no two landings share one.
+TEST_P(Fabric, RegistrationsAreFoundAgain) {
+  if (std::string(GetParam().transfer) == "tagged") {
+    GTEST_SKIP() << "needs no registration over these providers";
+  }
+  Node a = node(0), b = node(1);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  std::vector<std::byte> memory(6000), source(5000);
+  struct Count : Inflow {
+    void on_chunk(uint32_t) override { ++chunks; }
+    size_t chunks = 0;
+  } count;
+  auto open = [&](size_t offset) {
+    wire::Grant grant = {};
+    EXPECT_TRUE(b.endpoint->open_landing(to_a, memory.data() + offset, 5000, 5000, &count, &grant));
+    return grant;
+  };
+  auto fill = [&](const wire::Grant& grant) {
+    uint32_t pending = 0;
+    size_t before = count.chunks;
+    bool sent = false;
+    drive({&a, &b}, [&] {
+      sent = sent || a.endpoint->send_chunk(to_b, grant, 0, source.data(), 5000, &pending);
+      return sent && pending == 0 && count.chunks == before + 1;
+    });
+    b.endpoint->close_landing(grant.landing, true);
+  };
+  const Counters& counters = b.endpoint->counters();
+  wire::Grant first = open(0), second = open(0);
+  EXPECT_NE(first.keys[0], second.keys[0]);
+  EXPECT_EQ(counters.registrations, 2u);
+  fill(first);
+  wire::Grant third = open(0);
+  EXPECT_EQ(third.keys[0], first.keys[0]);
+  EXPECT_EQ(counters.registration_hits, 1u);
+  fill(third);
+  // The least recently used of the idle go.
+  for (size_t i = 1; i <= 300; ++i) fill(open(i));
+  EXPECT_EQ(counters.registrations, 302u);
+  fill(open(300));
+  EXPECT_EQ(counters.registration_hits, 2u);
+  fill(open(0));
+  EXPECT_EQ(counters.registrations, 303u);
+  // One that is closed too early is nobody else's any more, whatever its owner says.
+  wire::Grant early = open(0);
+  b.endpoint->close_landing(early.landing, true);
+  EXPECT_NE(open(0).keys[0], early.keys[0]);
+}
+
 TEST_P(Fabric, RefusesLandingsThatCantBe) {
   Node a = node(0), b = node(1);
   Peer to_a = introduce(b, a);

@@ -91,6 +91,32 @@ TEST_P(Fabric, AllToAll) {
   }
 }
 
+// More messages at once than the receiver has buffers for, of sizes around every limit that a provider
+// may have for its ways of sending.
+TEST_P(Fabric, FloodFromMany) {
+  const size_t sizes[] = {sizeof(Stamp), 88,   2000, 2048,  2049,  3000,  4096,
+                          4097,          8000, 9000, 16000, 16384, 16385, 40000};
+  Node to = node(100);
+  std::vector<Node> from;
+  for (uint32_t i = 0; i < 4; ++i) from.push_back(node(i));
+  std::vector<Node*> all = {&to};
+  for (Node& node : from) all.push_back(&node);
+  const size_t kEach = scaled(1000);
+  std::vector<Peer> peers;
+  for (Node& node : from) peers.push_back(introduce(node, to));
+  drive(all, [&] {
+    for (size_t i = 0; i < from.size(); ++i) {
+      while (from[i].sent[peers[i]] < kEach) {
+        size_t size = sizes[(from[i].sent[peers[i]] + i) % std::size(sizes)];
+        if (!from[i].send(peers[i], size, size <= kControlMessage)) break;
+      }
+      for (int turn = 0; turn < 3; ++turn) from[i].progress();
+    }
+    return to.inbox.messages == kEach * from.size();
+  });
+  EXPECT_EQ(to.endpoint->counters().receive_errors, 0u);
+}
+
 // The receiver does nothing for a while: what the sender may have under way stays bounded, and all
 // of it arrives once the receiver wakes up.
 TEST_P(Fabric, BackPressure) {

@@ -83,6 +83,34 @@ TEST(Wire, ReadsAtAnyAlignment) {
   }
 }
 
+TEST(Wire, GrantsThatCanBeFollowed) {
+  Grant good = {};
+  good.landing = kMaxLandings - 1;
+  good.bytes = 1000;
+  good.chunk_bytes = 300;
+  EXPECT_TRUE(check(good, 1000));
+  EXPECT_FALSE(check(good, 999));
+  auto edited = [&](auto&& edit) {
+    Grant grant = good;
+    edit(grant);
+    return check(grant, grant.bytes);
+  };
+  EXPECT_FALSE(edited([](Grant& g) { g.landing = kMaxLandings; }));
+  EXPECT_FALSE(edited([](Grant& g) { g.chunk_bytes = 0; }));
+  EXPECT_FALSE(edited([](Grant& g) { g.bytes = 0; }));
+  EXPECT_TRUE(edited([](Grant& g) { g.bytes = g.chunk_bytes * uint64_t{kMaxChunks}; }));
+  EXPECT_FALSE(edited([](Grant& g) { g.bytes = g.chunk_bytes * uint64_t{kMaxChunks} + 1; }));
+}
+
+TEST(Wire, ImmediateDataHoldsLandingAndChunk) {
+  for (uint32_t landing : {0u, 1u, kMaxLandings - 1}) {
+    for (uint32_t chunk : {0u, 1u, kMaxChunks - 1}) {
+      EXPECT_EQ(landing_of(immediate(landing, chunk)), landing);
+      EXPECT_EQ(chunk_of(immediate(landing, chunk)), chunk);
+    }
+  }
+}
+
 // What is accepted must be what the receiver may rely on, whatever the bytes.
 TEST(Wire, RandomBytes) {
   std::mt19937_64 random(20240607);
