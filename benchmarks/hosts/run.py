@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -45,7 +46,11 @@ class Sheet:
         self.old = record.read(args.resume) if args.resume and args.resume.exists() else []
         self.new: list[Row] = []
         self.machine, self.versions = record.machine(), record.versions()
-        self.commit = record.source_version(ROOT)
+        self.commits = {"smddp": record.source_version(ROOT)}
+        package = importlib.util.find_spec("deepspeed_smddp")  # what the torch processes import
+        if package is not None and package.origin is not None:
+            tree = Path(package.origin).resolve().parents[1]
+            self.commits["smddp-torch"] = record.source_version(tree)
         self.rate = str(args.rate)
         self.settings = (args.hosts, args.ranks_per_host, args.rate, args.nics)
 
@@ -56,8 +61,7 @@ class Sheet:
     def add(self, rows: list[Row], ceiling: float) -> None:
         for row in rows:
             row.machine, row.versions, row.rate = self.machine, self.versions, self.rate
-            if row.competitor.startswith("smddp"):
-                row.version = self.commit
+            row.version = self.commits.get(row.competitor, row.version)
             row.of_ceiling = row.utilisation / ceiling
         self.new += rows
         self.save()
@@ -110,7 +114,8 @@ def play(args: argparse.Namespace, ground: Field, sheet: Sheet, console: Console
     ]
     wanted = {name for _, names in todo for name in names}
     first = ceiling(ground.bed)
-    console.print(f"{sheet.machine}; {sheet.versions}; smddp {sheet.commit}")
+    ours = ", ".join(f"{name} {commit}" for name, commit in sheet.commits.items())
+    console.print(f"{sheet.machine}; {sheet.versions}; {ours}")
     console.print(
         f"{args.hosts} hosts x {args.ranks_per_host} ranks, {args.nics} x {args.rate}; "
         f"bulk TCP both ways at once: {100 * first.utilisation:.1f} % of the rate"
