@@ -36,7 +36,8 @@ class AllGather final : public Round {
   }
 
   bool progress(bool may_push) override {
-    bool moved = send();
+    bool moved = widen();
+    moved |= send();
     moved |= copy_own();
     while (may_push && !pushed_ && push_one()) moved = true;
     for (int i = 0; i < group_.local_peers(); ++i) {

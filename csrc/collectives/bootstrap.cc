@@ -100,6 +100,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store
   group->shape_ = {ranks, group->topology_.nodes(), false, pattern::equal_nodes(group->topology_),
                    curve.value()};
   group->algorithm_ = algorithm.value();
+  group->window_ = Window(window_bytes(group->shape_));
   group->rails_.resize(static_cast<size_t>(ranks));
   // What all ranks conclude alike comes first: nobody then looks for a neighbour that gave up.
   if (Status known = group->learn_fabric(store, cards); !known) return known;

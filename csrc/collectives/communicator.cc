@@ -313,7 +313,7 @@ void Communicator::dispatch(Round& round, const wire::Header& h, const std::byte
     wire::Grant grant;
     bool granted = h.bytes == sizeof grant;
     if (granted) std::memcpy(&grant, payload, sizeof grant);
-    taken = round.on_ready(source, granted ? &grant : nullptr);
+    taken = round.on_ready(source, h.offset, granted ? &grant : nullptr);
   } else {
     taken = round.on_data(h, payload);
   }
@@ -386,8 +386,10 @@ void Communicator::post(fabric::SendBuffer* buffer, const wire::Header& header) 
   endpoint_->post(buffer, sizeof header + header.bytes);
 }
 
-void Communicator::send_ready(const Round& round, Rank to, const wire::Grant* grant) {
+void Communicator::send_ready(const Round& round, Rank to, uint64_t allowed,
+                              const wire::Grant* grant) {
   Ready ready{to, header(wire::Type::kReady, round.seq(), round.operation().signature_), {}};
+  ready.header.offset = allowed;
   if (grant != nullptr) {
     ready.grant = *grant;
     ready.header.bytes = sizeof *grant;

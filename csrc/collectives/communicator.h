@@ -65,9 +65,11 @@ class Communicator : private Progressable {
   fabric::Endpoint& endpoint() { return *endpoint_; }
   fabric::Peer peer(Rank rank) const { return peer_of_[static_cast<size_t>(rank)]; }
   StagingPool& staging() { return engine_.staging(); }
-  // Tells `to` that this rank has started `round` and can take its data, with `grant` where its
-  // memory is open for it.
-  void send_ready(const Round& round, Rank to, const wire::Grant* grant);
+  // Tells `to` that this rank has started `round` and takes `allowed` bytes of its flow, with `grant`
+  // where its memory is open for it.
+  void send_ready(const Round& round, Rank to, uint64_t allowed, const wire::Grant* grant);
+  Window& window() { return window_; }
+  bool is_oldest(const Round& round) const { return active_.front().get() == &round; }
   // True where `to` has started round `seq`, or has room for `bytes` bytes of a round that it may not
   // have started: those are then taken off its room until it is heard to have started the round.
   bool may_send_early(Rank to, uint64_t seq, size_t bytes);
@@ -135,6 +137,8 @@ class Communicator : private Progressable {
   fabric::Endpoint* endpoint_ = nullptr;
   std::vector<Rank> rail_;             // ranks this one exchanges messages with
   std::vector<fabric::Peer> peer_of_;  // by rank; valid for those in rail_
+
+  Window window_;
 
   // What a rail peer is known to have started, and what went to it before that was known.
   struct Rail {

@@ -10,6 +10,7 @@ bool Coverage::add(uint64_t offset, uint64_t bytes) {
   auto next = std::lower_bound(ahead_.begin(), ahead_.end(), std::pair(size_t{offset}, size_t{0}));
   if (next != ahead_.end() && next->first < end) return false;
   if (next != ahead_.begin() && std::prev(next)->second > offset) return false;
+  total_ += bytes;
   if (offset == prefix_) {
     prefix_ = end;
     auto reached = ahead_.begin();

@@ -1,9 +1,11 @@
 // The two ends of a flow: the bytes that one rank sends another over the fabric in one round.
 //
 // A flow of at most kEagerBytes goes out at once, as messages, as far as the sender's credit
-// reaches: the receiver keeps what comes before it has started the round. A larger one waits for
-// the receiver's READY. A READY may carry a grant: then the bytes go as chunks straight into the
-// receiver's memory; without one they go as messages. Nothing rests on the order of arrival.
+// reaches: the receiver keeps what comes before it has started the round. Of a larger one the sender
+// may send as much as the receiver's READYs have allowed so far: so a receiver bounds what is under
+// way to it from all sides, and no switch has to drop it. A READY may carry a grant: then the bytes
+// go as chunks straight into the receiver's memory; without one they go as messages. Nothing rests
+// on the order of arrival.
 #pragma once
 
 #include <algorithm>
@@ -26,12 +28,34 @@ class Coverage {
   // False, and nothing changed, where a byte lies outside or was there already.
   bool add(uint64_t offset, uint64_t bytes);
   size_t prefix() const { return prefix_; }  // bytes from the start without a gap
+  size_t total() const { return total_; }
   bool complete() const { return prefix_ == bytes_; }
 
  private:
   size_t bytes_;
   size_t prefix_ = 0;
+  size_t total_ = 0;
   std::vector<std::pair<size_t, size_t>> ahead_;  // [first, end), sorted, apart from each other
+};
+
+// Bytes that may be under way to a rank of a group from all sides: what its senders were allowed and
+// what has not arrived. As much as a port of a switch keeps, it never drops.
+class Window {
+ public:
+  Window() = default;
+  explicit Window(size_t bytes) : bytes_(bytes) {}
+  size_t bytes() const { return bytes_; }
+  // False, and nothing opened, where that is too much and not `urgent`.
+  bool open(size_t bytes, bool urgent) {
+    if (!urgent && under_way_ + bytes > bytes_) return false;
+    under_way_ += bytes;
+    return true;
+  }
+  void close(size_t bytes) { under_way_ -= bytes; }
+
+ private:
+  size_t bytes_ = 0;
+  size_t under_way_ = 0;
 };
 
 // The shards of a flow, end to end.
@@ -83,6 +107,8 @@ class Inlet final : public fabric::Inflow {
   std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
   wire::Grant grant{};
   bool granted = false;  // a landing is open
+  size_t allowed = 0;    // bytes of the run that the sender may send
+  size_t counted = 0;    // of those, arrived as far as the group's window knows
 };
 
 // The sender's end.
@@ -90,7 +116,8 @@ struct Outlet {
   Rank target;
   Stream stream;
   const std::byte* memory = nullptr;  // where the run lies end to end, if it does
-  bool cleared = false;               // may send
+  bool cleared = false;               // the target has started the round, or has room for all of it
+  size_t allowed = 0;                 // bytes of the run that it takes by now
   bool granted = false;
   wire::Grant grant{};
   size_t sent = 0;

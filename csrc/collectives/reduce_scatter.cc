@@ -77,7 +77,7 @@ class ReduceScatter final : public Round {
   }
 
   bool progress(bool may_push) override {
-    bool moved = false;
+    bool moved = widen();
     while (may_push && !pushed_ && push_one()) moved = true;
     while (!alone_ && sum_one()) moved = true;
     for (Share& share : shares_) moved |= combine(share);

@@ -26,40 +26,74 @@ void Round::open_flows(bool sends_at_once) {
                                [&](const Outlet& o) { return o.target == inlet.source; });
       if (back != outlets_.end() && back->eager() && clear_early(*back)) continue;
     }
-    say_ready(inlet);
+    grant(inlet);
+    widen(inlet, true);
   }
 }
 
-void Round::say_ready(Inlet& inlet) {
-  if (!inlet.granted && !inlet.eager() && inlet.memory != nullptr) {
-    fabric::Endpoint& endpoint = group_.endpoint();
-    size_t chunk = std::min(operation_->plan().chunk_bytes, payload_of(endpoint.max_message()));
-    inlet.granted = endpoint.open_landing(group_.peer(inlet.source), inlet.memory,
-                                          inlet.stream.bytes(), chunk, &inlet, &inlet.grant);
+void Round::grant(Inlet& inlet) {
+  if (inlet.eager() || inlet.memory == nullptr) return;
+  fabric::Endpoint& endpoint = group_.endpoint();
+  size_t chunk = std::min(operation_->plan().chunk_bytes, payload_of(endpoint.max_message()));
+  inlet.granted = endpoint.open_landing(group_.peer(inlet.source), inlet.memory,
+                                        inlet.stream.bytes(), chunk, &inlet, &inlet.grant);
+}
+
+bool Round::widen() {
+  bool moved = false;
+  for (Inlet& inlet : inlets_) {
+    if (inlet.eager()) continue;
+    size_t arrived = inlet.coverage.total();
+    group_.window().close(arrived - inlet.counted);
+    inlet.counted = arrived;
+    if (inlet.allowed < inlet.stream.bytes()) moved |= widen(inlet, false);
   }
-  group_.send_ready(*this, inlet.source, inlet.granted ? &inlet.grant : nullptr);
+  return moved;
+}
+
+// Each of the round's senders has an equal part of the window; the oldest round has it in any case, so
+// that something always moves. A step of less than a quarter of a part is not worth a message.
+bool Round::widen(Inlet& inlet, bool first) {
+  size_t before = inlet.allowed, bytes = inlet.stream.bytes();
+  if (inlet.eager()) {
+    inlet.allowed = bytes;
+  } else {
+    size_t chunk = inlet.granted ? inlet.grant.chunk_bytes : operation_->plan().chunk_bytes;
+    size_t part = std::max(chunk, group_.window().bytes() / inlets_.size() / chunk * chunk);
+    size_t wanted = std::min(bytes, (inlet.coverage.total() + part) / chunk * chunk);
+    if (wanted < before + std::max(chunk, part / 4) && wanted < bytes) wanted = before;
+    if (wanted > before && group_.window().open(wanted - before, group_.is_oldest(*this)))
+      inlet.allowed = wanted;
+  }
+  if (!first && inlet.allowed == before) return false;
+  group_.send_ready(*this, inlet.source, inlet.allowed, inlet.granted ? &inlet.grant : nullptr);
+  return true;
 }
 
 void Round::remind() {
   for (Inlet& inlet : inlets_) {
     if (!inlet.coverage.complete())
-      group_.send_ready(*this, inlet.source, inlet.granted ? &inlet.grant : nullptr);
+      group_.send_ready(*this, inlet.source, inlet.allowed, inlet.granted ? &inlet.grant : nullptr);
   }
 }
 
-Status Round::on_ready(Rank source, const wire::Grant* grant) {
+Status Round::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) {
   for (Outlet& outlet : outlets_) {
-    if (outlet.target != source || outlet.cleared) continue;
-    if (grant != nullptr && !outlet.granted) {
-      if (grant->bytes != outlet.stream.bytes() || grant->chunk_bytes == 0 ||
-          grant->chunk_bytes > payload_of(group_.endpoint().max_message())) {
-        return {Code::kMismatch,
-                group_.describe(source) + " opened its memory for another flow than this rank's"};
-      }
+    if (outlet.target != source) continue;
+    size_t bytes = outlet.stream.bytes();
+    bool fits = allowed <= bytes;
+    if (grant != nullptr && !outlet.granted && outlet.sent == 0) {
+      fits = fits && grant->bytes == bytes && grant->chunk_bytes > 0 &&
+             grant->chunk_bytes <= payload_of(group_.endpoint().max_message());
       outlet.granted = true;
       outlet.grant = *grant;
     }
+    if (!fits) {
+      return {Code::kMismatch,
+              group_.describe(source) + " is ready for another flow than this rank's"};
+    }
     outlet.cleared = true;
+    outlet.allowed = std::max<size_t>(outlet.allowed, outlet.eager() ? bytes : allowed);
   }
   return {};
 }
@@ -108,6 +142,7 @@ void Round::close_flows() {
 bool Round::clear_early(Outlet& outlet) {
   if (!outlet.cleared && outlet.eager()) {
     outlet.cleared = group_.may_send_early(outlet.target, seq_, outlet.stream.bytes());
+    if (outlet.cleared) outlet.allowed = outlet.stream.bytes();
   }
   return outlet.cleared;
 }

@@ -41,7 +41,7 @@ class Round {
   // Tells again the remote ranks whose data is still to come that this round has started.
   void remind();
   // Messages whose key, seq and signature the group has checked. An error ends the group.
-  Status on_ready(Rank source, const wire::Grant* grant);
+  Status on_ready(Rank source, uint64_t allowed, const wire::Grant* grant);
   Status on_data(const wire::Header& header, const std::byte* payload);
   // Once complete: the peers may no longer write here.
   void close_flows();
@@ -69,6 +69,8 @@ class Round {
   // --- flows; start() makes them, then opens them.
   // `sends_at_once`: what goes out is there already, so that it says what READY would say.
   void open_flows(bool sends_at_once);
+  // Lets the senders send more, as far as the group's window reaches. True if it did.
+  bool widen();
   // Puts a message's bytes where they belong; `offset` is into the inlet's run.
   virtual void place(const Inlet& inlet, size_t offset, const std::byte* payload, size_t bytes) = 0;
   // Sends one message or chunk of what lies before `available` of the run. fill(offset, to, bytes)
@@ -94,13 +96,15 @@ class Round {
   void post(const Outlet& outlet, fabric::SendBuffer* buffer, size_t bytes);
   bool send_memory(Outlet& outlet, size_t bytes);
   size_t step_of(const Outlet& outlet) const;
-  void say_ready(Inlet& inlet);
+  void grant(Inlet& inlet);
+  bool widen(Inlet& inlet, bool first);
 };
 
 template <class Fill>
 bool Round::send_one(Outlet& outlet, size_t available, Fill&& fill) {
-  size_t bytes = std::min(step_of(outlet), outlet.stream.bytes() - outlet.sent);
-  if (bytes == 0 || available < outlet.sent + bytes || !clear_early(outlet)) return false;
+  if (outlet.sent == outlet.stream.bytes() || !clear_early(outlet)) return false;
+  size_t bytes = std::min(step_of(outlet), outlet.allowed - outlet.sent);
+  if (bytes == 0 || available < outlet.sent + bytes) return false;
   if (outlet.granted && outlet.memory != nullptr) {
     if (!send_memory(outlet, bytes)) return false;
   } else {

@@ -104,6 +104,14 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
           round_bytes, choose_chunk(round_bytes, shape.curve)};
 }
 
+// A millisecond of the NIC, at least 1 MiB, the least that a port of a common switch keeps, shared by
+// the host's ranks; not less than what covers a rank's turn to wait for a processor.
+size_t window_bytes(const Shape& shape) {
+  auto host = std::max<size_t>(1 << 20, static_cast<size_t>(shape.curve.bytes_per_ns * 1e6));
+  size_t ranks = static_cast<size_t>(std::max(1, shape.ranks / std::max(1, shape.nodes)));
+  return std::max<size_t>(256 << 10, host / ranks);
+}
+
 bool read_directly(size_t round_bytes, const Shape& shape) {
   return shape.single_copy && round_bytes > kDirectAbove;
 }

@@ -61,6 +61,9 @@ Result<Curve> parse_curve(const std::string& text);
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 
+// Bytes that may be under way to one rank from all sides.
+size_t window_bytes(const Shape& shape);
+
 // Within a node: true where a round is read straight from the peers' memory instead of through
 // slots.
 bool read_directly(size_t round_bytes, const Shape& shape);

@@ -1,0 +1,147 @@
+"""Collectives between emulated hosts: what crosses the cables, and what happens when one is pulled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.testbed import Testbed, start_ranks
+
+MAKE = Callable[..., Testbed]
+PROGRAM = Path(__file__).parent / "between_hosts_rank.py"
+RATE = "1gbit"
+
+
+class Ranks:
+    """Ranks of one program on the hosts of a testbed, driven line by line."""
+
+    def __init__(self, bed: Testbed, per_host: int, cwd: Path, **env: str) -> None:
+        pipe = subprocess.PIPE
+        env = {"SMDDP_TIMEOUT_SECONDS": "60", **env}
+        self.ranks = start_ranks(
+            bed,
+            [sys.executable, str(PROGRAM)],
+            per_host,
+            env,
+            cwd=cwd,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        for rank in range(len(self.ranks)):
+            assert self.answer(rank) == "ready"
+
+    def tell(self, *command: Any, ranks: list[int] | None = None) -> None:
+        for rank in range(len(self.ranks)) if ranks is None else ranks:
+            stdin = self.ranks[rank].stdin
+            assert stdin is not None
+            stdin.write(json.dumps(command) + "\n")
+            stdin.flush()
+
+    def answer(self, rank: int) -> Any:
+        stdout = self.ranks[rank].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        if not line:
+            _, errors = self.ranks[rank].communicate(timeout=30)
+            pytest.fail(f"rank {rank} ended: {errors}")
+        return json.loads(line)
+
+    def all(self, *command: Any) -> list[Any]:
+        self.tell(*command)
+        return [self.answer(rank) for rank in range(len(self.ranks))]
+
+    def end(self) -> None:
+        self.tell("end")
+        for process in self.ranks:
+            _, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, errors
+
+
+def crossed(bed: Testbed, host: int) -> tuple[int, int]:
+    """Bytes that the host's NICs have sent and received."""
+    counters = bed.counters(host)
+    return sum(nic["tx_bytes"] for nic in counters), sum(nic["rx_bytes"] for nic in counters)
+
+
+@pytest.mark.testbed
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 1), (4, 1), (2, 2)])
+def test_little_more_than_the_lower_bound_crosses(
+    testbed: MAKE, tmp_path: Path, hosts: int, per_host: int
+) -> None:
+    bed = testbed(hosts=hosts, rate=RATE)
+    ranks = Ranks(bed, per_host, tmp_path)
+    ranks.all("run", "all_gather", 4096, 1)  # connects
+    size, times = 16 << 20, 3
+    for op, factor in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
+        before = [crossed(bed, host) for host in range(hosts)]
+        assert ranks.all("run", op, size, times) == ["right"] * (hosts * per_host)
+        bound = factor * times * size * (hosts - 1) / hosts
+        for host in range(hosts):
+            for early, late in zip(before[host], crossed(bed, host), strict=True):
+                assert bound <= late - early <= 1.06 * bound, (op, host, (late - early) / bound)
+    ranks.end()
+
+
+@pytest.mark.testbed
+def test_two_nics_share_the_bytes(testbed: MAKE, tmp_path: Path) -> None:
+    bed = testbed(hosts=2, rate="500mbit", nics=2)
+    ranks = Ranks(bed, 1, tmp_path)
+    before = bed.counters(0)
+    for op in ("all_gather", "reduce_scatter", "all_reduce"):
+        assert ranks.all("run", op, 16 << 20, 2) == ["right"] * 2
+    sent = [late["tx_bytes"] - early["tx_bytes"] for early, late in zip(before, bed.counters(0))]
+    assert min(sent) > 0.4 * sum(sent), sent
+    ranks.end()
+
+
+@pytest.mark.testbed
+@pytest.mark.parametrize("nics", [1, 2])
+def test_a_pulled_cable_ends_in_an_error_that_names_the_peer_or_in_the_right_result(
+    testbed: MAKE, tmp_path: Path, nics: int
+) -> None:
+    bed = testbed(hosts=2, rate="100mbit", nics=nics)
+    ranks = Ranks(bed, 2, tmp_path, SMDDP_TIMEOUT_SECONDS="5")
+    ranks.all("run", "all_gather", 1 << 20, 1)
+    ranks.tell("run", "all_gather", 32 << 20, 1)
+    time.sleep(0.5)  # it takes more than 1.3 s at that rate
+    bed.cut(1, nics - 1)
+    begun = time.monotonic()
+    for rank in range(4):
+        answer = ranks.answer(rank)
+        if answer == "right":
+            assert nics == 2
+            continue
+        assert "all_gather" in answer
+        # The ranks of the same host may be the ones that say it first.
+        assert "host" in answer, answer
+        assert "rank" in answer, answer
+    assert time.monotonic() - begun < 30
+    for process in ranks.ranks:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.testbed
+def test_a_slow_host_slows_only_those_that_wait_for_it(testbed: MAKE, tmp_path: Path) -> None:
+    bed = testbed(hosts=3, rate="1gbit")
+    ranks = Ranks(bed, 1, tmp_path)
+    ranks.all("pair")  # a group of ranks 0 and 1
+    ranks.all("run", "all_gather", 4096, 1)
+    bed.set_rate(2, 0, "1mbit")
+    ranks.tell("start", "all_gather", 3 << 20)  # all three; about 8 s at that rate
+    ranks.tell("run_pair", "all_gather", 1 << 20, 20, ranks=[0, 1])
+    for rank in (0, 1):
+        answer, world_done = ranks.answer(rank)
+        assert answer == "right"
+        assert not world_done  # the slow one is still under way
+    bed.set_rate(2, 0, "1gbit")
+    assert ranks.all("finish") == ["right"] * 3
+    ranks.end()
