@@ -168,7 +168,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FABRIC_INTERFACE",
         "",
-        "network interfaces (libfabric domains or IP addresses) to use, with commas",
+        "libfabric domains or IP addresses to use, with commas",
         in_core=True,
     ),
     Variable(

@@ -12,8 +12,7 @@ namespace smddp::env {
   X(HOST_ID, "", "identity of this host; ranks with equal identity share memory")                \
   X(LIBFABRIC, "", "path of the libfabric shared object to open")                                \
   X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                  \
-  X(FABRIC_INTERFACE, "",                                                                        \
-    "network interfaces (libfabric domains or IP addresses) to use, with commas")                \
+  X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, with commas")               \
   X(FABRIC_TRANSFER, "", "how large data travels: writes, tagged or messages")                   \
   X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                         \
   X(SINGLE_COPY, "1", "0: never read a peer's memory directly, copy through the shared segment") \
