@@ -168,7 +168,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FABRIC_INTERFACE",
         "",
-        "network interfaces (libfabric domains or IP addresses) to use, with commas",
+        "libfabric domains or IP addresses to use, with commas",
         in_core=True,
     ),
     Variable(
@@ -180,7 +180,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FABRIC_CURVE",
         "20,4,1.25",
-        "the network that algorithm auto reckons with: latency us, processor us per message, GB/s of a host",
+        "for the selector: latency us, processor us per message, GB/s of a host",
         in_core=True,
     ),
     Variable(

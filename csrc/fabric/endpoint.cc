@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <tuple>
 
 #include "common/env.h"
 #include "common/log.h"
@@ -103,6 +104,17 @@ Status RailSet::open_wait_fd() {
     }
   }
   return Status();
+}
+
+RailSet::~RailSet() {
+  for (std::unique_ptr<Rail>& rail : rails_) {
+    if (rail->withdraw()) continue;
+    log(LogLevel::kInfo, "fabric: " + rail->text() + " is left open: a peer stopped in a message");
+    (void)rail.release();
+    // What libfabric may still look at stays with it.
+    new auto(std::tuple(std::move(slab_), std::move(sends_), std::move(chunk_sends_),
+                        std::move(chunk_receives_)));
+  }
 }
 
 Status RailSet::cut_sends() {

@@ -3,8 +3,18 @@
 
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
+#include <sched.h>
+
+#include <array>
+
+#include "common/clock.h"
 
 namespace smddp::fabric {
+namespace {
+
+constexpr uint64_t kWithdrawNs = 200'000'000;
+
+}  // namespace
 
 ssize_t Rail::send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes) {
   slot->rail = index_;
@@ -34,7 +44,10 @@ void Rail::repost(ReceiveSlot* slot) {
   void* descriptor = receives_mr_ ? ::fi_mr_desc(receives_mr_.get()) : nullptr;
   ssize_t rc =
       ::fi_recv(ep_.get(), slot->data, max_message_, descriptor, FI_ADDR_UNSPEC, &slot->context);
-  if (rc == 0) return;
+  if (rc == 0) {
+    ++posted_receives_;
+    return;
+  }
   unposted_.push_back(slot);
   if (rc != -FI_EAGAIN && broken_.ok()) {
     broken_ = Status(Code::kUnavailable,
@@ -70,6 +83,8 @@ Result<size_t> Rail::poll(std::span<Event, kBatch> events) {
     } else {
       events[i] = {Event::kDone, slot, entry.len, 0};
     }
+    Slot* done = events[i].slot;
+    if (done != nullptr && done->operation == Operation::kReceive) --posted_receives_;
   }
   return static_cast<size_t>(n);
 }
@@ -83,6 +98,7 @@ Result<size_t> Rail::read_error(Event* event) {
                                        " (" + text_ + ")");
   }
   *event = {Event::kFailed, Slot::of(entry.op_context), 0, 0};
+  if (event->slot != nullptr && event->slot->operation == Operation::kReceive) --posted_receives_;
   error_ = library_.error_text(entry.err);
   char text[256] = {};
   const char* detail =
@@ -91,6 +107,18 @@ Result<size_t> Rail::read_error(Event* event) {
     error_ += std::string(", ") + detail;
   }
   return size_t{1};
+}
+
+bool Rail::withdraw() {
+  if (!loses_wakeups_) return true;  // is no ofi_rxm
+  for (ReceiveSlot& slot : receives_) (void)::fi_cancel(&ep_->fid, &slot.context);
+  for (uint64_t until = now_ns() + kWithdrawNs; posted_receives_ > 0 && now_ns() < until;) {
+    std::array<Event, kBatch> events;
+    Result<size_t> reaped = poll(events);
+    if (!reaped) return false;
+    if (reaped.value() == 0) sched_yield();
+  }
+  return posted_receives_ == 0;
 }
 
 bool Rail::may_sleep() {

@@ -56,6 +56,11 @@ class Rail {
   ssize_t receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* descriptor, uint64_t tag);
   void* sends_descriptor() const { return sends_mr_ ? ::fi_mr_desc(sends_mr_.get()) : nullptr; }
 
+  // Takes the receives back, so that the rail may be closed: ofi_rxm crashes (1.17) when it closes while
+  // it fetches a large message. False: one is still being fetched, from a peer that has stopped; the
+  // rail must be left alone for the rest of the process.
+  bool withdraw();
+
   // Gives a receive's buffer back to the provider.
   void repost(ReceiveSlot* slot);
   // Tries again what repost() could not do. An error here or in poll() is the rail's end.
@@ -100,6 +105,7 @@ class Rail {
   int wait_fd_ = -1;
   bool emulates_writes_ = false;
   bool loses_wakeups_ = false;
+  size_t posted_receives_ = 0;
   std::vector<ReceiveSlot*> unposted_;
   std::string error_;
   Status broken_;

@@ -24,6 +24,8 @@ class RailSet final : public Endpoint {
   static Result<std::unique_ptr<RailSet>> open(const Library& library, const RailChoices& choices,
                                                const std::string& transfer, fi_wait_obj wait);
 
+  ~RailSet() override;
+
   const std::vector<uint8_t>& address() const override { return address_; }
   const std::string& description() const override { return description_; }
   size_t max_message() const override { return max_message_; }

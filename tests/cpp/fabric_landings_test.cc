@@ -7,11 +7,11 @@
 namespace smddp::fabric {
 namespace {
 
+// Not tagged over "net": under load it stalls now and then.
 INSTANTIATE_TEST_SUITE_P(Providers, Fabric,
                          testing::Values(Way{"tcp", "writes"}, Way{"tcp", "tagged"},
                                          Way{"tcp;ofi_rxm", "writes"}, Way{"tcp;ofi_rxm", "tagged"},
-                                         Way{"net", "writes"}, Way{"net", "tagged"},
-                                         Way{"udp;ofi_rxd", "writes"},
+                                         Way{"net", "writes"}, Way{"udp;ofi_rxd", "writes"},
                                          Way{"udp;ofi_rxd", "tagged"}),
                          name_of_param);
 
