@@ -64,7 +64,8 @@ class Crew:
         return process
 
     def wait_until_ready(self, timeout: float) -> None:
-        self.version = str(self._collect(timeout)[0].get("version", ""))
+        told = str(self._collect(timeout)[0].get("version", ""))
+        self.version = " ".join(told.replace("Version:", "").split())
 
     def ask(self, command: str, timeout: float) -> list[dict[str, Any]]:
         """Gives every rank the command and returns all answers."""

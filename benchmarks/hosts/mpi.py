@@ -35,6 +35,14 @@ def enter_script(field: Field) -> Path:
     return path
 
 
+TUNABLE = ("MPIR_CVAR_", "I_MPI_", "CCL_", "UCX_", "FI_", "OMPI_MCA_")
+
+
+def unless_told(env: dict[str, str]) -> dict[str, str]:
+    """Leaves out the settings of the libraries that the caller's environment has otherwise."""
+    return {k: v for k, v in env.items() if not (k.startswith(TUNABLE) and k in os.environ)}
+
+
 class Peer(Competitor):
     folder = ""  # below that of all peers
     program = "mpi_collectives"
@@ -60,7 +68,7 @@ class Peer(Competitor):
 class MpiProgram(Peer):
     def launch(self, field: Field, crew: Crew) -> None:
         program = [str(self.home(field) / self.program), str(crew.folder)]
-        env = {"OMP_NUM_THREADS": "1"} | self.environment(field)
+        env = {"OMP_NUM_THREADS": "1"} | unless_told(self.environment(field))
         crew.launch(field.hosts[0], self.launcher(field) + program, env, "launcher")
 
     @abstractmethod
@@ -129,6 +137,9 @@ class IntelMpi(MpiProgram):
             env["FI_TCP_IFACE"] = self.interfaces(field)
         else:
             env["I_MPI_MULTIRAIL"] = "1"
+        if field.ranks_per_host > 1:
+            # A ring crosses the network once for large parts; its own choice sends every rank's.
+            env["I_MPI_ADJUST_ALLGATHER"] = "3:65536-2147483647"
         if self.oversubscribed(field):
             env["I_MPI_WAIT_MODE"] = "1"  # waiting ranks block
         return env
@@ -191,7 +202,7 @@ class OneCcl(Peer):
                 "CCL_WORKER_OFFLOAD": "0",
                 "CCL_YIELD": "sched_yield",
             }
-            crew.launch(field.host_of(rank), argv, env, f"rank{rank}")
+            crew.launch(field.host_of(rank), argv, unless_told(env), f"rank{rank}")
 
 
 def peer(name: str) -> Competitor:
