@@ -9,6 +9,7 @@ namespace {
 using intranode::Piece;
 
 constexpr size_t kDirectPiece = 1 << 20;
+
 constexpr size_t kCopyStep = 256 << 10;
 
 class AllGather final : public Round {
@@ -126,7 +127,7 @@ class AllGather final : public Round {
     for (const pattern::Flow& flow : flows.in) {
       Stream stream = stream_of(flow);
       if (stream.bytes() == 0) continue;
-      Inlet& inlet = inlets_.emplace_back(flow.peer, std::move(stream));
+      Inlet& inlet = inlets_.emplace_back(flow.peer, flow.step, std::move(stream));
       inlet.memory = memory_of(inlet.stream);
     }
     for (const pattern::Flow& flow : flows.out) {
@@ -134,6 +135,7 @@ class AllGather final : public Round {
       if (stream.bytes() == 0) continue;
       Outlet& outlet = outlets_.emplace_back();
       outlet.target = flow.peer;
+      outlet.step = flow.step;
       outlet.memory = memory_of(stream);
       outlet.stream = std::move(stream);
     }
@@ -186,21 +188,15 @@ class AllGather final : public Round {
     });
   }
 
-  // One message to each in turn, so that no rail waits for another's last byte.
   bool send() {
-    bool moved = false, again = true;
-    while (again) {
-      again = false;
-      for (Outlet& outlet : outlets_) {
-        again |=
-            send_one(outlet, sendable(outlet), [&](size_t offset, std::byte* to, size_t bytes) {
-              outlet.stream.for_each(offset, bytes,
-                                     [&](Rank shard, size_t at, size_t n, size_t from) {
-                                       read(shard, at, to + from, n);
-                                     });
-            });
-      }
-      moved |= again;
+    bool moved = false;
+    for (Outlet& outlet : outlets_) {
+      auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
+        outlet.stream.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
+          read(shard, at, to + from, n);
+        });
+      };
+      while (send_one(outlet, sendable(outlet), fill)) moved = true;
     }
     return moved;
   }

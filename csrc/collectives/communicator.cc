@@ -293,6 +293,24 @@ void Communicator::on_message(const wire::Header& h, const std::byte* data) {
   }  // else that round is over: it had nothing to send
 }
 
+bool Communicator::rails_are_free(const Round& round) const {
+  for (const auto& earlier : active_) {
+    if (earlier.get() == &round) return true;
+    if (earlier->holds_rails()) return false;
+  }
+  return true;
+}
+
+bool Communicator::rails_soon_free(const Round& round) const {
+  int held = 0;
+  for (const auto& earlier : active_) {
+    if (earlier.get() == &round) return true;
+    if (!earlier->holds_rails()) continue;
+    if (++held > 1 || !earlier->in_last_step()) return false;
+  }
+  return true;
+}
+
 Round* Communicator::active(uint64_t seq) {
   for (auto& round : active_) {
     if (round->seq() == seq) return round.get();

@@ -69,6 +69,10 @@ class Communicator : private Progressable {
   // where its memory is open for it.
   void send_ready(const Round& round, Rank to, uint64_t allowed, const wire::Grant* grant);
   Window& window() { return window_; }
+  // True where no earlier round that keeps step still has data to come.
+  bool rails_are_free(const Round& round) const;
+  // True where those have no further step to come.
+  bool rails_soon_free(const Round& round) const;
   bool is_oldest(const Round& round) const { return active_.front().get() == &round; }
   // True where `to` has started round `seq`, or has room for `bytes` bytes of a round that it may not
   // have started: those are then taken off its room until it is heard to have started the round.

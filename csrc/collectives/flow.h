@@ -45,12 +45,8 @@ class Window {
   Window() = default;
   explicit Window(size_t bytes) : bytes_(bytes) {}
   size_t bytes() const { return bytes_; }
-  // False, and nothing opened, where that is too much and not `urgent`.
-  bool open(size_t bytes, bool urgent) {
-    if (!urgent && under_way_ + bytes > bytes_) return false;
-    under_way_ += bytes;
-    return true;
-  }
+  size_t room() const { return under_way_ < bytes_ ? bytes_ - under_way_ : 0; }
+  void open(size_t bytes) { under_way_ += bytes; }
   void close(size_t bytes) { under_way_ -= bytes; }
 
  private:
@@ -92,7 +88,8 @@ class Stream {
 // The receiver's end.
 class Inlet final : public fabric::Inflow {
  public:
-  Inlet(Rank from, Stream run) : source(from), stream(std::move(run)), coverage(stream.bytes()) {}
+  Inlet(Rank from, int at, Stream run)
+      : source(from), step(at), stream(std::move(run)), coverage(stream.bytes()) {}
   Inlet(const Inlet&) = delete;
   Inlet& operator=(const Inlet&) = delete;
   void on_chunk(uint32_t index) override {
@@ -102,6 +99,7 @@ class Inlet final : public fabric::Inflow {
   bool eager() const { return stream.bytes() <= kEagerBytes; }
 
   const Rank source;
+  const int step;
   const Stream stream;
   Coverage coverage;
   std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
@@ -114,6 +112,7 @@ class Inlet final : public fabric::Inflow {
 // The sender's end.
 struct Outlet {
   Rank target;
+  int step;
   Stream stream;
   const std::byte* memory = nullptr;  // where the run lies end to end, if it does
   bool cleared = false;               // the target has started the round, or has room for all of it

@@ -18,9 +18,11 @@ namespace {
 using intranode::Piece;
 
 constexpr size_t kDirectPiece = 1 << 20;
+
 constexpr size_t kBlockElements = 16 << 10;  // accumulator and one source stay in L2
 
 struct Cut {
+  int at = 0;  // of the block in the order of the node
   Rank block = 0;
   size_t offset = 0;
   size_t bytes = 0;
@@ -59,14 +61,18 @@ class ReduceScatter final : public Round {
     direct_ =
         read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
     piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
+    for (int i = 1; i <= group_.topology().nodes(); ++i) {
+      const auto& node = group_.topology().node((node_ + i) % group_.topology().nodes());
+      order_.insert(order_.end(), node.begin(), node.end());
+    }
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     make_flows();
     pushed_ = alone_;
     if (!alone_) {
-      next_to_push_ = next({-1, 0, 0}, false);
-      wanted_ = next({-1, 0, 0}, true);
+      next_to_push_ = next({.at = -1}, false);
+      wanted_ = next({.at = -1}, true);
     }
-    open_flows(alone_ && operation_->plan().pattern == Pattern::kDirect);
+    open_flows(operation_->plan().pattern == Pattern::kDirect);
   }
 
   // A missing partial sum may be the sender's fault or that of any rank behind it.
@@ -135,7 +141,7 @@ class ReduceScatter final : public Round {
       Stream stream = stream_of(flow);
       if (stream.bytes() == 0) continue;
       staging_.push_back(group_.staging().take(stream.bytes()));
-      Inlet& inlet = inlets_.emplace_back(flow.peer, std::move(stream));
+      Inlet& inlet = inlets_.emplace_back(flow.peer, flow.step, std::move(stream));
       inlet.memory = staging_.back().data();
       for (size_t i = 0; i < inlet.stream.shards(); ++i) {
         share(inlet.stream.shard(i))
@@ -155,6 +161,7 @@ class ReduceScatter final : public Round {
       if (stream.bytes() == 0) continue;
       Outlet& outlet = outlets_.emplace_back();
       outlet.target = flow.peer;
+      outlet.step = flow.step;
       outlet.stream = std::move(stream);
       if (sent_from_input(outlet)) continue;
       staging_.push_back(group_.staging().take(outlet.stream.bytes()));
@@ -205,16 +212,12 @@ class ReduceScatter final : public Round {
   }
 
   bool send() {
-    bool moved = false, again = true;
-    while (again) {
-      again = false;
-      for (Outlet& outlet : outlets_) {
-        again |=
-            send_one(outlet, sendable(outlet), [&](size_t offset, std::byte* to, size_t bytes) {
-              operation_->input.read(outlet.stream.shard(0), begin_ + offset, to, bytes);
-            });
-      }
-      moved |= again;
+    bool moved = false;
+    for (Outlet& outlet : outlets_) {
+      auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
+        operation_->input.read(outlet.stream.shard(0), begin_ + offset, to, bytes);
+      };
+      while (send_one(outlet, sendable(outlet), fill)) moved = true;
     }
     return moved;
   }
@@ -227,18 +230,19 @@ class ReduceScatter final : public Round {
     return outlet.stream.bytes();
   }
 
-  // The next cut after `cut` (block -1: the first) among those this rank sums (`mine`) or its local
-  // peers sum. The sequence runs over all blocks at one offset, then on to the next offset. 0
-  // bytes: end.
+  // The next cut after `cut` (at -1: the first) among those this rank sums (`mine`) or its local peers
+  // sum. The sequence runs over all blocks at one offset, those of other nodes first since they have
+  // further to go, then on to the next offset. 0 bytes: end.
   Cut next(Cut cut, bool mine) const {
     size_t largest = std::min(
         limit_, operation_->input.largest() > begin_ ? operation_->input.largest() - begin_ : 0);
     for (;;) {
-      if (++cut.block == group_.ranks()) {
-        cut.block = 0;
+      if (++cut.at == group_.ranks()) {
+        cut.at = 0;
         cut.offset += piece_bytes_;
       }
-      if (cut.offset >= largest) return {0, 0, 0};
+      if (cut.offset >= largest) return {};
+      cut.block = order_[static_cast<size_t>(cut.at)];
       size_t size = part(operation_->input, cut.block);
       if (cut.offset >= size || (reducer(cut.block) == group_.rank()) != mine) continue;
       cut.bytes = std::min(piece_bytes_, size - cut.offset);
@@ -441,6 +445,7 @@ class ReduceScatter final : public Round {
   bool direct_ = false;
   size_t piece_bytes_ = 0;
   bool pushed_ = false;
+  std::vector<Rank> order_;  // of the blocks, the same on all ranks of the node
   Cut next_to_push_, wanted_;
   std::vector<Share> shares_;  // the own block first
   std::vector<int> share_of_;  // by block, -1: a local peer's

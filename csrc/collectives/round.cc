@@ -9,6 +9,10 @@ namespace {
 constexpr size_t kEagerMessage = 16 << 10;
 // Offsets stay multiples of it, so that every element type lies whole in a message.
 constexpr size_t kGrain = 64;
+// Flows up to this size go out at once, whatever the steps: the start-ups cost more than queues.
+constexpr size_t kSmallFlow = 4 << 10;
+// What is still to come when the next step may start: covers the time that its first bytes take.
+constexpr size_t kStepSlack = 8 << 10;
 
 size_t payload_of(size_t message) { return (message - sizeof(wire::Header)) / kGrain * kGrain; }
 
@@ -20,6 +24,9 @@ void Round::take(int i, const intranode::Piece& head) {
 }
 
 void Round::open_flows(bool sends_at_once) {
+  keeps_step_ = group_.topology().nodes() > 2 && operation_->plan().pattern == Pattern::kDirect &&
+                std::any_of(inlets_.begin(), inlets_.end(),
+                            [](const Inlet& inlet) { return inlet.stream.bytes() > kSmallFlow; });
   for (Inlet& inlet : inlets_) {
     if (sends_at_once && inlet.eager()) {
       auto back = std::find_if(outlets_.begin(), outlets_.end(),
@@ -29,6 +36,24 @@ void Round::open_flows(bool sends_at_once) {
     grant(inlet);
     widen(inlet, true);
   }
+}
+
+// With large flows, the pattern's steps keep their order in time: what goes out in a step waits until
+// what comes in in the steps before is here but for its end. So each host sends to one other and
+// receives from one, and no port of a switch has to hold two hosts' data while others idle. Whoever
+// is late delays nobody more than by the time in which it has to send its own data anyway.
+void Round::count_arrived() {
+  while (arrived_ < inlets_.size()) {
+    const Inlet& inlet = inlets_[arrived_];
+    if (inlet.coverage.total() + kStepSlack < inlet.stream.bytes()) break;
+    ++arrived_;
+  }
+}
+
+bool Round::has_turn(const Outlet& outlet) const {
+  if (!keeps_step_) return true;
+  if (arrived_ < inlets_.size() && inlets_[arrived_].step < outlet.step) return false;
+  return group_.rails_are_free(*this);
 }
 
 void Round::grant(Inlet& inlet) {
@@ -41,6 +66,7 @@ void Round::grant(Inlet& inlet) {
 
 bool Round::widen() {
   bool moved = false;
+  count_arrived();
   for (Inlet& inlet : inlets_) {
     if (inlet.eager()) continue;
     size_t arrived = inlet.coverage.total();
@@ -51,19 +77,30 @@ bool Round::widen() {
   return moved;
 }
 
-// Each of the round's senders has an equal part of the window; the oldest round has it in any case, so
-// that something always moves. A step of less than a quarter of a part is not worth a message.
+// A part of the window for each sender that may have its turn. One that has nothing under way gets a
+// chunk in any case in the oldest round, so that something always moves. Less than a quarter of a
+// part is not worth a message.
 bool Round::widen(Inlet& inlet, bool first) {
-  size_t before = inlet.allowed, bytes = inlet.stream.bytes();
+  size_t before = inlet.allowed, bytes = inlet.stream.bytes(), here = inlet.coverage.total();
   if (inlet.eager()) {
     inlet.allowed = bytes;
   } else {
+    Window& window = group_.window();
     size_t chunk = inlet.granted ? inlet.grant.chunk_bytes : operation_->plan().chunk_bytes;
-    size_t part = std::max(chunk, group_.window().bytes() / inlets_.size() / chunk * chunk);
-    size_t wanted = std::min(bytes, (inlet.coverage.total() + part) / chunk * chunk);
-    if (wanted < before + std::max(chunk, part / 4) && wanted < bytes) wanted = before;
-    if (wanted > before && group_.window().open(wanted - before, group_.is_oldest(*this)))
+    size_t turns = keeps_step_ ? std::min<size_t>(2, inlets_.size()) : inlets_.size();
+    size_t part = std::max(chunk, window.bytes() / turns);
+    // Of the rounds that keep step, one has the turn, and the next one's first step is prepared.
+    bool now = keeps_step_ ? group_.rails_are_free(*this) : group_.is_oldest(*this);
+    bool near =
+        !keeps_step_ || arrived_ == inlets_.size() ||
+        (inlet.step <= inlets_[arrived_].step + 1 && (now || group_.rails_soon_free(*this)));
+    size_t wanted = std::min(here + part, before + window.room()) / chunk * chunk;
+    if (before == here && now) wanted = std::max(wanted, before + chunk);
+    wanted = near ? std::min(wanted, bytes) : before;
+    if ((wanted == bytes && wanted > before) || wanted >= before + std::max(chunk, part / 4)) {
+      window.open(wanted - before);
       inlet.allowed = wanted;
+    }
   }
   if (!first && inlet.allowed == before) return false;
   group_.send_ready(*this, inlet.source, inlet.allowed, inlet.granted ? &inlet.grant : nullptr);

@@ -49,6 +49,12 @@ class Round {
   // to be kept. Closes the landings.
   bool abandon();
 
+  // Later rounds that keep step, too, have to wait until this one's data is all but here.
+  bool holds_rails() const { return keeps_step_ && arrived_ < inlets_.size(); }
+  bool in_last_step() const {
+    return arrived_ == inlets_.size() || inlets_[arrived_].step == inlets_.back().step;
+  }
+
   Operation& operation() const { return *operation_; }
   const std::shared_ptr<Operation>& operation_ptr() const { return operation_; }
   uint64_t seq() const { return seq_; }
@@ -67,7 +73,7 @@ class Round {
   void take(int i, const intranode::Piece& head);
 
   // --- flows; start() makes them, then opens them.
-  // `sends_at_once`: what goes out is there already, so that it says what READY would say.
+  // `sends_at_once`: what goes out waits for no other node, so that it says what READY would say.
   void open_flows(bool sends_at_once);
   // Lets the senders send more, as far as the group's window reaches. True if it did.
   bool widen();
@@ -91,6 +97,8 @@ class Round {
 
  private:
   bool clear_early(Outlet& outlet);
+  void count_arrived();
+  bool has_turn(const Outlet& outlet) const;
   // A place for the next part of a flow that does not go straight from memory, or nullptr for now.
   fabric::SendBuffer* acquire(const Outlet& outlet, std::byte** to);
   void post(const Outlet& outlet, fabric::SendBuffer* buffer, size_t bytes);
@@ -98,11 +106,15 @@ class Round {
   size_t step_of(const Outlet& outlet) const;
   void grant(Inlet& inlet);
   bool widen(Inlet& inlet, bool first);
+
+  bool keeps_step_ = false;
+  size_t arrived_ = 0;  // inlets, from the first on, whose run is here but for its end
 };
 
 template <class Fill>
 bool Round::send_one(Outlet& outlet, size_t available, Fill&& fill) {
-  if (outlet.sent == outlet.stream.bytes() || !clear_early(outlet)) return false;
+  if (outlet.sent == outlet.stream.bytes() || !has_turn(outlet) || !clear_early(outlet))
+    return false;
   size_t bytes = std::min(step_of(outlet), outlet.allowed - outlet.sent);
   if (bytes == 0 || available < outlet.sent + bytes) return false;
   if (outlet.granted && outlet.memory != nullptr) {

@@ -14,6 +14,7 @@ constexpr size_t kDirectAbove = 64 << 10;
 // are sent: this bounds that memory, per round.
 constexpr size_t kStagingBytes = 4 << 20;
 constexpr size_t kSmallestRound = 64 << 10;
+constexpr double kLatenciesPerStep = 16;
 // Chunks below cost more processor time than they save; those above do not fit a send buffer.
 constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kLargestChunk = 128 << 10;
@@ -48,6 +49,13 @@ Pattern choose_pattern(size_t block_bytes, const Shape& shape, Algorithm wanted)
   if (wanted == Algorithm::kLog) return Pattern::kLog;
   auto bytes = static_cast<double>(block_bytes);
   return log_ns(bytes, shape) < direct_ns(bytes, shape) ? Pattern::kLog : Pattern::kDirect;
+}
+
+// Between more than two nodes a round's flows follow one another in steps, each behind a latency:
+// long enough to hide that, short enough that ranks out of step soon meet again.
+size_t step_bytes(const Curve& curve) {
+  double bytes = kLatenciesPerStep * curve.latency_ns * curve.bytes_per_ns;
+  return std::bit_floor(std::max(kSmallestRound, static_cast<size_t>(bytes)));
 }
 
 // A flow of S bytes in chunks of c through two stages, the wire and the node, takes
@@ -89,6 +97,7 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
     limit = std::min(
         limit, std::max(kSmallestRound, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
   }
+  if (shape.nodes > 2) limit = std::min(limit, step_bytes(shape.curve));
   // An AllReduce is cut so that one part's gather overlaps the next part's sums.
   if (query.collective == Collective::kAllReduce) limit = std::min(limit, kStagingBytes);
   if (query.collective != Collective::kReduceScatter) {
@@ -113,7 +122,7 @@ size_t window_bytes(const Shape& shape) {
 }
 
 bool read_directly(size_t round_bytes, const Shape& shape) {
-  return shape.single_copy && round_bytes > kDirectAbove;
+  return shape.single_copy && shape.nodes == 1 && round_bytes > kDirectAbove;
 }
 
 }  // namespace smddp

@@ -65,7 +65,7 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 size_t window_bytes(const Shape& shape);
 
 // Within a node: true where a round is read straight from the peers' memory instead of through
-// slots.
+// slots. Not where the network sets the pace: slots keep up with it, in smaller pieces.
 bool read_directly(size_t round_bytes, const Shape& shape);
 
 }  // namespace smddp

@@ -10,9 +10,9 @@ Flows direct(const Topology& topology, Rank rank) {
   int home = topology.node_of(rank);
   int nodes = topology.nodes();
   for (int step = 1; step < nodes; ++step) {
-    flows.out.push_back({topology.gateway(rank, (home + step) % nodes), {rank}});
+    flows.out.push_back({topology.gateway(rank, (home + step) % nodes), {rank}, step});
     for (Rank source : topology.node((home + nodes - step) % nodes)) {
-      if (topology.gateway(source, home) == rank) flows.in.push_back({source, {source}});
+      if (topology.gateway(source, home) == rank) flows.in.push_back({source, {source}, step});
     }
   }
   return flows;
@@ -27,11 +27,13 @@ Flows logarithmic(const Topology& topology, Rank rank) {
     for (int i = 0; i < count; ++i) out.push_back(topology.gateway(rank, (from + i) % nodes));
     return out;
   };
+  int step = 0;
   for (int distance = 1; distance < nodes; distance *= 2) {
+    ++step;
     int count = std::min(distance, nodes - distance);
     int below = (home + nodes - distance) % nodes, above = (home + distance) % nodes;
-    flows.out.push_back({topology.gateway(rank, below), shards(home, count)});
-    flows.in.push_back({topology.gateway(rank, above), shards(above, count)});
+    flows.out.push_back({topology.gateway(rank, below), shards(home, count), step});
+    flows.in.push_back({topology.gateway(rank, above), shards(above, count), step});
   }
   return flows;
 }

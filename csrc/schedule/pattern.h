@@ -19,6 +19,7 @@ const char* name_of(Pattern pattern);
 struct Flow {
   Rank peer;
   std::vector<Rank> shards;
+  int step;  // from 1 on; in one step a node sends to one other and receives from one
 };
 
 struct Flows {
