@@ -180,7 +180,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FABRIC_CURVE",
         "20,4,1.25",
-        "for the selector: latency us, processor us per message, GB/s of a host",
+        "network: latency us, us per message, GB/s of a host",
         in_core=True,
     ),
     Variable(

@@ -15,8 +15,7 @@ namespace smddp::env {
   X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, with commas")               \
   X(FABRIC_TRANSFER, "", "how large data travels: writes, tagged or messages")                   \
   X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                         \
-  X(FABRIC_CURVE, "20,4,1.25",                                                                   \
-    "for the selector: latency us, processor us per message, GB/s of a host")                    \
+  X(FABRIC_CURVE, "20,4,1.25", "network: latency us, us per message, GB/s of a host")            \
   X(ALGORITHM, "auto", "pattern between hosts: auto, direct or log")                             \
   X(SINGLE_COPY, "1", "0: never read a peer's memory directly, copy through the shared segment") \
   X(SPIN_MICROSECONDS, "20", "how long a waiting thread polls before it sleeps")                 \
