@@ -125,7 +125,7 @@ bool Communicator::node_attached() {
 
 bool Communicator::start_rounds() {
   bool moved = false;
-  while (!queued_.empty() && active_.size() < kWindow && node_attached()) {
+  while (!queued_.empty() && active_.size() < kWindow) {
     Round& next = *queued_.front();
     if (next.after != 0 && active(next.after - 1) != nullptr) break;
     active_.push_back(std::move(queued_.front()));
@@ -218,8 +218,7 @@ uint64_t Communicator::expires_ns(const Round& round) const {
 }
 
 uint64_t Communicator::deadline_ns() const {
-  if (!active_.empty()) return expires_ns(*active_.front());
-  return queued_.empty() ? UINT64_MAX : queued_.front()->operation().deadline_ns_;
+  return active_.empty() ? UINT64_MAX : expires_ns(*active_.front());
 }
 
 void Communicator::check_deadline() {
@@ -227,11 +226,6 @@ void Communicator::check_deadline() {
   if (now < deadline_ns()) {
     if (!rail_.empty() && now - moved_ns_ > kReminderNs) remind();
     return;
-  }
-  if (active_.empty()) {
-    if (queued_.empty()) return;
-    return fail({Code::kTimeout,
-                 "not every rank of this host joined group '" + options_.name + "' in time"});
   }
   const Round& oldest = *active_.front();
   const Operation& op = oldest.operation();

@@ -50,8 +50,6 @@ class Communicator : private Progressable {
   // -----------------------------------------------------
 
   const Shape& shape() const { return shape_; }
-  // False until every rank of the node has judged whether it may read the others' memory.
-  bool node_attached();
   int local_peers() const { return static_cast<int>(inboxes_.size()); }
   Rank local_peer(int i) const { return local_peers_[static_cast<size_t>(i)]; }
   intranode::Outbox& outbox() { return *outbox_; }
@@ -77,6 +75,7 @@ class Communicator : private Progressable {
   // True where `to` has started round `seq`, or has room for `bytes` bytes of a round that it may not
   // have started: those are then taken off its room until it is heard to have started the round.
   bool may_send_early(Rank to, uint64_t seq, size_t bytes);
+  size_t credit() const;  // that room, when nothing fills it
   // Sends what lies behind the header's room in `buffer` as bytes [offset, offset + bytes) of the
   // flow of `round` to the peer that the buffer was acquired for.
   void send_data(const Round& round, fabric::SendBuffer* buffer, uint64_t offset, size_t bytes);
@@ -93,6 +92,8 @@ class Communicator : private Progressable {
       : engine_(engine), rank_(rank), options_(std::move(options)) {}
   Status learn_fabric(Store& store, std::vector<Card>& cards);
   Status join_node(const std::vector<Card>& cards);
+  // False until every rank of the node has judged whether it may read the others' memory.
+  bool node_attached();
   Status join_rails(const std::vector<Card>& cards);
   Status await_node();
 
@@ -112,7 +113,6 @@ class Communicator : private Progressable {
   Round* active(uint64_t seq);
   void dispatch(Round& round, const wire::Header& header, const std::byte* payload);
   void keep_early(const wire::Header& header, const std::byte* payload);
-  size_t credit() const;
   bool flush_ready();
   uint64_t expires_ns(const Round& round) const;
   void flush_aborts();

@@ -28,7 +28,8 @@ void Round::open_flows(bool sends_at_once) {
                 std::any_of(inlets_.begin(), inlets_.end(),
                             [](const Inlet& inlet) { return inlet.stream.bytes() > kSmallFlow; });
   for (Inlet& inlet : inlets_) {
-    if (sends_at_once && inlet.eager()) {
+    // Whoever has room for all of a flow needs no READY in the oldest round, and later ones follow.
+    if (sends_at_once && inlet.eager() && inlet.stream.bytes() <= group_.credit()) {
       auto back = std::find_if(outlets_.begin(), outlets_.end(),
                                [&](const Outlet& o) { return o.target == inlet.source; });
       if (back != outlets_.end() && back->eager() && clear_early(*back)) continue;
@@ -77,9 +78,9 @@ bool Round::widen() {
   return moved;
 }
 
-// A part of the window for each sender that may have its turn. One that has nothing under way gets a
-// chunk in any case in the oldest round, so that something always moves. Less than a quarter of a
-// part is not worth a message.
+// A part of the window for each sender that has its turn, or will have it next. Where the turn is this
+// round's, one that has nothing under way gets a chunk in any case, so that something always moves.
+// Less than a quarter of a part is not worth a message.
 bool Round::widen(Inlet& inlet, bool first) {
   size_t before = inlet.allowed, bytes = inlet.stream.bytes(), here = inlet.coverage.total();
   if (inlet.eager()) {
@@ -120,7 +121,7 @@ Status Round::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) 
     size_t bytes = outlet.stream.bytes();
     bool fits = allowed <= bytes;
     if (grant != nullptr && !outlet.granted && outlet.sent == 0) {
-      fits = fits && grant->bytes == bytes && grant->chunk_bytes > 0 &&
+      fits = fits && wire::check(*grant, bytes) &&
              grant->chunk_bytes <= payload_of(group_.endpoint().max_message());
       outlet.granted = true;
       outlet.grant = *grant;

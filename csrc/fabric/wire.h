@@ -14,7 +14,7 @@ inline constexpr uint32_t kMagic = 0x31444d53;  // "SMD1"; the digit is the prot
 
 enum class Type : uint8_t {
   kReady = 1,  // src has started round `seq` and can take dst's data of it; maybe with a Grant
-  kData = 2,  // `bytes` bytes at `offset` of the shard (AllGather) or partial block (ReduceScatter)
+  kData = 2,  // `bytes` bytes at `offset` of the flow that goes from src to dst in this round
   kAbort = 3,  // src gave the group up; the payload is the reason, as text
 };
 
@@ -50,8 +50,8 @@ struct Header {
   JobKey key;       // the group's; a message without it is dropped and counted
   uint64_t seq;     // the round's number in its group
   uint32_t source;  // sender's rank in the group
-  uint32_t shard;   // whose shard or block this is, as a rank in the group
-  uint64_t offset;  // bytes into the round's part of that shard
+  uint32_t zero;
+  uint64_t offset;  // DATA: into the flow. READY: bytes of its flow that the peer may send by now
   uint64_t bytes;   // of payload behind this header
   Signature signature;
 };
