@@ -36,7 +36,7 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python sanitize bench bench-hosts lint format tidy walls clean
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize bench bench-hosts lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -103,6 +103,17 @@ test-cpp: build  ## C++ tests only
 
 test-python: build  ## Python tests only; PYTEST_ARGS="-k name" picks some
 	DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs $(PYTEST_ARGS)
+
+# Whatever runs between hosts, on each provider that the installed libfabric may have; SMDDP_LIBFABRIC
+# names another libfabric.
+PROVIDERS ?= tcp;ofi_rxm net udp;ofi_rxd
+test-providers: build  ## collectives between hosts on every provider in PROVIDERS; takes a while
+	@for provider in $(foreach p,$(PROVIDERS),'$(p)'); do \
+	  echo "=== $$provider"; export SMDDP_FABRIC_PROVIDER="$$provider"; \
+	  $(BIN)/ctest --test-dir build -R '^(collectives|pressure)_test$$' --output-on-failure || exit 1; \
+	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q tests/python/test_collectives.py \
+	    tests/python/test_numerics.py $(PYTEST_ARGS) || exit 1; \
+	done
 
 SANITIZE ?= address,undefined
 SANITIZED = build/sanitize-$(subst $(comma),-,$(SANITIZE))

@@ -300,7 +300,7 @@ bool Communicator::rails_soon_free(const Round& round) const {
   for (const auto& earlier : active_) {
     if (earlier.get() == &round) return true;
     if (!earlier->holds_rails()) continue;
-    if (++held > 1 || !earlier->in_last_step()) return false;
+    if (++held > 1 || !earlier->in_last_steps()) return false;
   }
   return true;
 }

@@ -69,7 +69,7 @@ class Communicator : private Progressable {
   Window& window() { return window_; }
   // True where no earlier round that keeps step still has data to come.
   bool rails_are_free(const Round& round) const;
-  // True where those have no further step to come.
+  // True where those are in their last steps.
   bool rails_soon_free(const Round& round) const;
   bool is_oldest(const Round& round) const { return active_.front().get() == &round; }
   // True where `to` has started round `seq`, or has room for `bytes` bytes of a round that it may not

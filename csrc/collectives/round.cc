@@ -78,7 +78,7 @@ bool Round::widen() {
   return moved;
 }
 
-// A part of the window for each sender that has its turn, or will have it next. Where the turn is this
+// A part of the window for each sender that has its turn, or will have it soon. Where the turn is this
 // round's, one that has nothing under way gets a chunk in any case, so that something always moves.
 // Less than a quarter of a part is not worth a message.
 bool Round::widen(Inlet& inlet, bool first) {
@@ -88,13 +88,13 @@ bool Round::widen(Inlet& inlet, bool first) {
   } else {
     Window& window = group_.window();
     size_t chunk = inlet.granted ? inlet.grant.chunk_bytes : operation_->plan().chunk_bytes;
-    size_t turns = keeps_step_ ? std::min<size_t>(2, inlets_.size()) : inlets_.size();
+    size_t turns = keeps_step_ ? std::min<size_t>(kStepsAhead, inlets_.size()) : inlets_.size();
     size_t part = std::max(chunk, window.bytes() / turns);
-    // Of the rounds that keep step, one has the turn, and the next one's first step is prepared.
+    // Of the rounds that keep step, one has the turn, and the next one's first steps are prepared.
     bool now = keeps_step_ ? group_.rails_are_free(*this) : group_.is_oldest(*this);
-    bool near =
-        !keeps_step_ || arrived_ == inlets_.size() ||
-        (inlet.step <= inlets_[arrived_].step + 1 && (now || group_.rails_soon_free(*this)));
+    bool near = !keeps_step_ || arrived_ == inlets_.size() ||
+                (inlet.step <= inlets_[arrived_].step + kStepsAhead &&
+                 (now || group_.rails_soon_free(*this)));
     size_t wanted = std::min(here + part, before + window.room()) / chunk * chunk;
     if (before == here && now) wanted = std::max(wanted, before + chunk);
     wanted = near ? std::min(wanted, bytes) : before;

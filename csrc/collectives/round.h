@@ -16,6 +16,9 @@
 
 namespace smddp {
 
+// READYs leave this many steps before their flows: they queue behind a step's data on the way.
+inline constexpr int kStepsAhead = 2;
+
 class Round {
  public:
   Round(Communicator& group, std::shared_ptr<Operation> operation, uint64_t seq, size_t begin,
@@ -51,8 +54,8 @@ class Round {
 
   // Later rounds that keep step, too, have to wait until this one's data is all but here.
   bool holds_rails() const { return keeps_step_ && arrived_ < inlets_.size(); }
-  bool in_last_step() const {
-    return arrived_ == inlets_.size() || inlets_[arrived_].step == inlets_.back().step;
+  bool in_last_steps() const {
+    return arrived_ == inlets_.size() || inlets_[arrived_].step + kStepsAhead > inlets_.back().step;
   }
 
   Operation& operation() const { return *operation_; }

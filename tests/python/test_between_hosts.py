@@ -1,4 +1,4 @@
-"""Collectives between emulated hosts: what crosses the cables, and what happens when one is pulled."""
+"""Collectives between emulated hosts: what crosses the cables, and what a pulled one does."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.testbed import Testbed, start_ranks
 
 MAKE = Callable[..., Testbed]
@@ -97,7 +98,10 @@ def test_two_nics_share_the_bytes(testbed: MAKE, tmp_path: Path) -> None:
     before = bed.counters(0)
     for op in ("all_gather", "reduce_scatter", "all_reduce"):
         assert ranks.all("run", op, 16 << 20, 2) == ["right"] * 2
-    sent = [late["tx_bytes"] - early["tx_bytes"] for early, late in zip(before, bed.counters(0))]
+    sent = [
+        late["tx_bytes"] - early["tx_bytes"]
+        for early, late in zip(before, bed.counters(0), strict=True)
+    ]
     assert min(sent) > 0.4 * sum(sent), sent
     ranks.end()
 
