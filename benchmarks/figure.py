@@ -123,7 +123,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     widths = sorted({row.ranks_per_host for row in rows})
     top = max(105.0, 105 * max(row.utilisation for row in rows))
     width = max(6.4, 0.8 + 3.3 * len(widths))
-    per_line = max(2, int(width / 1.55))
+    per_line = max(2, int((width - 1.2) / 1.55))  # the last entry is the longest
     handles = legend_handles(rows)
     legend_lines = -(-len(handles) // per_line)
     height = 0.95 + 0.24 * legend_lines + 2.75 * len(ops)
@@ -139,7 +139,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             panel(axes, found)
             axes.set_ylim(0, top)
             plural = "" if ranks == 1 else "s"
-            axes.set_title(f"{TITLES[op]}, {ranks} rank{plural} per host", fontsize=10, loc="left")
+            rates = {rate(row) for row in found}
+            title = f"{TITLES[op]}, {ranks} rank{plural} per host"
+            if len(rates) == 1 and len({rate(row) for row in rows}) > 1:
+                title += f", {rates.pop()}"
+            axes.set_title(title, fontsize=10, loc="left")
             axes.set_xlabel(f"{SUBJECT[op]}", fontsize=9)
             axes.tick_params(labelsize=8)
         axes_row[0].set_ylabel("utilisation of the interface, %", fontsize=9)
