@@ -22,6 +22,7 @@ class AllGather final : public Round {
         read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     received_.assign(static_cast<size_t>(group_.ranks()), 0);
+    if (in_place()) copied_ = part(operation_->output, me);
     make_flows();
     offer(me, nullptr, 0);
     for (const Inlet& inlet : inlets_) {
@@ -101,10 +102,6 @@ class AllGather final : public Round {
     Rank me = group_.rank();
     size_t bytes = part(operation_->output, me);
     if (copied_ == bytes) return false;
-    if (in_place()) {
-      copied_ = bytes;
-      return true;
-    }
     size_t until = std::min(bytes, copied_ + kCopyStep);
     while (copied_ < until) {
       std::byte *from = nullptr, *to = nullptr;
@@ -178,8 +175,7 @@ class AllGather final : public Round {
   size_t available(const Source& source) const {
     size_t bytes = part(operation_->output, source.shard);
     if (source.inlet == nullptr) return bytes;
-    size_t here = source.inlet->coverage.prefix();
-    return here <= source.start ? 0 : std::min(bytes, here - source.start);
+    return std::min(bytes, source.inlet->arrived_from(source.start));
   }
 
   void place(const Inlet& inlet, size_t offset, const std::byte* payload, size_t bytes) override {
@@ -225,8 +221,7 @@ class AllGather final : public Round {
     for (const Inlet& inlet : inlets_) {
       for (size_t i = 0; i < inlet.stream.shards(); ++i) {
         if (inlet.stream.shard(i) != shard) continue;
-        size_t prefix = inlet.coverage.prefix(), start = inlet.stream.start(i);
-        return prefix <= start ? 0 : std::min(prefix - start, inlet.stream.length(i));
+        return std::min(inlet.stream.length(i), inlet.arrived_from(inlet.stream.start(i)));
       }
     }
     return 0;

@@ -87,11 +87,11 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
   };
   for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += plan.round_bytes) {
     if (sums) {
-      queued_.push_back(
-          make_reduce_scatter(*this, operation, next_seq_++, begin, plan.round_bytes));
+      uint64_t seq = next_seq_++;
+      queued_.push_back(make_reduce_scatter(*this, operation, seq, begin, plan.round_bytes));
       // A part is gathered behind the next part's sums, so that the rails never idle between.
       if (gather_after != 0) gather(gather_begin, gather_after);
-      if (gathers) gather_after = next_seq_ - (gather_after != 0 ? 1 : 0);
+      if (gathers) gather_after = seq + 1;
       gather_begin = begin;
     } else {
       gather(begin, 0);

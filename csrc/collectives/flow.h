@@ -97,6 +97,10 @@ class Inlet final : public fabric::Inflow {
     coverage.add(offset, std::min<uint64_t>(grant.chunk_bytes, stream.bytes() - offset));
   }
   bool eager() const { return stream.bytes() <= kEagerBytes; }
+  // Bytes of the run that are here from `start` on, without a gap.
+  size_t arrived_from(size_t start) const {
+    return coverage.prefix() <= start ? 0 : coverage.prefix() - start;
+  }
 
   const Rank source;
   const int step;

@@ -367,8 +367,7 @@ class ReduceScatter final : public Round {
     if (s.partials.empty()) return false;
     size_t covered = s.summed;
     for (const auto& partial : s.partials) {
-      size_t here = partial.inlet->coverage.prefix();
-      covered = std::min(covered, here <= partial.start ? 0 : from_wire(here - partial.start));
+      covered = std::min(covered, from_wire(partial.inlet->arrived_from(partial.start)));
     }
     bool moved = s.combined < covered;
     while (s.combined < covered) {

@@ -104,14 +104,17 @@ bool Round::widen(Inlet& inlet, bool first) {
     }
   }
   if (!first && inlet.allowed == before) return false;
-  group_.send_ready(*this, inlet.source, inlet.allowed, inlet.granted ? &inlet.grant : nullptr);
+  say_ready(inlet);
   return true;
+}
+
+void Round::say_ready(const Inlet& inlet) {
+  group_.send_ready(*this, inlet.source, inlet.allowed, inlet.granted ? &inlet.grant : nullptr);
 }
 
 void Round::remind() {
   for (Inlet& inlet : inlets_) {
-    if (!inlet.coverage.complete())
-      group_.send_ready(*this, inlet.source, inlet.allowed, inlet.granted ? &inlet.grant : nullptr);
+    if (!inlet.coverage.complete()) say_ready(inlet);
   }
 }
 

@@ -109,6 +109,7 @@ class Round {
   size_t step_of(const Outlet& outlet) const;
   void grant(Inlet& inlet);
   bool widen(Inlet& inlet, bool first);
+  void say_ready(const Inlet& inlet);
 
   bool keeps_step_ = false;
   size_t arrived_ = 0;  // inlets, from the first on, whose run is here but for its end

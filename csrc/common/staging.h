@@ -32,7 +32,6 @@ class Staging {
   }
   inline ~Staging();
   std::byte* data() const { return data_; }
-  explicit operator bool() const { return data_ != nullptr; }
 
  private:
   StagingPool* pool_ = nullptr;

@@ -56,8 +56,6 @@ class MrCache {
     table_.clear();
   }
 
-  bool pins() const { return pins_; }
-  size_t size() const { return table_.size(); }
   const Status& error() const { return error_; }
 
  private:

@@ -40,8 +40,6 @@ Flows logarithmic(const Topology& topology, Rank rank) {
 
 }  // namespace
 
-const char* name_of(Pattern pattern) { return pattern == Pattern::kLog ? "log" : "direct"; }
-
 Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
   return pattern == Pattern::kLog ? logarithmic(topology, rank) : direct(topology, rank);
 }

@@ -135,11 +135,4 @@ inline int address_vector_entries(Engine& engine) {
   return itself.ok() ? static_cast<int>(itself.value()) : -1;
 }
 
-// The provider's own buffers, in a size that lets hundreds of ranks share a machine.
-inline void trim_provider() {
-  ::setenv("FI_OFI_RXM_BUFFER_SIZE", "1024", 0);
-  ::setenv("FI_OFI_RXM_EAGER_LIMIT", "16384", 0);
-  ::setenv("FI_TCP_MAX_RX_SIZE", "1024", 0);
-}
-
 }  // namespace smddp::scale

@@ -22,7 +22,6 @@ double seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 // --- ranks as threads of one process -----------------------------------------------------------------
 
 void run_as_threads(const Layout& layout) {
-  trim_provider();
   // Threads of one process need no death handles.
   auto wanted = static_cast<rlim_t>(layout.ranks() *
                                     (layout.descriptors() - layout.ranks_per_host - layout.hosts));
@@ -102,7 +101,6 @@ Status be_rank(const Layout& layout, int rank, CountingStore& store, uint64_t be
 // The process that the test starts: --rank <rank> <hosts> <ranks per host> <directory> <begun>.
 int rank_main(char** argument) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  trim_provider();
   int rank = std::atoi(argument[0]);
   Layout layout{std::atoi(argument[1]), std::atoi(argument[2])};
   FileStore files(argument[3], std::chrono::seconds(120));
@@ -182,7 +180,6 @@ void run_as_processes(const Layout& layout) {
 TEST(Groups, AFurtherOneCostsLittle) {
   constexpr int kGroups = 100;
   constexpr double kGroupBytes = 1 * kMiB;
-  trim_provider();
   Layout layout{4, 4};
   MemoryStore store;
   Footprint after_one, unused, used;

@@ -27,38 +27,34 @@ ssize_t start(fid_ep* raw, Flight flight, fi_addr_t to, void* descriptor, uint64
   return 0;
 }
 
-ssize_t send(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
-             void* context) {
+Flight flight_of(Flight::Kind kind, const void* data, size_t bytes, void* context) {
   Flight flight = {};
-  flight.kind = Flight::kSend;
+  flight.kind = kind;
   flight.data = data;
   flight.bytes = bytes;
   flight.context = context;
-  return start(ep, flight, to, descriptor, FI_SEND);
+  return flight;
+}
+
+ssize_t send(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
+             void* context) {
+  return start(ep, flight_of(Flight::kSend, data, bytes, context), to, descriptor, FI_SEND);
 }
 
 ssize_t send_tagged(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
                     uint64_t tag, void* context) {
-  Flight flight = {};
-  flight.kind = Flight::kTagged;
-  flight.data = data;
-  flight.bytes = bytes;
+  Flight flight = flight_of(Flight::kTagged, data, bytes, context);
   flight.tag = tag;
-  flight.context = context;
   return start(ep, flight, to, descriptor, FI_SEND);
 }
 
 ssize_t write(fid_ep* ep, const void* data, size_t bytes, void* descriptor, uint64_t immediate,
               fi_addr_t to, uint64_t address, uint64_t key, void* context) {
   if (immediate > UINT32_MAX) violation("immediate data of more than 32 bits");
-  Flight flight = {};
-  flight.kind = Flight::kWrite;
-  flight.data = data;
-  flight.bytes = bytes;
+  Flight flight = flight_of(Flight::kWrite, data, bytes, context);
   flight.address = address;
   flight.key = key;
   flight.immediate = static_cast<uint32_t>(immediate);
-  flight.context = context;
   return start(ep, flight, to, descriptor, FI_WRITE);
 }
 
