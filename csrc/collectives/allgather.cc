@@ -124,7 +124,7 @@ class AllGather final : public Round {
     for (const pattern::Flow& flow : flows.in) {
       Stream stream = stream_of(flow);
       if (stream.bytes() == 0) continue;
-      Inlet& inlet = inlets_.emplace_back(flow.peer, flow.step, std::move(stream));
+      Inlet& inlet = inlets_.emplace_back(flow.peer, flow.step, std::move(stream), head_of(stream));
       inlet.memory = memory_of(inlet.stream);
     }
     for (const pattern::Flow& flow : flows.out) {
@@ -133,6 +133,7 @@ class AllGather final : public Round {
       Outlet& outlet = outlets_.emplace_back();
       outlet.target = flow.peer;
       outlet.step = flow.step;
+      outlet.head = head_of(stream);
       outlet.memory = memory_of(stream);
       outlet.stream = std::move(stream);
     }

@@ -1,11 +1,12 @@
 // The two ends of a flow: the bytes that one rank sends another over the fabric in one round.
 //
-// A flow of at most kEagerBytes goes out at once, as messages, as far as the sender's credit
-// reaches: the receiver keeps what comes before it has started the round. Of a larger one the sender
-// may send as much as the receiver's READYs have allowed so far: so a receiver bounds what is under
-// way to it from all sides, and no switch has to drop it. A READY may carry a grant: then the bytes
-// go as chunks straight into the receiver's memory; without one they go as messages. Nothing rests
-// on the order of arrival.
+// A flow's head goes out at once, as messages, as far as the sender's credit reaches: the receiver
+// keeps what comes before it has started the round. Flows of at most kEagerBytes are all head; of a
+// larger one it keeps the link busy until the receiver's READY is here. Of what follows the sender
+// may send as much as the READYs have allowed so far: so a receiver bounds what is under way to it
+// from all sides, and no switch has to drop it. A READY may carry a grant: then those bytes go as
+// chunks straight into the receiver's memory; without one they go as messages. Nothing rests on the
+// order of arrival.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +21,8 @@
 namespace smddp {
 
 inline constexpr size_t kEagerBytes = 64 << 10;
+// Two messages that libfabric's TCP providers send at once, headers left out.
+inline constexpr size_t kHeadBytes = 2 * 16256;
 
 // Which bytes of a run are there, whatever the order of their arrival.
 class Coverage {
@@ -88,15 +91,21 @@ class Stream {
 // The receiver's end.
 class Inlet final : public fabric::Inflow {
  public:
-  Inlet(Rank from, int at, Stream run)
-      : source(from), step(at), stream(std::move(run)), coverage(stream.bytes()) {}
+  Inlet(Rank from, int at, Stream run, size_t head_bytes)
+      : source(from),
+        step(at),
+        stream(std::move(run)),
+        head(head_bytes),
+        coverage(stream.bytes()),
+        allowed(head_bytes),
+        counted(head_bytes) {}
   Inlet(const Inlet&) = delete;
   Inlet& operator=(const Inlet&) = delete;
   void on_chunk(uint32_t index) override {
-    uint64_t offset = uint64_t{index} * grant.chunk_bytes;
+    uint64_t offset = head + uint64_t{index} * grant.chunk_bytes;
     coverage.add(offset, std::min<uint64_t>(grant.chunk_bytes, stream.bytes() - offset));
   }
-  bool eager() const { return stream.bytes() <= kEagerBytes; }
+  bool eager() const { return head == stream.bytes(); }
   // Bytes of the run that are here from `start` on, without a gap.
   size_t arrived_from(size_t start) const {
     return coverage.prefix() <= start ? 0 : coverage.prefix() - start;
@@ -105,12 +114,13 @@ class Inlet final : public fabric::Inflow {
   const Rank source;
   const int step;
   const Stream stream;
+  const size_t head;  // bytes at its start that wait for no READY
   Coverage coverage;
   std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
   wire::Grant grant{};
-  bool granted = false;  // a landing is open
-  size_t allowed = 0;    // bytes of the run that the sender may send
-  size_t counted = 0;    // of those, arrived as far as the group's window knows
+  bool granted = false;  // a landing is open, for what follows the head
+  size_t allowed;        // bytes of the run that the sender may send
+  size_t counted;        // of those, arrived as far as the group's window knows, or in the head
 };
 
 // The sender's end.
@@ -118,15 +128,17 @@ struct Outlet {
   Rank target;
   int step;
   Stream stream;
+  size_t head;
   const std::byte* memory = nullptr;  // where the run lies end to end, if it does
-  bool cleared = false;               // the target has started the round, or has room for all of it
+  bool cleared = false;               // the target has started the round, or has room for the head
   size_t allowed = 0;                 // bytes of the run that it takes by now
   bool granted = false;
   wire::Grant grant{};
   size_t sent = 0;
   uint32_t pending = 0;  // chunks that the fabric still reads from `memory`
 
-  bool eager() const { return stream.bytes() <= kEagerBytes; }
+  bool eager() const { return head == stream.bytes(); }
+  bool in_chunks() const { return granted && sent >= head; }  // what goes out next
   bool done() const { return sent == stream.bytes() && pending == 0; }
 };
 

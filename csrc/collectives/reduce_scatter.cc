@@ -78,8 +78,9 @@ class ReduceScatter final : public Round {
   // A missing partial sum may be the sender's fault or that of any rank behind it.
   bool knows_whom() const override {
     if (wanted_.bytes > 0 || flows_done()) return true;
-    return std::any_of(outlets_.begin(), outlets_.end(),
-                       [](const Outlet& o) { return !o.cleared; });
+    return std::any_of(outlets_.begin(), outlets_.end(), [&](const Outlet& o) {
+      return !group_.has_started(o.target, seq_);
+    });
   }
 
   bool progress(bool may_push) override {
@@ -107,7 +108,8 @@ class ReduceScatter final : public Round {
     }
     if (!names.empty()) return "no data from " + names;
     for (const Outlet& outlet : outlets_) {
-      if (!outlet.cleared) return group_.describe(outlet.target) + " has not started it";
+      if (!group_.has_started(outlet.target, seq_))
+        return group_.describe(outlet.target) + " has not started it";
     }
     for (const Inlet& inlet : inlets_) {
       if (!inlet.coverage.complete()) name(inlet.source);
@@ -141,7 +143,7 @@ class ReduceScatter final : public Round {
       Stream stream = stream_of(flow);
       if (stream.bytes() == 0) continue;
       staging_.push_back(group_.staging().take(stream.bytes()));
-      Inlet& inlet = inlets_.emplace_back(flow.peer, flow.step, std::move(stream));
+      Inlet& inlet = inlets_.emplace_back(flow.peer, flow.step, std::move(stream), head_of(stream));
       inlet.memory = staging_.back().data();
       for (size_t i = 0; i < inlet.stream.shards(); ++i) {
         share(inlet.stream.shard(i))
@@ -162,6 +164,7 @@ class ReduceScatter final : public Round {
       Outlet& outlet = outlets_.emplace_back();
       outlet.target = flow.peer;
       outlet.step = flow.step;
+      outlet.head = head_of(stream);
       outlet.stream = std::move(stream);
       if (sent_from_input(outlet)) continue;
       staging_.push_back(group_.staging().take(outlet.stream.bytes()));

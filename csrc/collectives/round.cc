@@ -61,8 +61,9 @@ void Round::grant(Inlet& inlet) {
   if (inlet.eager() || inlet.memory == nullptr) return;
   fabric::Endpoint& endpoint = group_.endpoint();
   size_t chunk = std::min(operation_->plan().chunk_bytes, payload_of(endpoint.max_message()));
-  inlet.granted = endpoint.open_landing(group_.peer(inlet.source), inlet.memory,
-                                        inlet.stream.bytes(), chunk, &inlet, &inlet.grant);
+  inlet.granted = endpoint.open_landing(group_.peer(inlet.source), inlet.memory + inlet.head,
+                                        inlet.stream.bytes() - inlet.head, chunk, &inlet,
+                                        &inlet.grant);
 }
 
 bool Round::widen() {
@@ -70,7 +71,7 @@ bool Round::widen() {
   count_arrived();
   for (Inlet& inlet : inlets_) {
     if (inlet.eager()) continue;
-    size_t arrived = inlet.coverage.total();
+    size_t arrived = std::max(inlet.head, inlet.coverage.total());
     group_.window().close(arrived - inlet.counted);
     inlet.counted = arrived;
     if (inlet.allowed < inlet.stream.bytes()) moved |= widen(inlet, false);
@@ -82,10 +83,9 @@ bool Round::widen() {
 // round's, one that has nothing under way gets a chunk in any case, so that something always moves.
 // Less than a quarter of a part is not worth a message.
 bool Round::widen(Inlet& inlet, bool first) {
-  size_t before = inlet.allowed, bytes = inlet.stream.bytes(), here = inlet.coverage.total();
-  if (inlet.eager()) {
-    inlet.allowed = bytes;
-  } else {
+  size_t before = inlet.allowed, bytes = inlet.stream.bytes();
+  if (!inlet.eager()) {
+    size_t here = std::max(inlet.head, inlet.coverage.total());
     Window& window = group_.window();
     size_t chunk = inlet.granted ? inlet.grant.chunk_bytes : operation_->plan().chunk_bytes;
     size_t turns = keeps_step_ ? std::min<size_t>(kStepsAhead, inlets_.size()) : inlets_.size();
@@ -95,7 +95,8 @@ bool Round::widen(Inlet& inlet, bool first) {
     bool near = !keeps_step_ || arrived_ == inlets_.size() ||
                 (inlet.step <= inlets_[arrived_].step + kStepsAhead &&
                  (now || group_.rails_soon_free(*this)));
-    size_t wanted = std::min(here + part, before + window.room()) / chunk * chunk;
+    size_t wanted = std::min(here + part, before + window.room()) - inlet.head;
+    wanted = inlet.head + wanted / chunk * chunk;
     if (before == here && now) wanted = std::max(wanted, before + chunk);
     wanted = near ? std::min(wanted, bytes) : before;
     if ((wanted == bytes && wanted > before) || wanted >= before + std::max(chunk, part / 4)) {
@@ -123,8 +124,8 @@ Status Round::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) 
     if (outlet.target != source) continue;
     size_t bytes = outlet.stream.bytes();
     bool fits = allowed <= bytes;
-    if (grant != nullptr && !outlet.granted && outlet.sent == 0) {
-      fits = fits && wire::check(*grant, bytes) &&
+    if (grant != nullptr && !outlet.granted && outlet.sent <= outlet.head) {
+      fits = fits && wire::check(*grant, bytes - outlet.head) &&
              grant->chunk_bytes <= payload_of(group_.endpoint().max_message());
       outlet.granted = true;
       outlet.grant = *grant;
@@ -134,7 +135,7 @@ Status Round::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) 
               group_.describe(source) + " is ready for another flow than this rank's"};
     }
     outlet.cleared = true;
-    outlet.allowed = std::max<size_t>(outlet.allowed, outlet.eager() ? bytes : allowed);
+    outlet.allowed = std::max<size_t>(outlet.allowed, allowed);
   }
   return {};
 }
@@ -181,34 +182,35 @@ void Round::close_flows() {
 }
 
 bool Round::clear_early(Outlet& outlet) {
-  if (!outlet.cleared && outlet.eager()) {
-    outlet.cleared = group_.may_send_early(outlet.target, seq_, outlet.stream.bytes());
-    if (outlet.cleared) outlet.allowed = outlet.stream.bytes();
+  if (!outlet.cleared && outlet.head > 0) {
+    outlet.cleared = group_.may_send_early(outlet.target, seq_, outlet.head);
+    if (outlet.cleared) outlet.allowed = outlet.head;
   }
   return outlet.cleared;
 }
 
 size_t Round::step_of(const Outlet& outlet) const {
-  if (outlet.granted) return outlet.grant.chunk_bytes;
+  if (outlet.in_chunks()) return outlet.grant.chunk_bytes;
   size_t longest = group_.endpoint().max_message();
-  return payload_of(outlet.eager() ? std::min(longest, kEagerMessage) : longest);
+  if (outlet.sent >= outlet.head) return payload_of(longest);
+  return std::min(outlet.head - outlet.sent, payload_of(std::min(longest, kEagerMessage)));
 }
 
 bool Round::send_memory(Outlet& outlet, size_t bytes) {
-  auto index = static_cast<uint32_t>(outlet.sent / outlet.grant.chunk_bytes);
+  auto index = static_cast<uint32_t>((outlet.sent - outlet.head) / outlet.grant.chunk_bytes);
   return group_.endpoint().send_chunk(group_.peer(outlet.target), outlet.grant, index,
                                       outlet.memory + outlet.sent, bytes, &outlet.pending);
 }
 
 fabric::SendBuffer* Round::acquire(const Outlet& outlet, std::byte** to) {
   fabric::SendBuffer* buffer = group_.endpoint().acquire(group_.peer(outlet.target), false);
-  if (buffer != nullptr) *to = buffer->data + (outlet.granted ? 0 : sizeof(wire::Header));
+  if (buffer != nullptr) *to = buffer->data + (outlet.in_chunks() ? 0 : sizeof(wire::Header));
   return buffer;
 }
 
 void Round::post(const Outlet& outlet, fabric::SendBuffer* buffer, size_t bytes) {
-  if (outlet.granted) {
-    auto index = static_cast<uint32_t>(outlet.sent / outlet.grant.chunk_bytes);
+  if (outlet.in_chunks()) {
+    auto index = static_cast<uint32_t>((outlet.sent - outlet.head) / outlet.grant.chunk_bytes);
     group_.endpoint().post_chunk(buffer, outlet.grant, index, bytes);
   } else {
     group_.send_data(*this, buffer, outlet.sent, bytes);

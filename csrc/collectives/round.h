@@ -76,6 +76,10 @@ class Round {
   void take(int i, const intranode::Piece& head);
 
   // --- flows; start() makes them, then opens them.
+  // READYs of an operation's later rounds leave while earlier ones are under way: those need no head.
+  size_t head_of(const Stream& stream) const {
+    return stream.bytes() <= kEagerBytes ? stream.bytes() : begin_ == 0 ? kHeadBytes : 0;
+  }
   // `sends_at_once`: what goes out waits for no other node, so that it says what READY would say.
   void open_flows(bool sends_at_once);
   // Lets the senders send more, as far as the group's window reaches. True if it did.
@@ -121,7 +125,7 @@ bool Round::send_one(Outlet& outlet, size_t available, Fill&& fill) {
     return false;
   size_t bytes = std::min(step_of(outlet), outlet.allowed - outlet.sent);
   if (bytes == 0 || available < outlet.sent + bytes) return false;
-  if (outlet.granted && outlet.memory != nullptr) {
+  if (outlet.in_chunks() && outlet.memory != nullptr) {
     if (!send_memory(outlet, bytes)) return false;
   } else {
     std::byte* to = nullptr;
