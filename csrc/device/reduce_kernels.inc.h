@@ -15,20 +15,28 @@ namespace {
 constexpr size_t kFloatLanes = kWidth / sizeof(float);
 
 // Division by a power of two is multiplication by its inverse, to the bit, and several times as fast.
+// Integers are not divided.
 template <class S>
-struct Divisor {
-  enum Kind { kOne, kPowerOfTwo, kOther };
-  explicit Divisor(int by)
-      : kind(by <= 1                ? kOne
-             : (by & (by - 1)) == 0 ? kPowerOfTwo
-                                    : kOther),
-        value(kind == kPowerOfTwo ? S(1) / static_cast<S>(by) : static_cast<S>(by)) {}
-  SMDDP_INLINE void apply(V<S>* x) const {
-    if (kind == kPowerOfTwo) *x *= value;
-    if (kind == kOther) *x /= value;
+class Divisor {
+ public:
+  explicit Divisor(int by) {
+    if constexpr (std::is_floating_point_v<S>) {
+      if (by <= 1) return;
+      kind_ = (by & (by - 1)) == 0 ? kPowerOfTwo : kOther;
+      value_ = kind_ == kPowerOfTwo ? 1 / static_cast<S>(by) : static_cast<S>(by);
+    }
   }
-  Kind kind;
-  S value;
+  template <class Wide>
+  SMDDP_INLINE void apply(Wide* x) const {
+    if constexpr (std::is_floating_point_v<S>) {
+      if (kind_ == kOne) return;
+      for (auto& part : x->part) part = kind_ == kPowerOfTwo ? part * value_ : part / value_;
+    }
+  }
+
+ private:
+  enum { kOne, kPowerOfTwo, kOther } kind_ = kOne;
+  S value_ = 1;
 };
 
 struct Sources {
@@ -58,13 +66,7 @@ struct Reduction {
         }
       }
     }
-    if constexpr (std::is_floating_point_v<Sum>) {
-      if (divisor.kind != Divisor<Sum>::kOne) {
-        for (auto& wide : sum) {
-          for (auto& part : wide.part) divisor.apply(&part);
-        }
-      }
-    }
+    for (auto& each : sum) divisor.apply(&each);
     for (int i = 0; i < kVectors; ++i) {
       Bytes result = T::narrow(sum[i]);
       if (streaming) {
@@ -87,9 +89,7 @@ struct Reduction {
       typename T::Wide x = widen(k);
       for (int p = 0; p < T::kParts; ++p) sum.part[p] = Op::apply(sum.part[p], x.part[p]);
     }
-    if constexpr (std::is_floating_point_v<Sum>) {
-      for (auto& p : sum.part) divisor.apply(&p);
-    }
+    divisor.apply(&sum);
     put(padded, T::narrow(sum));
     std::memcpy(to + at, padded, bytes);
   }
