@@ -1,6 +1,6 @@
 // Rates of the reductions on one core, per instruction set, beside memcpy:
 //
-//   reduce [ISA [KiB...]]
+//   reduce_benchmark [all|ISA [KiB...]]
 //
 // GB/s of memory read and written: (sources + 1) times the size. "steps" is load, accumulate and store
 // over blocks, "reduce" is one call, "streaming" one with streaming stores. Below, copies from a window
