@@ -2,11 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace smddp {
@@ -107,6 +110,327 @@ TEST(Reduce, MinAndMaxHandNanOn) {
     device::accumulate(&a, &nan, 1, Dtype::kFloat32, op);
     EXPECT_TRUE(std::isnan(a));
   }
+}
+
+// --- every instruction set against one element at a time -----------------------------------------
+
+struct B16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+bool operator==(B16 a, B16 b) { return a.bits == b.bits; }
+bool operator==(F16 a, F16 b) { return a.bits == b.bits; }
+
+float wide(B16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+float wide(F16 x) { return half_by_definition(x.bits); }
+template <class T>
+T wide(T x) {
+  return x;
+}
+
+void narrow(float x, B16* out) {
+  uint32_t bits = std::bit_cast<uint32_t>(x);
+  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  out->bits = static_cast<uint16_t>(std::isnan(x) ? 0x7fc0 : rounded);
+}
+void narrow(float x, F16* out) {
+  uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  // The unit of the last place: nearbyint rounds to even.
+  int exponent = std::max(std::isfinite(x) && x != 0 ? std::ilogb(x) : -14, -14);
+  float units = std::nearbyint(std::ldexp(std::abs(x), 10 - exponent));
+  uint32_t bits = static_cast<uint32_t>(exponent + 14) << 10;
+  if (std::isnan(x)) {
+    out->bits = 0x7e00;
+  } else if (std::isinf(x) || exponent > 15) {
+    out->bits = sign | 0x7c00;
+  } else {
+    out->bits = static_cast<uint16_t>(sign | (bits + static_cast<uint32_t>(units)));
+  }
+}
+template <class T>
+void narrow(T x, T* out) {
+  *out = x;
+}
+
+template <class A>
+A apply(ReduceOp op, A a, A x) {
+  if (op == ReduceOp::kMin) return x < a || x != x ? x : a;
+  if (op == ReduceOp::kMax) return x > a || x != x ? x : a;
+  if constexpr (std::is_integral_v<A>) {
+    auto b = static_cast<uint64_t>(a), y = static_cast<uint64_t>(x);
+    return static_cast<A>(op == ReduceOp::kProduct ? b * y : b + y);
+  } else {
+    return op == ReduceOp::kProduct ? a * x : a + x;
+  }
+}
+
+template <class T>
+T reference(const std::vector<std::vector<T>>& sources, size_t n, size_t i, ReduceOp op, int by) {
+  auto sum = wide(sources[0][i]);
+  for (size_t k = 1; k < n; ++k) sum = apply(op, sum, wide(sources[k][i]));
+  using A = decltype(sum);
+  if constexpr (std::is_floating_point_v<A>) {
+    if (by > 1) sum /= static_cast<A>(by);
+  }
+  T result;
+  narrow(sum, &result);
+  return result;
+}
+
+// Of several NaNs, an fp32 or fp64 sum hands on any.
+template <class T>
+bool same(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) {
+    if (std::isnan(a) && std::isnan(b)) return true;
+  }
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+// Half of them any bits, half near one, some special.
+template <class T>
+T arbitrary(std::mt19937& random) {
+  T value;
+  uint64_t bits = random() | static_cast<uint64_t>(random()) << 32;
+  std::memcpy(&value, &bits, sizeof value);
+  if constexpr (!std::is_integral_v<T>) {
+    using A = decltype(wide(value));
+    constexpr A kInf = std::numeric_limits<A>::infinity();
+    const A special[] = {0,
+                         A(-0.0),
+                         kInf,
+                         -kInf,
+                         std::numeric_limits<A>::quiet_NaN(),
+                         std::numeric_limits<A>::denorm_min(),
+                         std::numeric_limits<A>::max(),
+                         65504,
+                         A(0x1p-24),
+                         A(1 + 0x1p-8),
+                         A(1 + 0x1p-11)};
+    uint32_t kind = random() % 32;
+    if (kind < std::size(special)) {
+      narrow(special[kind], &value);
+    } else if (kind < 22) {
+      narrow(static_cast<A>(static_cast<int32_t>(random())) * A(0x1p-30), &value);
+    }
+  }
+  return value;
+}
+
+std::vector<device::Isa> isas() {
+  std::vector<device::Isa> all;
+  for (auto isa : {device::Isa::kBaseline, device::Isa::kAvx2, device::Isa::kAvx512}) {
+    if (device::has(isa)) all.push_back(isa);
+  }
+  return all;
+}
+
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
+                             ReduceOp::kProduct};
+
+template <class T, Dtype kType>
+struct Typed {
+  using Element = T;
+  static constexpr Dtype kDtype = kType;
+};
+
+template <class T>
+class ReduceTyped : public testing::Test {
+ protected:
+  ReduceTyped() : best_(device::isa()) {}
+  ~ReduceTyped() override { device::set_isa(best_); }
+
+ private:
+  device::Isa best_;
+};
+using Types = testing::Types<Typed<float, Dtype::kFloat32>, Typed<double, Dtype::kFloat64>,
+                             Typed<B16, Dtype::kBFloat16>, Typed<F16, Dtype::kFloat16>,
+                             Typed<int8_t, Dtype::kInt8>, Typed<uint8_t, Dtype::kUInt8>,
+                             Typed<int16_t, Dtype::kInt16>, Typed<uint16_t, Dtype::kUInt16>,
+                             Typed<int32_t, Dtype::kInt32>, Typed<uint32_t, Dtype::kUInt32>,
+                             Typed<int64_t, Dtype::kInt64>, Typed<uint64_t, Dtype::kUInt64>>;
+TYPED_TEST_SUITE(ReduceTyped, Types);
+
+// In memory of their own, `shift` bytes behind an alignment to cache lines, and a mark behind them.
+template <class T>
+class Placed {
+ public:
+  Placed(const std::vector<T>& values, size_t count, size_t shift)
+      : bytes_(count * sizeof(T)), memory_(bytes_ + 64 + shift + 1) {
+    at_ = memory_.data() + -reinterpret_cast<uintptr_t>(memory_.data()) % 64 + shift;
+    if (bytes_ > 0) std::memcpy(at_, values.data(), bytes_);
+    at_[bytes_] = kMark;
+  }
+  void* data() { return at_; }
+  T operator[](size_t i) const {
+    T value;
+    std::memcpy(&value, at_ + i * sizeof(T), sizeof value);
+    return value;
+  }
+  bool intact() const { return at_[bytes_] == kMark; }
+
+ private:
+  static constexpr std::byte kMark{0x5a};
+  size_t bytes_;
+  std::vector<std::byte> memory_;
+  std::byte* at_;
+};
+
+TYPED_TEST(ReduceTyped, IsTheSameWithEveryInstructionSet) {
+  using T = typename TypeParam::Element;
+  constexpr Dtype dtype = TypeParam::kDtype;
+  constexpr size_t kMostSources = 9, kMostElements = 200;
+  std::mt19937 random(7);
+  std::vector<std::vector<T>> values(kMostSources);
+  for (auto& source : values) {
+    for (size_t i = 0; i < kMostElements; ++i) source.push_back(arbitrary<T>(random));
+  }
+  for (ReduceOp op : kOps) {
+    for (size_t n = 1; n <= kMostSources; ++n) {
+      int by = op != ReduceOp::kAvg ? 1 : n == kMostSources ? 256 : static_cast<int>(n);
+      std::vector<T> expected;
+      for (size_t i = 0; i < kMostElements; ++i) {
+        expected.push_back(reference(values, n, i, op, by));
+      }
+      for (device::Isa isa : isas()) {
+        ASSERT_TRUE(device::set_isa(isa));
+        for (size_t count = 0; count <= kMostElements; ++count) {
+          std::vector<Placed<T>> placed;
+          std::vector<const void*> sources;
+          for (size_t k = 0; k < n; ++k) {
+            // All aligned, off by some elements, or off by odd numbers of bytes.
+            size_t shift = count % 3 == 0 ? 0 : count % 3 == 1 ? k * sizeof(T) : 2 * k + 1;
+            placed.emplace_back(values[k], count, shift);
+            sources.push_back(placed.back().data());
+          }
+          bool in_place = count % 2 == 0;
+          if (!in_place) placed.emplace_back(values[0], count, count % 5 * sizeof(T));
+          Placed<T>& out = in_place ? placed[count / 2 % n] : placed.back();
+          bool streaming = count % 4 < 2;
+          device::reduce(out.data(), sources.data(), n, count, dtype, op, by, streaming);
+          for (size_t i = 0; i < count; ++i) {
+            ASSERT_TRUE(same(out[i], expected[i]))
+                << name_of(isa) << ' ' << name_of(op) << ", element " << i << " of " << count
+                << ", sources: " << n;
+          }
+          for (const auto& each : placed) ASSERT_TRUE(each.intact());
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(ReduceTyped, InStepsIsTheSame) {
+  using T = typename TypeParam::Element;
+  using A = decltype(wide(T{}));
+  constexpr Dtype dtype = TypeParam::kDtype;
+  constexpr size_t n = 3, kMostElements = 200;
+  std::mt19937 random(11);
+  std::vector<std::vector<T>> values(n);
+  for (auto& source : values) {
+    for (size_t i = 0; i < kMostElements; ++i) source.push_back(arbitrary<T>(random));
+  }
+  for (ReduceOp op : kOps) {
+    for (device::Isa isa : isas()) {
+      ASSERT_TRUE(device::set_isa(isa));
+      for (size_t count = 0; count <= kMostElements; ++count) {
+        int by = op != ReduceOp::kAvg ? 1 : count % 2 == 0 ? 3 : 4;
+        Placed<A> sum({}, 0, 0);
+        std::vector<A> zeros(count);
+        sum = Placed<A>(zeros, count, 0);
+        Placed<T> out(values[0], count, 1);
+        for (size_t k = 0; k < n; ++k) {
+          Placed<T> source(values[k], count, count % 2 * k);
+          if (k == 0) device::load(sum.data(), source.data(), count, dtype);
+          if (k != 0) device::accumulate(sum.data(), source.data(), count, dtype, op);
+        }
+        device::divide(sum.data(), count, device::accumulator_of(dtype), by);
+        device::store(out.data(), sum.data(), count, dtype);
+        ASSERT_TRUE(sum.intact() && out.intact());
+        for (size_t i = 0; i < count; ++i) {
+          ASSERT_TRUE(same(out[i], reference(values, n, i, op, by)))
+              << name_of(isa) << ' ' << name_of(op) << ", element " << i << " of " << count;
+        }
+      }
+    }
+  }
+}
+
+template <class T>
+class ReduceHalf : public ReduceTyped<T> {};
+using HalfTypes = testing::Types<Typed<B16, Dtype::kBFloat16>, Typed<F16, Dtype::kFloat16>>;
+TYPED_TEST_SUITE(ReduceHalf, HalfTypes);
+
+// One source is widened and rounded again; two are added, each value to one of random bits, and
+// divided: by 3, which leaves results between two halves anywhere, and by 2, which leaves ties.
+TYPED_TEST(ReduceHalf, EveryValue) {
+  using T = typename TypeParam::Element;
+  constexpr size_t kAll = 65536;
+  std::mt19937 random(3);
+  std::vector<std::vector<T>> values(2);
+  for (uint32_t bits = 0; bits < kAll; ++bits) {
+    values[0].push_back({static_cast<uint16_t>(bits)});
+    values[1].push_back(arbitrary<T>(random));
+  }
+  const void* sources[] = {values[0].data(), values[1].data()};
+  for (device::Isa isa : isas()) {
+    ASSERT_TRUE(device::set_isa(isa));
+    for (auto [n, op, by] : {std::tuple(1, ReduceOp::kSum, 1), std::tuple(1, ReduceOp::kSum, 3),
+                             std::tuple(1, ReduceOp::kSum, 1024), std::tuple(2, ReduceOp::kSum, 1),
+                             std::tuple(2, ReduceOp::kAvg, 2), std::tuple(2, ReduceOp::kAvg, 3),
+                             std::tuple(2, ReduceOp::kMin, 1), std::tuple(2, ReduceOp::kMax, 1),
+                             std::tuple(2, ReduceOp::kProduct, 1)}) {
+      std::vector<T> out(kAll);
+      device::reduce(out.data(), sources, n, kAll, TypeParam::kDtype, op, by);
+      for (size_t i = 0; i < kAll; ++i) {
+        ASSERT_EQ(out[i].bits, reference(values, n, i, op, by).bits)
+            << name_of(isa) << ' ' << name_of(op) << " / " << by << ", " << n << ": " << std::hex
+            << i << ' ' << values[1][i].bits;
+      }
+    }
+  }
+}
+
+// Any float, ties between halves and subnormal halves among them.
+TYPED_TEST(ReduceHalf, RoundsAlike) {
+  using T = typename TypeParam::Element;
+  std::mt19937 random(5);
+  std::vector<float> values;
+  for (uint32_t top = 0; top < 65536; ++top) {
+    for (uint32_t low : {0u, 1u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu,
+                         static_cast<uint32_t>(random() & 0xffff)}) {
+      values.push_back(std::bit_cast<float>(top << 16 | low));
+    }
+  }
+  for (device::Isa isa : isas()) {
+    ASSERT_TRUE(device::set_isa(isa));
+    std::vector<T> out(values.size());
+    device::store(out.data(), values.data(), values.size(), TypeParam::kDtype);
+    for (size_t i = 0; i < values.size(); ++i) {
+      T expected;
+      narrow(values[i], &expected);
+      ASSERT_EQ(out[i].bits, expected.bits) << name_of(isa) << ' ' << std::hexfloat << values[i];
+    }
+  }
+}
+
+TEST(Reduce, CopiesAnywhere) {
+  std::vector<char> from(1000), to(1000);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7);
+  device::Isa best = device::isa();
+  for (device::Isa isa : isas()) {
+    device::set_isa(isa);
+    for (size_t bytes = 0; bytes < 700; ++bytes) {
+      size_t at = bytes % 67, back = bytes % 31;
+      std::fill(to.begin(), to.end(), char{1});
+      device::copy(to.data() + at, from.data() + back, bytes, true);
+      ASSERT_EQ(std::memcmp(to.data() + at, from.data() + back, bytes), 0) << bytes;
+      ASSERT_EQ(to[at + bytes], 1);
+      ASSERT_TRUE(at == 0 || to[at - 1] == 1);
+    }
+  }
+  device::set_isa(best);
 }
 
 }  // namespace
