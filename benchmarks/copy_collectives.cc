@@ -251,7 +251,7 @@ int main(int argc, char** argv) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < ranks; ++rank) {
     pid_t pid = fork();
-    if (pid == 0) return serve(argv[1], World{rank, ranks, flags, arena, crowded ? 1 : 10'000, 0});
+    if (pid == 0) return serve(argv[1], World{rank, ranks, flags, arena, crowded ? 1 : 1'000, 0});
     if (pid < 0) {
       std::perror("fork");
       for (pid_t child : children) kill(child, SIGKILL);

@@ -73,6 +73,8 @@ def competitor_handles(rows: Sequence[Row]) -> list[Line2D]:
     handles = []
     for name in (n for n in STYLES if any(row.competitor == n for row in rows)):
         colour, marker, label = STYLES[name]
+        if all(row.hosts == 1 for row in rows):
+            label = label.partition(", lib")[0]  # no network, whichever way it would use one
         width = 2.4 if name.startswith("smddp") else 1.3
         handles.append(
             Line2D([], [], color=colour, marker=marker, linewidth=width, markersize=5, label=label)

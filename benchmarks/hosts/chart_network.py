@@ -48,7 +48,7 @@ def setting(rows: Sequence[Row]) -> str:
         return " and ".join(sorted(values))
 
     hosts = each({str(row.hosts) for row in rows})
-    nics = each({f"{row.nics} x {rate(row)}" if row.nics > 1 else rate(row) for row in rows})
+    nics = each({f"{row.nics} x {rate(row)}" if (row.nics or 1) > 1 else rate(row) for row in rows})
     return f"{hosts} emulated hosts, {nics} each way per host; {each({r.machine for r in rows})}"
 
 

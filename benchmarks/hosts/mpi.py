@@ -12,14 +12,15 @@ from pathlib import Path
 
 from .competitors import Competitor, rank_environment
 from .crew import Crew
-from .field import Field
+from .field import Field, Network
 
 
 def enter_script(field: Field) -> Path:
     """An ssh that enters a host of the testbed: HOST COMMAND..."""
+    assert isinstance(field, Network)
     path = field.folder / "enter-host"
     if not path.exists():
-        hosts = [f"{host.name}|{host.addresses[0]}) pid={host.pid} ;;" for host in field.hosts]
+        hosts = [f"{host.name}|{host.addresses[0]}) pid={host.pid} ;;" for host in field.bed.hosts]
         lines = [
             "#!/bin/sh",
             'while [ "${1#-}" != "$1" ]; do shift; done',  # ssh's own options
