@@ -36,7 +36,7 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize bench bench-hosts lint format tidy walls clean
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize bench bench-programs bench-host bench-hosts lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -125,14 +125,24 @@ sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undef
 	LSAN_OPTIONS=suppressions=$(CURDIR)/tests/cpp/lsan.supp \
 	  $(BIN)/ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
 
-bench: build  ## measure AllGather, ReduceScatter and AllReduce beside Gloo, short form
-	$(LOCAL) $(PY) benchmarks/collectives.py --short
+bench: bench-programs  ## measure inside this host beside Gloo and the peers that are there, a minute
+	$(PY) benchmarks/collectives.py --short --ranks $(RANKS)
+
+bench-programs: build
+	$(BIN)/cmake -S . -B build -DSMDDP_BENCHMARKS=ON
+	$(BIN)/cmake --build build --parallel $(JOBS) --target core_collectives copy_collectives
+
+BENCH_SIZES ?= 1K,64K,1M..256M
+bench-host: bench-programs  ## measure inside this host, RANKS ranks, in turns with MPI and others; half an hour
+	-$(PY) benchmarks/peers.py
+	$(PY) benchmarks/collectives.py --ranks $(RANKS) --sizes $(BENCH_SIZES) \
+	  --peers copy,fake,gloo,mpich,impi,openmpi,oneccl \
+	  --ops all_gather,reduce_scatter,all_reduce,all_gather_64 \
+	  --csv runs/host-$(RANKS).csv --figure runs/host-$(RANKS).png
 
 BENCH_ARGS ?= --ranks-per-host 2 --peers gloo,mpich,impi,openmpi,oneccl --csv runs/hosts.csv \
   --figure runs/hosts.png
-bench-hosts: build  ## measure between emulated hosts, in turns with MPI and others; needs root
-	$(BIN)/cmake -S . -B build -DSMDDP_BENCHMARKS=ON
-	$(BIN)/cmake --build build --parallel $(JOBS) --target core_collectives
+bench-hosts: bench-programs  ## measure between emulated hosts, in turns with MPI and others; needs root
 	-$(PY) benchmarks/peers.py
 	$(PY) benchmarks/collectives.py $(BENCH_ARGS)
 

@@ -1,15 +1,20 @@
-"""Collectives of smddp beside those of its peers, in the same run, in turn: A B A B.
+"""Collectives of smddp beside those of its peers, in the same run, in turns: A B C A B C.
 
-Between emulated hosts, each with network interfaces of a given rate (needs root; README.md says
-what is measured):
+README.md says what is measured, and how.
+
+On this machine, between ranks of one host, without a network and without special rights:
+
+    python benchmarks/collectives.py --ranks 2 --peers copy,gloo,mpich,openmpi \\
+        --sizes 1K,64K,1M..256M --csv runs/host-2.csv --figure runs/host-2.png
+
+Between emulated hosts, each with network interfaces of a given rate (needs root):
 
     python benchmarks/collectives.py --hosts 2 --ranks-per-host 4 --rate 1gbit \\
         --peers gloo,mpich,openmpi --sizes 4K..64M --csv runs/hosts.csv --figure runs/hosts.png
 
-Or beside Gloo on this machine's loopback, with any number of ranks:
+As several hosts by name only, whose ranks use libfabric over this machine's loopback:
 
-    python benchmarks/collectives.py --ranks 2 --sizes 1K,64K,1M,16M --csv runs/bench.csv
-    python benchmarks/collectives.py --hosts 2 --ranks 2     # two hosts, over libfabric
+    python benchmarks/collectives.py --hosts 2 --ranks 2
 """
 
 from __future__ import annotations
@@ -18,10 +23,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from hosts.plan import OPS, parse_sizes
+from hosts.plan import ALL_OPS, BYTES_OF, COALESCED, OPS, parse_sizes
 
-DTYPES = ("fp32", "bf16", "fp16")
-PEERS = ("gloo", "mpich", "mpich-ucx", "impi", "openmpi", "oneccl")
+PEERS = ("copy", "fake", "gloo", "mpich", "mpich-ucx", "impi", "openmpi", "oneccl")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -29,68 +33,111 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add = parser.add_argument
-    add("--hosts", type=int, help="default: 1 on loopback, 2 emulated")
-    add("--sizes", help="bytes of the whole, with K, M or G; 4K..64M is every fourfold step")
-    add("--ops", default=",".join(OPS))
-    add("--turns", type=int, default=5, help="timed turns of each competitor")
-    add("--csv", type=Path, help="write all figures there")
-    add("--short", action="store_true", help="three sizes, three turns: about a minute")
+    add = parser.add_argument_group("what runs where").add_argument
+    add("--ranks", type=int, metavar="N", help="on this machine as it is; the default, with 2")
+    add(
+        "--ranks-per-host",
+        type=int,
+        metavar="R",
+        help="on emulated hosts; with --hosts 1 as --ranks",
+    )
+    add("--hosts", type=int, metavar="K", help="default: 1, or 2 if they are emulated")
+    add("--rate", default="1gbit", help="of each emulated interface, each way, as tc writes it")
+    add("--nics", type=int, default=1, help="emulated interfaces per host")
 
-    loopback = parser.add_argument_group("on loopback").add_argument
-    loopback("--ranks", type=int, help="of all hosts together; default 2")
-    loopback("--dtypes", default="fp32,bf16")
-
-    hosts = parser.add_argument_group("between emulated hosts").add_argument
-    hosts("--ranks-per-host", type=int, metavar="R", help="this option chooses emulated hosts")
-    hosts("--rate", default="1gbit", help="of each interface, each way, as tc writes it")
-    hosts("--nics", type=int, default=1, help="interfaces per host")
-    hosts("--peers", default="gloo", help=f"of {','.join(PEERS)}; 'none' for smddp alone")
-    hosts(
+    add = parser.add_argument_group("who takes part").add_argument
+    add(
+        "--peers",
+        help=f"of {', '.join(PEERS)}; 'none' for smddp alone; 'fetched' for copy, gloo and those "
+        "that peers.py fetched. copy: the least that a host's memory asks of anybody; fake: "
+        "torch's backend that does nothing, for calls of up to 4 KiB. Default: gloo",
+    )
+    add(
         "--from",
         dest="source",
-        choices=("core", "torch", "both"),
+        choices=("core", "torch", "both", "none"),
         default="both",
         help="smddp called from C++ (competitor smddp), from torch (smddp-torch), or both",
     )
-    hosts("--seconds-per-turn", type=float, default=1.0, metavar="S")
-    hosts("--figure", type=Path, help="draw the figure there")
-    hosts("--resume", type=Path, metavar="CSV", help="add to this file what it lacks")
-    hosts("--core", type=Path, default=ROOT / "build/benchmarks/core_collectives")
-    hosts("--peers-folder", type=Path, default=ROOT / "benchmarks/.peers")
+    add("--core", type=Path, default=ROOT / "build/benchmarks/core_collectives", metavar="PROGRAM")
+    add("--peers-folder", type=Path, default=ROOT / "benchmarks/.peers", metavar="FOLDER")
+
+    add = parser.add_argument_group("what is measured").add_argument
+    add("--sizes", help="bytes of the whole, with K, M or G; 4K..64M is every fourfold step")
+    add(
+        "--ops",
+        default=",".join(OPS),
+        help=f"of {', '.join(ALL_OPS)}; {COALESCED} is one coalesced call on 64 tensors of 1 KiB "
+        "to 4 MiB, with one on a single tensor of as many bytes beside it",
+    )
+    add(
+        "--dtypes",
+        help=f"of {', '.join(BYTES_OF)}, for all operations. Default: both with --ranks; between "
+        "emulated hosts fp32 is gathered and bf16 is summed",
+    )
+    add("--turns", type=int, default=5, help="timed turns of each competitor")
+    add("--seconds-per-turn", type=float, metavar="S", help="default: 0.5; 1 with emulated hosts")
+    add(
+        "--short",
+        action="store_true",
+        help="three sizes, bf16, three short turns, beside all peers that are there: a minute",
+    )
+
+    add = parser.add_argument_group("what is written").add_argument
+    add("--csv", type=Path, help="all figures")
+    add("--figure", type=Path, help="the figure, as PNG, PDF or SVG")
+    add("--resume", type=Path, metavar="CSV", help="add to this file what it lacks")
     return parser
+
+
+def fetched(folder: Path) -> list[str]:
+    found = [p for p in PEERS if list((folder / p).glob("*_collectives"))]
+    return ["copy", "gloo", *found]
+
+
+def complete(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Checks the options and fills in what depends on others."""
+    if args.ranks is not None and args.ranks_per_host is not None:
+        parser.error("--ranks is for this machine, --ranks-per-host for emulated hosts")
+    args.emulated = args.ranks_per_host is not None and args.hosts != 1
+    args.hosts = args.hosts or (2 if args.emulated else 1)
+    if args.ranks_per_host is None:
+        args.ranks = args.ranks or 2
+        if args.hosts < 1 or args.ranks % args.hosts:
+            parser.error(f"--ranks {args.ranks} can't be dealt out to --hosts {args.hosts} evenly")
+        args.ranks_per_host = args.ranks // args.hosts
+    if args.short:
+        args.sizes, args.turns = args.sizes or "1K,1M,16M", 3
+        args.dtypes = args.dtypes or "bf16"
+        args.seconds_per_turn = args.seconds_per_turn or 0.2
+        args.peers = args.peers or "fetched"
+    args.seconds_per_turn = args.seconds_per_turn or (1.0 if args.emulated else 0.5)
+    sizes = args.sizes or ("4K..64M" if args.emulated else "1K,64K,1M,16M,64M")
+    try:
+        args.sizes = parse_sizes(sizes)
+    except ValueError:
+        parser.error(f"--sizes {sizes}: write bytes as 4K, 64M or 4K..64M")
+    args.ops = args.ops.split(",")
+    args.dtypes = (args.dtypes or ("" if args.emulated else "fp32,bf16")).split(",")
+    args.dtypes = [dtype for dtype in args.dtypes if dtype]
+    args.peers = (args.peers or "gloo").split(",")
+    if args.peers == ["none"]:
+        args.peers = []
+    elif args.peers == ["fetched"]:
+        args.peers = fetched(args.peers_folder)
+    for given, known in ((args.ops, ALL_OPS), (args.dtypes, BYTES_OF), (args.peers, PEERS)):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
 
 
 def main() -> int:
     parser = make_parser()
     args = parser.parse_args()
-    emulated = args.ranks_per_host is not None
-    if emulated and args.ranks is not None:
-        parser.error("--ranks counts ranks on loopback; emulated hosts take --ranks-per-host")
-    if args.short:
-        args.sizes, args.turns, args.dtypes = "1K,1M,16M", 3, "bf16"
-        args.seconds_per_turn = 0.5
-    try:
-        args.sizes = parse_sizes(args.sizes or ("4K..64M" if emulated else "1K,64K,1M,16M,64M"))
-    except ValueError:
-        parser.error(f"--sizes {args.sizes}: write bytes as 4K, 64M or 4K..64M")
-    args.ops, args.dtypes = args.ops.split(","), args.dtypes.split(",")
-    args.peers = [] if args.peers == "none" else args.peers.split(",")
-    for given, known in ((args.ops, OPS), (args.dtypes, DTYPES), (args.peers, PEERS)):
-        unknown = [name for name in given if name not in known]
-        if unknown:
-            parser.error(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
-    if emulated:
-        from hosts.run import run as run_hosts
+    complete(args, parser)
+    from hosts.run import run
 
-        args.hosts = args.hosts or 2
-        return run_hosts(args)
-    args.ranks, args.hosts = args.ranks or 2, args.hosts or 1
-    if not 1 <= args.hosts <= args.ranks:
-        parser.error(f"--hosts {args.hosts} needs at least as many ranks; --ranks is {args.ranks}")
-    from loopback import run as run_loopback
-
-    return run_loopback(args)
+    return run(args)
 
 
 if __name__ == "__main__":

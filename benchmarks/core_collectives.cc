@@ -21,15 +21,27 @@ struct Group {
   Communicator& communicator;
 };
 
-void add_parts(Blocks& blocks, void* whole, size_t bytes, int ranks) {
+// Of each rank's block the extents, one per tensor, in a buffer that holds tensor after tensor.
+void add_parts(Blocks& blocks, const turn_case& what, int ranks) {
+  size_t size = turn_size_of(what.dtype);
   for (int r = 0; r < ranks; ++r) {
-    blocks.add(static_cast<std::byte*>(whole) + static_cast<size_t>(r) * bytes, bytes);
+    auto* at = static_cast<std::byte*>(what.whole);
+    for (size_t t = 0; t < what.tensors; ++t) {
+      size_t bytes = what.counts[t] * size;
+      blocks.add(at + static_cast<size_t>(r) * bytes, bytes);
+      at += static_cast<size_t>(ranks) * bytes;
+    }
     blocks.end_block();
   }
 }
 
-void add_one(Blocks& blocks, void* part, size_t bytes) {
-  blocks.add(part, bytes);
+void add_part(Blocks& blocks, const turn_case& what) {
+  auto* at = static_cast<std::byte*>(what.part);
+  for (size_t t = 0; t < what.tensors; ++t) {
+    size_t bytes = what.counts[t] * turn_size_of(what.dtype);
+    blocks.add(at, bytes);
+    at += bytes;
+  }
   blocks.end_block();
 }
 
@@ -37,19 +49,19 @@ std::shared_ptr<Operation> operation_of(const turn_case& what, int ranks) {
   auto op = std::make_shared<Operation>();
   op->element_size = turn_size_of(what.dtype);
   op->digest = what.count;
-  size_t bytes = what.count * op->element_size;
-  if (what.op == TURN_ALL_GATHER) {
+  op->tensors = static_cast<uint32_t>(what.tensors);
+  if (what.op == TURN_ALL_GATHER || what.op == TURN_ALL_GATHER_64) {
     op->collective = Collective::kAllGather;
-    add_one(op->input, what.part, bytes);
-    add_parts(op->output, what.whole, bytes, ranks);
+    add_part(op->input, what);
+    add_parts(op->output, what, ranks);
     return op;
   }
   op->dtype = what.dtype == TURN_FP32 ? Dtype::kFloat32 : Dtype::kBFloat16;
   op->reduce_op = ReduceOp::kSum;
-  add_parts(op->input, what.whole, bytes, ranks);
+  add_parts(op->input, what, ranks);
   if (what.op == TURN_REDUCE_SCATTER) {
     op->collective = Collective::kReduceScatter;
-    add_one(op->output, what.part, bytes);
+    add_part(op->output, what);
   } else {
     op->collective = Collective::kAllReduce;
     op->output = op->input;
@@ -77,8 +89,12 @@ int barrier(void* context) {
   std::vector<std::byte> bytes(ranks + 1);
   auto op = std::make_shared<Operation>();
   op->collective = Collective::kBarrier;
-  add_one(op->input, &bytes[ranks], 1);
-  add_parts(op->output, bytes.data(), 1, group.communicator.ranks());
+  op->input.add(&bytes[ranks], 1);
+  op->input.end_block();
+  for (size_t r = 0; r < ranks; ++r) {
+    op->output.add(&bytes[r], 1);
+    op->output.end_block();
+  }
   return finish(group, op);
 }
 
@@ -102,7 +118,7 @@ int run(const char* pipes, const char* directory) {
   auto communicator = Communicator::create(*engine.value(), store, rank, ranks, options);
   if (!communicator.ok()) return fail(communicator.status().message());
   Group group{*engine.value(), *communicator.value()};
-  turn_program program{rank, ranks, "core", &group, call, barrier};
+  turn_program program{rank, ranks, "core", &group, call, barrier, nullptr, nullptr};
   int status = turn_serve(&program, pipes);
   communicator.value().reset();
   return status;

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "oneapi/ccl.hpp"
 #include "turns.h"
@@ -41,7 +42,19 @@ int call(void* context, const turn_case* c) {
   auto type = c->dtype == TURN_FP32 ? ccl::datatype::float32 : ccl::datatype::bfloat16;
   auto sum = ccl::reduction::sum;
   auto ranks = static_cast<size_t>(communicator.size());
-  if (c->op == TURN_ALL_GATHER) {
+  if (c->op == TURN_ALL_GATHER_64) {
+    std::vector<ccl::event> events;
+    auto *from = static_cast<char*>(c->part), *to = static_cast<char*>(c->whole);
+    ccl::group_start();
+    for (size_t t = 0; t < c->tensors; ++t) {
+      size_t bytes = c->counts[t] * turn_size_of(c->dtype);
+      events.push_back(ccl::allgather(from, to, c->counts[t], type, communicator));
+      from += bytes;
+      to += bytes * ranks;
+    }
+    ccl::group_end();
+    for (ccl::event& event : events) event.wait();
+  } else if (c->op == TURN_ALL_GATHER) {
     ccl::allgather(c->part, c->whole, c->count, type, communicator).wait();
   } else if (c->op == TURN_REDUCE_SCATTER) {
     ccl::reduce_scatter(c->whole, c->part, c->count, type, sum, communicator).wait();
@@ -94,7 +107,7 @@ int run(const char* pipes, const std::filesystem::path& store) {
   auto found = ccl::get_library_version();
   std::string version = std::string("oneCCL ") + std::to_string(found.major) + "." +
                         std::to_string(found.minor) + "." + std::to_string(found.update);
-  turn_program program{rank, ranks, version.c_str(), &world, call, barrier};
+  turn_program program{rank, ranks, version.c_str(), &world, call, barrier, nullptr, nullptr};
   return turn_serve(&program, pipes);
 }
 

@@ -7,17 +7,48 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from hosts.plan import COALESCED, tensor_counts
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def pieces(
+    tensor: torch.Tensor, table: torch.Tensor, first: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Short stretches of it, each with what `table` has for element `first` and those that follow.
+
+    Short, as eight ranks with a few copies each of 256 MiB are much of a machine's memory.
+    """
+    step = 7 << 16
+    repeated = table.repeat(min(len(tensor), step) // 7 + 2)
+    for at in range(0, len(tensor), step):
+        piece, phase = tensor[at : at + step], (first + at) % 7
+        yield piece, repeated[phase : phase + len(piece)]
+
+
+def fill(tensor: torch.Tensor, table: torch.Tensor) -> None:
+    for piece, values in pieces(tensor, table, 0):
+        piece.copy_(values)
+
+
+def holds(tensor: torch.Tensor, table: torch.Tensor, first: int = 0) -> bool:
+    return all(torch.equal(piece, values) for piece, values in pieces(tensor, table, first))
+
+
+def gather_coalesced(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+    with dist._coalescing_manager():
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.all_gather_into_tensor(whole, part)
 
 
 class Case:
@@ -28,13 +59,21 @@ class Case:
         self.op = op
         self.ranks = dist.get_world_size()
         kind = DTYPES[dtype]
-        self.count = max(1, size // kind.itemsize // self.ranks)
+        counts = [max(1, size // kind.itemsize // self.ranks)]
+        if op == COALESCED:
+            counts = tensor_counts(self.ranks, kind.itemsize)
+        self.count = sum(counts)
         # Zeros, so that in-place sums stay what they are; written, so that the pages are there.
         self.whole = torch.empty(self.count * self.ranks, dtype=kind).zero_()
         self.part = torch.empty(self.count, dtype=kind).zero_()
+        # Tensor after tensor: one, but for the coalesced operation.
+        self.wholes = self.whole.split([n * self.ranks for n in counts])
+        self.parts = self.part.split(counts)
 
     def call(self) -> Callable[[], object]:
         whole, part = self.whole, self.part
+        if self.op == COALESCED:
+            return lambda: gather_coalesced(self.wholes, self.parts)
         if self.op == "all_gather":
             return lambda: dist.all_gather_into_tensor(whole, part)
         if self.op == "reduce_scatter":
@@ -44,25 +83,24 @@ class Case:
     def check(self) -> dict[str, Any]:
         """The data of turns.h: (i + 3 * rank) mod 7."""
         rank, count = dist.get_rank(), self.count
-        element = torch.arange(count * self.ranks)
-
-        def values(i: torch.Tensor, of: int) -> torch.Tensor:
-            return ((i + 3 * of) % 7).to(self.whole.dtype)
-
-        if self.op == "all_gather":
-            want = torch.cat([values(element[:count], r) for r in range(self.ranks)])
-            self.part.copy_(values(element[:count], rank))
-        else:
-            table = sum((torch.arange(7) + 3 * r) % 7 for r in range(self.ranks))
-            assert isinstance(table, torch.Tensor)
-            want = table[element % 7].to(self.whole.dtype)
-            self.whole.copy_(values(element, rank))
+        of_rank = [((torch.arange(7) + 3 * r) % 7).to(self.whole.dtype) for r in range(self.ranks)]
+        sums = torch.stack(of_rank).sum(0)
+        gathers = self.op in ("all_gather", COALESCED)
+        fill(self.part if gathers else self.whole, of_rank[rank])
         dist.barrier()
         self.call()()
-        got = self.whole
-        if self.op == "reduce_scatter":
-            got, want = self.part, want[count * rank : count * (rank + 1)]
-        right = torch.equal(got, want)
+        if dist.get_backend() == "fake":  # does nothing, so nothing is right or wrong with it
+            right = None
+        elif gathers:
+            right, first = True, 0
+            for whole, part in zip(self.wholes, self.parts, strict=True):
+                blocks = zip(whole.split(len(part)), of_rank, strict=True)
+                right = right and all(holds(block, table, first) for block, table in blocks)
+                first += len(part)
+        elif self.op == "reduce_scatter":
+            right = holds(self.part, sums, count * rank)
+        else:
+            right = holds(self.whole, sums)
         self.whole.zero_()
         self.part.zero_()
         return {"right": right}
@@ -122,11 +160,21 @@ def serve(pipes: Path) -> None:
             waiting_since = time.process_time()
 
 
+def start(backend: str) -> None:
+    if backend != "fake":
+        dist.init_process_group(backend)
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, store=FakeStore(), rank=rank, world_size=ranks)
+
+
 def main() -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)
     backend, pipes = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
-    dist.init_process_group(backend)
+    start(backend)
     serve(pipes)
     dist.destroy_process_group()
     return 0

@@ -8,7 +8,9 @@
 //     free                             gives the buffers back
 //     quit
 //
-// BYTES are those of the whole: AllGather's output, ReduceScatter's input, AllReduce's buffer.
+// BYTES are those of the whole: AllGather's output, ReduceScatter's input, AllReduce's buffer. The
+// operation all_gather_64 is one coalesced AllGather of TURN_TENSORS tensors, whose sizes are fixed
+// (hosts/plan.py has the same rule), so BYTES follow from them.
 // Between turns a rank is blocked in read(2): whatever its library does while it waits (most MPIs
 // spin), it costs nobody else's turn a cycle. A broadcast of the command would not have this.
 #pragma once
@@ -24,15 +26,20 @@
 #include <time.h>
 #include <unistd.h>
 
-enum turn_op { TURN_ALL_GATHER, TURN_REDUCE_SCATTER, TURN_ALL_REDUCE };
+enum { TURN_TENSORS = 64 };
+enum turn_op { TURN_ALL_GATHER, TURN_REDUCE_SCATTER, TURN_ALL_REDUCE, TURN_ALL_GATHER_64 };
 enum turn_dtype { TURN_FP32, TURN_BF16 };
+enum turn_buffer { TURN_WHOLE, TURN_PART };
 
-// What one call works on: `part` holds `count` elements, `whole` that many per rank.
+// What one call works on: `part` holds `count` elements, `whole` that many per rank. Of a coalesced
+// operation they hold one tensor after the other: tensor t has counts[t] elements in `part`, and in
+// `whole` that many per rank, rank by rank. Of any other there is one tensor.
 struct turn_case {
   enum turn_op op;
   enum turn_dtype dtype;
   size_t count;
   void *whole, *part;
+  size_t tensors, counts[TURN_TENSORS];
 };
 
 struct turn_program {
@@ -41,6 +48,9 @@ struct turn_program {
   void* context;        // handed to the two below; each returns 0, or says why not and returns 1
   int (*call)(void* context, const struct turn_case* what);  // blocks until its result is complete
   int (*barrier)(void* context);
+  // Where a program's buffers can't be ordinary memory; null otherwise.
+  void* (*map)(void* context, enum turn_op op, enum turn_buffer which, size_t bytes);
+  void (*unmap)(void* context, enum turn_op op, enum turn_buffer which, void* at, size_t bytes);
 };
 
 static inline size_t turn_size_of(enum turn_dtype dtype) { return dtype == TURN_FP32 ? 4 : 2; }
@@ -99,7 +109,7 @@ static inline int turn_sum(size_t i, int ranks) {
 
 static inline void turn_fill(const struct turn_program* p, const struct turn_case* c) {
   size_t all = c->count * (size_t)p->ranks;
-  if (c->op == TURN_ALL_GATHER) {
+  if (c->op == TURN_ALL_GATHER || c->op == TURN_ALL_GATHER_64) {
     for (size_t i = 0; i < c->count; ++i) turn_put(c->part, i, c->dtype, turn_value(i, p->rank));
     memset(c->whole, 0xff, all * turn_size_of(c->dtype));
   } else {
@@ -118,26 +128,55 @@ static inline int turn_is_right(const struct turn_program* p, const struct turn_
     }
     return 1;
   }
-  for (size_t i = 0; i < all; ++i) {
-    int want = c->op == TURN_ALL_REDUCE ? sums[i % 7] : turn_value(i % n, (int)(i / n));
-    if (turn_get(c->whole, i, c->dtype) != want) return 0;
+  if (c->op == TURN_ALL_REDUCE) {
+    for (size_t i = 0; i < all; ++i) {
+      if (turn_get(c->whole, i, c->dtype) != sums[i % 7]) return 0;
+    }
+    return 1;
+  }
+  for (size_t t = 0, first = 0, i = 0; t < c->tensors; first += c->counts[t++]) {
+    for (int r = 0; r < p->ranks; ++r) {
+      for (size_t j = 0; j < c->counts[t]; ++j, ++i) {
+        if (turn_get(c->whole, i, c->dtype) != turn_value(first + j, r)) return 0;
+      }
+    }
   }
   return 1;
 }
 
 // --- buffers -------------------------------------------------------------------------------------
 
-static inline void* turn_map(size_t bytes) {
-  void* p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  return p == MAP_FAILED ? NULL : p;
+static inline void* turn_map(const struct turn_program* p, enum turn_op op, enum turn_buffer which,
+                             size_t bytes) {
+  if (p->map != NULL) return p->map(p->context, op, which, bytes);
+  void* at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return at == MAP_FAILED ? NULL : at;
 }
 
-static inline void turn_unmap(struct turn_case* c, int ranks) {
+static inline void turn_unmap_one(const struct turn_program* p, enum turn_op op,
+                                  enum turn_buffer which, void* at, size_t bytes) {
+  if (at == NULL) return;
+  if (p->unmap != NULL) {
+    p->unmap(p->context, op, which, at, bytes);
+  } else {
+    munmap(at, bytes);
+  }
+}
+
+static inline void turn_unmap(struct turn_case* c, const struct turn_program* p) {
   size_t bytes = c->count * turn_size_of(c->dtype);
-  if (c->whole != NULL) munmap(c->whole, bytes * (size_t)ranks);
-  if (c->part != NULL) munmap(c->part, bytes);
+  turn_unmap_one(p, c->op, TURN_WHOLE, c->whole, bytes * (size_t)p->ranks);
+  turn_unmap_one(p, c->op, TURN_PART, c->part, bytes);
   memset(c, 0, sizeof *c);
 }
+
+static inline size_t turn_count(size_t bytes, enum turn_dtype dtype, int ranks) {
+  size_t count = bytes / turn_size_of(dtype) / (size_t)ranks;
+  return count > 0 ? count : 1;
+}
+
+// Bytes of tensor t of a coalesced operation: from 1 KiB to 4 MiB, large beside small.
+static inline size_t turn_tensor_bytes(size_t t) { return (size_t)1024 << (5 * t % 13); }
 
 // The buffers of the last case are kept for the next turn of the same case.
 static inline int turn_prepare(struct turn_case* c, const struct turn_program* p, const char* op,
@@ -146,17 +185,22 @@ static inline int turn_prepare(struct turn_case* c, const struct turn_program* p
   memset(&next, 0, sizeof next);
   next.op = strcmp(op, "all_gather") == 0       ? TURN_ALL_GATHER
             : strcmp(op, "reduce_scatter") == 0 ? TURN_REDUCE_SCATTER
-                                                : TURN_ALL_REDUCE;
+            : strcmp(op, "all_reduce") == 0     ? TURN_ALL_REDUCE
+                                                : TURN_ALL_GATHER_64;
   next.dtype = strcmp(dtype, "fp32") == 0 ? TURN_FP32 : TURN_BF16;
-  next.count = bytes / turn_size_of(next.dtype) / (size_t)p->ranks;
-  if (next.count == 0) next.count = 1;
+  next.tensors = next.op == TURN_ALL_GATHER_64 ? TURN_TENSORS : 1;
+  for (size_t t = 0; t < next.tensors; ++t) {
+    size_t of_tensor = next.tensors == 1 ? bytes : turn_tensor_bytes(t);
+    next.counts[t] = turn_count(of_tensor, next.dtype, p->ranks);
+    next.count += next.counts[t];
+  }
   if (c->whole != NULL && c->op == next.op && c->dtype == next.dtype && c->count == next.count) {
     return 0;
   }
-  turn_unmap(c, p->ranks);
+  turn_unmap(c, p);
   size_t part = next.count * turn_size_of(next.dtype);
-  next.whole = turn_map(part * (size_t)p->ranks);
-  next.part = turn_map(part);
+  next.whole = turn_map(p, next.op, TURN_WHOLE, part * (size_t)p->ranks);
+  next.part = turn_map(p, next.op, TURN_PART, part);
   *c = next;
   if (c->whole == NULL || c->part == NULL) return 1;
   // Touched before anything is timed; zeros, so that in-place sums stay what they are.
@@ -233,7 +277,7 @@ static inline int turn_serve(const struct turn_program* p, const char* directory
     int failed = 0;
     if (fields == 1 && strcmp(verb, "quit") == 0) break;
     if (fields == 1 && strcmp(verb, "free") == 0) {
-      turn_unmap(&c, p->ranks);
+      turn_unmap(&c, p);
       fprintf(answers, "{}\n");
     } else if (fields >= 4 && iterations > 0) {
       failed = turn_prepare(&c, p, op, dtype, bytes) ||
@@ -248,6 +292,6 @@ static inline int turn_serve(const struct turn_program* p, const char* directory
     }
     fflush(answers);
   }
-  turn_unmap(&c, p->ranks);
+  turn_unmap(&c, p);
   return 0;
 }

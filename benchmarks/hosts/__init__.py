@@ -1,1 +1,1 @@
-"""Collectives between emulated hosts, measured in turns with their peers."""
+"""Collectives between ranks of one host or of several, measured in turns with their peers."""

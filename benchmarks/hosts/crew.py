@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.testbed import Host
 
+    from .field import Part
+
 
 class CrewFailed(Exception):
     """A rank ended, or did not answer in time."""
@@ -48,7 +50,7 @@ class Crew:
             self._answers.append(os.open(folder / f"{rank}.answers", flags))
 
     def launch(
-        self, host: Host, argv: Sequence[str], env: dict[str, str], label: str
+        self, host: Host | Part, argv: Sequence[str], env: dict[str, str], label: str
     ) -> subprocess.Popen[Any]:
         """Starts a process on `host`; its output goes to the file `label`.log."""
         with (self.folder / f"{label}.log").open("w") as log:

@@ -15,7 +15,7 @@ from .field import Field
 from .plan import Case, lower_bound
 from .record import Row
 
-MOST_ITERATIONS = 100_000
+MOST_ITERATIONS = 2_000_000
 
 
 @dataclass
@@ -32,7 +32,8 @@ class Score:
     """What one competitor did in one case."""
 
     turns: list[Turn] = field(default_factory=list)
-    drops: int = 0
+    drops: int | None = None
+    checked: bool = False
     next_iterations: int = 1
 
 
@@ -107,9 +108,10 @@ class Duel:
     def _prepare(self, crew: Crew, case: Case, score: Score) -> None:
         words = f"{case.op} {case.dtype} {case.bytes}"
         answers = crew.ask(f"check {words}", self.rules.patience)
-        wrong = [rank for rank, answer in enumerate(answers) if not answer["right"]]
+        wrong = [rank for rank, answer in enumerate(answers) if answer["right"] is False]
         if wrong:
             raise CrewFailed(f"wrong result on rank {wrong[0]}")
+        score.checked = all(answer["right"] for answer in answers)
         # One call says about how long it takes, a tenth of a turn says it better.
         seconds = self._run(crew, case, 1).seconds
         warm_up = int(0.1 * self.rules.seconds_per_turn / seconds)
@@ -122,9 +124,11 @@ class Duel:
         return min(MOST_ITERATIONS, max(self.rules.least_iterations, fit))
 
     def _take_turn(self, crew: Crew, case: Case, score: Score) -> None:
-        drops = self.ground.drops()
+        before = self.ground.drops()
         turn = self._run(crew, case, score.next_iterations)
-        score.drops += self.ground.drops() - drops
+        after = self.ground.drops()
+        if before is not None and after is not None:
+            score.drops = (score.drops or 0) + after - before
         score.turns.append(turn)
         score.next_iterations = self._iterations(turn.seconds)
 
@@ -140,7 +144,7 @@ class Duel:
             max(answer["seconds"] for answer in answers) / iterations,
             max(answer["p90"] for answer in answers),
             sum(answer["cpu"] for answer in answers) / iterations,
-            max(moved) / iterations,
+            max(moved, default=0) / iterations,
         )
 
     def _row(self, case: Case, crew: Crew, score: Score) -> Row:
@@ -148,6 +152,7 @@ class Duel:
         times = [turn.seconds for turn in turns]
         median = statistics.median(times)
         bound = lower_bound(case.op, case.bytes, len(ground.hosts))
+        wire = statistics.median(turn.wire for turn in turns)
         return Row(
             date=datetime.date.today().isoformat(),
             machine="",
@@ -158,19 +163,20 @@ class Duel:
             hosts=len(ground.hosts),
             ranks_per_host=ground.ranks_per_host,
             rate="",
-            nics=len(ground.hosts[0].interfaces),
+            nics=ground.nics,
             competitor=crew.name,
             version=crew.version,
             median_us=1e6 * median,
             min_us=1e6 * min(times),
             p90_us=1e6 * statistics.median(turn.p90 for turn in turns),
-            utilisation=bound / median / ground.rate,
-            of_ceiling=0.0,
-            wire_ratio=statistics.median(turn.wire for turn in turns) / bound if bound else 0.0,
+            utilisation=bound / median / ground.rate if ground.rate else None,
+            of_ceiling=None,
+            wire_ratio=wire / bound if ground.networked and bound else None,
             drops=score.drops,
             cpu_us=1e6 * statistics.median(turn.cpu for turn in turns),
             iterations=sum(turn.iterations for turn in turns),
             turns=len(turns),
+            checked="all elements" if score.checked else "no",
         )
 
     def close(self) -> None:

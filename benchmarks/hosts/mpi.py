@@ -1,4 +1,4 @@
-"""The peers that come with a launcher of their own, each with its best known settings for TCP.
+"""The peers that come with a launcher of their own: best settings for TCP, else defaults.
 
 A launcher runs on the first host. Where it would call ssh it calls a script of this run instead,
 which enters the host. The launcher's daemons sleep while the ranks run.
@@ -12,14 +12,15 @@ from pathlib import Path
 
 from .competitors import Competitor, rank_environment
 from .crew import Crew
-from .field import Field
+from .field import Field, Network
 
 
 def enter_script(field: Field) -> Path:
     """An ssh that enters a host of the testbed: HOST COMMAND..."""
+    assert isinstance(field, Network)
     path = field.folder / "enter-host"
     if not path.exists():
-        hosts = [f"{host.name}|{host.addresses[0]}) pid={host.pid} ;;" for host in field.hosts]
+        hosts = [f"{host.name}|{host.addresses[0]}) pid={host.pid} ;;" for host in field.bed.hosts]
         lines = [
             "#!/bin/sh",
             'while [ "${1#-}" != "$1" ]; do shift; done',  # ssh's own options
@@ -48,6 +49,8 @@ class Peer(Competitor):
     program = "mpi_collectives"
 
     def missing(self, field: Field) -> str | None:
+        if len(field.hosts) > 1 and not field.networked:
+            return "it knows that these hosts are one machine"
         program = field.peers / self.folder / self.program
         if program.exists():
             return None
@@ -89,6 +92,8 @@ class Mpich(MpiProgram):
 
     def launcher(self, field: Field) -> list[str]:
         argv = [str(self.home(field) / "bin" / "mpiexec"), "-bind-to", "none"]
+        if not field.networked:
+            return [*argv, "-launcher", "fork", "-n", str(field.ranks)]
         argv += ["-launcher", "ssh", "-launcher-exec", str(enter_script(field))]
         argv += ["-hosts", ",".join(host.name for host in field.hosts)]
         return [*argv, "-ppn", str(field.ranks_per_host), "-n", str(field.ranks)]
@@ -100,6 +105,8 @@ class Mpich(MpiProgram):
             # over messages yield.
             for op in ("ALLREDUCE", "BCAST", "REDUCE", "BARRIER"):
                 env[f"MPIR_CVAR_{op}_POSIX_INTRA_ALGORITHM"] = "mpir"
+        if not field.networked:
+            return env
         if self.netmod == "ucx":
             return env | {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": self.interfaces(field)}
         env["FI_PROVIDER"] = "tcp"
@@ -117,6 +124,8 @@ class IntelMpi(MpiProgram):
 
     def launcher(self, field: Field) -> list[str]:
         argv = [str(self.home(field) / "bin" / "mpiexec.hydra")]
+        if not field.networked:
+            return [*argv, "-bootstrap", "fork", "-n", str(field.ranks)]
         argv += ["-bootstrap", "ssh", "-bootstrap-exec", str(enter_script(field))]
         argv += ["-hosts", ",".join(host.name for host in field.hosts)]
         return [*argv, "-ppn", str(field.ranks_per_host), "-n", str(field.ranks)]
@@ -127,10 +136,16 @@ class IntelMpi(MpiProgram):
             "I_MPI_ROOT": str(home),
             "LD_LIBRARY_PATH": str(home / "lib"),
             "FI_PROVIDER_PATH": str(home / "lib"),
+            "I_MPI_PIN": "0",
+        }
+        if self.oversubscribed(field):
+            env["I_MPI_WAIT_MODE"] = "1"  # waiting ranks block
+        if not field.networked:
+            return env | {"I_MPI_FABRICS": "shm"}
+        env |= {
             "I_MPI_FABRICS": "shm:ofi",
             "I_MPI_OFI_PROVIDER": "tcp",
             "FI_PROVIDER": "tcp",
-            "I_MPI_PIN": "0",
             "I_MPI_HYDRA_IFACE": field.hosts[0].interfaces[0],
         }
         if len(field.hosts[0].interfaces) == 1:
@@ -140,8 +155,6 @@ class IntelMpi(MpiProgram):
         if field.ranks_per_host > 1:
             # A ring crosses the network once for large parts; its own choice sends every rank's.
             env["I_MPI_ADJUST_ALLGATHER"] = "3:65536-2147483647"
-        if self.oversubscribed(field):
-            env["I_MPI_WAIT_MODE"] = "1"  # waiting ranks block
         return env
 
 
@@ -153,19 +166,19 @@ class OpenMpi(MpiProgram):
     def launcher(self, field: Field) -> list[str]:
         per_host = field.ranks_per_host
         argv = [str(self.home(field) / "bin" / "mpirun"), "--allow-run-as-root"]
-        argv += ["--prtemca", "plm_ssh_agent", str(enter_script(field))]
-        argv += ["--host", ",".join(f"{host.name}:{per_host}" for host in field.hosts)]
+        if field.networked:
+            argv += ["--prtemca", "plm_ssh_agent", str(enter_script(field))]
+            argv += ["--host", ",".join(f"{host.name}:{per_host}" for host in field.hosts)]
         argv += ["--map-by", f"ppr:{per_host}:node:OVERSUBSCRIBE", "--bind-to", "none"]
         for name, value in self.parameters(field).items():
             argv += ["--mca", name, value]
         return [*argv, "-n", str(field.ranks)]
 
     def parameters(self, field: Field) -> dict[str, str]:
-        out = {
-            "pml": "ob1",
-            "btl": "self,sm,tcp",
-            "btl_tcp_if_include": self.interfaces(field),
-        }
+        out = {"pml": "ob1", "btl": "self,sm"}
+        if field.networked:
+            out = {"pml": "ob1", "btl": "self,sm,tcp"}
+            out["btl_tcp_if_include"] = self.interfaces(field)
         if self.oversubscribed(field):
             out["mpi_yield_when_idle"] = "1"
         return out

@@ -1,13 +1,21 @@
-"""What is measured: operations, sizes, and the bytes that have to cross a host's interface."""
+"""What is measured: operations, types, sizes, and the bytes that a host's interface carries."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # What ZeRO-3 sends: parameters are gathered, gradients are summed in bf16.
-DTYPE_OF = {"all_gather": "fp32", "reduce_scatter": "bf16", "all_reduce": "bf16"}
+DTYPE_OF = {
+    "all_gather": "fp32",
+    "reduce_scatter": "bf16",
+    "all_reduce": "bf16",
+    "all_gather_64": "fp32",
+}
 BYTES_OF = {"fp32": 4, "bf16": 2}
-OPS = tuple(DTYPE_OF)
+COALESCED = "all_gather_64"  # one AllGather of 64 tensors
+ALL_OPS = tuple(DTYPE_OF)
+OPS = tuple(op for op in ALL_OPS if op != COALESCED)
 SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -16,6 +24,11 @@ class Case:
     op: str
     dtype: str
     bytes: int  # of the whole: AllGather's output, ReduceScatter's input, AllReduce's buffer
+
+
+def tensor_counts(ranks: int, element_size: int) -> list[int]:
+    """Of the coalesced operation, the elements per rank of every tensor; turns.h has the same."""
+    return [max(1, (1024 << (5 * t % 13)) // element_size // ranks) for t in range(64)]
 
 
 def lower_bound(op: str, size: int, hosts: int) -> float:
@@ -48,14 +61,21 @@ def parse_sizes(text: str) -> list[int]:
     return sizes
 
 
-def cases(ops: list[str], sizes: list[int], ranks: int) -> list[Case]:
-    """Every operation and size, rounded to whole elements per rank."""
-    out = []
+def cases(
+    ops: Sequence[str], dtypes: Sequence[str], sizes: Sequence[int], ranks: int
+) -> list[Case]:
+    """Every operation, type and size, rounded to whole elements per rank.
+
+    No types stand for the one of DTYPE_OF. The coalesced operation has one size; beside it comes
+    one AllGather of as many bytes.
+    """
+    out: dict[Case, None] = {}
     for op in ops:
-        dtype = DTYPE_OF[op]
-        step = BYTES_OF[dtype] * ranks
-        for size in sizes:
-            case = Case(op, dtype, max(1, size // step) * step)
-            if case not in out:
-                out.append(case)
-    return out
+        for dtype in dtypes or [DTYPE_OF[op]]:
+            step = BYTES_OF[dtype] * ranks
+            if op == COALESCED:
+                size = sum(tensor_counts(ranks, BYTES_OF[dtype])) * step
+                out |= {Case(op, dtype, size): None, Case("all_gather", dtype, size): None}
+            else:
+                out |= {Case(op, dtype, max(1, size // step) * step): None for size in sizes}
+    return list(out)

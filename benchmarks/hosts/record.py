@@ -7,8 +7,10 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -23,20 +25,21 @@ class Row:
     bytes: int
     hosts: int
     ranks_per_host: int
-    rate: str
-    nics: int
+    rate: str  # empty, like all about links, where there is none
+    nics: int | None
     competitor: str
     version: str
     median_us: float
     min_us: float
     p90_us: float
-    utilisation: float
-    of_ceiling: float
-    wire_ratio: float
-    drops: int
+    utilisation: float | None
+    of_ceiling: float | None
+    wire_ratio: float | None
+    drops: int | None
     cpu_us: float
     iterations: int
     turns: int
+    checked: str = "all elements"
 
     def key(self) -> tuple[object, ...]:
         """What a measurement is of: --resume skips a key that the file holds."""
@@ -46,13 +49,21 @@ class Row:
         )
 
 
-_TYPES = {"int": int, "float": float, "str": str}
+_TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str": str}
+
+
+def _value(kind: str, text: str) -> Any:
+    plain, optional, _ = kind.partition(" | None")
+    return None if optional and not text else _TYPES[plain](text)
 
 
 def read(path: Path) -> list[Row]:
+    """Of a file that lacks a column, the column's default."""
     with path.open(newline="") as file:
         return [
-            Row(**{f.name: _TYPES[str(f.type)](line[f.name]) for f in fields(Row)})
+            Row(
+                **{f.name: _value(str(f.type), line[f.name]) for f in fields(Row) if f.name in line}
+            )
             for line in csv.DictReader(file)
         ]
 
@@ -67,7 +78,7 @@ def write(path: Path, rows: list[Row]) -> None:
             values = asdict(row)
             for name, value in values.items():
                 if isinstance(value, float):
-                    values[name] = f"{value:.1f}" if name.endswith("_us") else f"{value:.4f}"
+                    values[name] = f"{value:.2f}" if name.endswith("_us") else f"{value:.4f}"
             writer.writerow(values)
     fresh.replace(path)
 

@@ -1,8 +1,9 @@
-"""One run between emulated hosts, from the testbed's start to the CSV file."""
+"""One run, from the start of all ranks to the CSV file."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 import tempfile
@@ -13,9 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import record, report
-from .competitors import Competitor, Core, Torch
+from .competitors import Competitor, Copy, Core, Fake, Torch
 from .duel import Duel, Rules
-from .field import ROOT, Field
+from .field import ROOT, Field, Machine, Network
 from .plan import Case, cases
 from .record import Row
 
@@ -31,6 +32,10 @@ def competitors(source: str, peers: Sequence[str]) -> list[Competitor]:
     for name in peers:
         if name == "gloo":
             out.append(Torch("gloo", "gloo"))
+        elif name == "copy":
+            out.append(Copy())
+        elif name == "fake":
+            out.append(Fake())
         else:
             from . import mpi
 
@@ -51,24 +56,24 @@ class Sheet:
         if package is not None and package.origin is not None:
             tree = Path(package.origin).resolve().parents[1]
             self.commits["smddp-torch"] = record.source_version(tree)
-        self.rate = str(args.rate)
-        self.settings = (args.hosts, args.ranks_per_host, args.rate, args.nics)
+        self.rate, nics = (str(args.rate), args.nics) if args.emulated else ("", None)
+        self.settings = (args.hosts, args.ranks_per_host, self.rate, nics)
 
     def lacks(self, case: Case, name: str) -> bool:
         key = (case.op, case.dtype, case.bytes, *self.settings, name)
         return all(row.key() != key for row in self.old)
 
-    def add(self, rows: list[Row], ceiling: float) -> None:
+    def add(self, rows: list[Row], ceiling: float | None) -> None:
         for row in rows:
             row.machine, row.versions, row.rate = self.machine, self.versions, self.rate
             row.version = self.commits.get(row.competitor, row.version)
-            row.of_ceiling = row.utilisation / ceiling
         self.new += rows
-        self.save()
+        self.set_ceiling(ceiling)
 
-    def set_ceiling(self, ceiling: float) -> None:
+    def set_ceiling(self, ceiling: float | None) -> None:
         for row in self.new:
-            row.of_ceiling = row.utilisation / ceiling
+            if row.utilisation is not None and ceiling is not None:
+                row.of_ceiling = row.utilisation / ceiling
         self.save()
 
     def save(self) -> None:
@@ -77,19 +82,23 @@ class Sheet:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tests.testbed import Testbed
-
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    reason = Testbed.missing()
-    if reason:
-        console.print(reason)
-        return 1
-    sheet = Sheet(args)
-    with (
-        tempfile.TemporaryDirectory(prefix="smddp-bench-") as folder,
-        Testbed(hosts=args.hosts, rate=args.rate, nics=args.nics) as bed,
-    ):
-        ground = Field(bed, args.ranks_per_host, Path(folder), args.core, args.peers_folder)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="smddp-bench-")))
+        where = (args.ranks_per_host, folder, args.core, args.peers_folder)
+        ground: Field
+        if args.emulated:
+            from tests.testbed import Testbed
+
+            reason = Testbed.missing()
+            if reason:
+                console.print(reason)
+                return 1
+            bed = Testbed(hosts=args.hosts, rate=args.rate, nics=args.nics)
+            ground = Network(stack.enter_context(bed), *where)
+        else:
+            ground = Machine(args.hosts, *where)
+        sheet = Sheet(args)
         play(args, ground, sheet, console)
     console.print(report.table(sheet.new))
     if sheet.path is not None:
@@ -104,22 +113,21 @@ def run(args: argparse.Namespace) -> int:
 
 def play(args: argparse.Namespace, ground: Field, sheet: Sheet, console: Console) -> None:
     """All cases; what was measured before Ctrl-C is kept."""
-    from tests.testbed import ceiling
-
     field = competitors(args.source, args.peers)
     todo = [
         (case, names)
-        for case in cases(args.ops, args.sizes, ground.ranks)
-        if (names := [c.name for c in field if sheet.lacks(case, c.name)])
+        for case in cases(args.ops, args.dtypes, args.sizes, ground.ranks)
+        if (names := [c.name for c in field if c.plays(case) and sheet.lacks(case, c.name)])
     ]
     wanted = {name for _, names in todo for name in names}
-    first = ceiling(ground.bed)
+    first = ground.ceiling()
     ours = ", ".join(f"{name} {commit}" for name, commit in sheet.commits.items())
     console.print(f"{sheet.machine}; {sheet.versions}; {ours}")
-    console.print(
-        f"{args.hosts} hosts x {args.ranks_per_host} ranks, {args.nics} x {args.rate}; "
-        f"bulk TCP both ways at once: {100 * first.utilisation:.1f} % of the rate"
-    )
+    text = f"{args.hosts} host{'s' if args.hosts > 1 else ''} x {args.ranks_per_host} ranks"
+    if first is not None:
+        text += f", {args.nics} x {args.rate}; bulk TCP both ways at once: "
+        text += f"{100 * first:.1f} % of the rate"
+    console.print(text)
     duel = Duel(
         ground,
         [c for c in field if c.name in wanted],
@@ -127,7 +135,7 @@ def play(args: argparse.Namespace, ground: Field, sheet: Sheet, console: Console
         lambda text: console.print(text, soft_wrap=True),
     )
     bar = Progress(
-        TextColumn("{task.description:44}"),
+        TextColumn("{task.description:48}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -142,9 +150,9 @@ def play(args: argparse.Namespace, ground: Field, sheet: Sheet, console: Console
 
                 def step(name: str, case: Case = case) -> None:
                     bar.advance(task)
-                    bar.update(task, description=f"{case.op} {case.bytes:,} {name}")
+                    bar.update(task, description=f"{case.op} {case.dtype} {case.bytes:,} {name}")
 
-                sheet.add(duel.play(case, names, step), first.utilisation)
+                sheet.add(duel.play(case, names, step), first)
                 done += len(names) * (args.turns + 1)
                 bar.update(task, completed=done)
     except KeyboardInterrupt:
@@ -152,8 +160,9 @@ def play(args: argparse.Namespace, ground: Field, sheet: Sheet, console: Console
     finally:
         idle = {name: crew.idle_cpu for name, crew in duel.crews.items()}
         duel.close()
-    last = ceiling(ground.bed)
-    sheet.set_ceiling((first.utilisation + last.utilisation) / 2)
-    console.print(f"at the end bulk TCP reaches {100 * last.utilisation:.1f} % of the rate")
+    last = ground.ceiling()
+    if first is not None and last is not None:
+        sheet.set_ceiling((first + last) / 2)
+        console.print(f"at the end bulk TCP reaches {100 * last:.1f} % of the rate")
     spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in idle.items())
     console.print(f"CPU time used while others had their turn: {spent}")
