@@ -88,7 +88,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 
 def statistics() -> MemoryStatistics:
-    """What this process has in shared memory, in bytes but for ``blocks``, ``segments``, ``refused``.
+    """What this process has in shared memory: bytes, and numbers of tensors and segments.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.

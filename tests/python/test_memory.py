@@ -194,7 +194,6 @@ try:
     raise SystemExit("allocated a meta tensor")
 except ValueError as error:
     assert "CPU tensors" in str(error)
-print("allocator", backend.mem_allocator)
 dist.all_reduce(own)
 dist.destroy_process_group()
 del backend
@@ -342,7 +341,7 @@ def test_workers_of_a_data_loader_with_everything_shared() -> None:
     program = """
     import torch
     from torch.utils.data import DataLoader, TensorDataset
-    data = TensorDataset(torch.arange(200_000.0).view(200, 1000), torch.arange(200))
+    data = TensorDataset(torch.arange(200_000).view(200, 1000), torch.arange(200))
     for context in ("fork", "spawn"):
         loader = DataLoader(data, batch_size=50, num_workers=2, multiprocessing_context=context)
         if __name__ == "__main__":
