@@ -68,7 +68,7 @@ TEST(Arena, BlocksNeverOverlapAndAreAligned) {
   };
   std::map<std::byte*, Mine> live;
   size_t bytes_live = 0;
-  for (int turn = 0; turn < 20000; ++turn) {
+  for (int turn = 0; turn < 10000; ++turn) {
     bool more = bytes_live < 24 * kMiB ? random() % 5 < 3 : random() % 5 < 1;
     if (more) {
       size_t scale = size_t{1} << random() % 21;
@@ -403,7 +403,7 @@ TEST(PeerMemory, SurvivesGarbage) {
   const uint64_t telling[] = {0,          1,    4096, UINT64_MAX,        UINT64_MAX - 4095,
                               1ull << 63, 2048, 8192, UINT64_C(1) << 47, 2,
                               3,          7};
-  for (int turn = 0; turn < 3000; ++turn) {
+  for (int turn = 0; turn < 1000; ++turn) {
     forged.table()->used = static_cast<uint32_t>(random());
     for (ArenaEntry& entry : forged.table()->entries) {
       for (auto* field :
@@ -474,7 +474,7 @@ TEST(PeerMemory, FollowsAnArenaThatChanges) {
   std::atomic<std::byte*> published{nullptr};
   std::thread owner([&] {
     std::mt19937 random(5);
-    for (int i = 0; i < 3000; ++i) {
+    for (int i = 0; i < 1000; ++i) {
       size_t bytes = (random() % 8 + 1) * kMiB;
       std::byte* block = arena.allocate(bytes);
       block[bytes - 1] = static_cast<std::byte>(i);
@@ -485,7 +485,7 @@ TEST(PeerMemory, FollowsAnArenaThatChanges) {
     }
   });
   int missing = 0, wrong = 0;
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     std::byte* theirs;
     while ((theirs = published.load(std::memory_order_acquire)) == nullptr)
       std::this_thread::yield();
