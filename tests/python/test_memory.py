@@ -168,11 +168,9 @@ def test_data_loader_workers(persistent: bool) -> None:
         persistent_workers=persistent,
     )
     for epoch in range(2):
-        batches = list(loader)
-        wanted = torch.arange(64.0).repeat(1000, 1).t() + (epoch + 1 if persistent else 1)
-        # With persistent workers a row may go to the other worker in the next epoch.
-        got = torch.cat(batches)
-        assert torch.equal(got, wanted) or persistent
+        added = torch.cat(list(loader)) - torch.arange(64.0).repeat(1000, 1).t()
+        # A worker that stays has its own earlier additions, where the same rows come to it again.
+        assert added.min() >= 1 and added.max() <= (epoch + 1 if persistent else 1)
         assert torch.equal(data.rows, torch.arange(64.0).repeat(1000, 1).t())
 
 
