@@ -1,7 +1,8 @@
 """Entry point: makes the backend name ``smddp`` known to torch.distributed without an import.
 
 torch runs :func:`register` at the end of ``import torch`` in every process of the machine, so
-nothing here loads the compiled module or the package, and nothing here may raise.
+nothing here loads the compiled module or the package (unless ``SMDDP_SHARED_ALLOCATOR=1`` asks for
+it), and nothing here may raise.
 ``SMDDP_AUTOLOAD=0`` switches it off.
 """
 
@@ -42,6 +43,13 @@ def register_once() -> None:
         install_hooks()
     except Exception as error:
         _warn(f"smddp: the backend could not be registered: {error}")
+    if os.environ.get("SMDDP_SHARED_ALLOCATOR", "0") in ("", "0"):
+        return
+    try:
+        # Before the first tensor. The one case in which the package is loaded with torch.
+        import_module("deepspeed_smddp.memory").install_if_asked()
+    except Exception as error:
+        _warn(f"smddp: tensors will not lie in shared memory: {error}")
 
 
 def register_backend() -> None:

@@ -1,9 +1,10 @@
 """The compiled collectives (csrc/torch)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypedDict
 
+import torch
 from torch._C._distributed_c10d import Backend, Store
 
 BUILT_WITH_TORCH: str
@@ -23,6 +24,24 @@ class StatisticsRow(TypedDict):
     largest_round: int
     seconds: float
     wait_seconds: float
+
+class MemoryStatistics(TypedDict):
+    """What the process has in memory that the host's ranks share.
+
+    ``in_use`` and its ``peak`` are bytes of live tensors, ``blocks`` their number; ``reserved`` is
+    the address space of the ``segments`` that hold them (pages come with their first touch),
+    ``huge`` the part of it in huge pages; ``kept`` bytes of freed pages wait for the next tensors.
+    ``refused`` counts requests that went to ordinary memory instead.
+    """
+
+    in_use: int
+    peak: int
+    blocks: int
+    segments: int
+    reserved: int
+    kept: int
+    huge: int
+    refused: int
 
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.
@@ -56,6 +75,31 @@ def statistics() -> list[StatisticsRow]:
 
 def reset_statistics() -> None:
     """Sets all counters to zero."""
+
+def shared_empty(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor in shared memory, or in ordinary memory where there is none."""
+
+def share_storage(tensor: torch.Tensor) -> bool:
+    """Moves the tensor's storage into shared memory; False where its memory is not torch's own.
+
+    Raises:
+        ValueError: the tensor is sparse or not on the CPU.
+    """
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's whole storage lies in memory that the host's ranks share."""
+
+def memory_statistics() -> MemoryStatistics:
+    """Counters of the shared memory."""
+
+def trim_memory() -> None:
+    """Gives back all pages of it that no tensor needs."""
+
+def install_shared_allocator() -> None:
+    """CPU tensors of 64 KiB and more that are created from now on lie in it."""
+
+def shared_allocator_installed() -> bool:
+    """Whether that was done."""
 
 def fabric_description() -> str:
     """Provider, version and interface of libfabric.

@@ -10,6 +10,7 @@ DeepSpeed users write ``"comm_backend": "smddp"`` into their DeepSpeed config in
 from __future__ import annotations
 
 import smddp_autoload as _autoload
+from deepspeed_smddp import memory
 from deepspeed_smddp.backend import fallback_ledger, reset_statistics, statistics
 from deepspeed_smddp.config import SmddpConfig
 from deepspeed_smddp.errors import SmddpConfigError
@@ -23,6 +24,7 @@ __all__ = [
     "__version__",
     "configure",
     "fallback_ledger",
+    "memory",
     "reset_statistics",
     "statistics",
 ]

@@ -196,6 +196,18 @@ VARIABLES: tuple[Variable, ...] = (
         in_core=True,
     ),
     Variable(
+        "SHARED_ALLOCATOR",
+        "0",
+        "1: CPU tensors of 64 KiB and more lie in memory that local ranks map",
+        in_core=True,
+    ),
+    Variable(
+        "FORK_COPY_MIB",
+        "1024",
+        "how much shared memory a forked child gets its own copy of",
+        in_core=True,
+    ),
+    Variable(
         "SPIN_MICROSECONDS",
         "20",
         "how long a waiting thread polls before it sleeps",

@@ -8,17 +8,19 @@
 namespace smddp::env {
 
 // X(name, default, meaning)
-#define SMDDP_ENV_TABLE(X)                                                                       \
-  X(HOST_ID, "", "identity of this host; ranks with equal identity share memory")                \
-  X(LIBFABRIC, "", "path of the libfabric shared object to open")                                \
-  X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                  \
-  X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, with commas")               \
-  X(FABRIC_TRANSFER, "", "how large data travels: writes, tagged or messages")                   \
-  X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                         \
-  X(FABRIC_CURVE, "20,4,1.25", "network: latency us, us per message, GB/s of a host")            \
-  X(ALGORITHM, "auto", "pattern between hosts: auto, direct or log")                             \
-  X(SINGLE_COPY, "1", "0: never read a peer's memory directly, copy through the shared segment") \
-  X(SPIN_MICROSECONDS, "20", "how long a waiting thread polls before it sleeps")                 \
+#define SMDDP_ENV_TABLE(X)                                                                         \
+  X(HOST_ID, "", "identity of this host; ranks with equal identity share memory")                  \
+  X(LIBFABRIC, "", "path of the libfabric shared object to open")                                  \
+  X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                    \
+  X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, with commas")                 \
+  X(FABRIC_TRANSFER, "", "how large data travels: writes, tagged or messages")                     \
+  X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                           \
+  X(FABRIC_CURVE, "20,4,1.25", "network: latency us, us per message, GB/s of a host")              \
+  X(ALGORITHM, "auto", "pattern between hosts: auto, direct or log")                               \
+  X(SINGLE_COPY, "1", "0: never read a peer's memory directly, copy through the shared segment")   \
+  X(SHARED_ALLOCATOR, "0", "1: CPU tensors of 64 KiB and more lie in memory that local ranks map") \
+  X(FORK_COPY_MIB, "1024", "how much shared memory a forked child gets its own copy of")           \
+  X(SPIN_MICROSECONDS, "20", "how long a waiting thread polls before it sleeps")                   \
   X(LOG_LEVEL, "warning", "error, warning, info or debug")
 
 // The variable's value (without its prefix SMDDP_), or its default where unset or empty.

@@ -13,6 +13,8 @@
 #include <cstring>
 #include <utility>
 
+#include "intranode/arena.h"
+
 namespace smddp::intranode {
 namespace {
 
@@ -20,11 +22,11 @@ Status failed(const std::string& what) {
   return {Code::kUnavailable, what + ": " + std::strerror(errno)};
 }
 
+}  // namespace
+
 std::string fd_path(int pid, int fd) {
   return "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
 }
-
-}  // namespace
 
 Fd& Fd::operator=(Fd&& other) noexcept {
   if (this != &other) {
@@ -51,6 +53,8 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
   }
   return *this;
 }
+
+void* Mapping::release() { return std::exchange(address_, nullptr); }
 
 Mapping::~Mapping() {
   if (address_ != nullptr) munmap(address_, size_);
@@ -101,6 +105,7 @@ Result<std::unique_ptr<Presence>> Presence::create() {
   if (getrandom(&token, sizeof token, 0) != sizeof token)
     return failed("could not draw a random token");
   presence->page()->token = token;
+  presence->page()->arena_fd = Arena::process().table_fd();
   // Yama's ptrace_scope 1 lets only descendants read a process's memory unless it says otherwise.
   // Where the kernel has no Yama the call fails, and nothing was forbidden.
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);

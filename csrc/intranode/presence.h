@@ -41,6 +41,7 @@ class Mapping {
   ~Mapping();
   void* address() const { return address_; }
   size_t size() const { return size_; }
+  void* release();  // the mapping is the caller's now
 
  private:
   void* address_ = nullptr;
@@ -57,9 +58,13 @@ Result<Shared> create_shared(const char* label, size_t size);
 // Maps another process's segment. `what` and `pid` are for the error's sentence.
 Result<Mapping> map_shared(int pid, int fd, const std::string& what);
 
+// Where another process's descriptor can be opened.
+std::string fd_path(int pid, int fd);
+
 struct PresencePage {
   uint64_t token;                  // written once before the page is announced
   std::atomic<uint32_t> sleeping;  // 1: ring the doorbell after you publish
+  int32_t arena_fd;                // the arena's table, or -1; written once, like the token
 };
 
 class Presence {
@@ -93,6 +98,8 @@ class Neighbor {
                                                 int doorbell_fd);
 
   int pid() const { return pid_; }
+  // For PeerMemory::open(): the table of the memory that the neighbour shares, or -1.
+  int arena_fd() const { return page()->arena_fd; }
   // Rings if the neighbour sleeps. Call after publishing.
   void wake();
   // Readable once the process is gone; -1 for a neighbour inside this process.

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "common/env.h"
+#include "torch/allocator.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
@@ -68,6 +69,20 @@ py::list statistics() {
   return rows;
 }
 
+py::dict memory_statistics() {
+  auto s = intranode::Arena::process().statistics();
+  py::dict d;
+  d["in_use"] = s.in_use;
+  d["peak"] = s.peak;
+  d["blocks"] = s.blocks;
+  d["segments"] = s.segments;
+  d["reserved"] = s.reserved;
+  d["kept"] = s.kept;
+  d["huge"] = s.huge;
+  d["refused"] = s.refused;
+  return d;
+}
+
 std::string fabric_description() {
   auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
   if (!endpoint) throw std::runtime_error(endpoint.status().message());
@@ -97,6 +112,18 @@ PYBIND11_MODULE(_C, m) {
         py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn");
   m.def("statistics", &statistics);
   m.def("reset_statistics", [] { Statistics::process().reset(); });
+  m.def(
+      "shared_empty",
+      [](const std::vector<int64_t>& size, at::ScalarType dtype) {
+        return shared_empty(size, at::TensorOptions(dtype));
+      },
+      py::arg("size"), py::arg("dtype"));
+  m.def("share_storage", &share_storage, py::arg("tensor"));
+  m.def("is_shared", &is_shared, py::arg("tensor"));
+  m.def("memory_statistics", &memory_statistics);
+  m.def("trim_memory", [] { intranode::Arena::process().trim(); });
+  m.def("install_shared_allocator", &install_shared_allocator);
+  m.def("shared_allocator_installed", &shared_allocator_installed);
   m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
   check_interrupt = [] {
     if (!Py_IsInitialized()) return;

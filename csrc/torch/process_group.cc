@@ -1,6 +1,7 @@
 #include "torch/process_group.h"
 
 #include "schedule/pattern.h"
+#include "torch/allocator.h"
 #include "torch/runtime.h"
 #include "torch/store_adapter.h"
 #include "torch/tensors.h"
@@ -115,6 +116,17 @@ void ProcessGroupSMDDP::shutdown() {
   group_.reset();
   fallback_.shutdown();
 }
+
+std::shared_ptr<c10::Allocator> ProcessGroupSMDDP::getMemAllocator() {
+  return {&shared_allocator(), [](c10::Allocator*) {}};
+}
+
+at::Tensor ProcessGroupSMDDP::allocateTensor(long size, at::TensorOptions options) {
+  return shared_empty({size}, options);
+}
+
+// A CPU device has no index, unlike the CUDA devices that a group may serve as well.
+bool ProcessGroupSMDDP::supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
 
 // --- smddp's own ---------------------------------------------------------------------------------
 

@@ -33,6 +33,10 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   bool supportsCoalescing() const override;
   void startCoalescing() override;
   intrusive_ptr<c10d::Work> endCoalescing() override;
+  // CPU tensors in memory that the ranks of the host read and write in place.
+  std::shared_ptr<c10::Allocator> getMemAllocator() override;
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  bool supportsTensorAlloc(c10::DeviceIndex device) override;
 
   // smddp's own.
   intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,

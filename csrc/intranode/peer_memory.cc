@@ -1,0 +1,137 @@
+#include "intranode/peer_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <climits>
+
+namespace smddp::intranode {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+// An owner that died in the middle of a change leaves an odd version for ever.
+constexpr int kLooks = 64;
+
+struct Announced {
+  uint64_t base, bytes, device, inode, version, fd;
+};
+
+// False where there is no consistent view of the entry to be had.
+bool read_entry(const ArenaEntry& entry, Announced& out) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  for (int look = 0; look < kLooks; ++look) {
+    out.version = entry.version.load(std::memory_order_acquire);
+    out.base = entry.base.load(kRelaxed);
+    out.bytes = entry.bytes.load(kRelaxed);
+    out.device = entry.device.load(kRelaxed);
+    out.inode = entry.inode.load(kRelaxed);
+    out.fd = entry.fd.load(kRelaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (out.version % 2 == 0 && entry.version.load(kRelaxed) == out.version) return true;
+  }
+  return false;
+}
+
+bool plausible(const Announced& a) {
+  return a.version != 0 && a.bytes > 0 && a.bytes % kPage == 0 && a.base % kPage == 0 &&
+         a.bytes <= static_cast<uint64_t>(PTRDIFF_MAX) && a.base <= UINT64_MAX - a.bytes &&
+         a.fd <= INT_MAX;
+}
+
+// A file of at least `bytes` bytes that nobody can shrink: its pages never end in SIGBUS.
+bool holds(int fd, uint64_t bytes, struct stat* info) {
+  int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd, info) == 0 &&
+         static_cast<uint64_t>(info->st_size) >= bytes;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PeerMemory>> PeerMemory::open(int pid, int table_fd) {
+  std::string who = "process " + std::to_string(pid);
+  if (table_fd < 0) return Status(Code::kUnavailable, who + " shares no memory");
+  Fd fd(::open(fd_path(pid, table_fd).c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info;
+  if (!fd || !holds(fd.get(), sizeof(ArenaTable), &info))
+    return Status(Code::kUnavailable, "could not open the table of the memory that " + who +
+                                          " shares; it may have ended");
+  void* address = mmap(nullptr, sizeof(ArenaTable), PROT_READ, MAP_SHARED, fd.get(), 0);
+  if (address == MAP_FAILED)
+    return Status(Code::kUnavailable,
+                  "could not map the table of the memory that " + who + " shares");
+  auto peer = std::make_unique<PeerMemory>();
+  peer->pid_ = pid;
+  peer->table_ = Mapping(address, sizeof(ArenaTable));
+  if (peer->table()->magic != kArenaMagic)
+    return Status(Code::kUnavailable, who + " shares its memory in another version's format");
+  return peer;
+}
+
+void PeerMemory::refresh() {
+  uint64_t epoch = table()->epoch.load(std::memory_order_acquire);
+  uint32_t used = std::min(table()->used.load(std::memory_order_relaxed), kArenaEntries);
+  std::vector<Known> known;
+  bool complete = true;
+  for (uint32_t i = 0; i < used; ++i) {
+    Announced a;
+    if (!read_entry(table()->entries[i], a)) {
+      complete = false;  // looked at again by the next call
+      continue;
+    }
+    if (!plausible(a)) continue;
+    auto same = std::find_if(known_.begin(), known_.end(), [&](const Known& k) {
+      return k.entry == i && k.version == a.version;
+    });
+    if (same != known_.end()) {
+      known.push_back(std::move(*same));
+    } else {
+      known.push_back({a.base, a.bytes, a.device, a.inode, a.version, static_cast<int>(a.fd), i});
+    }
+  }
+  std::sort(known.begin(), known.end(),
+            [](const Known& a, const Known& b) { return a.base < b.base; });
+  known_ = std::move(known);  // unmaps what is announced no more
+  last_ = 0;
+  epoch_ = complete ? epoch : epoch - 1;
+}
+
+std::byte* PeerMemory::look_up(uint64_t address, size_t bytes) {
+  auto next = std::upper_bound(known_.begin(), known_.end(), address,
+                               [](uint64_t a, const Known& k) { return a < k.base; });
+  if (next == known_.begin()) return nullptr;
+  Known& segment = *std::prev(next);
+  if (!within(segment, address, bytes)) return nullptr;
+  if (segment.mapping.address() == nullptr) {
+    if (segment.refused) return nullptr;
+    map(segment);
+    segment.refused = segment.mapping.address() == nullptr;
+    if (segment.refused) return nullptr;
+  }
+  last_ = static_cast<size_t>(std::prev(next) - known_.begin());
+  return at(segment, address);
+}
+
+void PeerMemory::map(Known& segment) const {
+  std::string path = fd_path(pid_, segment.fd);
+  struct stat info;
+  // The number may have passed to another file, the process number to another process: the inode
+  // tells. Looked at before as well, as opening some files does something to them.
+  auto same = [&] { return info.st_dev == segment.device && info.st_ino == segment.inode; };
+  if (stat(path.c_str(), &info) != 0 || !same()) return;
+  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd || !holds(fd.get(), segment.bytes, &info) || !same()) return;
+  void* address = mmap(nullptr, segment.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (address == MAP_FAILED) return;
+  segment.mapping = Mapping(address, segment.bytes);
+  madvise(address, segment.bytes, MADV_HUGEPAGE);
+  madvise(address, segment.bytes, MADV_DONTFORK);  // a child of this process has no part in it
+}
+
+size_t PeerMemory::mapped() const {
+  return static_cast<size_t>(std::count_if(
+      known_.begin(), known_.end(), [](const Known& k) { return k.mapping.address() != nullptr; }));
+}
+
+}  // namespace smddp::intranode

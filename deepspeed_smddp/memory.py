@@ -1,0 +1,163 @@
+"""CPU memory that the ranks of a host share, so that collectives read peers' tensors in place.
+
+A tensor that lies there is an ordinary tensor in every other respect; see ``docs/memory.md`` for
+what a forked process sees of it. ``SMDDP_SHARED_ALLOCATOR=1`` puts every CPU tensor of 64 KiB and
+more there, :func:`share_` and :func:`shared_empty` those that are named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from deepspeed_smddp import _extension
+
+if TYPE_CHECKING:
+    from deepspeed_smddp._C import MemoryStatistics
+
+__all__ = ["install", "is_shared", "share_", "shared_empty", "statistics", "trim"]
+
+_Shareable = TypeVar("_Shareable", bound="torch.Tensor | torch.nn.Module")
+
+
+def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A contiguous CPU tensor in shared memory, not initialised.
+
+    Where the kernel gives no such memory, and in a forked process, it is ordinary memory.
+
+    Args:
+        size: the tensor's shape; a number stands for one dimension.
+        dtype: the type of its elements, by default torch's default type.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        RuntimeError: a dimension is negative, or the memory does not suffice.
+    """
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    shape = [size] if isinstance(size, int) else list(size)
+    return _C.shared_empty(shape, dtype or torch.get_default_dtype())
+
+
+def share_(what: _Shareable) -> _Shareable:
+    """Moves a tensor, or all parameters and buffers of a module, into shared memory, in place.
+
+    The whole storage moves, so views of one tensor remain views of it. An array that
+    ``tensor.numpy()`` gave out before knows the old address and must not be used any more. A tensor
+    whose memory is not torch's own (``torch.from_numpy``, a mapped file) moves alone: views of it,
+    and the array, stay behind. Gradients are left alone, tensors on other devices as well. Where
+    the kernel gives no such memory, and in a forked process, everything stays where it is.
+
+    Returns:
+        ``what`` itself.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        TypeError: ``what`` is neither a tensor nor a module.
+        ValueError: ``what`` is a tensor that is sparse or not on the CPU.
+    """
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    if isinstance(what, torch.Tensor):
+        _share_tensor(what)
+        return what
+    if not isinstance(what, torch.nn.Module):
+        raise TypeError(f"share_() moves a tensor or a module, not {type(what).__name__}")
+    for tensor in _tensors_of(what):
+        if not _C.is_shared(tensor):
+            _share_tensor(tensor)
+    return what
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether all of the tensor's memory can be reached by the other ranks of the host.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+    """
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    return _C.is_shared(tensor)
+
+
+def statistics() -> MemoryStatistics:
+    """What this process has in shared memory: bytes, and numbers of tensors and segments.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+    """
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    return _C.memory_statistics()
+
+
+def trim() -> None:
+    """Gives back the pages of freed tensors, which otherwise wait for the next ones (64 MiB).
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+    """
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    _C.trim_memory()
+
+
+def install() -> None:
+    """Puts every CPU tensor of 64 KiB and more that is created from now on into shared memory.
+
+    Can't be undone. ``SMDDP_SHARED_ALLOCATOR=1`` does this at the end of ``import torch``, or at
+    ``import deepspeed_smddp`` where ``SMDDP_AUTOLOAD=0``.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+    """
+    _extension.load()
+    from deepspeed_smddp import _C
+
+    _C.install_shared_allocator()
+
+
+def install_if_asked() -> None:
+    """:func:`install` where ``SMDDP_SHARED_ALLOCATOR`` is ``1``.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        SmddpConfigError: the variable is neither ``0`` nor ``1``.
+    """
+    value = os.environ.get("SMDDP_SHARED_ALLOCATOR") or "0"
+    if value not in ("0", "1"):
+        from deepspeed_smddp.errors import SmddpConfigError
+
+        raise SmddpConfigError(f"SMDDP_SHARED_ALLOCATOR is {value!r}, but may hold 0 or 1")
+    if value == "1":
+        install()
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for tensor in chain(module.parameters(), module.buffers()):
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() > 0:
+            yield tensor
+
+
+def _share_tensor(tensor: torch.Tensor) -> None:
+    from deepspeed_smddp import _C
+
+    if _C.share_storage(tensor):
+        return
+    storage = tensor.untyped_storage()
+    moved = _C.shared_empty([storage.nbytes()], torch.uint8)
+    if not _C.is_shared(moved):
+        return
+    moved.untyped_storage().copy_(storage)
+    tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+        moved.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
