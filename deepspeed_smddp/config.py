@@ -191,8 +191,9 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "SINGLE_COPY",
-        "1",
-        "0: never read a peer's memory directly, copy through the shared segment",
+        "auto",
+        "1: read peers' memory with process_vm_readv, 0: copy through the shared segment, auto: what "
+        "costs less",
         in_core=True,
     ),
     Variable(

@@ -2,6 +2,7 @@
 // each rank pushes to its node what it has: the own shard first, then what lands from the network,
 // piece by piece, while later pieces are still in flight. Each byte enters a node once.
 #include "collectives/communicator.h"
+#include "intranode/arena.h"
 
 namespace smddp {
 namespace {
@@ -18,8 +19,8 @@ class AllGather final : public Round {
 
   void start() override {
     Rank me = group_.rank();
-    direct_ =
-        read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
+    direct_ = read_directly(limit_, group_.shape());
+    streaming_ = streams(operation_->signature().bytes);
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     received_.assign(static_cast<size_t>(group_.ranks()), 0);
     if (in_place()) copied_ = part(operation_->output, me);
@@ -40,7 +41,6 @@ class AllGather final : public Round {
   bool progress(bool may_push) override {
     bool moved = widen();
     moved |= send();
-    moved |= copy_own();
     while (may_push && !pushed_ && push_one()) moved = true;
     for (int i = 0; i < group_.local_peers(); ++i) {
       while (const Piece* head = group_.head(i, *this)) {
@@ -48,7 +48,7 @@ class AllGather final : public Round {
         if (!take_in(i, *head)) return true;
       }
     }
-    return moved;
+    return moved || copy_own();
   }
 
   bool pushed() const override { return pushed_; }
@@ -99,10 +99,15 @@ class AllGather final : public Round {
   // Copies a little more of the own shard into the output: the network and the node read the input,
   // so that nobody waits for this.
   bool copy_own() {
+    size_t bytes = part(operation_->output, group_.rank());
+    if (copied_ == bytes) return false;
+    copy_own(std::min(bytes, copied_ + kCopyStep));
+    return true;
+  }
+
+  void copy_own(size_t until) {
     Rank me = group_.rank();
     size_t bytes = part(operation_->output, me);
-    if (copied_ == bytes) return false;
-    size_t until = std::min(bytes, copied_ + kCopyStep);
     while (copied_ < until) {
       std::byte *from = nullptr, *to = nullptr;
       size_t n = std::min(operation_->input.contiguous(0, begin_ + copied_, &from),
@@ -112,10 +117,9 @@ class AllGather final : public Round {
         continue;
       }
       n = std::min(n, until - copied_);
-      std::memcpy(to, from, n);
+      device::copy(to, from, n, streaming_);
       copied_ += n;
     }
-    return true;
   }
 
   void make_flows() {
@@ -231,10 +235,13 @@ class AllGather final : public Round {
   bool push_one() {
     Source* next = nullptr;
     size_t bytes = 0;
+    std::vector<Extent> extents;  // to be read by the peers; empty: the bytes go into the slot
     for (Source& source : sources_) {
-      size_t piece = direct_ ? kDirectPiece : intranode::kSlotBytes;
-      bytes = std::min(piece, part(operation_->output, source.shard) - source.pushed);
-      if (bytes == 0 || available(source) < source.pushed + bytes) continue;
+      bytes = part(operation_->output, source.shard) - source.pushed;
+      if (bytes == 0) continue;
+      extents = exposed(source, std::min(bytes, kDirectPiece));
+      bytes = std::min(bytes, extents.empty() ? intranode::kSlotBytes : kDirectPiece);
+      if (available(source) < source.pushed + bytes) continue;
       next = &source;
       break;
     }
@@ -246,11 +253,7 @@ class AllGather final : public Round {
       piece.shard = static_cast<uint32_t>(next->shard);
       piece.offset = next->pushed;
       piece.bytes = bytes;
-      if (direct_) {
-        size_t at = begin_ + next->pushed;
-        std::vector<Extent> extents = next->inlet == nullptr
-                                          ? own_blocks().slice(own_block(), at, bytes)
-                                          : operation_->output.slice(next->shard, at, bytes);
+      if (!extents.empty()) {
         std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
         piece.extents = static_cast<uint32_t>(extents.size());
         exposed_until_ = group_.outbox().published() + 1;
@@ -263,7 +266,26 @@ class AllGather final : public Round {
     piece.last = to_push_ == 0 ? 1 : 0;
     pushed_ = piece.last == 1;
     group_.push(*this, piece);
+    // While the caches have it.
+    if (streaming_ && next != nullptr && next->shard == group_.rank() && piece.extents == 0) {
+      if (copied_ < next->pushed) copy_own(next->pushed);
+    }
     return true;
+  }
+
+  // The memory behind the next `bytes` bytes of a source, where the peers are to read it there.
+  std::vector<Extent> exposed(const Source& source, size_t bytes) const {
+    if (bytes <= intranode::kSlotBytes) return {};
+    size_t at = begin_ + source.pushed;
+    const Blocks& blocks = source.inlet == nullptr ? own_blocks() : operation_->output;
+    Rank block = source.inlet == nullptr ? own_block() : source.shard;
+    std::byte* first = nullptr;
+    blocks.contiguous(block, at, &first);
+    if (!direct_ && !intranode::Arena::process().may_own(first)) return {};
+    std::vector<Extent> extents = blocks.slice(block, at, bytes);
+    return extents.size() <= intranode::kSlotExtents && (direct_ || group_.shares(extents))
+               ? extents
+               : std::vector<Extent>();
   }
 
   bool take_in(int i, const Piece& head) {
@@ -274,18 +296,25 @@ class AllGather final : public Round {
                      group_.describe(group_.local_peer(i)) + " pushed a piece out of bounds"});
         return false;
       }
-      size_t at = begin_ + head.offset;
-      intranode::Inbox& inbox = group_.inbox(i);
-      if (head.extents > 0) {
-        std::vector<Extent> to = operation_->output.slice(shard, at, head.bytes);
-        Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, 0,
-                                                  head.bytes, to.data(), to.size());
+      for (size_t done = 0; done < head.bytes;) {
+        size_t at = begin_ + head.offset + done;
+        const std::byte* from = nullptr;
+        size_t n = std::min(group_.reach(i, done, &from), head.bytes - done);
+        if (n > 0) {
+          operation_->output.write(shard, at, from, n, streaming_);
+          done += n;
+          continue;
+        }
+        intranode::Inbox& inbox = group_.inbox(i);
+        n = head.bytes - done;
+        std::vector<Extent> to = operation_->output.slice(shard, at, n);
+        Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, done,
+                                                  n, to.data(), to.size());
         if (!read) {
           group_.fail_read(i, *this, read);
           return false;
         }
-      } else {
-        operation_->output.write(shard, at, inbox.bytes(), head.bytes);
+        done += n;
       }
       received_[head.shard] += head.bytes;
       missing_ -= head.bytes;
@@ -301,7 +330,8 @@ class AllGather final : public Round {
            head.bytes <= size - received_[head.shard];
   }
 
-  bool direct_ = false;
+  bool direct_ = false;  // peers read memory that is not shared, too
+  bool streaming_ = false;
   bool pushed_ = false;
   std::vector<Source> sources_;
   size_t copied_ = 0;             // of the own shard, from input to output

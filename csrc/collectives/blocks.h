@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/types.h"
+#include "device/reduce.h"
 #include "intranode/outbox.h"
 
 namespace smddp {
@@ -54,16 +55,18 @@ class Blocks {
     });
     return run;
   }
-  void write(Rank block, size_t offset, const std::byte* from, size_t bytes) const {
+  // `streaming`: past the caches, see device::copy().
+  void write(Rank block, size_t offset, const std::byte* from, size_t bytes,
+             bool streaming = false) const {
     for_each(block, offset, bytes, [&](std::byte* a, size_t n) {
-      std::memcpy(a, from, n);
+      device::copy(a, from, n, streaming);
       from += n;
       return true;
     });
   }
   void read(Rank block, size_t offset, std::byte* to, size_t bytes) const {
     for_each(block, offset, bytes, [&](const std::byte* a, size_t n) {
-      std::memcpy(to, a, n);
+      device::copy(to, a, n, false);
       to += n;
       return true;
     });

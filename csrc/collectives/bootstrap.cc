@@ -159,7 +159,9 @@ Status Communicator::join_node(const std::vector<Card>& cards) {
   }
   auto readers = static_cast<int>(local_peers_.size());
   outbox_->expect(readers);
-  bool allow = options_.single_copy && env::get("SINGLE_COPY") != "0";
+  std::string wanted = env::get("SINGLE_COPY");
+  bool allow = options_.single_copy.value_or(wanted == "1" ||
+                                             (wanted != "0" && intranode::single_copy_pays()));
   for (Rank peer : local_peers_) {
     const Card& card = cards[static_cast<size_t>(peer)];
     // Among the readers of a peer's outbox, in order of local index, the peer itself is left out.

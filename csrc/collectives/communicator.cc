@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "common/log.h"
+#include "intranode/arena.h"
 
 namespace smddp {
 namespace {
@@ -382,6 +383,31 @@ void Communicator::push(const Round& round, intranode::Piece piece) {
   piece.signature = round.operation().signature_;
   outbox_->publish(piece);
   pushed_since_wake_ = true;
+}
+
+size_t Communicator::reach(int i, size_t offset, const std::byte** at) {
+  const intranode::Piece& piece = *inbox(i).head();
+  if (piece.extents == 0) {
+    *at = inbox(i).bytes() + offset;
+    return piece.bytes - offset;
+  }
+  for (uint32_t e = 0; e < piece.extents; ++e) {
+    const Extent& extent = inbox(i).extents()[e];
+    if (offset < extent.bytes) {
+      size_t bytes = extent.bytes - offset;
+      *at = neighbors_[static_cast<size_t>(i)]->find(extent.address + offset, bytes);
+      return *at == nullptr ? 0 : bytes;
+    }
+    offset -= extent.bytes;
+  }
+  return 0;
+}
+
+bool Communicator::shares(const std::vector<Extent>& extents) const {
+  const intranode::Arena& arena = intranode::Arena::process();
+  return std::all_of(extents.begin(), extents.end(), [&](const Extent& e) {
+    return arena.may_own(e.address) && arena.contains(e.address, e.bytes);
+  });
 }
 
 void Communicator::pop(int i) {

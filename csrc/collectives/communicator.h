@@ -4,6 +4,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,10 @@ class Communicator : private Progressable {
   struct Options {
     std::string name;
     uint64_t timeout_ns = 600'000'000'000ull;
-    std::string host;         // identity of this rank's host; empty: host_identity()
-    bool single_copy = true;  // false: never read a peer's memory directly
+    std::string host;  // identity of this rank's host; empty: host_identity()
+    // Whether to read peers' memory with process_vm_readv; unset: SMDDP_SINGLE_COPY, or what costs less
+    // on this host.
+    std::optional<bool> single_copy;
     // The job is known to span hosts: the fabric is opened before the first group knows its ranks,
     // which saves it a round over the store. Where WORLD_SIZE says so, it is known without this.
     bool several_hosts = false;
@@ -59,6 +62,11 @@ class Communicator : private Progressable {
   const intranode::Piece* head(int i, const Round& round);
   void push(const Round& round, intranode::Piece piece);
   void pop(int i);
+  // Bytes of that head, from `offset` on, that can be read where they lie, and where: in its slot, or
+  // in memory that the peer shares. 0: they have to be fetched with a single-copy read.
+  size_t reach(int i, size_t offset, const std::byte** at);
+  // True where every local peer can read these extents in place.
+  bool shares(const std::vector<Extent>& extents) const;
 
   fabric::Endpoint& endpoint() { return *endpoint_; }
   fabric::Peer peer(Rank rank) const { return peer_of_[static_cast<size_t>(rank)]; }

@@ -11,6 +11,7 @@
 // so that a remote rank that is late holds up nobody's sums.
 #include "collectives/communicator.h"
 #include "device/reduce.h"
+#include "intranode/arena.h"
 
 namespace smddp {
 namespace {
@@ -18,6 +19,8 @@ namespace {
 using intranode::Piece;
 
 constexpr size_t kDirectPiece = 1 << 20;
+// Below, a copy into the slot costs less than waiting for its readers.
+constexpr size_t kSharedPiece = 8 << 10;
 
 constexpr size_t kBlockElements = 16 << 10;  // accumulator and one source stay in L2
 
@@ -60,6 +63,7 @@ class ReduceScatter final : public Round {
     wire_element_ = size_of(wire_type_);
     direct_ =
         read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
+    streaming_ = streams(operation_->signature().bytes);
     piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
     for (int i = 1; i <= group_.topology().nodes(); ++i) {
       const auto& node = group_.topology().node((node_ + i) % group_.topology().nodes());
@@ -78,9 +82,8 @@ class ReduceScatter final : public Round {
   // A missing partial sum may be the sender's fault or that of any rank behind it.
   bool knows_whom() const override {
     if (wanted_.bytes > 0 || flows_done()) return true;
-    return std::any_of(outlets_.begin(), outlets_.end(), [&](const Outlet& o) {
-      return !group_.has_started(o.target, seq_);
-    });
+    return std::any_of(outlets_.begin(), outlets_.end(),
+                       [&](const Outlet& o) { return !group_.has_started(o.target, seq_); });
   }
 
   bool progress(bool may_push) override {
@@ -211,7 +214,7 @@ class ReduceScatter final : public Round {
   }
 
   void place(const Inlet& inlet, size_t offset, const std::byte* payload, size_t bytes) override {
-    std::memcpy(inlet.memory + offset, payload, bytes);
+    device::copy(inlet.memory + offset, payload, bytes, false);
   }
 
   bool send() {
@@ -262,9 +265,8 @@ class ReduceScatter final : public Round {
       piece.shard = static_cast<uint32_t>(cut.block);
       piece.offset = cut.offset;
       piece.bytes = cut.bytes;
-      if (direct_) {
-        std::vector<Extent> extents =
-            operation_->input.slice(cut.block, begin_ + cut.offset, cut.bytes);
+      std::vector<Extent> extents = exposed(cut);
+      if (!extents.empty()) {
         std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
         piece.extents = static_cast<uint32_t>(extents.size());
         exposed_until_ = group_.outbox().published() + 1;
@@ -277,6 +279,19 @@ class ReduceScatter final : public Round {
     pushed_ = piece.last == 1;
     group_.push(*this, piece);
     return true;
+  }
+
+  // The memory behind a cut, where the peers are to read it there.
+  std::vector<Extent> exposed(const Cut& cut) const {
+    std::byte* first = nullptr;
+    operation_->input.contiguous(cut.block, begin_ + cut.offset, &first);
+    if (!direct_ && (cut.bytes < kSharedPiece || !intranode::Arena::process().may_own(first)))
+      return {};
+    std::vector<Extent> extents =
+        operation_->input.slice(cut.block, begin_ + cut.offset, cut.bytes);
+    return direct_ || (extents.size() <= intranode::kSlotExtents && group_.shares(extents))
+               ? extents
+               : std::vector<Extent>();
   }
 
   // Drops what others sum from the heads. True when every local peer's head is the wanted piece;
@@ -313,12 +328,55 @@ class ReduceScatter final : public Round {
     return true;
   }
 
+  // Where a share's bytes from `at` on go once nothing is to be added to them, and how many lie there
+  // end to end. 0 where they are not of the type that is summed.
+  size_t result_run(const Share& s, size_t at, std::byte** to) const {
+    if (s.block != group_.rank()) {
+      *to = s.out + at;
+      return wire_type_ == dtype_ ? s.bytes - at : 0;
+    }
+    bool all_reduce = operation_->collective == Collective::kAllReduce;
+    return operation_->output.contiguous(all_reduce ? group_.rank() : 0, begin_ + at, to);
+  }
+
+  // Sums `bytes` bytes of the sources, all of the operation's type, in one go.
+  void fuse(const Share& s, std::byte* to, size_t bytes) {
+    bool averages = operation_->reduce_op == ReduceOp::kAvg && s.block == group_.rank();
+    device::reduce(to, sources_.data(), sources_.size(), bytes / element_, dtype_,
+                   operation_->reduce_op, averages ? group_.ranks() : 1, streaming_);
+  }
+
+  // As much of the wanted piece from `at` on as lies end to end everywhere, summed in rank order in one
+  // go. 0 where the sources can't be read in place, or their sum isn't the result.
+  size_t fuse_node(size_t at, size_t limit) {
+    const Share& target = share(wanted_.block);
+    std::byte *own = nullptr, *to = nullptr;
+    if (!target.partials.empty()) return 0;
+    size_t n = std::min({limit, result_run(target, at, &to),
+                         operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
+    sources_.clear();
+    for (int i = 0; i < group_.local_peers(); ++i) {
+      if (group_.local_peer(i) > group_.rank() && own != nullptr)
+        sources_.push_back(std::exchange(own, nullptr));
+      const std::byte* theirs = nullptr;
+      n = std::min(n, group_.reach(i, at - group_.inbox(i).head()->offset, &theirs));
+      sources_.push_back(theirs);
+    }
+    if (own != nullptr) sources_.push_back(own);
+    if (n > 0) fuse(target, to, n);
+    return n;
+  }
+
   // Adds the node's contributions to the wanted piece in rank order.
   bool sum_node() {
     Share& target = share(wanted_.block);
     for (size_t done = 0; done < wanted_.bytes;) {
       std::byte* own = nullptr;
       size_t at = wanted_.offset + done;
+      if (size_t n = fuse_node(at, wanted_.bytes - done)) {
+        done += n;
+        continue;
+      }
       size_t n = std::min({wanted_.bytes - done, kBlockElements * element_,
                            operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
       size_t count = n / element_;
@@ -355,7 +413,8 @@ class ReduceScatter final : public Round {
     intranode::Inbox& inbox = group_.inbox(i);
     const Piece& head = *inbox.head();
     size_t into = offset - head.offset;
-    if (head.extents == 0) return inbox.bytes() + into;
+    const std::byte* at = nullptr;
+    if (group_.reach(i, into, &at) >= bytes) return at;
     alignas(64) static thread_local std::byte scratch[kBlockElements * 8];
     Extent to{scratch, bytes};
     Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, into,
@@ -363,6 +422,26 @@ class ReduceScatter final : public Round {
     if (read.ok()) return scratch;
     group_.fail_read(i, *this, read);
     return nullptr;
+  }
+
+  // The same for the partial sums of a share, in node order.
+  size_t fuse_partials(const Share& s, size_t limit) {
+    if (wire_type_ != dtype_ || (!alone_ && sum_type_ != dtype_)) return 0;
+    std::byte *own = nullptr, *to = nullptr;
+    size_t n = std::min(limit, result_run(s, s.combined, &to));
+    if (alone_) {
+      n = std::min(n, operation_->input.contiguous(s.block, begin_ + s.combined, &own));
+    } else {
+      own = s.node_sum.data() + s.combined;
+    }
+    sources_.clear();
+    for (const auto& partial : s.partials) {
+      if (partial.node > node_ && own != nullptr) sources_.push_back(std::exchange(own, nullptr));
+      sources_.push_back(partial.inlet->memory + partial.start + s.combined);
+    }
+    if (own != nullptr) sources_.push_back(own);
+    if (n > 0) fuse(s, to, n);
+    return n;
   }
 
   // Adds the partial sums to what all of them cover by now.
@@ -374,6 +453,10 @@ class ReduceScatter final : public Round {
     }
     bool moved = s.combined < covered;
     while (s.combined < covered) {
+      if (size_t n = fuse_partials(s, covered - s.combined)) {
+        s.combined += n;
+        continue;
+      }
       size_t n = std::min(covered - s.combined, kBlockElements * element_);
       std::byte* own = nullptr;
       if (alone_) {
@@ -444,7 +527,9 @@ class ReduceScatter final : public Round {
   bool alone_ = false;  // on its node
   size_t element_ = 1, wire_element_ = 1;
   Dtype dtype_ = Dtype::kBytes, sum_type_ = Dtype::kBytes, wire_type_ = Dtype::kBytes;
-  bool direct_ = false;
+  bool direct_ = false;     // peers read memory that is not shared, too
+  bool streaming_ = false;  // results are written past the caches
+  std::vector<const void*> sources_;
   size_t piece_bytes_ = 0;
   bool pushed_ = false;
   std::vector<Rank> order_;  // of the blocks, the same on all ranks of the node

@@ -61,9 +61,9 @@ void Round::grant(Inlet& inlet) {
   if (inlet.eager() || inlet.memory == nullptr) return;
   fabric::Endpoint& endpoint = group_.endpoint();
   size_t chunk = std::min(operation_->plan().chunk_bytes, payload_of(endpoint.max_message()));
-  inlet.granted = endpoint.open_landing(group_.peer(inlet.source), inlet.memory + inlet.head,
-                                        inlet.stream.bytes() - inlet.head, chunk, &inlet,
-                                        &inlet.grant);
+  inlet.granted =
+      endpoint.open_landing(group_.peer(inlet.source), inlet.memory + inlet.head,
+                            inlet.stream.bytes() - inlet.head, chunk, &inlet, &inlet.grant);
 }
 
 bool Round::widen() {

@@ -16,6 +16,11 @@
 
 namespace smddp {
 
+// Outputs of more bytes than this are written past the caches: little of them would still be there when
+// the caller reads them.
+inline constexpr size_t kStreamedBytes = 24 << 20;
+inline bool streams(size_t output_bytes) { return output_bytes >= kStreamedBytes; }
+
 // READYs leave this many steps before their flows: they queue behind a step's data on the way.
 inline constexpr int kStepsAhead = 2;
 

@@ -12,6 +12,9 @@
 namespace smddp::device {
 namespace {
 
+// Shorter copies are memcpy's strength.
+constexpr size_t kVectorCopy = 2 << 10;
+
 bool processor_has(Isa isa) {
   if (isa == Isa::kBaseline) return true;
 #if defined(__x86_64__) || defined(__i386__)
@@ -120,10 +123,10 @@ void divide(void* accumulator, size_t count, Dtype accumulator_type, int divisor
 }
 
 void copy(void* to, const void* from, size_t bytes, bool streaming) {
-  if (streaming) {
-    kernels().copy(to, from, bytes);
-  } else {
+  if (bytes < kVectorCopy) {
     std::memcpy(to, from, bytes);
+  } else {
+    kernels().copy(to, from, bytes, streaming);
   }
 }
 

@@ -36,7 +36,9 @@ void store(void* destination, const void* accumulator, size_t count, Dtype dtype
 // Divides a floating accumulator: the last step of kAvg.
 void divide(void* accumulator, size_t count, Dtype accumulator_type, int divisor);
 
-// memcpy, whose `streaming` is that of reduce().
+// memcpy, whose `streaming` is that of reduce(). No `rep movsb`, which glibc's takes for long copies:
+// on some processors (Zen 3 and 4) that is several times slower where the low 12 bits of the addresses
+// lie close together, as they do in pages of shared segments.
 void copy(void* to, const void* from, size_t bytes, bool streaming);
 
 // The instruction set that all of the above use: the best of the processor's, unless set. kBaseline is

@@ -270,18 +270,35 @@ void store(void* destination, const void* accumulator, size_t count, Dtype dtype
   });
 }
 
-void copy(void* to, const void* from, size_t bytes) {
+template <bool kStreaming>
+void copy_aligned(char* out, const char* in, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += 4 * kWidth) {
+    Bytes x[4];
+    for (int i = 0; i < 4; ++i) x[i] = fetch(in + at + i * kWidth);
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kStreaming) {
+        put_streaming(out + at + i * kWidth, x[i]);
+      } else {
+        put(out + at + i * kWidth, x[i]);
+      }
+    }
+  }
+}
+
+void copy(void* to, const void* from, size_t bytes, bool streaming) {
   auto* out = static_cast<char*>(to);
   const auto* in = static_cast<const char*>(from);
   size_t at = -reinterpret_cast<uintptr_t>(out) % kWidth;
   if (bytes < at) at = bytes;
   std::memcpy(out, in, at);
-  for (; bytes - at >= 4 * kWidth; at += 4 * kWidth) {
-    Bytes x[4];
-    for (int i = 0; i < 4; ++i) x[i] = fetch(in + at + i * kWidth);
-    for (int i = 0; i < 4; ++i) put_streaming(out + at + i * kWidth, x[i]);
+  size_t whole = (bytes - at) / (4 * kWidth) * (4 * kWidth);
+  if (streaming) {
+    copy_aligned<true>(out + at, in + at, whole);
+    end_streaming();
+  } else {
+    copy_aligned<false>(out + at, in + at, whole);
   }
-  end_streaming();
+  at += whole;
   std::memcpy(out + at, in + at, bytes - at);
 }
 

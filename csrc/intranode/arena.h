@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "intranode/arena_table.h"
-#include "intranode/presence.h"
+#include "intranode/shared.h"
 
 namespace smddp::intranode {
 

@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "intranode/arena_table.h"
-#include "intranode/presence.h"
+#include "intranode/shared.h"
 
 namespace smddp::intranode {
 
 class PeerMemory {
  public:
-  // `table_fd`: Neighbor::arena_fd(). Fails where the neighbour announces nothing or its
+  // `table_fd`: Arena::table_fd() of the neighbour. Fails where the neighbour announces nothing or its
   // descriptors can't be opened: nothing of it can be found then. Works for this process's own pid
   // as well, with mappings of its own.
   static Result<std::unique_ptr<PeerMemory>> open(int pid, int table_fd);

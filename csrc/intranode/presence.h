@@ -12,54 +12,10 @@
 #include <string>
 
 #include "common/status.h"
+#include "intranode/peer_memory.h"
+#include "intranode/shared.h"
 
 namespace smddp::intranode {
-
-// Owns a file descriptor.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd();
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  int release();
-
- private:
-  int fd_ = -1;
-};
-
-// Owns a shared mapping of a memfd.
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(void* address, size_t size) : address_(address), size_(size) {}
-  Mapping(Mapping&& other) noexcept;
-  Mapping& operator=(Mapping&& other) noexcept;
-  ~Mapping();
-  void* address() const { return address_; }
-  size_t size() const { return size_; }
-  void* release();  // the mapping is the caller's now
-
- private:
-  void* address_ = nullptr;
-  size_t size_ = 0;
-};
-
-struct Shared {
-  Fd fd;
-  Mapping mapping;
-};
-
-// A zeroed anonymous shared segment, mode 0600.
-Result<Shared> create_shared(const char* label, size_t size);
-// Maps another process's segment. `what` and `pid` are for the error's sentence.
-Result<Mapping> map_shared(int pid, int fd, const std::string& what);
-
-// Where another process's descriptor can be opened.
-std::string fd_path(int pid, int fd);
 
 struct PresencePage {
   uint64_t token;                  // written once before the page is announced
@@ -98,8 +54,9 @@ class Neighbor {
                                                 int doorbell_fd);
 
   int pid() const { return pid_; }
-  // For PeerMemory::open(): the table of the memory that the neighbour shares, or -1.
-  int arena_fd() const { return page()->arena_fd; }
+  // Where memory of the neighbour's arena lies in this process (see PeerMemory::find()); nullptr where
+  // it is none. Opens the arena's table on first use.
+  std::byte* find(const std::byte* owner_address, size_t bytes);
   // Rings if the neighbour sleeps. Call after publishing.
   void wake();
   // Readable once the process is gone; -1 for a neighbour inside this process.
@@ -118,6 +75,8 @@ class Neighbor {
   Mapping mapping_;
   Fd doorbell_;
   Fd pidfd_;
+  bool looked_for_memory_ = false;
+  std::unique_ptr<PeerMemory> memory_;
 };
 
 }  // namespace smddp::intranode

@@ -12,7 +12,6 @@ enum class Pattern : uint8_t {
   kLog,     // Bruck's: ceil(log2 n) messages, as many hops, the same bytes; equal nodes only
 };
 
-
 // What goes from one rank to another in a round: the shards of these ranks, end to end, as one run
 // of bytes. Of an ordered pair of ranks there is at most one flow in a round.
 struct Flow {

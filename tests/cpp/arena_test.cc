@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "intranode/peer_memory.h"
+#include "intranode/presence.h"
 
 namespace smddp::intranode {
 namespace {
@@ -505,11 +506,12 @@ TEST(Presence, TellsOfTheProcessArena) {
   Presence& p = *presence.value();
   auto neighbor = Neighbor::open(getpid(), p.token(), p.presence_fd(), p.doorbell_fd());
   ASSERT_TRUE(neighbor.ok());
-  EXPECT_EQ(neighbor.value()->arena_fd(), Arena::process().table_fd());
   std::byte* block = Arena::process().allocate(5000);
-  auto peer = PeerMemory::open(getpid(), neighbor.value()->arena_fd());
-  ASSERT_TRUE(peer.ok());
-  EXPECT_NE(peer.value()->find(block, 5000), nullptr);
+  block[4999] = std::byte{7};
+  std::byte* found = neighbor.value()->find(block, 5000);
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found[4999], std::byte{7});
+  EXPECT_EQ(neighbor.value()->find(reinterpret_cast<std::byte*>(&block), 8), nullptr);
   EXPECT_TRUE(Arena::process().free(block));
 }
 

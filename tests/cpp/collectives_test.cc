@@ -2,17 +2,51 @@
 #include <bit>
 #include <random>
 
+#include "intranode/arena.h"
 #include "world.h"
 
 namespace smddp {
 namespace {
 
-enum class Way { kSegment, kSingleCopy, kLog };  // in the node; kLog: between nodes
+// In the node; kLog: between nodes.
+enum class Way { kSegment, kSingleCopy, kLog, kArena };
+
+bool from_arena = false;
+
+// Gives memory of the arena while a test of that way runs, three times of four: so both kinds meet in one
+// operation.
+template <class T>
+struct Memory {
+  using value_type = T;
+  Memory() = default;
+  template <class U>
+  Memory(const Memory<U>&) {}
+  T* allocate(size_t count) {
+    static std::atomic<unsigned> calls{0};
+    std::byte* block = nullptr;
+    if (from_arena && ++calls % 4 != 0)
+      block = intranode::Arena::process().allocate(count * sizeof(T));
+    return block != nullptr ? reinterpret_cast<T*>(block) : std::allocator<T>().allocate(count);
+  }
+  void deallocate(T* at, size_t count) {
+    if (!intranode::Arena::process().free(at)) std::allocator<T>().deallocate(at, count);
+  }
+  template <class U>
+  bool operator==(const Memory<U>&) const {
+    return true;
+  }
+};
+template <class T>
+using Vector = std::vector<T, Memory<T>>;
 
 class Layouts : public testing::TestWithParam<std::tuple<std::string, Way>> {
  protected:
+  void SetUp() override { from_arena = std::get<1>(GetParam()) == Way::kArena; }
+  void TearDown() override { from_arena = false; }
   std::string layout() const { return std::get<0>(GetParam()); }
-  WorldOptions options() const { return {.single_copy = std::get<1>(GetParam()) != Way::kSegment}; }
+  WorldOptions options() const {
+    return {.single_copy = std::get<1>(GetParam()) == Way::kSingleCopy};
+  }
   Tuning tuning() const {
     return {.algorithm = std::get<1>(GetParam()) == Way::kLog ? Algorithm::kLog : Algorithm::kAuto};
   }
@@ -29,7 +63,7 @@ TEST_P(Layouts, AllGather) {
       layout(),
       [tuning = tuning()](RankContext& c) {
         for (size_t size : kSizes) {
-          std::vector<int64_t> in(size), out(size * static_cast<size_t>(c.ranks), -1);
+          Vector<int64_t> in(size), out(size * static_cast<size_t>(c.ranks), -1);
           for (size_t i = 0; i < size; ++i) in[i] = value(c.rank, i);
           Status status = c.run(gather_of(in, out, c.ranks), tuning);
           ASSERT_TRUE(status.ok()) << status.message();
@@ -47,7 +81,7 @@ TEST_P(Layouts, ReduceScatter) {
       layout(),
       [tuning = tuning()](RankContext& c) {
         for (size_t size : kSizes) {
-          std::vector<int64_t> in(size * static_cast<size_t>(c.ranks)), out(size, -1);
+          Vector<int64_t> in(size * static_cast<size_t>(c.ranks)), out(size, -1);
           for (size_t i = 0; i < in.size(); ++i) in[i] = value(c.rank, i);
           Status status =
               c.run(scatter_of(in, out, c.ranks, Dtype::kInt64, ReduceOp::kSum), tuning);
@@ -68,7 +102,7 @@ TEST_P(Layouts, AllReduceInManyRounds) {
       layout(),
       [tuning = tuning()](RankContext& c) {
         for (size_t size : kSizes) {
-          std::vector<double> data(size);
+          Vector<double> data(size);
           for (size_t i = 0; i < size; ++i) data[i] = static_cast<double>(value(c.rank, i));
           Tuning cut = tuning;
           cut.allgather_bucket_bytes = 100'000;
@@ -91,7 +125,7 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
       [tuning = tuning()](RankContext& c) {
         std::mt19937 random(7);  // the same on all ranks
         struct Flight {
-          std::vector<int64_t> in, out;
+          Vector<int64_t> in, out;
           std::shared_ptr<Operation> op;
         };
         std::vector<std::unique_ptr<Flight>> flights;
@@ -135,7 +169,7 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
 }
 
 std::string name_of_case(const testing::TestParamInfo<Layouts::ParamType>& info) {
-  const char* ways[] = {"_segment", "_single_copy", "_log"};
+  const char* ways[] = {"_segment", "_single_copy", "_log", "_arena"};
   return std::get<0>(info.param) + ways[static_cast<int>(std::get<1>(info.param))];
 }
 
@@ -143,6 +177,11 @@ INSTANTIATE_TEST_SUITE_P(Hosts, Layouts,
                          testing::Combine(testing::Values("A", "AA", "AAA", "AB", "AAB", "ABC",
                                                           "AABB", "ABAB", "ABBB", "AAABBCC"),
                                           testing::Values(Way::kSegment, Way::kSingleCopy)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Arena, Layouts,
+                         testing::Combine(testing::Values("A", "AA", "AAA", "AAB", "AABB",
+                                                          "AAAABBB"),
+                                          testing::Values(Way::kArena)),
                          name_of_case);
 INSTANTIATE_TEST_SUITE_P(Log, Layouts,
                          testing::Combine(testing::Values("ABC", "ABCDE", "AABBCC", "ABCDABCD",

@@ -148,8 +148,9 @@ inline void run_world(const std::string& layout, const std::function<void(RankCo
 }
 
 // One tensor per operation, laid out as torch's base forms do.
-template <class T>
-std::shared_ptr<Operation> gather_of(const std::vector<T>& in, std::vector<T>& out, int ranks) {
+template <class Vector>
+std::shared_ptr<Operation> gather_of(const Vector& in, Vector& out, int ranks) {
+  using T = typename Vector::value_type;
   auto op = std::make_shared<Operation>();
   op->collective = Collective::kAllGather;
   op->element_size = sizeof(T);
@@ -163,9 +164,10 @@ std::shared_ptr<Operation> gather_of(const std::vector<T>& in, std::vector<T>& o
   return op;
 }
 
-template <class T>
-std::shared_ptr<Operation> scatter_of(const std::vector<T>& in, std::vector<T>& out, int ranks,
-                                      Dtype dtype, ReduceOp reduce) {
+template <class Vector>
+std::shared_ptr<Operation> scatter_of(const Vector& in, Vector& out, int ranks, Dtype dtype,
+                                      ReduceOp reduce) {
+  using T = typename Vector::value_type;
   auto op = std::make_shared<Operation>();
   op->collective = Collective::kReduceScatter;
   op->dtype = dtype;
@@ -182,9 +184,9 @@ std::shared_ptr<Operation> scatter_of(const std::vector<T>& in, std::vector<T>& 
   return op;
 }
 
-template <class T>
-std::shared_ptr<Operation> all_reduce_of(std::vector<T>& data, int ranks, Dtype dtype,
-                                         ReduceOp reduce) {
+template <class Vector>
+std::shared_ptr<Operation> all_reduce_of(Vector& data, int ranks, Dtype dtype, ReduceOp reduce) {
+  using T = typename Vector::value_type;
   auto op = std::make_shared<Operation>();
   op->collective = Collective::kAllReduce;
   op->dtype = dtype;

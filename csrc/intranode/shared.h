@@ -1,0 +1,57 @@
+// Handles of what processes share: descriptors, mappings, anonymous segments.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "common/status.h"
+
+namespace smddp::intranode {
+
+// Owns a file descriptor.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  Fd& operator=(Fd&& other) noexcept;
+  ~Fd();
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release();
+
+ private:
+  int fd_ = -1;
+};
+
+// Owns a shared mapping of a memfd.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(void* address, size_t size) : address_(address), size_(size) {}
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+  void* address() const { return address_; }
+  size_t size() const { return size_; }
+  void* release();  // the mapping is the caller's now
+
+ private:
+  void* address_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct Shared {
+  Fd fd;
+  Mapping mapping;
+};
+
+// A zeroed anonymous shared segment, mode 0600.
+Result<Shared> create_shared(const char* label, size_t size);
+// Maps another process's segment. `what` and `pid` are for the error's sentence.
+Result<Mapping> map_shared(int pid, int fd, const std::string& what);
+
+// Where another process's descriptor can be opened.
+std::string fd_path(int pid, int fd);
+
+}  // namespace smddp::intranode
