@@ -192,8 +192,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SINGLE_COPY",
         "auto",
-        "1: read peers' memory with process_vm_readv, 0: copy through the shared segment, auto: what "
-        "costs less",
+        "1: read peers' memory, 0: copy through the segment, auto: the cheaper",
         in_core=True,
     ),
     Variable(
