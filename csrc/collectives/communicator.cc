@@ -352,7 +352,7 @@ size_t Communicator::credit() const {
 // a stranger's.
 bool Communicator::may_send_early(Rank to, uint64_t seq, size_t bytes) {
   Rail& rail = rails_[static_cast<size_t>(to)];
-  if (has_started(to, seq)) return true;
+  if (rail.heard > seq) return true;
   if (rail.heard == 0 || rail.ahead_bytes + bytes > credit()) return false;
   rail.ahead.emplace_back(seq, bytes);
   rail.ahead_bytes += bytes;

@@ -80,10 +80,6 @@ class Communicator : private Progressable {
   // True where those are in their last steps.
   bool rails_soon_free(const Round& round) const;
   bool is_oldest(const Round& round) const { return active_.front().get() == &round; }
-  // True where a message of `peer` says that it has started round `seq`, or a later one.
-  bool has_started(Rank peer, uint64_t seq) const {
-    return rails_[static_cast<size_t>(peer)].heard > seq;
-  }
   // True where `to` has started round `seq`, or has room for `bytes` bytes of a round that it may not
   // have started: those are then taken off its room until it is heard to have started the round.
   bool may_send_early(Rank to, uint64_t seq, size_t bytes);

@@ -83,7 +83,7 @@ class ReduceScatter final : public Round {
   bool knows_whom() const override {
     if (wanted_.bytes > 0 || flows_done()) return true;
     return std::any_of(outlets_.begin(), outlets_.end(),
-                       [&](const Outlet& o) { return !group_.has_started(o.target, seq_); });
+                       [](const Outlet& o) { return !o.cleared; });
   }
 
   bool progress(bool may_push) override {
@@ -111,8 +111,7 @@ class ReduceScatter final : public Round {
     }
     if (!names.empty()) return "no data from " + names;
     for (const Outlet& outlet : outlets_) {
-      if (!group_.has_started(outlet.target, seq_))
-        return group_.describe(outlet.target) + " has not started it";
+      if (!outlet.cleared) return group_.describe(outlet.target) + " has not started it";
     }
     for (const Inlet& inlet : inlets_) {
       if (!inlet.coverage.complete()) name(inlet.source);
