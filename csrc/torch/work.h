@@ -34,7 +34,7 @@ class TensorOperation final : public Operation {
   void complete(c10::ivalue::Future& future) const;
 
   std::mutex mutex_;
-  bool over_ = false;  // on_done() has seen, or was too early for, future_
+  bool over_ = false;  // a future made from now on is made complete
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
