@@ -57,9 +57,9 @@ void Fallback::settle() {
   std::this_thread::sleep_for(kStep);
 }
 
-uint64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+uint64_t bytes_of(TensorRefs tensors) {
   uint64_t bytes = 0;
-  for (const at::Tensor& t : tensors) bytes += t.is_sparse() ? 0 : t.nbytes();
+  for (const at::Tensor* t : tensors) bytes += t->is_sparse() ? 0 : t->nbytes();
   return bytes;
 }
 

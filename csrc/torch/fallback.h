@@ -10,6 +10,8 @@
 #include <set>
 #include <string>
 
+#include "torch/tensors.h"
+
 namespace smddp {
 
 class Fallback {
@@ -45,6 +47,6 @@ class Fallback {
 };
 
 // Bytes of all tensors.
-uint64_t bytes_of(const std::vector<at::Tensor>& tensors);
+uint64_t bytes_of(TensorRefs tensors);
 
 }  // namespace smddp

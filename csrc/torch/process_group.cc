@@ -1,5 +1,9 @@
 #include "torch/process_group.h"
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+
 #include "schedule/pattern.h"
 #include "torch/allocator.h"
 #include "torch/runtime.h"
@@ -15,9 +19,10 @@ using c10d::Work;
 // Elements of an AllReduce's parts are cut at multiples of this: whole cache lines for every type.
 constexpr size_t kGranule = 64;
 
-uint64_t fnv1a(uint64_t hash, uint64_t value) {
-  for (int i = 0; i < 8; ++i) hash = (hash ^ (value >> (8 * i) & 0xff)) * 0x100000001b3ull;
-  return hash;
+// Two ranks that disagree about one tensor get different digests: each step is invertible.
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
+  return hash ^ hash >> 32;
 }
 
 std::string sizes_text(const at::Tensor& t) {
@@ -26,34 +31,26 @@ std::string sizes_text(const at::Tensor& t) {
   return text + "]";
 }
 
-Tensors joined(const Tensors& first, const TensorLists& lists) {
-  Tensors all = first;
-  for (const Tensors& list : lists) all.insert(all.end(), list.begin(), list.end());
+TensorRefList joined(const Tensors& first, const TensorLists& lists) {
+  TensorRefList all = refs(first), rest = refs(lists);
+  all.append(rest.begin(), rest.end());
   return all;
 }
 
-TensorLists one_each(const Tensors& tensors) {
-  TensorLists lists;
-  for (const at::Tensor& t : tensors) lists.push_back({t});
-  return lists;
+using Extents = c10::SmallVector<Extent, 8>;
+
+// Appends `count` equal parts of `whole`.
+void append(Extents& extents, const Extent& whole, size_t count) {
+  size_t bytes = whole.bytes / count;
+  for (size_t i = 0; i < count; ++i) extents.push_back({whole.address + i * bytes, bytes});
 }
 
-// The parts of blocks of several tensors, tensor by tensor, turned into blocks, rank by rank.
-Blocks blocks_of(const std::vector<std::vector<Extent>>& parts, int ranks) {
-  Blocks blocks;
-  for (int r = 0; r < ranks; ++r) {
-    for (const auto& tensor : parts)
-      blocks.add(tensor[static_cast<size_t>(r)].address, tensor[static_cast<size_t>(r)].bytes);
+// The parts of several tensors, tensor by tensor and in each rank by rank, become blocks.
+void fill(Blocks& blocks, const Extents& parts, size_t ranks) {
+  for (size_t r = 0; r < ranks; ++r) {
+    for (size_t i = r; i < parts.size(); i += ranks) blocks.add(parts[i].address, parts[i].bytes);
     blocks.end_block();
   }
-  return blocks;
-}
-
-Blocks one_block(const std::vector<Extent>& extents) {
-  Blocks blocks;
-  for (const Extent& e : extents) blocks.add(e.address, e.bytes);
-  blocks.end_block();
-  return blocks;
 }
 
 }  // namespace
@@ -132,7 +129,7 @@ bool ProcessGroupSMDDP::supportsTensorAlloc(c10::DeviceIndex device) { return de
 
 ProcessGroupSMDDP::OperationPtr ProcessGroupSMDDP::begin(Collective collective,
                                                          std::chrono::milliseconds timeout,
-                                                         const Tensors& tensors) const {
+                                                         TensorRefs tensors) const {
   auto op = std::make_shared<TensorOperation>();
   op->collective = collective;
   op->tensors = static_cast<uint32_t>(tensors.size());
@@ -140,141 +137,143 @@ ProcessGroupSMDDP::OperationPtr ProcessGroupSMDDP::begin(Collective collective,
   if (timeout != c10d::kUnsetTimeout && timeout != timeout_ && timeout.count() > 0) {
     op->timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   }
-  if (!tensors.empty()) {
-    op->dtype = dtype_of(tensors[0].scalar_type());
-    op->element_size = tensors[0].element_size();
-  }
-  for (const at::Tensor& t : tensors) {
-    op->digest = fnv1a(fnv1a(op->digest, t.nbytes()), static_cast<uint64_t>(t.scalar_type()));
-    if (t.scalar_type() == tensors[0].scalar_type()) continue;
+  if (tensors.empty()) return op;
+  at::ScalarType type = tensors[0]->scalar_type();
+  op->dtype = dtype_of(type);
+  op->element_size = tensors[0]->element_size();
+  for (const at::Tensor* t : tensors) {
+    op->digest = mix(mix(op->digest, t->nbytes()), static_cast<uint64_t>(t->scalar_type()));
+    if (t->scalar_type() == type) continue;
     op->dtype = Dtype::kBytes;  // mixed types can be moved, in whole bytes
     op->element_size = 1;
   }
   return op;
 }
 
-std::vector<Extent> ProcessGroupSMDDP::parts(const Tensors& tensors, bool list) const {
-  std::vector<Extent> extents;
-  if (list) {
-    for (const at::Tensor& t : tensors) extents.push_back(extent_of(t));
-    return extents;
+void ProcessGroupSMDDP::require_one_per_rank(const char* what, const TensorLists& lists) const {
+  for (const Tensors& list : lists) {
+    require(list.size() == static_cast<size_t>(size_), [&] {
+      return std::string(what) + " tensor per rank, " + std::to_string(size_) + "; it got " +
+             std::to_string(list.size());
+    });
   }
-  Extent whole = extent_of(tensors[0]);
-  size_t part = whole.bytes / static_cast<size_t>(size_);
-  for (int r = 0; r < size_; ++r)
-    extents.push_back({whole.address + static_cast<size_t>(r) * part, part});
-  return extents;
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(const TensorLists& outputs, const Tensors& inputs,
-                                                  bool list, const c10d::AllgatherOptions& opts,
-                                                  OpType type) {
-  require(!inputs.empty() && inputs.size() == outputs.size(),
+intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(TensorRefs outputs, TensorRefs inputs, bool list,
+                                                  const c10d::AllgatherOptions& opts, OpType type) {
+  auto ranks = static_cast<size_t>(size_);
+  size_t each = list ? ranks : 1;
+  require(!inputs.empty() && outputs.size() == inputs.size() * each,
           "all_gather needs as many outputs as inputs, and at least one");
   OperationPtr op = begin(Collective::kAllGather, opts.timeout, inputs);
-  std::vector<std::vector<Extent>> out;
-  std::vector<Extent> in;
+  Extents in, out;
   for (size_t m = 0; m < inputs.size(); ++m) {
-    require(outputs[m].size() == static_cast<size_t>(list ? size_ : 1),
-            "all_gather needs one output tensor per rank, " + std::to_string(size_) + "; it got " +
-                std::to_string(outputs[m].size()));
-    Tensors contiguous;
-    for (const at::Tensor& t : outputs[m]) {
-      require(t.scalar_type() == inputs[m].scalar_type(),
-              "all_gather: input is " + sizes_text(inputs[m]) + ", output is " + sizes_text(t) +
-                  "; the types must be equal");
-      require(t.numel() == inputs[m].numel() * (list ? 1 : size_),
-              "all_gather: with input " + sizes_text(inputs[m]) + " and " + std::to_string(size_) +
-                  " ranks, output " + sizes_text(t) + " has the wrong number of elements");
-      op->results.push_back(t);
-      contiguous.push_back(writable(*op, t));
+    const at::Tensor& input = *inputs[m];
+    for (const at::Tensor* t : outputs.slice(m * each, each)) {
+      require(t->scalar_type() == input.scalar_type(), [&] {
+        return "all_gather: input is " + sizes_text(input) + ", output is " + sizes_text(*t) +
+               "; the types must be equal";
+      });
+      require(t->numel() == input.numel() * (list ? 1 : size_), [&] {
+        return "all_gather: with input " + sizes_text(input) + " and " + std::to_string(size_) +
+               " ranks, output " + sizes_text(*t) + " has the wrong number of elements";
+      });
+      append(out, writable(*op, *t), ranks / each);
     }
-    out.push_back(parts(contiguous, list));
-    at::Tensor input = readable(*op, inputs[m]);
+    Extent source = readable(*op, input);
+    const Extent* blocks = &out[m * ranks];
+    const Extent& own = blocks[rank_];
     auto wrong_place = [&](const Extent& e) {
-      bool own = e.address == out[m][static_cast<size_t>(rank_)].address;
-      Extent i = extent_of(input);
-      return overlap_askew(i, e) || (!own && i.bytes > 0 && i.address == e.address);
+      return overlap_askew(source, e) ||
+             (e.address != own.address && source.bytes > 0 && source.address == e.address);
     };
-    if (std::any_of(out[m].begin(), out[m].end(), wrong_place)) {
-      input = input.clone();
-      op->keep.push_back(input);
+    if (std::any_of(blocks, blocks + ranks, wrong_place)) {
+      at::Tensor copy = op->keep.back().clone();
+      source = extent_of(copy);
+      op->keep.push_back(std::move(copy));
     }
-    in.push_back(extent_of(input));
+    in.push_back(source);
   }
-  op->input = one_block(in);
-  op->output = blocks_of(out, size_);
+  fill(op->input, in, 1);
+  fill(op->output, out, ranks);
   return submit(std::move(op), type, opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(const Tensors& outputs,
-                                                    const TensorLists& inputs, bool list,
+intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(TensorRefs outputs, TensorRefs inputs,
+                                                    bool list,
                                                     const c10d::ReduceScatterOptions& opts,
                                                     OpType type) {
-  require(!outputs.empty() && inputs.size() == outputs.size(),
+  auto ranks = static_cast<size_t>(size_);
+  size_t each = list ? ranks : 1;
+  require(!outputs.empty() && inputs.size() == outputs.size() * each,
           "reduce_scatter needs as many inputs as outputs, and at least one");
   OperationPtr op = begin(Collective::kReduceScatter, opts.timeout, outputs);
   op->reduce_op = *reduction_of(opts.reduceOp);
   require(op->dtype != Dtype::kBytes,
           "a coalesced reduce_scatter needs tensors of one type; call it once per type");
-  std::vector<std::vector<Extent>> in;
-  std::vector<Extent> out;
+  Extents in, out;
   for (size_t m = 0; m < outputs.size(); ++m) {
-    require(inputs[m].size() == static_cast<size_t>(list ? size_ : 1),
-            "reduce_scatter needs one input tensor per rank, " + std::to_string(size_) +
-                "; it got " + std::to_string(inputs[m].size()));
-    Tensors contiguous;
-    for (const at::Tensor& t : inputs[m]) {
-      require(t.scalar_type() == outputs[m].scalar_type(),
-              "reduce_scatter: input is " + sizes_text(t) + ", output is " +
-                  sizes_text(outputs[m]) + "; the types must be equal");
-      require(t.numel() == outputs[m].numel() * (list ? 1 : size_),
-              "reduce_scatter: with output " + sizes_text(outputs[m]) + " and " +
-                  std::to_string(size_) + " ranks, input " + sizes_text(t) +
-                  " has the wrong number of elements");
-      contiguous.push_back(readable(*op, t));
+    const at::Tensor& output = *outputs[m];
+    for (const at::Tensor* t : inputs.slice(m * each, each)) {
+      require(t->scalar_type() == output.scalar_type(), [&] {
+        return "reduce_scatter: input is " + sizes_text(*t) + ", output is " + sizes_text(output) +
+               "; the types must be equal";
+      });
+      require(t->numel() == output.numel() * (list ? 1 : size_), [&] {
+        return "reduce_scatter: with output " + sizes_text(output) + " and " +
+               std::to_string(size_) + " ranks, input " + sizes_text(*t) +
+               " has the wrong number of elements";
+      });
+      append(in, readable(*op, *t), ranks / each);
     }
-    in.push_back(parts(contiguous, list));
     // The output may be the own block of the input, which nobody else reads; anywhere else in the
     // input it would overwrite what peers still need.
-    Extent target = extent_of(outputs[m]);
+    Extent target = extent_of(output);
     bool askew = false;
-    for (int r = 0; r < size_; ++r) {
-      const Extent& e = in[m][static_cast<size_t>(r)];
+    for (size_t r = 0; r < ranks; ++r) {
+      const Extent& e = in[m * ranks + r];
       askew |= overlap_askew(target, e) ||
-               (r != rank_ && target.bytes > 0 && target.address == e.address);
+               (r != static_cast<size_t>(rank_) && target.bytes > 0 && target.address == e.address);
     }
-    op->results.push_back(outputs[m]);
-    out.push_back(extent_of(writable(*op, outputs[m], askew)));
+    out.push_back(writable(*op, output, askew));
   }
-  op->input = blocks_of(in, size_);
-  op->output = one_block(out);
+  fill(op->input, in, ranks);
+  fill(op->output, out, 1);
   return submit(std::move(op), type, opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(const Tensors& tensors,
+intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(TensorRefs tensors,
                                                const c10d::AllreduceOptions& opts, OpType type) {
   require(!tensors.empty(), "all_reduce needs a tensor");
   OperationPtr op = begin(Collective::kAllReduce, opts.timeout, tensors);
   op->reduce_op = *reduction_of(opts.reduceOp);
   require(op->dtype != Dtype::kBytes,
           "a coalesced all_reduce needs tensors of one type; call it once per type");
-  std::vector<Extent> whole;
+  Extents whole;
   size_t count = 0;
-  for (const at::Tensor& t : tensors) {
+  for (const at::Tensor* t : tensors) {
+    size_t stand_ins = op->copy_back.size();
+    whole.push_back(writable(*op, *t));
     // A stand-in starts with the values, as it is summed in place.
-    at::Tensor contiguous = writable(*op, t);
-    if (!contiguous.is_same(t)) contiguous.copy_(t.detach());
-    op->results.push_back(t);
-    whole.push_back(extent_of(contiguous));
-    count += static_cast<size_t>(t.numel());
+    if (op->copy_back.size() > stand_ins) op->copy_back.back().second.copy_(t->detach());
+    count += static_cast<size_t>(t->numel());
   }
-  Blocks all = one_block(whole);
   std::vector<size_t> starts = pattern::equal_parts(count, size_, kGranule);
+  // Both walk on together: the parts of the whole, and the tensors that it lies in.
+  auto at = whole.begin();
+  size_t offset = 0;
   for (size_t r = 0; r + 1 < starts.size(); ++r) {
-    size_t bytes = (starts[r + 1] - starts[r]) * op->element_size;
-    for (const Extent& e : all.slice(0, starts[r] * op->element_size, bytes))
-      op->input.add(e.address, e.bytes);
+    size_t left = (starts[r + 1] - starts[r]) * op->element_size;
+    while (left > 0) {
+      size_t bytes = std::min(left, at->bytes - offset);
+      op->input.add(at->address + offset, bytes);
+      left -= bytes;
+      offset += bytes;
+      if (offset == at->bytes) {
+        ++at;
+        offset = 0;
+      }
+    }
     op->input.end_block();
   }
   op->output = op->input;
@@ -285,93 +284,107 @@ intrusive_ptr<Work> ProcessGroupSMDDP::submit(OperationPtr op, OpType type, bool
   Communicator& communicator = group();
   ++operations_;
   communicator.submit(op, settings().tuning, async);
+  // A synchronous call that returns no Work is over, as torch sees it, which saves it the Work and a
+  // wait() from Python. (Only a graph's inputs, while one is traced, are registered with their Work.)
+  if (!async && !c10d::allow_inflight_collective_as_graph_input()) {
+    await(engine_, *op, kNoTimeout);
+    return nullptr;
+  }
   return c10::make_intrusive<WorkSMDDP>(rank_, type, engine_, std::move(op));
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::AllgatherOptions& opts) {
-  if (const char* reason = foreign({output, input})) {
-    return forwarded(fallback("all_gather", {output}, reason)._allgather_base(output, input, opts));
+  const at::Tensor *to = &output, *from = &input;
+  if (const char* reason = foreign({to, from})) {
+    return forwarded(fallback("all_gather", to, reason)._allgather_base(output, input, opts));
   }
-  return gather_all({{output}}, {input}, false, opts, OpType::_ALLGATHER_BASE);
+  return gather_all(to, from, false, opts, OpType::_ALLGATHER_BASE);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& inputs,
                                                  const c10d::AllgatherOptions& opts) {
   if (const char* reason = foreign(joined(inputs, outputs))) {
     return forwarded(
-        fallback("all_gather", joined({}, outputs), reason).allgather(outputs, inputs, opts));
+        fallback("all_gather", refs(outputs), reason).allgather(outputs, inputs, opts));
   }
-  return gather_all(outputs, inputs, true, opts, OpType::ALLGATHER);
+  require_one_per_rank("all_gather needs one output", outputs);
+  return gather_all(refs(outputs), refs(inputs), true, opts, OpType::ALLGATHER);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                            const c10d::AllgatherOptions& opts) {
   if (const char* reason = foreign(joined(inputs, outputs))) {
-    return forwarded(fallback("all_gather", joined({}, outputs), reason)
-                         .allgather_coalesced(outputs, inputs, opts));
+    return forwarded(
+        fallback("all_gather", refs(outputs), reason).allgather_coalesced(outputs, inputs, opts));
   }
   // torch hands over one list per rank, of one tensor per input.
-  TensorLists by_input(inputs.size());
   for (const Tensors& list : outputs) {
     require(list.size() == inputs.size(),
             "all_gather_coalesced needs one output per input in the list of every rank");
-    for (size_t m = 0; m < list.size(); ++m) by_input[m].push_back(list[m]);
   }
-  return gather_all(by_input, inputs, true, opts, OpType::ALLGATHER_COALESCED);
+  TensorRefList by_input;
+  for (size_t m = 0; m < inputs.size(); ++m) {
+    for (const Tensors& list : outputs) by_input.push_back(&list[m]);
+  }
+  return gather_all(by_input, refs(inputs), true, opts, OpType::ALLGATHER_COALESCED);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
   if (const char* reason = foreign(joined(inputs, {outputs}))) {
-    return forwarded(fallback("all_gather", outputs, reason)
+    return forwarded(fallback("all_gather", refs(outputs), reason)
                          .allgather_into_tensor_coalesced(outputs, inputs, opts));
   }
-  return gather_all(one_each(outputs), inputs, false, opts, OpType::COALESCED);
+  return gather_all(refs(outputs), refs(inputs), false, opts, OpType::COALESCED);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
-  if (const char* reason = foreign({output, input}, opts.reduceOp)) {
+  const at::Tensor *to = &output, *from = &input;
+  if (const char* reason = foreign({to, from}, opts.reduceOp)) {
     return forwarded(
-        fallback("reduce_scatter", {input}, reason)._reduce_scatter_base(output, input, opts));
+        fallback("reduce_scatter", from, reason)._reduce_scatter_base(output, input, opts));
   }
-  return scatter_sums({output}, {{input}}, false, opts, OpType::_REDUCE_SCATTER_BASE);
+  return scatter_sums(to, from, false, opts, OpType::_REDUCE_SCATTER_BASE);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                       const c10d::ReduceScatterOptions& opts) {
   if (const char* reason = foreign(joined(outputs, inputs), opts.reduceOp)) {
-    return forwarded(fallback("reduce_scatter", joined({}, inputs), reason)
-                         .reduce_scatter(outputs, inputs, opts));
+    return forwarded(
+        fallback("reduce_scatter", refs(inputs), reason).reduce_scatter(outputs, inputs, opts));
   }
-  return scatter_sums(outputs, inputs, true, opts, OpType::REDUCE_SCATTER);
+  require_one_per_rank("reduce_scatter needs one input", inputs);
+  return scatter_sums(refs(outputs), refs(inputs), true, opts, OpType::REDUCE_SCATTER);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
   if (const char* reason = foreign(joined(outputs, {inputs}), opts.reduceOp)) {
-    return forwarded(fallback("reduce_scatter", inputs, reason)
+    return forwarded(fallback("reduce_scatter", refs(inputs), reason)
                          .reduce_scatter_tensor_coalesced(outputs, inputs, opts));
   }
-  return scatter_sums(outputs, one_each(inputs), false, opts,
+  return scatter_sums(refs(outputs), refs(inputs), false, opts,
                       OpType::REDUCE_SCATTER_TENSOR_COALESCED);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors,
                                                  const c10d::AllreduceOptions& opts) {
-  if (const char* reason = foreign(tensors, opts.reduceOp)) {
-    return forwarded(fallback("all_reduce", tensors, reason).allreduce(tensors, opts));
+  TensorRefList all = refs(tensors);
+  if (const char* reason = foreign(all, opts.reduceOp)) {
+    return forwarded(fallback("all_reduce", all, reason).allreduce(tensors, opts));
   }
-  return sum_all(tensors, opts, OpType::ALLREDUCE);
+  return sum_all(all, opts, OpType::ALLREDUCE);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
-  if (const char* reason = foreign(tensors, opts.reduceOp)) {
-    return forwarded(fallback("all_reduce", tensors, reason).allreduce_coalesced(tensors, opts));
+  TensorRefList all = refs(tensors);
+  if (const char* reason = foreign(all, opts.reduceOp)) {
+    return forwarded(fallback("all_reduce", all, reason).allreduce_coalesced(tensors, opts));
   }
-  return sum_all(tensors, opts, OpType::ALLREDUCE_COALESCED);
+  return sum_all(all, opts, OpType::ALLREDUCE_COALESCED);
 }
 
 // Every rank's byte has to arrive before anybody leaves.

@@ -7,6 +7,7 @@
 
 #include "collectives/communicator.h"
 #include "torch/fallback.h"
+#include "torch/tensors.h"
 #include "torch/work.h"
 
 namespace smddp {
@@ -84,20 +85,22 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   using OperationPtr = std::shared_ptr<TensorOperation>;
 
   OperationPtr begin(Collective collective, std::chrono::milliseconds timeout,
-                     const Tensors& tensors) const;
-  // One tensor per rank (`list`) or one that holds all in turn: the extents of each rank's part.
-  std::vector<Extent> parts(const Tensors& tensors, bool list) const;
-  intrusive_ptr<c10d::Work> gather_all(const TensorLists& outputs, const Tensors& inputs, bool list,
+                     TensorRefs tensors) const;
+  // Throws unless each of `lists` has one tensor per rank; `what` begins the sentence.
+  void require_one_per_rank(const char* what, const TensorLists& lists) const;
+  // Of the larger side, per tensor of the smaller one, there is either one tensor for each rank
+  // (`list`), in turn, or one that holds all of theirs.
+  intrusive_ptr<c10d::Work> gather_all(TensorRefs outputs, TensorRefs inputs, bool list,
                                        const c10d::AllgatherOptions& opts, c10d::OpType type);
-  intrusive_ptr<c10d::Work> scatter_sums(const Tensors& outputs, const TensorLists& inputs,
-                                         bool list, const c10d::ReduceScatterOptions& opts,
-                                         c10d::OpType type);
-  intrusive_ptr<c10d::Work> sum_all(const Tensors& tensors, const c10d::AllreduceOptions& opts,
+  intrusive_ptr<c10d::Work> scatter_sums(TensorRefs outputs, TensorRefs inputs, bool list,
+                                         const c10d::ReduceScatterOptions& opts, c10d::OpType type);
+  intrusive_ptr<c10d::Work> sum_all(TensorRefs tensors, const c10d::AllreduceOptions& opts,
                                     c10d::OpType type);
+  // nullptr where the call was synchronous: it is over then.
   intrusive_ptr<c10d::Work> submit(OperationPtr op, c10d::OpType type, bool async);
   Communicator& group() const;
 
-  c10d::Backend& fallback(const char* operation, const Tensors& tensors, const char* reason);
+  c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
   intrusive_ptr<c10d::Work> forwarded(intrusive_ptr<c10d::Work> work);
 
   Engine& engine_;

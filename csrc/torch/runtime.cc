@@ -2,12 +2,15 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
+
 namespace smddp {
 namespace {
 
 std::mutex mutex;
 Engine* engine = nullptr;  // never freed: a thread may still be on its way out of it at exit
-Settings current;
+// Never freed: readers hold no lock. A process is configured a few times at most.
+std::atomic<const Settings*> current{new Settings()};
 
 }  // namespace
 
@@ -28,14 +31,10 @@ void shutdown_process_engine() {
   if (engine != nullptr && !engine->forked()) engine->shutdown();
 }
 
-Settings settings() {
-  std::lock_guard lock(mutex);
-  return current;
-}
+const Settings& settings() { return *current.load(std::memory_order_acquire); }
 
 void configure(const Settings& settings) {
-  std::lock_guard lock(mutex);
-  current = settings;
+  current.store(new Settings(settings), std::memory_order_release);
 }
 
 void throw_status(const Status& status) {

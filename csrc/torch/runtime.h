@@ -21,7 +21,9 @@ Engine& process_engine();
 // Ends the engine's thread, before the interpreter takes the modules away. Idempotent.
 void shutdown_process_engine();
 
-Settings settings();
+// Without a lock: every operation asks.
+const Settings& settings();
+// What settings() gave before stays valid, with its old values.
 void configure(const Settings& settings);
 
 // Called from time to time by threads that wait long, so that Ctrl-C ends a wait. The module sets

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace smddp {
@@ -21,13 +22,22 @@ struct StatisticsRow {
 
 class Statistics {
  public:
-  using Rows = std::map<std::pair<std::string, std::string>, StatisticsRow>;
+  using Key = std::pair<std::string, std::string>;
+  using View = std::pair<std::string_view, std::string_view>;
+  struct Before {
+    using is_transparent = void;
+    bool operator()(const View& a, const View& b) const { return a < b; }
+  };
+  using Rows = std::map<Key, StatisticsRow, Before>;
 
   static Statistics& process();
+  // Allocates only for a row's first time.
   template <class F>
-  void update(const std::string& collective, const std::string& path, F&& change) {
+  void update(std::string_view collective, std::string_view path, F&& change) {
     std::lock_guard lock(mutex_);
-    change(rows_[{collective, path}]);
+    auto row = rows_.find(View(collective, path));
+    if (row == rows_.end()) row = rows_.try_emplace(Key(collective, path)).first;
+    change(row->second);
   }
   Rows rows() const;
   void reset();

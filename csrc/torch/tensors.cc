@@ -52,41 +52,62 @@ std::optional<ReduceOp> reduction_of(const c10d::ReduceOp& op) {
   }
 }
 
-const char* foreign(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& t : tensors) {
-    if (!t.device().is_cpu()) return "smddp carries CPU tensors only so far";
-    if (t.layout() != at::kStrided) return "smddp carries dense tensors only";
+TensorRefList refs(const std::vector<at::Tensor>& tensors) {
+  TensorRefList all;
+  for (const at::Tensor& t : tensors) all.push_back(&t);
+  return all;
+}
+
+TensorRefList refs(const std::vector<std::vector<at::Tensor>>& lists) {
+  TensorRefList all;
+  for (const auto& list : lists) {
+    for (const at::Tensor& t : list) all.push_back(&t);
+  }
+  return all;
+}
+
+const char* foreign(TensorRefs tensors) {
+  for (const at::Tensor* t : tensors) {
+    if (!t->is_cpu()) return "smddp carries CPU tensors only so far";
+    if (t->layout() != at::kStrided) return "smddp carries dense tensors only";
   }
   return nullptr;
 }
 
-const char* foreign(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
+const char* foreign(TensorRefs tensors, const c10d::ReduceOp& op) {
   if (const char* reason = foreign(tensors)) return reason;
   auto reduction = reduction_of(op);
   if (!reduction) return "smddp sums with SUM, AVG, MIN, MAX and PRODUCT only";
-  for (const at::Tensor& t : tensors) {
-    if (dtype_of(t.scalar_type()) == Dtype::kBytes) return "smddp does not sum this element type";
-    require(*reduction != ReduceOp::kAvg || t.is_floating_point(),
-            std::string("ReduceOp.AVG needs a floating type, this tensor is ") +
-                c10::toString(t.scalar_type()));
+  for (const at::Tensor* t : tensors) {
+    if (dtype_of(t->scalar_type()) == Dtype::kBytes) return "smddp does not sum this element type";
+    require(*reduction != ReduceOp::kAvg || t->is_floating_point(), [&] {
+      return std::string("ReduceOp.AVG needs a floating type, this tensor is ") +
+             c10::toString(t->scalar_type());
+    });
   }
   return nullptr;
 }
 
-at::Tensor readable(TensorOperation& op, const at::Tensor& input) {
-  at::Tensor contiguous = input.detach().contiguous().resolve_conj().resolve_neg();
-  op.keep.push_back(contiguous);
-  return contiguous;
+namespace {
+
+bool plain(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }
+
+}  // namespace
+
+Extent readable(TensorOperation& op, const at::Tensor& input) {
+  op.keep.push_back(plain(input) ? input
+                                 : input.detach().contiguous().resolve_conj().resolve_neg());
+  return extent_of(op.keep.back());
 }
 
-at::Tensor writable(TensorOperation& op, const at::Tensor& output, bool stand_in) {
-  if (!stand_in && output.is_contiguous() && !output.is_conj() && !output.is_neg()) {
-    op.keep.push_back(output);
-    return output;
+Extent writable(TensorOperation& op, const at::Tensor& output, bool stand_in) {
+  op.results.push_back(output);
+  if (!stand_in && plain(output)) {
+    return {static_cast<std::byte*>(output.mutable_data_ptr()), output.nbytes()};
   }
   at::Tensor contiguous = at::empty(output.sizes(), output.options());
   op.copy_back.emplace_back(output.detach(), contiguous);
-  return contiguous;
+  return extent_of(contiguous);
 }
 
 bool overlap_askew(const Extent& a, const Extent& b) {
@@ -98,8 +119,6 @@ Extent extent_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(const_cast<void*>(tensor.const_data_ptr())), tensor.nbytes()};
 }
 
-void require(bool good, const std::string& sentence) {
-  if (!good) throw_status({Code::kInvalid, sentence});
-}
+void refuse(const std::string& sentence) { throw_status({Code::kInvalid, sentence}); }
 
 }  // namespace smddp

@@ -13,10 +13,7 @@ constexpr std::chrono::nanoseconds kInterruptible = std::chrono::milliseconds(20
 
 }  // namespace
 
-TensorOperation::TensorOperation()
-    : future(
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))),
-      started_ns(now_ns()) {}
+TensorOperation::TensorOperation() : started_ns(now_ns()) {}
 
 std::exception_ptr TensorOperation::exception() const {
   try {
@@ -26,27 +23,75 @@ std::exception_ptr TensorOperation::exception() const {
   }
 }
 
+c10::intrusive_ptr<c10::ivalue::Future> TensorOperation::future() {
+  std::lock_guard lock(mutex_);
+  if (!future_) {
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (over_) complete(*future_);  // nobody can have given it a callback yet
+  }
+  return future_;
+}
+
+void TensorOperation::complete(c10::ivalue::Future& future) const {
+  if (status()) {
+    future.markCompleted(c10::IValue(std::vector<at::Tensor>(results.begin(), results.end())));
+  } else {
+    future.setError(exception());
+  }
+}
+
 void TensorOperation::on_done() {
-  if (!status()) {
-    future->setError(exception());
-    return;
+  if (status()) {
+    for (auto& [to, from] : copy_back) {
+      at::AutoDispatchBelowADInplaceOrView
+          raw;  // a write that autograd does not see, as for any backend
+      to.copy_(from);
+    }
+    uint64_t bytes = signature().bytes;
+    Statistics::process().update(name_of(collective), path, [&](StatisticsRow& row) {
+      ++row.calls;
+      row.bytes += bytes;
+      row.rounds += rounds;
+      row.largest_round = std::max(row.largest_round, largest_round);
+      row.seconds += static_cast<double>(now_ns() - started_ns) * 1e-9;
+    });
+    keep.clear();
+    copy_back.clear();
   }
-  for (auto& [to, from] : copy_back) {
-    at::AutoDispatchBelowADInplaceOrView
-        raw;  // a write that autograd does not see, as for any backend
-    to.copy_(from);
+  c10::intrusive_ptr<c10::ivalue::Future> asked;
+  {
+    std::lock_guard lock(mutex_);
+    over_ = true;
+    asked = future_;
   }
-  uint64_t bytes = signature().bytes;
-  Statistics::process().update(name_of(collective), path, [&](StatisticsRow& row) {
-    ++row.calls;
-    row.bytes += bytes;
-    row.rounds += rounds;
-    row.largest_round = std::max(row.largest_round, largest_round);
-    row.seconds += static_cast<double>(now_ns() - started_ns) * 1e-9;
-  });
-  keep.clear();
-  copy_back.clear();
-  future->markCompleted(c10::IValue(results));
+  if (asked) complete(*asked);  // runs callbacks: not under the lock
+}
+
+void await(Engine& engine, const TensorOperation& operation, std::chrono::milliseconds timeout) {
+  if (!operation.done()) {
+    uint64_t from = now_ns();
+    bool done = false;
+    std::chrono::nanoseconds left =
+        timeout.count() > 0 ? std::chrono::nanoseconds(timeout) : kForever;
+    while (!done && left.count() > 0) {
+      std::chrono::nanoseconds turn = std::min(left, kInterruptible);
+      done = engine.wait(operation, turn);
+      left -= turn;
+      if (!done) check_interrupt();
+    }
+    double seconds = static_cast<double>(now_ns() - from) * 1e-9;
+    if (!done) {
+      throw_status({Code::kTimeout, std::string(name_of(operation.collective)) + " #" +
+                                        std::to_string(operation.number()) +
+                                        " was not done within the time given to wait()"});
+    }
+    if (operation.status()) {
+      Statistics::process().update(name_of(operation.collective), operation.path,
+                                   [&](StatisticsRow& row) { row.wait_seconds += seconds; });
+    }
+  }
+  if (!operation.status()) throw_status(operation.status());
 }
 
 std::exception_ptr WorkSMDDP::exception() const {
@@ -54,29 +99,7 @@ std::exception_ptr WorkSMDDP::exception() const {
 }
 
 bool WorkSMDDP::wait(std::chrono::milliseconds timeout) {
-  if (!operation_->done()) {
-    uint64_t from = now_ns();
-    bool done = false;
-    std::chrono::nanoseconds left =
-        timeout.count() > 0 ? std::chrono::nanoseconds(timeout) : kForever;
-    while (!done && left.count() > 0) {
-      std::chrono::nanoseconds turn = std::min(left, kInterruptible);
-      done = engine_.wait(*operation_, turn);
-      left -= turn;
-      if (!done) check_interrupt();
-    }
-    double seconds = static_cast<double>(now_ns() - from) * 1e-9;
-    if (!done) {
-      throw_status({Code::kTimeout, std::string(name_of(operation_->collective)) + " #" +
-                                        std::to_string(operation_->number()) +
-                                        " was not done within the time given to wait()"});
-    }
-    if (operation_->status()) {
-      Statistics::process().update(name_of(operation_->collective), operation_->path,
-                                   [&](StatisticsRow& row) { row.wait_seconds += seconds; });
-    }
-  }
-  if (!operation_->status()) throw_status(operation_->status());
+  await(engine_, *operation_, timeout);
   return true;
 }
 

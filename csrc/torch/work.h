@@ -2,7 +2,11 @@
 // Work.
 #pragma once
 
+#include <c10/util/SmallVector.h>
+
 #include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <mutex>
 
 #include "collectives/communicator.h"
 
@@ -12,19 +16,31 @@ class TensorOperation final : public Operation {
  public:
   TensorOperation();
 
-  std::vector<at::Tensor> results;  // what the caller gets
-  std::vector<at::Tensor> keep;     // everything else the operation reads or writes
+  c10::SmallVector<at::Tensor, 2> results;  // what the caller gets; most of it is written in place
+  c10::SmallVector<at::Tensor, 2> keep;     // everything else the operation reads
   // Contiguous stand-ins: copied to the caller's tensors at the end.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
-  std::vector<std::byte> scratch;                            // a barrier's bytes
-  c10::intrusive_ptr<c10::ivalue::Future> future;
+  c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
   uint64_t started_ns = 0;
 
   std::exception_ptr exception() const;
+  // Made when first asked for, as few callers do; from any thread, at any time.
+  c10::intrusive_ptr<c10::ivalue::Future> future();
 
  protected:
   void on_done() override;
+
+ private:
+  void complete(c10::ivalue::Future& future) const;
+
+  std::mutex mutex_;
+  bool over_ = false;  // a future made from now on is made complete
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
+
+// Drives the engine until the operation is done; throws if it failed, or when `timeout` is over (zero:
+// no limit).
+void await(Engine& engine, const TensorOperation& operation, std::chrono::milliseconds timeout);
 
 class WorkSMDDP final : public c10d::Work {
  public:
@@ -34,10 +50,12 @@ class WorkSMDDP final : public c10d::Work {
   bool isCompleted() override { return operation_->done(); }
   bool isSuccess() const override { return operation_->done() && operation_->status().ok(); }
   std::exception_ptr exception() const override;
-  std::vector<at::Tensor> result() override { return operation_->results; }
+  std::vector<at::Tensor> result() override {
+    return {operation_->results.begin(), operation_->results.end()};
+  }
   void synchronize() override { wait(kNoTimeout); }
   bool wait(std::chrono::milliseconds timeout) override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return operation_->future; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return operation_->future(); }
   uint64_t getSequencenumber() const override { return operation_->number(); }
 
  private:

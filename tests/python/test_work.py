@@ -98,6 +98,192 @@ def test_futures(worlds: Pool, layout: str) -> None:
     worlds(layout).run(futures)
 
 
+def future_at_any_time(ctx: Context) -> None:
+    """Asked for before, after and while the operation completes; one future for all who ask."""
+    early, _, _ = start_all_gather(ctx, seed=1)
+    future = early.get_future()
+    early.wait()
+    wanted = torch.cat([model.data(1, rank, torch.float32, 1000) for rank in range(ctx.size)])
+    assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(future.wait())]), wanted)
+
+    late, _, wanted = start_all_gather(ctx, seed=2)
+    late.wait()
+    first, second = late.get_future(), late.get_future()
+    assert first.done() and second.done()
+    for future in (first, second):
+        assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(future.value())]), wanted)
+
+    for seed in range(20):
+        work, _, wanted = start_all_gather(ctx, 50, seed)
+        seen: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda w=work, s=seen: s.append(w.get_future().wait()))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        if seed % 2:
+            work.wait()
+        for thread in threads:
+            thread.join(20)
+        assert len(seen) == 3
+        for value in seen:
+            assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(value)]), wanted)
+    barrier = dist.barrier(async_op=True)
+    assert barrier.get_future().wait() == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_future_may_be_asked_for_at_any_time(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(future_at_any_time)
+
+
+def failed_futures(ctx: Context) -> list[str]:
+    """The ranks disagree: both futures, the early and the late one, say so."""
+    work = dist.all_reduce(torch.ones(4 + ctx.rank), async_op=True)
+    early = work.get_future()
+    errors = []
+    for call in (work.wait, early.wait, work.get_future().wait):
+        try:
+            call()
+        except RuntimeError as error:
+            errors.append(str(error))
+    assert work.is_completed() and not work.is_success()
+    return errors
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_futures_of_a_failed_operation_raise(layout: str) -> None:
+    if BACKEND == "gloo":
+        pytest.skip("gloo does not compare what the ranks call")
+    with fresh(layout) as world:
+        for errors in world.run(failed_futures):
+            assert len(errors) == 3, errors
+            assert all("all_reduce" in error for error in errors), errors
+
+
+def calls_without_work(ctx: Context) -> list[tuple[str, Any]]:
+    """Each of our operations as a synchronous call, straight to the group."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group, size = dist.group.WORLD, ctx.size
+    part, whole = torch.ones(6), torch.ones(6 * size)
+    parts = [torch.ones(6) for _ in range(size)]
+
+    def options(kind: Any) -> Any:
+        made = kind()
+        made.asyncOp = False
+        return made
+
+    gather = options(c10d.AllgatherOptions)
+    scatter = options(c10d.ReduceScatterOptions)
+    reduce = options(c10d.AllreduceOptions)
+    coalesced = options(c10d.AllreduceCoalescedOptions)
+    return [
+        ("all_gather", group.allgather([parts], [part], gather)),
+        ("all_gather", group._allgather_base(whole, part, gather)),
+        ("all_gather", group.allgather_into_tensor_coalesced([whole], [part], gather)),
+        ("reduce_scatter", group.reduce_scatter([part], [parts], scatter)),
+        ("reduce_scatter", group._reduce_scatter_base(part, whole, scatter)),
+        ("reduce_scatter", group.reduce_scatter_tensor_coalesced([part], [whole], scatter)),
+        ("all_reduce", group.allreduce([part], reduce)),
+        ("all_reduce", group.allreduce_coalesced([part], coalesced)),
+        ("barrier", group.barrier(opts=options(c10d.BarrierOptions))),
+    ]
+
+
+def synchronous(ctx: Context) -> None:
+    for name, work in calls_without_work(ctx):
+        assert work is None, name
+    from torch.distributed._functional_collectives import (
+        allow_inflight_collective_as_graph_input_ctx,
+    )
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    # Modes take the call through Python; there None has to pass for a Work as well.
+    with CommDebugMode() as counted:
+        t = torch.ones(3)
+        dist.all_reduce(t)
+        dist.barrier()
+    assert t[0] == ctx.size and counted.get_total_counts() >= 1
+    with allow_inflight_collective_as_graph_input_ctx():
+        t = torch.ones(3)
+        dist.all_reduce(t)
+        assert torch.ops._c10d_functional.wait_tensor(t)[0] == ctx.size
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_synchronous_calls_need_no_work(worlds: Pool, layout: str) -> None:
+    if BACKEND == "gloo":
+        pytest.skip("gloo hands out a Work always")
+    worlds(layout).run(synchronous)
+
+
+def others_run(ctx: Context) -> dict[str, int]:
+    """How often another thread of rank 0 runs during a synchronous call that waits for 0.2 s."""
+    size, counts = ctx.size, {}
+    part, whole = torch.ones(6), torch.ones(6 * size)
+    parts = [torch.ones(6) for _ in range(size)]
+    calls = {
+        "all_gather": lambda: dist.all_gather(parts, part),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter(part, parts),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_reduce": lambda: dist.all_reduce(part),
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([part]),
+        "barrier": dist.barrier,
+    }
+    for name, call in calls.items():
+        turns, over = [0], threading.Event()
+
+        def count(turns: list[int] = turns, over: threading.Event = over) -> None:
+            while not over.wait(0.005):
+                turns[0] += 1
+
+        if ctx.rank > 0:
+            time.sleep(0.2)
+        counter = threading.Thread(target=count)
+        counter.start()
+        call()
+        counts[name] = turns[0]
+        over.set()
+        counter.join()
+    return counts
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_other_threads_run_during_a_synchronous_call(worlds: Pool, layout: str) -> None:
+    counts = worlds(layout).run(others_run)[0]
+    assert min(counts.values()) >= 3, counts
+
+
+def waited_for(ctx: Context) -> list[dict[str, Any]]:
+    import deepspeed_smddp
+
+    dist.barrier()
+    deepspeed_smddp.reset_statistics()
+    for asynchronous in (False, True):
+        if ctx.rank > 0:
+            time.sleep(0.3)
+        work = dist.all_reduce(torch.ones(64), async_op=asynchronous)
+        if work is not None:
+            work.wait()
+    return [dict(row) for row in deepspeed_smddp.statistics()]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_statistics_have_the_wait(worlds: Pool, layout: str) -> None:
+    if BACKEND == "gloo":
+        pytest.skip("our statistics")
+    for rank, rows in enumerate(worlds(layout).run(waited_for)):
+        (row,) = rows
+        assert row["collective"] == "all_reduce" and row["calls"] == 2 and row["rounds"] == 2
+        assert row["bytes"] == 2 * 64 * 4 and row["largest_round"] == 64 * 4
+        # Rank 0 waits for the others in the synchronous call and in wait().
+        if rank == 0:
+            assert row["seconds"] >= row["wait_seconds"] > 0.5, row
+
+
 def next_from_callback(ctx: Context) -> None:
     """A callback may start the next collective, as DDP's communication hooks do."""
     first, second = torch.ones(100), torch.ones(100)
