@@ -63,7 +63,7 @@ class ReduceScatter final : public Round {
     piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
     for (int i = 1; i <= group_.topology().nodes(); ++i) {
       const auto& node = group_.topology().node((node_ + i) % group_.topology().nodes());
-      order_.insert(order_.end(), node.begin(), node.end());
+      for (Rank r : node) order_.push_back(r);
     }
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     make_flows();
@@ -78,9 +78,8 @@ class ReduceScatter final : public Round {
   // A missing partial sum may be the sender's fault or that of any rank behind it.
   bool knows_whom() const override {
     if (wanted_.bytes > 0 || flows_done()) return true;
-    return std::any_of(outlets_.begin(), outlets_.end(), [&](const Outlet& o) {
-      return !group_.has_started(o.target, seq_);
-    });
+    return std::any_of(outlets_.begin(), outlets_.end(),
+                       [&](const Outlet& o) { return !group_.has_started(o.target, seq_); });
   }
 
   bool progress(bool may_push) override {
@@ -447,10 +446,10 @@ class ReduceScatter final : public Round {
   bool direct_ = false;
   size_t piece_bytes_ = 0;
   bool pushed_ = false;
-  std::vector<Rank> order_;  // of the blocks, the same on all ranks of the node
+  Few<Rank, 16> order_;  // of the blocks, the same on all ranks of the node
   Cut next_to_push_, wanted_;
   std::vector<Share> shares_;  // the own block first
-  std::vector<int> share_of_;  // by block, -1: a local peer's
+  Few<int, 16> share_of_;      // by block, -1: a local peer's
   std::vector<Staging> staging_;
 };
 

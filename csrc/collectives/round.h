@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <string>
 
 #include "collectives/flow.h"
 #include "collectives/operation.h"
+#include "common/few.h"
 #include "fabric/wire.h"
 
 namespace smddp {
@@ -60,6 +60,8 @@ class Round {
 
   Operation& operation() const { return *operation_; }
   const std::shared_ptr<Operation>& operation_ptr() const { return operation_; }
+  // The end of the round: nothing may be called after it.
+  std::shared_ptr<Operation> take_operation() { return std::move(operation_); }
   uint64_t seq() const { return seq_; }
   bool heard(int local_peer) const { return heard_[static_cast<size_t>(local_peer)]; }
   uint64_t after = 0;  // starts only when round `after` - 1 is complete; 0: at once
@@ -97,10 +99,10 @@ class Round {
   const uint64_t seq_;
   const size_t begin_;
   const size_t limit_;
-  std::vector<bool> heard_;     // by local peer: its last piece has been taken
+  Few<bool, 16> heard_;         // by local peer: its last piece has been taken
   uint64_t exposed_until_ = 0;  // the outbox must be read up to here before memory may change
-  std::deque<Inlet> inlets_;    // elements stay where they are
-  std::deque<Outlet> outlets_;
+  FlowList<Inlet> inlets_;
+  FlowList<Outlet> outlets_;
 
  private:
   bool clear_early(Outlet& outlet);
