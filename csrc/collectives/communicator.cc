@@ -77,6 +77,12 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
       total,
       plan.round_bytes,
       op.digest};
+  if (plan.whole) {
+    queued_.push_back(make_allreduce(*this, operation, next_seq_++));
+    op.rounds = op.rounds_left_ = 1;
+    op.largest_round = total;
+    return;
+  }
   bool gathers = op.collective != Collective::kReduceScatter;
   uint64_t gather_after = 0;
   size_t gather_begin = 0;

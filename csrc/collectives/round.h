@@ -1,7 +1,7 @@
 // One pass over the node's outboxes and the rails: an operation is cut into rounds, each covers
 // bytes [begin, begin + part) of every rank's block. A round is a state machine that progress()
-// pushes on; it never blocks. allgather.cc and reduce_scatter.cc each hold one kind, whole; what
-// they share, the flows between nodes, is here and in round.cc.
+// pushes on; it never blocks. allgather.cc, reduce_scatter.cc and allreduce.cc each hold one kind,
+// whole; what they share, the flows between nodes, is here and in round.cc.
 #pragma once
 
 #include <algorithm>
@@ -149,5 +149,8 @@ std::unique_ptr<Round> make_allgather(Communicator& group, std::shared_ptr<Opera
 std::unique_ptr<Round> make_reduce_scatter(Communicator& group,
                                            std::shared_ptr<Operation> operation, uint64_t seq,
                                            size_t begin, size_t bytes);
+// The whole of an AllReduce whose plan says so.
+std::unique_ptr<Round> make_allreduce(Communicator& group, std::shared_ptr<Operation> operation,
+                                      uint64_t seq);
 
 }  // namespace smddp

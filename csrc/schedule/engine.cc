@@ -9,7 +9,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
-#include "common/pause.h"
+#include "common/processor.h"
 
 namespace smddp {
 namespace {
