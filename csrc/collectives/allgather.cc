@@ -333,11 +333,11 @@ class AllGather final : public Round {
   bool direct_ = false;  // peers read memory that is not shared, too
   bool streaming_ = false;
   bool pushed_ = false;
-  std::vector<Source> sources_;
-  size_t copied_ = 0;             // of the own shard, from input to output
-  size_t to_push_ = 0;            // bytes, of all sources
-  std::vector<size_t> received_;  // bytes that local peers have pushed, by shard
-  size_t missing_ = 0;            // bytes that they have yet to push
+  Few<Source, 2> sources_;
+  size_t copied_ = 0;         // of the own shard, from input to output
+  size_t to_push_ = 0;        // bytes, of all sources
+  Few<size_t, 16> received_;  // bytes that local peers have pushed, by shard
+  size_t missing_ = 0;        // bytes that they have yet to push
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/few.h"
 #include "common/types.h"
 #include "device/reduce.h"
 #include "intranode/outbox.h"
@@ -24,15 +25,13 @@ class Blocks {
     total_ += bytes;
   }
   void end_block() {
-    first_.push_back(extents_.size());
-    bytes_.push_back(total_);
+    blocks_.push_back({extents_.size(), total_});
+    largest_ = std::max(largest_, total_);
     total_ = 0;
   }
 
-  size_t bytes(Rank block) const { return bytes_[static_cast<size_t>(block)]; }
-  size_t largest() const {
-    return bytes_.empty() ? 0 : *std::max_element(bytes_.begin(), bytes_.end());
-  }
+  size_t bytes(Rank block) const { return blocks_[static_cast<size_t>(block)].bytes; }
+  size_t largest() const { return largest_; }
 
   // The extents that hold bytes [offset, offset + bytes) of `block`, at most `limit` of them.
   std::vector<Extent> slice(Rank block, size_t offset, size_t bytes,
@@ -76,7 +75,7 @@ class Blocks {
   template <class F>
   void for_each(Rank block, size_t offset, size_t bytes, F&& f) const {
     auto b = static_cast<size_t>(block);
-    for (size_t i = b == 0 ? 0 : first_[b - 1]; i < first_[b] && bytes > 0; ++i) {
+    for (size_t i = b == 0 ? 0 : blocks_[b - 1].end; i < blocks_[b].end && bytes > 0; ++i) {
       if (offset >= extents_[i].bytes) {
         offset -= extents_[i].bytes;
         continue;
@@ -88,9 +87,13 @@ class Blocks {
     }
   }
 
-  std::vector<Extent> extents_;
-  std::vector<size_t> first_;  // one past each block's extents
-  std::vector<size_t> bytes_;
+  struct Block {
+    size_t end;  // one past its extents
+    size_t bytes;
+  };
+  Few<Extent, 8> extents_;
+  Few<Block, 8> blocks_;
+  size_t largest_ = 0;
   size_t total_ = 0;  // of the block being filled
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include "common/clock.h"
 #include "common/log.h"
@@ -45,8 +46,6 @@ void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tun
                           bool background) {
   Engine::Lock lock = engine_.lock();
   operation->number_ = ++operations_;
-  operation->deadline_ns_ =
-      now_ns() + (operation->timeout_ns != 0 ? operation->timeout_ns : options_.timeout_ns);
   if (engine_.ended()) {
     engine_.finish(operation, {Code::kAborted, "the process is ending, or was forked"});
   } else if (!health_) {
@@ -54,12 +53,12 @@ void Communicator::submit(const std::shared_ptr<Operation>& operation, const Tun
   } else {
     enqueue(operation, tuning);
   }
-  engine_.kick(std::move(lock), background ? nullptr : operation.get());
+  engine_.kick(std::move(lock), background ? nullptr : operation.get(), this);
 }
 
 void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
   Operation& op = *operation;
-  if (!busy()) moved_ns_ = now_ns();
+  moved_lately_ = true;
   bool sums =
       op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
   const Blocks& blocks = sums ? op.input : op.output;
@@ -79,6 +78,12 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
       total,
       plan.round_bytes,
       op.digest};
+  if (plan.whole) {
+    queued_.push_back(make_allreduce(*this, operation, next_seq_++));
+    op.rounds = op.rounds_left_ = 1;
+    op.largest_round = total;
+    return;
+  }
   bool gathers = op.collective != Collective::kReduceScatter;
   uint64_t gather_after = 0;
   size_t gather_begin = 0;
@@ -158,8 +163,8 @@ bool Communicator::finish_rounds() {
       ++round;
       continue;
     }
-    std::shared_ptr<Operation> op = (*round)->operation_ptr();
     (*round)->close_flows();
+    std::shared_ptr<Operation> op = (*round)->take_operation();
     round = active_.erase(round);
     if (--op->rounds_left_ == 0) engine_.finish(std::move(op), Status());
     moved = true;
@@ -185,10 +190,7 @@ bool Communicator::progress() {
     may_push = may_push && round->pushed();
   }
   if (health_) moved |= finish_rounds();
-  if (health_ && !moved) {
-    check_neighbors();
-    check_deadline();
-  }
+  if (health_) set_deadlines();
   if (!health_) {
     std::set<std::shared_ptr<Operation>> over;
     for (auto* rounds : {&active_, &queued_}) {
@@ -208,8 +210,33 @@ bool Communicator::progress() {
     popped_since_wake_[i] = false;
   }
   pushed_since_wake_ = false;
-  if (moved) moved_ns_ = now_ns();
+  moved_ = moved;
+  moved_lately_ = moved_lately_ || moved;
   return moved;
+}
+
+// An operation that its first pass finishes needs no deadline, and no look at the clock.
+void Communicator::set_deadlines() {
+  uint64_t now = 0;
+  const Operation* last = nullptr;
+  for (auto* rounds : {&queued_, &active_}) {
+    for (auto round = rounds->rbegin(); round != rounds->rend(); ++round) {
+      Operation& op = (*round)->operation();
+      if (&op == std::exchange(last, &op)) continue;
+      if (op.deadline_ns_ != 0) return;
+      if (now == 0) now = now_ns();
+      op.deadline_ns_ = now + (op.timeout_ns != 0 ? op.timeout_ns : options_.timeout_ns);
+    }
+  }
+}
+
+bool Communicator::watch(uint64_t now) {
+  if (std::exchange(moved_lately_, false)) moved_ns_ = now;
+  if (health_ && !moved_) {
+    check_neighbors();
+    check_deadline(now);
+  }
+  return !health_;
 }
 
 // A rank that can't tell which of several ranks holds it up gives the one that can a moment to say so:
@@ -222,8 +249,7 @@ uint64_t Communicator::deadline_ns() const {
   return active_.empty() ? UINT64_MAX : expires_ns(*active_.front());
 }
 
-void Communicator::check_deadline() {
-  uint64_t now = now_ns();
+void Communicator::check_deadline(uint64_t now) {
   if (now < deadline_ns()) {
     if (!rail_.empty() && now - moved_ns_ > kReminderNs) remind();
     return;

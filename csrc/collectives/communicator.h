@@ -107,6 +107,7 @@ class Communicator : private Progressable {
 
   bool busy() const override;
   bool progress() override;
+  bool watch(uint64_t now_ns) override;
   uint64_t deadline_ns() const override;
   void on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override;
@@ -116,7 +117,8 @@ class Communicator : private Progressable {
   bool start_rounds();
   bool finish_rounds();
   void check_neighbors();
-  void check_deadline();
+  void set_deadlines();
+  void check_deadline(uint64_t now);
   void remind();
   Round* active(uint64_t seq);
   void dispatch(Round& round, const wire::Header& header, const std::byte* payload);
@@ -179,8 +181,10 @@ class Communicator : private Progressable {
   std::deque<std::unique_ptr<Round>> queued_, active_;
   uint64_t next_seq_ = 0;  // of the next round enqueued
   uint64_t operations_ = 0;
-  uint64_t moved_ns_ = 0;  // when anything last moved, or peers were last reminded
-  Status health_;          // not ok: the group is broken, and why
+  bool moved_ = false;         // when progress() last looked
+  bool moved_lately_ = false;  // since watch() last looked
+  uint64_t moved_ns_ = 0;      // when that last found so, or peers were last reminded
+  Status health_;              // not ok: the group is broken, and why
 };
 
 }  // namespace smddp

@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -140,6 +142,33 @@ struct Outlet {
   bool eager() const { return head == stream.bytes(); }
   bool in_chunks() const { return granted && sent >= head; }  // what goes out next
   bool done() const { return sent == stream.bytes() && pending == 0; }
+};
+
+// Flows of a round, in the order in which they start. They stay where they are; inside a host there
+// are none, and an empty list takes no memory.
+template <class Flow>
+class FlowList {
+ public:
+  using iterator = typename std::deque<Flow>::iterator;
+  using const_iterator = typename std::deque<Flow>::const_iterator;
+
+  template <class... Args>
+  Flow& emplace_back(Args&&... args) {
+    if (!flows_) flows_ = std::make_unique<std::deque<Flow>>();
+    return flows_->emplace_back(std::forward<Args>(args)...);
+  }
+  size_t size() const { return flows_ ? flows_->size() : 0; }
+  bool empty() const { return size() == 0; }
+  Flow& operator[](size_t i) { return (*flows_)[i]; }
+  const Flow& operator[](size_t i) const { return (*flows_)[i]; }
+  const Flow& back() const { return flows_->back(); }
+  iterator begin() { return flows_ ? flows_->begin() : iterator(); }
+  iterator end() { return flows_ ? flows_->end() : iterator(); }
+  const_iterator begin() const { return flows_ ? flows_->cbegin() : const_iterator(); }
+  const_iterator end() const { return flows_ ? flows_->cend() : const_iterator(); }
+
+ private:
+  std::unique_ptr<std::deque<Flow>> flows_;
 };
 
 }  // namespace smddp

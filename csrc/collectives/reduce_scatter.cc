@@ -67,7 +67,7 @@ class ReduceScatter final : public Round {
     piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
     for (int i = 1; i <= group_.topology().nodes(); ++i) {
       const auto& node = group_.topology().node((node_ + i) % group_.topology().nodes());
-      order_.insert(order_.end(), node.begin(), node.end());
+      for (Rank r : node) order_.push_back(r);
     }
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     make_flows();
@@ -528,13 +528,13 @@ class ReduceScatter final : public Round {
   Dtype dtype_ = Dtype::kBytes, sum_type_ = Dtype::kBytes, wire_type_ = Dtype::kBytes;
   bool direct_ = false;     // peers read memory that is not shared, too
   bool streaming_ = false;  // results are written past the caches
-  std::vector<const void*> sources_;
+  Few<const void*, 16> sources_;
   size_t piece_bytes_ = 0;
   bool pushed_ = false;
-  std::vector<Rank> order_;  // of the blocks, the same on all ranks of the node
+  Few<Rank, 16> order_;  // of the blocks, the same on all ranks of the node
   Cut next_to_push_, wanted_;
   std::vector<Share> shares_;  // the own block first
-  std::vector<int> share_of_;  // by block, -1: a local peer's
+  Few<int, 16> share_of_;      // by block, -1: a local peer's
   std::vector<Staging> staging_;
 };
 

@@ -1,17 +1,17 @@
 // One pass over the node's outboxes and the rails: an operation is cut into rounds, each covers
 // bytes [begin, begin + part) of every rank's block. A round is a state machine that progress()
-// pushes on; it never blocks. allgather.cc and reduce_scatter.cc each hold one kind, whole; what
-// they share, the flows between nodes, is here and in round.cc.
+// pushes on; it never blocks. allgather.cc, reduce_scatter.cc and allreduce.cc each hold one kind,
+// whole; what they share, the flows between nodes, is here and in round.cc.
 #pragma once
 
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <string>
 
 #include "collectives/flow.h"
 #include "collectives/operation.h"
+#include "common/few.h"
 #include "fabric/wire.h"
 
 namespace smddp {
@@ -65,6 +65,8 @@ class Round {
 
   Operation& operation() const { return *operation_; }
   const std::shared_ptr<Operation>& operation_ptr() const { return operation_; }
+  // The end of the round: nothing may be called after it.
+  std::shared_ptr<Operation> take_operation() { return std::move(operation_); }
   uint64_t seq() const { return seq_; }
   bool heard(int local_peer) const { return heard_[static_cast<size_t>(local_peer)]; }
   uint64_t after = 0;  // starts only when round `after` - 1 is complete; 0: at once
@@ -102,10 +104,10 @@ class Round {
   const uint64_t seq_;
   const size_t begin_;
   const size_t limit_;
-  std::vector<bool> heard_;     // by local peer: its last piece has been taken
+  Few<bool, 16> heard_;         // by local peer: its last piece has been taken
   uint64_t exposed_until_ = 0;  // the outbox must be read up to here before memory may change
-  std::deque<Inlet> inlets_;    // elements stay where they are
-  std::deque<Outlet> outlets_;
+  FlowList<Inlet> inlets_;
+  FlowList<Outlet> outlets_;
 
  private:
   bool clear_early(Outlet& outlet);
@@ -152,5 +154,8 @@ std::unique_ptr<Round> make_allgather(Communicator& group, std::shared_ptr<Opera
 std::unique_ptr<Round> make_reduce_scatter(Communicator& group,
                                            std::shared_ptr<Operation> operation, uint64_t seq,
                                            size_t begin, size_t bytes);
+// The whole of an AllReduce whose plan says so.
+std::unique_ptr<Round> make_allreduce(Communicator& group, std::shared_ptr<Operation> operation,
+                                      uint64_t seq);
 
 }  // namespace smddp

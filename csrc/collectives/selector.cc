@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "intranode/outbox.h"
+
 namespace smddp {
 namespace {
 
@@ -15,6 +17,10 @@ constexpr size_t kDirectAbove = 64 << 10;
 constexpr size_t kStagingBytes = 4 << 20;
 constexpr size_t kSmallestRound = 64 << 10;
 constexpr double kLatenciesPerStep = 16;
+// An AllReduce in one exchange saves a wait, and costs each rank all that the others push: at most a
+// slot of each, and not more than what is copied while it would have waited.
+constexpr size_t kWholeBytes = intranode::kSlotBytes;
+constexpr size_t kWholeFromAll = 64 << 10;
 // Chunks below cost more processor time than they save; those above do not fit a send buffer.
 constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kLargestChunk = 128 << 10;
@@ -109,8 +115,12 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size)
                                                           : query.element_size;
   size_t round_bytes = std::max(query.element_size, limit / grain * grain);
+  auto ranks = static_cast<size_t>(shape.ranks);
+  bool whole = query.collective == Collective::kAllReduce && shape.nodes == 1 && ranks > 1 &&
+               query.block_bytes <= std::min(round_bytes, kWholeBytes / ranks) &&
+               query.block_bytes * ranks * (ranks - 1) <= kWholeFromAll;
   return {choose_pattern(std::min(round_bytes, query.block_bytes), shape, tuning.algorithm),
-          round_bytes, choose_chunk(round_bytes, shape.curve)};
+          round_bytes, choose_chunk(round_bytes, shape.curve), whole};
 }
 
 // A millisecond of the NIC, at least 1 MiB, the least that a port of a common switch keeps, shared by

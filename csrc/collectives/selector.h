@@ -53,6 +53,7 @@ struct Plan {
   size_t
       round_bytes;  // of each rank's block that one round carries, a multiple of the element size
   size_t chunk_bytes;  // in which a flow crosses the network
+  bool whole = false;  // AllReduce: one exchange of all bytes instead of sums and a gather
 };
 
 // SMDDP_ALGORITHM and SMDDP_FABRIC_CURVE; kInvalid with what the text may be.

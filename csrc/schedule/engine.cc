@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +9,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/log.h"
+#include "common/processor.h"
 
 namespace smddp {
 namespace {
@@ -19,6 +19,12 @@ namespace {
 constexpr uint64_t kLongestSleepNs = 100'000'000;
 constexpr size_t kEarlyMessages = 4096;
 constexpr uint64_t kFlushNs = 1'000'000'000;
+// Looks in a row before the core is given up: a microsecond or two inside a host.
+constexpr int kLooks = 32;
+// As many passes apart, groups look for what is late while something else moves.
+constexpr uint32_t kPassesPerWatch = 1024;
+// A thread that waits for the lock is waited for at most so many turns.
+constexpr int kWays = 64;
 
 }  // namespace
 
@@ -27,7 +33,6 @@ Result<std::unique_ptr<Engine>> Engine::create() {
   auto presence = intranode::Presence::create();
   if (!presence) return presence.status();
   engine->presence_ = std::move(presence.value());
-  engine->pid_ = getpid();
   engine->spin_ns_ = static_cast<uint64_t>(
       1000 * std::max(0.0, env::get_number("SPIN_MICROSECONDS").value_or(20)));
   engine->thread_ = std::thread([raw = engine.get()] { raw->background(); });
@@ -36,7 +41,7 @@ Result<std::unique_ptr<Engine>> Engine::create() {
 
 Engine::~Engine() { shutdown(); }
 
-bool Engine::forked() const { return getpid() != pid_; }
+bool Engine::forked() const { return fork_count() != forks_; }
 
 bool Engine::ended() const { return stop_ || forked(); }
 
@@ -45,7 +50,7 @@ void Engine::shutdown() {
     if (thread_.joinable()) thread_.detach();
     return;
   }
-  Lock lk(mutex_);
+  Lock lk = lock();
   if (stop_) return;
   stop_ = true;
   background_cv_.notify_all();
@@ -63,7 +68,7 @@ void Engine::shutdown() {
 }
 
 Result<fabric::Endpoint*> Engine::fabric() {
-  Lock lk(mutex_);
+  Lock lk = lock();
   if (!endpoint_) {
     auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
     if (!endpoint) return endpoint.status();
@@ -73,12 +78,12 @@ Result<fabric::Endpoint*> Engine::fabric() {
 }
 
 fabric::Endpoint* Engine::open_fabric() {
-  Lock lk(mutex_);
+  Lock lk = lock();
   return endpoint_.get();
 }
 
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const Card& card) {
-  Lock lk(mutex_);
+  Lock lk = lock();
   if (auto known = neighbors_[card.token].lock()) return known;
   std::erase_if(neighbors_, [](const auto& entry) { return entry.second.expired(); });
   auto opened = intranode::Neighbor::open(card.pid, card.token, card.presence_fd, card.doorbell_fd);
@@ -89,7 +94,7 @@ Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const Card& card) 
 }
 
 void Engine::attach(const JobKey& key, Progressable* group) {
-  Lock lk(mutex_);
+  Lock lk = lock();
   groups_[key] = group;
   for (size_t i = 0; i < early_.size();) {
     if (early_[i].first.key != key) {
@@ -102,14 +107,15 @@ void Engine::attach(const JobKey& key, Progressable* group) {
 }
 
 void Engine::detach(const JobKey& key) {
-  Lock lk(mutex_);
+  Lock lk = lock();
   groups_.erase(key);
   run_finished(lk);
 }
 
 void Engine::expect_local_ranks(int ranks) {
-  Lock lk(mutex_);
-  if (ranks > static_cast<int>(std::thread::hardware_concurrency())) spin_ns_ = 0;
+  Lock lk = lock();
+  uint64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  turns_ = std::max(turns_, (static_cast<uint64_t>(ranks) + cores - 1) / cores);
 }
 
 void Engine::on_message(const std::byte* data, size_t size) {
@@ -165,7 +171,41 @@ bool Engine::pass() {
       moved |= events.value() > 0;
     }
   }
+  if (++passes_ % kPassesPerWatch == 0) moved |= watch(now_ns());
   return moved;
+}
+
+bool Engine::watch(uint64_t now) {
+  bool moved = false;
+  for (auto& [key, group] : groups_) {
+    if (group->busy()) moved |= group->watch(now);
+  }
+  return moved;
+}
+
+Engine::Lock Engine::lock() {
+  Lock lk(mutex_, std::try_to_lock);
+  if (!lk) {
+    contenders_.fetch_add(1, std::memory_order_relaxed);
+    lk.lock();
+    contenders_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return lk;
+}
+
+// The mutex is not fair: whoever unlocks it and takes it again at once keeps the others out.
+void Engine::give_way(Lock& lk) {
+  lk.unlock();
+  sched_yield();
+  for (int i = 0; i < kWays && contenders_.load(std::memory_order_relaxed) > 0; ++i) sched_yield();
+  lk = lock();
+}
+
+bool Engine::spin() {
+  for (int looks = turns_ > 1 || spin_ns_ == 0 ? 1 : kLooks;; pause()) {
+    if (pass() || !finished_.empty()) return true;
+    if (--looks == 0 || contenders_.load(std::memory_order_relaxed) > 0 || stop_) return false;
+  }
 }
 
 void Engine::run_finished(Lock& lk) {
@@ -176,40 +216,61 @@ void Engine::run_finished(Lock& lk) {
     task->on_done();
     task->done_.store(true, std::memory_order_release);
     task.reset();  // may free tensors: not under the lock
-    lk.lock();
-    if (waiters_ > 0) {
-      waiters_cv_.notify_all();
-      if (sleeping_) presence_->ring_self();  // a waiter that sleeps as the driver
-    }
+    lk = lock();
+    notify_waiters();
   }
 }
 
-void Engine::kick(Lock lk, const Task* awaited) {
-  if (!driving_) {
-    driving_ = true;
+void Engine::notify_waiters() {
+  if (waiters_ == 0) return;
+  waiters_cv_.notify_all();
+  if (sleeping_) presence_->ring_self();  // a waiter that sleeps as the driver
+}
+
+// The only finished task, without taking the lock again. A thread that comes to wait for the task
+// meanwhile raises waiters_, then looks at done_, then sleeps; here done_ is set, then waiters_ read.
+// All four are sequentially consistent: either it sees done_, or this thread sees it wait.
+void Engine::finish_alone(Lock lk) {
+  std::shared_ptr<Task> task = std::move(finished_.front());
+  finished_.pop_front();
+  lk.unlock();
+  task->on_done();
+  task->done_.store(true);
+  task.reset();  // may free tensors: not under the lock
+  if (waiters_.load() == 0) return;
+  lk = lock();
+  notify_waiters();
+}
+
+void Engine::kick(Lock lk, const Task* awaited, Progressable* group) {
+  if (group != nullptr) {
+    group->progress();
+  } else {
     pass();
-    driving_ = false;
-    run_finished(lk);
-  } else if (sleeping_) {
-    presence_->ring_self();  // the driver looks again, with the new work
   }
-  if ((awaited == nullptr || awaited->done()) && busy() && !driving_) {
+  // The awaited task is over, or there is none: whatever else is in flight has no driver here.
+  bool leaves =
+      awaited == nullptr || std::any_of(finished_.begin(), finished_.end(),
+                                        [&](const auto& task) { return task.get() == awaited; });
+  if (leaves && !driving_ && waiters_ == 0 && busy()) {
     want_background_ = true;
     background_cv_.notify_one();
   }
+  if (leaves && driving_ && sleeping_ && busy()) presence_->ring_self();  // for the new work
+  if (finished_.size() == 1) return finish_alone(std::move(lk));
+  run_finished(lk);
 }
 
 void Engine::step(Lock& lk, uint64_t until) {
   driving_ = true;
-  if (pass()) {
+  if (spin()) {
     idle_since_ns_ = 0;
-  } else if (finished_.empty()) {
+    if (contenders_.load(std::memory_order_relaxed) > 0) give_way(lk);
+  } else {
     uint64_t now = now_ns();
     if (idle_since_ns_ == 0) idle_since_ns_ = now;
-    if (now - idle_since_ns_ < spin_ns_) {
-      lk.unlock();
-      sched_yield();
-      lk.lock();
+    if (now - idle_since_ns_ < spin_ns_ * turns_) {
+      give_way(lk);
     } else {
       sleep(lk, until);
     }
@@ -240,9 +301,9 @@ void Engine::sleep(Lock& lk, uint64_t until) {
   }
   watched.clear();
   presence_->announce_sleep();
-  bool moved = pass();
+  uint64_t now = now_ns();
+  bool moved = pass() || watch(now);
   if (!moved && finished_.empty()) {
-    uint64_t now = now_ns();
     uint64_t wake = std::min(until, now + kLongestSleepNs);
     for (auto& [key, group] : groups_) wake = std::min(wake, group->deadline_ns());
     if (endpoint_) {
@@ -268,12 +329,20 @@ void Engine::sleep(Lock& lk, uint64_t until) {
 
 bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   if (task.done()) return true;
-  uint64_t until =
-      timeout.count() > 0 ? now_ns() + static_cast<uint64_t>(timeout.count()) : UINT64_MAX;
-  Lock lk(mutex_);
-  ++waiters_;
+  Lock lk = lock();
+  waiters_.fetch_add(1);
   if (driving_ && sleeping_) presence_->ring_self();  // the background thread makes room
-  while (!task.done() && now_ns() < until && !stop_) {
+  if (!driving_) {                                    // what comes within a moment needs no clock
+    driving_ = true;
+    idle_since_ns_ = 0;
+    spin();
+    driving_ = false;
+    run_finished(lk);
+  }
+  uint64_t until = UINT64_MAX;
+  if (timeout.count() > 0 && !task.done_.load())
+    until = now_ns() + static_cast<uint64_t>(timeout.count());
+  while (!task.done_.load() && (until == UINT64_MAX || now_ns() < until) && !stop_) {
     if (!driving_) {
       step(lk, until);
     } else if (until == UINT64_MAX) {
@@ -282,10 +351,9 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
       waiters_cv_.wait_for(lk, std::chrono::nanoseconds(until - std::min(until, now_ns())));
     }
   }
-  --waiters_;
-  if (waiters_ > 0) {
+  if (waiters_.fetch_sub(1) > 1) {
     waiters_cv_.notify_all();  // one of them drives on
-  } else if (busy()) {
+  } else if (!driving_ && busy()) {
     want_background_ = true;
     background_cv_.notify_one();
   }
@@ -293,7 +361,7 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
 }
 
 void Engine::background() {
-  Lock lk(mutex_);
+  Lock lk = lock();
   while (!stop_) {
     if (waiters_ > 0 || driving_ || !busy()) {
       if (waiters_ > 0 && !driving_) waiters_cv_.notify_all();

@@ -5,6 +5,10 @@
 // driver if there is none, so on the critical path no other thread has to run. The background
 // thread drives only while something is in flight that nobody waits for. Groups and the fabric
 // endpoint are touched only under the lock.
+//
+// A driver that finds nothing to do first looks again at once, for a microsecond or two, then gives up
+// the processor between looks, then sleeps. Where the ranks of a host outnumber its cores, whoever is
+// waited for may need this very core: there it gives it up after the first look.
 #pragma once
 
 #include <atomic>
@@ -20,6 +24,7 @@
 #include <vector>
 
 #include "bootstrap/exchange.h"
+#include "common/forks.h"
 #include "common/staging.h"
 #include "fabric/endpoint.h"
 #include "fabric/wire.h"
@@ -33,8 +38,11 @@ class Progressable {
  public:
   virtual ~Progressable() = default;
   virtual bool busy() const = 0;
-  // Advances what can be advanced. True when anything moved.
+  // Advances what can be advanced. True when anything moved. Comes in a tight loop.
   virtual bool progress() = 0;
+  // Now and then, and before the engine sleeps: looks for what is late or dead. True when that gives
+  // progress() something to do.
+  virtual bool watch(uint64_t now_ns) = 0;
   virtual uint64_t deadline_ns() const = 0;  // the earliest, UINT64_MAX for none
   virtual void on_message(const wire::Header& header, const std::byte* payload) = 0;
   virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
@@ -56,7 +64,7 @@ class Engine : private fabric::Sink {
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const Card& card);
 
   using Lock = std::unique_lock<std::mutex>;
-  Lock lock() { return Lock(mutex_); }
+  Lock lock();
 
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
@@ -69,10 +77,10 @@ class Engine : private fabric::Sink {
   // Keeps `what` until the endpoint is gone: memory that the network may still touch.
   void bury(std::shared_ptr<void> what) { buried_.push_back(std::move(what)); }
 
-  // Makes one pass, after the caller enqueued work under `lock`, and releases the lock. The caller is
-  // going to wait for `awaited` (nullptr: for nothing); what that wait will not drive, because the task
-  // is over or there is none, is left to the background thread.
-  void kick(Lock lock, const Task* awaited);
+  // Advances `group` (nullptr: everything) once, after the caller enqueued work under `lock`, and
+  // releases the lock. The caller is going to wait for `awaited` (nullptr: for nothing); what that wait
+  // will not drive, because the task is over or there is none, is left to the background thread.
+  void kick(Lock lock, const Task* awaited, Progressable* group = nullptr);
   // Drives until `task` is done, or `timeout` is over (zero: no limit). False on the latter.
   bool wait(const Task& task, std::chrono::nanoseconds timeout = {});
   // Oversubscribed hosts must not spin: ranks of the largest group on this host.
@@ -93,10 +101,15 @@ class Engine : private fabric::Sink {
   void on_peer_lost(fabric::Peer peer, const Status& why) override;
 
   bool busy() const;
-  bool pass();                            // under the lock
+  bool pass();  // under the lock, like all that follow
+  bool watch(uint64_t now);
+  bool spin();                // passes until one moves something, for a moment
+  void give_way(Lock& lock);  // lets other threads of this process have it, and the core
+  void notify_waiters();
   void step(Lock& lock, uint64_t until);  // one turn at driving, with sleep; runs what finished
   void sleep(Lock& lock, uint64_t until);
   void run_finished(Lock& lock);
+  void finish_alone(Lock lock);
   void background();
 
   std::mutex mutex_;
@@ -113,14 +126,18 @@ class Engine : private fabric::Sink {
   uint64_t foreign_messages_ = 0;
 
   std::condition_variable waiters_cv_, background_cv_;
-  int waiters_ = 0;
+  // Changes under the lock; finish_alone() reads it without.
+  std::atomic<int> waiters_{0};
+  std::atomic<int> contenders_{0};  // threads that found the lock taken
   bool driving_ = false;
   bool sleeping_ = false;
   bool want_background_ = false;
   std::atomic<bool> stop_{false};
-  uint64_t spin_ns_ = 0;
+  uint64_t spin_ns_ = 0;  // from the first look in vain to sleep
   uint64_t idle_since_ns_ = 0;
-  int pid_ = 0;
+  uint32_t passes_ = 0;
+  uint64_t turns_ = 1;  // ranks of this host per core: above 1, they take turns on it
+  const uint32_t forks_ = fork_count();
   std::thread thread_;
 };
 

@@ -1,6 +1,7 @@
 // Every collective on every layout of hosts: ranks as threads, real segments, real libfabric.
 #include <bit>
 #include <random>
+#include <type_traits>
 
 #include "intranode/arena.h"
 #include "world.h"
@@ -189,6 +190,67 @@ INSTANTIATE_TEST_SUITE_P(Log, Layouts,
                                           testing::Values(Way::kLog)),
                          name_of_case);
 
+// The sum of two tensors per rank, out of place or in place, in one exchange or, cut by a bucket, in
+// rounds.
+template <class T>
+std::vector<T> all_reduced(RankContext& c, size_t size, Dtype dtype, ReduceOp reduce, bool in_place,
+                           bool whole) {
+  std::mt19937 random(static_cast<unsigned>(c.rank) + 5);
+  std::vector<T> in(size), out(size);
+  for (T& x : in) {
+    if constexpr (std::is_same_v<T, uint16_t>) {
+      x = static_cast<uint16_t>(0x3f00 + random() % 0x100);  // bf16 from 0.5 to 2
+    } else {
+      x = static_cast<T>(static_cast<int>(random() % 7) - 3);
+    }
+  }
+  std::vector<T>& to = in_place ? in : out;
+  auto op = std::make_shared<Operation>();
+  op->collective = Collective::kAllReduce;
+  op->dtype = dtype;
+  op->reduce_op = reduce;
+  op->element_size = sizeof(T);
+  op->tensors = 2;
+  size_t ranks = static_cast<size_t>(c.ranks), half = size / 2;
+  for (size_t r = 0; r < ranks; ++r) {
+    size_t from = size * r / ranks, end = size * (r + 1) / ranks;
+    size_t middle = std::clamp(half, from, end);
+    for (auto [begin, until] : {std::pair(from, middle), std::pair(middle, end)}) {
+      op->input.add(in.data() + begin, (until - begin) * sizeof(T));
+      op->output.add(to.data() + begin, (until - begin) * sizeof(T));
+    }
+    op->input.end_block();
+    op->output.end_block();
+  }
+  Status status = c.run(op, {.reduce_scatter_bucket_bytes = whole ? 0 : 3 * ranks * sizeof(T)});
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(op->rounds, whole || size <= 3 * ranks ? 1u : (size + 3 * ranks - 1) / (3 * ranks));
+  return to;
+}
+
+template <class T>
+void compare_all_reduces(RankContext& c, Dtype dtype, ReduceOp reduce) {
+  for (size_t size : {0, 1, 7, 64, 501}) {
+    auto one = all_reduced<T>(c, size, dtype, reduce, false, true);
+    EXPECT_EQ(one, all_reduced<T>(c, size, dtype, reduce, true, true)) << size;
+    EXPECT_EQ(one, all_reduced<T>(c, size, dtype, reduce, true, false)) << size;
+    EXPECT_EQ(one, all_reduced<T>(c, size, dtype, reduce, false, false)) << size;
+  }
+}
+
+TEST(Numerics, AllReduceInOneExchangeIsThatInRounds) {
+  for (std::string layout : {"AA", "AAA", "AAAAA"}) {
+    run_world(layout, [](RankContext& c) {
+      for (ReduceOp reduce :
+           {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+        compare_all_reduces<float>(c, Dtype::kFloat32, reduce);
+        compare_all_reduces<uint16_t>(c, Dtype::kBFloat16, reduce);
+        if (reduce != ReduceOp::kAvg) compare_all_reduces<int8_t>(c, Dtype::kInt8, reduce);
+      }
+    });
+  }
+}
+
 TEST(Numerics, HalfTypesAreSummedInFp32AndRoundedOncePerHop) {
   // 1 + 2^-9 + 2^-9 + ...: in bf16 each addition alone would be lost.
   auto bf16 = [](float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); };
@@ -229,6 +291,19 @@ TEST(Failure, RanksThatDisagreeAllHearBothSides) {
       std::vector<float> more(1), all(static_cast<size_t>(c.ranks));
       EXPECT_FALSE(c.run(gather_of(more, all, c.ranks)).ok());  // broken stays broken
     });
+  }
+}
+
+TEST(Failure, AllReducesOfDifferentSizesDisagree) {
+  for (std::string layout : {"AA", "AAA"}) {
+    for (size_t other : {999, 100'000}) {
+      run_world(layout, [&](RankContext& c) {
+        std::vector<float> data(c.rank == 1 ? other : 1000, 1.0f);
+        Status status = c.run(all_reduce_of(data, c.ranks, Dtype::kFloat32, ReduceOp::kSum));
+        ASSERT_FALSE(status.ok());
+        EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+      });
+    }
   }
 }
 

@@ -1,0 +1,113 @@
+// AllReduce of what fits one slot, inside a host: one exchange. Each rank pushes its whole vector, and
+// each sums all of them in rank order, as ReduceScatter would: the results are the same everywhere, and
+// the same as those of the two rounds that larger operations take.
+#include "collectives/communicator.h"
+#include "device/reduce.h"
+
+namespace smddp {
+namespace {
+
+using intranode::Piece;
+
+class AllReduce final : public Round {
+ public:
+  using Round::Round;
+
+  void start() override {
+    heard_.assign(static_cast<size_t>(group_.local_peers()), false);
+    for (Rank block = 0; block < group_.ranks(); ++block) bytes_ += operation_->input.bytes(block);
+    theirs_.assign(heard_.size(), nullptr);
+    sources_.assign(heard_.size() + 1, nullptr);
+  }
+
+  bool progress(bool may_push) override {
+    bool moved = may_push && !pushed_ && push();
+    return (pushed_ && !summed_ && sum()) || moved;
+  }
+
+  bool pushed() const override { return pushed_; }
+  bool complete() const override { return summed_; }
+
+  std::string waiting_for() const override {
+    std::string names;
+    for (int i = 0; i < group_.local_peers(); ++i) {
+      const Piece* head = group_.inbox(i).head();
+      if (head != nullptr && head->seq == seq_) continue;
+      names += (names.empty() ? "" : ", ") + group_.describe(group_.local_peer(i));
+    }
+    return names.empty() ? "nothing" : "no data from " + names;
+  }
+
+ private:
+  void place(const Inlet&, size_t, const std::byte*, size_t) override {}
+
+  bool push() {
+    std::byte* slot = group_.outbox().next();
+    if (slot == nullptr) return false;
+    for (Rank block = 0; block < group_.ranks(); ++block) {
+      size_t bytes = operation_->input.bytes(block);
+      operation_->input.read(block, 0, slot, bytes);
+      slot += bytes;
+    }
+    Piece piece;
+    piece.bytes = bytes_;
+    piece.last = 1;
+    group_.push(*this, piece);
+    return pushed_ = true;
+  }
+
+  // Once all are here. The output may be the input itself, which nobody else reads.
+  bool sum() {
+    for (int i = 0; i < group_.local_peers(); ++i) {
+      const Piece* head = group_.head(i, *this);
+      if (head == nullptr) return false;
+      if (head->bytes != bytes_ || head->extents > 0) {
+        group_.fail({Code::kInternal,
+                     group_.describe(group_.local_peer(i)) + " pushed a piece out of bounds"});
+        return true;
+      }
+      theirs_[static_cast<size_t>(i)] = group_.inbox(i).bytes();
+    }
+    size_t at = 0;
+    for (Rank block = 0; block < group_.ranks(); ++block) {
+      size_t bytes = operation_->input.bytes(block);
+      for (size_t done = 0; done < bytes;) {
+        std::byte *own = nullptr, *to = nullptr;
+        size_t n = std::min(operation_->input.contiguous(block, done, &own),
+                            operation_->output.contiguous(block, done, &to));
+        reduce(to, own, at, n);
+        done += n;
+        at += n;
+      }
+    }
+    for (int i = 0; i < group_.local_peers(); ++i) take(i, *group_.inbox(i).head());
+    return summed_ = true;
+  }
+
+  void reduce(std::byte* to, const std::byte* own, size_t at, size_t bytes) {
+    size_t next = 0;
+    for (int i = 0; i < group_.local_peers(); ++i) {
+      if (group_.local_peer(i) > group_.rank() && own != nullptr)
+        sources_[next++] = std::exchange(own, nullptr);
+      sources_[next++] = theirs_[static_cast<size_t>(i)] + at;
+    }
+    if (own != nullptr) sources_[next++] = own;
+    int divisor = operation_->reduce_op == ReduceOp::kAvg ? group_.ranks() : 1;
+    device::reduce(to, sources_.data(), next, bytes / operation_->element_size, operation_->dtype,
+                   operation_->reduce_op, divisor);
+  }
+
+  bool pushed_ = false, summed_ = false;
+  size_t bytes_ = 0;
+  Few<const std::byte*, 8> theirs_;  // by local peer
+  Few<const void*, 8> sources_;      // by rank
+};
+
+}  // namespace
+
+std::unique_ptr<Round> make_allreduce(Communicator& group, std::shared_ptr<Operation> operation,
+                                      uint64_t seq) {
+  return std::make_unique<AllReduce>(group, std::move(operation), seq, 0, SIZE_MAX);
+}
+
+}  // namespace smddp
