@@ -179,9 +179,9 @@ bool Communicator::busy() const {
 bool Communicator::progress() {
   bool moved = false;
   if (health_) moved |= flush_ready();
-  for (int i = 0; i < local_peers() && health_; ++i) {
-    if (const char* reason = inbox(i).aborted()) fail({Code::kAborted, std::string(reason)});
-  }
+  // Looked at first, heeded last: what a peer pushed before it gave up may complete an operation.
+  const char* aborted = nullptr;
+  for (int i = 0; i < local_peers() && aborted == nullptr; ++i) aborted = inbox(i).aborted();
   if (health_) moved |= start_rounds();
   bool may_push = true;
   for (auto& round : active_) {
@@ -190,6 +190,7 @@ bool Communicator::progress() {
     may_push = may_push && round->pushed();
   }
   if (health_) moved |= finish_rounds();
+  if (aborted != nullptr) fail({Code::kAborted, std::string(aborted)});
   if (health_) set_deadlines();
   if (!health_) {
     std::set<std::shared_ptr<Operation>> over;
