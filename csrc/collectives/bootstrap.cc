@@ -108,7 +108,7 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store
   if (joined.ok()) joined = group->join_rails(cards);
   if (joined.ok()) joined = group->await_node();
   if (!joined) {
-    if (group->outbox_) group->outbox_->abort(joined.message());
+    if (group->outbox_) group->outbox_->abort(joined.message(), 0);
     return joined;
   }
   engine.attach(group->key_, group.get());

@@ -179,9 +179,7 @@ bool Communicator::busy() const {
 bool Communicator::progress() {
   bool moved = false;
   if (health_) moved |= flush_ready();
-  // Looked at first, heeded last: what a peer pushed before it gave up may complete an operation.
-  const char* aborted = nullptr;
-  for (int i = 0; i < local_peers() && aborted == nullptr; ++i) aborted = inbox(i).aborted();
+  if (health_) heed_aborts();
   if (health_) moved |= start_rounds();
   bool may_push = true;
   for (auto& round : active_) {
@@ -190,7 +188,6 @@ bool Communicator::progress() {
     may_push = may_push && round->pushed();
   }
   if (health_) moved |= finish_rounds();
-  if (aborted != nullptr) fail({Code::kAborted, std::string(aborted)});
   if (health_) set_deadlines();
   if (!health_) {
     std::set<std::shared_ptr<Operation>> over;
@@ -214,6 +211,22 @@ bool Communicator::progress() {
   moved_ = moved;
   moved_lately_ = moved_lately_ || moved;
   return moved;
+}
+
+uint64_t Communicator::oldest_unfinished() const {
+  return !active_.empty()   ? active_.front()->seq()
+         : !queued_.empty() ? queued_.front()->seq()
+                            : next_seq_;
+}
+
+// A peer that gave up a later round has pushed all that the oldest one here needs of it: that one may
+// still finish.
+void Communicator::heed_aborts() {
+  for (int i = 0; i < local_peers(); ++i) {
+    const char* reason = inbox(i).aborted();
+    if (reason == nullptr || inbox(i).aborted_from() > oldest_unfinished()) continue;
+    return fail({Code::kAborted, std::string(reason)});
+  }
 }
 
 // An operation that its first pass finishes needs no deadline, and no look at the clock.
@@ -489,7 +502,7 @@ void Communicator::fail(Status why) {
   if (!health_) return;
   health_ = std::move(why);
   if (outbox_) {
-    outbox_->abort(health_.message());
+    outbox_->abort(health_.message(), oldest_unfinished());
     pushed_since_wake_ = true;
   }
   unsent_abort_ = rail_;

@@ -116,6 +116,8 @@ class Communicator : private Progressable {
   void enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning);
   bool start_rounds();
   bool finish_rounds();
+  uint64_t oldest_unfinished() const;  // the sequence number of that round
+  void heed_aborts();
   void check_neighbors();
   void set_deadlines();
   void check_deadline(uint64_t now);

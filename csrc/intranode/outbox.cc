@@ -107,10 +107,11 @@ uint64_t Outbox::read_by(int reader) const {
   return counts(shared_.mapping)[reader].pieces.load(std::memory_order_acquire);
 }
 
-void Outbox::abort(const std::string& reason) {
+void Outbox::abort(const std::string& reason, uint64_t first) {
   OutboxHead* h = head();
   if (h->aborted.load(std::memory_order_relaxed) != 0) return;
   std::strncpy(h->reason, reason.c_str(), kReasonBytes - 1);
+  h->aborted_from = first;
   h->aborted.store(1, std::memory_order_release);
 }
 
@@ -183,5 +184,7 @@ const char* Inbox::aborted() const {
   OutboxHead* head = head_of(mapping_);
   return head->aborted.load(std::memory_order_acquire) != 0 ? head->reason : nullptr;
 }
+
+uint64_t Inbox::aborted_from() const { return head_of(mapping_)->aborted_from; }
 
 }  // namespace smddp::intranode

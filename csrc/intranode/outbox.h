@@ -55,7 +55,8 @@ struct OutboxHead {
   std::atomic<uint32_t>
       attached;  // readers that have mapped this outbox and judged single-copy reads
   std::atomic<uint32_t> denied;   // of those, how many may not read the owner's memory
-  std::atomic<uint32_t> aborted;  // 1: `reason` says why the owner gave the group up
+  std::atomic<uint32_t> aborted;  // 1: `reason` says why the owner gave the group up,
+  uint64_t aborted_from;          // and this which round it gave up first
   uint64_t probe_address;         // a word in the owner's private memory, and what it holds
   uint64_t probe_value;
   char reason[kReasonBytes];
@@ -84,7 +85,9 @@ class Outbox {
   // Pieces that every reader is done with.
   uint64_t read_by_all();
   uint64_t read_by(int reader) const;
-  void abort(const std::string& reason);
+  // Says that rounds from `first` on, and the group with them, are given up. Earlier ones have all
+  // that this rank had to push for them.
+  void abort(const std::string& reason, uint64_t first);
 
  private:
   OutboxHead* head() const;
@@ -108,7 +111,8 @@ class Inbox {
   const std::byte* bytes() const;  // of head()
   const Extent* extents() const;   // of head(); addresses in the owner's space
   void pop();
-  const char* aborted() const;  // reason, or nullptr
+  const char* aborted() const;    // reason, or nullptr
+  uint64_t aborted_from() const;  // of what was aborted(), the first round
   // What the readers of this outbox, all `readers` of them, found: false while some have yet to
   // attach.
   bool all_attached(int readers) const;
