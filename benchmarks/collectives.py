@@ -25,7 +25,7 @@ from pathlib import Path
 
 from hosts.plan import ALL_OPS, BYTES_OF, COALESCED, OPS, parse_sizes
 
-PEERS = ("copy", "fake", "gloo", "mpich", "mpich-ucx", "impi", "openmpi", "oneccl")
+PEERS = ("smddp-shared", "copy", "fake", "gloo", "mpich", "mpich-ucx", "impi", "openmpi", "oneccl")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -50,7 +50,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--peers",
         help=f"of {', '.join(PEERS)}; 'none' for smddp alone; 'fetched' for copy, gloo and those "
         "that peers.py fetched. copy: the least that a host's memory asks of anybody; fake: "
-        "torch's backend that does nothing, for calls of up to 4 KiB. Default: gloo",
+        "torch's backend that does nothing, for calls of up to 4 KiB; smddp-shared: the core with "
+        "its buffers in memory that the ranks share. Default: gloo",
     )
     add(
         "--from",

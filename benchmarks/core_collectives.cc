@@ -1,8 +1,9 @@
 // One rank of the core, without torch, that runs collectives in turns (see turns.h).
 //
-//     RANK=0 WORLD_SIZE=2 SMDDP_HOST_ID=a core_collectives PIPES STORE
+//     RANK=0 WORLD_SIZE=2 SMDDP_HOST_ID=a core_collectives PIPES STORE [shared]
 //
-// PIPES holds the named pipes of every rank, STORE is an empty directory that all ranks see.
+// PIPES holds the named pipes of every rank, STORE is an empty directory that all ranks see. With
+// `shared` the buffers lie in memory that the ranks of a host share.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -11,6 +12,7 @@
 
 #include "bootstrap/file_store.h"
 #include "collectives/communicator.h"
+#include "intranode/arena.h"
 #include "turns.h"
 
 namespace smddp {
@@ -108,17 +110,34 @@ int fail(const std::string& why) {
   return 1;
 }
 
-int run(const char* pipes, const char* directory) {
+void* map_shared(void*, turn_op, turn_buffer, size_t bytes) {
+  return intranode::Arena::process().allocate(bytes);
+}
+
+void unmap_shared(void*, turn_op, turn_buffer, void* at, size_t) {
+  intranode::Arena::process().free(at);
+}
+
+int run(const char* pipes, const char* directory, bool shared) {
   int rank = number("RANK"), ranks = number("WORLD_SIZE");
   if (rank < 0 || ranks <= rank) return fail("RANK and WORLD_SIZE must say who this rank is");
   auto engine = Engine::create();
   if (!engine.ok()) return fail(engine.status().message());
   FileStore store(directory, std::chrono::seconds(120));
-  Communicator::Options options{"benchmark", 120'000'000'000ull, "", true};
+  Communicator::Options options;
+  options.name = "benchmark";
+  options.timeout_ns = 120'000'000'000ull;
   auto communicator = Communicator::create(*engine.value(), store, rank, ranks, options);
   if (!communicator.ok()) return fail(communicator.status().message());
   Group group{*engine.value(), *communicator.value()};
-  turn_program program{rank, ranks, "core", &group, call, barrier, nullptr, nullptr};
+  turn_program program{rank,
+                       ranks,
+                       "core",
+                       &group,
+                       call,
+                       barrier,
+                       shared ? map_shared : nullptr,
+                       shared ? unmap_shared : nullptr};
   int status = turn_serve(&program, pipes);
   communicator.value().reset();
   return status;
@@ -128,6 +147,7 @@ int run(const char* pipes, const char* directory) {
 }  // namespace smddp
 
 int main(int argc, char** argv) {
-  if (argc != 3) return smddp::fail("usage: core_collectives PIPES STORE");
-  return smddp::run(argv[1], argv[2]);
+  bool shared = argc == 4 && std::string(argv[3]) == "shared";
+  if (argc != 3 && !shared) return smddp::fail("usage: core_collectives PIPES STORE [shared]");
+  return smddp::run(argv[1], argv[2], shared);
 }

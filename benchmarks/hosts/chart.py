@@ -16,6 +16,7 @@ from .record import Row
 STYLES: dict[str, tuple[str, str, str]] = {
     "smddp": ("#d55e00", "o", "smddp"),
     "smddp-torch": ("#e69f00", "D", "smddp, from torch"),
+    "smddp-shared": ("#f0a070", "h", "smddp, shared buffers"),
     "copy": ("#555555", "", "bare copy"),
     "gloo": ("#000000", "x", "Gloo"),
     "mpich": ("#0072b2", "s", "MPICH, libfabric"),

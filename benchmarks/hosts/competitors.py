@@ -62,7 +62,9 @@ def rank_environment(field: Field, rank: int) -> dict[str, str]:
 class Core(Competitor):
     """The collectives of csrc/ without torch."""
 
-    name = "smddp"
+    def __init__(self, name: str, *options: str) -> None:
+        self.name = name
+        self.options = options
 
     def missing(self, field: Field) -> str | None:
         if field.core.exists():
@@ -73,7 +75,7 @@ class Core(Competitor):
         store = crew.folder / "store"
         store.mkdir()
         for rank in range(field.ranks):
-            argv = [str(field.core), str(crew.folder), str(store)]
+            argv = [str(field.core), str(crew.folder), str(store), *self.options]
             crew.launch(field.host_of(rank), argv, rank_environment(field, rank), f"rank{rank}")
 
 

@@ -26,12 +26,14 @@ sys.path.insert(0, str(ROOT))  # tests.testbed
 def competitors(source: str, peers: Sequence[str]) -> list[Competitor]:
     out: list[Competitor] = []
     if source in ("core", "both"):
-        out.append(Core())
+        out.append(Core("smddp"))
     if source in ("torch", "both"):
         out.append(Torch("smddp-torch", "smddp"))
     for name in peers:
         if name == "gloo":
             out.append(Torch("gloo", "gloo"))
+        elif name == "smddp-shared":
+            out.append(Core(name, "shared"))
         elif name == "copy":
             out.append(Copy())
         elif name == "fake":
@@ -51,7 +53,8 @@ class Sheet:
         self.old = record.read(args.resume) if args.resume and args.resume.exists() else []
         self.new: list[Row] = []
         self.machine, self.versions = record.machine(), record.versions()
-        self.commits = {"smddp": record.source_version(ROOT)}
+        ours = record.source_version(ROOT)
+        self.commits = {"smddp": ours, "smddp-shared": ours}
         package = importlib.util.find_spec("deepspeed_smddp")  # what the torch processes import
         if package is not None and package.origin is not None:
             tree = Path(package.origin).resolve().parents[1]

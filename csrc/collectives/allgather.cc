@@ -236,6 +236,8 @@ class AllGather final : public Round {
     Source* next = nullptr;
     size_t bytes = 0;
     std::vector<Extent> extents;  // to be read by the peers; empty: the bytes go into the slot
+    std::byte* slot = group_.outbox().next();
+    if (slot == nullptr) return false;
     for (Source& source : sources_) {
       bytes = part(operation_->output, source.shard) - source.pushed;
       if (bytes == 0) continue;
@@ -246,8 +248,6 @@ class AllGather final : public Round {
       break;
     }
     if (next == nullptr && to_push_ > 0) return false;  // more will land
-    std::byte* slot = group_.outbox().next();
-    if (slot == nullptr) return false;
     Piece piece;
     if (next != nullptr) {
       piece.shard = static_cast<uint32_t>(next->shard);
