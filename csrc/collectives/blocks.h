@@ -54,6 +54,16 @@ class Blocks {
     });
     return run;
   }
+  // Bytes of `block` from `offset` on that lie in one extent of at least `least` bytes, or up to the
+  // next such extent.
+  size_t stretch(Rank block, size_t offset, size_t least) const {
+    size_t bytes = 0;
+    for_each(block, offset, SIZE_MAX, [&](std::byte*, size_t n) {
+      if (n < least || bytes == 0) bytes += n;
+      return n < least;
+    });
+    return bytes;
+  }
   // `streaming`: past the caches, see device::copy().
   void write(Rank block, size_t offset, const std::byte* from, size_t bytes,
              bool streaming = false) const {

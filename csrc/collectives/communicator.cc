@@ -15,6 +15,9 @@ namespace {
 // Rounds in flight per group: enough to overlap one's sums with another's transfer, few enough that
 // what a fast rank can have announced stays small.
 constexpr size_t kWindow = 8;
+// Of a list's shards, those that get rounds of their own: copied twice, they would cost more than a
+// round's messages do.
+constexpr size_t kOwnRound = 128 << 10;
 // Bytes of early data that a group holds at most, and of those what one peer may send.
 constexpr size_t kGroupCredit = 8 << 20;
 constexpr size_t kPeerCredit = 256 << 10;
@@ -87,29 +90,36 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
   bool gathers = op.collective != Collective::kReduceScatter;
   uint64_t gather_after = 0;
   size_t gather_begin = 0;
-  auto gather = [&](size_t begin, uint64_t after) {
-    queued_.push_back(make_allgather(*this, operation, next_seq_++, begin, plan.round_bytes));
+  auto gather = [&](size_t begin, size_t bytes, uint64_t after) {
+    queued_.push_back(make_allgather(*this, operation, next_seq_++, begin, bytes));
     queued_.back()->after = after;
   };
-  for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += plan.round_bytes) {
+  // Between hosts, what lies end to end goes straight from memory to memory, if the round holds nothing
+  // else: large tensors of a list get rounds of their own.
+  bool apart = !sums && op.tensors > 1 && shape_.nodes > 1 &&
+               total == blocks.largest() * static_cast<size_t>(ranks());
+  size_t step = plan.round_bytes;
+  for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += step) {
+    if (apart && begin < blocks.largest())
+      step = std::min(plan.round_bytes, blocks.stretch(0, begin, kOwnRound));
     if (sums) {
       uint64_t seq = next_seq_++;
       queued_.push_back(make_reduce_scatter(*this, operation, seq, begin, plan.round_bytes));
       // A part is gathered behind the next part's sums, so that the rails never idle between.
-      if (gather_after != 0) gather(gather_begin, gather_after);
+      if (gather_after != 0) gather(gather_begin, step, gather_after);
       if (gathers) gather_after = seq + 1;
       gather_begin = begin;
     } else {
-      gather(begin, 0);
+      gather(begin, step, 0);
     }
     ++op.rounds;
     size_t bytes = 0;
     for (Rank r = 0; r < ranks(); ++r) {
-      bytes += std::min(plan.round_bytes, std::max(blocks.bytes(r), begin) - begin);
+      bytes += std::min(step, std::max(blocks.bytes(r), begin) - begin);
     }
     op.largest_round = std::max<uint64_t>(op.largest_round, bytes);
   }
-  if (gather_after != 0) gather(gather_begin, gather_after);
+  if (gather_after != 0) gather(gather_begin, step, gather_after);
   op.rounds_left_ = op.collective == Collective::kAllReduce ? 2 * op.rounds : op.rounds;
 }
 

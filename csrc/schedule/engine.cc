@@ -19,7 +19,8 @@ namespace {
 constexpr uint64_t kLongestSleepNs = 100'000'000;
 constexpr size_t kEarlyMessages = 4096;
 constexpr uint64_t kFlushNs = 1'000'000'000;
-// Looks in a row before the core is given up: a microsecond or two inside a host.
+// Looks in a row before the core is given up: a microsecond or two inside a host. A look at the network
+// takes a system call, and its data comes through the kernel, which may want this core.
 constexpr int kLooks = 32;
 // As many passes apart, groups look for what is late while something else moves.
 constexpr uint32_t kPassesPerWatch = 1024;
@@ -202,7 +203,7 @@ void Engine::give_way(Lock& lk) {
 }
 
 bool Engine::spin() {
-  for (int looks = turns_ > 1 || spin_ns_ == 0 ? 1 : kLooks;; pause()) {
+  for (int looks = turns_ > 1 || spin_ns_ == 0 || endpoint_ ? 1 : kLooks;; pause()) {
     if (pass() || !finished_.empty()) return true;
     if (--looks == 0 || contenders_.load(std::memory_order_relaxed) > 0 || stop_) return false;
   }
