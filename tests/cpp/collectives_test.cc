@@ -77,6 +77,47 @@ TEST_P(Layouts, AllGather) {
       options());
 }
 
+// Between hosts the large tensors of a list get rounds of their own, and a large one more than one.
+TEST_P(Layouts, AllGatherOfAList) {
+  run_world(
+      layout(),
+      [tuning = tuning()](RankContext& c) {
+        for (std::vector<size_t> sizes :
+             {std::vector<size_t>{3, 20'000, 0, 1, 5, 40'000, 16'384, 7, 100, 90'000},
+              std::vector<size_t>{1, 2, 3}, std::vector<size_t>{30'000}}) {
+          auto op = std::make_shared<Operation>();
+          op->collective = Collective::kAllGather;
+          op->element_size = sizeof(int64_t);
+          op->tensors = static_cast<uint32_t>(sizes.size());
+          auto ranks = static_cast<size_t>(c.ranks);
+          std::vector<Vector<int64_t>> in, out;
+          for (size_t size : sizes) {
+            auto& own = in.emplace_back(size);
+            for (size_t i = 0; i < size; ++i) own[i] = value(c.rank, i + size);
+            out.emplace_back(size * ranks, -1);
+            op->input.add(own.data(), size * sizeof(int64_t));
+          }
+          op->input.end_block();
+          for (size_t r = 0; r < ranks; ++r) {
+            for (size_t t = 0; t < sizes.size(); ++t)
+              op->output.add(out[t].data() + r * sizes[t], sizes[t] * sizeof(int64_t));
+            op->output.end_block();
+          }
+          Status status = c.run(op, tuning);
+          ASSERT_TRUE(status.ok()) << status.message();
+          // Small, large, small, two large, small, large.
+          if (sizes.size() == 10 && c.group.topology().nodes() == 2) ASSERT_EQ(op->rounds, 7u);
+          for (size_t t = 0; t < sizes.size(); ++t) {
+            for (size_t i = 0; i < out[t].size(); ++i) {
+              int rank = static_cast<int>(i / sizes[t]);
+              ASSERT_EQ(out[t][i], value(rank, i % sizes[t] + sizes[t]));
+            }
+          }
+        }
+      },
+      options());
+}
+
 TEST_P(Layouts, ReduceScatter) {
   run_world(
       layout(),
