@@ -11,8 +11,10 @@ constexpr size_t kEagerMessage = 16 << 10;
 constexpr size_t kGrain = 64;
 // Flows up to this size go out at once, whatever the steps: the start-ups cost more than queues.
 constexpr size_t kSmallFlow = 4 << 10;
-// What is still to come when the next step may start: covers the time that its first bytes take.
-constexpr size_t kStepSlack = 8 << 10;
+// What of a step is still to come when the next one may start. It covers the time until the processor
+// that has to see to it is free, so that the link never idles; a whole step would let hosts get out of
+// step, and two of them queue for a third.
+size_t slack(const Inlet& inlet) { return inlet.stream.bytes() / 8 * 5; }
 
 size_t payload_of(size_t message) { return (message - sizeof(wire::Header)) / kGrain * kGrain; }
 
@@ -40,13 +42,13 @@ void Round::open_flows(bool sends_at_once) {
 }
 
 // With large flows, the pattern's steps keep their order in time: what goes out in a step waits until
-// what comes in in the steps before is here but for its end. So each host sends to one other and
+// enough of what comes in in the steps before is here. So each host sends to one other and
 // receives from one, and no port of a switch has to hold two hosts' data while others idle. Whoever
 // is late delays nobody more than by the time in which it has to send its own data anyway.
 void Round::count_arrived() {
   while (arrived_ < inlets_.size()) {
     const Inlet& inlet = inlets_[arrived_];
-    if (inlet.coverage.total() + kStepSlack < inlet.stream.bytes()) break;
+    if (inlet.coverage.total() + slack(inlet) < inlet.stream.bytes()) break;
     ++arrived_;
   }
 }

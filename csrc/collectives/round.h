@@ -57,7 +57,7 @@ class Round {
   // to be kept. Closes the landings.
   bool abandon();
 
-  // Later rounds that keep step, too, have to wait until this one's data is all but here.
+  // Later rounds that keep step, too, have to wait until enough of this one's data is here.
   bool holds_rails() const { return keeps_step_ && arrived_ < inlets_.size(); }
   bool in_last_steps() const {
     return arrived_ == inlets_.size() || inlets_[arrived_].step + kStepsAhead > inlets_.back().step;
@@ -123,7 +123,7 @@ class Round {
   void say_ready(const Inlet& inlet);
 
   bool keeps_step_ = false;
-  size_t arrived_ = 0;  // inlets, from the first on, whose run is here but for its end
+  size_t arrived_ = 0;  // inlets, from the first on, of whose run enough is here for the next step
 };
 
 template <class Fill>
