@@ -209,8 +209,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "SPIN_MICROSECONDS",
-        "20",
-        "how long a waiting thread polls before it sleeps",
+        "200",
+        "how long a waiting thread polls, yielding, before it sleeps",
         in_core=True,
     ),
     Variable("LOG_LEVEL", "warning", "error, warning, info or debug", in_core=True),

@@ -20,7 +20,7 @@ namespace smddp::env {
   X(SINGLE_COPY, "auto", "1: read peers' memory, 0: copy through the segment, auto: the cheaper")  \
   X(SHARED_ALLOCATOR, "0", "1: CPU tensors of 64 KiB and more lie in memory that local ranks map") \
   X(FORK_COPY_MIB, "1024", "how much shared memory a forked child gets its own copy of")           \
-  X(SPIN_MICROSECONDS, "20", "how long a waiting thread polls before it sleeps")                   \
+  X(SPIN_MICROSECONDS, "200", "how long a waiting thread polls, yielding, before it sleeps")       \
   X(LOG_LEVEL, "warning", "error, warning, info or debug")
 
 // The variable's value (without its prefix SMDDP_), or its default where unset or empty.

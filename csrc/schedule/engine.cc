@@ -22,6 +22,8 @@ constexpr uint64_t kFlushNs = 1'000'000'000;
 // Looks in a row before the core is given up: a microsecond or two inside a host. A look at the network
 // takes a system call, and its data comes through the kernel, which may want this core.
 constexpr int kLooks = 32;
+// Nobody waits for what the background thread drives: the core is better used by whoever computes.
+constexpr uint64_t kBackgroundSpinNs = 20'000;
 // As many passes apart, groups look for what is late while something else moves.
 constexpr uint32_t kPassesPerWatch = 1024;
 // A thread that waits for the lock is waited for at most so many turns.
@@ -35,7 +37,7 @@ Result<std::unique_ptr<Engine>> Engine::create() {
   if (!presence) return presence.status();
   engine->presence_ = std::move(presence.value());
   engine->spin_ns_ = static_cast<uint64_t>(
-      1000 * std::max(0.0, env::get_number("SPIN_MICROSECONDS").value_or(20)));
+      1000 * std::max(0.0, env::get_number("SPIN_MICROSECONDS").value_or(200)));
   engine->thread_ = std::thread([raw = engine.get()] { raw->background(); });
   return engine;
 }
@@ -262,7 +264,7 @@ void Engine::kick(Lock lk, const Task* awaited, Progressable* group) {
   run_finished(lk);
 }
 
-void Engine::step(Lock& lk, uint64_t until) {
+void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
   driving_ = true;
   if (spin()) {
     idle_since_ns_ = 0;
@@ -270,7 +272,7 @@ void Engine::step(Lock& lk, uint64_t until) {
   } else {
     uint64_t now = now_ns();
     if (idle_since_ns_ == 0) idle_since_ns_ = now;
-    if (now - idle_since_ns_ < spin_ns_ * turns_) {
+    if (now - idle_since_ns_ < spin_ns) {
       give_way(lk);
     } else {
       sleep(lk, until);
@@ -345,7 +347,7 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
     until = now_ns() + static_cast<uint64_t>(timeout.count());
   while (!task.done_.load() && (until == UINT64_MAX || now_ns() < until) && !stop_) {
     if (!driving_) {
-      step(lk, until);
+      step(lk, until, spin_ns_);
     } else if (until == UINT64_MAX) {
       waiters_cv_.wait(lk);
     } else {
@@ -370,7 +372,7 @@ void Engine::background() {
       background_cv_.wait(lk, [this] { return stop_ || want_background_; });
       continue;
     }
-    step(lk, UINT64_MAX);
+    step(lk, UINT64_MAX, std::min(spin_ns_, kBackgroundSpinNs * turns_));
   }
 }
 

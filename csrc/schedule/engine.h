@@ -106,7 +106,8 @@ class Engine : private fabric::Sink {
   bool spin();                // passes until one moves something, for a moment
   void give_way(Lock& lock);  // lets other threads of this process have it, and the core
   void notify_waiters();
-  void step(Lock& lock, uint64_t until);  // one turn at driving, with sleep; runs what finished
+  // One turn at driving, with sleep after `spin_ns` in vain; runs what finished.
+  void step(Lock& lock, uint64_t until, uint64_t spin_ns);
   void sleep(Lock& lock, uint64_t until);
   void run_finished(Lock& lock);
   void finish_alone(Lock lock);

@@ -315,5 +315,5 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert rows["fallback"] == ("error", "ds_config")
     assert rows["timeout_seconds"] == ("12.0", "SMDDP_TIMEOUT_SECONDS")
     assert rows["SMDDP_HOST_ID"] == ("left", "SMDDP_HOST_ID")
-    assert rows["SMDDP_SPIN_MICROSECONDS"] == ("20", "default")
+    assert rows["SMDDP_SPIN_MICROSECONDS"] == ("200", "default")
     assert doctor.host_identity() == "left"
