@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from harness import layout as layouts
 from harness import training
 
-BATCH = 12
+BATCH = 36
 MODEL = {
     **training.MODEL,
     "vocab_size": 131,
@@ -72,6 +74,10 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     ranks = int(os.environ["WORLD_SIZE"])
     ds_config = config(run, ranks)
     rank = int(os.environ["RANK"])
+    if "fp16" in ds_config:
+        from deepspeed.accelerator import get_accelerator
+
+        get_accelerator().is_fp16_supported = lambda: True  # slow on CPUs, but right
     torch.manual_seed(rank if run.get("seed_by_rank") else 3)
     scope = contextlib.nullcontext()
     if run.get("zero_init"):
@@ -104,6 +110,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
         rates += engine.get_lr()
         if step + 1 == run.get("save_after"):
             engine.save_checkpoint(run["save"])
+            convert(engine, Path(run["save"]), bool(run.get("frozen")))
     state = hashlib.sha256()
     for parameter in engine.module.parameters():
         with deepspeed.zero.GatheredParameters([parameter]):
@@ -117,10 +124,42 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
         "held": held,
         "of": sum(parameter.ds_numel for parameter in engine.module.parameters()),
         "skipped": engine.skipped_steps,
+        "loss_scale": float(engine.optimizer.loss_scale),
         "world": engine.dp_world_size,
     }
     engine.destroy()
     return result
+
+
+def convert(engine: Any, folder: Path, frozen: bool) -> None:
+    """DeepSpeed's own tools read the checkpoint: zero_to_fp32, and ds_to_universal next to it."""
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+    from deepspeed.checkpoint import ds_to_universal
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    whole = {}
+    for name, parameter in engine.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            whole[name] = parameter.detach().clone()
+    if dist.get_rank() == 0:
+        read = get_fp32_state_dict_from_zero_checkpoint(str(folder))
+        for name, value in whole.items():
+            assert torch.equal(read[name], value), name
+        if not frozen:  # the tool leaves frozen parameters out
+            ds_to_universal.main(
+                SimpleNamespace(
+                    input_folder=str(folder / f"global_step{engine.global_steps}"),
+                    output_folder=f"{folder}-universal/universal",
+                    num_extract_workers=1,
+                    num_merge_workers=1,
+                    keep_temp_folder=False,
+                    strict=True,
+                    inject_missing_state=False,
+                )
+            )
+    dist.barrier()
 
 
 def batches(step: int, micro_steps: int) -> Any:
@@ -129,7 +168,7 @@ def batches(step: int, micro_steps: int) -> Any:
     import torch.distributed as dist
 
     random = torch.Generator().manual_seed(step)
-    tokens = torch.randint(0, 64, (BATCH, 17), generator=random)
+    tokens = torch.randint(0, 64, (BATCH, 9), generator=random)
     tokens[:, 1::2] = tokens[:, :-1:2] + 1  # something that can be learnt
     return tokens.chunk(dist.get_world_size())[dist.get_rank()].chunk(micro_steps)
 
