@@ -9,7 +9,6 @@ ones, parameter by parameter.
 from __future__ import annotations
 
 import glob
-import itertools
 import math
 import os
 from collections import defaultdict
@@ -207,9 +206,7 @@ class ShardCheckpoints:
         state: dict[str, Any] = self._engine.checkpoint_engine.load(name, map_location="cpu")
         return state
 
-    def _places(
-        self, load_dir: str, tag: str, old_count: int
-    ) -> dict[str, tuple[int, int, int]]:
+    def _places(self, load_dir: str, tag: str, old_count: int) -> dict[str, tuple[int, int, int]]:
         """By parameter: its group in the files, where its shard begins there, its elements."""
         places: dict[str, tuple[int, int, int]] = {}
         shapes = self._model_state(load_dir, tag, 0)["param_shapes"]

@@ -76,23 +76,23 @@ class Sharding:
         degree = asked_degree()
         if degree == 0:
             return None
-        return _groups.divide(dist.group.WORLD if world is None else world, degree)
+        return _groups().divide(dist.group.WORLD if world is None else world, degree)
 
     @classmethod
     def of(cls, shard_group: Any) -> Sharding | None:
         """The division that a process group is a shard group of."""
-        return _groups.by_shard_group.get(shard_group)
+        return _groups().by_shard_group.get(shard_group)
 
 
 class _Groups:
-    """The groups made so far for the current default group; they are made once and shared."""
+    """The groups made under one default group; all ranks make them once, in one order."""
 
     def __init__(self) -> None:
-        self.default: Any = None
+        self.default = dist.group.WORLD
         self.by_shard_group: dict[Any, Sharding] = {}
         self._by_ranks: dict[tuple[int, tuple[int, ...]], Sharding] = {}
 
-    def divide(self, world: dist.ProcessGroup, degree: int) -> Sharding | None:
+    def divide(self, world: Any, degree: int) -> Sharding | None:
         size = world.size()
         if degree == size:
             return None
@@ -102,25 +102,30 @@ class _Groups:
                 f"{KEY} is {degree}, but may hold a divisor of the {size} data-parallel ranks: "
                 f"{', '.join(divisors)} (or 0 for all of them)"
             )
-        if self.default is not dist.group.WORLD:  # a new job in the same process
-            self.__init__()  # type: ignore[misc]
-            self.default = dist.group.WORLD
         ranks = tuple(dist.get_process_group_ranks(world))
         if (degree, ranks) not in self._by_ranks:
             self._make(world, ranks, degree)
         return self._by_ranks[degree, ranks]
 
-    def _make(self, world: dist.ProcessGroup, ranks: tuple[int, ...], degree: int) -> None:
+    def _make(self, world: Any, ranks: tuple[int, ...], degree: int) -> None:
         worlds = [ranks] if len(ranks) == dist.get_world_size() else _everyones(ranks)
         shards = [list(w[i : i + degree]) for w in worlds for i in range(0, len(w), degree)]
         replicas = [list(w[i::degree]) for w in worlds for i in range(degree)]
-        shard_group, _ = dist.new_subgroups_by_enumeration(shards)
-        replica_group, _ = dist.new_subgroups_by_enumeration(replicas)
+        make: Callable[..., Any] = dist.new_subgroups_by_enumeration
+        shard_group, _ = make(shards)
+        replica_group, _ = make(replicas)
         sharding = Sharding(degree, world, shard_group, replica_group)
         self._by_ranks[degree, ranks] = self.by_shard_group[shard_group] = sharding
 
 
-_groups = _Groups()
+_made: _Groups | None = None
+
+
+def _groups() -> _Groups:
+    global _made
+    if _made is None or _made.default is not dist.group.WORLD:  # a new job in the same process
+        _made = _Groups()
+    return _made
 
 
 def _everyones(ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -133,7 +138,7 @@ def _everyones(ranks: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def asked_degree() -> int:
     """The degree that applies now: 0 without one, and where the default group is not smddp's."""
-    if not dist.is_initialized() or comm_backend.NAME not in comm_backend.group_backend():
+    if not _on_smddp():
         return 0
     return settings.current().section.sharded_data_parallel_degree
 
@@ -233,7 +238,10 @@ def check_deepspeed() -> None:
         (partition_parameters, ("dist", "GatheredParameters", "Init")),
         (optimizer, ("step", "_finalize_offload_gradient_accumulation", "_get_norm_groups")),
         (optimizer, ("get_fp32_grad_for_param", "_get_param_partition_group")),
-        (DeepSpeedEngine, ("_load_zero_checkpoint", "_common_checkpoint_state", "_load_checkpoint")),
+        (
+            DeepSpeedEngine,
+            ("_load_zero_checkpoint", "_common_checkpoint_state", "_load_checkpoint"),
+        ),
         (DeepSpeedEngine, ("_get_all_ckpt_names", "load_module_state_dict")),
     )
     for owner, names in wanted:
@@ -269,9 +277,7 @@ def _attach_checkpoints(engine: Any, sharding: Sharding | None) -> None:
     # Also without a degree: a checkpoint of any number of shards resumes on any number of ranks.
     import deepspeed
 
-    if comm_backend.NAME not in comm_backend.group_backend() or (
-        deepspeed.__version__ not in KNOWN_DEEPSPEED
-    ):
+    if not _on_smddp() or deepspeed.__version__ not in KNOWN_DEEPSPEED:
         return
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
@@ -279,6 +285,10 @@ def _attach_checkpoints(engine: Any, sharding: Sharding | None) -> None:
         from deepspeed_smddp.zero.sharded_checkpoint import ShardCheckpoints
 
         ShardCheckpoints(engine, sharding)
+
+
+def _on_smddp() -> bool:
+    return dist.is_initialized() and comm_backend.NAME in comm_backend.group_backend()
 
 
 def _job_size() -> int:
@@ -296,8 +306,7 @@ def _suggest(model: Any, config: Mapping[str, Any]) -> None:
     # Only to those who chose smddp and ZeRO-3 and left the degree open.
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     if (
-        not dist.is_initialized()
-        or comm_backend.NAME not in comm_backend.group_backend()
+        not _on_smddp()
         or settings.current().source("sharded_data_parallel_degree") != settings.DEFAULT
         or _at(config, "zero_optimization.stage") != 3
         or not local.isdigit()

@@ -23,8 +23,8 @@ def expected(ranks: int, per_host: int, degree: int) -> float:
     n = ``ranks``, k = ``per_host``, p = ``degree``, M = the model's bytes, s micro-steps. A
     hierarchical AllGather of the model within a shard group takes (p - k) M / p out of each host,
     twice per micro-step (forward, backward), and the reduce-scatter of the gradients as much once;
-    none of it where the group is on one host. The all-reduce over the replicas, once per step, takes
-    2 (1 - p / n) M / p out of each rank.
+    none of it where the group is on one host. The all-reduce over the replicas, once per step,
+    takes 2 (1 - p / n) M / p out of each rank.
     """
     n, k, p, m, s = ranks, per_host, degree, MODEL_BYTES, MICRO_STEPS
     within = 3 * s * max(p - k, 0) * m / p

@@ -63,13 +63,29 @@ def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
 def train(run: dict[str, Any]) -> dict[str, Any]:
     """Builds an engine, perhaps loads, trains, perhaps saves.
 
-    Keys of a run: ``degree``, ``micro_steps``, ``zero``, ``config``, ``zero_init``,
-    ``seed_by_rank``, ``checkpointing``, ``frozen``, ``load``, ``save``, ``first``, ``steps``.
+    Keys of a run: ``degree``, ``micro_steps``, ``zero``, ``config`` (see :func:`config`);
+    ``zero_init``: with the config, or "bare"; ``seed_by_rank``: every rank makes other values;
+    ``apply``: ``Module.apply`` sets them; ``set_on``: a rank sets a parameter afterwards;
+    ``checkpointing``, ``frozen``: of activations, an embedding; ``poison``: at that step the last
+    rank's loss is too large; ``steps`` from ``first`` on; ``save`` after the step ``save_after``,
+    ``load`` before the first; ``known``: DeepSpeed versions that are taken for known.
     """
     import deepspeed
     import torch
     import torch.distributed as dist
+    from deepspeed.utils import safe_get_full_grad
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    from deepspeed_smddp.zero import sharding
+
+    class Applied(GPTNeoXForCausalLM):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.apply(rise)
+
+    def rise(module: torch.nn.Module) -> None:
+        if isinstance(module, torch.nn.Linear):
+            torch.nn.init.normal_(module.weight, std=0.05)
 
     ranks = int(os.environ["WORLD_SIZE"])
     ds_config = config(run, ranks)
@@ -79,11 +95,16 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
 
         get_accelerator().is_fp16_supported = lambda: True  # slow on CPUs, but right
     torch.manual_seed(rank if run.get("seed_by_rank") else 3)
+    if "known" in run:
+        sharding.KNOWN_DEEPSPEED = tuple(run["known"])
     scope = contextlib.nullcontext()
-    if run.get("zero_init"):
+    if run.get("zero_init") == "bare":
+        scope = deepspeed.zero.Init(dtype=torch.float32)
+    elif run.get("zero_init"):
         scope = deepspeed.zero.Init(config_dict_or_path=ds_config)
     with scope:
-        model = GPTNeoXForCausalLM(GPTNeoXConfig(**MODEL, use_cache=False))
+        kind = Applied if run.get("apply") else GPTNeoXForCausalLM
+        model = kind(GPTNeoXConfig(**MODEL, use_cache=False))
     if run.get("checkpointing"):
         model.gradient_checkpointing_enable()
     if run.get("frozen"):
@@ -93,15 +114,25 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
         engine, *_ = deepspeed.initialize(model=model, model_parameters=trained, config=ds_config)
     except ValueError as error:
         return {"refused": str(error)}
+    if "set_on" in run:
+        weight = model.gpt_neox.layers[0].attention.dense.weight
+        with deepspeed.zero.GatheredParameters([weight], modifier_rank=run["set_on"]):
+            if rank == run["set_on"]:
+                weight.data.fill_(0.01)
     if "load" in run:
         path, _ = engine.load_checkpoint(run["load"])
         assert path is not None
-    losses, norms, rates = [], [], []
+    losses, norms, rates, gradient = [], [], [], []
     for step in range(run.get("first", 0), run["steps"]):
         total = torch.zeros((), dtype=torch.float64)
         for tokens in batches(step, engine.gradient_accumulation_steps()):
             loss = engine(input_ids=tokens, labels=tokens).loss
+            if step == run.get("poison") and rank == ranks - 1:
+                loss = loss * 1e30
             engine.backward(loss)
+            if engine.is_gradient_accumulation_boundary() and step == run["steps"] - 1:
+                bias = engine.module.gpt_neox.final_layer_norm.bias
+                gradient = safe_get_full_grad(bias).tolist()
             engine.step()
             total += loss.detach().double() / engine.gradient_accumulation_steps()
         dist.all_reduce(total)
@@ -119,6 +150,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     result = {
         "losses": losses,
         "norms": norms,
+        "gradient": gradient,
         "rates": rates,
         "state": state.hexdigest(),
         "held": held,
