@@ -49,11 +49,12 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
 
     def get_fp32_grad_for_param(self, param: Any) -> torch.Tensor | None:
         """The world's mean gradient, on all ranks (``safe_get_full_grad``)."""
-        gradient: torch.Tensor | None = super().get_fp32_grad_for_param(param)
-        if gradient is not None and self.sharding is not None:
-            gradient = gradient.clone()
-            _average(gradient, self.sharding)
-        return gradient
+        if self.sharding is None or not param.requires_grad:
+            return super().get_fp32_grad_for_param(param)  # type: ignore[no-any-return]
+        part, _ = self._get_fp32_grad_state_partition(param=param, release_swap_buffers=True)
+        part = part.to(param.device, torch.float32, copy=True)
+        _average(part, self.sharding)
+        return self._fp32_state_allgather(param, part)  # type: ignore[no-any-return]
 
     def update_fp32_grad_for_param_vectorized(
         self, update_func: Callable[..., Any], param_list: Sequence[Any]

@@ -59,15 +59,25 @@ def test_losses_of_20_steps(trainer: Trainer, layout: str, degrees: tuple[int, .
 
 def test_with_the_rest_of_stage_3(trainer: Trainer) -> None:
     both = {
-        "zero.Init": {"zero_init": True, "seed_by_rank": True},
-        "Module.apply": {"zero_init": True, "seed_by_rank": True, "apply": True},
-        "a parameter set on rank 3": {"zero_init": True, "set_on": 3},
-        "optimizer offload": {"zero": {"offload_optimizer": {"device": "cpu"}}},
-        "parameter offload": {"zero": {"offload_param": {"device": "cpu"}}},
-        "activation checkpointing": {"checkpointing": True},
-        "gradients one by one": {"zero": {"contiguous_gradients": False}},
-        "no reduce-scatter": {"zero": {"reduce_scatter": False}},
-        "two parameter groups": {"zero": {"sub_group_size": 4000}},
+        "zero.Init, values of each rank's own, activation checkpointing": {
+            "zero_init": True,
+            "seed_by_rank": True,
+            "checkpointing": True,
+        },
+        "values by Module.apply, and one parameter's from rank 3": {
+            "zero_init": True,
+            "seed_by_rank": True,
+            "apply": True,
+            "set_on": 3,
+        },
+        "offload to the CPU, several sub-groups": {
+            "zero": {
+                "offload_optimizer": {"device": "cpu"},
+                "offload_param": {"device": "cpu"},
+                "sub_group_size": 4000,
+            }
+        },
+        "gradients all-reduced": {"zero": {"reduce_scatter": False}},
     }
     runs = [{"steps": 2, **run} for run in both.values()]
     results = carry_out(trainer, "AABB", runs + [{**run, "degree": 2} for run in runs])
@@ -80,7 +90,7 @@ def test_with_the_rest_of_stage_3(trainer: Trainer) -> None:
 def test_loss_scaling(trainer: Trainer) -> None:
     """fp16: an overflow on one rank skips the step on all, and the scale goes its usual way."""
     fp16 = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 2, "hysteresis": 1}
-    run = {"steps": 5, "poison": 2, "config": {"fp16": fp16}}
+    run = {"steps": 5, "micro_steps": 1, "poison": 2, "config": {"fp16": fp16}}
     wanted, result = carry_out(trainer, "AAAA", [run, {**run, "degree": 2}])
     assert wanted["skipped"] == result["skipped"] == 1
     assert result["norms"][2] == math.inf
@@ -95,8 +105,9 @@ def test_loss_scaling(trainer: Trainer) -> None:
 
 def test_checkpoints_at_other_degrees_and_world_sizes(trainer: Trainer, tmp_path: Path) -> None:
     folder = str(tmp_path / "saved")
-    save = {"steps": 6, "degree": 2, "save": folder, "save_after": 3}
-    resume = {"steps": 6, "first": 3, "load": folder}
+    steps = {"steps": 4, "micro_steps": 1}
+    save = {**steps, "degree": 2, "save": folder, "save_after": 2}
+    resume = {**steps, "first": 2, "load": folder}
     universal = {
         **resume,
         "load": f"{folder}-universal",
@@ -107,7 +118,7 @@ def test_checkpoints_at_other_degrees_and_world_sizes(trainer: Trainer, tmp_path
         "AAAA",
         [save, *({**resume, "degree": p} for p in (2, 1, 0)), {**universal, "degree": 1}],
     )
-    files = sorted(path.name for path in (tmp_path / "saved" / "global_step3").iterdir())
+    files = sorted(path.name for path in (tmp_path / "saved" / "global_step2").iterdir())
     assert files == [
         f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt"
         for rank in (0, 1)
@@ -117,27 +128,28 @@ def test_checkpoints_at_other_degrees_and_world_sizes(trainer: Trainer, tmp_path
     others += carry_out(trainer, "AAAAAA", [{**resume, "degree": 3}, {**universal, "degree": 2}])
     others += carry_out(trainer, "AA", [{**resume, "degree": 0}, {**resume, "degree": 1}])
     for result in (same, *others):
-        assert result["losses"] == pytest.approx(wanted["losses"][3:], rel=1e-6)
-        assert result["norms"] == pytest.approx(wanted["norms"][3:], rel=1e-5)
-        assert result["rates"] == wanted["rates"][3:]
+        assert result["losses"] == pytest.approx(wanted["losses"][2:], rel=1e-6)
+        assert result["norms"] == pytest.approx(wanted["norms"][2:], rel=1e-5)
+        assert result["rates"] == wanted["rates"][2:]
 
 
 def test_checkpoints_of_all_ranks_and_of_frozen_parameters(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     whole, frozen = str(tmp_path / "whole"), str(tmp_path / "frozen")
-    (first, second) = carry_out(
+    steps = {"steps": 4, "micro_steps": 1}
+    first, second = carry_out(
         trainer,
         "AAA",
         [
-            {"steps": 4, "save": whole, "save_after": 2},
-            {"steps": 4, "save": frozen, "save_after": 2, "frozen": True},
+            {**steps, "save": whole, "save_after": 2},
+            {**steps, "save": frozen, "save_after": 2, "frozen": True},
         ],
     )
     runs = [
-        {"steps": 4, "first": 2, "load": whole, "degree": 2},
-        {"steps": 4, "first": 2, "load": whole},
-        {"steps": 4, "first": 2, "load": frozen, "frozen": True, "degree": 2},
+        {**steps, "first": 2, "load": whole, "degree": 2},
+        {**steps, "first": 2, "load": whole},
+        {**steps, "first": 2, "load": frozen, "frozen": True, "degree": 2},
     ]
     for result, wanted in zip(
         carry_out(trainer, "AAAA", runs), (first, first, second), strict=True
@@ -154,11 +166,17 @@ def test_refusals(trainer: Trainer) -> None:
         ({"degree": 2, "zero_init": "bare"}, "give zero.Init the same DeepSpeed config"),
         ({"degree": 2, "known": ["0.0.1"]}, "works with DeepSpeed 0.0.1, and this is"),
     ]
-    results = carry_out(trainer, "AAAA", [{"steps": 1, **run} for run, _ in cases])
+    runs = [{"steps": 1, "micro_steps": 1, **run} for run, _ in cases]
+    # zero.Init without a config takes what applies: that of the last one.
+    runs.insert(4, {"steps": 1, "micro_steps": 1})
+    results = carry_out(trainer, "AAAA", runs)
+    assert "losses" in results.pop(4)
     for (_, words), result in zip(cases, results, strict=True):
         assert words in result["refused"]
     # Neither all ranks nor no degree needs a version that is known.
     for result in carry_out(
-        trainer, "AA", [{"steps": 1, "degree": p, "known": []} for p in (0, 2)]
+        trainer,
+        "AA",
+        [{"steps": 1, "micro_steps": 1, "degree": p, "known": []} for p in (0, 2)],
     ):
         assert len(result["losses"]) == 1
