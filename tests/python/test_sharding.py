@@ -116,7 +116,7 @@ def test_checkpoints_at_other_degrees_and_world_sizes(trainer: Trainer, tmp_path
     wanted, same, *others = carry_out(
         trainer,
         "AAAA",
-        [save, *({**resume, "degree": p} for p in (2, 1, 0)), {**universal, "degree": 1}],
+        [save, *({**resume, "degree": p} for p in (2, 0)), {**universal, "degree": 1}],
     )
     files = sorted(path.name for path in (tmp_path / "saved" / "global_step2").iterdir())
     assert files == [
@@ -125,8 +125,8 @@ def test_checkpoints_at_other_degrees_and_world_sizes(trainer: Trainer, tmp_path
         for kind in ("model", "optim")
     ]
     assert same["state"] == wanted["state"], "resumed at the same degree, not the same to the bit"
-    others += carry_out(trainer, "AAAAAA", [{**resume, "degree": 3}, {**universal, "degree": 2}])
-    others += carry_out(trainer, "AA", [{**resume, "degree": 0}, {**resume, "degree": 1}])
+    others += carry_out(trainer, "AAA", [{**resume, "degree": 0}, {**universal, "degree": 1}])
+    others += carry_out(trainer, "AA", [{**resume, "degree": 1}])
     for result in (same, *others):
         assert result["losses"] == pytest.approx(wanted["losses"][2:], rel=1e-6)
         assert result["norms"] == pytest.approx(wanted["norms"][2:], rel=1e-5)
@@ -140,43 +140,37 @@ def test_checkpoints_of_all_ranks_and_of_frozen_parameters(
     steps = {"steps": 4, "micro_steps": 1}
     first, second = carry_out(
         trainer,
-        "AAA",
+        "AA",
         [
             {**steps, "save": whole, "save_after": 2},
             {**steps, "save": frozen, "save_after": 2, "frozen": True},
         ],
     )
     runs = [
-        {**steps, "first": 2, "load": whole, "degree": 2},
-        {**steps, "first": 2, "load": whole},
-        {**steps, "first": 2, "load": frozen, "frozen": True, "degree": 2},
+        {**steps, "first": 2, "load": whole, "degree": 1},
+        {**steps, "first": 2, "load": frozen, "frozen": True},
     ]
-    for result, wanted in zip(
-        carry_out(trainer, "AAAA", runs), (first, first, second), strict=True
-    ):
+    for result, wanted in zip(carry_out(trainer, "AAA", runs), (first, second), strict=True):
         assert result["losses"] == pytest.approx(wanted["losses"][2:], rel=1e-6)
 
 
 def test_refusals(trainer: Trainer) -> None:
+    run = {"steps": 1, "micro_steps": 1}
     cases = [
-        ({"degree": 3}, "is 3, but may hold a divisor of the 4 data-parallel ranks: 1, 2, 4 "),
-        ({"degree": 8}, "is 8, but may hold a divisor of the 4 data-parallel ranks: 1, 2, 4 "),
-        ({"degree": 2, "zero": {"stage": 2}}, 'needs "zero_optimization.stage": 3'),
-        ({"degree": 2, "zero": {"zero_hpz_partition_size": 2}}, "zero_hpz_partition_size"),
-        ({"degree": 2, "zero_init": "bare"}, "give zero.Init the same DeepSpeed config"),
-        ({"degree": 2, "known": ["0.0.1"]}, "works with DeepSpeed 0.0.1, and this is"),
+        ({"degree": 2}, None),  # the number of ranks: nothing to do
+        ({"degree": 3}, "is 3, but may hold a divisor of the 2 data-parallel ranks: 1, 2 (or 0"),
+        ({"degree": 1, "zero": {"stage": 2}}, 'needs "zero_optimization.stage": 3'),
+        ({"degree": 1, "zero": {"zero_hpz_partition_size": 2}}, "zero_hpz_partition_size"),
+        ({"degree": 0}, None),
+        # zero.Init without a config takes what applies, which is the 0 of the run before.
+        ({"degree": 1, "zero_init": "bare"}, "give zero.Init the same DeepSpeed config"),
+        ({"degree": 1, "known": ["0.0.1"]}, "works with DeepSpeed 0.0.1, and this is"),
+        ({"degree": 0, "known": ["0.0.1"]}, None),
+        ({"degree": 2, "known": ["0.0.1"]}, None),
     ]
-    runs = [{"steps": 1, "micro_steps": 1, **run} for run, _ in cases]
-    # zero.Init without a config takes what applies: that of the last one.
-    runs.insert(4, {"steps": 1, "micro_steps": 1})
-    results = carry_out(trainer, "AAAA", runs)
-    assert "losses" in results.pop(4)
-    for (_, words), result in zip(cases, results, strict=True):
-        assert words in result["refused"]
-    # Neither all ranks nor no degree needs a version that is known.
-    for result in carry_out(
-        trainer,
-        "AA",
-        [{"steps": 1, "micro_steps": 1, "degree": p, "known": []} for p in (0, 2)],
-    ):
-        assert len(result["losses"]) == 1
+    results = carry_out(trainer, "AA", [{**run, **case} for case, _ in cases])
+    for (case, words), result in zip(cases, results, strict=True):
+        if words is None:
+            assert len(result["losses"]) == 1, case
+        else:
+            assert words in result["refused"]
