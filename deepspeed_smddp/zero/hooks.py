@@ -46,8 +46,9 @@ def hook_deepspeed(deepspeed: Any) -> None:
             return
     if hasattr(deepspeed.initialize, _MARK):
         return
-    deepspeed.initialize = _before(sharding.around_initialize(deepspeed.initialize), _at_initialize)
-    init_type.__init__ = _before(sharding.around_zero_init(init_type.__init__), _at_zero_init)
+    sharding.install(deepspeed)
+    deepspeed.initialize = _before(deepspeed.initialize, _at_initialize)
+    init_type.__init__ = _before(init_type.__init__, _at_zero_init)
     wrapped = _init_distributed(init_distributed)
     for module in (
         deepspeed,

@@ -160,8 +160,14 @@ def suggested_degree(parameters: int, ranks: int, ranks_per_host: int) -> int:
     return 0
 
 
-def around_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``deepspeed.initialize`` that builds the engine on shard groups where a degree is asked."""
+def install(deepspeed: Any) -> None:
+    """Wraps ``initialize`` and ``zero.Init.__init__``; nothing changes where no degree is asked."""
+    deepspeed.initialize = _around_initialize(deepspeed.initialize)
+    deepspeed.zero.Init.__init__ = _around_zero_init(deepspeed.zero.Init.__init__)
+
+
+def _around_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
+    # Builds the engine on shard groups where a degree is asked.
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -189,8 +195,8 @@ def around_initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     return initialize
 
 
-def around_zero_init(original: Callable[..., None]) -> Callable[..., None]:
-    """``zero.Init.__init__`` that partitions over the shard group where a degree is asked."""
+def _around_zero_init(original: Callable[..., None]) -> Callable[..., None]:
+    # Partitions over the shard group where a degree is asked.
     signature = inspect.signature(original)
 
     @functools.wraps(original)
