@@ -31,10 +31,6 @@ ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
 
 # Keys whose feature is not built yet: when such a key asks for something, and what happens instead.
 _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "sharded_data_parallel_degree": (
-        lambda degree: degree != 0,
-        "sharding by degree is not built yet, the model state is sharded over all ranks",
-    ),
     "hierarchical_allgather": (
         lambda hierarchical: not hierarchical,
         "AllGather between nodes always runs along the rails and then inside each node",

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.zero import comm_backend, ds_config
+from deepspeed_smddp.zero import comm_backend, ds_config, sharding
 
 OLDEST_DEEPSPEED = (0, 14)
 NEWEST_DEEPSPEED = (0, 19)
@@ -46,6 +46,7 @@ def hook_deepspeed(deepspeed: Any) -> None:
             return
     if hasattr(deepspeed.initialize, _MARK):
         return
+    sharding.install(deepspeed)
     deepspeed.initialize = _before(deepspeed.initialize, _at_initialize)
     init_type.__init__ = _before(init_type.__init__, _at_zero_init)
     wrapped = _init_distributed(init_distributed)

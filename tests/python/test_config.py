@@ -253,7 +253,6 @@ def test_keys_of_later_features_say_so_once(
 ) -> None:
     section = parse_section(
         {
-            "sharded_data_parallel_degree": 8,
             "hierarchical_allgather": False,
             "max_sms": 4,
             "reduce_on": "cpu",
@@ -264,7 +263,7 @@ def test_keys_of_later_features_say_so_once(
         settings.set_file(section)
         settings.set_file(section, zero_allgather_elements=1)
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 6
+    assert len(messages) == 5
     for key in settings._LATER:
         assert sum(f"{key} (ds_config) has no effect" in text for text in messages) == 1
 
@@ -278,7 +277,7 @@ def test_live_keys_and_defaults_are_silent(
         "reduce_precision": "fp32",
         "fallback": "silent",
         "timeout_seconds": 9,
-        "sharded_data_parallel_degree": 0,
+        "sharded_data_parallel_degree": 8,
         "hierarchical_allgather": True,
     }
     with caplog.at_level(logging.WARNING):

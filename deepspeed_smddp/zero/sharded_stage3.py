@@ -1,0 +1,132 @@
+"""ZeRO's stage 3 on shard groups: gradients are synchronised in two hops.
+
+The first hop is DeepSpeed's own: each micro-step reduce-scatters within the parameters' group, now
+the shard group. The second, once per accumulation boundary, averages the shards over the replicas
+(MiCS, section 4). Norms, overflow and clipping come after it and look at one shard group, which
+holds the whole gradient of the whole world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.zero import stage3
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.zero.sharding import KEY, Sharding, replaced
+
+
+class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
+    """Stage 3 whose ``dp_process_group`` is the shard group, where the settings ask for one.
+
+    ``sharding`` is None where they do not, and all is DeepSpeed's own then.
+    """
+
+    def __init__(self, *args: Any, dp_process_group: Any = None, **options: Any) -> None:
+        self.sharding = Sharding.within(dp_process_group)
+        if self.sharding is not None:
+            dp_process_group = self.sharding.shard_group
+        super().__init__(*args, dp_process_group=dp_process_group, **options)
+
+    def step(self, closure: Any = None) -> None:
+        """Averages gradients over the replicas, then clips and updates."""
+        self.average_over_replicas()
+        super().step(closure)
+
+    def average_over_replicas(self) -> None:
+        """The second hop. To do it again changes nothing: replicas then hold equal gradients."""
+        if self.sharding is None:
+            return
+        _average(self.grad_partitions_flat_buffer, self.sharding)
+        if self.offload_optimizer:
+            # The boundary's micro-step has copied to the optimizer what was not averaged yet.
+            self._finalize_offload_gradient_accumulation()
+
+    def get_fp32_grad_for_param(self, param: Any) -> torch.Tensor | None:
+        """The world's mean gradient, on all ranks (``safe_get_full_grad``)."""
+        if self.sharding is None or not param.requires_grad:
+            return super().get_fp32_grad_for_param(param)  # type: ignore[no-any-return]
+        part, _ = self._get_fp32_grad_state_partition(param=param, release_swap_buffers=True)
+        part = part.to(param.device, torch.float32, copy=True)
+        _average(part, self.sharding)
+        return self._fp32_state_allgather(param, part)  # type: ignore[no-any-return]
+
+    def update_fp32_grad_for_param_vectorized(
+        self, update_func: Callable[..., Any], param_list: Sequence[Any]
+    ) -> None:
+        """Updates the world's mean gradients."""
+        self._refuse_with_offload("safe_update_full_grad_vectorized")
+        self.average_over_replicas()
+        super().update_fp32_grad_for_param_vectorized(update_func, param_list)
+
+    def set_fp32_grad_for_param(self, value: Any, param: Any) -> None:
+        """Sets this rank's part of a gradient that all ranks give."""
+        self._refuse_with_offload("safe_set_full_grad")
+        super().set_fp32_grad_for_param(value, param)
+
+    def set_local_grad_for_param(self, value: Any, param: Any) -> None:
+        """Sets this rank's part; the other replicas must set the same."""
+        self._refuse_with_offload("safe_set_local_grad")
+        super().set_local_grad_for_param(value, param)
+
+    def _refuse_with_offload(self, function: str) -> None:
+        # It would write to the optimizer's copy, which the second hop makes anew.
+        if self.sharding is not None and self.offload_optimizer:
+            raise NotImplementedError(
+                f'{function} does not work with {KEY} and "offload_optimizer"; leave out one of '
+                "the two"
+            )
+
+
+def _average(tensor: torch.Tensor, sharding: Sharding) -> None:
+    # Divided first, as DeepSpeed does: a sum of fp16 gradients must not overflow where their
+    # mean does not.
+    tensor.div_(sharding.replicas)
+    dist.all_reduce(tensor, group=sharding.replica_group)
+
+
+@contextlib.contextmanager
+def in_place_of_stage3() -> Iterator[None]:
+    """Engines built meanwhile take :class:`ShardedStage3`; they look it up in its module."""
+    import deepspeed.runtime.superoffload.superoffload_stage3  # noqa: F401 - derives from the other
+
+    with replaced(stage3, "DeepSpeedZeroOptimizer_Stage3", ShardedStage3):
+        yield
+
+
+def verify(engine: Any) -> Sharding | None:
+    """Looks whether the engine came out as intended; None where it shards over all its ranks.
+
+    Raises:
+        SmddpConfigError: it did not; the model was partitioned before, over other groups.
+    """
+    optimizer = engine.optimizer
+    sharding = getattr(optimizer, "sharding", Sharding.within(engine.seq_data_parallel_group))
+    if sharding is None:
+        return None
+    for name, parameter in engine.module.named_parameters():
+        group = getattr(parameter, "ds_process_group", None)
+        if group is not sharding.shard_group:
+            count = "no" if group is None else str(dist.get_world_size(group))
+            raise SmddpConfigError(
+                f"{KEY} is {sharding.degree}, but the parameter {name} is partitioned over {count} "
+                "ranks; give zero.Init the same DeepSpeed config as deepspeed.initialize"
+            )
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        held = sum(p.partition_numel() for group in optimizer.fp16_groups for p in group)
+        if (
+            not isinstance(optimizer, ShardedStage3)
+            or optimizer.dp_process_group is not sharding.shard_group
+            or optimizer.partition_count != sharding.degree
+            or optimizer.grad_partitions_flat_buffer.numel() != held
+        ):
+            raise SmddpConfigError(
+                f"{KEY} is {sharding.degree}, but this engine's {type(optimizer).__name__} does "
+                "not shard its state by it; set the degree to 0"
+            )
+    return sharding

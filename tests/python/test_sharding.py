@@ -1,0 +1,176 @@
+"""ZeRO-3 sharded by degree trains as ZeRO-3 sharded over all ranks does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.training import Trainer
+from harness.world import BACKEND
+
+pytestmark = [
+    pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}"),
+    pytest.mark.timeout(300, method="signal"),
+]
+Result = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Trainer]:
+    served = Trainer("harness.sharding_jobs")
+    yield served
+    served.close()
+
+
+def carry_out(trainer: Trainer, layout: str, runs: Sequence[dict[str, Any]]) -> list[Result]:
+    """What each run gave, after a look at whether all ranks, so all replicas, agree."""
+    by_rank = trainer.ask({"layout": layout, "runs": list(runs), "limit": 200})
+    for other in by_rank[1:]:
+        for mine, theirs in zip(by_rank[0]["runs"], other["runs"], strict=True):
+            for key in set(mine) - {"held"}:
+                assert theirs[key] == mine[key], f"ranks differ in {key}"
+    results: list[Result] = by_rank[0]["runs"]
+    return results
+
+
+def assert_same_training(result: Result, wanted: Result) -> None:
+    """Losses, the world's gradient norms and one gradient, learning rates."""
+    assert result["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
+    assert result["norms"] == pytest.approx(wanted["norms"], rel=1e-5)
+    assert result["gradient"] == pytest.approx(wanted["gradient"], rel=1e-3, abs=1e-6)
+    for key in ("rates", "skipped", "loss_scale", "world"):
+        assert result[key] == wanted[key]
+
+
+@pytest.mark.parametrize(("layout", "degrees"), [("AAAA", (2, 1)), ("AAABBB", (2, 3))])
+def test_losses_of_20_steps(trainer: Trainer, layout: str, degrees: tuple[int, ...]) -> None:
+    runs = [{"steps": 20}, *({"steps": 20, "degree": degree} for degree in degrees)]
+    wanted, *results = carry_out(trainer, layout, runs)
+    assert wanted["losses"][-1] < wanted["losses"][0], "nothing was learnt"
+    assert max(wanted["norms"]) > 1, "nothing was clipped"
+    for degree, result in zip(degrees, results, strict=True):
+        assert_same_training(result, wanted)
+        assert result["held"] == pytest.approx(result["of"] / degree, rel=0.01)
+
+
+def test_with_the_rest_of_stage_3(trainer: Trainer) -> None:
+    both = {
+        "zero.Init, values of each rank's own, activation checkpointing": {
+            "zero_init": True,
+            "seed_by_rank": True,
+            "checkpointing": True,
+        },
+        "values by Module.apply, and one parameter's from rank 3": {
+            "zero_init": True,
+            "seed_by_rank": True,
+            "apply": True,
+            "set_on": 3,
+        },
+        "offload to the CPU, several sub-groups": {
+            "zero": {
+                "offload_optimizer": {"device": "cpu"},
+                "offload_param": {"device": "cpu"},
+                "sub_group_size": 4000,
+            }
+        },
+        "gradients all-reduced": {"zero": {"reduce_scatter": False}},
+    }
+    runs = [{"steps": 2, **run} for run in both.values()]
+    results = carry_out(trainer, "AABB", runs + [{**run, "degree": 2} for run in runs])
+    for name, wanted, result in zip(both, results, results[len(both) :], strict=False):
+        assert "refused" not in result, (name, result)
+        assert_same_training(result, wanted)
+        assert result["held"] > 1.9 * wanted["held"], name
+
+
+def test_loss_scaling(trainer: Trainer) -> None:
+    """fp16: an overflow on one rank skips the step on all, and the scale goes its usual way."""
+    fp16 = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 2, "hysteresis": 1}
+    run = {"steps": 5, "micro_steps": 1, "poison": 2, "config": {"fp16": fp16}}
+    wanted, result = carry_out(trainer, "AAAA", [run, {**run, "degree": 2}])
+    assert wanted["skipped"] == result["skipped"] == 1
+    assert result["norms"][2] == math.inf
+    assert result["loss_scale"] == wanted["loss_scale"]
+    assert result["rates"] == wanted["rates"]
+    finite = [step for step in range(5) if step != 2]
+    for key in ("losses", "norms"):
+        assert [result[key][step] for step in finite] == pytest.approx(
+            [wanted[key][step] for step in finite], rel=2.0**-9
+        )
+
+
+def test_checkpoints_at_other_degrees_and_world_sizes(trainer: Trainer, tmp_path: Path) -> None:
+    folder = str(tmp_path / "saved")
+    steps = {"steps": 4, "micro_steps": 1}
+    save = {**steps, "degree": 2, "save": folder, "save_after": 2}
+    resume = {**steps, "first": 2, "load": folder}
+    universal = {
+        **resume,
+        "load": f"{folder}-universal",
+        "config": {"checkpoint": {"load_universal": True}},
+    }
+    wanted, same, *others = carry_out(
+        trainer,
+        "AAAA",
+        [save, *({**resume, "degree": p} for p in (2, 0)), {**universal, "degree": 1}],
+    )
+    files = sorted(path.name for path in (tmp_path / "saved" / "global_step2").iterdir())
+    assert files == [
+        f"zero_pp_rank_{rank}_mp_rank_00_{kind}_states.pt"
+        for rank in (0, 1)
+        for kind in ("model", "optim")
+    ]
+    assert same["state"] == wanted["state"], "resumed at the same degree, not the same to the bit"
+    others += carry_out(trainer, "AAA", [{**resume, "degree": 0}, {**universal, "degree": 1}])
+    others += carry_out(trainer, "AA", [{**resume, "degree": 1}])
+    for result in (same, *others):
+        assert result["losses"] == pytest.approx(wanted["losses"][2:], rel=1e-6)
+        assert result["norms"] == pytest.approx(wanted["norms"][2:], rel=1e-5)
+        assert result["rates"] == wanted["rates"][2:]
+
+
+def test_checkpoints_of_all_ranks_and_of_frozen_parameters(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    whole, frozen = str(tmp_path / "whole"), str(tmp_path / "frozen")
+    steps = {"steps": 4, "micro_steps": 1}
+    first, second = carry_out(
+        trainer,
+        "AA",
+        [
+            {**steps, "save": whole, "save_after": 2},
+            {**steps, "save": frozen, "save_after": 2, "frozen": True},
+        ],
+    )
+    runs = [
+        {**steps, "first": 2, "load": whole, "degree": 1},
+        {**steps, "first": 2, "load": frozen, "frozen": True},
+    ]
+    for result, wanted in zip(carry_out(trainer, "AAA", runs), (first, second), strict=True):
+        assert result["losses"] == pytest.approx(wanted["losses"][2:], rel=1e-6)
+
+
+def test_refusals(trainer: Trainer) -> None:
+    run = {"steps": 1, "micro_steps": 1}
+    cases = [
+        ({"degree": 2}, None),  # the number of ranks: nothing to do
+        ({"degree": 3}, "is 3, but may hold a divisor of the 2 data-parallel ranks: 1, 2 (or 0"),
+        ({"degree": 1, "zero": {"stage": 2}}, 'needs "zero_optimization.stage": 3'),
+        ({"degree": 1, "zero": {"zero_hpz_partition_size": 2}}, "zero_hpz_partition_size"),
+        ({"degree": 0}, None),
+        # zero.Init without a config takes what applies, which is the 0 of the run before.
+        ({"degree": 1, "zero_init": "bare"}, "give zero.Init the same DeepSpeed config"),
+        ({"degree": 1, "known": ["0.0.1"]}, "works with DeepSpeed 0.0.1, and this is"),
+        ({"degree": 0, "known": ["0.0.1"]}, None),
+        ({"degree": 2, "known": ["0.0.1"]}, None),
+    ]
+    results = carry_out(trainer, "AA", [{**run, **case} for case, _ in cases])
+    for (case, words), result in zip(cases, results, strict=True):
+        if words is None:
+            assert len(result["losses"]) == 1, case
+        else:
+            assert words in result["refused"]

@@ -1,0 +1,89 @@
+"""Bytes between hosts at each degree, counted on the interfaces, beside MiCS' formula."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed import Testbed, start_ranks
+
+PROGRAM = Path(__file__).parent / "sharding_bytes_rank.py"
+MODEL_BYTES, MICRO_STEPS = 4 * 512 * 512 * 6, 3  # as in the program
+
+
+def expected(ranks: int, per_host: int, degree: int) -> float:
+    """Bytes that a host sends in one step, by section 4 of MiCS (VLDB 2022).
+
+    n = ``ranks``, k = ``per_host``, p = ``degree``, M = the model's bytes, s micro-steps. A
+    hierarchical AllGather of the model within a shard group takes (p - k) M / p out of each host,
+    twice per micro-step (forward, backward), and the reduce-scatter of the gradients as much once;
+    none of it where the group is on one host. The all-reduce over the replicas, once per step,
+    takes 2 (1 - p / n) M / p out of each rank.
+    """
+    n, k, p, m, s = ranks, per_host, degree, MODEL_BYTES, MICRO_STEPS
+    within = 3 * s * max(p - k, 0) * m / p
+    across = k * 2 * (1 - p / n) * m / p
+    return within + across
+
+
+@pytest.mark.testbed
+@pytest.mark.parametrize(("hosts", "per_host", "degrees"), [(4, 1, (4, 2)), (2, 2, (4, 2))])
+def test_bytes_between_hosts_are_those_of_the_formula(
+    testbed: Callable[..., Testbed],
+    tmp_path: Path,
+    hosts: int,
+    per_host: int,
+    degrees: tuple[int, ...],
+) -> None:
+    bed = testbed(hosts=hosts, rate="10gbit", mtu=9000)
+    pipe = subprocess.PIPE
+    with (tmp_path / "errors").open("w") as errors:
+        ranks = start_ranks(
+            bed,
+            [sys.executable, str(PROGRAM)],
+            per_host,
+            {"DS_ACCELERATOR": "cpu", "SMDDP_TIMEOUT_SECONDS": "100"},
+            cwd=tmp_path,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+            text=True,
+        )
+
+    def tell(*command: Any) -> None:
+        for rank in ranks:
+            rank.stdin.write(json.dumps(command) + "\n")
+            rank.stdin.flush()
+
+    def answers(wanted: str) -> None:
+        for rank in ranks:
+            line = rank.stdout.readline()
+            assert line, (tmp_path / "errors").read_text()[-6000:]
+            assert json.loads(line) == wanted
+
+    answers("ready")
+    steps = 4
+    for degree in degrees:
+        tell("build", degree)
+        answers("done")
+        before = [sent(bed, host) for host in range(hosts)]
+        tell("train", steps)
+        answers("done")
+        for host in range(hosts):
+            per_step = (sent(bed, host) - before[host]) / steps
+            assert per_step == pytest.approx(
+                expected(hosts * per_host, per_host, degree), rel=0.03
+            ), (degree, host)
+    for rank in ranks:
+        rank.stdin.close()
+        assert rank.wait(timeout=60) == 0, (tmp_path / "errors").read_text()[-6000:]
+
+
+def sent(bed: Testbed, host: int) -> int:
+    return sum(nic["tx_bytes"] for nic in bed.counters(host))
