@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.zero import comm_backend, ds_config
+from deepspeed_smddp.zero import auto, comm_backend, ds_config, gather, reduce
 
 OLDEST_DEEPSPEED = (0, 14)
 NEWEST_DEEPSPEED = (0, 19)
@@ -48,6 +48,9 @@ def hook_deepspeed(deepspeed: Any) -> None:
         return
     deepspeed.initialize = _before(deepspeed.initialize, _at_initialize)
     init_type.__init__ = _before(init_type.__init__, _at_zero_init)
+    auto.install(deepspeed)
+    gather.install(deepspeed)
+    reduce.install(deepspeed)
     wrapped = _init_distributed(init_distributed)
     for module in (
         deepspeed,
@@ -98,16 +101,20 @@ def _at_initialize(arguments: dict[str, Any]) -> None:
         for name in ("distributed_port", "dist_init_required")
         if arguments.get(name) is not None
     }
+    config = ds_config.of_initialize(arguments)
     comm_backend.fulfil(
-        comm_backend.parse(ds_config.of_initialize(arguments)),
+        comm_backend.parse(config),
         make_group=arguments.get("dist_init_required") is not False,
         **init,
     )
+    auto.choose(config)
 
 
 def _at_zero_init(arguments: dict[str, Any]) -> None:
     config = arguments.get("config_dict_or_path")
-    comm_backend.fulfil(comm_backend.parse(arguments.get("config") if config is None else config))
+    config = arguments.get("config") if config is None else config
+    comm_backend.fulfil(comm_backend.parse(config))
+    auto.choose(config)
 
 
 def _at_training_arguments(arguments: dict[str, Any]) -> None:

@@ -15,10 +15,13 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness import layout as layouts
+
+RankMain = Callable[[dict[str, Any], int, int], dict[str, Any]]
 
 STEPS = 4
 MODEL = {
@@ -108,7 +111,7 @@ def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
     return {"losses": losses, "statistics": rows}
 
 
-def serve() -> None:
+def serve(main: RankMain = rank_main) -> None:
     """Answer jobs until standard input ends. The real standard output carries only answers."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -133,7 +136,7 @@ def serve() -> None:
         port = probe.port
         del probe
         with tempfile.TemporaryDirectory() as folder:
-            ranks = [_fork(job, rank, port, Path(folder) / str(rank)) for rank in range(size)]
+            ranks = [_fork(main, job, rank, port, Path(folder) / str(rank)) for rank in range(size)]
             late = _reap(ranks, job["limit"])
             results = []
             for rank in range(size):
@@ -146,14 +149,14 @@ def serve() -> None:
         answers.flush()
 
 
-def _fork(job: dict[str, Any], rank: int, port: int, path: Path) -> int:
+def _fork(main: RankMain, job: dict[str, Any], rank: int, port: int, path: Path) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child != 0:
         return child
     try:
-        result = rank_main(job, rank, port)
+        result = main(job, rank, port)
     except BaseException:
         result = {"error": traceback.format_exc()}
     path.write_text(json.dumps(result))
@@ -179,10 +182,10 @@ def _reap(children: list[int], limit: float) -> bool:
 class Trainer:
     """The test's side: a process that serves jobs."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "harness.training") -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the trainer
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from harness.training import serve; serve()"],
+            [sys.executable, "-c", f"from {module} import serve; serve()"],
             env={**os.environ, "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -193,12 +196,17 @@ class Trainer:
         assert self._answer() == "ready"
 
     def run(self, layout: str, backend: str, limit: float = 120) -> list[dict[str, Any]]:
-        job = {
-            "layout": layout,
-            "backend": backend,
-            "precisions": ["fp32", "bf16"],
-            "limit": limit,
-        }
+        return self.ask(
+            {
+                "layout": layout,
+                "backend": backend,
+                "precisions": ["fp32", "bf16"],
+                "limit": limit,
+            }
+        )
+
+    def ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """What each rank of the job returned; it has at least a ``layout`` and a ``limit``."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
