@@ -5,8 +5,10 @@ The rules, each for what its key is for:
 - An AllGather is cut so that early parameters can be used early, hence into the smallest pieces
   that are still carried at nearly the full rate.
 - A ReduceScatter has nothing to use early: it is cut only where large ones were slower.
-- ZeRO-3 prefetches, and collects gradients, for as long as a few pieces take, and at least for
-  :data:`AHEAD_SECONDS`: short transfers leave the network idle whenever a layer computes.
+- Gradients are collected until a reduction runs at nearly the full rate, a few times over: the
+  backward pass stands still meanwhile, so each further one costs a start-up.
+- ZeRO-3 prefetches a few pieces, and at least what takes :data:`AHEAD_SECONDS`: with less in flight
+  the network is idle whenever a layer computes.
 - A parameter that the network carries in less than one start-up (n_1/2 = latency x rate of
   Hockney's model, Parallel Computing 20, 1994) is not worth partitioning: it is kept.
 """
@@ -84,8 +86,9 @@ def choose(curve: Curve, element_size: int = 2) -> Choice:
     largest = curve.reduce_scatter[-1]
     bounded = largest.rate < NEARLY * best_reduce.rate
     scatter = max(SMALLEST_BUCKET, reduce.size) if bounded else 0
-    prefetch = _ahead(bucket, best_gather, element_size, LARGEST_PREFETCH)
-    collected = _ahead(scatter or reduce.size, best_reduce, element_size, LARGEST_REDUCE)
+    ahead = max(AHEAD_PIECES * bucket, int(AHEAD_SECONDS * best_gather.rate))
+    prefetch = min(LARGEST_PREFETCH, ahead // element_size)
+    collected = min(LARGEST_REDUCE, AHEAD_PIECES * reduce.size // element_size)
     half = latency * best_gather.rate
     persistent = min(LARGEST_PERSISTENT, int(half) // element_size)
     return Choice(
@@ -106,11 +109,17 @@ def choose(curve: Curve, element_size: int = 2) -> Choice:
                 else f"no bound: {_bytes(largest.size)} runs at {_rate(largest)}, "
                 f"near the best, {_rate(best_reduce)}"
             ),
-            "stage3_prefetch_bucket_size": _why_ahead(bucket, best_gather),
+            "stage3_prefetch_bucket_size": (
+                f"{AHEAD_PIECES} pieces of {_bytes(bucket)}, and at least "
+                f"{AHEAD_SECONDS * 1e3:.0f} ms at {_rate(best_gather)}"
+            ),
             "stage3_param_persistence_threshold": (
                 f"a start-up takes {latency * 1e6:.0f} us, in which {_bytes(int(half))} travel"
             ),
-            "reduce_bucket_size": _why_ahead(scatter or reduce.size, best_reduce),
+            "reduce_bucket_size": (
+                f"{AHEAD_PIECES} times {_bytes(reduce.size)}, the smallest ReduceScatter at "
+                f"{NEARLY:.0%} of {_rate(best_reduce)}"
+            ),
         },
     )
 
@@ -121,18 +130,6 @@ def _knee(points: Sequence[Point]) -> tuple[Point, Point]:
         raise ValueError("a curve needs at least two sizes")
     best = max(points, key=lambda point: point.rate)
     return next(point for point in points if point.rate >= NEARLY * best.rate), best
-
-
-def _ahead(bucket: int, best: Point, element_size: int, most: int) -> int:
-    size = max(AHEAD_PIECES * bucket, int(AHEAD_SECONDS * best.rate))
-    return min(most, size // element_size)
-
-
-def _why_ahead(bucket: int, best: Point) -> str:
-    return (
-        f"{AHEAD_PIECES} pieces of {_bytes(bucket)}, "
-        f"and at least {AHEAD_SECONDS * 1e3:.0f} ms at {_rate(best)}"
-    )
 
 
 def _bytes(size: int) -> str:

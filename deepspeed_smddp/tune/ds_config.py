@@ -54,7 +54,10 @@ def fill_zero(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
 
 
 def fill(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
-    """The same, and the open keys of the "smddp" section; no bound stays "auto"."""
+    """The same, and the open keys of the "smddp" section.
+
+    No bound is written as "auto": nothing else says so.
+    """
     ours = {key: getattr(choice, key) or "auto" for key in SMDDP_KEYS if key in open_keys(config)}
     filled = fill_zero(config, choice)
     return {**filled, SECTION: {**filled.get(SECTION, {}), **ours}} if ours else filled

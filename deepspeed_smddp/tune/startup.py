@@ -83,7 +83,7 @@ def _hosts(group: dist.ProcessGroup) -> list[str]:
     host = os.environ.get("SMDDP_HOST_ID") or socket.gethostname()
     own = torch.frombuffer(bytearray(hashlib.sha256(host.encode()).digest()), dtype=torch.uint8)
     everyone = torch.empty(own.numel() * group.size(), dtype=torch.uint8)
-    dist.all_gather_into_tensor(everyone, own, group=group)
+    group.allgather_into_tensor_coalesced([everyone], [own]).wait()
     return [row.numpy().tobytes().hex() for row in everyone.chunk(group.size())]
 
 
@@ -94,7 +94,7 @@ def _shared(curve: Curve | None, group: dist.ProcessGroup) -> Curve | None:
         text = b"null"
     own = torch.frombuffer(bytearray(text.ljust(_BLOB)), dtype=torch.uint8)
     everyone = torch.empty(_BLOB * group.size(), dtype=torch.uint8)
-    dist.all_gather_into_tensor(everyone, own, group=group)
+    group.allgather_into_tensor_coalesced([everyone], [own]).wait()
     found = json.loads(everyone[:_BLOB].numpy().tobytes())
     return None if found is None else cache.from_json(found)
 

@@ -56,13 +56,13 @@ def _works(group: dist.ProcessGroup) -> bool:
     group.allgather_into_tensor_coalesced(gathered, shards).wait()
     apart = [torch.empty_like(whole) for whole in gathered]
     for whole, shard in zip(apart, shards, strict=True):
-        dist.all_gather_into_tensor(whole, shard, group=group)
+        group._allgather_base(whole, shard).wait()
     terms = [torch.arange(n * ranks, dtype=torch.bfloat16) + rank for n in (3, 1)]
     sums = [torch.empty(term.numel() // ranks, dtype=term.dtype) for term in terms]
     group.reduce_scatter_tensor_coalesced(sums, terms).wait()
     for total, term in zip(sums, terms, strict=True):
         alone = torch.empty_like(total)
-        dist.reduce_scatter_tensor(alone, term, group=group)
+        group._reduce_scatter_base(alone, term).wait()
         apart.append(alone)
     same = all(torch.equal(a, b) for a, b in zip([*gathered, *sums], apart, strict=True))
     verdict = torch.tensor([same], dtype=torch.int32)

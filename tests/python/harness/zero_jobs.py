@@ -59,6 +59,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     import deepspeed_smddp
+    from deepspeed_smddp.tune import startup
 
     config = training.config("smddp", "fp32")
     config["zero_optimization"] |= scenario.get("zero", {})
@@ -99,7 +100,17 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
             with deepspeed.zero.GatheredParameters([param]):
                 state.update(param.detach().float().numpy().tobytes())
         engine.destroy()
-    return {"losses": losses, "state": state.hexdigest(), "statistics": rows}
+    choice = startup.current()
+    return {
+        "losses": losses,
+        "state": state.hexdigest(),
+        "statistics": rows,
+        "choice": None if choice is None else dict(vars(choice)),
+        "zero": {
+            key: getattr(engines[0]._config.zero_config, key)
+            for key in ("reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold")
+        },
+    }
 
 
 def serve() -> None:
