@@ -60,9 +60,10 @@ def _works(group: dist.ProcessGroup) -> bool:
     terms = [torch.arange(n * ranks, dtype=torch.bfloat16) + rank for n in (3, 1)]
     sums = [torch.empty(term.numel() // ranks, dtype=term.dtype) for term in terms]
     group.reduce_scatter_tensor_coalesced(sums, terms).wait()
+    options = dist.ReduceScatterOptions()
     for total, term in zip(sums, terms, strict=True):
         alone = torch.empty_like(total)
-        group._reduce_scatter_base(alone, term).wait()
+        group._reduce_scatter_base(alone, term, options).wait()
         apart.append(alone)
     same = all(torch.equal(a, b) for a, b in zip([*gathered, *sums], apart, strict=True))
     verdict = torch.tensor([same], dtype=torch.int32)
