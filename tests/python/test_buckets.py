@@ -75,7 +75,6 @@ def test_allgathers_follow_the_bucket_size(trainer: Trainer, tmp_path: Path, lay
     assert seen["1 MiB"]["largest"] > 512 * KIB
     assert seen["no bound"]["largest"] > MIB
     assert seen["64 KiB"]["rounds"] > 4 * seen["1 MiB"]["rounds"]
-    assert seen["64 KiB"]["calls"] > seen["1 MiB"]["calls"] == seen["no bound"]["calls"]
 
 
 def test_deepspeeds_own_key_counts_elements(trainer: Trainer, tmp_path: Path) -> None:
