@@ -14,13 +14,13 @@ from harness import training
 # "micro_steps", "zero_init", "checkpointing", "model" of this module.
 SCENARIOS: dict[str, dict[str, Any]] = {
     "prefetch": {"zero": {"stage3_prefetch_bucket_size": 20_000}},
-    "no prefetch": {"zero": {"stage3_prefetch_bucket_size": 0}},
     "persistence": {"zero": {"stage3_param_persistence_threshold": 8000}},
-    "all released": {"zero": {"stage3_param_persistence_threshold": 0}},
+    "all released": {
+        "zero": {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
+    },
     "odd sizes": {"model": {"hidden_size": 44, "intermediate_size": 131, "vocab_size": 251}},
     "accumulation": {"config": {"gradient_accumulation_steps": 3}},
-    "separate gradients": {"zero": {"contiguous_gradients": False}},
-    "checkpointing": {"checkpointing": True},
+    "checkpointing": {"checkpointing": True, "zero": {"contiguous_gradients": False}},
     "zero.Init": {"zero_init": True},
     "two engines": {"engines": 2},
     "bf16": {"config": {"bf16": {"enabled": True}}},
