@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import settings
+from deepspeed_smddp import backend, settings
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.tune import cache, ds_config
 from deepspeed_smddp.tune.choice import SMDDP_KEYS, Choice, Curve, choose
@@ -48,7 +48,10 @@ def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
     if not open_keys or group.size() < 2:
         return None
     began = time.perf_counter()
+    counted = backend.statistics()
     curve, source = find(group)
+    if not counted:
+        backend.reset_statistics()  # what follows is training
     _choice = choose(curve, ds_config.element_size(config))
     settings.set_measured({key: getattr(_choice, key) for key in SMDDP_KEYS})
     _say(_choice, open_keys, f"{source} in {time.perf_counter() - began:.2f} s")

@@ -48,9 +48,6 @@ def hook_deepspeed(deepspeed: Any) -> None:
         return
     deepspeed.initialize = _before(deepspeed.initialize, _at_initialize)
     init_type.__init__ = _before(init_type.__init__, _at_zero_init)
-    auto.install(deepspeed)
-    gather.install(deepspeed)
-    reduce.install(deepspeed)
     wrapped = _init_distributed(init_distributed)
     for module in (
         deepspeed,
@@ -60,6 +57,8 @@ def hook_deepspeed(deepspeed: Any) -> None:
     ):
         if getattr(module, "init_distributed", None) is init_distributed:
             module.init_distributed = wrapped
+    for feature in (auto, gather, reduce):
+        feature.install(deepspeed)
 
 
 def hook_accelerate(module: Any) -> None:
