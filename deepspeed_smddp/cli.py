@@ -69,6 +69,39 @@ def doctor(
     raise typer.Exit(int(failed))
 
 
+@app.command()
+def tune(
+    ds_config: Annotated[
+        Path, typer.Option("--ds-config", exists=True, dir_okay=False, help="A ZeRO-3 config.")
+    ],
+    write: Annotated[
+        Optional[Path],  # noqa: UP045 (as above)
+        typer.Option("--write", dir_okay=False, help="Where to write it with the sizes filled in."),
+    ] = None,
+) -> None:
+    """Measure the network of a job and choose the bucket sizes that a ZeRO-3 config leaves open.
+
+    Start it as the job is started: torchrun --nproc-per-node 8 --no-python smddp tune ...
+    """
+    from deepspeed_smddp.tune import command
+
+    console = Console()
+    try:
+        tuned = command.run(ds_config)
+    except (SmddpConfigError, ImportError) as error:
+        console.print(Text(f"failed  {error}", _STYLES["failed"]))
+        raise typer.Exit(1) from None
+    if tuned.rank != 0:
+        return
+    table = Table("key", "value", "why", box=None, padding=(0, 2, 0, 0))
+    for key in tuned.open_keys:
+        table.add_row(key, str(getattr(tuned.choice, key) or "auto"), tuned.choice.why[key])
+    console.print(table if tuned.open_keys else Text("The config leaves no size open."))
+    if write is not None:
+        command.write(tuned, write)
+        console.print(Text(f"Written to {write}."))
+
+
 def main() -> None:
     """The console script."""
     app()

@@ -216,6 +216,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("LOG_LEVEL", "warning", "error, warning, info or debug", in_core=True),
     Variable("AUTOLOAD", "1", "0: do not register the backend at the end of import torch"),
     Variable("DEEPSPEED_HOOK", "1", '0: do not read "comm_backend" from a DeepSpeed config'),
+    Variable("ZERO_PATHS", "1", "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies"),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -62,6 +62,7 @@ class Settings:
     section: SmddpConfig
     sources: Mapping[str, str]
     zero_allgather_elements: int = 0  # zero_optimization.allgather_bucket_size; 0: not set
+    measured: Mapping[str, int] = field(default_factory=dict)  # what "auto" stands for; 0: no bound
 
     def source(self, key: str) -> str:
         """``default``, ``ds_config``, ``configure()`` or the environment variable's name."""
@@ -73,18 +74,28 @@ class Settings:
             return given
         return timedelta(seconds=self.section.timeout_seconds)
 
+    def exceeds_allgather(self, size: int, elements: int) -> bool:
+        """Whether an AllGather with that output, in bytes and elements, is above a bound."""
+        bucket = self._bytes("allgather_bucket_size")
+        return 0 < bucket < size or 0 < self.zero_allgather_elements < elements
+
     def core_options(self) -> dict[str, Any]:
         """Keyword arguments of ``_C.configure``; of two bounds on AllGather the smaller holds."""
         section = self.section
         return {
-            "allgather_bucket_bytes": _bytes(section.allgather_bucket_size),
+            "allgather_bucket_bytes": self._bytes("allgather_bucket_size"),
             "allgather_bucket_elements": self.zero_allgather_elements,
-            "reduce_scatter_bucket_bytes": _bytes(section.reduce_scatter_bucket_size),
+            "reduce_scatter_bucket_bytes": self._bytes("reduce_scatter_bucket_size"),
             "reduce_precision_fp32": section.reduce_precision == "fp32",
             "fallback": section.fallback,
         }
 
+    def _bytes(self, key: str) -> int:
+        bucket = getattr(self.section, key)
+        return bucket if isinstance(bucket, int) else self.measured.get(key, 0)
 
+
+_measured: Mapping[str, int] = {}
 _file: tuple[SmddpConfig, str, int] = (SmddpConfig(), DS_CONFIG, 0)
 _applied: Settings | None = None
 _warned: set[str] = set()
@@ -105,7 +116,7 @@ def resolve(
         if variable.key is not None and text:
             values[variable.key] = parse_variable(variable, text)
             sources[variable.key] = variable.environment_name
-    return Settings(parse_section(nested(values)), sources, zero_allgather_elements)
+    return Settings(parse_section(nested(values)), sources, zero_allgather_elements, _measured)
 
 
 def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys: Any) -> Settings:
@@ -136,6 +147,13 @@ def set_file(
     settings = resolve(section, source, zero_allgather_elements)  # raises before anything changes
     _file = (section, source, zero_allgather_elements)
     return apply(force=settings != _applied)
+
+
+def set_measured(values: Mapping[str, int]) -> Settings:
+    """Says what "auto" stands for, by key of the section, in bytes (0: no bound)."""
+    global _measured
+    _measured = dict(values)
+    return apply(force=current() != _applied)
 
 
 def current() -> Settings:
@@ -188,7 +206,3 @@ def warn_once(key: str, message: str) -> None:
     if key not in _warned and os.environ.get("RANK", "0") == "0":
         logger.warning(message)
     _warned.add(key)
-
-
-def _bytes(bucket: int | str) -> int:
-    return bucket if isinstance(bucket, int) else 0

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.zero import comm_backend, ds_config, sharding
+from deepspeed_smddp.zero import auto, comm_backend, ds_config, gather, reduce, sharding
 
 OLDEST_DEEPSPEED = (0, 14)
 NEWEST_DEEPSPEED = (0, 19)
@@ -58,6 +58,8 @@ def hook_deepspeed(deepspeed: Any) -> None:
     ):
         if getattr(module, "init_distributed", None) is init_distributed:
             module.init_distributed = wrapped
+    for feature in (auto, gather, reduce):
+        feature.install(deepspeed)
 
 
 def hook_accelerate(module: Any) -> None:
@@ -99,16 +101,20 @@ def _at_initialize(arguments: dict[str, Any]) -> None:
         for name in ("distributed_port", "dist_init_required")
         if arguments.get(name) is not None
     }
+    config = ds_config.of_initialize(arguments)
     comm_backend.fulfil(
-        comm_backend.parse(ds_config.of_initialize(arguments)),
+        comm_backend.parse(config),
         make_group=arguments.get("dist_init_required") is not False,
         **init,
     )
+    auto.choose(config)
 
 
 def _at_zero_init(arguments: dict[str, Any]) -> None:
     config = arguments.get("config_dict_or_path")
-    comm_backend.fulfil(comm_backend.parse(arguments.get("config") if config is None else config))
+    config = arguments.get("config") if config is None else config
+    comm_backend.fulfil(comm_backend.parse(config))
+    auto.choose(config)
 
 
 def _at_training_arguments(arguments: dict[str, Any]) -> None:

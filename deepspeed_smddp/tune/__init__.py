@@ -1,0 +1,1 @@
+"""From a measured network to bucket sizes: what ``"auto"`` means."""

@@ -1,0 +1,143 @@
+"""Bucket sizes from a measured curve: a pure function.
+
+The rules, each for what its key is for:
+
+- An AllGather is cut so that early parameters can be used early, hence into the smallest pieces
+  that are still carried at nearly the full rate.
+- A ReduceScatter has nothing to use early: it is cut only where large ones were slower.
+- Gradients are collected until a reduction runs at nearly the full rate, a few times over: the
+  backward pass stands still meanwhile, so each further one costs a start-up.
+- ZeRO-3 prefetches a few pieces, and at least what takes :data:`AHEAD_SECONDS`: with less in flight
+  the network is idle whenever a layer computes.
+- A parameter that the network carries in less than one start-up (n_1/2 = latency x rate of
+  Hockney's model, Parallel Computing 20, 1994) is not worth partitioning: it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+# What counts as nearly the full rate.
+NEARLY = 0.9
+AHEAD_PIECES = 4
+AHEAD_SECONDS = 0.02
+SMALLEST_BUCKET = 64 << 10  # bytes
+# DeepSpeed's own defaults (elements) bound what is chosen here from above.
+LARGEST_PREFETCH = 50_000_000
+LARGEST_REDUCE = 500_000_000
+LARGEST_PERSISTENT = 100_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured size: bytes of all ranks' blocks together, seconds from call to end."""
+
+    size: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.size / self.seconds
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one group measured, per collective in ascending order of size."""
+
+    allgather: tuple[Point, ...]
+    reduce_scatter: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values for the keys that may hold "auto"; bytes for smddp's, elements for DeepSpeed's.
+
+    0 for ``reduce_scatter_bucket_size`` means no bound. ``why`` has a phrase per key.
+    """
+
+    allgather_bucket_size: int
+    reduce_scatter_bucket_size: int
+    stage3_prefetch_bucket_size: int
+    stage3_param_persistence_threshold: int
+    reduce_bucket_size: int
+    why: Mapping[str, str] = field(default_factory=dict)
+
+
+SMDDP_KEYS = ("allgather_bucket_size", "reduce_scatter_bucket_size")
+ZERO_KEYS = (
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "reduce_bucket_size",
+)
+
+
+def choose(curve: Curve, element_size: int = 2) -> Choice:
+    """The sizes for a network with this curve and parameters of ``element_size`` bytes.
+
+    Raises:
+        ValueError: a collective was measured at fewer than two sizes.
+    """
+    gather, best_gather = _knee(curve.allgather)
+    reduce, best_reduce = _knee(curve.reduce_scatter)
+    latency = curve.allgather[0].seconds
+    bucket = max(SMALLEST_BUCKET, gather.size)
+    largest = curve.reduce_scatter[-1]
+    bounded = largest.rate < NEARLY * best_reduce.rate
+    scatter = max(SMALLEST_BUCKET, reduce.size) if bounded else 0
+    ahead = max(AHEAD_PIECES * bucket, int(AHEAD_SECONDS * best_gather.rate))
+    prefetch = min(LARGEST_PREFETCH, ahead // element_size)
+    collected = min(LARGEST_REDUCE, AHEAD_PIECES * reduce.size // element_size)
+    half = latency * best_gather.rate
+    persistent = min(LARGEST_PERSISTENT, int(half) // element_size)
+    return Choice(
+        bucket,
+        scatter,
+        prefetch,
+        persistent,
+        collected,
+        {
+            "allgather_bucket_size": (
+                f"{_bytes(gather.size)} is the smallest AllGather at {NEARLY:.0%} of the "
+                f"{_rate(best_gather)} seen at {_bytes(best_gather.size)}"
+            ),
+            "reduce_scatter_bucket_size": (
+                f"{_rate(best_reduce)} at {_bytes(best_reduce.size)}, but {_rate(largest)} at "
+                f"{_bytes(largest.size)}"
+                if bounded
+                else f"no bound: {_bytes(largest.size)} runs at {_rate(largest)}, "
+                f"near the best, {_rate(best_reduce)}"
+            ),
+            "stage3_prefetch_bucket_size": (
+                f"{AHEAD_PIECES} pieces of {_bytes(bucket)}, and at least "
+                f"{AHEAD_SECONDS * 1e3:.0f} ms at {_rate(best_gather)}"
+            ),
+            "stage3_param_persistence_threshold": (
+                f"a start-up takes {latency * 1e6:.0f} us, in which {_bytes(int(half))} travel"
+            ),
+            "reduce_bucket_size": (
+                f"{AHEAD_PIECES} times {_bytes(reduce.size)}, the smallest ReduceScatter at "
+                f"{NEARLY:.0%} of {_rate(best_reduce)}"
+            ),
+        },
+    )
+
+
+def _knee(points: Sequence[Point]) -> tuple[Point, Point]:
+    """The smallest size that is carried at nearly the best rate, and the size that has that."""
+    if len(points) < 2:
+        raise ValueError("a curve needs at least two sizes")
+    best = max(points, key=lambda point: point.rate)
+    return next(point for point in points if point.rate >= NEARLY * best.rate), best
+
+
+def _bytes(size: int) -> str:
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size} B"
+
+
+def _rate(point: Point) -> str:
+    return f"{point.rate / 1e9:.3g} GB/s"

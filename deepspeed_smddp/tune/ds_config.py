@@ -1,0 +1,63 @@
+"""What a DeepSpeed config leaves open to ``"auto"``, and filling it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepspeed_smddp.config import SECTION
+from deepspeed_smddp.tune.choice import SMDDP_KEYS, ZERO_KEYS, Choice
+
+_ZERO = "zero_optimization"
+# The names that DeepSpeed takes for the same key.
+_ALSO = {
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
+    "stage3_param_persistence_threshold": "param_persistence_threshold",
+}
+
+
+def open_keys(config: Mapping[str, Any]) -> list[str]:
+    """Keys of a ZeRO-3 config that are absent or "auto"; none where it is not ZeRO-3's."""
+    zero = config.get(_ZERO)
+    if not isinstance(zero, Mapping) or zero.get("stage") != 3:
+        return []
+    section = config.get(SECTION)
+    ours = section if isinstance(section, Mapping) else {}
+    return [
+        *(key for key in SMDDP_KEYS if ours.get(key, "auto") == "auto"),
+        *(
+            key
+            for key in ZERO_KEYS
+            if zero.get(key, zero.get(_ALSO.get(key, ""), "auto")) == "auto"
+        ),
+    ]
+
+
+def element_size(config: Mapping[str, Any]) -> int:
+    """Bytes of a parameter's element as it travels."""
+    for key in ("bf16", "bfloat16", "fp16"):
+        section = config.get(key)
+        if isinstance(section, Mapping) and section.get("enabled") in (True, "auto"):
+            return 2
+    return 4
+
+
+def fill_zero(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
+    """A copy of the config whose open keys of "zero_optimization" hold what was chosen."""
+    open_ones = [key for key in open_keys(config) if key in ZERO_KEYS]
+    if not open_ones:
+        return dict(config)
+    zero = {**config[_ZERO], **{key: getattr(choice, key) for key in open_ones}}
+    for key in open_ones:
+        zero.pop(_ALSO.get(key, ""), None)  # it held "auto"
+    return {**config, _ZERO: zero}
+
+
+def fill(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
+    """The same, and the open keys of the "smddp" section.
+
+    No bound is written as "auto": nothing else says so.
+    """
+    ours = {key: getattr(choice, key) or "auto" for key in SMDDP_KEYS if key in open_keys(config)}
+    filled = fill_zero(config, choice)
+    return {**filled, SECTION: {**filled.get(SECTION, {}), **ours}} if ours else filled

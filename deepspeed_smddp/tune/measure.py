@@ -1,0 +1,81 @@
+"""Measures AllGather and ReduceScatter of a group, in under two seconds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_smddp.tune.choice import Curve, Point
+
+SIZES = tuple(4096 << (2 * i) for i in range(7))  # bytes of all ranks' blocks: 4 KiB to 16 MiB
+BUDGET_SECONDS = 1.2
+_PER_SIZE_SECONDS = 0.03
+_REPETITIONS = (3, 15)
+
+_Call = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], None]
+
+
+def measure(group: dist.ProcessGroup, budget: float = BUDGET_SECONDS) -> Curve:
+    """The group's curve; collective, and equal on all ranks.
+
+    A size's time is the slowest rank's median. Sizes that would not fit the budget (seconds) are
+    left out, but never the two smallest.
+    """
+    gather: list[Point] = []
+    scatter: list[Point] = []
+    spent = 0.0
+    for size in SIZES:
+        expected = sum(points[-1].seconds for points in (gather, scatter) if points)
+        if len(gather) >= 2 and spent + 4 * expected * (1 + _REPETITIONS[0]) > budget:
+            break
+        for points, operation in ((gather, _gather), (scatter, _scatter)):
+            began = time.perf_counter()
+            seconds = _median(operation, size, group)
+            points.append(Point(_shard(size, group) * group.size(), seconds))
+            spent = _slowest(spent + time.perf_counter() - began, group)
+    return Curve(tuple(gather), tuple(scatter))
+
+
+def probe(group: dist.ProcessGroup, size: int) -> float:
+    """Seconds of one AllGather of ``size`` bytes of output, as :func:`measure` counts them."""
+    return _median(_gather, size, group)
+
+
+def _median(operation: _Call, size: int, group: dist.ProcessGroup) -> float:
+    shard = _shard(size, group)
+    small = torch.zeros(shard // 2, dtype=torch.bfloat16)
+    large = torch.zeros(shard // 2 * group.size(), dtype=torch.bfloat16)
+    first = _time(operation, small, large, group)
+    first = _slowest(first, group)
+    repetitions = min(max(int(_PER_SIZE_SECONDS / first), _REPETITIONS[0]), _REPETITIONS[1])
+    times = sorted(_time(operation, small, large, group) for _ in range(repetitions))
+    return _slowest(times[len(times) // 2], group)
+
+
+def _time(
+    operation: _Call, small: torch.Tensor, large: torch.Tensor, group: dist.ProcessGroup
+) -> float:
+    began = time.perf_counter()
+    operation(small, large, group)
+    return max(1e-9, time.perf_counter() - began)
+
+
+def _gather(small: torch.Tensor, large: torch.Tensor, group: dist.ProcessGroup) -> None:
+    group.allgather_into_tensor_coalesced([large], [small]).wait()
+
+
+def _scatter(small: torch.Tensor, large: torch.Tensor, group: dist.ProcessGroup) -> None:
+    group.reduce_scatter_tensor_coalesced([small], [large]).wait()
+
+
+def _slowest(seconds: float, group: dist.ProcessGroup) -> float:
+    value = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
+    return float(value.item())
+
+
+def _shard(size: int, group: dist.ProcessGroup) -> int:
+    return max(64, size // group.size() // 64 * 64)

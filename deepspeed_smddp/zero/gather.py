@@ -1,0 +1,199 @@
+"""ZeRO-3's AllGathers without copies: shards go straight into the parameters' own memory.
+
+DeepSpeed gathers a bucket of parameters into one flat tensor, with a ``cat`` before (the shards)
+and one per parameter after. Here each parameter gets its memory first, and AllGathers fill it: one
+for each large parameter, coalesced ones for the small. The persistent parameters, which DeepSpeed
+gathers one by one after each step, go the same way. Bits and memory are those of DeepSpeed's path,
+which still serves what :func:`_direct` leaves to it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from deepspeed_smddp import settings
+from deepspeed_smddp.zero import groups
+
+FEATURE = "gather"
+
+# Output bytes up to which parameters travel together; a larger one travels alone. Between hosts the
+# bytes of one tensor land where they belong, those of several go through messages: on two hosts
+# with a link of 1 Gbit/s, 12 tensors of 16 MiB together took 138 ms in one operation, 72 ms in
+# operations of this size, and 72 ms as one tensor.
+_TOGETHER = 256 << 10
+
+# The parameter that began the group's latest bucket: the backward pass walks towards smaller ids.
+_latest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+
+class Piece:
+    """One AllGather under way, and the parameters that it fills."""
+
+    def __init__(self, sources: Sequence[tuple[Any, torch.Tensor]], group: Any) -> None:
+        self.params = [param for param, _ in sources]
+        shards = [shard for _, shard in sources]
+        self._memory = [torch.empty(s.numel() * group.size(), dtype=s.dtype) for s in shards]
+        self._work = group.allgather_into_tensor_coalesced(self._memory, shards)
+        self._done = False
+
+    def wait(self, handle_dependency: bool = True) -> None:
+        """Returns once the parameters can be used, or raises the AllGather's error."""
+        if self._done:
+            return
+        self._work.wait()
+        for param, memory in zip(self.params, self._memory, strict=True):
+            param.data = memory.narrow(0, 0, param.ds_numel).view(param.ds_shape)
+            param.ds_status = type(param.ds_status).AVAILABLE
+        self._memory.clear()  # a parameter's memory goes when DeepSpeed releases it
+        self._done = True
+
+
+class Gathering:
+    """The pieces of one call. :meth:`of` lets the caller wait for one parameter only."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        self._piece_of = {param.ds_id: piece for piece in pieces for param in piece.params}
+
+    def of(self, param: Any) -> Piece:
+        """The piece that brings ``param``."""
+        return self._piece_of[param.ds_id]
+
+    def wait(self, handle_dependency: bool = True) -> None:
+        """Waits for all parameters."""
+        for piece in self._pieces:
+            piece.wait()
+
+
+def install(deepspeed: Any) -> None:
+    """Puts this module's path in front of DeepSpeed's; what it does not serve goes on as before."""
+    zero = deepspeed.runtime.zero
+    init = zero.partition_parameters.Init
+    registry = zero.partitioned_param_coordinator.InflightParamRegistry
+    for owner, name in (
+        (init, "_convert_to_deepspeed_param"),
+        (init, "_allgather_params_coalesced"),
+        (registry, "__setitem__"),
+    ):
+        if not callable(getattr(owner, name, None)):
+            return  # a DeepSpeed of another kind; private_parts says so when it matters
+    _wrap(init, "_convert_to_deepspeed_param", _convert)
+    _wrap(init, "_allgather_params_coalesced", _gather_at_once)
+    _wrap(registry, "__setitem__", _remember_piece)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def _convert(original: Callable[..., None], init: Any, param: Any) -> None:
+    original(init, param)
+    theirs = param.all_gather_coalesced
+
+    def all_gather_coalesced(
+        params: Iterable[Any], safe_mode: bool = False, quantize: bool = False
+    ) -> Any:
+        params = sorted(params, key=lambda p: p.ds_id)  # alike on all ranks
+        if safe_mode or quantize or init.allgather_sequential or not _direct(init, params, True):
+            return theirs(params, safe_mode=safe_mode, quantize=quantize)
+        init._ensure_availability_of_partitioned_params(params)
+        for param in params:
+            if param.ds_status is not type(param.ds_status).NOT_AVAILABLE:
+                raise RuntimeError(f"smddp: to be gathered, but not released: {param.ds_summary()}")
+        return _start(init, params, hpz=True)
+
+    param.all_gather_coalesced = all_gather_coalesced
+
+
+def _gather_at_once(
+    original: Callable[..., None],
+    init: Any,
+    param_list: Sequence[Any],
+    hierarchy: int = 0,
+    quantize: bool = False,
+) -> None:
+    # The persistent parameters after a step, and those of zero.GatheredParameters.
+    if quantize or not _direct(init, param_list, False):
+        original(init, param_list, hierarchy, quantize)
+    else:
+        _start(init, param_list, hpz=False).wait()
+
+
+def _remember_piece(original: Callable[..., None], registry: Any, param: Any, handle: Any) -> None:
+    original(registry, param, handle.of(param) if isinstance(handle, Gathering) else handle)
+
+
+def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
+    """Whether these parameters can be gathered here: plain shards on the CPU, in groups of ours."""
+    if not params or init.use_all_reduce_for_fetch_params or not _computes_on_cpu():
+        return False
+    if any(
+        hasattr(param.ds_tensor, "ds_quant_scale")
+        or not param.ds_tensor.is_cpu
+        or getattr(param, "comm_dtype", param.ds_tensor.dtype) != param.ds_tensor.dtype
+        for param in params
+    ):
+        return False
+    seen = {id(group): group for group in (_source(init, param, hpz)[0] for param in params)}
+    return all(groups.serves(group, FEATURE) for group in seen.values())
+
+
+def _computes_on_cpu() -> bool:
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.comm import comm
+
+    # Its log knows deepspeed.comm's operations only: who asks for it gets those.
+    return get_accelerator().device_name() == "cpu" and not comm.comms_logger.enabled
+
+
+def _source(init: Any, param: Any, hpz: bool) -> tuple[Any, torch.Tensor]:
+    """The group and this rank's shard that a parameter is gathered from."""
+    if hpz and init.zero_param_process_group is not None and param.ds_secondary_tensor is not None:
+        return init.zero_param_process_group, param.ds_secondary_tensor
+    return groups.resolve(init.get_partition_dp_group(param)), param.ds_tensor
+
+
+def _start(init: Any, params: Sequence[Any], hpz: bool) -> Gathering:
+    by_group: dict[int, tuple[Any, list[tuple[Any, torch.Tensor]]]] = {}
+    for param in params:
+        group, shard = _source(init, param, hpz)
+        by_group.setdefault(id(group), (group, []))[1].append((param, shard.view(-1)))
+        param.ds_status = type(param.ds_status).INFLIGHT
+    return Gathering(
+        [
+            Piece(piece, group)
+            for group, found in by_group.values()
+            for piece in _pieces(found, group)
+        ]
+    )
+
+
+def _pieces(found: list[Any], group: Any) -> Iterator[list[Any]]:
+    """Cuts a bucket, in the order of use, into what is gathered by one operation each."""
+    first, last = found[0][0].ds_id, found[-1][0].ds_id
+    if last < _latest.get(group, last):
+        found = found[::-1]
+    _latest[group] = first
+    current = settings.apply()
+    piece: list[Any] = []
+    size = elements = 0
+    for param, shard in found:
+        count = shard.numel() * group.size()
+        size += count * shard.element_size()
+        elements += count
+        if piece and (size > _TOGETHER or current.exceeds_allgather(size, elements)):
+            yield piece
+            piece, size, elements = [], count * shard.element_size(), count
+        piece.append((param, shard))
+    yield piece

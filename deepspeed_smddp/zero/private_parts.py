@@ -1,0 +1,114 @@
+"""Whether DeepSpeed's private functions, where this package steps in, are the ones that were read.
+
+A replacement rests on what the functions around it do. Each feature names those, with a digest of
+the source that was read; where one differs, DeepSpeed's own path stays and a sentence says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+import os
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+
+from deepspeed_smddp import settings
+
+SWITCH = "SMDDP_ZERO_PATHS"
+
+_PARAMETERS = "deepspeed.runtime.zero.partition_parameters"
+_REGISTRY = "deepspeed.runtime.zero.partitioned_param_coordinator:InflightParamRegistry"
+_COORDINATOR = (
+    "deepspeed.runtime.zero.partitioned_param_coordinator:PartitionedParameterCoordinator"
+)
+_STAGE3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+_COLLECTIVES = "deepspeed.runtime.comm.coalesced_collectives"
+
+# Feature -> module:name -> digest of its source in DeepSpeed 0.19.8.
+_READ: Mapping[str, Mapping[str, str]] = {
+    "gather": {
+        f"{_PARAMETERS}:AllGatherCoalescedHandle": "349a5baf86c73afb",
+        f"{_PARAMETERS}:Init._convert_to_deepspeed_param": "08e0dcc2cd2c8c43",
+        f"{_PARAMETERS}:Init._all_gather": "6c7d45f27b4434c9",
+        f"{_PARAMETERS}:Init._allgather_params_coalesced": "3d805b76dca150c0",
+        _REGISTRY: "ad3b30d33f25afa6",
+        f"{_COORDINATOR}._fetch_sub_module_impl": "3b7a773294fdaccc",
+        f"{_COORDINATOR}.__all_gather_params_": "bd65ca6be1540d54",
+    },
+    "reduce": {
+        f"{_COLLECTIVES}:reduce_scatter_coalesced": "77ff474e10e5bad0",
+        f"{_STAGE3}.__reduce_and_partition_ipg_grads": "42588ce89bf07fe6",
+        f"{_STAGE3}.__avg_scatter_grads": "25adf1fd35aeb308",
+        f"{_STAGE3}.partition_grads": "5be6076a43776b4e",
+    },
+}
+_CONSEQUENCE = {
+    "gather": "ZeRO-3 gathers parameters the way DeepSpeed does, with copies",
+    "reduce": "ZeRO-3 reduces gradients the way DeepSpeed does, with copies",
+}
+
+
+@cache
+def known(feature: str) -> bool:
+    """Whether ``feature`` may step in; where not, the first question logs why."""
+    if not switched_on():
+        return False
+    reason = refusal(feature)
+    if reason is not None:
+        step_back(feature, reason)
+    return reason is None
+
+
+def switched_on() -> bool:
+    """False where ``SMDDP_ZERO_PATHS=0`` asks for DeepSpeed's own paths."""
+    return os.environ.get(SWITCH) != "0"
+
+
+def refusal(feature: str) -> str | None:
+    """The first thing about this DeepSpeed that is not as it was read, or None."""
+    for place, read in _READ[feature].items():
+        module, _, name = place.partition(":")
+        try:
+            found = digest(module, name)
+        except (ImportError, OSError, LookupError, SyntaxError):
+            return f"this DeepSpeed has no {place.replace(':', '.')} whose source can be read"
+        if found != read:
+            return f"{place.replace(':', '.')} of this DeepSpeed is not one this package knows"
+    return None
+
+
+def step_back(feature: str, reason: str) -> None:
+    """Says, once, why ``feature`` leaves the work to DeepSpeed."""
+    settings.warn_once(
+        f"zero {feature}", f"smddp: {_CONSEQUENCE[feature]}, as {reason}; the results are the same"
+    )
+
+
+def digest(module: str, name: str) -> str:
+    """Of the source of a class or function of a module, comments and indentation left out.
+
+    Raises:
+        ImportError: there is no such module.
+        OSError: its source is not at hand.
+        LookupError: there is no such name in it.
+    """
+    text, tree = _parsed(module)
+    body, first, last = tree.body, 0, 0
+    for part in name.split("."):
+        for node in body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == part:
+                body, first, last = node.body, node.lineno, node.end_lineno or node.lineno
+                break
+        else:
+            raise LookupError(f"{module} has no {name}")
+    lines = (line.strip() for line in text.splitlines()[first - 1 : last])
+    kept = "\n".join(line for line in lines if line and not line.startswith("#"))
+    return hashlib.sha256(kept.encode()).hexdigest()[:16]
+
+
+@cache
+def _parsed(module: str) -> tuple[str, ast.Module]:
+    text = inspect.getsource(import_module(module))
+    return text, ast.parse(text)

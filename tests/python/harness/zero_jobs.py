@@ -1,0 +1,118 @@
+"""Trains tiny models with ZeRO-3 in many configurations: what each rank's bits and counters are."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import Any
+
+from harness import layout as layouts
+from harness import training
+
+# What a scenario changes: the section "zero_optimization", the rest of the config, and "engines",
+# "micro_steps", "zero_init", "checkpointing", "model" of this module.
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "prefetch": {"zero": {"stage3_prefetch_bucket_size": 20_000}},
+    "persistence": {"zero": {"stage3_param_persistence_threshold": 8000}},
+    "all released": {
+        "zero": {"stage3_param_persistence_threshold": 0, "stage3_prefetch_bucket_size": 0}
+    },
+    "odd sizes": {"model": {"hidden_size": 44, "intermediate_size": 131, "vocab_size": 251}},
+    "accumulation": {"config": {"gradient_accumulation_steps": 3}},
+    "checkpointing": {"checkpointing": True, "zero": {"contiguous_gradients": False}},
+    "zero.Init": {"zero_init": True},
+    "two engines": {"engines": 2},
+    "bf16": {"config": {"bf16": {"enabled": True}}},
+    "fp32 on the wire": {
+        "config": {"bf16": {"enabled": True}, "communication_data_type": "fp32"},
+    },
+    "optimizer offload": {"zero": {"offload_optimizer": {"device": "cpu"}}},
+    "sequential": {"zero": {"stage3_allgather_sequential": True}},
+    "hpZ": {"zero": {"zero_hpz_partition_size": 2}},
+}
+
+
+def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
+    """Runs the job's scenarios one after the other in one process group."""
+    import torch
+    import torch.distributed as dist
+
+    from harness.world import rank_environment
+
+    os.environ.update(rank_environment(job["layout"], rank, port))
+    os.environ["LOCAL_RANK"] = str(layouts.local_rank(job["layout"], rank))
+    os.environ.update(job.get("env", {}))
+    torch.set_num_threads(1)
+    results = {}
+    for name in job["scenarios"]:
+        results[name] = run({**SCENARIOS.get(name, {}), **job.get("changes", {})})
+    dist.destroy_process_group()
+    return results
+
+
+def run(scenario: dict[str, Any]) -> dict[str, Any]:
+    """Losses, a digest of the trained parameters and the counters of this rank."""
+    import deepspeed
+    import torch
+    import torch.distributed as dist
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    import deepspeed_smddp
+    from deepspeed_smddp.tune import startup
+
+    config = training.config("smddp", "fp32")
+    config["zero_optimization"] |= scenario.get("zero", {})
+    config |= scenario.get("config", {})
+    config["smddp"] = scenario.get("smddp", {})
+    model_config = GPTNeoXConfig(**{**training.MODEL, **scenario.get("model", {})}, use_cache=False)
+    engines = []
+    for seed in range(scenario.get("engines", 1)):
+        torch.manual_seed(seed)
+        scope = (
+            deepspeed.zero.Init(config_dict_or_path=config)
+            if scenario.get("zero_init")
+            else contextlib.nullcontext()
+        )
+        with scope:
+            model = GPTNeoXForCausalLM(model_config)
+        if scenario.get("checkpointing"):
+            model.gradient_checkpointing_enable()
+        engine, *_ = deepspeed.initialize(
+            model=model, model_parameters=model.parameters(), config=config
+        )
+        engines.append(engine)
+    deepspeed_smddp.reset_statistics()
+    losses = []
+    steps = training.STEPS * config["gradient_accumulation_steps"]
+    for step in range(steps):
+        random = torch.Generator().manual_seed(100 * step + dist.get_rank())
+        tokens = torch.randint(0, 64, (2, 33), generator=random)
+        for engine in engines:
+            loss = engine(input_ids=tokens, labels=tokens).loss
+            engine.backward(loss)
+            engine.step()
+            losses.append(loss.item())
+    rows = [dict(row) for row in deepspeed_smddp.statistics()]
+    state = hashlib.sha256()
+    for engine in engines:
+        for param in engine.module.parameters():
+            with deepspeed.zero.GatheredParameters([param]):
+                state.update(param.detach().float().numpy().tobytes())
+        engine.destroy()
+    choice = startup.current()
+    return {
+        "losses": losses,
+        "state": state.hexdigest(),
+        "statistics": rows,
+        "choice": None if choice is None else dict(vars(choice)),
+        "zero": {
+            key: getattr(engines[0]._config.zero_config, key)
+            for key in ("reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold")
+        },
+    }
+
+
+def serve() -> None:
+    """Answers jobs, each a list of scenarios."""
+    training.serve(rank_main)

@@ -1,0 +1,172 @@
+"""What "auto" becomes: the choice from invented curves, configs, the cache, real measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepspeed_smddp.tune import cache, ds_config
+from deepspeed_smddp.tune.choice import (
+    LARGEST_PERSISTENT,
+    LARGEST_PREFETCH,
+    SMALLEST_BUCKET,
+    Choice,
+    Curve,
+    Point,
+    choose,
+)
+
+SIZES = [4096 << (2 * i) for i in range(7)]
+
+
+def line(latency: float, rate: float, sizes: list[int] = SIZES) -> tuple[Point, ...]:
+    """Hockney's model: latency in seconds, rate in bytes per second."""
+    return tuple(Point(size, latency + size / rate) for size in sizes)
+
+
+def chosen(latency: float, rate: float, element_size: int = 2) -> Choice:
+    return choose(Curve(line(latency, rate), line(latency, rate)), element_size)
+
+
+latencies = st.floats(1e-6, 1e-2)
+rates = st.floats(1e6, 1e12)
+
+
+@given(latencies, rates, st.floats(1, 100))
+def test_slower_starts_never_make_smaller_pieces(latency: float, rate: float, by: float) -> None:
+    quick, slow = chosen(latency, rate), chosen(latency * by, rate)
+    assert slow.allgather_bucket_size >= quick.allgather_bucket_size
+    assert slow.reduce_bucket_size >= quick.reduce_bucket_size
+
+
+@given(latencies, rates, st.sampled_from([2, 4]))
+def test_every_choice_is_one_that_deepspeed_takes(
+    latency: float, rate: float, element_size: int
+) -> None:
+    choice = chosen(latency, rate, element_size)
+    assert choice.allgather_bucket_size >= SMALLEST_BUCKET
+    assert choice.reduce_scatter_bucket_size == 0, "longer was never slower"
+    assert 0 < choice.stage3_prefetch_bucket_size <= LARGEST_PREFETCH
+    assert 0 <= choice.stage3_param_persistence_threshold <= LARGEST_PERSISTENT
+    assert choice.reduce_bucket_size > 0
+    assert set(choice.why) == {*ds_config.SMDDP_KEYS, *ds_config.ZERO_KEYS}
+
+
+def test_a_piece_runs_at_nearly_the_full_rate() -> None:
+    latency, rate = 100e-6, 125e6  # 1 Gbit/s
+    bucket = chosen(latency, rate).allgather_bucket_size
+    # 0.9 of the rate at 9 latency x rate, 110 KiB; 16 MiB, the best seen, has almost all of it.
+    assert bucket == 256 << 10
+    assert bucket / (latency + bucket / rate) > 0.9 * rate
+
+
+def test_small_parameters_are_kept_where_they_cost_a_start() -> None:
+    choice = chosen(100e-6, 125e6)
+    assert choice.stage3_param_persistence_threshold == pytest.approx(
+        (100e-6 + 4096 / 125e6) * 125e6 / 2, rel=0.01
+    )
+
+
+def test_wider_elements_mean_fewer_of_them() -> None:
+    narrow, wide = chosen(50e-6, 1e9, 2), chosen(50e-6, 1e9, 4)
+    assert wide.allgather_bucket_size == narrow.allgather_bucket_size, "bytes"
+    assert wide.stage3_prefetch_bucket_size == narrow.stage3_prefetch_bucket_size // 2
+    assert wide.reduce_bucket_size == narrow.reduce_bucket_size // 2
+
+
+def test_reductions_are_cut_where_long_ones_leave_the_caches() -> None:
+    hump = (
+        *line(5e-6, 9e9, SIZES[:-1]),
+        Point(SIZES[-1], SIZES[-1] / 4e9),
+    )
+    choice = choose(Curve(hump, hump))
+    assert choice.reduce_scatter_bucket_size == choice.allgather_bucket_size == 1 << 20
+    assert "4 GB/s at 16 MiB" in choice.why["reduce_scatter_bucket_size"]
+
+
+def test_a_curve_of_one_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="two sizes"):
+        choose(Curve((Point(4096, 1e-5),), line(1e-5, 1e9)))
+
+
+CHOICE = Choice(1 << 20, 0, 2_000_000, 5000, 3_000_000, {})
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_other_stages_leave_nothing_open(stage: int) -> None:
+    config = {"zero_optimization": {"stage": stage, "reduce_bucket_size": "auto"}}
+    assert ds_config.open_keys(config) == []
+    assert ds_config.fill(config, CHOICE) == config
+
+
+def test_absent_and_auto_are_filled_in_and_the_rest_stays() -> None:
+    config: dict[str, Any] = {
+        "smddp": {"allgather_bucket_size": "auto", "fallback": "error"},
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": 77,
+            "overlap_comm": True,
+        },
+    }
+    before = json.dumps(config)
+    filled = ds_config.fill(config, CHOICE)
+    assert json.dumps(config) == before, "the caller's config was changed"
+    assert filled["smddp"] == {
+        "allgather_bucket_size": 1 << 20,
+        "reduce_scatter_bucket_size": "auto",
+        "fallback": "error",
+    }
+    assert filled["zero_optimization"] == {
+        "stage": 3,
+        "stage3_prefetch_bucket_size": 2_000_000,
+        "stage3_param_persistence_threshold": 77,
+        "reduce_bucket_size": 3_000_000,
+        "overlap_comm": True,
+    }
+
+
+def test_explicit_values_win_under_deepspeeds_second_names() -> None:
+    zero = {"stage": 3, "prefetch_bucket_size": 5, "param_persistence_threshold": "auto"}
+    filled = ds_config.fill_zero({"zero_optimization": zero}, CHOICE)["zero_optimization"]
+    assert filled == {
+        "stage": 3,
+        "prefetch_bucket_size": 5,
+        "stage3_param_persistence_threshold": 5000,
+        "reduce_bucket_size": 3_000_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [({}, 4), ({"bf16": {"enabled": True}}, 2), ({"fp16": {"enabled": False}}, 4)],
+)
+def test_element_size(config: dict[str, Any], size: int) -> None:
+    assert ds_config.element_size(config) == size
+
+
+def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    curve = Curve(line(1e-5, 1e9), line(2e-5, 1e9))
+    name = cache.topology("0", ["a", "a", "b"])
+    assert cache.load(name) is None
+    cache.store(name, curve)
+    assert cache.load(name) == curve
+    assert len(list(cache.directory().iterdir())) == 1
+    assert name != cache.topology("0", ["a", "b", "b"])
+    monkeypatch.setenv("SMDDP_FABRIC_INTERFACE", "eth7")
+    assert name != cache.topology("0", ["a", "a", "b"])
+    (cache.directory() / f"{name}.json").write_text('{"allgather": []}')
+    assert cache.load(name) is None
+
+
+def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    cache.store("name", Curve(line(1e-5, 1e9), line(1e-5, 1e9)))
+    assert cache.load("name") is None

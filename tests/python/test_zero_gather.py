@@ -1,0 +1,103 @@
+"""ZeRO-3 on smddp's own paths, without the copies, computes the bits that DeepSpeed's paths do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness.training import Trainer
+from harness.world import BACKEND
+from harness.zero_jobs import SCENARIOS
+
+pytestmark = [
+    pytest.mark.timeout(300, method="signal"),  # the first compiles an op of DeepSpeed
+    pytest.mark.skipif(BACKEND != "smddp", reason="needs smddp's own operations"),
+]
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Trainer]:
+    served = Trainer("harness.zero_jobs")
+    yield served
+    served.close()
+
+
+def train(
+    trainer: Trainer, layout: str, scenarios: list[str], ours: bool, **changes: Any
+) -> list[dict[str, Any]]:
+    return trainer.ask(
+        {
+            "layout": layout,
+            "limit": 200,
+            "scenarios": scenarios,
+            "env": {"SMDDP_ZERO_PATHS": str(int(ours))},
+            "changes": changes,
+        }
+    )
+
+
+def calls(result: dict[str, Any], collective: str) -> int:
+    return sum(row["calls"] for row in result["statistics"] if row["collective"] == collective)
+
+
+# hosts x ranks: 1x2, 3x1, 2x2
+@pytest.mark.parametrize(
+    ("layout", "scenarios"),
+    [
+        ("AA", list(SCENARIOS)),
+        ("ABC", ["odd sizes", "accumulation"]),
+        ("AABB", ["prefetch", "bf16"]),
+    ],
+    ids=["AA", "ABC", "AABB"],
+)
+def test_same_bits_as_deepspeeds_paths(trainer: Trainer, layout: str, scenarios: list[str]) -> None:
+    ours = train(trainer, layout, scenarios, ours=True)
+    theirs = train(trainer, layout, scenarios, ours=False)
+    for name in scenarios:
+        for rank, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
+            assert mine[name]["losses"] == other[name]["losses"], f"{name}, rank {rank}"
+            assert mine[name]["state"] == other[name]["state"], f"{name}, rank {rank}"
+        assert ours[0][name]["losses"][-1] != ours[0][name]["losses"][0]
+
+
+def test_persistent_parameters_are_gathered_at_once(trainer: Trainer) -> None:
+    ours = train(trainer, "AA", ["prefetch", "persistence"], ours=True)[0]
+    theirs = train(trainer, "AA", ["persistence"], ours=False)[0]
+    # Every parameter below the threshold was an AllGather of its own after each of four steps.
+    assert calls(ours["persistence"], "all_gather") < calls(theirs["persistence"], "all_gather") / 2
+    assert calls(ours["persistence"], "all_gather") < calls(ours["prefetch"], "all_gather")
+
+
+def test_steps_back_from_functions_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("deepspeed")
+    from deepspeed_smddp import settings
+    from deepspeed_smddp.zero import private_parts
+
+    assert private_parts.refusal("gather") is None, "this DeepSpeed is the one that was read"
+    assert private_parts.refusal("reduce") is None
+    place = next(iter(private_parts._READ["reduce"]))
+    monkeypatch.setitem(private_parts._READ["reduce"], place, "another digest")
+    monkeypatch.setattr(settings, "_warned", set())
+    private_parts.known.cache_clear()
+    try:
+        with caplog.at_level("WARNING", logger="deepspeed_smddp"):
+            assert not private_parts.known("reduce")
+            assert private_parts.known("gather")
+    finally:
+        private_parts.known.cache_clear()
+    assert place.partition(":")[2] in caplog.text
+    assert "the results are the same" in caplog.text
+
+
+def test_steps_back_from_names_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("deepspeed")
+    from deepspeed_smddp.zero import private_parts
+
+    gone = "deepspeed.runtime.zero.partition_parameters:Init._never_was"
+    monkeypatch.setitem(private_parts._READ, "gather", {gone: ""})
+    reason = private_parts.refusal("gather")
+    assert reason is not None and "Init._never_was" in reason
