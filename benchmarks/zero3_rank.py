@@ -3,7 +3,7 @@
 RANK=0 WORLD_SIZE=2 ... zero3_rank.py BACKEND PIPES WORKLOAD DEEPSPEED_CONFIG
 
 The last two are JSON. Commands: ``run STEPS``, ``quit``. The backend ``fake`` is torch's: every
-rank is alone, AllGather copies its shard into every part, other collectives do nothing.
+rank is alone, AllGather copies its shard into every part, other collectives send nothing.
 """
 
 from __future__ import annotations
@@ -23,20 +23,26 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from zero3.workload import Workload
 
-# What a training thread calls to communicate, as methods of a ProcessGroup: operation, and which
-# argument has the bytes.
-COLLECTIVES = {
-    "_allgather_base": ("gathered", 0),
-    "allgather": ("gathered", 0),
-    "allgather_into_tensor_coalesced": ("gathered", 0),
-    "_reduce_scatter_base": ("scattered", 1),
-    "reduce_scatter": ("scattered", 1),
-    "reduce_scatter_tensor_coalesced": ("scattered", 1),
-    "allreduce": ("reduced", 0),
-    "allreduce_coalesced": ("reduced", 0),
-    "broadcast": ("broadcast", 0),
-    "alltoall_base": ("exchanged", 0),
-    "barrier": ("barrier", None),
+# What a training thread calls to communicate, as methods of torch's ProcessGroup, by old and
+# new names: what is counted, and which argument has the bytes.
+COLLECTIVES: dict[str, tuple[str, int | None]] = {
+    **dict.fromkeys(
+        (
+            *("_allgather_base", "all_gather_single", "allgather", "allgather_coalesced"),
+            *("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+        ),
+        ("gathered", 0),
+    ),
+    **dict.fromkeys(
+        (
+            *("_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter"),
+            *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+        ),
+        ("scattered", 1),
+    ),
+    **dict.fromkeys(("allreduce", "allreduce_coalesced"), ("reduced", 0)),
+    **dict.fromkeys(("broadcast", "alltoall_base", "all_to_all_single", "alltoall"), ("other", 0)),
+    **dict.fromkeys(("barrier", "_end_coalescing", "send", "recv"), ("", None)),
 }
 
 
@@ -58,7 +64,8 @@ class Meter:
         self.bytes: Counter[str] = Counter()
         self._inside = False
         for name, (kind, position) in COLLECTIVES.items():
-            self._wrap(c10d.ProcessGroup, name, kind, position)
+            if hasattr(c10d.ProcessGroup, name):
+                self._wrap(c10d.ProcessGroup, name, kind, position)
         self._wrap(c10d.Work, "wait", "", None)
 
     def _wrap(self, owner: Any, name: str, kind: str, position: int | None) -> None:
@@ -124,7 +131,7 @@ class Training:
         self.engine, *_ = deepspeed.initialize(
             model=model, model_parameters=model.parameters(), config=config
         )
-        self.rank = dist.get_rank()
+        self.rank = int(os.environ["RANK"])
 
     def batch(self) -> torch.Tensor:
         """Of the rank and the step, the same under every backend: every second token follows from
@@ -198,8 +205,9 @@ def main() -> int:
     if backend == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+        # Each is rank 0 to DeepSpeed, as the others never hear what rank 0 broadcasts.
+        ranks = int(os.environ["WORLD_SIZE"])
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     training = Training(load, config)
     assert dist.get_backend() == backend, f"the group uses {dist.get_backend()}"
     serve(pipes, backend, training, meter)

@@ -68,11 +68,10 @@ class Match(Duel):
                 before = self.ground.wire_bytes()
                 answers = self._ask(name, self.steps)
                 after = self.ground.wire_bytes()
+                moved = [b[way] - a[way] for a, b in zip(before, after, strict=True) for way in a]
+                rows.append(self._turn(self.crews[name], turn, answers, max(moved, default=None)))
             except CrewFailed as error:
                 self._drop(name, str(error))
-                continue
-            moved = [b[way] - a[way] for a, b in zip(before, after, strict=True) for way in a]
-            rows.append(self._turn(self.crews[name], turn, answers, max(moved, default=None)))
         return rows
 
     def _ask(self, name: str, steps: int) -> list[dict[str, Any]]:
@@ -111,6 +110,8 @@ class Match(Duel):
         seconds = max(answer["seconds"] for answer in answers) / steps
         kinds = ("gathered", "scattered", "reduced")
         gathered, scattered, reduced = (first["bytes"].get(kind, 0) / steps for kind in kinds)
+        if crew.name == FREE and not (gathered and scattered):
+            raise CrewFailed("this torch calls its collectives by names that zero3_rank.py lacks")
         least = wire_bytes(gathered, scattered, reduced, len(ground.hosts))
         waits = [answer["own_wait"] for answer in answers if answer["own_wait"] is not None]
 

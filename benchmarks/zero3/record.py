@@ -103,6 +103,11 @@ class Setting:
         row = self.rows[0]
         return 1000 * row.batch * row.hosts * row.ranks_per_host / step_ms
 
+    def waited_ms(self, name: str) -> float | None:
+        """In communication calls. Those that do not go by way of torch are in smddp's counter."""
+        calls, own = self.median(name, "call_ms"), self.median(name, "own_wait_ms")
+        return calls if own is None or calls is None else max(calls, own)
+
     def lost_ms(self, name: str) -> float | None:
         step = self.median(name, "step_ms")
         return None if step is None or self.compute_ms is None else step - self.compute_ms

@@ -6,6 +6,7 @@ import statistics
 
 from rich.table import Table
 
+from .crews import FREE
 from .record import Setting
 
 OURS = "smddp"
@@ -35,13 +36,13 @@ def table(found: Setting) -> Table:
             number(step),
             ratio(step, found.bound_ms),
             number(found.lost_ms(name)),
-            number(found.median(name, "call_ms")),
+            number(found.waited_ms(name)),
             number(found.median(name, "cpu_ms")),
             number(found.median(name, "tflops_per_rank"), 4),
         ]
         if networked:
             cells += [number(None if wire is None else wire / 1e6)]
-            cells += [ratio(wire, found.median("fake", "least_wire_bytes"))]
+            cells += [ratio(wire, found.median(FREE, "least_wire_bytes"))]
         out.add_row(name, *cells)
     bound = found.bound_ms
     if bound is not None:

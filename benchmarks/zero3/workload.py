@@ -67,9 +67,8 @@ def deepspeed_config(load: Workload, backend: str, over: Mapping[str, Any]) -> d
     """ZeRO-3 in bf16, with ``over`` laid over it, section by section.
 
     DeepSpeed's defaults are small beside the models that ZeRO-3 is for: buckets of 5e7 to 5e8
-    elements, parameters reused within 1e9 kept. Here they are one or two layers, so that, as there,
-    a layer is gathered while the one before it computes, and is gathered again for the backward
-    pass.
+    elements, parameters reused within 1e9 kept. Here they are in proportion: a layer is gathered
+    while the one before it computes, and is gathered again for the backward pass.
     """
     layer = load.layer_parameters
     config: dict[str, Any] = {
@@ -87,7 +86,7 @@ def deepspeed_config(load: Workload, backend: str, over: Mapping[str, Any]) -> d
             "stage3_prefetch_bucket_size": layer,
             "stage3_param_persistence_threshold": 10_000,
             "stage3_max_live_parameters": 2 * layer,
-            "stage3_max_reuse_distance": layer,
+            "stage3_max_reuse_distance": 0,
         },
         "steps_per_print": 1_000_000_000,
     }

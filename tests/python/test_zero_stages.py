@@ -39,7 +39,10 @@ TWO = [
 # On two hosts of two ranks each.
 FOUR = ["stage_2", "stage_3", "hpz", "several_engines"]
 # What DeepSpeed 0.19.8 can't do on this machine under any backend: part of its error.
-IMPOSSIBLE: dict[str, str] = {}
+IMPOSSIBLE = {
+    "qwz": "This op had not been implemented on CPU backend",  # its quantizer is CUDA code
+    "offload_to_nvme": "Unable to JIT load the async_io op",  # without Debian's libaio-dev
+}
 
 
 class Worlds:
@@ -74,7 +77,7 @@ def check(name: str, got: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert got == wanted
         pytest.skip(f"DeepSpeed itself, over gloo as well: {wanted['error']}")
     assert "losses" in got, got["error"]
-    assert got["losses"][2] < got["losses"][0], "nothing was learnt"
+    assert got["losses"][-1] < got["losses"][0], "nothing was learnt"
     # bf16 is rounded after sums of another order; the others are fp32.
     tolerance = 2.0**-7 if name in BF16 else 1e-6
     assert got["losses"] == pytest.approx(wanted["losses"], rel=tolerance)

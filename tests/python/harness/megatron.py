@@ -97,7 +97,7 @@ def neox_traffic(groups: Groups) -> None:
     mine = torch.full((4,), float(rank), dtype=torch.bfloat16)
     # mappings._reduce: AllReduce of activations, in fp32 where fp32_allreduce says so.
     for dtype in (torch.bfloat16, torch.float32):
-        summed = mine.to(dtype)
+        summed = mine.to(dtype, copy=True)
         dist.all_reduce(summed, group=groups.model)
         expect(summed, [float(sum(members(groups.model)))] * 4)
     # mappings._gather: a list, joined along the last dimension.
@@ -160,20 +160,8 @@ def neox(job: dict[str, Any]) -> dict[str, Any]:
         settings = zero.config(job["backend"], {"stage": stage}, bf16={"enabled": True})
         place = dist.get_rank(group=groups.data)
         with zero.engine_of(zero.blocks(), settings, mpu=groups) as engine:
-            losses += fit_bf16(engine, place)
+            losses += zero.fit(engine, place)
     return ended(job, losses)
-
-
-def fit_bf16(engine: Any, place: int) -> list[float]:
-    """``place`` in the data-parallel group decides what a rank sees."""
-    losses = []
-    for step in range(zero.STEPS):
-        x = zero.batch(step, place).bfloat16()
-        loss = (engine(x) - x.roll(1, dims=1)).float().square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(zero.mean(loss))
-    return losses
 
 
 def ended(job: dict[str, Any], losses: list[float]) -> dict[str, Any]:
@@ -329,6 +317,6 @@ def megatron(job: dict[str, Any]) -> dict[str, Any]:
             mpu=groups,
             config=config | {"zero_allow_untested_optimizer": True},
         )
-        losses += fit_bf16(engine, dist.get_rank(group=groups.data))
+        losses += zero.fit(engine, dist.get_rank(group=groups.data))
         engine.destroy()
     return ended(job, losses)
