@@ -14,7 +14,7 @@ from hosts.field import ROOT, Field
 from .workload import Workload, deepspeed_config
 
 FREE = "fake"  # torch's backend that sends nothing
-START_SECONDS = 120  # and as much again per rank: importing DeepSpeed takes a core for seconds
+START_SECONDS = 1200  # importing DeepSpeed takes a core for seconds; a rank that dies is noticed
 
 
 class Trainers(Competitor):
@@ -34,7 +34,7 @@ class Trainers(Competitor):
         crew = Crew(self.name, field.folder / self.name, field.ranks)
         try:
             self.launch(field, crew)
-            told = crew.wait_until_ready(START_SECONDS * (1 + field.ranks))
+            told = crew.wait_until_ready(START_SECONDS)
             self.parameters = int(told["parameters"])
         except BaseException:
             crew.close()
