@@ -32,7 +32,7 @@ class Paths:
 
     def run(self, function: str, layout: str, backend: str) -> list[dict[str, Any]]:
         return self._trainer.call(
-            f"harness.megatron:{function}", layout, backend, ways=WAYS[function]
+            f"harness.megatron:{function}", layout, backend, limit=180, ways=WAYS[function]
         )
 
 
