@@ -36,11 +36,11 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize bench bench-programs bench-host bench-hosts lint format tidy walls clean
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize bench bench-programs bench-host bench-hosts bench-zero3 lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- set-up ---------------------------------------------------------------------------------------
 
@@ -145,6 +145,10 @@ BENCH_ARGS ?= --ranks-per-host 2 --peers gloo,mpich,impi,openmpi,oneccl --csv ru
 bench-hosts: bench-programs  ## measure between emulated hosts, in turns with MPI and others; needs root
 	-$(PY) benchmarks/peers.py
 	$(PY) benchmarks/collectives.py $(BENCH_ARGS)
+
+ZERO3_ARGS ?= --hosts 2 --ranks-per-host 1 --rate 1gbit --csv runs/zero3.csv --figure runs/zero3.png
+bench-zero3: build  ## a ZeRO-3 training step in turns with Gloo, between emulated hosts; needs root
+	$(PY) benchmarks/zero3_step.py $(ZERO3_ARGS)
 
 # --- source code ----------------------------------------------------------------------------------
 

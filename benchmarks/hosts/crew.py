@@ -65,9 +65,12 @@ class Crew:
         self._processes.append(process)
         return process
 
-    def wait_until_ready(self, timeout: float) -> None:
-        told = str(self._collect(timeout)[0].get("version", ""))
+    def wait_until_ready(self, timeout: float) -> dict[str, Any]:
+        """What rank 0 says when all are there."""
+        first = self._collect(timeout)[0]
+        told = str(first.get("version", ""))
         self.version = " ".join(told.replace("Version:", "").split())
+        return first
 
     def ask(self, command: str, timeout: float) -> list[dict[str, Any]]:
         """Gives every rank the command and returns all answers."""

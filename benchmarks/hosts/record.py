@@ -7,10 +7,10 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 
 @dataclass
@@ -50,6 +50,7 @@ class Row:
 
 
 _TYPES: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str": str}
+_Kind = TypeVar("_Kind")  # a dataclass of such fields
 
 
 def _value(kind: str, text: str) -> Any:
@@ -58,21 +59,24 @@ def _value(kind: str, text: str) -> Any:
 
 
 def read(path: Path) -> list[Row]:
+    return read_as(Row, path)
+
+
+def read_as(kind: type[_Kind], path: Path) -> list[_Kind]:
     """Of a file that lacks a column, the column's default."""
+    columns = [(f.name, str(f.type)) for f in fields(kind)]  # type: ignore[arg-type]
     with path.open(newline="") as file:
         return [
-            Row(
-                **{f.name: _value(str(f.type), line[f.name]) for f in fields(Row) if f.name in line}
-            )
+            kind(**{name: _value(text, line[name]) for name, text in columns if name in line})
             for line in csv.DictReader(file)
         ]
 
 
-def write(path: Path, rows: list[Row]) -> None:
+def write(path: Path, rows: Sequence[Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".part")
     with fresh.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=[f.name for f in fields(Row)])
+        writer = csv.DictWriter(file, fieldnames=[f.name for f in fields(rows[0])])
         writer.writeheader()
         for row in rows:
             values = asdict(row)

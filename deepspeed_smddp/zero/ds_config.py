@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,21 @@ def of_accelerate_launch() -> str | None:
         return None
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
     return path if path not in ("", "none") else None
+
+
+def of_command_line() -> str | None:
+    """What this program was given as ``--deepspeed_config``, the argument that DeepSpeed defines.
+
+    Megatron-DeepSpeed makes the process group long before it reads that file, by a bare
+    ``init_distributed()``.
+    """
+    name = "--deepspeed_config"
+    for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
+        if word == name:
+            return following or None
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2] or None
+    return None
 
 
 def allgather_elements(config: Mapping[str, Any]) -> int:

@@ -158,7 +158,7 @@ def _request_for(config: Any) -> comm_backend.Request:
         return comm_backend.parse(config)
     if _hugging_face.backend is not None:
         return _hugging_face
-    return comm_backend.parse(ds_config.of_accelerate_launch())
+    return comm_backend.parse(ds_config.of_accelerate_launch() or ds_config.of_command_line())
 
 
 def _accelerator_backend() -> str:

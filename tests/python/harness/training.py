@@ -7,6 +7,7 @@ It reads one job per line of standard input and answers each with one line: what
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -101,6 +102,10 @@ def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
     os.environ.update(rank_environment(job["layout"], rank, port))
     os.environ["LOCAL_RANK"] = str(layouts.local_rank(job["layout"], rank))
     torch.set_num_threads(1)
+    if "call" in job:
+        module, _, function = job["call"].partition(":")
+        answer: dict[str, Any] = getattr(importlib.import_module(module), function)(job)
+        return answer
     losses = {precision: train(job["backend"], precision) for precision in job["precisions"]}
     rows: list[dict[str, Any]] = []
     if job["backend"] == "smddp":
@@ -204,6 +209,13 @@ class Trainer:
                 "limit": limit,
             }
         )
+
+    def call(
+        self, function: str, layout: str, backend: str, limit: float = 120, **given: Any
+    ) -> list[dict[str, Any]]:
+        """What ``function`` ("module:name") returns on each rank; it is given the whole job."""
+        job = {"call": function, "layout": layout, "backend": backend, "limit": limit}
+        return self.ask({**job, **given})
 
     def ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """What each rank of the job returned; it has at least a ``layout`` and a ``limit``."""

@@ -1,0 +1,1 @@
+"""What zero3_step.py is made of."""

@@ -1,0 +1,60 @@
+"""How the ranks of each competitor are started."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hosts.competitors import Competitor, free_port, rank_environment
+from hosts.crew import Crew
+from hosts.field import ROOT, Field
+
+from .workload import Workload, deepspeed_config
+
+FREE = "fake"  # torch's backend that sends nothing
+START_SECONDS = 1200  # importing DeepSpeed takes a core for seconds; a rank that dies is noticed
+
+
+class Trainers(Competitor):
+    """One process per rank that trains over ``backend``."""
+
+    def __init__(
+        self, backend: str, load: Workload, over: Mapping[str, Any], device: str, threads: int
+    ) -> None:
+        self.name = self.backend = backend
+        self.load = load
+        self.over = over
+        self.device = device
+        self.threads = threads
+        self.parameters = 0
+
+    def start(self, field: Field) -> Crew:
+        crew = Crew(self.name, field.folder / self.name, field.ranks)
+        try:
+            self.launch(field, crew)
+            told = crew.wait_until_ready(START_SECONDS)
+            self.parameters = int(told["parameters"])
+        except BaseException:
+            crew.close()
+            raise
+        return crew
+
+    def launch(self, field: Field, crew: Crew) -> None:
+        program = ROOT / "benchmarks" / "zero3_rank.py"
+        config = deepspeed_config(self.load, self.backend, self.over)
+        port = str(free_port(field))
+        for rank in range(field.ranks):
+            host = field.host_of(rank)
+            env = rank_environment(field, rank) | {
+                "MASTER_PORT": port,
+                "LOCAL_SIZE": str(field.ranks_per_host),
+                "OMP_NUM_THREADS": str(self.threads),
+                "DS_ACCELERATOR": self.device,
+                "HF_HUB_OFFLINE": "1",
+                "GLOO_SOCKET_IFNAME": ",".join(host.interfaces),
+            }
+            argv = [sys.executable, str(program), self.backend, str(crew.folder)]
+            argv += [self.load.text(), json.dumps(config)]
+            crew.launch(host, argv, env, f"rank{rank}")

@@ -1,0 +1,107 @@
+"""What a step is: the model, the tokens, the DeepSpeed config, and what it costs at least."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+BYTES_OF_BF16 = 2
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A GPT-NeoX of these dimensions, trained on ``batch`` sequences per rank and step."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence: int  # tokens
+    batch: int  # sequences per rank
+
+    @property
+    def tokens(self) -> int:
+        """Per rank and step."""
+        return self.batch * self.sequence
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer's four matrices, the MLP being four times as wide as the layer."""
+        return 12 * self.hidden**2
+
+    def model_flop(self) -> float:
+        """Floating-point operations of forward and backward pass on one rank's tokens.
+
+        Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
+        Megatron-LM" (SC'21), appendix, without recomputed activations:
+        72 B s l h^2 (1 + s / 6h + V / 12lh), of matrix products alone.
+        """
+        layers, hidden = self.layers, self.hidden
+        beside = 1 + self.sequence / (6 * hidden) + self.vocabulary / (12 * layers * hidden)
+        return 72 * self.tokens * layers * hidden**2 * beside
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+# Both have 12.6 million parameters in their layers and 0.3 million beside them: small enough for a
+# step of a third of a second on links of 1 Gbit/s, large enough to be bound by them.
+WORKLOADS = {
+    "communication": Workload("communication", 4, 512, 8, 256, sequence=64, batch=1),
+    "compute": Workload("compute", 4, 512, 8, 256, sequence=256, batch=8),
+}
+
+
+def resized(load: Workload, **given: int | None) -> Workload:
+    """With the dimensions that were given; None leaves one alone."""
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        return load
+    return replace(load, name=f"{load.name}*", **changes)
+
+
+def deepspeed_config(load: Workload, backend: str, over: Mapping[str, Any]) -> dict[str, Any]:
+    """ZeRO-3 in bf16, with ``over`` laid over it, section by section.
+
+    DeepSpeed's defaults are small beside the models that ZeRO-3 is for: buckets of 5e7 to 5e8
+    elements, parameters reused within 1e9 kept. Here they are in proportion: a layer is gathered
+    while the one before it computes, and is gathered again for the backward pass.
+    """
+    layer = load.layer_parameters
+    config: dict[str, Any] = {
+        "comm_backend": backend,
+        "train_micro_batch_size_per_gpu": load.batch,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": 1e-4}},
+        "zero_optimization": {
+            "stage": 3,
+            "overlap_comm": True,
+            "contiguous_gradients": True,
+            "reduce_bucket_size": layer,
+            "stage3_prefetch_bucket_size": layer,
+            "stage3_param_persistence_threshold": 10_000,
+            "stage3_max_live_parameters": 2 * layer,
+            "stage3_max_reuse_distance": 0,
+        },
+        "steps_per_print": 1_000_000_000,
+    }
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(config.get(key), dict):
+            config[key] |= value
+        else:
+            config[key] = value
+    return config
+
+
+def wire_bytes(gathered: float, scattered: float, reduced: float, hosts: int) -> float:
+    """Bytes that cross one host's interface in each direction, whatever the algorithm.
+
+    ``gathered``: bytes of all AllGathers' outputs; ``scattered``: of ReduceScatters' inputs;
+    ``reduced``: of AllReduces' buffers. See ``hosts.plan.lower_bound``.
+    """
+    return (gathered + scattered + 2 * reduced) * (hosts - 1) / hosts
