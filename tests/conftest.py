@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).resolve().parent / "python"
+# What torch compiles at run time, kept out of the user's cache: trees with other interpreters would
+# make each other compile anew.
+EXTENSIONS = HERE.parent.parent / "build" / "torch_extensions"
+OLD_LOCK_SECONDS = 300
 sys.path.insert(0, str(HERE))
 # tests.testbed is this tree's, also where the package is installed in place from another tree.
 sys.modules["tests"] = types.ModuleType("tests")
@@ -26,6 +31,7 @@ os.environ.update(
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "SMDDP_FABRIC_INTERFACE": "lo",
+        "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
@@ -43,6 +49,14 @@ settings.register_profile("ci", max_examples=60, derandomize=True, **_COMMON)
 settings.register_profile("deep", max_examples=2000, **_COMMON)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 settings.load_profile(PROFILE)
+
+
+def pytest_sessionstart() -> None:
+    # Whoever was killed while it compiled has left its lock, for which torch would wait for ever.
+    for lock in EXTENSIONS.glob("*/*/lock"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS:
+                lock.unlink()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
