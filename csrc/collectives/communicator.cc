@@ -1,13 +1,10 @@
 #include "collectives/communicator.h"
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <utility>
 
 #include "common/clock.h"
-#include "common/log.h"
-#include "intranode/arena.h"
 
 namespace smddp {
 namespace {
@@ -18,10 +15,6 @@ constexpr size_t kWindow = 8;
 // Of a list's shards, those that get rounds of their own: copied twice, they would cost more than a
 // round's messages do.
 constexpr size_t kOwnRound = 128 << 10;
-// Bytes of early data that a group holds at most, and of those what one peer may send.
-constexpr size_t kGroupCredit = 8 << 20;
-constexpr size_t kPeerCredit = 256 << 10;
-constexpr size_t kEarlyMessages = 65536;
 constexpr uint64_t kGraceNs = 1'000'000'000;
 // Long after anything could still be under way from a peer that did its part and ended.
 constexpr uint64_t kReminderNs = 5'000'000'000;
@@ -318,26 +311,6 @@ void Communicator::fail_read(int i, const Round& round, const Status& why) {
   fail({why.code(), describe(local_peer(i)) + ": " + why.message()});
 }
 
-void Communicator::on_message(const wire::Header& h, const std::byte* data) {
-  if (!health_ || h.source >= static_cast<uint32_t>(ranks())) return;
-  if (h.type == wire::Type::kAbort) {
-    fail({Code::kAborted, std::string(reinterpret_cast<const char*>(data),
-                                      std::min<size_t>(h.bytes, kReasonBytes))});
-    return;
-  }
-  Rail& rail = rails_[h.source];
-  rail.heard = std::max(rail.heard, h.seq + 1);
-  while (!rail.ahead.empty() && rail.ahead.front().first < rail.heard) {
-    rail.ahead_bytes -= rail.ahead.front().second;
-    rail.ahead.pop_front();
-  }
-  if (Round* round = active(h.seq)) {
-    dispatch(*round, h, data);
-  } else if (h.seq >= (queued_.empty() ? next_seq_ : queued_.front()->seq())) {
-    keep_early(h, data);
-  }  // else that round is over: it had nothing to send
-}
-
 bool Communicator::rails_are_free(const Round& round) const {
   for (const auto& earlier : active_) {
     if (earlier.get() == &round) return true;
@@ -363,151 +336,6 @@ Round* Communicator::active(uint64_t seq) {
   return nullptr;
 }
 
-void Communicator::dispatch(Round& round, const wire::Header& h, const std::byte* payload) {
-  auto source = static_cast<Rank>(h.source);
-  const Operation& op = round.operation();
-  if (h.signature != op.signature_) {
-    return fail({Code::kMismatch, describe(source) + " called " + smddp::describe(h.signature) +
-                                      " while " + describe(rank_) + " called " +
-                                      smddp::describe(op.signature_)});
-  }
-  Status taken;
-  if (h.type == wire::Type::kReady) {
-    wire::Grant grant;
-    bool granted = h.bytes == sizeof grant;
-    if (granted) std::memcpy(&grant, payload, sizeof grant);
-    taken = round.on_ready(source, h.offset, granted ? &grant : nullptr);
-  } else {
-    taken = round.on_data(h, payload);
-  }
-  if (!taken) fail(taken);
-}
-
-void Communicator::keep_early(const wire::Header& h, const std::byte* payload) {
-  size_t& kept = rails_[h.source].kept_bytes;
-  bool data = h.type == wire::Type::kData;
-  if (early_.size() == kEarlyMessages || (data && kept + h.bytes > credit())) {
-    return fail({Code::kInternal, describe(static_cast<Rank>(h.source)) + " is too far ahead"});
-  }
-  if (data) kept += h.bytes;
-  early_.push_back({h, {payload, payload + h.bytes}});
-}
-
-// Every rail peer has the same room here, and knows it.
-size_t Communicator::credit() const {
-  return std::min(kPeerCredit, kGroupCredit / std::max<size_t>(1, static_cast<size_t>(ranks())));
-}
-
-// Not before a first message of this group: the peer may still be making it, and would take data for
-// a stranger's.
-bool Communicator::may_send_early(Rank to, uint64_t seq, size_t bytes) {
-  Rail& rail = rails_[static_cast<size_t>(to)];
-  if (rail.heard > seq) return true;
-  if (rail.heard == 0 || rail.ahead_bytes + bytes > credit()) return false;
-  rail.ahead.emplace_back(seq, bytes);
-  rail.ahead_bytes += bytes;
-  return true;
-}
-
-void Communicator::on_peer_lost(fabric::Peer peer, const Status& why) {
-  if (!health_) return;
-  for (Rank rank : rail_) {
-    if (peer_of_[static_cast<size_t>(rank)] != peer) continue;
-    if (active_.empty()) continue;
-    fail({Code::kPeerLost, "the connection to " + describe(rank) + " broke: " + why.message()});
-  }
-}
-
-const intranode::Piece* Communicator::head(int i, const Round& round) {
-  const intranode::Piece* piece = inbox(i).head();
-  if (!health_ || piece == nullptr || piece->seq != round.seq()) return nullptr;
-  if (piece->signature == round.operation().signature_) return piece;
-  fail({Code::kMismatch, describe(local_peer(i)) + " called " + smddp::describe(piece->signature) +
-                             " while " + describe(rank_) + " called " +
-                             smddp::describe(round.operation().signature_)});
-  return nullptr;
-}
-
-void Communicator::push(const Round& round, intranode::Piece piece) {
-  piece.seq = round.seq();
-  piece.signature = round.operation().signature_;
-  outbox_->publish(piece);
-  pushed_since_wake_ = true;
-}
-
-size_t Communicator::reach(int i, size_t offset, const std::byte** at) {
-  const intranode::Piece& piece = *inbox(i).head();
-  if (piece.extents == 0) {
-    *at = inbox(i).bytes() + offset;
-    return piece.bytes - offset;
-  }
-  for (uint32_t e = 0; e < piece.extents; ++e) {
-    const Extent& extent = inbox(i).extents()[e];
-    if (offset < extent.bytes) {
-      size_t bytes = extent.bytes - offset;
-      *at = neighbors_[static_cast<size_t>(i)]->find(extent.address + offset, bytes);
-      return *at == nullptr ? 0 : bytes;
-    }
-    offset -= extent.bytes;
-  }
-  return 0;
-}
-
-bool Communicator::shares(const std::vector<Extent>& extents) const {
-  const intranode::Arena& arena = intranode::Arena::process();
-  return std::all_of(extents.begin(), extents.end(), [&](const Extent& e) {
-    return arena.may_own(e.address) && arena.contains(e.address, e.bytes);
-  });
-}
-
-void Communicator::pop(int i) {
-  inbox(i).pop();
-  popped_since_wake_[static_cast<size_t>(i)] = true;
-}
-
-wire::Header Communicator::header(wire::Type type, uint64_t seq, const Signature& signature) const {
-  return {wire::kMagic, type, {}, key_, seq, static_cast<uint32_t>(rank_), 0, 0, 0, signature};
-}
-
-void Communicator::post(fabric::SendBuffer* buffer, const wire::Header& header) {
-  std::memcpy(buffer->data, &header, sizeof header);
-  endpoint_->post(buffer, sizeof header + header.bytes);
-}
-
-void Communicator::send_ready(const Round& round, Rank to, uint64_t allowed,
-                              const wire::Grant* grant) {
-  Ready ready{to, header(wire::Type::kReady, round.seq(), round.operation().signature_), {}};
-  ready.header.offset = allowed;
-  if (grant != nullptr) {
-    ready.grant = *grant;
-    ready.header.bytes = sizeof *grant;
-  }
-  unsent_ready_.push_back(ready);
-  flush_ready();
-}
-
-bool Communicator::flush_ready() {
-  bool moved = false;
-  while (!unsent_ready_.empty()) {
-    const Ready& ready = unsent_ready_.front();
-    fabric::SendBuffer* buffer = endpoint_->acquire(peer(ready.rank), true);
-    if (buffer == nullptr) break;
-    std::memcpy(buffer->data + sizeof(wire::Header), &ready.grant, sizeof ready.grant);
-    post(buffer, ready.header);
-    unsent_ready_.pop_front();
-    moved = true;
-  }
-  return moved;
-}
-
-void Communicator::send_data(const Round& round, fabric::SendBuffer* buffer, uint64_t offset,
-                             size_t bytes) {
-  wire::Header h = header(wire::Type::kData, round.seq(), round.operation().signature_);
-  h.offset = offset;
-  h.bytes = bytes;
-  post(buffer, h);
-}
-
 void Communicator::fail(Status why) {
   if (!health_) return;
   health_ = std::move(why);
@@ -516,20 +344,6 @@ void Communicator::fail(Status why) {
     pushed_since_wake_ = true;
   }
   unsent_abort_ = rail_;
-}
-
-void Communicator::flush_aborts() {
-  std::string reason = health_.message().substr(0, kReasonBytes - 1);
-  while (!unsent_abort_.empty()) {
-    Rank to = unsent_abort_.back();
-    fabric::SendBuffer* buffer = endpoint_->acquire(peer_of_[static_cast<size_t>(to)], true);
-    if (buffer == nullptr) return;
-    unsent_abort_.pop_back();
-    wire::Header h = header(wire::Type::kAbort, 0, {});
-    h.bytes = reason.size();
-    std::memcpy(buffer->data + sizeof h, reason.data(), reason.size());
-    post(buffer, h);
-  }
 }
 
 void Communicator::leave() {

@@ -19,7 +19,9 @@
 
 namespace smddp::intranode {
 
-inline constexpr size_t kSlots = 16;
+// 2 MiB together: by the time a slot is written again, its lines have left the second-level caches of
+// readers and writer. To take them from another core's cache costs more than from the shared one.
+inline constexpr size_t kSlots = 64;
 inline constexpr size_t kSlotBytes = 32 << 10;
 
 // A run of bytes in the owner's address space.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "common/clock.h"
 #include "common/env.h"
@@ -26,6 +27,8 @@ constexpr int kLooks = 32;
 constexpr uint64_t kBackgroundSpinNs = 20'000;
 // As many passes apart, groups look for what is late while something else moves.
 constexpr uint32_t kPassesPerWatch = 1024;
+// A yield that lasts longer has let somebody else run.
+constexpr uint64_t kOwnCoreYieldNs = 2'000;
 // A thread that waits for the lock is waited for at most so many turns.
 constexpr int kWays = 64;
 
@@ -199,9 +202,12 @@ Engine::Lock Engine::lock() {
 // The mutex is not fair: whoever unlocks it and takes it again at once keeps the others out.
 void Engine::give_way(Lock& lk) {
   lk.unlock();
+  uint64_t before = now_ns();
   sched_yield();
+  bool shared = now_ns() - before > kOwnCoreYieldNs;
   for (int i = 0; i < kWays && contenders_.load(std::memory_order_relaxed) > 0; ++i) sched_yield();
   lk = lock();
+  shares_core_ = shared;
 }
 
 bool Engine::spin() {
@@ -272,7 +278,10 @@ void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
   } else {
     uint64_t now = now_ns();
     if (idle_since_ns_ == 0) idle_since_ns_ = now;
-    if (now - idle_since_ns_ < spin_ns) {
+    // Two ranks that yield to one another on one core stay there, however idle the next one is; whoever
+    // sleeps is woken on an idle core. Between hosts a sleep costs more than it may bring.
+    bool crowded = std::exchange(shares_core_, false) && turns_ == 1 && !endpoint_;
+    if (now - idle_since_ns_ < spin_ns && !crowded) {
       give_way(lk);
     } else {
       sleep(lk, until);

@@ -136,6 +136,7 @@ class Engine : private fabric::Sink {
   std::atomic<bool> stop_{false};
   uint64_t spin_ns_ = 0;  // from the first look in vain to sleep
   uint64_t idle_since_ns_ = 0;
+  bool shares_core_ = false;  // as the last yield found
   uint32_t passes_ = 0;
   uint64_t turns_ = 1;  // ranks of this host per core: above 1, they take turns on it
   const uint32_t forks_ = fork_count();
