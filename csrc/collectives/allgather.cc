@@ -20,7 +20,7 @@ class AllGather final : public Round {
   void start() override {
     Rank me = group_.rank();
     direct_ = read_directly(limit_, group_.shape());
-    streaming_ = streams(operation_->signature().bytes);
+    streaming_ = streams();
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     received_.assign(static_cast<size_t>(group_.ranks()), 0);
     if (in_place()) copied_ = part(operation_->output, me);

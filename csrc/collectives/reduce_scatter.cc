@@ -63,7 +63,7 @@ class ReduceScatter final : public Round {
     wire_element_ = size_of(wire_type_);
     direct_ =
         read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
-    streaming_ = streams(operation_->signature().bytes);
+    streaming_ = streams();
     piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
     for (int i = 1; i <= group_.topology().nodes(); ++i) {
       const auto& node = group_.topology().node((node_ + i) % group_.topology().nodes());

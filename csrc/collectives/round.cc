@@ -16,9 +16,18 @@ constexpr size_t kSmallFlow = 4 << 10;
 // step, and two of them queue for a third.
 size_t slack(const Inlet& inlet) { return inlet.stream.bytes() / 8 * 5; }
 
+// Where the ranks of a host together handle more bytes than this, little of them would still be in the
+// caches when the caller reads them.
+constexpr size_t kStreamedBytes = 24 << 20;
+
 size_t payload_of(size_t message) { return (message - sizeof(wire::Header)) / kGrain * kGrain; }
 
 }  // namespace
+
+bool Round::streams() const {
+  auto here = static_cast<size_t>(group_.local_peers()) + 1;
+  return operation_->signature().bytes * here >= kStreamedBytes;
+}
 
 void Round::take(int i, const intranode::Piece& head) {
   if (head.last != 0) heard_[static_cast<size_t>(i)] = true;

@@ -16,11 +16,6 @@
 
 namespace smddp {
 
-// Outputs of more bytes than this are written past the caches: little of them would still be there when
-// the caller reads them.
-inline constexpr size_t kStreamedBytes = 24 << 20;
-inline bool streams(size_t output_bytes) { return output_bytes >= kStreamedBytes; }
-
 // READYs leave this many steps before their flows: they queue behind a step's data on the way.
 inline constexpr int kStepsAhead = 2;
 
@@ -78,6 +73,8 @@ class Round {
     return bytes <= begin_ ? 0 : std::min(limit_, bytes - begin_);
   }
 
+  // Whether results are to be written past the caches.
+  bool streams() const;
   bool heard_all() const { return std::find(heard_.begin(), heard_.end(), false) == heard_.end(); }
   // Pops local peer i's head, noting whether it was that peer's last piece of this round.
   void take(int i, const intranode::Piece& head);
