@@ -190,8 +190,8 @@ TEST_P(Layouts, AllReduceInManyRounds) {
           Vector<double> data(size);
           for (size_t i = 0; i < size; ++i) data[i] = static_cast<double>(value(c.rank, i));
           Tuning cut = tuning;
-          cut.allgather_bucket_bytes = 100'000;
-          cut.reduce_scatter_bucket_bytes = 200'000;
+          cut.allgather_bucket_bytes = 300'000;
+          cut.reduce_scatter_bucket_bytes = 600'000;
           auto op = all_reduce_of(data, c.ranks, Dtype::kFloat64, ReduceOp::kMax);
           Status status = c.run(op, cut);
           ASSERT_TRUE(status.ok()) << status.message();

@@ -64,8 +64,7 @@ int __wrap_munmap(void* address, size_t bytes) {
 
 ssize_t __wrap_process_vm_readv(pid_t pid, const iovec* to, unsigned long to_count,
                                 const iovec* from, unsigned long from_count, unsigned long flags) {
-  if (pid != getpid())
-    return __real_process_vm_readv(pid, to, to_count, from, from_count, flags);
+  if (pid != getpid()) return __real_process_vm_readv(pid, to, to_count, from, from_count, flags);
   ssize_t copied = 0;
   size_t into = 0, of = 0;
   while (to_count > 0 && from_count > 0) {

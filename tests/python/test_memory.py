@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -247,7 +248,7 @@ SIDES = 301, 517, 512, 203  # of the layers: padded shards of more than a slot, 
 
 def sharded_network(ctx: Context, reduce_dtype: torch.dtype | None) -> nn.Module:
     torch.manual_seed(3)
-    layers = [nn.Linear(a, b) for a, b in zip(SIDES, SIDES[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(SIDES)]
     network = nn.Sequential(*layers)
     grid = init_device_mesh("cpu", (ctx.size,))
     policy = MixedPrecisionPolicy()
