@@ -82,8 +82,9 @@ class Layouts : public testing::TestWithParam<std::tuple<std::string, Way>> {
     bool single_copy = way() == Way::kSingleCopy && hosts.size() == 1;
     EXPECT_EQ(seen.single_copy > 0, single_copy);
     EXPECT_EQ(seen.in_place > 0, way() == Way::kArena);
-    EXPECT_EQ(seen.window > 0, !single_copy && way() != Way::kArena);
+    if (fills_rings_ && !single_copy && way() != Way::kArena) EXPECT_GT(seen.window, 0u);
   }
+  bool fills_rings_ = true;  // has operations larger than what all slots hold
   std::string layout() const { return std::get<0>(GetParam()); }
   Way way() const { return std::get<1>(GetParam()); }
   WorldOptions options() const { return {.single_copy = way() == Way::kSingleCopy}; }
@@ -207,6 +208,7 @@ TEST_P(Layouts, AllReduceInManyRounds) {
 }
 
 TEST_P(Layouts, ManyInFlightOfAllKinds) {
+  fills_rings_ = false;
   run_world(
       layout(),
       [tuning = tuning()](RankContext& c) {
