@@ -107,12 +107,14 @@ test-python: build  ## Python tests only; PYTEST_ARGS="-k name" picks some
 # Whatever runs between hosts, on each provider that the installed libfabric may have; SMDDP_LIBFABRIC
 # names another libfabric.
 PROVIDERS ?= tcp;ofi_rxm net udp;ofi_rxd
+PROVIDER_TESTS = $(patsubst %,tests/python/test_%.py,collectives numerics properties groups work \
+  failures lifecycle)
 test-providers: build  ## collectives between hosts on every provider in PROVIDERS; takes a while
 	@for provider in $(foreach p,$(PROVIDERS),'$(p)'); do \
 	  echo "=== $$provider"; export SMDDP_FABRIC_PROVIDER="$$provider"; \
-	  $(BIN)/ctest --test-dir build -R '^(collectives|pressure)_test$$' --output-on-failure || exit 1; \
-	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q tests/python/test_collectives.py \
-	    tests/python/test_numerics.py $(PYTEST_ARGS) || exit 1; \
+	  $(BIN)/ctest --test-dir build -R '^(bootstrap|collectives|pressure)_test$$' \
+	    --output-on-failure || exit 1; \
+	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q $(PROVIDER_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done
 
 SANITIZE ?= address,undefined

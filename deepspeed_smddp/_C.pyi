@@ -14,6 +14,10 @@ class StatisticsRow(TypedDict):
 
     A call runs in one or more rounds, each within the bucket's bound; ``largest_round`` is in
     bytes. ``seconds`` counts from a call to its completion, ``wait_seconds`` inside ``wait()``.
+
+    Of the bytes that this rank took from the others of its host, ``slot_bytes`` went through a slot
+    of shared memory, ``in_place_bytes`` were read where they lay, in memory that the ranks share
+    (``deepspeed_smddp.memory``), and ``single_copy_bytes`` came by ``process_vm_readv``.
     """
 
     collective: str
@@ -22,6 +26,9 @@ class StatisticsRow(TypedDict):
     bytes: int
     rounds: int
     largest_round: int
+    slot_bytes: int
+    in_place_bytes: int
+    single_copy_bytes: int
     seconds: float
     wait_seconds: float
 

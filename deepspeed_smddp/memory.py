@@ -50,8 +50,9 @@ def share_(what: _Shareable) -> _Shareable:
     The whole storage moves, so views of one tensor remain views of it. An array that
     ``tensor.numpy()`` gave out before knows the old address and must not be used any more. A tensor
     whose memory is not torch's own (``torch.from_numpy``, a mapped file) moves alone: views of it,
-    and the array, stay behind. Gradients are left alone, tensors on other devices as well. Where
-    the kernel gives no such memory, and in a forked process, everything stays where it is.
+    and the array, stay behind. Of a ``DTensor``, this process's part moves. Gradients are left
+    alone, tensors on other devices as well. Where the kernel gives no such memory, and in a forked
+    process, everything stays where it is.
 
     Returns:
         ``what`` itself.
@@ -65,7 +66,8 @@ def share_(what: _Shareable) -> _Shareable:
     from deepspeed_smddp import _C
 
     if isinstance(what, torch.Tensor):
-        _share_tensor(what)
+        for part in _parts(what):
+            _share_tensor(part)
         return what
     if not isinstance(what, torch.nn.Module):
         raise TypeError(f"share_() moves a tensor or a module, not {type(what).__name__}")
@@ -78,13 +80,15 @@ def share_(what: _Shareable) -> _Shareable:
 def is_shared(tensor: torch.Tensor) -> bool:
     """Whether all of the tensor's memory can be reached by the other ranks of the host.
 
+    Of a ``DTensor``, this process's part of it.
+
     Raises:
         ImportError: the extension is missing or was built for another torch.
     """
     _extension.load()
     from deepspeed_smddp import _C
 
-    return _C.is_shared(tensor)
+    return all(_C.is_shared(part) for part in _parts(tensor))
 
 
 def statistics() -> MemoryStatistics:
@@ -143,9 +147,21 @@ def install_if_asked() -> None:
 
 
 def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    for tensor in chain(module.parameters(), module.buffers()):
+    for tensor in chain.from_iterable(map(_parts, chain(module.parameters(), module.buffers()))):
         if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() > 0:
             yield tensor
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that have the memory: of a wrapper such as ``DTensor``, those it wraps."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        part = getattr(tensor, name)
+        if isinstance(part, torch.Tensor):
+            yield from _parts(part)
 
 
 def _share_tensor(tensor: torch.Tensor) -> None:

@@ -302,6 +302,7 @@ class AllGather final : public Round {
         size_t n = std::min(group_.reach(i, done, &from), head.bytes - done);
         if (n > 0) {
           operation_->output.write(shard, at, from, n, streaming_);
+          count(head, n, false);
           done += n;
           continue;
         }
@@ -314,6 +315,7 @@ class AllGather final : public Round {
           group_.fail_read(i, *this, read);
           return false;
         }
+        count(head, n, true);
         done += n;
       }
       received_[head.shard] += head.bytes;

@@ -80,7 +80,10 @@ class AllReduce final : public Round {
         at += n;
       }
     }
-    for (int i = 0; i < group_.local_peers(); ++i) take(i, *group_.inbox(i).head());
+    for (int i = 0; i < group_.local_peers(); ++i) {
+      count(*group_.inbox(i).head(), bytes_, false);
+      take(i, *group_.inbox(i).head());
+    }
     return summed_ = true;
   }
 

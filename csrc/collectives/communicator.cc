@@ -230,6 +230,7 @@ void Communicator::heed_aborts() {
     if (reason == nullptr || inbox(i).aborted_from() > oldest_unfinished()) continue;
     return fail({Code::kAborted, std::string(reason)});
   }
+  if (heard_abort_.from <= oldest_unfinished()) fail({Code::kAborted, heard_abort_.reason});
 }
 
 // An operation that its first pass finishes needs no deadline, and no look at the clock.
@@ -339,8 +340,9 @@ Round* Communicator::active(uint64_t seq) {
 void Communicator::fail(Status why) {
   if (!health_) return;
   health_ = std::move(why);
+  gave_up_from_ = oldest_unfinished();
   if (outbox_) {
-    outbox_->abort(health_.message(), oldest_unfinished());
+    outbox_->abort(health_.message(), gave_up_from_);
     pushed_since_wake_ = true;
   }
   unsent_abort_ = rail_;

@@ -187,6 +187,12 @@ class Communicator : private Progressable {
   bool moved_lately_ = false;  // since watch() last looked
   uint64_t moved_ns_ = 0;      // when that last found so, or peers were last reminded
   Status health_;              // not ok: the group is broken, and why
+  uint64_t gave_up_from_ = 0;  // then: the first round that it did not finish
+  // Of the remote ranks that gave the group up, whose first such round is the earliest.
+  struct {
+    uint64_t from = UINT64_MAX;
+    std::string reason;
+  } heard_abort_;
 };
 
 }  // namespace smddp

@@ -14,6 +14,13 @@ namespace smddp {
 
 class Communicator;
 
+// Bytes that a rank took from the others of its host, by the way they came.
+struct Taken {
+  uint64_t slots = 0;        // copied into a slot by their owner, and out of it
+  uint64_t in_place = 0;     // read where they lie, in memory that the owner shares
+  uint64_t single_copy = 0;  // fetched out of the owner's own memory
+};
+
 class Operation : public Task {
  public:
   Collective collective = Collective::kBarrier;
@@ -33,6 +40,7 @@ class Operation : public Task {
   uint32_t rounds = 0;
   uint64_t largest_round = 0;
   std::string path;
+  Taken taken;
 
   const Signature& signature() const { return signature_; }
   const Plan& plan() const { return plan_; }

@@ -110,9 +110,11 @@ void Communicator::send_data(const Round& round, fabric::SendBuffer* buffer, uin
 void Communicator::on_message(const wire::Header& h, const std::byte* data) {
   if (!health_ || h.source >= static_cast<uint32_t>(ranks())) return;
   if (h.type == wire::Type::kAbort) {
-    fail({Code::kAborted, std::string(reinterpret_cast<const char*>(data),
-                                      std::min<size_t>(h.bytes, kReasonBytes))});
-    return;
+    if (h.seq < heard_abort_.from) {
+      heard_abort_ = {h.seq, std::string(reinterpret_cast<const char*>(data),
+                                         std::min<size_t>(h.bytes, kReasonBytes))};
+    }
+    return heed_aborts();
   }
   Rail& rail = rails_[h.source];
   rail.heard = std::max(rail.heard, h.seq + 1);
@@ -178,7 +180,10 @@ void Communicator::on_peer_lost(fabric::Peer peer, const Status& why) {
   for (Rank rank : rail_) {
     if (peer_of_[static_cast<size_t>(rank)] != peer) continue;
     if (active_.empty()) continue;
-    fail({Code::kPeerLost, "the connection to " + describe(rank) + " broke: " + why.message()});
+    const Operation& op = active_.front()->operation();
+    fail({Code::kPeerLost, "the connection to " + describe(rank) + " broke during " +
+                               smddp::describe(op.signature_) + " #" + std::to_string(op.number_) +
+                               " of group '" + options_.name + "': " + why.message()});
   }
 }
 
@@ -189,7 +194,7 @@ void Communicator::flush_aborts() {
     fabric::SendBuffer* buffer = endpoint_->acquire(peer_of_[static_cast<size_t>(to)], true);
     if (buffer == nullptr) return;
     unsent_abort_.pop_back();
-    wire::Header h = header(wire::Type::kAbort, 0, {});
+    wire::Header h = header(wire::Type::kAbort, gave_up_from_, {});
     h.bytes = reason.size();
     std::memcpy(buffer->data + sizeof h, reason.data(), reason.size());
     post(buffer, h);

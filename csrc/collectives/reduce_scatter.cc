@@ -362,7 +362,9 @@ class ReduceScatter final : public Round {
       sources_.push_back(theirs);
     }
     if (own != nullptr) sources_.push_back(own);
-    if (n > 0) fuse(target, to, n);
+    if (n == 0) return 0;
+    fuse(target, to, n);
+    for (int i = 0; i < group_.local_peers(); ++i) count(*group_.inbox(i).head(), n, false);
     return n;
   }
 
@@ -413,7 +415,9 @@ class ReduceScatter final : public Round {
     const Piece& head = *inbox.head();
     size_t into = offset - head.offset;
     const std::byte* at = nullptr;
-    if (group_.reach(i, into, &at) >= bytes) return at;
+    bool here = group_.reach(i, into, &at) >= bytes;
+    count(head, bytes, !here);
+    if (here) return at;
     alignas(64) static thread_local std::byte scratch[kBlockElements * 8];
     Extent to{scratch, bytes};
     Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, into,

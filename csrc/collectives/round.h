@@ -76,6 +76,11 @@ class Round {
   // Whether results are to be written past the caches.
   bool streams() const;
   bool heard_all() const { return std::find(heard_.begin(), heard_.end(), false) == heard_.end(); }
+  // Counts bytes of a local peer's piece that this rank has read, `fetched` with a single-copy read.
+  void count(const intranode::Piece& piece, size_t bytes, bool fetched) {
+    Taken& taken = operation_->taken;
+    (piece.extents == 0 ? taken.slots : fetched ? taken.single_copy : taken.in_place) += bytes;
+  }
   // Pops local peer i's head, noting whether it was that peer's last piece of this round.
   void take(int i, const intranode::Piece& head);
 

@@ -29,7 +29,8 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
   if (!choices) return choices.status();
   Status first;  // why the best offer can't be had
   for (const RailChoices& rails : choices.value()) {
-    auto built = RailSet::open(library.value(), rails, options.transfer, FI_WAIT_FD);
+    fi_wait_obj wait = rails[0].offer.wakes() ? FI_WAIT_FD : FI_WAIT_NONE;
+    auto built = RailSet::open(library.value(), rails, options.transfer, wait);
     if (!built) built = RailSet::open(library.value(), rails, options.transfer, FI_WAIT_NONE);
     if (built) {
       if (!first) log(LogLevel::kWarning, first.message() + "; using " + rails[0].offer.text());

@@ -8,8 +8,8 @@ namespace smddp::fabric {
 namespace {
 
 // Hardware transports first, then TCP. "tcp" alone is an RDM provider from libfabric 1.18 on; 1.17
-// has an early form of it, "net", whose wait descriptor stays readable for good, so that every
-// sleep on it is a spin: ofi_rxm, for all its bounce buffers, is better there.
+// has an early form of it, "net", which can't be slept on: ofi_rxm, for all its bounce buffers, is
+// better there.
 constexpr const char* kBestFirst[] = {"efa", "cxi", "verbs;ofi_rxm", "psm3",
                                       "opx", "tcp", "tcp;ofi_rxm",   "net"};
 // Worse than a name that is in neither list: "sockets" blocks in fi_send while it connects.

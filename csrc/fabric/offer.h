@@ -18,6 +18,9 @@ struct Offer {
   bool link_local = false;
   bool small_messages = false;  // can't take the longest message that the endpoint would send
 
+  // Whether its wait descriptor tells when there is something to do. That of "net" (libfabric 1.17's
+  // early form of tcp) stays readable for good: a sleep on it would be a spin.
+  bool wakes() const { return provider != "net"; }
   std::string place() const;  // "eth0 (192.0.2.2)"
   std::string text() const;   // "tcp;ofi_rxm on eth0 (192.0.2.2)"
 };

@@ -15,7 +15,7 @@ inline constexpr uint32_t kMagic = 0x31444d53;  // "SMD1"; the digit is the prot
 enum class Type : uint8_t {
   kReady = 1,  // src has started round `seq` and can take dst's data of it; maybe with a Grant
   kData = 2,   // `bytes` bytes at `offset` of the flow that goes from src to dst in this round
-  kAbort = 3,  // src gave the group up; the payload is the reason, as text
+  kAbort = 3,  // src gave the group up from round `seq` on; the payload is the reason, as text
 };
 
 // NICs that one endpoint may be striped over.

@@ -105,6 +105,8 @@ bool share_storage(const at::Tensor& tensor) {
   if (!storage->resizable() || storage->allocator() == nullptr) return false;
   size_t bytes = storage->nbytes();
   if (bytes == 0) return true;
+  TORCH_CHECK_VALUE(storage->data() != nullptr, "smddp: a ", tensor.toString(),
+                    " without memory of its own has none to share");
   c10::DataPtr fresh = shared_allocator().allocate(bytes);
   if (!Arena::process().contains(fresh.get(), bytes)) return false;
   std::memcpy(fresh.get(), storage->mutable_data(), bytes);

@@ -62,6 +62,9 @@ py::list statistics() {
     d["bytes"] = row.bytes;
     d["rounds"] = row.rounds;
     d["largest_round"] = row.largest_round;
+    d["slot_bytes"] = row.taken.slots;
+    d["in_place_bytes"] = row.taken.in_place;
+    d["single_copy_bytes"] = row.taken.single_copy;
     d["seconds"] = row.seconds;
     d["wait_seconds"] = row.wait_seconds;
     rows.append(d);

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "collectives/operation.h"
+
 namespace smddp {
 
 struct StatisticsRow {
@@ -16,6 +18,7 @@ struct StatisticsRow {
   uint64_t bytes = 0;   // of all ranks' blocks: an AllGather's output, a ReduceScatter's input
   uint64_t rounds = 0;  // an operation larger than its bucket takes several
   uint64_t largest_round = 0;  // bytes
+  Taken taken;                 // from the host's other ranks
   double seconds = 0;          // from call to completion
   double wait_seconds = 0;     // of that, callers blocked
 };

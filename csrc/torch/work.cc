@@ -54,6 +54,9 @@ void TensorOperation::on_done() {
       row.bytes += bytes;
       row.rounds += rounds;
       row.largest_round = std::max(row.largest_round, largest_round);
+      row.taken.slots += taken.slots;
+      row.taken.in_place += taken.in_place;
+      row.taken.single_copy += taken.single_copy;
       row.seconds += static_cast<double>(now_ns() - started_ns) * 1e-9;
     });
     keep.clear();

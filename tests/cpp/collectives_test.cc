@@ -1,6 +1,8 @@
 // Every collective on every layout of hosts: ranks as threads, real segments, real libfabric.
+#include <barrier>
 #include <bit>
 #include <random>
+#include <set>
 #include <type_traits>
 
 #include "intranode/arena.h"
@@ -40,16 +42,54 @@ struct Memory {
 template <class T>
 using Vector = std::vector<T, Memory<T>>;
 
+// How the operations of a test went inside the hosts: bytes that ranks took from one another.
+struct Seen {
+  std::atomic<uint64_t> eager;        // of operations for which one slot of each peer sufficed
+  std::atomic<uint64_t> window;       // of those that took more than all slots of each peer at once
+  std::atomic<uint64_t> slots;        // of both, and of what is in between
+  std::atomic<uint64_t> in_place;     // where they lay, in the arena
+  std::atomic<uint64_t> single_copy;  // by single-copy reads
+} seen;
+
+void note(const RankContext& c, const Operation& op) {
+  constexpr size_t kRing = intranode::kSlots * intranode::kSlotBytes;
+  auto peers = static_cast<uint64_t>(c.group.local_peers());
+  uint64_t slots = op.taken.slots;
+  seen.slots += slots;
+  if (slots <= peers * intranode::kSlotBytes) seen.eager += slots;
+  if (slots > peers * kRing) seen.window += slots;
+  seen.in_place += op.taken.in_place;
+  seen.single_copy += op.taken.single_copy;
+}
+
 class Layouts : public testing::TestWithParam<std::tuple<std::string, Way>> {
  protected:
-  void SetUp() override { from_arena = std::get<1>(GetParam()) == Way::kArena; }
-  void TearDown() override { from_arena = false; }
-  std::string layout() const { return std::get<0>(GetParam()); }
-  WorldOptions options() const {
-    return {.single_copy = std::get<1>(GetParam()) == Way::kSingleCopy};
+  void SetUp() override {
+    from_arena = way() == Way::kArena;
+    for (auto* bytes : {&seen.eager, &seen.window, &seen.slots, &seen.in_place, &seen.single_copy})
+      *bytes = 0;
   }
+  // Whatever the collective, the bytes have gone the way that the test is named after.
+  void TearDown() override {
+    from_arena = false;
+    std::string ranks = layout();
+    std::set<char> hosts(ranks.begin(), ranks.end());
+    if (hosts.size() == ranks.size()) {
+      EXPECT_EQ(seen.slots + seen.in_place + seen.single_copy, 0u);
+      return;
+    }
+    EXPECT_GT(seen.eager, 0u);
+    bool single_copy = way() == Way::kSingleCopy && hosts.size() == 1;
+    EXPECT_EQ(seen.single_copy > 0, single_copy);
+    EXPECT_EQ(seen.in_place > 0, way() == Way::kArena);
+    if (fills_rings_ && !single_copy && way() != Way::kArena) EXPECT_GT(seen.window, 0u);
+  }
+  bool fills_rings_ = true;  // has operations larger than what all slots hold
+  std::string layout() const { return std::get<0>(GetParam()); }
+  Way way() const { return std::get<1>(GetParam()); }
+  WorldOptions options() const { return {.single_copy = way() == Way::kSingleCopy}; }
   Tuning tuning() const {
-    return {.algorithm = std::get<1>(GetParam()) == Way::kLog ? Algorithm::kLog : Algorithm::kAuto};
+    return {.algorithm = way() == Way::kLog ? Algorithm::kLog : Algorithm::kAuto};
   }
 };
 
@@ -66,8 +106,10 @@ TEST_P(Layouts, AllGather) {
         for (size_t size : kSizes) {
           Vector<int64_t> in(size), out(size * static_cast<size_t>(c.ranks), -1);
           for (size_t i = 0; i < size; ++i) in[i] = value(c.rank, i);
-          Status status = c.run(gather_of(in, out, c.ranks), tuning);
+          auto op = gather_of(in, out, c.ranks);
+          Status status = c.run(op, tuning);
           ASSERT_TRUE(status.ok()) << status.message();
+          note(c, *op);
           for (int r = 0; r < c.ranks; ++r) {
             for (size_t i = 0; i < size; ++i)
               ASSERT_EQ(out[static_cast<size_t>(r) * size + i], value(r, i));
@@ -105,6 +147,7 @@ TEST_P(Layouts, AllGatherOfAList) {
           }
           Status status = c.run(op, tuning);
           ASSERT_TRUE(status.ok()) << status.message();
+          note(c, *op);
           // Small, large, small, two large, small, large.
           if (sizes.size() == 10 && c.group.topology().nodes() == 2) ASSERT_EQ(op->rounds, 7u);
           for (size_t t = 0; t < sizes.size(); ++t) {
@@ -125,9 +168,10 @@ TEST_P(Layouts, ReduceScatter) {
         for (size_t size : kSizes) {
           Vector<int64_t> in(size * static_cast<size_t>(c.ranks)), out(size, -1);
           for (size_t i = 0; i < in.size(); ++i) in[i] = value(c.rank, i);
-          Status status =
-              c.run(scatter_of(in, out, c.ranks, Dtype::kInt64, ReduceOp::kSum), tuning);
+          auto op = scatter_of(in, out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
+          Status status = c.run(op, tuning);
           ASSERT_TRUE(status.ok()) << status.message();
+          note(c, *op);
           for (size_t i = 0; i < size; ++i) {
             int64_t sum = 0;
             for (int r = 0; r < c.ranks; ++r)
@@ -147,10 +191,12 @@ TEST_P(Layouts, AllReduceInManyRounds) {
           Vector<double> data(size);
           for (size_t i = 0; i < size; ++i) data[i] = static_cast<double>(value(c.rank, i));
           Tuning cut = tuning;
-          cut.allgather_bucket_bytes = 100'000;
-          cut.reduce_scatter_bucket_bytes = 200'000;
-          Status status = c.run(all_reduce_of(data, c.ranks, Dtype::kFloat64, ReduceOp::kMax), cut);
+          cut.allgather_bucket_bytes = 300'000;
+          cut.reduce_scatter_bucket_bytes = 600'000;
+          auto op = all_reduce_of(data, c.ranks, Dtype::kFloat64, ReduceOp::kMax);
+          Status status = c.run(op, cut);
           ASSERT_TRUE(status.ok()) << status.message();
+          note(c, *op);
           for (size_t i = 0; i < size; ++i) {
             int64_t most = value(0, i);
             for (int r = 1; r < c.ranks; ++r) most = std::max(most, value(r, i));
@@ -162,6 +208,7 @@ TEST_P(Layouts, AllReduceInManyRounds) {
 }
 
 TEST_P(Layouts, ManyInFlightOfAllKinds) {
+  fills_rings_ = false;
   run_world(
       layout(),
       [tuning = tuning()](RankContext& c) {
@@ -199,6 +246,7 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
           Flight& flight = *flights[f];
           c.engine.wait(*flight.op);
           ASSERT_TRUE(flight.op->status().ok()) << flight.op->status().message();
+          note(c, *flight.op);
           for (size_t i = 0; i < flight.out.size(); ++i) {
             int64_t expected = flight.op->collective == Collective::kAllGather
                                    ? static_cast<int64_t>(i / flight.in.size() + f)
@@ -377,6 +425,35 @@ TEST(Failure, AbortFreesThoseWhoWait) {
     std::vector<float> in(1 << 20), out(4 << 20);
     EXPECT_FALSE(c.run(gather_of(in, out, 4)).ok());
   });
+}
+
+// Rank 1 looks only when all that rank 0 will ever send is there: what finished the first operation, and
+// that it gave up the second.
+TEST(Failure, APeerThatGivesUpALaterOperationLeavesEarlierOnesWhole) {
+  for (std::string layout : {"AB", "AA"}) {
+    std::barrier both(2);
+    run_world(layout, [&](RankContext& c) {
+      std::vector<float> in(100, 1.0f), out(200), more(100), all(200);
+      EXPECT_TRUE(c.run(gather_of(in, out, 2)).ok());  // everything is connected
+      auto first = gather_of(in, out, 2), second = gather_of(more, all, 2);
+      if (c.rank == 1) c.group.submit(first, {}, false);
+      both.arrive_and_wait();
+      if (c.rank == 0) {
+        EXPECT_TRUE(c.run(first).ok());
+        c.group.submit(second, {}, true);
+        c.group.abort("asked to");
+        c.engine.wait(*second);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until it has arrived
+      }
+      both.arrive_and_wait();
+      if (c.rank == 1) {
+        c.engine.wait(*first);
+        EXPECT_TRUE(first->status().ok()) << first->status().message();
+        Status status = c.run(second);
+        EXPECT_NE(status.message().find("asked to"), std::string::npos) << status.message();
+      }
+    });
+  }
 }
 
 TEST(Bootstrap, AMissingRankIsNamed) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -12,11 +13,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
-from deepspeed_smddp import memory
+from deepspeed_smddp import backend, memory
 from harness import programs
 from harness.programs import assert_clean
-from harness.world import BACKEND, shared_memory_left
+from harness.worker import Context
+from harness.world import BACKEND, Pool, fresh, shared_memory_left
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -78,6 +85,8 @@ def test_what_it_refuses() -> None:
         memory.share_([])  # type: ignore[type-var]
     with pytest.raises(ValueError, match="dense CPU tensors"):
         memory.share_(torch.empty(3, device="meta"))
+    with FakeTensorMode(), pytest.raises(ValueError, match="without memory of its own"):
+        memory.share_(torch.empty(3))
 
 
 def test_share_a_tensor_with_its_views() -> None:
@@ -232,6 +241,120 @@ def test_collectives_and_death_with_everything_shared() -> None:
     ends = programs.run("AA", program, env={"SMDDP_SHARED_ALLOCATOR": "1"})
     assert all("done" in end.output for end in ends), ends
     assert shared_memory_left() == []
+
+
+SIDES = 301, 517, 512, 203  # of the layers: padded shards of more than a slot, 32 KiB
+
+
+def sharded_network(ctx: Context, reduce_dtype: torch.dtype | None) -> nn.Module:
+    torch.manual_seed(3)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(SIDES)]
+    network = nn.Sequential(*layers)
+    grid = init_device_mesh("cpu", (ctx.size,))
+    policy = MixedPrecisionPolicy()
+    if reduce_dtype is not None:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
+    for layer in layers:
+        fully_shard(layer, mesh=grid, mp_policy=policy)
+    return fully_shard(network, mesh=grid, mp_policy=policy)
+
+
+def train(ctx: Context, network: nn.Module, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    for step in range(steps):
+        x = torch.randn(16, SIDES[0], generator=torch.Generator().manual_seed(10 * step + ctx.rank))
+        loss = (network(x) - x[:, : SIDES[-1]].sin()).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def weights(network: nn.Module) -> torch.Tensor:
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in network.parameters()]
+    return torch.cat([w.detach().flatten() for w in whole])
+
+
+def train_fsdp2(
+    ctx: Context, reduce_dtype: torch.dtype | None, memory_of: str
+) -> tuple[torch.Tensor, dict[str, dict[str, int]]]:
+    """The trained weights, and the counters of the collectives of the training."""
+    if memory_of == "everything":
+        memory.install()
+    network = sharded_network(ctx, reduce_dtype)
+    if memory_of == "the group":
+        for module in network.modules():
+            if isinstance(module, FSDPModule):
+                module.set_allocate_memory_from_process_group_for_comm(True)
+    if ctx.backend == "smddp":
+        backend.reset_statistics()
+    train(ctx, network)
+    rows = {row["collective"]: dict(row) for row in backend.statistics()}
+    return weights(network), rows
+
+
+def assert_read_in_place(rows: dict[str, dict[str, int]], ranks: int, hosts: int) -> None:
+    """What a rank takes from its host's others: each pushes the shards that come by its rail."""
+    assert set(rows) == {"all_gather", "reduce_scatter"}, "something fell back"
+    for collective, row in rows.items():
+        peers = ranks // hosts - 1
+        assert row["in_place_bytes"] + row["slot_bytes"] == row["bytes"] * hosts * peers // ranks
+        # The last piece of a block to be summed may be too small to be worth it (docs/memory.md).
+        small = row["calls"] * hosts * peers * 8 * KIB if collective == "reduce_scatter" else 0
+        assert row["slot_bytes"] <= small and row["single_copy_bytes"] == 0, row
+
+
+@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+@pytest.mark.parametrize("reduce_dtype", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["AA", "AABB"])
+def test_fsdp2_in_memory_of_the_group(
+    worlds: Pool, layout: str, reduce_dtype: torch.dtype | None
+) -> None:
+    """torch's own switch: the bytes inside a host are read where they lie, and none is wrong."""
+    size, hosts = len(layout), len(set(layout))
+    gloos = worlds("A" * size, "gloo").run(train_fsdp2, reduce_dtype, "torch")
+    ordinary = worlds(layout).run(train_fsdp2, reduce_dtype, "torch")
+    shared = worlds(layout).run(train_fsdp2, reduce_dtype, "the group")
+    for (got, rows), (other, usual), (wanted, _) in zip(shared, ordinary, gloos, strict=True):
+        assert torch.equal(got, other)
+        if size == 2:
+            assert torch.equal(got, wanted)
+        elif reduce_dtype is not torch.bfloat16:  # Gloo adds four in another order,
+            assert torch.allclose(got, wanted, rtol=0, atol=1e-3 if reduce_dtype else 1e-5)
+        else:  # and rounds at each addition, which turns some of Adam's steps around
+            assert (got - wanted).abs().mean() < 1e-3  # of 3e-2 that each may go
+        assert_read_in_place(rows, size, hosts)
+        for collective, row in usual.items():
+            assert row["in_place_bytes"] == 0 and row["bytes"] == rows[collective]["bytes"]
+
+
+@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+def test_fsdp2_with_every_tensor_shared(worlds: Pool) -> None:
+    wanted = worlds("AA", "gloo").run(train_fsdp2, torch.float32, "torch")
+    with fresh("AA") as world:  # memory.install() can't be undone
+        got = world.run(train_fsdp2, torch.float32, "everything")
+    for (weights_, rows), (gloos, _) in zip(got, wanted, strict=True):
+        assert torch.equal(weights_, gloos)
+        assert_read_in_place(rows, 2, 1)
+
+
+def share_fsdp2(ctx: Context) -> torch.Tensor:
+    network = sharded_network(ctx, None)
+    assert not any(map(memory.is_shared, network.parameters()))
+    before = weights(network)
+    assert memory.share_(network) is network
+    assert all(map(memory.is_shared, network.parameters()))
+    assert torch.equal(weights(network), before)
+    train(ctx, network)
+    assert all(map(memory.is_shared, network.parameters()))
+    return weights(network)
+
+
+@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+def test_share_an_fsdp2_module(worlds: Pool) -> None:
+    """Its parameters are DTensors: this rank's part of each moves."""
+    wanted = worlds("AA").run(train_fsdp2, None, "torch")
+    for got, (weights_, _) in zip(worlds("AA").run(share_fsdp2), wanted, strict=True):
+        assert torch.equal(got, weights_)
 
 
 def test_every_large_tensor_is_shared_where_asked() -> None:
