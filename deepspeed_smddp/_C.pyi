@@ -13,7 +13,9 @@ class StatisticsRow(TypedDict):
     """One collective on one path since the start or the last reset.
 
     A call runs in one or more rounds, each within the bucket's bound; ``largest_round`` is in
-    bytes. ``seconds`` counts from a call to its completion, ``wait_seconds`` inside ``wait()``.
+    bytes. ``staged`` counts bytes that this rank copied into its part of the host's segment, from
+    where its neighbours copied them again, as they could not read them where they lay. ``seconds``
+    counts from a call to its completion, ``wait_seconds`` inside ``wait()``.
     """
 
     collective: str
@@ -22,6 +24,7 @@ class StatisticsRow(TypedDict):
     bytes: int
     rounds: int
     largest_round: int
+    staged: int
     seconds: float
     wait_seconds: float
 

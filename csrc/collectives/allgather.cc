@@ -259,6 +259,7 @@ class AllGather final : public Round {
         exposed_until_ = group_.outbox().published() + 1;
       } else {
         read(next->shard, next->pushed, slot, bytes);
+        operation_->staged += bytes;
       }
       next->pushed += bytes;
       to_push_ -= bytes;

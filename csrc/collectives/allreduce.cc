@@ -49,6 +49,7 @@ class AllReduce final : public Round {
       operation_->input.read(block, 0, slot, bytes);
       slot += bytes;
     }
+    operation_->staged += bytes_;
     Piece piece;
     piece.bytes = bytes_;
     piece.last = 1;

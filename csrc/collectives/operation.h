@@ -29,9 +29,11 @@ class Operation : public Task {
   uint64_t timeout_ns = 0;
 
   // What it took, once done: rounds on the wire, the largest of them (bytes of all ranks' blocks),
-  // the way the bytes went.
+  // bytes copied into this rank's slots since its neighbours could not read them where they lay, the
+  // way the bytes went.
   uint32_t rounds = 0;
   uint64_t largest_round = 0;
+  uint64_t staged = 0;
   std::string path;
 
   const Signature& signature() const { return signature_; }

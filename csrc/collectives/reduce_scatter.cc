@@ -271,6 +271,7 @@ class ReduceScatter final : public Round {
         exposed_until_ = group_.outbox().published() + 1;
       } else {
         operation_->input.read(cut.block, begin_ + cut.offset, slot, cut.bytes);
+        operation_->staged += cut.bytes;
       }
       next_to_push_ = next(cut, false);
     }

@@ -62,6 +62,7 @@ py::list statistics() {
     d["bytes"] = row.bytes;
     d["rounds"] = row.rounds;
     d["largest_round"] = row.largest_round;
+    d["staged"] = row.staged;
     d["seconds"] = row.seconds;
     d["wait_seconds"] = row.wait_seconds;
     rows.append(d);

@@ -16,8 +16,9 @@ struct StatisticsRow {
   uint64_t bytes = 0;   // of all ranks' blocks: an AllGather's output, a ReduceScatter's input
   uint64_t rounds = 0;  // an operation larger than its bucket takes several
   uint64_t largest_round = 0;  // bytes
-  double seconds = 0;          // from call to completion
-  double wait_seconds = 0;     // of that, callers blocked
+  uint64_t staged = 0;      // bytes copied into this rank's slots, for neighbours to copy out again
+  double seconds = 0;       // from call to completion
+  double wait_seconds = 0;  // of that, callers blocked
 };
 
 class Statistics {

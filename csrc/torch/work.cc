@@ -54,6 +54,7 @@ void TensorOperation::on_done() {
       row.bytes += bytes;
       row.rounds += rounds;
       row.largest_round = std::max(row.largest_round, largest_round);
+      row.staged += staged;
       row.seconds += static_cast<double>(now_ns() - started_ns) * 1e-9;
     });
     keep.clear();
