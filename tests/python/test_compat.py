@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ PARAMETERS = "SM_HP_MP_PARAMETERS"
 
 
 class Scripts:
-    def __init__(self) -> None:
-        self._trainer = Trainer()
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
         self.alone = self.run("alone", "A")["losses"]
 
     def run(self, script: str, layout: str = "AA", **env: str) -> dict[str, Any]:
@@ -46,15 +45,10 @@ class Scripts:
         )
         return answers[0]["raised"] or "nothing"
 
-    def close(self) -> None:
-        self._trainer.close()
-
 
 @pytest.fixture(scope="module")
-def scripts() -> Iterator[Scripts]:
-    scripts = Scripts()
-    yield scripts
-    scripts.close()
+def scripts(trainer: Trainer) -> Scripts:
+    return Scripts(trainer)
 
 
 def carried(answer: dict[str, Any], collective: str) -> int:

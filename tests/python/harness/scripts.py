@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[1] / "scripts"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +53,17 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         "statistics": counters,
         "backend": backend,
     }
+
+
+def example(job: dict[str, Any]) -> dict[str, Any]:
+    """What a script of examples/ printed, given its ``arguments``."""
+    os.environ["FORCE_COLOR"] = "1"  # as on a terminal, which shows progress bars
+    sys.path.insert(0, str(EXAMPLES))
+    sys.argv = [str(EXAMPLES / job["script"]), *job["arguments"]]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return {"printed": printed.getvalue()}
 
 
 def _without_gpu() -> None:
