@@ -52,7 +52,7 @@ class Model(nn.Module):
         return self.last(x)
 
 
-def bf16_hook(group: Any, bucket: Any) -> Any:
+def bf16_hook(group, bucket):  # torch reads annotations, where there are any
     # torch refuses its own bf16_compress_hook by its name, where there is no GPU.
     return default_hooks.bf16_compress_hook(group, bucket)
 
