@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +49,13 @@ def init(config: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> No
         )
     degree = found.hybrid_shard_degree
     state.mesh = None
+    data_parallel = dist.get_world_size() // found.tensor_parallel_degree
+    if found.tensor_parallel_degree > 1 and degree not in (0, data_parallel):
+        refuse(
+            f"hybrid sharding within {degree} ranks beside tensor parallelism",
+            f'set "hybrid_shard_degree" to 0, which shards over all {data_parallel} data-parallel '
+            "ranks",
+        )
     if degree > 1 and found.tensor_parallel_degree == 1:
         from deepspeed_smddp import fsdp
 
@@ -80,8 +89,9 @@ def transform(
 ) -> nn.Module:
     """The model, ready for FSDP.
 
-    With ``tensor_parallel_degree`` 1 that is the model itself: it keeps its own layers and names,
-    and so its checkpoints. What rank 0 loaded reaches the others by FSDP's
+    That is the model itself: it keeps its own layers and names, and so its checkpoints. With a
+    ``tensor_parallel_degree`` above 1 its layers are divided by the package's own tensor
+    parallelism, and FSDP shards over the ranks that hold the same part. What rank 0 loaded reaches the others by FSDP's
     ``sync_module_states=True``.
 
     Args:
@@ -104,11 +114,7 @@ def transform(
             "leave out config, or use DeepSpeed's MoE layer (deepspeed.moe.layer.MoE) over smddp",
         )
     if state.tp_size > 1:
-        refuse(
-            "tensor parallelism under torch.sagemaker",
-            'set "tensor_parallel_degree" to 1 and shard with "hybrid_shard_degree", or use '
-            "torch.distributed.tensor.parallel.parallelize_module with fully_shard on a 2-D mesh",
-        )
+        return _divide(model)
     if all(p.device.type != "meta" for p in model.parameters()):
         model = model.to(device=device, dtype=dtype)
     elif dtype is not None:
@@ -118,13 +124,34 @@ def transform(
 
 def clip_grad_norm_(model: Any, max_norm: float, norm_type: float = 2.0) -> Any:
     """``torch.sagemaker.grad_norm.clip_grad_norm_``: FSDP's own."""
+    if is_initialized() and state.tp_size > 1:
+        refuse(
+            "clip_grad_norm_ beside tensor parallelism",
+            "shard with fully_shard instead of FSDP, and use "
+            "deepspeed_smddp.tensor_parallel.clip_grad_norm_",
+        )
     if hasattr(model, "clip_grad_norm_"):
         return model.clip_grad_norm_(max_norm, norm_type)
     return nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
 
 
+def _divide(model: nn.Module) -> nn.Module:
+    if find_spec("deepspeed_smddp.tensor_parallel") is None:
+        refuse(
+            "tensor parallelism in this version",
+            'set "tensor_parallel_degree" to 1 and shard with "hybrid_shard_degree", or use '
+            "torch.distributed.tensor.parallel.parallelize_module with fully_shard on a 2-D mesh",
+        )
+    tensor_parallel = import_module("deepspeed_smddp.tensor_parallel")
+    mesh = tensor_parallel.tensor_parallel(model, state.tp_size, seed=state.parameters.random_seed)
+    state.mesh = mesh[tensor_parallel.DATA]
+    state.tp_process_group = mesh[tensor_parallel.TENSOR].get_group()
+    state.rep_rank_process_group = state.mesh.get_group()
+    return model
+
+
 def _wrap_fsdp() -> None:
-    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
     original: Callable[..., None] = FullyShardedDataParallel.__init__
     if hasattr(original, _MARK):
@@ -135,9 +162,11 @@ def _wrap_fsdp() -> None:
         # The second positional argument is the process group. Children of an FSDP module get the
         # groups of their parent by name.
         placed = args or kwargs.get("process_group") or kwargs.get("device_mesh")
-        if state.parameters.hybrid_shard_degree > 0 and placed is None:
+        if not placed and state.mesh is not None:
             kwargs["sharding_strategy"] = _strategy(kwargs.get("sharding_strategy"))
             kwargs["device_mesh"] = state.mesh
+        elif not placed and state.hybrid_shard_degree == 1:
+            kwargs["sharding_strategy"] = ShardingStrategy.NO_SHARD
         original(self, module, *args, **kwargs)
 
     setattr(wrapper, _MARK, original)
@@ -147,8 +176,6 @@ def _wrap_fsdp() -> None:
 def _strategy(asked: Any) -> Any:
     from torch.distributed.fsdp import ShardingStrategy
 
-    if state.mesh is None:
-        return ShardingStrategy.NO_SHARD
     if state.mesh.ndim == 1:
         return ShardingStrategy.FULL_SHARD
     hybrid_zero2 = ShardingStrategy._HYBRID_SHARD_ZERO2
