@@ -91,8 +91,8 @@ def transform(
 
     That is the model itself: it keeps its own layers and names, and so its checkpoints. With a
     ``tensor_parallel_degree`` above 1 its layers are divided by the package's own tensor
-    parallelism, and FSDP shards over the ranks that hold the same part. What rank 0 loaded reaches the others by FSDP's
-    ``sync_module_states=True``.
+    parallelism, and FSDP shards over the ranks that hold the same part. What rank 0 loaded reaches
+    the others by FSDP's ``sync_module_states=True``.
 
     Args:
         model: on any device, the meta device too.

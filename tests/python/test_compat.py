@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,7 @@ def test_smp_gpt2_sharded(scripts: Scripts, tmp_path: Path) -> None:
         "sharded_data_parallel_degree": 2,
         "sdp_reduce_bucket_size": 20_000,
         "sdp_param_persistence_threshold": 100,
+        "offload_activations": hasattr(deepspeed_smddp, "offload_activations"),
     }
     env = {PARAMETERS: json.dumps(given), "CHECKPOINT_DIR": str(tmp_path)}
     answer = scripts.run("smp_gpt2_sharded", "AABB", **env)
@@ -134,6 +136,18 @@ def test_sagemaker_offload(scripts: Scripts) -> None:
     native = '{"sm_activation_offloading": false}'
     losses = scripts.run("sagemaker_offload", **{PARAMETERS: native})["losses"]
     assert losses == pytest.approx(scripts.alone, rel=1e-5)
+
+
+def test_sagemaker_tensor_parallelism(scripts: Scripts) -> None:
+    asked = {PARAMETERS: json.dumps({"tensor_parallel_degree": 2})}
+    if find_spec("deepspeed_smddp.tensor_parallel") is None:
+        said = scripts.failure("sagemaker_tp", **asked)
+        assert '"tensor_parallel_degree" to 1' in said
+        return
+    alone = scripts.run("alone_llama", "A")["losses"]
+    answer = scripts.run("sagemaker_tp", "AABB", **asked)
+    assert answer["losses"] == pytest.approx(alone, rel=1e-5)
+    assert answer["found"] == {"tp_rank": 0, "sharded_within": 2}
 
 
 def test_accelerate(scripts: Scripts) -> None:

@@ -1,7 +1,7 @@
 """What the scripts have in common: a tiny GPT-2, its optimizer and its data."""
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 DEVICE = torch.device("cpu")
 STEPS, BATCH, LENGTH, WORDS = 6, 8, 16, 64
@@ -19,6 +19,23 @@ def make_model():
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
+            use_cache=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+
+
+def make_llama():
+    torch.manual_seed(7)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=WORDS,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=LENGTH,
             use_cache=False,
             bos_token_id=None,
             eos_token_id=None,
