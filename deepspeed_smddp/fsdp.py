@@ -48,13 +48,13 @@ def mesh(hybrid_shard_degree: int = 0, device_type: str | None = None) -> Device
             averaged over the copies. 1 and p give the dimensions ``("replicate", "shard")``.
         device_type: of the parameters; by default "cuda" where torch sees a GPU, else "cpu".
 
-    Every rank of the job must call it, with the same degree.
+    Every rank of the job must call it, once and with the same degree: it makes process groups.
 
     Raises:
         SmddpConfigError: the degree does not divide the number of ranks.
         RuntimeError: there is no default process group.
     """
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
     if not dist.is_initialized():
         raise RuntimeError('fsdp.mesh() divides ranks: call init_process_group("smddp") first')
@@ -75,9 +75,12 @@ def mesh(hybrid_shard_degree: int = 0, device_type: str | None = None) -> Device
             f"hybrid_shard_degree is {degree}, but may hold a divisor of the {ranks} ranks: "
             f"{divisors} (or 0 for all of them)"
         )
-    return init_device_mesh(
-        device_type, (ranks // degree, degree), mesh_dim_names=(REPLICATE, SHARD)
-    )
+    # Not init_device_mesh(): it would split a default group that is bound to a device, which smddp
+    # does not do.
+    divide: Any = dist.new_subgroups_by_enumeration
+    copies = torch.arange(ranks).view(-1, degree)
+    groups = [divide(members.tolist())[0] for members in (copies.T, copies)]
+    return DeviceMesh.from_group(groups, device_type, copies, mesh_dim_names=(REPLICATE, SHARD))
 
 
 def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
