@@ -35,7 +35,9 @@ class Scripts:
 
     def run(self, script: str, layout: str = "AA", **env: str) -> dict[str, Any]:
         """What rank 0 answers; all ranks have the same losses."""
-        answers = self._trainer.call("harness.scripts:run", layout, "smddp", script=script, env=env)
+        answers = self._trainer.call(
+            "harness.scripts:run", layout, "smddp", limit=300, script=script, env=env
+        )
         assert all(answer["losses"] == answers[0]["losses"] for answer in answers)
         assert answers[0]["backend"] in ("smddp", None)
         return answers[0]
