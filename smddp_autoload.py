@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
@@ -41,6 +42,7 @@ def register_once() -> None:
     try:
         register_backend()
         install_hooks()
+        serve_torch_sagemaker()
     except Exception as error:
         _warn(f"smddp: the backend could not be registered: {error}")
     if os.environ.get("SMDDP_SHARED_ALLOCATOR", "0") in ("", "0"):
@@ -80,6 +82,12 @@ def install_hooks() -> None:
             _watch(spec)
         else:
             _run_hook(module)
+
+
+def serve_torch_sagemaker() -> None:
+    """Makes ``import torch.sagemaker`` find the adapter, where torch itself has no such package."""
+    if not any(isinstance(finder, _SageMakerFinder) for finder in sys.meta_path):
+        sys.meta_path.append(_SageMakerFinder())  # the last that is asked
 
 
 def _run_hook(module: ModuleType) -> None:
@@ -147,3 +155,20 @@ class _HookFinder:
             return None
         finally:
             self._searching.discard(name)
+
+
+class _SageMakerFinder:
+    """Finds ``torch.sagemaker`` in ``deepspeed_smddp/compat``; its submodules follow it there."""
+
+    def find_spec(
+        self, name: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch.sagemaker":
+            return None
+        package = find_spec("deepspeed_smddp")
+        if package is None or not package.submodule_search_locations:
+            return None
+        place = os.path.join(package.submodule_search_locations[0], "compat", "torch_sagemaker")
+        return spec_from_file_location(
+            name, os.path.join(place, "__init__.py"), submodule_search_locations=[place]
+        )

@@ -9,12 +9,18 @@ DeepSpeed users write ``"comm_backend": "smddp"`` into their DeepSpeed config in
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 import smddp_autoload as _autoload
 from deepspeed_smddp import memory
 from deepspeed_smddp.backend import fallback_ledger, reset_statistics, statistics
 from deepspeed_smddp.config import SmddpConfig
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.settings import configure
+
+if TYPE_CHECKING:
+    from deepspeed_smddp import fsdp
 
 __version__ = "0.1.0"
 
@@ -24,9 +30,20 @@ __all__ = [
     "__version__",
     "configure",
     "fallback_ledger",
+    "fsdp",
     "memory",
     "reset_statistics",
     "statistics",
 ]
+
+# Imported at first use: torch's FSDP takes its time.
+_LAZY = ("fsdp",)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return import_module(f"deepspeed_smddp.{name}")
+    raise AttributeError(f"module 'deepspeed_smddp' has no attribute {name!r}")
+
 
 _autoload.register_once()

@@ -1,0 +1,114 @@
+"""``smp.save_checkpoint`` and its kin: DeepSpeed's checkpoints, or the whole model in a file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepspeed_smddp.compat import modelparallel, refuse
+
+_KEY = "smp_user_content"
+
+
+def save_checkpoint(
+    path: str,
+    tag: str,
+    partial: bool = True,
+    model: Any = None,
+    optimizer: Any = None,
+    user_content: Any = None,
+    translate_if_full: bool = True,
+    num_kept_partial_checkpoints: int | None = None,
+) -> None:
+    """Every rank must call it.
+
+    Args:
+        path: a directory.
+        tag: the checkpoint's name in it.
+        partial: model and optimizer, sharded as they are, to resume from at any number of ranks.
+            False: rank 0 writes the file ``path/tag``, all of the model's parameters.
+        model: by default the job's one ``smp.DistributedModel``.
+        optimizer: goes with the model in any case.
+        user_content: what ``resume_from_checkpoint`` returns.
+        translate_if_full: changes nothing, as parameters keep the model's own names.
+        num_kept_partial_checkpoints: remove the oldest beyond so many.
+    """
+    model = model or modelparallel.state.model
+    directory = Path(path)
+    if not partial:
+        content = {"model": model.state_dict(gather_to_rank0=True), "user_content": user_content}
+        if modelparallel.rank() == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            torch.save(content, directory / tag)
+        modelparallel.barrier()
+        return
+    model.engine.save_checkpoint(path, tag=tag, client_state={_KEY: user_content})
+    modelparallel.barrier()
+    if num_kept_partial_checkpoints is not None and modelparallel.rank() == 0:
+        kept = [p for p in directory.iterdir() if any(p.glob("*model_states.pt"))]
+        kept.sort(key=lambda p: p.stat().st_mtime_ns)
+        for old in kept[: max(0, len(kept) - num_kept_partial_checkpoints)]:
+            shutil.rmtree(old)
+
+
+def resume_from_checkpoint(
+    path: str,
+    tag: str | None = None,
+    partial: bool = True,
+    strict: bool = True,
+    load_optimizer: bool = True,
+    load_sharded_optimizer_state: bool = True,
+    translate_function: Any = None,
+) -> Any:
+    """Loads into the job's model and optimizer, once both are wrapped; every rank must call it.
+
+    Args:
+        path: a directory.
+        tag: the checkpoint's name in it; None: the newest.
+        partial: what ``save_checkpoint`` was told. A full one has to be loaded before
+            ``smp.DistributedOptimizer``.
+        strict: for a full one: no parameter may be missing.
+        load_optimizer: with the optimizer's state.
+        load_sharded_optimizer_state: the same.
+        translate_function: for a full one: gets its dictionary of parameters, and returns another.
+
+    Returns:
+        The ``user_content`` that was saved.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+    """
+    model = modelparallel.state.model
+    if not partial:
+        if tag is None:
+            refuse("the newest full checkpoint", "name it by tag=")
+        content = torch.load(Path(path) / tag, map_location="cpu", weights_only=False)
+        parameters = content["model"]
+        if translate_function is not None:
+            parameters = translate_function(parameters)
+        model.load_state_dict(parameters, strict=strict)
+        return content["user_content"]
+    with_optimizer = load_optimizer and load_sharded_optimizer_state
+    found, state = model.engine.load_checkpoint(
+        path, tag=tag, load_optimizer_states=with_optimizer, load_module_strict=strict
+    )
+    if found is None:
+        raise FileNotFoundError(f"there is no checkpoint {tag or ''} in {path}")
+    return state.get(_KEY)
+
+
+def save(thing: Any, path: str, partial: bool = True, **kwargs: Any) -> None:
+    """``torch.save``, by rank 0 alone unless ``partial``; each rank's own file has its rank."""
+    if partial:
+        torch.save(thing, f"{path}_{modelparallel.rank()}")
+    elif modelparallel.rank() == 0:
+        torch.save(thing, path)
+
+
+def load(path: str, map_location: Any = None, partial: bool = True, **kwargs: Any) -> Any:
+    """``torch.load`` of what :func:`save` wrote."""
+    name = f"{path}_{modelparallel.rank()}" if partial else path
+    return torch.load(name, map_location=map_location or "cpu", weights_only=False)

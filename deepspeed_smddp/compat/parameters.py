@@ -1,0 +1,214 @@
+"""The JSON dictionaries of ``smdistributed.modelparallel`` and of ``torch.sagemaker``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from deepspeed_smddp.compat import refuse
+from deepspeed_smddp.config import nearest
+from deepspeed_smddp.errors import SmddpConfigError
+
+# Where a job's launcher puts them; they go before what a script passes.
+VARIABLE = "SM_HP_MP_PARAMETERS"
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_Degree = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+_Parameters = TypeVar("_Parameters", bound="Parameters")
+
+
+class Parameters(BaseModel):
+    """What both dictionaries have in common: unknown keys and wrong values are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def refuse_unsupported(self) -> None:
+        """Raises ``Unsupported`` for what no adapter can do."""
+
+
+class ModelParallelParameters(Parameters):
+    """Of ``smdistributed.modelparallel.torch``, with its defaults."""
+
+    ddp: bool = False
+    ddp_port: int | None = None
+    ddp_dist_backend: str = "auto"
+    microbatches: _Degree = 1
+    fp16: bool = False
+    bf16: bool = False
+    prescaled_batch: bool = False
+    shard_optimizer_state: bool = False
+    sharded_data_parallel_degree: _Degree = 1
+    sdp_reduce_bucket_size: _Count = 500_000_000
+    sdp_param_persistence_threshold: _Count = 1_000_000
+    sdp_max_live_parameters: _Count = 1_000_000_000
+    sdp_hierarchical_allgather: bool = True
+    sdp_gradient_clipping: float = Field(1.0, ge=0)
+    offload_activations: bool = False
+    activation_loading_horizon: _Degree = 4
+    partitions: _Degree = 1
+    pipeline_parallel_degree: _Degree = 1
+    tensor_parallel_degree: _Degree = 1
+    delayed_parameter_initialization: bool = False
+    # These steer how layers are placed in a pipeline, of which there is none here.
+    active_microbatches: Any = None
+    auto_partition: Any = None
+    contiguous: Any = None
+    default_partition: Any = None
+    fast_mode: Any = None
+    horovod: Any = None
+    memory_weight: Any = None
+    optimize: Any = None
+    pipeline: Any = None
+    placement_strategy: Any = None
+    skip_tracing: Any = None
+    static_mode: Any = None
+
+    def refuse_unsupported(self) -> None:
+        """Raises ``Unsupported`` for pipelines, tensor parallelism and delayed initialisation."""
+        if self.partitions > 1 or self.pipeline_parallel_degree > 1:
+            refuse(
+                "pipeline parallelism",
+                'set "pipeline_parallel_degree" and "partitions" to 1 and shard the model with '
+                '"sharded_data_parallel_degree"',
+            )
+        if self.tensor_parallel_degree > 1:
+            refuse(
+                "tensor parallelism under smdistributed.modelparallel",
+                'set "tensor_parallel_degree" to 1 and shard with "sharded_data_parallel_degree", '
+                'or use DeepSpeed\'s "tensor_parallel": {"autotp_size": ...}',
+            )
+        if self.delayed_parameter_initialization:
+            refuse(
+                "delayed parameter initialisation under smdistributed.modelparallel",
+                'leave out "delayed_parameter_initialization", or build the model under '
+                "deepspeed.zero.Init",
+            )
+        if self.fp16 and self.bf16:
+            raise SmddpConfigError('"fp16" and "bf16" are both true, but one of them may be')
+        if self.sharded_data_parallel_degree > 1 and self.shard_optimizer_state:
+            raise SmddpConfigError(
+                '"shard_optimizer_state" does not go with "sharded_data_parallel_degree", which '
+                "shards it already; leave out one of the two"
+            )
+
+    def ds_config(self, accumulation: int) -> dict[str, Any]:
+        """The DeepSpeed config of an engine that accumulates so many micro-batches per step."""
+        stage = 3 if self.sharded_data_parallel_degree > 1 else int(self.shard_optimizer_state)
+        config: dict[str, Any] = {
+            # Batches come from the script; only their number per step matters.
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": accumulation,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": 1_000_000_000,
+            "gradient_clipping": 0.0,  # DeepSpeed's default is 1
+            "zero_optimization": {
+                "stage": stage,
+                "reduce_bucket_size": self.sdp_reduce_bucket_size,
+            },
+        }
+        if stage == 3:
+            config["smddp"] = {
+                "sharded_data_parallel_degree": self.sharded_data_parallel_degree,
+                "hierarchical_allgather": self.sdp_hierarchical_allgather,
+            }
+            config["gradient_clipping"] = self.sdp_gradient_clipping
+            config["zero_optimization"] |= {
+                "stage3_param_persistence_threshold": self.sdp_param_persistence_threshold,
+                "stage3_max_live_parameters": self.sdp_max_live_parameters,
+            }
+        if self.fp16:
+            config["fp16"] = {"enabled": True}
+        if self.bf16:
+            config["bf16"] = {"enabled": True}
+        return config
+
+
+class SageMakerParameters(Parameters):
+    """Of ``torch.sagemaker``, with its defaults."""
+
+    hybrid_shard_degree: _Count = 0
+    sm_activation_offloading: bool = True
+    activation_loading_horizon: _Degree = 2
+    fsdp_cache_flush_warnings: bool = True
+    allow_empty_shards: bool = False
+    tensor_parallel_degree: _Degree = 1
+    tensor_parallel_seed: int = 0
+    context_parallel_degree: _Degree = 1
+    expert_parallel_degree: _Degree = 1
+    random_seed: int = 12345
+
+    def refuse_unsupported(self) -> None:
+        """Raises ``Unsupported`` for context and expert parallelism."""
+        if self.context_parallel_degree > 1:
+            refuse(
+                "context parallelism",
+                'set "context_parallel_degree" to 1, or use DeepSpeed\'s Ulysses '
+                "(deepspeed.sequence) over smddp",
+            )
+        if self.expert_parallel_degree > 1:
+            refuse(
+                "expert parallelism",
+                'set "expert_parallel_degree" to 1, or use DeepSpeed\'s MoE layer '
+                "(deepspeed.moe.layer.MoE) over smddp",
+            )
+
+
+def read(
+    kind: type[_Parameters], given: str | os.PathLike[str] | Mapping[str, Any] | None
+) -> _Parameters:
+    """The parameters that apply: those in ``SM_HP_MP_PARAMETERS`` before those that a script gave.
+
+    Args:
+        kind: which of the two dictionaries.
+        given: a dictionary, the path of a JSON file with one, or None.
+
+    Raises:
+        SmddpConfigError: a file or the variable holds no JSON dictionary, an unknown key, or a
+            value that its key may not hold.
+        Unsupported: what no adapter can do.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        place = os.fspath(given)
+        try:
+            with open(place) as file:
+                given = _dictionary(file.read(), f"the file {place}")
+        except OSError as error:
+            raise SmddpConfigError(f"the file {place} cannot be read: {error.strerror}") from error
+    found = {**(given or {}), **_dictionary(os.environ.get(VARIABLE) or "{}", VARIABLE)}
+    try:
+        parameters = kind.model_validate(found)
+    except ValidationError as error:
+        raise SmddpConfigError(_sentence(kind, error)) from None
+    parameters.refuse_unsupported()
+    return parameters
+
+
+def _dictionary(text: str, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise SmddpConfigError(f"{place} holds no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise SmddpConfigError(f"{place} holds {found!r}, but may hold a JSON dictionary")
+    return found
+
+
+def _sentence(kind: type[Parameters], error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        guess = nearest(key, list(kind.model_fields))
+        return f'the parameter "{key}" is not known' + (
+            f'; did you mean "{guess}"?' if guess else ""
+        )
+    return f'the parameter "{key}" is {first["input"]!r}: {first["msg"]}'

@@ -1,0 +1,211 @@
+"""``torch.sagemaker``: its configuration, and FSDP sharded by ``hybrid_shard_degree``.
+
+Scripts keep their own calls of torch's ``FullyShardedDataParallel``; once :func:`init` was called,
+those that name no mesh and no process group get the mesh of the degree.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from deepspeed_smddp.compat import parameters, refuse
+from deepspeed_smddp.compat.parameters import SageMakerParameters
+from deepspeed_smddp.errors import logger
+
+_MARK = "_smddp_wraps"
+
+# The properties that the original documents; set by init().
+state = SimpleNamespace(initialized=False, mesh=None, parameters=SageMakerParameters())
+
+
+def init(config: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> None:
+    """Reads the configuration, and makes the default process group where there is none.
+
+    Args:
+        config: a dictionary, or the path of a JSON file with one; keys in the environment variable
+            ``SM_HP_MP_PARAMETERS`` go before it.
+
+    Raises:
+        SmddpConfigError: an unknown key or a wrong value.
+        Unsupported: context or expert parallelism.
+    """
+    found = parameters.read(SageMakerParameters, config)
+    if not dist.is_initialized():
+        dist.init_process_group("smddp")
+    if dist.get_backend() != "smddp":
+        logger.warning(
+            "smddp: torch.sagemaker runs over %s; for smddp call "
+            'torch.distributed.init_process_group("smddp") before init()',
+            dist.get_backend(),
+        )
+    degree = found.hybrid_shard_degree
+    state.mesh = None
+    data_parallel = dist.get_world_size() // found.tensor_parallel_degree
+    if found.tensor_parallel_degree > 1 and degree not in (0, data_parallel):
+        refuse(
+            f"hybrid sharding within {degree} ranks beside tensor parallelism",
+            f'set "hybrid_shard_degree" to 0, which shards over all {data_parallel} data-parallel '
+            "ranks",
+        )
+    if degree > 1 and found.tensor_parallel_degree == 1:
+        from deepspeed_smddp import fsdp
+
+        state.mesh = fsdp.mesh(degree)
+    state.parameters = found
+    state.hybrid_shard_degree = degree
+    state.rank, state.world_size = dist.get_rank(), dist.get_world_size()
+    state.tensor_parallel_degree = state.tp_size = found.tensor_parallel_degree
+    state.tp_rank = dist.get_rank() % state.tp_size
+    # As documented, None where there is no such parallelism.
+    state.tp_process_group = state.rep_rank_process_group = None
+    if state.mesh is not None and state.mesh.ndim == 2:
+        state.rep_rank_process_group = state.mesh.get_group("replicate")
+    state.initialized = True
+    _wrap_fsdp()
+    _wrap_offload()
+
+
+def is_initialized() -> bool:
+    """Whether :func:`init` was called."""
+    return bool(state.initialized)
+
+
+def transform(
+    model: nn.Module,
+    device: Any = None,
+    dtype: Any = None,
+    config: Any = None,
+    load_state_dict_from_rank0: bool = False,
+    cp_comm_type: str = "p2p",
+) -> nn.Module:
+    """The model, ready for FSDP.
+
+    That is the model itself: it keeps its own layers and names, and so its checkpoints. With a
+    ``tensor_parallel_degree`` above 1 its layers are divided by the package's own tensor
+    parallelism, and FSDP shards over the ranks that hold the same part. What rank 0 loaded reaches
+    the others by FSDP's ``sync_module_states=True``.
+
+    Args:
+        model: on any device, the meta device too.
+        device: to move the model to; not where it lies on the meta device.
+        dtype: of the model's parameters.
+        config: of mixtures of experts, which are refused.
+        load_state_dict_from_rank0: as said above.
+        cp_comm_type: of context parallelism, which :func:`init` refuses.
+
+    Raises:
+        RuntimeError: :func:`init` was not called.
+        Unsupported: a mixture of experts, or tensor parallelism where this version has none.
+    """
+    if not is_initialized():
+        raise RuntimeError("torch.sagemaker.transform() needs torch.sagemaker.init() before it")
+    if config is not None:
+        refuse(
+            "expert parallelism (transform(config=...))",
+            "leave out config, or use DeepSpeed's MoE layer (deepspeed.moe.layer.MoE) over smddp",
+        )
+    if state.tp_size > 1:
+        return _divide(model)
+    if all(p.device.type != "meta" for p in model.parameters()):
+        model = model.to(device=device, dtype=dtype)
+    elif dtype is not None:
+        model = model.to(dtype=dtype)
+    return model
+
+
+def clip_grad_norm_(model: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+    """``torch.sagemaker.grad_norm.clip_grad_norm_``: FSDP's own."""
+    if is_initialized() and state.tp_size > 1:
+        refuse(
+            "clip_grad_norm_ beside tensor parallelism",
+            "shard with fully_shard instead of FSDP, and use "
+            "deepspeed_smddp.tensor_parallel.clip_grad_norm_",
+        )
+    if hasattr(model, "clip_grad_norm_"):
+        return model.clip_grad_norm_(max_norm, norm_type)
+    return nn.utils.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+
+
+def _divide(model: nn.Module) -> nn.Module:
+    if find_spec("deepspeed_smddp.tensor_parallel") is None:
+        refuse(
+            "tensor parallelism in this version",
+            'set "tensor_parallel_degree" to 1 and shard with "hybrid_shard_degree", or use '
+            "torch.distributed.tensor.parallel.parallelize_module with fully_shard on a 2-D mesh",
+        )
+    tensor_parallel = import_module("deepspeed_smddp.tensor_parallel")
+    mesh = tensor_parallel.tensor_parallel(model, state.tp_size, seed=state.parameters.random_seed)
+    state.mesh = mesh[tensor_parallel.DATA]
+    state.tp_process_group = mesh[tensor_parallel.TENSOR].get_group()
+    state.rep_rank_process_group = state.mesh.get_group()
+    return model
+
+
+def _wrap_fsdp() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    original: Callable[..., None] = FullyShardedDataParallel.__init__
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def wrapper(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        # The second positional argument is the process group. Children of an FSDP module get the
+        # groups of their parent by name.
+        placed = args or kwargs.get("process_group") or kwargs.get("device_mesh")
+        if not placed and state.mesh is not None:
+            kwargs["sharding_strategy"] = _strategy(kwargs.get("sharding_strategy"))
+            kwargs["device_mesh"] = state.mesh
+        elif not placed and state.hybrid_shard_degree == 1:
+            kwargs["sharding_strategy"] = ShardingStrategy.NO_SHARD
+        original(self, module, *args, **kwargs)
+
+    setattr(wrapper, _MARK, original)
+    FullyShardedDataParallel.__init__ = wrapper  # type: ignore[method-assign]
+
+
+def _strategy(asked: Any) -> Any:
+    from torch.distributed.fsdp import ShardingStrategy
+
+    if state.mesh.ndim == 1:
+        return ShardingStrategy.FULL_SHARD
+    hybrid_zero2 = ShardingStrategy._HYBRID_SHARD_ZERO2
+    return hybrid_zero2 if asked == hybrid_zero2 else ShardingStrategy.HYBRID_SHARD
+
+
+def _wrap_offload() -> None:
+    # torch's offload_wrapper, which scripts put around the root module, becomes the package's
+    # offloading where the configuration says so.
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+
+    original = checkpoint_wrapper.offload_wrapper
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def wrapper(module: nn.Module) -> nn.Module:
+        import deepspeed_smddp
+
+        asked = state.parameters.sm_activation_offloading
+        offload = getattr(deepspeed_smddp, "offload_activations", None)
+        if asked and offload is not None:
+            offload(module, horizon=state.parameters.activation_loading_horizon)
+            return module
+        if asked and "sm_activation_offloading" in state.parameters.model_fields_set:
+            refuse(
+                "activation offloading in this version",
+                'set "sm_activation_offloading" to false, and torch\'s own takes its place',
+            )
+        return original(module)
+
+    setattr(wrapper, _MARK, original)
+    checkpoint_wrapper.offload_wrapper = wrapper

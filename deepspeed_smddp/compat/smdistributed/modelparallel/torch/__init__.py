@@ -1,0 +1,76 @@
+# ruff: noqa: F401
+"""``import smdistributed.modelparallel.torch as smp``; served by deepspeed-smddp.
+
+DeepSpeed trains the model: ZeRO-3 within ``sharded_data_parallel_degree`` ranks. See
+``deepspeed_smddp.compat``.
+"""
+
+from deepspeed_smddp.compat import refusing, step
+from deepspeed_smddp.compat import training as model
+from deepspeed_smddp.compat.checkpoints import (
+    load,
+    resume_from_checkpoint,
+    save,
+    save_checkpoint,
+)
+from deepspeed_smddp.compat.modelparallel import (
+    CommGroup,
+    allgather,
+    barrier,
+    broadcast,
+    dp_barrier,
+    dp_rank,
+    dp_size,
+    get_dp_group,
+    get_dp_process_group,
+    get_mp_group,
+    get_pp_group,
+    get_rdp_group,
+    get_rdp_process_group,
+    get_tp_group,
+    get_world_process_group,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mp_rank,
+    mp_size,
+    pp_rank,
+    pp_size,
+    rank,
+    rdp_rank,
+    rdp_size,
+    recv_from,
+    send,
+    size,
+    state,
+    tp_rank,
+    tp_size,
+)
+from deepspeed_smddp.compat.training import (
+    DistributedModel,
+    DistributedOptimizer,
+    delay_param_initialization,
+    model_creation,
+    partition,
+    set_activation_checkpointing,
+    set_partition,
+    tensor_parallelism,
+)
+
+StepOutput = step.StepOutput
+step = step.step  # type: ignore[assignment]
+
+_LAYERS = "use torch.nn and the model's own layers, sharded by sharded_data_parallel_degree"
+__getattr__ = refusing(
+    __name__,
+    {
+        "amp": 'set the parameter "fp16" or "bf16" to true, and leave out GradScaler and autocast',
+        "nn": _LAYERS,
+        "tp_register": _LAYERS,
+        "tp_register_with_module": _LAYERS,
+        "set_tensor_parallelism": 'use DeepSpeed\'s "tensor_parallel" (AutoTP)',
+        "checkpoint": "use torch.utils.checkpoint, or smp.set_activation_checkpointing",
+        "checkpoint_sequential": "use torch.utils.checkpoint.checkpoint_sequential",
+    },
+)

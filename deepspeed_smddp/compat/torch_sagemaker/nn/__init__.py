@@ -1,0 +1,1 @@
+"""Served by deepspeed-smddp; see ``deepspeed_smddp.compat``."""

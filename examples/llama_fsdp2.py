@@ -1,0 +1,102 @@
+"""Train a small Llama on bytes with FSDP2, sharded over all ranks or within some.
+
+torchrun --nproc-per-node 4 examples/llama_fsdp2.py --hybrid-shard-degree 2
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import byte_text
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import deepspeed_smddp
+from deepspeed_smddp import fsdp
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, help="file or directory; default: Python's library")
+    parser.add_argument("--hybrid-shard-degree", type=int, default=0, help="ranks; 0: all of them")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=4, help="windows per rank")
+    parser.add_argument("--seq-len", type=int, default=128, help="bytes per window")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256, help="a multiple of 64")
+    parser.add_argument("--save", type=Path, help="directory for a checkpoint of the last step")
+    args = parser.parse_args()
+
+    dist.init_process_group("smddp")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    text = byte_text.load(args.data, 12_000_000, args.seq_len + 1)
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            hidden_size=args.hidden,
+            intermediate_size=4 * args.hidden,
+            num_hidden_layers=args.layers,
+            num_attention_heads=args.hidden // 64,
+            max_position_embeddings=args.seq_len,
+            use_cache=False,
+        )
+    )
+
+    # Gathered in bf16, reduced and stepped in fp32.
+    options = {
+        "mesh": fsdp.mesh(args.hybrid_shard_degree),
+        "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32),
+    }
+    for layer in model.model.layers:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    fsdp.enable(model)
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    columns = (
+        TextColumn("step {task.completed}/{task.total}"),
+        BarColumn(bar_width=20),
+        TextColumn("loss {task.fields[loss]:.3f}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, disable=rank != 0) as progress:
+        bar = progress.add_task("", total=args.steps, loss=float("nan"))
+        for step in range(args.steps):
+            windows = byte_text.training_batch(
+                text, 1, step, args.batch, rank * args.batch, args.seq_len + 1, args.batch * ranks
+            )
+            logits = model(input_ids=windows[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(
+                logits.float().flatten(0, 1), windows[:, 1:].flatten()
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            mean = loss.detach()
+            dist.all_reduce(mean, dist.ReduceOp.AVG)
+            progress.update(bar, advance=1, loss=mean.item())
+
+    if args.save:
+        model_state, optimizer_state = get_state_dict(model, optimizer)
+        checkpoint.save(
+            {"model": model_state, "optimizer": optimizer_state}, checkpoint_id=args.save
+        )
+    if rank == 0:
+        gathers = [r for r in deepspeed_smddp.statistics() if r["collective"] == "all_gather"]
+        print(
+            f"loss after {args.steps} steps: {mean.item():.3f} nats per byte; rank 0 gathered "
+            f"{sum(r['bytes'] for r in gathers) / 1e6:.1f} MB"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Runs a script of tests/python/scripts, unchanged, as one rank of a job."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parents[1] / "scripts"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """Its ``losses``, averaged over the ranks, what it ``found``, and the backend's counters.
+
+    Or, where the job says ``fails``, the sentence of what it raises.
+    """
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(job.get("env", {}))
+    sys.path.insert(0, str(FOLDER))
+    sys.argv = [str(FOLDER / f"{job['script']}.py")]
+    if not torch.cuda.is_available():
+        _without_gpu()
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    code = compile(Path(sys.argv[0]).read_text(), sys.argv[0], "exec")
+    if job.get("fails"):
+        try:
+            exec(code, namespace)
+        except Exception as error:
+            return {"raised": f"{type(error).__name__}: {error}"}
+        return {"raised": None}
+    exec(code, namespace)
+    losses = torch.tensor(namespace["losses"], dtype=torch.float64)
+    counters: list[dict[str, Any]] = []
+    backend = None
+    if dist.is_initialized():
+        backend = dist.get_backend()
+        import deepspeed_smddp
+
+        counters = [dict(row) for row in deepspeed_smddp.statistics()]
+        dist.all_reduce(losses)
+        losses /= dist.get_world_size()
+        dist.destroy_process_group()
+    return {
+        "losses": losses.tolist(),
+        "found": namespace.get("found", {}),
+        "statistics": counters,
+        "backend": backend,
+    }
+
+
+def example(job: dict[str, Any]) -> dict[str, Any]:
+    """What a script of examples/ printed, given its ``arguments``."""
+    os.environ["FORCE_COLOR"] = "1"  # as on a terminal, which shows progress bars
+    sys.path.insert(0, str(EXAMPLES))
+    sys.argv = [str(EXAMPLES / job["script"]), *job["arguments"]]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    return {"printed": printed.getvalue()}
+
+
+def _without_gpu() -> None:
+    # The scripts name CUDA devices, as they must where there are some.
+    import torch
+
+    torch.cuda.set_device = lambda device: None
+    original = torch.Tensor.to
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if args and isinstance(args[0], torch.device) and args[0].type == "cuda":
+            return self
+        return original(self, *args, **kwargs)
+
+    torch.Tensor.to = to  # type: ignore[method-assign]

@@ -1,0 +1,168 @@
+"""FSDP2 and FSDP1 over smddp: what Gloo gives, with or without smddp's own buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.fsdp import fully_shard
+
+import deepspeed_smddp
+from deepspeed_smddp import SmddpConfigError
+from harness import fsdp
+from harness.fsdp import Run
+from harness.worker import Context
+from harness.world import BACKEND, Pool, fresh
+
+pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+
+
+def train(worlds: Pool, layout: str, run: Run, backend: str = BACKEND) -> list[dict[str, Any]]:
+    """What each rank reports, having seen that all report the same losses."""
+    answers = worlds(layout, backend).run(fsdp.train, run)
+    assert all(answer["losses"] == answers[0]["losses"] for answer in answers)
+    assert answers[0]["losses"][-1] < answers[0]["losses"][0] or run.steps < 2
+    return answers
+
+
+def assert_equal(got: dict[str, Any], wanted: dict[str, Any], bits: int | None = None) -> None:
+    """To the bit, or, where sums run in another order, to a relative 2**-bits."""
+    if bits is None:
+        assert got["losses"] == wanted["losses"]
+        assert got["norms"] == wanted["norms"]
+        for g, w in zip(got["gradients"], wanted["gradients"], strict=True):
+            assert np.array_equal(g, w)
+        return
+    assert got["losses"] == pytest.approx(wanted["losses"], rel=2.0**-bits)
+    assert got["norms"] == pytest.approx(wanted["norms"], rel=2.0**-bits)
+    for g, w in zip(got["gradients"], wanted["gradients"], strict=True):
+        assert np.abs(g - w).max() <= 2.0**-bits * np.abs(w).max()
+
+
+# One rank that has the whole batch.
+ALONE = Run(sharding="none")
+
+
+@pytest.mark.parametrize("run", [Run(enable=False), Run(), Run(prefetch=0), Run(micro_steps=2)])
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_two_ranks_give_the_bits_of_gloo(worlds: Pool, layout: str, run: Run) -> None:
+    reference = train(worlds, "AA", replace(run, enable=False), "gloo")[0]
+    assert_equal(train(worlds, layout, run)[0], reference)
+
+
+def test_bf16_gives_the_bits_of_gloo(worlds: Pool) -> None:
+    run = Run(dtype="bfloat16", reduce_dtype="float32")
+    reference = train(worlds, "AA", replace(run, enable=False), "gloo")[0]
+    assert_equal(train(worlds, "AA", run)[0], reference)
+
+
+def test_gradients_divided_by_a_factor_of_ones_own(worlds: Pool) -> None:
+    # Gloo has no such operation: there, FSDP2 divides after the sum.
+    reference = train(worlds, "AA", Run(enable=False, divide=3.0, force_sum=True), "gloo")[0]
+    assert_equal(train(worlds, "AA", Run(divide=3.0))[0], reference, bits=18)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 4])
+def test_hybrid_shard_degrees(worlds: Pool, degree: int) -> None:
+    ours = train(worlds, "AABB", Run(degree=degree, micro_steps=2))[0]
+    assert_equal(ours, train(worlds, "A", replace(ALONE, micro_steps=2), "gloo")[0], bits=16)
+    gathered = sum(r["bytes"] for r in ours["statistics"] if r["collective"] == "all_gather")
+    assert (gathered > 0) == (degree != 1)
+    assert not [r for r in ours["statistics"] if r["path"].startswith("fallback")]
+
+
+# Where the kernel lets ranks read one another's memory and that pays, there are no slots to see.
+SLOTS = {"SMDDP_SINGLE_COPY": "0"}
+
+
+def test_inside_a_host_a_gather_copies_each_byte_once(worlds: Pool) -> None:
+    def totals(run: Run, collective: str) -> tuple[int, int]:
+        answers = worlds("AA", BACKEND, SLOTS).run(fsdp.train, run)
+        rows = [row for answer in answers for row in answer["statistics"]]
+        rows = [row for row in rows if row["collective"] == collective]
+        return sum(row["slot_bytes"] for row in rows), sum(row["bytes"] for row in rows)
+
+    # Half of what two ranks exchange is another's: copied into a slot, and out again ...
+    through_slots, moved = totals(Run(enable=False), "all_gather")
+    assert through_slots == moved / 2 > 1_000_000
+    # ... or read where it lies, once.
+    assert totals(Run(), "all_gather") == (0, moved)
+    # What is left of a block after pieces of 32 KiB goes through a slot where it is under 8 KiB.
+    through_slots, moved = totals(Run(), "reduce_scatter")
+    assert through_slots < 0.02 * moved
+
+
+def test_checkpoints_load_at_another_world_size(worlds: Pool, tmp_path: Path) -> None:
+    whole = train(worlds, "A", replace(ALONE, steps=6), "gloo")[0]["losses"]
+    path = str(tmp_path / "four")
+    four = train(worlds, "AABB", Run(degree=2, save=path))[0]["losses"]
+    again = str(tmp_path / "two")
+    two = train(worlds, "AA", Run(first=3, steps=2, load=path, save=again))[0]["losses"]
+    last = Run(first=5, steps=1, load=again, enable=False)
+    other = train(worlds, "AA", last, "gloo")[0]["losses"]
+    assert four + two + other == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["AA", "AABB"])
+def test_fsdp1(worlds: Pool, layout: str) -> None:
+    ours = train(worlds, layout, Run(sharding="fsdp1"))[0]
+    assert_equal(ours, train(worlds, "A", ALONE, "gloo")[0] | {"gradients": []}, bits=16)
+    assert not [r for r in ours["statistics"] if r["path"].startswith("fallback:") and r["bytes"]]
+
+
+def mistakes(ctx: Context) -> list[str]:
+    def message(call: Callable[[], object], kind: type[Exception]) -> str:
+        with pytest.raises(kind) as raised:
+            call()
+        return str(raised.value)
+
+    sharded = fully_shard(torch.nn.Linear(4, 4))
+    return [
+        message(lambda: deepspeed_smddp.fsdp.enable(torch.nn.Linear(2, 2)), ValueError),
+        message(lambda: deepspeed_smddp.fsdp.enable(sharded, forward_prefetch=-1), ValueError),
+        message(lambda: deepspeed_smddp.fsdp.mesh(3), SmddpConfigError),
+        message(lambda: deepspeed_smddp.fsdp.mesh(-1), SmddpConfigError),
+        message(lambda: deepspeed_smddp.fsdp.mesh(True), SmddpConfigError),
+    ]
+
+
+def test_what_it_refuses(worlds: Pool) -> None:
+    found = worlds("AA").run(mistakes)[0]
+    wanted = ["call fully_shard", "-1, but may hold 0 or more", "a divisor of the 2 ranks: 1, 2"]
+    for message, part in zip(found, [*wanted, "number of ranks", "True"], strict=True):
+        assert part in message
+
+
+def over_gloo(ctx: Context) -> str:
+    with pytest.raises(SmddpConfigError) as raised:
+        deepspeed_smddp.fsdp.enable(fully_shard(torch.nn.Linear(4, 4)))
+    return str(raised.value)
+
+
+def test_a_model_over_another_backend_is_refused(worlds: Pool) -> None:
+    assert 'init_process_group("smddp")' in worlds("AA", "gloo").run(over_gloo)[0]
+
+
+def unknown_torch(ctx: Context) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    model = fully_shard(torch.nn.Linear(4, 4))
+    original = FSDPModule.set_custom_all_gather
+    del FSDPModule.set_custom_all_gather
+    try:
+        deepspeed_smddp.fsdp.enable(model)
+        model(torch.ones(1, 4)).sum().backward()
+    finally:
+        FSDPModule.set_custom_all_gather = original
+    return model.weight.grad is not None
+
+
+def test_a_torch_without_custom_collectives_is_said(worlds: Pool) -> None:
+    with fresh("AA") as world:
+        assert world.run(unknown_torch) == [True, True]
+        assert "has no FSDPModule.set_custom_all_gather; the results are the same" in world.log(0)
