@@ -52,6 +52,9 @@ class ActivationOffload(_Section):
 
     enabled: StrictBool = Field(False, description="true or false")
     horizon: _Positive = Field(2, description="a number of layers of at least 1")
+    directory: str = Field(
+        "", description="a directory to map host memory from, or an empty text for none"
+    )
 
 
 class SmddpConfig(_Section):
@@ -151,6 +154,12 @@ VARIABLES: tuple[Variable, ...] = (
         "2",
         "layers ahead of the backward pass whose activations come back",
         key="activation_offload.horizon",
+    ),
+    Variable(
+        "ACTIVATION_OFFLOAD_DIRECTORY",
+        "",
+        "map host memory for activations from files in this directory",
+        key="activation_offload.directory",
     ),
     Variable(
         "HOST_ID",
@@ -309,6 +318,8 @@ def _from_text(text: str, field: FieldInfo) -> Any:
     lowered = text.strip().lower()
     if field.annotation is bool:
         return {"1": True, "true": True, "0": False, "false": False}.get(lowered, text)
+    if field.annotation is str:
+        return text
     try:
         return float(lowered)
     except ValueError:
