@@ -65,6 +65,12 @@ class SmddpConfig(_Section):
     sharded_data_parallel_degree: _Count = Field(
         0, description="0 (all ranks) or the number of ranks that share one copy of the state"
     )
+    tensor_parallel_degree: _Positive = Field(
+        1, description="the number of ranks that divide each layer, at least 1"
+    )
+    tensor_parallel_seed: _Count = Field(
+        0, description="a number that sets random numbers of divided layers apart"
+    )
     hierarchical_allgather: StrictBool = Field(True, description="true or false")
     max_sms: _Count = Field(9, description="a number of streaming multiprocessors")
     reduce_on: Literal["gpu", "cpu"] = Field("gpu", description='"gpu" or "cpu"')
@@ -113,6 +119,18 @@ VARIABLES: tuple[Variable, ...] = (
         "0",
         "ranks that share one copy of the model state; 0: all",
         key="sharded_data_parallel_degree",
+    ),
+    Variable(
+        "TENSOR_PARALLEL_DEGREE",
+        "1",
+        "ranks that share a batch and divide each layer",
+        key="tensor_parallel_degree",
+    ),
+    Variable(
+        "TENSOR_PARALLEL_SEED",
+        "0",
+        "sets apart what the ranks of a tensor-parallel group draw in divided layers",
+        key="tensor_parallel_seed",
     ),
     Variable(
         "HIERARCHICAL_ALLGATHER",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,8 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from deepspeed_smddp import offload_activations
 from deepspeed_smddp.offload import Offload
 from deepspeed_smddp.offload import model as offload_model
-from harness.training import Trainer
-from harness.world import BACKEND
 
 ROWS, WIDTH, LAYERS = 1024, 64, 10
 WORTH = ROWS * WIDTH * 4  # of one layer's input, bytes
@@ -408,45 +403,3 @@ def test_remove_and_misuse(tmp_path: Path) -> None:
     loss_of(model, x).backward()
     assert same(gradients(model), plain("none"))
     assert again.statistics.bytes_out > 0
-
-
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Trainer]:
-    served = Trainer()
-    yield served
-    served.close()
-
-
-needs_smddp = pytest.mark.skipif(BACKEND != "smddp", reason='needs "comm_backend": "smddp"')
-
-
-@needs_smddp
-@pytest.mark.timeout(300, method="signal")  # the first compiles an op of DeepSpeed
-def test_zero3_by_its_config(trainer: Trainer, tmp_path: Path) -> None:
-    answers: list[dict[str, Any]] = trainer.call(
-        "harness.offload_jobs:zero3", "AB", BACKEND, directory=os.fspath(tmp_path)
-    )
-    check(answers)
-
-
-@pytest.mark.timeout(300, method="signal")
-def test_fsdp2(trainer: Trainer) -> None:
-    check(trainer.call("harness.offload_jobs:fsdp2", "AB", BACKEND))
-
-
-def check(answers: list[dict[str, Any]]) -> None:
-    for answer in answers:
-        without, *runs = answer["runs"]
-        assert without["out"] == 0
-        assert [run["checkpointing"] for run in runs] == [
-            None,
-            {"use_reentrant": False},
-            {"use_reentrant": True},
-        ]
-        for run in runs:
-            assert run["state"] == without["state"], run
-            assert run["losses"] == without["losses"]
-            assert run["out"] > 0, run
-            assert run["late"] == 0, run
-            # A layer's input each: the window, and no more.
-            assert (run["peak"] == run["window"]) == (run["checkpointing"] is not None), run

@@ -21,6 +21,8 @@ DESIGN_SECTION = {
     "allgather_bucket_size": "auto",
     "reduce_scatter_bucket_size": "auto",
     "sharded_data_parallel_degree": 0,
+    "tensor_parallel_degree": 1,
+    "tensor_parallel_seed": 0,
     "hierarchical_allgather": True,
     "max_sms": 9,
     "reduce_on": "gpu",
