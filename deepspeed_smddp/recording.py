@@ -164,19 +164,7 @@ class Record:
             return
         if schema.name in _WITHOUT_VALUES:
             return
-        written = [
-            argument
-            for declared, argument in zip(schema.arguments, args, strict=False)
-            if declared.alias_info is not None and declared.alias_info.is_write
-        ]
-        written += [
-            kwargs[declared.name]
-            for declared in schema.arguments
-            if declared.name in kwargs
-            and declared.alias_info is not None
-            and declared.alias_info.is_write
-        ]
-        targets = [t for t in tree_leaves(written) if isinstance(t, torch.Tensor) and t.is_meta]
+        targets = _targets(schema, args, kwargs)
         if not targets and not fresh:
             return  # a view
         overwrites = None
@@ -278,7 +266,23 @@ def _described(value: Any) -> Any:
     return View.of(value) if value.is_meta else value.detach().clone()
 
 
-class _OnMeta(TorchFunctionMode):  # type: ignore[no-untyped-call]
+def _targets(schema: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    # The tensors that an operation writes to.
+    written = []
+    for position, declared in enumerate(schema.arguments):
+        if declared.alias_info is not None and declared.alias_info.is_write:
+            by_name = kwargs.get(declared.name)
+            written.append(args[position] if position < len(args) else by_name)
+    return [t for t in tree_leaves(written) if isinstance(t, torch.Tensor)]
+
+
+def _shadow(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and not value.is_meta:
+        return torch.empty_like(value, device="meta")
+    return value
+
+
+class _OnMeta(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -291,13 +295,24 @@ class _OnMeta(TorchFunctionMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, record: Record) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._record = record
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if any(t.is_meta for t in tensors) and not all(t.is_meta for t in tensors):
+            for target in _targets(func._schema, args, kwargs):
+                if not target.is_meta:
+                    raise RuntimeError(
+                        f"{func._schema.name} writes values that are not known yet into a tensor "
+                        "with memory while the model is built; build it without delayed_init"
+                    )
+            # torch wants them all on one device; the record has the values.
+            result = func(*tree_map(_shadow, args), **tree_map(_shadow, kwargs))
+        else:
+            result = func(*args, **kwargs)
         self._record.add(func, args, kwargs, result)
         return result

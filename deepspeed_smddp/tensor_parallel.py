@@ -1,16 +1,17 @@
 """Tensor parallelism of transformers' models, beside FSDP2 or DeepSpeed ZeRO.
 
-Of n ranks each ``degree`` neighbours share one batch and divide the matrices of every layer: columns
-of the first of a pair, rows of the second (Shoeybi et al., Megatron-LM, 2019), as the model's own
-``tp_plan`` says. The n / degree ranks with the same part are data-parallel. With FSDP2::
+Of n ranks each ``degree`` neighbours share one batch and divide the matrices of every layer: the
+columns of the first of a pair, the rows of the second (Shoeybi et al., Megatron-LM, 2019), as the
+model's own ``tp_plan`` says. The n / degree ranks with the same part are data-parallel. With
+FSDP2::
 
     mesh = tensor_parallel(model, degree=2)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
 
-Data are divided by ``mesh["data"]``: its size and this rank's place in it, so that the global batch is
-the same at any degree. With DeepSpeed it is ``"tensor_parallel_degree"`` in the "smddp" section.
+Data are divided by ``mesh["data"]``: its size and this rank's place in it, so that the global batch
+is the same at any degree. With DeepSpeed it is ``"tensor_parallel_degree"`` in the "smddp" section.
 """
 
 from __future__ import annotations
@@ -140,11 +141,11 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> torc
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     local = getattr(tensor, "to_local", None)
-    return tensor if local is None else local()  # type: ignore[no-any-return]
+    return tensor if local is None else local()
 
 
 def _check_sizes(model: nn.Module, plan: dict[str, str], degree: int) -> None:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     for name in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, name, None)
@@ -234,7 +235,7 @@ def draw_apart(model: nn.Module, plan: dict[str, str], rank: int, seed: int) -> 
 
 
 def _drops_out(model: nn.Module) -> bool:
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     values = config.to_dict() if hasattr(config, "to_dict") else {}
     by_config = (v for k, v in values.items() if "drop" in k and isinstance(v, float))
     by_module = (m.p for m in model.modules() if isinstance(m, nn.Dropout))
@@ -270,6 +271,6 @@ def _generator(device: torch.device) -> Any:
 
 def _seed(device: torch.device, seed: int) -> None:
     if device.type == "cpu":
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
     else:
         torch.get_device_module(device).manual_seed(seed)

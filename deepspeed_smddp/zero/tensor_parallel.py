@@ -20,6 +20,7 @@ from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.zero import comm_backend, ds_config
 
 KEY = '"smddp.tensor_parallel_degree"'
+KNOWN_DEEPSPEED = ("0.19.8",)  # versions whose groups and AutoTP were read for this
 
 
 def install(deepspeed: Any) -> None:
@@ -70,8 +71,15 @@ def asked_degree() -> int:
 
 
 def _check(arguments: Mapping[str, Any], config: Mapping[str, Any], degree: int) -> None:
+    import deepspeed
+
     from deepspeed_smddp.tensor_parallel import check_degree
 
+    if deepspeed.__version__ not in KNOWN_DEEPSPEED:
+        raise SmddpConfigError(
+            f"{KEY} works with DeepSpeed {', '.join(KNOWN_DEEPSPEED)}, and this is "
+            f'{deepspeed.__version__}; install a known one, or use its own "tensor_parallel" section'
+        )
     check_degree(degree, dist.get_world_size())
     for name in ("mpu", "mesh_param"):
         if arguments.get(name) is not None:

@@ -71,7 +71,7 @@ class Everything(nn.Module):
             self.low[1:3] = 7
             nn.init.trunc_normal_(self.layers[0].weight, std=0.02)
             nn.init.orthogonal_(self.layers[0].weight[:20])
-            nn.init.trunc_normal_(self.layers[0].bias, 1.0, 0.1, 2.5, 3.0)
+            nn.init.trunc_normal_(self.layers[0].bias, 1.0, 0.9, 2.5, 3.0)
             nn.init.normal_(self.layers[0].bias[:7])
             nn.init.dirac_(self.layers[1].weight)
             nn.init.sparse_(self.layers[2].weight_hh_l0, 0.3)

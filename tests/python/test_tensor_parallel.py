@@ -149,6 +149,7 @@ def test_dropout_differs_between_columns_and_rows_only() -> None:
 def test_configs_that_contradict(
     config: dict, arguments: dict, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("deepspeed")
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     if arguments.get("model") == "zero":
         arguments = {"model": nn.Linear(2, 2)}
@@ -156,3 +157,6 @@ def test_configs_that_contradict(
     with pytest.raises(SmddpConfigError, match=sentence):
         by_config._check(arguments, config, 2)
     by_config._check({"model": nn.Linear(2, 2)}, {}, 2)
+    monkeypatch.setattr(by_config, "KNOWN_DEEPSPEED", ("0.18.0",))
+    with pytest.raises(SmddpConfigError, match=r"works with DeepSpeed 0.18.0, and this is"):
+        by_config._check({"model": nn.Linear(2, 2)}, {}, 2)

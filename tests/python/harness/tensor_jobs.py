@@ -116,7 +116,9 @@ def _dropout() -> dict[str, Any]:
         torch.manual_seed(9 + mesh["data"].get_local_rank())
         attention = model.gpt_neox.layers[0].attention
         masks: list[Any] = []
-        attention.query_key_value.register_forward_hook(lambda *_: masks.append(torch.rand(3)))
+        attention.query_key_value.register_forward_hook(
+            lambda *_, to=masks: to.append(torch.rand(3))
+        )
         model.train()
         loss = model(input_ids=batch(0), labels=batch(0)).loss
         after = torch.get_rng_state()
