@@ -200,6 +200,9 @@ class Offload:
             self._inside.pop()
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | Saved:
+        # The result of a collective under way (AsyncCollectiveTensor) becomes what it stands for.
+        wait = getattr(tensor, "trigger_wait", None)
+        tensor = tensor if wait is None else wait()
         if not self._moves(tensor):
             # A tensor that remembers how it was computed would hold itself.
             return tensor if tensor.is_leaf else tensor.detach()

@@ -78,7 +78,8 @@ def _check(arguments: Mapping[str, Any], config: Mapping[str, Any], degree: int)
     if deepspeed.__version__ not in KNOWN_DEEPSPEED:
         raise SmddpConfigError(
             f"{KEY} works with DeepSpeed {', '.join(KNOWN_DEEPSPEED)}, and this is "
-            f'{deepspeed.__version__}; install a known one, or use its own "tensor_parallel" section'
+            f"{deepspeed.__version__}; install a known one, or use its own section "
+            '"tensor_parallel"'
         )
     check_degree(degree, dist.get_world_size())
     for name in ("mpu", "mesh_param"):

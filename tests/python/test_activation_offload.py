@@ -85,16 +85,19 @@ class LateCopies:
     def __init__(self) -> None:
         self.lost: list[str] = []  # copies whose memory was freed before they ran
         self.queues: dict[str, list[LateCopy]] = {"out": [], "back": []}
+        self.latest: dict[int, LateCopy] = {}  # of each host buffer, by its address
 
     def out(self, source, host, after):
-        return self._ask("out", source, host, after)
+        return self._ask("out", source, host, after, host)
 
     def back(self, host, target, after):
         target.fill_(255)  # NaNs, until the copy runs
-        return self._ask("back", host, target, after)
+        return self._ask("back", host, target, after, host)
 
-    def _ask(self, direction, source, target, after):
-        copy = LateCopy(self, direction, source, target, after)
+    def _ask(self, direction, source, target, after, host):
+        if direction == "back" or after is not None:
+            assert after is self.latest[host.data_ptr()], "follows what last used the buffer"
+        copy = self.latest[host.data_ptr()] = LateCopy(self, direction, source, target, after)
         self.queues[direction].append(copy)
         return copy
 
@@ -403,3 +406,27 @@ def test_remove_and_misuse(tmp_path: Path) -> None:
     loss_of(model, x).backward()
     assert same(gradients(model), plain("none"))
     assert again.statistics.bytes_out > 0
+
+
+def test_results_of_collectives_under_way_leave_too() -> None:
+    class UnderWay(torch.Tensor):
+        """As torch's AsyncCollectiveTensor: it stands for a tensor that is to be waited for."""
+
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        def trigger_wait(self):
+            return self.as_subclass(torch.Tensor)
+
+    class Gathers(nn.Module):
+        def forward(self, x):
+            return torch.sin(x.as_subclass(UnderWay)).as_subclass(torch.Tensor)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, WIDTH), nn.Sequential(*(Gathers() for _ in range(4))))
+    x = torch.randn(ROWS, 2)
+    loss_of(model, x).backward()
+    expected = gradients(model)
+    offload = offload_activations(model, 1)
+    loss_of(model, x).backward()
+    assert same(gradients(model), expected)
+    assert offload.statistics.bytes_out == 2 * WORTH

@@ -66,13 +66,13 @@ def one_process(name: str) -> list[list[float]]:
 
 
 def same_training(answers: list[dict[str, Any]]) -> None:
-    """20 steps on tensor-parallel 2 x data-parallel 2 ranks are those of one process."""
+    """Steps on tensor-parallel 2 x data-parallel 2 ranks are those of one process."""
     for answer in answers:
         for name in tensor_jobs.MODELS:
             losses, norms = one_process(name)
-            assert len(losses) == 20
-            assert losses[-1] < losses[0] - 1, "it learns"
+            assert losses[-1] < losses[0], "it learns"
             assert answer[name][0] == pytest.approx(losses, rel=1e-5), name
+            assert len(losses) == tensor_jobs.STEPS[name]
             assert answer[name][1] == pytest.approx(norms, rel=1e-4), name
 
 

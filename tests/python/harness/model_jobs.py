@@ -82,9 +82,11 @@ def delayed(job: dict[str, Any]) -> dict[str, Any]:
     if job["backend"] == "smddp":
         torch.manual_seed(7)
         eager = BUILDS["gpt_neox"]()
-        inverse = eager.gpt_neox.rotary_emb.inv_freq  # DeepSpeed does not cast buffers here
+        original = {buffer.shape: buffer.clone() for buffer in eager.buffers()}
         eager = eager.bfloat16()
-        eager.gpt_neox.rotary_emb.inv_freq = inverse.clone()
+        for module in eager.modules():  # DeepSpeed does not cast buffers of such a model
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = original[buffer.shape].clone()
         found["gpt_neox, bf16"] = {
             "eager": _digest(eager),
             "zero3": _delayed_zero3(BUILDS["gpt_neox"], True),

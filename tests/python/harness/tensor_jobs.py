@@ -8,11 +8,12 @@ from typing import Any
 
 from harness import model_jobs, training
 
-BATCH, STEPS = 8, 20
+BATCH = 8
 MODELS: dict[str, Any] = {
-    "llama": lambda **changes: model_jobs.llama(num_key_value_heads=2, **changes),
-    "gpt_neox": model_jobs.gpt_neox,
+    "llama": lambda: model_jobs.llama(num_key_value_heads=2, num_hidden_layers=3),
+    "gpt_neox": lambda: model_jobs.gpt_neox(num_hidden_layers=1),
 }
+STEPS = {"llama": 20, "gpt_neox": 5}
 
 
 def batch(step: int, ranks: int = 1, rank: int = 0) -> Any:
@@ -39,7 +40,7 @@ def one_process(name: str) -> list[list[float]]:
     model = MODELS[name]()
     optimizer = optimizer_of(model)
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(STEPS[name]):
         tokens = batch(step)
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
@@ -82,10 +83,10 @@ def _fsdp2(name: str) -> list[list[float]]:
     fully_shard(model, mesh=data)
     if name == "llama":
         materialize(model)
-        offload_activations(model, 1, min_bytes=1)
+        offload = offload_activations(model, 1, min_bytes=1)
     optimizer = optimizer_of(model)
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(STEPS[name]):
         tokens = batch(step, data.size(), data.get_local_rank())
         loss = model(input_ids=tokens, labels=tokens).loss
         loss.backward()
@@ -95,6 +96,8 @@ def _fsdp2(name: str) -> list[list[float]]:
         mean = loss.detach().clone()
         dist.all_reduce(mean, group=data.get_group())
         losses.append(mean.item() / data.size())
+    if name == "llama":
+        assert offload.statistics.bytes_out > 0
     return [losses, norms]
 
 
@@ -165,7 +168,7 @@ def _zero3(name: str) -> list[list[float]]:
     assert engine.train_batch_size() == BATCH
     assert engine.dp_world_size == ranks == 2
     losses, norms = [], []
-    for step in range(STEPS):
+    for step in range(STEPS[name]):
         tokens = batch(step, ranks, rank)
         loss = engine(input_ids=tokens, labels=tokens).loss
         engine.backward(loss)
