@@ -225,9 +225,10 @@ def draw_apart(model: nn.Module, plan: dict[str, str], rank: int, seed: int) -> 
     """
     if not _drops_out(model):
         return
-    region = _Region(rank, seed)
+    regions: dict[str, _Region] = {}
     for name, way in plan.items():
         layer = model.get_submodule(name)
+        region = regions.setdefault(name.rpartition(".")[0], _Region(rank, seed))
         if way in _COLUMNS:
             layer.register_forward_hook(region.enter)
         elif way in _ROWS:
@@ -243,15 +244,20 @@ def _drops_out(model: nn.Module) -> bool:
 
 
 class _Region:
-    """The part of a layer in which ranks of a group compute different things."""
+    """The part of one attention or MLP in which ranks of a group compute different things."""
 
     def __init__(self, rank: int, seed: int) -> None:
         self._rank, self._seed = rank, seed
         self._outside: torch.Tensor | None = None  # the generator's state for after the region
+        self._first: nn.Module | None = None  # that entered
 
     def enter(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
-        if self._outside is not None or not module.training:
+        if not module.training:
             return
+        # A recomputation may stop within the region: then its first module enters again.
+        if self._outside is not None and module is not self._first:
+            return
+        self._first = module
         device = output.device
         drawn = int(torch.randint(1 << 31, (), device=device).item())
         generator = _generator(device)

@@ -138,6 +138,17 @@ def test_dropout_differs_between_columns_and_rows_only() -> None:
         assert not torch.equal(one[index], one[(index + 2) % 6]), "every call draws anew"
 
 
+def test_a_region_that_was_never_left() -> None:
+    model = Pair().train()
+    draw_apart(model, {"columns": "colwise", "rows": "rowwise"}, 0, 0)
+    torch.manual_seed(4)
+    expected = model(torch.ones(40, 8))
+    model.columns(torch.ones(40, 8))  # as a recomputation that stops early
+    torch.manual_seed(4)
+    found = model(torch.ones(40, 8))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("config", "arguments", "sentence"),
     [
