@@ -16,7 +16,9 @@ import smddp_autoload as _autoload
 from deepspeed_smddp import memory
 from deepspeed_smddp.backend import fallback_ledger, reset_statistics, statistics
 from deepspeed_smddp.config import SmddpConfig
+from deepspeed_smddp.delayed_init import delayed_init, materialize
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.offload import offload_activations
 from deepspeed_smddp.settings import configure
 
 if TYPE_CHECKING:
@@ -29,9 +31,12 @@ __all__ = [
     "SmddpConfigError",
     "__version__",
     "configure",
+    "delayed_init",
     "fallback_ledger",
     "fsdp",
+    "materialize",
     "memory",
+    "offload_activations",
     "reset_statistics",
     "statistics",
 ]

@@ -52,6 +52,9 @@ class ActivationOffload(_Section):
 
     enabled: StrictBool = Field(False, description="true or false")
     horizon: _Positive = Field(2, description="a number of layers of at least 1")
+    directory: str = Field(
+        "", description="a directory to map host memory from, or an empty text for none"
+    )
 
 
 class SmddpConfig(_Section):
@@ -61,6 +64,12 @@ class SmddpConfig(_Section):
     reduce_scatter_bucket_size: _Bucket = Field("auto", description=_BUCKET_HOLDS)
     sharded_data_parallel_degree: _Count = Field(
         0, description="0 (all ranks) or the number of ranks that share one copy of the state"
+    )
+    tensor_parallel_degree: _Positive = Field(
+        1, description="the number of ranks that divide each layer, at least 1"
+    )
+    tensor_parallel_seed: _Count = Field(
+        0, description="a number that sets random numbers of divided layers apart"
     )
     hierarchical_allgather: StrictBool = Field(True, description="true or false")
     max_sms: _Count = Field(9, description="a number of streaming multiprocessors")
@@ -112,6 +121,18 @@ VARIABLES: tuple[Variable, ...] = (
         key="sharded_data_parallel_degree",
     ),
     Variable(
+        "TENSOR_PARALLEL_DEGREE",
+        "1",
+        "ranks that share a batch and divide each layer",
+        key="tensor_parallel_degree",
+    ),
+    Variable(
+        "TENSOR_PARALLEL_SEED",
+        "0",
+        "sets apart what the ranks of a tensor-parallel group draw in divided layers",
+        key="tensor_parallel_seed",
+    ),
+    Variable(
         "HIERARCHICAL_ALLGATHER",
         "true",
         "gather between nodes along the rails, then inside each node",
@@ -151,6 +172,12 @@ VARIABLES: tuple[Variable, ...] = (
         "2",
         "layers ahead of the backward pass whose activations come back",
         key="activation_offload.horizon",
+    ),
+    Variable(
+        "ACTIVATION_OFFLOAD_DIRECTORY",
+        "",
+        "map host memory for activations from files in this directory",
+        key="activation_offload.directory",
     ),
     Variable(
         "HOST_ID",
@@ -309,6 +336,8 @@ def _from_text(text: str, field: FieldInfo) -> Any:
     lowered = text.strip().lower()
     if field.annotation is bool:
         return {"1": True, "true": True, "0": False, "false": False}.get(lowered, text)
+    if field.annotation is str:
+        return text
     try:
         return float(lowered)
     except ValueError:

@@ -44,14 +44,6 @@ _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {
         "reductions of GPU tensors are not built yet, NCCL carries them out; "
         "CPU tensors are always summed by the CPU",
     ),
-    "activation_offload.enabled": (
-        lambda enabled: bool(enabled),
-        "activation offloading is not built yet, activations stay where they are",
-    ),
-    "activation_offload.horizon": (
-        lambda _: True,
-        "activation offloading is not built yet, so there is nothing to prefetch",
-    ),
 }
 
 

@@ -15,7 +15,16 @@ from datetime import timedelta
 from typing import Any
 
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.zero import auto, comm_backend, ds_config, gather, reduce, sharding
+from deepspeed_smddp.offload import ds_config as offload
+from deepspeed_smddp.zero import (
+    auto,
+    comm_backend,
+    ds_config,
+    gather,
+    reduce,
+    sharding,
+    tensor_parallel,
+)
 
 OLDEST_DEEPSPEED = (0, 14)
 NEWEST_DEEPSPEED = (0, 19)
@@ -47,6 +56,8 @@ def hook_deepspeed(deepspeed: Any) -> None:
     if hasattr(deepspeed.initialize, _MARK):
         return
     sharding.install(deepspeed)
+    offload.install(deepspeed)
+    tensor_parallel.install(deepspeed)
     deepspeed.initialize = _before(deepspeed.initialize, _at_initialize)
     init_type.__init__ = _before(init_type.__init__, _at_zero_init)
     wrapped = _init_distributed(init_distributed)

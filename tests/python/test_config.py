@@ -21,13 +21,15 @@ DESIGN_SECTION = {
     "allgather_bucket_size": "auto",
     "reduce_scatter_bucket_size": "auto",
     "sharded_data_parallel_degree": 0,
+    "tensor_parallel_degree": 1,
+    "tensor_parallel_seed": 0,
     "hierarchical_allgather": True,
     "max_sms": 9,
     "reduce_on": "gpu",
     "reduce_precision": "wire",
     "fallback": "warn",
     "timeout_seconds": 600,
-    "activation_offload": {"enabled": False, "horizon": 2},
+    "activation_offload": {"enabled": False, "horizon": 2, "directory": ""},
 }
 
 
@@ -165,12 +167,14 @@ def test_numbers_as_json_and_hjson_read_them() -> None:
 def test_environment_before_file_before_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMDDP_FALLBACK", "error")
     monkeypatch.setenv("SMDDP_ACTIVATION_OFFLOAD_HORIZON", "4")
+    monkeypatch.setenv("SMDDP_ACTIVATION_OFFLOAD_DIRECTORY", "/Scratch/Fast")
     resolved = settings.resolve(parse_section({"fallback": "silent", "timeout_seconds": 5}))
     assert resolved.section.fallback == "error"
     assert resolved.source("fallback") == "SMDDP_FALLBACK"
     assert resolved.section.timeout_seconds == 5
     assert resolved.source("timeout_seconds") == "ds_config"
     assert resolved.section.activation_offload.horizon == 4
+    assert resolved.section.activation_offload.directory == "/Scratch/Fast"
     assert resolved.section.reduce_precision == "wire"
     assert resolved.source("reduce_precision") == "default"
 
@@ -256,14 +260,13 @@ def test_keys_of_later_features_say_so_once(
             "hierarchical_allgather": False,
             "max_sms": 4,
             "reduce_on": "cpu",
-            "activation_offload": {"enabled": True, "horizon": 3},
         }
     )
     with caplog.at_level(logging.WARNING):
         settings.set_file(section)
         settings.set_file(section, zero_allgather_elements=1)
     messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 5
+    assert len(messages) == 3
     for key in settings._LATER:
         assert sum(f"{key} (ds_config) has no effect" in text for text in messages) == 1
 
@@ -279,6 +282,7 @@ def test_live_keys_and_defaults_are_silent(
         "timeout_seconds": 9,
         "sharded_data_parallel_degree": 8,
         "hierarchical_allgather": True,
+        "activation_offload": {"enabled": True, "horizon": 3},
     }
     with caplog.at_level(logging.WARNING):
         settings.set_file(parse_section(live))

@@ -1,0 +1,12 @@
+"""Activation offloading: what layers save for the backward pass waits in host memory.
+
+``offload_activations(model, horizon=2)``, or ``"activation_offload": {"enabled": true}`` in the
+"smddp" section of a DeepSpeed config. See docs/activation-offload.md.
+"""
+
+from __future__ import annotations
+
+from deepspeed_smddp.offload.model import Offload, offload_activations
+from deepspeed_smddp.offload.window import Statistics
+
+__all__ = ["Offload", "Statistics", "offload_activations"]
