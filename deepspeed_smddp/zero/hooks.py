@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.zero import auto, comm_backend, ds_config, gather, reduce, sharding
+from deepspeed_smddp.zero import auto, comm_backend, ds_config, gather, overlap, reduce, sharding
 
 OLDEST_DEEPSPEED = (0, 14)
 NEWEST_DEEPSPEED = (0, 19)
@@ -58,7 +58,7 @@ def hook_deepspeed(deepspeed: Any) -> None:
     ):
         if getattr(module, "init_distributed", None) is init_distributed:
             module.init_distributed = wrapped
-    for feature in (auto, gather, reduce):
+    for feature in (auto, gather, reduce, overlap):
         feature.install(deepspeed)
 
 
