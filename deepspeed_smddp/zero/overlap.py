@@ -1,8 +1,8 @@
 """ZeRO-3's gradients travel while the backward pass goes on, on the CPU too.
 
 With ``overlap_comm`` DeepSpeed reduces a bucket of gradients on a stream of its own. The CPU has no
-streams: there it starts the ReduceScatter in the middle of the backward pass and waits for it on the
-spot. Here the backward pass goes on; what DeepSpeed does with the sums follows when the next bucket
+streams: there it starts the ReduceScatter in the middle of the backward pass and waits for it at
+once. Here the backward pass goes on; what DeepSpeed does with the sums follows when the next bucket
 is full, at the latest when the backward pass ends. The same operations on the same values, in the
 same order per parameter, so the same bits.
 

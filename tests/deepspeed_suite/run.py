@@ -20,6 +20,15 @@ from .results import BAD, REFERENCE, Outcome, read_log
 ROOT = Path(__file__).resolve().parents[2]
 _TICK = 0.5  # seconds
 _MOST_RANKS = 4  # DeepSpeed's tests of more are skipped
+_BUILD = """
+from deepspeed.accelerator import get_accelerator
+
+for name in ("ShareMemCommBuilder", "CPUAdamBuilder", "FusedAdamBuilder", "PinMemoryBuilder"):
+    try:
+        get_accelerator().create_op_builder(name).load(verbose=False)
+    except Exception as error:
+        print("DeepSpeed does not build", name, error, flush=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -52,17 +61,13 @@ class Suite:
 
     def build_operations(self) -> None:
         """Compiles what DeepSpeed would compile in the middle of the first tests that need it."""
-        program = (
-            "from deepspeed.accelerator import get_accelerator\n"
-            "for name in ('ShareMemCommBuilder', 'CPUAdamBuilder', 'CPUAdagradBuilder',"
-            " 'CPULionBuilder'):\n"
-            "    try:\n"
-            "        get_accelerator().create_op_builder(name).load(verbose=False)\n"
-            "    except Exception as error:\n"
-            "        print('DeepSpeed cannot build', name, error)\n"
-        )
+        for lock in self._extensions().rglob("lock"):
+            lock.unlink()  # of a compilation that was ended; others would wait for it for ever
         environment = self._environment("none", REFERENCE)
-        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+        subprocess.run([sys.executable, "-c", _BUILD], env=environment, check=True)
+
+    def _extensions(self) -> Path:
+        return Path(os.environ.get("TORCH_EXTENSIONS_DIR", self.folder / "extensions"))
 
     def files(self, paths: Sequence[str]) -> list[str]:
         """The test files below the paths, relative to DeepSpeed's folder "tests".
@@ -138,8 +143,7 @@ class Suite:
             try:
                 return self._watch(process, log, limit)
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # its ranks and their fork server too
+                _end_session(process.pid)
                 process.wait()
 
     def _watch(self, process: subprocess.Popen[bytes], log: Path, limit: float) -> int | None:
@@ -166,7 +170,7 @@ class Suite:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             # Its own: a compilation that is ended leaves a lock that others would wait for.
-            "TORCH_EXTENSIONS_DIR": str(self.folder / "extensions"),
+            "TORCH_EXTENSIONS_DIR": str(self._extensions()),
             **os.environ,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join(path),
@@ -188,8 +192,16 @@ def summary(outcomes: dict[str, Outcome]) -> str:
     return f"{counts['passed']} passed, {bad} failed, {others} skipped{late}"
 
 
+def _end_session(leader: int) -> None:
+    """Ends a process, its ranks, their fork server and compilers, in whatever process groups."""
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
+
+
 def _ticks() -> Iterator[float]:
-    """Every half second, the time since; where this process itself was stopped, that is left out."""
+    """Every half second, the time since, without that for which this process was stopped."""
     last = time.monotonic()
     while True:
         time.sleep(_TICK)
