@@ -113,7 +113,7 @@ class Suite:
     def uncollected(self, file: str, backend: str) -> list[str]:
         """Why tests of the file could not even be collected."""
         return [
-            event["message"]
+            str(event["message"])
             for event in _events(self._path(file, backend, ".jsonl"))
             if event["event"] == "uncollected"
         ]

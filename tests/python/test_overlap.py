@@ -81,6 +81,13 @@ def test_operations_end_while_the_caller_multiplies(worlds: Pool, layout: str) -
     worlds(layout).run(ends_while_computing)
 
 
+def test_the_reduction_of_this_deepspeed_is_known() -> None:
+    pytest.importorskip("deepspeed")
+    from deepspeed_smddp.zero import private_parts
+
+    assert private_parts.refusal("overlap") is None
+
+
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[Trainer]:
     served = Trainer()
