@@ -97,8 +97,10 @@ class Suite:
             ended = self._pytest(file, backend, left)
             left -= time.monotonic() - start
             hit = _under_way(log)
-            if hit is not None:  # pytest ended in the middle: the test that did it is done with
-                _add(log, hit, "hung" if ended is None else "crashed", f"pytest: {ended}")
+            if hit is not None and ended is None:
+                _add(log, hit, "hung", f"no outcome for {self.test_limit:.0f} s")
+            elif hit is not None:
+                _add(log, hit, "crashed", f"pytest ended with {ended}")
             elif len(read_log(log, backend)) == before or not _remaining(log):
                 break
         for test in _remaining(log):
