@@ -36,7 +36,7 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize bench bench-programs bench-host bench-hosts bench-zero3 lint format tidy walls clean
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -116,6 +116,19 @@ test-providers: build  ## collectives between hosts on every provider in PROVIDE
 	    --output-on-failure || exit 1; \
 	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q $(PROVIDER_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done
+
+# A checkout of DeepSpeed at (or near) the installed version; DEEPSPEED_ARGS="unit/comm" picks some.
+DEEPSPEED_SOURCE ?=
+DEEPSPEED_ARGS ?=
+deepspeed-tests: build build/deepspeed-pytest/.stamp  ## DeepSpeed's own tests over smddp and Gloo; DEEPSPEED_SOURCE=path; hours
+	@[ -n "$(DEEPSPEED_SOURCE)" ] || { echo "DEEPSPEED_SOURCE=path names a checkout of DeepSpeed"; exit 2; }
+	$(PY) -m tests.deepspeed_suite --source "$(DEEPSPEED_SOURCE)" --pytest build/deepspeed-pytest \
+	  $(DEEPSPEED_ARGS)
+
+# Beside .venv's own pytest, which is too new for them.
+build/deepspeed-pytest/.stamp: requirements/deepspeed-tests.txt | $(VENV)/.stamp-requirements
+	$(PIP) install $(PIP_ARGS) --upgrade --target build/deepspeed-pytest -r requirements/deepspeed-tests.txt
+	@touch $@
 
 SANITIZE ?= address,undefined
 SANITIZED = build/sanitize-$(subst $(comma),-,$(SANITIZE))

@@ -32,6 +32,7 @@ def serves(group: Any, feature: str) -> bool:
         if served and private_parts.switched_on() and not _works(group):
             private_parts.step_back("gather", "coalesced operations failed a check")
             private_parts.step_back("reduce", "coalesced operations failed a check")
+            private_parts.step_back("overlap", "coalesced operations failed a check")
             served = False
         _served[group] = served
     return served and private_parts.known(feature)

@@ -21,6 +21,7 @@ from deepspeed_smddp.zero import (
     comm_backend,
     ds_config,
     gather,
+    overlap,
     reduce,
     sharding,
     tensor_parallel,
@@ -69,7 +70,7 @@ def hook_deepspeed(deepspeed: Any) -> None:
     ):
         if getattr(module, "init_distributed", None) is init_distributed:
             module.init_distributed = wrapped
-    for feature in (auto, gather, reduce):
+    for feature in (auto, gather, reduce, overlap):
         feature.install(deepspeed)
 
 

@@ -43,10 +43,22 @@ _READ: Mapping[str, Mapping[str, str]] = {
         f"{_STAGE3}.__avg_scatter_grads": "25adf1fd35aeb308",
         f"{_STAGE3}.partition_grads": "5be6076a43776b4e",
     },
+    "overlap": {
+        f"{_COLLECTIVES}:reduce_scatter_coalesced": "77ff474e10e5bad0",
+        "deepspeed.runtime.zero.stage3:IPGBucketZ3": "dba63f835961cc6b",
+        f"{_STAGE3}.__add_grad_to_ipg_bucket": "068acaa221712620",
+        f"{_STAGE3}.reduce_independent_p_g_buckets_and_remove_grads": "0ed674e641cb0480",
+        f"{_STAGE3}.__reduce_and_partition_ipg_grads": "42588ce89bf07fe6",
+        f"{_STAGE3}.__avg_scatter_grads": "25adf1fd35aeb308",
+        f"{_STAGE3}.partition_grads": "5be6076a43776b4e",
+        f"{_STAGE3}.independent_gradient_partition_epilogue": "6e7985344eba7b7a",
+        f"{_STAGE3}._pre_step": "cff910fadf3d7004",
+    },
 }
 _CONSEQUENCE = {
     "gather": "ZeRO-3 gathers parameters the way DeepSpeed does, with copies",
     "reduce": "ZeRO-3 reduces gradients the way DeepSpeed does, with copies",
+    "overlap": "ZeRO-3 waits for each bucket of gradients on the CPU, as DeepSpeed does",
 }
 
 

@@ -28,8 +28,7 @@ def install(deepspeed: Any) -> None:
 
     @functools.wraps(original)
     def wrapper(tensors: Sequence[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
-        plain = tensors and all(_plain(t, tensors[0].dtype) for t in tensors)
-        if plain and not _is_logged() and groups.serves(group, FEATURE):
+        if plain(tensors) and not is_logged() and groups.serves(group, FEATURE):
             return reduce_scatter(tensors, groups.resolve(group))
         theirs: list[torch.Tensor] = original(tensors, group)
         return theirs
@@ -37,17 +36,25 @@ def install(deepspeed: Any) -> None:
     stage3.reduce_scatter_coalesced = wrapper
 
 
-@torch.no_grad()
 def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
+    """What :func:`start` gives, once it is there."""
+    results, work = start(tensors, group)
+    work.wait()
+    return results
+
+
+@torch.no_grad()
+def start(tensors: Sequence[torch.Tensor], group: Any) -> tuple[list[torch.Tensor], Any]:
     """This rank's part of each tensor's mean over the ranks; the tensors are overwritten.
 
     Args:
-        tensors: contiguous, of one floating type; equal shapes on all ranks.
+        tensors: contiguous, of one floating type; equal shapes on all ranks. Until the operation
+            has ended nobody else may use their memory.
         group: a process group of n ranks.
 
     Returns:
         Per tensor of N elements, those of its part [r c, (r + 1) c), c = ceil(N / n), that there
-        are: in place where the part is full.
+        are: in place where the part is full; and the operation to wait for before they are read.
     """
     ranks, rank = group.size(), group.rank()
     inputs, outputs, results = [], [], []
@@ -63,9 +70,7 @@ def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Te
         inputs.append(flat if part * ranks == count else _padded(flat, part * ranks))
         outputs.append(output)
         results.append(output.narrow(0, 0, have))
-    work = group.reduce_scatter_tensor_coalesced(outputs, inputs)
-    work.wait()
-    return results
+    return results, group.reduce_scatter_tensor_coalesced(outputs, inputs)
 
 
 def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
@@ -81,11 +86,16 @@ def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
     return copy
 
 
-def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    return tensor.is_cpu and tensor.dtype == dtype and tensor.is_contiguous()
+def plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether :func:`start` takes these tensors."""
+    return bool(tensors) and all(
+        tensor.is_cpu and tensor.dtype == tensors[0].dtype and tensor.is_contiguous()
+        for tensor in tensors
+    )
 
 
-def _is_logged() -> bool:
+def is_logged() -> bool:
+    """Whether DeepSpeed's log of its own operations is on: who asks for it gets those."""
     from deepspeed.comm import comm
 
     return bool(comm.comms_logger.enabled)

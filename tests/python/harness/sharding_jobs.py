@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -67,8 +68,10 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     ``zero_init``: with the config, or "bare"; ``seed_by_rank``: every rank makes other values;
     ``apply``: ``Module.apply`` sets them; ``set_on``: a rank sets a parameter afterwards;
     ``checkpointing``, ``frozen``: of activations, an embedding; ``poison``: at that step the last
-    rank's loss is too large; ``steps`` from ``first`` on; ``save`` after the step ``save_after``,
-    ``load`` before the first; ``known``: DeepSpeed versions that are taken for known.
+    rank's loss is too large; ``steps`` from ``first`` on; ``save`` after the step ``save_after``
+    (and, but for ``convert`` False, read by DeepSpeed's tools),
+    ``load`` before the first; ``killed``: that rank ends in the middle of that step; ``log``: a
+    file that gets each step's loss; ``known``: DeepSpeed versions that are taken for known.
     """
     import deepspeed
     import torch
@@ -127,6 +130,8 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
         total = torch.zeros((), dtype=torch.float64)
         for tokens in batches(step, engine.gradient_accumulation_steps()):
             loss = engine(input_ids=tokens, labels=tokens).loss
+            if [rank, step] == run.get("killed"):
+                os.kill(os.getpid(), signal.SIGKILL)
             if step == run.get("poison") and rank == ranks - 1:
                 loss = loss * 1e30
             engine.backward(loss)
@@ -139,9 +144,13 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
         losses.append(total.item() / ranks)
         norms.append(float(engine.get_global_grad_norm()))
         rates += engine.get_lr()
+        if rank == 0 and "log" in run:
+            with Path(run["log"]).open("a") as log:
+                log.write(f"{step} {losses[-1]!r} {rates[-1]!r}\n")
         if step + 1 == run.get("save_after"):
             engine.save_checkpoint(run["save"])
-            convert(engine, Path(run["save"]), bool(run.get("frozen")))
+            if run.get("convert", True):
+                convert(engine, Path(run["save"]), bool(run.get("frozen")))
     state = hashlib.sha256()
     for parameter in engine.module.parameters():
         with deepspeed.zero.GatheredParameters([parameter]):

@@ -219,12 +219,17 @@ class Trainer:
 
     def ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """What each rank of the job returned; it has at least a ``layout`` and a ``limit``."""
+        results = self.attempt(job)
+        errors = [result["error"] for result in results if "error" in result]
+        assert not errors, "\n".join([*errors, self._tail()])
+        return results
+
+    def attempt(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        """Like :meth:`ask`, where ranks may fail: those have an "error", "died" or a traceback."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
-        results = self._answer()
-        errors = [result["error"] for result in results if "error" in result]
-        assert not errors, "\n".join([*errors, self._tail()])
+        results: list[dict[str, Any]] = self._answer()
         return results
 
     def _answer(self) -> Any:

@@ -20,7 +20,14 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "odd sizes": {"model": {"hidden_size": 44, "intermediate_size": 131, "vocab_size": 251}},
     "accumulation": {"config": {"gradient_accumulation_steps": 3}},
-    "checkpointing": {"checkpointing": True, "zero": {"contiguous_gradients": False}},
+    "checkpointing": {
+        "checkpointing": {"use_reentrant": False},
+        "zero": {"contiguous_gradients": False},
+    },
+    "reentrant checkpointing": {
+        "checkpointing": {"use_reentrant": True},
+        "config": {"gradient_accumulation_steps": 2},
+    },
     "zero.Init": {"zero_init": True},
     "two engines": {"engines": 2},
     "bf16": {"config": {"bf16": {"enabled": True}}},
@@ -77,7 +84,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         with scope:
             model = GPTNeoXForCausalLM(model_config)
         if scenario.get("checkpointing"):
-            model.gradient_checkpointing_enable()
+            model.gradient_checkpointing_enable(scenario["checkpointing"])
         engine, *_ = deepspeed.initialize(
             model=model, model_parameters=model.parameters(), config=config
         )

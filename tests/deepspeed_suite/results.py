@@ -1,0 +1,123 @@
+"""What became of DeepSpeed's tests over each backend, and where smddp is alone with a failure."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# "hung": no outcome within the time limit. "crashed": pytest itself ended. "left out": the file's
+# time was up.
+OUTCOMES = (
+    "passed",
+    "failed",
+    "error",
+    "hung",
+    "crashed",
+    "skipped",
+    "xfailed",
+    "xpassed",
+    "left out",
+)
+BAD = frozenset({"failed", "error", "hung", "crashed"})
+REFERENCE = "gloo"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one test over one backend."""
+
+    test: str  # file::class::name, the file below DeepSpeed's folder "tests"
+    backend: str
+    outcome: str
+    seconds: float
+    message: str
+
+    @property
+    def file(self) -> str:
+        """The file that the test is in."""
+        return self.test.partition("::")[0]
+
+
+Results = Mapping[str, Mapping[str, Outcome]]  # by backend, by test
+
+
+def read_log(path: Path, backend: str) -> dict[str, Outcome]:
+    """The outcomes that a log of :mod:`tests.deepspeed_suite.plugin` has."""
+    if not path.exists():
+        return {}
+    events = map(json.loads, path.read_text().splitlines())
+    return {
+        event["test"]: Outcome(
+            event["test"], backend, event["outcome"], event["seconds"], event["message"]
+        )
+        for event in events
+        if event["event"] == "outcome"
+    }
+
+
+def worse(results: Results, backend: str) -> list[tuple[Outcome, Outcome | None]]:
+    """Tests that fail over ``backend`` and do not over the reference, with what that gave."""
+    reference = results.get(REFERENCE, {})
+    found = []
+    for test, outcome in results[backend].items():
+        other = reference.get(test)
+        if outcome.outcome in BAD and (other is None or other.outcome not in BAD):
+            found.append((outcome, other))
+    return found
+
+
+def write(results: Results, folder: Path, facts: Mapping[str, str]) -> None:
+    """``results.json`` with everything, ``results.csv`` with one row per test."""
+    rows = [asdict(o) for by_test in results.values() for o in by_test.values()]
+    (folder / "results.json").write_text(json.dumps({"facts": facts, "tests": rows}, indent=1))
+    with (folder / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(Outcome.__dataclass_fields__))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def table(results: Results) -> str:
+    """Counts by file and backend, in Markdown."""
+    backends = list(results)
+    counts = {
+        backend: {
+            file: Counter(o.outcome for o in by_test.values() if o.file == file)
+            for file in sorted({o.file for o in by_test.values()})
+        }
+        for backend, by_test in results.items()
+    }
+    files = sorted({file for by_file in counts.values() for file in by_file})
+    lines = [
+        "| file | " + " | ".join(backends) + " |",
+        "|---|" + "---|" * len(backends),
+    ]
+    for file in files:
+        cells = [_count(counts[backend].get(file, Counter())) for backend in backends]
+        lines.append(f"| {file} | " + " | ".join(cells) + " |")
+    totals = [_count(sum(counts[backend].values(), Counter())) for backend in backends]
+    lines.append("| **together** | " + " | ".join(totals) + " |")
+    return "\n".join(lines)
+
+
+def failures(results: Results) -> str:
+    """Every failure over any backend, in Markdown; equal messages of a class of tests together."""
+    together: dict[tuple[str, str, str, str], list[str]] = {}
+    for backend, by_test in results.items():
+        for outcome in by_test.values():
+            if outcome.outcome in BAD:
+                place = outcome.test.partition("[")[0]
+                key = (place, outcome.outcome, outcome.message, backend)
+                together.setdefault(key, []).append(outcome.test)
+    lines = ["| tests | backend | outcome | count | message |", "|---|---|---|---|---|"]
+    for (place, what, message, backend), tests in sorted(together.items()):
+        words = message.replace("|", "\\|")[:160]
+        lines.append(f"| {place} | {backend} | {what} | {len(tests)} | {words} |")
+    return "\n".join(lines) if together else "None."
+
+
+def _count(counter: Counter[str]) -> str:
+    return ", ".join(f"{counter[name]} {name}" for name in OUTCOMES if counter[name]) or "none"

@@ -1,0 +1,114 @@
+"""Looks, from inside a ZeRO-3 step, at operations under way while the model computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+WIDTH = 64
+STEPS = 3
+Look = Callable[[str], None]
+
+
+def computes_until(done: Callable[[], bool], limit: float = 30) -> bool:
+    """Multiplies matrices, and nothing else, until ``done`` says so; False if it does not."""
+    x = torch.eye(96)
+    end = time.monotonic() + limit
+    while not done():
+        if time.monotonic() > end:
+            return False
+        for _ in range(20):
+            x = x @ x
+    return True
+
+
+class Probe(torch.autograd.Function):
+    """An identity that looks around, once on the way there and once on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, look: Look) -> torch.Tensor:
+        ctx.look = look
+        look("forward")
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.look("backward")
+        return gradients[0], None
+
+
+class Model(torch.nn.Module):
+    """Linear layers with a probe between each two."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self._look = look
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = Probe.apply(layer(x), self._look)
+        return x
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """By direction, how many operations each look of the last step saw, and whether they ended."""
+    import deepspeed
+
+    from deepspeed_smddp.zero import gather, overlap
+
+    pieces: list[Any] = []
+    seen: dict[str, list[tuple[int, bool]]] = {"forward": [], "backward": []}
+    original = gather.Piece.__init__
+
+    def init(piece: Any, *args: Any) -> None:
+        original(piece, *args)
+        pieces.append(piece)
+
+    def look(direction: str) -> None:
+        works: Sequence[Any]
+        if direction == "forward":
+            works = [piece._work for piece in pieces if not piece._done]
+        else:
+            reduction = overlap._overlaps[engine.optimizer]._under_way
+            works = [] if reduction is None else [reduction.work]
+        ended = computes_until(lambda: all(work.is_completed() for work in works))
+        seen[direction].append((len(works), ended))
+
+    gather.Piece.__init__ = init  # type: ignore[method-assign]
+    torch.manual_seed(1)
+    engine, *_ = deepspeed.initialize(
+        model=(model := Model(look)),
+        model_parameters=model.parameters(),
+        config={
+            "comm_backend": job["backend"],
+            "train_micro_batch_size_per_gpu": 2,
+            "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": 1e-3}},
+            "zero_optimization": {
+                "stage": 3,
+                "overlap_comm": True,
+                "contiguous_gradients": job["contiguous"],
+                "reduce_bucket_size": WIDTH * WIDTH + WIDTH,  # one layer
+                "stage3_prefetch_bucket_size": WIDTH * WIDTH + WIDTH,
+                "stage3_param_persistence_threshold": 0,
+                "stage3_max_live_parameters": 3 * (WIDTH * WIDTH + WIDTH),
+                "stage3_max_reuse_distance": 0,
+            },
+            "steps_per_print": 1_000_000,
+        },
+    )
+    for step in range(STEPS):
+        for looks in seen.values():
+            looks.clear()
+        random = torch.Generator().manual_seed(step + 10 * dist.get_rank())
+        loss = engine(torch.randn(2, WIDTH, generator=random)).square().mean()
+        engine.backward(loss)
+        engine.step()
+    engine.destroy()
+    gather.Piece.__init__ = original  # type: ignore[method-assign]
+    dist.destroy_process_group()
+    return {"seen": seen}

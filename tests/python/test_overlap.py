@@ -1,0 +1,110 @@
+"""Operations go on while the caller computes and calls nothing of ours, on CPU tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import model
+from harness.overlap_jobs import computes_until
+from harness.training import Trainer
+from harness.worker import Context
+from harness.world import BACKEND, Pool
+
+pytestmark = [
+    pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}"),
+    pytest.mark.timeout(300, method="signal"),
+]
+NUMEL = 300_000  # per rank: several rounds
+
+
+def operations(ctx: Context) -> dict[str, tuple[Any, list[torch.Tensor], list[torch.Tensor]]]:
+    """Starts each operation; by name the Work, its outputs and what they shall be."""
+    parts = [model.data(1, rank, torch.float32, NUMEL) for rank in range(ctx.size)]
+    short = [part[:1001] for part in parts]
+    group = dist.group.WORLD
+    assert group is not None
+    one = torch.empty(NUMEL * ctx.size)
+    several = [torch.empty(NUMEL * ctx.size), torch.empty(1001 * ctx.size)]
+    terms = torch.ones(NUMEL * ctx.size) * (ctx.rank + 1)
+    total = torch.empty(NUMEL)
+    sums = torch.full((NUMEL,), ctx.size * (ctx.size + 1) / 2)
+    return {
+        "all_gather": (
+            dist.all_gather_into_tensor(one, parts[ctx.rank], async_op=True),
+            [one],
+            [torch.cat(parts)],
+        ),
+        "coalesced all_gather": (
+            group.allgather_into_tensor_coalesced(several, [parts[ctx.rank], short[ctx.rank]]),
+            several,
+            [torch.cat(parts), torch.cat(short)],
+        ),
+        "coalesced reduce_scatter": (
+            group.reduce_scatter_tensor_coalesced([total], [terms]),
+            [total],
+            [sums],
+        ),
+    }
+
+
+def ends_while_computing(ctx: Context) -> None:
+    started = operations(ctx)
+    ended = threading.Event()
+
+    def watch() -> None:
+        # Only this thread looks at the operations, and it only looks.
+        while not all(work.is_completed() for work, *_ in started.values()):
+            if stop.wait(0.001):
+                return
+        ended.set()
+
+    stop = threading.Event()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        assert computes_until(ended.is_set), {n: w.is_completed() for n, (w, *_) in started.items()}
+    finally:
+        stop.set()
+        watcher.join()
+    for name, (_, outputs, wanted) in started.items():
+        assert all(map(torch.equal, outputs, wanted)), name
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
+def test_operations_end_while_the_caller_multiplies(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(ends_while_computing)
+
+
+def test_the_reduction_of_this_deepspeed_is_known() -> None:
+    pytest.importorskip("deepspeed")
+    from deepspeed_smddp.zero import private_parts
+
+    assert private_parts.refusal("overlap") is None
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Iterator[Trainer]:
+    served = Trainer()
+    yield served
+    served.close()
+
+
+# Inside a host; between hosts, and with gradients that stay where they are.
+@pytest.mark.parametrize(("layout", "contiguous"), [("AA", True), ("AB", False)])
+def test_zero3_computes_while_parameters_and_gradients_travel(
+    trainer: Trainer, layout: str, contiguous: bool
+) -> None:
+    results = trainer.call("harness.overlap_jobs:run", layout, "smddp", contiguous=contiguous)
+    for result in results:
+        forward, backward = result["seen"]["forward"], result["seen"]["backward"]
+        # The next layer is on its way; the last layer's gradients come first, and their bucket is
+        # full once the next ones arrive.
+        assert all(count > 0 for count, _ in forward[:3])
+        assert [count for count, _ in backward] == [0, 0, 1, 1]
+        assert all(ended for _, ended in [*forward, *backward])
