@@ -18,7 +18,7 @@ namespace {
 using intranode::CopyEngine;
 using intranode::Offer;
 
-constexpr auto kLook = std::chrono::milliseconds(20);
+constexpr auto kLook = std::chrono::milliseconds(2);
 // Of three ranks one may be done and gone while another still reads the third's memory.
 constexpr uint64_t kGraceNs = 5'000'000'000;
 constexpr auto kLeave = std::chrono::seconds(2);
@@ -138,9 +138,14 @@ Status DeviceGroup::join(const std::vector<std::byte>& joined) {
 DeviceGroup::~DeviceGroup() { leave(); }
 
 void DeviceGroup::leave() {
+  if (engine_.forked()) {  // a child has no such thread, and no device
+    if (watch_.joinable()) watch_.detach();
+    return;
+  }
   {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kLeave, [this] { return stop_ || in_flight_.empty(); });
+    // Not for ever: watch() knows a limit.
+    changed_.wait(lock, [this] { return stop_ || !broken_ || in_flight_.empty(); });
     if (!in_flight_.empty() || !pending_.empty())
       give_up({Code::kAborted, "the group was destroyed while operations were in flight"});
     if (broken_.ok()) broken_ = {Code::kAborted, "the group was destroyed"};
@@ -247,6 +252,7 @@ Status DeviceGroup::start_with(DeviceOperation& op) {
   for (int r = 0; r < ranks_; ++r) {
     auto offer = Offer::decode(op.received_.data() + static_cast<size_t>(r) * room, room);
     if (!offer) return offer.status();
+    if (r == index_) offer.value().claim();
     offers.push_back(std::move(offer.value()));
   }
   for (int r = 0; r < ranks_; ++r) {
@@ -281,7 +287,14 @@ Status DeviceGroup::order(DeviceOperation& op, device::Stream stream,
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return op.submitted_; });
   if (!op.outcome_) return op.outcome_;
+  if (!broken_ && !op.ended_) return broken_;
   return device_.wait(stream, op.finished_);
+}
+
+Status DeviceGroup::verdict(const DeviceOperation& op) {
+  std::lock_guard lock(mutex_);
+  if (!op.outcome_) return op.outcome_;
+  return op.ended_ ? Status() : broken_;
 }
 
 bool DeviceGroup::finished(const DeviceOperation& op) {
@@ -331,6 +344,7 @@ void DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
     if (!done) give_up(done.status());
     DeviceOperation& op = *in_flight_.front();
     if (!broken_) op.outcome_ = broken_;
+    op.ended_ = broken_.ok();
     over.push_back(std::move(in_flight_.front()));
     in_flight_.pop_front();
   }

@@ -38,6 +38,8 @@ class DeviceOperation : public Operation {
   virtual void on_submitted() {}
   // It is over: done by the device, or failed. Comes once, at most a moment after the device is done.
   virtual void on_finished(const Status&) {}
+  // What a stream waits for; valid from on_submitted() on.
+  device::Event finished_event() const { return finished_; }
 
  private:
   friend class DeviceGroup;
@@ -50,6 +52,7 @@ class DeviceOperation : public Operation {
   bool exchanged_ = false;
   bool submitted_ = false;  // or failed
   bool began_ = false;      // the device has it; written once, before submitted_
+  bool ended_ = false;      // well
   Status outcome_;
   uint64_t started_ns_ = 0;
 };
@@ -70,6 +73,8 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   // Work submitted to `stream` from now on waits for the operation. The host waits until it is
   // submitted, for that long (zero: no limit); kTimeout after that.
   Status order(DeviceOperation& operation, device::Stream stream, std::chrono::nanoseconds timeout);
+  // Why the operation's results must not be used, as far as is known now.
+  Status verdict(const DeviceOperation& operation);
   // Whether the device is done with it.
   bool finished(const DeviceOperation& operation);
 
@@ -77,7 +82,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   void set_limit(uint64_t limit_ns) { limit_ns_ = limit_ns; }
   // Fails all that is under way, here and on the peers.
   void abort(const std::string& reason);
-  // The communicator is about to go.
+  // The communicator is about to go. Waits for what the device has.
   void leave();
 
   device::Device& device() { return device_; }

@@ -317,7 +317,7 @@ class CudaDevice final : public Device {
                 "cuMemExportToShareableHandle");
       api_.cuMemRelease(handle);
       if (!s) return s;
-      forget_mapped(base);
+      forget_what_is_gone();
       known = shareable_.emplace(a.id, descriptor).first;
       mapped_[base] = a.id;
     }
@@ -325,14 +325,21 @@ class CudaDevice final : public Device {
     return a;
   }
 
-  // What lay at `base` before is gone; its descriptor would keep the memory.
-  void forget_mapped(CUdeviceptr base) {
-    auto old = mapped_.find(base);
-    if (old == mapped_.end()) return;
-    auto shared = shareable_.find(old->second);
-    close(shared->second);
-    shareable_.erase(shared);
-    mapped_.erase(old);
+  // A descriptor keeps the memory: those of what its owner has freed since are closed.
+  void forget_what_is_gone() {
+    for (auto old = mapped_.begin(); old != mapped_.end();) {
+      uint64_t id = 0;
+      if (query(&id, kMemoryBlockId, old->first) && id == old->second) {
+        ++old;
+        continue;
+      }
+      auto shared = shareable_.find(old->second);
+      if (shared != shareable_.end()) {
+        close(shared->second);
+        shareable_.erase(shared);
+      }
+      old = mapped_.erase(old);
+    }
   }
 
   Result<void*> import_mapped(const Allocation& allocation, int pid) {

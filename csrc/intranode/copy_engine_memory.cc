@@ -67,6 +67,7 @@ Offer Offer::make(device::Device& device, const Signature& signature,
   Offer offer;
   offer.signature_ = signature;
   offer.pid_ = getpid();
+  offer.own_ = true;
   for (const Extent& e : extents) {
     offer.extents_.push_back({reinterpret_cast<uintptr_t>(e.address), e.bytes});
     if (e.bytes == 0) continue;
@@ -134,7 +135,7 @@ Result<Offer> Offer::decode(const std::byte* from, size_t room) {
 
 Result<Extent> Offer::locate(Imports& imports, size_t extent, size_t offset, size_t bytes) const {
   uint64_t at = extents_[extent].address + offset;
-  if (pid_ == getpid()) return Extent{reinterpret_cast<std::byte*>(at), bytes};
+  if (own_) return Extent{reinterpret_cast<std::byte*>(at), bytes};
   for (const device::Allocation& a : allocations_) {
     if (at < a.base || at >= a.base + a.bytes) continue;
     auto base = imports.find(pid_, a);

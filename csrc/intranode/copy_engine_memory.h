@@ -60,6 +60,9 @@ class Offer {
   void encode(std::byte* to, size_t room) const;
   static Result<Offer> decode(const std::byte* from, size_t room);
 
+  // It is this rank's own: nothing has to be mapped.
+  void claim() { own_ = true; }
+
   const Signature& signature() const { return signature_; }
   const std::string& refusal() const { return refusal_; }  // empty: all is offered
   size_t extents() const { return extents_.size(); }
@@ -91,6 +94,7 @@ class Offer {
   };
   Signature signature_;
   int32_t pid_ = 0;
+  bool own_ = false;
   std::string refusal_;
   std::vector<Place> extents_;
   std::vector<device::Allocation> allocations_;
