@@ -229,6 +229,7 @@ def test_what_reaches_the_core(core: list[dict[str, Any]]) -> None:
             "reduce_scatter_bucket_bytes": 0,
             "reduce_precision_fp32": True,
             "fallback": "error",
+            "max_sms": 9,
         }
     ]
 
