@@ -185,6 +185,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   Offer::make(device_, op.what, op.offered).encode(op.sent_.data(), room);
   op.collective = Collective::kAllGather;
   op.dtype = Dtype::kBytes;
+  op.timeout_ns = op.limit_ns;
   op.tensors = op.what.segments;
   op.input.add(op.sent_.data(), room);
   op.input.end_block();

@@ -17,7 +17,8 @@ constexpr Remedy kRemedies[] = {
     {2, "the GPU's memory is full: free some, or make buckets smaller"},
     {100, "no GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES"},
     {209, "the kernels were built for other GPUs: build again with this machine's nvcc"},
-    {217, "the GPUs can't read each other's memory: see `nvidia-smi topo -p2p r`"},
+    {217,
+     "the GPUs can't read each other's memory (`nvidia-smi topo -p2p r`): set SMDDP_DEVICE=off"},
     {218,
      "the driver is older than the nvcc that built the kernels: update it, or build with an "
      "older one"},

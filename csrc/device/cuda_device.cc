@@ -110,6 +110,7 @@ class CudaDevice final : public Device {
   }
   Result<bool> done(Event event) override {
     Inside inside(*this);
+    Relaxed relaxed(*this);  // another thread may be recording a graph
     CUresult result = api_.cuEventQuery(event_of(event));
     if (result == kNotReady) return false;
     Status s = check(result, "work of the GPU");

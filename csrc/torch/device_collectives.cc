@@ -96,7 +96,6 @@ void DeviceTensorOperation::on_finished(const Status& status) {
   std::unique_lock lock(mutex_);
   over_ = true;
   status_ = status;
-  auto dropped = std::exchange(keep, {});
   settle_future(std::move(lock));
 }
 

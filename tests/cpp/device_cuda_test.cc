@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -30,6 +31,11 @@ F stub(const char* name) {
 std::byte* allocate(size_t bytes, Kind kind, void* at = nullptr) {
   return static_cast<std::byte*>(
       stub<void* (*)(size_t, int, void*)>("stub_allocate")(bytes, kind, at));
+}
+// Addresses that nobody else gets, for pieces side by side.
+std::byte* reserve(size_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return static_cast<std::byte*>(at);
 }
 void free_memory(void* at) { stub<void (*)(void*)>("stub_free")(at); }
 size_t mapped() { return stub<size_t (*)()>("stub_mapped")(); }
@@ -83,9 +89,7 @@ TEST(CudaDevice, SharesMemoryOfEachKind) {
 
 TEST(CudaDevice, ExpandableSegmentsAreSeveralPieces) {
   auto owner = gpu();
-  std::byte* first = allocate(16384, kExpandable);
-  free_memory(first);  // room for two pieces side by side
-  first = allocate(8192, kExpandable, first);
+  std::byte* first = allocate(8192, kExpandable, reserve(16384));
   std::byte* second = allocate(8192, kExpandable, first + 8192);
   auto exported = owner->export_memory(first + 4096, 8192);
   ASSERT_TRUE(exported.ok());
@@ -114,8 +118,7 @@ TEST(CudaDevice, CarriesCollectives) {
     ASSERT_TRUE(made.ok()) << made.status().message();
     // Pieces of 2, 3 and 4 pages side by side.
     size_t piece = 4096 * static_cast<size_t>(context.rank + 2);
-    std::byte* memory = allocate(65536, kExpandable);
-    free_memory(memory);
+    std::byte* memory = reserve(65536);
     for (size_t at = 0; at < 65536; at += piece)
       allocate(std::min(piece, 65536 - at), kExpandable, memory + at);
     auto* data = reinterpret_cast<float*>(memory);
