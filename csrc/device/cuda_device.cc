@@ -375,7 +375,7 @@ class CudaDevice final : public Device {
     if (name == nullptr || cuda_kernels() == nullptr) {
       return Status(Code::kUnavailable,
                     "this build has no kernels: build it where nvcc is found, or set "
-                    "smddp.reduce_on to \"cpu\"");
+                    "SMDDP_DEVICE=off");
     }
     Inside inside(*this);
     Relaxed relaxed(*this);

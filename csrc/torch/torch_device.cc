@@ -84,6 +84,8 @@ Result<TorchDevice*> TorchDevice::of(TensorRefs tensors) {
     auto* torch_device = new TorchDevice(place, host_device());
     torch_device->current_of_host_ = torch_device->device().create_stream().value();
     made = torch_device;
+  } else if (!device::has_cuda_kernels()) {
+    made = Status(Code::kUnavailable, "this build has no kernels for GPUs; build it where nvcc is");
   } else {
     auto gpu = device::open_cuda_device(index);
     made = gpu ? Result<TorchDevice*>(new TorchDevice(place, *gpu.value().release()))
