@@ -36,7 +36,7 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 lint format tidy walls clean
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 gpu-check lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -164,6 +164,24 @@ bench-hosts: bench-programs  ## measure between emulated hosts, in turns with MP
 ZERO3_ARGS ?= --hosts 2 --ranks-per-host 1 --rate 1gbit --csv runs/zero3.csv --figure runs/zero3.png
 bench-zero3: build  ## a ZeRO-3 training step in turns with Gloo, between emulated hosts; needs root
 	$(PY) benchmarks/zero3_step.py $(ZERO3_ARGS)
+
+# --- with a GPU -----------------------------------------------------------------------------------
+
+GPU_RESULTS ?= benchmarks/results
+SANITIZER ?= compute-sanitizer
+SANITIZED_TESTS := tests/python/test_gpu.py -k 'every_form and AA' -q
+gpu-check: build  ## all that needs a GPU: tests, compute-sanitizer, benchmark, ZeRO-3; not yet run on one
+	@$(PY) -c 'import torch, sys; torch.cuda.is_available() or sys.exit("no GPU: torch.cuda is not available (a CPU-only torch? see TORCH_PIP_ARGS)")'
+	$(BIN)/ctest --test-dir build -R '^device_' --output-on-failure --no-tests=error
+	$(LOCAL) $(PY) -m pytest -rs tests/python/test_device_of_threads.py tests/python/test_gpu.py
+	@command -v $(SANITIZER) >/dev/null || { echo "$(SANITIZER) is not on the PATH"; exit 1; }
+	for tool in memcheck racecheck; do \
+	  $(LOCAL) SMDDP_TEST_DEADLINE=600 $(SANITIZER) --tool $$tool --target-processes all \
+	    --error-exitcode 9 $(PY) -m pytest $(SANITIZED_TESTS) || exit 1; \
+	done
+	$(LOCAL) $(PY) benchmarks/gpu.py --ranks 2 --out $(GPU_RESULTS)
+	$(LOCAL) $(PY) benchmarks/gpu.py --ranks 4 --out $(GPU_RESULTS)
+	$(LOCAL) $(PY) benchmarks/gpu_zero3.py --ranks 2 --out $(GPU_RESULTS)
 
 # --- source code ----------------------------------------------------------------------------------
 

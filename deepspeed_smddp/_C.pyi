@@ -50,6 +50,19 @@ class MemoryStatistics(TypedDict):
     huge: int
     refused: int
 
+class DeviceStatistics(TypedDict):
+    """What the process has mapped of its peers' device memory.
+
+    ``hits`` and ``misses`` count looks for an allocation, ``replaced`` mappings whose owner had
+    freed it; ``mapped`` is in bytes. ``kernels`` says whether this build has kernels for GPUs.
+    """
+
+    hits: int
+    misses: int
+    replaced: int
+    mapped: int
+    kernels: bool
+
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.
 
@@ -74,6 +87,7 @@ def configure(
     reduce_scatter_bucket_bytes: int = 0,
     reduce_precision_fp32: bool = False,
     fallback: str = "warn",
+    max_sms: int = 9,
 ) -> None:
     """Sets the process-wide options of operations started from now on; 0 means the default."""
 
@@ -107,6 +121,16 @@ def install_shared_allocator() -> None:
 
 def shared_allocator_installed() -> bool:
     """Whether that was done."""
+
+def device_statistics() -> DeviceStatistics:
+    """Counters of all devices of the process together."""
+
+def host_device_empty(bytes: int) -> torch.Tensor:
+    """Bytes on the device that threads play, for tests; they count as lying on a device.
+
+    Raises:
+        ValueError: ``SMDDP_DEVICE`` is not ``host``.
+    """
 
 def fabric_description() -> str:
     """Provider, version and interface of libfabric.

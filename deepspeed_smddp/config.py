@@ -186,6 +186,13 @@ VARIABLES: tuple[Variable, ...] = (
         in_core=True,
     ),
     Variable("LIBFABRIC", "", "path of the libfabric shared object to open", in_core=True),
+    Variable("LIBCUDA", "libcuda.so.1", "path of CUDA's driver library to open", in_core=True),
+    Variable(
+        "DEVICE",
+        "auto",
+        "auto: GPUs by CUDA, host: threads play one, off: the fallback carries GPUs",
+        in_core=True,
+    ),
     Variable(
         "FABRIC_PROVIDER",
         "",

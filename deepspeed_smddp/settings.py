@@ -35,14 +35,9 @@ _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda hierarchical: not hierarchical,
         "AllGather between nodes always runs along the rails and then inside each node",
     ),
-    "max_sms": (
-        lambda _: True,
-        "reductions on the GPU are not built yet, NCCL carries them out",
-    ),
     "reduce_on": (
-        lambda _: True,
-        "reductions of GPU tensors are not built yet, NCCL carries them out; "
-        "CPU tensors are always summed by the CPU",
+        lambda where: where == "cpu",
+        "tensors on a GPU are summed by the GPU, and CPU tensors by the CPU",
     ),
 }
 
@@ -80,6 +75,7 @@ class Settings:
             "reduce_scatter_bucket_bytes": self._bytes("reduce_scatter_bucket_size"),
             "reduce_precision_fp32": section.reduce_precision == "fp32",
             "fallback": section.fallback,
+            "max_sms": min(max(section.max_sms, 1), 1024),  # above what any GPU has
         }
 
     def _bytes(self, key: str) -> int:

@@ -45,6 +45,10 @@ c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, TensorRefs ten
 
 intrusive_ptr<Work> ProcessGroupSMDDP::forwarded(intrusive_ptr<Work> work) {
   if (work) Fallback::note(work);
+  return noted(std::move(work));
+}
+
+intrusive_ptr<Work> ProcessGroupSMDDP::noted(intrusive_ptr<Work> work) {
   if (coalescing_ && work) coalesced_.push_back(work);
   return work;
 }

@@ -7,10 +7,13 @@
 #include <memory>
 
 #include "common/env.h"
+#include "device/cuda_device.h"
 #include "torch/allocator.h"
+#include "torch/gil.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
+#include "torch/torch_device.h"
 
 namespace py = pybind11;
 
@@ -37,7 +40,7 @@ Fallback::Factory hold(py::object factory) {
 
 void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
                            size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32,
-                           const std::string& fallback) {
+                           const std::string& fallback, int max_sms) {
   FallbackMode mode = FallbackMode::kWarn;
   if (fallback == "silent") {
     mode = FallbackMode::kSilent;
@@ -49,7 +52,8 @@ void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucke
   }
   configure({{allgather_bucket_bytes, allgather_bucket_elements, reduce_scatter_bucket_bytes,
               reduce_precision_fp32},
-             mode});
+             mode,
+             max_sms});
 }
 
 py::list statistics() {
@@ -86,6 +90,17 @@ py::dict memory_statistics() {
   return d;
 }
 
+py::dict device_statistics() {
+  auto s = TorchDevice::statistics();
+  py::dict d;
+  d["hits"] = s.hits;
+  d["misses"] = s.misses;
+  d["replaced"] = s.replaced;
+  d["mapped"] = s.mapped;
+  d["kernels"] = device::has_cuda_kernels();
+  return d;
+}
+
 std::string fabric_description() {
   auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
   if (!endpoint) throw std::runtime_error(endpoint.status().message());
@@ -112,7 +127,8 @@ PYBIND11_MODULE(_C, m) {
            py::arg("group_name"), py::arg("fallback_factory"));
   m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
         py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
-        py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn");
+        py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn",
+        py::arg("max_sms") = 9);
   m.def("statistics", &statistics);
   m.def("reset_statistics", [] { Statistics::process().reset(); });
   m.def(
@@ -127,11 +143,18 @@ PYBIND11_MODULE(_C, m) {
   m.def("trim_memory", [] { intranode::Arena::process().trim(); });
   m.def("install_shared_allocator", &install_shared_allocator);
   m.def("shared_allocator_installed", &shared_allocator_installed);
+  m.def("device_statistics", &device_statistics);
+  m.def("host_device_empty", &TorchDevice::host_empty, py::arg("bytes"));
   m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
   check_interrupt = [] {
     if (!Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
+  without_gil = [](void (*function)(void*), void* argument) {
+    if (!Py_IsInitialized() || PyGILState_Check() == 0) return function(argument);
+    py::gil_scoped_release no_gil;
+    function(argument);
   };
   // At interpreter exit the engine's thread must be gone before the modules are.
   py::module_::import("atexit").attr("register")(py::cpp_function(

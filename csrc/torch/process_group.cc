@@ -85,13 +85,18 @@ intrusive_ptr<c10d::Backend::Options> ProcessGroupSMDDP::getBackendOptions() {
 
 void ProcessGroupSMDDP::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
+  if (device_) {
+    device_->group().set_limit(static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
+  }
   group().set_timeout(static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
   fallback_.set_timeout(timeout);
 }
 
 c10d::ErrorType ProcessGroupSMDDP::getError() {
   if (!group_) return c10d::ErrorType::SUCCESS;
-  switch (group_->status().code()) {
+  Status status = group_->status();
+  if (status && device_) status = device_->group().status();
+  switch (status.code()) {
     case Code::kOk:
       return c10d::ErrorType::SUCCESS;
     case Code::kTimeout:
@@ -105,11 +110,13 @@ c10d::ErrorType ProcessGroupSMDDP::getError() {
 }
 
 void ProcessGroupSMDDP::abort() {
+  if (device_) device_->group().abort("the group was aborted by " + group_->describe(rank_));
   if (group_) group_->abort("the group was aborted by " + group_->describe(rank_));
   fallback_.abort();
 }
 
 void ProcessGroupSMDDP::shutdown() {
+  device_.reset();
   group_.reset();
   fallback_.shutdown();
 }
@@ -126,6 +133,38 @@ at::Tensor ProcessGroupSMDDP::allocateTensor(long size, at::TensorOptions option
 bool ProcessGroupSMDDP::supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
 
 // --- smddp's own ---------------------------------------------------------------------------------
+
+DeviceCollectives* ProcessGroupSMDDP::on_device(TensorRefs tensors) {
+  if (!TorchDevice::concerns(tensors)) return nullptr;
+  Communicator& communicator = group();
+  std::lock_guard lock(device_mutex_);
+  if (!std::exchange(device_tried_, true)) {
+    auto made =
+        DeviceCollectives::create(engine_, communicator, TorchDevice::of(tensors), timeout_);
+    if (made) {
+      device_ = std::move(made.value());
+    } else {
+      no_device_ = "smddp can't carry this group's GPU tensors: " + made.status().message();
+    }
+  }
+  if (device_) {
+    auto device = TorchDevice::of(tensors);
+    require(device.ok() && device.value() == &device_->device(),
+            "a group carries tensors of one GPU per rank; this one began with another GPU");
+  }
+  return device_.get();
+}
+
+const char* ProcessGroupSMDDP::foreign(TensorRefs tensors) {
+  if (const char* reason = smddp::foreign(tensors)) return reason;
+  if (tensors.empty() || tensors[0]->is_cpu() || on_device(tensors) != nullptr) return nullptr;
+  return no_device_.empty() ? "SMDDP_DEVICE is off" : no_device_.c_str();
+}
+
+const char* ProcessGroupSMDDP::foreign(TensorRefs tensors, const c10d::ReduceOp& op) {
+  if (const char* reason = smddp::foreign(tensors, op)) return reason;
+  return foreign(tensors);
+}
 
 ProcessGroupSMDDP::OperationPtr ProcessGroupSMDDP::begin(Collective collective,
                                                          std::chrono::milliseconds timeout,
@@ -165,6 +204,12 @@ intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(TensorRefs outputs, TensorRefs
   size_t each = list ? ranks : 1;
   require(!inputs.empty() && outputs.size() == inputs.size() * each,
           "all_gather needs as many outputs as inputs, and at least one");
+  TensorRefList all(outputs.begin(), outputs.end());
+  all.append(inputs.begin(), inputs.end());
+  if (DeviceCollectives* device = on_device(all)) {
+    ++operations_;
+    return noted(device->gather(outputs, inputs, list, opts.timeout, type, opts.asyncOp));
+  }
   OperationPtr op = begin(Collective::kAllGather, opts.timeout, inputs);
   Extents in, out;
   for (size_t m = 0; m < inputs.size(); ++m) {
@@ -207,6 +252,13 @@ intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(TensorRefs outputs, TensorRe
   size_t each = list ? ranks : 1;
   require(!outputs.empty() && inputs.size() == outputs.size() * each,
           "reduce_scatter needs as many inputs as outputs, and at least one");
+  TensorRefList all(outputs.begin(), outputs.end());
+  all.append(inputs.begin(), inputs.end());
+  if (DeviceCollectives* device = on_device(all)) {
+    ++operations_;
+    return noted(device->scatter(outputs, inputs, list, *reduction_of(opts.reduceOp), opts.timeout,
+                                 type, opts.asyncOp));
+  }
   OperationPtr op = begin(Collective::kReduceScatter, opts.timeout, outputs);
   op->reduce_op = *reduction_of(opts.reduceOp);
   require(op->dtype != Dtype::kBytes,
@@ -245,6 +297,11 @@ intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(TensorRefs outputs, TensorRe
 intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(TensorRefs tensors,
                                                const c10d::AllreduceOptions& opts, OpType type) {
   require(!tensors.empty(), "all_reduce needs a tensor");
+  if (DeviceCollectives* device = on_device(tensors)) {
+    ++operations_;
+    return noted(
+        device->reduce(tensors, *reduction_of(opts.reduceOp), opts.timeout, type, opts.asyncOp));
+  }
   OperationPtr op = begin(Collective::kAllReduce, opts.timeout, tensors);
   op->reduce_op = *reduction_of(opts.reduceOp);
   require(op->dtype != Dtype::kBytes,
@@ -389,6 +446,10 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(
 
 // Every rank's byte has to arrive before anybody leaves.
 intrusive_ptr<Work> ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {
+  if (device_) {  // as NCCL's: what the caller's stream holds is done as well
+    device::Device& device = device_->device().device();
+    if (Status s = device.synchronize(device_->device().current()); !s) throw_status(s);
+  }
   OperationPtr op = begin(Collective::kBarrier, opts.timeout, {});
   op->scratch.resize(static_cast<size_t>(size_) + 1);
   op->input.add(&op->scratch.back(), 1);

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "collectives/communicator.h"
+#include "torch/device_collectives.h"
 #include "torch/fallback.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
@@ -100,13 +101,26 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   intrusive_ptr<c10d::Work> submit(OperationPtr op, c10d::OpType type, bool async);
   Communicator& group() const;
 
+  // Where tensors on a GPU are carried; nullptr where they lie elsewhere, or where the group has none,
+  // which `no_device_` then explains. The first call for such tensors is one of all ranks.
+  DeviceCollectives* on_device(TensorRefs tensors);
+  // Why smddp does not carry these tensors itself, or nullptr if it does.
+  const char* foreign(TensorRefs tensors);
+  const char* foreign(TensorRefs tensors, const c10d::ReduceOp& op);
+
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
   intrusive_ptr<c10d::Work> forwarded(intrusive_ptr<c10d::Work> work);
+  // Of a coalesced section: its end waits for the work, which is handed on.
+  intrusive_ptr<c10d::Work> noted(intrusive_ptr<c10d::Work> work);
 
   Engine& engine_;
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
   std::unique_ptr<Communicator> group_;
+  std::mutex device_mutex_;
+  bool device_tried_ = false;
+  std::string no_device_;
+  std::unique_ptr<DeviceCollectives> device_;  // goes before the group
   std::atomic<uint64_t> operations_{0};
   bool coalescing_ = false;
   std::vector<intrusive_ptr<c10d::Work>> coalesced_;  // forwarded since startCoalescing()

@@ -14,6 +14,7 @@ enum class FallbackMode { kWarn, kSilent, kError };
 struct Settings {
   Tuning tuning;
   FallbackMode fallback = FallbackMode::kWarn;
+  int max_sms = 9;  // multiprocessors that one sum on a GPU occupies at most
 };
 
 // Made on first use; made anew in a forked child. Throws where the host forbids it.

@@ -68,7 +68,8 @@ TensorRefList refs(const std::vector<std::vector<at::Tensor>>& lists) {
 
 const char* foreign(TensorRefs tensors) {
   for (const at::Tensor* t : tensors) {
-    if (!t->is_cpu()) return "smddp carries CPU tensors only so far";
+    if (!t->is_cpu() && !t->is_cuda()) return "smddp carries tensors on CPUs and GPUs only";
+    if (t->device() != tensors[0]->device()) return "the tensors lie on several devices";
     if (t->layout() != at::kStrided) return "smddp carries dense tensors only";
   }
   return nullptr;

@@ -1,0 +1,256 @@
+"""GPU collectives of ranks that share one GPU: smddp beside a plain copy and NCCL, in one run.
+
+    python benchmarks/gpu.py --ranks 2 --out benchmarks/results
+
+Per size and collective, in turns: smddp, a plain device-to-device copy of as many bytes as the
+collective has to write (the ceiling; ranks share the GPU there as well), and NCCL where it can
+run. Every result is checked before it is timed. Then: by how much a bf16 matmul slows down
+beside a collective, and the kernels that the profiler sees in it: one that has none takes no
+multiprocessor. Writes a CSV and a Markdown table, with the machine's names.
+
+busbw = bytes of the whole tensor * (n - 1) / n / time (2 (n - 1) / n for AllReduce), as nccl-tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+OPS = ("all_gather", "reduce_scatter", "all_reduce")
+FACTOR = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
+
+
+class Case:
+    """Buffers of one collective; ``size`` is the whole tensor's bytes."""
+
+    def __init__(self, op: str, size: int, rank: int, ranks: int) -> None:
+        count = size // 2 // ranks
+        self.op, self.rank, self.ranks = op, rank, ranks
+        self.part = torch.empty(count, dtype=torch.bfloat16, device="cuda")
+        self.whole = torch.empty(count * ranks, dtype=torch.bfloat16, device="cuda")
+        self.size = self.whole.nbytes
+
+    def fill(self) -> None:
+        self.part.fill_(self.rank + 1)
+        self.whole.fill_(0 if self.op == "all_gather" else self.rank + 1)
+
+    def call(self, group: Any) -> Any:
+        if self.op == "all_gather":
+            return dist.all_gather_into_tensor(self.whole, self.part, group=group, async_op=True)
+        if self.op == "reduce_scatter":
+            return dist.reduce_scatter_tensor(self.part, self.whole, group=group, async_op=True)
+        return dist.all_reduce(self.whole, group=group, async_op=True)
+
+    def copy(self) -> None:
+        """What the collective writes at least, as plain copies."""
+        if self.op == "reduce_scatter":
+            self.part.copy_(self.whole[: self.part.numel()])
+            return
+        for block in self.whole.view(self.ranks, -1):
+            block.copy_(self.part)
+
+    def right(self) -> bool:
+        if self.op == "all_gather":
+            wanted = torch.arange(1, self.ranks + 1, device="cuda", dtype=torch.bfloat16)
+            return bool((self.whole.view(self.ranks, -1) == wanted[:, None]).all())
+        total = self.ranks * (self.ranks + 1) / 2
+        return bool(((self.part if self.op == "reduce_scatter" else self.whole) == total).all())
+
+
+def timed(call: Callable[[], Any], least: int = 5, seconds: float = 0.3) -> float:
+    """Median seconds of one call, the GPU's clock."""
+    times: list[float] = []
+    spent = 0.0
+    while len(times) < least or (spent < seconds and len(times) < 200):
+        dist.barrier()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work = call()
+        if work is not None:
+            work.wait()
+        end.record()
+        end.synchronize()
+        took = torch.tensor([begin.elapsed_time(end) / 1e3])
+        dist.all_reduce(took, dist.ReduceOp.MAX)  # on the CPU; ranks stop together
+        times.append(float(took))
+        spent += float(took)
+    return statistics.median(times)
+
+
+def matmul_slowdown(case: Case, group: Any) -> float:
+    """How much longer bf16 matmuls take with collectives beside them, as a ratio minus 1."""
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    side = torch.cuda.Stream()
+
+    def multiply(beside: bool) -> float:
+        dist.barrier()
+        torch.cuda.synchronize()
+        works = []
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(side):
+            works = [case.call(group) for _ in range(8)] if beside else []
+        begin.record()
+        for _ in range(40):
+            torch.mm(a, a)
+        end.record()
+        end.synchronize()
+        for work in works:
+            work.wait()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end)
+
+    multiply(True)
+    alone = statistics.median(multiply(False) for _ in range(5))
+    return statistics.median(multiply(True) for _ in range(5)) / alone - 1
+
+
+def nccl_group(rank: int) -> tuple[Any, str]:
+    """NCCL takes ranks that share a GPU for separate hosts; or why it does not."""
+    try:
+        group = dist.new_group(backend="nccl")
+        dist.all_reduce(torch.ones(8, device="cuda"), group=group)
+        torch.cuda.synchronize()
+        return group, ""
+    except Exception as error:  # NCCL's version decides what it raises
+        return None, str(error).splitlines()[0][:200]
+
+
+def kernels_during(case: Case, group: Any) -> list[str]:
+    """Names of kernels that the profiler sees while the collective runs."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        case.call(group).wait()
+        torch.cuda.synchronize()
+    names = {event.key for event in seen.key_averages()}
+    return sorted(name for name in names if not name.startswith(("Memcpy", "Memset", "cu")))
+
+
+def rank_main(rank: int, arguments: argparse.Namespace, results: Any) -> None:
+    os.environ.update(NCCL_HOSTID=f"rank{rank}", LOCAL_RANK="0", NCCL_DEBUG="ERROR")
+    os.environ.setdefault("SMDDP_FALLBACK", "error")
+    torch.cuda.set_device(0)
+    dist.init_process_group(
+        "smddp", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=arguments.ranks
+    )
+    nccl, why_no_nccl = nccl_group(rank) if arguments.nccl else (None, "not asked for")
+    rows: list[dict[str, Any]] = []
+    for op in OPS:
+        for size in arguments.sizes:
+            try:
+                case = Case(op, size, rank, arguments.ranks)
+            except torch.cuda.OutOfMemoryError:
+                fits = torch.zeros(1)
+            else:
+                fits = torch.ones(1)
+            dist.all_reduce(fits, dist.ReduceOp.MIN)
+            if not fits:
+                break
+            row: dict[str, Any] = {"op": op, "bytes": case.size, "ranks": arguments.ranks}
+            peers: list[tuple[str, Callable[[], Any]]] = [
+                ("smddp", lambda case=case: case.call(None)),
+                ("copy", lambda case=case: case.copy()),
+            ]
+            if nccl is not None:
+                peers.append(("nccl", lambda case=case: case.call(nccl)))
+            for name, call in peers:
+                case.fill()
+                work = call()
+                if work is not None:
+                    work.wait()
+                    if not case.right():
+                        raise SystemExit(f"{name}: {op} of {case.size} bytes is wrong")
+                row[f"{name}_seconds"] = timed(call)
+            busy = case.size * FACTOR[op] * (arguments.ranks - 1) / arguments.ranks
+            for name, _ in peers:
+                row[f"{name}_busbw_GBps"] = busy / row[f"{name}_seconds"] / 1e9
+            row["of_copy"] = row["copy_seconds"] / row["smddp_seconds"]
+            rows.append(row)
+            del case
+            torch.cuda.empty_cache()
+    beside: list[dict[str, Any]] = []
+    for op in OPS:
+        case = Case(op, arguments.overlap, rank, arguments.ranks)
+        case.fill()
+        found = {"op": op, "kernels": ", ".join(kernels_during(case, None)) or "none"}
+        found["smddp"] = matmul_slowdown(case, None)
+        if nccl is not None:
+            found["nccl"] = matmul_slowdown(case, nccl)
+        beside.append(found)
+        del case
+    if rank == 0:
+        results.put((rows, beside, why_no_nccl))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def report(rows: list[dict[str, Any]], beside: list[dict[str, Any]], why: str, out: Path) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    ranks = rows[0]["ranks"]
+    base = out / f"{datetime.date.today()}-gpu-{ranks}-ranks"
+    fields = sorted({key for row in rows for key in row})
+    with base.with_suffix(".csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        writer.writeheader()
+        writer.writerows(rows)
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if not why else f"none ({why})"
+    lines = [
+        f"# {ranks} ranks on one {torch.cuda.get_device_name(0)}",
+        "",
+        f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}. Median times, bf16; "
+        "busbw in GB/s; every result was checked.",
+        "",
+        "| collective | bytes | smddp | copy | NCCL | smddp / copy |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        figures = [row.get(f"{name}_busbw_GBps") for name in ("smddp", "copy", "nccl")]
+        cells = " | ".join("" if f is None else f"{f:.1f}" for f in figures)
+        lines.append(f"| {row['op']} | {row['bytes']} | {cells} | {row['of_copy']:.2f} |")
+    lines += ["", "| beside a bf16 matmul | kernels of smddp | slower by, smddp | NCCL |"]
+    lines += ["|---|---|---|---|"]
+    for row in beside:
+        theirs = f"{row['nccl']:.1%}" if "nccl" in row else ""
+        lines.append(f"| {row['op']} | {row['kernels']} | {row['smddp']:.1%} | {theirs} |")
+    base.with_suffix(".md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    print(f"\nwritten: {base}.csv and .md")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--largest", type=int, default=4 << 30, help="bytes of the whole tensor")
+    parser.add_argument("--overlap", type=int, default=256 << 20, help="bytes, beside the matmul")
+    parser.add_argument("--no-nccl", dest="nccl", action="store_false")
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU here: torch.cuda is not available; nothing was measured", file=sys.stderr)
+        return 1
+    arguments.sizes = [4 << 10 << 2 * i for i in range(11) if 4 << 10 << 2 * i <= arguments.largest]
+    with tempfile.TemporaryDirectory() as directory:
+        arguments.rendezvous = Path(directory) / "store"
+        context = mp.get_context("spawn")
+        results = context.SimpleQueue()
+        mp.start_processes(
+            rank_main, (arguments, results), nprocs=arguments.ranks, start_method="spawn"
+        )
+        report(*results.get(), arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

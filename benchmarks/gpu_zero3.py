@@ -1,0 +1,67 @@
+"""The ZeRO-3 demo with ranks that share one GPU: the losses over smddp beside those over NCCL.
+
+    python benchmarks/gpu_zero3.py --out benchmarks/results
+
+The same program and seed twice, the second time with SMDDP_DEVICE=off, which leaves CUDA tensors to
+NCCL. Fails where a loss differs by more than bf16's rounding makes of it. Writes both curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+# Ranks of one GPU: every rank's device is number 0, and NCCL takes the ranks for separate hosts.
+RANK = (
+    "export NCCL_HOSTID=rank$LOCAL_RANK LOCAL_RANK=0; "
+    'exec python -u examples/train.py --deepspeed_config ds_configs/quickstart.json "$@"'
+)
+TOLERANCE = 0.02  # of a loss; both runs round to bf16 at each step
+
+
+def losses(name: str, arguments: argparse.Namespace, directory: Path) -> list[float]:
+    """Trains once and returns the loss of every step."""
+    output = directory / name
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0", "MASTER_ADDR": "127.0.0.1"}
+    environment["SMDDP_DEVICE"] = "off" if name == "nccl" else "auto"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+    command += [str(arguments.ranks), "--no-python", "bash", "-c", RANK, "train"]
+    command += ["--steps", str(arguments.steps), "--output", str(output), "--no-progress"]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=1200)
+    with (output / "losses.csv").open() as file:
+        return [float(row["loss"]) for row in csv.DictReader(file)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--out", type=Path, default=Path("runs"))
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU here: torch.cuda is not available; nothing was trained", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory() as directory:
+        ours, theirs = (losses(name, arguments, Path(directory)) for name in ("smddp", "nccl"))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"{datetime.date.today()}-gpu-zero3-{arguments.ranks}-ranks.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["step", "smddp", "nccl"])
+        writer.writerows((i + 1, a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True)))
+    worst = max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+    print(f"{len(ours)} steps, largest difference of a loss {worst:.2%}; written: {path}")
+    return 0 if worst <= TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+// A group's collectives on device memory, inside one host.
+//
+// A call returns once it has said, over the group's CPU path, where its memory lies. When all ranks
+// have (and only then: nobody's stream waits for something that a host has yet to submit), whichever
+// thread hears of it submits the whole operation to the device, in the order of the calls. Waiting for
+// an operation makes a stream wait; the host waits for no more than its submission, which is for
+// peers that have not made the call yet.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collectives/communicator.h"
+#include "intranode/copy_engine.h"
+
+namespace smddp {
+
+class DeviceGroup;
+
+// On the host it is an AllGather of where the memory lies.
+class DeviceOperation : public Operation {
+ public:
+  ~DeviceOperation() override;
+
+  Signature what;               // of the collective itself
+  std::vector<Extent> offered;  // what the peers read; equal sizes on all ranks
+  intranode::CopyEngine::Plan plan;
+  uint64_t limit_ns = 0;  // of the whole, from the call on; 0: the group's
+
+ protected:
+  // The device has all of it, up to what the group's stream holds now. Quick; other operations wait.
+  virtual void on_submitted() {}
+  // It is over: done by the device, or failed. Comes once, at most a moment after the device is done.
+  virtual void on_finished(const Status&) {}
+  // What a stream waits for; valid from on_submitted() on.
+  device::Event finished_event() const { return finished_; }
+
+ private:
+  friend class DeviceGroup;
+  void on_done() override;
+
+  std::shared_ptr<DeviceGroup> group_;
+  device::Event ready_ = nullptr, finished_ = nullptr;
+  std::vector<std::byte> sent_, received_;
+  bool captured_ = false;  // into a graph: submitted by the thread that records it
+  bool exchanged_ = false;
+  bool submitted_ = false;  // or failed
+  bool began_ = false;      // the device has it; written once, before submitted_
+  bool ended_ = false;      // well
+  Status outcome_;
+  uint64_t started_ns_ = 0;
+};
+
+class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
+ public:
+  // A call of all ranks. `usable`: whether this rank has a device at all; if one rank has not, no rank
+  // gets a group, and the status names it. Device, imports and `main` must outlive the group, and
+  // `main` belongs to it alone.
+  static Result<std::shared_ptr<DeviceGroup>> create(Engine& engine, Communicator& communicator,
+                                                     Status usable, device::Device* device,
+                                                     intranode::Imports* imports,
+                                                     device::Stream main, uint64_t limit_ns);
+  ~DeviceGroup();
+
+  // Starts it, after all that `callers` holds.
+  Status submit(const std::shared_ptr<DeviceOperation>& operation, device::Stream callers);
+  // Work submitted to `stream` from now on waits for the operation. The host waits until it is
+  // submitted, for that long (zero: no limit); kTimeout after that.
+  Status order(DeviceOperation& operation, device::Stream stream, std::chrono::nanoseconds timeout);
+  // Why the operation's results must not be used, as far as is known now.
+  Status verdict(const DeviceOperation& operation);
+  // Whether the device is done with it.
+  bool finished(const DeviceOperation& operation);
+
+  Status status();
+  void set_limit(uint64_t limit_ns) { limit_ns_ = limit_ns; }
+  // Fails all that is under way, here and on the peers.
+  void abort(const std::string& reason);
+  // The communicator is about to go. Waits for what the device has.
+  void leave();
+
+  device::Device& device() { return device_; }
+  int index() const { return index_; }
+
+ private:
+  friend class DeviceOperation;
+  DeviceGroup(Engine& engine, Communicator& communicator, device::Device& device,
+              intranode::Imports& imports, device::Stream main, uint64_t limit_ns);
+  Status join(const std::vector<std::byte>& joined);
+  void exchanged(DeviceOperation& operation);
+  void submit_ready(std::unique_lock<std::mutex>& lock, const DeviceOperation* captured);
+  Status start(DeviceOperation& operation);
+  Status start_with(DeviceOperation& operation);
+  void give_up(Status why);  // under the lock
+  void watch();
+  void look(std::unique_lock<std::mutex>& lock);
+  Status trouble();
+
+  Engine& engine_;
+  device::Device& device_;
+  intranode::Imports& imports_;
+  const device::Stream main_;
+  const int index_, ranks_;
+  std::vector<std::string> names_;  // of the ranks
+  std::vector<int> pids_;
+  std::vector<intranode::Fd> alive_;  // readable once that rank's process is gone
+  std::unique_ptr<intranode::CopyEngine> copy_engine_;
+  std::atomic<uint64_t> limit_ns_;
+  std::vector<uint64_t> gone_since_ns_;
+
+  // Calls are made one after the other. Never taken by whom the engine calls.
+  std::mutex calls_;
+  Communicator* communicator_;  // nullptr once it is gone
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<DeviceOperation>> pending_;    // called, not submitted
+  std::deque<std::shared_ptr<DeviceOperation>> in_flight_;  // submitted, not finished
+  Status broken_;
+  bool told_ = true;  // the communicator knows that
+  bool stop_ = false;
+  std::thread watch_;
+};
+
+}  // namespace smddp

@@ -1,0 +1,102 @@
+#include "device/cuda_api.h"
+
+#include <dlfcn.h>
+
+#include "common/env.h"
+
+namespace smddp::device::cuda {
+namespace {
+
+struct Remedy {
+  CUresult error;
+  const char* text;
+};
+
+constexpr Remedy kRemedies[] = {
+    {1, "a bug of this library, or memory of another allocator than torch's native one"},
+    {2, "the GPU's memory is full: free some, or make buckets smaller"},
+    {100, "no GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES"},
+    {209, "the kernels were built for other GPUs: build again with this machine's nvcc"},
+    {217,
+     "the GPUs can't read each other's memory (`nvidia-smi topo -p2p r`): set SMDDP_DEVICE=off"},
+    {218,
+     "the driver is older than the nvcc that built the kernels: update it, or build with an "
+     "older one"},
+    {222,
+     "the driver is older than the nvcc that built the kernels: update it, or build with an "
+     "older one"},
+    {304, "too many files open, or a container that forbids it: see `ulimit -n`"},
+    {700,
+     "a kernel that ran before, maybe the model's, accessed memory that is not there: run it "
+     "under compute-sanitizer"},
+    {712, "this host memory is pinned twice"},
+    {719, "a kernel that ran before, maybe the model's, failed: run it under compute-sanitizer"},
+    {800,
+     "the container or the driver does not permit it: IPC needs ranks of one user and one pid "
+     "namespace"},
+    {801, "this GPU or driver can't do it: update the driver"},
+    {900, "not possible while a CUDA graph is recorded"},
+};
+
+}  // namespace
+
+Status Api::check(CUresult result, const char* what) const {
+  if (result == kSuccess) return {};
+  const char *name = nullptr, *text = nullptr;
+  cuGetErrorName(result, &name);
+  cuGetErrorString(result, &text);
+  std::string message = std::string(what) + " failed: " +
+                        (name != nullptr ? name : "CUDA error " + std::to_string(result)) +
+                        (text != nullptr ? std::string(" (") + text + ")" : "");
+  for (const Remedy& remedy : kRemedies) {
+    if (remedy.error == result) message += std::string("; ") + remedy.text;
+  }
+  return {Code::kUnavailable, message};
+}
+
+Result<Api> load_api(const std::string& path) {
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* why = dlerror();
+    return Status(Code::kUnavailable, "CUDA's driver could not be opened (" +
+                                          std::string(why != nullptr ? why : path) +
+                                          "); install NVIDIA's driver, or give the container its "
+                                          "GPUs");
+  }
+  // dlsym() would find the first version of a function that has several.
+  using GetProcAddress = CUresult (*)(const char*, void**, int, uint64_t, int*);
+  auto find = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
+  if (find == nullptr) {
+    dlclose(library);
+    return Status(Code::kUnavailable,
+                  path + " has no cuGetProcAddress_v2: update NVIDIA's driver to 525 or newer");
+  }
+  Api api;
+  const char* missing = nullptr;
+  auto take = [&](const char* name, auto& function) {
+    void* address = nullptr;
+    int found = 0;
+    if (find(name, &address, kVersion, 0, &found) != kSuccess || address == nullptr) {
+      missing = name;
+    }
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
+  };
+#define SMDDP_TAKE(name, parameters) take(#name, api.name);
+  SMDDP_CUDA_FUNCTIONS(SMDDP_TAKE)
+#undef SMDDP_TAKE
+  if (missing != nullptr) {
+    dlclose(library);
+    return Status(Code::kUnavailable,
+                  path + " has no " + missing + ": update NVIDIA's driver to 525 or newer");
+  }
+  if (Status started = api.check(api.cuInit(0), "cuInit"); !started) return started;
+  return api;
+}
+
+const Result<Api>& api() {
+  // Never closed: its threads outlive what is static here.
+  static const auto* loaded = new Result<Api>(load_api(env::get("LIBCUDA")));
+  return *loaded;
+}
+
+}  // namespace smddp::device::cuda

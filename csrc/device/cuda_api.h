@@ -1,0 +1,129 @@
+// The part of CUDA's driver API that is used here, declared by ourselves, so that it builds without a
+// toolkit and opens libcuda.so.1 at run time. Where a toolkit is, cuda_api_check.cc compares.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "common/status.h"
+
+namespace smddp::device::cuda {
+
+using CUresult = int;
+using CUdevice = int;
+using CUdeviceptr = unsigned long long;
+using CUcontext = struct Context*;
+using CUstream = struct StreamObject*;
+using CUevent = struct EventObject*;
+using CUmodule = struct Module*;
+using CUfunction = struct Function*;
+using CUmemGenericAllocationHandle = unsigned long long;
+struct CUuuid {
+  char bytes[16];
+};
+struct CUipcMemHandle {
+  char reserved[64];
+};
+struct CUmemLocation {
+  int type;
+  int id;
+};
+struct CUmemAccessDesc {
+  CUmemLocation location;
+  int flags;
+};
+
+inline constexpr CUresult kSuccess = 0;             // CUDA_SUCCESS
+inline constexpr CUresult kNotReady = 600;          // CUDA_ERROR_NOT_READY
+inline constexpr int kMultiprocessorCount = 16;     // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+inline constexpr int kUnifiedAddressing = 41;       // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
+inline constexpr int kCanFlushRemoteWrites = 98;    // CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+inline constexpr int kBufferId = 7;                 // CU_POINTER_ATTRIBUTE_BUFFER_ID
+inline constexpr int kIpcCapable = 10;              // ..._IS_LEGACY_CUDA_IPC_CAPABLE
+inline constexpr int kAllowedHandleTypes = 14;      // ..._ALLOWED_HANDLE_TYPES
+inline constexpr int kMappingSize = 18;             // ..._MAPPING_SIZE
+inline constexpr int kMappingBase = 19;             // ..._MAPPING_BASE_ADDR
+inline constexpr int kMemoryBlockId = 20;           // ..._MEMORY_BLOCK_ID
+inline constexpr unsigned kStreamNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
+inline constexpr unsigned kEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
+inline constexpr unsigned kWaitEqual = 1;           // CU_STREAM_WAIT_VALUE_EQ
+inline constexpr unsigned kWaitFlush = 1u << 30;    // CU_STREAM_WAIT_VALUE_FLUSH
+inline constexpr int kCaptureNone = 0;              // CU_STREAM_CAPTURE_STATUS_NONE
+inline constexpr int kCaptureRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
+inline constexpr unsigned kRegisterPortable = 1;    // CU_MEMHOSTREGISTER_PORTABLE
+inline constexpr unsigned kRegisterMapped = 2;      // CU_MEMHOSTREGISTER_DEVICEMAP
+inline constexpr unsigned kLazyPeerAccess = 1;      // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+inline constexpr int kPosixDescriptor = 1;          // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+inline constexpr int kLocationDevice = 1;           // CU_MEM_LOCATION_TYPE_DEVICE
+inline constexpr int kReadWrite = 3;                // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+// The version of the API that the functions below are of; drivers of 525 and newer have it.
+inline constexpr int kVersion = 12000;
+
+// X(name, parameters)
+#define SMDDP_CUDA_FUNCTIONS(X)                                                                   \
+  X(cuInit, (unsigned))                                                                           \
+  X(cuGetErrorName, (CUresult, const char**))                                                     \
+  X(cuGetErrorString, (CUresult, const char**))                                                   \
+  X(cuDriverGetVersion, (int*))                                                                   \
+  X(cuDeviceGet, (CUdevice*, int))                                                                \
+  X(cuDeviceGetName, (char*, int, CUdevice))                                                      \
+  X(cuDeviceGetUuid, (CUuuid*, CUdevice))                                                         \
+  X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                  \
+  X(cuDevicePrimaryCtxRetain, (CUcontext*, CUdevice))                                             \
+  X(cuDevicePrimaryCtxRelease, (CUdevice))                                                        \
+  X(cuCtxPushCurrent, (CUcontext))                                                                \
+  X(cuCtxPopCurrent, (CUcontext*))                                                                \
+  X(cuStreamCreate, (CUstream*, unsigned))                                                        \
+  X(cuStreamDestroy, (CUstream))                                                                  \
+  X(cuStreamSynchronize, (CUstream))                                                              \
+  X(cuStreamIsCapturing, (CUstream, int*))                                                        \
+  X(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                                             \
+  X(cuStreamWaitValue32, (CUstream, CUdeviceptr, uint32_t, unsigned))                             \
+  X(cuStreamWriteValue32, (CUstream, CUdeviceptr, uint32_t, unsigned))                            \
+  X(cuThreadExchangeStreamCaptureMode, (int*))                                                    \
+  X(cuEventCreate, (CUevent*, unsigned))                                                          \
+  X(cuEventDestroy, (CUevent))                                                                    \
+  X(cuEventRecord, (CUevent, CUstream))                                                           \
+  X(cuEventQuery, (CUevent))                                                                      \
+  X(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                  \
+  X(cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                                         \
+  X(cuMemHostRegister, (void*, size_t, unsigned))                                                 \
+  X(cuMemHostUnregister, (void*))                                                                 \
+  X(cuMemHostGetDevicePointer, (CUdeviceptr*, void*, unsigned))                                   \
+  X(cuMemGetAddressRange, (CUdeviceptr*, size_t*, CUdeviceptr))                                   \
+  X(cuPointerGetAttribute, (void*, int, CUdeviceptr))                                             \
+  X(cuIpcGetMemHandle, (CUipcMemHandle*, CUdeviceptr))                                            \
+  X(cuIpcOpenMemHandle, (CUdeviceptr*, CUipcMemHandle, unsigned))                                 \
+  X(cuIpcCloseMemHandle, (CUdeviceptr))                                                           \
+  X(cuMemRetainAllocationHandle, (CUmemGenericAllocationHandle*, void*))                          \
+  X(cuMemExportToShareableHandle, (void*, CUmemGenericAllocationHandle, int, unsigned long long)) \
+  X(cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle*, void*, int))                  \
+  X(cuMemRelease, (CUmemGenericAllocationHandle))                                                 \
+  X(cuMemAddressReserve, (CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long))         \
+  X(cuMemAddressFree, (CUdeviceptr, size_t))                                                      \
+  X(cuMemMap, (CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long))    \
+  X(cuMemUnmap, (CUdeviceptr, size_t))                                                            \
+  X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc*, size_t))                        \
+  X(cuModuleLoadData, (CUmodule*, const void*))                                                   \
+  X(cuModuleUnload, (CUmodule))                                                                   \
+  X(cuModuleGetFunction, (CUfunction*, CUmodule, const char*))                                    \
+  X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,      \
+                     unsigned, CUstream, void**, void**))
+
+struct Api {
+#define SMDDP_MEMBER(name, parameters) CUresult(*name) parameters = nullptr;
+  SMDDP_CUDA_FUNCTIONS(SMDDP_MEMBER)
+#undef SMDDP_MEMBER
+
+  // Ok, or `what` with the error's name, what CUDA says of it, and a remedy where one is known.
+  Status check(CUresult result, const char* what) const;
+};
+
+// The driver, opened and initialised on first use; why there is none.
+const Result<Api>& api();
+// The same from the library of that name, each time anew.
+Result<Api> load_api(const std::string& path);
+
+}  // namespace smddp::device::cuda

@@ -1,0 +1,123 @@
+// Compares cuda_api.h with the toolkit's own header, where CMake found one.
+#if defined(SMDDP_HAVE_CUDA_H)
+#include <cuda.h>
+
+#include <type_traits>
+
+// After cuda.h, whose macros would rename the members.
+#undef cuMemHostRegister
+#undef cuMemHostGetDevicePointer
+#undef cuMemGetAddressRange
+#undef cuStreamDestroy
+#undef cuEventDestroy
+#undef cuCtxPushCurrent
+#undef cuCtxPopCurrent
+#undef cuIpcOpenMemHandle
+#undef cuStreamWaitValue32
+#undef cuStreamWriteValue32
+#undef cuDevicePrimaryCtxRelease
+#undef cuDeviceGetUuid
+
+#include "device/cuda_api.h"
+
+namespace smddp::device::cuda {
+namespace {
+
+// Enumerations and handles count as what they are passed as.
+template <class A, class B>
+constexpr bool kSameArgument =
+    sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B> &&
+    std::is_class_v<A> == std::is_class_v<B>;
+
+template <class A, class B>
+constexpr bool kSameFunction = false;
+template <class... A, class... B>
+constexpr bool kSameFunction<::CUresult (*)(A...), CUresult (*)(B...)> = [] {
+  if constexpr (sizeof...(A) == sizeof...(B)) {
+    return (kSameArgument<A, B> && ...);
+  } else {
+    return false;
+  }
+}();
+
+#define SMDDP_SAME(name) static_assert(kSameFunction<decltype(&::name), decltype(Api::name)>)
+#define SMDDP_SAME_AS(real, name) \
+  static_assert(kSameFunction<decltype(&::real), decltype(Api::name)>)
+SMDDP_SAME(cuInit);
+SMDDP_SAME(cuGetErrorName);
+SMDDP_SAME(cuGetErrorString);
+SMDDP_SAME(cuDriverGetVersion);
+SMDDP_SAME(cuDeviceGet);
+SMDDP_SAME(cuDeviceGetName);
+SMDDP_SAME_AS(cuDeviceGetUuid_v2, cuDeviceGetUuid);
+SMDDP_SAME(cuDeviceGetAttribute);
+SMDDP_SAME(cuDevicePrimaryCtxRetain);
+SMDDP_SAME_AS(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease);
+SMDDP_SAME_AS(cuCtxPushCurrent_v2, cuCtxPushCurrent);
+SMDDP_SAME_AS(cuCtxPopCurrent_v2, cuCtxPopCurrent);
+SMDDP_SAME(cuStreamCreate);
+SMDDP_SAME_AS(cuStreamDestroy_v2, cuStreamDestroy);
+SMDDP_SAME(cuStreamSynchronize);
+SMDDP_SAME(cuStreamIsCapturing);
+SMDDP_SAME(cuStreamWaitEvent);
+SMDDP_SAME_AS(cuStreamWaitValue32_v2, cuStreamWaitValue32);
+SMDDP_SAME_AS(cuStreamWriteValue32_v2, cuStreamWriteValue32);
+SMDDP_SAME(cuThreadExchangeStreamCaptureMode);
+SMDDP_SAME(cuEventCreate);
+SMDDP_SAME_AS(cuEventDestroy_v2, cuEventDestroy);
+SMDDP_SAME(cuEventRecord);
+SMDDP_SAME(cuEventQuery);
+SMDDP_SAME(cuMemcpyAsync);
+SMDDP_SAME(cuLaunchHostFunc);
+SMDDP_SAME_AS(cuMemHostRegister_v2, cuMemHostRegister);
+SMDDP_SAME(cuMemHostUnregister);
+SMDDP_SAME_AS(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer);
+SMDDP_SAME_AS(cuMemGetAddressRange_v2, cuMemGetAddressRange);
+SMDDP_SAME(cuPointerGetAttribute);
+SMDDP_SAME(cuIpcGetMemHandle);
+SMDDP_SAME_AS(cuIpcOpenMemHandle_v2, cuIpcOpenMemHandle);
+SMDDP_SAME(cuIpcCloseMemHandle);
+SMDDP_SAME(cuMemRetainAllocationHandle);
+SMDDP_SAME(cuMemExportToShareableHandle);
+SMDDP_SAME(cuMemImportFromShareableHandle);
+SMDDP_SAME(cuMemRelease);
+SMDDP_SAME(cuMemAddressReserve);
+SMDDP_SAME(cuMemAddressFree);
+SMDDP_SAME(cuMemMap);
+SMDDP_SAME(cuMemUnmap);
+SMDDP_SAME(cuMemSetAccess);
+SMDDP_SAME(cuModuleLoadData);
+SMDDP_SAME(cuModuleUnload);
+SMDDP_SAME(cuModuleGetFunction);
+SMDDP_SAME(cuLaunchKernel);
+
+static_assert(sizeof(CUipcMemHandle) == sizeof(::CUipcMemHandle));
+static_assert(sizeof(CUuuid) == sizeof(::CUuuid));
+static_assert(sizeof(CUmemAccessDesc) == sizeof(::CUmemAccessDesc) &&
+              offsetof(CUmemAccessDesc, flags) == offsetof(::CUmemAccessDesc, flags) &&
+              offsetof(CUmemLocation, id) == offsetof(::CUmemLocation, id));
+static_assert(kSuccess == CUDA_SUCCESS && kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(kMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT &&
+              kUnifiedAddressing == CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING &&
+              kCanFlushRemoteWrites == CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES);
+static_assert(kBufferId == CU_POINTER_ATTRIBUTE_BUFFER_ID &&
+              kIpcCapable == CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE &&
+              kAllowedHandleTypes == CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES &&
+              kMappingSize == CU_POINTER_ATTRIBUTE_MAPPING_SIZE &&
+              kMappingBase == CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR &&
+              kMemoryBlockId == CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID);
+static_assert(kStreamNonBlocking == CU_STREAM_NON_BLOCKING &&
+              kEventDisableTiming == CU_EVENT_DISABLE_TIMING &&
+              kWaitEqual == CU_STREAM_WAIT_VALUE_EQ && kWaitFlush == CU_STREAM_WAIT_VALUE_FLUSH &&
+              kCaptureNone == CU_STREAM_CAPTURE_STATUS_NONE &&
+              kCaptureRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
+static_assert(kRegisterPortable == CU_MEMHOSTREGISTER_PORTABLE &&
+              kRegisterMapped == CU_MEMHOSTREGISTER_DEVICEMAP &&
+              kLazyPeerAccess == CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS &&
+              kPosixDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
+              kLocationDevice == CU_MEM_LOCATION_TYPE_DEVICE &&
+              kReadWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+
+}  // namespace
+}  // namespace smddp::device::cuda
+#endif

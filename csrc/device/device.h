@@ -1,0 +1,103 @@
+// A device as the collectives see it: streams, events, copies, flags, and memory that other processes
+// of the host map. Implemented by CUDA's driver (cuda_device.cc) and, for tests and for machines
+// without a GPU, by threads and shared memory (host_device.cc).
+//
+// Nothing here waits for work of a device, but for synchronize().
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "common/status.h"
+#include "common/types.h"
+
+namespace smddp::device {
+
+// What the device's own library calls them: a CUstream, a CUevent.
+using Stream = void*;
+using Event = void*;
+
+// Peers that one reduction can read: ranks of a host.
+inline constexpr size_t kMostSources = 32;
+
+// A piece of memory that is mapped as a whole, and how another process of this host comes by it. Sent
+// between processes of one host and one build.
+struct Allocation {
+  enum class Kind : uint32_t {
+    kSegment,    // descriptor: one of the owner's, to be mapped by mmap()
+    kIpc,        // handle: of memory that the driver allocated in one piece
+    kShareable,  // descriptor: one of the owner's, of physical memory that was mapped by itself
+  };
+  uint64_t base = 0;  // where it begins, in the owner
+  uint64_t bytes = 0;
+  uint64_t id = 0;  // differs between two that lay at the same address one after the other
+  Kind kind = Kind::kSegment;
+  int32_t descriptor = -1;
+  std::array<uint8_t, 64> handle{};
+};
+static_assert(std::is_trivially_copyable_v<Allocation> && sizeof(Allocation) == 96);
+
+// destination[i] = op over sources, in their order, divided by `divisor` for floating types: see
+// reduce() in reduce.h, whose results these are to the bit, NaNs of fp32 and fp64 aside.
+struct Reduction {
+  void* destination = nullptr;
+  const void* sources[kMostSources] = {};  // no std::array: kernels can't call its functions
+  size_t sources_count = 0;
+  size_t count = 0;
+  Dtype dtype = Dtype::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  int divisor = 1;
+  int blocks = 1;  // at most: each takes a multiprocessor
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;
+  // Multiprocessors: what a reduction can use at most.
+  virtual int multiprocessors() const = 0;
+  // The same for every process that uses this device, and for no other device of the host.
+  virtual std::array<uint8_t, 16> identity() const = 0;
+
+  virtual Result<Stream> create_stream() = 0;
+  virtual void destroy_stream(Stream stream) = 0;
+  virtual Result<Event> create_event() = 0;
+  virtual void destroy_event(Event event) = 0;
+
+  virtual Status record(Event event, Stream stream) = 0;
+  // Work submitted to `stream` from now on waits for what was last recorded.
+  virtual Status wait(Stream stream, Event event) = 0;
+  // Whether what was last recorded is done.
+  virtual Result<bool> done(Event event) = 0;
+  // Blocks until all work of `stream` is done.
+  virtual Status synchronize(Stream stream) = 0;
+  // True while `stream` records a graph rather than runs.
+  virtual Result<bool> capturing(Stream stream) = 0;
+
+  // Between any two of this device's memory, mapped memory of peers, and pinned host memory.
+  virtual Status copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
+  virtual Status reduce(Stream stream, const Reduction& reduction) = 0;
+  // Flags lie in memory of map_host(). A write is ordered after all that the stream did before it, as
+  // every device and the host see it; what follows a wait sees all that came before the write.
+  virtual Status write_flag(Stream stream, uint32_t* flag, uint32_t value) = 0;
+  virtual Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) = 0;  // for equality
+  // `function` must not use the device, and must be quick.
+  virtual Status call(Stream stream, void (*function)(void*), void* argument) = 0;
+
+  // The allocations in which [address, address + bytes) lies, by address.
+  virtual Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) = 0;
+  // Where `allocation` of process `pid` begins here; until release_memory().
+  virtual Result<void*> import_memory(const Allocation& allocation, int pid) = 0;
+  virtual void release_memory(const Allocation& allocation, void* address) = 0;
+
+  // Pins host memory, which starts and ends at pages, and says what it is called on the device.
+  virtual Result<void*> map_host(void* address, size_t bytes) = 0;
+  virtual void unmap_host(void* address) = 0;
+};
+
+}  // namespace smddp::device

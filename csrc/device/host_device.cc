@@ -1,0 +1,254 @@
+#include "device/host_device.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "device/reduce_arithmetic.h"
+
+namespace smddp::device {
+namespace {
+
+// Returns false where it can't go on yet; it is then called again.
+using Step = std::function<bool()>;
+
+constexpr auto kLook = std::chrono::microseconds(20);
+
+struct Moment {
+  std::atomic<uint64_t> recorded{0}, reached{0};
+};
+using MomentPtr = std::shared_ptr<Moment>;
+
+class Queue {
+ public:
+  Queue() : thread_([this] { run(); }) {}
+  // What has not run by then never does.
+  ~Queue() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void push(Step step) {
+    {
+      std::lock_guard lock(mutex_);
+      steps_.push_back(std::move(step));
+      ++pushed_;
+    }
+    changed_.notify_all();
+  }
+
+  void drain() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this, until = pushed_] { return run_ >= until; });
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return stop_ || !steps_.empty(); });
+      if (stop_) return;
+      Step step = std::move(steps_.front());
+      steps_.pop_front();
+      lock.unlock();
+      bool over = step();
+      while (!over && !stop_) {
+        std::this_thread::sleep_for(kLook);
+        over = step();
+      }
+      step = nullptr;
+      lock.lock();
+      ++run_;
+      changed_.notify_all();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Step> steps_;
+  uint64_t pushed_ = 0, run_ = 0;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;  // last: it uses the others
+};
+
+Queue& queue(Stream stream) { return *static_cast<Queue*>(stream); }
+const MomentPtr& moment(Event event) { return *static_cast<MomentPtr*>(event); }
+
+Status failed(const std::string& what) {
+  return {Code::kUnavailable, what + ": " + std::strerror(errno)};
+}
+
+size_t pages(size_t bytes) {
+  auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return (bytes + page - 1) / page * page;
+}
+
+Result<void*> map_segment(int descriptor, size_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (at == MAP_FAILED) return failed("could not map " + std::to_string(bytes) + " bytes");
+  return at;
+}
+
+}  // namespace
+
+HostDevice::~HostDevice() {
+  while (!allocations_.empty()) free(reinterpret_cast<void*>(allocations_.begin()->first));
+}
+
+Result<void*> HostDevice::allocate(size_t bytes) {
+  bytes = pages(std::max<size_t>(bytes, 1));
+  int descriptor = memfd_create("smddp-host-device", MFD_CLOEXEC);
+  if (descriptor < 0) return failed("could not create a segment (memfd_create)");
+  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
+    Status why = failed("could not size a segment of " + std::to_string(bytes) + " bytes");
+    close(descriptor);
+    return why;
+  }
+  auto at = map_segment(descriptor, bytes);
+  if (!at) {
+    close(descriptor);
+    return at;
+  }
+  std::lock_guard lock(mutex_);
+  Allocation allocation;
+  allocation.base = reinterpret_cast<uintptr_t>(at.value());
+  allocation.bytes = bytes;
+  allocation.id = next_id_++;
+  allocation.descriptor = descriptor;
+  allocations_[allocation.base] = allocation;
+  return at;
+}
+
+void HostDevice::free(void* address) {
+  std::lock_guard lock(mutex_);
+  auto found = allocations_.find(reinterpret_cast<uintptr_t>(address));
+  if (found == allocations_.end()) return;
+  munmap(address, found->second.bytes);
+  close(found->second.descriptor);
+  allocations_.erase(found);
+}
+
+bool HostDevice::owns(const void* address, size_t bytes) const {
+  auto at = reinterpret_cast<uintptr_t>(address);
+  std::lock_guard lock(mutex_);
+  auto next = allocations_.upper_bound(at);
+  if (next == allocations_.begin()) return false;
+  const Allocation& a = std::prev(next)->second;
+  return at + bytes <= a.base + a.bytes;
+}
+
+Result<Stream> HostDevice::create_stream() { return static_cast<Stream>(new Queue()); }
+void HostDevice::destroy_stream(Stream stream) { delete static_cast<Queue*>(stream); }
+Result<Event> HostDevice::create_event() {
+  return static_cast<Event>(new MomentPtr(std::make_shared<Moment>()));
+}
+void HostDevice::destroy_event(Event event) { delete static_cast<MomentPtr*>(event); }
+
+Status HostDevice::record(Event event, Stream stream) {
+  MomentPtr m = moment(event);
+  uint64_t turn = ++m->recorded;
+  queue(stream).push([m, turn] {
+    m->reached.store(turn, std::memory_order_release);
+    return true;
+  });
+  return {};
+}
+
+Status HostDevice::wait(Stream stream, Event event) {
+  MomentPtr m = moment(event);
+  queue(stream).push([m, turn = m->recorded.load()] {
+    return m->reached.load(std::memory_order_acquire) >= turn;
+  });
+  return {};
+}
+
+Result<bool> HostDevice::done(Event event) {
+  const MomentPtr& m = moment(event);
+  return m->reached.load(std::memory_order_acquire) >= m->recorded.load();
+}
+
+Status HostDevice::synchronize(Stream stream) {
+  queue(stream).drain();
+  return {};
+}
+
+Result<bool> HostDevice::capturing(Stream) { return false; }
+
+Status HostDevice::copy(Stream stream, void* to, const void* from, size_t bytes) {
+  queue(stream).push([=] {
+    std::memcpy(to, from, bytes);
+    return true;
+  });
+  return {};
+}
+
+Status HostDevice::reduce(Stream stream, const Reduction& reduction) {
+  // A multiprocessor's threads, one after the other.
+  constexpr uint32_t kThreads = 8;
+  queue(stream).push([reduction] {
+    uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
+    for (uint32_t thread = 0; thread < all; ++thread) reduce_share(reduction, thread, all);
+    return true;
+  });
+  return {};
+}
+
+Status HostDevice::write_flag(Stream stream, uint32_t* flag, uint32_t value) {
+  queue(stream).push([=] {
+    std::atomic_ref(*flag).store(value, std::memory_order_release);
+    return true;
+  });
+  return {};
+}
+
+Status HostDevice::wait_flag(Stream stream, uint32_t* flag, uint32_t value) {
+  queue(stream).push(
+      [=] { return std::atomic_ref(*flag).load(std::memory_order_acquire) == value; });
+  return {};
+}
+
+Status HostDevice::call(Stream stream, void (*function)(void*), void* argument) {
+  queue(stream).push([=] {
+    function(argument);
+    return true;
+  });
+  return {};
+}
+
+Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, size_t bytes) {
+  if (!owns(address, bytes)) return Status(Code::kInvalid, "this is no memory of the device");
+  std::lock_guard lock(mutex_);
+  return std::vector<Allocation>{
+      std::prev(allocations_.upper_bound(reinterpret_cast<uintptr_t>(address)))->second};
+}
+
+Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
+  std::string path =
+      "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(allocation.descriptor);
+  int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return failed("could not open a segment of process " + std::to_string(pid));
+  auto at = map_segment(descriptor, allocation.bytes);
+  close(descriptor);
+  return at;
+}
+
+void HostDevice::release_memory(const Allocation& allocation, void* address) {
+  munmap(address, allocation.bytes);
+}
+
+Result<void*> HostDevice::map_host(void* address, size_t) { return address; }
+void HostDevice::unmap_host(void*) {}
+
+}  // namespace smddp::device

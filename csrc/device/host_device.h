@@ -1,0 +1,53 @@
+// A device made of threads and shared memory: streams are threads that take their work in order, and
+// its memory lies in segments that other processes map. It has no speed of its own to show; it lets
+// everything above it run, with several processes, where no GPU is.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "device/device.h"
+
+namespace smddp::device {
+
+class HostDevice final : public Device {
+ public:
+  ~HostDevice() override;
+
+  // The device's memory, zeroed.
+  Result<void*> allocate(size_t bytes);
+  void free(void* address);
+  // True where [address, address + bytes) lies in one allocation.
+  bool owns(const void* address, size_t bytes) const;
+
+  std::string name() const override { return "host threads"; }
+  int multiprocessors() const override { return 4; }
+  std::array<uint8_t, 16> identity() const override { return {}; }
+  Result<Stream> create_stream() override;
+  void destroy_stream(Stream stream) override;
+  Result<Event> create_event() override;
+  void destroy_event(Event event) override;
+  Status record(Event event, Stream stream) override;
+  Status wait(Stream stream, Event event) override;
+  Result<bool> done(Event event) override;
+  Status synchronize(Stream stream) override;
+  Result<bool> capturing(Stream stream) override;
+  Status copy(Stream stream, void* to, const void* from, size_t bytes) override;
+  Status reduce(Stream stream, const Reduction& reduction) override;
+  Status write_flag(Stream stream, uint32_t* flag, uint32_t value) override;
+  Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) override;
+  Status call(Stream stream, void (*function)(void*), void* argument) override;
+  Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) override;
+  Result<void*> import_memory(const Allocation& allocation, int pid) override;
+  void release_memory(const Allocation& allocation, void* address) override;
+  Result<void*> map_host(void* address, size_t bytes) override;
+  void unmap_host(void* address) override;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<uintptr_t, Allocation> allocations_;  // by base
+  uint64_t next_id_ = 1;
+};
+
+}  // namespace smddp::device

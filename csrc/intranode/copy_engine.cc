@@ -1,0 +1,186 @@
+#include "intranode/copy_engine.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace smddp::intranode {
+
+Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device, Imports& imports,
+                                                       device::Stream main, int index, int ranks) {
+  std::unique_ptr<CopyEngine> engine(new CopyEngine(device, imports, main, index, ranks));
+  if (Status opened = engine->open(); !opened) return opened;
+  return engine;
+}
+
+Status CopyEngine::open() {
+  if (static_cast<size_t>(ranks_) > device::kMostSources) {
+    return {Code::kUnavailable, std::to_string(ranks_) +
+                                    " ranks on one host; GPU collectives take up to " +
+                                    std::to_string(device::kMostSources)};
+  }
+  auto shared = create_shared("smddp-flags", kPageBytes);
+  if (!shared) return shared.status();
+  own_ = std::move(shared.value());
+  auto here = device_.map_host(own_.mapping.address(), kPageBytes);
+  if (!here) return here.status();
+  own_flags_ = static_cast<Flags*>(here.value());
+  mappings_.resize(static_cast<size_t>(ranks_));
+  peers_.resize(static_cast<size_t>(ranks_));
+  auto event = device_.create_event();
+  if (!event) return event.status();
+  begin_ = event.value();
+  for (size_t i = 0; i < std::min(kLanes, static_cast<size_t>(ranks_) - 1); ++i) {
+    Lane& lane = lanes_.emplace_back();
+    auto stream = device_.create_stream();
+    if (!stream) return stream.status();
+    lane.stream = stream.value();
+    auto end = device_.create_event();
+    if (!end) return end.status();
+    lane.end = end.value();
+  }
+  return {};
+}
+
+CopyEngine::~CopyEngine() {
+  for (Lane& lane : lanes_) {
+    if (lane.stream != nullptr) device_.destroy_stream(lane.stream);
+    if (lane.end != nullptr) device_.destroy_event(lane.end);
+  }
+  if (begin_ != nullptr) device_.destroy_event(begin_);
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    if (peers_[i] != nullptr) device_.unmap_host(mappings_[i].address());
+  }
+  if (own_flags_ != nullptr) device_.unmap_host(own_.mapping.address());
+}
+
+Status CopyEngine::join(int index, int pid, int flags_descriptor) {
+  auto mapping = map_shared(pid, flags_descriptor, "rank on this host");
+  if (!mapping) return mapping.status();
+  if (mapping.value().size() != kPageBytes) {
+    return {Code::kInternal, "a peer's page of flags has another size"};
+  }
+  auto i = static_cast<size_t>(index);
+  auto here = device_.map_host(mapping.value().address(), kPageBytes);
+  if (!here) return here.status();
+  mappings_[i] = std::move(mapping.value());
+  peers_[i] = static_cast<Flags*>(here.value());
+  return {};
+}
+
+Status CopyEngine::signal(device::Stream stream, Phase phase, int peer) {
+  Flags& theirs = *peers_[static_cast<size_t>(peer)];
+  return device_.write_flag(stream, &theirs.word[phase][index_].value, 1);
+}
+
+Status CopyEngine::await(device::Stream stream, Phase phase, int peer) {
+  uint32_t* flag = &own_flags_->word[phase][peer].value;
+  Status s = device_.wait_flag(stream, flag, 1);
+  return s ? device_.write_flag(stream, flag, 0) : s;
+}
+
+Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers) {
+  bool sums = !plan.sums.empty(), moves = !plan.moves.empty();
+  Status s;
+  auto with_all = [&](auto&& action) {
+    for (int step = 1; step < ranks_ && s; ++step) s = action((index_ + step) % ranks_);
+  };
+  // My memory can be read.
+  with_all([&](int peer) { return signal(main_, kReady, peer); });
+  if (sums) {
+    with_all([&](int peer) { return await(main_, kReady, peer); });
+    if (s) s = sum(plan, offers);
+    // My sums can be read, and the peers' other parts of my memory have been.
+    if (moves) with_all([&](int peer) { return signal(main_, kSummed, peer); });
+  }
+  if (moves || !sums) {
+    if (s && !lanes_.empty()) s = device_.record(begin_, main_);
+    for (Lane& lane : lanes_) {
+      if (s) s = device_.wait(lane.stream, begin_);
+    }
+    with_all([&](int peer) {
+      size_t turn = static_cast<size_t>((peer - index_ + ranks_) % ranks_ - 1);
+      device::Stream stream = lanes_[turn % lanes_.size()].stream;
+      Status done = await(stream, sums ? kSummed : kReady, peer);
+      if (done) done = move(stream, plan, offers[static_cast<size_t>(peer)], peer);
+      return done ? signal(stream, kDone, peer) : done;
+    });
+    if (s) s = move(main_, plan, offers[static_cast<size_t>(index_)], index_);
+    for (Lane& lane : lanes_) {
+      if (s) s = device_.record(lane.end, lane.stream);
+      if (s) s = device_.wait(main_, lane.end);
+    }
+  } else {
+    with_all([&](int peer) { return signal(main_, kDone, peer); });
+  }
+  // Nobody reads my memory any more.
+  with_all([&](int peer) { return await(main_, kDone, peer); });
+  return s;
+}
+
+Status CopyEngine::move(device::Stream stream, const Plan& plan, const Offer& offer, int from) {
+  Status s;
+  for (const Move& m : plan.moves) {
+    if (m.from != from || !s) continue;
+    std::byte* to = m.destination;
+    Status located =
+        offer.pieces(imports_, m.extent, m.offset, m.bytes, [&](std::byte* at, size_t bytes) {
+          if (s && at != to) s = device_.copy(stream, to, at, bytes);
+          to += bytes;
+        });
+    if (!located) return located;
+  }
+  return s;
+}
+
+// Where the ranks' memory is cut into pieces, every rank's at places of its own, each stretch without
+// a cut is a kernel.
+Status CopyEngine::sum(const Plan& plan, const std::vector<Offer>& offers) {
+  size_t element = size_of(plan.dtype);
+  for (const Sum& whole : plan.sums) {
+    for (size_t done = 0; done < whole.bytes;) {
+      device::Reduction r;
+      size_t bytes = whole.bytes - done;
+      for (size_t i = 0; i < offers.size(); ++i) {
+        auto piece = offers[i].locate(imports_, whole.extent, whole.offset + done, bytes);
+        if (!piece) return piece.status();
+        bytes = std::min(bytes, piece.value().bytes);
+        r.sources[i] = piece.value().address;
+      }
+      r.sources_count = offers.size();
+      r.destination = whole.destination + done;
+      r.count = bytes / element;
+      r.dtype = plan.dtype;
+      r.op = plan.op;
+      r.divisor = plan.divisor;
+      r.blocks = plan.blocks;
+      if (r.count == 0) return {Code::kInternal, "an element lies in two pieces of memory"};
+      if (Status s = device_.reduce(main_, r); !s) return s;
+      done += r.count * element;
+    }
+  }
+  return {};
+}
+
+void CopyEngine::release() {
+  auto* flags = static_cast<Flags*>(own_.mapping.address());
+  for (auto& phase : flags->word) {
+    for (int peer = 0; peer < ranks_; ++peer)
+      std::atomic_ref(phase[peer].value).store(1, std::memory_order_release);
+  }
+}
+
+void CopyEngine::give_up(const std::string& reason) {
+  auto* flags = static_cast<Flags*>(own_.mapping.address());
+  if (flags->given_up != 0) return;
+  std::strncpy(flags->reason, reason.c_str(), sizeof flags->reason - 1);
+  std::atomic_ref(flags->given_up).store(1, std::memory_order_release);
+}
+
+const char* CopyEngine::gave_up(int index) const {
+  auto* flags = static_cast<Flags*>(mappings_[static_cast<size_t>(index)].address());
+  if (flags == nullptr || std::atomic_ref(flags->given_up).load(std::memory_order_acquire) == 0)
+    return nullptr;
+  return flags->reason;
+}
+
+}  // namespace smddp::intranode

@@ -1,0 +1,312 @@
+#include "torch/device_collectives.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+
+#include "common/clock.h"
+#include "schedule/pattern.h"
+#include "torch/gil.h"
+#include "torch/runtime.h"
+#include "torch/statistics.h"
+
+namespace smddp {
+namespace {
+
+using c10d::OpType;
+using c10d::Work;
+
+constexpr size_t kGranule = 64;  // elements; parts of an AllReduce start at multiples
+constexpr std::chrono::nanoseconds kForever = std::chrono::hours(24 * 365);
+constexpr std::chrono::nanoseconds kInterruptible = std::chrono::milliseconds(200);
+
+std::exception_ptr exception_of(const Status& status) {
+  try {
+    throw_status(status);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+uint64_t mix(uint64_t hash, uint64_t value) {
+  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
+  return hash ^ hash >> 32;
+}
+
+void require_contiguous(const at::Tensor& t, const char* what) {
+  require(t.is_contiguous() && !t.is_conj() && !t.is_neg(), [&] {
+    return std::string(what) + " on a GPU needs contiguous outputs; call contiguous() and copy_()";
+  });
+}
+
+at::Tensor end_to_end(const TorchDevice& device, const at::Tensor& t) {
+  return t.is_contiguous() && !t.is_conj() && !t.is_neg() ? t : device.copy_of(t);
+}
+
+}  // namespace
+
+// --- one operation ---------------------------------------------------------------------------------
+
+DeviceTensorOperation::DeviceTensorOperation(TorchDevice& device)
+    : device_(device), called_ns_(now_ns()) {}
+
+c10::intrusive_ptr<c10::ivalue::Future> DeviceTensorOperation::future() {
+  std::unique_lock lock(mutex_);
+  if (future_) return future_;
+  auto made = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()), device_.future_devices());
+  future_ = made;
+  for_future_ = results;
+  settle_future(std::move(lock));
+  return made;
+}
+
+// On a device the future is complete once the work is submitted: its users wait on their streams.
+void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
+  bool ready = usable_ && (over_ || !device_.is_host());
+  if (!future_ || future_->completed() || !(ready || (over_ && !status_))) return;
+  auto future = future_;
+  auto values = std::exchange(for_future_, {});
+  Status status = over_ ? status_ : Status();
+  lock.unlock();  // callbacks run
+  if (!status) {
+    future->setErrorIfNeeded(exception_of(status));
+  } else {
+    device_.complete(*future, values, finished_event());
+  }
+}
+
+void DeviceTensorOperation::on_submitted() {
+  std::unique_lock lock(mutex_);
+  usable_ = true;
+  settle_future(std::move(lock));
+}
+
+void DeviceTensorOperation::on_finished(const Status& status) {
+  if (status) {
+    uint64_t bytes = what.bytes;
+    Statistics::process().update(name_of(what.collective), way, [&](StatisticsRow& row) {
+      ++row.calls;
+      row.bytes += bytes;
+      ++row.rounds;
+      row.largest_round = std::max(row.largest_round, bytes);
+      row.seconds += static_cast<double>(now_ns() - called_ns_) * 1e-9;
+    });
+  }
+  std::unique_lock lock(mutex_);
+  over_ = true;
+  status_ = status;
+  settle_future(std::move(lock));
+}
+
+std::exception_ptr DeviceTensorOperation::exception() {
+  std::lock_guard lock(mutex_);
+  return over_ && !status_ ? exception_of(status_) : nullptr;
+}
+
+void DeviceTensorOperation::waited(double seconds) const {
+  Statistics::process().update(name_of(what.collective), way,
+                               [&](StatisticsRow& row) { row.wait_seconds += seconds; });
+}
+
+bool DeviceWork::wait(std::chrono::milliseconds timeout) {
+  uint64_t from = now_ns();
+  device::Stream stream = device_.current();
+  std::chrono::nanoseconds left =
+      timeout.count() > 0 ? std::chrono::nanoseconds(timeout) : kForever;
+  Status s;
+  do {
+    std::chrono::nanoseconds turn = std::min(left, kInterruptible);
+    s = group_->order(*operation_, stream, turn);
+    left -= turn;
+    if (s.code() == Code::kTimeout && !operation_->done()) {
+      check_interrupt();
+    } else {
+      break;
+    }
+  } while (left.count() > 0);
+  if (!s) throw_status(s);
+  device_.settle(stream);
+  // A stream that was let go of because the group failed has nothing to show.
+  if (Status bad = group_->verdict(*operation_); !bad) throw_status(bad);
+  operation_->waited(static_cast<double>(now_ns() - from) * 1e-9);
+  return true;
+}
+
+// --- the group ---------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<DeviceCollectives>> DeviceCollectives::create(
+    Engine& engine, Communicator& group, Result<TorchDevice*> device,
+    std::chrono::milliseconds timeout) {
+  std::unique_ptr<DeviceCollectives> made;
+  Status usable = device.status();
+  if (usable) {
+    made.reset(new DeviceCollectives(*device.value(), group.rank(), group.ranks()));
+    auto stream = device.value()->device().create_stream();
+    usable = stream.status();
+    if (stream) made->stream_ = stream.value();
+  }
+  auto on_device = DeviceGroup::create(
+      engine, group, usable, usable ? &made->device_.device() : nullptr,
+      usable ? &made->device_.imports() : nullptr, usable ? made->stream_ : nullptr,
+      static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
+  if (!on_device) return on_device.status();
+  made->group_ = std::move(on_device.value());
+  return made;
+}
+
+void (*without_gil)(void (*)(void*), void*) = [](void (*function)(void*), void* argument) {
+  function(argument);
+};
+
+DeviceCollectives::~DeviceCollectives() {
+  if (group_) without_gil([](void* group) { static_cast<DeviceGroup*>(group)->leave(); }, &*group_);
+  // The stream goes last: operations that somebody still holds refer to the group, not to it.
+  if (stream_ != nullptr) device_.device().destroy_stream(stream_);
+}
+
+DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, ReduceOp reduce_op,
+                                                         TensorRefs tensors,
+                                                         std::chrono::milliseconds timeout) {
+  auto op = std::make_shared<DeviceTensorOperation>(device_);
+  op->what.collective = collective;
+  op->what.segments = static_cast<uint32_t>(tensors.size());
+  op->what.digest = 0xcbf29ce484222325ull;
+  for (const at::Tensor* t : tensors) {
+    op->what.digest =
+        mix(mix(op->what.digest, t->nbytes()), static_cast<uint64_t>(t->scalar_type()));
+  }
+  if (reduce_op != ReduceOp::kNone) {
+    op->what.reduce_op = reduce_op;
+    op->what.dtype = dtype_of(tensors[0]->scalar_type());
+    op->plan.op = reduce_op;
+    op->plan.dtype = op->what.dtype;
+    op->plan.divisor = reduce_op == ReduceOp::kAvg ? static_cast<int>(ranks_) : 1;
+    op->plan.blocks = settings().max_sms;
+    for (const at::Tensor* t : tensors) {
+      require(t->scalar_type() == tensors[0]->scalar_type(), [&] {
+        return std::string("a coalesced ") + name_of(collective) +
+               " needs tensors of one type; call it once per type";
+      });
+    }
+  }
+  op->way = reduce_op == ReduceOp::kNone ? "copy-engine" : "gpu-kernel";
+  if (timeout != c10d::kUnsetTimeout && timeout.count() > 0)
+    op->limit_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
+  return op;
+}
+
+c10::intrusive_ptr<Work> DeviceCollectives::gather(TensorRefs outputs, TensorRefs inputs, bool list,
+                                                   std::chrono::milliseconds timeout, OpType type,
+                                                   bool async) {
+  size_t each = list ? ranks_ : 1;
+  OperationPtr op = begin(Collective::kAllGather, ReduceOp::kNone, inputs, timeout);
+  for (size_t m = 0; m < inputs.size(); ++m) {
+    at::Tensor input = end_to_end(device_, *inputs[m]);
+    Extent source = extent_of(input);
+    std::vector<Extent> blocks;
+    for (const at::Tensor* t : outputs.slice(m * each, each)) {
+      require(t->scalar_type() == input.scalar_type() &&
+                  t->numel() == input.numel() * static_cast<int64_t>(ranks_ / each),
+              "all_gather: an output has another type or size than the input and the ranks say");
+      require_contiguous(*t, "all_gather");
+      op->results.push_back(*t);
+      for (size_t r = 0; r < ranks_ / each; ++r) {
+        blocks.push_back(
+            {static_cast<std::byte*>(t->mutable_data_ptr()) + r * source.bytes, source.bytes});
+      }
+    }
+    for (size_t r = 0; r < ranks_; ++r) {
+      bool others = r != static_cast<size_t>(rank_) && source.bytes > 0 &&
+                    blocks[r].address == source.address;
+      if (!others && !overlap_askew(source, blocks[r])) continue;
+      input = device_.copy_of(input);
+      source = extent_of(input);
+    }
+    for (size_t r = 0; r < ranks_; ++r)
+      op->plan.moves.push_back({static_cast<int>(r), m, 0, source.bytes, blocks[r].address});
+    op->offered.push_back(source);
+    op->what.bytes += source.bytes * ranks_;
+    op->keep.push_back(std::move(input));
+  }
+  return submit(std::move(op), type, async);
+}
+
+c10::intrusive_ptr<Work> DeviceCollectives::scatter(TensorRefs outputs, TensorRefs inputs,
+                                                    bool list, ReduceOp reduce_op,
+                                                    std::chrono::milliseconds timeout, OpType type,
+                                                    bool async) {
+  size_t each = list ? ranks_ : 1;
+  auto mine = static_cast<size_t>(rank_);
+  OperationPtr op = begin(Collective::kReduceScatter, reduce_op, outputs, timeout);
+  for (size_t m = 0; m < outputs.size(); ++m) {
+    const at::Tensor& output = *outputs[m];
+    require_contiguous(output, "reduce_scatter");
+    op->results.push_back(output);
+    Extent target = extent_of(output);
+    for (size_t i = 0; i < each; ++i) {
+      const at::Tensor& given = *inputs[m * each + i];
+      require(
+          given.scalar_type() == output.scalar_type() &&
+              given.numel() == output.numel() * static_cast<int64_t>(ranks_ / each),
+          "reduce_scatter: an input has another type or size than the output and the ranks say");
+      at::Tensor input = end_to_end(device_, given);
+      // The output may be the own block of the input, which no peer reads, and nothing else of it.
+      Extent source = extent_of(input);
+      Extent own = list ? source : Extent{source.address + mine * target.bytes, target.bytes};
+      bool is_own = (!list || i == mine) && own.address == target.address;
+      bool apart = target.bytes == 0 || target.address + target.bytes <= source.address ||
+                   source.address + source.bytes <= target.address;
+      if (!is_own && !apart) input = device_.copy_of(input);
+      op->offered.push_back(extent_of(input));
+      op->what.bytes += input.nbytes();
+      op->keep.push_back(std::move(input));
+    }
+    op->plan.sums.push_back(
+        {list ? m * each + mine : m, list ? 0 : mine * target.bytes, target.bytes, target.address});
+  }
+  return submit(std::move(op), type, async);
+}
+
+c10::intrusive_ptr<Work> DeviceCollectives::reduce(TensorRefs tensors, ReduceOp reduce_op,
+                                                   std::chrono::milliseconds timeout, OpType type,
+                                                   bool async) {
+  OperationPtr op = begin(Collective::kAllReduce, reduce_op, tensors, timeout);
+  for (size_t m = 0; m < tensors.size(); ++m) {
+    const at::Tensor& t = *tensors[m];
+    // Any order of the elements will do that is the same on all ranks.
+    require(t.is_non_overlapping_and_dense() && !t.is_conj() && !t.is_neg(),
+            "all_reduce on a GPU needs dense tensors; call contiguous()");
+    for (int64_t d = 0; d < t.dim(); ++d)
+      op->what.digest = mix(op->what.digest, static_cast<uint64_t>(t.stride(d)));
+    op->results.push_back(t);
+    auto* at = static_cast<std::byte*>(t.mutable_data_ptr());
+    op->offered.push_back({at, t.nbytes()});
+    op->what.bytes += t.nbytes();
+    std::vector<size_t> starts =
+        pattern::equal_parts(static_cast<size_t>(t.numel()), static_cast<int>(ranks_), kGranule);
+    // Parts of no bytes too: ranks must agree on whether there are sums and moves.
+    for (size_t r = 0; r < ranks_; ++r) {
+      auto size = static_cast<size_t>(t.element_size());
+      size_t from = starts[r] * size, bytes = (starts[r + 1] - starts[r]) * size;
+      if (r == static_cast<size_t>(rank_)) {
+        op->plan.sums.push_back({m, from, bytes, at + from});
+      } else {
+        op->plan.moves.push_back({static_cast<int>(r), m, from, bytes, at + from});
+      }
+    }
+  }
+  return submit(std::move(op), type, async);
+}
+
+c10::intrusive_ptr<Work> DeviceCollectives::submit(OperationPtr op, OpType type, bool async) {
+  if (Status s = group_->submit(op, device_.current()); !s) throw_status(s);
+  auto work = c10::make_intrusive<DeviceWork>(rank_, type, device_, group_, std::move(op));
+  if (!async && !c10d::allow_inflight_collective_as_graph_input()) {
+    work->wait(kNoTimeout);
+    return nullptr;
+  }
+  return work;
+}
+
+}  // namespace smddp

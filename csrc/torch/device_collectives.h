@@ -1,0 +1,108 @@
+// A process group's collectives on tensors of a device: from tensors to plans for the copy engines.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "collectives/device_group.h"
+#include "torch/torch_device.h"
+
+namespace smddp {
+
+// Holds its tensors until the device is done with them, so none has to be recorded on a stream.
+class DeviceTensorOperation final : public DeviceOperation {
+ public:
+  explicit DeviceTensorOperation(TorchDevice& device);
+
+  std::vector<at::Tensor> results;
+  std::vector<at::Tensor> keep;  // everything else it reads
+  const char* way = "";          // for the statistics
+
+  c10::intrusive_ptr<c10::ivalue::Future> future();
+  std::exception_ptr exception();  // nullptr unless it failed
+  void waited(double seconds) const;
+
+ private:
+  void on_submitted() override;
+  void on_finished(const Status& status) override;
+  void settle_future(std::unique_lock<std::mutex> lock);
+
+  TorchDevice& device_;
+  const uint64_t called_ns_;
+  std::mutex mutex_;
+  bool usable_ = false, over_ = false;
+  Status status_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::vector<at::Tensor> for_future_;
+};
+
+class DeviceWork final : public c10d::Work {
+ public:
+  DeviceWork(int rank, c10d::OpType type, TorchDevice& device, std::shared_ptr<DeviceGroup> group,
+             std::shared_ptr<DeviceTensorOperation> operation)
+      : Work(rank, type),
+        device_(device),
+        group_(std::move(group)),
+        operation_(std::move(operation)) {}
+
+  bool isCompleted() override { return group_->finished(*operation_); }
+  bool isSuccess() const override {
+    return group_->finished(*operation_) && operation_->exception() == nullptr;
+  }
+  std::exception_ptr exception() const override { return operation_->exception(); }
+  std::vector<at::Tensor> result() override { return operation_->results; }
+  void synchronize() override { wait(kNoTimeout); }
+  // The caller's stream waits; the host only for ranks that have not made the call.
+  bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return operation_->future(); }
+  uint64_t getSequencenumber() const override { return operation_->number(); }
+
+ private:
+  TorchDevice& device_;
+  std::shared_ptr<DeviceGroup> group_;
+  std::shared_ptr<DeviceTensorOperation> operation_;
+};
+
+// One group on one device. Made by a call of all its ranks.
+class DeviceCollectives {
+ public:
+  // Why there is none is the same on all ranks.
+  static Result<std::unique_ptr<DeviceCollectives>> create(Engine& engine, Communicator& group,
+                                                           Result<TorchDevice*> device,
+                                                           std::chrono::milliseconds timeout);
+  ~DeviceCollectives();
+
+  // Arguments as ProcessGroupSMDDP's: `list` says that the larger side has a tensor per rank.
+  c10::intrusive_ptr<c10d::Work> gather(TensorRefs outputs, TensorRefs inputs, bool list,
+                                        std::chrono::milliseconds timeout, c10d::OpType type,
+                                        bool async);
+  c10::intrusive_ptr<c10d::Work> scatter(TensorRefs outputs, TensorRefs inputs, bool list,
+                                         ReduceOp op, std::chrono::milliseconds timeout,
+                                         c10d::OpType type, bool async);
+  c10::intrusive_ptr<c10d::Work> reduce(TensorRefs tensors, ReduceOp op,
+                                        std::chrono::milliseconds timeout, c10d::OpType type,
+                                        bool async);
+
+  TorchDevice& device() { return device_; }
+  DeviceGroup& group() { return *group_; }
+
+ private:
+  using OperationPtr = std::shared_ptr<DeviceTensorOperation>;
+  DeviceCollectives(TorchDevice& device, int rank, int ranks)
+      : device_(device), rank_(rank), ranks_(static_cast<size_t>(ranks)) {}
+  OperationPtr begin(Collective collective, ReduceOp op, TensorRefs tensors,
+                     std::chrono::milliseconds timeout);
+  c10::intrusive_ptr<c10d::Work> submit(OperationPtr op, c10d::OpType type, bool async);
+
+  TorchDevice& device_;
+  const int rank_;
+  const size_t ranks_;
+  device::Stream stream_ = nullptr;
+  std::shared_ptr<DeviceGroup> group_;
+};
+
+}  // namespace smddp

@@ -1,0 +1,156 @@
+#include "torch/torch_device.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "common/env.h"
+#include "device/cuda_device.h"
+#include "torch/runtime.h"
+
+namespace smddp {
+namespace {
+
+enum class Use { kAuto, kHost, kOff };
+
+// Read once: all ranks and all groups go one way.
+Use use() {
+  static const Use chosen = [] {
+    std::string text = env::get("DEVICE");
+    require(text == "auto" || text == "host" || text == "off", [&] {
+      return "SMDDP_DEVICE is \"" + text + "\"; it may be \"auto\", \"host\" or \"off\"";
+    });
+    return text == "host" ? Use::kHost : text == "off" ? Use::kOff : Use::kAuto;
+  }();
+  return chosen;
+}
+
+struct Known {
+  std::mutex mutex;
+  std::map<int, Result<TorchDevice*>> by_index;  // -1 is the host's
+};
+
+Known& known() {
+  static auto* all = new Known();
+  return *all;
+}
+
+bool of_host_device(const at::Tensor& t) {
+  return t.is_cpu() && TorchDevice::plays_host() &&
+         TorchDevice::host_device().owns(t.const_data_ptr(), t.nbytes());
+}
+
+}  // namespace
+
+bool TorchDevice::plays_host() { return use() == Use::kHost; }
+
+device::HostDevice& TorchDevice::host_device() {
+  static auto* device = new device::HostDevice();
+  return *device;
+}
+
+at::Tensor TorchDevice::host_empty(int64_t bytes) {
+  require(plays_host(), "memory of the host device needs SMDDP_DEVICE=host");
+  auto memory = host_device().allocate(static_cast<size_t>(bytes));
+  if (!memory) throw_status(memory.status());
+  return at::from_blob(
+      memory.value(), {bytes}, [](void* at) { host_device().free(at); },
+      at::TensorOptions(at::kByte));
+}
+
+bool TorchDevice::concerns(TensorRefs tensors) {
+  if (use() == Use::kOff || tensors.empty()) return false;
+  for (const at::Tensor* t : tensors) {
+    // An empty one lies nowhere.
+    if (!t->is_cuda() && !of_host_device(*t) && !(t->is_cpu() && t->numel() == 0)) return false;
+  }
+  return tensors[0]->is_cuda() || plays_host();
+}
+
+Result<TorchDevice*> TorchDevice::of(TensorRefs tensors) {
+  c10::Device place = tensors[0]->device();
+  for (const at::Tensor* t : tensors) {
+    if (t->device() != place)
+      return Status(Code::kUnavailable, "the tensors lie on several devices");
+  }
+  int index = place.is_cpu() ? -1 : place.index();
+  std::lock_guard lock(known().mutex);
+  auto found = known().by_index.find(index);
+  if (found != known().by_index.end()) return found->second;
+  Result<TorchDevice*> made = Status(Code::kUnavailable, "");
+  if (place.is_cpu()) {
+    auto* torch_device = new TorchDevice(place, host_device());
+    torch_device->current_of_host_ = torch_device->device().create_stream().value();
+    made = torch_device;
+  } else if (!device::has_cuda_kernels()) {
+    made = Status(Code::kUnavailable, "this build has no kernels for GPUs; build it where nvcc is");
+  } else {
+    auto gpu = device::open_cuda_device(index);
+    made = gpu ? Result<TorchDevice*>(new TorchDevice(place, *gpu.value().release()))
+               : Result<TorchDevice*>(gpu.status());
+  }
+  return known().by_index.emplace(index, made).first->second;
+}
+
+intranode::Imports::Statistics TorchDevice::statistics() {
+  intranode::Imports::Statistics sum;
+  std::lock_guard lock(known().mutex);
+  for (auto& [index, device] : known().by_index) {
+    if (!device) continue;
+    auto s = device.value()->imports_.statistics();
+    sum.hits += s.hits;
+    sum.misses += s.misses;
+    sum.replaced += s.replaced;
+    sum.mapped += s.mapped;
+  }
+  return sum;
+}
+
+at::Tensor TorchDevice::copy_of(const at::Tensor& tensor) const {
+  at::Tensor copy;
+  if (is_host()) {
+    at::Tensor memory = host_empty(std::max<int64_t>(static_cast<int64_t>(tensor.nbytes()), 1));
+    void* at = memory.mutable_data_ptr();
+    copy = at::from_blob(at, tensor.sizes(), [memory](void*) {}, tensor.options());
+  } else {
+    copy = at::empty(tensor.sizes(), tensor.options());
+  }
+  return copy.copy_(tensor.detach());
+}
+
+device::Stream TorchDevice::current() const {
+  if (is_host()) return current_of_host_;
+  return c10::impl::VirtualGuardImpl(place_.type()).getStream(place_).native_handle();
+}
+
+// What reads CPU tensors knows no stream.
+void TorchDevice::settle(device::Stream stream) {
+  if (!is_host()) return;
+  if (Status s = device_->synchronize(stream); !s) throw_status(s);
+}
+
+std::vector<c10::Device> TorchDevice::future_devices() const {
+  return is_host() ? std::vector<c10::Device>{} : std::vector<c10::Device>{place_};
+}
+
+void TorchDevice::complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& results,
+                           device::Event finished) {
+  if (is_host()) return future.markCompleted(c10::IValue(results));
+  // The future records an event on the current stream: one that has nothing but this to wait for.
+  c10::impl::VirtualGuardImpl impl(place_.type());
+  c10::Device before = impl.exchangeDevice(place_);
+  c10::Stream stream = impl.getStreamFromGlobalPool(place_);
+  Status waited = device_->wait(stream.native_handle(), finished);
+  c10::Stream callers = impl.exchangeStream(stream);
+  if (waited) {
+    future.markCompleted(c10::IValue(results));
+  } else {
+    future.setErrorIfNeeded(std::make_exception_ptr(std::runtime_error(waited.message())));
+  }
+  impl.exchangeStream(callers);
+  impl.setDevice(before);
+}
+
+}  // namespace smddp

@@ -1,0 +1,159 @@
+// The code that talks to NVIDIA's driver, over a driver of our own making: every call, its order and
+// its arguments, and what is made of its answers. What it can't show is a GPU.
+#include "device/cuda_device.h"
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "collectives/device_group.h"
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+using device::Allocation;
+using device::Device;
+
+// Before anything opens the driver.
+const int stub_is_the_driver = setenv("SMDDP_LIBCUDA", STUB_CUDA, 1);
+
+enum Kind { kMalloc, kExpandable, kPrivate };
+
+template <class F>
+F stub(const char* name) {
+  static void* library = dlopen(STUB_CUDA, RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<F>(dlsym(library, name));
+}
+std::byte* allocate(size_t bytes, Kind kind, void* at = nullptr) {
+  return static_cast<std::byte*>(
+      stub<void* (*)(size_t, int, void*)>("stub_allocate")(bytes, kind, at));
+}
+// Addresses that nobody else gets, for pieces side by side.
+std::byte* reserve(size_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return static_cast<std::byte*>(at);
+}
+void free_memory(void* at) { stub<void (*)(void*)>("stub_free")(at); }
+size_t mapped() { return stub<size_t (*)()>("stub_mapped")(); }
+
+std::unique_ptr<Device> gpu() {
+  auto opened = device::open_cuda_device(0);
+  EXPECT_TRUE(opened.ok()) << opened.status().message();
+  return opened ? std::move(opened.value()) : nullptr;
+}
+
+TEST(CudaDevice, OpensAndSaysWhoItIs) {
+  ASSERT_EQ(stub_is_the_driver, 0);
+  auto device = gpu();
+  ASSERT_TRUE(device);
+  EXPECT_EQ(device->name(), "stub");
+  EXPECT_EQ(device->multiprocessors(), 6);
+  EXPECT_EQ(device->identity()[3], 7);
+  auto none = device::open_cuda_device(1);
+  ASSERT_FALSE(none.ok());
+  EXPECT_NE(none.status().message().find("cuDeviceGet failed"), std::string::npos);
+  EXPECT_NE(none.status().message().find("said the stub"), std::string::npos);
+}
+
+TEST(CudaDevice, SharesMemoryOfEachKind) {
+  auto owner = gpu(), reader = gpu();
+  for (Kind kind : {kMalloc, kExpandable}) {
+    std::byte* memory = allocate(10000, kind);
+    auto exported = owner->export_memory(memory + 5000, 10);
+    ASSERT_TRUE(exported.ok()) << exported.status().message();
+    ASSERT_EQ(exported.value().size(), 1u);
+    const Allocation& a = exported.value()[0];
+    EXPECT_EQ(a.base, reinterpret_cast<uintptr_t>(memory));
+    EXPECT_EQ(a.bytes, 12288u);
+    size_t before = mapped();
+    auto here = reader->import_memory(a, getpid());
+    ASSERT_TRUE(here.ok()) << here.status().message();
+    EXPECT_NE(here.value(), memory);
+    memory[77] = std::byte{42};
+    EXPECT_EQ(static_cast<std::byte*>(here.value())[77], std::byte{42});
+    EXPECT_EQ(mapped(), before + 1);
+    reader->release_memory(a, here.value());
+    EXPECT_EQ(mapped(), before);
+    free_memory(memory);
+  }
+  std::byte* memory = allocate(4096, kPrivate);
+  auto refused = owner->export_memory(memory, 1);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("PYTORCH_CUDA_ALLOC_CONF"), std::string::npos);
+  free_memory(memory);
+}
+
+TEST(CudaDevice, ExpandableSegmentsAreSeveralPieces) {
+  auto owner = gpu();
+  std::byte* first = allocate(8192, kExpandable, reserve(16384));
+  std::byte* second = allocate(8192, kExpandable, first + 8192);
+  auto exported = owner->export_memory(first + 4096, 8192);
+  ASSERT_TRUE(exported.ok());
+  ASSERT_EQ(exported.value().size(), 2u);
+  EXPECT_NE(exported.value()[0].id, exported.value()[1].id);
+  EXPECT_NE(exported.value()[0].descriptor, exported.value()[1].descriptor);
+  free_memory(second);
+  second = allocate(8192, kExpandable, first + 8192);  // other memory, same place
+  auto again = owner->export_memory(first, 16384);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(again.value()[0].id, exported.value()[0].id);
+  EXPECT_NE(again.value()[1].id, exported.value()[1].id);
+  free_memory(first);
+  free_memory(second);
+}
+
+// A group over it, its ranks' memory in pieces that lie differently at each of them.
+TEST(CudaDevice, CarriesCollectives) {
+  constexpr size_t kCount = 5000;  // floats; 4096 bytes hold 1024
+  run_world("aaa", [&](RankContext& context) {
+    auto device = gpu();
+    intranode::Imports imports(*device);
+    device::Stream main = device->create_stream().value(), user = device->create_stream().value();
+    auto made = DeviceGroup::create(context.engine, context.group, Status(), device.get(), &imports,
+                                    main, 60'000'000'000ull);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    // Pieces of 2, 3 and 4 pages side by side.
+    size_t piece = 4096 * static_cast<size_t>(context.rank + 2);
+    std::byte* memory = reserve(65536);
+    for (size_t at = 0; at < 65536; at += piece)
+      allocate(std::min(piece, 65536 - at), kExpandable, memory + at);
+    auto* data = reinterpret_cast<float*>(memory);
+    for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(i % 100 + context.rank);
+    auto op = std::make_shared<DeviceOperation>();
+    op->what.collective = Collective::kAllReduce;
+    op->what.bytes = kCount * 4;
+    op->plan.dtype = Dtype::kFloat32;
+    op->plan.op = ReduceOp::kSum;
+    op->plan.blocks = 3;
+    op->offered.push_back({memory, kCount * 4});
+    for (size_t p = 0; p < 3; ++p) {
+      size_t from = kCount * p / 3 * 4, to = kCount * (p + 1) / 3 * 4;
+      if (p == static_cast<size_t>(context.rank))
+        op->plan.sums.push_back({0, from, to - from, memory + from});
+      op->plan.moves.push_back({static_cast<int>(p), 0, from, to - from, memory + from});
+    }
+    Status s = made.value()->submit(op, user);
+    if (s) s = made.value()->order(*op, user, {});
+    if (s) s = device->synchronize(user);
+    if (!device::has_cuda_kernels()) {
+      EXPECT_FALSE(s.ok());
+      EXPECT_NE(s.message().find("this build has no kernels"), std::string::npos) << s.message();
+    } else {
+      ASSERT_TRUE(s.ok()) << s.message();
+      for (size_t i = 0; i < kCount; ++i)
+        ASSERT_EQ(data[i], static_cast<float>(3 * (i % 100) + 3)) << i;
+    }
+    made.value()->leave();
+    op.reset();
+    made.value().reset();
+    device->destroy_stream(user);
+    device->destroy_stream(main);
+  });
+}
+
+}  // namespace
+}  // namespace smddp

@@ -1,0 +1,361 @@
+// Collectives on device memory over the device that threads play: flags, order, imports, failures.
+#include "collectives/device_group.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "device/host_device.h"
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+using device::HostDevice;
+using intranode::CopyEngine;
+using intranode::Imports;
+
+// One rank's side: a device of its own, as if it were a process of its own.
+struct DeviceRank {
+  explicit DeviceRank(RankContext& rank, double limit_seconds = 60)
+      : context(rank), imports(gpu), main(gpu.create_stream().value()) {
+    user = gpu.create_stream().value();
+    auto made = DeviceGroup::create(rank.engine, rank.group, Status(), &gpu, &imports, main,
+                                    static_cast<uint64_t>(limit_seconds * 1e9));
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    if (made) group = made.value();
+  }
+  ~DeviceRank() {
+    if (group) group->leave();
+    group.reset();
+    gpu.destroy_stream(user);
+    gpu.destroy_stream(main);
+  }
+
+  float* floats(size_t count) { return static_cast<float*>(gpu.allocate(count * 4).value()); }
+  Status wait(DeviceOperation& op) {
+    Status s = group->order(op, user, {});
+    if (s) s = gpu.synchronize(user);
+    return s;
+  }
+  Status run(const std::shared_ptr<DeviceOperation>& op) {
+    Status s = group->submit(op, user);
+    return s ? wait(*op) : s;
+  }
+
+  RankContext& context;
+  HostDevice gpu;
+  Imports imports;
+  device::Stream main, user;
+  std::shared_ptr<DeviceGroup> group;
+};
+
+std::byte* bytes(float* p) { return reinterpret_cast<std::byte*>(p); }
+
+std::shared_ptr<DeviceOperation> described(Collective collective, size_t count, Dtype dtype,
+                                           ReduceOp op) {
+  auto made = std::make_shared<DeviceOperation>();
+  made->what.collective = collective;
+  made->what.bytes = count * 4;
+  made->what.dtype = dtype;
+  made->what.reduce_op = op;
+  made->plan.dtype = dtype;
+  made->plan.op = op;
+  made->plan.blocks = 2;
+  return made;
+}
+
+std::shared_ptr<DeviceOperation> gather(DeviceRank& r, float* in, float* out, size_t count) {
+  auto op = described(Collective::kAllGather, count, Dtype::kBytes, ReduceOp::kNone);
+  op->offered.push_back({bytes(in), count * 4});
+  for (int p = 0; p < r.context.ranks; ++p) {
+    op->plan.moves.push_back({p, 0, 0, count * 4, bytes(out + static_cast<size_t>(p) * count)});
+  }
+  return op;
+}
+
+std::shared_ptr<DeviceOperation> scatter(DeviceRank& r, float* in, float* out, size_t count) {
+  auto op = described(Collective::kReduceScatter, count, Dtype::kFloat32, ReduceOp::kSum);
+  op->offered.push_back({bytes(in), count * 4 * static_cast<size_t>(r.context.ranks)});
+  op->plan.sums.push_back(
+      {0, count * 4 * static_cast<size_t>(r.context.rank), count * 4, bytes(out)});
+  return op;
+}
+
+std::shared_ptr<DeviceOperation> reduce(DeviceRank& r, float* data, size_t count) {
+  auto op = described(Collective::kAllReduce, count, Dtype::kFloat32, ReduceOp::kSum);
+  op->offered.push_back({bytes(data), count * 4});
+  auto ranks = static_cast<size_t>(r.context.ranks);
+  for (size_t p = 0; p < ranks; ++p) {
+    size_t from = count * p / ranks, to = count * (p + 1) / ranks;
+    if (p == static_cast<size_t>(r.context.rank))
+      op->plan.sums.push_back({0, from * 4, (to - from) * 4, bytes(data + from)});
+    op->plan.moves.push_back(
+        {static_cast<int>(p), 0, from * 4, (to - from) * 4, bytes(data + from)});
+  }
+  return op;
+}
+
+float value(int rank, size_t i, int turn) {
+  return static_cast<float>(rank * 1000 + turn * 7) + static_cast<float>(i % 97);
+}
+
+class DeviceGroupOf : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, DeviceGroupOf, testing::Values(1, 2, 3, 5));
+
+TEST_P(DeviceGroupOf, AllThreeCollectivesManyInFlight) {
+  constexpr size_t kCount = 1003;
+  constexpr int kTurns = 8;
+  run_world(std::string(static_cast<size_t>(GetParam()), 'a'), [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    auto ranks = static_cast<size_t>(context.ranks);
+    std::vector<std::shared_ptr<DeviceOperation>> ops;
+    std::vector<float*> outs;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      float *in = r.floats(kCount), *out = r.floats(kCount * ranks);
+      float *whole = r.floats(kCount * ranks), *part = r.floats(kCount), *all = r.floats(kCount);
+      for (size_t i = 0; i < kCount; ++i) in[i] = all[i] = value(context.rank, i, turn);
+      for (size_t i = 0; i < kCount * ranks; ++i) whole[i] = value(context.rank, i, turn);
+      for (auto op :
+           {gather(r, in, out, kCount), scatter(r, whole, part, kCount), reduce(r, all, kCount)}) {
+        ASSERT_TRUE(r.group->submit(op, r.user).ok());
+        ops.push_back(op);
+      }
+      outs.insert(outs.end(), {out, part, all});
+    }
+    for (auto& op : ops) {
+      Status s = r.wait(*op);
+      ASSERT_TRUE(s.ok()) << s.message();
+      EXPECT_TRUE(r.group->finished(*op));
+    }
+    auto mine = static_cast<size_t>(context.rank);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      float *out = outs[turn * 3], *part = outs[turn * 3 + 1], *all = outs[turn * 3 + 2];
+      for (size_t i = 0; i < kCount; ++i) {
+        float sum = 0, scattered = 0;
+        for (int p = 0; p < context.ranks; ++p) {
+          ASSERT_EQ(out[static_cast<size_t>(p) * kCount + i], value(p, i, turn));
+          sum += value(p, i, turn);
+          scattered += value(p, mine * kCount + i, turn);
+        }
+        ASSERT_EQ(part[i], scattered);
+        ASSERT_EQ(all[i], sum);
+      }
+    }
+  });
+}
+
+// What replaying a graph does: the same submissions again, with no word between the hosts.
+TEST(DeviceGroup, WhatWasSubmittedCanBeSubmittedAgain) {
+  constexpr size_t kCount = 500;
+  constexpr int kRanks = 3;
+  std::vector<std::unique_ptr<HostDevice>> gpus;
+  std::vector<std::unique_ptr<Imports>> imports;
+  std::vector<device::Stream> mains;
+  std::vector<std::unique_ptr<CopyEngine>> engines;
+  std::vector<CopyEngine::Plan> plans(kRanks);
+  std::vector<intranode::Offer> offers;
+  std::vector<float*> data;
+  for (int r = 0; r < kRanks; ++r) {
+    HostDevice& gpu = *gpus.emplace_back(std::make_unique<HostDevice>());
+    imports.push_back(std::make_unique<Imports>(gpu));
+    mains.push_back(gpu.create_stream().value());
+    engines.push_back(
+        std::move(CopyEngine::create(gpu, *imports.back(), mains.back(), r, kRanks).value()));
+    data.push_back(static_cast<float*>(gpu.allocate(kCount * 4).value()));
+    for (size_t i = 0; i < kCount; ++i) data[static_cast<size_t>(r)][i] = 1;
+    offers.push_back(
+        intranode::Offer::make(gpu, {}, {{bytes(data[static_cast<size_t>(r)]), kCount * 4}}));
+    CopyEngine::Plan& plan = plans[static_cast<size_t>(r)];
+    plan.dtype = Dtype::kFloat32;
+    plan.op = ReduceOp::kSum;
+    for (int p = 0; p < kRanks; ++p) {
+      size_t from = kCount * static_cast<size_t>(p) / kRanks;
+      size_t to = kCount * static_cast<size_t>(p + 1) / kRanks;
+      std::byte* at = bytes(data[static_cast<size_t>(r)] + from);
+      if (p == r) plan.sums.push_back({0, from * 4, (to - from) * 4, at});
+      plan.moves.push_back({p, 0, from * 4, (to - from) * 4, at});
+    }
+  }
+  for (int r = 0; r < kRanks; ++r) {
+    for (int p = 0; p < kRanks; ++p) {
+      if (p == r) continue;
+      auto& peer = *engines[static_cast<size_t>(p)];
+      ASSERT_TRUE(engines[static_cast<size_t>(r)]->join(p, getpid(), peer.flags_descriptor()).ok());
+    }
+  }
+  constexpr int kTimes = 10;
+  for (int r = 0; r < kRanks; ++r) {  // one rank submits everything before the next does anything
+    for (int time = 0; time < kTimes; ++time)
+      ASSERT_TRUE(
+          engines[static_cast<size_t>(r)]->submit(plans[static_cast<size_t>(r)], offers).ok());
+  }
+  for (size_t r = 0; r < kRanks; ++r) ASSERT_TRUE(gpus[r]->synchronize(mains[r]).ok());
+  for (size_t r = 0; r < kRanks; ++r) {
+    for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(data[r][i], 59049.0f);  // 3^10
+  }
+  for (size_t r = 0; r < kRanks; ++r) {
+    engines[r].reset();
+    gpus[r]->destroy_stream(mains[r]);
+  }
+}
+
+TEST(DeviceGroup, RanksThatDisagreeAreBothShown) {
+  run_world("aa", [](RankContext& context) {
+    DeviceRank r(context);
+    float *in = r.floats(64), *out = r.floats(128);
+    auto op = context.rank == 0 ? gather(r, in, out, 32) : scatter(r, out, in, 16);
+    Status s = r.run(op);
+    ASSERT_FALSE(s.ok());
+    EXPECT_EQ(s.code(), Code::kMismatch);
+    EXPECT_NE(s.message().find("all_gather"), std::string::npos) << s.message();
+    EXPECT_NE(s.message().find("reduce_scatter"), std::string::npos) << s.message();
+    EXPECT_FALSE(r.group->submit(gather(r, in, out, 32), r.user).ok());
+  });
+}
+
+TEST(DeviceGroup, MemoryThatCannotBeSharedFailsTheCallOnAllRanksAndNoMore) {
+  run_world("aaa", [](RankContext& context) {
+    DeviceRank r(context);
+    float *in = r.floats(32), *out = r.floats(96);
+    std::vector<float> private_memory(32);
+    Status s = r.run(gather(r, context.rank == 1 ? private_memory.data() : in, out, 32));
+    ASSERT_FALSE(s.ok());
+    EXPECT_NE(s.message().find("rank 1"), std::string::npos) << s.message();
+    in[0] = 5;
+    EXPECT_TRUE(r.run(gather(r, in, out, 32)).ok());
+    EXPECT_EQ(out[64], 5);
+  });
+}
+
+TEST(DeviceGroup, ARankWithoutADeviceMeansNoGroup) {
+  run_world("aa", [](RankContext& context) {
+    HostDevice gpu;
+    Imports imports(gpu);
+    device::Stream main = gpu.create_stream().value();
+    Status usable = context.rank == 1 ? Status(Code::kUnavailable, "no driver here") : Status();
+    auto made = DeviceGroup::create(context.engine, context.group, usable, &gpu, &imports, main,
+                                    1'000'000'000);
+    ASSERT_FALSE(made.ok());
+    EXPECT_NE(made.status().message().find("rank 1"), std::string::npos);
+    EXPECT_NE(made.status().message().find("no driver here"), std::string::npos);
+    gpu.destroy_stream(main);
+  });
+}
+
+// A peer that called, and whose stream then never gets there.
+TEST(DeviceGroup, AStuckDeviceFailsEveryRankWithinTheLimit) {
+  run_world("aaa", [](RankContext& context) {
+    DeviceRank r(context, 0.5);
+    float *in = r.floats(32), *out = r.floats(96);
+    uint32_t never = 0;
+    if (context.rank == 2) {
+      ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
+    }
+    auto op = gather(r, in, out, 32);
+    ASSERT_TRUE(r.group->submit(op, r.user).ok());
+    auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (r.group->status().ok() && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    Status s = r.group->status();
+    ASSERT_FALSE(s.ok());
+    EXPECT_NE(s.message().find("0.5 s"), std::string::npos) << s.message();
+    EXPECT_FALSE(r.group->submit(gather(r, in, out, 32), r.user).ok());
+    std::atomic_ref(never).store(1);
+    EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
+    EXPECT_TRUE(r.gpu.synchronize(r.main).ok());  // nothing hangs
+  });
+}
+
+TEST(DeviceGroup, AnAbortReachesAllRanks) {
+  run_world("aa", [](RankContext& context) {
+    DeviceRank r(context);
+    float *in = r.floats(32), *out = r.floats(64);
+    ASSERT_TRUE(r.run(gather(r, in, out, 32)).ok());
+    if (context.rank == 0) {
+      r.group->abort("rank 0 has had enough");
+    } else {
+      Status s = r.run(gather(r, in, out, 32));  // nobody else calls it
+      EXPECT_FALSE(s.ok());
+      EXPECT_NE(s.message().find("had enough"), std::string::npos) << s.message();
+    }
+  });
+}
+
+TEST(Imports, AreKeptAndFollowFreeAndRemap) {
+  HostDevice owner, reader;
+  Imports imports(reader);
+  void* memory = owner.allocate(8192).value();
+  auto exported = owner.export_memory(memory, 100);
+  ASSERT_TRUE(exported.ok());
+  device::Allocation first = exported.value()[0];
+  auto at = imports.find(getpid(), first);
+  ASSERT_TRUE(at.ok());
+  static_cast<char*>(memory)[5] = 'x';
+  EXPECT_EQ(static_cast<char>(at.value()[5]), 'x');
+  EXPECT_EQ(imports.find(getpid(), first).value(), at.value());
+  EXPECT_EQ(imports.statistics().hits, 1u);
+  EXPECT_EQ(imports.statistics().misses, 1u);
+  owner.free(memory);
+  // The same addresses again, other memory: a smaller piece in the middle of what was there.
+  void* again = owner.allocate(4096).value();
+  device::Allocation second = owner.export_memory(again, 1).value()[0];
+  second.base = first.base + 4096;
+  ASSERT_NE(second.id, first.id);
+  auto there = imports.find(getpid(), second);
+  ASSERT_TRUE(there.ok());
+  static_cast<char*>(again)[0] = 'y';
+  EXPECT_EQ(static_cast<char>(there.value()[0]), 'y');
+  EXPECT_EQ(imports.statistics().replaced, 1u);
+  EXPECT_EQ(imports.statistics().mapped, 4096u);
+}
+
+TEST(Offer, SurvivesTheWireAndItsLimits) {
+  HostDevice gpu;
+  auto* memory = static_cast<std::byte*>(gpu.allocate(10000).value());
+  Signature signature;
+  signature.bytes = 77;
+  auto offer = intranode::Offer::make(gpu, signature, {{memory, 5000}, {memory + 5000, 1000}});
+  size_t room = intranode::Offer::room({5000, 1000});
+  std::vector<std::byte> wire(room);
+  offer.encode(wire.data(), room);
+  auto back = intranode::Offer::decode(wire.data(), room);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back.value().extents(), 2u);
+  EXPECT_EQ(back.value().bytes(1), 1000u);
+  EXPECT_EQ(back.value().signature(), signature);
+  EXPECT_EQ(back.value().refusal(), "");
+  // More pieces than there is room for are refused in words.
+  offer.encode(wire.data(), 128);
+  EXPECT_FALSE(intranode::Offer::decode(wire.data(), 60).ok());
+}
+
+TEST(HostDevice, StreamsKeepOrderAndEventsOrderThem) {
+  HostDevice gpu;
+  device::Stream a = gpu.create_stream().value(), b = gpu.create_stream().value();
+  device::Event event = gpu.create_event().value();
+  auto* memory = static_cast<uint32_t*>(gpu.allocate(64).value());
+  EXPECT_TRUE(gpu.done(event).value());  // nothing was recorded
+  uint32_t gate = 0;
+  std::vector<uint32_t> one(4, 1);
+  ASSERT_TRUE(gpu.wait_flag(a, &gate, 1).ok());
+  ASSERT_TRUE(gpu.copy(a, memory, one.data(), 16).ok());
+  ASSERT_TRUE(gpu.record(event, a).ok());
+  ASSERT_TRUE(gpu.wait(b, event).ok());
+  ASSERT_TRUE(gpu.copy(b, memory + 4, memory, 16).ok());
+  EXPECT_FALSE(gpu.done(event).value());
+  EXPECT_EQ(memory[0], 0u);
+  std::atomic_ref(gate).store(1);
+  ASSERT_TRUE(gpu.synchronize(b).ok());
+  EXPECT_TRUE(gpu.done(event).value());
+  EXPECT_EQ(memory[4], 1u);
+  gpu.destroy_event(event);
+  gpu.destroy_stream(a);
+  gpu.destroy_stream(b);
+}
+
+}  // namespace
+}  // namespace smddp

@@ -1,0 +1,394 @@
+// A libcuda.so.1 of our own making, for the code that talks to NVIDIA's driver: memory is memfd
+// segments, streams are HostDevice's threads, kernels are run by the host. It checks what it is asked.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "device/cuda_api.h"
+#include "device/cuda_kernels.h"
+#include "device/host_device.h"
+
+namespace smddp::device::cuda {
+namespace {
+
+constexpr CUresult kInvalidValue = 1, kInvalidContext = 201, kNotFound = 500, kNoSystem = 800;
+
+struct Memory {
+  size_t bytes;
+  int descriptor;
+  uint64_t id;
+  bool legacy;
+  bool shareable;
+};
+
+std::mutex mutex;
+std::map<CUdeviceptr, Memory> memory;  // what was allocated
+std::map<CUdeviceptr, size_t> mapped;  // of peers, and reserved
+std::map<void*, size_t> pinned;
+std::atomic<uint64_t> next_id{1};
+thread_local int contexts = 0;
+thread_local int capture_mode = 0;
+
+HostDevice& host() {
+  static auto* device = new HostDevice();
+  return *device;
+}
+
+CUresult result(const Status& status) { return status ? kSuccess : kInvalidValue; }
+const Memory* find(CUdeviceptr at, CUdeviceptr* base) {
+  auto next = memory.upper_bound(at);
+  if (next == memory.begin()) return nullptr;
+  --next;
+  *base = next->first;
+  return at < next->first + next->second.bytes ? &next->second : nullptr;
+}
+bool inside() { return contexts > 0; }
+
+CUresult init(unsigned) { return kSuccess; }
+CUresult error_name(CUresult error, const char** name) {
+  *name = error == kInvalidValue ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_OF_THE_STUB";
+  return kSuccess;
+}
+CUresult error_string(CUresult, const char** text) {
+  *text = "said the stub";
+  return kSuccess;
+}
+CUresult driver_version(int* version) {
+  *version = kVersion;
+  return kSuccess;
+}
+CUresult device_get(CUdevice* device, int ordinal) {
+  *device = ordinal;
+  return ordinal == 0 ? kSuccess : 101;
+}
+CUresult device_name(char* name, int bytes, CUdevice) {
+  std::strncpy(name, "stub", static_cast<size_t>(bytes));
+  return kSuccess;
+}
+CUresult device_uuid(CUuuid* uuid, CUdevice) {
+  std::memset(uuid, 7, sizeof *uuid);
+  return kSuccess;
+}
+CUresult device_attribute(int* value, int which, CUdevice) {
+  *value = which == kMultiprocessorCount ? 6 : 1;
+  return kSuccess;
+}
+CUresult retain(CUcontext* context, CUdevice) {
+  *context = reinterpret_cast<CUcontext>(16);
+  return kSuccess;
+}
+CUresult release(CUdevice) { return kSuccess; }
+CUresult push(CUcontext context) {
+  ++contexts;
+  return context == reinterpret_cast<CUcontext>(16) ? kSuccess : kInvalidContext;
+}
+CUresult pop(CUcontext*) {
+  --contexts;
+  return kSuccess;
+}
+CUresult stream_create(CUstream* stream, unsigned flags) {
+  if (!inside() || flags != kStreamNonBlocking) return kInvalidContext;
+  *stream = static_cast<CUstream>(host().create_stream().value());
+  return kSuccess;
+}
+CUresult stream_destroy(CUstream stream) {
+  host().destroy_stream(stream);
+  return kSuccess;
+}
+CUresult stream_synchronize(CUstream stream) { return result(host().synchronize(stream)); }
+CUresult is_capturing(CUstream, int* state) {
+  *state = kCaptureNone;
+  return kSuccess;
+}
+CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
+  return flags == 0 && inside() ? result(host().wait(stream, event)) : kInvalidValue;
+}
+bool is_pinned(CUdeviceptr at) {
+  std::lock_guard lock(mutex);
+  auto next = pinned.upper_bound(reinterpret_cast<void*>(at));
+  if (next == pinned.begin()) return false;
+  --next;
+  return at < reinterpret_cast<CUdeviceptr>(next->first) + next->second;
+}
+CUresult wait_value(CUstream stream, CUdeviceptr flag, uint32_t value, unsigned flags) {
+  if (!is_pinned(flag) || flags != (kWaitEqual | kWaitFlush)) return kInvalidValue;
+  return result(host().wait_flag(stream, reinterpret_cast<uint32_t*>(flag), value));
+}
+CUresult write_value(CUstream stream, CUdeviceptr flag, uint32_t value, unsigned flags) {
+  if (!is_pinned(flag) || flags != 0) return kInvalidValue;
+  return result(host().write_flag(stream, reinterpret_cast<uint32_t*>(flag), value));
+}
+CUresult exchange_mode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return kSuccess;
+}
+CUresult event_create(CUevent* event, unsigned flags) {
+  if (flags != kEventDisableTiming) return kInvalidValue;
+  *event = static_cast<CUevent>(host().create_event().value());
+  return kSuccess;
+}
+CUresult event_destroy(CUevent event) {
+  host().destroy_event(event);
+  return kSuccess;
+}
+CUresult event_record(CUevent event, CUstream stream) {
+  return result(host().record(event, stream));
+}
+CUresult event_query(CUevent event) { return host().done(event).value() ? kSuccess : kNotReady; }
+CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+  return result(
+      host().copy(stream, reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes));
+}
+CUresult host_function(CUstream stream, void (*function)(void*), void* argument) {
+  return result(host().call(stream, function, argument));
+}
+CUresult host_register(void* address, size_t bytes, unsigned flags) {
+  if (flags != (kRegisterPortable | kRegisterMapped) || bytes % 4096 != 0) return kInvalidValue;
+  std::lock_guard lock(mutex);
+  return pinned.emplace(address, bytes).second ? kSuccess : 712;
+}
+CUresult host_unregister(void* address) {
+  std::lock_guard lock(mutex);
+  return pinned.erase(address) == 1 ? kSuccess : kInvalidValue;
+}
+CUresult host_pointer(CUdeviceptr* here, void* address, unsigned) {
+  *here = reinterpret_cast<CUdeviceptr>(address);
+  return kSuccess;
+}
+CUresult address_range(CUdeviceptr* base, size_t* bytes, CUdeviceptr at) {
+  std::lock_guard lock(mutex);
+  const Memory* m = find(at, base);
+  if (m == nullptr) return kInvalidValue;
+  *bytes = m->bytes;
+  return kSuccess;
+}
+CUresult pointer_attribute(void* to, int which, CUdeviceptr at) {
+  std::lock_guard lock(mutex);
+  CUdeviceptr base = 0;
+  const Memory* m = find(at, &base);
+  if (m == nullptr || !inside()) return kInvalidValue;
+  auto put = [&](auto value) { std::memcpy(to, &value, sizeof value); };
+  if (which == kIpcCapable) put(m->legacy ? 1 : 0);
+  if (which == kBufferId || which == kMemoryBlockId) put(m->id);
+  if (which == kAllowedHandleTypes) put(m->shareable ? uint64_t{1} : uint64_t{0});
+  if (which == kMappingBase) put(base);
+  if (which == kMappingSize) put(m->bytes);
+  return kSuccess;
+}
+
+struct Handle {
+  int pid, descriptor;
+  size_t bytes;
+};
+
+CUresult ipc_get(CUipcMemHandle* handle, CUdeviceptr at) {
+  std::lock_guard lock(mutex);
+  CUdeviceptr base = 0;
+  const Memory* m = find(at, &base);
+  if (m == nullptr || base != at || !m->legacy) return kInvalidValue;
+  Handle h{getpid(), m->descriptor, m->bytes};
+  std::memcpy(handle->reserved, &h, sizeof h);
+  return kSuccess;
+}
+CUresult ipc_open(CUdeviceptr* base, CUipcMemHandle handle, unsigned flags) {
+  Handle h;
+  std::memcpy(&h, handle.reserved, sizeof h);
+  if (flags != kLazyPeerAccess || capture_mode != kCaptureRelaxed) return kInvalidValue;
+  Allocation a;
+  a.bytes = h.bytes;
+  a.descriptor = h.descriptor;
+  auto at = host().import_memory(a, h.pid);
+  if (!at) return kNoSystem;
+  *base = reinterpret_cast<CUdeviceptr>(at.value());
+  std::lock_guard lock(mutex);
+  mapped[*base] = h.bytes;
+  return kSuccess;
+}
+CUresult ipc_close(CUdeviceptr base) {
+  std::lock_guard lock(mutex);
+  auto found = mapped.find(base);
+  if (found == mapped.end()) return kInvalidValue;
+  munmap(reinterpret_cast<void*>(base), found->second);
+  mapped.erase(found);
+  return kSuccess;
+}
+CUresult retain_handle(CUmemGenericAllocationHandle* handle, void* at) {
+  std::lock_guard lock(mutex);
+  CUdeviceptr base = 0;
+  const Memory* m = find(reinterpret_cast<CUdeviceptr>(at), &base);
+  if (m == nullptr || m->legacy) return kInvalidValue;
+  *handle = static_cast<CUmemGenericAllocationHandle>(dup(m->descriptor));
+  return kSuccess;
+}
+CUresult export_handle(void* to, CUmemGenericAllocationHandle handle, int type,
+                       unsigned long long) {
+  int descriptor = dup(static_cast<int>(handle));
+  std::memcpy(to, &descriptor, sizeof descriptor);
+  return type == kPosixDescriptor ? kSuccess : kInvalidValue;
+}
+CUresult import_handle(CUmemGenericAllocationHandle* handle, void* descriptor, int type) {
+  *handle = static_cast<CUmemGenericAllocationHandle>(
+      dup(static_cast<int>(reinterpret_cast<intptr_t>(descriptor))));
+  return type == kPosixDescriptor ? kSuccess : kInvalidValue;
+}
+CUresult release_handle(CUmemGenericAllocationHandle handle) {
+  return close(static_cast<int>(handle)) == 0 ? kSuccess : kInvalidValue;
+}
+CUresult reserve(CUdeviceptr* base, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
+  void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  *base = reinterpret_cast<CUdeviceptr>(at);
+  return at != MAP_FAILED ? kSuccess : 2;
+}
+CUresult unreserve(CUdeviceptr base, size_t bytes) {
+  return munmap(reinterpret_cast<void*>(base), bytes) == 0 ? kSuccess : kInvalidValue;
+}
+CUresult map(CUdeviceptr base, size_t bytes, size_t, CUmemGenericAllocationHandle handle,
+             unsigned long long) {
+  void* at = mmap(reinterpret_cast<void*>(base), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
+                  static_cast<int>(handle), 0);
+  std::lock_guard lock(mutex);
+  mapped[base] = bytes;
+  return at != MAP_FAILED ? kSuccess : kInvalidValue;
+}
+CUresult unmap(CUdeviceptr base, size_t) {
+  std::lock_guard lock(mutex);
+  return mapped.erase(base) == 1 ? kSuccess : kInvalidValue;
+}
+CUresult set_access(CUdeviceptr base, size_t bytes, const CUmemAccessDesc* access, size_t count) {
+  if (count != 1 || access->location.type != kLocationDevice || access->flags != kReadWrite)
+    return kInvalidValue;
+  return mprotect(reinterpret_cast<void*>(base), bytes, PROT_READ | PROT_WRITE) == 0
+             ? kSuccess
+             : kInvalidValue;
+}
+CUresult load_module(CUmodule* module, const void* image) {
+  *module = reinterpret_cast<CUmodule>(32);
+  return image != nullptr && inside() ? kSuccess : 209;
+}
+CUresult unload_module(CUmodule) { return kSuccess; }
+CUresult get_function(CUfunction* function, CUmodule module, const char* name) {
+  *function = reinterpret_cast<CUfunction>(new std::string(name));  // as long as the process
+  return module == reinterpret_cast<CUmodule>(32) ? kSuccess : kNotFound;
+}
+CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
+                unsigned ty, unsigned tz, unsigned shared, CUstream stream, void** parameters,
+                void** extra) {
+  Reduction r;
+  std::memcpy(&r, parameters[0], sizeof r);
+  bool right = y * z * ty * tz == 1 && shared == 0 && extra == nullptr && threads == 1024 &&
+               static_cast<int>(x) <= r.blocks && x >= 1 &&
+               *reinterpret_cast<std::string*>(function) == kernel_name(r.dtype, r.op);
+  r.blocks = static_cast<int>(x);
+  return right ? result(host().reduce(stream, r)) : kInvalidValue;
+}
+
+struct Entry {
+  const char* name;
+  void* function;
+};
+template <class F>
+Entry entry(const char* name, F* right, F* given) {
+  (void)right;
+  return {name, reinterpret_cast<void*>(given)};
+}
+#define ENTRY(name, given) entry(#name, decltype(Api::name)(nullptr), &given)
+
+const Entry kEntries[] = {
+    ENTRY(cuInit, init),
+    ENTRY(cuGetErrorName, error_name),
+    ENTRY(cuGetErrorString, error_string),
+    ENTRY(cuDriverGetVersion, driver_version),
+    ENTRY(cuDeviceGet, device_get),
+    ENTRY(cuDeviceGetName, device_name),
+    ENTRY(cuDeviceGetUuid, device_uuid),
+    ENTRY(cuDeviceGetAttribute, device_attribute),
+    ENTRY(cuDevicePrimaryCtxRetain, retain),
+    ENTRY(cuDevicePrimaryCtxRelease, release),
+    ENTRY(cuCtxPushCurrent, push),
+    ENTRY(cuCtxPopCurrent, pop),
+    ENTRY(cuStreamCreate, stream_create),
+    ENTRY(cuStreamDestroy, stream_destroy),
+    ENTRY(cuStreamSynchronize, stream_synchronize),
+    ENTRY(cuStreamIsCapturing, is_capturing),
+    ENTRY(cuStreamWaitEvent, wait_event),
+    ENTRY(cuStreamWaitValue32, wait_value),
+    ENTRY(cuStreamWriteValue32, write_value),
+    ENTRY(cuThreadExchangeStreamCaptureMode, exchange_mode),
+    ENTRY(cuEventCreate, event_create),
+    ENTRY(cuEventDestroy, event_destroy),
+    ENTRY(cuEventRecord, event_record),
+    ENTRY(cuEventQuery, event_query),
+    ENTRY(cuMemcpyAsync, copy),
+    ENTRY(cuLaunchHostFunc, host_function),
+    ENTRY(cuMemHostRegister, host_register),
+    ENTRY(cuMemHostUnregister, host_unregister),
+    ENTRY(cuMemHostGetDevicePointer, host_pointer),
+    ENTRY(cuMemGetAddressRange, address_range),
+    ENTRY(cuPointerGetAttribute, pointer_attribute),
+    ENTRY(cuIpcGetMemHandle, ipc_get),
+    ENTRY(cuIpcOpenMemHandle, ipc_open),
+    ENTRY(cuIpcCloseMemHandle, ipc_close),
+    ENTRY(cuMemRetainAllocationHandle, retain_handle),
+    ENTRY(cuMemExportToShareableHandle, export_handle),
+    ENTRY(cuMemImportFromShareableHandle, import_handle),
+    ENTRY(cuMemRelease, release_handle),
+    ENTRY(cuMemAddressReserve, reserve),
+    ENTRY(cuMemAddressFree, unreserve),
+    ENTRY(cuMemMap, map),
+    ENTRY(cuMemUnmap, unmap),
+    ENTRY(cuMemSetAccess, set_access),
+    ENTRY(cuModuleLoadData, load_module),
+    ENTRY(cuModuleUnload, unload_module),
+    ENTRY(cuModuleGetFunction, get_function),
+    ENTRY(cuLaunchKernel, launch),
+};
+
+}  // namespace
+}  // namespace smddp::device::cuda
+
+using namespace smddp::device::cuda;
+#define STUB extern "C" __attribute__((visibility("default")))
+
+STUB CUresult cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t,
+                                  int* found) {
+  *found = 1;
+  *function = nullptr;
+  if (version != kVersion) return kInvalidValue;
+  for (const Entry& e : kEntries) {
+    if (std::string(e.name) != name) continue;
+    *found = 0;
+    *function = e.function;
+    return kSuccess;
+  }
+  return kNotFound;
+}
+
+// Memory of the kinds that torch's allocators make: cudaMalloc's, expandable segments', and such as
+// can't be shared. `at` puts it there.
+STUB void* stub_allocate(size_t bytes, int kind, void* at) {
+  bytes = (bytes + 4095) / 4096 * 4096;
+  int descriptor = memfd_create("stub-cuda", MFD_CLOEXEC);
+  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) return nullptr;
+  at = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at != nullptr ? MAP_FIXED : 0),
+            descriptor, 0);
+  std::lock_guard lock(mutex);
+  memory[reinterpret_cast<CUdeviceptr>(at)] = {bytes, descriptor, next_id++, kind == 0, kind == 1};
+  return at;
+}
+STUB void stub_free(void* at) {
+  std::lock_guard lock(mutex);
+  auto found = memory.find(reinterpret_cast<CUdeviceptr>(at));
+  munmap(at, found->second.bytes);
+  close(found->second.descriptor);
+  memory.erase(found);
+}
+// Mappings of peers' memory that are open.
+STUB size_t stub_mapped() {
+  std::lock_guard lock(mutex);
+  return mapped.size();
+}

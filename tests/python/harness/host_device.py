@@ -1,0 +1,104 @@
+"""Ranks whose buffers lie on a device: one that threads play (``SMDDP_DEVICE=host``), or a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from harness import cases, model
+from harness.worker import Context
+
+ENVIRONMENT: dict[str, str | None] = {"SMDDP_DEVICE": "host"}
+COPIES, KERNEL = "copy-engine", "gpu-kernel"
+
+
+def host_empty(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Memory of the device of threads, which the other ranks of the host can map."""
+    from deepspeed_smddp import _C
+
+    size = numel * dtype.itemsize
+    return _C.host_device_empty(max(size, 1))[:size].view(dtype)
+
+
+class DeviceArena(cases.Arena):
+    """Buffers on a device; their distance from alignment is a multiple of the element's size."""
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        size = numel * dtype.itemsize
+        start = cases.GUARD + self._offset
+        whole = self.bytes(start + size + cases.GUARD)
+        whole.fill_(cases.GUARD_BYTE)
+        self._regions.append((whole, start, start + size))
+        if numel == 0:
+            return torch.empty(0, dtype=dtype, device=whole.device)
+        return whole[start : start + size].view(dtype)
+
+    @staticmethod
+    def bytes(size: int) -> torch.Tensor:
+        return host_empty(size, torch.uint8)
+
+
+class GpuArena(DeviceArena):
+    """Buffers on GPU 0, whatever the rank: several ranks may share one."""
+
+    @staticmethod
+    def bytes(size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device="cuda:0")
+
+
+_same_bits, _digest, _difference = model.same_bits, cases._digest, cases._difference
+
+
+def use_host(ctx: Context) -> None:
+    """From now on this rank's cases take their buffers from the device of threads."""
+    cases.Arena = DeviceArena  # type: ignore[misc]
+
+
+def use_gpu(ctx: Context) -> None:
+    """From now on they lie on the GPU, and are compared on the CPU."""
+    torch.cuda.set_device(0)
+    cases.Arena = GpuArena  # type: ignore[misc]
+    model.same_bits = lambda a, b: _same_bits(a.cpu(), b.cpu())
+    cases._digest = lambda tensors: _digest([t.cpu() for t in tensors])
+    cases._difference = lambda a, b: _difference(a.cpu(), b.cpu())
+
+
+def calls(ctx: Context, least: int = 0) -> dict[str, int]:
+    """Calls since the last reset by collective and path, barriers left out.
+
+    They are counted a moment after the device is done: waits for ``least`` of them.
+    """
+    from deepspeed_smddp import backend
+
+    end = time.monotonic() + 5
+    while True:
+        counted = {
+            f"{row['collective']} {row['path']}": row["calls"]
+            for row in backend.statistics()
+            if row["collective"] != "barrier"
+        }
+        if sum(counted.values()) >= least or time.monotonic() > end:
+            return counted
+        time.sleep(0.005)
+
+
+def check(ctx: Context, wanted: Sequence[cases.Case]) -> dict[str, int]:
+    """Checks the cases one by one, then says which paths they took."""
+    from deepspeed_smddp import backend
+
+    dist.barrier()
+    backend.reset_statistics()
+    for case in wanted:
+        cases.check(ctx, case)
+    return calls(ctx, len(wanted))
+
+
+def imports(ctx: Context) -> dict[str, Any]:
+    """What this rank has mapped of its peers."""
+    from deepspeed_smddp import _C
+
+    return dict(_C.device_statistics())

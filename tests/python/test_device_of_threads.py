@@ -1,0 +1,227 @@
+"""Everything of the GPU path that needs no GPU: processes, tensors, flags, imports, failures.
+
+``SMDDP_DEVICE=host`` makes threads play the device: streams that run apart from the caller, memory
+that other processes map, flags that one stream sets and another waits for.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import cases, host_device
+from harness.cases import FORMS, MANY, Case
+from harness.host_device import COPIES, ENVIRONMENT, KERNEL, host_empty
+from harness.worker import Context, Failure
+from harness.world import BACKEND, Pool, World, fresh
+
+pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+
+PATH = {"all_gather": COPIES, "reduce_scatter": KERNEL, "all_reduce": KERNEL}
+# Their outputs are torch's own tensors, which do not lie on the device of threads.
+FUNCTIONAL = ("functional", "functional_coalesced")
+
+
+def on_device(worlds: Pool, layout: str) -> World:
+    world = worlds(layout, env=ENVIRONMENT)
+    world.run(host_device.use_host)
+    return world
+
+
+@pytest.mark.parametrize("layout", ["A", "AA", "AAA"])
+@pytest.mark.parametrize("collective", FORMS)
+def test_every_form(worlds: Pool, layout: str, collective: str) -> None:
+    forms = [form for form in FORMS[collective] if form not in FUNCTIONAL]
+    wanted = [
+        Case(collective, form, numels=(1000, 0, 1, 9457) if form in MANY else (9457,))
+        for form in forms
+    ]
+    for paths in on_device(worlds, layout).run(host_device.check, wanted):
+        assert paths == {f"{collective} {PATH[collective]}": len(wanted)}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8]
+)
+def test_types_operations_sizes_places(worlds: Pool, dtype: torch.dtype) -> None:
+    operations = ["SUM", "MIN", "MAX", "PRODUCT"] + ["AVG"] * dtype.is_floating_point
+    wanted = [
+        Case(collective, dtype=dtype, operation=operation, offset=dtype.itemsize)
+        for collective in ("reduce_scatter", "all_reduce")
+        for operation in operations
+    ]
+    wanted += [
+        Case(collective, dtype=dtype, numels=(numel,))
+        for collective in FORMS
+        for numel in (0, 1, 2, 7, 65, 300_001)
+    ]
+    wanted += [
+        Case("all_gather", dtype=dtype, place="in_place"),
+        Case("reduce_scatter", dtype=dtype, place="in_place"),
+        Case("reduce_scatter", dtype=dtype, place="other_slot"),
+        Case("all_gather", dtype=dtype, asynchronous=False),
+    ]
+    on_device(worlds, "AAA").run(host_device.check, wanted)
+
+
+def test_many_in_flight_finished_in_any_order(worlds: Pool) -> None:
+    wanted = [
+        Case(collective, numels=(numel,), seed=seed)
+        for seed, numel in enumerate((1, 500, 70_000))
+        for collective in FORMS
+    ]
+    order = list(range(len(wanted)))[::-1]
+    on_device(worlds, "AAA").run(cases.check_in_flight, wanted, order)
+
+
+def gather(ctx: Context, numel: int, turn: float) -> None:
+    part, whole = host_empty(numel, torch.float32), host_empty(numel * ctx.size, torch.float32)
+    part.fill_(ctx.rank + turn)
+    dist.all_gather_into_tensor(whole, part)
+    wanted = [float(rank + turn) for rank in range(ctx.size)]
+    assert whole.view(ctx.size, -1)[:, -1].tolist() == wanted
+
+
+def free_and_remap(ctx: Context) -> dict[str, int]:
+    before = host_device.imports(ctx)
+    kept = host_empty(1000, torch.float32)
+    out = host_empty(1000 * ctx.size, torch.float32)
+    for _ in range(5):
+        dist.all_gather_into_tensor(out, kept)
+    dist.barrier()
+    middle = host_device.imports(ctx)
+    # Freed and made anew at the same addresses, over and over, in two sizes.
+    for turn in range(20):
+        gather(ctx, 1000 + 3000 * (turn % 2), float(turn))
+    after = host_device.imports(ctx)
+    return {
+        "first": middle["misses"] - before["misses"],
+        "hits": middle["hits"] - before["hits"],
+        "replaced": after["replaced"] - middle["replaced"],
+    }
+
+
+def test_mapped_memory_is_kept_and_follows_free_and_remap(worlds: Pool) -> None:
+    for counted in on_device(worlds, "AAA").run(free_and_remap):
+        assert counted["first"] == 2  # one of each peer
+        assert counted["hits"] == 8
+        assert counted["replaced"] > 0
+
+
+def mixed(ctx: Context) -> None:
+    """One group, tensors on the CPU and on the device in turn, and a barrier between."""
+    works = []
+    for turn in range(6):
+        make = host_empty if turn % 2 else lambda n, d: torch.empty(n, dtype=d)
+        tensor = make(100, torch.float32).fill_(ctx.rank + turn)
+        works.append((turn, tensor, dist.all_reduce(tensor, async_op=True)))
+    dist.barrier()
+    for turn, tensor, work in reversed(works):
+        work.wait()
+        assert tensor[99].item() == sum(rank + turn for rank in range(ctx.size))
+
+
+def test_tensors_of_both_kinds_in_one_group(worlds: Pool) -> None:
+    on_device(worlds, "AAA").run(mixed)
+
+
+def futures(ctx: Context) -> None:
+    seen = []
+    tensor = host_empty(100, torch.float32).fill_(1)
+    work = dist.all_reduce(tensor, async_op=True)
+    done = work.get_future().then(lambda future: seen.append(future.value()[0].sum().item()))
+    done.wait()
+    work.wait()
+    assert work.is_completed() and seen == [100.0 * ctx.size]
+    assert work.get_future().done()
+
+
+def test_futures(worlds: Pool) -> None:
+    on_device(worlds, "AA").run(futures)
+
+
+def several_groups(ctx: Context) -> None:
+    groups = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group()]
+    works = []
+    for _turn in range(4):
+        for number, group in enumerate(groups):
+            if dist.get_rank(group) < 0:
+                continue
+            tensor = host_empty(5000, torch.float32).fill_(1)
+            works.append((number, tensor, dist.all_reduce(tensor, group=group, async_op=True)))
+    for number, tensor, work in works:
+        work.wait()
+        assert tensor[0].item() == (3 if number == 2 else 2)
+    for group in groups:
+        if dist.get_rank(group) >= 0:
+            dist.destroy_process_group(group)
+
+
+def test_several_groups_share_a_device(worlds: Pool) -> None:
+    on_device(worlds, "AAA").run(several_groups)
+
+
+def test_a_group_of_several_hosts_is_carried_by_the_cpu(worlds: Pool) -> None:
+    for paths in on_device(worlds, "AAB").run(host_device.check, [Case("all_gather")]):
+        assert not any(COPIES in path for path in paths)
+
+
+# ---- failures
+
+
+def disagree(ctx: Context) -> None:
+    small, large = host_empty(100, torch.float32), host_empty(100 * ctx.size, torch.float32)
+    if ctx.rank == 0:
+        dist.all_gather_into_tensor(large, small)
+    else:
+        dist.reduce_scatter_tensor(small, large)
+
+
+def test_ranks_that_disagree_raise_and_show_both() -> None:
+    with fresh("AA", env=ENVIRONMENT) as world:
+        for failure in world.failures(disagree):
+            assert "all_gather" in failure.message and "reduce_scatter" in failure.message
+
+
+def gather_once_more(ctx: Context) -> None:
+    gather(ctx, 100, 0.0)
+    gather(ctx, 100, 1.0)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_is_gone_is_named(how: signal.Signals) -> None:
+    with fresh("AAA", env={**ENVIRONMENT, "SMDDP_TIMEOUT_SECONDS": "3"}) as world:
+        world.run(gather_once_more)
+        world.signal(2, how)
+        world.submit_to([0, 1], gather_once_more)
+        for outcome in world.outcomes([0, 1], timeout=30).values():
+            assert isinstance(outcome, Failure) and "rank 2" in outcome.message, outcome
+
+
+def leave_in_flight(ctx: Context) -> bool:
+    """Destroys the group at once after the call; what the device has is finished first."""
+    part, whole = host_empty(1 << 20, torch.float32), host_empty(ctx.size << 20, torch.float32)
+    part.fill_(ctx.rank + 1)
+    works = [dist.all_gather_into_tensor(whole, part, async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    dist.destroy_process_group()
+    return bool(whole[-1].item() == ctx.size)
+
+
+def test_leaving_at_once() -> None:
+    with fresh("AA", env=ENVIRONMENT) as world:
+        assert all(world.run(leave_in_flight))
+
+
+def bad_setting(ctx: Context) -> None:
+    dist.all_reduce(torch.ones(3))
+
+
+def test_a_wrong_setting_is_refused_in_words() -> None:
+    with fresh("A", env={"SMDDP_DEVICE": "tpu"}) as world:
+        (failure,) = world.failures(bad_setting)
+        assert "SMDDP_DEVICE" in failure.message and "host" in failure.message
