@@ -21,8 +21,8 @@ from deepspeed_smddp.zero import groups
 
 FEATURE = "gather"
 
-# Output bytes up to which parameters travel together, to save start-ups; a larger one travels alone,
-# so that its layer waits for no other's bytes.
+# Output bytes up to which parameters travel together, to save start-ups; a larger one travels
+# alone, so that its layer waits for no other's bytes.
 _TOGETHER = 256 << 10
 
 # The parameter that began the group's latest bucket: the backward pass walks towards smaller ids.

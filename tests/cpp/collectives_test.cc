@@ -97,7 +97,9 @@ int64_t value(int rank, size_t i) {
   return static_cast<int64_t>((i * 31 + static_cast<size_t>(rank) * 17) % 1000) - 500;
 }
 
-const size_t kSizes[] = {0, 1, 3, 1000, 9457, 20000, 150000};
+// The last ones are more than all slots hold.
+const size_t kSizes[] = {0, 1, 3, 1000, 9457, 20000, 280'000};
+const size_t kSizesReduced[] = {0, 1, 3, 1000, 9457, 20000, 450'000};
 
 TEST_P(Layouts, AllGather) {
   run_world(
@@ -125,7 +127,7 @@ TEST_P(Layouts, AllGatherOfAList) {
       layout(),
       [tuning = tuning()](RankContext& c) {
         for (std::vector<size_t> sizes :
-             {std::vector<size_t>{3, 20'000, 0, 1, 5, 40'000, 16'384, 7, 100, 90'000},
+             {std::vector<size_t>{3, 20'000, 0, 1, 5, 40'000, 16'384, 7, 100, 190'000},
               std::vector<size_t>{1, 2, 3}, std::vector<size_t>{30'000}}) {
           auto op = std::make_shared<Operation>();
           op->collective = Collective::kAllGather;
@@ -187,7 +189,7 @@ TEST_P(Layouts, AllReduceInManyRounds) {
   run_world(
       layout(),
       [tuning = tuning()](RankContext& c) {
-        for (size_t size : kSizes) {
+        for (size_t size : kSizesReduced) {
           Vector<double> data(size);
           for (size_t i = 0; i < size; ++i) data[i] = static_cast<double>(value(c.rank, i));
           Tuning cut = tuning;

@@ -210,7 +210,8 @@ TEST(DeviceGroup, RanksThatDisagreeAreBothShown) {
     auto op = context.rank == 0 ? gather(r, in, out, 32) : scatter(r, out, in, 16);
     Status s = r.run(op);
     ASSERT_FALSE(s.ok());
-    EXPECT_EQ(s.code(), Code::kMismatch);
+    // A rank sees it itself, or hears it from the other.
+    EXPECT_TRUE(s.code() == Code::kMismatch || s.code() == Code::kAborted) << s.message();
     EXPECT_NE(s.message().find("all_gather"), std::string::npos) << s.message();
     EXPECT_NE(s.message().find("reduce_scatter"), std::string::npos) << s.message();
     EXPECT_FALSE(r.group->submit(gather(r, in, out, 32), r.user).ok());
