@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch import nn
 from deepspeed_smddp.compat import parameters, refuse
 from deepspeed_smddp.compat.parameters import SageMakerParameters
 from deepspeed_smddp.errors import logger
+from deepspeed_smddp.offload import offload_activations
 
 _MARK = "_smddp_wraps"
 
@@ -104,7 +103,7 @@ def transform(
 
     Raises:
         RuntimeError: :func:`init` was not called.
-        Unsupported: a mixture of experts, or tensor parallelism where this version has none.
+        Unsupported: a mixture of experts.
     """
     if not is_initialized():
         raise RuntimeError("torch.sagemaker.transform() needs torch.sagemaker.init() before it")
@@ -136,13 +135,9 @@ def clip_grad_norm_(model: Any, max_norm: float, norm_type: float = 2.0) -> Any:
 
 
 def _divide(model: nn.Module) -> nn.Module:
-    if find_spec("deepspeed_smddp.tensor_parallel") is None:
-        refuse(
-            "tensor parallelism in this version",
-            'set "tensor_parallel_degree" to 1 and shard with "hybrid_shard_degree", or use '
-            "torch.distributed.tensor.parallel.parallelize_module with fully_shard on a 2-D mesh",
-        )
-    tensor_parallel = import_module("deepspeed_smddp.tensor_parallel")
+    # Imported at first use: torch's DTensor takes its time.
+    from deepspeed_smddp import tensor_parallel
+
     mesh = tensor_parallel.tensor_parallel(model, state.tp_size, seed=state.parameters.random_seed)
     state.mesh = mesh[tensor_parallel.DATA]
     state.tp_process_group = mesh[tensor_parallel.TENSOR].get_group()
@@ -193,19 +188,10 @@ def _wrap_offload() -> None:
 
     @functools.wraps(original)
     def wrapper(module: nn.Module) -> nn.Module:
-        import deepspeed_smddp
-
-        asked = state.parameters.sm_activation_offloading
-        offload = getattr(deepspeed_smddp, "offload_activations", None)
-        if asked and offload is not None:
-            offload(module, horizon=state.parameters.activation_loading_horizon)
-            return module
-        if asked and "sm_activation_offloading" in state.parameters.model_fields_set:
-            refuse(
-                "activation offloading in this version",
-                'set "sm_activation_offloading" to false, and torch\'s own takes its place',
-            )
-        return original(module)
+        if not state.parameters.sm_activation_offloading:
+            return original(module)
+        offload_activations(module, horizon=state.parameters.activation_loading_horizon)
+        return module
 
     setattr(wrapper, _MARK, original)
     checkpoint_wrapper.offload_wrapper = wrapper

@@ -16,6 +16,7 @@ from torch import nn
 
 from deepspeed_smddp.compat import modelparallel, refuse
 from deepspeed_smddp.errors import SmddpConfigError, logger
+from deepspeed_smddp.offload import offload_activations
 
 # Arguments of DistributedModel that steer pipelines or memory that DeepSpeed manages itself.
 _IDLE = (
@@ -96,7 +97,7 @@ class DistributedModel(nn.Module):
             config=cfg.ds_config(self._passes * cfg.microbatches),
         )
         if cfg.offload_activations:
-            offload_activations(self._module, cfg.activation_loading_horizon)
+            offload_activations(self._module, horizon=cfg.activation_loading_horizon)
         object.__setattr__(self, "_engine", engine)  # not a second registered child
         return engine
 
@@ -238,20 +239,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.optimizer!r})"
-
-
-def offload_activations(module: nn.Module, horizon: int) -> None:
-    """The package's activation offloading, where this version has it."""
-    import deepspeed_smddp
-
-    offload = getattr(deepspeed_smddp, "offload_activations", None)
-    if offload is None:
-        refuse(
-            "activation offloading in this version",
-            "leave it out, or use torch's offload_wrapper "
-            "(torch.distributed.algorithms._checkpoint.checkpoint_wrapper)",
-        )
-    offload(module, horizon=horizon)
 
 
 def set_activation_checkpointing(

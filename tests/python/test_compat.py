@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def test_smp_gpt2_sharded(scripts: Scripts, tmp_path: Path) -> None:
         "sharded_data_parallel_degree": 2,
         "sdp_reduce_bucket_size": 20_000,
         "sdp_param_persistence_threshold": 100,
-        "offload_activations": hasattr(deepspeed_smddp, "offload_activations"),
+        "offload_activations": True,
     }
     env = {PARAMETERS: json.dumps(given), "CHECKPOINT_DIR": str(tmp_path)}
     answer = scripts.run("smp_gpt2_sharded", "AABB", **env)
@@ -129,12 +128,8 @@ def test_sagemaker_fsdp(
 
 def test_sagemaker_offload(scripts: Scripts) -> None:
     asked = json.dumps({"sm_activation_offloading": True, "activation_loading_horizon": 2})
-    if hasattr(deepspeed_smddp, "offload_activations"):
-        losses = scripts.run("sagemaker_offload", **{PARAMETERS: asked})["losses"]
-        assert losses == pytest.approx(scripts.alone, rel=1e-5)
-    else:
-        said = scripts.failure("sagemaker_offload", **{PARAMETERS: asked})
-        assert '"sm_activation_offloading" to false' in said
+    losses = scripts.run("sagemaker_offload", **{PARAMETERS: asked})["losses"]
+    assert losses == pytest.approx(scripts.alone, rel=1e-5)
     native = '{"sm_activation_offloading": false}'
     losses = scripts.run("sagemaker_offload", **{PARAMETERS: native})["losses"]
     assert losses == pytest.approx(scripts.alone, rel=1e-5)
@@ -142,10 +137,6 @@ def test_sagemaker_offload(scripts: Scripts) -> None:
 
 def test_sagemaker_tensor_parallelism(scripts: Scripts) -> None:
     asked = {PARAMETERS: json.dumps({"tensor_parallel_degree": 2})}
-    if find_spec("deepspeed_smddp.tensor_parallel") is None:
-        said = scripts.failure("sagemaker_tp", **asked)
-        assert '"tensor_parallel_degree" to 1' in said
-        return
     alone = scripts.run("alone_llama", "A")["losses"]
     answer = scripts.run("sagemaker_tp", "AABB", **asked)
     assert answer["losses"] == pytest.approx(alone, rel=1e-5)
@@ -275,7 +266,15 @@ def test_what_is_not_there_names_what_to_use() -> None:
     ended = ranks.python(program)
     assert ended.returncode == 0, ended.stderr
     said = ended.stdout.splitlines()
-    wanted = ["fp16", "torch.nn", "moe.layer", "to_empty", "scaled_dot", "torch_smddp", "nothing"]
+    wanted = [
+        "fp16",
+        "torch.nn",
+        "moe.layer",
+        "delayed_init",
+        "scaled_dot",
+        "torch_smddp",
+        "nothing",
+    ]
     for line, part in zip(said, wanted, strict=True):
         assert part in line
 
