@@ -49,7 +49,9 @@ class Trainers(Competitor):
             host = field.host_of(rank)
             env = rank_environment(field, rank) | {
                 "MASTER_PORT": port,
-                "LOCAL_SIZE": str(field.ranks_per_host),
+                # Ranks of FREE each take themselves for rank 0: DeepSpeed's own shared memory, used
+                # where all ranks are of one host, would wait for the others for ever.
+                "LOCAL_SIZE": "0" if self.backend == FREE else str(field.ranks_per_host),
                 "OMP_NUM_THREADS": str(self.threads),
                 "DS_ACCELERATOR": self.device,
                 "HF_HUB_OFFLINE": "1",
