@@ -39,8 +39,10 @@ void Round::open_flows(bool sends_at_once) {
                 std::any_of(inlets_.begin(), inlets_.end(),
                             [](const Inlet& inlet) { return inlet.stream.bytes() > kSmallFlow; });
   for (Inlet& inlet : inlets_) {
-    // Whoever has room for all of a flow needs no READY in the oldest round, and later ones follow.
-    if (sends_at_once && inlet.eager() && inlet.stream.bytes() <= group_.credit()) {
+    // Whoever has room for all of a flow needs no READY in the oldest round, and later ones follow. Not
+    // where steps keep their order: the data that would say so may have to wait for the very rank that
+    // waits for it.
+    if (sends_at_once && !keeps_step_ && inlet.eager() && inlet.stream.bytes() <= group_.credit()) {
       auto back = std::find_if(outlets_.begin(), outlets_.end(),
                                [&](const Outlet& o) { return o.target == inlet.source; });
       if (back != outlets_.end() && back->eager() && clear_early(*back)) continue;

@@ -413,6 +413,33 @@ TEST(Failure, ARankThatStaysAwayIsNamedWithinTheDeadline) {
   }
 }
 
+// More early data than a peer has room for, in flows that keep their steps: whoever may not send early
+// must be told that its peer has started, though that peer's own data has to wait for its turn.
+TEST(Rounds, ManyInFlightOfFlowsThatKeepStep) {
+  run_world("ABCDE",
+            [](RankContext& c) {
+              auto ranks = static_cast<size_t>(c.ranks);
+              for (size_t bytes : {8 << 10, 16 << 10, 32 << 10, 48 << 10}) {
+                std::vector<std::vector<char>> in(64), out(64);
+                std::vector<std::shared_ptr<Operation>> operations;
+                for (size_t i = 0; i < in.size(); ++i) {
+                  in[i].assign(bytes, static_cast<char>(i + static_cast<size_t>(c.rank)));
+                  out[i].resize(bytes * ranks);
+                  operations.push_back(gather_of(in[i], out[i], c.ranks));
+                  c.group.submit(operations.back(), {}, true);
+                  if (i % 8 == static_cast<size_t>(c.rank)) c.engine.wait(*operations[i / 2]);
+                }
+                for (size_t i = 0; i < in.size(); ++i) {
+                  c.engine.wait(*operations[i]);
+                  ASSERT_TRUE(operations[i]->status().ok()) << operations[i]->status().message();
+                  for (size_t r = 0; r < ranks; ++r)
+                    ASSERT_EQ(out[i][r * bytes + bytes / 2], static_cast<char>(i + r));
+                }
+              }
+            },
+            {.timeout_seconds = 20});
+}
+
 TEST(Failure, AbortFreesThoseWhoWait) {
   run_world("AABB", [&](RankContext& c) {
     if (c.rank == 3) {
