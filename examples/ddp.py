@@ -10,9 +10,9 @@ import contextlib
 from pathlib import Path
 
 import byte_text
+import loss_bar
 import torch
 import torch.distributed as dist
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -49,14 +49,7 @@ def main() -> None:
     # Buckets are reduced while the backward pass goes on; gradients are views of them.
     model = DistributedDataParallel(Network(args.hidden), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    columns = (
-        TextColumn("step {task.completed}/{task.total}"),
-        BarColumn(bar_width=20),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, disable=rank != 0) as progress:
-        bar = progress.add_task("", total=args.steps, loss=float("nan"))
+    with loss_bar.shown(args.steps, rank == 0) as advance:
         for step in range(args.steps):
             optimizer.zero_grad()
             mean = torch.zeros(())
@@ -82,7 +75,7 @@ def main() -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             dist.all_reduce(mean, dist.ReduceOp.AVG)
-            progress.update(bar, advance=1, loss=mean.item())
+            advance(mean.item())
 
     if rank == 0:
         print(f"loss after {args.steps} steps: {mean.item():.3f} nats per byte")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import byte_text
 import deepspeed
+import loss_bar
 import torch
 import torch.distributed as dist
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 
@@ -59,14 +59,7 @@ def main() -> None:
         model=model, model_parameters=model.parameters(), config=config
     )
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    columns = (
-        TextColumn("step {task.completed}/{task.total}"),
-        BarColumn(bar_width=20),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, disable=rank != 0) as progress:
-        bar = progress.add_task("", total=args.steps, loss=float("nan"))
+    with loss_bar.shown(args.steps, rank == 0) as advance:
         for step in range(args.steps):
             mean = torch.zeros((), device=engine.device)
             for micro in range(args.accumulate):
@@ -87,7 +80,7 @@ def main() -> None:
                 engine.step()
                 mean += loss.detach() / args.accumulate
             dist.all_reduce(mean, dist.ReduceOp.AVG)
-            progress.update(bar, advance=1, loss=mean.item())
+            advance(mean.item())
 
     if args.save:
         engine.save_checkpoint(str(args.save))

@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 import byte_text
+import loss_bar
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -60,14 +60,7 @@ def main() -> None:
     fsdp.enable(model)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    columns = (
-        TextColumn("step {task.completed}/{task.total}"),
-        BarColumn(bar_width=20),
-        TextColumn("loss {task.fields[loss]:.3f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, disable=rank != 0) as progress:
-        bar = progress.add_task("", total=args.steps, loss=float("nan"))
+    with loss_bar.shown(args.steps, rank == 0) as advance:
         for step in range(args.steps):
             windows = byte_text.training_batch(
                 text, 1, step, args.batch, rank * args.batch, args.seq_len + 1, args.batch * ranks
@@ -82,7 +75,7 @@ def main() -> None:
             optimizer.step()
             mean = loss.detach()
             dist.all_reduce(mean, dist.ReduceOp.AVG)
-            progress.update(bar, advance=1, loss=mean.item())
+            advance(mean.item())
 
     if args.save:
         model_state, optimizer_state = get_state_dict(model, optimizer)

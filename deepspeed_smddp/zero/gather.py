@@ -9,7 +9,6 @@ which still serves what :func:`_direct` leaves to it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deepspeed_smddp import settings
-from deepspeed_smddp.zero import groups
+from deepspeed_smddp.zero import groups, private_parts
 
 FEATURE = "gather"
 
@@ -80,19 +79,9 @@ def install(deepspeed: Any) -> None:
     ):
         if not callable(getattr(owner, name, None)):
             return  # a DeepSpeed of another kind; private_parts says so when it matters
-    _wrap(init, "_convert_to_deepspeed_param", _convert)
-    _wrap(init, "_allgather_params_coalesced", _gather_at_once)
-    _wrap(registry, "__setitem__", _remember_piece)
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, wrapper)
+    private_parts.wrap(init, "_convert_to_deepspeed_param", _convert)
+    private_parts.wrap(init, "_allgather_params_coalesced", _gather_at_once)
+    private_parts.wrap(registry, "__setitem__", _remember_piece)
 
 
 def _convert(original: Callable[..., None], init: Any, param: Any) -> None:
@@ -149,10 +138,8 @@ def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
 
 def _computes_on_cpu() -> bool:
     from deepspeed.accelerator import get_accelerator
-    from deepspeed.comm import comm
 
-    # Its log knows deepspeed.comm's operations only: who asks for it gets those.
-    return get_accelerator().device_name() == "cpu" and not comm.comms_logger.enabled
+    return get_accelerator().device_name() == "cpu" and not private_parts.is_logged()
 
 
 def _source(init: Any, param: Any, hpz: bool) -> tuple[Any, torch.Tensor]:

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from deepspeed_smddp.zero import groups, reduce
+from deepspeed_smddp.zero import groups, private_parts, reduce
 
 FEATURE = "overlap"
 
@@ -97,18 +97,8 @@ def install(deepspeed: Any) -> None:
     if any(not callable(getattr(optimizer_type, name, None)) for name, _ in replacements):
         return  # a DeepSpeed of another kind; it goes on as it is
     for name, around in replacements:
-        _wrap(optimizer_type, name, around)
+        private_parts.wrap(optimizer_type, name, around)
     known[_EPILOGUE] = getattr(optimizer_type, _EPILOGUE)
-
-
-def _wrap(owner: Any, name: str, around: Callable[..., None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> None:
-        around(original, *args, **kwargs)
-
-    setattr(owner, name, wrapper)
 
 
 def _init(
@@ -170,4 +160,6 @@ def _can_overlap(optimizer: Any, bucket: Any, dtype: torch.dtype) -> bool:
     ):
         return False
     gradients = [param.grad for param in params]
-    return reduce.plain(gradients) and not reduce.is_logged() and groups.serves(group, FEATURE)
+    return (
+        reduce.plain(gradients) and not private_parts.is_logged() and groups.serves(group, FEATURE)
+    )

@@ -7,12 +7,14 @@ the source that was read; where one differs, DeepSpeed's own path stays and a se
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
+from typing import Any
 
 from deepspeed_smddp import settings
 
@@ -96,6 +98,24 @@ def step_back(feature: str, reason: str) -> None:
     settings.warn_once(
         f"zero {feature}", f"smddp: {_CONSEQUENCE[feature]}, as {reason}; the results are the same"
     )
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """``owner.name`` becomes a call of ``around`` with the original before its arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def is_logged() -> bool:
+    """Whether DeepSpeed's log of its own operations is on: who asks for it gets those."""
+    from deepspeed.comm import comm
+
+    return bool(comm.comms_logger.enabled)
 
 
 def digest(module: str, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from deepspeed_smddp.zero import groups
+from deepspeed_smddp.zero import groups, private_parts
 
 FEATURE = "reduce"
 
@@ -28,7 +28,7 @@ def install(deepspeed: Any) -> None:
 
     @functools.wraps(original)
     def wrapper(tensors: Sequence[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
-        if plain(tensors) and not is_logged() and groups.serves(group, FEATURE):
+        if plain(tensors) and not private_parts.is_logged() and groups.serves(group, FEATURE):
             return reduce_scatter(tensors, groups.resolve(group))
         theirs: list[torch.Tensor] = original(tensors, group)
         return theirs
@@ -92,10 +92,3 @@ def plain(tensors: Sequence[torch.Tensor]) -> bool:
         tensor.is_cpu and tensor.dtype == tensors[0].dtype and tensor.is_contiguous()
         for tensor in tensors
     )
-
-
-def is_logged() -> bool:
-    """Whether DeepSpeed's log of its own operations is on: who asks for it gets those."""
-    from deepspeed.comm import comm
-
-    return bool(comm.comms_logger.enabled)
