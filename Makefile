@@ -112,7 +112,7 @@ PROVIDER_TESTS = $(patsubst %,tests/python/test_%.py,collectives numerics proper
 test-providers: build  ## collectives between hosts on every provider in PROVIDERS; takes a while
 	@for provider in $(foreach p,$(PROVIDERS),'$(p)'); do \
 	  echo "=== $$provider"; export SMDDP_FABRIC_PROVIDER="$$provider"; \
-	  $(BIN)/ctest --test-dir build -R '^(bootstrap|collectives|pressure)_test$$' \
+	  $(BIN)/ctest --test-dir build -R '^(bootstrap|collectives|communicator|numerics|pressure)_test$$' \
 	    --output-on-failure || exit 1; \
 	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q $(PROVIDER_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done

@@ -1,0 +1,313 @@
+// A neighbour's arena, as another process reaches it.
+#include "intranode/peer_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include <csignal>
+#include <random>
+
+#include "arena_blocks.h"
+#include "intranode/presence.h"
+
+namespace smddp::intranode {
+namespace {
+
+// A neighbour: a forked child with an arena of its own, told what to do over a pipe.
+class Owner {
+ public:
+  // `body(say, hear)`: say() sends a word to the test, hear() waits for one.
+  using Say = std::function<void(uint64_t)>;
+  using Hear = std::function<uint64_t()>;
+  explicit Owner(const std::function<void(const Say&, const Hear&)>& body) {
+    EXPECT_EQ(pipe(up_), 0);
+    EXPECT_EQ(pipe(down_), 0);
+    pid_ = fork();
+    if (pid_ != 0) {
+      ::close(up_[1]);
+      ::close(down_[0]);
+      return;
+    }
+    ::close(up_[0]);
+    ::close(down_[1]);
+    body([&](uint64_t word) { [[maybe_unused]] auto n = write(up_[1], &word, sizeof word); },
+         [&] {
+           uint64_t word = 0;
+           if (read(down_[0], &word, sizeof word) != sizeof word) _exit(1);
+           return word;
+         });
+    _exit(0);
+  }
+  ~Owner() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    ::close(up_[0]);
+    ::close(down_[1]);
+  }
+  void say(uint64_t word) { EXPECT_EQ(write(down_[1], &word, sizeof word), 8); }
+  uint64_t hear() {
+    uint64_t word = 0;
+    EXPECT_EQ(read(up_[0], &word, sizeof word), 8);
+    return word;
+  }
+  std::byte* hear_address() { return reinterpret_cast<std::byte*>(hear()); }
+  std::unique_ptr<PeerMemory> memory() {
+    auto peer = PeerMemory::open(pid_, static_cast<int>(hear()));
+    EXPECT_TRUE(peer.ok()) << peer.status().message();
+    return peer ? std::move(peer.value()) : nullptr;
+  }
+  int pid() const { return pid_; }
+
+ private:
+  int up_[2], down_[2];
+  pid_t pid_;
+};
+
+uint64_t word(const void* address) { return reinterpret_cast<uint64_t>(address); }
+
+TEST(PeerMemory, ReadsAndWritesTheOwnersBlocks) {
+  Owner owner([](const auto& say, const auto& hear) {
+    Arena arena({.first_segment = 2 * kMiB});
+    say(static_cast<uint64_t>(arena.table_fd()));
+    for (size_t bytes : {size_t{1000}, 3 * kMiB, 100 * kMiB}) {
+      std::byte* block = arena.allocate(bytes);
+      fill(block, bytes, 0x5a);
+      say(word(block));
+      hear();  // the test has read and written
+      say(filled(block, 500, 0x11) && filled(block + 500, bytes - 500, 0x5a));
+    }
+    hear();
+  });
+  auto peer = owner.memory();
+  ASSERT_NE(peer, nullptr);
+  for (size_t bytes : {size_t{1000}, 3 * kMiB, 100 * kMiB}) {
+    std::byte* theirs = owner.hear_address();
+    std::byte* here = peer->find(theirs, bytes);
+    ASSERT_NE(here, nullptr);
+    EXPECT_EQ(peer->find(theirs + 10, bytes - 10), here + 10);
+    EXPECT_TRUE(filled(here, bytes, 0x5a));
+    fill(here, 500, 0x11);
+    owner.say(1);
+    EXPECT_EQ(owner.hear(), 1u);
+    EXPECT_EQ(peer->find(theirs, size_t{1} << 40), nullptr);
+    EXPECT_EQ(peer->find(theirs, SIZE_MAX), nullptr);
+  }
+  EXPECT_EQ(peer->mapped(), 3u);
+  EXPECT_EQ(peer->find(nullptr, 1), nullptr);
+  EXPECT_EQ(peer->find(reinterpret_cast<std::byte*>(UINTPTR_MAX), SIZE_MAX), nullptr);
+}
+
+TEST(PeerMemory, ForgetsSegmentsThatAreGone) {
+  Owner owner([](const auto& say, const auto& hear) {
+    Arena arena({.first_segment = 2 * kMiB, .keep = 0});
+    say(static_cast<uint64_t>(arena.table_fd()));
+    // The kernel gives the next segment of the same size the same address, and the same number.
+    for (int i = 1; i <= 5; ++i) {
+      std::byte* block = arena.allocate(2 * kMiB);
+      fill(block, 2 * kMiB, i);
+      say(word(block));
+      hear();
+      arena.free(block);
+      say(0);
+      hear();
+    }
+  });
+  auto peer = owner.memory();
+  ASSERT_NE(peer, nullptr);
+  std::byte* before = nullptr;
+  int same_address = 0;
+  for (int i = 1; i <= 5; ++i) {
+    std::byte* theirs = owner.hear_address();
+    same_address += theirs == before;
+    before = theirs;
+    std::byte* here = peer->find(theirs, 2 * kMiB);
+    ASSERT_NE(here, nullptr);
+    EXPECT_TRUE(filled(here, 2 * kMiB, i));
+    owner.say(1);
+    owner.hear();
+    EXPECT_EQ(peer->find(theirs, 1), nullptr);
+    EXPECT_EQ(peer->mapped(), 0u);
+    owner.say(1);
+  }
+  EXPECT_GT(same_address, 0);
+}
+
+TEST(PeerMemory, OutlivesItsOwnerAndLeavesNothing) {
+  {
+    std::unique_ptr<PeerMemory> peer;
+    std::byte *theirs, *unseen;
+    {
+      Owner owner([](const auto& say, const auto& hear) {
+        Arena arena({});
+        say(static_cast<uint64_t>(arena.table_fd()));
+        std::byte* block = arena.allocate(kMiB);
+        fill(block, kMiB, 3);
+        say(word(block));
+        say(word(arena.allocate(200 * kMiB)));
+        hear();
+      });
+      peer = owner.memory();
+      theirs = owner.hear_address();
+      unseen = owner.hear_address();
+      ASSERT_NE(peer->find(theirs, kMiB), nullptr);
+    }  // killed
+    std::byte* here = peer->find(theirs, kMiB);
+    ASSERT_NE(here, nullptr);
+    EXPECT_TRUE(filled(here, kMiB, 3));
+    EXPECT_EQ(peer->find(unseen, kMiB), nullptr);
+    EXPECT_EQ(peer->find(unseen, kMiB), nullptr);
+  }
+  EXPECT_EQ(segments_left(), 0);
+}
+
+TEST(PeerMemory, ReportsWhatCannotBeOpened) {
+  EXPECT_FALSE(PeerMemory::open(getpid(), -1).ok());
+  EXPECT_FALSE(PeerMemory::open(getpid(), 1 << 20).ok());
+  EXPECT_FALSE(PeerMemory::open(1 << 30, 0).ok());
+  Fd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  EXPECT_FALSE(PeerMemory::open(getpid(), null.get()).ok());
+  auto unsealed = create_shared("smddp-test", 1 << 20);
+  ASSERT_TRUE(unsealed.ok());
+  EXPECT_FALSE(PeerMemory::open(getpid(), unsealed.value().fd.get()).ok());
+}
+
+// A table that a broken or hostile neighbour wrote.
+struct ForgedTable {
+  ForgedTable() {
+    fd = Fd(memfd_create("smddp-forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    EXPECT_EQ(ftruncate(fd.get(), 1 << 16), 0);
+    EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    mapping =
+        Mapping(mmap(nullptr, 1 << 16, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0), 1 << 16);
+    table()->magic = kArenaMagic;
+  }
+  ArenaTable* table() const { return static_cast<ArenaTable*>(mapping.address()); }
+  Fd fd;
+  Mapping mapping;
+};
+
+TEST(PeerMemory, SurvivesGarbage) {
+  ForgedTable forged;
+  auto peer = PeerMemory::open(getpid(), forged.fd.get());
+  ASSERT_TRUE(peer.ok());
+  std::mt19937_64 random(3);
+  const uint64_t telling[] = {0,          1,    4096, UINT64_MAX,        UINT64_MAX - 4095,
+                              1ull << 63, 2048, 8192, UINT64_C(1) << 47, 2,
+                              3,          7};
+  for (int turn = 0; turn < 1000; ++turn) {
+    forged.table()->used = static_cast<uint32_t>(random());
+    for (ArenaEntry& entry : forged.table()->entries) {
+      for (auto* field :
+           {&entry.version, &entry.base, &entry.bytes, &entry.device, &entry.inode, &entry.fd}) {
+        *field = random() % 2 == 0 ? telling[random() % std::size(telling)] : random();
+      }
+      entry.version.fetch_and(turn % 3 == 0 ? ~0ull : ~1ull);
+      if (turn % 50 != 0) break;
+    }
+    forged.table()->epoch = random();
+    for (uint64_t address : telling) {
+      for (size_t bytes : {size_t{0}, size_t{1}, size_t{4096}, SIZE_MAX}) {
+        ASSERT_EQ(peer.value()->find(reinterpret_cast<std::byte*>(address), bytes), nullptr);
+      }
+    }
+  }
+  EXPECT_EQ(peer.value()->mapped(), 0u);
+}
+
+TEST(PeerMemory, RefusesAnotherFileBehindTheNumber) {
+  Arena arena({.huge_pages = false});
+  std::byte* block = arena.allocate(kMiB);
+  ForgedTable forged;
+  auto real = PeerMemory::open(getpid(), arena.table_fd());
+  ASSERT_TRUE(real.ok());
+  fill(block, kMiB, 9);
+  std::byte* alias = real.value()->find(block, kMiB);
+  ASSERT_NE(alias, nullptr);
+  EXPECT_NE(alias, block);
+  EXPECT_TRUE(filled(alias, kMiB, 9));
+
+  Fd shrinkable(memfd_create("smddp-forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(shrinkable.get(), 1 << 20), 0);
+  struct stat info;
+  ASSERT_EQ(fstat(shrinkable.get(), &info), 0);
+  ArenaEntry& entry = forged.table()->entries[0];
+  forged.table()->used = 1;
+  entry.base = 1 << 20;
+  entry.device = info.st_dev;
+  entry.inode = info.st_ino;
+  entry.fd = static_cast<uint64_t>(shrinkable.get());
+  auto peer = PeerMemory::open(getpid(), forged.fd.get());
+  auto* there = reinterpret_cast<std::byte*>(1 << 20);
+  auto find_with = [&](uint64_t bytes) {
+    entry.version += 2;
+    entry.bytes = bytes;
+    ++forged.table()->epoch;
+    return peer.value()->find(there, 4096);
+  };
+  EXPECT_EQ(find_with(1 << 20), nullptr) << "not sealed";
+  ASSERT_EQ(fcntl(shrinkable.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_EQ(find_with(2 << 20), nullptr) << "too short";
+  EXPECT_NE(find_with(1 << 20), nullptr);
+  entry.inode += 1;
+  EXPECT_EQ(find_with(1 << 20), nullptr) << "another file";
+  entry.inode -= 1;
+  entry.version += 1;
+  ++forged.table()->epoch;
+  EXPECT_EQ(peer.value()->find(there, 4096), nullptr) << "being changed";
+  entry.version += 1;
+  EXPECT_NE(peer.value()->find(there, 4096), nullptr) << "the change is over";
+}
+
+TEST(PeerMemory, FollowsAnArenaThatChanges) {
+  Arena arena({.first_segment = 2 * kMiB, .largest_growth = 2 * kMiB, .keep = 0});
+  auto peer = PeerMemory::open(getpid(), arena.table_fd());
+  ASSERT_TRUE(peer.ok());
+  std::atomic<std::byte*> published{nullptr};
+  std::thread owner([&] {
+    std::mt19937 random(5);
+    for (int i = 0; i < 1000; ++i) {
+      size_t bytes = (random() % 8 + 1) * kMiB;
+      std::byte* block = arena.allocate(bytes);
+      block[bytes - 1] = static_cast<std::byte>(i);
+      block[0] = static_cast<std::byte>(i);
+      published.store(block, std::memory_order_release);
+      while (published.load(std::memory_order_acquire) != nullptr) std::this_thread::yield();
+      arena.free(block);
+    }
+  });
+  int missing = 0, wrong = 0;
+  for (int i = 0; i < 1000; ++i) {
+    std::byte* theirs;
+    while ((theirs = published.load(std::memory_order_acquire)) == nullptr)
+      std::this_thread::yield();
+    std::byte* here = peer.value()->find(theirs, kMiB);
+    missing += here == nullptr;
+    if (here != nullptr) wrong += *here != static_cast<std::byte>(i);
+    published.store(nullptr, std::memory_order_release);
+  }
+  owner.join();
+  EXPECT_EQ(missing, 0);
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(Presence, TellsOfTheProcessArena) {
+  auto presence = Presence::create();
+  ASSERT_TRUE(presence.ok());
+  Presence& p = *presence.value();
+  auto neighbor = Neighbor::open(getpid(), p.token(), p.presence_fd(), p.doorbell_fd());
+  ASSERT_TRUE(neighbor.ok());
+  std::byte* block = Arena::process().allocate(5000);
+  block[4999] = std::byte{7};
+  std::byte* found = neighbor.value()->find(block, 5000);
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found[4999], std::byte{7});
+  EXPECT_EQ(neighbor.value()->find(reinterpret_cast<std::byte*>(&block), 8), nullptr);
+  EXPECT_TRUE(Arena::process().free(block));
+}
+
+// --- fork ----------------------------------------------------------------------------------------
+
+}  // namespace
+}  // namespace smddp::intranode
