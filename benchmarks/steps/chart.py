@@ -57,7 +57,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     models = sorted({f"GPT-NeoX, {row.parameters / 1e6:.1f}M parameters, bf16" for row in rows})
     machines = sorted({row.machine for row in rows})
     handles = [dashed_handle("bound: max(compute, bytes / practical ceiling)")]
-    text = ["ZeRO-3 step, higher is better", f"{'; '.join(models)}; {' and '.join(machines)}"]
+    schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))
+    text = [f"{schemes} step, higher is better", f"{'; '.join(models)}; {' and '.join(machines)}"]
     frame(figure, text, handles)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)

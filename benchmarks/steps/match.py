@@ -39,6 +39,7 @@ class Match(Duel):
         super().__init__(ground, trainers, rules, say)
         self.load: Workload = trainers[0].load
         self.over: Mapping[str, Any] = trainers[0].over
+        self.scheme, self.carries = trainers[0].scheme, trainers[0].carries
         self.parameters = max(trainer.parameters for trainer in trainers)
         self.losses: dict[str, list[float]] = {name: [] for name in self.crews}
         self.steps = 0
@@ -110,8 +111,8 @@ class Match(Duel):
         seconds = max(answer["seconds"] for answer in answers) / steps
         kinds = ("gathered", "scattered", "reduced")
         gathered, scattered, reduced = (first["bytes"].get(kind, 0) / steps for kind in kinds)
-        if crew.name == FREE and not (gathered and scattered):
-            raise CrewFailed("this torch calls its collectives by names that zero3_rank.py lacks")
+        if crew.name == FREE and not all(first["bytes"].get(kind) for kind in self.carries):
+            raise CrewFailed("this torch calls its collectives by names that steps/rank.py lacks")
         least = wire_bytes(gathered, scattered, reduced, len(ground.hosts))
         waits = [answer["own_wait"] for answer in answers if answer["own_wait"] is not None]
 
@@ -153,4 +154,5 @@ class Match(Duel):
             least_wire_bytes=least if ground.networked else None,
             loss=self.losses[crew.name][-1],
             loss_difference=self.loss_difference(crew.name),
+            scheme=self.scheme,
         )

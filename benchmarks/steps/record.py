@@ -48,12 +48,14 @@ class Row:
     ceiling: float | None = None  # bytes per second
     loss: float = 0.0
     loss_difference: float | None = None
+    scheme: str = "ZeRO-3"  # how the state is divided
 
     def setting(self) -> tuple[object, ...]:
         """What rows must share to be compared."""
         return (
-            *(self.workload, self.layers, self.hidden, self.vocabulary, self.sequence, self.batch),
-            *(self.changes, self.hosts, self.ranks_per_host, self.rate, self.nics),
+            *(self.scheme, self.workload, self.layers, self.hidden, self.vocabulary),
+            *(self.sequence, self.batch, self.changes),
+            *(self.hosts, self.ranks_per_host, self.rate, self.nics),
         )
 
 
