@@ -27,14 +27,18 @@ sys.path.insert(0, str(ROOT))  # tests.testbed
 DIMENSIONS = ("layers", "hidden", "heads", "vocabulary", "sequence", "batch")
 
 
-def add_options(parser: argparse.ArgumentParser, workloads: Mapping[str, Workload]) -> None:
+def add_options(
+    parser: argparse.ArgumentParser,
+    workloads: Mapping[str, Workload],
+    devices: Sequence[str] = ("cpu", "cuda"),
+) -> None:
     add = parser.add_argument_group("what runs where").add_argument
     add("--ranks", type=int, metavar="N", help="on this machine as it is; the default, with 2")
     add("--hosts", type=int, default=2, metavar="K", help="emulated hosts; default 2")
     add("--ranks-per-host", type=int, metavar="R", help="on emulated hosts")
     add("--rate", default="1gbit", help="of each emulated interface, each way, as tc writes it")
     add("--nics", type=int, default=1, help="emulated interfaces per host")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--device", choices=devices, default="cpu")
     add(
         "--peers",
         help="backends of torch.distributed to compare with, or 'none'; default: gloo; GPUs: nccl",

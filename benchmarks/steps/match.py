@@ -114,6 +114,11 @@ class Match(Duel):
         if crew.name == FREE and not all(first["bytes"].get(kind) for kind in self.carries):
             raise CrewFailed("this torch calls its collectives by names that steps/rank.py lacks")
         least = wire_bytes(gathered, scattered, reduced, len(ground.hosts))
+        traces = [answer["trace"] for answer in answers if "trace" in answer]
+
+        def traced(name: str) -> float | None:
+            return statistics.fmean(trace[name] for trace in traces) if traces else None
+
         waits = [answer["own_wait"] for answer in answers if answer["own_wait"] is not None]
 
         def milliseconds(values: Sequence[float]) -> float:
@@ -155,4 +160,16 @@ class Match(Duel):
             loss=self.losses[crew.name][-1],
             loss_difference=self.loss_difference(crew.name),
             scheme=self.scheme,
+            backward_ms=thousand(traced("backward")),
+            exposed_ms=thousand(traced("exposed")),
+            crossed_bytes=traced("crossed") if ground.networked else None,
+            buckets=json.dumps(
+                [[round(1000 * before, 2), size] for before, size in traces[0]["buckets"]]
+            )
+            if traces
+            else "",
         )
+
+
+def thousand(value: float | None) -> float | None:
+    return None if value is None else 1000 * value
