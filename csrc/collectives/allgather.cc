@@ -202,11 +202,11 @@ class AllGather final : public Round {
     return moved;
   }
 
-  void read(Rank shard, size_t offset, std::byte* to, size_t bytes) const {
+  void read(Rank shard, size_t offset, std::byte* to, size_t bytes, bool streaming = false) const {
     if (shard == group_.rank()) {
-      own_blocks().read(own_block(), begin_ + offset, to, bytes);
+      own_blocks().read(own_block(), begin_ + offset, to, bytes, streaming);
     } else {
-      operation_->output.read(shard, begin_ + offset, to, bytes);
+      operation_->output.read(shard, begin_ + offset, to, bytes, streaming);
     }
   }
 
@@ -258,7 +258,9 @@ class AllGather final : public Round {
         piece.extents = static_cast<uint32_t>(extents.size());
         exposed_until_ = group_.outbox().published() + 1;
       } else {
-        read(next->shard, next->pushed, slot, bytes);
+        group_.outbox().fill(bytes, [&](bool streaming) {
+          read(next->shard, next->pushed, slot, bytes, streaming);
+        });
       }
       next->pushed += bytes;
       to_push_ -= bytes;

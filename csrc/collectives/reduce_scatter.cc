@@ -270,7 +270,9 @@ class ReduceScatter final : public Round {
         piece.extents = static_cast<uint32_t>(extents.size());
         exposed_until_ = group_.outbox().published() + 1;
       } else {
-        operation_->input.read(cut.block, begin_ + cut.offset, slot, cut.bytes);
+        group_.outbox().fill(cut.bytes, [&](bool streaming) {
+          operation_->input.read(cut.block, begin_ + cut.offset, slot, cut.bytes, streaming);
+        });
       }
       next_to_push_ = next(cut, false);
     }
