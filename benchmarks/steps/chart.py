@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from .record import Row, Setting, settings, title
 
 OTHER = ("#0072b2", "s", "")
+PRECISION = {"ZeRO-3": "bf16", "DDP": "fp32", "FSDP2": "gathered in bf16, reduced in fp32"}
 
 
 def panel(axes: Axes, found: Setting) -> None:
@@ -54,7 +55,9 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set_visible(False)
     for axes, setting in zip(grid.flat, found, strict=False):
         panel(axes, setting)
-    models = sorted({f"GPT-NeoX, {row.parameters / 1e6:.1f}M parameters, bf16" for row in rows})
+    models = sorted(
+        {f"GPT-NeoX, {r.parameters / 1e6:.1f}M parameters, {PRECISION[r.scheme]}" for r in rows}
+    )
     machines = sorted({row.machine for row in rows})
     handles = [dashed_handle("bound: max(compute, bytes / practical ceiling)")]
     schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))

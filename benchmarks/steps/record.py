@@ -160,4 +160,4 @@ def title(rows: Sequence[Row]) -> str:
         where = f"{row.hosts} x {row.ranks_per_host} by name"
     else:
         where = f"one host, {row.ranks_per_host} ranks"
-    return f"{where}, {row.batch * row.sequence} tokens per rank"
+    return f"{row.scheme}, {where}, {row.batch * row.sequence} tokens per rank"
