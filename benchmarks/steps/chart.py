@@ -46,7 +46,7 @@ def panel(axes: Axes, found: Setting) -> None:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """One panel per setting."""
     found = settings(rows)
-    columns = min(3, len(found))
+    columns = 2 if len(found) == 4 else min(3, len(found))
     lines = -(-len(found) // columns)
     figure, grid = plt.subplots(
         lines, columns, figsize=(max(6.4, 3.6 * columns), 1.2 + 2.8 * lines), squeeze=False
