@@ -36,7 +36,7 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 gpu-check lint format tidy walls clean
+.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -164,6 +164,11 @@ bench-hosts: bench-programs  ## measure between emulated hosts, in turns with MP
 ZERO3_ARGS ?= --hosts 2 --ranks-per-host 1 --rate 1gbit --csv runs/zero3.csv --figure runs/zero3.png
 bench-zero3: build  ## a ZeRO-3 training step in turns with Gloo, between emulated hosts; needs root
 	$(PY) benchmarks/zero3_step.py $(ZERO3_ARGS)
+
+DATA_PARALLEL_ARGS ?= --scheme DDP --hosts 2 --ranks-per-host 1 --rate 1gbit \
+  --csv runs/data-parallel.csv --figure runs/data-parallel.png
+bench-data-parallel: build  ## a step of DDP (or FSDP2) in turns with Gloo, between emulated hosts; needs root
+	$(PY) benchmarks/data_parallel_step.py $(DATA_PARALLEL_ARGS)
 
 # --- with a GPU -----------------------------------------------------------------------------------
 

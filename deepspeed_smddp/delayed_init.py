@@ -75,13 +75,14 @@ def delayed_init(build: Callable[[], Model], seed: int | None = None) -> Model:
 
     Raises:
         RuntimeError: the model's code asks for values while it is built, or draws random numbers
-            into a tensor that has memory, so that their order could not be kept.
+            into a tensor that has memory, so that their order could not be kept; or it calls
+            ``trunc_normal_`` under a torch whose own can't be recorded.
     """
     if seed is None:
         state = torch.get_rng_state()
     else:
         state = torch.Generator().manual_seed(seed).get_state()
-    record = recording.Record()
+    record = recording.Record(recording.trunc_normal_refusal())
     with record:
         model = build()
     setattr(model, _RECIPE, _Recipe(record, model, state))

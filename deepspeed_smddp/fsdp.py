@@ -1,8 +1,8 @@
 """FSDP2 (``fully_shard``) over smddp: gathers in memory that a host's ranks share, hybrid sharding.
 
 ``fully_shard`` needs nothing of this: it works on any smddp group. What :func:`enable` adds, on CPU
-tensors: the buffers of its collectives lie where the neighbours read them in place, and a gather
-that was started ahead runs while the model computes. See ``docs/fsdp.md``.
+tensors: the buffers of its collectives lie where the neighbours read them in place, and gathers
+that were started ahead and reductions run while the model computes. See ``docs/fsdp.md``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from deepspeed_smddp import memory, settings
+from deepspeed_smddp import fsdp_backward, memory, settings
 from deepspeed_smddp.errors import SmddpConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
 
     Results are the same to the bit. On CPU tensors the buffers that ranks of a host exchange lie in
     their shared memory, so that a gather copies each byte once, straight to where its reader wants
-    it, and gathers run in the background. On other devices FSDP2's own behaviour stays.
+    it, and gathers and reductions run in the background. On other devices FSDP2's own behaviour
+    stays.
 
     Args:
         model: after ``fully_shard``; may itself be sharded or not.
@@ -117,10 +118,14 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
             "fsdp", f"smddp: FSDP2 keeps its own buffers, as {reason}; the results are the same"
         )
         return model
+    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+    behind = fsdp_backward.Reductions() if on_cpu and fsdp_backward.known() else None
     for module in sharded:
         module.set_custom_all_gather(SharedAllGather())
-        module.set_custom_reduce_scatter(SharedReduceScatter())
-    if all(p.device.type == "cpu" for p in model.parameters()):
+        groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+        group = groups[0] if groups else None
+        module.set_custom_reduce_scatter(SharedReduceScatter(group, behind if group else None))
+    if on_cpu:
         for i, module in enumerate(sharded):
             ahead = sharded[i + 1 : i + 1 + forward_prefetch]
             if ahead:
@@ -158,7 +163,16 @@ class SharedAllGather(_SharedBuffers, AllGather):
 
 
 class SharedReduceScatter(_SharedBuffers, ReduceScatter):
-    """ReduceScatter of one module's gradients; FSDP2 reads the output at once."""
+    """ReduceScatter of one module's gradients.
+
+    Args:
+        group: FSDP2's own name for the module's parameters, an ``FSDPParamGroup``.
+        behind: takes those that may go on behind the backward pass; None: FSDP2 waits for each.
+    """
+
+    def __init__(self, group: Any = None, behind: fsdp_backward.Reductions | None = None) -> None:
+        self._group = group
+        self._behind = behind
 
     def __call__(
         self,
@@ -172,10 +186,19 @@ class SharedReduceScatter(_SharedBuffers, ReduceScatter):
             # set_gradient_divide_factor(): NCCL alone scales on the way.
             input_tensor.mul_(op.__getstate__()[1])
             op = dist.ReduceOp.SUM
-        work: dist.Work | None = _reduce_scatter(
+        behind = self._behind
+        if behind is not None and fsdp_backward.is_left_alone(self._group, output_tensor, op):
+            work: dist.Work = _reduce_scatter(
+                output_tensor, input_tensor, group=group, op=op, async_op=True
+            )
+            behind.add(work, output_tensor, input_tensor)
+            return None
+        if behind is not None:
+            behind.settle()  # FSDP2 may be about to add to what one of them gives
+        done: dist.Work | None = _reduce_scatter(
             output_tensor, input_tensor, group=group, op=op, async_op=async_op
         )
-        return work
+        return done
 
 
 def _check_groups(model: nn.Module) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,6 +31,7 @@ _FACTORIES = frozenset(
 )
 _WITHOUT_VALUES = ("aten::empty", "aten::empty_strided", "aten::new_empty", "aten::empty_like")
 _IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+# Private, of torch 2.13; trunc_normal_refusal() tries whether what replaces it does the same.
 _TRUNC_NORMAL = "_no_grad_trunc_normal_"
 # In-place operations that do not look at what they write to.
 _OVERWRITE = (
@@ -96,14 +99,20 @@ class _Operation:
 
 
 class Record:
-    """As a context: tensors are made on the meta device, and what happens to them is recorded."""
+    """As a context: tensors are made on the meta device, and what happens to them is recorded.
 
-    def __init__(self) -> None:
+    ``reason``: why this torch's ``trunc_normal_`` can't be recorded and is refused, or None.
+    """
+
+    def __init__(self, reason: str | None = None) -> None:
+        self._reason = reason
         self._operations: list[_Operation] = []
         self._storages: dict[int, torch.UntypedStorage] = {}  # alive, so that none is another's
         self._contexts = ExitStack()
 
     def __enter__(self) -> Record:
+        if self._reason is not None and not hasattr(torch.nn.init, _TRUNC_NORMAL):
+            _refuse(self._reason)  # whoever holds the public function would not be noticed
         self._contexts = ExitStack()
         self._contexts.enter_context(self._sampling_loops())
         self._contexts.enter_context(_OnMeta())
@@ -117,35 +126,40 @@ class Record:
     def _sampling_loops(self) -> Iterator[None]:
         # How often torch's trunc_normal_ draws depends on what it drew; on a meta tensor it does
         # nothing at all. The call is recorded as one operation.
-        original = getattr(torch.nn.init, _TRUNC_NORMAL, None)
-        if original is None:
-            yield  # a torch that draws a fixed number of times, which the operations show
-            return
-
-        def recorded(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if not tensor.is_meta:
-                return original(tensor, *args, **kwargs)  # type: ignore[no-any-return]
-            index = self._known(tensor)
-            whole = View.of(tensor).whole
-            self._operations.append(
-                _Operation(
-                    original,
-                    (View.of(tensor), *args),
-                    kwargs,
-                    reads=frozenset() if whole else frozenset((index,)),
-                    writes=frozenset((index,)),
-                    makes=(),
-                    overwrites=index if whole else None,
-                    random=True,
-                )
-            )
-            return tensor
-
-        setattr(torch.nn.init, _TRUNC_NORMAL, recorded)
+        original = getattr(torch.nn.init, _TRUNC_NORMAL)
+        replaced: dict[str, Any] = {_TRUNC_NORMAL: functools.partial(self._recorded, original)}
+        if self._reason is not None:
+            refusing = functools.partial(_refuse, self._reason)
+            replaced = dict.fromkeys((_TRUNC_NORMAL, "trunc_normal_"), refusing)
+        kept = {name: getattr(torch.nn.init, name) for name in replaced}
+        for name, function in replaced.items():
+            setattr(torch.nn.init, name, function)
         try:
             yield
         finally:
-            setattr(torch.nn.init, _TRUNC_NORMAL, original)
+            for name, function in kept.items():
+                setattr(torch.nn.init, name, function)
+
+    def _recorded(
+        self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        if not tensor.is_meta:
+            return original(tensor, *args, **kwargs)
+        index = self._known(tensor)
+        whole = View.of(tensor).whole
+        self._operations.append(
+            _Operation(
+                original,
+                (View.of(tensor), *args),
+                kwargs,
+                reads=frozenset() if whole else frozenset((index,)),
+                writes=frozenset((index,)),
+                makes=(),
+                overwrites=index if whole else None,
+                random=True,
+            )
+        )
+        return tensor
 
     def add(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Takes down one operation that has been carried out on meta tensors."""
@@ -280,6 +294,45 @@ def _shadow(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and not value.is_meta:
         return torch.empty_like(value, device="meta")
     return value
+
+
+@cache
+def trunc_normal_refusal() -> str | None:
+    """Why calls of ``trunc_normal_`` can't be recorded under this torch, or None.
+
+    The check records one that draws several times, beside initialisers before and after it, and
+    compares the replay with the values themselves, to the bit.
+    """
+    if not callable(getattr(torch.nn.init, _TRUNC_NORMAL, None)):
+        return f"this torch ({torch.__version__}) has no torch.nn.init.{_TRUNC_NORMAL}"
+
+    def build() -> torch.Tensor:
+        tensor = torch.nn.init.normal_(torch.empty(3, 64))
+        torch.nn.init.trunc_normal_(tensor[1], 0.5, 1.0, 0.4, 0.6)
+        torch.nn.init.uniform_(tensor[2])
+        return tensor
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        expected = build()
+        record = Record()
+        try:
+            with record:
+                recorded = View.of(build())
+            torch.manual_seed(0)
+            found = [recorded.within(s.memory) for s in record.replay({recorded.storage})]
+        except (RuntimeError, TypeError) as error:
+            return f"recording that of this torch ({torch.__version__}) failed: {error}"
+    if len(found) == 1 and torch.equal(found[0], expected):
+        return None
+    return f"that of this torch ({torch.__version__}) draws in another way than was recorded"
+
+
+def _refuse(reason: str, *args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError(
+        f"delayed_init can't record torch.nn.init.trunc_normal_, as {reason}; build the model "
+        "without delayed_init, or initialise it by another function"
+    )
 
 
 class _OnMeta(TorchFunctionMode):

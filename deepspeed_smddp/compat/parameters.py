@@ -57,6 +57,7 @@ class ModelParallelParameters(Parameters):
     partitions: _Degree = 1
     pipeline_parallel_degree: _Degree = 1
     tensor_parallel_degree: _Degree = 1
+    tensor_parallel_seed: int = 0
     delayed_parameter_initialization: bool = False
     # These steer how layers are placed in a pipeline, of which there is none here.
     active_microbatches: Any = None
@@ -146,6 +147,12 @@ class SageMakerParameters(Parameters):
     context_parallel_degree: _Degree = 1
     expert_parallel_degree: _Degree = 1
     random_seed: int = 12345
+
+    @property
+    def seed(self) -> int:
+        """Of random numbers that differ between the ranks of a tensor-parallel group."""
+        asked = "tensor_parallel_seed" in self.model_fields_set
+        return self.tensor_parallel_seed if asked else self.random_seed
 
     def refuse_unsupported(self) -> None:
         """Raises ``Unsupported`` for context and expert parallelism."""

@@ -138,7 +138,7 @@ def _divide(model: nn.Module) -> nn.Module:
     # Imported at first use: torch's DTensor takes its time.
     from deepspeed_smddp import tensor_parallel
 
-    mesh = tensor_parallel.tensor_parallel(model, state.tp_size, seed=state.parameters.random_seed)
+    mesh = tensor_parallel.tensor_parallel(model, state.tp_size, seed=state.parameters.seed)
     state.mesh = mesh[tensor_parallel.DATA]
     state.tp_process_group = mesh[tensor_parallel.TENSOR].get_group()
     state.rep_rank_process_group = state.mesh.get_group()

@@ -196,6 +196,22 @@ def test_parameters_that_are_refused(
         parameters.read(kind, given)
 
 
+def test_names_and_defaults_of_the_closed_library() -> None:
+    first = ModelParallelParameters()
+    assert first.sdp_hierarchical_allgather is True
+    assert first.sdp_reduce_bucket_size == 5e8
+    assert first.sdp_param_persistence_threshold == 1e6
+    assert first.sdp_max_live_parameters == 1e9
+    assert first.sdp_gradient_clipping == 1.0
+    assert first.activation_loading_horizon == 4
+    assert first.tensor_parallel_seed == 0 and not first.delayed_parameter_initialization
+    second = SageMakerParameters()
+    assert second.hybrid_shard_degree == 0 and second.tensor_parallel_degree == 1
+    assert second.activation_loading_horizon == 2
+    assert second.seed == second.random_seed == 12345
+    assert SageMakerParameters(tensor_parallel_seed=3).seed == 3
+
+
 def test_what_the_launcher_sets_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PARAMETERS, '{"sdp_max_live_parameters": 1e6, "bf16": true}')
     found = parameters.read(ModelParallelParameters, {"bf16": False, "microbatches": 3})

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
 
-from deepspeed_smddp import delayed_init, materialize
+from deepspeed_smddp import delayed_init, materialize, recording
 from deepspeed_smddp.delayed_init import is_delayed
 from deepspeed_smddp.errors import SmddpConfigError
 from harness import model_jobs
@@ -161,3 +161,40 @@ def test_misuse() -> None:
     model = delayed_init(lambda: nn.Linear(2, 2))
     with pytest.raises(SmddpConfigError, match=r'"zero_optimization.stage": 3, and it is 1'):
         materialize(model, ds_config={"zero_optimization": {"stage": 1}})
+
+
+def truncated() -> nn.Module:
+    layer = nn.Linear(8, 8)
+    nn.init.trunc_normal_(layer.weight, std=0.02)
+    return layer
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    recording.trunc_normal_refusal.cache_clear()
+    yield
+    recording.trunc_normal_refusal.cache_clear()
+
+
+def test_a_torch_whose_trunc_normal_goes_another_way(
+    monkeypatch: pytest.MonkeyPatch, unchecked: None
+) -> None:
+    assert recording.trunc_normal_refusal() is None
+    recording.trunc_normal_refusal.cache_clear()
+
+    def in_one(tensor, mean=0.0, std=1.0, a=-2.0, b=2.0, generator=None):
+        return tensor if tensor.is_meta else tensor.data.uniform_(a, b)
+
+    monkeypatch.setattr(nn.init, "trunc_normal_", in_one)
+    with pytest.raises(RuntimeError, match=r"trunc_normal_, as that of this torch .* another way"):
+        delayed_init(truncated)
+    assert nn.init.trunc_normal_ is in_one, "nothing is left behind"
+    compare(lambda: nn.Linear(8, 8))
+
+
+def test_a_torch_without_the_private_function(
+    monkeypatch: pytest.MonkeyPatch, unchecked: None
+) -> None:
+    monkeypatch.delattr(nn.init, "_no_grad_trunc_normal_")
+    with pytest.raises(RuntimeError, match=r"has no torch\.nn\.init\._no_grad_trunc_normal_"):
+        delayed_init(lambda: nn.Linear(8, 8))

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 import deepspeed_smddp
-from deepspeed_smddp import SmddpConfigError
+from deepspeed_smddp import SmddpConfigError, fsdp_backward
 from harness import fsdp
 from harness.fsdp import Run
 from harness.worker import Context
@@ -95,6 +95,36 @@ def test_inside_a_host_a_gather_copies_each_byte_once(worlds: Pool) -> None:
     # What is left of a block after pieces of 32 KiB goes through a slot where it is under 8 KiB.
     through_slots, moved = totals(Run(), "reduce_scatter")
     assert through_slots < 0.02 * moved
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_reductions_go_on_behind_the_backward_pass(worlds: Pool, layout: str) -> None:
+    found = worlds(layout).run(fsdp.uses_of_a_backward_pass)[0]
+    assert all(same for _, same in found.values()), found
+    # Of four layers; where FSDP2 looks at the result at once, it waits for it.
+    assert {name: started for name, (started, _) in found.items()} == {
+        "plain": 4,
+        "gradients that are there": 4,
+        "a layer used twice": 4,
+        "hooks of gradients": 0,
+        "after one that failed": 6,
+        "sums in another type": 0,
+        "copies": 0,
+    }
+
+
+def unknown_backward(ctx: Context) -> tuple[int, bool]:
+    fsdp_backward._READ[next(iter(fsdp_backward._READ))] = "other"
+    model = deepspeed_smddp.fsdp.enable(fully_shard(torch.nn.Linear(4, 4)))
+    model(torch.ones(1, 4)).sum().backward()
+    comm = model._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm
+    return comm._behind is None, model.weight.grad is not None
+
+
+def test_a_torch_with_another_backward_pass_is_said(worlds: Pool) -> None:
+    with fresh("AA") as world:
+        assert world.run(unknown_backward) == [(True, True)] * 2
+        assert "foreach_reduce of torch" in world.log(0)
 
 
 def test_checkpoints_load_at_another_world_size(worlds: Pool, tmp_path: Path) -> None:

@@ -164,3 +164,77 @@ def _gradients(model: nn.Module) -> list[torch.Tensor]:
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state}
+
+
+def uses_of_a_backward_pass(ctx: Context) -> dict[str, tuple[int, bool]]:
+    """For each use of FSDP2: reductions that went on behind its backward passes, and whether the
+    parameters after a step are those without ``enable``, to the bit."""
+
+    def once(model: nn.Module, x: torch.Tensor) -> None:
+        model(x).sum().backward()
+
+    def twice(model: nn.Module, x: torch.Tensor) -> None:
+        once(model, x)
+        once(model, x)
+
+    def shared(model: Any, x: torch.Tensor) -> None:
+        model[0](model(x)).sum().backward()
+
+    cast = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "plain": (once, {}),
+        "gradients that are there": (twice, {}),
+        "a layer used twice": (shared, {}),
+        "hooks of gradients": (_step_in_backward, {}),
+        "after one that failed": (_failed_before, {}),
+        "sums in another type": (once, {"mp_policy": cast}),
+        "copies": (once, {"mesh": fsdp.mesh(1)}),
+    }
+    return {name: _with_and_without(ctx, use, options) for name, (use, options) in cases.items()}
+
+
+def _with_and_without(ctx: Context, use: Any, options: dict[str, Any]) -> tuple[int, bool]:
+    found = []
+    for enabled in (False, True):
+        torch.manual_seed(1)
+        model: Any = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        for layer in model:
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
+        if enabled:
+            fsdp.enable(model)
+        torch.manual_seed(ctx.rank)
+        use(model, torch.randn(8, 64))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-0.1)
+        found.append([p.full_tensor() for p in model.parameters()])
+    comm = model[0]._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm
+    same = all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    return comm._behind.started, same
+
+
+def _step_in_backward(model: nn.Module, x: torch.Tensor) -> None:
+    def step(parameter: torch.Tensor) -> None:
+        with torch.no_grad():
+            parameter.add_(parameter.grad, alpha=-0.1)
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    model(x).sum().backward()
+
+
+def _failed_before(model: nn.Module, x: torch.Tensor) -> None:
+    handle = model[1].register_full_backward_hook(lambda *_: 1 / 0)
+    try:
+        model(x).sum().backward()
+    except ZeroDivisionError:
+        pass
+    else:
+        raise AssertionError("the backward pass was to fail")
+    handle.remove()
+    model.reset_iter_state()
+    model.zero_grad()
+    model(x).sum().backward()

@@ -20,6 +20,10 @@ START_SECONDS = 1200  # importing DeepSpeed takes a core for seconds; a rank tha
 class Trainers(Competitor):
     """One process per rank that trains over ``backend``."""
 
+    scheme = ""  # how the state is divided
+    program = ""  # of the ranks, in benchmarks/
+    carries: tuple[str, ...] = ()  # kinds of collectives that no step goes without
+
     def __init__(
         self, backend: str, load: Workload, over: Mapping[str, Any], device: str, threads: int
     ) -> None:
@@ -29,6 +33,13 @@ class Trainers(Competitor):
         self.device = device
         self.threads = threads
         self.parameters = 0
+
+    def options(self) -> Mapping[str, Any]:
+        """What the program is told beside the workload."""
+        return self.over
+
+    def environment(self, field: Field) -> dict[str, str]:
+        return {}
 
     def start(self, field: Field) -> Crew:
         crew = Crew(self.name, field.folder / self.name, field.ranks)
@@ -42,21 +53,37 @@ class Trainers(Competitor):
         return crew
 
     def launch(self, field: Field, crew: Crew) -> None:
-        program = ROOT / "benchmarks" / "zero3_rank.py"
-        config = deepspeed_config(self.load, self.backend, self.over)
+        program = ROOT / "benchmarks" / self.program
+        options = json.dumps(self.options())
         port = str(free_port(field))
         for rank in range(field.ranks):
             host = field.host_of(rank)
             env = rank_environment(field, rank) | {
                 "MASTER_PORT": port,
-                # Ranks of FREE each take themselves for rank 0: DeepSpeed's own shared memory, used
-                # where all ranks are of one host, would wait for the others for ever.
-                "LOCAL_SIZE": "0" if self.backend == FREE else str(field.ranks_per_host),
                 "OMP_NUM_THREADS": str(self.threads),
-                "DS_ACCELERATOR": self.device,
                 "HF_HUB_OFFLINE": "1",
                 "GLOO_SOCKET_IFNAME": ",".join(host.interfaces),
+                **self.environment(field),
             }
             argv = [sys.executable, str(program), self.backend, str(crew.folder)]
-            argv += [self.load.text(), json.dumps(config)]
+            argv += [self.load.text(), options]
             crew.launch(host, argv, env, f"rank{rank}")
+
+
+class ZeroTrainers(Trainers):
+    """With DeepSpeed's ZeRO-3; ``over`` is laid over its config."""
+
+    scheme = "ZeRO-3"
+    program = "zero3_rank.py"
+    carries = ("gathered", "scattered")
+
+    def options(self) -> Mapping[str, Any]:
+        return deepspeed_config(self.load, self.backend, self.over)
+
+    def environment(self, field: Field) -> dict[str, str]:
+        return {
+            "DS_ACCELERATOR": self.device,
+            # Ranks of FREE each take themselves for rank 0: DeepSpeed's own shared memory, used
+            # where all ranks are of one host, would wait for the others for ever.
+            "LOCAL_SIZE": "0" if self.backend == FREE else str(field.ranks_per_host),
+        }

@@ -39,6 +39,7 @@ class Match(Duel):
         super().__init__(ground, trainers, rules, say)
         self.load: Workload = trainers[0].load
         self.over: Mapping[str, Any] = trainers[0].over
+        self.scheme, self.carries = trainers[0].scheme, trainers[0].carries
         self.parameters = max(trainer.parameters for trainer in trainers)
         self.losses: dict[str, list[float]] = {name: [] for name in self.crews}
         self.steps = 0
@@ -110,9 +111,14 @@ class Match(Duel):
         seconds = max(answer["seconds"] for answer in answers) / steps
         kinds = ("gathered", "scattered", "reduced")
         gathered, scattered, reduced = (first["bytes"].get(kind, 0) / steps for kind in kinds)
-        if crew.name == FREE and not (gathered and scattered):
-            raise CrewFailed("this torch calls its collectives by names that zero3_rank.py lacks")
+        if crew.name == FREE and not all(first["bytes"].get(kind) for kind in self.carries):
+            raise CrewFailed("this torch calls its collectives by names that steps/rank.py lacks")
         least = wire_bytes(gathered, scattered, reduced, len(ground.hosts))
+        traces = [answer["trace"] for answer in answers if "trace" in answer]
+
+        def traced(name: str) -> float | None:
+            return statistics.fmean(trace[name] for trace in traces) if traces else None
+
         waits = [answer["own_wait"] for answer in answers if answer["own_wait"] is not None]
 
         def milliseconds(values: Sequence[float]) -> float:
@@ -153,4 +159,17 @@ class Match(Duel):
             least_wire_bytes=least if ground.networked else None,
             loss=self.losses[crew.name][-1],
             loss_difference=self.loss_difference(crew.name),
+            scheme=self.scheme,
+            backward_ms=thousand(traced("backward")),
+            exposed_ms=thousand(traced("exposed")),
+            crossed_bytes=traced("crossed") if ground.networked else None,
+            buckets=json.dumps(
+                [[round(1000 * before, 2), size] for before, size in traces[0]["buckets"]]
+            )
+            if traces
+            else "",
         )
+
+
+def thousand(value: float | None) -> float | None:
+    return None if value is None else 1000 * value

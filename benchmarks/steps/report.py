@@ -59,6 +59,15 @@ def lines(found: Setting) -> list[str]:
             text += f"; bytes / practical ceiling: {found.wire_ms:.1f} ms"
         out.append(text)
     for name in found.names():
+        hidden, most = found.hidden(name), found.hideable_bytes(name)
+        if hidden is not None and most is not None:
+            out.append(
+                f"{name}: the backward pass computed for "
+                f"{number(found.median(name, 'backward_ms'))} ms, behind which {most / 1e6:.1f} MB "
+                f"can be hidden; {100 * hidden:.0f} % of them had crossed; then it waited "
+                f"{number(found.median(name, 'exposed_ms'))} ms"
+            )
+    for name in found.names():
         if name == OURS or not found.of(OURS):
             continue
         ratios = found.ratios("samples_per_second", OURS, name)

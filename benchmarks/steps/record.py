@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .crews import FREE
+from .workload import wire_bytes
 
 
 @dataclass
@@ -48,12 +50,18 @@ class Row:
     ceiling: float | None = None  # bytes per second
     loss: float = 0.0
     loss_difference: float | None = None
+    scheme: str = "ZeRO-3"  # how the state is divided
+    backward_ms: float | None = None
+    exposed_ms: float | None = None
+    crossed_bytes: float | None = None
+    buckets: str = ""  # JSON
 
     def setting(self) -> tuple[object, ...]:
         """What rows must share to be compared."""
         return (
-            *(self.workload, self.layers, self.hidden, self.vocabulary, self.sequence, self.batch),
-            *(self.changes, self.hosts, self.ranks_per_host, self.rate, self.nics),
+            *(self.scheme, self.workload, self.layers, self.hidden, self.vocabulary),
+            *(self.sequence, self.batch, self.changes),
+            *(self.hosts, self.ranks_per_host, self.rate, self.nics),
         )
 
 
@@ -98,6 +106,30 @@ class Setting:
             return None
         return max(self.compute_ms, self.wire_ms or 0.0)
 
+    def hideable_bytes(self, name: str) -> float | None:
+        """What can have crossed when the last gradient is ready: buckets one after the other, each
+        from the moment it is full, at the practical ceiling; medians over the turns."""
+        rows, ceiling = self.of(name), self.median(name, "ceiling")
+        if not ceiling or not rows or not rows[0].buckets:
+            return None
+        turns = [json.loads(row.buckets) for row in rows]
+        hosts = rows[0].hosts
+        crossed = end = 0.0
+        first = statistics.median(turn[0][0] for turn in turns)
+        for bucket, (_, size) in enumerate(turns[0]):
+            start = first - statistics.median(turn[bucket][0] for turn in turns)
+            least = wire_bytes(0, 0, size, hosts)
+            end = max(end, start) + 1000 * least / ceiling
+            if end > first:  # only as much of it as there is time for
+                least -= min(least, (end - first) * ceiling / 1000)
+            crossed += least
+        return crossed
+
+    def hidden(self, name: str) -> float | None:
+        """Share of it that had crossed."""
+        crossed, most = self.median(name, "crossed_bytes"), self.hideable_bytes(name)
+        return None if crossed is None or not most else crossed / most
+
     def samples(self, step_ms: float) -> float:
         """Per second, of all ranks together."""
         row = self.rows[0]
@@ -128,4 +160,4 @@ def title(rows: Sequence[Row]) -> str:
         where = f"{row.hosts} x {row.ranks_per_host} by name"
     else:
         where = f"one host, {row.ranks_per_host} ranks"
-    return f"{where}, {row.batch * row.sequence} tokens per rank"
+    return f"{row.scheme}, {where}, {row.batch * row.sequence} tokens per rank"

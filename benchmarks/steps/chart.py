@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from .record import Row, Setting, settings, title
 
 OTHER = ("#0072b2", "s", "")
+PRECISION = {"ZeRO-3": "bf16", "DDP": "fp32", "FSDP2": "gathered in bf16, reduced in fp32"}
 
 
 def panel(axes: Axes, found: Setting) -> None:
@@ -45,7 +46,7 @@ def panel(axes: Axes, found: Setting) -> None:
 def draw(rows: Sequence[Row], path: Path) -> None:
     """One panel per setting."""
     found = settings(rows)
-    columns = min(3, len(found))
+    columns = 2 if len(found) == 4 else min(3, len(found))
     lines = -(-len(found) // columns)
     figure, grid = plt.subplots(
         lines, columns, figsize=(max(6.4, 3.6 * columns), 1.2 + 2.8 * lines), squeeze=False
@@ -54,10 +55,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set_visible(False)
     for axes, setting in zip(grid.flat, found, strict=False):
         panel(axes, setting)
-    models = sorted({f"GPT-NeoX, {row.parameters / 1e6:.1f}M parameters, bf16" for row in rows})
+    models = sorted(
+        {f"GPT-NeoX, {r.parameters / 1e6:.1f}M parameters, {PRECISION[r.scheme]}" for r in rows}
+    )
     machines = sorted({row.machine for row in rows})
     handles = [dashed_handle("bound: max(compute, bytes / practical ceiling)")]
-    text = ["ZeRO-3 step, higher is better", f"{'; '.join(models)}; {' and '.join(machines)}"]
+    schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))
+    text = [f"{schemes} step, higher is better", f"{'; '.join(models)}; {' and '.join(machines)}"]
     frame(figure, text, handles)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)

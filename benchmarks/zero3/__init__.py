@@ -1,1 +1,0 @@
-"""What zero3_step.py is made of."""
