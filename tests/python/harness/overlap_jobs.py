@@ -74,8 +74,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
         if direction == "forward":
             works = [piece._work for piece in pieces if not piece._done]
         else:
-            reduction = overlap._overlaps[engine.optimizer]._under_way
-            works = [] if reduction is None else [reduction.work]
+            works = [piece.work for piece in overlap._overlaps[engine.optimizer]._under_way]
         ended = computes_until(lambda: all(work.is_completed() for work in works))
         seen[direction].append((len(works), ended))
 
