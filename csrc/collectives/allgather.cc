@@ -202,11 +202,27 @@ class AllGather final : public Round {
     return moved;
   }
 
-  void read(Rank shard, size_t offset, std::byte* to, size_t bytes) const {
+  // The next bytes of a source to its slot; of the own shard to the output as well, where both ends
+  // of that copy lie end to end and the caches are to keep it. A shard of one slot is copied while the
+  // peers' are on their way.
+  void write(const Source& source, std::byte* slot, size_t bytes, bool streaming) {
+    std::byte *from = nullptr, *to = nullptr;
+    size_t at = begin_ + source.pushed;
+    bool one_slot = part(operation_->output, source.shard) <= intranode::kSlotBytes;
+    if (source.inlet != nullptr || one_slot || streaming_ || copied_ != source.pushed ||
+        operation_->input.contiguous(0, at, &from) < bytes ||
+        operation_->output.contiguous(source.shard, at, &to) < bytes || from == to) {
+      return read(source.shard, source.pushed, slot, bytes, streaming);
+    }
+    device::copy_twice(slot, to, from, bytes, streaming);
+    copied_ += bytes;
+  }
+
+  void read(Rank shard, size_t offset, std::byte* to, size_t bytes, bool streaming = false) const {
     if (shard == group_.rank()) {
-      own_blocks().read(own_block(), begin_ + offset, to, bytes);
+      own_blocks().read(own_block(), begin_ + offset, to, bytes, streaming);
     } else {
-      operation_->output.read(shard, begin_ + offset, to, bytes);
+      operation_->output.read(shard, begin_ + offset, to, bytes, streaming);
     }
   }
 
@@ -258,7 +274,7 @@ class AllGather final : public Round {
         piece.extents = static_cast<uint32_t>(extents.size());
         exposed_until_ = group_.outbox().published() + 1;
       } else {
-        read(next->shard, next->pushed, slot, bytes);
+        group_.outbox().fill(bytes, [&](bool streaming) { write(*next, slot, bytes, streaming); });
       }
       next->pushed += bytes;
       to_push_ -= bytes;

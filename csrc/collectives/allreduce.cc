@@ -44,11 +44,13 @@ class AllReduce final : public Round {
   bool push() {
     std::byte* slot = group_.outbox().next();
     if (slot == nullptr) return false;
-    for (Rank block = 0; block < group_.ranks(); ++block) {
-      size_t bytes = operation_->input.bytes(block);
-      operation_->input.read(block, 0, slot, bytes);
-      slot += bytes;
-    }
+    group_.outbox().fill(bytes_, [&](bool streaming) {
+      for (Rank block = 0; block < group_.ranks(); ++block) {
+        size_t bytes = operation_->input.bytes(block);
+        operation_->input.read(block, 0, slot, bytes, streaming);
+        slot += bytes;
+      }
+    });
     Piece piece;
     piece.bytes = bytes_;
     piece.last = 1;

@@ -73,9 +73,9 @@ class Blocks {
       return true;
     });
   }
-  void read(Rank block, size_t offset, std::byte* to, size_t bytes) const {
+  void read(Rank block, size_t offset, std::byte* to, size_t bytes, bool streaming = false) const {
     for_each(block, offset, bytes, [&](const std::byte* a, size_t n) {
-      device::copy(to, a, n, false);
+      device::copy(to, a, n, streaming);
       to += n;
       return true;
     });

@@ -1,7 +1,6 @@
 #include "collectives/communicator.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "common/clock.h"

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,8 @@ class Communicator : private Progressable {
   // have started: those are then taken off its room until it is heard to have started the round.
   bool may_send_early(Rank to, uint64_t seq, size_t bytes);
   size_t credit() const;  // that room, when nothing fills it
+  // True where `to` knows, or will know, that this rank has made the group.
+  bool has_greeted(Rank to) const { return rails_[static_cast<size_t>(to)].greeted; }
   // Sends what lies behind the header's room in `buffer` as bytes [offset, offset + bytes) of the
   // flow of `round` to the peer that the buffer was acquired for.
   void send_data(const Round& round, fabric::SendBuffer* buffer, uint64_t offset, size_t bytes);
@@ -161,7 +164,9 @@ class Communicator : private Progressable {
     uint64_t heard = 0;  // one past the latest round that a message of it belonged to
     std::deque<std::pair<uint64_t, size_t>> ahead;  // (round, bytes)
     size_t ahead_bytes = 0;
-    size_t kept_bytes = 0;  // of its early data, here
+    std::set<uint64_t> refused;  // rounds that found no room: others wait behind them
+    bool greeted = false;        // a READY has gone to it
+    size_t kept_bytes = 0;       // of its early data, here
   };
   std::vector<Rail> rails_;  // by rank
 

@@ -82,6 +82,7 @@ void Communicator::send_ready(const Round& round, Rank to, uint64_t allowed,
     ready.header.bytes = sizeof *grant;
   }
   unsent_ready_.push_back(ready);
+  rails_[static_cast<size_t>(to)].greeted = true;
   flush_ready();
 }
 
@@ -165,11 +166,18 @@ size_t Communicator::credit() const {
 }
 
 // Not before a first message of this group: the peer may still be making it, and would take data for
-// a stranger's.
+// a stranger's. In the rounds' order: so the oldest round has room once the peer was heard in those
+// before it, whatever later ones ask for.
 bool Communicator::may_send_early(Rank to, uint64_t seq, size_t bytes) {
   Rail& rail = rails_[static_cast<size_t>(to)];
   if (rail.heard > seq) return true;
-  if (rail.heard == 0 || rail.ahead_bytes + bytes > credit()) return false;
+  rail.refused.erase(rail.refused.begin(), rail.refused.lower_bound(rail.heard));
+  bool first = rail.refused.empty() || *rail.refused.begin() >= seq;
+  if (!first || rail.heard == 0 || rail.ahead_bytes + bytes > credit()) {
+    rail.refused.insert(seq);
+    return false;
+  }
+  rail.refused.erase(seq);
   rail.ahead.emplace_back(seq, bytes);
   rail.ahead_bytes += bytes;
   return true;

@@ -38,14 +38,18 @@ void Round::open_flows(bool sends_at_once) {
   keeps_step_ = group_.topology().nodes() > 2 && operation_->plan().pattern == Pattern::kDirect &&
                 std::any_of(inlets_.begin(), inlets_.end(),
                             [](const Inlet& inlet) { return inlet.stream.bytes() > kSmallFlow; });
+  for (Outlet& outlet : outlets_) {
+    if (outlet.eager()) clear_early(outlet);
+  }
   for (Inlet& inlet : inlets_) {
-    // Whoever has room for all of a flow needs no READY in the oldest round, and later ones follow. Not
-    // where steps keep their order: the data that would say so may have to wait for the very rank that
-    // waits for it.
-    if (sends_at_once && !keeps_step_ && inlet.eager() && inlet.stream.bytes() <= group_.credit()) {
+    // Whoever has room for all of a flow needs no READY in the oldest round, and later ones follow.
+    // Where data waits for its turn, it may wait for the very rank that it would tell: that one has to
+    // know of this group already, and then it has that room.
+    if (sends_at_once && inlet.eager() && inlet.stream.bytes() <= group_.credit() &&
+        (!keeps_step_ || group_.has_greeted(inlet.source))) {
       auto back = std::find_if(outlets_.begin(), outlets_.end(),
                                [&](const Outlet& o) { return o.target == inlet.source; });
-      if (back != outlets_.end() && back->eager() && clear_early(*back)) continue;
+      if (back != outlets_.end() && back->eager() && back->cleared) continue;
     }
     grant(inlet);
     widen(inlet, true);

@@ -130,4 +130,8 @@ void copy(void* to, const void* from, size_t bytes, bool streaming) {
   }
 }
 
+void copy_twice(void* to, void* also, const void* from, size_t bytes, bool streaming) {
+  kernels().copy_twice(to, also, from, bytes, streaming);
+}
+
 }  // namespace smddp::device

@@ -40,6 +40,8 @@ void divide(void* accumulator, size_t count, Dtype accumulator_type, int divisor
 // on some processors (Zen 3 and 4) that is several times slower where the low 12 bits of the addresses
 // lie close together, as they do in pages of shared segments.
 void copy(void* to, const void* from, size_t bytes, bool streaming);
+// The same to two places, read once. `streaming` is for the first.
+void copy_twice(void* to, void* also, const void* from, size_t bytes, bool streaming);
 
 // The instruction set that all of the above use: the best of the processor's, unless set. kBaseline is
 // what the compiler assumes of every processor (SSE2, NEON).

@@ -16,6 +16,7 @@ struct Kernels {
   void (*accumulate)(void* accumulator, const void* source, size_t count, Dtype dtype, ReduceOp op);
   void (*store)(void* destination, const void* accumulator, size_t count, Dtype dtype);
   void (*copy)(void* to, const void* from, size_t bytes, bool streaming);
+  void (*copy_twice)(void* to, void* also, const void* from, size_t bytes, bool streaming);
 };
 
 // Null where this build's compiler cannot make them.

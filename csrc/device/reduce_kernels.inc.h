@@ -270,8 +270,9 @@ void store(void* destination, const void* accumulator, size_t count, Dtype dtype
   });
 }
 
-template <bool kStreaming>
-void copy_aligned(char* out, const char* in, size_t bytes) {
+// `also`: a second destination, or nullptr.
+template <bool kStreaming, bool kTwice>
+void copy_aligned(char* out, char* also, const char* in, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 4 * kWidth) {
     Bytes x[4];
     for (int i = 0; i < 4; ++i) x[i] = fetch(in + at + i * kWidth);
@@ -281,28 +282,40 @@ void copy_aligned(char* out, const char* in, size_t bytes) {
       } else {
         put(out + at + i * kWidth, x[i]);
       }
+      if constexpr (kTwice) put(also + at + i * kWidth, x[i]);
     }
   }
 }
 
-void copy(void* to, const void* from, size_t bytes, bool streaming) {
-  auto* out = static_cast<char*>(to);
-  const auto* in = static_cast<const char*>(from);
+template <bool kTwice>
+void copy_any(char* out, char* also, const char* in, size_t bytes, bool streaming) {
   size_t at = -reinterpret_cast<uintptr_t>(out) % kWidth;
   if (bytes < at) at = bytes;
   std::memcpy(out, in, at);
+  if (kTwice) std::memcpy(also, in, at);
   size_t whole = (bytes - at) / (4 * kWidth) * (4 * kWidth);
   if (streaming) {
-    copy_aligned<true>(out + at, in + at, whole);
+    copy_aligned<true, kTwice>(out + at, kTwice ? also + at : nullptr, in + at, whole);
     end_streaming();
   } else {
-    copy_aligned<false>(out + at, in + at, whole);
+    copy_aligned<false, kTwice>(out + at, kTwice ? also + at : nullptr, in + at, whole);
   }
   at += whole;
   std::memcpy(out + at, in + at, bytes - at);
+  if (kTwice) std::memcpy(also + at, in + at, bytes - at);
 }
 
-constexpr Kernels kKernels = {reduce, load, accumulate, store, copy};
+void copy(void* to, const void* from, size_t bytes, bool streaming) {
+  copy_any<false>(static_cast<char*>(to), nullptr, static_cast<const char*>(from), bytes,
+                  streaming);
+}
+
+void copy_twice(void* to, void* also, const void* from, size_t bytes, bool streaming) {
+  copy_any<true>(static_cast<char*>(to), static_cast<char*>(also), static_cast<const char*>(from),
+                 bytes, streaming);
+}
+
+constexpr Kernels kKernels = {reduce, load, accumulate, store, copy, copy_twice};
 
 }  // namespace
 }  // namespace smddp::device::SMDDP_KERNELS

@@ -12,10 +12,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "common/signature.h"
 #include "common/status.h"
 #include "intranode/presence.h"
+#include "intranode/slot_writes.h"
 
 namespace smddp::intranode {
 
@@ -67,6 +69,7 @@ struct OutboxHead {
 // Owner's side.
 class Outbox {
  public:
+  Outbox();
   // Room for `capacity` readers. `key` tells the openers that this is the outbox they were told of.
   static Result<std::unique_ptr<Outbox>> create(const JobKey& key, int capacity);
   // How many readers there will be, once that is known.
@@ -82,6 +85,11 @@ class Outbox {
   // Where the next piece's bytes or extents go, or nullptr while the oldest slot is still being
   // read.
   std::byte* next();
+  // Calls write(streaming), which writes `bytes` bytes into that slot, `streaming` as device::copy().
+  template <class Write>
+  void fill(size_t bytes, Write&& write) {
+    writes_.run(bytes, std::forward<Write>(write));
+  }
   void publish(const Piece& piece);
   uint64_t published() const { return published_; }
   // Pieces that every reader is done with.
@@ -98,6 +106,7 @@ class Outbox {
   uint64_t published_ = 0;
   uint64_t read_ = 0;  // what read_by_all() last said
   uint64_t probe_ = 0;
+  SlotWrites writes_;
 };
 
 // Reader's side of one neighbour's outbox.

@@ -419,10 +419,12 @@ TEST(Rounds, ManyInFlightOfFlowsThatKeepStep) {
   run_world("ABCDE",
             [](RankContext& c) {
               auto ranks = static_cast<size_t>(c.ranks);
-              for (size_t bytes : {8 << 10, 16 << 10, 32 << 10, 48 << 10}) {
+              const size_t sizes[] = {48 << 10, 2 << 10, 16 << 10, 160 << 10, 8 << 10, 32 << 10};
+              for (size_t turn = 0; turn <= std::size(sizes); ++turn) {  // the last one mixes them
                 std::vector<std::vector<char>> in(64), out(64);
                 std::vector<std::shared_ptr<Operation>> operations;
                 for (size_t i = 0; i < in.size(); ++i) {
+                  size_t bytes = sizes[(turn == std::size(sizes) ? i : turn) % std::size(sizes)];
                   in[i].assign(bytes, static_cast<char>(i + static_cast<size_t>(c.rank)));
                   out[i].resize(bytes * ranks);
                   operations.push_back(gather_of(in[i], out[i], c.ranks));
@@ -432,6 +434,7 @@ TEST(Rounds, ManyInFlightOfFlowsThatKeepStep) {
                 for (size_t i = 0; i < in.size(); ++i) {
                   c.engine.wait(*operations[i]);
                   ASSERT_TRUE(operations[i]->status().ok()) << operations[i]->status().message();
+                  size_t bytes = in[i].size();
                   for (size_t r = 0; r < ranks; ++r)
                     ASSERT_EQ(out[i][r * bytes + bytes / 2], static_cast<char>(i + r));
                 }

@@ -416,8 +416,13 @@ TYPED_TEST(ReduceHalf, RoundsAlike) {
 }
 
 TEST(Reduce, CopiesAnywhere) {
-  std::vector<char> from(1000), to(1000);
+  std::vector<char> from(1000), to(1000), also(1000);
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7);
+  auto expect_copy = [&](const std::vector<char>& copy, size_t at, size_t back, size_t bytes) {
+    ASSERT_EQ(std::memcmp(copy.data() + at, from.data() + back, bytes), 0) << bytes;
+    ASSERT_EQ(copy[at + bytes], 1);
+    ASSERT_TRUE(at == 0 || copy[at - 1] == 1);
+  };
   device::Isa best = device::isa();
   for (device::Isa isa : isas()) {
     device::set_isa(isa);
@@ -425,9 +430,13 @@ TEST(Reduce, CopiesAnywhere) {
       size_t at = bytes % 67, back = bytes % 31;
       std::fill(to.begin(), to.end(), char{1});
       device::copy(to.data() + at, from.data() + back, bytes, true);
-      ASSERT_EQ(std::memcmp(to.data() + at, from.data() + back, bytes), 0) << bytes;
-      ASSERT_EQ(to[at + bytes], 1);
-      ASSERT_TRUE(at == 0 || to[at - 1] == 1);
+      expect_copy(to, at, back, bytes);
+      std::fill(to.begin(), to.end(), char{1});
+      std::fill(also.begin(), also.end(), char{1});
+      device::copy_twice(to.data() + at, also.data() + back, from.data() + back, bytes,
+                         bytes % 2 == 0);
+      expect_copy(to, at, back, bytes);
+      expect_copy(also, back, back, bytes);
     }
   }
   device::set_isa(best);
