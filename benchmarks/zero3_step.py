@@ -63,7 +63,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--config",
         choices=tuple(WORKLOADS),
         default="communication",
-        help="bound by communication (64 tokens per rank) or by computing (2,048)",
+        help="bound by communication (64 tokens per rank; small: a smaller model) or by computing "
+        "(2,048 tokens)",
     )
     for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "batch"):
         add(f"--{name}", type=int, metavar="N", help="in place of the configuration's")

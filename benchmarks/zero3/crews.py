@@ -53,7 +53,8 @@ class Trainers(Competitor):
         port = str(free_port(field))
         for rank in range(field.ranks):
             host = field.host_of(rank)
-            env = rank_environment(field, rank) | ALLOCATOR | {
+            env = rank_environment(field, rank) | {
+                **ALLOCATOR,
                 "MASTER_PORT": port,
                 # Ranks of FREE each take themselves for rank 0: DeepSpeed's own shared memory, used
                 # where all ranks are of one host, would wait for the others for ever.

@@ -122,7 +122,10 @@ def test_large_gradients_travel_as_they_come(
             "harness.overlap_jobs:run",
             layout,
             "smddp",
-            **{"width": 600, "layers": layers, "contiguous": contiguous, "ours": ours},
+            width=600,
+            layers=layers,
+            contiguous=contiguous,
+            ours=ours,
         )
 
     results, theirs = run(True), run(False)
