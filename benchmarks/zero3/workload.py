@@ -48,9 +48,9 @@ class Workload:
 
 
 # The first has 28.3 million parameters in its layers and 0.4 million beside them: small enough for
-# a step of two thirds of a second on links of 1 Gbit/s, large enough to be bound by them, and not by
-# what DeepSpeed's Python takes per module. The others have 12.6 and 0.3 million: in the second that
-# Python weighs more, the third has so many tokens that it is bound by computing.
+# a step of two thirds of a second on links of 1 Gbit/s, large enough to be bound by them, and not
+# by what DeepSpeed's Python takes per module. The others have 12.6 and 0.3 million: in the second
+# that Python weighs more, the third has so many tokens that it is bound by computing.
 WORKLOADS = {
     "communication": Workload("communication", 4, 768, 12, 256, sequence=64, batch=1),
     "small": Workload("small", 4, 512, 8, 256, sequence=64, batch=1),
