@@ -14,6 +14,12 @@ from hosts.field import ROOT, Field
 from .workload import Workload, deepspeed_config
 
 FREE = "fake"  # torch's backend that sends nothing
+# glibc would give each large tensor's memory back to the kernel and fetch it again, page by page.
+ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
 START_SECONDS = 1200  # importing DeepSpeed takes a core for seconds; a rank that dies is noticed
 
 
@@ -59,6 +65,7 @@ class Trainers(Competitor):
         for rank in range(field.ranks):
             host = field.host_of(rank)
             env = rank_environment(field, rank) | {
+                **ALLOCATOR,
                 "MASTER_PORT": port,
                 "OMP_NUM_THREADS": str(self.threads),
                 "HF_HUB_OFFLINE": "1",

@@ -2,6 +2,8 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -33,6 +35,31 @@ constexpr uint32_t kPassesPerWatch = 1024;
 constexpr uint64_t kOwnCoreYieldNs = 2'000;
 // A thread that waits for the lock is waited for at most so many turns.
 constexpr int kWays = 64;
+// The shortest slice that Linux grants. The background thread has little to do at a time, and peers wait
+// for it: with it, it gets a core from whoever computes at once, no longer at the next tick.
+constexpr uint64_t kSliceNs = 100'000;
+
+// Linux's sched_attr, version 0: glibc has neither the call nor, in older versions, the struct.
+struct SchedulingAttributes {
+  uint32_t size = sizeof(SchedulingAttributes);
+  uint32_t policy = SCHED_OTHER;
+  uint64_t flags = 0;
+  int32_t nice = 0;
+  uint32_t priority = 0;
+  uint64_t runtime = 0;  // the slice, from Linux 6.12 on; ignored before
+  uint64_t deadline = 0;
+  uint64_t period = 0;
+};
+
+// Leaves a thread alone that somebody gave another policy or priority.
+void ask_for_short_slices() {
+  SchedulingAttributes now;
+  if (syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) != 0) return;
+  if (now.policy != SCHED_OTHER || now.nice != 0) return;
+  SchedulingAttributes wanted;
+  wanted.runtime = kSliceNs;
+  (void)syscall(SYS_sched_setattr, 0, &wanted, 0);
+}
 
 }  // namespace
 
@@ -375,6 +402,7 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
 }
 
 void Engine::background() {
+  ask_for_short_slices();
   Lock lk = lock();
   while (!stop_) {
     if (waiters_ > 0 || driving_ || !busy()) {

@@ -2,12 +2,14 @@
 
 With ``overlap_comm`` DeepSpeed reduces a bucket of gradients on a stream of its own. The CPU has no
 streams: there it starts the ReduceScatter in the middle of the backward pass and waits for it at
-once. Here the backward pass goes on; what DeepSpeed does with the sums follows when the next bucket
-is full, at the latest when the backward pass ends. The same operations on the same values, in the
-same order per parameter, so the same bits.
+once. Here the backward pass goes on; what DeepSpeed does with the sums follows once they are there,
+at the latest when the backward pass ends. The same sums of the same values, in the same order per
+parameter, so the same bits.
 
-One bucket is under way while the next one fills: with ``contiguous_gradients`` there are two
-buffers of ``reduce_bucket_size`` elements, as in ZeRO-2.
+Gradients do not wait for their bucket to be full: they leave in pieces, so that the network is busy
+from the first ones on and little is left to do after the last. A bucket bounds what is kept in
+memory: one's pieces are under way while the next one fills. With ``contiguous_gradients`` that
+takes two buffers of ``reduce_bucket_size`` elements, as in ZeRO-2.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,57 +32,93 @@ FEATURE = "overlap"
 _EPILOGUE = "independent_gradient_partition_epilogue"
 _NOT_OVERRIDDEN = (_EPILOGUE, "partition_grads", "reduce_independent_p_g_buckets_and_remove_grads")
 
+# Bytes of gradients that are worth an operation of their own, and each rank's part of them.
+_PIECE = 1 << 20
+_PART = 64 << 10
+
 
 @dataclass(frozen=True)
-class _Reduction:
-    """One bucket under way."""
+class _Piece:
+    """Gradients under way."""
 
     params: list[torch.nn.Parameter]
     sums: list[torch.Tensor]
     gradients: list[torch.Tensor]  # kept while the operation reads them
     work: Any
-    buffer: torch.Tensor | None  # that the gradients are in, if they are side by side
 
 
 class Overlap:
-    """The reductions of one optimizer, at most one at a time."""
+    """The reductions of one optimizer, in the order in which they were started."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.proxy(optimizer)
-        self._under_way: _Reduction | None = None
+        self._under_way: deque[_Piece] = deque()
+        # Per type: of the bucket that fills, its latest piece and its parameters so far; the last
+        # piece of the bucket before; the buffer which that one used.
+        self._latest: dict[torch.dtype, _Piece] = {}
+        self._started: dict[torch.dtype, set[int]] = {}
+        self._before: dict[torch.dtype, _Piece] = {}
         self._spare: dict[torch.dtype, torch.Tensor] = {}
 
     def start(self, bucket: Any, dtype: torch.dtype) -> None:
-        """Begins to reduce a bucket in ``dtype``; it is empty afterwards. None may be under way."""
+        """Begins to reduce in ``dtype`` what a bucket holds and has not given away yet."""
         params = sorted(bucket.params, key=lambda param: param.ds_id)
+        started = self._started.setdefault(dtype, set())
+        for param in params:
+            assert param.ds_id not in started, "a bucket has one gradient per parameter"
+            started.add(param.ds_id)
         gradients = [param.grad.to(dtype) for param in params]
         sums, work = reduce.start(gradients, groups.resolve(bucket.process_group))
-        self._under_way = _Reduction(params, sums, gradients, work, bucket.buffer)
+        self._latest[dtype] = _Piece(params, sums, gradients, work)
+        self._under_way.append(self._latest[dtype])
         for param in params:
             param.grad = None
+        bucket.params.clear()
+
+    def turn(self, bucket: Any, dtype: torch.dtype) -> None:
+        """Empties a bucket that has given all away, once the one before it has been reduced."""
+        self._finish_through(self._before.pop(dtype, None))
+        self._started.pop(dtype, None)
+        if dtype in self._latest:
+            self._before[dtype] = self._latest.pop(dtype)
         bucket.clear_params()
         if bucket.buffer is not None:
-            spare = self._spare.pop(bucket.buffer.dtype, None)
-            if spare is None or spare.shape != bucket.buffer.shape:
+            spare = self._spare.pop(dtype, None)
+            if spare is None or (spare.shape, spare.dtype) != (
+                bucket.buffer.shape,
+                bucket.buffer.dtype,
+            ):
                 spare = torch.empty_like(bucket.buffer)
-            bucket.buffer = spare
+            self._spare[dtype], bucket.buffer = bucket.buffer, spare
+
+    def settle(self) -> None:
+        """Does what is left to do with the sums that are there, without waiting."""
+        while self._under_way and self._under_way[0].work.is_completed():
+            self._finish_first()
+
+    def finish(self) -> None:
+        """Waits for all that is under way and adds the sums to this rank's gradients."""
+        self._latest.clear()
+        self._started.clear()
+        self._before.clear()
+        while self._under_way:
+            self._finish_first()
+
+    def _finish_through(self, piece: _Piece | None) -> None:
+        while piece is not None and any(other is piece for other in self._under_way):
+            self._finish_first()
 
     @torch.no_grad()
-    def finish(self) -> None:
-        """Waits for the bucket under way and adds its sums to this rank's gradients."""
-        reduction, self._under_way = self._under_way, None
-        if reduction is None:
-            return
-        reduction.work.wait()
+    def _finish_first(self) -> None:
+        piece = self._under_way.popleft()
+        piece.work.wait()
         # Another gradient of the same parameter may be waiting in the bucket that fills.
-        waiting = [param.grad for param in reduction.params]
+        waiting = [param.grad for param in piece.params]
         optimizer = self._optimizer
-        sums = [part.to(optimizer.gradient_accumulation_dtype) for part in reduction.sums]
-        optimizer.partition_grads(reduction.params, sums)
-        for param, gradient in zip(reduction.params, waiting, strict=True):
+        sums = [part.to(optimizer.gradient_accumulation_dtype) for part in piece.sums]
+        optimizer.partition_grads(piece.params, sums)
+        for param, gradient in zip(piece.params, waiting, strict=True):
             param.grad = gradient
-        if reduction.buffer is not None:
-            self._spare[reduction.buffer.dtype] = reduction.buffer
 
 
 _overlaps: WeakKeyDictionary[Any, Overlap] = WeakKeyDictionary()
@@ -91,6 +130,7 @@ def install(deepspeed: Any) -> None:
     known = {name: getattr(optimizer_type, name, None) for name in _NOT_OVERRIDDEN}
     replacements = (
         ("__init__", functools.partial(_init, known)),
+        ("_DeepSpeedZeroOptimizer_Stage3__add_grad_to_ipg_bucket", _add_gradient),
         ("_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads", _reduce_bucket),
         (_EPILOGUE, _end_backward),
     )
@@ -120,19 +160,35 @@ def _init(
         _overlaps[optimizer] = Overlap(optimizer)
 
 
+def _add_gradient(original: Callable[..., None], optimizer: Any, param: Any) -> None:
+    original(optimizer, param)
+    overlap = _overlaps.get(optimizer)
+    if overlap is None:
+        return
+    overlap.settle()
+    dtype = optimizer.get_param_comm_dtype(param)
+    bucket = optimizer.ipg_buckets[dtype]
+    ranks = groups.resolve(bucket.process_group).size()
+    if sum(p.grad.nbytes for p in bucket.params) >= max(_PIECE, _PART * ranks) and _can_overlap(
+        optimizer, bucket, dtype
+    ):
+        overlap.start(bucket, dtype)
+
+
 def _reduce_bucket(original: Callable[..., None], optimizer: Any, dtype: torch.dtype) -> None:
     overlap = _overlaps.get(optimizer)
     if overlap is None:
         original(optimizer, dtype)
         return
     bucket = optimizer.ipg_buckets[dtype]
-    if not bucket.params:
-        return
-    overlap.finish()
-    if _can_overlap(optimizer, bucket, dtype):
-        overlap.start(bucket, dtype)
-    else:
+    if bucket.params and not _can_overlap(optimizer, bucket, dtype):
+        overlap.finish()
         original(optimizer, dtype)
+        return
+    if bucket.params:
+        overlap.start(bucket, dtype)
+    if bucket.elements:
+        overlap.turn(bucket, dtype)
 
 
 def _end_backward(original: Callable[..., None], optimizer: Any) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from deepspeed_smddp.tune import cache, ds_config
 from deepspeed_smddp.tune.choice import (
     LARGEST_PERSISTENT,
+    LARGEST_PIECE,
     LARGEST_PREFETCH,
     SMALLEST_BUCKET,
     Choice,
@@ -60,9 +61,14 @@ def test_every_choice_is_one_that_deepspeed_takes(
 def test_a_piece_runs_at_nearly_the_full_rate() -> None:
     latency, rate = 100e-6, 125e6  # 1 Gbit/s
     bucket = chosen(latency, rate).allgather_bucket_size
-    # 0.9 of the rate at 9 latency x rate, 110 KiB; 16 MiB, the best seen, has almost all of it.
-    assert bucket == 256 << 10
+    # 0.9 of the rate at 9 latency x rate, 110 KiB; more costs no rate and less processor time.
+    assert bucket == LARGEST_PIECE
     assert bucket / (latency + bucket / rate) > 0.9 * rate
+
+
+def test_slow_starts_make_pieces_longer_than_usual() -> None:
+    choice = chosen(10e-3, 1e9)  # 0.9 of the rate at 86 MiB: 16 MiB is the best there is
+    assert choice.allgather_bucket_size == choice.reduce_bucket_size * 2 // 4 == SIZES[-1]
 
 
 def test_small_parameters_are_kept_where_they_cost_a_start() -> None:
@@ -85,7 +91,7 @@ def test_reductions_are_cut_where_long_ones_leave_the_caches() -> None:
         Point(SIZES[-1], SIZES[-1] / 4e9),
     )
     choice = choose(Curve(hump, hump))
-    assert choice.reduce_scatter_bucket_size == choice.allgather_bucket_size == 1 << 20
+    assert choice.reduce_scatter_bucket_size == choice.allgather_bucket_size == LARGEST_PIECE
     assert "4 GB/s at 16 MiB" in choice.why["reduce_scatter_bucket_size"]
 
 

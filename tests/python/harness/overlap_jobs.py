@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-WIDTH = 64
 STEPS = 3
 Look = Callable[[str], None]
 
@@ -44,9 +45,9 @@ class Probe(torch.autograd.Function):
 class Model(torch.nn.Module):
     """Linear layers with a probe between each two."""
 
-    def __init__(self, look: Look) -> None:
+    def __init__(self, width: int, look: Look) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(4))
         self._look = look
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,33 +57,46 @@ class Model(torch.nn.Module):
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """By direction, how many operations each look of the last step saw, and whether they ended."""
+    """By direction, how many operations each look of the last step saw, and whether they ended.
+
+    With ``layers`` buckets of gradients hold so many layers. ``ours`` false: DeepSpeed's own paths.
+    """
+    os.environ["SMDDP_ZERO_PATHS"] = str(int(job.get("ours", True)))
     import deepspeed
 
     from deepspeed_smddp.zero import gather, overlap
 
     pieces: list[Any] = []
+    reductions: list[Any] = []  # of this step
     seen: dict[str, list[tuple[int, bool]]] = {"forward": [], "backward": []}
     original = gather.Piece.__init__
+    width = job.get("width", 64)
+    layer = width * width + width
 
     def init(piece: Any, *args: Any) -> None:
         original(piece, *args)
         pieces.append(piece)
+
+    start = overlap.Overlap.start
+
+    def starts(ours: Any, *args: Any) -> None:
+        start(ours, *args)
+        reductions.append(ours._under_way[-1].work)
 
     def look(direction: str) -> None:
         works: Sequence[Any]
         if direction == "forward":
             works = [piece._work for piece in pieces if not piece._done]
         else:
-            reduction = overlap._overlaps[engine.optimizer]._under_way
-            works = [] if reduction is None else [reduction.work]
+            works = reductions
         ended = computes_until(lambda: all(work.is_completed() for work in works))
         seen[direction].append((len(works), ended))
 
+    overlap.Overlap.start = starts  # type: ignore[method-assign]
     gather.Piece.__init__ = init  # type: ignore[method-assign]
     torch.manual_seed(1)
     engine, *_ = deepspeed.initialize(
-        model=(model := Model(look)),
+        model=(model := Model(width, look)),
         model_parameters=model.parameters(),
         config={
             "comm_backend": job["backend"],
@@ -92,10 +106,10 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
                 "stage": 3,
                 "overlap_comm": True,
                 "contiguous_gradients": job["contiguous"],
-                "reduce_bucket_size": WIDTH * WIDTH + WIDTH,  # one layer
-                "stage3_prefetch_bucket_size": WIDTH * WIDTH + WIDTH,
+                "reduce_bucket_size": job.get("layers", 1) * layer,
+                "stage3_prefetch_bucket_size": layer,
                 "stage3_param_persistence_threshold": 0,
-                "stage3_max_live_parameters": 3 * (WIDTH * WIDTH + WIDTH),
+                "stage3_max_live_parameters": 3 * layer,
                 "stage3_max_reuse_distance": 0,
             },
             "steps_per_print": 1_000_000,
@@ -104,11 +118,15 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     for step in range(STEPS):
         for looks in seen.values():
             looks.clear()
+        reductions.clear()
         random = torch.Generator().manual_seed(step + 10 * dist.get_rank())
-        loss = engine(torch.randn(2, WIDTH, generator=random)).square().mean()
+        loss = engine(torch.randn(2, width, generator=random)).square().mean()
         engine.backward(loss)
         engine.step()
+    shards = torch.cat([param.ds_tensor.flatten() for param in model.parameters()])
+    digest = hashlib.sha256(shards.numpy().tobytes()).hexdigest()
     engine.destroy()
+    overlap.Overlap.start = start  # type: ignore[method-assign]
     gather.Piece.__init__ = original  # type: ignore[method-assign]
     dist.destroy_process_group()
-    return {"seen": seen}
+    return {"seen": seen, "shards": digest}
