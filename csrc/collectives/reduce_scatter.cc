@@ -340,9 +340,10 @@ class ReduceScatter final : public Round {
 
   // Sums `bytes` bytes of the sources, all of the operation's type, in one go.
   void fuse(const Share& s, std::byte* to, size_t bytes) {
-    bool averages = operation_->reduce_op == ReduceOp::kAvg && s.block == group_.rank();
+    bool whole = s.block == group_.rank();
     device::reduce(to, sources_.data(), sources_.size(), bytes / element_, dtype_,
-                   operation_->reduce_op, averages ? group_.ranks() : 1, streaming_);
+                   operation_->reduce_op, whole ? operation_->divisor_among(group_.ranks()) : 1,
+                   streaming_);
   }
 
   // As much of the wanted piece from `at` on as lies end to end everywhere, summed in rank order in one
@@ -511,7 +512,7 @@ class ReduceScatter final : public Round {
       return;
     }
     if (operation_->reduce_op == ReduceOp::kAvg) {
-      device::divide(accumulator, count, sum_type_, group_.ranks());
+      device::divide(accumulator, count, sum_type_, operation_->divisor_among(group_.ranks()));
     }
     bool all_reduce = operation_->collective == Collective::kAllReduce;
     Rank block = all_reduce ? group_.rank() : 0;

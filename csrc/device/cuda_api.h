@@ -67,7 +67,9 @@ inline constexpr int kVersion = 12000;
   X(cuGetErrorName, (CUresult, const char**))                                                     \
   X(cuGetErrorString, (CUresult, const char**))                                                   \
   X(cuDriverGetVersion, (int*))                                                                   \
+  X(cuDeviceGetCount, (int*))                                                                     \
   X(cuDeviceGet, (CUdevice*, int))                                                                \
+  X(cuDeviceCanAccessPeer, (int*, CUdevice, CUdevice))                                            \
   X(cuDeviceGetName, (char*, int, CUdevice))                                                      \
   X(cuDeviceGetUuid, (CUuuid*, CUdevice))                                                         \
   X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                  \

@@ -44,6 +44,8 @@ constexpr bool kSameFunction<::CUresult (*)(A...), CUresult (*)(B...)> = [] {
 #define SMDDP_SAME_AS(real, name) \
   static_assert(kSameFunction<decltype(&::real), decltype(Api::name)>)
 SMDDP_SAME(cuInit);
+SMDDP_SAME(cuDeviceGetCount);
+SMDDP_SAME(cuDeviceCanAccessPeer);
 SMDDP_SAME(cuGetErrorName);
 SMDDP_SAME(cuGetErrorString);
 SMDDP_SAME(cuDriverGetVersion);

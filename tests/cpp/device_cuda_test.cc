@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "collectives/device_group.h"
+#include "device/cuda_report.h"
 #include "world.h"
 
 namespace smddp {
@@ -57,6 +58,14 @@ TEST(CudaDevice, OpensAndSaysWhoItIs) {
   ASSERT_FALSE(none.ok());
   EXPECT_NE(none.status().message().find("cuDeviceGet failed"), std::string::npos);
   EXPECT_NE(none.status().message().find("said the stub"), std::string::npos);
+}
+
+TEST(CudaReport, NamesDriverAndDevices) {
+  auto report = device::cuda_report();
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report.value().version, "12.0");
+  EXPECT_EQ(report.value().devices, std::vector<std::string>{"stub (6 multiprocessors)"});
+  EXPECT_TRUE(report.value().apart.empty());
 }
 
 TEST(CudaDevice, SharesMemoryOfEachKind) {
@@ -113,8 +122,8 @@ TEST(CudaDevice, CarriesCollectives) {
     auto device = gpu();
     intranode::Imports imports(*device);
     device::Stream main = device->create_stream().value(), user = device->create_stream().value();
-    auto made = DeviceGroup::create(context.engine, context.group, Status(), device.get(), &imports,
-                                    main, 60'000'000'000ull);
+    auto made = DeviceGroup::create(context.engine, context.group, context.store, Status(),
+                                    device.get(), &imports, main, 60'000'000'000ull);
     ASSERT_TRUE(made.ok()) << made.status().message();
     // Pieces of 2, 3 and 4 pages side by side.
     size_t piece = 4096 * static_cast<size_t>(context.rank + 2);

@@ -234,6 +234,7 @@ def test_what_reaches_the_core(core: list[dict[str, Any]]) -> None:
             "reduce_precision_fp32": True,
             "fallback": "error",
             "max_sms": 9,
+            "reduce_on_cpu": False,
         }
     ]
 
@@ -259,7 +260,6 @@ def test_keys_of_later_features_say_so_once(
     section = parse_section(
         {
             "hierarchical_allgather": False,
-            "reduce_on": "cpu",
         }
     )
     with caplog.at_level(logging.WARNING):
@@ -284,11 +284,13 @@ def test_live_keys_and_defaults_are_silent(
         "hierarchical_allgather": True,
         "activation_offload": {"enabled": True, "horizon": 3},
         "max_sms": 4,
+        "reduce_on": "cpu",
     }
     with caplog.at_level(logging.WARNING):
         settings.set_file(parse_section(live))
     assert caplog.records == []
     assert core[-1]["max_sms"] == 4
+    assert core[-1]["reduce_on_cpu"] is True
 
 
 def test_unknown_variable_is_pointed_out(

@@ -62,6 +62,14 @@ CUresult driver_version(int* version) {
   *version = kVersion;
   return kSuccess;
 }
+CUresult device_count(int* count) {
+  *count = 1;
+  return kSuccess;
+}
+CUresult can_access(int* can, CUdevice, CUdevice) {
+  *can = 1;
+  return kSuccess;
+}
 CUresult device_get(CUdevice* device, int ordinal) {
   *device = ordinal;
   return ordinal == 0 ? kSuccess : 101;
@@ -303,7 +311,9 @@ const Entry kEntries[] = {
     ENTRY(cuGetErrorName, error_name),
     ENTRY(cuGetErrorString, error_string),
     ENTRY(cuDriverGetVersion, driver_version),
+    ENTRY(cuDeviceGetCount, device_count),
     ENTRY(cuDeviceGet, device_get),
+    ENTRY(cuDeviceCanAccessPeer, can_access),
     ENTRY(cuDeviceGetName, device_name),
     ENTRY(cuDeviceGetUuid, device_uuid),
     ENTRY(cuDeviceGetAttribute, device_attribute),
