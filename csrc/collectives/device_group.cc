@@ -48,11 +48,19 @@ void DeviceGroup::leave() {
   }
   changed_.notify_all();
   if (watch_.joinable() && watch_.get_id() != std::this_thread::get_id()) watch_.join();
-  std::lock_guard calls(calls_);
-  rail_.reset();
-  all_.reset();
-  communicator_ = nullptr;
-  node_.reset();
+  std::unique_ptr<PinnedPipeline> rail, all;
+  std::unique_ptr<Communicator> node;
+  {
+    std::scoped_lock lock(calls_, mutex_);
+    rail = std::move(rail_);
+    all = std::move(all_);
+    node = std::move(node_);
+    communicator_ = nullptr;
+  }
+  // What these still end may call back: no lock is held.
+  rail.reset();
+  all.reset();
+  node.reset();
   std::unique_lock lock(mutex_);
   submit_ready(lock, nullptr);  // which says no to what is left
 }
@@ -250,7 +258,11 @@ bool DeviceGroup::finished(const DeviceOperation& op) {
 
 Status DeviceGroup::status() {
   std::lock_guard lock(mutex_);
-  return broken_;
+  Status known = broken_;
+  for (const PinnedPipeline* pipeline : {rail_.get(), all_.get()}) {
+    if (known && pipeline != nullptr) known = pipeline->status();
+  }
+  return known;
 }
 
 void DeviceGroup::abort(const std::string& reason) {

@@ -210,11 +210,11 @@ void expect_failure(DeviceRank& r, DeviceOperation& op, const std::vector<std::s
 TEST(DeviceHosts, ARankThatDoesNotCallIsNamedOnAllHosts) {
   run_world("aabb", [](RankContext& context) {
     DeviceRank r(context);
-    r.group->set_limit(1'500'000'000);
+    r.group->set_limit(1'000'000'000);
     Job job(r);
     float *in = r.floats(32), *out = r.floats(128);
     if (context.rank == 3) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(4500));
+      std::this_thread::sleep_for(std::chrono::milliseconds(3500));
       return;
     }
     auto op = job.gather(in, out, 32);
@@ -239,7 +239,7 @@ TEST(DeviceHosts, HostsThatDisagreeAreBothShown) {
 TEST(DeviceHosts, AStuckDeviceFailsEveryHostWithinTheLimit) {
   run_world("ab", [](RankContext& context) {
     DeviceRank r(context);
-    r.group->set_limit(1'500'000'000);
+    r.group->set_limit(1'000'000'000);
     Job job(r);
     float *in = r.floats(32), *out = r.floats(64);
     uint32_t never = 0;
