@@ -64,11 +64,15 @@ class DeviceStatistics(TypedDict):
     kernels: bool
 
 class CudaReport(TypedDict):
-    """What NVIDIA's driver says: the API's version, the GPUs, pairs that lack peer access."""
+    """What NVIDIA's driver says: the API's version, the GPUs, pairs that lack peer access.
+
+    ``gdrcopy`` is GDRCopy's version, or why it is not used.
+    """
 
     version: str
     devices: list[str]
     apart: list[tuple[int, int]]
+    gdrcopy: str
 
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.

@@ -29,13 +29,15 @@ size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
 
-// The buffers, and a page of flags before them: pinned, and mapped on the device.
+// The buffers, and before them a page of the flags that streams set: pinned, and mapped on the device.
+// The flags that the host sets lie where the device wants them.
 class PinnedPipeline::Ring {
  public:
   static Result<std::shared_ptr<Ring>> create(device::Device& device, size_t buffer_bytes) {
     auto ring = std::make_shared<Ring>(device, buffer_bytes);
+    // Shared, so that no fork() puts other pages in place of the pinned ones.
     void* at =
-        mmap(nullptr, ring->bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mmap(nullptr, ring->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) {
       return Status(Code::kUnavailable,
                     "no memory for " + std::to_string(ring->bytes()) + " bytes of pinned buffers");
@@ -44,6 +46,9 @@ class PinnedPipeline::Ring {
     auto mapped = device.map_host(at, ring->bytes());
     if (!mapped) return mapped.status();
     ring->device_address_ = static_cast<std::byte*>(mapped.value());
+    auto arrived = device.create_flags();
+    if (!arrived) return arrived.status();
+    ring->arrived_ = std::move(arrived.value());
     for (device::Event& event : ring->copied_in_) {
       auto made = device.create_event();
       if (!made) return made.status();
@@ -71,19 +76,16 @@ class PinnedPipeline::Ring {
   device::Event copied_in(size_t i) const { return copied_in_[i]; }
 
   uint32_t* filled_on_device(size_t i) const { return &flags(device_address_)[i].filled; }
-  uint32_t* arrived_on_device(size_t i) const { return &flags(device_address_)[i].arrived; }
+  uint32_t* arrived_on_device(size_t i) const { return arrived_->on_device(i); }
   bool filled(size_t i, uint32_t number) const {
     return std::atomic_ref(flags(host_)[i].filled).load(std::memory_order_acquire) == number;
   }
   // After all that the collective wrote into the buffer.
-  void set_arrived(size_t i, uint32_t number) const {
-    std::atomic_ref(flags(host_)[i].arrived).store(number, std::memory_order_release);
-  }
+  void set_arrived(size_t i, uint32_t number) const { arrived_->set(i, number); }
 
  private:
   struct Flags {
     alignas(64) uint32_t filled;
-    alignas(64) uint32_t arrived;
   };
   static_assert(sizeof(Flags) * kBuffers <= kPage);
   static Flags* flags(std::byte* at) { return reinterpret_cast<Flags*>(at); }
@@ -92,6 +94,7 @@ class PinnedPipeline::Ring {
   device::Device& device_;
   const size_t buffer_bytes_;
   std::byte *host_ = nullptr, *device_address_ = nullptr;
+  std::unique_ptr<device::HostFlags> arrived_;
   device::Event copied_in_[kBuffers] = {};
 };
 

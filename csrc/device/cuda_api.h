@@ -91,6 +91,8 @@ inline constexpr int kVersion = 12000;
   X(cuEventQuery, (CUevent))                                                                      \
   X(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                  \
   X(cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                                         \
+  X(cuMemAlloc, (CUdeviceptr*, size_t))                                                           \
+  X(cuMemFree, (CUdeviceptr))                                                                     \
   X(cuMemHostRegister, (void*, size_t, unsigned))                                                 \
   X(cuMemHostUnregister, (void*))                                                                 \
   X(cuMemHostGetDevicePointer, (CUdeviceptr*, void*, unsigned))                                   \

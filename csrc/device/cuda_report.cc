@@ -1,6 +1,7 @@
 #include "device/cuda_report.h"
 
 #include "device/cuda_api.h"
+#include "device/gdr.h"
 
 namespace smddp::device {
 
@@ -37,6 +38,8 @@ Result<CudaReport> cuda_report() {
     }
   }
   if (!s) return s;
+  const Result<Gdr>& gdr = Gdr::open();
+  report.gdrcopy = gdr ? gdr.value().version() : gdr.status().message();
   return report;
 }
 

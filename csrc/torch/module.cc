@@ -110,6 +110,7 @@ py::dict cuda_report() {
   d["version"] = report.value().version;
   d["devices"] = report.value().devices;
   d["apart"] = report.value().apart;
+  d["gdrcopy"] = report.value().gdrcopy;
   return d;
 }
 

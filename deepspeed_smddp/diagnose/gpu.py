@@ -46,6 +46,12 @@ def findings() -> Iterator[Finding]:
         else "not built in: build again where nvcc is found, or set reduce_on to cpu",
         Verdict.OK if kernels else Verdict.LIMITED,
     )
+    yield Finding(
+        "GDRCopy",
+        f"version {report['gdrcopy']}: flags between hosts lie in GPU memory"
+        if report["gdrcopy"][0].isdigit()
+        else f"not used ({report['gdrcopy']}); flags between hosts lie in pinned host memory",
+    )
     yield _way(kernels)
 
 
