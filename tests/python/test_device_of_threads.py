@@ -39,8 +39,8 @@ def test_every_form(worlds: Pool, layout: str, collective: str) -> None:
         Case(collective, form, numels=(1000, 0, 1, 9457) if form in MANY else (9457,))
         for form in forms
     ]
-    for paths in on_device(worlds, layout).run(host_device.check, wanted):
-        assert paths == {f"{collective} {PATH[collective]}": len(wanted)}
+    for taken in on_device(worlds, layout).run(host_device.check, wanted):
+        assert taken == {f"{collective} {PATH[collective]}": len(wanted)}
 
 
 @pytest.mark.parametrize(

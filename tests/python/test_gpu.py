@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.timeout(600, method="signal"),
 ]
 
+
 def on_gpu(worlds: Pool, layout: str, **env: str | None) -> World:
     world = worlds(layout, env={"SMDDP_FALLBACK": "error", **env})
     world.run(host_device.use_gpu)

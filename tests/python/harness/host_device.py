@@ -15,7 +15,7 @@ from harness.worker import Context
 ENVIRONMENT: dict[str, str | None] = {"SMDDP_DEVICE": "host"}
 COPIES, KERNEL = "copy-engine", "gpu-kernel"
 FABRIC = " + fabric"
-# Through pinned host memory and the CPU's collectives: sums by the CPU, and ranks alone on their host.
+# Through pinned host memory and the CPU's collectives: sums by the CPU, ranks alone on their hosts.
 PINNED = "pinned"
 ON_CPU: dict[str, str | None] = {"SMDDP_REDUCE_ON": "cpu"}
 
@@ -31,7 +31,6 @@ def paths(layout: str, on_cpu: bool = False) -> dict[str, str]:
         "reduce_scatter": kernel + several,
         "all_reduce": kernel + several,
     }
-
 
 
 def host_empty(numel: int, dtype: torch.dtype) -> torch.Tensor:
