@@ -92,6 +92,8 @@ Status DeviceGroup::trouble() {
   }
   uint64_t limit = oldest.limit_ns != 0 ? oldest.limit_ns : limit_ns_.load();
   PinnedPipeline* pipeline = pipeline_of(oldest);
+  if (pipeline != nullptr && engine_.ended())
+    return {Code::kAborted, "the process is ending, with " + what + " under way"};
   if (age < limit + (pipeline != nullptr ? kPipelineGraceNs : 0)) return {};
   if (pipeline != nullptr && pipeline->between_ranks()) return {};
   char seconds[32];

@@ -77,8 +77,8 @@ class PinnedPipeline::Ring {
 
   uint32_t* filled_on_device(size_t i) const { return &flags(device_address_)[i].filled; }
   uint32_t* arrived_on_device(size_t i) const { return arrived_->on_device(i); }
-  bool filled(size_t i, uint32_t number) const {
-    return std::atomic_ref(flags(host_)[i].filled).load(std::memory_order_acquire) == number;
+  uint32_t filled(size_t i) const {
+    return std::atomic_ref(flags(host_)[i].filled).load(std::memory_order_acquire);
   }
   // After all that the collective wrote into the buffer.
   void set_arrived(size_t i, uint32_t number) const { arrived_->set(i, number); }
@@ -107,7 +107,7 @@ class PinnedPipeline::Chunk final : public Operation {
   size_t buffer = 0;
   uint32_t chunk_number = 0;
 
-  bool filled() const { return ring->filled(buffer, chunk_number); }
+  bool filled() const { return ring->filled(buffer) == chunk_number; }
   void give_up(const Status& why) {
     outcome->fail(why);
     pipelines->fail(why);
@@ -331,6 +331,12 @@ bool PinnedPipeline::awaits_copy_out() {
 void PinnedPipeline::abort(const std::string& reason) {
   outcome_->fail({Code::kAborted, reason});
   ranks_->abort(reason, true);
+  if (!engine_.ended()) return;
+  // Nobody ends what the ranks have: run() lets go of the rest.
+  std::lock_guard lock(mutex_);
+  for (const auto& ring : rings_) {
+    for (size_t i = 0; i < kBuffers; ++i) ring->set_arrived(i, ring->filled(i));
+  }
 }
 
 }  // namespace smddp

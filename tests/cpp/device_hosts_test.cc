@@ -277,6 +277,25 @@ TEST(DeviceHosts, AnAbortReachesAllHosts) {
   });
 }
 
+// The end of a process comes before that of its groups.
+TEST(DeviceHosts, AGroupOutlivesTheEngine) {
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    Job job(r);
+    float *in = r.floats(32), *out = r.floats(64);
+    ASSERT_TRUE(r.run(job.gather(in, out, 32)).ok());
+    auto op = job.gather(in, out, 32);
+    if (context.rank == 0) {
+      ASSERT_TRUE(r.group->submit(op, r.user).ok());  // and nobody else
+    }
+    context.engine.shutdown();
+    auto from = std::chrono::steady_clock::now();
+    r.group->leave();
+    EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(20));
+    EXPECT_TRUE(r.gpu.synchronize(r.main).ok());  // nothing hangs
+  });
+}
+
 TEST(DeviceHosts, ARankWithoutADeviceMeansNoGroupOnAnyHost) {
   run_world("aab", [](RankContext& context) {
     device::HostDevice gpu;
