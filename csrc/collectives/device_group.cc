@@ -179,8 +179,9 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
 Status DeviceGroup::start(DeviceOperation& op) {
   if (!broken_) return broken_;
   Status started = op.status() ? start_with(op) : op.status();
-  // Peers may have submitted what this rank has not.
-  if (!started && started.code() != Code::kInvalid) give_up(started);
+  // Peers may have submitted what this rank has not. What is refused as invalid, all ranks of this host
+  // refuse, but other hosts may not.
+  if (!started && (started.code() != Code::kInvalid || op.exchange)) give_up(started);
   op.sent_ = {};
   op.received_ = {};
   return started;

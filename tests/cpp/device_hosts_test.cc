@@ -277,6 +277,19 @@ TEST(DeviceHosts, AnAbortReachesAllHosts) {
   });
 }
 
+TEST(DeviceHosts, MemoryThatOneHostCannotShareFailsAllHosts) {
+  run_world("aabb", [](RankContext& context) {
+    DeviceRank r(context);
+    Job job(r);
+    float *in = r.floats(32), *out = r.floats(128);
+    std::vector<float> private_memory(128);
+    auto op = job.gather(in, context.rank == 1 ? private_memory.data() : out, 32);
+    ASSERT_TRUE(r.group->submit(op, r.user).ok());
+    expect_failure(r, *op, {"rank 1", "no memory of the device"});
+    EXPECT_FALSE(r.group->submit(job.gather(in, out, 32), r.user).ok());
+  });
+}
+
 // The end of a process comes before that of its groups.
 TEST(DeviceHosts, AGroupOutlivesTheEngine) {
   run_world("ab", [](RankContext& context) {
