@@ -174,7 +174,7 @@ bench-data-parallel: build  ## a step of DDP (or FSDP2) in turns with Gloo, betw
 
 GPU_RESULTS ?= benchmarks/results
 SANITIZER ?= compute-sanitizer
-SANITIZED_TESTS := tests/python/test_gpu.py -k 'every_form and AA' -q
+SANITIZED_TESTS := tests/python/test_gpu.py -k 'every_form and (AA or AB)' -q
 gpu-check: build  ## all that needs a GPU: tests, compute-sanitizer, benchmark, ZeRO-3; not yet run on one
 	@$(PY) -c 'import torch, sys; torch.cuda.is_available() or sys.exit("no GPU: torch.cuda is not available (a CPU-only torch? see TORCH_PIP_ARGS)")'
 	$(BIN)/ctest --test-dir build -R '^device_' --output-on-failure --no-tests=error
@@ -186,6 +186,7 @@ gpu-check: build  ## all that needs a GPU: tests, compute-sanitizer, benchmark, 
 	done
 	$(LOCAL) $(PY) benchmarks/gpu.py --ranks 2 --out $(GPU_RESULTS)
 	$(LOCAL) $(PY) benchmarks/gpu.py --ranks 4 --out $(GPU_RESULTS)
+	$(LOCAL) $(PY) benchmarks/gpu.py --ranks 4 --hosts 2 --no-nccl --largest 1073741824 --out $(GPU_RESULTS)
 	$(LOCAL) $(PY) benchmarks/gpu_zero3.py --ranks 2 --out $(GPU_RESULTS)
 
 # --- source code ----------------------------------------------------------------------------------

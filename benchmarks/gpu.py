@@ -8,6 +8,10 @@ run. Every result is checked before it is timed. Then: by how much a bf16 matmul
 beside a collective, and the kernels that the profiler sees in it: one that has none takes no
 multiprocessor. Writes a CSV and a Markdown table, with the machine's names.
 
+With ``--hosts`` the ranks count as several hosts (SMDDP_HOST_ID), and what goes between them goes
+through pinned memory and libfabric, over this machine's loopback: it shows that it works, what it
+costs the host and what it takes of the GPU, not what a network gives.
+
 busbw = bytes of the whole tensor * (n - 1) / n / time (2 (n - 1) / n for AllReduce), as nccl-tests.
 """
 
@@ -141,6 +145,9 @@ def kernels_during(case: Case, group: Any) -> list[str]:
 def rank_main(rank: int, arguments: argparse.Namespace, results: Any) -> None:
     os.environ.update(NCCL_HOSTID=f"rank{rank}", LOCAL_RANK="0", NCCL_DEBUG="ERROR")
     os.environ.setdefault("SMDDP_FALLBACK", "error")
+    if arguments.hosts > 1:
+        os.environ["SMDDP_HOST_ID"] = f"host{rank * arguments.hosts // arguments.ranks}"
+        os.environ.setdefault("SMDDP_FABRIC_INTERFACE", "lo")
     torch.cuda.set_device(0)
     dist.init_process_group(
         "smddp", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=arguments.ranks
@@ -196,10 +203,13 @@ def rank_main(rank: int, arguments: argparse.Namespace, results: Any) -> None:
     dist.destroy_process_group()
 
 
-def report(rows: list[dict[str, Any]], beside: list[dict[str, Any]], why: str, out: Path) -> None:
+def report(
+    rows: list[dict[str, Any]], beside: list[dict[str, Any]], why: str, out: Path, hosts: int
+) -> None:
     out.mkdir(parents=True, exist_ok=True)
     ranks = rows[0]["ranks"]
-    base = out / f"{datetime.date.today()}-gpu-{ranks}-ranks"
+    apart = f"-{hosts}-hosts" if hosts > 1 else ""
+    base = out / f"{datetime.date.today()}-gpu-{ranks}-ranks{apart}"
     fields = sorted({key for row in rows for key in row})
     with base.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fields)
@@ -207,7 +217,8 @@ def report(rows: list[dict[str, Any]], beside: list[dict[str, Any]], why: str, o
         writer.writerows(rows)
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if not why else f"none ({why})"
     lines = [
-        f"# {ranks} ranks on one {torch.cuda.get_device_name(0)}",
+        f"# {ranks} ranks on one {torch.cuda.get_device_name(0)}"
+        + (f", as {hosts} hosts over loopback" if hosts > 1 else ""),
         "",
         f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}. Median times, bf16; "
         "busbw in GB/s; every result was checked.",
@@ -232,6 +243,7 @@ def report(rows: list[dict[str, Any]], beside: list[dict[str, Any]], why: str, o
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hosts", type=int, default=1, help="as many hosts share the ranks")
     parser.add_argument("--largest", type=int, default=4 << 30, help="bytes of the whole tensor")
     parser.add_argument("--overlap", type=int, default=256 << 20, help="bytes, beside the matmul")
     parser.add_argument("--no-nccl", dest="nccl", action="store_false")
@@ -248,7 +260,7 @@ def main() -> int:
         mp.start_processes(
             rank_main, (arguments, results), nprocs=arguments.ranks, start_method="spawn"
         )
-        report(*results.get(), arguments.out)
+        report(*results.get(), arguments.out, arguments.hosts)
     return 0
 
 

@@ -63,6 +63,17 @@ class DeviceStatistics(TypedDict):
     mapped: int
     kernels: bool
 
+class CudaReport(TypedDict):
+    """What NVIDIA's driver says: the API's version, the GPUs, pairs that lack peer access.
+
+    ``gdrcopy`` is GDRCopy's version, or why it is not used.
+    """
+
+    version: str
+    devices: list[str]
+    apart: list[tuple[int, int]]
+    gdrcopy: str
+
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.
 
@@ -88,6 +99,7 @@ def configure(
     reduce_precision_fp32: bool = False,
     fallback: str = "warn",
     max_sms: int = 9,
+    reduce_on_cpu: bool = False,
 ) -> None:
     """Sets the process-wide options of operations started from now on; 0 means the default."""
 
@@ -124,6 +136,13 @@ def shared_allocator_installed() -> bool:
 
 def device_statistics() -> DeviceStatistics:
     """Counters of all devices of the process together."""
+
+def cuda_report() -> CudaReport:
+    """What is known of this machine's GPUs; makes no context on any.
+
+    Raises:
+        RuntimeError: there is no driver, or it fails, in one sentence.
+    """
 
 def host_device_empty(bytes: int) -> torch.Tensor:
     """Bytes on the device that threads play, for tests; they count as lying on a device.

@@ -187,6 +187,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable("LIBFABRIC", "", "path of the libfabric shared object to open", in_core=True),
     Variable("LIBCUDA", "libcuda.so.1", "path of CUDA's driver library to open", in_core=True),
+    Variable("LIBGDRAPI", "libgdrapi.so.2", "path of GDRCopy's library to open", in_core=True),
     Variable(
         "DEVICE",
         "auto",

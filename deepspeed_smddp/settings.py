@@ -35,10 +35,6 @@ _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda hierarchical: not hierarchical,
         "AllGather between nodes always runs along the rails and then inside each node",
     ),
-    "reduce_on": (
-        lambda where: where == "cpu",
-        "tensors on a GPU are summed by the GPU, and CPU tensors by the CPU",
-    ),
 }
 
 
@@ -76,6 +72,7 @@ class Settings:
             "reduce_precision_fp32": section.reduce_precision == "fp32",
             "fallback": section.fallback,
             "max_sms": min(max(section.max_sms, 1), 1024),  # above what any GPU has
+            "reduce_on_cpu": section.reduce_on == "cpu",
         }
 
     def _bytes(self, key: str) -> int:

@@ -97,7 +97,7 @@ class AllReduce final : public Round {
       sources_[next++] = theirs_[static_cast<size_t>(i)] + at;
     }
     if (own != nullptr) sources_[next++] = own;
-    int divisor = operation_->reduce_op == ReduceOp::kAvg ? group_.ranks() : 1;
+    int divisor = operation_->divisor_among(group_.ranks());
     device::reduce(to, sources_.data(), next, bytes / operation_->element_size, operation_->dtype,
                    operation_->reduce_op, divisor);
   }

@@ -115,6 +115,43 @@ Result<std::unique_ptr<Communicator>> Communicator::create(Engine& engine, Store
   return group;
 }
 
+namespace {
+
+// The same keys, for a group of its own.
+class Labelled : public Store {
+ public:
+  Labelled(Store& store, std::string label) : store_(store), label_(std::move(label)) {}
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    return store_.set(label_ + key, value);
+  }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
+    std::vector<std::string> labelled;
+    for (const std::string& key : keys) labelled.push_back(label_ + key);
+    return store_.get(labelled);
+  }
+  bool has(const std::string& key) override { return store_.has(label_ + key); }
+
+ private:
+  Store& store_;
+  const std::string label_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Communicator>> Communicator::subgroup(Store& store, const std::string& label,
+                                                             const std::vector<Rank>& ranks) {
+  Options options = options_;
+  options.several_hosts = topology_.nodes() > 1;
+  options.called.clear();
+  int mine = -1;
+  for (Rank r : ranks) {
+    if (r == rank_) mine = static_cast<int>(options.called.size());
+    options.called.push_back(options_.called.empty() ? r : options_.called[static_cast<size_t>(r)]);
+  }
+  Labelled labelled(store, label + "/");
+  return create(engine_, labelled, mine, static_cast<int>(ranks.size()), std::move(options));
+}
+
 // Every rank's fabric address into its card, or why there can be no group.
 Status Communicator::learn_fabric(Store& store, std::vector<Card>& cards) {
   if (topology_.nodes() == 1) return {};

@@ -32,7 +32,9 @@ Status Communicator::status() {
 }
 
 std::string Communicator::describe(Rank rank) const {
-  std::string text = "rank " + std::to_string(rank);
+  bool known = rank >= 0 && static_cast<size_t>(rank) < options_.called.size();
+  Rank called = known ? options_.called[static_cast<size_t>(rank)] : rank;
+  std::string text = "rank " + std::to_string(called);
   if (rank >= 0 && rank < ranks()) text += " (" + host_names_[static_cast<size_t>(rank)] + ")";
   return text;
 }
@@ -353,9 +355,9 @@ void Communicator::leave() {
   progress();
 }
 
-void Communicator::abort(const std::string& reason) {
+void Communicator::abort(const std::string& reason, bool idle_too) {
   Engine::Lock lock = engine_.lock();
-  if (health_ && busy()) {
+  if (health_ && (idle_too || busy()) && !engine_.ended()) {
     fail({Code::kAborted, reason});
     progress();
   }

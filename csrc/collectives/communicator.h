@@ -30,18 +30,25 @@ class Communicator : private Progressable {
     // The job is known to span hosts: the fabric is opened before the first group knows its ranks,
     // which saves it a round over the store. Where WORLD_SIZE says so, it is known without this.
     bool several_hosts = false;
+    // What the ranks are called in sentences for the user; empty: by their number here.
+    std::vector<Rank> called;
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.
   static Result<std::unique_ptr<Communicator>> create(Engine& engine, Store& store, int rank,
                                                       int ranks, Options options);
+  // A group of some of its ranks, in the order given, of which this rank must be one. A call of those
+  // ranks; `store` is one that the group's ranks share, `label` tells their groups apart.
+  Result<std::unique_ptr<Communicator>> subgroup(Store& store, const std::string& label,
+                                                 const std::vector<Rank>& ranks);
   ~Communicator() override;
 
   // Starts `operation`, after all earlier ones of this group. `background`: nobody is going to wait
   // for it at once. Its end, good or bad, is the operation's status.
   void submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning, bool background);
-  // Fails everything in flight, here and on the other ranks, and everything to come.
-  void abort(const std::string& reason);
+  // Fails everything in flight, here and on the other ranks, and everything to come. Without anything
+  // in flight it does nothing, unless `idle_too`.
+  void abort(const std::string& reason, bool idle_too = false);
 
   int rank() const { return rank_; }
   int ranks() const { return topology_.ranks(); }

@@ -1,10 +1,11 @@
-// A group's collectives on device memory, inside one host.
+// A group's collectives on device memory.
 //
-// A call returns once it has said, over the group's CPU path, where its memory lies. When all ranks
-// have (and only then: nobody's stream waits for something that a host has yet to submit), whichever
-// thread hears of it submits the whole operation to the device, in the order of the calls. Waiting for
-// an operation makes a stream wait; the host waits for no more than its submission, which is for
-// peers that have not made the call yet.
+// A call returns once it has said, over the CPU path of the ranks of its host, where its memory lies.
+// When all of them have (and only then: nobody's stream waits for something that a host of this node has
+// yet to submit), the whole operation is submitted to the device, in the order of the calls: by whichever
+// thread hears of it, or, where there is a pipeline, by the thread that watches, so that those that
+// drive the network never call the device. Waiting for an operation makes a stream wait; the host waits
+// for no more than its submission, which is for peers of its host that have not made the call yet.
 #pragma once
 
 #include <condition_variable>
@@ -12,11 +13,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "collectives/pinned_pipeline.h"
 #include "intranode/copy_engine.h"
 
 namespace smddp {
@@ -29,8 +32,12 @@ class DeviceOperation : public Operation {
   ~DeviceOperation() override;
 
   Signature what;               // of the collective itself
-  std::vector<Extent> offered;  // what the peers read; equal sizes on all ranks
+  std::vector<Extent> offered;  // what the peers of this host read; equal sizes on all ranks
   intranode::CopyEngine::Plan plan;
+  // What goes through pinned memory, after the plan's sums and before its moves: among the ranks of this
+  // rank's rail, or among all.
+  std::optional<PinnedPipeline::Exchange> exchange;
+  bool among_all = false;
   uint64_t limit_ns = 0;  // of the whole, from the call on; 0: the group's
 
  protected:
@@ -49,21 +56,23 @@ class DeviceOperation : public Operation {
   device::Event ready_ = nullptr, finished_ = nullptr;
   std::vector<std::byte> sent_, received_;
   bool captured_ = false;  // into a graph: submitted by the thread that records it
-  bool exchanged_ = false;
+  std::atomic<bool> exchanged_{false};
   bool submitted_ = false;  // or failed
   bool began_ = false;      // the device has it; written once, before submitted_
   bool ended_ = false;      // well
   Status outcome_;
+  std::shared_ptr<const PinnedPipeline::Outcome> exchange_outcome_;
   uint64_t started_ns_ = 0;
 };
 
 class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
  public:
-  // A call of all ranks. `usable`: whether this rank has a device at all; if one rank has not, no rank
-  // gets a group, and the status names it. Device, imports and `main` must outlive the group, and
-  // `main` belongs to it alone.
+  // A call of all ranks of `communicator`, whose store `store` is. `usable`: whether this rank has a
+  // device at all; if one rank has not, no rank gets a group, and the status names it. Device, imports
+  // and `main` must outlive the group, and `main` belongs to it alone.
   static Result<std::shared_ptr<DeviceGroup>> create(Engine& engine, Communicator& communicator,
-                                                     Status usable, device::Device* device,
+                                                     Store& store, Status usable,
+                                                     device::Device* device,
                                                      intranode::Imports* imports,
                                                      device::Stream main, uint64_t limit_ns);
   ~DeviceGroup();
@@ -78,21 +87,29 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   // Whether the device is done with it.
   bool finished(const DeviceOperation& operation);
 
+  // Before the first operation with `among_all`; a call of all ranks.
+  Status open_for_all(Communicator& communicator, Store& store);
+
   Status status();
-  void set_limit(uint64_t limit_ns) { limit_ns_ = limit_ns; }
+  void set_limit(uint64_t limit_ns);
   // Fails all that is under way, here and on the peers.
   void abort(const std::string& reason);
   // The communicator is about to go. Waits for what the device has.
   void leave();
 
   device::Device& device() { return device_; }
-  int index() const { return index_; }
+  const Topology& topology() const { return topology_; }  // of all ranks
+  Rank rank() const { return rank_; }
 
  private:
   friend class DeviceOperation;
   DeviceGroup(Engine& engine, Communicator& communicator, device::Device& device,
               intranode::Imports& imports, device::Stream main, uint64_t limit_ns);
+  Status open_hosts(Communicator& communicator, Store& store);
+  Status join_node(Status usable);
   Status join(const std::vector<std::byte>& joined);
+  PinnedPipeline* pipeline_of(const DeviceOperation& operation) const;
+  bool may_submit(const DeviceOperation* captured) const;
   void exchanged(DeviceOperation& operation);
   void submit_ready(std::unique_lock<std::mutex>& lock, const DeviceOperation* captured);
   Status start(DeviceOperation& operation);
@@ -101,12 +118,15 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   void watch();
   void look(std::unique_lock<std::mutex>& lock);
   Status trouble();
+  void tell();
 
   Engine& engine_;
   device::Device& device_;
   intranode::Imports& imports_;
   const device::Stream main_;
-  const int index_, ranks_;
+  const Topology topology_;
+  const Rank rank_;
+  const int index_, ranks_;         // on this host, as are the following
   std::vector<std::string> names_;  // of the ranks
   std::vector<int> pids_;
   std::vector<intranode::Fd> alive_;  // readable once that rank's process is gone
@@ -116,7 +136,11 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
 
   // Calls are made one after the other. Never taken by whom the engine calls.
   std::mutex calls_;
-  Communicator* communicator_;  // nullptr once it is gone
+  Communicator* communicator_;          // of this host's ranks; nullptr once it is gone
+  std::unique_ptr<Communicator> node_;  // that, where it is a part of the group
+  // Those of this rank's local index on every host; all ranks.
+  std::unique_ptr<PinnedPipeline> rail_, all_;
+  std::atomic<bool> piped_{false};  // there is one of them
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -124,7 +148,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   std::deque<std::shared_ptr<DeviceOperation>> in_flight_;  // submitted, not finished
   Status broken_;
   bool told_ = true;  // the communicator knows that
-  bool stop_ = false;
+  std::atomic<bool> stop_{false};
   std::thread watch_;
 };
 

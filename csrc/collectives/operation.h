@@ -26,6 +26,7 @@ class Operation : public Task {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kBytes;  // kBytes unless sums are wanted
   ReduceOp reduce_op = ReduceOp::kNone;
+  int divisor = 0;          // of an average; 0: the number of ranks
   size_t element_size = 1;  // bytes; differs from size_of(dtype) only for kBytes
   uint32_t tensors = 1;
   uint64_t digest = 0;  // over the tensors' sizes
@@ -42,6 +43,9 @@ class Operation : public Task {
   std::string path;
   Taken taken;
 
+  int divisor_among(int ranks) const {
+    return reduce_op != ReduceOp::kAvg ? 1 : divisor != 0 ? divisor : ranks;
+  }
   const Signature& signature() const { return signature_; }
   const Plan& plan() const { return plan_; }
   uint64_t number() const { return number_; }  // its place among the group's operations

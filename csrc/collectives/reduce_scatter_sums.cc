@@ -55,9 +55,10 @@ size_t ReduceScatter::result_run(const Share& s, size_t at, std::byte** to) cons
 }
 
 void ReduceScatter::fuse(const Share& s, std::byte* to, size_t bytes) {
-  bool averages = operation_->reduce_op == ReduceOp::kAvg && s.block == group_.rank();
+  bool whole = s.block == group_.rank();
   device::reduce(to, sources_.data(), sources_.size(), bytes / element_, dtype_,
-                 operation_->reduce_op, averages ? group_.ranks() : 1, streaming_);
+                 operation_->reduce_op, whole ? operation_->divisor_among(group_.ranks()) : 1,
+                 streaming_);
 }
 
 size_t ReduceScatter::fuse_node(size_t at, size_t limit) {
@@ -217,7 +218,7 @@ void ReduceScatter::deliver(Share& s, size_t offset, std::byte* accumulator, siz
     return;
   }
   if (operation_->reduce_op == ReduceOp::kAvg) {
-    device::divide(accumulator, count, sum_type_, group_.ranks());
+    device::divide(accumulator, count, sum_type_, operation_->divisor_among(group_.ranks()));
   }
   bool all_reduce = operation_->collective == Collective::kAllReduce;
   Rank block = all_reduce ? group_.rank() : 0;

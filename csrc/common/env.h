@@ -12,6 +12,7 @@ namespace smddp::env {
   X(HOST_ID, "", "identity of this host; ranks with equal identity share memory")                  \
   X(LIBFABRIC, "", "path of the libfabric shared object to open")                                  \
   X(LIBCUDA, "libcuda.so.1", "path of CUDA's driver library to open")                              \
+  X(LIBGDRAPI, "libgdrapi.so.2", "path of GDRCopy's library to open")                              \
   X(DEVICE, "auto", "auto: GPUs by CUDA, host: threads play one, off: the fallback carries GPUs")  \
   X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                    \
   X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, with commas")                 \

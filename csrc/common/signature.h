@@ -18,6 +18,7 @@ inline constexpr size_t kReasonBytes = 1024;
 
 inline constexpr uint8_t kPartialsInFp32 = 1;  // partial sums travel in fp32
 inline constexpr uint8_t kLogPattern = 2;      // the logarithmic pattern between nodes
+inline constexpr uint8_t kSumsOnCpu = 4;       // of tensors on a device
 
 struct Signature {
   Collective collective = Collective::kBarrier;

@@ -67,7 +67,9 @@ inline constexpr int kVersion = 12000;
   X(cuGetErrorName, (CUresult, const char**))                                                     \
   X(cuGetErrorString, (CUresult, const char**))                                                   \
   X(cuDriverGetVersion, (int*))                                                                   \
+  X(cuDeviceGetCount, (int*))                                                                     \
   X(cuDeviceGet, (CUdevice*, int))                                                                \
+  X(cuDeviceCanAccessPeer, (int*, CUdevice, CUdevice))                                            \
   X(cuDeviceGetName, (char*, int, CUdevice))                                                      \
   X(cuDeviceGetUuid, (CUuuid*, CUdevice))                                                         \
   X(cuDeviceGetAttribute, (int*, int, CUdevice))                                                  \
@@ -89,6 +91,8 @@ inline constexpr int kVersion = 12000;
   X(cuEventQuery, (CUevent))                                                                      \
   X(cuMemcpyAsync, (CUdeviceptr, CUdeviceptr, size_t, CUstream))                                  \
   X(cuLaunchHostFunc, (CUstream, void (*)(void*), void*))                                         \
+  X(cuMemAlloc, (CUdeviceptr*, size_t))                                                           \
+  X(cuMemFree, (CUdeviceptr))                                                                     \
   X(cuMemHostRegister, (void*, size_t, unsigned))                                                 \
   X(cuMemHostUnregister, (void*))                                                                 \
   X(cuMemHostGetDevicePointer, (CUdeviceptr*, void*, unsigned))                                   \

@@ -5,6 +5,8 @@
 #include <type_traits>
 
 // After cuda.h, whose macros would rename the members.
+#undef cuMemAlloc
+#undef cuMemFree
 #undef cuMemHostRegister
 #undef cuMemHostGetDevicePointer
 #undef cuMemGetAddressRange
@@ -44,6 +46,8 @@ constexpr bool kSameFunction<::CUresult (*)(A...), CUresult (*)(B...)> = [] {
 #define SMDDP_SAME_AS(real, name) \
   static_assert(kSameFunction<decltype(&::real), decltype(Api::name)>)
 SMDDP_SAME(cuInit);
+SMDDP_SAME(cuDeviceGetCount);
+SMDDP_SAME(cuDeviceCanAccessPeer);
 SMDDP_SAME(cuGetErrorName);
 SMDDP_SAME(cuGetErrorString);
 SMDDP_SAME(cuDriverGetVersion);
@@ -73,6 +77,8 @@ SMDDP_SAME_AS(cuMemHostRegister_v2, cuMemHostRegister);
 SMDDP_SAME(cuMemHostUnregister);
 SMDDP_SAME_AS(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer);
 SMDDP_SAME_AS(cuMemGetAddressRange_v2, cuMemGetAddressRange);
+SMDDP_SAME_AS(cuMemAlloc_v2, cuMemAlloc);
+SMDDP_SAME_AS(cuMemFree_v2, cuMemFree);
 SMDDP_SAME(cuPointerGetAttribute);
 SMDDP_SAME(cuIpcGetMemHandle);
 SMDDP_SAME_AS(cuIpcOpenMemHandle_v2, cuIpcOpenMemHandle);

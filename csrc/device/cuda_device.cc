@@ -1,17 +1,16 @@
 #include "device/cuda_device.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "common/log.h"
 #include "device/cuda_api.h"
 #include "device/cuda_kernels.h"
+#include "device/cuda_sharing.h"
+#include "device/gdr.h"
 
 namespace smddp::device {
 namespace {
@@ -26,22 +25,6 @@ CUdeviceptr pointer(const void* address) { return reinterpret_cast<CUdeviceptr>(
 CUstream stream_of(Stream stream) { return static_cast<CUstream>(stream); }
 CUevent event_of(Event event) { return static_cast<CUevent>(event); }
 
-// SYS_pidfd_open and SYS_pidfd_getfd, which older C libraries lack; equal on all architectures.
-constexpr long kPidfdOpen = 434, kPidfdGetfd = 438;
-
-Result<int> take_descriptor(int pid, int descriptor) {
-  int process = static_cast<int>(syscall(kPidfdOpen, pid, 0));
-  int taken = process < 0 ? -1 : static_cast<int>(syscall(kPidfdGetfd, process, descriptor, 0));
-  int why = errno;
-  if (process >= 0) close(process);
-  if (taken >= 0) return taken;
-  return Status(Code::kUnavailable,
-                "could not take a memory handle of process " + std::to_string(pid) + ": " +
-                    std::strerror(why) +
-                    "; allow ptrace between ranks (kernel 5.6 or newer), or set "
-                    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False");
-}
-
 class CudaDevice final : public Device {
  public:
   CudaDevice(const Api& api, int ordinal) : api_(api), ordinal_(ordinal) {}
@@ -49,7 +32,6 @@ class CudaDevice final : public Device {
     if (context_ == nullptr) return;
     {
       Inside inside(*this);
-      for (auto& [id, shared] : shareable_) close(shared);
       if (module_ != nullptr) api_.cuModuleUnload(module_);
     }
     api_.cuDevicePrimaryCtxRelease(device_);
@@ -72,6 +54,7 @@ class CudaDevice final : public Device {
     CUuuid uuid{};
     if (s) s = check(api_.cuDeviceGetUuid(&uuid, device_), "cuDeviceGetUuid");
     std::memcpy(identity_.data(), uuid.bytes, sizeof uuid.bytes);
+    sharing_ = std::make_unique<CudaSharing>(api_, device_);
     return s;
   }
 
@@ -166,43 +149,17 @@ class CudaDevice final : public Device {
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) override {
     Inside inside(*this);
     Relaxed relaxed(*this);
-    std::vector<Allocation> found;
-    CUdeviceptr at = pointer(address), end = at + std::max<size_t>(bytes, 1);
-    while (at < end) {
-      int legacy = 0;
-      Status s = query(&legacy, kIpcCapable, at);
-      if (!s) return s;
-      auto one = legacy != 0 ? export_whole(at) : export_mapped(at);
-      if (!one) return one.status();
-      found.push_back(one.value());
-      at = one.value().base + one.value().bytes;
-    }
-    return found;
+    return sharing_->export_memory(address, bytes);
   }
-
   Result<void*> import_memory(const Allocation& allocation, int pid) override {
     Inside inside(*this);
     Relaxed relaxed(*this);
-    if (allocation.kind == Allocation::Kind::kShareable) return import_mapped(allocation, pid);
-    if (allocation.kind != Allocation::Kind::kIpc) {
-      return Status(Code::kInvalid, "a peer offered memory that is not a GPU's");
-    }
-    CUipcMemHandle handle;
-    std::memcpy(handle.reserved, allocation.handle.data(), sizeof handle.reserved);
-    CUdeviceptr base = 0;
-    Status s = check(api_.cuIpcOpenMemHandle(&base, handle, kLazyPeerAccess), "cuIpcOpenMemHandle");
-    return s ? Result<void*>(reinterpret_cast<void*>(base)) : Result<void*>(s);
+    return sharing_->import_memory(allocation, pid);
   }
-
   void release_memory(const Allocation& allocation, void* address) override {
     Inside inside(*this);
     Relaxed relaxed(*this);
-    if (allocation.kind == Allocation::Kind::kShareable) {
-      api_.cuMemUnmap(pointer(address), allocation.bytes);
-      api_.cuMemAddressFree(pointer(address), allocation.bytes);
-    } else {
-      api_.cuIpcCloseMemHandle(pointer(address));
-    }
+    sharing_->release_memory(allocation, address);
   }
 
   Result<void*> map_host(void* address, size_t bytes) override {
@@ -220,7 +177,57 @@ class CudaDevice final : public Device {
     api_.cuMemHostUnregister(address);
   }
 
+  // In the GPU's memory where GDRCopy lets the host write there.
+  Result<std::unique_ptr<HostFlags>> create_flags() override {
+    const Result<Gdr>& gdr = Gdr::open();
+    if (gdr) {
+      auto made = flags_on_gpu(gdr.value());
+      if (made) return made;
+      log(LogLevel::kInfo, made.status().message() + "; flags lie in pinned host memory");
+    }
+    return Device::create_flags();
+  }
+
  private:
+  class FlagsOnGpu final : public HostFlags {
+   public:
+    FlagsOnGpu(CudaDevice& device, const Gdr& gdr, CUdeviceptr memory, CUdeviceptr page,
+               Gdr::Mapping mapping)
+        : device_(device), gdr_(gdr), memory_(memory), page_(page), mapping_(mapping) {
+      for (size_t i = 0; i < kMost; ++i) set(i, 0);
+    }
+    ~FlagsOnGpu() override {
+      gdr_.unmap(mapping_);
+      Inside inside(device_);
+      device_.api_.cuMemFree(memory_);
+    }
+    uint32_t* on_device(size_t i) const override {
+      return reinterpret_cast<uint32_t*>(page_ + i * kStride);
+    }
+    void set(size_t i, uint32_t value) override { gdr_.write(mapping_, i * kStride, value); }
+
+   private:
+    CudaDevice& device_;
+    const Gdr& gdr_;
+    const CUdeviceptr memory_, page_;
+    const Gdr::Mapping mapping_;
+  };
+  Result<std::unique_ptr<HostFlags>> flags_on_gpu(const Gdr& gdr) {
+    Inside inside(*this);
+    Relaxed relaxed(*this);
+    CUdeviceptr memory = 0;
+    Status s = check(api_.cuMemAlloc(&memory, 2 * Gdr::kPage), "cuMemAlloc");
+    if (!s) return s;
+    CUdeviceptr page = (memory + Gdr::kPage - 1) / Gdr::kPage * Gdr::kPage;
+    auto mapping = gdr.map(page);
+    if (!mapping) {
+      api_.cuMemFree(memory);
+      return mapping.status();
+    }
+    return std::unique_ptr<HostFlags>(
+        std::make_unique<FlagsOnGpu>(*this, gdr, memory, page, mapping.value()));
+  }
+
   // The device's context is this thread's while one of these lives.
   class Inside {
    public:
@@ -256,117 +263,6 @@ class CudaDevice final : public Device {
   Status attribute(int which, int* value) {
     return check(api_.cuDeviceGetAttribute(value, which, device_), "cuDeviceGetAttribute");
   }
-  Status query(void* value, int which, CUdeviceptr at) {
-    return check(api_.cuPointerGetAttribute(value, which, at), "cuPointerGetAttribute");
-  }
-
-  // Memory of cuMemAlloc(), which is what cudaMalloc() calls.
-  Result<Allocation> export_whole(CUdeviceptr at) {
-    Allocation a;
-    a.kind = Allocation::Kind::kIpc;
-    CUdeviceptr base = 0;
-    size_t bytes = 0;
-    Status s = check(api_.cuMemGetAddressRange(&base, &bytes, at), "cuMemGetAddressRange");
-    if (s) s = query(&a.id, kBufferId, at);
-    if (!s) return s;
-    a.base = base;
-    a.bytes = bytes;
-    std::lock_guard lock(mutex_);
-    auto [known, is_new] = handles_.try_emplace(base);
-    if (is_new || known->second.id != a.id) {
-      CUipcMemHandle handle;
-      s = check(api_.cuIpcGetMemHandle(&handle, base), "cuIpcGetMemHandle");
-      if (!s) {
-        handles_.erase(known);
-        return s;
-      }
-      std::memcpy(a.handle.data(), handle.reserved, sizeof handle.reserved);
-      known->second = a;
-    }
-    return known->second;
-  }
-
-  // Memory that was made by cuMemCreate() and mapped piece by piece: torch's expandable segments.
-  Result<Allocation> export_mapped(CUdeviceptr at) {
-    Allocation a;
-    a.kind = Allocation::Kind::kShareable;
-    uint64_t types = 0;
-    Status s = query(&types, kAllowedHandleTypes, at);
-    if (!s) return s;
-    if ((types & kPosixDescriptor) == 0) {
-      return Status(Code::kUnavailable,
-                    "this GPU memory can't be shared between processes: use torch's native "
-                    "allocator (PYTORCH_CUDA_ALLOC_CONF=backend:native,expandable_segments:False)");
-    }
-    CUdeviceptr base = 0;
-    size_t bytes = 0;
-    s = query(&base, kMappingBase, at);
-    if (s) s = query(&bytes, kMappingSize, at);
-    if (s) s = query(&a.id, kMemoryBlockId, at);
-    if (!s) return s;
-    a.base = base;
-    a.bytes = bytes;
-    std::lock_guard lock(mutex_);
-    auto known = shareable_.find(a.id);
-    if (known == shareable_.end()) {
-      CUmemGenericAllocationHandle handle = 0;
-      s = check(api_.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(base)),
-                "cuMemRetainAllocationHandle");
-      if (!s) return s;
-      int descriptor = -1;
-      s = check(api_.cuMemExportToShareableHandle(&descriptor, handle, kPosixDescriptor, 0),
-                "cuMemExportToShareableHandle");
-      api_.cuMemRelease(handle);
-      if (!s) return s;
-      forget_what_is_gone();
-      known = shareable_.emplace(a.id, descriptor).first;
-      mapped_[base] = a.id;
-    }
-    a.descriptor = known->second;
-    return a;
-  }
-
-  // A descriptor keeps the memory: those of what its owner has freed since are closed.
-  void forget_what_is_gone() {
-    for (auto old = mapped_.begin(); old != mapped_.end();) {
-      uint64_t id = 0;
-      if (query(&id, kMemoryBlockId, old->first) && id == old->second) {
-        ++old;
-        continue;
-      }
-      auto shared = shareable_.find(old->second);
-      if (shared != shareable_.end()) {
-        close(shared->second);
-        shareable_.erase(shared);
-      }
-      old = mapped_.erase(old);
-    }
-  }
-
-  Result<void*> import_mapped(const Allocation& allocation, int pid) {
-    auto descriptor = take_descriptor(pid, allocation.descriptor);
-    if (!descriptor) return descriptor.status();
-    CUmemGenericAllocationHandle handle = 0;
-    auto as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.value()));
-    Status s = check(api_.cuMemImportFromShareableHandle(&handle, as_pointer, kPosixDescriptor),
-                     "cuMemImportFromShareableHandle");
-    close(descriptor.value());
-    if (!s) return s;
-    CUdeviceptr base = 0;
-    s = check(api_.cuMemAddressReserve(&base, allocation.bytes, 0, 0, 0), "cuMemAddressReserve");
-    if (s) {
-      s = check(api_.cuMemMap(base, allocation.bytes, 0, handle, 0), "cuMemMap");
-      CUmemAccessDesc access{{kLocationDevice, device_}, kReadWrite};
-      if (s) {
-        s = check(api_.cuMemSetAccess(base, allocation.bytes, &access, 1), "cuMemSetAccess");
-        if (!s) api_.cuMemUnmap(base, allocation.bytes);
-      }
-      if (!s) api_.cuMemAddressFree(base, allocation.bytes);
-    }
-    api_.cuMemRelease(handle);  // the mapping holds it from here on
-    return s ? Result<void*>(reinterpret_cast<void*>(base)) : Result<void*>(s);
-  }
-
   Result<CUfunction> kernel(Dtype dtype, ReduceOp op) {
     std::lock_guard lock(mutex_);
     auto known = functions_.find({dtype, op});
@@ -403,9 +299,7 @@ class CudaDevice final : public Device {
   std::mutex mutex_;
   CUmodule module_ = nullptr;
   std::map<std::pair<Dtype, ReduceOp>, CUfunction> functions_;
-  std::map<CUdeviceptr, Allocation> handles_;  // by base
-  std::map<uint64_t, int> shareable_;          // descriptors by physical memory
-  std::map<CUdeviceptr, uint64_t> mapped_;     // that memory by base
+  std::unique_ptr<CudaSharing> sharing_;
 };
 
 }  // namespace

@@ -55,6 +55,17 @@ struct Reduction {
   int blocks = 1;  // at most: each takes a multiprocessor
 };
 
+// Words that the host writes and streams wait for, zero at first.
+class HostFlags {
+ public:
+  static constexpr size_t kMost = 64, kStride = 64;  // bytes
+  virtual ~HostFlags() = default;
+  // For Device::wait_flag().
+  virtual uint32_t* on_device(size_t i) const = 0;
+  // From any thread, without a call of the driver. What follows a stream's wait sees all that came before.
+  virtual void set(size_t i, uint32_t value) = 0;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -98,6 +109,8 @@ class Device {
   // Pins host memory, which starts and ends at pages, and says what it is called on the device.
   virtual Result<void*> map_host(void* address, size_t bytes) = 0;
   virtual void unmap_host(void* address) = 0;
+  // HostFlags::kMost of them, where streams see them soonest: in pinned host memory, if nothing else.
+  virtual Result<std::unique_ptr<HostFlags>> create_flags();
 };
 
 }  // namespace smddp::device

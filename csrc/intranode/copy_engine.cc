@@ -78,21 +78,26 @@ Status CopyEngine::await(device::Stream stream, Phase phase, int peer) {
   return s ? device_.write_flag(stream, flag, 0) : s;
 }
 
-Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers) {
+Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
+                          const std::function<Status()>& between) {
   bool sums = !plan.sums.empty(), moves = !plan.moves.empty();
+  if (between && !sums && !moves) return between();  // of no concern to the peers
+  bool prepares = sums || between;                   // what is moved
   Status s;
   auto with_all = [&](auto&& action) {
     for (int step = 1; step < ranks_ && s; ++step) s = action((index_ + step) % ranks_);
   };
   // My memory can be read.
-  with_all([&](int peer) { return signal(main_, kReady, peer); });
+  if (sums || !between) with_all([&](int peer) { return signal(main_, kReady, peer); });
   if (sums) {
     with_all([&](int peer) { return await(main_, kReady, peer); });
     if (s) s = sum(plan, offers);
-    // My sums can be read, and the peers' other parts of my memory have been.
-    if (moves) with_all([&](int peer) { return signal(main_, kSummed, peer); });
+    if (!moves) with_all([&](int peer) { return signal(main_, kDone, peer); });
   }
+  if (s && between) s = between();
   if (moves || !sums) {
+    // What I have prepared can be read, and the peers' other parts of my memory have been.
+    if (prepares) with_all([&](int peer) { return signal(main_, kPrepared, peer); });
     if (s && !lanes_.empty()) s = device_.record(begin_, main_);
     for (Lane& lane : lanes_) {
       if (s) s = device_.wait(lane.stream, begin_);
@@ -100,7 +105,7 @@ Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers) {
     with_all([&](int peer) {
       size_t turn = static_cast<size_t>((peer - index_ + ranks_) % ranks_ - 1);
       device::Stream stream = lanes_[turn % lanes_.size()].stream;
-      Status done = await(stream, sums ? kSummed : kReady, peer);
+      Status done = await(stream, prepares ? kPrepared : kReady, peer);
       if (done) done = move(stream, plan, offers[static_cast<size_t>(peer)], peer);
       return done ? signal(stream, kDone, peer) : done;
     });
@@ -109,8 +114,6 @@ Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers) {
       if (s) s = device_.record(lane.end, lane.stream);
       if (s) s = device_.wait(main_, lane.end);
     }
-  } else {
-    with_all([&](int peer) { return signal(main_, kDone, peer); });
   }
   // Nobody reads my memory any more.
   with_all([&](int peer) { return await(main_, kDone, peer); });

@@ -7,10 +7,12 @@
 // nothing in it counts operations, and what was submitted can be submitted again as it is, which is
 // what replaying a CUDA graph does. No flag is set before it was set back: a rank sets a flag at its
 // peer again only in a later operation, after the peer's `done` of this one, and the peer's stream
-// sets `done` after it has set the others back. For `done` itself the peer's next `ready` says that.
+// sets `done` after it has set the others back. For `done` itself the peer's next `ready` or `prepared`
+// says that.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -54,8 +56,10 @@ class CopyEngine {
   Status join(int index, int pid, int flags_descriptor);
 
   // Submits it. Offers by index; nothing of what they name may be freed until `main` is past it. The
-  // plans of all ranks have the same sums and moves but for whose they are.
-  Status submit(const Plan& plan, const std::vector<Offer>& offers);
+  // plans of all ranks have the same sums and moves but for whose they are. `between`, where there is
+  // one, submits more to `main`, after the sums and before the moves.
+  Status submit(const Plan& plan, const std::vector<Offer>& offers,
+                const std::function<Status()>& between = {});
 
   // Lets go of every stream that waits here, whatever its peers do; to be called again until the
   // streams are empty. Nothing can be submitted any more.
@@ -65,7 +69,7 @@ class CopyEngine {
   const char* gave_up(int index) const;
 
  private:
-  enum Phase { kReady, kSummed, kDone, kPhases };
+  enum Phase { kReady, kPrepared, kDone, kPhases };
   // A cache line each: peers write them.
   struct Flags {
     struct alignas(64) Word {

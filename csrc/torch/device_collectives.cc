@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "common/clock.h"
-#include "schedule/pattern.h"
 #include "torch/gil.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
@@ -16,7 +15,6 @@ namespace {
 using c10d::OpType;
 using c10d::Work;
 
-constexpr size_t kGranule = 64;  // elements; parts of an AllReduce start at multiples
 constexpr std::chrono::nanoseconds kForever = std::chrono::hours(24 * 365);
 constexpr std::chrono::nanoseconds kInterruptible = std::chrono::milliseconds(200);
 
@@ -136,18 +134,18 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 // --- the group ---------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<DeviceCollectives>> DeviceCollectives::create(
-    Engine& engine, Communicator& group, Result<TorchDevice*> device,
+    Engine& engine, Communicator& group, Store& store, Result<TorchDevice*> device,
     std::chrono::milliseconds timeout) {
   std::unique_ptr<DeviceCollectives> made;
   Status usable = device.status();
   if (usable) {
-    made.reset(new DeviceCollectives(*device.value(), group.rank(), group.ranks()));
+    made.reset(new DeviceCollectives(*device.value(), group, store));
     auto stream = device.value()->device().create_stream();
     usable = stream.status();
     if (stream) made->stream_ = stream.value();
   }
   auto on_device = DeviceGroup::create(
-      engine, group, usable, usable ? &made->device_.device() : nullptr,
+      engine, group, store, usable, usable ? &made->device_.device() : nullptr,
       usable ? &made->device_.imports() : nullptr, usable ? made->stream_ : nullptr,
       static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
   if (!on_device) return on_device.status();
@@ -165,6 +163,11 @@ DeviceCollectives::~DeviceCollectives() {
   if (stream_ != nullptr) device_.device().destroy_stream(stream_);
 }
 
+DevicePlace DeviceCollectives::place() const {
+  const Settings& now = settings();
+  return {group_->topology(), rank_, now.reduce_on_cpu, now.tuning};
+}
+
 DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, ReduceOp reduce_op,
                                                          TensorRefs tensors,
                                                          std::chrono::milliseconds timeout) {
@@ -176,7 +179,8 @@ DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, 
     op->what.digest =
         mix(mix(op->what.digest, t->nbytes()), static_cast<uint64_t>(t->scalar_type()));
   }
-  if (reduce_op != ReduceOp::kNone) {
+  bool sums = reduce_op != ReduceOp::kNone;
+  if (sums) {
     op->what.reduce_op = reduce_op;
     op->what.dtype = dtype_of(tensors[0]->scalar_type());
     op->plan.op = reduce_op;
@@ -190,7 +194,12 @@ DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, 
       });
     }
   }
-  op->way = reduce_op == ReduceOp::kNone ? "copy-engine" : "gpu-kernel";
+  DevicePlace where = place();
+  if (sums && where.sums_on_cpu) op->what.options |= kSumsOnCpu;
+  op->way = name_of_way(where, sums);
+  if (device_way(where, sums) == DeviceWay::kAll) {
+    if (Status s = group_->open_for_all(ranks_of_, store_); !s) throw_status(s);
+  }
   if (timeout != c10d::kUnsetTimeout && timeout.count() > 0)
     op->limit_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   return op;
@@ -201,10 +210,10 @@ c10::intrusive_ptr<Work> DeviceCollectives::gather(TensorRefs outputs, TensorRef
                                                    bool async) {
   size_t each = list ? ranks_ : 1;
   OperationPtr op = begin(Collective::kAllGather, ReduceOp::kNone, inputs, timeout);
+  std::vector<Extent> sources, blocks;
   for (size_t m = 0; m < inputs.size(); ++m) {
     at::Tensor input = end_to_end(device_, *inputs[m]);
     Extent source = extent_of(input);
-    std::vector<Extent> blocks;
     for (const at::Tensor* t : outputs.slice(m * each, each)) {
       require(t->scalar_type() == input.scalar_type() &&
                   t->numel() == input.numel() * static_cast<int64_t>(ranks_ / each),
@@ -217,18 +226,18 @@ c10::intrusive_ptr<Work> DeviceCollectives::gather(TensorRefs outputs, TensorRef
       }
     }
     for (size_t r = 0; r < ranks_; ++r) {
-      bool others = r != static_cast<size_t>(rank_) && source.bytes > 0 &&
-                    blocks[r].address == source.address;
-      if (!others && !overlap_askew(source, blocks[r])) continue;
+      const Extent& block = blocks[m * ranks_ + r];
+      bool others =
+          r != static_cast<size_t>(rank_) && source.bytes > 0 && block.address == source.address;
+      if (!others && !overlap_askew(source, block)) continue;
       input = device_.copy_of(input);
       source = extent_of(input);
     }
-    for (size_t r = 0; r < ranks_; ++r)
-      op->plan.moves.push_back({static_cast<int>(r), m, 0, source.bytes, blocks[r].address});
-    op->offered.push_back(source);
+    sources.push_back(source);
     op->what.bytes += source.bytes * ranks_;
     op->keep.push_back(std::move(input));
   }
+  plan_gather(*op, place(), sources, blocks);
   return submit(std::move(op), type, async);
 }
 
@@ -239,6 +248,8 @@ c10::intrusive_ptr<Work> DeviceCollectives::scatter(TensorRefs outputs, TensorRe
   size_t each = list ? ranks_ : 1;
   auto mine = static_cast<size_t>(rank_);
   OperationPtr op = begin(Collective::kReduceScatter, reduce_op, outputs, timeout);
+  std::vector<Extent> whole, targets;
+  std::vector<DevicePart> blocks;
   for (size_t m = 0; m < outputs.size(); ++m) {
     const at::Tensor& output = *outputs[m];
     require_contiguous(output, "reduce_scatter");
@@ -258,13 +269,22 @@ c10::intrusive_ptr<Work> DeviceCollectives::scatter(TensorRefs outputs, TensorRe
       bool apart = target.bytes == 0 || target.address + target.bytes <= source.address ||
                    source.address + source.bytes <= target.address;
       if (!is_own && !apart) input = device_.copy_of(input);
-      op->offered.push_back(extent_of(input));
+      source = extent_of(input);
+      for (size_t r = 0; r < ranks_ / each; ++r) {
+        size_t offset = r * target.bytes;
+        blocks.push_back({whole.size(), offset, target.bytes, source.address + offset});
+      }
+      whole.push_back(source);
       op->what.bytes += input.nbytes();
       op->keep.push_back(std::move(input));
     }
-    op->plan.sums.push_back(
-        {list ? m * each + mine : m, list ? 0 : mine * target.bytes, target.bytes, target.address});
+    targets.push_back(target);
   }
+  auto temporary = [&](size_t bytes) {
+    op->keep.push_back(device_.empty(bytes));
+    return extent_of(op->keep.back()).address;
+  };
+  plan_scatter(*op, place(), std::move(whole), blocks, targets, temporary);
   return submit(std::move(op), type, async);
 }
 
@@ -272,6 +292,7 @@ c10::intrusive_ptr<Work> DeviceCollectives::reduce(TensorRefs tensors, ReduceOp 
                                                    std::chrono::milliseconds timeout, OpType type,
                                                    bool async) {
   OperationPtr op = begin(Collective::kAllReduce, reduce_op, tensors, timeout);
+  std::vector<Extent> whole;
   for (size_t m = 0; m < tensors.size(); ++m) {
     const at::Tensor& t = *tensors[m];
     // Any order of the elements will do that is the same on all ranks.
@@ -280,22 +301,10 @@ c10::intrusive_ptr<Work> DeviceCollectives::reduce(TensorRefs tensors, ReduceOp 
     for (int64_t d = 0; d < t.dim(); ++d)
       op->what.digest = mix(op->what.digest, static_cast<uint64_t>(t.stride(d)));
     op->results.push_back(t);
-    auto* at = static_cast<std::byte*>(t.mutable_data_ptr());
-    op->offered.push_back({at, t.nbytes()});
+    whole.push_back({static_cast<std::byte*>(t.mutable_data_ptr()), t.nbytes()});
     op->what.bytes += t.nbytes();
-    std::vector<size_t> starts =
-        pattern::equal_parts(static_cast<size_t>(t.numel()), static_cast<int>(ranks_), kGranule);
-    // Parts of no bytes too: ranks must agree on whether there are sums and moves.
-    for (size_t r = 0; r < ranks_; ++r) {
-      auto size = static_cast<size_t>(t.element_size());
-      size_t from = starts[r] * size, bytes = (starts[r + 1] - starts[r]) * size;
-      if (r == static_cast<size_t>(rank_)) {
-        op->plan.sums.push_back({m, from, bytes, at + from});
-      } else {
-        op->plan.moves.push_back({static_cast<int>(r), m, from, bytes, at + from});
-      }
-    }
   }
+  plan_reduce(*op, place(), whole);
   return submit(std::move(op), type, async);
 }
 

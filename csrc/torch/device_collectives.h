@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/device_group.h"
+#include "collectives/device_plan.h"
 #include "torch/torch_device.h"
 
 namespace smddp {
@@ -72,6 +72,7 @@ class DeviceCollectives {
  public:
   // Why there is none is the same on all ranks.
   static Result<std::unique_ptr<DeviceCollectives>> create(Engine& engine, Communicator& group,
+                                                           Store& store,
                                                            Result<TorchDevice*> device,
                                                            std::chrono::milliseconds timeout);
   ~DeviceCollectives();
@@ -92,13 +93,21 @@ class DeviceCollectives {
 
  private:
   using OperationPtr = std::shared_ptr<DeviceTensorOperation>;
-  DeviceCollectives(TorchDevice& device, int rank, int ranks)
-      : device_(device), rank_(rank), ranks_(static_cast<size_t>(ranks)) {}
+  DeviceCollectives(TorchDevice& device, Communicator& ranks, Store& store)
+      : device_(device),
+        ranks_of_(ranks),
+        store_(store),
+        rank_(ranks.rank()),
+        ranks_(static_cast<size_t>(ranks.ranks())) {}
+  // As the settings say now.
+  DevicePlace place() const;
   OperationPtr begin(Collective collective, ReduceOp op, TensorRefs tensors,
                      std::chrono::milliseconds timeout);
   c10::intrusive_ptr<c10d::Work> submit(OperationPtr op, c10d::OpType type, bool async);
 
   TorchDevice& device_;
+  Communicator& ranks_of_;
+  Store& store_;
   const int rank_;
   const size_t ranks_;
   device::Stream stream_ = nullptr;

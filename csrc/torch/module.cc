@@ -8,6 +8,7 @@
 
 #include "common/env.h"
 #include "device/cuda_device.h"
+#include "device/cuda_report.h"
 #include "torch/allocator.h"
 #include "torch/gil.h"
 #include "torch/process_group.h"
@@ -40,7 +41,7 @@ Fallback::Factory hold(py::object factory) {
 
 void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
                            size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32,
-                           const std::string& fallback, int max_sms) {
+                           const std::string& fallback, int max_sms, bool reduce_on_cpu) {
   FallbackMode mode = FallbackMode::kWarn;
   if (fallback == "silent") {
     mode = FallbackMode::kSilent;
@@ -53,7 +54,8 @@ void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucke
   configure({{allgather_bucket_bytes, allgather_bucket_elements, reduce_scatter_bucket_bytes,
               reduce_precision_fp32},
              mode,
-             max_sms});
+             max_sms,
+             reduce_on_cpu});
 }
 
 py::list statistics() {
@@ -101,6 +103,17 @@ py::dict device_statistics() {
   return d;
 }
 
+py::dict cuda_report() {
+  auto report = device::cuda_report();
+  if (!report) throw std::runtime_error(report.status().message());
+  py::dict d;
+  d["version"] = report.value().version;
+  d["devices"] = report.value().devices;
+  d["apart"] = report.value().apart;
+  d["gdrcopy"] = report.value().gdrcopy;
+  return d;
+}
+
 std::string fabric_description() {
   auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
   if (!endpoint) throw std::runtime_error(endpoint.status().message());
@@ -128,7 +141,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
         py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
         py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn",
-        py::arg("max_sms") = 9);
+        py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false);
   m.def("statistics", &statistics);
   m.def("reset_statistics", [] { Statistics::process().reset(); });
   m.def(
@@ -144,6 +157,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("install_shared_allocator", &install_shared_allocator);
   m.def("shared_allocator_installed", &shared_allocator_installed);
   m.def("device_statistics", &device_statistics);
+  m.def("cuda_report", &cuda_report);
   m.def("host_device_empty", &TorchDevice::host_empty, py::arg("bytes"));
   m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
   check_interrupt = [] {

@@ -62,11 +62,11 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
       engine_(process_engine()),
       timeout_(timeout),
       fallback_(group_name, std::move(factory)) {
-  StoreAdapter adapter(store, rank, timeout);
+  store_ = std::make_unique<StoreAdapter>(store, rank, timeout);
   Communicator::Options options;
   options.name = group_name;
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
-  auto created = Communicator::create(engine_, adapter, rank, size, std::move(options));
+  auto created = Communicator::create(engine_, *store_, rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
 }
@@ -139,8 +139,8 @@ DeviceCollectives* ProcessGroupSMDDP::on_device(TensorRefs tensors) {
   Communicator& communicator = group();
   std::lock_guard lock(device_mutex_);
   if (!std::exchange(device_tried_, true)) {
-    auto made =
-        DeviceCollectives::create(engine_, communicator, TorchDevice::of(tensors), timeout_);
+    auto made = DeviceCollectives::create(engine_, communicator, *store_, TorchDevice::of(tensors),
+                                          timeout_);
     if (made) {
       device_ = std::move(made.value());
     } else {

@@ -114,6 +114,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   intrusive_ptr<c10d::Work> noted(intrusive_ptr<c10d::Work> work);
 
   Engine& engine_;
+  std::unique_ptr<Store> store_;
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
   std::unique_ptr<Communicator> group_;

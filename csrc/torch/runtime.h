@@ -14,7 +14,8 @@ enum class FallbackMode { kWarn, kSilent, kError };
 struct Settings {
   Tuning tuning;
   FallbackMode fallback = FallbackMode::kWarn;
-  int max_sms = 9;  // multiprocessors that one sum on a GPU occupies at most
+  int max_sms = 9;             // multiprocessors that one sum on a GPU occupies at most
+  bool reduce_on_cpu = false;  // none: tensors on a GPU are summed by the CPU
 };
 
 // Made on first use; made anew in a forked child. Throws where the host forbids it.

@@ -84,8 +84,10 @@ Result<TorchDevice*> TorchDevice::of(TensorRefs tensors) {
     auto* torch_device = new TorchDevice(place, host_device());
     torch_device->current_of_host_ = torch_device->device().create_stream().value();
     made = torch_device;
-  } else if (!device::has_cuda_kernels()) {
-    made = Status(Code::kUnavailable, "this build has no kernels for GPUs; build it where nvcc is");
+  } else if (!device::has_cuda_kernels() && !settings().reduce_on_cpu) {
+    made = Status(
+        Code::kUnavailable,
+        "this build has no kernels for GPUs; build it where nvcc is, or set reduce_on to cpu");
   } else {
     auto gpu = device::open_cuda_device(index);
     made = gpu ? Result<TorchDevice*>(new TorchDevice(place, *gpu.value().release()))
@@ -118,6 +120,11 @@ at::Tensor TorchDevice::copy_of(const at::Tensor& tensor) const {
     copy = at::empty(tensor.sizes(), tensor.options());
   }
   return copy.copy_(tensor.detach());
+}
+
+at::Tensor TorchDevice::empty(size_t bytes) const {
+  auto size = static_cast<int64_t>(std::max<size_t>(bytes, 1));
+  return is_host() ? host_empty(size) : at::empty({size}, at::device(place_).dtype(at::kByte));
 }
 
 device::Stream TorchDevice::current() const {

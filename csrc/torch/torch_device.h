@@ -32,6 +32,8 @@ class TorchDevice {
   intranode::Imports& imports() { return imports_; }
   // Its values, end to end, in memory of its own on this device, as of the caller's stream.
   at::Tensor copy_of(const at::Tensor& tensor) const;
+  // Memory on this device, of nobody else as of the caller's stream.
+  at::Tensor empty(size_t bytes) const;
   // The stream that the caller's work goes to.
   device::Stream current() const;
   // What is submitted to current() is done, as far as code that reads the tensors can tell.

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,24 +19,10 @@ import torch
 import deepspeed_smddp
 from deepspeed_smddp import _extension, settings
 from deepspeed_smddp.config import PREFIX, VARIABLES, show
+from deepspeed_smddp.diagnose import gpu
+from deepspeed_smddp.diagnose.finding import Finding as Finding
+from deepspeed_smddp.diagnose.finding import Verdict as Verdict
 from deepspeed_smddp.zero import comm_backend
-
-
-class Verdict(Enum):
-    """What a finding means for training."""
-
-    OK = "ok"
-    LIMITED = "limited"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report."""
-
-    name: str
-    text: str
-    verdict: Verdict = Verdict.OK
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ class SettingRow:
 
 
 def findings() -> Iterator[Finding]:
-    """Versions, the extension, libfabric, single-copy reads and the host's identity."""
+    """Versions, the extension, libfabric, GPUs, single-copy reads and the host's identity."""
     yield Finding("deepspeed-smddp", deepspeed_smddp.__version__)
     yield Finding("Python", platform.python_version())
     yield Finding("torch", str(torch.__version__))
@@ -61,6 +46,7 @@ def findings() -> Iterator[Finding]:
     yield extension
     if extension.verdict is Verdict.OK:
         yield _fabric()
+        yield from gpu.findings()
     yield _single_copy()
     yield Finding("host identity", host_identity())
 

@@ -9,7 +9,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "collectives/device_group.h"
+#include "collectives/device_plan.h"
+#include "device/cuda_report.h"
+#include "device/gdr.h"
 #include "world.h"
 
 namespace smddp {
@@ -20,6 +22,7 @@ using device::Device;
 
 // Before anything opens the driver.
 const int stub_is_the_driver = setenv("SMDDP_LIBCUDA", STUB_CUDA, 1);
+const int stub_is_gdrcopy = setenv("SMDDP_LIBGDRAPI", STUB_GDR, 1);
 
 enum Kind { kMalloc, kExpandable, kPrivate };
 
@@ -57,6 +60,14 @@ TEST(CudaDevice, OpensAndSaysWhoItIs) {
   ASSERT_FALSE(none.ok());
   EXPECT_NE(none.status().message().find("cuDeviceGet failed"), std::string::npos);
   EXPECT_NE(none.status().message().find("said the stub"), std::string::npos);
+}
+
+TEST(CudaReport, NamesDriverAndDevices) {
+  auto report = device::cuda_report();
+  ASSERT_TRUE(report.ok()) << report.status().message();
+  EXPECT_EQ(report.value().version, "12.0");
+  EXPECT_EQ(report.value().devices, std::vector<std::string>{"stub (6 multiprocessors)"});
+  EXPECT_TRUE(report.value().apart.empty());
 }
 
 TEST(CudaDevice, SharesMemoryOfEachKind) {
@@ -106,6 +117,76 @@ TEST(CudaDevice, ExpandableSegmentsAreSeveralPieces) {
   free_memory(second);
 }
 
+TEST(Gdr, SaysWhyThereIsNone) {
+  auto said = [](const char* path) {
+    auto opened = device::Gdr::open(path);
+    return opened ? "opened " + opened.value().version() : opened.status().message();
+  };
+  ASSERT_EQ(stub_is_gdrcopy, 0);
+  EXPECT_EQ(said(STUB_GDR), "opened 2.4");
+  EXPECT_NE(said("/nowhere/libgdrapi.so.2").find("could not be opened"), std::string::npos);
+  EXPECT_NE(said(STUB_CUDA).find("has no gdr_"), std::string::npos);
+  setenv("STUB_GDR_MAJOR", "1", 1);
+  EXPECT_NE(said(STUB_GDR).find("is version 1.4; 2.x is needed"), std::string::npos);
+  unsetenv("STUB_GDR_MAJOR");
+  setenv("STUB_GDR_NO_MODULE", "1", 1);
+  EXPECT_NE(said(STUB_GDR).find("gdrdrv"), std::string::npos);
+  unsetenv("STUB_GDR_NO_MODULE");
+}
+
+TEST(CudaDevice, FlagsLieInTheGpusMemoryWhereGdrcopyIs) {
+  auto device = gpu();
+  auto made = device->create_flags();
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  device::HostFlags& flags = *made.value();
+  EXPECT_TRUE(device->export_memory(flags.on_device(5), 4).ok());  // which pinned memory is not
+  device::Stream stream = device->create_stream().value();
+  device::Event event = device->create_event().value();
+  ASSERT_TRUE(device->wait_flag(stream, flags.on_device(5), 7).ok());
+  ASSERT_TRUE(device->record(event, stream).ok());
+  flags.set(4, 7);
+  EXPECT_FALSE(device->done(event).value());
+  flags.set(5, 7);
+  EXPECT_TRUE(device->synchronize(stream).ok());
+  EXPECT_TRUE(device->done(event).value());
+  device->destroy_event(event);
+  device->destroy_stream(stream);
+}
+
+TEST(CudaDevice, CarriesCollectivesBetweenHosts) {
+  constexpr size_t kCount = 700'000;  // two chunks and more
+  run_world("ab", [&](RankContext& context) {
+    auto device = gpu();
+    intranode::Imports imports(*device);
+    device::Stream main = device->create_stream().value(), user = device->create_stream().value();
+    auto made = DeviceGroup::create(context.engine, context.group, context.store, Status(),
+                                    device.get(), &imports, main, 60'000'000'000ull);
+    ASSERT_TRUE(made.ok()) << made.status().message();
+    std::byte* memory = allocate(kCount * 4, kMalloc);
+    auto* data = reinterpret_cast<float*>(memory);
+    for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(i % 100 + context.rank);
+    auto op = std::make_shared<DeviceOperation>();
+    op->what.collective = Collective::kAllReduce;
+    op->what.dtype = Dtype::kFloat32;
+    op->what.reduce_op = ReduceOp::kSum;
+    op->what.segments = 1;
+    plan_reduce(*op, {context.group.topology(), context.rank, false, {}}, {{memory, kCount * 4}});
+    Status s = made.value()->submit(op, user);
+    if (s) s = made.value()->order(*op, user, {});
+    if (s) s = device->synchronize(user);
+    if (s) s = made.value()->verdict(*op);
+    ASSERT_TRUE(s.ok()) << s.message();
+    for (size_t i = 0; i < kCount; ++i)
+      ASSERT_EQ(data[i], static_cast<float>(2 * (i % 100) + 1)) << i;
+    made.value()->leave();
+    op.reset();
+    made.value().reset();
+    device->destroy_stream(user);
+    device->destroy_stream(main);
+    free_memory(memory);
+  });
+}
+
 // A group over it, its ranks' memory in pieces that lie differently at each of them.
 TEST(CudaDevice, CarriesCollectives) {
   constexpr size_t kCount = 5000;  // floats; 4096 bytes hold 1024
@@ -113,8 +194,8 @@ TEST(CudaDevice, CarriesCollectives) {
     auto device = gpu();
     intranode::Imports imports(*device);
     device::Stream main = device->create_stream().value(), user = device->create_stream().value();
-    auto made = DeviceGroup::create(context.engine, context.group, Status(), device.get(), &imports,
-                                    main, 60'000'000'000ull);
+    auto made = DeviceGroup::create(context.engine, context.group, context.store, Status(),
+                                    device.get(), &imports, main, 60'000'000'000ull);
     ASSERT_TRUE(made.ok()) << made.status().message();
     // Pieces of 2, 3 and 4 pages side by side.
     size_t piece = 4096 * static_cast<size_t>(context.rank + 2);

@@ -7,8 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "device/host_device.h"
-#include "world.h"
+#include "device_world.h"
 
 namespace smddp {
 namespace {
@@ -16,41 +15,6 @@ namespace {
 using device::HostDevice;
 using intranode::CopyEngine;
 using intranode::Imports;
-
-// One rank's side: a device of its own, as if it were a process of its own.
-struct DeviceRank {
-  explicit DeviceRank(RankContext& rank, double limit_seconds = 60)
-      : context(rank), imports(gpu), main(gpu.create_stream().value()) {
-    user = gpu.create_stream().value();
-    auto made = DeviceGroup::create(rank.engine, rank.group, Status(), &gpu, &imports, main,
-                                    static_cast<uint64_t>(limit_seconds * 1e9));
-    EXPECT_TRUE(made.ok()) << made.status().message();
-    if (made) group = made.value();
-  }
-  ~DeviceRank() {
-    if (group) group->leave();
-    group.reset();
-    gpu.destroy_stream(user);
-    gpu.destroy_stream(main);
-  }
-
-  float* floats(size_t count) { return static_cast<float*>(gpu.allocate(count * 4).value()); }
-  Status wait(DeviceOperation& op) {
-    Status s = group->order(op, user, {});
-    if (s) s = gpu.synchronize(user);
-    return s;
-  }
-  Status run(const std::shared_ptr<DeviceOperation>& op) {
-    Status s = group->submit(op, user);
-    return s ? wait(*op) : s;
-  }
-
-  RankContext& context;
-  HostDevice gpu;
-  Imports imports;
-  device::Stream main, user;
-  std::shared_ptr<DeviceGroup> group;
-};
 
 std::byte* bytes(float* p) { return reinterpret_cast<std::byte*>(p); }
 
@@ -238,8 +202,8 @@ TEST(DeviceGroup, ARankWithoutADeviceMeansNoGroup) {
     Imports imports(gpu);
     device::Stream main = gpu.create_stream().value();
     Status usable = context.rank == 1 ? Status(Code::kUnavailable, "no driver here") : Status();
-    auto made = DeviceGroup::create(context.engine, context.group, usable, &gpu, &imports, main,
-                                    1'000'000'000);
+    auto made = DeviceGroup::create(context.engine, context.group, context.store, usable, &gpu,
+                                    &imports, main, 1'000'000'000);
     ASSERT_FALSE(made.ok());
     EXPECT_NE(made.status().message().find("rank 1"), std::string::npos);
     EXPECT_NE(made.status().message().find("no driver here"), std::string::npos);

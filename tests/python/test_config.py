@@ -234,6 +234,7 @@ def test_what_reaches_the_core(core: list[dict[str, Any]]) -> None:
             "reduce_precision_fp32": True,
             "fallback": "error",
             "max_sms": 9,
+            "reduce_on_cpu": False,
         }
     ]
 
@@ -259,7 +260,6 @@ def test_keys_of_later_features_say_so_once(
     section = parse_section(
         {
             "hierarchical_allgather": False,
-            "reduce_on": "cpu",
         }
     )
     with caplog.at_level(logging.WARNING):
@@ -284,11 +284,13 @@ def test_live_keys_and_defaults_are_silent(
         "hierarchical_allgather": True,
         "activation_offload": {"enabled": True, "horizon": 3},
         "max_sms": 4,
+        "reduce_on": "cpu",
     }
     with caplog.at_level(logging.WARNING):
         settings.set_file(parse_section(live))
     assert caplog.records == []
     assert core[-1]["max_sms"] == 4
+    assert core[-1]["reduce_on_cpu"] is True
 
 
 def test_unknown_variable_is_pointed_out(
@@ -322,3 +324,38 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert rows["SMDDP_HOST_ID"] == ("left", "SMDDP_HOST_ID")
     assert rows["SMDDP_SPIN_MICROSECONDS"] == ("200", "default")
     assert doctor.host_identity() == "left"
+
+
+def test_doctor_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed_smddp import _C
+    from deepspeed_smddp.diagnose import gpu
+    from deepspeed_smddp.diagnose.finding import Verdict
+
+    report = {
+        "version": "12.4",
+        "devices": ["H100 (132 multiprocessors)"] * 2,
+        "apart": [(0, 1)],
+        "gdrcopy": "2.4",
+    }
+    monkeypatch.setattr(_C, "cuda_report", lambda: report)
+    monkeypatch.setattr(_C, "device_statistics", lambda: {"kernels": False})
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
+    found = {finding.name: finding for finding in gpu.findings()}
+    assert found["GPUs"].text == "2 x H100 (132 multiprocessors); driver for CUDA 12.4"
+    assert "0 and 1" in found["GPU peer access"].text
+    assert "nvcc" in found["GPU kernels"].text and "2.4" in found["GDRCopy"].text
+    assert found["CUDA tensors"].verdict is Verdict.LIMITED
+    assert "carried by NCCL" in found["CUDA tensors"].text
+    monkeypatch.setenv("SMDDP_REDUCE_ON", "cpu")
+    found = {finding.name: finding for finding in gpu.findings()}
+    assert "summed by the CPU" in found["CUDA tensors"].text
+
+    def no_driver() -> None:
+        raise RuntimeError("install NVIDIA's driver")
+
+    monkeypatch.setattr(_C, "cuda_report", no_driver)
+    (only,) = gpu.findings()
+    assert only.verdict is Verdict.LIMITED and "install" in only.text
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    (only,) = gpu.findings()
+    assert only.verdict is Verdict.OK and "CPU tensors need none" in only.text

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from harness import cases, host_device
 from harness.cases import FORMS, MANY, Case
-from harness.host_device import COPIES, ENVIRONMENT, KERNEL, host_empty
+from harness.host_device import COPIES, ENVIRONMENT, KERNEL, ON_CPU, host_empty, paths
 from harness.worker import Context, Failure
 from harness.world import BACKEND, Pool, World, fresh
 
@@ -25,8 +25,8 @@ PATH = {"all_gather": COPIES, "reduce_scatter": KERNEL, "all_reduce": KERNEL}
 FUNCTIONAL = ("functional", "functional_coalesced")
 
 
-def on_device(worlds: Pool, layout: str) -> World:
-    world = worlds(layout, env=ENVIRONMENT)
+def on_device(worlds: Pool, layout: str, on_cpu: bool = False) -> World:
+    world = worlds(layout, env={**ENVIRONMENT, **ON_CPU} if on_cpu else ENVIRONMENT)
     world.run(host_device.use_host)
     return world
 
@@ -39,8 +39,8 @@ def test_every_form(worlds: Pool, layout: str, collective: str) -> None:
         Case(collective, form, numels=(1000, 0, 1, 9457) if form in MANY else (9457,))
         for form in forms
     ]
-    for paths in on_device(worlds, layout).run(host_device.check, wanted):
-        assert paths == {f"{collective} {PATH[collective]}": len(wanted)}
+    for taken in on_device(worlds, layout).run(host_device.check, wanted):
+        assert taken == {f"{collective} {PATH[collective]}": len(wanted)}
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,80 @@ def test_several_groups_share_a_device(worlds: Pool) -> None:
     on_device(worlds, "AAA").run(several_groups)
 
 
-def test_a_group_of_several_hosts_is_carried_by_the_cpu(worlds: Pool) -> None:
-    for paths in on_device(worlds, "AAB").run(host_device.check, [Case("all_gather")]):
-        assert not any(COPIES in path for path in paths)
+# ---- several hosts, and sums by the CPU: through pinned memory
+
+
+@pytest.mark.parametrize(
+    ("layout", "on_cpu"),
+    [("AB", False), ("AABB", False), ("ABAB", False), ("AAB", False), ("AA", True), ("AABB", True)],
+)
+def test_every_form_through_pinned_memory(worlds: Pool, layout: str, on_cpu: bool) -> None:
+    wanted = [
+        Case(collective, form, numels=(1000, 0, 1, 9457) if form in MANY else (9457,))
+        for collective, forms in FORMS.items()
+        for form in forms
+        if form not in FUNCTIONAL
+    ]
+    expected = {
+        f"{collective} {path}": sum(case.collective == collective for case in wanted)
+        for collective, path in paths(layout, on_cpu).items()
+    }
+    for taken in on_device(worlds, layout, on_cpu).run(host_device.check, wanted):
+        assert taken == expected
+
+
+def varied(dtype: torch.dtype) -> list[Case]:
+    operations = ["SUM", "MIN", "MAX", "PRODUCT"] + ["AVG"] * dtype.is_floating_point
+    wanted = [
+        Case(collective, dtype=dtype, operation=operation, offset=dtype.itemsize)
+        for collective in ("reduce_scatter", "all_reduce")
+        for operation in operations
+    ]
+    wanted += [
+        Case(collective, dtype=dtype, numels=(numel,))
+        for collective in FORMS
+        for numel in (0, 1, 2, 7, 65, 700_001)
+    ]
+    return [
+        *wanted,
+        Case("all_gather", dtype=dtype, place="in_place"),
+        Case("reduce_scatter", dtype=dtype, place="in_place"),
+        Case("reduce_scatter", dtype=dtype, place="other_slot"),
+        Case("all_gather", dtype=dtype, asynchronous=False),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
+@pytest.mark.parametrize(("layout", "on_cpu"), [("AAB", False), ("AA", True)])
+def test_types_through_pinned_memory(
+    worlds: Pool, layout: str, on_cpu: bool, dtype: torch.dtype
+) -> None:
+    on_device(worlds, layout, on_cpu).run(host_device.check, varied(dtype))
+
+
+def test_types_by_kernels_and_between_hosts() -> None:
+    with fresh("AABB", env=ENVIRONMENT) as world:
+        world.run(host_device.use_host)
+        world.run(host_device.round_on_every_host)
+        for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+            world.run(host_device.check, varied(dtype))
+
+
+@pytest.mark.parametrize(("layout", "on_cpu"), [("AABB", False), ("AAA", True)])
+def test_many_in_flight_through_pinned_memory(worlds: Pool, layout: str, on_cpu: bool) -> None:
+    wanted = [
+        Case(collective, numels=(numel,), seed=seed)
+        for seed, numel in enumerate((1, 500, 70_000))
+        for collective in FORMS
+    ]
+    order = list(range(len(wanted)))[::-1]
+    on_device(worlds, layout, on_cpu).run(cases.check_in_flight, wanted, order)
+
+
+def test_several_groups_and_tensors_of_both_kinds_between_hosts(worlds: Pool) -> None:
+    world = on_device(worlds, "ABC")
+    world.run(several_groups)
+    world.run(mixed)
 
 
 # ---- failures
@@ -201,6 +272,16 @@ def test_a_rank_that_is_gone_is_named(how: signal.Signals) -> None:
             assert isinstance(outcome, Failure) and "rank 2" in outcome.message, outcome
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_rank_that_is_gone_is_named_on_all_hosts(how: signal.Signals) -> None:
+    with fresh("AABB", env={**ENVIRONMENT, "SMDDP_TIMEOUT_SECONDS": "3"}) as world:
+        world.run(gather_once_more)
+        world.signal(3, how)
+        world.submit_to([0, 1, 2], gather_once_more)
+        for outcome in world.outcomes([0, 1, 2], timeout=30).values():
+            assert isinstance(outcome, Failure) and "rank 3" in outcome.message, outcome
+
+
 def leave_in_flight(ctx: Context) -> bool:
     """Destroys the group at once after the call; what the device has is finished first."""
     part, whole = host_empty(1 << 20, torch.float32), host_empty(ctx.size << 20, torch.float32)
@@ -212,8 +293,9 @@ def leave_in_flight(ctx: Context) -> bool:
     return bool(whole[-1].item() == ctx.size)
 
 
-def test_leaving_at_once() -> None:
-    with fresh("AA", env=ENVIRONMENT) as world:
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_leaving_at_once(layout: str) -> None:
+    with fresh(layout, env=ENVIRONMENT) as world:
         assert all(world.run(leave_in_flight))
 
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from harness import cases, host_device
 from harness.cases import FORMS, MANY, Case
-from harness.host_device import COPIES, KERNEL
+from harness.host_device import ON_CPU, paths, round_on_every_host
 from harness.worker import Context
 from harness.world import Pool, World, fresh
 
@@ -23,8 +23,6 @@ pytestmark = [
     pytest.mark.timeout(600, method="signal"),
 ]
 
-PATH = {"all_gather": COPIES, "reduce_scatter": KERNEL, "all_reduce": KERNEL}
-
 
 def on_gpu(worlds: Pool, layout: str, **env: str | None) -> World:
     world = worlds(layout, env={"SMDDP_FALLBACK": "error", **env})
@@ -32,15 +30,47 @@ def on_gpu(worlds: Pool, layout: str, **env: str | None) -> World:
     return world
 
 
-@pytest.mark.parametrize("layout", ["A", "AA", "AAAA"])
+# Hosts are what SMDDP_HOST_ID says: ranks of two of them share the GPU here, too.
+@pytest.mark.parametrize("layout", ["A", "AA", "AAAA", "AB", "AABB", "AAB"])
 @pytest.mark.parametrize("collective", FORMS)
 def test_every_form(worlds: Pool, layout: str, collective: str) -> None:
     wanted = [
         Case(collective, form, numels=(1000, 0, 1, 9457) if form in MANY else (9457,))
         for form in FORMS[collective]
     ]
-    for paths in on_gpu(worlds, layout).run(host_device.check, wanted):
-        assert paths == {f"{collective} {PATH[collective]}": len(wanted)}
+    for taken in on_gpu(worlds, layout).run(host_device.check, wanted):
+        assert taken == {f"{collective} {paths(layout)[collective]}": len(wanted)}
+
+
+@pytest.mark.parametrize("layout", ["AA", "AABB"])
+def test_sums_by_the_cpu(worlds: Pool, layout: str) -> None:
+    wanted = [
+        Case(collective, dtype=dtype, numels=(numel,))
+        for dtype in (torch.float32, torch.bfloat16)
+        for collective in ("reduce_scatter", "all_reduce")
+        for numel in (0, 1, 9457, 5_000_011)
+    ]
+    for taken in on_gpu(worlds, layout, **ON_CPU).run(host_device.check, wanted):
+        assert set(taken) == {
+            f"{collective} {paths(layout, on_cpu=True)[collective]}"
+            for collective in ("reduce_scatter", "all_reduce")
+        }
+
+
+@pytest.mark.parametrize("layout", ["AB", "AABB"])
+def test_types_and_sizes_between_hosts(layout: str) -> None:
+    wanted = [
+        Case(collective, dtype=dtype, numels=(numel,))
+        for dtype in (torch.float32, torch.bfloat16, torch.int64)
+        for collective in FORMS
+        for numel in (0, 1, 7, 300_001, 6_000_003)
+    ]
+    wanted += [Case("all_gather", place="in_place"), Case("reduce_scatter", place="in_place")]
+    with fresh(layout, env={"SMDDP_FALLBACK": "error"}) as world:
+        world.run(host_device.use_gpu)
+        if layout == "AABB":
+            world.run(round_on_every_host)
+        world.run(host_device.check, wanted)
 
 
 @pytest.mark.parametrize("segments", ["False", "True"], ids=["cudaMalloc", "expandable"])
@@ -95,8 +125,9 @@ def host_does_not_wait(ctx: Context) -> float:
     return took
 
 
-def test_the_host_does_not_wait_for_the_gpu(worlds: Pool) -> None:
-    assert max(on_gpu(worlds, "AA").run(host_does_not_wait)) < 1.0
+@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
+def test_the_host_does_not_wait_for_the_gpu(worlds: Pool, layout: str) -> None:
+    assert max(on_gpu(worlds, layout).run(host_does_not_wait)) < 1.0
 
 
 def graph(ctx: Context) -> None:
@@ -143,8 +174,27 @@ def streams(ctx: Context) -> None:
     assert host[0].item() == ctx.size
 
 
-def test_several_groups_on_several_streams(worlds: Pool) -> None:
-    on_gpu(worlds, "AA").run(streams)
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_several_groups_on_several_streams(worlds: Pool, layout: str) -> None:
+    on_gpu(worlds, layout).run(streams)
+
+
+def graph_refused(ctx: Context) -> str:
+    total = torch.zeros(777, device="cuda")
+    dist.all_reduce(total)  # sets the group up
+    torch.cuda.synchronize()
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            dist.all_reduce(total)
+    except ValueError as error:
+        return str(error)
+    return "was recorded"
+
+
+def test_a_graph_does_not_record_what_goes_through_the_cpu() -> None:
+    with fresh("AB", env={"SMDDP_FALLBACK": "error"}) as world:
+        for said in world.run(graph_refused):
+            assert "CUDA graph" in said
 
 
 def free_and_remap(ctx: Context) -> None:

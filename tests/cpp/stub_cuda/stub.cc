@@ -13,6 +13,11 @@
 #include "device/cuda_kernels.h"
 #include "device/host_device.h"
 
+#define STUB extern "C" __attribute__((visibility("default")))
+
+STUB void* stub_allocate(size_t bytes, int kind, void* at);
+STUB void stub_free(void* at);
+
 namespace smddp::device::cuda {
 namespace {
 
@@ -60,6 +65,14 @@ CUresult error_string(CUresult, const char** text) {
 }
 CUresult driver_version(int* version) {
   *version = kVersion;
+  return kSuccess;
+}
+CUresult device_count(int* count) {
+  *count = 1;
+  return kSuccess;
+}
+CUresult can_access(int* can, CUdevice, CUdevice) {
+  *can = 1;
   return kSuccess;
 }
 CUresult device_get(CUdevice* device, int ordinal) {
@@ -115,8 +128,14 @@ bool is_pinned(CUdeviceptr at) {
   --next;
   return at < reinterpret_cast<CUdeviceptr>(next->first) + next->second;
 }
+bool is_on_gpu(CUdeviceptr at) {
+  std::lock_guard lock(mutex);
+  CUdeviceptr base = 0;
+  return find(at, &base) != nullptr;
+}
 CUresult wait_value(CUstream stream, CUdeviceptr flag, uint32_t value, unsigned flags) {
-  if (!is_pinned(flag) || flags != (kWaitEqual | kWaitFlush)) return kInvalidValue;
+  if ((!is_pinned(flag) && !is_on_gpu(flag)) || flags != (kWaitEqual | kWaitFlush))
+    return kInvalidValue;
   return result(host().wait_flag(stream, reinterpret_cast<uint32_t*>(flag), value));
 }
 CUresult write_value(CUstream stream, CUdeviceptr flag, uint32_t value, unsigned flags) {
@@ -146,6 +165,14 @@ CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
 }
 CUresult host_function(CUstream stream, void (*function)(void*), void* argument) {
   return result(host().call(stream, function, argument));
+}
+CUresult mem_alloc(CUdeviceptr* at, size_t bytes) {
+  *at = reinterpret_cast<CUdeviceptr>(stub_allocate(bytes, 0, nullptr));
+  return inside() ? kSuccess : kInvalidContext;
+}
+CUresult mem_free(CUdeviceptr at) {
+  stub_free(reinterpret_cast<void*>(at));
+  return inside() ? kSuccess : kInvalidContext;
 }
 CUresult host_register(void* address, size_t bytes, unsigned flags) {
   if (flags != (kRegisterPortable | kRegisterMapped) || bytes % 4096 != 0) return kInvalidValue;
@@ -303,7 +330,9 @@ const Entry kEntries[] = {
     ENTRY(cuGetErrorName, error_name),
     ENTRY(cuGetErrorString, error_string),
     ENTRY(cuDriverGetVersion, driver_version),
+    ENTRY(cuDeviceGetCount, device_count),
     ENTRY(cuDeviceGet, device_get),
+    ENTRY(cuDeviceCanAccessPeer, can_access),
     ENTRY(cuDeviceGetName, device_name),
     ENTRY(cuDeviceGetUuid, device_uuid),
     ENTRY(cuDeviceGetAttribute, device_attribute),
@@ -325,6 +354,8 @@ const Entry kEntries[] = {
     ENTRY(cuEventQuery, event_query),
     ENTRY(cuMemcpyAsync, copy),
     ENTRY(cuLaunchHostFunc, host_function),
+    ENTRY(cuMemAlloc, mem_alloc),
+    ENTRY(cuMemFree, mem_free),
     ENTRY(cuMemHostRegister, host_register),
     ENTRY(cuMemHostUnregister, host_unregister),
     ENTRY(cuMemHostGetDevicePointer, host_pointer),
@@ -352,7 +383,6 @@ const Entry kEntries[] = {
 }  // namespace smddp::device::cuda
 
 using namespace smddp::device::cuda;
-#define STUB extern "C" __attribute__((visibility("default")))
 
 STUB CUresult cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t,
                                   int* found) {

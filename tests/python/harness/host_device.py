@@ -14,6 +14,23 @@ from harness.worker import Context
 
 ENVIRONMENT: dict[str, str | None] = {"SMDDP_DEVICE": "host"}
 COPIES, KERNEL = "copy-engine", "gpu-kernel"
+FABRIC = " + fabric"
+# Through pinned host memory and the CPU's collectives: sums by the CPU, ranks alone on their hosts.
+PINNED = "pinned"
+ON_CPU: dict[str, str | None] = {"SMDDP_REDUCE_ON": "cpu"}
+
+
+def paths(layout: str, on_cpu: bool = False) -> dict[str, str]:
+    """What each collective takes where the ranks lie so."""
+    counts = {layout.count(host) for host in layout}
+    several = FABRIC if len(set(layout)) > 1 else ""
+    alone = several and (counts == {1} or len(counts) > 1)
+    kernel = PINNED if alone or on_cpu else KERNEL
+    return {
+        "all_gather": (PINNED if alone else COPIES) + several,
+        "reduce_scatter": kernel + several,
+        "all_reduce": kernel + several,
+    }
 
 
 def host_empty(numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -65,6 +82,12 @@ def use_gpu(ctx: Context) -> None:
     model.same_bits = lambda a, b: _same_bits(a.cpu(), b.cpu())
     cases._digest = lambda tensors: _digest([t.cpu() for t in tensors])
     cases._difference = lambda a, b: _difference(a.cpu(), b.cpu())
+
+
+def round_on_every_host(ctx: Context) -> None:
+    """What kernels sum inside a host is rounded before it leaves, and where it stays as well."""
+    exact = model.reduced
+    model.reduced = lambda inputs, layout, operation, owner: exact(inputs, layout, operation, -1)
 
 
 def calls(ctx: Context, least: int = 0) -> dict[str, int]:

@@ -1,0 +1,183 @@
+// How a group on devices comes to be: its ranks agree that all of them can, those of each host map one
+// another's flags, and the ways between hosts are opened.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+#include "collectives/device_group.h"
+
+namespace smddp {
+namespace {
+
+using intranode::CopyEngine;
+
+// A rank that misses one of its own host says so before those that miss it from elsewhere.
+constexpr uint64_t kGraceNs = 1'000'000'000;
+constexpr long kPidfdOpen = 434;  // SYS_pidfd_open, on all architectures
+
+// What a rank says when the group is made.
+struct Joining {
+  int32_t usable;
+  int32_t pid;
+  int32_t flags;
+  char reason[500];
+};
+
+// An AllGather of a few bytes of each rank, on the host.
+Result<std::vector<std::byte>> gather(Engine& engine, Communicator& group, const void* mine,
+                                      size_t bytes) {
+  auto op = std::make_shared<Operation>();
+  std::vector<std::byte> all(bytes * static_cast<size_t>(group.ranks()));
+  op->collective = Collective::kAllGather;
+  op->digest = bytes;
+  op->input.add(const_cast<void*>(mine), bytes);
+  op->input.end_block();
+  for (int r = 0; r < group.ranks(); ++r) {
+    op->output.add(all.data() + static_cast<size_t>(r) * bytes, bytes);
+    op->output.end_block();
+  }
+  group.submit(op, {}, false);
+  engine.wait(*op);
+  if (!op->status()) return op->status();
+  return all;
+}
+
+Joining joining(const Status& usable, int flags) {
+  Joining card{};
+  card.usable = usable.ok() ? 1 : 0;
+  card.pid = getpid();
+  card.flags = flags;
+  std::strncpy(card.reason, usable.message().c_str(), sizeof card.reason - 1);
+  return card;
+}
+
+// The first rank that can't, if there is one: the same on all ranks.
+Status first_refusal(const std::vector<std::byte>& cards, Communicator& group) {
+  for (int r = 0; r < group.ranks(); ++r) {
+    Joining card;
+    std::memcpy(&card, cards.data() + static_cast<size_t>(r) * sizeof card, sizeof card);
+    if (card.usable == 0)
+      return {Code::kUnavailable, group.describe(r) + ": " + std::string(card.reason)};
+  }
+  return {};
+}
+
+// Ok where it is on all ranks, else the first one's why.
+Status agree(Engine& engine, Communicator& group, const Status& mine) {
+  Joining card = joining(mine, -1);
+  auto cards = gather(engine, group, &card, sizeof card);
+  return cards ? first_refusal(cards.value(), group) : cards.status();
+}
+
+bool equal_nodes(const Topology& topology) {
+  for (int n = 1; n < topology.nodes(); ++n) {
+    if (topology.node(n).size() != topology.node(0).size()) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Engine& engine, Communicator& communicator,
+                                                         Store& store, Status usable,
+                                                         device::Device* device,
+                                                         intranode::Imports* imports,
+                                                         device::Stream main, uint64_t limit_ns) {
+  if (Status all = agree(engine, communicator, usable); !all) return all;
+  std::shared_ptr<DeviceGroup> group(
+      new DeviceGroup(engine, communicator, *device, *imports, main, limit_ns));
+  bool several = communicator.topology().nodes() > 1;
+  Status opened = several ? group->open_hosts(communicator, store) : Status();
+  if (opened || group->node_) opened = group->join_node(std::move(opened));
+  // One host's ranks have agreed on that already.
+  if (several) opened = agree(engine, communicator, opened);
+  if (!opened) return opened;
+  group->watch_ = std::thread([raw = group.get()] { raw->watch(); });
+  return group;
+}
+
+DeviceGroup::DeviceGroup(Engine& engine, Communicator& communicator, device::Device& device,
+                         intranode::Imports& imports, device::Stream main, uint64_t limit_ns)
+    : engine_(engine),
+      device_(device),
+      imports_(imports),
+      main_(main),
+      topology_(communicator.topology()),
+      rank_(communicator.rank()),
+      index_(topology_.local_index(rank_)),
+      ranks_(static_cast<int>(topology_.node(topology_.node_of(rank_)).size())),
+      limit_ns_(limit_ns),
+      gone_since_ns_(static_cast<size_t>(ranks_)),
+      communicator_(&communicator) {
+  for (Rank r : topology_.node(topology_.node_of(rank_)))
+    names_.push_back(communicator.describe(r));
+}
+
+// A communicator for the ranks of this host, and a way to the others: along the rails where all hosts
+// have as many ranks.
+Status DeviceGroup::open_hosts(Communicator& communicator, Store& store) {
+  int node = topology_.node_of(rank_);
+  auto local =
+      communicator.subgroup(store, "device/node" + std::to_string(node), topology_.node(node));
+  communicator_ = nullptr;
+  if (!local) return local.status();
+  node_ = std::move(local.value());
+  communicator_ = node_.get();
+  if (!equal_nodes(topology_)) return open_for_all(communicator, store);
+  std::vector<Rank> rail;
+  for (int n = 0; n < topology_.nodes(); ++n)
+    rail.push_back(topology_.node(n)[static_cast<size_t>(index_)]);
+  auto ranks = communicator.subgroup(store, "device/rail" + std::to_string(index_), rail);
+  if (!ranks) return ranks.status();
+  auto made = PinnedPipeline::create(engine_, std::move(ranks.value()), device_, limit_ns_,
+                                     ranks_ > 1 ? kGraceNs : 0);
+  if (!made) return made.status();
+  rail_ = std::move(made.value());
+  piped_ = true;
+  return {};
+}
+
+Status DeviceGroup::open_for_all(Communicator& communicator, Store& store) {
+  std::lock_guard calls(calls_);
+  if (all_) return {};
+  std::vector<Rank> everyone;
+  for (Rank r = 0; r < topology_.ranks(); ++r) everyone.push_back(r);
+  auto ranks = communicator.subgroup(store, "device/all", everyone);
+  if (!ranks) return ranks.status();
+  auto made = PinnedPipeline::create(engine_, std::move(ranks.value()), device_, limit_ns_,
+                                     ranks_ > 1 ? kGraceNs : 0);
+  if (!made) return made.status();
+  std::lock_guard lock(mutex_);
+  all_ = std::move(made.value());
+  piped_ = true;
+  return {};
+}
+
+Status DeviceGroup::join_node(Status usable) {
+  auto made = CopyEngine::create(device_, imports_, main_, index_, ranks_);
+  if (usable) usable = made.status();
+  if (made) copy_engine_ = std::move(made.value());
+  Joining mine = joining(usable, made ? copy_engine_->flags_descriptor() : -1);
+  auto cards = gather(engine_, *communicator_, &mine, sizeof mine);
+  if (!cards) return cards.status();
+  if (Status refused = first_refusal(cards.value(), *communicator_); !refused) return refused;
+  return agree(engine_, *communicator_, join(cards.value()));
+}
+
+Status DeviceGroup::join(const std::vector<std::byte>& joined) {
+  for (int r = 0; r < ranks_; ++r) {
+    Joining card;
+    std::memcpy(&card, joined.data() + static_cast<size_t>(r) * sizeof card, sizeof card);
+    pids_.push_back(card.pid);
+    alive_.emplace_back();
+    if (r == index_) continue;
+    if (card.pid != getpid())
+      alive_.back() = intranode::Fd(static_cast<int>(syscall(kPidfdOpen, card.pid, 0)));
+    if (Status s = copy_engine_->join(r, card.pid, card.flags); !s) return s;
+  }
+  return {};
+}
+
+}  // namespace smddp

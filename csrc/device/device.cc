@@ -1,0 +1,54 @@
+#include "device/device.h"
+
+#include <sys/mman.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+namespace smddp::device {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+// In pinned host memory, a cache line each.
+class PinnedFlags final : public HostFlags {
+ public:
+  PinnedFlags(Device& device, std::byte* here, std::byte* on_device)
+      : device_(device), here_(here), on_device_(on_device) {}
+  ~PinnedFlags() override {
+    device_.unmap_host(here_);
+    munmap(here_, kPage);
+  }
+  uint32_t* on_device(size_t i) const override {
+    return reinterpret_cast<uint32_t*>(on_device_ + i * kStride);
+  }
+  void set(size_t i, uint32_t value) override {
+    std::atomic_ref(*reinterpret_cast<uint32_t*>(here_ + i * kStride))
+        .store(value, std::memory_order_release);
+  }
+
+ private:
+  Device& device_;
+  std::byte *const here_, *const on_device_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<HostFlags>> Device::create_flags() {
+  static_assert(HostFlags::kMost * HostFlags::kStride <= kPage);
+  void* at = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (at == MAP_FAILED) {
+    return Status(Code::kUnavailable,
+                  std::string("no memory for a page of flags: ") + std::strerror(errno));
+  }
+  auto mapped = map_host(at, kPage);
+  if (!mapped) {
+    munmap(at, kPage);
+    return mapped.status();
+  }
+  return std::unique_ptr<HostFlags>(std::make_unique<PinnedFlags>(
+      *this, static_cast<std::byte*>(at), static_cast<std::byte*>(mapped.value())));
+}
+
+}  // namespace smddp::device

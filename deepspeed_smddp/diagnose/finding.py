@@ -1,0 +1,23 @@
+"""What a check says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Verdict(Enum):
+    """What a finding means for training."""
+
+    OK = "ok"
+    LIMITED = "limited"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    text: str
+    verdict: Verdict = Verdict.OK

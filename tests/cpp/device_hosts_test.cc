@@ -1,0 +1,328 @@
+// Collectives on device memory over several hosts, and with sums by the CPU, over the device that threads
+// play: plans, the pipeline through pinned memory, failures.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <thread>
+
+#include "collectives/device_plan.h"
+#include "device_world.h"
+
+namespace smddp {
+namespace {
+
+std::byte* bytes(float* p) { return reinterpret_cast<std::byte*>(p); }
+
+// Small whole numbers: their sums are exact in any order.
+float value(int rank, size_t i, int turn) {
+  return static_cast<float>(rank * 3 + turn) + static_cast<float>(i % 61);
+}
+
+struct Job {
+  DeviceRank& r;
+  DevicePlace place;
+  std::vector<std::byte*> temporaries;
+
+  explicit Job(DeviceRank& rank, bool on_cpu = false)
+      : r(rank), place{rank.context.group.topology(), rank.context.rank, on_cpu, {}} {}
+
+  std::shared_ptr<DeviceOperation> begin(Collective collective, ReduceOp op, size_t count) {
+    bool sums = op != ReduceOp::kNone;
+    if (device_way(place, sums) == DeviceWay::kAll) {
+      Status opened = r.group->open_for_all(r.context.group, r.context.store);
+      EXPECT_TRUE(opened.ok()) << opened.message();
+    }
+    auto made = std::make_shared<DeviceOperation>();
+    made->what.collective = collective;
+    made->what.bytes = count * 4;
+    made->what.dtype = sums ? Dtype::kFloat32 : Dtype::kBytes;
+    made->what.reduce_op = op;
+    made->what.segments = 1;
+    made->what.digest = count;
+    made->plan.dtype = made->what.dtype;
+    made->plan.op = op;
+    made->plan.divisor = op == ReduceOp::kAvg ? r.context.ranks : 1;
+    made->plan.blocks = 2;
+    return made;
+  }
+  std::shared_ptr<DeviceOperation> gather(float* in, float* out, size_t count) {
+    auto op = begin(Collective::kAllGather, ReduceOp::kNone, count);
+    std::vector<Extent> blocks;
+    for (int p = 0; p < r.context.ranks; ++p)
+      blocks.push_back({bytes(out + static_cast<size_t>(p) * count), count * 4});
+    plan_gather(*op, place, {{bytes(in), count * 4}}, blocks);
+    return op;
+  }
+  std::shared_ptr<DeviceOperation> scatter(float* in, float* out, size_t count,
+                                           ReduceOp reduce = ReduceOp::kSum) {
+    auto op = begin(Collective::kReduceScatter, reduce, count);
+    auto ranks = static_cast<size_t>(r.context.ranks);
+    std::vector<DevicePart> blocks;
+    for (size_t p = 0; p < ranks; ++p)
+      blocks.push_back({0, p * count * 4, count * 4, bytes(in + p * count)});
+    plan_scatter(*op, place, {{bytes(in), ranks * count * 4}}, blocks, {{bytes(out), count * 4}},
+                 [&](size_t size) {
+                   auto* memory = static_cast<std::byte*>(r.gpu.allocate(size).value());
+                   temporaries.push_back(memory);
+                   return memory;
+                 });
+    return op;
+  }
+  std::shared_ptr<DeviceOperation> reduce(float* data, size_t count,
+                                          ReduceOp reduce = ReduceOp::kSum) {
+    auto op = begin(Collective::kAllReduce, reduce, count);
+    plan_reduce(*op, place, {{bytes(data), count * 4}});
+    return op;
+  }
+};
+
+struct Layout {
+  const char* hosts;
+  bool on_cpu;
+};
+class DeviceHostsOf : public testing::TestWithParam<Layout> {};
+INSTANTIATE_TEST_SUITE_P(Layouts, DeviceHostsOf,
+                         testing::Values(Layout{"ab", false}, Layout{"aabb", false},
+                                         Layout{"abab", false}, Layout{"aab", false},
+                                         Layout{"abcabc", false}, Layout{"aaa", true},
+                                         Layout{"aabb", true}, Layout{"a", true}));
+
+TEST_P(DeviceHostsOf, AllThreeCollectivesManyInFlight) {
+  static constexpr size_t kCounts[] = {1003, 1, 40'000, 0};
+  run_world(GetParam().hosts, [](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Job job(r, GetParam().on_cpu);
+    auto ranks = static_cast<size_t>(context.ranks), mine = static_cast<size_t>(context.rank);
+    std::vector<std::shared_ptr<DeviceOperation>> ops;
+    std::vector<float*> outs;
+    int turn = 0;
+    for (size_t count : kCounts) {
+      float *in = r.floats(count), *out = r.floats(count * ranks);
+      float *whole = r.floats(count * ranks), *part = r.floats(count), *all = r.floats(count);
+      for (size_t i = 0; i < count; ++i) in[i] = all[i] = value(context.rank, i, turn);
+      for (size_t i = 0; i < count * ranks; ++i) whole[i] = value(context.rank, i, turn);
+      for (auto op : {job.gather(in, out, count), job.scatter(whole, part, count),
+                      job.reduce(all, count, ReduceOp::kAvg)}) {
+        Status s = r.group->submit(op, r.user);
+        ASSERT_TRUE(s.ok()) << s.message();
+        ops.push_back(op);
+      }
+      outs.insert(outs.end(), {out, part, all});
+      ++turn;
+    }
+    for (auto& op : ops) {
+      Status s = r.wait(*op);
+      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(r.group->verdict(*op).ok());
+    }
+    for (turn = 0; turn < static_cast<int>(std::size(kCounts)); ++turn) {
+      size_t count = kCounts[turn];
+      float *out = outs[turn * 3], *part = outs[turn * 3 + 1], *all = outs[turn * 3 + 2];
+      for (size_t i = 0; i < count; ++i) {
+        float sum = 0, scattered = 0;
+        for (int p = 0; p < context.ranks; ++p) {
+          ASSERT_EQ(out[static_cast<size_t>(p) * count + i], value(p, i, turn)) << i << " of " << p;
+          sum += value(p, i, turn);
+          scattered += value(p, mine * count + i, turn);
+        }
+        ASSERT_EQ(part[i], scattered) << i;
+        ASSERT_EQ(all[i], sum / static_cast<float>(context.ranks)) << i;
+      }
+    }
+  });
+}
+
+// In place, and in more chunks than there are buffers: they are used again, behind operations of all
+// sizes before and after.
+TEST(DeviceHosts, LargerThanTheBuffers) {
+  constexpr size_t kCount = 5'300'001;
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Job job(r);
+    float *small = r.floats(100), *out = r.floats(2 * kCount), *all = r.floats(kCount);
+    auto mine = static_cast<size_t>(context.rank);
+    for (size_t i = 0; i < 100; ++i) small[i] = 1;
+    for (size_t i = 0; i < kCount; ++i) {
+      out[mine * kCount + i] = value(context.rank, i, 1);
+      all[i] = value(context.rank, i, 2);
+    }
+    std::vector<std::shared_ptr<DeviceOperation>> ops{
+        job.reduce(small, 100), job.gather(out + mine * kCount, out, kCount),
+        job.reduce(small, 100), job.reduce(all, kCount), job.reduce(small, 100)};
+    for (auto& op : ops) {
+      Status s = r.group->submit(op, r.user);
+      ASSERT_TRUE(s.ok()) << s.message();
+    }
+    for (auto& op : ops) {
+      Status s = r.wait(*op);
+      ASSERT_TRUE(s.ok()) << s.message();
+    }
+    for (size_t i = 0; i < kCount; ++i) {
+      ASSERT_EQ(out[i], value(0, i, 1)) << i;
+      ASSERT_EQ(out[kCount + i], value(1, i, 1)) << i;
+      ASSERT_EQ(all[i], value(0, i, 2) + value(1, i, 2)) << i;
+    }
+    EXPECT_EQ(small[99], 8);
+  });
+}
+
+// A collective waits for what the caller's stream holds, and only the stream waits for the other host.
+TEST(DeviceHosts, TheHostDoesNotWaitAndStreamsKeepTheOrder) {
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Job job(r);
+    float *in = r.floats(1000), *out = r.floats(2000), *after = r.floats(2000);
+    std::vector<float> written(1000, static_cast<float>(context.rank + 1));
+    uint32_t gate = 0;
+    ASSERT_TRUE(r.gpu.wait_flag(r.user, &gate, 1).ok());
+    ASSERT_TRUE(r.gpu.copy(r.user, in, written.data(), 4000).ok());
+    auto op = job.gather(in, out, 1000);
+    ASSERT_TRUE(r.group->submit(op, r.user).ok());
+    Status s = r.group->order(*op, r.user, {});  // returns although nothing can have been sent
+    ASSERT_TRUE(s.ok()) << s.message();
+    ASSERT_TRUE(r.gpu.copy(r.user, after, out, 8000).ok());
+    EXPECT_FALSE(r.group->finished(*op));
+    std::atomic_ref(gate).store(1);
+    ASSERT_TRUE(r.gpu.synchronize(r.user).ok());
+    EXPECT_EQ(after[999], 1);
+    EXPECT_EQ(after[1999], 2);
+  });
+}
+
+// What every rank of a group says once one of them has failed.
+void expect_failure(DeviceRank& r, DeviceOperation& op, const std::vector<std::string>& words) {
+  auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  Status s = r.wait(op);
+  while (s && r.group->verdict(op).ok() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  if (s) s = r.group->verdict(op);
+  ASSERT_FALSE(s.ok());
+  for (const std::string& word : words)
+    EXPECT_NE(s.message().find(word), std::string::npos) << word << " in: " << s.message();
+  EXPECT_TRUE(r.gpu.synchronize(r.main).ok());  // nothing hangs
+}
+
+TEST(DeviceHosts, ARankThatDoesNotCallIsNamedOnAllHosts) {
+  run_world("aabb", [](RankContext& context) {
+    DeviceRank r(context);
+    r.group->set_limit(1'000'000'000);
+    Job job(r);
+    float *in = r.floats(32), *out = r.floats(128);
+    if (context.rank == 3) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+      return;
+    }
+    auto op = job.gather(in, out, 32);
+    ASSERT_TRUE(r.group->submit(op, r.user).ok());
+    expect_failure(r, *op, {"rank 3", "host-b"});
+  });
+}
+
+TEST(DeviceHosts, HostsThatDisagreeAreBothShown) {
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    Job job(r);
+    float *in = r.floats(64), *out = r.floats(128);
+    auto op = context.rank == 0 ? job.gather(in, out, 32) : job.scatter(out, in, 16);
+    ASSERT_TRUE(r.group->submit(op, r.user).ok());
+    expect_failure(r, *op, {"all_gather", "reduce_scatter"});
+    EXPECT_FALSE(r.group->submit(job.gather(in, out, 32), r.user).ok());
+  });
+}
+
+// A device that never copies out; whoever waits for it on the other host hears of it.
+TEST(DeviceHosts, AStuckDeviceFailsEveryHostWithinTheLimit) {
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    r.group->set_limit(1'000'000'000);
+    Job job(r);
+    float *in = r.floats(32), *out = r.floats(64);
+    uint32_t never = 0;
+    if (context.rank == 1) {
+      ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
+    }
+    auto op = job.gather(in, out, 32);
+    ASSERT_TRUE(r.group->submit(op, r.user).ok());
+    auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (r.group->status().ok() && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    Status s = r.group->status();
+    ASSERT_FALSE(s.ok());
+    EXPECT_NE(s.message().find("rank 1"), std::string::npos) << s.message();
+    std::atomic_ref(never).store(1);
+    EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
+    EXPECT_TRUE(r.gpu.synchronize(r.main).ok());
+  });
+}
+
+TEST(DeviceHosts, AnAbortReachesAllHosts) {
+  run_world("aabb", [](RankContext& context) {
+    DeviceRank r(context);
+    Job job(r);
+    float *in = r.floats(32), *out = r.floats(128);
+    ASSERT_TRUE(r.run(job.gather(in, out, 32)).ok());
+    if (context.rank == 0) {
+      r.group->abort("rank 0 has had enough");
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    } else {
+      auto op = job.gather(in, out, 32);
+      Status s = r.group->submit(op, r.user);
+      if (s) expect_failure(r, *op, {"had enough"});
+    }
+  });
+}
+
+TEST(DeviceHosts, MemoryThatOneHostCannotShareFailsAllHosts) {
+  run_world("aabb", [](RankContext& context) {
+    DeviceRank r(context);
+    Job job(r);
+    float *in = r.floats(32), *out = r.floats(128);
+    std::vector<float> private_memory(128);
+    auto op = job.gather(in, context.rank == 1 ? private_memory.data() : out, 32);
+    ASSERT_TRUE(r.group->submit(op, r.user).ok());
+    expect_failure(r, *op, {"rank 1", "no memory of the device"});
+    EXPECT_FALSE(r.group->submit(job.gather(in, out, 32), r.user).ok());
+  });
+}
+
+// The end of a process comes before that of its groups.
+TEST(DeviceHosts, AGroupOutlivesTheEngine) {
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    Job job(r);
+    float *in = r.floats(32), *out = r.floats(64);
+    ASSERT_TRUE(r.run(job.gather(in, out, 32)).ok());
+    auto op = job.gather(in, out, 32);
+    if (context.rank == 0) {
+      ASSERT_TRUE(r.group->submit(op, r.user).ok());  // and nobody else
+    }
+    context.engine.shutdown();
+    auto from = std::chrono::steady_clock::now();
+    r.group->leave();
+    EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(20));
+    EXPECT_TRUE(r.gpu.synchronize(r.main).ok());  // nothing hangs
+  });
+}
+
+TEST(DeviceHosts, ARankWithoutADeviceMeansNoGroupOnAnyHost) {
+  run_world("aab", [](RankContext& context) {
+    device::HostDevice gpu;
+    intranode::Imports imports(gpu);
+    device::Stream main = gpu.create_stream().value();
+    Status usable = context.rank == 2 ? Status(Code::kUnavailable, "no driver here") : Status();
+    auto made = DeviceGroup::create(context.engine, context.group, context.store, usable, &gpu,
+                                    &imports, main, 1'000'000'000);
+    ASSERT_FALSE(made.ok());
+    EXPECT_NE(made.status().message().find("rank 2"), std::string::npos);
+    EXPECT_NE(made.status().message().find("no driver here"), std::string::npos);
+    gpu.destroy_stream(main);
+  });
+}
+
+}  // namespace
+}  // namespace smddp
