@@ -98,7 +98,8 @@ bool Round::widen() {
 
 // A part of the window for each sender that has its turn, or will have it soon. Where the turn is this
 // round's, one that has nothing under way gets a chunk in any case, so that something always moves.
-// Less than a quarter of a part is not worth a message.
+// Less than a quarter of a part is not worth a message, but there: the later rounds that fill the window
+// may wait for this very one.
 bool Round::widen(Inlet& inlet, bool first) {
   size_t before = inlet.allowed, bytes = inlet.stream.bytes();
   if (!inlet.eager()) {
@@ -114,9 +115,11 @@ bool Round::widen(Inlet& inlet, bool first) {
                  (now || group_.rails_soon_free(*this)));
     size_t wanted = std::min(here + part, before + window.room()) - inlet.head;
     wanted = inlet.head + wanted / chunk * chunk;
-    if (before == here && now) wanted = std::max(wanted, before + chunk);
+    bool idle = before == here && now;
+    if (idle) wanted = std::max(wanted, before + chunk);
     wanted = near ? std::min(wanted, bytes) : before;
-    if ((wanted == bytes && wanted > before) || wanted >= before + std::max(chunk, part / 4)) {
+    size_t worth = idle ? chunk : std::max(chunk, part / 4);
+    if ((wanted == bytes && wanted > before) || wanted >= before + worth) {
       window.open(wanted - before);
       inlet.allowed = wanted;
     }
