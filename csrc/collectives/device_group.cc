@@ -161,7 +161,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     op->outcome_ = start(*op);
     op->began_ = op->outcome_.ok();
     op->submitted_ = true;
-    if (op->outcome_ && !op->captured_) in_flight_.push_back(op);
+    if ((op->began_ || op->in_part_) && !op->captured_) in_flight_.push_back(op);
     started.push_back(std::move(op));
   }
   if (started.empty()) return;
@@ -170,7 +170,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
   // What is called here may start operations of its own.
   for (const auto& op : started) {
     if (op->began_) op->on_submitted();
-    if (!op->began_ || op->captured_) op->on_finished(op->outcome_);
+    if (op->captured_ || !(op->began_ || op->in_part_)) op->on_finished(op->outcome_);
   }
   started.clear();
   lock.lock();
@@ -221,7 +221,9 @@ Status DeviceGroup::start_with(DeviceOperation& op) {
   }
   Status s = device_.wait(main_, op.ready_);
   if (s) s = copy_engine_->submit(op.plan, offers, between);
-  if (s) s = device_.record(op.finished_, main_);
+  Status end = device_.record(op.finished_, main_);  // of what there is, to be let go of
+  op.in_part_ = !s && end;
+  if (s) s = end;
   // Ready for use, but not here.
   if (!s && s.code() == Code::kInvalid) s = {Code::kInternal, s.message()};
   return s;

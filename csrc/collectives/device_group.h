@@ -59,6 +59,7 @@ class DeviceOperation : public Operation {
   std::atomic<bool> exchanged_{false};
   bool submitted_ = false;  // or failed
   bool began_ = false;      // the device has it; written once, before submitted_
+  bool in_part_ = false;    // the device has some of it, and the rest failed
   bool ended_ = false;      // well
   Status outcome_;
   std::shared_ptr<const PinnedPipeline::Outcome> exchange_outcome_;

@@ -117,6 +117,10 @@ Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
   }
   // Nobody reads my memory any more.
   with_all([&](int peer) { return await(main_, kDone, peer); });
+  // Whatever was submitted by then, `main` still comes after it.
+  for (size_t i = 0; !s && i < lanes_.size(); ++i) {
+    if (device_.record(lanes_[i].end, lanes_[i].stream)) (void)device_.wait(main_, lanes_[i].end);
+  }
   return s;
 }
 
