@@ -83,6 +83,37 @@ TEST(Rounds, ManyInFlightOfFlowsThatKeepStep) {
             {.timeout_seconds = 20});
 }
 
+// More of both than the window has room for.
+TEST(Rounds, ManyGathersAndSumsInFlightOnHostsOfTwo) {
+  run_world("AABB",
+            [](RankContext& c) {
+              auto ranks = static_cast<size_t>(c.ranks);
+              constexpr size_t kShard = 288 << 10;  // in floats
+              std::vector<std::vector<float>> in, out;
+              std::vector<std::shared_ptr<Operation>> operations;
+              for (int i = 0; i < 40; ++i) {
+                bool gathers = i % 3 == 0;
+                in.emplace_back(kShard * (gathers ? 1 : ranks), static_cast<float>(i + c.rank));
+                out.emplace_back(kShard * (gathers ? ranks : 1));
+                operations.push_back(gathers ? gather_of(in.back(), out.back(), c.ranks)
+                                             : scatter_of(in.back(), out.back(), c.ranks,
+                                                          Dtype::kFloat32, ReduceOp::kSum));
+                c.group.submit(operations.back(), {}, true);
+              }
+              for (size_t i = 0; i < operations.size(); ++i) {
+                c.engine.wait(*operations[i]);
+                ASSERT_TRUE(operations[i]->status().ok()) << operations[i]->status().message();
+                auto first = static_cast<float>(i);
+                if (i % 3 == 0) {
+                  EXPECT_EQ(out[i].back(), first + static_cast<float>(ranks - 1));
+                } else {
+                  EXPECT_EQ(out[i].front(), 4 * first + 6);  // i + rank over four ranks
+                }
+              }
+            },
+            {.timeout_seconds = 30});
+}
+
 TEST(Failure, AbortFreesThoseWhoWait) {
   run_world("AABB", [&](RankContext& c) {
     if (c.rank == 3) {
