@@ -200,6 +200,8 @@ def test_a_forked_child_is_told_that_it_can_not_use_the_group() -> None:
 def test_interrupt_in_a_wait(layout: str) -> None:
     """Ctrl-C while a peer is missing ends the program soon."""
     program = """
+    import signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs of the background
     join()
     dist.barrier()
     print("ready", flush=True)

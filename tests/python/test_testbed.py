@@ -218,8 +218,9 @@ def test_testbeds_do_not_meet(testbed: MAKE) -> None:
 
 
 OWNER = """
-import json, os, sys, time
+import json, os, signal, sys, time
 from tests.testbed import Testbed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs of the background
 bed = Testbed(hosts=2, nics=2)
 for host in bed.hosts:  # one that has left its parent and its session, one that ignores signals
     host.run(["sh", "-c", "setsid sleep 1000 & setsid sleep 1000 &"])
