@@ -6,7 +6,6 @@ RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... torch_collectives.py BACKEND
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from hosts import service
 from hosts.plan import COALESCED, tensor_counts
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -128,36 +128,22 @@ class Case:
 
 
 def serve(pipes: Path) -> None:
-    rank = dist.get_rank()
     case: Case | None = None
-    with (
-        (pipes / f"{rank}.commands").open() as commands,
-        (pipes / f"{rank}.answers").open("w") as answers,
-    ):
 
-        def answer(**values: Any) -> None:
-            print(json.dumps(values), file=answers, flush=True)
+    def obey(verb: str, words: list[str], idle: float) -> dict[str, Any]:
+        nonlocal case
+        if verb == "free":
+            case = None
+            return {}
+        op, dtype, size = words[0], words[1], int(words[2])
+        if case is None or case.name != (op, dtype, size):
+            case = None  # the old buffers first
+            case = Case(op, dtype, size)
+        if verb == "check":
+            return case.check()
+        return {**case.run(int(words[3])), "idle_cpu": idle}
 
-        answer(version=torch.__version__)
-        waiting_since = time.process_time()
-        while line := commands.readline():
-            idle = time.process_time() - waiting_since
-            verb, *words = line.split()
-            if verb == "quit":
-                break
-            if verb == "free":
-                case = None
-                answer()
-            else:
-                op, dtype, size = words[0], words[1], int(words[2])
-                if case is None or case.name != (op, dtype, size):
-                    case = None  # the old buffers first
-                    case = Case(op, dtype, size)
-                if verb == "check":
-                    answer(**case.check())
-                else:
-                    answer(**case.run(int(words[3])), idle_cpu=idle)
-            waiting_since = time.process_time()
+    service.serve(pipes, dist.get_rank(), {"version": torch.__version__}, obey)
 
 
 def start(backend: str) -> None:

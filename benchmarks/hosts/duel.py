@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .competitors import Competitor
 from .crew import Crew, CrewFailed
@@ -132,19 +133,22 @@ class Duel:
         score.turns.append(turn)
         score.next_iterations = self._iterations(turn.seconds)
 
+    def _ask_for_turn(self, crew: Crew, command: str) -> list[dict[str, Any]]:
+        answers = crew.ask(command, self.rules.patience + 20 * self.rules.seconds_per_turn)
+        crew.idle_cpu += sum(answer["idle_cpu"] for answer in answers)
+        return answers
+
     def _run(self, crew: Crew, case: Case, iterations: int) -> Turn:
         before = self.ground.wire_bytes()
         command = f"run {case.op} {case.dtype} {case.bytes} {iterations}"
-        answers = crew.ask(command, self.rules.patience + 20 * self.rules.seconds_per_turn)
-        after = self.ground.wire_bytes()
-        crew.idle_cpu += sum(answer["idle_cpu"] for answer in answers)
-        moved = [b[way] - a[way] for a, b in zip(before, after, strict=True) for way in a]
+        answers = self._ask_for_turn(crew, command)
+        moved = self.ground.moved_since(before)
         return Turn(
             iterations,
             max(answer["seconds"] for answer in answers) / iterations,
             max(answer["p90"] for answer in answers),
             sum(answer["cpu"] for answer in answers) / iterations,
-            max(moved, default=0) / iterations,
+            (moved or 0) / iterations,
         )
 
     def _row(self, case: Case, crew: Crew, score: Score) -> Row:

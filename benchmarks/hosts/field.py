@@ -54,6 +54,11 @@ class Field:
         """Per host, bytes sent and received so far."""
         return []
 
+    def moved_since(self, before: list[dict[str, int]]) -> int | None:
+        """Of the busiest host in its busier direction since ``wire_bytes`` said ``before``."""
+        hosts = zip(before, self.wire_bytes(), strict=True)
+        return max((now[way] - then[way] for then, now in hosts for way in now), default=None)
+
     def drops(self) -> int | None:
         """Packets dropped so far at any end of any link."""
         return None

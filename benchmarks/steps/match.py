@@ -68,17 +68,14 @@ class Match(Duel):
             try:
                 before = self.ground.wire_bytes()
                 answers = self._ask(name, self.steps)
-                after = self.ground.wire_bytes()
-                moved = [b[way] - a[way] for a, b in zip(before, after, strict=True) for way in a]
-                rows.append(self._turn(self.crews[name], turn, answers, max(moved, default=None)))
+                moved = self.ground.moved_since(before)
+                rows.append(self._turn(self.crews[name], turn, answers, moved))
             except CrewFailed as error:
                 self._drop(name, str(error))
         return rows
 
     def _ask(self, name: str, steps: int) -> list[dict[str, Any]]:
-        patience = self.rules.patience + 20 * self.rules.seconds_per_turn
-        answers = self.crews[name].ask(f"run {steps}", patience)
-        self.crews[name].idle_cpu += sum(answer["idle_cpu"] for answer in answers)
+        answers = self._ask_for_turn(self.crews[name], f"run {steps}")
         by_step = zip(*(answer["losses"] for answer in answers), strict=True)
         self.losses[name] += [statistics.fmean(losses) for losses in by_step]
         return answers

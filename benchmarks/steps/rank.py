@@ -6,7 +6,6 @@ AllGather copies its shard into every part, other collectives send nothing.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from abc import ABC, abstractmethod
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from hosts import service
 from torch import nn
 from torch._C import _distributed_c10d as c10d
 
@@ -177,25 +177,13 @@ class Training(ABC):
 
 
 def serve(pipes: Path, training: Training, meter: Meter) -> None:
-    rank = training.rank
-    with (
-        (pipes / f"{rank}.commands").open() as commands,
-        (pipes / f"{rank}.answers").open("w") as answers,
-    ):
+    import transformers
 
-        def answer(**values: Any) -> None:
-            print(json.dumps(values), file=answers, flush=True)
+    version = f"torch {torch.__version__}, {training.version}"
+    version += f"transformers {transformers.__version__}"
 
-        import transformers
+    def run(_: str, words: list[str], idle: float) -> dict[str, Any]:
+        return {**training.run(int(words[0]), meter), "idle_cpu": idle}
 
-        version = f"torch {torch.__version__}, {training.version}"
-        version += f"transformers {transformers.__version__}"
-        answer(version=version, parameters=training.parameters)
-        waiting_since = time.process_time()
-        while line := commands.readline():
-            idle = time.process_time() - waiting_since
-            verb, *words = line.split()
-            if verb == "quit":
-                break
-            answer(**training.run(int(words[0]), meter), idle_cpu=idle)
-            waiting_since = time.process_time()
+    hello = {"version": version, "parameters": training.parameters}
+    service.serve(pipes, training.rank, hello, run)

@@ -126,20 +126,12 @@ class AllGather final : public Round {
     auto flows =
         pattern::gather_flows(group_.topology(), group_.rank(), operation_->plan().pattern);
     for (const pattern::Flow& flow : flows.in) {
-      Stream stream = stream_of(flow);
-      if (stream.bytes() == 0) continue;
-      Inlet& inlet = inlets_.emplace_back(flow.peer, flow.step, std::move(stream), head_of(stream));
-      inlet.memory = memory_of(inlet.stream);
+      Inlet* inlet = add_inlet(flow, stream_of(flow));
+      if (inlet != nullptr) inlet->memory = memory_of(inlet->stream);
     }
     for (const pattern::Flow& flow : flows.out) {
-      Stream stream = stream_of(flow);
-      if (stream.bytes() == 0) continue;
-      Outlet& outlet = outlets_.emplace_back();
-      outlet.target = flow.peer;
-      outlet.step = flow.step;
-      outlet.head = head_of(stream);
-      outlet.memory = memory_of(stream);
-      outlet.stream = std::move(stream);
+      Outlet* outlet = add_outlet(flow, stream_of(flow));
+      if (outlet != nullptr) outlet->memory = memory_of(outlet->stream);
     }
   }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "collectives/device_group.h"
+#include "schedule/pattern.h"
 
 namespace smddp {
 namespace {
@@ -71,13 +72,6 @@ Status agree(Engine& engine, Communicator& group, const Status& mine) {
   return cards ? first_refusal(cards.value(), group) : cards.status();
 }
 
-bool equal_nodes(const Topology& topology) {
-  for (int n = 1; n < topology.nodes(); ++n) {
-    if (topology.node(n).size() != topology.node(0).size()) return false;
-  }
-  return true;
-}
-
 }  // namespace
 
 Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Engine& engine, Communicator& communicator,
@@ -125,7 +119,7 @@ Status DeviceGroup::open_hosts(Communicator& communicator, Store& store) {
   if (!local) return local.status();
   node_ = std::move(local.value());
   communicator_ = node_.get();
-  if (!equal_nodes(topology_)) return open_for_all(communicator, store);
+  if (!pattern::equal_nodes(topology_)) return open_for_all(communicator, store);
   std::vector<Rank> rail;
   for (int n = 0; n < topology_.nodes(); ++n)
     rail.push_back(topology_.node(n)[static_cast<size_t>(index_)]);

@@ -5,8 +5,6 @@
 namespace smddp {
 namespace {
 
-constexpr size_t kGranule = 64;  // elements; parts of an AllReduce start at multiples
-
 struct Node {
   const Topology& topology;
   const Rank rank;
@@ -45,7 +43,7 @@ std::vector<Extent> part_of(const std::vector<Extent>& tensors, size_t element, 
                             int which) {
   std::vector<Extent> found;
   for (const Extent& t : tensors) {
-    std::vector<size_t> starts = pattern::equal_parts(t.bytes / element, parts, kGranule);
+    std::vector<size_t> starts = pattern::equal_parts(t.bytes / element, parts, pattern::kGranule);
     size_t from = starts[static_cast<size_t>(which)] * element;
     size_t to = starts[static_cast<size_t>(which) + 1] * element;
     found.push_back({t.address + from, to - from});
@@ -75,9 +73,7 @@ DeviceWay device_way(const DevicePlace& place, bool sums) {
   const Topology& topology = place.topology;
   if (sums && place.sums_on_cpu) return DeviceWay::kAll;
   if (topology.nodes() == 1) return DeviceWay::kHost;
-  for (int n = 1; n < topology.nodes(); ++n) {
-    if (topology.node(n).size() != topology.node(0).size()) return DeviceWay::kAll;
-  }
+  if (!pattern::equal_nodes(topology)) return DeviceWay::kAll;
   return sums && place.tuning.reduce_precision_fp32 ? DeviceWay::kAll : DeviceWay::kRails;
 }
 

@@ -96,14 +96,13 @@ void ReduceScatter::make_flows() {
     for (Rank block : flow.shards) add_share(block);
   }
   for (const pattern::Flow& flow : mirror.out) {
-    Stream stream = stream_of(flow);
-    if (stream.bytes() == 0) continue;
-    staging_.push_back(group_.staging().take(stream.bytes()));
-    Inlet& inlet = inlets_.emplace_back(flow.peer, flow.step, std::move(stream), head_of(stream));
-    inlet.memory = staging_.back().data();
-    for (size_t i = 0; i < inlet.stream.shards(); ++i) {
-      share(inlet.stream.shard(i))
-          .partials.push_back({&inlet, inlet.stream.start(i), topology.node_of(inlet.source)});
+    Inlet* inlet = add_inlet(flow, stream_of(flow));
+    if (inlet == nullptr) continue;
+    staging_.push_back(group_.staging().take(inlet->stream.bytes()));
+    inlet->memory = staging_.back().data();
+    for (size_t i = 0; i < inlet->stream.shards(); ++i) {
+      share(inlet->stream.shard(i))
+          .partials.push_back({inlet, inlet->stream.start(i), topology.node_of(inlet->source)});
     }
   }
   for (Share& s : shares_) {
@@ -115,18 +114,12 @@ void ReduceScatter::make_flows() {
     if (alone_) s.summed = s.bytes;
   }
   for (const pattern::Flow& flow : mirror.in) {
-    Stream stream = stream_of(flow);
-    if (stream.bytes() == 0) continue;
-    Outlet& outlet = outlets_.emplace_back();
-    outlet.target = flow.peer;
-    outlet.step = flow.step;
-    outlet.head = head_of(stream);
-    outlet.stream = std::move(stream);
-    if (sent_from_input(outlet)) continue;
-    staging_.push_back(group_.staging().take(outlet.stream.bytes()));
-    outlet.memory = staging_.back().data();
-    for (size_t i = 0; i < outlet.stream.shards(); ++i) {
-      share(outlet.stream.shard(i)).out = staging_.back().data() + outlet.stream.start(i);
+    Outlet* outlet = add_outlet(flow, stream_of(flow));
+    if (outlet == nullptr || sent_from_input(*outlet)) continue;
+    staging_.push_back(group_.staging().take(outlet->stream.bytes()));
+    outlet->memory = staging_.back().data();
+    for (size_t i = 0; i < outlet->stream.shards(); ++i) {
+      share(outlet->stream.shard(i)).out = staging_.back().data() + outlet->stream.start(i);
     }
   }
   if (!alone_) return;

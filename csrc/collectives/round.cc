@@ -34,6 +34,22 @@ void Round::take(int i, const intranode::Piece& head) {
   group_.pop(i);
 }
 
+Inlet* Round::add_inlet(const pattern::Flow& flow, Stream stream) {
+  if (stream.bytes() == 0) return nullptr;
+  size_t head = head_of(stream);
+  return &inlets_.emplace_back(flow.peer, flow.step, std::move(stream), head);
+}
+
+Outlet* Round::add_outlet(const pattern::Flow& flow, Stream stream) {
+  if (stream.bytes() == 0) return nullptr;
+  Outlet& outlet = outlets_.emplace_back();
+  outlet.target = flow.peer;
+  outlet.step = flow.step;
+  outlet.head = head_of(stream);
+  outlet.stream = std::move(stream);
+  return &outlet;
+}
+
 void Round::open_flows(bool sends_at_once) {
   keeps_step_ = group_.topology().nodes() > 2 && operation_->plan().pattern == Pattern::kDirect &&
                 std::any_of(inlets_.begin(), inlets_.end(),

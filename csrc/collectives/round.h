@@ -89,6 +89,9 @@ class Round {
   size_t head_of(const Stream& stream) const {
     return stream.bytes() <= kEagerBytes ? stream.bytes() : begin_ == 0 ? kHeadBytes : 0;
   }
+  // Null where the flow carries nothing.
+  Inlet* add_inlet(const pattern::Flow& flow, Stream stream);
+  Outlet* add_outlet(const pattern::Flow& flow, Stream stream);
   // `sends_at_once`: what goes out waits for no other node, so that it says what READY would say.
   void open_flows(bool sends_at_once);
   // Lets the senders send more, as far as the group's window reaches. True if it did.

@@ -39,6 +39,9 @@ bool equal_nodes(const Topology& topology);
 // ReduceScatter: the local rank that sums its node's contributions to `block`.
 Rank reducer(const Topology& topology, int node, Rank block);
 
+// Elements of an AllReduce's parts are cut at multiples of this: whole cache lines for every type.
+inline constexpr size_t kGranule = 64;
+
 // Equal parts of `count` elements for AllReduce: first element of each rank's part, and one past
 // the end of the last. The parts differ by at most one granule of `granule` elements.
 std::vector<size_t> equal_parts(size_t count, int ranks, size_t granule);

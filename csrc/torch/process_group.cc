@@ -16,9 +16,6 @@ namespace {
 using c10d::OpType;
 using c10d::Work;
 
-// Elements of an AllReduce's parts are cut at multiples of this: whole cache lines for every type.
-constexpr size_t kGranule = 64;
-
 // Two ranks that disagree about one tensor get different digests: each step is invertible.
 uint64_t mix(uint64_t hash, uint64_t value) {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
@@ -315,7 +312,7 @@ intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(TensorRefs tensors,
     if (op->copy_back.size() > stand_ins) op->copy_back.back().second.copy_(t->detach());
     count += static_cast<size_t>(t->numel());
   }
-  std::vector<size_t> starts = pattern::equal_parts(count, size_, kGranule);
+  std::vector<size_t> starts = pattern::equal_parts(count, size_, pattern::kGranule);
   // Both walk on together: the parts of the whole, and the tensors that it lies in.
   auto at = whole.begin();
   size_t offset = 0;

@@ -8,8 +8,7 @@ the same, bit by bit.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,18 +21,19 @@ FEATURE = "reduce"
 def install(deepspeed: Any) -> None:
     """Puts :func:`reduce_scatter` in front of the function that stage 3 calls."""
     stage3 = deepspeed.runtime.zero.stage3
-    original = getattr(stage3, "reduce_scatter_coalesced", None)
-    if original is None:
+    if getattr(stage3, "reduce_scatter_coalesced", None) is None:
         return  # a DeepSpeed of another kind; it goes on as it is
+    private_parts.wrap(stage3, "reduce_scatter_coalesced", _reduce)
 
-    @functools.wraps(original)
-    def wrapper(tensors: Sequence[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
-        if plain(tensors) and not private_parts.is_logged() and groups.serves(group, FEATURE):
-            return reduce_scatter(tensors, groups.resolve(group))
-        theirs: list[torch.Tensor] = original(tensors, group)
-        return theirs
 
-    stage3.reduce_scatter_coalesced = wrapper
+def _reduce(
+    original: Callable[..., list[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+    group: Any = None,
+) -> list[torch.Tensor]:
+    if plain(tensors) and not private_parts.is_logged() and groups.serves(group, FEATURE):
+        return reduce_scatter(tensors, groups.resolve(group))
+    return original(tensors, group)
 
 
 def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@
 #include "collectives/device_plan.h"
 #include "device/cuda_report.h"
 #include "device/gdr.h"
-#include "world.h"
+#include "device_world.h"
 
 namespace smddp {
 namespace {
@@ -157,12 +157,10 @@ TEST(CudaDevice, CarriesCollectivesBetweenHosts) {
   constexpr size_t kCount = 700'000;  // two chunks and more
   run_world("ab", [&](RankContext& context) {
     auto device = gpu();
-    intranode::Imports imports(*device);
-    device::Stream main = device->create_stream().value(), user = device->create_stream().value();
-    auto made = DeviceGroup::create(context.engine, context.group, context.store, Status(),
-                                    device.get(), &imports, main, 60'000'000'000ull);
-    ASSERT_TRUE(made.ok()) << made.status().message();
-    std::byte* memory = allocate(kCount * 4, kMalloc);
+    std::unique_ptr<std::byte, void (*)(void*)> owner(allocate(kCount * 4, kMalloc), free_memory);
+    GroupRank r(context, *device);
+    ASSERT_TRUE(r.group);
+    std::byte* memory = owner.get();
     auto* data = reinterpret_cast<float*>(memory);
     for (size_t i = 0; i < kCount; ++i) data[i] = static_cast<float>(i % 100 + context.rank);
     auto op = std::make_shared<DeviceOperation>();
@@ -171,19 +169,11 @@ TEST(CudaDevice, CarriesCollectivesBetweenHosts) {
     op->what.reduce_op = ReduceOp::kSum;
     op->what.segments = 1;
     plan_reduce(*op, {context.group.topology(), context.rank, false, {}}, {{memory, kCount * 4}});
-    Status s = made.value()->submit(op, user);
-    if (s) s = made.value()->order(*op, user, {});
-    if (s) s = device->synchronize(user);
-    if (s) s = made.value()->verdict(*op);
+    Status s = r.run(op);
+    if (s) s = r.group->verdict(*op);
     ASSERT_TRUE(s.ok()) << s.message();
     for (size_t i = 0; i < kCount; ++i)
       ASSERT_EQ(data[i], static_cast<float>(2 * (i % 100) + 1)) << i;
-    made.value()->leave();
-    op.reset();
-    made.value().reset();
-    device->destroy_stream(user);
-    device->destroy_stream(main);
-    free_memory(memory);
   });
 }
 
@@ -192,11 +182,8 @@ TEST(CudaDevice, CarriesCollectives) {
   constexpr size_t kCount = 5000;  // floats; 4096 bytes hold 1024
   run_world("aaa", [&](RankContext& context) {
     auto device = gpu();
-    intranode::Imports imports(*device);
-    device::Stream main = device->create_stream().value(), user = device->create_stream().value();
-    auto made = DeviceGroup::create(context.engine, context.group, context.store, Status(),
-                                    device.get(), &imports, main, 60'000'000'000ull);
-    ASSERT_TRUE(made.ok()) << made.status().message();
+    GroupRank r(context, *device);
+    ASSERT_TRUE(r.group);
     // Pieces of 2, 3 and 4 pages side by side.
     size_t piece = 4096 * static_cast<size_t>(context.rank + 2);
     std::byte* memory = reserve(65536);
@@ -217,9 +204,7 @@ TEST(CudaDevice, CarriesCollectives) {
         op->plan.sums.push_back({0, from, to - from, memory + from});
       op->plan.moves.push_back({static_cast<int>(p), 0, from, to - from, memory + from});
     }
-    Status s = made.value()->submit(op, user);
-    if (s) s = made.value()->order(*op, user, {});
-    if (s) s = device->synchronize(user);
+    Status s = r.run(op);
     if (!device::has_cuda_kernels()) {
       EXPECT_FALSE(s.ok());
       EXPECT_NE(s.message().find("this build has no kernels"), std::string::npos) << s.message();
@@ -228,11 +213,6 @@ TEST(CudaDevice, CarriesCollectives) {
       for (size_t i = 0; i < kCount; ++i)
         ASSERT_EQ(data[i], static_cast<float>(3 * (i % 100) + 3)) << i;
     }
-    made.value()->leave();
-    op.reset();
-    made.value().reset();
-    device->destroy_stream(user);
-    device->destroy_stream(main);
   });
 }
 

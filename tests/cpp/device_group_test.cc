@@ -196,19 +196,23 @@ TEST(DeviceGroup, MemoryThatCannotBeSharedFailsTheCallOnAllRanksAndNoMore) {
   });
 }
 
-TEST(DeviceGroup, ARankWithoutADeviceMeansNoGroup) {
-  run_world("aa", [](RankContext& context) {
-    HostDevice gpu;
-    Imports imports(gpu);
-    device::Stream main = gpu.create_stream().value();
-    Status usable = context.rank == 1 ? Status(Code::kUnavailable, "no driver here") : Status();
-    auto made = DeviceGroup::create(context.engine, context.group, context.store, usable, &gpu,
-                                    &imports, main, 1'000'000'000);
-    ASSERT_FALSE(made.ok());
-    EXPECT_NE(made.status().message().find("rank 1"), std::string::npos);
-    EXPECT_NE(made.status().message().find("no driver here"), std::string::npos);
-    gpu.destroy_stream(main);
-  });
+TEST(DeviceGroup, ARankWithoutADeviceMeansNoGroupOnAnyHost) {
+  for (std::string layout : {"aa", "aab"}) {
+    int last = static_cast<int>(layout.size()) - 1;
+    run_world(layout, [last](RankContext& context) {
+      HostDevice gpu;
+      Imports imports(gpu);
+      device::Stream main = gpu.create_stream().value();
+      Status usable =
+          context.rank == last ? Status(Code::kUnavailable, "no driver here") : Status();
+      auto made = DeviceGroup::create(context.engine, context.group, context.store, usable, &gpu,
+                                      &imports, main, 1'000'000'000);
+      ASSERT_FALSE(made.ok());
+      EXPECT_NE(made.status().message().find("rank " + std::to_string(last)), std::string::npos);
+      EXPECT_NE(made.status().message().find("no driver here"), std::string::npos);
+      gpu.destroy_stream(main);
+    });
+  }
 }
 
 // A peer that called, and whose stream then never gets there.

@@ -310,20 +310,5 @@ TEST(DeviceHosts, AGroupOutlivesTheEngine) {
   });
 }
 
-TEST(DeviceHosts, ARankWithoutADeviceMeansNoGroupOnAnyHost) {
-  run_world("aab", [](RankContext& context) {
-    device::HostDevice gpu;
-    intranode::Imports imports(gpu);
-    device::Stream main = gpu.create_stream().value();
-    Status usable = context.rank == 2 ? Status(Code::kUnavailable, "no driver here") : Status();
-    auto made = DeviceGroup::create(context.engine, context.group, context.store, usable, &gpu,
-                                    &imports, main, 1'000'000'000);
-    ASSERT_FALSE(made.ok());
-    EXPECT_NE(made.status().message().find("rank 2"), std::string::npos);
-    EXPECT_NE(made.status().message().find("no driver here"), std::string::npos);
-    gpu.destroy_stream(main);
-  });
-}
-
 }  // namespace
 }  // namespace smddp

@@ -1,4 +1,4 @@
-// Ranks as threads, each with a device of its own that threads play.
+// Ranks as threads, each with a device of its own.
 #pragma once
 
 #include "collectives/device_group.h"
@@ -7,27 +7,26 @@
 
 namespace smddp {
 
-// One rank's side: a device of its own, as if it were a process of its own.
-struct DeviceRank {
-  explicit DeviceRank(RankContext& rank, double limit_seconds = 60)
-      : context(rank), imports(gpu), main(gpu.create_stream().value()) {
-    user = gpu.create_stream().value();
-    auto made = DeviceGroup::create(rank.engine, rank.group, rank.store, Status(), &gpu, &imports,
+// One rank's side, on a device that nobody else of this process uses.
+struct GroupRank {
+  GroupRank(RankContext& rank, device::Device& its, double limit_seconds = 60)
+      : context(rank), device(its), imports(its), main(its.create_stream().value()) {
+    user = its.create_stream().value();
+    auto made = DeviceGroup::create(rank.engine, rank.group, rank.store, Status(), &its, &imports,
                                     main, static_cast<uint64_t>(limit_seconds * 1e9));
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (made) group = made.value();
   }
-  ~DeviceRank() {
+  ~GroupRank() {
     if (group) group->leave();
     group.reset();
-    gpu.destroy_stream(user);
-    gpu.destroy_stream(main);
+    device.destroy_stream(user);
+    device.destroy_stream(main);
   }
 
-  float* floats(size_t count) { return static_cast<float*>(gpu.allocate(count * 4).value()); }
   Status wait(DeviceOperation& op) {
     Status s = group->order(op, user, {});
-    if (s) s = gpu.synchronize(user);
+    if (s) s = device.synchronize(user);
     return s;
   }
   Status run(const std::shared_ptr<DeviceOperation>& op) {
@@ -36,10 +35,20 @@ struct DeviceRank {
   }
 
   RankContext& context;
-  device::HostDevice gpu;
+  device::Device& device;
   intranode::Imports imports;
   device::Stream main, user;
   std::shared_ptr<DeviceGroup> group;
+};
+
+struct Played {
+  device::HostDevice gpu;
+};
+// One that threads play, as if the rank were a process of its own.
+struct DeviceRank : Played, GroupRank {
+  explicit DeviceRank(RankContext& rank, double limit_seconds = 60)
+      : GroupRank(rank, gpu, limit_seconds) {}
+  float* floats(size_t count) { return static_cast<float*>(gpu.allocate(count * 4).value()); }
 };
 
 }  // namespace smddp

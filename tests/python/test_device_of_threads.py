@@ -7,6 +7,7 @@ that other processes map, flags that one stream sets and another waits for.
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -23,6 +24,14 @@ pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gl
 PATH = {"all_gather": COPIES, "reduce_scatter": KERNEL, "all_reduce": KERNEL}
 # Their outputs are torch's own tensors, which do not lie on the device of threads.
 FUNCTIONAL = ("functional", "functional_coalesced")
+
+
+def varied(dtype: torch.dtype, numels: Sequence[int]) -> list[Case]:
+    return [
+        *host_device.varied(dtype, numels),
+        Case("reduce_scatter", dtype=dtype, place="other_slot"),
+        Case("all_gather", dtype=dtype, asynchronous=False),
+    ]
 
 
 def on_device(worlds: Pool, layout: str, on_cpu: bool = False) -> World:
@@ -47,23 +56,7 @@ def test_every_form(worlds: Pool, layout: str, collective: str) -> None:
     "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8]
 )
 def test_types_operations_sizes_places(worlds: Pool, dtype: torch.dtype) -> None:
-    operations = ["SUM", "MIN", "MAX", "PRODUCT"] + ["AVG"] * dtype.is_floating_point
-    wanted = [
-        Case(collective, dtype=dtype, operation=operation, offset=dtype.itemsize)
-        for collective in ("reduce_scatter", "all_reduce")
-        for operation in operations
-    ]
-    wanted += [
-        Case(collective, dtype=dtype, numels=(numel,))
-        for collective in FORMS
-        for numel in (0, 1, 2, 7, 65, 300_001)
-    ]
-    wanted += [
-        Case("all_gather", dtype=dtype, place="in_place"),
-        Case("reduce_scatter", dtype=dtype, place="in_place"),
-        Case("reduce_scatter", dtype=dtype, place="other_slot"),
-        Case("all_gather", dtype=dtype, asynchronous=False),
-    ]
+    wanted = varied(dtype, (0, 1, 2, 7, 65, 300_001))
     on_device(worlds, "AAA").run(host_device.check, wanted)
 
 
@@ -186,33 +179,14 @@ def test_every_form_through_pinned_memory(worlds: Pool, layout: str, on_cpu: boo
         assert taken == expected
 
 
-def varied(dtype: torch.dtype) -> list[Case]:
-    operations = ["SUM", "MIN", "MAX", "PRODUCT"] + ["AVG"] * dtype.is_floating_point
-    wanted = [
-        Case(collective, dtype=dtype, operation=operation, offset=dtype.itemsize)
-        for collective in ("reduce_scatter", "all_reduce")
-        for operation in operations
-    ]
-    wanted += [
-        Case(collective, dtype=dtype, numels=(numel,))
-        for collective in FORMS
-        for numel in (0, 1, 2, 7, 65, 700_001)
-    ]
-    return [
-        *wanted,
-        Case("all_gather", dtype=dtype, place="in_place"),
-        Case("reduce_scatter", dtype=dtype, place="in_place"),
-        Case("reduce_scatter", dtype=dtype, place="other_slot"),
-        Case("all_gather", dtype=dtype, asynchronous=False),
-    ]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
 @pytest.mark.parametrize(("layout", "on_cpu"), [("AAB", False), ("AA", True)])
 def test_types_through_pinned_memory(
     worlds: Pool, layout: str, on_cpu: bool, dtype: torch.dtype
 ) -> None:
-    on_device(worlds, layout, on_cpu).run(host_device.check, varied(dtype))
+    on_device(worlds, layout, on_cpu).run(
+        host_device.check, varied(dtype, (0, 1, 2, 7, 65, 700_001))
+    )
 
 
 def test_types_by_kernels_and_between_hosts() -> None:
@@ -220,7 +194,7 @@ def test_types_by_kernels_and_between_hosts() -> None:
         world.run(host_device.use_host)
         world.run(host_device.round_on_every_host)
         for dtype in (torch.float32, torch.bfloat16, torch.uint8):
-            world.run(host_device.check, varied(dtype))
+            world.run(host_device.check, varied(dtype, (0, 1, 2, 7, 65, 700_001)))
 
 
 @pytest.mark.parametrize(("layout", "on_cpu"), [("AABB", False), ("AAA", True)])

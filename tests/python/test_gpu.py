@@ -76,19 +76,7 @@ def test_types_and_sizes_between_hosts(layout: str) -> None:
 @pytest.mark.parametrize("segments", ["False", "True"], ids=["cudaMalloc", "expandable"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
 def test_types_operations_sizes_places(worlds: Pool, dtype: torch.dtype, segments: str) -> None:
-    operations = ["SUM", "MIN", "MAX", "PRODUCT"] + ["AVG"] * dtype.is_floating_point
-    wanted = [
-        Case(collective, dtype=dtype, operation=operation, offset=dtype.itemsize)
-        for collective in ("reduce_scatter", "all_reduce")
-        for operation in operations
-    ]
-    wanted += [
-        Case(collective, dtype=dtype, numels=(numel,))
-        for collective in FORMS
-        for numel in (0, 1, 7, 300_001, 20_000_003)
-    ]
-    wanted += [Case("all_gather", dtype=dtype, place="in_place")]
-    wanted += [Case("reduce_scatter", dtype=dtype, place="in_place")]
+    wanted = host_device.varied(dtype, (0, 1, 7, 300_001, 20_000_003))
     world = on_gpu(worlds, "AA", PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{segments}")
     world.run(host_device.check, wanted)
 

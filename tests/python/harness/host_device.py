@@ -84,6 +84,26 @@ def use_gpu(ctx: Context) -> None:
     cases._difference = lambda a, b: _difference(a.cpu(), b.cpu())
 
 
+def varied(dtype: torch.dtype, numels: Sequence[int]) -> list[cases.Case]:
+    """Every collective in every operation, size and place that the type allows."""
+    operations = ["SUM", "MIN", "MAX", "PRODUCT"] + ["AVG"] * dtype.is_floating_point
+    wanted = [
+        cases.Case(collective, dtype=dtype, operation=operation, offset=dtype.itemsize)
+        for collective in ("reduce_scatter", "all_reduce")
+        for operation in operations
+    ]
+    wanted += [
+        cases.Case(collective, dtype=dtype, numels=(numel,))
+        for collective in cases.FORMS
+        for numel in numels
+    ]
+    return [
+        *wanted,
+        cases.Case("all_gather", dtype=dtype, place="in_place"),
+        cases.Case("reduce_scatter", dtype=dtype, place="in_place"),
+    ]
+
+
 def round_on_every_host(ctx: Context) -> None:
     """What kernels sum inside a host is rounded before it leaves, and where it stays as well."""
     exact = model.reduced
