@@ -89,6 +89,8 @@ class Duel:
                     if turn == 0:
                         self._prepare(self.crews[name], case, scores[name])
                     else:
+                        if lean:  # the buffers are new: some share or register them first
+                            self._run(self.crews[name], case, 1)
                         self._take_turn(self.crews[name], case, scores[name])
                     if lean:
                         self.crews[name].ask("free", self.rules.patience)

@@ -41,11 +41,15 @@ class AllGather final : public Round {
   bool progress(bool may_push) override {
     bool moved = widen();
     moved |= send();
-    while (may_push && !pushed_ && push_one()) moved = true;
+    auto push = [&] {
+      while (may_push && !pushed_ && push_one()) moved = true;
+    };
+    push();
     for (int i = 0; i < group_.local_peers(); ++i) {
       while (const Piece* head = group_.head(i, *this)) {
         moved = true;
         if (!take_in(i, *head)) return true;
+        if (exposes()) push();
       }
     }
     return moved || copy_own();

@@ -49,8 +49,14 @@ bool ReduceScatter::knows_whom() const {
 
 bool ReduceScatter::progress(bool may_push) {
   bool moved = widen();
-  while (may_push && !pushed_ && push_one()) moved = true;
-  while (!alone_ && sum_one()) moved = true;
+  auto push = [&] {
+    while (may_push && !pushed_ && push_one()) moved = true;
+  };
+  push();
+  while (!alone_ && sum_one()) {
+    moved = true;
+    if (exposes()) push();
+  }
   for (Share& share : shares_) moved |= combine(share);
   return send() || moved;
 }

@@ -75,6 +75,9 @@ class Round {
 
   // Whether results are to be written past the caches.
   bool streams() const;
+  // Whether neighbours read this rank's memory for this round: what it pushes then costs it nothing, and
+  // one that has run out of it can do nothing but wait, so pushes come before every piece taken in.
+  bool exposes() const { return exposed_until_ != 0; }
   bool heard_all() const { return std::find(heard_.begin(), heard_.end(), false) == heard_.end(); }
   // Counts bytes of a local peer's piece that this rank has read, `fetched` with a single-copy read.
   void count(const intranode::Piece& piece, size_t bytes, bool fetched) {
