@@ -187,27 +187,38 @@ void Engine::finish(std::shared_ptr<Task> task, Status status) {
   finished_.push_back(std::move(task));
 }
 
-bool Engine::busy() const {
-  if (endpoint_ && !endpoint_->idle()) return true;
+bool Engine::groups_busy() const {
   return std::any_of(groups_.begin(), groups_.end(),
                      [](const auto& g) { return g.second->busy(); });
 }
+
+bool Engine::busy() const { return (endpoint_ && !endpoint_->idle()) || groups_busy(); }
 
 bool Engine::pass() {
   bool moved = false;
   for (auto& [key, group] : groups_) {
     if (group->busy()) moved |= group->progress();
   }
-  if (endpoint_) {
-    auto events = endpoint_->progress(*this);
-    if (!events) {
-      log(LogLevel::kError, events.status().message());
-    } else {
-      moved |= events.value() > 0;
-    }
-  }
+  moved |= look_at_network();
   if (++passes_ % kPassesPerWatch == 0) moved |= watch(now_ns());
   return moved;
+}
+
+bool Engine::look_at_network() {
+  if (!endpoint_) return false;
+  auto events = endpoint_->progress(*this);
+  if (!events) log(LogLevel::kError, events.status().message());
+  return events && events.value() > 0;
+}
+
+void Engine::leave_to_background() {
+  // The last sends are likely over: to find that out costs less than to wake a thread, which would
+  // then want the lock from the next operation.
+  if (!busy()) return;
+  if (!groups_busy()) look_at_network();
+  if (!busy()) return;
+  want_background_ = true;
+  background_cv_.notify_one();
 }
 
 bool Engine::watch(uint64_t now) {
@@ -290,10 +301,7 @@ void Engine::kick(Lock lk, const Task* awaited, Progressable* group) {
   bool leaves =
       awaited == nullptr || std::any_of(finished_.begin(), finished_.end(),
                                         [&](const auto& task) { return task.get() == awaited; });
-  if (leaves && !driving_ && waiters_ == 0 && busy()) {
-    want_background_ = true;
-    background_cv_.notify_one();
-  }
+  if (leaves && !driving_ && waiters_ == 0) leave_to_background();
   if (leaves && driving_ && sleeping_ && busy()) presence_->ring_self();  // for the new work
   if (finished_.size() == 1) return finish_alone(std::move(lk));
   run_finished(lk);
@@ -394,9 +402,8 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   }
   if (waiters_.fetch_sub(1) > 1) {
     waiters_cv_.notify_all();  // one of them drives on
-  } else if (!driving_ && busy()) {
-    want_background_ = true;
-    background_cv_.notify_one();
+  } else if (!driving_) {
+    leave_to_background();
   }
   return task.done();
 }

@@ -100,8 +100,11 @@ class Engine : private fabric::Sink {
   void on_message(const std::byte* data, size_t size) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override;
 
+  bool groups_busy() const;
   bool busy() const;
   bool pass();  // under the lock, like all that follow
+  bool look_at_network();
+  void leave_to_background();  // what is still in flight when nobody waits or drives any more
   bool watch(uint64_t now);
   bool spin();                // passes until one moves something, for a moment
   void give_way(Lock& lock);  // lets other threads of this process have it, and the core
