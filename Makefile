@@ -107,7 +107,7 @@ test-python: build  ## Python tests only; PYTEST_ARGS="-k name" picks some
 # Whatever runs between hosts, on each provider that the installed libfabric may have; SMDDP_LIBFABRIC
 # names another libfabric.
 PROVIDERS ?= tcp;ofi_rxm net udp;ofi_rxd
-PROVIDER_TESTS = $(patsubst %,tests/python/test_%.py,collectives numerics properties groups work \
+PROVIDER_TESTS = $(patsubst %,tests/python/test_%.py,collectives numerics properties groups work futures \
   failures lifecycle)
 test-providers: build  ## collectives between hosts on every provider in PROVIDERS; takes a while
 	@for provider in $(foreach p,$(PROVIDERS),'$(p)'); do \

@@ -2,13 +2,10 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <algorithm>
-
-#include "schedule/pattern.h"
 #include "torch/allocator.h"
+#include "torch/host_operations.h"
 #include "torch/runtime.h"
 #include "torch/store_adapter.h"
-#include "torch/tensors.h"
 
 namespace smddp {
 namespace {
@@ -16,38 +13,14 @@ namespace {
 using c10d::OpType;
 using c10d::Work;
 
-// Two ranks that disagree about one tensor get different digests: each step is invertible.
-uint64_t mix(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-  return hash ^ hash >> 32;
-}
-
-std::string sizes_text(const at::Tensor& t) {
-  std::string text = std::string(c10::toString(t.scalar_type())) + "[";
-  for (int64_t i = 0; i < t.dim(); ++i) text += (i > 0 ? ", " : "") + std::to_string(t.size(i));
-  return text + "]";
-}
-
-TensorRefList joined(const Tensors& first, const TensorLists& lists) {
-  TensorRefList all = refs(first), rest = refs(lists);
+TensorRefList joined(TensorRefs first, TensorRefs rest) {
+  TensorRefList all(first);
   all.append(rest.begin(), rest.end());
   return all;
 }
 
-using Extents = c10::SmallVector<Extent, 8>;
-
-// Appends `count` equal parts of `whole`.
-void append(Extents& extents, const Extent& whole, size_t count) {
-  size_t bytes = whole.bytes / count;
-  for (size_t i = 0; i < count; ++i) extents.push_back({whole.address + i * bytes, bytes});
-}
-
-// The parts of several tensors, tensor by tensor and in each rank by rank, become blocks.
-void fill(Blocks& blocks, const Extents& parts, size_t ranks) {
-  for (size_t r = 0; r < ranks; ++r) {
-    for (size_t i = r; i < parts.size(); i += ranks) blocks.add(parts[i].address, parts[i].bytes);
-    blocks.end_block();
-  }
+TensorRefList joined(const Tensors& first, const TensorLists& lists) {
+  return joined(refs(first), refs(lists));
 }
 
 }  // namespace
@@ -163,29 +136,6 @@ const char* ProcessGroupSMDDP::foreign(TensorRefs tensors, const c10d::ReduceOp&
   return foreign(tensors);
 }
 
-ProcessGroupSMDDP::OperationPtr ProcessGroupSMDDP::begin(Collective collective,
-                                                         std::chrono::milliseconds timeout,
-                                                         TensorRefs tensors) const {
-  auto op = std::make_shared<TensorOperation>();
-  op->collective = collective;
-  op->tensors = static_cast<uint32_t>(tensors.size());
-  op->digest = 0xcbf29ce484222325ull;
-  if (timeout != c10d::kUnsetTimeout && timeout != timeout_ && timeout.count() > 0) {
-    op->timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
-  }
-  if (tensors.empty()) return op;
-  at::ScalarType type = tensors[0]->scalar_type();
-  op->dtype = dtype_of(type);
-  op->element_size = tensors[0]->element_size();
-  for (const at::Tensor* t : tensors) {
-    op->digest = mix(mix(op->digest, t->nbytes()), static_cast<uint64_t>(t->scalar_type()));
-    if (t->scalar_type() == type) continue;
-    op->dtype = Dtype::kBytes;  // mixed types can be moved, in whole bytes
-    op->element_size = 1;
-  }
-  return op;
-}
-
 void ProcessGroupSMDDP::require_one_per_rank(const char* what, const TensorLists& lists) const {
   for (const Tensors& list : lists) {
     require(list.size() == static_cast<size_t>(size_), [&] {
@@ -197,146 +147,49 @@ void ProcessGroupSMDDP::require_one_per_rank(const char* what, const TensorLists
 
 intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(TensorRefs outputs, TensorRefs inputs, bool list,
                                                   const c10d::AllgatherOptions& opts, OpType type) {
-  auto ranks = static_cast<size_t>(size_);
-  size_t each = list ? ranks : 1;
-  require(!inputs.empty() && outputs.size() == inputs.size() * each,
+  require(!inputs.empty() && outputs.size() == inputs.size() * per_tensor(list),
           "all_gather needs as many outputs as inputs, and at least one");
-  TensorRefList all(outputs.begin(), outputs.end());
-  all.append(inputs.begin(), inputs.end());
-  if (DeviceCollectives* device = on_device(all)) {
+  if (DeviceCollectives* device = on_device(joined(outputs, inputs))) {
     ++operations_;
     return noted(device->gather(outputs, inputs, list, opts.timeout, type, opts.asyncOp));
   }
-  OperationPtr op = begin(Collective::kAllGather, opts.timeout, inputs);
-  Extents in, out;
-  for (size_t m = 0; m < inputs.size(); ++m) {
-    const at::Tensor& input = *inputs[m];
-    for (const at::Tensor* t : outputs.slice(m * each, each)) {
-      require(t->scalar_type() == input.scalar_type(), [&] {
-        return "all_gather: input is " + sizes_text(input) + ", output is " + sizes_text(*t) +
-               "; the types must be equal";
-      });
-      require(t->numel() == input.numel() * (list ? 1 : size_), [&] {
-        return "all_gather: with input " + sizes_text(input) + " and " + std::to_string(size_) +
-               " ranks, output " + sizes_text(*t) + " has the wrong number of elements";
-      });
-      append(out, writable(*op, *t), ranks / each);
-    }
-    Extent source = readable(*op, input);
-    const Extent* blocks = &out[m * ranks];
-    const Extent& own = blocks[rank_];
-    auto wrong_place = [&](const Extent& e) {
-      return overlap_askew(source, e) ||
-             (e.address != own.address && source.bytes > 0 && source.address == e.address);
-    };
-    if (std::any_of(blocks, blocks + ranks, wrong_place)) {
-      at::Tensor copy = op->keep.back().clone();
-      source = extent_of(copy);
-      op->keep.push_back(std::move(copy));
-    }
-    in.push_back(source);
-  }
-  fill(op->input, in, 1);
-  fill(op->output, out, ranks);
-  return submit(std::move(op), type, opts.asyncOp);
+  return submit(gather_of(outputs, inputs, list, rank_, size_), opts.timeout, type, opts.asyncOp);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(TensorRefs outputs, TensorRefs inputs,
                                                     bool list,
                                                     const c10d::ReduceScatterOptions& opts,
                                                     OpType type) {
-  auto ranks = static_cast<size_t>(size_);
-  size_t each = list ? ranks : 1;
-  require(!outputs.empty() && inputs.size() == outputs.size() * each,
+  require(!outputs.empty() && inputs.size() == outputs.size() * per_tensor(list),
           "reduce_scatter needs as many inputs as outputs, and at least one");
-  TensorRefList all(outputs.begin(), outputs.end());
-  all.append(inputs.begin(), inputs.end());
-  if (DeviceCollectives* device = on_device(all)) {
+  ReduceOp op = *reduction_of(opts.reduceOp);
+  if (DeviceCollectives* device = on_device(joined(outputs, inputs))) {
     ++operations_;
-    return noted(device->scatter(outputs, inputs, list, *reduction_of(opts.reduceOp), opts.timeout,
-                                 type, opts.asyncOp));
+    return noted(device->scatter(outputs, inputs, list, op, opts.timeout, type, opts.asyncOp));
   }
-  OperationPtr op = begin(Collective::kReduceScatter, opts.timeout, outputs);
-  op->reduce_op = *reduction_of(opts.reduceOp);
-  require(op->dtype != Dtype::kBytes,
-          "a coalesced reduce_scatter needs tensors of one type; call it once per type");
-  Extents in, out;
-  for (size_t m = 0; m < outputs.size(); ++m) {
-    const at::Tensor& output = *outputs[m];
-    for (const at::Tensor* t : inputs.slice(m * each, each)) {
-      require(t->scalar_type() == output.scalar_type(), [&] {
-        return "reduce_scatter: input is " + sizes_text(*t) + ", output is " + sizes_text(output) +
-               "; the types must be equal";
-      });
-      require(t->numel() == output.numel() * (list ? 1 : size_), [&] {
-        return "reduce_scatter: with output " + sizes_text(output) + " and " +
-               std::to_string(size_) + " ranks, input " + sizes_text(*t) +
-               " has the wrong number of elements";
-      });
-      append(in, readable(*op, *t), ranks / each);
-    }
-    // The output may be the own block of the input, which nobody else reads; anywhere else in the
-    // input it would overwrite what peers still need.
-    Extent target = extent_of(output);
-    bool askew = false;
-    for (size_t r = 0; r < ranks; ++r) {
-      const Extent& e = in[m * ranks + r];
-      askew |= overlap_askew(target, e) ||
-               (r != static_cast<size_t>(rank_) && target.bytes > 0 && target.address == e.address);
-    }
-    out.push_back(writable(*op, output, askew));
-  }
-  fill(op->input, in, ranks);
-  fill(op->output, out, 1);
-  return submit(std::move(op), type, opts.asyncOp);
+  return submit(scatter_of(outputs, inputs, list, op, rank_, size_), opts.timeout, type,
+                opts.asyncOp);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(TensorRefs tensors,
                                                const c10d::AllreduceOptions& opts, OpType type) {
   require(!tensors.empty(), "all_reduce needs a tensor");
+  ReduceOp op = *reduction_of(opts.reduceOp);
   if (DeviceCollectives* device = on_device(tensors)) {
     ++operations_;
-    return noted(
-        device->reduce(tensors, *reduction_of(opts.reduceOp), opts.timeout, type, opts.asyncOp));
+    return noted(device->reduce(tensors, op, opts.timeout, type, opts.asyncOp));
   }
-  OperationPtr op = begin(Collective::kAllReduce, opts.timeout, tensors);
-  op->reduce_op = *reduction_of(opts.reduceOp);
-  require(op->dtype != Dtype::kBytes,
-          "a coalesced all_reduce needs tensors of one type; call it once per type");
-  Extents whole;
-  size_t count = 0;
-  for (const at::Tensor* t : tensors) {
-    size_t stand_ins = op->copy_back.size();
-    whole.push_back(writable(*op, *t));
-    // A stand-in starts with the values, as it is summed in place.
-    if (op->copy_back.size() > stand_ins) op->copy_back.back().second.copy_(t->detach());
-    count += static_cast<size_t>(t->numel());
-  }
-  std::vector<size_t> starts = pattern::equal_parts(count, size_, pattern::kGranule);
-  // Both walk on together: the parts of the whole, and the tensors that it lies in.
-  auto at = whole.begin();
-  size_t offset = 0;
-  for (size_t r = 0; r + 1 < starts.size(); ++r) {
-    size_t left = (starts[r + 1] - starts[r]) * op->element_size;
-    while (left > 0) {
-      size_t bytes = std::min(left, at->bytes - offset);
-      op->input.add(at->address + offset, bytes);
-      left -= bytes;
-      offset += bytes;
-      if (offset == at->bytes) {
-        ++at;
-        offset = 0;
-      }
-    }
-    op->input.end_block();
-  }
-  op->output = op->input;
-  return submit(std::move(op), type, opts.asyncOp);
+  return submit(sum_of(tensors, op, size_), opts.timeout, type, opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::submit(OperationPtr op, OpType type, bool async) {
+intrusive_ptr<Work> ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op,
+                                              std::chrono::milliseconds timeout, OpType type,
+                                              bool async) {
   Communicator& communicator = group();
   ++operations_;
+  if (timeout != c10d::kUnsetTimeout && timeout != timeout_ && timeout.count() > 0) {
+    op->timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
+  }
   communicator.submit(op, settings().tuning, async);
   // A synchronous call that returns no Work is over, as torch sees it, which saves it the Work and a
   // wait() from Python. (Only a graph's inputs, while one is traced, are registered with their Work.)
@@ -441,21 +294,12 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(
   return sum_all(all, opts, OpType::ALLREDUCE_COALESCED);
 }
 
-// Every rank's byte has to arrive before anybody leaves.
 intrusive_ptr<Work> ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {
   if (device_) {  // as NCCL's: what the caller's stream holds is done as well
     device::Device& device = device_->device().device();
     if (Status s = device.synchronize(device_->device().current()); !s) throw_status(s);
   }
-  OperationPtr op = begin(Collective::kBarrier, opts.timeout, {});
-  op->scratch.resize(static_cast<size_t>(size_) + 1);
-  op->input.add(&op->scratch.back(), 1);
-  op->input.end_block();
-  for (int r = 0; r < size_; ++r) {
-    op->output.add(&op->scratch[static_cast<size_t>(r)], 1);
-    op->output.end_block();
-  }
-  return submit(std::move(op), OpType::BARRIER, opts.asyncOp);
+  return submit(barrier_of(size_), opts.timeout, OpType::BARRIER, opts.asyncOp);
 }
 
 }  // namespace smddp

@@ -83,14 +83,11 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
-  using OperationPtr = std::shared_ptr<TensorOperation>;
-
-  OperationPtr begin(Collective collective, std::chrono::milliseconds timeout,
-                     TensorRefs tensors) const;
   // Throws unless each of `lists` has one tensor per rank; `what` begins the sentence.
   void require_one_per_rank(const char* what, const TensorLists& lists) const;
   // Of the larger side, per tensor of the smaller one, there is either one tensor for each rank
   // (`list`), in turn, or one that holds all of theirs.
+  size_t per_tensor(bool list) const { return list ? static_cast<size_t>(size_) : 1; }
   intrusive_ptr<c10d::Work> gather_all(TensorRefs outputs, TensorRefs inputs, bool list,
                                        const c10d::AllgatherOptions& opts, c10d::OpType type);
   intrusive_ptr<c10d::Work> scatter_sums(TensorRefs outputs, TensorRefs inputs, bool list,
@@ -98,7 +95,9 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   intrusive_ptr<c10d::Work> sum_all(TensorRefs tensors, const c10d::AllreduceOptions& opts,
                                     c10d::OpType type);
   // nullptr where the call was synchronous: it is over then.
-  intrusive_ptr<c10d::Work> submit(OperationPtr op, c10d::OpType type, bool async);
+  intrusive_ptr<c10d::Work> submit(std::shared_ptr<TensorOperation> op,
+                                   std::chrono::milliseconds timeout, c10d::OpType type,
+                                   bool async);
   Communicator& group() const;
 
   // Where tensors on a GPU are carried; nullptr where they lie elsewhere, or where the group has none,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -460,3 +461,14 @@ def test_layout_helpers() -> None:
     assert nodes("ABAB") == [[0, 2], [1, 3]]
     assert layouts.local_rank("ABAB", 3) == 1
     assert layouts.restrict("AABB", [3, 0]) == "BA"
+
+
+def objects(ctx: Context) -> None:
+    cases.check(ctx, Case("all_gather", "base", torch.uint8, (77,)))
+    gathered: list[Any] = [None] * ctx.size
+    dist.all_gather_object(gathered, {"rank": ctx.rank, "text": "x" * ctx.rank})
+    assert gathered == [{"rank": r, "text": "x" * r} for r in range(ctx.size)]
+
+
+def test_objects_of_unequal_length_are_gathered(worlds: Pool) -> None:
+    worlds("AAB").run(objects)

@@ -1,4 +1,4 @@
-"""Asynchronous operations: Work, futures, threads; and what builds on them, DDP and FSDP."""
+"""Asynchronous and synchronous operations: Work, waits, threads."""
 
 from __future__ import annotations
 
@@ -11,26 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from harness import cases, model
-from harness.cases import Case
 from harness.worker import Context
 from harness.world import BACKEND, Pool, fresh
 
 LAYOUTS = ("AA", "AB", "AABB")
 
 
-def start_all_gather(ctx: Context, numel: int = 1000, seed: int = 0) -> tuple[Any, Any, Any]:
-    parts = [model.data(seed, rank, torch.float32, numel) for rank in range(ctx.size)]
-    out = torch.empty(numel * ctx.size)
-    work = dist.all_gather_into_tensor(out, parts[ctx.rank], async_op=True)
-    return work, out, torch.cat(parts)
-
-
 def work_api(ctx: Context) -> None:
-    work, out, wanted = start_all_gather(ctx)
+    work, out, wanted = cases.start_all_gather(ctx)
     assert work.wait() is True
     assert work.wait() is True, "a second wait"
     assert work.is_completed() and work.is_success()
@@ -50,7 +40,7 @@ def test_work(worlds: Pool, layout: str) -> None:
 
 def completes_alone(ctx: Context) -> None:
     """Nobody waits: the background progress finishes the operation."""
-    work, out, wanted = start_all_gather(ctx, 100_000)
+    work, out, wanted = cases.start_all_gather(ctx, 100_000)
     end = time.monotonic() + 20
     while not work.is_completed():
         assert time.monotonic() < end, "not complete after 20 s without a wait"
@@ -61,105 +51,6 @@ def completes_alone(ctx: Context) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_operation_completes_without_wait(worlds: Pool, layout: str) -> None:
     worlds(layout).run(completes_alone)
-
-
-def leaves(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for part in value for tensor in leaves(part)]
-
-
-def futures(ctx: Context) -> None:
-    work, out, wanted = start_all_gather(ctx)
-    seen: list[int] = []
-
-    def sum_of(future: torch.futures.Future) -> torch.Tensor:
-        seen.append(threading.get_ident())
-        return torch.cat([t.reshape(-1) for t in leaves(future.value())]).sum()
-
-    chained = work.get_future().then(sum_of).then(lambda f: f.value() * 2)
-    got = chained.wait()
-    assert len(seen) == 1
-    assert torch.equal(out, wanted)
-    assert torch.allclose(got, wanted.sum() * 2)
-    late = work.get_future()
-    assert late.done()
-    assert late.then(lambda f: 7).wait() == 7
-
-    t = torch.full((10,), float(ctx.rank + 1))
-    done = threading.Event()
-    dist.all_reduce(t, async_op=True).get_future().add_done_callback(lambda f: done.set())
-    assert done.wait(20)
-    assert t[0] == ctx.size * (ctx.size + 1) / 2
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_futures(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(futures)
-
-
-def future_at_any_time(ctx: Context) -> None:
-    """Asked for before, after and while the operation completes; one future for all who ask."""
-    early, _, _ = start_all_gather(ctx, seed=1)
-    future = early.get_future()
-    early.wait()
-    wanted = torch.cat([model.data(1, rank, torch.float32, 1000) for rank in range(ctx.size)])
-    assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(future.wait())]), wanted)
-
-    late, _, wanted = start_all_gather(ctx, seed=2)
-    late.wait()
-    first, second = late.get_future(), late.get_future()
-    assert first.done() and second.done()
-    for future in (first, second):
-        assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(future.value())]), wanted)
-
-    for seed in range(20):
-        work, _, wanted = start_all_gather(ctx, 50, seed)
-        seen: list[Any] = []
-        threads = [
-            threading.Thread(target=lambda w=work, s=seen: s.append(w.get_future().wait()))
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        if seed % 2:
-            work.wait()
-        for thread in threads:
-            thread.join(20)
-        assert len(seen) == 3
-        for value in seen:
-            assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(value)]), wanted)
-    barrier = dist.barrier(async_op=True)
-    assert barrier.get_future().wait() == []
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_future_may_be_asked_for_at_any_time(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(future_at_any_time)
-
-
-def failed_futures(ctx: Context) -> list[str]:
-    """The ranks disagree: both futures, the early and the late one, say so."""
-    work = dist.all_reduce(torch.ones(4 + ctx.rank), async_op=True)
-    early = work.get_future()
-    errors = []
-    for call in (work.wait, early.wait, work.get_future().wait):
-        try:
-            call()
-        except RuntimeError as error:
-            errors.append(str(error))
-    assert work.is_completed() and not work.is_success()
-    return errors
-
-
-@pytest.mark.parametrize("layout", ["AA", "AB"])
-def test_futures_of_a_failed_operation_raise(layout: str) -> None:
-    if BACKEND == "gloo":
-        pytest.skip("gloo does not compare what the ranks call")
-    with fresh(layout) as world:
-        for errors in world.run(failed_futures):
-            assert len(errors) == 3, errors
-            assert all("all_reduce" in error for error in errors), errors
 
 
 def calls_without_work(ctx: Context) -> list[tuple[str, Any]]:
@@ -284,31 +175,8 @@ def test_statistics_have_the_wait(worlds: Pool, layout: str) -> None:
             assert row["seconds"] >= row["wait_seconds"] > 0.5, row
 
 
-def next_from_callback(ctx: Context) -> None:
-    """A callback may start the next collective, as DDP's communication hooks do."""
-    first, second = torch.ones(100), torch.ones(100)
-    works: list[Any] = []
-    done = threading.Event()
-
-    def follow(_: torch.futures.Future) -> None:
-        works.append(dist.all_reduce(second, async_op=True))
-        done.set()
-
-    work = dist.all_reduce(first, async_op=True)
-    work.get_future().add_done_callback(follow)
-    work.wait()
-    assert done.wait(20)
-    works[0].wait()
-    assert first[0] == ctx.size and second[0] == ctx.size
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_callback_may_start_the_next_operation(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(next_from_callback)
-
-
 def waited_elsewhere(ctx: Context) -> None:
-    started = [start_all_gather(ctx, 5000, seed) for seed in range(8)]
+    started = [cases.start_all_gather(ctx, 5000, seed) for seed in range(8)]
     threads = [threading.Thread(target=work.wait) for work, _, _ in reversed(started)]
     for thread in threads:
         thread.start()
@@ -326,7 +194,7 @@ def test_waits_from_other_threads(worlds: Pool, layout: str) -> None:
 
 def one_work_many_waiters(ctx: Context) -> None:
     time.sleep(0.1 * ctx.rank)
-    work, out, wanted = start_all_gather(ctx, 50_000)
+    work, out, wanted = cases.start_all_gather(ctx, 50_000)
     right: list[bool] = []
     threads = [
         threading.Thread(target=lambda: (work.wait(), right.append(torch.equal(out, wanted))))
@@ -346,7 +214,7 @@ def test_many_threads_wait_for_one_operation(worlds: Pool, layout: str) -> None:
 
 def two_hundred(ctx: Context, forwards: bool) -> None:
     """What ZeRO-3 does with the persistent parameters after each step."""
-    started = [start_all_gather(ctx, 1 + 13 * i % 700, i) for i in range(200)]
+    started = [cases.start_all_gather(ctx, 1 + 13 * i % 700, i) for i in range(200)]
     for work, out, wanted in started if forwards else reversed(started):
         work.wait()
         assert torch.equal(out, wanted)
@@ -359,7 +227,7 @@ def test_two_hundred_in_flight(worlds: Pool, layout: str, forwards: bool) -> Non
 
 
 def large_in_flight(ctx: Context) -> None:
-    started = [start_all_gather(ctx, 400_000, i) for i in range(12)]
+    started = [cases.start_all_gather(ctx, 400_000, i) for i in range(12)]
     for work, out, wanted in reversed(started):
         work.wait()
         assert torch.equal(out, wanted)
@@ -453,80 +321,3 @@ def sequence_numbers(ctx: Context) -> list[int]:
 
 def test_sequence_numbers_count_operations(worlds: Pool) -> None:
     assert worlds("AAB").run(sequence_numbers) == [[3]] * 3
-
-
-# ---- users of the backend
-
-
-def perceptron() -> nn.Module:
-    torch.manual_seed(5)
-    return nn.Sequential(
-        nn.Linear(20, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 3)
-    )
-
-
-def train(ctx: Context, model_: nn.Module, steps: int = 8) -> list[float]:
-    optimizer = torch.optim.AdamW(model_.parameters(), lr=1e-2)
-    losses = []
-    for step in range(steps):
-        random = torch.Generator().manual_seed(1000 * step + ctx.rank)
-        x = torch.randn(16, 20, generator=random)
-        loss = ((model_(x) - x[:, :3].sin()) ** 2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total)
-        losses.append(total.item() / ctx.size)
-    return losses
-
-
-def ddp(ctx: Context, hook: bool) -> list[float]:
-    wrapped = nn.parallel.DistributedDataParallel(
-        perceptron(), bucket_cap_mb=0.005, broadcast_buffers=False
-    )
-    if hook:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return train(ctx, wrapped)
-
-
-@pytest.mark.parametrize("hook", [False, True], ids=["plain", "fp16 hook"])
-@pytest.mark.parametrize("layout", ["AA", "AB", "ABC"])
-def test_ddp_equals_gloo(worlds: Pool, layout: str, hook: bool) -> None:
-    got = worlds(layout).run(ddp, hook)
-    wanted = worlds("A" * len(layout), "gloo").run(ddp, hook)
-    assert got[0] == got[-1] and wanted[0][-1] < wanted[0][0]
-    assert got[0] == pytest.approx(wanted[0], rel=1e-2 if hook else 1e-6)
-
-
-def fsdp(ctx: Context) -> list[float]:
-    from torch.distributed.fsdp import fully_shard
-
-    network = perceptron()
-    grid = init_device_mesh("cpu", (ctx.size,))
-    for layer in network:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=grid)
-    fully_shard(network, mesh=grid)
-    return train(ctx, network)
-
-
-@pytest.mark.parametrize("layout", ["AA", "AB", "ABC"])
-def test_fsdp2_equals_gloo(worlds: Pool, layout: str) -> None:
-    got = worlds(layout).run(fsdp)
-    wanted = worlds("A" * len(layout), "gloo").run(fsdp)
-    assert got[0] == got[-1] and wanted[0][-1] < wanted[0][0]
-    assert got[0] == pytest.approx(wanted[0], rel=1e-6)
-
-
-def objects(ctx: Context) -> None:
-    cases.check(ctx, Case("all_gather", "base", torch.uint8, (77,)))
-    gathered: list[Any] = [None] * ctx.size
-    dist.all_gather_object(gathered, {"rank": ctx.rank, "text": "x" * ctx.rank})
-    assert gathered == [{"rank": r, "text": "x" * r} for r in range(ctx.size)]
-
-
-def test_objects_of_unequal_length_are_gathered(worlds: Pool) -> None:
-    worlds("AAB").run(objects)

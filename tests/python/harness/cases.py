@@ -397,3 +397,11 @@ def _expect_reduced(
     for candidate in candidates:
         good |= candidate.view(bits) == got.view(bits)
     assert bool(good.all()), f"{what}: {_difference(got, candidates[0])}"
+
+
+def start_all_gather(ctx: Context, numel: int = 1000, seed: int = 0) -> tuple[Any, Any, Any]:
+    """An AllGather under way: its Work, its output, and what that will hold."""
+    parts = [model.data(seed, rank, torch.float32, numel) for rank in range(ctx.size)]
+    out = torch.empty(numel * ctx.size)
+    work = dist.all_gather_into_tensor(out, parts[ctx.rank], async_op=True)
+    return work, out, torch.cat(parts)

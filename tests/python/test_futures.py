@@ -1,0 +1,139 @@
+"""The futures of operations: asked for at any time, chained, with callbacks, failed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import model
+from harness.cases import start_all_gather
+from harness.worker import Context
+from harness.world import BACKEND, Pool, fresh
+
+LAYOUTS = ("AA", "AB", "AABB")
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for part in value for tensor in leaves(part)]
+
+
+def futures(ctx: Context) -> None:
+    work, out, wanted = start_all_gather(ctx)
+    seen: list[int] = []
+
+    def sum_of(future: torch.futures.Future) -> torch.Tensor:
+        seen.append(threading.get_ident())
+        return torch.cat([t.reshape(-1) for t in leaves(future.value())]).sum()
+
+    chained = work.get_future().then(sum_of).then(lambda f: f.value() * 2)
+    got = chained.wait()
+    assert len(seen) == 1
+    assert torch.equal(out, wanted)
+    assert torch.allclose(got, wanted.sum() * 2)
+    late = work.get_future()
+    assert late.done()
+    assert late.then(lambda f: 7).wait() == 7
+
+    t = torch.full((10,), float(ctx.rank + 1))
+    done = threading.Event()
+    dist.all_reduce(t, async_op=True).get_future().add_done_callback(lambda f: done.set())
+    assert done.wait(20)
+    assert t[0] == ctx.size * (ctx.size + 1) / 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_futures(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(futures)
+
+
+def future_at_any_time(ctx: Context) -> None:
+    """Asked for before, after and while the operation completes; one future for all who ask."""
+    early, _, _ = start_all_gather(ctx, seed=1)
+    future = early.get_future()
+    early.wait()
+    wanted = torch.cat([model.data(1, rank, torch.float32, 1000) for rank in range(ctx.size)])
+    assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(future.wait())]), wanted)
+
+    late, _, wanted = start_all_gather(ctx, seed=2)
+    late.wait()
+    first, second = late.get_future(), late.get_future()
+    assert first.done() and second.done()
+    for future in (first, second):
+        assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(future.value())]), wanted)
+
+    for seed in range(20):
+        work, _, wanted = start_all_gather(ctx, 50, seed)
+        seen: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda w=work, s=seen: s.append(w.get_future().wait()))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        if seed % 2:
+            work.wait()
+        for thread in threads:
+            thread.join(20)
+        assert len(seen) == 3
+        for value in seen:
+            assert torch.equal(torch.cat([t.reshape(-1) for t in leaves(value)]), wanted)
+    barrier = dist.barrier(async_op=True)
+    assert barrier.get_future().wait() == []
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_future_may_be_asked_for_at_any_time(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(future_at_any_time)
+
+
+def failed_futures(ctx: Context) -> list[str]:
+    """The ranks disagree: both futures, the early and the late one, say so."""
+    work = dist.all_reduce(torch.ones(4 + ctx.rank), async_op=True)
+    early = work.get_future()
+    errors = []
+    for call in (work.wait, early.wait, work.get_future().wait):
+        try:
+            call()
+        except RuntimeError as error:
+            errors.append(str(error))
+    assert work.is_completed() and not work.is_success()
+    return errors
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_futures_of_a_failed_operation_raise(layout: str) -> None:
+    if BACKEND == "gloo":
+        pytest.skip("gloo does not compare what the ranks call")
+    with fresh(layout) as world:
+        for errors in world.run(failed_futures):
+            assert len(errors) == 3, errors
+            assert all("all_reduce" in error for error in errors), errors
+
+
+def next_from_callback(ctx: Context) -> None:
+    """A callback may start the next collective, as DDP's communication hooks do."""
+    first, second = torch.ones(100), torch.ones(100)
+    works: list[Any] = []
+    done = threading.Event()
+
+    def follow(_: torch.futures.Future) -> None:
+        works.append(dist.all_reduce(second, async_op=True))
+        done.set()
+
+    work = dist.all_reduce(first, async_op=True)
+    work.get_future().add_done_callback(follow)
+    work.wait()
+    assert done.wait(20)
+    works[0].wait()
+    assert first[0] == ctx.size and second[0] == ctx.size
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_callback_may_start_the_next_operation(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(next_from_callback)
