@@ -38,7 +38,8 @@ def test_init_and_destroy_three_times(layout: str) -> None:
         dist.destroy_process_group()
         assert not dist.is_initialized()
         files.append(len(os.listdir("/proc/self/fd")))
-    assert files[1] == files[2] == files[3], files
+    # In the last turn the other rank may have ended, and taken its connection along.
+    assert files[1] == files[2] >= files[3], files
     print("done")
     """
     ends = programs.run(layout, program)
