@@ -60,7 +60,7 @@ class AllGather final : public Round {
   bool complete() const override {
     return pushed_ && missing_ == 0 && copied_ == part(operation_->output, group_.rank()) &&
            heard_all() && flows_done() &&
-           (exposed_until_ == 0 || group_.outbox().read_by_all() >= exposed_until_);
+           (!exposes() || group_.outbox().read_by_all() >= exposed_until_);
   }
 
   std::string waiting_for() const override {

@@ -64,7 +64,7 @@ bool ReduceScatter::progress(bool may_push) {
 bool ReduceScatter::complete() const {
   return pushed_ && wanted_.bytes == 0 && heard_all() &&
          shares_.front().done() == shares_.front().bytes && flows_done() &&
-         (exposed_until_ == 0 || group_.outbox().read_by_all() >= exposed_until_);
+         (!exposes() || group_.outbox().read_by_all() >= exposed_until_);
 }
 
 std::string ReduceScatter::waiting_for() const {
