@@ -23,8 +23,8 @@
 namespace smddp {
 
 inline constexpr size_t kEagerBytes = 64 << 10;
-// Two messages that libfabric's TCP providers send at once, headers left out.
-inline constexpr size_t kHeadBytes = 2 * 16256;
+// The payload of two messages that go out at once.
+inline constexpr size_t kHeadBytes = 2 * fabric::kEagerPayload;
 
 // Which bytes of a run are there, whatever the order of their arrival.
 class Coverage {

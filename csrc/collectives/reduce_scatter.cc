@@ -14,6 +14,9 @@ using intranode::Piece;
 constexpr size_t kDirectPiece = 1 << 20;
 // Below, a copy into the slot costs less than waiting for its readers.
 constexpr size_t kSharedPiece = 8 << 10;
+// Pushed, and summed, before the network is looked at again: it idles while a rank sums all that its
+// neighbours have pushed.
+constexpr int kPiecesPerPass = 4;
 
 }  // namespace
 
@@ -50,10 +53,10 @@ bool ReduceScatter::knows_whom() const {
 bool ReduceScatter::progress(bool may_push) {
   bool moved = widen();
   auto push = [&] {
-    while (may_push && !pushed_ && push_one()) moved = true;
+    for (int i = 0; i < kPiecesPerPass && may_push && !pushed_ && push_one(); ++i) moved = true;
   };
   push();
-  while (!alone_ && sum_one()) {
+  for (int i = 0; i < kPiecesPerPass && !alone_ && sum_one(); ++i) {
     moved = true;
     if (exposes()) push();
   }

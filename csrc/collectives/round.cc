@@ -5,8 +5,6 @@
 namespace smddp {
 namespace {
 
-// The longest message that libfabric's TCP providers send at once, without a rendezvous.
-constexpr size_t kEagerMessage = 16 << 10;
 // Offsets stay multiples of it, so that every element type lies whole in a message.
 constexpr size_t kGrain = 64;
 // Flows up to this size go out at once, whatever the steps: the start-ups cost more than queues.
@@ -20,7 +18,10 @@ size_t slack(const Inlet& inlet) { return inlet.stream.bytes() / 8 * 5; }
 // caches when the caller reads them.
 constexpr size_t kStreamedBytes = 24 << 20;
 
-size_t payload_of(size_t message) { return (message - sizeof(wire::Header)) / kGrain * kGrain; }
+constexpr size_t payload_of(size_t message) {
+  return (message - sizeof(wire::Header)) / kGrain * kGrain;
+}
+static_assert(payload_of(fabric::kEagerMessage) == fabric::kEagerPayload);
 
 }  // namespace
 
@@ -229,7 +230,7 @@ size_t Round::step_of(const Outlet& outlet) const {
   if (outlet.in_chunks()) return outlet.grant.chunk_bytes;
   size_t longest = group_.endpoint().max_message();
   if (outlet.sent >= outlet.head) return payload_of(longest);
-  return std::min(outlet.head - outlet.sent, payload_of(std::min(longest, kEagerMessage)));
+  return std::min(outlet.head - outlet.sent, payload_of(std::min(longest, fabric::kEagerMessage)));
 }
 
 bool Round::send_memory(Outlet& outlet, size_t bytes) {

@@ -20,6 +20,10 @@ using Peer = uint32_t;  // index of an added peer, dense from 0
 // Bytes a control message may have.
 inline constexpr size_t kControlMessage = 4096;
 
+// Payload of a message that goes out at once, without a rendezvous, whatever the provider.
+inline constexpr size_t kEagerPayload = 16 << 10;
+inline constexpr size_t kEagerMessage = (sizeof(wire::Header) + kEagerPayload + 63) / 64 * 64;
+
 struct SendBuffer {
   std::byte* data;  // registered where the provider asks for it
   size_t capacity;  // Endpoint::max_message() for data, kControlMessage for control

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/env.h"
+#include "fabric/endpoint.h"
 
 namespace smddp::fabric {
 namespace {
@@ -47,14 +48,16 @@ bool has_rdma_device() { return !glob_paths("/sys/class/infiniband/*").empty(); 
 // 1.17 two pools of 1024 bounce buffers (98 MiB resident with its defaults, 7 MiB so), tcp 2.5 one of
 // receive buffers for messages nobody expects (17 MiB, 0.8 MiB so). Messages up to the eager limit stay
 // as fast as they were: over TCP they are received where they belong. ofi_rxm over verbs is not: it has
-// no other eager limit than its buffers' size. The environment is the only way to say so; what the
-// user has set stays.
-void trim_provider_buffers() {
+// no other eager limit than its buffers' size. The limit is a header more than the default: flows of
+// round sizes take no message more for their last bytes. The environment is the only way to say so; what
+// the user has set stays.
+void tune_provider_buffers() {
   ::setenv("FI_OFI_RXM_MSG_RX_SIZE", "64", 0);
   ::setenv("FI_TCP_MAX_RX_SIZE", "256", 0);
-  if (has_rdma_device() || std::getenv("FI_OFI_RXM_BUFFER_SIZE") != nullptr) return;
-  ::setenv("FI_OFI_RXM_BUFFER_SIZE", "2048", 0);
-  ::setenv("FI_OFI_RXM_EAGER_LIMIT", "16384", 0);
+  if (std::getenv("FI_OFI_RXM_BUFFER_SIZE") != nullptr) return;
+  std::string limit = std::to_string(kEagerMessage);
+  ::setenv("FI_OFI_RXM_BUFFER_SIZE", has_rdma_device() ? limit.c_str() : "2048", 0);
+  ::setenv("FI_OFI_RXM_EAGER_LIMIT", limit.c_str(), 0);
 }
 
 // efa and verbs read these when the library opens: registered pages must survive fork().
@@ -65,7 +68,7 @@ void ask_for_fork_safety() {
 }
 
 Result<Library> open_one(const std::string& path) {
-  trim_provider_buffers();
+  tune_provider_buffers();
   ask_for_fork_safety();
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {

@@ -33,6 +33,9 @@ constexpr uint64_t kBackgroundSpinNs = 20'000;
 constexpr uint32_t kPassesPerWatch = 1024;
 // A yield that lasts longer has let somebody else run.
 constexpr uint64_t kOwnCoreYieldNs = 2'000;
+// Between hosts a waiting thread that has work all the time gives its core up as often: another rank's
+// link may idle until that one has its turn. The background thread does not, for the reason above.
+constexpr uint64_t kTurnNs = 300'000;
 // A thread that waits for the lock is waited for at most so many turns.
 constexpr int kWays = 64;
 // The shortest slice that Linux grants. The background thread has little to do at a time, and peers wait
@@ -239,6 +242,15 @@ Engine::Lock Engine::lock() {
   return lk;
 }
 
+bool Engine::turn_is_over() {
+  if (!endpoint_) return false;
+  uint64_t now = now_ns();
+  if (turn_began_ns_ == 0) turn_began_ns_ = now;
+  if (now - turn_began_ns_ < kTurnNs) return false;
+  turn_began_ns_ = 0;
+  return true;
+}
+
 // The mutex is not fair: whoever unlocks it and takes it again at once keeps the others out.
 void Engine::give_way(Lock& lk) {
   lk.unlock();
@@ -311,9 +323,11 @@ void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
   driving_ = true;
   if (spin()) {
     idle_since_ns_ = 0;
-    if (contenders_.load(std::memory_order_relaxed) > 0) give_way(lk);
+    if (contenders_.load(std::memory_order_relaxed) > 0 || (spin_ns > 0 && turn_is_over()))
+      give_way(lk);
   } else {
     uint64_t now = now_ns();
+    turn_began_ns_ = 0;
     if (idle_since_ns_ == 0) idle_since_ns_ = now;
     // Two ranks that yield to one another on one core stay there, however idle the next one is; whoever
     // sleeps is woken on an idle core. Between hosts a sleep costs more than it may bring.

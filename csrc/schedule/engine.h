@@ -107,6 +107,7 @@ class Engine : private fabric::Sink {
   void leave_to_background();  // what is still in flight when nobody waits or drives any more
   bool watch(uint64_t now);
   bool spin();                // passes until one moves something, for a moment
+  bool turn_is_over();        // of a thread that works without a pause
   void give_way(Lock& lock);  // lets other threads of this process have it, and the core
   void notify_waiters();
   // One turn at driving, with sleep after `spin_ns` in vain; runs what finished.
@@ -139,6 +140,7 @@ class Engine : private fabric::Sink {
   std::atomic<bool> stop_{false};
   uint64_t spin_ns_ = 0;  // from the first look in vain to sleep
   uint64_t idle_since_ns_ = 0;
+  uint64_t turn_began_ns_ = 0;
   bool shares_core_ = false;  // as the last yield found
   uint32_t passes_ = 0;
   uint64_t turns_ = 1;  // ranks of this host per core: above 1, they take turns on it
