@@ -1,6 +1,7 @@
 #include "collectives/reduce_scatter.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <utility>
 
@@ -14,8 +15,8 @@ using intranode::Piece;
 constexpr size_t kDirectPiece = 1 << 20;
 // Below, a copy into the slot costs less than waiting for its readers.
 constexpr size_t kSharedPiece = 8 << 10;
-// Pushed, and summed, before the network is looked at again: it idles while a rank sums all that its
-// neighbours have pushed.
+// Between nodes as many are pushed, and summed, before the network is looked at again: it idles while a
+// rank sums all that its neighbours have pushed.
 constexpr int kPiecesPerPass = 4;
 
 }  // namespace
@@ -52,11 +53,12 @@ bool ReduceScatter::knows_whom() const {
 
 bool ReduceScatter::progress(bool may_push) {
   bool moved = widen();
+  int most = group_.topology().nodes() > 1 ? kPiecesPerPass : INT_MAX;
   auto push = [&] {
-    for (int i = 0; i < kPiecesPerPass && may_push && !pushed_ && push_one(); ++i) moved = true;
+    for (int i = 0; i < most && may_push && !pushed_ && push_one(); ++i) moved = true;
   };
   push();
-  for (int i = 0; i < kPiecesPerPass && !alone_ && sum_one(); ++i) {
+  for (int i = 0; i < most && !alone_ && sum_one(); ++i) {
     moved = true;
     if (exposes()) push();
   }
