@@ -14,8 +14,7 @@
 
 namespace smddp::fabric {
 
-// 128 KiB of payload with a header in front, in whole cache lines.
-inline constexpr size_t kMaxMessage = (128 * 1024 + sizeof(wire::Header) + 63) / 64 * 64;
+inline constexpr size_t kMaxMessage = message_of(128 << 10);
 inline constexpr size_t kReceives = 32;  // per rail
 inline constexpr size_t kDataSends = 24;
 inline constexpr size_t kControlSends = 64;

@@ -20,9 +20,14 @@ using Peer = uint32_t;  // index of an added peer, dense from 0
 // Bytes a control message may have.
 inline constexpr size_t kControlMessage = 4096;
 
-// Payload of a message that goes out at once, without a rendezvous, whatever the provider.
+// Room for a header and `payload` bytes, in whole cache lines.
+constexpr size_t message_of(size_t payload) {
+  return (sizeof(wire::Header) + payload + 63) / 64 * 64;
+}
+
+// Payload of a message that goes out at once, without a rendezvous, unless the user has set another limit.
 inline constexpr size_t kEagerPayload = 16 << 10;
-inline constexpr size_t kEagerMessage = (sizeof(wire::Header) + kEagerPayload + 63) / 64 * 64;
+inline constexpr size_t kEagerMessage = message_of(kEagerPayload);
 
 struct SendBuffer {
   std::byte* data;  // registered where the provider asks for it

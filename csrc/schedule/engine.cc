@@ -33,8 +33,8 @@ constexpr uint64_t kBackgroundSpinNs = 20'000;
 constexpr uint32_t kPassesPerWatch = 1024;
 // A yield that lasts longer has let somebody else run.
 constexpr uint64_t kOwnCoreYieldNs = 2'000;
-// Between hosts a waiting thread that has work all the time gives its core up as often: another rank's
-// link may idle until that one has its turn. The background thread does not, for the reason above.
+// How long a waiting thread works between hosts before it gives its core up: another rank's link may idle
+// until that one has its turn. The background thread does not, as a yield may last for a tick.
 constexpr uint64_t kTurnNs = 300'000;
 // A thread that waits for the lock is waited for at most so many turns.
 constexpr int kWays = 64;
