@@ -82,6 +82,7 @@ Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, 
     description_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
     rails_.push_back(std::move(rail.value()));
   }
+  balance_.set_rails(rails_.size());
   Result<Transfer> chosen = choose_transfer(info, emulated, transfer);
   if (!chosen) return chosen.status();
   published.transfer = transfer_ = chosen.value();

@@ -7,7 +7,6 @@
 
 #include "common/log.h"
 #include "fabric/address.h"
-#include "fabric/rail_choice.h"
 
 namespace smddp::fabric {
 namespace {
@@ -69,7 +68,7 @@ void RailSet::take_back(SendSlot* slot) {
 }
 
 void RailSet::finish(SendSlot* slot) {
-  outstanding_[slot->rail] -= slot->size;
+  balance_.finished(slot->rail, slot->size);
   take_back(slot);
 }
 
@@ -102,11 +101,11 @@ int RailSet::try_send(SendSlot* slot) {
     rc = start_chunk(slot, peer, rail, slot->grant, slot->index, slot->data, slot->size,
                      rails_[rail]->sends_descriptor());
   } else {
-    rail = choose_rail({outstanding_.data(), rails_.size()}, turn_++);
+    rail = balance_.choose();
     rc = rails_[rail]->send(slot, peer.addresses[rail], slot->data, slot->size);
   }
   if (rc == 0) {
-    outstanding_[rail] += slot->size;
+    balance_.sent(rail, slot->size);
     ++(slot->chunk ? counters_.chunks_sent : counters_.messages_sent);
     (slot->chunk ? counters_.chunk_bytes_sent : counters_.bytes_sent) += slot->size;
     return 0;

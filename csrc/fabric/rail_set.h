@@ -16,6 +16,7 @@
 #include "fabric/endpoint.h"
 #include "fabric/landing.h"
 #include "fabric/rail.h"
+#include "fabric/rail_balance.h"
 
 namespace smddp::fabric {
 
@@ -113,8 +114,7 @@ class RailSet final : public Endpoint {
   SlotQueue<ChunkReceiveSlot> free_chunk_receives_;
   LandingTable landings_;
   std::vector<uint32_t> short_landings_;  // numbers of those that miss posted receives
-  std::array<uint64_t, wire::kMaxRails> outstanding_ = {};  // bytes with libfabric, by rail
-  size_t turn_ = 0;                                         // rotates ties
+  RailBalance balance_;
   size_t posted_ = 0;            // messages and chunks with libfabric or in a FIFO
   std::deque<PeerState> peers_;  // grows during callbacks; elements stay where they are
   std::unordered_map<std::string, Peer> known_;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cassert>
 
-#include "fabric/rail_choice.h"
 #include "fabric/rail_set.h"
 
 namespace smddp::fabric {
@@ -31,7 +30,7 @@ uint64_t tag_of(uint32_t upper, uint32_t landing, uint32_t chunk) {
 // Writes land wherever there is a key. A tagged chunk must come to the rail that expects it.
 size_t RailSet::rail_of_chunk(const PeerState& peer, uint32_t index) {
   if (transfer_ == Transfer::kTagged) return index % std::min(rails_.size(), peer.rails);
-  return choose_rail({outstanding_.data(), rails_.size()}, turn_++);
+  return balance_.choose();
 }
 
 ssize_t RailSet::start_chunk(Slot* slot, const PeerState& peer, size_t rail,
@@ -74,7 +73,7 @@ bool RailSet::send_chunk(Peer to, const wire::Grant& grant, uint32_t index, cons
     ++*pending;
     ++peer.chunks;
     ++posted_;
-    outstanding_[rail] += bytes;
+    balance_.sent(rail, bytes);
     ++counters_.chunks_sent;
     counters_.chunk_bytes_sent += bytes;
     return true;
@@ -96,7 +95,7 @@ bool RailSet::send_chunk(Peer to, const wire::Grant& grant, uint32_t index, cons
 }
 
 void RailSet::finish(ChunkSendSlot* slot) {
-  outstanding_[slot->rail] -= slot->size;
+  balance_.finished(slot->rail, slot->size);
   --posted_;
   --peers_[slot->to].chunks;
   --*slot->pending;

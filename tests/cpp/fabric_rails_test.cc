@@ -1,38 +1,92 @@
 // Endpoints of several rails over real libfabric, and the choice of a rail.
 #include <poll.h>
 
+#include <array>
 #include <optional>
 
-#include "fabric/rail_choice.h"
+#include "fabric/rail_balance.h"
 #include "fabric_flow.h"
 
 namespace smddp::fabric {
 namespace {
 
-TEST(RailChoice, FewestBytesOutstanding) {
-  std::vector<uint64_t> outstanding = {300, 100, 200};
-  for (size_t turn = 0; turn < 6; ++turn) EXPECT_EQ(choose_rail(outstanding, turn), 1u);
+TEST(RailBalance, FewestBytesOutstanding) {
+  RailBalance balance;
+  balance.set_rails(3);
+  balance.sent(0, 300);
+  balance.sent(1, 100);
+  balance.sent(2, 200);
+  EXPECT_EQ(balance.choose(), 1u);
+  balance.finished(2, 150);  // given more than rail 1, but done with more of it
+  EXPECT_EQ(balance.choose(), 2u);
 }
 
-TEST(RailChoice, TiesRotate) {
-  std::vector<uint64_t> outstanding = {5, 0, 0, 0};
-  EXPECT_EQ(choose_rail(outstanding, 0), 1u);
-  EXPECT_EQ(choose_rail(outstanding, 1), 1u);
-  EXPECT_EQ(choose_rail(outstanding, 2), 2u);
-  EXPECT_EQ(choose_rail(outstanding, 7), 3u);
-  EXPECT_EQ(choose_rail(std::vector<uint64_t>{9}, 12345), 0u);
-}
-
-TEST(RailChoice, EvenLoadForAnySizes) {
-  std::vector<uint64_t> load(5, 0);
-  uint64_t largest = 0;
-  for (size_t i = 0; i < 1000; ++i) {
-    uint64_t bytes = 1 + i * 7919 % 10000;
-    largest = std::max(largest, bytes);
-    load[choose_rail(load, i)] += bytes;
+TEST(RailBalance, OfEqualsTheOneGivenLeast) {
+  RailBalance balance;
+  balance.set_rails(4);
+  for (size_t rail : {3, 0, 2}) {
+    balance.sent(rail, 100 + rail);
+    balance.finished(rail, 100 + rail);
   }
-  auto [least, most] = std::minmax_element(load.begin(), load.end());
-  EXPECT_LE(*most - *least, largest);
+  EXPECT_EQ(balance.choose(), 1u);
+  balance.sent(1, 1000);
+  balance.finished(1, 1000);
+  EXPECT_EQ(balance.choose(), 0u);
+  EXPECT_EQ(RailBalance().choose(), 0u);
+}
+
+// What a provider takes at once is outstanding no longer.
+TEST(RailBalance, EvenLoadForAnySizes) {
+  for (bool at_once : {false, true}) {
+    RailBalance balance;
+    balance.set_rails(5);
+    std::vector<uint64_t> load(5, 0);
+    uint64_t largest = 0;
+    for (size_t i = 0; i < 1000; ++i) {
+      uint64_t bytes = 1 + i * 7919 % 10000;
+      largest = std::max(largest, bytes);
+      size_t rail = balance.choose();
+      balance.sent(rail, bytes);
+      if (at_once) balance.finished(rail, bytes);
+      load[rail] += bytes;
+    }
+    auto [least, most] = std::minmax_element(load.begin(), load.end());
+    EXPECT_LE(*most - *least, largest);
+  }
+}
+
+// Three chunks and the short message that asks for more of them, again and again.
+TEST(RailBalance, ShortMessagesBetweenChunks) {
+  RailBalance balance;
+  balance.set_rails(2);
+  std::array<uint64_t, 2> load = {};
+  for (size_t i = 0; i < 400; ++i) {
+    uint64_t bytes = i % 4 == 3 ? 100 : 131072;
+    size_t rail = balance.choose();
+    balance.sent(rail, bytes);
+    balance.finished(rail, bytes);
+    load[rail] += bytes;
+  }
+  EXPECT_LE(std::max(load[0], load[1]) - std::min(load[0], load[1]), 131072u);
+}
+
+TEST(RailBalance, ASlowRailDoesNotMakeUpForAllOfIt) {
+  RailBalance balance;
+  balance.set_rails(2);
+  balance.sent(1, 1);  // stuck there
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_EQ(balance.choose(), 0u);
+    balance.sent(0, RailBalance::kRemembered / 4);
+    balance.finished(0, RailBalance::kRemembered / 4);
+  }
+  balance.finished(1, 1);
+  uint64_t alone = 0;
+  while (balance.choose() == 1) {
+    balance.sent(1, 4096);
+    balance.finished(1, 4096);
+    alone += 4096;
+  }
+  EXPECT_EQ(alone, RailBalance::kRemembered);
 }
 
 // An interface named twice gets two rails: real ones, with connections of their own.
