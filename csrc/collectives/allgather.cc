@@ -20,6 +20,7 @@ class AllGather final : public Round {
   void start() override {
     Rank me = group_.rank();
     direct_ = read_directly(limit_, group_.shape());
+    shared_ = read_shared(operation_->signature().collective, operation_->signature().bytes);
     streaming_ = streams();
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     received_.assign(static_cast<size_t>(group_.ranks()), 0);
@@ -293,7 +294,7 @@ class AllGather final : public Round {
     Rank block = source.inlet == nullptr ? own_block() : source.shard;
     std::byte* first = nullptr;
     blocks.contiguous(block, at, &first);
-    if (!direct_ && !intranode::Arena::process().may_own(first)) return {};
+    if (!direct_ && !(shared_ && intranode::Arena::process().may_own(first))) return {};
     std::vector<Extent> extents = blocks.slice(block, at, bytes);
     return extents.size() <= intranode::kSlotExtents && (direct_ || group_.shares(extents))
                ? extents
@@ -345,6 +346,7 @@ class AllGather final : public Round {
   }
 
   bool direct_ = false;  // peers read memory that is not shared, too
+  bool shared_ = false;  // peers read memory that is shared
   bool streaming_ = false;
   bool pushed_ = false;
   Few<Source, 2> sources_;

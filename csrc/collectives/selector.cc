@@ -12,6 +12,7 @@ namespace {
 
 // Up to two slots of the outbox a copy in and a copy out cost less than the system call.
 constexpr size_t kDirectAbove = 64 << 10;
+constexpr size_t kSharedAllReduce = 1 << 20;
 // Partial sums of other nodes wait at the owner until all are in, those for other nodes until they
 // are sent: this bounds that memory, per round.
 constexpr size_t kStagingBytes = 4 << 20;
@@ -133,6 +134,10 @@ size_t window_bytes(const Shape& shape) {
 
 bool read_directly(size_t round_bytes, const Shape& shape) {
   return shape.single_copy && shape.nodes == 1 && round_bytes > kDirectAbove;
+}
+
+bool read_shared(Collective collective, size_t bytes) {
+  return collective != Collective::kAllReduce || bytes >= kSharedAllReduce;
 }
 
 }  // namespace smddp

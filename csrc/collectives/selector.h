@@ -69,4 +69,9 @@ size_t window_bytes(const Shape& shape);
 // slots. Not where the network sets the pace: slots keep up with it, in smaller pieces.
 bool read_directly(size_t round_bytes, const Shape& shape);
 
+// Within a node: true where memory that the ranks share is read where it lies. Not in an AllReduce of
+// less than a MiB: each of its two rounds would wait until the other ranks have read this one's block,
+// which is still in this one's caches and has to come back to them afterwards; slots cost half.
+bool read_shared(Collective collective, size_t bytes);
+
 }  // namespace smddp

@@ -66,6 +66,13 @@ TEST(Selector, LargeRoundsAreReadDirectlyWhereThatIsAllowed) {
   EXPECT_FALSE(read_directly(1 << 20, {4, 2, true}));
 }
 
+TEST(Selector, SharedMemoryIsReadWhereItLiesButInSmallAllReduces) {
+  EXPECT_TRUE(read_shared(Collective::kAllGather, 64 << 10));
+  EXPECT_TRUE(read_shared(Collective::kReduceScatter, 64 << 10));
+  EXPECT_FALSE(read_shared(Collective::kAllReduce, 512 << 10));
+  EXPECT_TRUE(read_shared(Collective::kAllReduce, 1 << 20));
+}
+
 Shape cluster(int nodes, int per_node) {
   return {.ranks = nodes * per_node, .nodes = nodes, .single_copy = true};
 }
