@@ -76,7 +76,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 axes.set_visible(False)
                 continue
             panel(axes, found)
-            axes.set_title(f"{TITLES[op]}, {dtype}, {ranks} ranks", fontsize=10, loc="left")
+            title = f"{TITLES[op]}, {dtype}, {ranks} ranks"
+            if has_copy and all(row.competitor != YARDSTICK for row in found):
+                title += ", 1: the fastest"
+            axes.set_title(title, fontsize=10, loc="left")
         axes_row[0].set_ylabel("time / bare copy" if has_copy else "time / fastest", fontsize=9)
     machines = " and ".join(sorted({row.machine for row in rows}))
     frame(figure, ["Collectives inside one host", f"lower is better; {machines}"], handles)
