@@ -2,7 +2,6 @@
 // each rank pushes to its node what it has: the own shard first, then what lands from the network,
 // piece by piece, while later pieces are still in flight. Each byte enters a node once.
 #include "collectives/communicator.h"
-#include "intranode/arena.h"
 
 namespace smddp {
 namespace {
@@ -20,7 +19,6 @@ class AllGather final : public Round {
   void start() override {
     Rank me = group_.rank();
     direct_ = read_directly(limit_, group_.shape());
-    shared_ = read_shared(operation_->signature().collective, operation_->signature().bytes);
     streaming_ = streams();
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
     received_.assign(static_cast<size_t>(group_.ranks()), 0);
@@ -289,16 +287,9 @@ class AllGather final : public Round {
   // The memory behind the next `bytes` bytes of a source, where the peers are to read it there.
   std::vector<Extent> exposed(const Source& source, size_t bytes) const {
     if (bytes <= intranode::kSlotBytes) return {};
-    size_t at = begin_ + source.pushed;
     const Blocks& blocks = source.inlet == nullptr ? own_blocks() : operation_->output;
     Rank block = source.inlet == nullptr ? own_block() : source.shard;
-    std::byte* first = nullptr;
-    blocks.contiguous(block, at, &first);
-    if (!direct_ && !(shared_ && intranode::Arena::process().may_own(first))) return {};
-    std::vector<Extent> extents = blocks.slice(block, at, bytes);
-    return extents.size() <= intranode::kSlotExtents && (direct_ || group_.shares(extents))
-               ? extents
-               : std::vector<Extent>();
+    return readable(blocks, block, begin_ + source.pushed, bytes, direct_);
   }
 
   bool take_in(int i, const Piece& head) {
@@ -346,7 +337,6 @@ class AllGather final : public Round {
   }
 
   bool direct_ = false;  // peers read memory that is not shared, too
-  bool shared_ = false;  // peers read memory that is shared
   bool streaming_ = false;
   bool pushed_ = false;
   Few<Source, 2> sources_;

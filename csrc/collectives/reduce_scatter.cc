@@ -5,8 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "intranode/arena.h"
-
 namespace smddp {
 namespace {
 
@@ -30,7 +28,6 @@ void ReduceScatter::start() {
   wire_type_ = (operation_->signature().options & kPartialsInFp32) != 0 ? sum_type_ : dtype_;
   wire_element_ = size_of(wire_type_);
   direct_ = read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
-  shared_ = read_shared(operation_->signature().collective, operation_->signature().bytes);
   streaming_ = streams();
   piece_bytes_ = direct_ ? kDirectPiece : intranode::kSlotBytes;
   for (int i = 1; i <= group_.topology().nodes(); ++i) {
@@ -219,14 +216,8 @@ bool ReduceScatter::push_one() {
 }
 
 std::vector<Extent> ReduceScatter::exposed(const Cut& cut) const {
-  std::byte* first = nullptr;
-  operation_->input.contiguous(cut.block, begin_ + cut.offset, &first);
-  bool shared = shared_ && cut.bytes >= kSharedPiece && intranode::Arena::process().may_own(first);
-  if (!direct_ && !shared) return {};
-  std::vector<Extent> extents = operation_->input.slice(cut.block, begin_ + cut.offset, cut.bytes);
-  return direct_ || (extents.size() <= intranode::kSlotExtents && group_.shares(extents))
-             ? extents
-             : std::vector<Extent>();
+  if (!direct_ && cut.bytes < kSharedPiece) return {};
+  return readable(operation_->input, cut.block, begin_ + cut.offset, cut.bytes, direct_);
 }
 
 std::unique_ptr<Round> make_reduce_scatter(Communicator& group,

@@ -120,7 +120,6 @@ class ReduceScatter final : public Round {
   size_t element_ = 1, wire_element_ = 1;
   Dtype dtype_ = Dtype::kBytes, sum_type_ = Dtype::kBytes, wire_type_ = Dtype::kBytes;
   bool direct_ = false;     // peers read memory that is not shared, too
-  bool shared_ = false;     // peers read memory that is shared
   bool streaming_ = false;  // results are written past the caches
   Few<const void*, 16> sources_;
   size_t piece_bytes_ = 0;

@@ -1,6 +1,7 @@
 #include "collectives/round.h"
 
 #include "collectives/communicator.h"
+#include "intranode/arena.h"
 
 namespace smddp {
 namespace {
@@ -28,6 +29,20 @@ static_assert(payload_of(fabric::kEagerMessage) == fabric::kEagerPayload);
 bool Round::streams() const {
   auto here = static_cast<size_t>(group_.local_peers()) + 1;
   return operation_->signature().bytes * here >= kStreamedBytes;
+}
+
+std::vector<Extent> Round::readable(const Blocks& blocks, Rank block, size_t at, size_t bytes,
+                                    bool direct) const {
+  const Signature& signature = operation_->signature();
+  std::byte* first = nullptr;
+  blocks.contiguous(block, at, &first);
+  bool may_share = read_shared(signature.collective, signature.bytes) &&
+                   intranode::Arena::process().may_own(first);
+  if (!direct && !may_share) return {};
+  std::vector<Extent> extents = blocks.slice(block, at, bytes);
+  if (extents.size() > intranode::kSlotExtents || !(direct || group_.shares(extents)))
+    extents.clear();
+  return extents;
 }
 
 void Round::take(int i, const intranode::Piece& head) {

@@ -78,6 +78,10 @@ class Round {
   // Whether neighbours read this rank's memory for this round: what it pushes then costs it nothing, and
   // one that has run out of it can do nothing but wait, so pushes come before every piece taken in.
   bool exposes() const { return exposed_until_ != 0; }
+  // Where `bytes` bytes of a block at `at` lie, if the neighbours are to read them there; empty: the bytes
+  // go into slots. `direct`: the neighbours read memory that is not shared, too.
+  std::vector<Extent> readable(const Blocks& blocks, Rank block, size_t at, size_t bytes,
+                               bool direct) const;
   bool heard_all() const { return std::find(heard_.begin(), heard_.end(), false) == heard_.end(); }
   // Counts bytes of a local peer's piece that this rank has read, `fetched` with a single-copy read.
   void count(const intranode::Piece& piece, size_t bytes, bool fetched) {
