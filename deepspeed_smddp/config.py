@@ -221,7 +221,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "ALGORITHM",
         "auto",
-        "pattern between hosts: auto, direct or log",
+        "pattern between hosts: auto, direct, log or joint",
         in_core=True,
     ),
     Variable(

@@ -34,7 +34,7 @@ class AllGather final : public Round {
       if (r != me) missing_ += pushed_by(r);
     }
     pushed_ = group_.local_peers() == 0;
-    open_flows(operation_->plan().pattern == Pattern::kDirect);
+    open_flows(operation_->plan().pattern != Pattern::kLog);
   }
 
   bool progress(bool may_push) override {
@@ -65,13 +65,9 @@ class AllGather final : public Round {
   std::string waiting_for() const override {
     std::string names;
     auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + group_.describe(rank); };
-    const Topology& topology = group_.topology();
     for (Rank shard = 0; shard < group_.ranks(); ++shard) {
       if (shard == group_.rank()) continue;
-      bool lands_here =
-          pattern::reducer(topology, topology.node_of(group_.rank()), shard) == group_.rank();
-      size_t here = lands_here ? arrived(shard) : received_[static_cast<size_t>(shard)];
-      if (here < part(operation_->output, shard)) name(shard);
+      if (here(shard) < part(operation_->output, shard)) name(shard);
     }
     if (!names.empty()) return "no data from " + names;
     for (const Outlet& outlet : outlets_) {
@@ -160,16 +156,25 @@ class AllGather final : public Round {
     to_push_ += bytes;
   }
 
-  // Bytes that local peer `r` pushes: its own shard, and those that land at it. In either pattern
-  // the rail of a shard is its gateway's.
-  size_t pushed_by(Rank r) const {
+  // The rank of this node that pushes `shard`: its own, or one that lands at it.
+  Rank pusher(Rank shard) const {
     const Topology& topology = group_.topology();
+    return pattern::entry(topology, topology.node_of(group_.rank()), shard,
+                          operation_->plan().pattern);
+  }
+
+  // Bytes that local peer `r` pushes.
+  size_t pushed_by(Rank r) const {
     size_t bytes = 0;
     for (Rank shard = 0; shard < group_.ranks(); ++shard) {
-      if (pattern::reducer(topology, topology.node_of(r), shard) == r)
-        bytes += part(operation_->output, shard);
+      if (pusher(shard) == r) bytes += part(operation_->output, shard);
     }
     return bytes;
+  }
+
+  // How much of another rank's shard is in the output, from its start.
+  size_t here(Rank shard) const {
+    return pusher(shard) == group_.rank() ? arrived(shard) : received_[static_cast<size_t>(shard)];
   }
 
   size_t available(const Source& source) const {
@@ -222,13 +227,13 @@ class AllGather final : public Round {
   }
 
   // How much of the run is here, from its start. Shards that are passed on have come in one inlet
-  // each, not always the same.
+  // each, not always the same, or from a local peer.
   size_t sendable(const Outlet& outlet) const {
     for (size_t i = 0; i < outlet.stream.shards(); ++i) {
       Rank shard = outlet.stream.shard(i);
       if (shard == group_.rank()) continue;
-      size_t here = arrived(shard);
-      if (here < outlet.stream.length(i)) return outlet.stream.start(i) + here;
+      size_t bytes = here(shard);
+      if (bytes < outlet.stream.length(i)) return outlet.stream.start(i) + bytes;
     }
     return outlet.stream.bytes();
   }

@@ -70,7 +70,9 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
       op.dtype,
       op.reduce_op,
       static_cast<uint8_t>((sums && tuning.reduce_precision_fp32 ? kPartialsInFp32 : 0) |
-                           (plan.pattern == Pattern::kLog ? kLogPattern : 0)),
+                           (plan.pattern == Pattern::kLog     ? kLogPattern
+                            : plan.pattern == Pattern::kJoint ? kJointPattern
+                                                              : 0)),
       op.tensors,
       total,
       plan.round_bytes,
@@ -147,6 +149,7 @@ bool Communicator::start_rounds() {
       op.path = ranks() == 1 ? "copy" : local_peers() == 0 ? "" : direct ? "single-copy" : "shm";
       if (shape_.nodes > 1) op.path += (op.path.empty() ? "" : " + ") + std::string("fabric");
       if (op.plan_.pattern == Pattern::kLog) op.path += " (log)";
+      if (op.plan_.pattern == Pattern::kJoint) op.path += " (joint)";
     }
     for (const Early& early : early_) {
       if (early.header.seq != next.seq() || !health_) continue;

@@ -67,7 +67,7 @@ Outlet* Round::add_outlet(const pattern::Flow& flow, Stream stream) {
 }
 
 void Round::open_flows(bool sends_at_once) {
-  keeps_step_ = group_.topology().nodes() > 2 && operation_->plan().pattern == Pattern::kDirect &&
+  keeps_step_ = group_.topology().nodes() > 2 && operation_->plan().pattern != Pattern::kLog &&
                 std::any_of(inlets_.begin(), inlets_.end(),
                             [](const Inlet& inlet) { return inlet.stream.bytes() > kSmallFlow; });
   for (Outlet& outlet : outlets_) {

@@ -18,6 +18,10 @@ constexpr size_t kSharedAllReduce = 1 << 20;
 constexpr size_t kStagingBytes = 4 << 20;
 constexpr size_t kSmallestRound = 64 << 10;
 constexpr double kLatenciesPerStep = 16;
+// Out of a slot into the output, by one core.
+constexpr double kCopyBytesPerNs = 5;
+// Joint flows go out as messages: what is large, and lies end to end, goes better from where it is.
+constexpr size_t kLargestJoint = 64 << 10;
 // An AllReduce in one exchange saves a wait, and costs each rank all that the others push: at most a
 // slot of each, and not more than what is copied while it would have waited.
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
@@ -49,13 +53,37 @@ double log_ns(double bytes, const Shape& shape) {
   return steps * (shape.curve.latency_ns + shape.curve.overhead_ns) + others * wire;
 }
 
-Pattern choose_pattern(size_t block_bytes, const Shape& shape, Algorithm wanted) {
-  if (!shape.equal_nodes || shape.nodes <= 2 || wanted == Algorithm::kDirect) {
-    return Pattern::kDirect;
-  }
-  if (wanted == Algorithm::kLog) return Pattern::kLog;
+// All of a node's shards wait for one more hand-over inside it, half a message's processor time, and
+// are copied once more there; as many ranks as there are distances between nodes share the messages.
+double joint_ns(double bytes, const Shape& shape) {
+  double others = shape.nodes - 1;
+  double per_node = static_cast<double>(shape.ranks) / shape.nodes;
+  double speakers = std::min(std::floor(per_node), std::floor(shape.nodes / 2.0));
+  double start_ups = std::ceil(others / speakers) * shape.curve.overhead_ns;
+  double wire = others * bytes * per_node / shape.curve.bytes_per_ns;
+  return shape.curve.latency_ns + shape.curve.overhead_ns / 2 + bytes * per_node / kCopyBytesPerNs +
+         std::max(start_ups, wire);
+}
+
+// `sums`: partial sums have no joint pattern, as each rail sums its own blocks.
+Pattern choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algorithm wanted) {
+  bool may_log = shape.equal_nodes && shape.nodes > 2;
+  bool may_join = !sums && shape.nodes > 1 && shape.ranks >= 2 * shape.nodes;
+  if (wanted == Algorithm::kLog && may_log) return Pattern::kLog;
+  if (wanted == Algorithm::kJoint && may_join) return Pattern::kJoint;
+  if (wanted != Algorithm::kAuto) return Pattern::kDirect;
   auto bytes = static_cast<double>(block_bytes);
-  return log_ns(bytes, shape) < direct_ns(bytes, shape) ? Pattern::kLog : Pattern::kDirect;
+  auto node_bytes = block_bytes * static_cast<size_t>(shape.ranks / shape.nodes);
+  Pattern best = Pattern::kDirect;
+  double least = direct_ns(bytes, shape);
+  auto consider = [&](Pattern pattern, double ns) {
+    if (ns >= least) return;
+    best = pattern;
+    least = ns;
+  };
+  if (may_log) consider(Pattern::kLog, log_ns(bytes, shape));
+  if (may_join && node_bytes <= kLargestJoint) consider(Pattern::kJoint, joint_ns(bytes, shape));
+  return best;
 }
 
 // Between more than two nodes a round's flows follow one another in steps, each behind a latency:
@@ -79,8 +107,9 @@ Result<Algorithm> parse_algorithm(const std::string& text) {
   if (text == "auto") return Algorithm::kAuto;
   if (text == "direct") return Algorithm::kDirect;
   if (text == "log") return Algorithm::kLog;
+  if (text == "joint") return Algorithm::kJoint;
   return Status(Code::kInvalid,
-                "SMDDP_ALGORITHM is \"" + text + "\"; it may be auto, direct or log");
+                "SMDDP_ALGORITHM is \"" + text + "\"; it may be auto, direct, log or joint");
 }
 
 Result<Curve> parse_curve(const std::string& text) {
@@ -120,7 +149,7 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   bool whole = query.collective == Collective::kAllReduce && shape.nodes == 1 && ranks > 1 &&
                query.block_bytes <= std::min(round_bytes, kWholeBytes / ranks) &&
                query.block_bytes * ranks * (ranks - 1) <= kWholeFromAll;
-  return {choose_pattern(std::min(round_bytes, query.block_bytes), shape, tuning.algorithm),
+  return {choose_pattern(std::min(round_bytes, query.block_bytes), sums, shape, tuning.algorithm),
           round_bytes, choose_chunk(round_bytes, shape.curve), whole};
 }
 

@@ -14,7 +14,7 @@ namespace smddp {
 using pattern::Pattern;
 
 // Which pattern is to be used between nodes, whatever the model says (SMDDP_ALGORITHM).
-enum class Algorithm : uint8_t { kAuto, kDirect, kLog };
+enum class Algorithm : uint8_t { kAuto, kDirect, kLog, kJoint };
 
 // Settings of the process that change what goes over the wire. Ranks must agree; the signature
 // tells when they do not.

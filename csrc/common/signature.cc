@@ -10,6 +10,7 @@ std::string describe(const Signature& s) {
   if (s.reduce_op != ReduceOp::kNone) text += std::string(", ") + name_of(s.reduce_op);
   if ((s.options & kPartialsInFp32) != 0) text += ", partial sums in fp32";
   if ((s.options & kLogPattern) != 0) text += ", logarithmic pattern";
+  if ((s.options & kJointPattern) != 0) text += ", joint pattern";
   if ((s.options & kSumsOnCpu) != 0) text += ", summed by the CPU";
   text += ", " + std::to_string(s.round_bytes) + " of each rank at a time, shapes " +
           std::to_string(s.digest % 1000000) + ")";

@@ -19,12 +19,13 @@ inline constexpr size_t kReasonBytes = 1024;
 inline constexpr uint8_t kPartialsInFp32 = 1;  // partial sums travel in fp32
 inline constexpr uint8_t kLogPattern = 2;      // the logarithmic pattern between nodes
 inline constexpr uint8_t kSumsOnCpu = 4;       // of tensors on a device
+inline constexpr uint8_t kJointPattern = 8;    // one message per pair of nodes
 
 struct Signature {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kBytes;
   ReduceOp reduce_op = ReduceOp::kNone;
-  uint8_t options = 0;       // choices that must agree: kPartialsInFp32, kLogPattern
+  uint8_t options = 0;       // choices that must agree: those above
   uint32_t segments = 0;     // tensors in this operation
   uint64_t bytes = 0;        // of all ranks' blocks
   uint64_t round_bytes = 0;  // of each rank's block that one round carries

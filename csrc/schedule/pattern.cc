@@ -1,6 +1,7 @@
 #include "schedule/pattern.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace smddp::pattern {
 namespace {
@@ -38,10 +39,47 @@ Flows logarithmic(const Topology& topology, Rank rank) {
   return flows;
 }
 
+// The rank of `node` that talks to `other` for the whole node. Both ends have the same local index, so
+// that it is a rail.
+Rank speaker(const Topology& topology, int node, int other) {
+  int apart = std::abs(node - other);
+  auto distance = static_cast<size_t>(std::min(apart, topology.nodes() - apart));
+  const std::vector<Rank>& ranks = topology.node(node);
+  return ranks[(distance - 1) % std::min(ranks.size(), topology.node(other).size())];
+}
+
+Flows joint(const Topology& topology, Rank rank) {
+  Flows flows;
+  int home = topology.node_of(rank);
+  int nodes = topology.nodes();
+  for (int step = 1; step < nodes; ++step) {
+    int above = (home + step) % nodes, below = (home + nodes - step) % nodes;
+    if (speaker(topology, home, above) == rank)
+      flows.out.push_back({speaker(topology, above, home), topology.node(home), step});
+    if (speaker(topology, home, below) == rank)
+      flows.in.push_back({speaker(topology, below, home), topology.node(below), step});
+  }
+  return flows;
+}
+
 }  // namespace
 
 Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
-  return pattern == Pattern::kLog ? logarithmic(topology, rank) : direct(topology, rank);
+  switch (pattern) {
+    case Pattern::kLog:
+      return logarithmic(topology, rank);
+    case Pattern::kJoint:
+      return joint(topology, rank);
+    case Pattern::kDirect:
+      break;
+  }
+  return direct(topology, rank);
+}
+
+Rank entry(const Topology& topology, int node, Rank shard, Pattern pattern) {
+  int home = topology.node_of(shard);
+  if (home == node) return shard;
+  return pattern == Pattern::kJoint ? speaker(topology, node, home) : topology.gateway(shard, node);
 }
 
 bool equal_nodes(const Topology& topology) {

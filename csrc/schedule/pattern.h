@@ -10,6 +10,7 @@ namespace smddp::pattern {
 enum class Pattern : uint8_t {
   kDirect,  // rail all-to-all: n-1 messages, one hop
   kLog,     // Bruck's: ceil(log2 n) messages, as many hops, the same bytes; equal nodes only
+  kJoint,   // n-1 messages per node, each with all its shards; AllGather only
 };
 
 // What goes from one rank to another in a round: the shards of these ranks, end to end, as one run
@@ -30,11 +31,17 @@ struct Flows {
 // every node receives from exactly one other.
 // kLog: step i of Bruck et al. (IEEE TPDS 8(11), 1997) over the nodes of a rail: to the node 2^i
 // below go the shards of the up to 2^i nodes from the own one upwards. Needs nodes of equal size.
+// kJoint: one rank of a node sends another node all of the node's shards, the same that receives that
+// one's: nodes i apart talk through their i-th ranks, so that all have a part in it (the flat form of
+// Bienz et al., A Locality-Aware Bruck Allgather, EuroMPI 2022).
 //
 // ReduceScatter is the mirror: `in` and `out` change places, the steps run from the last to the
 // first, and a flow holds, per block, the sum of what the sender's side of the tree contributes.
 Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern);
 bool equal_nodes(const Topology& topology);
+
+// AllGather: the rank of `node` that has `shard` first, its own or from the network.
+Rank entry(const Topology& topology, int node, Rank shard, Pattern pattern);
 
 // ReduceScatter: the local rank that sums its node's contributions to `block`.
 Rank reducer(const Topology& topology, int node, Rank block);

@@ -7,8 +7,8 @@
 namespace smddp {
 namespace {
 
-// In the node; kLog: between nodes.
-enum class Way { kSegment, kSingleCopy, kLog, kArena };
+// In the node; kLog and kJoint: between nodes.
+enum class Way { kSegment, kSingleCopy, kLog, kArena, kJoint };
 
 bool from_arena = false;
 
@@ -85,7 +85,9 @@ class Layouts : public testing::TestWithParam<std::tuple<std::string, Way>> {
   Way way() const { return std::get<1>(GetParam()); }
   WorldOptions options() const { return {.single_copy = way() == Way::kSingleCopy}; }
   Tuning tuning() const {
-    return {.algorithm = way() == Way::kLog ? Algorithm::kLog : Algorithm::kAuto};
+    return {.algorithm = way() == Way::kLog     ? Algorithm::kLog
+                         : way() == Way::kJoint ? Algorithm::kJoint
+                                                : Algorithm::kAuto};
   }
 };
 
@@ -257,7 +259,7 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
 }
 
 std::string name_of_case(const testing::TestParamInfo<Layouts::ParamType>& info) {
-  const char* ways[] = {"_segment", "_single_copy", "_log", "_arena"};
+  const char* ways[] = {"_segment", "_single_copy", "_log", "_arena", "_joint"};
   return std::get<0>(info.param) + ways[static_cast<int>(std::get<1>(info.param))];
 }
 
@@ -275,6 +277,11 @@ INSTANTIATE_TEST_SUITE_P(Log, Layouts,
                          testing::Combine(testing::Values("ABC", "ABCDE", "AABBCC", "ABCDABCD",
                                                           "ABCDEFGH"),
                                           testing::Values(Way::kLog)),
+                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(Joint, Layouts,
+                         testing::Combine(testing::Values("AAB", "AABB", "AABBCC", "ABCDABCD",
+                                                          "AAABBCC", "ABBBCCD"),
+                                          testing::Values(Way::kJoint)),
                          name_of_case);
 
 }  // namespace

@@ -84,11 +84,33 @@ Pattern pattern_of(size_t shard, int nodes, int per_node, const Curve& curve = {
 }
 
 TEST(Selector, ManyHostsAndSmallShardsTakeTheLogarithmicPattern) {
-  EXPECT_EQ(pattern_of(64, 1024, 8), Pattern::kLog);
-  EXPECT_EQ(pattern_of(64, 128, 8), Pattern::kLog);
+  EXPECT_EQ(pattern_of(64, 1024, 1), Pattern::kLog);
+  EXPECT_EQ(pattern_of(64, 128, 1), Pattern::kLog);
+  EXPECT_EQ(pattern_of(8, 1024, 8), Pattern::kLog);
   EXPECT_EQ(pattern_of(64, 2, 8), Pattern::kDirect);
-  EXPECT_EQ(pattern_of(64, 4, 8), Pattern::kDirect);
   EXPECT_EQ(pattern_of(1 << 20, 1024, 8), Pattern::kDirect);
+}
+
+TEST(Selector, SmallShardsOfManyRanksPerHostTakeTheJointPattern) {
+  EXPECT_EQ(pattern_of(64, 4, 8), Pattern::kJoint);
+  EXPECT_EQ(pattern_of(64, 128, 8), Pattern::kJoint);
+  EXPECT_EQ(pattern_of(64, 1024, 8), Pattern::kJoint);
+  EXPECT_EQ(pattern_of(64, 8, 1), Pattern::kDirect);
+  EXPECT_EQ(pattern_of(64, 2, 8), Pattern::kDirect);
+  EXPECT_EQ(pattern_of(64 << 10, 128, 8), Pattern::kDirect);
+}
+
+TEST(Selector, SumsHaveNoJointPattern) {
+  for (Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+    for (Algorithm wanted : {Algorithm::kAuto, Algorithm::kJoint}) {
+      EXPECT_EQ(select({collective, 64, 4}, cluster(4, 8), {.algorithm = wanted}).pattern,
+                Pattern::kDirect);
+    }
+  }
+}
+
+TEST(Selector, ANetworkOfCheapStartUpsNeedsNoJointPattern) {
+  EXPECT_EQ(pattern_of(1 << 10, 16, 8, {5'000, 100, 1.25}), Pattern::kDirect);
 }
 
 TEST(Selector, ThereIsOneSizeFromWhichOnItIsDirect) {
@@ -118,24 +140,32 @@ TEST(Selector, TheModelsChoiceIsNeverTheSlowerOne) {
   }
 }
 
-TEST(Selector, UnequalHostsAreAlwaysDirect) {
+TEST(Selector, UnequalHostsNeverTakeTheLogarithmicPattern) {
   Shape shape = cluster(1024, 8);
   shape.equal_nodes = false;
-  for (Algorithm wanted : {Algorithm::kAuto, Algorithm::kLog}) {
-    Plan plan = select({Collective::kAllGather, 64, 4}, shape, {.algorithm = wanted});
-    EXPECT_EQ(plan.pattern, Pattern::kDirect);
-  }
+  auto pattern = [&](Collective collective, Algorithm wanted) {
+    return select({collective, 8, 4}, shape, {.algorithm = wanted}).pattern;
+  };
+  EXPECT_EQ(pattern(Collective::kAllGather, Algorithm::kLog), Pattern::kDirect);
+  EXPECT_EQ(pattern(Collective::kAllGather, Algorithm::kAuto), Pattern::kJoint);
+  EXPECT_EQ(pattern(Collective::kReduceScatter, Algorithm::kLog), Pattern::kDirect);
+  EXPECT_EQ(pattern(Collective::kReduceScatter, Algorithm::kAuto), Pattern::kDirect);
 }
 
 TEST(Selector, TheAlgorithmCanBeForced) {
   for (size_t shard : {64ul, 64ul << 20}) {
     Query query{Collective::kAllGather, shard, 4};
     EXPECT_EQ(select(query, cluster(8, 2), {.algorithm = Algorithm::kLog}).pattern, Pattern::kLog);
+    EXPECT_EQ(select(query, cluster(2, 2), {.algorithm = Algorithm::kJoint}).pattern,
+              Pattern::kJoint);
+    EXPECT_EQ(select(query, cluster(8, 1), {.algorithm = Algorithm::kJoint}).pattern,
+              Pattern::kDirect);
     EXPECT_EQ(select(query, cluster(8, 2), {.algorithm = Algorithm::kDirect}).pattern,
               Pattern::kDirect);
   }
   EXPECT_EQ(parse_algorithm("log").value(), Algorithm::kLog);
-  EXPECT_NE(parse_algorithm("ring").status().message().find("auto, direct or log"),
+  EXPECT_EQ(parse_algorithm("joint").value(), Algorithm::kJoint);
+  EXPECT_NE(parse_algorithm("ring").status().message().find("auto, direct, log or joint"),
             std::string::npos);
 }
 
@@ -168,8 +198,11 @@ std::string text_of(size_t bytes) {
 
 // docs/selector.md shows the table that this prints.
 TEST(Selector, TheTableInTheDocumentationIsTrue) {
-  std::string table = "| hosts x ranks | log up to a shard of | direct from |\n|---|---|---|\n";
+  std::string table =
+      "| hosts x ranks | log up to a shard of | joint up to | direct from |\n|---|---|---|---|\n";
   for (auto [nodes, per_node] : {std::pair{2, 8},
+                                 {4, 8},
+                                 {8, 2},
                                  {8, 8},
                                  {16, 8},
                                  {32, 8},
@@ -180,10 +213,15 @@ TEST(Selector, TheTableInTheDocumentationIsTrue) {
                                  {512, 8},
                                  {1024, 1},
                                  {1024, 8}}) {
-    size_t shard = 1;
-    while (pattern_of(shard, nodes, per_node) == Pattern::kLog) shard *= 2;
-    table += "| " + std::to_string(nodes) + " x " + std::to_string(per_node) + " | " +
-             (shard == 1 ? "never" : text_of(shard / 2)) + " | " + text_of(shard) + " |\n";
+    size_t shard = 1, log = 0, joint = 0;
+    Pattern pattern = pattern_of(shard, nodes, per_node);
+    for (; pattern != Pattern::kDirect; pattern = pattern_of(shard, nodes, per_node)) {
+      (pattern == Pattern::kLog ? log : joint) = shard;
+      shard *= 2;
+    }
+    auto up_to = [](size_t bytes) { return bytes == 0 ? std::string("never") : text_of(bytes); };
+    table += "| " + std::to_string(nodes) + " x " + std::to_string(per_node) + " | " + up_to(log) +
+             " | " + up_to(joint) + " | " + text_of(shard) + " |\n";
   }
   table += "\n| shard | chunk |\n|---|---|\n";
   for (size_t shard = 16 << 10; shard <= 16 << 20; shard *= 4) {

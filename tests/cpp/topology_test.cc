@@ -57,8 +57,8 @@ std::vector<std::vector<std::string>> clusters() {
 using pattern::Pattern;
 
 std::vector<Pattern> patterns_of(const Topology& t) {
-  if (!pattern::equal_nodes(t)) return {Pattern::kDirect};
-  return {Pattern::kDirect, Pattern::kLog};
+  if (!pattern::equal_nodes(t)) return {Pattern::kDirect, Pattern::kJoint};
+  return {Pattern::kDirect, Pattern::kLog, Pattern::kJoint};
 }
 
 TEST(Pattern, EveryShardReachesEveryNodeExactlyOnce) {
@@ -70,7 +70,8 @@ TEST(Pattern, EveryShardReachesEveryNodeExactlyOnce) {
         for (const auto& flow : pattern::gather_flows(t, r, p).in) {
           for (Rank shard : flow.shards) {
             ++landed[static_cast<size_t>(shard * t.nodes() + t.node_of(r))];
-            EXPECT_EQ(pattern::reducer(t, t.node_of(r), shard), r);
+            EXPECT_EQ(pattern::entry(t, t.node_of(r), shard, p), r);
+            if (p != Pattern::kJoint) EXPECT_EQ(pattern::reducer(t, t.node_of(r), shard), r);
           }
         }
       }
@@ -98,6 +99,36 @@ TEST(Pattern, WhatOneSendsTheOtherExpects) {
         }
       }
       EXPECT_EQ(sent, expected);
+    }
+  }
+}
+
+TEST(Pattern, JointFlowsCarryAllOfANodeAndGoAlongRails) {
+  for (const auto& cluster : clusters()) {
+    Topology t(cluster);
+    std::set<std::pair<int, int>> pairs;
+    std::set<Rank> speakers;
+    for (Rank r = 0; r < t.ranks(); ++r) {
+      std::set<Rank> rails, heard;
+      auto direct = pattern::gather_flows(t, r, Pattern::kDirect);
+      for (const auto* side : {&direct.in, &direct.out}) {
+        for (const auto& flow : *side) rails.insert(flow.peer);
+      }
+      auto flows = pattern::gather_flows(t, r, Pattern::kJoint);
+      for (const auto& flow : flows.in) heard.insert(flow.peer);
+      for (const auto& flow : flows.out) {
+        EXPECT_EQ(flow.shards, t.node(t.node_of(r)));
+        EXPECT_TRUE(pairs.emplace(t.node_of(r), t.node_of(flow.peer)).second);
+        EXPECT_TRUE(rails.count(flow.peer));
+        EXPECT_TRUE(heard.count(flow.peer)) << "whoever sends hears from the same rank";
+        speakers.insert(r);
+      }
+    }
+    EXPECT_EQ(pairs.size(), static_cast<size_t>(t.nodes() * (t.nodes() - 1)));
+    // Spread over the ranks, as far as there are pairs.
+    if (pattern::equal_nodes(t)) {
+      size_t each = std::min(t.node(0).size(), static_cast<size_t>(t.nodes() / 2));
+      EXPECT_EQ(speakers.size(), each * static_cast<size_t>(t.nodes()));
     }
   }
 }
