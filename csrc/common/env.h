@@ -19,7 +19,7 @@ namespace smddp::env {
   X(FABRIC_TRANSFER, "", "how large data travels: writes, tagged or messages")                     \
   X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                           \
   X(FABRIC_CURVE, "20,4,1.25", "network: latency us, us per message, GB/s of a host")              \
-  X(ALGORITHM, "auto", "pattern between hosts: auto, direct, log or joint")                               \
+  X(ALGORITHM, "auto", "pattern between hosts: auto, direct, log or joint")                        \
   X(SINGLE_COPY, "auto", "1: read peers' memory, 0: copy through the segment, auto: the cheaper")  \
   X(SHARED_ALLOCATOR, "0", "1: CPU tensors of 64 KiB and more lie in memory that local ranks map") \
   X(FORK_COPY_MIB, "1024", "how much shared memory a forked child gets its own copy of")           \
