@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "device/cuda_api.h"
@@ -299,7 +300,10 @@ CUresult load_module(CUmodule* module, const void* image) {
 }
 CUresult unload_module(CUmodule) { return kSuccess; }
 CUresult get_function(CUfunction* function, CUmodule module, const char* name) {
-  *function = reinterpret_cast<CUfunction>(new std::string(name));  // as long as the process
+  static std::set<std::string> names;
+  std::lock_guard lock(mutex);
+  const std::string& kept = *names.emplace(name).first;
+  *function = reinterpret_cast<CUfunction>(const_cast<std::string*>(&kept));
   return module == reinterpret_cast<CUmodule>(32) ? kSuccess : kNotFound;
 }
 CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
@@ -309,7 +313,7 @@ CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, unsigne
   std::memcpy(&r, parameters[0], sizeof r);
   bool right = y * z * ty * tz == 1 && shared == 0 && extra == nullptr && threads == 1024 &&
                static_cast<int>(x) <= r.blocks && x >= 1 &&
-               *reinterpret_cast<std::string*>(function) == kernel_name(r.dtype, r.op);
+               *reinterpret_cast<const std::string*>(function) == kernel_name(r.dtype, r.op);
   r.blocks = static_cast<int>(x);
   return right ? result(host().reduce(stream, r)) : kInvalidValue;
 }
