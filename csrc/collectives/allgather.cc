@@ -30,8 +30,8 @@ class AllGather final : public Round {
         offer(inlet.stream.shard(i), &inlet, inlet.stream.start(i));
       }
     }
-    for (Rank r : group_.topology().node(group_.topology().node_of(me))) {
-      if (r != me) missing_ += pushed_by(r);
+    for (Rank shard = 0; shard < group_.ranks(); ++shard) {
+      if (pusher(shard) != me) missing_ += part(operation_->output, shard);
     }
     pushed_ = group_.local_peers() == 0;
     open_flows(operation_->plan().pattern != Pattern::kLog);
@@ -161,15 +161,6 @@ class AllGather final : public Round {
     const Topology& topology = group_.topology();
     return pattern::entry(topology, topology.node_of(group_.rank()), shard,
                           operation_->plan().pattern);
-  }
-
-  // Bytes that local peer `r` pushes.
-  size_t pushed_by(Rank r) const {
-    size_t bytes = 0;
-    for (Rank shard = 0; shard < group_.ranks(); ++shard) {
-      if (pusher(shard) == r) bytes += part(operation_->output, shard);
-    }
-    return bytes;
   }
 
   // How much of another rank's shard is in the output, from its start.

@@ -70,9 +70,8 @@ void Communicator::enqueue(const std::shared_ptr<Operation>& operation, const Tu
       op.dtype,
       op.reduce_op,
       static_cast<uint8_t>((sums && tuning.reduce_precision_fp32 ? kPartialsInFp32 : 0) |
-                           (plan.pattern == Pattern::kLog     ? kLogPattern
-                            : plan.pattern == Pattern::kJoint ? kJointPattern
-                                                              : 0)),
+                           (plan.pattern == Pattern::kLog ? kLogPattern : 0) |
+                           (plan.pattern == Pattern::kJoint ? kJointPattern : 0)),
       op.tensors,
       total,
       plan.round_bytes,

@@ -35,21 +35,21 @@ size_t bound(size_t limit, size_t bucket, int ranks) {
   return std::min(limit, std::max<size_t>(1, bucket / static_cast<size_t>(ranks)));
 }
 
+double per_node(const Shape& shape) { return static_cast<double>(shape.ranks) / shape.nodes; }
+
 // Time of a round between nodes whose shards have `bytes`: messages leave one per overhead, or as
 // fast as the NIC takes the ranks' bytes.
 double direct_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
-  double per_node = static_cast<double>(shape.ranks) / shape.nodes;
-  double wire = bytes * per_node / shape.curve.bytes_per_ns;
+  double wire = bytes * per_node(shape) / shape.curve.bytes_per_ns;
   return shape.curve.latency_ns + others * std::max(shape.curve.overhead_ns, wire);
 }
 
 // Bruck's steps depend on one another: each costs a latency, and all bytes follow one another.
 double log_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
-  double per_node = static_cast<double>(shape.ranks) / shape.nodes;
   double steps = std::bit_width(static_cast<unsigned>(shape.nodes - 1));
-  double wire = bytes * per_node / shape.curve.bytes_per_ns;
+  double wire = bytes * per_node(shape) / shape.curve.bytes_per_ns;
   return steps * (shape.curve.latency_ns + shape.curve.overhead_ns) + others * wire;
 }
 
@@ -57,12 +57,11 @@ double log_ns(double bytes, const Shape& shape) {
 // are copied once more there; as many ranks as there are distances between nodes share the messages.
 double joint_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
-  double per_node = static_cast<double>(shape.ranks) / shape.nodes;
-  double speakers = std::min(std::floor(per_node), std::floor(shape.nodes / 2.0));
+  double speakers = std::min(std::floor(per_node(shape)), std::floor(shape.nodes / 2.0));
   double start_ups = std::ceil(others / speakers) * shape.curve.overhead_ns;
-  double wire = others * bytes * per_node / shape.curve.bytes_per_ns;
-  return shape.curve.latency_ns + shape.curve.overhead_ns / 2 + bytes * per_node / kCopyBytesPerNs +
-         std::max(start_ups, wire);
+  double wire = others * bytes * per_node(shape) / shape.curve.bytes_per_ns;
+  return shape.curve.latency_ns + shape.curve.overhead_ns / 2 +
+         bytes * per_node(shape) / kCopyBytesPerNs + std::max(start_ups, wire);
 }
 
 // `sums`: partial sums have no joint pattern, as each rail sums its own blocks.

@@ -78,8 +78,8 @@ Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
 
 Rank entry(const Topology& topology, int node, Rank shard, Pattern pattern) {
   int home = topology.node_of(shard);
-  if (home == node) return shard;
-  return pattern == Pattern::kJoint ? speaker(topology, node, home) : topology.gateway(shard, node);
+  bool spoken_for = pattern == Pattern::kJoint && home != node;
+  return spoken_for ? speaker(topology, node, home) : reducer(topology, node, shard);
 }
 
 bool equal_nodes(const Topology& topology) {
