@@ -27,6 +27,7 @@ def gather_and_count(ctx: Context) -> tuple[int, list[str]]:
     dist.barrier()
     deepspeed_smddp.reset_statistics()
     before = int(COUNTER.read_text())
+    dist.barrier()  # Nobody sends before every rank has read the counter.
     dist.all_gather_into_tensor(whole, shard)
     dist.reduce_scatter_tensor(shard, whole)
     dist.barrier()
