@@ -20,8 +20,11 @@ constexpr size_t kSmallestRound = 64 << 10;
 constexpr double kLatenciesPerStep = 16;
 // Out of a slot into the output, by one core.
 constexpr double kCopyBytesPerNs = 5;
-// Joint flows go out as messages: what is large, and lies end to end, goes better from where it is.
-constexpr size_t kLargestJoint = 64 << 10;
+// Before each message: ours, the provider's and those of TCP/IP, with the acknowledgement's share.
+constexpr double kHeaderBytes = 256;
+// Of a node's shards together, where a pattern may be taken because it saves messages: it copies what
+// it sends, and what is larger goes better from where it is, in pieces with a header each anyway.
+constexpr size_t kSavesMessages = 64 << 10;
 // An AllReduce in one exchange saves a wait, and costs each rank all that the others push: at most a
 // slot of each, and not more than what is copied while it would have waited.
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
@@ -37,11 +40,16 @@ size_t bound(size_t limit, size_t bucket, int ranks) {
 
 double per_node(const Shape& shape) { return static_cast<double>(shape.ranks) / shape.nodes; }
 
+// A node's NICs' time for so many messages of all its ranks, and the bytes in them.
+double wire_ns(double messages, double bytes, const Shape& shape) {
+  return (messages * kHeaderBytes + bytes) / shape.curve.bytes_per_ns;
+}
+
 // Time of a round between nodes whose shards have `bytes`: messages leave one per overhead, or as
 // fast as the NIC takes the ranks' bytes.
 double direct_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
-  double wire = bytes * per_node(shape) / shape.curve.bytes_per_ns;
+  double wire = wire_ns(per_node(shape), bytes * per_node(shape), shape);
   return shape.curve.latency_ns + others * std::max(shape.curve.overhead_ns, wire);
 }
 
@@ -49,8 +57,8 @@ double direct_ns(double bytes, const Shape& shape) {
 double log_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
   double steps = std::bit_width(static_cast<unsigned>(shape.nodes - 1));
-  double wire = bytes * per_node(shape) / shape.curve.bytes_per_ns;
-  return steps * (shape.curve.latency_ns + shape.curve.overhead_ns) + others * wire;
+  return steps * (shape.curve.latency_ns + shape.curve.overhead_ns) +
+         wire_ns(steps * per_node(shape), others * bytes * per_node(shape), shape);
 }
 
 // All of a node's shards wait for one more hand-over inside it, half a message's processor time, and
@@ -59,7 +67,7 @@ double joint_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
   double speakers = std::min(std::floor(per_node(shape)), std::floor(shape.nodes / 2.0));
   double start_ups = std::ceil(others / speakers) * shape.curve.overhead_ns;
-  double wire = others * bytes * per_node(shape) / shape.curve.bytes_per_ns;
+  double wire = wire_ns(others, others * bytes * per_node(shape), shape);
   return shape.curve.latency_ns + shape.curve.overhead_ns / 2 +
          bytes * per_node(shape) / kCopyBytesPerNs + std::max(start_ups, wire);
 }
@@ -80,8 +88,9 @@ Pattern choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algori
     best = pattern;
     least = ns;
   };
+  if (node_bytes > kSavesMessages) return best;
   if (may_log) consider(Pattern::kLog, log_ns(bytes, shape));
-  if (may_join && node_bytes <= kLargestJoint) consider(Pattern::kJoint, joint_ns(bytes, shape));
+  if (may_join) consider(Pattern::kJoint, joint_ns(bytes, shape));
   return best;
 }
 

@@ -110,7 +110,17 @@ TEST(Selector, SumsHaveNoJointPattern) {
 }
 
 TEST(Selector, ANetworkOfCheapStartUpsNeedsNoJointPattern) {
-  EXPECT_EQ(pattern_of(1 << 10, 16, 8, {5'000, 100, 1.25}), Pattern::kDirect);
+  EXPECT_EQ(pattern_of(1 << 10, 16, 8, {5'000, 100, 50}), Pattern::kDirect);
+}
+
+TEST(Selector, ASlowNetworkSavesTheHeadersBetweenTwoHostsToo) {
+  for (double gbit : {0.25, 1.0}) {
+    Curve curve{20'000, 4'000, gbit / 8};
+    EXPECT_EQ(pattern_of(1 << 10, 2, 8, curve), Pattern::kJoint) << gbit;
+    EXPECT_EQ(pattern_of(4 << 10, 2, 8, curve), Pattern::kJoint) << gbit;
+    EXPECT_EQ(pattern_of(16 << 10, 2, 8, curve), Pattern::kDirect) << gbit;
+    EXPECT_EQ(pattern_of(1 << 10, 2, 1, curve), Pattern::kDirect) << gbit;
+  }
 }
 
 TEST(Selector, ThereIsOneSizeFromWhichOnItIsDirect) {
@@ -134,8 +144,10 @@ TEST(Selector, TheModelsChoiceIsNeverTheSlowerOne) {
   for (int nodes = 2; nodes <= 1024; ++nodes) {
     Curve c;
     double steps = std::ceil(std::log2(nodes)), others = nodes - 1;
+    double headers = steps * 256 / c.bytes_per_ns;
     bool log_wins =
-        steps * (c.latency_ns + c.overhead_ns) < c.latency_ns + others * c.overhead_ns && nodes > 2;
+        steps * (c.latency_ns + c.overhead_ns) + headers < c.latency_ns + others * c.overhead_ns &&
+        nodes > 2;
     EXPECT_EQ(pattern_of(1, nodes, 1) == Pattern::kLog, log_wins) << nodes;
   }
 }
