@@ -213,6 +213,12 @@ VARIABLES: tuple[Variable, ...] = (
         in_core=True,
     ),
     Variable(
+        "FABRIC_HMEM",
+        "0",
+        "1: NICs read and write GPUs' memory where the provider has FI_HMEM",
+        in_core=True,
+    ),
+    Variable(
         "FABRIC_CURVE",
         "20,4,1.25",
         "network: latency us, us per message, GB/s of a host",

@@ -100,6 +100,8 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
 
   device::Device& device() { return device_; }
   const Topology& topology() const { return topology_; }  // of all ranks
+  // What an AllGather sends along the rails goes out of this device's memory and into it by the NIC.
+  bool by_nic() const { return by_nic_; }
   Rank rank() const { return rank_; }
 
  private:
@@ -134,6 +136,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   std::unique_ptr<intranode::CopyEngine> copy_engine_;
   std::atomic<uint64_t> limit_ns_;
   std::vector<uint64_t> gone_since_ns_;
+  bool by_nic_ = false;  // equal on all ranks
 
   // Calls are made one after the other. Never taken by whom the engine calls.
   std::mutex calls_;

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "collectives/device_group.h"
+#include "common/env.h"
+#include "common/log.h"
 #include "schedule/pattern.h"
 
 namespace smddp {
@@ -23,6 +25,7 @@ struct Joining {
   int32_t usable;
   int32_t pid;
   int32_t flags;
+  int32_t by_nic;  // the network reaches its device
   char reason[500];
 };
 
@@ -65,6 +68,23 @@ Status first_refusal(const std::vector<std::byte>& cards, Communicator& group) {
   return {};
 }
 
+// Whether this rank's NICs are wanted to read and write its device's memory, and can.
+bool reached_by_nic(Engine& engine, const device::Device& device) {
+  if (env::get("FABRIC_HMEM") != "1") return false;
+  Status reaches = engine.reaches(owner_of(device));
+  if (!reaches) log(LogLevel::kInfo, "chunks go through pinned memory: " + reaches.message());
+  return reaches.ok();
+}
+
+bool all_by_nic(const std::vector<std::byte>& cards) {
+  for (size_t at = 0; at < cards.size(); at += sizeof(Joining)) {
+    Joining card;
+    std::memcpy(&card, cards.data() + at, sizeof card);
+    if (card.by_nic == 0) return false;
+  }
+  return true;
+}
+
 // Ok where it is on all ranks, else the first one's why.
 Status agree(Engine& engine, Communicator& group, const Status& mine) {
   Joining card = joining(mine, -1);
@@ -79,10 +99,15 @@ Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Engine& engine, Communi
                                                          device::Device* device,
                                                          intranode::Imports* imports,
                                                          device::Stream main, uint64_t limit_ns) {
-  if (Status all = agree(engine, communicator, usable); !all) return all;
+  bool several = communicator.topology().nodes() > 1;
+  Joining card = joining(usable, -1);
+  card.by_nic = several && usable && reached_by_nic(engine, *device) ? 1 : 0;
+  auto cards = gather(engine, communicator, &card, sizeof card);
+  if (!cards) return cards.status();
+  if (Status refused = first_refusal(cards.value(), communicator); !refused) return refused;
   std::shared_ptr<DeviceGroup> group(
       new DeviceGroup(engine, communicator, *device, *imports, main, limit_ns));
-  bool several = communicator.topology().nodes() > 1;
+  group->by_nic_ = all_by_nic(cards.value());
   Status opened = several ? group->open_hosts(communicator, store) : Status();
   if (opened || group->node_) opened = group->join_node(std::move(opened));
   // One host's ranks have agreed on that already.
@@ -126,7 +151,7 @@ Status DeviceGroup::open_hosts(Communicator& communicator, Store& store) {
   auto ranks = communicator.subgroup(store, "device/rail" + std::to_string(index_), rail);
   if (!ranks) return ranks.status();
   auto made = PinnedPipeline::create(engine_, std::move(ranks.value()), device_, limit_ns_,
-                                     ranks_ > 1 ? kGraceNs : 0);
+                                     ranks_ > 1 ? kGraceNs : 0, by_nic_);
   if (!made) return made.status();
   rail_ = std::move(made.value());
   piped_ = true;
@@ -141,7 +166,7 @@ Status DeviceGroup::open_for_all(Communicator& communicator, Store& store) {
   auto ranks = communicator.subgroup(store, "device/all", everyone);
   if (!ranks) return ranks.status();
   auto made = PinnedPipeline::create(engine_, std::move(ranks.value()), device_, limit_ns_,
-                                     ranks_ > 1 ? kGraceNs : 0);
+                                     ranks_ > 1 ? kGraceNs : 0, false);
   if (!made) return made.status();
   std::lock_guard lock(mutex_);
   all_ = std::move(made.value());

@@ -83,6 +83,7 @@ const char* name_of_way(const DevicePlace& place, bool sums) {
     case DeviceWay::kHost:
       return sums ? "gpu-kernel" : "copy-engine";
     case DeviceWay::kRails:
+      if (place.by_nic && !sums) return alone ? "hmem + fabric" : "copy-engine + hmem + fabric";
       return alone ? "pinned + fabric" : sums ? "gpu-kernel + fabric" : "copy-engine + fabric";
     case DeviceWay::kAll:
       return place.topology.nodes() > 1 ? "pinned + fabric" : "pinned";

@@ -20,6 +20,7 @@ struct DevicePlace {
   const Topology& topology;
   Rank rank;
   bool sums_on_cpu = false;
+  bool by_nic = false;  // the group's
   Tuning tuning;
 };
 

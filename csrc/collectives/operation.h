@@ -34,6 +34,9 @@ class Operation : public Task {
   // AllReduce: equal parts, one per rank, of the input and of the output. The memory must live, and
   // the input must not change, until the operation is done.
   Blocks input, output;
+  // They are a device's, and lent to the network: each of an AllGather's blocks lies end to end, the own
+  // one in place, in a group of one rank per host. No processor touches them.
+  bool on_device = false;
   uint64_t timeout_ns = 0;
 
   // What it took, once done: rounds on the wire, the largest of them (bytes of all ranks' blocks),

@@ -29,12 +29,19 @@ size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
 
-// The buffers, and before them a page of the flags that streams set: pinned, and mapped on the device.
-// The flags that the host sets lie where the device wants them.
+fabric::MemoryOwner owner_of(const device::Device& device) {
+  int ordinal = device.cuda_ordinal();
+  if (ordinal < 0) return {};
+  return {fabric::MemoryOwner::Kind::kCuda, ordinal};
+}
+
+// A page of the flags that streams set, pinned and mapped on the device. The buffers: behind it, or on the
+// device. The flags that the host sets lie where the device wants them.
 class PinnedPipeline::Ring {
  public:
-  static Result<std::shared_ptr<Ring>> create(device::Device& device, size_t buffer_bytes) {
-    auto ring = std::make_shared<Ring>(device, buffer_bytes);
+  static Result<std::shared_ptr<Ring>> create(device::Device& device, size_t buffer_bytes,
+                                              bool on_device) {
+    auto ring = std::make_shared<Ring>(device, buffer_bytes, on_device);
     // Shared, so that no fork() puts other pages in place of the pinned ones.
     void* at =
         mmap(nullptr, ring->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -46,6 +53,11 @@ class PinnedPipeline::Ring {
     auto mapped = device.map_host(at, ring->bytes());
     if (!mapped) return mapped.status();
     ring->device_address_ = static_cast<std::byte*>(mapped.value());
+    if (on_device) {
+      auto buffers = device.allocate(ring->all_buffers());
+      if (!buffers) return buffers.status();
+      ring->on_device_ = static_cast<std::byte*>(buffers.value());
+    }
     auto arrived = device.create_flags();
     if (!arrived) return arrived.status();
     ring->arrived_ = std::move(arrived.value());
@@ -56,22 +68,27 @@ class PinnedPipeline::Ring {
     }
     return ring;
   }
-  Ring(device::Device& device, size_t buffer_bytes)
-      : device_(device), buffer_bytes_(buffer_bytes) {}
+  Ring(device::Device& device, size_t buffer_bytes, bool on_device)
+      : device_(device), buffer_bytes_(buffer_bytes), pinned_(!on_device) {}
   Ring(const Ring&) = delete;
   Ring& operator=(const Ring&) = delete;
   ~Ring() {
     for (device::Event event : copied_in_) {
       if (event != nullptr) device_.destroy_event(event);
     }
+    if (on_device_ != nullptr) device_.free(on_device_);
     if (device_address_ != nullptr) device_.unmap_host(host_);
     if (host_ != nullptr) munmap(host_, bytes());
   }
 
   size_t buffer_bytes() const { return buffer_bytes_; }
-  std::byte* buffer(size_t i) const { return host_ + kPage + i * buffer_bytes_; }
+  size_t all_buffers() const { return kBuffers * buffer_bytes_; }
+  // What the collectives call it, and what streams call it.
+  std::byte* buffer(size_t i) const {
+    return (pinned_ ? host_ + kPage : on_device_) + i * buffer_bytes_;
+  }
   std::byte* buffer_on_device(size_t i) const {
-    return device_address_ + kPage + i * buffer_bytes_;
+    return (pinned_ ? device_address_ + kPage : on_device_) + i * buffer_bytes_;
   }
   device::Event copied_in(size_t i) const { return copied_in_[i]; }
 
@@ -89,11 +106,12 @@ class PinnedPipeline::Ring {
   };
   static_assert(sizeof(Flags) * kBuffers <= kPage);
   static Flags* flags(std::byte* at) { return reinterpret_cast<Flags*>(at); }
-  size_t bytes() const { return kPage + kBuffers * buffer_bytes_; }
+  size_t bytes() const { return kPage + (pinned_ ? all_buffers() : 0); }
 
   device::Device& device_;
   const size_t buffer_bytes_;
-  std::byte *host_ = nullptr, *device_address_ = nullptr;
+  const bool pinned_;
+  std::byte *host_ = nullptr, *device_address_ = nullptr, *on_device_ = nullptr;
   std::unique_ptr<device::HostFlags> arrived_;
   device::Event copied_in_[kBuffers] = {};
 };
@@ -125,10 +143,10 @@ class PinnedPipeline::Chunk final : public Operation {
 Result<std::unique_ptr<PinnedPipeline>> PinnedPipeline::create(Engine& engine,
                                                                std::unique_ptr<Communicator> ranks,
                                                                device::Device& device,
-                                                               uint64_t limit_ns,
-                                                               uint64_t grace_ns) {
+                                                               uint64_t limit_ns, uint64_t grace_ns,
+                                                               bool by_nic) {
   std::unique_ptr<PinnedPipeline> made(
-      new PinnedPipeline(engine, std::move(ranks), device, grace_ns));
+      new PinnedPipeline(engine, std::move(ranks), device, grace_ns, by_nic));
   made->set_limit(limit_ns);
   if (Status opened = made->open(); !opened) return opened;
   return made;
@@ -161,6 +179,7 @@ PinnedPipeline::~PinnedPipeline() {
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   ranks_.reset();
+  for (const auto& ring : rings_[true]) engine_.take_back(ring->buffer(0));
   for (const auto& left : queue_) left->give_up({Code::kAborted, "the group was destroyed"});
   for (device::Stream stream : {out_, in_}) {
     if (stream != nullptr) device_.destroy_stream(stream);
@@ -180,14 +199,21 @@ size_t PinnedPipeline::slot_bytes(const Exchange& exchange) const {
 Status PinnedPipeline::reserve(const Exchange& exchange) {
   size_t wanted =
       std::bit_ceil(std::max(kLeastRing, slot_bytes(exchange) * static_cast<size_t>(ranks())));
+  bool on_device = stays(exchange);
+  auto& rings = rings_[on_device];
   {
     std::lock_guard lock(mutex_);
-    if (!rings_.empty() && rings_.back()->buffer_bytes() >= wanted) return {};
+    if (!rings.empty() && rings.back()->buffer_bytes() >= wanted) return {};
   }
-  auto ring = Ring::create(device_, wanted);
-  if (!ring) return ring.status();
+  auto made = Ring::create(device_, wanted, on_device);
+  if (!made) return made.status();
+  const std::shared_ptr<Ring>& ring = made.value();
+  if (on_device) {
+    Status lent = engine_.lend(ring->buffer(0), ring->all_buffers(), owner_of(device_));
+    if (!lent) return lent;
+  }
   std::lock_guard lock(mutex_);
-  rings_.push_back(std::move(ring.value()));
+  rings.push_back(ring);
   return {};
 }
 
@@ -213,7 +239,7 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
   }
   if (largest == 0) return std::shared_ptr<const Outcome>(outcome);
   std::lock_guard lock(mutex_);
-  const std::shared_ptr<Ring>& ring = rings_.back();
+  const std::shared_ptr<Ring>& ring = rings_[stays(exchange)].back();
   size_t slot = slot_bytes(exchange);
   Rank me = rank();
   bool gathers = exchange.collective == Collective::kAllGather;
@@ -264,6 +290,9 @@ std::shared_ptr<PinnedPipeline::Chunk> PinnedPipeline::chunk(const Exchange& exc
   made->pipelines = outcome_;
   made->buffer = buffer;
   made->tuning = exchange.tuning;
+  made->on_device = stays(exchange);
+  // The logarithmic pattern passes on several shards as one, which takes a copy.
+  if (made->on_device) made->tuning.algorithm = Algorithm::kDirect;
   made->collective = exchange.collective;
   made->dtype = exchange.dtype;
   made->reduce_op = exchange.reduce_op;
@@ -334,8 +363,10 @@ void PinnedPipeline::abort(const std::string& reason) {
   if (!engine_.ended()) return;
   // Nobody ends what the ranks have: run() lets go of the rest.
   std::lock_guard lock(mutex_);
-  for (const auto& ring : rings_) {
-    for (size_t i = 0; i < kBuffers; ++i) ring->set_arrived(i, ring->filled(i));
+  for (const auto& rings : rings_) {
+    for (const auto& ring : rings) {
+      for (size_t i = 0; i < kBuffers; ++i) ring->set_arrived(i, ring->filled(i));
+    }
   }
 }
 

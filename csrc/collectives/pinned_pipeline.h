@@ -1,7 +1,8 @@
 // Collectives of the CPU on device memory, through pinned host memory, in chunks: one chunk is copied
 // out, goes through a collective of the CPU's, and is copied in, while the next is on its way out and
 // the one before on its way in. It carries what goes between hosts, and sums that take no
-// multiprocessor.
+// multiprocessor. Where NICs read and write the device's memory, the chunks of an AllGather stay on the
+// device, and nothing is copied to the host.
 //
 // All copies of an operation are submitted at once, and nothing that follows calls the device: streams
 // and host meet in flags that both see. A stream sets a chunk's `filled` once it is copied out; the
@@ -24,6 +25,9 @@
 #include "device/device.h"
 
 namespace smddp {
+
+// As the network is told of it.
+fabric::MemoryOwner owner_of(const device::Device& device);
 
 class PinnedPipeline {
  public:
@@ -68,10 +72,11 @@ class PinnedPipeline {
 
   // A call of all ranks of `ranks`, which it owns.
   // `grace_ns` is added to all limits: for ranks that know better than these whom all wait for, to say so.
+  // `by_nic`: equal on all ranks; each of them is alone on its host, and Engine::reaches() its device.
   static Result<std::unique_ptr<PinnedPipeline>> create(Engine& engine,
                                                         std::unique_ptr<Communicator> ranks,
                                                         device::Device& device, uint64_t limit_ns,
-                                                        uint64_t grace_ns);
+                                                        uint64_t grace_ns, bool by_nic);
   ~PinnedPipeline();
 
   int ranks() const { return ranks_->ranks(); }
@@ -98,9 +103,17 @@ class PinnedPipeline {
   class Chunk;
 
   PinnedPipeline(Engine& engine, std::unique_ptr<Communicator> ranks, device::Device& device,
-                 uint64_t grace_ns)
-      : engine_(engine), device_(device), ranks_(std::move(ranks)), grace_ns_(grace_ns) {}
+                 uint64_t grace_ns, bool by_nic)
+      : engine_(engine),
+        device_(device),
+        ranks_(std::move(ranks)),
+        grace_ns_(grace_ns),
+        by_nic_(by_nic) {}
   Status open();
+  // Whether its chunks stay on the device.
+  bool stays(const Exchange& exchange) const {
+    return by_nic_ && exchange.collective == Collective::kAllGather;
+  }
   size_t slot_bytes(const Exchange& exchange) const;
   Status copy(device::Stream stream, const Blocks& blocks, Rank block, size_t begin, size_t bytes,
               std::byte* pinned, bool out);
@@ -112,6 +125,7 @@ class PinnedPipeline {
   device::Device& device_;
   std::unique_ptr<Communicator> ranks_;
   const uint64_t grace_ns_;
+  const bool by_nic_;
   // Of all exchanges. Outlives the pipeline where the engine still ends its collectives.
   const std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
   device::Stream out_ = nullptr, in_ = nullptr;
@@ -119,7 +133,8 @@ class PinnedPipeline {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<std::shared_ptr<Ring>> rings_;  // the last one is used; each is twice the one before
+  // In host memory and on the device: the last one is used; each is twice the one before.
+  std::vector<std::shared_ptr<Ring>> rings_[2];
   uint32_t chunks_ = 0;                       // submitted to the device
   std::deque<std::shared_ptr<Chunk>> queue_;  // of those, not yet submitted to `ranks_`
   bool stop_ = false;

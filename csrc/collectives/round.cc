@@ -175,6 +175,10 @@ Status Round::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) 
   for (Outlet& outlet : outlets_) {
     if (outlet.target != source) continue;
     size_t bytes = outlet.stream.bytes();
+    if (operation_->on_device && grant == nullptr) {
+      return {Code::kUnavailable,
+              group_.describe(source) + " could not have its NIC write into its GPU's memory"};
+    }
     bool fits = allowed <= bytes;
     if (grant != nullptr && !outlet.granted && outlet.sent <= outlet.head) {
       fits = fits && wire::check(*grant, bytes - outlet.head) &&

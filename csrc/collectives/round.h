@@ -94,6 +94,7 @@ class Round {
   // --- flows; start() makes them, then opens them.
   // READYs of an operation's later rounds leave while earlier ones are under way: those need no head.
   size_t head_of(const Stream& stream) const {
+    if (operation_->on_device) return 0;
     return stream.bytes() <= kEagerBytes ? stream.bytes() : begin_ == 0 ? kHeadBytes : 0;
   }
   // Null where the flow carries nothing.

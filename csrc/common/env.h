@@ -17,6 +17,7 @@ namespace smddp::env {
   X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                    \
   X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, with commas")                 \
   X(FABRIC_TRANSFER, "", "how large data travels: writes, tagged or messages")                     \
+  X(FABRIC_HMEM, "0", "1: NICs read and write GPUs' memory where the provider has FI_HMEM")        \
   X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                           \
   X(FABRIC_CURVE, "20,4,1.25", "network: latency us, us per message, GB/s of a host")              \
   X(ALGORITHM, "auto", "pattern between hosts: auto, direct, log or joint")                        \

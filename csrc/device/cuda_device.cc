@@ -146,6 +146,20 @@ class CudaDevice final : public Device {
         "cuLaunchKernel");
   }
 
+  int cuda_ordinal() const override { return ordinal_; }
+  Result<void*> allocate(size_t bytes) override {
+    Inside inside(*this);
+    Relaxed relaxed(*this);
+    CUdeviceptr memory = 0;
+    Status s = check(api_.cuMemAlloc(&memory, bytes), "cuMemAlloc");
+    return s ? Result<void*>(reinterpret_cast<void*>(memory)) : Result<void*>(s);
+  }
+  void free(void* address) override {
+    if (address == nullptr) return;
+    Inside inside(*this);
+    api_.cuMemFree(pointer(address));
+  }
+
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) override {
     Inside inside(*this);
     Relaxed relaxed(*this);

@@ -100,6 +100,12 @@ class Device {
   // `function` must not use the device, and must be quick.
   virtual Status call(Stream stream, void (*function)(void*), void* argument) = 0;
 
+  // Memory of the device; nullptr is freed, too.
+  virtual Result<void*> allocate(size_t bytes) = 0;
+  virtual void free(void* address) = 0;
+  // What libfabric calls the device (FI_HMEM_CUDA): its number, or -1 where its memory is the host's.
+  virtual int cuda_ordinal() const { return -1; }
+
   // The allocations in which [address, address + bytes) lies, by address.
   virtual Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) = 0;
   // Where `allocation` of process `pid` begins here; until release_memory().

@@ -15,9 +15,8 @@ class HostDevice final : public Device {
  public:
   ~HostDevice() override;
 
-  // The device's memory, zeroed.
-  Result<void*> allocate(size_t bytes);
-  void free(void* address);
+  Result<void*> allocate(size_t bytes) override;  // zeroed
+  void free(void* address) override;
   // True where [address, address + bytes) lies in one allocation.
   bool owns(const void* address, size_t bytes) const;
 

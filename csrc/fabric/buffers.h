@@ -26,8 +26,10 @@ inline constexpr size_t kChunkSends = 256;
 inline constexpr size_t kChunkSendsPerPeer = 16;
 inline constexpr size_t kChunkReceives = 1024;
 inline constexpr size_t kChunkReceivesPerLanding = 64;
+// Reads that flush a device's memory.
+inline constexpr size_t kFlushes = 64;
 
-enum class Operation : uint8_t { kReceive, kSend, kChunkSend, kChunkReceive };
+enum class Operation : uint8_t { kReceive, kSend, kChunkSend, kChunkReceive, kFlush };
 
 // What libfabric hands back with a completion. FI_CONTEXT2 lets a provider write into `context`
 // while the operation is its own.
@@ -69,6 +71,12 @@ struct ChunkReceiveSlot : Slot {
   uint32_t landing;
   uint32_t index;
   ChunkReceiveSlot* next;  // in the free list
+};
+
+// A read of this rail's own, behind what came into a landing.
+struct FlushSlot : Slot {
+  uint32_t landing;
+  FlushSlot* next;  // in the free list
 };
 
 // Intrusive queue: a slot is in at most one.

@@ -18,7 +18,7 @@ namespace smddp::fabric {
 
 Options options_from_env() {
   return {"", env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE"),
-          env::get("FABRIC_TRANSFER")};
+          env::get("FABRIC_TRANSFER"), env::get("FABRIC_HMEM") == "1"};
 }
 
 Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
@@ -115,7 +115,7 @@ RailSet::~RailSet() {
     (void)rail.release();
     // What libfabric may still look at stays with it.
     new auto(std::tuple(std::move(slab_), std::move(sends_), std::move(chunk_sends_),
-                        std::move(chunk_receives_)));
+                        std::move(chunk_receives_), std::move(flush_slab_), std::move(flushes_)));
   }
 }
 

@@ -37,6 +37,13 @@ struct SendBuffer {
 // How chunks travel. kMessages: not at all, there are only messages.
 enum class Transfer : uint8_t { kMessages, kTagged, kWrites };
 
+// Whose memory the network is to read and write by itself.
+struct MemoryOwner {
+  enum class Kind : uint8_t { kHost, kCuda };  // kHost: for what plays a device
+  Kind kind = Kind::kHost;
+  int ordinal = 0;  // CUDA's number of the device
+};
+
 // What a landing's owner hears of it.
 class Inflow {
  public:
@@ -71,11 +78,12 @@ struct Options {
   // Domain name, interface or source IP address, or several with commas between. Empty: all NICs of
   // the provider where those are real (efa, verbs), otherwise the first that is not loopback.
   std::string interface;
-  std::string transfer = {};  // "writes", "tagged", "messages"; empty: the provider's faster one
+  std::string transfer = {};   // "writes", "tagged", "messages"; empty: the provider's faster one
+  bool device_memory = false;  // NICs are to read and write GPUs' memory (FI_HMEM) where they can
 };
 
-// What SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE and SMDDP_FABRIC_TRANSFER ask for;
-// SMDDP_LIBFABRIC is the search's own.
+// What SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE, SMDDP_FABRIC_TRANSFER and SMDDP_FABRIC_HMEM ask
+// for; SMDDP_LIBFABRIC is the search's own.
 Options options_from_env();
 
 class Endpoint {
@@ -126,6 +134,14 @@ class Endpoint {
   // The same from a buffer acquired for `to`, which it takes back. Never refuses: waits in the FIFO.
   virtual void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
                           size_t bytes) = 0;
+
+  // Ok where chunks may go out of, and landings lie in, memory of `owner` that was lent; else why not.
+  virtual Status reaches(const MemoryOwner& owner) const = 0;
+  // The network may use [at, at + bytes) until take_back(). The processor never touches what lies there:
+  // flows there must be chunks. A landing's last chunk is told only when the owner sees all of them.
+  virtual Status lend(std::byte* at, size_t bytes, const MemoryOwner& owner) = 0;
+  // Where a landing there was closed before it was complete, the memory has to outlive the endpoint.
+  virtual void take_back(std::byte* at) = 0;
 
   // Reaps completions, delivers what has arrived, retries what waits. How many events it handled.
   // The sink may call everything here but progress().

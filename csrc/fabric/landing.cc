@@ -26,6 +26,8 @@ Landing* LandingTable::open(Peer from, std::byte* memory, size_t bytes, size_t c
   landing->inflow = inflow;
   landing->arrived.assign((landing->chunks + 63) / 64, 0);
   landing->registrations.fill(nullptr);
+  landing->lent = false;
+  landing->last = landing->flushing = landing->flushed = 0;
   landing->tag = landing->next = landing->window = landing->expected = 0;
   return landing;
 }

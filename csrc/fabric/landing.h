@@ -26,6 +26,10 @@ struct Landing {
   Inflow* inflow = nullptr;
   std::vector<uint64_t> arrived;                             // a bit per chunk
   std::array<Registration*, wire::kMaxRails> registrations;  // by rail; nullptr: none needed
+  // In a device's memory only:
+  bool lent = false;
+  uint32_t last = 0;                   // chunk that came last, not told before it is flushed
+  uint32_t flushing = 0, flushed = 0;  // rails whose read has begun, is over
   // Of tagged messages only:
   uint32_t tag = 0;       // upper half of the chunks' tags
   uint32_t next = 0;      // first chunk whose receive has not been posted

@@ -1,7 +1,10 @@
 #include "fabric/mr_cache.h"
 
 #include <sys/random.h>
+#include <sys/uio.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 namespace smddp::fabric {
 namespace {
@@ -14,10 +17,25 @@ uint64_t access_flags(Access access) {
       return FI_SEND | FI_WRITE;
     case Access::kReceive:
       return FI_RECV;
+    case Access::kRead:
+      return FI_READ;
     case Access::kRemoteWrite:
       return FI_REMOTE_WRITE;
   }
   return 0;
+}
+
+// Of a device's memory, after fi_mr_regattr(3). A landing there is read as well: that flushes it.
+fi_mr_attr attributes(const iovec& memory, uint64_t access, uint64_t key,
+                      const MemoryOwner& owner) {
+  fi_mr_attr attr = {};
+  attr.mr_iov = &memory;
+  attr.iov_count = 1;
+  attr.access = access | ((access & FI_REMOTE_WRITE) != 0 ? FI_REMOTE_READ : 0);
+  attr.requested_key = key;
+  attr.iface = owner.kind == MemoryOwner::Kind::kCuda ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
+  if (attr.iface == FI_HMEM_CUDA) attr.device.cuda = owner.ordinal;
+  return attr;
 }
 
 // Not to be guessed by a process that was not granted it.
@@ -42,14 +60,20 @@ MrCache::MrCache(const Library& library, fid_domain* domain, fid_ep* endpoint, c
       bound_(pins_ ? 0 : bound),
       counters_(counters) {}
 
-Result<MrHandle> MrCache::open(const RegistrationKey& range) {
+Result<MrHandle> MrCache::open(const RegistrationKey& range, const Loan* loan) {
   auto [base, bytes, access] = range;
   int rc = 0;
   for (int attempt = 0; attempt < kKeyTries; ++attempt) {
     uint64_t wanted = provider_keys_ ? 0 : random_key() & key_mask_;
     fid_mr* raw = nullptr;
-    rc = ::fi_mr_reg(domain_, reinterpret_cast<const void*>(base), bytes, access_flags(access), 0,
-                     wanted, 0, &raw, nullptr);
+    if (loan != nullptr) {
+      iovec memory = {reinterpret_cast<void*>(base), bytes};
+      fi_mr_attr attr = attributes(memory, access_flags(access), wanted, loan->owner);
+      rc = ::fi_mr_regattr(domain_, &attr, 0, &raw);
+    } else {
+      rc = ::fi_mr_reg(domain_, reinterpret_cast<const void*>(base), bytes, access_flags(access), 0,
+                       wanted, 0, &raw, nullptr);
+    }
     if (rc == -FI_ENOKEY && !provider_keys_) continue;
     if (rc != 0) break;
     MrHandle mr(raw);
@@ -59,14 +83,19 @@ Result<MrHandle> MrCache::open(const RegistrationKey& range) {
     }
     return mr;
   }
-  return Status(Code::kUnavailable,
-                "fi_mr_reg of " + std::to_string(bytes) + " bytes: " + library_.error_text(rc));
+  return Status(Code::kUnavailable, std::string(loan != nullptr ? "fi_mr_regattr" : "fi_mr_reg") +
+                                        " of " + std::to_string(bytes) +
+                                        " bytes: " + library_.error_text(rc));
 }
 
 Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) {
   uintptr_t base = reinterpret_cast<uintptr_t>(data);
-  bool exclusive = access == Access::kRemoteWrite;
-  if (!exclusive) {
+  const Loan* loan = loan_of(data);
+  bool exclusive = access == Access::kRemoteWrite && loan == nullptr;
+  if (loan != nullptr) {
+    base = reinterpret_cast<uintptr_t>(loan->at);
+    bytes = loan->bytes;
+  } else if (!exclusive) {
     uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
     uintptr_t end = (base + bytes + page - 1) / page * page;
     base = base / page * page;
@@ -77,11 +106,11 @@ Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) 
   for (auto at = first; at != last; ++at) {
     Registration& found = at->second;
     if (exclusive && found.users > 0) continue;
-    if (found.users++ == 0) idle_.erase(found.idle);
+    if (found.users++ == 0 && !found.lent) idle_.erase(found.idle);
     ++counters_->registration_hits;
     return &found;
   }
-  Result<MrHandle> mr = open(range);
+  Result<MrHandle> mr = open(range, loan);
   if (!mr) {
     error_ = mr.status();
     return nullptr;
@@ -92,12 +121,13 @@ Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) 
   registration.mr = std::move(mr.value());
   registration.key = ::fi_mr_key(registration.mr.get());
   registration.users = 1;
+  registration.lent = loan != nullptr;
   registration.self = made;
   return &registration;
 }
 
 void MrCache::give_back(Registration* registration) {
-  if (--registration->users > 0) return;
+  if (--registration->users > 0 || registration->lent) return;
   if (bound_ == 0) {
     table_.erase(registration->self);
     return;
@@ -107,6 +137,34 @@ void MrCache::give_back(Registration* registration) {
   Registration* oldest = idle_.front();
   idle_.pop_front();
   table_.erase(oldest->self);
+}
+
+const MrCache::Loan* MrCache::loan_of(const std::byte* data) const {
+  for (const Loan& loan : loans_) {
+    if (data >= loan.at && data < loan.at + loan.bytes) return &loan;
+  }
+  return nullptr;
+}
+
+void MrCache::lend(const std::byte* at, size_t bytes, const MemoryOwner& owner) {
+  loans_.push_back({at, bytes, owner});
+}
+
+// What still has a user ends with it, or with the endpoint.
+void MrCache::take_back(const std::byte* at) {
+  auto loan = std::find_if(loans_.begin(), loans_.end(), [&](const Loan& l) { return l.at == at; });
+  if (loan == loans_.end()) return;
+  for (auto entry = table_.begin(); entry != table_.end();) {
+    auto current = entry++;
+    Registration& found = current->second;
+    if (!found.lent || found.base() != reinterpret_cast<uintptr_t>(at)) continue;
+    if (found.users == 0) {
+      table_.erase(current);
+    } else {
+      found.lent = false;
+    }
+  }
+  loans_.erase(loan);
 }
 
 }  // namespace smddp::fabric

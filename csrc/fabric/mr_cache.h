@@ -13,6 +13,9 @@
 // at a time: so its key opens the landing it was granted for and nothing beside it. The next user has
 // the same key: the peer that had it before has sent all that it was going to. A landing whose sender
 // has not never gives its registration back.
+//
+// Memory that was lent, a device's, stays where it is until it is taken back. It is registered as a whole,
+// once to send from and once for all landings in it: its owner sees to it that those are meant for it.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +23,14 @@
 #include <list>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "fabric/endpoint.h"
 #include "fabric/resource.h"
 
 namespace smddp::fabric {
 
-enum class Access : uint8_t { kSend, kReceive, kRemoteWrite };
+enum class Access : uint8_t { kSend, kReceive, kRead, kRemoteWrite };
 
 struct Registration;
 using RegistrationKey = std::tuple<uintptr_t, size_t, Access>;
@@ -37,9 +41,11 @@ struct Registration {
   uint64_t key = 0;  // for peers
   uint32_t users = 0;
   RegistrationTable::iterator self;
-  std::list<Registration*>::iterator idle;  // valid while users == 0
+  bool lent = false;                        // of memory that was lent, and not taken back
+  std::list<Registration*>::iterator idle;  // valid while users == 0 and not lent
 
   void* descriptor() const { return ::fi_mr_desc(mr.get()); }
+  uintptr_t base() const { return std::get<0>(self->first); }
 };
 
 class MrCache {
@@ -51,6 +57,11 @@ class MrCache {
   // nullptr: the provider refused; error() says why.
   Registration* take(const std::byte* data, size_t bytes, Access access);
   void give_back(Registration* registration);
+
+  void lend(const std::byte* at, size_t bytes, const MemoryOwner& owner);
+  void take_back(const std::byte* at);
+  bool is_lent(const std::byte* data) const { return loan_of(data) != nullptr; }
+
   void clear() {
     idle_.clear();
     table_.clear();
@@ -59,7 +70,14 @@ class MrCache {
   const Status& error() const { return error_; }
 
  private:
-  Result<MrHandle> open(const RegistrationKey& range);
+  struct Loan {
+    const std::byte* at;
+    size_t bytes;
+    MemoryOwner owner;
+  };
+
+  const Loan* loan_of(const std::byte* data) const;
+  Result<MrHandle> open(const RegistrationKey& range, const Loan* loan);
 
   const Library& library_;
   fid_domain* domain_;
@@ -71,6 +89,7 @@ class MrCache {
   Counters* counters_;
   RegistrationTable table_;
   std::list<Registration*> idle_;  // least recently used first
+  std::vector<Loan> loans_;
   Status error_;
 };
 

@@ -17,6 +17,7 @@ struct Offer {
   bool loopback = false;
   bool link_local = false;
   bool small_messages = false;  // can't take the longest message that the endpoint would send
+  bool device_memory = false;   // reads and writes GPUs' memory
 
   // Whether its wait descriptor tells when there is something to do. That of "net" (libfabric 1.17's
   // early form of tcp) stays readable for good: a sleep on it would be a spin.

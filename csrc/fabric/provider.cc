@@ -47,6 +47,7 @@ Offer offer_of(const fi_info& info, const InterfaceTable& interfaces) {
   auto named = interfaces.find(ip.text);
   if (named != interfaces.end()) offer.interface = named->second;
   offer.small_messages = info.ep_attr->max_msg_size < kMaxMessage;
+  offer.device_memory = (info.caps & FI_HMEM) != 0;
   return offer;
 }
 
@@ -66,6 +67,7 @@ Status add_offers(const Library& library, const std::string& provider, uint64_t 
   hints->ep_attr->type = FI_EP_RDM;
   hints->domain_attr->mr_mode =
       FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  if ((caps & FI_HMEM) != 0) hints->domain_attr->mr_mode |= FI_MR_HMEM;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
   hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
@@ -85,11 +87,14 @@ Status add_offers(const Library& library, const std::string& provider, uint64_t 
   return Status();
 }
 
-// What can take chunks first, then what has messages only. Of equals the first counts.
-Result<List> list_offers(const Library& library, const std::string& provider) {
+// What reaches GPUs' memory first, if that is wanted, then what can take chunks, then what has messages
+// only. Of equals the first counts.
+Result<List> list_offers(const Library& library, const std::string& provider, bool device_memory) {
   List list;
   InterfaceTable interfaces = read_interfaces();
-  for (uint64_t caps : {FI_MSG | FI_RMA | FI_TAGGED, FI_MSG}) {
+  constexpr uint64_t kChunks = FI_MSG | FI_RMA | FI_TAGGED;
+  for (uint64_t caps : {kChunks | uint64_t{FI_HMEM}, kChunks, uint64_t{FI_MSG}}) {
+    if ((caps & FI_HMEM) != 0 && !device_memory) continue;
     if (Status status = add_offers(library, provider, caps, interfaces, list); !status) {
       return status;
     }
@@ -125,7 +130,7 @@ Status nothing_matches(const Library& library, const Options& options,
 }  // namespace
 
 Result<std::vector<RailChoices>> choose(const Library& library, const Options& options) {
-  Result<List> list = list_offers(library, options.provider);
+  Result<List> list = list_offers(library, options.provider, options.device_memory);
   if (!list) return list.status();
   auto sets = [&] {
     return rail_sets(list.value().offers, options.provider, options.interface, wire::kMaxRails);
@@ -133,7 +138,7 @@ Result<std::vector<RailChoices>> choose(const Library& library, const Options& o
   std::vector<std::vector<size_t>> found = sets();
   if (found.empty() && !options.provider.empty()) {
     // Ask again without the name: for a core provider's short name, or to say what there is.
-    list = list_offers(library, "");
+    list = list_offers(library, "", options.device_memory);
     if (!list) return list.status();
     found = sets();
   }
@@ -146,8 +151,9 @@ Result<std::vector<RailChoices>> choose(const Library& library, const Options& o
     for (size_t i : set) {
       InfoHandle copy = own(library, library.dupinfo(list.value().infos[i]));
       if (!copy) return Status(Code::kUnavailable, "libfabric is out of memory");
-      text += list.value().offers[i].text() + ",";
-      rails.push_back({std::move(copy), list.value().offers[i]});
+      const Offer& offer = list.value().offers[i];
+      text += offer.text() + (offer.device_memory ? "+," : ",");
+      rails.push_back({std::move(copy), offer});
     }
     if (seen.insert(text).second) choices.push_back(std::move(rails));
   }

@@ -28,6 +28,12 @@ ssize_t Rail::write(Slot* slot, fi_addr_t to, const std::byte* data, size_t byte
                         &slot->context);
 }
 
+ssize_t Rail::read(Slot* slot, fi_addr_t from, std::byte* to, size_t bytes, void* descriptor,
+                   uint64_t address, uint64_t key) {
+  slot->rail = index_;
+  return ::fi_read(ep_.get(), to, bytes, descriptor, from, address, key, &slot->context);
+}
+
 ssize_t Rail::send_tagged(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes,
                           void* descriptor, uint64_t tag) {
   slot->rail = index_;

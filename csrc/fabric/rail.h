@@ -39,6 +39,7 @@ class Rail {
   const fi_info& info() const { return *info_; }
   const std::string& text() const { return text_; }  // "tcp;ofi_rxm on lo (127.0.0.1)"
   const std::vector<uint8_t>& name() const { return name_; }
+  bool reaches_devices() const { return reaches_devices_; }
   bool local_registration() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
   MrCache& registrations() { return *registrations_; }
   // Registers the sends' buffers, where the provider asks for it.
@@ -51,6 +52,8 @@ class Rail {
   ssize_t send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes);
   ssize_t write(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes, void* descriptor,
                 uint64_t address, uint64_t key, uint32_t immediate);
+  ssize_t read(Slot* slot, fi_addr_t from, std::byte* to, size_t bytes, void* descriptor,
+               uint64_t address, uint64_t key);
   ssize_t send_tagged(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes,
                       void* descriptor, uint64_t tag);
   ssize_t receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* descriptor, uint64_t tag);
@@ -78,6 +81,7 @@ class Rail {
       : library_(library), index_(index), max_message_(max_message) {}
   Status set_up(const Choice& choice, fi_wait_obj wait, Counters* counters);
   Status open_objects(fi_wait_obj wait);
+  void forbid_cuda();
   void set_efa_options();
   Status read_name();
   Status cut_receives();
@@ -103,6 +107,7 @@ class Rail {
   std::vector<uint8_t> name_;
   bool consumes_receives_ = false;  // a write's immediate data takes a posted receive
   int wait_fd_ = -1;
+  bool reaches_devices_ = false;  // GPUs' memory, by itself
   bool emulates_writes_ = false;
   bool loses_wakeups_ = false;
   size_t posted_receives_ = 0;

@@ -164,6 +164,11 @@ void RailSet::handle_failure(Rail& rail, const Event& event) {
     finish(slot);
     return lose(to, "a chunk could not be sent: " + why);
   }
+  if (event.slot != nullptr && event.slot->operation == Operation::kFlush) {
+    Landing* landing = end_flush(static_cast<FlushSlot*>(event.slot));
+    if (landing != nullptr) lose(landing->from, "a device's memory could not be flushed: " + why);
+    return;
+  }
   ++counters_.receive_errors;
   if (std::has_single_bit(counters_.receive_errors)) {
     log(LogLevel::kWarning,
@@ -197,6 +202,8 @@ void RailSet::handle(Rail& rail, const Event& event, Sink& sink) {
       return finish(static_cast<ChunkSendSlot*>(event.slot));
     case Operation::kChunkReceive:
       return chunk_received(static_cast<ChunkReceiveSlot*>(event.slot), event.bytes);
+    case Operation::kFlush:
+      return flushed(static_cast<FlushSlot*>(event.slot));
   }
 }
 
@@ -222,6 +229,11 @@ Result<int> RailSet::progress(Sink& sink) {
     short_landings_.erase(short_landings_.begin());
     expect_chunks(landings_.at(number));
   }
+  for (size_t n = unflushed_.size(); n > 0; --n) {
+    uint32_t number = unflushed_.front();
+    unflushed_.erase(unflushed_.begin());
+    if (Landing* landing = landings_.find(number)) flush(*landing);
+  }
   // The sink may post, and so lose a peer more: told next time.
   if (losses_.empty()) return handled;
   std::vector<Loss> losses = std::exchange(losses_, {});
@@ -230,7 +242,8 @@ Result<int> RailSet::progress(Sink& sink) {
 }
 
 bool RailSet::may_sleep() {
-  if (wait_fd_ < 0 || !losses_.empty() || !short_landings_.empty()) return false;
+  if (wait_fd_ < 0 || !losses_.empty() || !short_landings_.empty() || !unflushed_.empty())
+    return false;
   return std::all_of(rails_.begin(), rails_.end(), [](auto& rail) { return rail->may_sleep(); });
 }
 

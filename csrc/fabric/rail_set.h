@@ -43,6 +43,9 @@ class RailSet final : public Endpoint {
                   size_t bytes, uint32_t* pending) override;
   void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
                   size_t bytes) override;
+  Status reaches(const MemoryOwner& owner) const override;
+  Status lend(std::byte* at, size_t bytes, const MemoryOwner& owner) override;
+  void take_back(std::byte* at) override;
   Result<int> progress(Sink& sink) override;
   bool idle() const override { return posted_ == 0; }
   int wait_fd() const override { return wait_fd_; }
@@ -78,15 +81,20 @@ class RailSet final : public Endpoint {
                       uint32_t index, const std::byte* data, size_t bytes, void* descriptor);
   void retry_stalled(int& handled);
   void take_back(SendSlot* slot);
+  Status prepare_flushes();
   void finish(SendSlot* slot);       // that had been with libfabric
   void finish(ChunkSendSlot* slot);  // likewise
   void lose(Peer peer, const std::string& why);
 
   bool register_landing(Landing& landing);
+  uint64_t remote_address(const Landing& landing) const;
   void expect_chunks(Landing& landing);
   void forget_expected(ChunkReceiveSlot* slot);
   void chunk_arrived(uint32_t landing, uint32_t index);
   void chunk_received(ChunkReceiveSlot* slot, size_t bytes);
+  void flush(Landing& landing);
+  Landing* end_flush(FlushSlot* slot);  // nullptr where the landing has been closed
+  void flushed(FlushSlot* slot);
 
   void handle(Rail& rail, const Event& event, Sink& sink);
   void handle_failure(Rail& rail, const Event& event);
@@ -97,6 +105,8 @@ class RailSet final : public Endpoint {
   std::vector<SendSlot> sends_;
   std::vector<ChunkSendSlot> chunk_sends_;
   std::vector<ChunkReceiveSlot> chunk_receives_;
+  Slab flush_slab_;  // of nobody's interest
+  std::vector<FlushSlot> flushes_;
   std::vector<std::unique_ptr<Rail>> rails_;
 
   std::vector<uint8_t> address_;
@@ -112,8 +122,12 @@ class RailSet final : public Endpoint {
   SlotQueue<SendSlot> free_[2];  // data, control
   SlotQueue<ChunkSendSlot> free_chunk_sends_;
   SlotQueue<ChunkReceiveSlot> free_chunk_receives_;
+  SlotQueue<FlushSlot> free_flushes_;
+  std::vector<fi_addr_t> own_addresses_;            // by rail: its own; empty before memory is lent
+  std::vector<Registration*> flush_registrations_;  // by rail; nullptr: none needed
   LandingTable landings_;
   std::vector<uint32_t> short_landings_;  // numbers of those that miss posted receives
+  std::vector<uint32_t> unflushed_;       // numbers of those with reads to begin
   RailBalance balance_;
   size_t posted_ = 0;            // messages and chunks with libfabric or in a FIFO
   std::deque<PeerState> peers_;  // grows during callbacks; elements stay where they are

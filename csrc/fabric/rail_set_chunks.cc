@@ -11,6 +11,7 @@ namespace smddp::fabric {
 namespace {
 
 constexpr uint32_t kFewestExpected = 8;
+constexpr size_t kFlushBytes = 8;
 
 // A stale or foreign message must not match a landing that it was not meant for.
 uint32_t random_tag() {
@@ -58,7 +59,9 @@ bool RailSet::send_chunk(Peer to, const wire::Grant& grant, uint32_t index, cons
   ChunkSendSlot* slot = free_chunk_sends_.pop();
   slot->registration = nullptr;
   ssize_t rc = 0;
-  if (rails_[rail]->local_registration()) {
+  bool registers =
+      rails_[rail]->local_registration() || rails_[rail]->registrations().is_lent(data);
+  if (registers) {
     slot->registration = rails_[rail]->registrations().take(data, bytes, Access::kSend);
     if (slot->registration == nullptr) rc = -FI_ENOMEM;
   }
@@ -78,7 +81,7 @@ bool RailSet::send_chunk(Peer to, const wire::Grant& grant, uint32_t index, cons
     counters_.chunk_bytes_sent += bytes;
     return true;
   }
-  bool unregistered = rails_[rail]->local_registration() && slot->registration == nullptr;
+  bool unregistered = registers && slot->registration == nullptr;
   if (slot->registration != nullptr) rails_[rail]->registrations().give_back(slot->registration);
   free_chunk_sends_.push_front(slot);
   if (rc == -FI_EAGAIN) {
@@ -124,6 +127,7 @@ bool RailSet::open_landing(Peer from, std::byte* memory, size_t bytes, size_t ch
   if (peers_[from].lost || !peers_[from].takes_chunks || chunk_bytes > max_chunk_) return false;
   Landing* landing = landings_.open(from, memory, bytes, chunk_bytes, inflow);
   if (landing == nullptr) return false;
+  landing->lent = rails_[0]->registrations().is_lent(memory);
   if (!register_landing(*landing)) {
     landings_.close(landing, true);
     return false;
@@ -133,7 +137,7 @@ bool RailSet::open_landing(Peer from, std::byte* memory, size_t bytes, size_t ch
   grant->chunk_bytes = static_cast<uint32_t>(chunk_bytes);
   grant->bytes = bytes;
   if (transfer_ == Transfer::kWrites) {
-    grant->address = virtual_addresses_ ? reinterpret_cast<uintptr_t>(memory) : 0;
+    grant->address = remote_address(*landing);
     for (size_t i = 0; i < rails_.size(); ++i) grant->keys[i] = landing->registrations[i]->key;
   } else {
     grant->keys[0] = landing->tag = random_tag();
@@ -142,6 +146,12 @@ bool RailSet::open_landing(Peer from, std::byte* memory, size_t bytes, size_t ch
     expect_chunks(*landing);
   }
   return true;
+}
+
+// What those that have its key call it.
+uint64_t RailSet::remote_address(const Landing& landing) const {
+  auto at = reinterpret_cast<uintptr_t>(landing.memory);
+  return virtual_addresses_ ? at : at - landing.registrations[0]->base();
 }
 
 bool RailSet::register_landing(Landing& landing) {
@@ -226,7 +236,107 @@ void RailSet::chunk_arrived(uint32_t number, uint32_t index) {
     return;
   }
   ++counters_.chunks_received;
+  if (landing->lent && landing->missing == 0) {
+    landing->last = index;
+    return flush(*landing);
+  }
   landing->inflow->on_chunk(index);
+}
+
+// ---- devices' memory
+
+Status RailSet::reaches(const MemoryOwner& owner) const {
+  if (transfer_ != Transfer::kWrites) {
+    return {Code::kUnavailable, description_ + " moves no chunks by writes"};
+  }
+  for (const auto& rail : rails_) {
+    if (owner.kind == MemoryOwner::Kind::kHost || rail->reaches_devices()) continue;
+    return {Code::kUnavailable,
+            rail->text() + " does not reach a GPU's memory by itself (FI_HMEM)"};
+  }
+  return {};
+}
+
+Status RailSet::lend(std::byte* at, size_t bytes, const MemoryOwner& owner) {
+  if (Status able = reaches(owner); !able) return able;
+  if (own_addresses_.empty()) {
+    if (Status prepared = prepare_flushes(); !prepared) return prepared;
+  }
+  for (auto& rail : rails_) rail->registrations().lend(at, bytes, owner);
+  return {};
+}
+
+void RailSet::take_back(std::byte* at) {
+  for (auto& rail : rails_) rail->registrations().take_back(at);
+}
+
+Status RailSet::prepare_flushes() {
+  if (!flush_slab_.data()) {
+    Result<Slab> slab = Slab::map(kFlushBytes);
+    if (!slab) return slab.status();
+    flush_slab_ = std::move(slab.value());
+  }
+  std::vector<fi_addr_t> addresses;
+  std::vector<Registration*> registrations;
+  for (auto& rail : rails_) {
+    Result<fi_addr_t> own = rail->insert(rail->name());
+    if (!own) return own.status();
+    addresses.push_back(own.value());
+    registrations.push_back(nullptr);
+    if (!rail->local_registration()) continue;
+    MrCache& cache = rail->registrations();
+    registrations.back() = cache.take(flush_slab_.data(), kFlushBytes, Access::kRead);
+    if (registrations.back() == nullptr) return cache.error();
+  }
+  flushes_.resize(kFlushes);
+  for (FlushSlot& slot : flushes_) {
+    slot.operation = Operation::kFlush;
+    free_flushes_.push(&slot);
+  }
+  own_addresses_ = std::move(addresses);
+  flush_registrations_ = std::move(registrations);
+  return {};
+}
+
+// A device may see what a NIC has written later than the processor hears of it. A read of that memory
+// through the same NIC comes behind the writes on their way (PCIe's ordering rules); NCCL and
+// aws-ofi-nccl flush so, too.
+void RailSet::flush(Landing& landing) {
+  for (; landing.flushing < rails_.size() && !free_flushes_.empty(); ++landing.flushing) {
+    size_t rail = landing.flushing;
+    FlushSlot* slot = free_flushes_.pop();
+    slot->landing = landing.number;
+    const Registration* own = flush_registrations_[rail];
+    ssize_t rc = rails_[rail]->read(slot, own_addresses_[rail], flush_slab_.data(),
+                                    std::min(kFlushBytes, landing.bytes),
+                                    own != nullptr ? own->descriptor() : nullptr,
+                                    remote_address(landing), landing.registrations[rail]->key);
+    if (rc == 0) {
+      ++posted_;
+      continue;
+    }
+    free_flushes_.push_front(slot);
+    if (rc != -FI_EAGAIN) {
+      return lose(landing.from, "a device's memory could not be flushed: " +
+                                    library_.error_text(static_cast<int>(rc)) + " (" +
+                                    rails_[rail]->text() + ")");
+    }
+    ++counters_.retries;
+    break;
+  }
+  if (landing.flushing < rails_.size()) unflushed_.push_back(landing.number);
+}
+
+Landing* RailSet::end_flush(FlushSlot* slot) {
+  --posted_;
+  free_flushes_.push_front(slot);
+  return landings_.find(slot->landing);
+}
+
+void RailSet::flushed(FlushSlot* slot) {
+  Landing* landing = end_flush(slot);
+  if (landing == nullptr || ++landing->flushed < rails_.size()) return;
+  landing->inflow->on_chunk(landing->last);
 }
 
 }  // namespace smddp::fabric

@@ -20,6 +20,8 @@ constexpr size_t kIdleRegistrations = 256;
 // FI_OPT_EFA_EMULATED_WRITE, which is newer than the oldest headers this builds with.
 constexpr int kEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;
 constexpr size_t kEfaRetryForever = 7;
+// FI_OPT_CUDA_API_PERMITTED, likewise.
+constexpr int kCudaPermitted = FI_OPT_XPU_TRIGGER + 1;
 
 Status failed(const Library& library, const char* call, int rc) {
   return Status(Code::kUnavailable, std::string(call) + ": " + library.error_text(rc));
@@ -100,6 +102,7 @@ Status Rail::open_objects(fi_wait_obj wait) {
     return failed(library_, "fi_ep_bind of the address vector", rc);
   }
   if (std::string_view(info_->fabric_attr->prov_name) == "efa") set_efa_options();
+  if ((info_->caps & FI_HMEM) != 0) forbid_cuda();
   if (int rc = ::fi_enable(ep_.get()); rc != 0) return failed(library_, "fi_enable", rc);
   if (wait == FI_WAIT_FD) {
     if (int rc = ::fi_control(&cq_->fid, FI_GETWAIT, &wait_fd_); rc != 0) {
@@ -108,6 +111,18 @@ Status Rail::open_objects(fi_wait_obj wait) {
     loses_wakeups_ = std::string_view(info_->fabric_attr->prov_name).ends_with("ofi_rxm");
   }
   return Status();
+}
+
+// A copy by the driver may wait for streams that wait for this very thread: fi_endpoint(3), "CUDA
+// deadlock" in fabric(7). What can't do without moves no GPU's memory.
+void Rail::forbid_cuda() {
+  bool permitted = false;
+  int rc = ::fi_setopt(&ep_->fid, FI_OPT_ENDPOINT, kCudaPermitted, &permitted, sizeof permitted);
+  reaches_devices_ = rc == 0;
+  if (rc == 0) return;
+  log(LogLevel::kInfo, "fabric: " + text_ +
+                           " leaves GPUs' memory alone, as it can't without CUDA's " +
+                           "help: " + library_.error_text(rc));
 }
 
 void Rail::set_efa_options() {

@@ -120,6 +120,22 @@ fabric::Endpoint* Engine::open_fabric() {
   return endpoint_.get();
 }
 
+Status Engine::reaches(const fabric::MemoryOwner& owner) {
+  Lock lk = lock();
+  return endpoint_ ? endpoint_->reaches(owner) : Status(Code::kUnavailable, "no fabric is open");
+}
+
+Status Engine::lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
+  Lock lk = lock();
+  if (!endpoint_) return {Code::kUnavailable, "no fabric is open"};
+  return endpoint_->lend(at, bytes, owner);
+}
+
+void Engine::take_back(std::byte* at) {
+  Lock lk = lock();
+  if (endpoint_) endpoint_->take_back(at);
+}
+
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const Card& card) {
   Lock lk = lock();
   if (auto known = neighbors_[card.token].lock()) return known;

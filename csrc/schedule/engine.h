@@ -60,6 +60,10 @@ class Engine : private fabric::Sink {
   Result<fabric::Endpoint*> fabric();
   // nullptr where nobody has used it.
   fabric::Endpoint* open_fabric();
+  // As the endpoint's; kUnavailable where none is open.
+  Status reaches(const fabric::MemoryOwner& owner);
+  Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner);
+  void take_back(std::byte* at);
   // The process behind `card`, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const Card& card);
 

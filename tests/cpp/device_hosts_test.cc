@@ -26,7 +26,12 @@ struct Job {
   std::vector<std::byte*> temporaries;
 
   explicit Job(DeviceRank& rank, bool on_cpu = false)
-      : r(rank), place{rank.context.group.topology(), rank.context.rank, on_cpu, {}} {}
+      : r(rank),
+        place{rank.context.group.topology(),
+              rank.context.rank,
+              on_cpu,
+              rank.group && rank.group->by_nic(),
+              {}} {}
 
   std::shared_ptr<DeviceOperation> begin(Collective collective, ReduceOp op, size_t count) {
     bool sums = op != ReduceOp::kNone;
@@ -81,19 +86,37 @@ struct Job {
 struct Layout {
   const char* hosts;
   bool on_cpu;
+  bool by_nic = false;
+};
+
+// Ranks' NICs reach the device that threads play, as its memory is the host's, where chunks are writes.
+struct ByNic {
+  explicit ByNic(bool wanted) {
+    if (wanted) setenv("SMDDP_FABRIC_HMEM", "1", 1);
+  }
+  ~ByNic() { unsetenv("SMDDP_FABRIC_HMEM"); }
+  static bool possible(RankContext& context) {
+    return context.engine.open_fabric()->transfer() == fabric::Transfer::kWrites;
+  }
 };
 class DeviceHostsOf : public testing::TestWithParam<Layout> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, DeviceHostsOf,
                          testing::Values(Layout{"ab", false}, Layout{"aabb", false},
                                          Layout{"abab", false}, Layout{"aab", false},
                                          Layout{"abcabc", false}, Layout{"aaa", true},
-                                         Layout{"aabb", true}, Layout{"a", true}));
+                                         Layout{"aabb", true}, Layout{"a", true},
+                                         Layout{"ab", false, true}, Layout{"aabb", false, true},
+                                         Layout{"abcde", false, true}, Layout{"abcabc", true, true},
+                                         Layout{"aab", false, true}));
 
 TEST_P(DeviceHostsOf, AllThreeCollectivesManyInFlight) {
   static constexpr size_t kCounts[] = {1003, 1, 40'000, 0};
+  ByNic by_nic(GetParam().by_nic);
   run_world(GetParam().hosts, [](RankContext& context) {
     DeviceRank r(context);
     ASSERT_TRUE(r.group);
+    if (r.group->topology().nodes() > 1)
+      ASSERT_EQ(r.group->by_nic(), GetParam().by_nic && ByNic::possible(context));
     Job job(r, GetParam().on_cpu);
     auto ranks = static_cast<size_t>(context.ranks), mine = static_cast<size_t>(context.rank);
     std::vector<std::shared_ptr<DeviceOperation>> ops;
@@ -135,10 +158,16 @@ TEST_P(DeviceHostsOf, AllThreeCollectivesManyInFlight) {
   });
 }
 
+class DeviceHostsBy : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Ways, DeviceHostsBy, testing::Bool(), [](const auto& param) {
+  return std::string(param.param ? "Nic" : "PinnedMemory");
+});
+
 // In place, and in more chunks than there are buffers: they are used again, behind operations of all
 // sizes before and after.
-TEST(DeviceHosts, LargerThanTheBuffers) {
+TEST_P(DeviceHostsBy, LargerThanTheBuffers) {
   constexpr size_t kCount = 5'300'001;
+  ByNic by_nic(GetParam());
   run_world("ab", [](RankContext& context) {
     DeviceRank r(context);
     ASSERT_TRUE(r.group);
@@ -167,6 +196,32 @@ TEST(DeviceHosts, LargerThanTheBuffers) {
       ASSERT_EQ(all[i], value(0, i, 2) + value(1, i, 2)) << i;
     }
     EXPECT_EQ(small[99], 8);
+  });
+}
+
+// Not a byte of an AllGather passes the processor: all of it goes as chunks, however small, from the
+// device's memory into the other device's.
+TEST(DeviceHosts, WhatTheNicTakesFromTheDeviceGoesInChunksOnly) {
+  ByNic by_nic(true);
+  run_world("abc", [](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    if (!ByNic::possible(context)) return;
+    Job job(r);
+    const fabric::Counters& counters = context.engine.open_fabric()->counters();
+    for (size_t count : {1ul, 100ul, 300'000ul}) {
+      float *in = r.floats(count), *out = r.floats(3 * count);
+      for (size_t i = 0; i < count; ++i) in[i] = value(context.rank, i, 0);
+      uint64_t before = counters.chunk_bytes_sent;
+      Status s = r.run(job.gather(in, out, count));
+      ASSERT_TRUE(s.ok()) << s.message();
+      EXPECT_EQ(counters.chunk_bytes_sent - before, 2 * count * 4);
+      for (int p = 0; p < 3; ++p) {
+        for (size_t i = 0; i < count; ++i)
+          ASSERT_EQ(out[static_cast<size_t>(p) * count + i], value(p, i, 0));
+      }
+    }
+    EXPECT_STREQ(name_of_way(job.place, false), "hmem + fabric");
   });
 }
 

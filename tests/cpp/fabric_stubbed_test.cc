@@ -220,5 +220,129 @@ TEST_F(Stubbed, ErrorCompletionLosesThePeerByName) {
   EXPECT_NE(why.find("efa on rdmap0s"), std::string::npos) << why;
 }
 
+// ---- memory of GPUs
+
+constexpr MemoryOwner gpu(int ordinal) { return {MemoryOwner::Kind::kCuda, ordinal}; }
+
+class StubbedGpus : public Stubbed {
+ protected:
+  void SetUp() override {
+    Stubbed::SetUp();
+    stub_->settings.device_memory = true;
+    stub_->settings.domains = {"a", "b", "c"};
+  }
+  Node gpu_node(uint32_t id) {
+    Node made;
+    made.id = id;
+    auto endpoint = Endpoint::open({STUB_FABRIC, "", "", "", true});
+    EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
+    made.endpoint = std::move(endpoint.value());
+    return made;
+  }
+  static void lend(Node& node, std::vector<std::byte>& memory, const MemoryOwner& owner) {
+    Status lent = node.endpoint->lend(memory.data(), memory.size(), owner);
+    EXPECT_TRUE(lent.ok()) << lent.message();
+  }
+  // All chunks have been written, and no flush has begun.
+  void unflushed(Flow& flow, Node& a, Node& b, Peer to_b) {
+    drive({&a, &b}, [&] {
+      flow.send(a, to_b);
+      return flow.sent == flow.chunks();
+    });
+    stub_->settings.busy_one_in = 1;
+    drive({&a, &b}, [&] { return b.endpoint->counters().chunks_received == flow.chunks(); });
+    settle({&a, &b}, kSecond / 100);
+    EXPECT_EQ(flow.arrived.size(), flow.chunks() - 1);
+    EXPECT_FALSE(b.endpoint->may_sleep());
+  }
+};
+
+// The stub shows a GPU what a NIC has written there only after a read of that NIC.
+TEST_F(StubbedGpus, TheLastChunkIsToldOnceEveryNicHasReadBehindItsWrites) {
+  Node a = gpu_node(0), b = gpu_node(1);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  Flow flow(200 * 5000 + 7, 5000, 1);
+  flow.seen_at_once = false;
+  lend(a, flow.source, gpu(2));
+  lend(b, flow.memory, gpu(5));
+  size_t own = stub_->registrations;
+  for (int turn = 0; turn < 3; ++turn) {
+    std::fill(flow.memory.begin(), flow.memory.end(), Flow::kUntouched);
+    flow.arrived.clear();
+    flow.sent = 0;
+    ASSERT_TRUE(flow.open(b, to_a));
+    drive({&a, &b}, [&] {
+      flow.send(a, to_b);
+      return flow.over() && b.endpoint->idle();
+    });
+    flow.check_margins();
+    b.endpoint->close_landing(flow.grant.landing, true);
+  }
+  // What is lent is registered once, on each NIC, to send from or to land in.
+  EXPECT_EQ(stub_->registrations, own + 6);
+  std::sort(stub_->gpus.begin(), stub_->gpus.end());
+  EXPECT_EQ(stub_->gpus, (std::vector<int>{2, 2, 2, 5, 5, 5}));
+  a.endpoint->take_back(flow.source.data());
+  b.endpoint->take_back(flow.memory.data());
+  EXPECT_EQ(stub_->registrations, own);
+}
+
+TEST_F(StubbedGpus, AFlushThatFailsLosesTheSender) {
+  Node a = gpu_node(0), b = gpu_node(1);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  Flow flow(40 * 5000, 5000, 1);
+  flow.seen_at_once = false;
+  lend(b, flow.memory, gpu(0));
+  ASSERT_TRUE(flow.open(b, to_a));
+  unflushed(flow, a, b, to_b);
+  stub_->settings.busy_one_in = 5;
+  stub_->fail_operations = 1;
+  drive({&a, &b}, [&] { return !b.inbox.lost.empty() && b.endpoint->idle(); });
+  EXPECT_NE(b.inbox.lost[to_a].find("could not be flushed"), std::string::npos)
+      << b.inbox.lost[to_a];
+  EXPECT_FALSE(flow.complete());
+}
+
+TEST_F(StubbedGpus, ALandingMayBeClosedBeforeItIsFlushed) {
+  Node a = gpu_node(0), b = gpu_node(1);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  Flow flow(40 * 5000, 5000, 1), next(40 * 5000, 5000, 2);
+  flow.seen_at_once = next.seen_at_once = false;
+  lend(b, flow.memory, gpu(0));
+  lend(b, next.memory, gpu(0));
+  ASSERT_TRUE(flow.open(b, to_a));
+  unflushed(flow, a, b, to_b);
+  b.endpoint->close_landing(flow.grant.landing, false);
+  stub_->settings.busy_one_in = 5;
+  ASSERT_TRUE(next.open(b, to_a));
+  drive({&a, &b}, [&] {
+    next.send(a, to_b);
+    return next.over() && b.endpoint->idle();
+  });
+  EXPECT_FALSE(flow.complete());
+  // Its key stays good, as its sender knows it: with the memory, until the endpoint goes.
+  b.endpoint->take_back(flow.memory.data());
+}
+
+TEST_F(StubbedGpus, OnlyWhereTheProviderHasThemAndMovesChunksByWrites) {
+  std::vector<std::byte> memory(4096);
+  stub_->settings.device_memory = false;
+  Node without = gpu_node(0);
+  Status able = without.endpoint->reaches(gpu(0));
+  EXPECT_EQ(able.code(), Code::kUnavailable);
+  EXPECT_NE(able.message().find("FI_HMEM"), std::string::npos) << able.message();
+  EXPECT_EQ(without.endpoint->lend(memory.data(), memory.size(), gpu(0)).code(),
+            Code::kUnavailable);
+  EXPECT_TRUE(without.endpoint->reaches({}).ok());
+  stub_->settings.device_memory = true;
+  EXPECT_FALSE(node(1).endpoint->reaches(gpu(0)).ok()) << "was not asked for";
+  EXPECT_TRUE(gpu_node(1).endpoint->reaches(gpu(0)).ok());
+  stub_->settings.needs_cuda = true;
+  EXPECT_FALSE(gpu_node(1).endpoint->reaches(gpu(0)).ok());
+  stub_->settings.needs_cuda = false;
+  stub_->settings.messages_only = true;
+  EXPECT_FALSE(gpu_node(2).endpoint->reaches({}).ok());
+}
+
 }  // namespace
 }  // namespace smddp::fabric

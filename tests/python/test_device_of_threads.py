@@ -6,6 +6,7 @@ that other processes map, flags that one stream sets and another waits for.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 
 from harness import cases, host_device
 from harness.cases import FORMS, MANY, Case
-from harness.host_device import COPIES, ENVIRONMENT, KERNEL, ON_CPU, host_empty, paths
+from harness.host_device import BY_NIC, COPIES, ENVIRONMENT, KERNEL, ON_CPU, host_empty, paths
 from harness.worker import Context, Failure
 from harness.world import BACKEND, Pool, World, fresh
 
@@ -206,6 +207,44 @@ def test_many_in_flight_through_pinned_memory(worlds: Pool, layout: str, on_cpu:
     ]
     order = list(range(len(wanted)))[::-1]
     on_device(worlds, layout, on_cpu).run(cases.check_in_flight, wanted, order)
+
+
+# Over messages no NIC could reach a device.
+WRITES = os.environ.get("SMDDP_FABRIC_PROVIDER", "") not in ("udp", "udp;ofi_rxd")
+
+
+@pytest.mark.parametrize("layout", ["AB", "AABB", "ABC", "AAB"])
+def test_every_gather_by_nic(worlds: Pool, layout: str) -> None:
+    world = worlds(layout, env={**ENVIRONMENT, **BY_NIC})
+    world.run(host_device.use_host)
+    wanted = [
+        Case(collective, form, numels=(1000, 0, 1, 9457) if form in MANY else (9457,))
+        for collective, forms in FORMS.items()
+        for form in forms
+        if form not in FUNCTIONAL
+    ]
+    expected = {
+        f"{collective} {path}": sum(case.collective == collective for case in wanted)
+        for collective, path in paths(layout, by_nic=WRITES).items()
+    }
+    for taken in world.run(host_device.check, wanted):
+        assert taken == expected
+    of_all_sizes = varied(torch.bfloat16, (0, 1, 2, 7, 65, 700_001))
+    gathers = [case for case in of_all_sizes if case.collective == "all_gather"]
+    world.run(host_device.check, gathers)
+
+
+def want_pinned_memory(ctx: Context) -> None:
+    if ctx.rank == 1:
+        os.environ["SMDDP_FABRIC_HMEM"] = "0"
+
+
+def test_by_nic_on_all_ranks_or_on_none() -> None:
+    with fresh("AB", env={**ENVIRONMENT, **BY_NIC}) as world:
+        world.run(host_device.use_host)
+        world.run(want_pinned_memory)
+        for taken in world.run(host_device.check, [Case("all_gather")]):
+            assert taken == {f"all_gather {paths('AB')['all_gather']}": 1}
 
 
 def test_several_groups_and_tensors_of_both_kinds_between_hosts(worlds: Pool) -> None:

@@ -7,6 +7,7 @@ namespace stub {
 namespace {
 
 constexpr int kEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;
+constexpr int kCudaPermitted = FI_OPT_XPU_TRIGGER + 1;
 
 Ep* of(fid* object) { return static_cast<Ep*>(reinterpret_cast<fid_ep*>(object)); }
 
@@ -58,6 +59,14 @@ ssize_t write(fid_ep* ep, const void* data, size_t bytes, void* descriptor, uint
   return start(ep, flight, to, descriptor, FI_WRITE);
 }
 
+ssize_t read(fid_ep* ep, void* to, size_t bytes, void* descriptor, fi_addr_t from, uint64_t address,
+             uint64_t key, void* context) {
+  Flight flight = flight_of(Flight::kRead, to, bytes, context);
+  flight.address = address;
+  flight.key = key;
+  return start(ep, flight, from, descriptor, FI_READ);
+}
+
 ssize_t post(fid_ep* raw, PostedReceive receive, void* descriptor) {
   Ep* ep = static_cast<Ep*>(raw);
   if (!ep->enabled) violation("a receive before fi_enable");
@@ -84,6 +93,10 @@ int set_option(fid* object, int, int option, const void* value, size_t size) {
   if (option == FI_OPT_EFA_RNR_RETRY && size == sizeof(size_t)) {
     called("fi_setopt FI_OPT_EFA_RNR_RETRY " + std::to_string(*static_cast<const size_t*>(value)));
     return 0;
+  }
+  if (option == kCudaPermitted && size == sizeof(bool) && !*static_cast<const bool*>(value)) {
+    called("fi_setopt FI_OPT_CUDA_API_PERMITTED false");
+    return state().settings.needs_cuda ? -FI_EOPNOTSUPP : 0;
   }
   return -FI_ENOPROTOOPT;
 }
@@ -127,6 +140,7 @@ int endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
   messages.recv = receive;
   messages.send = send;
   writes.writedata = write;
+  writes.read = read;
   tags.recv = receive_tagged;
   tags.send = send_tagged;
   Ep* ep = new Ep();

@@ -18,6 +18,7 @@
 #include <random>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "stub_fabric/stub.h"
@@ -54,7 +55,10 @@ struct Registered : fid_mr {
   uintptr_t base;
   size_t bytes;
   uint64_t access;
+  bool gpu = false;
   bool bound = false, enabled = false;
+  // What has been written into a GPU's memory, and is not seen there before this NIC reads.
+  std::vector<std::pair<uintptr_t, std::vector<std::byte>>> late = {};
 };
 struct PostedReceive {
   void* data;
@@ -74,10 +78,10 @@ struct Ep : fid_ep {
 
 // An operation between its post and its completion. The sender's memory is read when it arrives.
 struct Flight {
-  enum Kind { kSend, kTagged, kWrite } kind;
+  enum Kind { kSend, kTagged, kWrite, kRead } kind;
   Ep* from;
-  uint64_t to;  // endpoint's name
-  const void* data;
+  uint64_t to;       // endpoint's name
+  const void* data;  // kRead: where it goes
   size_t bytes;
   uint64_t tag, address, key;
   uint32_t immediate;

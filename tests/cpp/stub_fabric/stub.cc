@@ -23,13 +23,14 @@ fi_info* new_info() {
 
 char* copy(const char* text) { return text != nullptr ? ::strdup(text) : nullptr; }
 
-fi_info* info_of(const std::string& domain) {
+fi_info* info_of(const std::string& domain, bool device_memory) {
   const Settings& settings = state().settings;
   fi_info* info = new_info();
   info->caps = FI_MSG | FI_SEND | FI_RECV;
   if (!settings.messages_only) {
-    info->caps |= FI_RMA | FI_TAGGED | FI_WRITE | FI_REMOTE_WRITE;
+    info->caps |= FI_RMA | FI_TAGGED | FI_WRITE | FI_REMOTE_WRITE | FI_READ | FI_REMOTE_READ;
   }
+  if (device_memory) info->caps |= FI_HMEM;
   info->mode = settings.consumes_receives ? FI_RX_CQ_DATA : 0;
   info->addr_format = FI_ADDR_EFA;
   info->rx_attr->size = info->tx_attr->size = 512;
@@ -39,6 +40,7 @@ fi_info* info_of(const std::string& domain) {
   info->domain_attr->name = copy(domain.c_str());
   info->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   if (settings.binds_registrations) info->domain_attr->mr_mode |= FI_MR_ENDPOINT;
+  if (device_memory) info->domain_attr->mr_mode |= FI_MR_HMEM;
   info->domain_attr->mr_key_size = 4;
   info->domain_attr->cq_data_size = 4;
   info->domain_attr->av_type = FI_AV_TABLE;
@@ -118,6 +120,18 @@ int register_memory(fid* domain, const void* data, size_t bytes, uint64_t access
   return 0;
 }
 
+int register_attributes(fid* domain, const fi_mr_attr* attr, uint64_t flags, fid_mr** out) {
+  if (attr->iov_count != 1) violation("a registration of several pieces");
+  bool gpu = attr->iface == FI_HMEM_CUDA;
+  if (gpu && !state().settings.device_memory) return -FI_ENOSYS;
+  int rc = register_memory(domain, attr->mr_iov->iov_base, attr->mr_iov->iov_len, attr->access, 0,
+                           attr->requested_key, flags, out, nullptr);
+  if (rc != 0 || !gpu) return rc;
+  static_cast<Registered*>(*out)->gpu = true;
+  state().gpus.push_back(attr->device.cuda);
+  return 0;
+}
+
 // ---- domains and fabrics
 
 int open_av(fid_domain*, fi_av_attr*, fid_av** out, void*) {
@@ -155,6 +169,7 @@ int open_domain(fid_fabric*, fi_info* info, fid_domain** out, void*) {
   ops.endpoint = endpoint;
   registration.size = sizeof registration;
   registration.reg = register_memory;
+  registration.regattr = register_attributes;
   Domain* domain = new Domain();
   domain->fid = {FI_CLASS_DOMAIN, nullptr, &fid_ops};
   domain->ops = &ops;
@@ -308,6 +323,11 @@ STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const f
   const Settings& settings = state().settings;
   *out = nullptr;
   bool wants_more = (hints->caps & (FI_RMA | FI_TAGGED)) != 0;
+  bool device_memory = (hints->caps & FI_HMEM) != 0;
+  if (device_memory && !settings.device_memory) return -FI_ENODATA;
+  if (device_memory && (hints->domain_attr->mr_mode & FI_MR_HMEM) == 0) {
+    violation("FI_HMEM without FI_MR_HMEM");
+  }
   const char* wanted = hints->fabric_attr->prov_name;
   if ((settings.messages_only && wants_more) ||
       (wanted != nullptr && settings.provider != wanted)) {
@@ -316,7 +336,7 @@ STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const f
   if (settings.consumes_receives && (hints->mode & FI_RX_CQ_DATA) == 0) return -FI_ENODATA;
   fi_info** at = out;
   for (const std::string& domain : settings.domains) {
-    *at = info_of(domain);
+    *at = info_of(domain, device_memory);
     at = &(*at)->next;
   }
   return 0;

@@ -18,6 +18,8 @@ struct Settings {
   bool binds_registrations = false;   // FI_MR_ENDPOINT
   bool emulates_writes = false;       // what FI_OPT_EFA_EMULATED_WRITE says
   bool knows_efa_options = true;      // false: a library older than that option
+  bool device_memory = false;         // FI_HMEM
+  bool needs_cuda = false;            // and copies by the driver for it
   size_t pinned_limit = SIZE_MAX;     // registrations that may be open at once
   unsigned busy_one_in = 5;           // answers -FI_EAGAIN to so many of the operations
   size_t longest_message = SIZE_MAX;  // max_msg_size
@@ -33,6 +35,7 @@ struct State {
   size_t objects = 0;                     // fids open now, of any kind
   std::vector<uint64_t> bytes_of_domain;  // sent by each
   int fail_operations = 0;                // so many of the next to complete do so with an error
+  std::vector<int> gpus;                  // of each registration of a GPU's memory, in order
 };
 
 // Of the shared object, wherever it was opened.

@@ -24,12 +24,30 @@ bool knows(const Ep& target, uint64_t name) {
          target.av->names.end();
 }
 
+int read(const Flight& flight, const Ep& target) {
+  auto found = world().registrations.find(flight.key);
+  if (found == world().registrations.end()) return FI_EKEYREJECTED;
+  Registered& mr = *found->second;
+  if (mr.domain != target.domain || (mr.access & FI_REMOTE_READ) == 0 || !mr.enabled ||
+      flight.address < mr.base || flight.address + flight.bytes > mr.base + mr.bytes) {
+    return FI_EKEYREJECTED;
+  }
+  for (const auto& [at, bytes] : mr.late) {
+    std::memcpy(reinterpret_cast<void*>(at), bytes.data(), bytes.size());
+  }
+  mr.late.clear();
+  std::memcpy(const_cast<void*>(flight.data), reinterpret_cast<void*>(flight.address),
+              flight.bytes);
+  return 0;
+}
+
 // 0, an error for the sender, or -1: not yet.
 int arrive(const Flight& flight, Ep& target) {
+  if (flight.kind == Flight::kRead) return read(flight, target);
   if (flight.kind == Flight::kWrite) {
     auto found = world().registrations.find(flight.key);
     if (found == world().registrations.end()) return FI_EKEYREJECTED;
-    const Registered& mr = *found->second;
+    Registered& mr = *found->second;
     if (mr.domain != target.domain || (mr.access & FI_REMOTE_WRITE) == 0 || !mr.enabled ||
         flight.address < mr.base || flight.address + flight.bytes > mr.base + mr.bytes) {
       return FI_EKEYREJECTED;
@@ -46,7 +64,12 @@ int arrive(const Flight& flight, Ep& target) {
       context = receive->context;
       target.receives.erase(receive);
     }
-    std::memcpy(reinterpret_cast<void*>(flight.address), flight.data, flight.bytes);
+    if (mr.gpu) {
+      auto data = static_cast<const std::byte*>(flight.data);
+      mr.late.emplace_back(flight.address, std::vector<std::byte>(data, data + flight.bytes));
+    } else {
+      std::memcpy(reinterpret_cast<void*>(flight.address), flight.data, flight.bytes);
+    }
     complete(target.cq, context, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, flight.bytes,
              flight.immediate, 0);
     return 0;
@@ -84,6 +107,7 @@ void pump() {
     state().overtaken += flight.sequence < world().last_arrived;
     world().last_arrived = std::max(world().last_arrived, flight.sequence);
     uint64_t flags = flight.kind == Flight::kWrite    ? FI_RMA | FI_WRITE
+                     : flight.kind == Flight::kRead   ? FI_RMA | FI_READ
                      : flight.kind == Flight::kTagged ? FI_TAGGED | FI_SEND
                                                       : FI_MSG | FI_SEND;
     complete(flight.from->cq, flight.context, flags, 0, 0, error);

@@ -18,16 +18,22 @@ FABRIC = " + fabric"
 # Through pinned host memory and the CPU's collectives: sums by the CPU, ranks alone on their hosts.
 PINNED = "pinned"
 ON_CPU: dict[str, str | None] = {"SMDDP_REDUCE_ON": "cpu"}
+# An AllGather's chunks stay on the device, whose memory the network reads and writes.
+BY_NIC: dict[str, str | None] = {"SMDDP_FABRIC_HMEM": "1"}
+HMEM = "hmem"
 
 
-def paths(layout: str, on_cpu: bool = False) -> dict[str, str]:
+def paths(layout: str, on_cpu: bool = False, by_nic: bool = False) -> dict[str, str]:
     """What each collective takes where the ranks lie so."""
     counts = {layout.count(host) for host in layout}
     several = FABRIC if len(set(layout)) > 1 else ""
     alone = several and (counts == {1} or len(counts) > 1)
     kernel = PINNED if alone or on_cpu else KERNEL
+    gather = PINNED if alone else COPIES
+    if by_nic and several and len(counts) == 1:
+        gather = HMEM if alone else f"{COPIES} + {HMEM}"
     return {
-        "all_gather": (PINNED if alone else COPIES) + several,
+        "all_gather": gather + several,
         "reduce_scatter": kernel + several,
         "all_reduce": kernel + several,
     }
