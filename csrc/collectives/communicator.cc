@@ -194,7 +194,6 @@ bool Communicator::progress() {
     may_push = may_push && round->pushed();
   }
   if (health_) moved |= finish_rounds();
-  if (health_) set_deadlines();
   if (!health_) {
     std::set<std::shared_ptr<Operation>> over;
     for (auto* rounds : {&active_, &queued_}) {
@@ -236,22 +235,22 @@ void Communicator::heed_aborts() {
   if (heard_abort_.from <= oldest_unfinished()) fail({Code::kAborted, heard_abort_.reason});
 }
 
-// An operation that its first pass finishes needs no deadline, and no look at the clock.
-void Communicator::set_deadlines() {
-  uint64_t now = 0;
+// At the first watch after a call, at most some microseconds later: what is over before needs no look at
+// the clock.
+void Communicator::set_deadlines(uint64_t now) {
   const Operation* last = nullptr;
   for (auto* rounds : {&queued_, &active_}) {
     for (auto round = rounds->rbegin(); round != rounds->rend(); ++round) {
       Operation& op = (*round)->operation();
       if (&op == std::exchange(last, &op)) continue;
       if (op.deadline_ns_ != 0) return;
-      if (now == 0) now = now_ns();
       op.deadline_ns_ = now + (op.timeout_ns != 0 ? op.timeout_ns : options_.timeout_ns);
     }
   }
 }
 
 bool Communicator::watch(uint64_t now) {
+  if (health_) set_deadlines(now);
   if (std::exchange(moved_lately_, false)) moved_ns_ = now;
   if (health_ && !moved_) {
     check_neighbors();
@@ -263,7 +262,8 @@ bool Communicator::watch(uint64_t now) {
 // A rank that can't tell which of several ranks holds it up gives the one that can a moment to say so:
 // all deadlines expire together, and the first verdict is everybody's.
 uint64_t Communicator::expires_ns(const Round& round) const {
-  return round.operation().deadline_ns_ + (round.knows_whom() ? 0 : kGraceNs);
+  uint64_t set = round.operation().deadline_ns_;
+  return set == 0 ? UINT64_MAX : set + (round.knows_whom() ? 0 : kGraceNs);
 }
 
 uint64_t Communicator::deadline_ns() const {

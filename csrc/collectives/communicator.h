@@ -129,7 +129,7 @@ class Communicator : private Progressable {
   uint64_t oldest_unfinished() const;  // the sequence number of that round
   void heed_aborts();
   void check_neighbors();
-  void set_deadlines();
+  void set_deadlines(uint64_t now);
   void check_deadline(uint64_t now);
   void remind();
   Round* active(uint64_t seq);
