@@ -25,6 +25,7 @@
 namespace smddp {
 
 class DeviceGroup;
+struct Joining;
 
 // On the host it is an AllGather of where the memory lies.
 class DeviceOperation : public Operation {
@@ -110,7 +111,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
               intranode::Imports& imports, device::Stream main, uint64_t limit_ns);
   Status open_hosts(Communicator& communicator, Store& store);
   Status join_node(Status usable);
-  Status join(const std::vector<std::byte>& joined);
+  Status join(const std::vector<Joining>& joined);
   PinnedPipeline* pipeline_of(const DeviceOperation& operation) const;
   bool may_submit(const DeviceOperation* captured) const;
   void exchanged(DeviceOperation& operation);

@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -12,13 +13,6 @@
 #include "schedule/pattern.h"
 
 namespace smddp {
-namespace {
-
-using intranode::CopyEngine;
-
-// A rank that misses one of its own host says so before those that miss it from elsewhere.
-constexpr uint64_t kGraceNs = 1'000'000'000;
-constexpr long kPidfdOpen = 434;  // SYS_pidfd_open, on all architectures
 
 // What a rank says when the group is made.
 struct Joining {
@@ -28,6 +22,14 @@ struct Joining {
   int32_t by_nic;  // the network reaches its device
   char reason[500];
 };
+
+namespace {
+
+using intranode::CopyEngine;
+
+// A rank that misses one of its own host says so before those that miss it from elsewhere.
+constexpr uint64_t kGraceNs = 1'000'000'000;
+constexpr long kPidfdOpen = 434;  // SYS_pidfd_open, on all architectures
 
 // An AllGather of a few bytes of each rank, on the host.
 Result<std::vector<std::byte>> gather(Engine& engine, Communicator& group, const void* mine,
@@ -57,15 +59,22 @@ Joining joining(const Status& usable, int flags) {
   return card;
 }
 
-// The first rank that can't, if there is one: the same on all ranks.
-Status first_refusal(const std::vector<std::byte>& cards, Communicator& group) {
+// What all ranks say, or the first one's why where there is one that can't: the same on all ranks.
+Result<std::vector<Joining>> agree(Engine& engine, Communicator& group, const Joining& mine) {
+  auto bytes = gather(engine, group, &mine, sizeof mine);
+  if (!bytes) return bytes.status();
+  std::vector<Joining> cards(static_cast<size_t>(group.ranks()));
+  std::memcpy(cards.data(), bytes.value().data(), bytes.value().size());
   for (int r = 0; r < group.ranks(); ++r) {
-    Joining card;
-    std::memcpy(&card, cards.data() + static_cast<size_t>(r) * sizeof card, sizeof card);
+    const Joining& card = cards[static_cast<size_t>(r)];
     if (card.usable == 0)
-      return {Code::kUnavailable, group.describe(r) + ": " + std::string(card.reason)};
+      return Status(Code::kUnavailable, group.describe(r) + ": " + std::string(card.reason));
   }
-  return {};
+  return cards;
+}
+
+Status agree(Engine& engine, Communicator& group, const Status& mine) {
+  return agree(engine, group, joining(mine, -1)).status();
 }
 
 // Whether this rank's NICs are wanted to read and write its device's memory, and can.
@@ -74,22 +83,6 @@ bool reached_by_nic(Engine& engine, const device::Device& device) {
   Status reaches = engine.reaches(owner_of(device));
   if (!reaches) log(LogLevel::kInfo, "chunks go through pinned memory: " + reaches.message());
   return reaches.ok();
-}
-
-bool all_by_nic(const std::vector<std::byte>& cards) {
-  for (size_t at = 0; at < cards.size(); at += sizeof(Joining)) {
-    Joining card;
-    std::memcpy(&card, cards.data() + at, sizeof card);
-    if (card.by_nic == 0) return false;
-  }
-  return true;
-}
-
-// Ok where it is on all ranks, else the first one's why.
-Status agree(Engine& engine, Communicator& group, const Status& mine) {
-  Joining card = joining(mine, -1);
-  auto cards = gather(engine, group, &card, sizeof card);
-  return cards ? first_refusal(cards.value(), group) : cards.status();
 }
 
 }  // namespace
@@ -102,12 +95,12 @@ Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Engine& engine, Communi
   bool several = communicator.topology().nodes() > 1;
   Joining card = joining(usable, -1);
   card.by_nic = several && usable && reached_by_nic(engine, *device) ? 1 : 0;
-  auto cards = gather(engine, communicator, &card, sizeof card);
+  auto cards = agree(engine, communicator, card);
   if (!cards) return cards.status();
-  if (Status refused = first_refusal(cards.value(), communicator); !refused) return refused;
   std::shared_ptr<DeviceGroup> group(
       new DeviceGroup(engine, communicator, *device, *imports, main, limit_ns));
-  group->by_nic_ = all_by_nic(cards.value());
+  group->by_nic_ = std::all_of(cards.value().begin(), cards.value().end(),
+                               [](const Joining& each) { return each.by_nic != 0; });
   Status opened = several ? group->open_hosts(communicator, store) : Status();
   if (opened || group->node_) opened = group->join_node(std::move(opened));
   // One host's ranks have agreed on that already.
@@ -178,17 +171,15 @@ Status DeviceGroup::join_node(Status usable) {
   auto made = CopyEngine::create(device_, imports_, main_, index_, ranks_);
   if (usable) usable = made.status();
   if (made) copy_engine_ = std::move(made.value());
-  Joining mine = joining(usable, made ? copy_engine_->flags_descriptor() : -1);
-  auto cards = gather(engine_, *communicator_, &mine, sizeof mine);
+  auto cards =
+      agree(engine_, *communicator_, joining(usable, made ? copy_engine_->flags_descriptor() : -1));
   if (!cards) return cards.status();
-  if (Status refused = first_refusal(cards.value(), *communicator_); !refused) return refused;
   return agree(engine_, *communicator_, join(cards.value()));
 }
 
-Status DeviceGroup::join(const std::vector<std::byte>& joined) {
+Status DeviceGroup::join(const std::vector<Joining>& joined) {
   for (int r = 0; r < ranks_; ++r) {
-    Joining card;
-    std::memcpy(&card, joined.data() + static_cast<size_t>(r) * sizeof card, sizeof card);
+    const Joining& card = joined[static_cast<size_t>(r)];
     pids_.push_back(card.pid);
     alive_.emplace_back();
     if (r == index_) continue;

@@ -161,11 +161,7 @@ def test_several_groups_share_a_device(worlds: Pool) -> None:
 # ---- several hosts, and sums by the CPU: through pinned memory
 
 
-@pytest.mark.parametrize(
-    ("layout", "on_cpu"),
-    [("AB", False), ("AABB", False), ("ABAB", False), ("AAB", False), ("AA", True), ("AABB", True)],
-)
-def test_every_form_through_pinned_memory(worlds: Pool, layout: str, on_cpu: bool) -> None:
+def every_form(world: World, taking: dict[str, str]) -> None:
     wanted = [
         Case(collective, form, numels=(1000, 0, 1, 9457) if form in MANY else (9457,))
         for collective, forms in FORMS.items()
@@ -174,10 +170,18 @@ def test_every_form_through_pinned_memory(worlds: Pool, layout: str, on_cpu: boo
     ]
     expected = {
         f"{collective} {path}": sum(case.collective == collective for case in wanted)
-        for collective, path in paths(layout, on_cpu).items()
+        for collective, path in taking.items()
     }
-    for taken in on_device(worlds, layout, on_cpu).run(host_device.check, wanted):
+    for taken in world.run(host_device.check, wanted):
         assert taken == expected
+
+
+@pytest.mark.parametrize(
+    ("layout", "on_cpu"),
+    [("AB", False), ("AABB", False), ("ABAB", False), ("AAB", False), ("AA", True), ("AABB", True)],
+)
+def test_every_form_through_pinned_memory(worlds: Pool, layout: str, on_cpu: bool) -> None:
+    every_form(on_device(worlds, layout, on_cpu), paths(layout, on_cpu))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
@@ -217,18 +221,7 @@ WRITES = os.environ.get("SMDDP_FABRIC_PROVIDER", "") not in ("udp", "udp;ofi_rxd
 def test_every_gather_by_nic(worlds: Pool, layout: str) -> None:
     world = worlds(layout, env={**ENVIRONMENT, **BY_NIC})
     world.run(host_device.use_host)
-    wanted = [
-        Case(collective, form, numels=(1000, 0, 1, 9457) if form in MANY else (9457,))
-        for collective, forms in FORMS.items()
-        for form in forms
-        if form not in FUNCTIONAL
-    ]
-    expected = {
-        f"{collective} {path}": sum(case.collective == collective for case in wanted)
-        for collective, path in paths(layout, by_nic=WRITES).items()
-    }
-    for taken in world.run(host_device.check, wanted):
-        assert taken == expected
+    every_form(world, paths(layout, by_nic=WRITES))
     of_all_sizes = varied(torch.bfloat16, (0, 1, 2, 7, 65, 700_001))
     gathers = [case for case in of_all_sizes if case.collective == "all_gather"]
     world.run(host_device.check, gathers)

@@ -24,18 +24,23 @@ bool knows(const Ep& target, uint64_t name) {
          target.av->names.end();
 }
 
-int read(const Flight& flight, const Ep& target) {
+// What the flight's key opens at `target` for `access`, or nullptr.
+Registered* opened(const Flight& flight, const Ep& target, uint64_t access) {
   auto found = world().registrations.find(flight.key);
-  if (found == world().registrations.end()) return FI_EKEYREJECTED;
-  Registered& mr = *found->second;
-  if (mr.domain != target.domain || (mr.access & FI_REMOTE_READ) == 0 || !mr.enabled ||
-      flight.address < mr.base || flight.address + flight.bytes > mr.base + mr.bytes) {
-    return FI_EKEYREJECTED;
-  }
-  for (const auto& [at, bytes] : mr.late) {
+  if (found == world().registrations.end()) return nullptr;
+  const Registered& mr = *found->second;
+  bool opens = mr.domain == target.domain && (mr.access & access) != 0 && mr.enabled &&
+               flight.address >= mr.base && flight.address + flight.bytes <= mr.base + mr.bytes;
+  return opens ? found->second : nullptr;
+}
+
+int read(const Flight& flight, const Ep& target) {
+  Registered* mr = opened(flight, target, FI_REMOTE_READ);
+  if (mr == nullptr) return FI_EKEYREJECTED;
+  for (const auto& [at, bytes] : mr->late) {
     std::memcpy(reinterpret_cast<void*>(at), bytes.data(), bytes.size());
   }
-  mr.late.clear();
+  mr->late.clear();
   std::memcpy(const_cast<void*>(flight.data), reinterpret_cast<void*>(flight.address),
               flight.bytes);
   return 0;
@@ -45,13 +50,8 @@ int read(const Flight& flight, const Ep& target) {
 int arrive(const Flight& flight, Ep& target) {
   if (flight.kind == Flight::kRead) return read(flight, target);
   if (flight.kind == Flight::kWrite) {
-    auto found = world().registrations.find(flight.key);
-    if (found == world().registrations.end()) return FI_EKEYREJECTED;
-    Registered& mr = *found->second;
-    if (mr.domain != target.domain || (mr.access & FI_REMOTE_WRITE) == 0 || !mr.enabled ||
-        flight.address < mr.base || flight.address + flight.bytes > mr.base + mr.bytes) {
-      return FI_EKEYREJECTED;
-    }
+    Registered* mr = opened(flight, target, FI_REMOTE_WRITE);
+    if (mr == nullptr) return FI_EKEYREJECTED;
     if (!knows(target, flight.from->name)) {
       violation("a write by an endpoint that the target's address vector lacks");
       return FI_EHOSTUNREACH;
@@ -64,9 +64,9 @@ int arrive(const Flight& flight, Ep& target) {
       context = receive->context;
       target.receives.erase(receive);
     }
-    if (mr.gpu) {
+    if (mr->gpu) {
       auto data = static_cast<const std::byte*>(flight.data);
-      mr.late.emplace_back(flight.address, std::vector<std::byte>(data, data + flight.bytes));
+      mr->late.emplace_back(flight.address, std::vector<std::byte>(data, data + flight.bytes));
     } else {
       std::memcpy(reinterpret_cast<void*>(flight.address), flight.data, flight.bytes);
     }
