@@ -41,7 +41,8 @@ def add_options(
     add("--device", choices=devices, default="cpu")
     add(
         "--peers",
-        help="backends of torch.distributed to compare with, or 'none'; default: gloo; GPUs: nccl",
+        help="backends of torch.distributed to compare with, or 'none'; default: gloo; GPUs: nccl; "
+        "one with other settings, for a comparison of settings: NAME:VARIABLE=VALUE[:...]",
     )
 
     add = parser.add_argument_group("what a step is").add_argument

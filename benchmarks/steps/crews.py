@@ -24,7 +24,8 @@ START_SECONDS = 1200  # importing DeepSpeed takes a core for seconds; a rank tha
 
 
 class Trainers(Competitor):
-    """One process per rank that trains over ``backend``."""
+    """One process per rank that trains over ``backend``: its name, and what is set in the
+    environment of its ranks alone, as in ``smddp:SMDDP_SPIN_MICROSECONDS=20``."""
 
     scheme = ""  # how the state is divided
     program = ""  # of the ranks, in benchmarks/
@@ -33,7 +34,9 @@ class Trainers(Competitor):
     def __init__(
         self, backend: str, load: Workload, over: Mapping[str, Any], device: str, threads: int
     ) -> None:
-        self.name = self.backend = backend
+        self.name = backend
+        self.backend, *settings = backend.split(":")
+        self.settings = dict(setting.split("=", 1) for setting in settings)
         self.load = load
         self.over = over
         self.device = device
@@ -48,7 +51,7 @@ class Trainers(Competitor):
         return {}
 
     def start(self, field: Field) -> Crew:
-        crew = Crew(self.name, field.folder / self.name, field.ranks)
+        crew = Crew(self.name, field.folder / self.name.replace("/", "-"), field.ranks)
         try:
             self.launch(field, crew)
             told = crew.wait_until_ready(START_SECONDS)
@@ -71,6 +74,7 @@ class Trainers(Competitor):
                 "HF_HUB_OFFLINE": "1",
                 "GLOO_SOCKET_IFNAME": ",".join(host.interfaces),
                 **self.environment(field),
+                **self.settings,
             }
             argv = [sys.executable, str(program), self.backend, str(crew.folder)]
             argv += [self.load.text(), options]

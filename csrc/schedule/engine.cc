@@ -33,6 +33,15 @@ constexpr uint64_t kBackgroundSpinNs = 20'000;
 constexpr uint32_t kPassesPerWatch = 1024;
 // A yield that lasts longer has let somebody else run.
 constexpr uint64_t kOwnCoreYieldNs = 2'000;
+// A yield that lasts longer, per rank of this host that may have a turn on the core, has let somebody
+// compute; a rank that stays away from its waits for longer computes itself. Where both is so, threads
+// between hosts that wait and poll take the cores from those who compute, and lose them for a slice at the
+// wrong time: the peers of a step wait. The background thread sleeps, and gets a core back when something
+// arrives, as its slices are short. So it drives for them: for a while after such a yield, and as long as
+// one of so many waits comes after computing.
+constexpr uint64_t kComputesNs = 1'000'000;
+constexpr uint64_t kTakenNs = 3'000'000'000;
+constexpr int kComputingWaits = 8;
 // How long a waiting thread works between hosts before it gives its core up: another rank's link may idle
 // until that one has its turn. The background thread does not, as a yield may last for a tick.
 constexpr uint64_t kTurnNs = 300'000;
@@ -92,6 +101,7 @@ void Engine::shutdown() {
   if (stop_) return;
   stop_ = true;
   background_cv_.notify_all();
+  waiters_cv_.notify_all();
   presence_->ring_self();
   lk.unlock();
   thread_.join();
@@ -272,10 +282,17 @@ void Engine::give_way(Lock& lk) {
   lk.unlock();
   uint64_t before = now_ns();
   sched_yield();
-  bool shared = now_ns() - before > kOwnCoreYieldNs;
+  uint64_t now = now_ns();
+  bool shared = now - before > kOwnCoreYieldNs;
+  bool taken = now - before > kComputesNs * turns_;
   for (int i = 0; i < kWays && contenders_.load(std::memory_order_relaxed) > 0; ++i) sched_yield();
   lk = lock();
   shares_core_ = shared;
+  if (taken) taken_until_ns_ = now + kTakenNs;
+}
+
+bool Engine::background_drives_for_waiters() const {
+  return computing_waits_ > 0 && taken_until_ns_ != 0 && now_ns() < taken_until_ns_;
 }
 
 bool Engine::spin() {
@@ -410,8 +427,14 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   if (task.done()) return true;
   Lock lk = lock();
   waiters_.fetch_add(1);
-  if (driving_ && sleeping_) presence_->ring_self();  // the background thread makes room
-  if (!driving_) {                                    // what comes within a moment needs no clock
+  if (endpoint_ && wait_ended_ns_ != 0) {
+    bool computed = now_ns() - wait_ended_ns_ > kComputesNs;
+    computing_waits_ = computed ? kComputingWaits : std::max(0, computing_waits_ - 1);
+  }
+  if (driving_ && sleeping_ && !background_drives_for_waiters()) {
+    presence_->ring_self();  // the background thread makes room
+  }
+  if (!driving_) {  // what comes within a moment needs no clock
     driving_ = true;
     idle_since_ns_ = 0;
     spin();
@@ -422,14 +445,22 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   if (timeout.count() > 0 && !task.done_.load())
     until = now_ns() + static_cast<uint64_t>(timeout.count());
   while (!task.done_.load() && (until == UINT64_MAX || now_ns() < until) && !stop_) {
-    if (!driving_) {
+    if (!driving_ && !(background_drives_for_waiters() && busy())) {
       step(lk, until, spin_ns_);
-    } else if (until == UINT64_MAX) {
+      continue;
+    }
+    if (!driving_) {
+      ++waits_left_to_background_;
+      want_background_ = true;
+      background_cv_.notify_one();
+    }
+    if (until == UINT64_MAX) {
       waiters_cv_.wait(lk);
     } else {
       waiters_cv_.wait_for(lk, std::chrono::nanoseconds(until - std::min(until, now_ns())));
     }
   }
+  if (endpoint_) wait_ended_ns_ = now_ns();
   if (waiters_.fetch_sub(1) > 1) {
     waiters_cv_.notify_all();  // one of them drives on
   } else if (!driving_) {
@@ -442,7 +473,7 @@ void Engine::background() {
   ask_for_short_slices();
   Lock lk = lock();
   while (!stop_) {
-    if (waiters_ > 0 || driving_ || !busy()) {
+    if ((waiters_ > 0 && !background_drives_for_waiters()) || driving_ || !busy()) {
       if (waiters_ > 0 && !driving_) waiters_cv_.notify_all();
       want_background_ = false;
       background_cv_.wait(lk, [this] { return stop_ || want_background_; });

@@ -3,7 +3,8 @@
 // One thread at a time drives: it takes the lock, advances every busy group and the fabric, and
 // sleeps with the lock released when nothing moves. A thread that waits for a task becomes the
 // driver if there is none, so on the critical path no other thread has to run. The background
-// thread drives only while something is in flight that nobody waits for. Groups and the fabric
+// thread drives while something is in flight that nobody waits for, and between hosts also where
+// the cores are wanted for computing. Groups and the fabric
 // endpoint are touched only under the lock.
 //
 // A driver that finds nothing to do first looks again at once, for a microsecond or two, then gives up
@@ -98,6 +99,8 @@ class Engine : private fabric::Sink {
   bool forked() const;
   // Messages dropped because they carried no group's key, or were malformed.
   uint64_t foreign_messages() const { return foreign_messages_; }
+  // How often a waiting thread left the driving to the background thread.
+  uint64_t waits_left_to_background() const { return waits_left_to_background_; }
 
  private:
   Engine() = default;
@@ -110,6 +113,7 @@ class Engine : private fabric::Sink {
   bool look_at_network();
   void leave_to_background();  // what is still in flight when nobody waits or drives any more
   bool watch(uint64_t now);
+  bool background_drives_for_waiters() const;
   bool spin();                // passes until one moves something, for a moment
   bool turn_is_over();        // of a thread that works without a pause
   void give_way(Lock& lock);  // lets other threads of this process have it, and the core
@@ -145,7 +149,11 @@ class Engine : private fabric::Sink {
   uint64_t spin_ns_ = 0;  // from the first look in vain to sleep
   uint64_t idle_since_ns_ = 0;
   uint64_t turn_began_ns_ = 0;
-  bool shares_core_ = false;  // as the last yield found
+  bool shares_core_ = false;     // as the last yield found
+  uint64_t taken_until_ns_ = 0;  // a core by who computes, as the last long yield found
+  uint64_t wait_ended_ns_ = 0;   // the last one
+  int computing_waits_ = 0;      // falls to 0 where no wait comes after computing
+  uint64_t waits_left_to_background_ = 0;
   uint32_t passes_ = 0;
   uint64_t turns_ = 1;  // ranks of this host per core: above 1, they take turns on it
   const uint32_t forks_ = fork_count();
