@@ -73,6 +73,10 @@ def complete(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error("emulated hosts are two or more; inside one host takes --ranks")
     peers = args.peers or ("nccl" if args.device == "cuda" else "gloo")
     args.peers = [] if peers == "none" else peers.split(",")
+    for peer in args.peers:
+        for setting in peer.split(":")[1:]:
+            if "=" not in setting:
+                parser.error(f"--peers {peer}: {setting} is no VARIABLE=VALUE")
     if args.turns < 1:
         parser.error("--turns must be at least 1")
 
