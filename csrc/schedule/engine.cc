@@ -431,9 +431,8 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
     bool computed = now_ns() - wait_ended_ns_ > kComputesNs;
     computing_waits_ = computed ? kComputingWaits : std::max(0, computing_waits_ - 1);
   }
-  if (driving_ && sleeping_ && !background_drives_for_waiters()) {
-    presence_->ring_self();  // the background thread makes room
-  }
+  // The background thread makes room, or looks at what is new before it sleeps on.
+  if (driving_ && sleeping_) presence_->ring_self();
   if (!driving_) {  // what comes within a moment needs no clock
     driving_ = true;
     idle_since_ns_ = 0;
