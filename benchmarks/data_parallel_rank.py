@@ -39,10 +39,11 @@ class Trace:
         self.reset()
 
     def reset(self) -> None:
-        self.steps = 0
         self.backward = self.exposed = 0.0  # seconds
-        self.crossed = 0  # bytes
-        self.before_last: list[float] = []  # seconds, of each bucket
+        self._sizes: list[int] = []
+        # When each bucket was full, when the last gradient was there, the bytes sent by then, and
+        # when the wait was over.
+        self._steps: list[dict[str, Any]] = []
 
     def begin(self) -> None:
         self._seen: list[tuple[float, int]] = []  # when, and bytes
@@ -52,24 +53,24 @@ class Trace:
     def _ready(self, parameter: torch.Tensor) -> None:
         self._seen.append((time.perf_counter(), parameter.nbytes))
         if len(self._seen) == len(self._parameters):
-            self.crossed += sent_bytes() - self._sent
+            self._crossed = sent_bytes() - self._sent
 
     def end(self) -> None:
         last, now = self._seen[-1][0], time.perf_counter()
         sizes = self.bucket_sizes()
-        if len(sizes) != len(self.before_last):  # DDP makes them anew after the first step
+        if sizes != self._sizes:  # DDP makes them anew after the first step
             self.reset()
-            self.before_last = [0.0] * len(sizes)
-        self.steps += 1
+            self._sizes = sizes
         self.backward += last - self._start
         self.exposed += now - last
         # Buckets are filled in the order in which gradients became ready in the first step.
-        bucket, filled = 0, 0
+        full: list[float] = []
+        filled = 0
         for when, size in self._seen:
             filled += size
-            if bucket < len(sizes) and filled >= sum(sizes[: bucket + 1]):
-                self.before_last[bucket] += last - when
-                bucket += 1
+            if filled >= sum(sizes[: len(full) + 1]):
+                full.append(when)
+        self._steps.append({"full": full, "last": last, "crossed": self._crossed, "end": now})
 
     def bucket_sizes(self) -> list[int]:
         data = self._model._get_ddp_logging_data()
@@ -77,13 +78,12 @@ class Trace:
         return [int(word) for word in str(text).split(",")]
 
     def answer(self) -> dict[str, Any]:
-        """Of a mean step."""
-        sizes = self.bucket_sizes()
+        """Means in seconds, and the steps themselves, for hiding.py."""
         return {
-            "backward": self.backward / self.steps,
-            "exposed": self.exposed / self.steps,
-            "crossed": self.crossed / self.steps,
-            "buckets": [[t / self.steps, s] for t, s in zip(self.before_last, sizes, strict=True)],
+            "backward": self.backward / len(self._steps),
+            "exposed": self.exposed / len(self._steps),
+            "sizes": self._sizes,
+            "steps": self._steps,
         }
 
 

@@ -14,6 +14,7 @@ from hosts.duel import Duel, Rules
 from hosts.field import Field
 
 from .crews import FREE, Trainers
+from .hiding import Trace
 from .record import Row
 from .workload import Workload, wire_bytes
 
@@ -113,6 +114,8 @@ class Match(Duel):
         least = wire_bytes(gathered, scattered, reduced, len(ground.hosts))
         traces = [answer["trace"] for answer in answers if "trace" in answer]
 
+        trace = Trace.of(traces) if traces else None
+
         def traced(name: str) -> float | None:
             return statistics.fmean(trace[name] for trace in traces) if traces else None
 
@@ -159,12 +162,8 @@ class Match(Duel):
             scheme=self.scheme,
             backward_ms=thousand(traced("backward")),
             exposed_ms=thousand(traced("exposed")),
-            crossed_bytes=traced("crossed") if ground.networked else None,
-            buckets=json.dumps(
-                [[round(1000 * before, 2), size] for before, size in traces[0]["buckets"]]
-            )
-            if traces
-            else "",
+            crossed_bytes=trace.crossed() if trace and ground.networked else None,
+            trace=trace.text() if trace else "",
         )
 
 

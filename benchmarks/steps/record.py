@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .crews import FREE
-from .workload import wire_bytes
+from .hiding import Trace
 
 
 @dataclass
@@ -54,7 +53,24 @@ class Row:
     backward_ms: float | None = None
     exposed_ms: float | None = None
     crossed_bytes: float | None = None
-    buckets: str = ""  # JSON
+    trace: str = ""  # JSON: hiding.Trace
+
+    def hideable_bytes(self) -> float | None:
+        if not self.trace or not self.ceiling:
+            return None
+        return Trace.read(self.trace).hideable(self.hosts, self.ceiling)
+
+    def without_transfer_ms(self) -> float | None:
+        """Of the step, when no bucket is under way."""
+        return self.step_ms - Trace.read(self.trace).under_way_ms() if self.trace else None
+
+    def hidden_share(self) -> float | None:
+        """Of the whole transfer, as this competitor does it, the part that had crossed by the last
+        gradient, to the part that can have crossed."""
+        most = self.hideable_bytes()
+        if not most or not self.least_wire_bytes or not self.wire_bytes:
+            return None
+        return ((self.crossed_bytes or 0.0) / self.wire_bytes) / (most / self.least_wire_bytes)
 
     def setting(self) -> tuple[object, ...]:
         """What rows must share to be compared."""
@@ -106,29 +122,17 @@ class Setting:
             return None
         return max(self.compute_ms, self.wire_ms or 0.0)
 
-    def hideable_bytes(self, name: str) -> float | None:
-        """What can have crossed when the last gradient is ready: buckets one after the other, each
-        from the moment it is full, at the practical ceiling; medians over the turns."""
-        rows, ceiling = self.of(name), self.median(name, "ceiling")
-        if not ceiling or not rows or not rows[0].buckets:
-            return None
-        turns = [json.loads(row.buckets) for row in rows]
-        hosts = rows[0].hosts
-        crossed = end = 0.0
-        first = statistics.median(turn[0][0] for turn in turns)
-        for bucket, (_, size) in enumerate(turns[0]):
-            start = first - statistics.median(turn[bucket][0] for turn in turns)
-            least = wire_bytes(0, 0, size, hosts)
-            end = max(end, start) + 1000 * least / ceiling
-            if end > first:  # only as much of it as there is time for
-                least -= min(least, (end - first) * ceiling / 1000)
-            crossed += least
-        return crossed
+    def traced(self, name: str, what: Callable[[Row], float | None]) -> float | None:
+        """Median over the turns of what a competitor's rows say of their trace."""
+        values = [value for row in self.of(name) if (value := what(row)) is not None]
+        return statistics.median(values) if values else None
 
-    def hidden(self, name: str) -> float | None:
-        """Share of it that had crossed."""
-        crossed, most = self.median(name, "crossed_bytes"), self.hideable_bytes(name)
-        return None if crossed is None or not most else crossed / most
+    @property
+    def least_ms(self) -> float | None:
+        """The bytes at the practical ceiling, and the part of a step in which no bucket can cross,
+        with communication made free: before the first is full, and after the backward pass."""
+        without = self.traced(FREE, Row.without_transfer_ms)
+        return None if without is None or self.wire_ms is None else without + self.wire_ms
 
     def samples(self, step_ms: float) -> float:
         """Per second, of all ranks together."""

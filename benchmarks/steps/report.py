@@ -7,7 +7,7 @@ import statistics
 from rich.table import Table
 
 from .crews import FREE
-from .record import Setting
+from .record import Row, Setting
 
 OURS = "smddp"
 
@@ -58,13 +58,18 @@ def lines(found: Setting) -> list[str]:
         if found.wire_ms is not None:
             text += f"; bytes / practical ceiling: {found.wire_ms:.1f} ms"
         out.append(text)
+    if found.least_ms is not None and found.bound_ms:
+        out.append(
+            f"with what no bucket can cross beside (before the first is full, after the backward "
+            f"pass): {found.least_ms:.1f} ms, {found.least_ms / found.bound_ms:.2f} times the bound"
+        )
     for name in found.names():
-        hidden, most = found.hidden(name), found.hideable_bytes(name)
+        hidden, most = found.traced(name, Row.hidden_share), found.traced(name, Row.hideable_bytes)
         if hidden is not None and most is not None:
             out.append(
                 f"{name}: the backward pass computed for "
                 f"{number(found.median(name, 'backward_ms'))} ms, behind which {most / 1e6:.1f} MB "
-                f"can be hidden; {100 * hidden:.0f} % of them had crossed; then it waited "
+                f"can be hidden; {100 * hidden:.0f} % of that was; then it waited "
                 f"{number(found.median(name, 'exposed_ms'))} ms"
             )
     for name in found.names():

@@ -15,37 +15,48 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def record(monkeypatch: pytest.MonkeyPatch) -> Any:
+def hiding(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from steps import record
+    from steps import hiding
 
-    return record
-
-
-def hideable(record: Any, buckets: list[list[float]], hosts: int = 2) -> float | None:
-    empty = dict.fromkeys(record.Row.__dataclass_fields__)
-    row = record.Row(
-        **empty
-        | {
-            "competitor": "smddp",
-            "hosts": hosts,
-            "ceiling": 1e6,  # bytes per second: 1000 a millisecond
-            "buckets": json.dumps(buckets),
-        }
-    )
-    return record.Setting([row]).hideable_bytes("smddp")
+    return hiding
 
 
-def test_what_can_be_hidden(record: Any) -> None:
+def hideable(
+    hiding: Any, ready: list[float], sizes: list[int], last: list[float], hosts: int = 2
+) -> float:
+    nothing = [0.0] * len(last)
+    step = hiding.Step(ready, nothing, last, nothing, nothing)
+    ceiling = 1e6  # bytes per second: 1000 a millisecond
+    return float(hiding.Trace(sizes, [step]).hideable(hosts, ceiling))
+
+
+def test_what_can_be_hidden(hiding: Any) -> None:
     # Full 10 ms before the last gradient: 4000 bytes cross in time. The last bucket never does.
-    assert hideable(record, [[10, 4000], [0, 9000]]) == 4000
-    assert hideable(record, [[10, 40_000], [0, 9000]]) == 10_000
+    assert hideable(hiding, [0, 10], [4000, 9000], [10]) == 4000
+    assert hideable(hiding, [0, 10], [40_000, 9000], [10]) == 10_000
     # The second is full at once, and waits for the first; 1000 bytes of it are too late.
-    assert hideable(record, [[10, 4000], [10, 7000], [0, 1]]) == 10_000
+    assert hideable(hiding, [0, 0, 10], [4000, 7000, 1], [10]) == 10_000
     # The wire idles from 4 to 8 ms.
-    assert hideable(record, [[10, 4000], [2, 7000], [0, 1]]) == 6000
+    assert hideable(hiding, [0, 8, 10], [4000, 7000, 1], [10]) == 6000
     # Between four hosts half as much again crosses.
-    assert hideable(record, [[10, 4000], [0, 1]], hosts=4) == 6000
+    assert hideable(hiding, [0, 10], [4000, 1], [10], hosts=4) == 6000
+    # A rank that is done before the others has less to hide behind.
+    assert hideable(hiding, [2, 10], [40_000, 1], [10, 6]) == (8000 + 4000) / 2
+    assert hideable(hiding, [2, 10], [40_000, 1], [10, 1]) == (8000 + 0) / 2
+
+
+def test_a_bucket_can_cross_when_it_is_full_on_all_ranks(hiding: Any) -> None:
+    steps = [
+        {"full": [7.001, 7.004], "last": 7.004, "crossed": 30, "end": 7.021},
+        {"full": [7.003, 7.009], "last": 7.010, "crossed": 50, "end": 7.020},
+    ]
+    trace = hiding.Trace.of([{"sizes": [8, 1], "steps": [step]} for step in steps])
+    ready, first, last, end = [2.0, 8.0], [0.0, 2.0], [3.0, 9.0], [20.0, 19.0]
+    assert trace.steps == [hiding.Step(ready, first, last, end, [30, 50])]
+    assert trace.crossed() == 40
+    assert trace.under_way_ms() == (20 + 17) / 2
+    assert hiding.Trace.read(trace.text()) == trace
 
 
 def test_ddp_of_a_tiny_model(tmp_path: Path) -> None:
@@ -64,7 +75,10 @@ def test_ddp_of_a_tiny_model(tmp_path: Path) -> None:
         rows = {row["competitor"]: row for row in csv.DictReader(file)}
     assert rows.keys() == {"smddp", "gloo", "fake"}
     for row in rows.values():
-        sizes = [size for _, size in json.loads(row["buckets"])]
+        trace = json.loads(row["trace"])
+        sizes = trace["sizes"]
+        assert len(trace["steps"]) == int(row["steps"])
+        assert all(step["ready"] == sorted(step["ready"]) for step in trace["steps"])
         assert sum(sizes) == float(row["reduced_bytes"]) == 4 * int(row["parameters"])
         assert len(sizes) > 1 and float(row["backward_ms"]) > 0
     assert float(rows["gloo"]["loss_difference"]) < 1e-4
