@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,20 +50,22 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     columns = 2 if len(found) == 4 else min(3, len(found))
     lines = -(-len(found) // columns)
     figure, grid = plt.subplots(
-        lines, columns, figsize=(max(6.4, 3.6 * columns), 1.2 + 2.8 * lines), squeeze=False
+        lines, columns, figsize=(max(6.4, 3.9 * columns), 1.2 + 2.8 * lines), squeeze=False
     )
     for axes in grid.flat[len(found) :]:
         axes.set_visible(False)
     for axes, setting in zip(grid.flat, found, strict=False):
         panel(axes, setting)
     models = sorted(
-        {f"GPT-NeoX, {r.parameters / 1e6:.1f}M parameters, {PRECISION[r.scheme]}" for r in rows}
+        {f"{r.scheme}: {r.parameters / 1e6:.1f}M parameters, {PRECISION[r.scheme]}" for r in rows}
     )
     machines = sorted({row.machine for row in rows})
     handles = [dashed_handle("bound: max(compute, bytes / practical ceiling)")]
     schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))
-    text = [f"{schemes} step, higher is better", f"{'; '.join(models)}; {' and '.join(machines)}"]
-    frame(figure, text, handles)
+    headline = f"{schemes} step of GPT-NeoX, higher is better"
+    # Some 6.5 points per character, in inches of 72 points.
+    below = textwrap.wrap("; ".join([*models, *machines]), int(figure.get_figwidth() * 72 / 6.5))
+    frame(figure, [headline, *below], handles)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=160)
     plt.close(figure)
