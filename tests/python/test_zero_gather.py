@@ -70,6 +70,14 @@ def test_persistent_parameters_are_gathered_at_once(trainer: Trainer) -> None:
     assert calls(ours["persistence"], "all_gather") < calls(ours["prefetch"], "all_gather")
 
 
+def test_coalesced_accumulation_reduces_once_per_step(trainer: Trainer) -> None:
+    names = ["accumulation", "coalesced accumulation"]
+    every, once = (train(trainer, "AA", [name], ours=True)[0][name] for name in names)
+    # Of three micro-steps each.
+    assert 0 < calls(once, "reduce_scatter") <= calls(every, "reduce_scatter") / 2
+    assert once["losses"] == pytest.approx(every["losses"], rel=1e-5)
+
+
 def test_steps_back_from_functions_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,7 +11,7 @@ from harness import layout as layouts
 from harness import training
 
 # What a scenario changes: the section "zero_optimization", the rest of the config, and "engines",
-# "micro_steps", "zero_init", "checkpointing", "model" of this module.
+# "coalesced", "zero_init", "checkpointing", "model" of this module.
 SCENARIOS: dict[str, dict[str, Any]] = {
     "prefetch": {"zero": {"stage3_prefetch_bucket_size": 20_000}},
     "persistence": {"zero": {"stage3_param_persistence_threshold": 8000}},
@@ -20,6 +20,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     },
     "odd sizes": {"model": {"hidden_size": 44, "intermediate_size": 131, "vocab_size": 251}},
     "accumulation": {"config": {"gradient_accumulation_steps": 3}},
+    "coalesced accumulation": {"config": {"gradient_accumulation_steps": 3}, "coalesced": True},
     "checkpointing": {
         "checkpointing": {"use_reentrant": False},
         "zero": {"contiguous_gradients": False},
@@ -91,15 +92,29 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
         engines.append(engine)
     deepspeed_smddp.reset_statistics()
     losses = []
-    steps = training.STEPS * config["gradient_accumulation_steps"]
-    for step in range(steps):
-        random = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    micro_steps = config["gradient_accumulation_steps"]
+    # DeepSpeed reduces once per step then, and takes the step outside.
+    coalesced = scenario.get("coalesced", False)
+    coalescing = contextlib.ExitStack()
+    for micro_step in range(training.STEPS * micro_steps):
+        random = torch.Generator().manual_seed(100 * micro_step + dist.get_rank())
         tokens = torch.randint(0, 64, (2, 33), generator=random)
+        last = (micro_step + 1) % micro_steps == 0
         for engine in engines:
+            if coalesced and micro_step % micro_steps == 0:
+                coalescing.enter_context(engine.coalesce_grad_reduction())
             loss = engine(input_ids=tokens, labels=tokens).loss
+            if coalesced:
+                engine.set_gradient_accumulation_boundary(last)
             engine.backward(loss)
-            engine.step()
+            if not coalesced:
+                engine.step()
             losses.append(loss.item())
+        if coalesced and last:
+            coalescing.close()
+            for engine in engines:
+                engine.set_gradient_accumulation_boundary(True)
+                engine.step()
     rows = [dict(row) for row in deepspeed_smddp.statistics()]
     state = hashlib.sha256()
     for engine in engines:
