@@ -103,8 +103,9 @@ def _nccl(store: Store, options: Any, timeout: timedelta, given: Any) -> Backend
 def statistics() -> list[StatisticsRow]:
     """Calls, bytes and seconds of every collective, by the path it took, since the last reset.
 
-    ``seconds`` is the time from call to completion, ``wait_seconds`` the part of it that a caller
-    spent in ``wait()``. Empty where the extension was not loaded, as nothing ran then.
+    ``seconds`` is the time from call to completion, or until a caller that waited for it went on,
+    ``wait_seconds`` the part of it that callers spent in ``wait()``. Empty where the extension was
+    not loaded, as nothing ran then.
     """
     if "deepspeed_smddp._C" not in sys.modules:
         return []

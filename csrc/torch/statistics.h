@@ -19,7 +19,7 @@ struct StatisticsRow {
   uint64_t rounds = 0;  // an operation larger than its bucket takes several
   uint64_t largest_round = 0;  // bytes
   Taken taken;                 // from the host's other ranks
-  double seconds = 0;          // from call to completion
+  double seconds = 0;          // from call to completion, or until its waiter went on
   double wait_seconds = 0;     // of that, callers blocked
 };
 

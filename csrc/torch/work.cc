@@ -1,5 +1,7 @@
 #include "torch/work.h"
 
+#include <algorithm>
+
 #include "common/clock.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
@@ -10,6 +12,8 @@ namespace {
 constexpr std::chrono::nanoseconds kForever = std::chrono::hours(24 * 365);
 // How long a wait may keep a signal from Python.
 constexpr std::chrono::nanoseconds kInterruptible = std::chrono::milliseconds(200);
+
+double in_seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 }  // namespace
 
@@ -49,6 +53,7 @@ void TensorOperation::on_done() {
       to.copy_(from);
     }
     uint64_t bytes = signature().bytes;
+    ended_ns = now_ns();
     Statistics::process().update(name_of(collective), path, [&](StatisticsRow& row) {
       ++row.calls;
       row.bytes += bytes;
@@ -57,7 +62,7 @@ void TensorOperation::on_done() {
       row.taken.slots += taken.slots;
       row.taken.in_place += taken.in_place;
       row.taken.single_copy += taken.single_copy;
-      row.seconds += static_cast<double>(now_ns() - started_ns) * 1e-9;
+      row.seconds += in_seconds(ended_ns - started_ns);
     });
     keep.clear();
     copy_back.clear();
@@ -83,15 +88,19 @@ void await(Engine& engine, const TensorOperation& operation, std::chrono::millis
       left -= turn;
       if (!done) check_interrupt();
     }
-    double seconds = static_cast<double>(now_ns() - from) * 1e-9;
+    uint64_t until = now_ns();
     if (!done) {
       throw_status({Code::kTimeout, std::string(name_of(operation.collective)) + " #" +
                                         std::to_string(operation.number()) +
                                         " was not done within the time given to wait()"});
     }
     if (operation.status()) {
-      Statistics::process().update(name_of(operation.collective), operation.path,
-                                   [&](StatisticsRow& row) { row.wait_seconds += seconds; });
+      Statistics::process().update(
+          name_of(operation.collective), operation.path, [&](StatisticsRow& row) {
+            row.wait_seconds += in_seconds(until - from);
+            // It got its core back some time after the operation's end.
+            row.seconds += in_seconds(until - std::max(from, operation.ended_ns));
+          });
     }
   }
   if (!operation.status()) throw_status(operation.status());

@@ -22,6 +22,7 @@ class TensorOperation final : public Operation {
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
   c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
   uint64_t started_ns = 0;
+  uint64_t ended_ns = 0;  // set before done()
 
   std::exception_ptr exception() const;
   // Made when first asked for, as few callers do; from any thread, at any time.
