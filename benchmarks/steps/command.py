@@ -74,7 +74,7 @@ def complete(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     peers = args.peers or ("nccl" if args.device == "cuda" else "gloo")
     args.peers = [] if peers == "none" else peers.split(",")
     for peer in args.peers:
-        if [report.OURS, *args.peers, FREE].count(peer) > 1:
+        if backends(args).count(peer) > 1:
             parser.error(f"--peers: {peer} is named twice, or takes part anyway")
         for setting in peer.split(":")[1:]:
             if "=" not in setting:

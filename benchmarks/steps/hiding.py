@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,7 +19,7 @@ class Step:
     first: list[float]  # by rank, when its first bucket was full
     last: list[float]  # by rank, its last gradient
     end: list[float]  # by rank, when it had waited for the last bucket
-    crossed: list[float]  # by rank, bytes that its host had sent by then
+    crossed: list[float]  # by rank, bytes that its host had sent by its last gradient
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ class Trace:
 
     def crossed(self) -> float:
         """Bytes that had crossed, mean of ranks and steps."""
-        return _mean([of_rank for step in self.steps for of_rank in step.crossed])
+        return statistics.fmean([of_rank for step in self.steps for of_rank in step.crossed])
 
     def under_way_ms(self) -> float:
         """Of a step, from a rank's first full bucket to the end of its wait for the last; mean of
         ranks and steps. In the rest of the step it has nothing that could cross."""
-        return _mean(
+        return statistics.fmean(
             [
                 end - first
                 for step in self.steps
@@ -76,7 +77,7 @@ class Trace:
     def hideable(self, hosts: int, ceiling: float) -> float:
         """Bytes that can have crossed, mean of ranks and steps: buckets one after the other, each
         from the moment it is full on all ranks, at ``ceiling`` bytes per second."""
-        return _mean(
+        return statistics.fmean(
             [
                 _crossing_by(last, step.ready, self.sizes, hosts, ceiling)
                 for step in self.steps
@@ -96,7 +97,3 @@ def _crossing_by(
         free = start + least / per_ms
         crossed += min(least, max(0.0, end - start) * per_ms)
     return crossed
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

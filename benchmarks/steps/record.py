@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .crews import FREE
@@ -55,19 +55,22 @@ class Row:
     crossed_bytes: float | None = None
     trace: str = ""  # JSON: hiding.Trace
 
+    @property
     def hideable_bytes(self) -> float | None:
         if not self.trace or not self.ceiling:
             return None
         return Trace.read(self.trace).hideable(self.hosts, self.ceiling)
 
+    @property
     def without_transfer_ms(self) -> float | None:
         """Of the step, when no bucket is under way."""
         return self.step_ms - Trace.read(self.trace).under_way_ms() if self.trace else None
 
+    @property
     def hidden_share(self) -> float | None:
         """Of the whole transfer, as this competitor does it, the part that had crossed by the last
         gradient, to the part that can have crossed."""
-        most = self.hideable_bytes()
+        most = self.hideable_bytes
         if not most or not self.least_wire_bytes or not self.wire_bytes:
             return None
         return ((self.crossed_bytes or 0.0) / self.wire_bytes) / (most / self.least_wire_bytes)
@@ -122,16 +125,11 @@ class Setting:
             return None
         return max(self.compute_ms, self.wire_ms or 0.0)
 
-    def traced(self, name: str, what: Callable[[Row], float | None]) -> float | None:
-        """Median over the turns of what a competitor's rows say of their trace."""
-        values = [value for row in self.of(name) if (value := what(row)) is not None]
-        return statistics.median(values) if values else None
-
     @property
     def least_ms(self) -> float | None:
         """The bytes at the practical ceiling, and the part of a step in which no bucket can cross,
         with communication made free: before the first is full, and after the backward pass."""
-        without = self.traced(FREE, Row.without_transfer_ms)
+        without = self.median(FREE, "without_transfer_ms")
         return None if without is None or self.wire_ms is None else without + self.wire_ms
 
     def samples(self, step_ms: float) -> float:

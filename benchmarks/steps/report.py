@@ -7,7 +7,7 @@ import statistics
 from rich.table import Table
 
 from .crews import FREE
-from .record import Row, Setting
+from .record import Setting
 
 OURS = "smddp"
 
@@ -64,7 +64,7 @@ def lines(found: Setting) -> list[str]:
             f"pass): {found.least_ms:.1f} ms, {found.least_ms / found.bound_ms:.2f} times the bound"
         )
     for name in found.names():
-        hidden, most = found.traced(name, Row.hidden_share), found.traced(name, Row.hideable_bytes)
+        hidden, most = found.median(name, "hidden_share"), found.median(name, "hideable_bytes")
         if hidden is not None and most is not None:
             out.append(
                 f"{name}: the backward pass computed for "
