@@ -191,7 +191,8 @@ gpu-check: build  ## all that needs a GPU: tests, compute-sanitizer, benchmark, 
 
 # --- source code ----------------------------------------------------------------------------------
 
-lint: $(VENV)/.stamp-requirements  ## ruff, mypy, clang-format
+lint: $(VENV)/.stamp-requirements  ## ruff, mypy, clang-format, no scratch files in git
+	$(PY) tools/check_scratch.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
