@@ -1,4 +1,4 @@
-"""One rank of test_between_hosts: reads commands as JSON lines, answers in JSON lines."""
+"""One rank of test_between_hosts: reads commands and writes answers as lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 
 
-def say(what: Any) -> None:
-    sys.stdout.write(json.dumps(what) + "\n")
+def answer_with(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 
 class Call:
-    """A collective over `size` bytes of fp32 in all, with its expected result."""
+    """A collective on `size` bytes of fp32 in total, with its expected result."""
 
     def __init__(self, op: str, size: int, group: dist.ProcessGroup) -> None:
         self.op, self.group = op, group
@@ -71,26 +71,26 @@ def main() -> None:
     assert world is not None
     pair: dist.ProcessGroup | None = None
     pending: tuple[Call, dist.Work] | None = None
-    say("ready")
+    answer_with("ready")
     for line in sys.stdin:
         command, *rest = json.loads(line)
         if command == "run":
-            say(run(*rest, world))
+            answer_with(run(*rest, world))
         elif command == "pair":
             made = dist.new_group([0, 1], backend="smddp")
             pair = made if isinstance(made, dist.ProcessGroup) else None
-            say("made")
+            answer_with("made")
         elif command == "run_pair":
             assert pair is not None
             answer = run(*rest, pair)
-            say([answer, pending is not None and pending[1].is_completed()])
+            answer_with([answer, pending is not None and pending[1].is_completed()])
         elif command == "start":
             call = Call(*rest, world)
             pending = (call, call.start())
         elif command == "finish":
             assert pending is not None
             pending[1].wait()
-            say(pending[0].verdict())
+            answer_with(pending[0].verdict())
         else:
             break
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""One rank of test_sharding_bytes: trains on command, a degree and a number of steps per line."""
+"""One rank of test_sharding_bytes. Each line of input builds an engine or trains some steps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ WIDTH, LAYERS, MICRO_STEPS = 512, 6, 3
 MODEL_BYTES = 4 * WIDTH * WIDTH * LAYERS
 
 
-def say(what: Any) -> None:
-    answers.write(json.dumps(what) + "\n")
+def answer_with(value: Any) -> None:
+    answers.write(json.dumps(value) + "\n")
     answers.flush()
 
 
 def build(degree: int) -> Any:
-    """An engine that gathers every parameter once per forward and once per backward pass."""
+    """An engine that gathers each parameter once per forward and once per backward pass."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
     model = torch.nn.Sequential(*layers)
@@ -62,15 +62,15 @@ def train(engine: Any, steps: int) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     engine: Any = None
-    say("ready")
+    answer_with("ready")
     for line in sys.stdin:
         command, argument = json.loads(line)
         if command == "build":
             engine = build(argument)
-            train(engine, 3)  # DeepSpeed learns the order of the parameters
+            train(engine, 3)  # DeepSpeed records the order of the parameters
         else:
             train(engine, argument)
-        say("done")
+        answer_with("done")
     dist.destroy_process_group()
 
 

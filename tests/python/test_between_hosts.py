@@ -1,4 +1,4 @@
-"""Collectives between emulated hosts: what crosses the cables, and what a pulled one does."""
+"""Collectives between emulated hosts: the bytes that cross the links, and the effect of a cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RATE = "1gbit"
 
 
 class Ranks:
-    """Ranks of one program on the hosts of a testbed, driven line by line."""
+    """Ranks of one program on the hosts of a testbed; each command and each answer is a line."""
 
     def __init__(self, bed: Testbed, per_host: int, cwd: Path, **env: str) -> None:
         pipe = subprocess.PIPE
@@ -67,7 +67,7 @@ class Ranks:
 
 
 def crossed(bed: Testbed, host: int) -> tuple[int, int]:
-    """Bytes that the host's NICs have sent and received."""
+    """Bytes that the host's NICs have sent and received so far."""
     counters = bed.counters(host)
     return sum(nic["tx_bytes"] for nic in counters), sum(nic["rx_bytes"] for nic in counters)
 
@@ -79,7 +79,7 @@ def test_little_more_than_the_lower_bound_crosses(
 ) -> None:
     bed = testbed(hosts=hosts, rate=RATE)
     ranks = Ranks(bed, per_host, tmp_path)
-    ranks.all("run", "all_gather", 4096, 1)  # connects
+    ranks.all("run", "all_gather", 4096, 1)  # opens the connections
     size, times = 16 << 20, 3
     for op, factor in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
         before = [crossed(bed, host) for host in range(hosts)]
@@ -108,14 +108,14 @@ def test_two_nics_share_the_bytes(testbed: MAKE, tmp_path: Path) -> None:
 
 @pytest.mark.testbed
 @pytest.mark.parametrize("nics", [1, 2])
-def test_a_pulled_cable_ends_in_an_error_that_names_the_peer_or_in_the_right_result(
+def test_a_cut_link_ends_in_an_error_that_names_the_peer_or_in_the_right_result(
     testbed: MAKE, tmp_path: Path, nics: int
 ) -> None:
     bed = testbed(hosts=2, rate="100mbit", nics=nics)
     ranks = Ranks(bed, 2, tmp_path, SMDDP_TIMEOUT_SECONDS="5")
     ranks.all("run", "all_gather", 1 << 20, 1)
     ranks.tell("run", "all_gather", 32 << 20, 1)
-    time.sleep(0.5)  # it takes more than 1.3 s at that rate
+    time.sleep(0.5)  # the operation takes more than 1.3 s at that rate
     bed.cut(1, nics - 1)
     begun = time.monotonic()
     for rank in range(4):
@@ -124,7 +124,7 @@ def test_a_pulled_cable_ends_in_an_error_that_names_the_peer_or_in_the_right_res
             assert nics == 2
             continue
         assert "all_gather" in answer
-        # The ranks of the same host may be the ones that say it first.
+        # The first error may come from a rank of the same host.
         assert "host" in answer, answer
         assert "rank" in answer, answer
     assert time.monotonic() - begun < 30
@@ -137,15 +137,15 @@ def test_a_pulled_cable_ends_in_an_error_that_names_the_peer_or_in_the_right_res
 def test_a_slow_host_slows_only_those_that_wait_for_it(testbed: MAKE, tmp_path: Path) -> None:
     bed = testbed(hosts=3, rate="1gbit")
     ranks = Ranks(bed, 1, tmp_path)
-    ranks.all("pair")  # a group of ranks 0 and 1
+    ranks.all("pair")  # makes a group of ranks 0 and 1
     ranks.all("run", "all_gather", 4096, 1)
     bed.set_rate(2, 0, "1mbit")
-    ranks.tell("start", "all_gather", 3 << 20)  # all three; about 8 s at that rate
+    ranks.tell("start", "all_gather", 3 << 20)  # on all three ranks; about 8 s at that rate
     ranks.tell("run_pair", "all_gather", 1 << 20, 20, ranks=[0, 1])
     for rank in (0, 1):
         answer, world_done = ranks.answer(rank)
         assert answer == "right"
-        assert not world_done  # the slow one is still under way
+        assert not world_done  # the operation with the slow host still runs
     bed.set_rate(2, 0, "1gbit")
     assert ranks.all("finish") == ["right"] * 3
     ranks.end()

@@ -1,4 +1,4 @@
-"""The testbed itself: hosts that are apart, links that hold their rate, and nothing left behind."""
+"""The testbed: separate hosts, links that hold their rate, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from pathlib import Path
 import pytest
 
 from harness.world import BACKEND
-from tests.testbed import Testbed, TestbedError, ceiling, parse_rate, start_ranks, traffic, warden
+from tests.testbed import (
+    Testbed,
+    TestbedError,
+    ceiling,
+    parse_rate,
+    start_ranks,
+    supervisor,
+    traffic,
+)
 from tests.testbed.links import BURST
 
 pytestmark = pytest.mark.testbed
@@ -33,7 +41,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
-def say(bed: Testbed, host: int, script: str) -> str:
+def output(bed: Testbed, host: int, script: str) -> str:
     result = bed.hosts[host].run(["sh", "-c", script], capture_output=True, text=True, timeout=20)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -41,7 +49,7 @@ def say(bed: Testbed, host: int, script: str) -> str:
 
 @contextlib.contextmanager
 def bulk(bed: Testbed, source: int, target: int) -> Iterator[None]:
-    """TCP from one host to another for as long as the block lasts."""
+    """TCP traffic from one host to another while the block runs."""
     processes = []
     try:
         for host, peers in ((target, []), (source, bed.hosts[target].addresses)):
@@ -74,19 +82,19 @@ def received(bed: Testbed, host: int, seconds: float) -> float:
     return 8 * (after - before) / (end - start)
 
 
-def test_hosts_are_apart(testbed: MAKE) -> None:
+def test_hosts_are_separate(testbed: MAKE) -> None:
     bed = testbed(hosts=2, nics=2)
     assert [host.name for host in bed.hosts] == ["host0", "host1"]
-    assert [say(bed, host, "uname -n") for host in (0, 1)] == ["host0", "host1"]
-    assert say(bed, 0, "ls /sys/class/net").split() == ["eth0", "eth1", "lo"]
-    say(bed, 0, "echo mine > /dev/shm/smddp-testbed-note")
-    assert say(bed, 0, "cat /dev/shm/*") == "mine"
-    assert say(bed, 1, "ls -A /dev/shm") == ""
+    assert [output(bed, host, "uname -n") for host in (0, 1)] == ["host0", "host1"]
+    assert output(bed, 0, "ls /sys/class/net").split() == ["eth0", "eth1", "lo"]
+    output(bed, 0, "echo mine > /dev/shm/smddp-testbed-note")
+    assert output(bed, 0, "cat /dev/shm/*") == "mine"
+    assert output(bed, 1, "ls -A /dev/shm") == ""
     assert not Path("/dev/shm/smddp-testbed-note").exists()
     assert os.uname().nodename != "host0"
 
 
-def test_environment_says_who_the_host_is(testbed: MAKE) -> None:
+def test_environment_names_the_host(testbed: MAKE) -> None:
     bed = testbed(hosts=2, nics=2)
     show = 'echo "$SMDDP_HOST_ID $SMDDP_FABRIC_INTERFACE $GLOO_SOCKET_IFNAME $MASTER_ADDR $NOTE"'
 
@@ -131,7 +139,7 @@ def shaped(bed: Testbed) -> dict[tuple[int, int, str], int]:
 @pytest.mark.parametrize(("hosts", "nics"), [(2, 1), (3, 1), (2, 2)])
 def test_links_hold_their_rate_both_ways_at_once(testbed: MAKE, hosts: int, nics: int) -> None:
     bed = testbed(hosts=hosts, rate="100mbit", nics=nics)
-    for _ in range(5):  # never more than the rate; how much less rests on what else runs here
+    for _ in range(5):  # never more than the rate; how much less depends on other load
         start, before = time.monotonic(), shaped(bed)
         reached = ceiling(bed, seconds=1.5, warm_up=0.5)
         after, seconds = shaped(bed), time.monotonic() - start
@@ -194,27 +202,27 @@ def test_rate_changes_while_traffic_flows(testbed: MAKE) -> None:
 
 def test_a_cut_cable_carries_nothing_until_it_is_restored(testbed: MAKE) -> None:
     bed = testbed(hosts=2, rate="100mbit")
-    assert say(bed, 1, "cat /sys/class/net/eth0/carrier") == "1"
+    assert output(bed, 1, "cat /sys/class/net/eth0/carrier") == "1"
     with bulk(bed, 0, 1):
         assert eventually(lambda: received(bed, 1, 0.2) > 50e6)
         bed.cut(1, 0)
-        assert say(bed, 1, "cat /sys/class/net/eth0/carrier") == "0"
+        assert output(bed, 1, "cat /sys/class/net/eth0/carrier") == "0"
         time.sleep(0.1)
         assert received(bed, 1, 0.5) == 0
         bed.restore(1, 0)
         assert eventually(lambda: received(bed, 1, 0.2) > 50e6)
 
 
-def test_testbeds_do_not_meet(testbed: MAKE) -> None:
+def test_testbeds_do_not_reach_each_other(testbed: MAKE) -> None:
     first, second = testbed(hosts=2, rate="100mbit"), testbed(hosts=2, rate="100mbit")
-    assert say(first, 0, "echo 1 > /dev/shm/note; uname -n") == say(second, 0, "uname -n")
-    assert say(second, 0, "ls -A /dev/shm") == ""
+    assert output(first, 0, "echo 1 > /dev/shm/note; uname -n") == output(second, 0, "uname -n")
+    assert output(second, 0, "ls -A /dev/shm") == ""
     quiet = second.counters(1)[0]["rx_bytes"]
     with bulk(first, 0, 1):
         assert eventually(lambda: received(first, 1, 0.2) > 50e6)
     assert second.counters(1)[0]["rx_bytes"] - quiet < 10_000
     first.close()
-    assert say(second, 1, "uname -n") == "host1"
+    assert output(second, 1, "uname -n") == "host1"
 
 
 OWNER = """
@@ -222,13 +230,13 @@ import json, os, signal, sys, time
 from tests.testbed import Testbed
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs of the background
 bed = Testbed(hosts=2, nics=2)
-for host in bed.hosts:  # one that has left its parent and its session, one that ignores signals
+for host in bed.hosts:  # two without parent in sessions of their own, one that ignores signals
     host.run(["sh", "-c", "setsid sleep 1000 & setsid sleep 1000 &"])
     host.popen(["sh", "-c", "trap '' INT TERM HUP; sleep 1000; sleep 1000"])
 inodes = [os.stat(f"/proc/{host.pid}/ns/net").st_ino for host in bed.hosts]
-inodes.append(os.stat(f"/proc/{bed._warden.pid}/ns/net").st_ino)
+inodes.append(os.stat(f"/proc/{bed._supervisor.pid}/ns/net").st_ino)
 if sys.argv[1] == "fork" and os.fork() == 0:
-    time.sleep(1000)  # has a copy of every pipe of the owner's
+    time.sleep(1000)  # holds a copy of every pipe of the owner
 print(json.dumps(inodes), flush=True)
 with bed:
     time.sleep(1000)
@@ -256,17 +264,17 @@ def test_nothing_outlives_its_owner(testbed: MAKE, how: str, ended_by: signal.Si
     )
     try:
         networks = json.loads(owner.stdout.readline())
-        # Two holders and the warden; on each host, three that sleep and a shell.
-        assert eventually(lambda: len(warden.inhabitants(networks, ())) == 11)
+        # Two holders and the supervisor; on each host three sleeping processes and a shell.
+        assert eventually(lambda: len(supervisor.processes_in(networks, ())) == 11)
         owner.send_signal(ended_by)
         assert owner.wait(10) != 0
-        assert eventually(lambda: not warden.inhabitants(networks, ()))
+        assert eventually(lambda: not supervisor.processes_in(networks, ()))
         assert links() == before
     finally:
         owner.kill()
         owner.stdout.close()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(owner.pid, signal.SIGKILL)  # the copy that only this test made
+            os.killpg(owner.pid, signal.SIGKILL)  # the forked copy, which only this test makes
 
 
 def test_closing_ends_every_process(testbed: MAKE) -> None:
@@ -291,7 +299,7 @@ def test_impossible_requests_are_refused() -> None:
     assert [parse_rate(r) for r in ("1Gbit", "2.5gbit", 1e6)] == [10**9, 25 * 10**8, 10**6]
 
 
-def test_run_starts_every_rank_and_hands_on_the_bad_status(testbed: MAKE) -> None:
+def test_run_starts_every_rank_and_returns_the_failed_status(testbed: MAKE) -> None:
     script = 'echo "$LOCAL_RANK/$LOCAL_WORLD_SIZE $WORLD_SIZE $(uname -n)"; '
     script += "test $RANK != 3 || { sleep 0.5; echo oh >&2; exit 7; }; sleep 100"
     command = [sys.executable, "-m", "tests.testbed", "run", "--hosts", "2"]
@@ -335,6 +343,6 @@ def test_shards_cross_between_hosts(testbed: MAKE, tmp_path: Path) -> None:
         assert rank.returncode == 0, errors
     after = [bed.counters(host)[0] for host in (0, 1)]
     for early, late in zip(before, after, strict=True):
-        # Both shards of either host go to the other; beside them, addresses and TCP's own.
+        # Both shards of each host go to the other, besides addresses and TCP's own traffic.
         assert 2 * shard <= late["tx_bytes"] - early["tx_bytes"] < 4 * shard
         assert 2 * shard <= late["rx_bytes"] - early["rx_bytes"] < 4 * shard

@@ -1,9 +1,10 @@
-"""Several hosts on one machine, with cables of a given rate between them.
+"""Several hosts on one machine, joined by links of a given rate.
 
     with Testbed(hosts=2, rate="1gbit") as bed:
         bed.hosts[1].run(["ping", "-c", "1", bed.hosts[0].addresses[0]], check=True)
 
-``python -m tests.testbed --help`` is the same from the shell; in tests, the fixture ``testbed``.
+``python -m tests.testbed --help`` shows the commands for the shell. Tests use the fixture
+``testbed``.
 """
 
 from .bed import Testbed

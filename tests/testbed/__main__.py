@@ -1,4 +1,4 @@
-"""`python -m tests.testbed`: testbeds from the shell."""
+"""`python -m tests.testbed`: the command line of the testbed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .host import Host
 from .launch import run_ranks
 
 DESCRIPTION = """\
-Several hosts on this machine: each has a network, a host name and a /dev/shm of its own, and each
-of its NICs is joined to the other hosts' by a link of a given rate. All of it ends with the
-command. Root only."""
+Several hosts on this machine. Each host has its own network, host name and /dev/shm. A link of a
+given rate joins each of its NICs to the NICs of the other hosts. The hosts end with the command.
+Needs root."""
 
 EXAMPLES = """\
 examples:
@@ -45,13 +45,13 @@ def parser() -> argparse.ArgumentParser:
     shape.add_argument(
         "--rate",
         default="1gbit",
-        help="of each link, each way: 1gbit, 100mbit, ... (default 1gbit)",
+        help="rate of each link in each direction: 1gbit, 100mbit, ... (default 1gbit)",
     )
     shape.add_argument(
-        "--nics", type=int, default=1, metavar="N", help="per host, each with its switch; default 1"
+        "--nics", type=int, default=1, metavar="N", help="NICs per host, one switch each; default 1"
     )
     shape.add_argument(
-        "--mtu", type=int, default=1500, metavar="BYTES", help="of each link; default 1500"
+        "--mtu", type=int, default=1500, metavar="BYTES", help="MTU of each link; default 1500"
     )
 
     run = commands.add_parser(
@@ -61,9 +61,9 @@ def parser() -> argparse.ArgumentParser:
         help="start a command once per rank",
         description="Start a command once per rank, with the environment that torchrun would set\n"
         "(RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and\n"
-        "SMDDP_HOST_ID, SMDDP_FABRIC_INTERFACE and GLOO_SOCKET_IFNAME. Lines of output follow\n"
-        "their rank in brackets. The exit status is that of the first rank that ends badly; the\n"
-        "others are ended then. Ctrl-C ends all.",
+        "SMDDP_HOST_ID, SMDDP_FABRIC_INTERFACE and GLOO_SOCKET_IFNAME. Each line of output starts\n"
+        "with the rank in brackets. The exit status is that of the first rank that fails; the\n"
+        "other ranks are ended then. Ctrl-C ends all ranks.",
     )
     run.add_argument(
         "--ranks-per-host", type=int, default=1, metavar="R", help="processes per host; default 1"
@@ -73,44 +73,49 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "shell",
         parents=[shape],
-        help="a shell on host0 while the hosts are up",
-        description="Open a shell on host0, and say how to enter the others from any terminal."
-        " Leaving the shell ends the hosts and every process on them.",
+        help="open a shell on host0 while the hosts exist",
+        description="Open a shell on host0, and print how to enter the other hosts from another"
+        " terminal. Leaving the shell ends the hosts and every process on them.",
     )
 
     top_speed = commands.add_parser(
         "ceiling",
         parents=[shape],
-        help="measure what plain TCP sockets reach",
-        description="Bulk TCP from every host to all others at once: payload into each host, the"
-        " median over the time, and its part of the rate. At most 95.6 %% with an MTU of 1500.",
+        help="measure the throughput of plain TCP sockets",
+        description="Bulk TCP from every host to all others at once: the payload that each host"
+        " receives (median over time), and its share of the rate. At most 95.6 %% with an MTU of"
+        " 1500.",
     )
     top_speed.add_argument(
-        "--seconds", type=float, default=4.0, metavar="S", help="to measure for; default 4"
+        "--seconds",
+        type=float,
+        default=4.0,
+        metavar="S",
+        help="how long to measure; default 4",
     )
 
-    commands.add_parser("doctor", help="say whether a testbed is possible here, or why not")
+    commands.add_parser("doctor", help="say whether a testbed works on this machine, or why not")
     return top
 
 
 def enter(host: Host) -> str:
-    """The command that opens a shell on a host from any terminal of root's."""
+    """The command that opens a shell on a host from any terminal of root."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in host.environment.items()]
     inside = f"env -C {shlex.quote(os.getcwd())} {' '.join(variables)}"
     return f"nsenter -t {host.pid} -n -u -m {inside} {os.environ.get('SHELL', '/bin/sh')}"
 
 
 def shell(bed: Testbed) -> int:
-    """A shell on the first host, with its status."""
+    """Run a shell on the first host; its exit status."""
     first, *others = bed.hosts
     for host in bed.hosts:
         print(f"{host.name}: {', '.join(host.addresses)}")
     if others:
-        print("To enter the others, from any terminal of root's, this one too:")
+        print("To enter the other hosts from any terminal of root, including this one:")
         for host in others:
             print(f"  {enter(host)}")
-    print(f"This is {first.name}; leaving it ends all of them.", flush=True)
-    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the shell is the shell's
+    print(f"This is {first.name}; leaving it ends all hosts.", flush=True)
+    ours = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the shell handles its own Ctrl-C
     process = first.popen(
         [os.environ.get("SHELL", "/bin/sh")],
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -122,7 +127,7 @@ def shell(bed: Testbed) -> int:
 
 
 def doctor() -> int:
-    """0 where a testbed works."""
+    """Print whether a testbed works here; 0 if it does."""
     reason = Testbed.missing()
     if reason:
         print(f"no testbed here: {reason}")
@@ -134,7 +139,7 @@ def doctor() -> int:
 
 
 def execute(options: argparse.Namespace) -> int:
-    """Run the subcommand; its exit status."""
+    """Run the subcommand; returns its exit status."""
     if options.command == "doctor":
         return doctor()
     with Testbed(options.hosts, options.rate, options.nics, options.mtu) as bed:
@@ -147,7 +152,7 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status of the command line."""
+    """Run the command line; returns its exit status."""
     command_line = parser()
     options = command_line.parse_args(arguments)
     if options.command == "run":
@@ -156,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             command_line.error("run: give the command after --")
         if options.ranks_per_host < 1:
             command_line.error("run: --ranks-per-host must be 1 or more")
-    # A SIGTERM ends the hosts in good order, as Ctrl-C does.
+    # SIGTERM shuts the hosts down in order, as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return execute(options)

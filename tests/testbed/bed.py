@@ -1,4 +1,4 @@
-"""The testbed: hosts, their cables, and what one does to them."""
+"""The testbed: hosts, the links between them, and operations on both."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import links, requirements, warden
+from . import links, requirements, supervisor
 from .errors import TestbedError
 from .host import Host
 
@@ -21,13 +21,14 @@ Counters = dict[str, int]
 class Testbed:
     """``hosts`` hosts on one machine, joined by one switch per NIC.
 
-    ``rate`` is what each link carries each way ("1gbit", or bits per second), ``mtu`` in bytes.
-    Every testbed has namespaces of its own: several at once have equal names and addresses and do
-    not meet. ``close``, leaving the ``with`` block, and the death of this process, by whatever
-    signal, end every process on the hosts and leave nothing behind. Needs root: see ``missing``.
+    ``rate`` is the rate of each link in each direction ("1gbit", or bits per second); ``mtu`` is in
+    bytes. Every testbed has its own namespaces: several testbeds at once have equal names and
+    addresses and do not reach each other. ``close``, leaving the ``with`` block, and the death of
+    this process by any signal end every process on the hosts and leave nothing behind. Needs root:
+    see ``missing``.
     """
 
-    __test__ = False  # no test case, whatever pytest makes of the name
+    __test__ = False  # not a test case, although the name starts with Test
 
     def __init__(
         self, hosts: int = 2, rate: str | float = "1gbit", nics: int = 1, mtu: int = 1500
@@ -39,10 +40,10 @@ class Testbed:
             raise TestbedError(reason)
         self.rates = [[bits] * nics for _ in range(hosts)]  # bits per second, [host][nic]
         self.hosts: list[Host] = []
-        self._networks: set[int] = set()  # inodes of the hosts' and the switch's
+        self._networks: set[int] = set()  # inodes of the namespaces of the hosts and the switch
         self._owner = os.getpid()
         self._closed = False
-        self._warden = self._start_warden()
+        self._supervisor = self._start_supervisor()
         try:
             self._build(self._answer())
         except BaseException:
@@ -53,12 +54,12 @@ class Testbed:
 
     # --- building ---------------------------------------------------------------------------------
 
-    def _start_warden(self) -> subprocess.Popen[str]:
+    def _start_supervisor(self) -> subprocess.Popen[str]:
         names = [self.plan.host(host) for host in range(self.plan.hosts)]
         order = {"owner": self._owner, "hosts": names, "hosts_file": self.plan.hosts_file()}
-        # In a session of its own: a Ctrl-C at the terminal is the owner's to handle.
+        # In its own session: the owner handles a Ctrl-C at the terminal.
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", warden.__file__, json.dumps(order)],
+            [sys.executable, "-I", "-S", supervisor.__file__, json.dumps(order)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -67,9 +68,9 @@ class Testbed:
         )
 
     def _answer(self) -> list[int]:
-        assert self._warden.stdout is not None
-        line = self._warden.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "the warden died"}
+        assert self._supervisor.stdout is not None
+        line = self._supervisor.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "the supervisor died"}
         if "error" in answer:
             raise TestbedError(f"the testbed's namespaces could not be made: {answer['error']}")
         pids: list[int] = answer["hosts"]
@@ -83,18 +84,18 @@ class Testbed:
             host = Host(index, plan.host(index), addresses, interfaces, pid)
             host.first_address = plan.address(0, 0)
             self.hosts.append(host)
-        pids = [self._warden.pid, *holders]
-        self._networks = {net for pid in pids if (net := warden.network_of(pid)) is not None}
-        self._ip(self._warden.pid, links.switch_links(plan, holders))
+        pids = [self._supervisor.pid, *holders]
+        self._networks = {net for pid in pids if (net := supervisor.network_of(pid)) is not None}
+        self._ip(self._supervisor.pid, links.switch_links(plan, holders))
         ports = []
         for host, rates in zip(self.hosts, self.rates, strict=True):
             self._ip(host.pid, links.host_links(plan, host.index))
             self._tc(host.pid, "\n".join(links.shape_host(plan, rates)))
             ports += links.shape_ports(plan, host.index, rates)
-        self._tc(self._warden.pid, "\n".join(ports))
+        self._tc(self._supervisor.pid, "\n".join(ports))
 
     def _inside(self, pid: int, argv: list[str], text: str | None = None) -> str:
-        if self._closed:  # the pid may be another process's by now
+        if self._closed:  # the pid may belong to another process now
             raise TestbedError("the testbed is closed")
         command = [requirements.tool("nsenter"), "-t", str(pid), "--net", "--", *argv]
         result = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -108,32 +109,32 @@ class Testbed:
     def _tc(self, pid: int, lines: str) -> None:
         self._inside(pid, [requirements.tool("tc"), "-batch", "-"], lines + "\n")
 
-    # --- what one does to the cables --------------------------------------------------------------
+    # --- operations on links ----------------------------------------------------------------------
 
     def set_rate(self, host: int, nic: int, rate: str | float) -> None:
-        """From now on this link carries ``rate`` each way; what is queued stays queued."""
+        """Set the rate of this link in each direction; queued packets stay queued."""
         bits = links.parse_rate(rate)
         rates = [*self.rates[host]]
         rates[nic] = bits
         self._tc(self.hosts[host].pid, links.shape_host(self.plan, rates, "change")[nic])
-        self._tc(self._warden.pid, links.shape_ports(self.plan, host, rates, "change")[nic])
+        self._tc(self._supervisor.pid, links.shape_ports(self.plan, host, rates, "change")[nic])
         self.rates[host] = rates
 
     def cut(self, host: int, nic: int) -> None:
-        """Pull the cable: the host's NIC loses its carrier and what is under way is lost."""
-        self._ip(self._warden.pid, f"link set {self.plan.port(host, nic)} down")
+        """Take the link down: the host's NIC loses its carrier, packets on the way are lost."""
+        self._ip(self._supervisor.pid, f"link set {self.plan.port(host, nic)} down")
 
     def restore(self, host: int, nic: int) -> None:
-        """Plug the cable in again."""
-        self._ip(self._warden.pid, f"link set {self.plan.port(host, nic)} up")
+        """Bring a cut link up again."""
+        self._ip(self._supervisor.pid, f"link set {self.plan.port(host, nic)} up")
 
-    # --- what the kernel counted ------------------------------------------------------------------
+    # --- counters of the kernel -------------------------------------------------------------------
 
     def counters(self, host: int) -> list[Counters]:
         """Per NIC ``tx_bytes``, ``rx_bytes``, ``tx_packets``, ``rx_packets``, seen by the host.
 
-        They are the interface's own: Ethernet, IP and TCP headers are counted with the payload. A
-        packet may be one of up to 64 KiB that stands for many frames (GSO), with one header.
+        They are the counters of the interface: Ethernet, IP and TCP headers count with the payload.
+        A packet may have up to 64 KiB and stand for many frames (GSO), with one header.
         """
         found: dict[str, Counters] = {}
         for line in self.hosts[host].read_net("dev").splitlines()[2:]:
@@ -148,14 +149,15 @@ class Testbed:
         return [found[self.plan.device(nic)] for nic in range(self.plan.nics)]
 
     def drops(self, host: int) -> list[dict[str, Counters]]:
-        """Per NIC and direction, ``"egress"`` (what the host sends) and ``"ingress"``:
+        """Counters of the shapers, per NIC and direction.
 
-        ``drops`` (packets), ``overlimits`` (times a packet had to wait), ``backlog`` (bytes queued
-        now), ``bytes`` and ``packets`` (frames with their headers) sent on.
+        The directions are ``"egress"`` (what the host sends) and ``"ingress"``. Each has ``drops``
+        (packets), ``overlimits`` (times a packet had to wait), ``backlog`` (bytes queued now),
+        ``bytes`` and ``packets`` (forwarded frames with their headers).
         """
         ends = {
             "egress": (self.hosts[host].pid, self.plan.device),
-            "ingress": (self._warden.pid, lambda nic: self.plan.port(host, nic)),
+            "ingress": (self._supervisor.pid, lambda nic: self.plan.port(host, nic)),
         }
         answer: list[dict[str, Counters]] = [{} for _ in range(self.plan.nics)]
         for direction, (pid, name) in ends.items():
@@ -167,33 +169,33 @@ class Testbed:
                 answer[nic][direction] = {key: int(row[key]) for key in kept}
         return answer
 
-    # --- the end ----------------------------------------------------------------------------------
+    # --- shutdown ---------------------------------------------------------------------------------
 
     def end_processes(self) -> None:
-        """Kill every process on the hosts, whoever started it; the hosts stay."""
-        holders = [self._warden.pid, *(host.pid for host in self.hosts)]
+        """Kill every process on the hosts, however it was started; the hosts stay."""
+        holders = [self._supervisor.pid, *(host.pid for host in self.hosts)]
         if not self._closed:
-            warden.kill_inhabitants(self._networks, holders)
+            supervisor.kill_processes_in(self._networks, holders)
 
     def close(self) -> None:
         """End every process on the hosts, then the hosts. A second call does nothing."""
-        if self._closed or os.getpid() != self._owner:  # a forked child owns nothing
+        if self._closed or os.getpid() != self._owner:  # a forked child does not own the testbed
             return
         self._closed = True
         for host in self.hosts:
             host.closed = True
-        pipe = self._warden.stdin
+        pipe = self._supervisor.stdin
         assert pipe is not None
         with contextlib.suppress(OSError):
-            pipe.write("\n")  # more than closing it: a forked child may hold the other copy
+            pipe.write("\n")  # closing alone is not enough: a forked child may hold a copy
             pipe.flush()
-        self._warden.wait()
-        for stream in (pipe, self._warden.stdout):
+        self._supervisor.wait()
+        for stream in (pipe, self._supervisor.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-        # Had someone killed the warden, its hosts' processes would still be there.
-        warden.kill_inhabitants(self._networks, ())
+        # If the supervisor was killed, the processes on its hosts are still there.
+        supervisor.kill_processes_in(self._networks, ())
 
     def __enter__(self) -> Testbed:
         return self

@@ -1,4 +1,4 @@
-"""The most that this testbed carries: what a benchmark's figures are to be compared with."""
+"""The practical ceiling of a testbed: the throughput to compare a benchmark's figures with."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ PORT = 5201
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What plain sockets reach when every host sends to and receives from all others at once."""
+    """Throughput of plain sockets when every host sends to all others at the same time."""
 
-    received: list[float]  # payload bytes per second into each host, the median of the windows
-    rate: list[float]  # bytes per second, headers included, of each host's links together
-    retransmitted: float  # of all TCP segments sent, the part sent again
+    received: list[float]  # payload bytes per second into each host, median of the windows
+    rate: list[float]  # bytes per second of all links of each host together, headers included
+    retransmitted: float  # share of the sent TCP segments that are retransmissions
 
     @property
     def utilisation(self) -> float:
-        """Payload over rate, of the host that gets least; at most 1448/1514 with an MTU of 1500."""
+        """Payload over rate of the slowest host; at most 1448/1514 with an MTU of 1500."""
         return min(got / rate for got, rate in zip(self.received, self.rate, strict=True))
 
     def __str__(self) -> str:
         got = ", ".join(f"{value / 1e6:.2f}" for value in self.received)
         return (
             f"{got} MB/s of payload into each host, {100 * self.utilisation:.1f} % of the rate;"
-            f" {100 * self.retransmitted:.3f} % of segments sent again"
+            f" {100 * self.retransmitted:.3f} % of segments retransmitted"
         )
 
 
 def _segments(bed: Testbed) -> tuple[int, int]:
-    """TCP segments sent and sent again, of all hosts since they are up."""
+    """TCP segments sent and retransmitted by all hosts since they exist."""
     sent = again = 0
     for host in bed.hosts:
         lines = host.read_net("snmp").splitlines()
@@ -50,11 +50,13 @@ def _segments(bed: Testbed) -> tuple[int, int]:
 
 
 def ceiling(bed: Testbed, seconds: float = 4.0, warm_up: float = 1.0) -> Ceiling:
-    """Bulk TCP both ways between all pairs of hosts, over all NICs, for ``seconds`` after
-    ``warm_up``. Takes no processor that it does not need, but what else runs here shows in it.
+    """Measure bulk TCP between all pairs of hosts in both directions, over all NICs.
+
+    The measurement lasts ``seconds`` after ``warm_up``. It does not occupy processors that it does
+    not need, but other load on this machine changes the result.
     """
     if len(bed.hosts) < 2:
-        raise ValueError("a ceiling takes two hosts")
+        raise ValueError("a ceiling needs at least two hosts")
     window = 0.25
     processes: list[subprocess.Popen[Any]] = []
     try:

@@ -1,4 +1,4 @@
-"""One host of a testbed, as the process that owns the testbed sees it."""
+"""One host of a testbed, as seen by the process that owns the testbed."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 from .errors import TestbedError
 from .requirements import tool
 
-PORT = 29500  # on hosts of one's own every port is free
+PORT = 29500  # every port is free on a new host
 
-# Run by sh on the host: $0 is the pid that must be alive, $1 the folder. A starter that died before
-# the process was on the host, where the warden finds it, is noticed here.
+# Run by sh on the host: $0 is the pid that must be alive, $1 the folder. The check notices a
+# starting process that died before the new process was on the host, where the supervisor finds it.
 _ENTER = '[ "$PPID" = "$0" ] && cd "$1" && shift && exec "$@"'
 
 
 class Host:
-    """A host: a name, addresses, and a way to start processes there.
+    """A host: its name, its addresses, and methods that start processes on it.
 
-    ``addresses`` has one IPv4 address per NIC, ``interfaces`` the NICs' names. ``pid`` is a process
-    that does nothing but be there: ``nsenter -t <pid> -n -u -m`` enters the host.
+    ``addresses`` has one IPv4 address per NIC, ``interfaces`` the names of the NICs. ``pid`` is the
+    process that holds the host's namespaces: ``nsenter -t <pid> -n -u -m`` enters the host.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class Host:
         self.addresses = addresses
         self.interfaces = interfaces
         self.pid = pid
-        self.first_address = addresses[0]  # of the first host, once the testbed knows it
-        self.closed = False  # once it is, the pid may be another process's
+        self.first_address = addresses[0]  # the testbed sets it to the first host's
+        self.closed = False  # once closed, the pid may belong to another process
 
     def __repr__(self) -> str:
         return f"Host({self.name}, {', '.join(self.addresses)})"
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process on this host finds set: who the host is and which NICs it has."""
+        """Variables that each process on this host finds set: the host's name and its NICs."""
         return {
             "SMDDP_HOST_ID": self.name,
             "SMDDP_FABRIC_INTERFACE": ",".join(self.interfaces),
@@ -52,9 +52,10 @@ class Host:
         }
 
     def _environment(self, env: Mapping[str, str | None] | None) -> dict[str, str]:
-        # Handing on os.environ whole is no wish to change what it says of this machine's network.
-        wishes = {k: v for k, v in (env or {}).items() if v is None or os.environ.get(k) != v}
-        merged = {**os.environ, **self.environment, **wishes, "SMDDP_HOST_ID": self.name}
+        # A caller that passes all of os.environ does not mean to replace the host's variables by
+        # this machine's: entries that equal os.environ are ignored.
+        given = {k: v for k, v in (env or {}).items() if v is None or os.environ.get(k) != v}
+        merged = {**os.environ, **self.environment, **given, "SMDDP_HOST_ID": self.name}
         return {name: value for name, value in merged.items() if value is not None}
 
     def read_net(self, name: str) -> str:
@@ -73,8 +74,9 @@ class Host:
     ) -> subprocess.Popen[Any]:
         """``subprocess.Popen`` on this host; the process dies with the testbed.
 
-        ``env`` is laid over this process's environment and ``environment``; a value of None unsets.
-        SMDDP_HOST_ID is always the host's. ``cwd`` and ``kw`` are as in ``subprocess.Popen``.
+        ``env`` overrides this process's environment and ``environment``; a value of None unsets a
+        variable. SMDDP_HOST_ID is always the host's. ``cwd`` and ``kw`` are as in
+        ``subprocess.Popen``.
         """
         if self.closed:
             raise TestbedError("the testbed is closed")
@@ -107,7 +109,7 @@ class Host:
         with self.popen(argv, env, **kw) as process:
             try:
                 out, err = process.communicate(input, timeout=timeout)
-            except BaseException:  # also Ctrl-C: whoever waits no more leaves nothing running
+            except BaseException:  # also Ctrl-C: the process must not outlive this call
                 process.kill()
                 raise
         result = subprocess.CompletedProcess(list(argv), process.returncode, out, err)

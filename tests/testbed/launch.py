@@ -1,4 +1,4 @@
-"""A command once per rank, over the hosts of a testbed."""
+"""Starts a command once per rank on the hosts of a testbed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .bed import Testbed
 
 
 def rank_environment(bed: Testbed, host: int, local_rank: int, local_size: int) -> dict[str, str]:
-    """What torchrun would set for this rank; the host's own variables come from the host."""
+    """Variables that torchrun would set for this rank; ``Host`` adds the host's own variables."""
     return {
         "RANK": str(host * local_size + local_rank),
         "LOCAL_RANK": str(local_rank),
@@ -34,7 +34,7 @@ def start_ranks(
     env: Mapping[str, str | None] | None = None,
     **kw: Any,
 ) -> list[subprocess.Popen[Any]]:
-    """``argv`` on every host, ``ranks_per_host`` times: the processes in rank order.
+    """Start ``argv`` ``ranks_per_host`` times on every host; the processes in rank order.
 
     ``env`` and ``kw`` are as in ``Host.popen``.
     """
@@ -54,10 +54,11 @@ def _prefix(label: str, source: IO[str], sink: IO[str]) -> None:
 
 
 def run_ranks(bed: Testbed, argv: Sequence[str], ranks_per_host: int = 1) -> int:
-    """Run ``argv`` on all ranks, each line of output after ``[rank]``; the first bad status.
+    """Run ``argv`` on all ranks, with ``[rank]`` before each line of output.
 
-    When a rank ends badly the others get SIGTERM and five seconds. A rank that a signal ended has
-    the status 128 + signal. When all have ended, so does everything else on the hosts.
+    Returns the exit status of the first rank that failed, or 0. When a rank fails, the others get
+    SIGTERM, and SIGKILL after five seconds. A rank that a signal ended has the status 128 + signal.
+    When all ranks have ended, every other process on the hosts is killed.
     """
     pipe = subprocess.PIPE
     started = start_ranks(
@@ -78,7 +79,7 @@ def run_ranks(bed: Testbed, argv: Sequence[str], ranks_per_host: int = 1) -> int
             reader.start()
             readers.append(reader)
     status = _wait(started)
-    bed.end_processes()  # what a rank has left behind may hold its output open
+    bed.end_processes()  # a process that a rank left behind may hold its output open
     for reader in readers:
         reader.join()
     return status

@@ -1,4 +1,4 @@
-"""Whether a testbed is possible here."""
+"""Checks whether a testbed is possible on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux"}
 
-# Every kind of object that a testbed is made of, once; the first that fails names itself.
+# Makes every kind of object that a testbed consists of once, and prints the first that fails.
 _TRIAL = """
 try() { what=$1; shift; "$@" >/dev/null 2>&1 || { echo "$what"; exit 1; }; }
 try sysfs mount -t sysfs sysfs /sys
@@ -20,11 +20,11 @@ try veth "$0" link add left type veth peer name right
 try sch_tbf "$1" qdisc add dev left root tbf rate 1gbit burst 64k limit 64k
 """
 
-_PRIVILEGED = "run on a machine or in a container that may (docker run --privileged)"
+_PRIVILEGED = "run on a machine or in a container that permits it (docker run --privileged)"
 
 
 def tool(name: str) -> str:
-    """The path of a program that root finds though a bare PATH may not name its folder."""
+    """The path of a program, also if PATH lacks the folders of root's programs."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
     found = shutil.which(name, path=path)
     if found is None:
@@ -34,7 +34,7 @@ def tool(name: str) -> str:
 
 @functools.cache
 def missing() -> str | None:
-    """None, or a sentence that says what keeps a testbed from running here and what to do."""
+    """None, or a sentence that says why a testbed cannot run here and what to do."""
     if not sys.platform.startswith("linux"):
         return "the testbed needs Linux namespaces; run it on Linux"
     if os.geteuid() != 0:
@@ -57,5 +57,5 @@ def missing() -> str | None:
         return f"this process may not mount {failed} in a namespace of its own; {_PRIVILEGED}"
     return (
         f"the kernel offers no {failed} here; load the module (modprobe {failed})"
-        " or take a kernel that has it"
+        " or use a kernel that has it"
     )

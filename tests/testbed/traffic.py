@@ -1,11 +1,11 @@
-"""Bulk TCP from this host to others and back, all at once, as fast as the cables allow.
+"""Bulk TCP from this host to others and back, all at once, as fast as the links allow.
 
-Run on each host by its path. The single argument is a JSON object: ``listen`` (this host's
-addresses, one per plane), ``connect`` (the other hosts' addresses), ``port``, ``windows`` (how
-many), ``window`` (seconds of each). One line on standard output says that it listens; a line on
-standard input holds the time (monotonic, in seconds) of the first window's start and starts the
-sending. The answer is a JSON array: payload bytes
-received per second in each window; a further line, or the end of standard input, ends it.
+This file is run on each host by its path. The single argument is a JSON object: ``listen`` (this
+host's addresses, one per plane), ``connect`` (the other hosts' addresses), ``port``, ``windows``
+(their number), ``window`` (seconds of each). The program prints one line when it listens. It then
+reads a line with the time (monotonic, in seconds) at which the first window starts, and begins to
+send. It answers with a JSON array: payload bytes received per second in each window. A further line
+on standard input, or its end, ends the program.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sink:
 
 
 def accept(server: socket.socket, sinks: list[Sink]) -> None:
-    """Serve everyone who connects."""
+    """Receive from every host that connects."""
     while True:
         connection, _ = server.accept()
         sinks.append(Sink(connection))
@@ -47,7 +47,7 @@ def accept(server: socket.socket, sinks: list[Sink]) -> None:
 
 
 def send(address: str, port: int) -> None:
-    """Send until nobody listens any more."""
+    """Send until the other end closes the connection."""
     payload = memoryview(bytes(CHUNK))
     with socket.create_connection((address, port)) as connection:
         try:
@@ -58,7 +58,7 @@ def send(address: str, port: int) -> None:
 
 
 def main() -> None:
-    """See the module's text."""
+    """See the docstring of this module."""
     order = json.loads(sys.argv[1])
     sinks: list[Sink] = []
     for address in order["listen"]:
@@ -74,7 +74,7 @@ def main() -> None:
         marks.append((time.monotonic(), sum(sink.received for sink in list(sinks))))
     rates = [(b - a) / (t - s) for (s, a), (t, b) in itertools.pairwise(marks)]
     print(json.dumps(rates), flush=True)
-    sys.stdin.readline()  # the others may still be counting what this host sends
+    sys.stdin.readline()  # the other hosts may still count what this host sends
     os._exit(0)
 
 

@@ -1,14 +1,15 @@
 """The process that holds a testbed's namespaces and ends everything in them.
 
-Namespaces here have no names: they exist while a process is in them. The warden is in the switch's
-(a network namespace for the bridges) and starts one holder per host. It ends when its owner says so
-or dies, by whatever signal: then it kills every process on the hosts, however it was started there,
-then the holders, then itself, and the kernel takes down what they held.
+The namespaces have no names: they exist while a process is in them. The supervisor is in the
+namespace of the switch (a network namespace for the bridges) and starts one holder process per
+host. It ends when its owner tells it to, or when its owner dies by any signal. It then kills every
+process on the hosts, however that process was started there, then the holders, then itself, and the
+kernel removes what they held.
 
-The owner runs this file by its path, with nothing but the standard library. The single argument is
-a JSON object: ``owner`` (pid), ``hosts`` (names), ``hosts_file`` (text of /etc/hosts). The answer
-is one line on standard output, ``{"hosts": [pid, ...]}`` or ``{"error": "..."}``; after that any
-byte on standard input, or its end, means: end.
+The owner runs this file by its path, with the standard library alone. The single argument is a JSON
+object: ``owner`` (pid), ``hosts`` (names), ``hosts_file`` (text of /etc/hosts). The answer is one
+line on standard output, ``{"hosts": [pid, ...]}`` or ``{"error": "..."}``. After that, a byte on
+standard input, or the end of standard input, tells the supervisor to end.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x2, 0x4, 0x8
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 PR_SET_PDEATHSIG = 1
 
-# In this order, so that the choices of the machine that carries the testbed do not shape what is
-# measured on it. A network namespace is refused cubic where the machine's own default is another;
-# reno behaves alike at the round-trip times of one switch.
+# Written in this order, so that the settings of the machine that runs the testbed do not change
+# what is measured on it. The kernel refuses cubic to a network namespace if the machine's own
+# default is another algorithm; reno behaves like cubic at the round-trip times of one switch.
 SYSCTLS = (
     ("net/ipv4/tcp_congestion_control", "reno"),
     ("net/ipv4/tcp_congestion_control", "cubic"),
-    # As on a tuned cluster: a connection that was idle goes on where it was.
+    # As on a tuned cluster: a connection that was idle keeps its congestion window.
     ("net/ipv4/tcp_slow_start_after_idle", "0"),
     ("net/ipv6/conf/default/disable_ipv6", "1"),
 )
@@ -65,33 +66,34 @@ class Libc:
         self._check(self._libc.mount(*arguments, data.encode()), f"mount on {target}")
 
     def die_with_parent(self) -> None:
-        """Let the kernel kill this process when its parent, which has one thread, dies."""
+        """Let the kernel kill this process when its parent, a process with one thread, dies."""
         self._check(self._libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
 
 
 def network_of(pid: int) -> int | None:
-    """The inode of the process's network namespace; None where it has ended."""
+    """The inode of the process's network namespace; None if the process has ended."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:
         return None
 
 
-def inhabitants(networks: Collection[int], spared: Collection[int]) -> list[int]:
-    """Every process whose network namespace is one of ``networks``, but those ``spared``."""
+def processes_in(networks: Collection[int], spared: Collection[int]) -> list[int]:
+    """Every process whose network namespace is one of ``networks``, except those in ``spared``."""
     found = (int(name) for name in os.listdir("/proc") if name.isdigit())
     return [pid for pid in found if pid not in spared and network_of(pid) in networks]
 
 
-def kill_inhabitants(
-    networks: Collection[int], spared: Collection[int], patience: float = 10.0
+def kill_processes_in(
+    networks: Collection[int], spared: Collection[int], timeout: float = 10.0
 ) -> list[int]:
-    """Kill until nobody is left in ``networks``; whoever survives ``patience`` seconds is returned.
+    """Kill until no process is left in ``networks``, for at most ``timeout`` seconds.
 
-    A process that forks meanwhile is met again in the next round.
+    Returns the processes that are left. Children that a process forks meanwhile are found in the
+    next pass.
     """
-    end = time.monotonic() + patience
-    while (left := inhabitants(networks, spared)) and time.monotonic() < end:
+    end = time.monotonic() + timeout
+    while (left := processes_in(networks, spared)) and time.monotonic() < end:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -100,7 +102,7 @@ def kill_inhabitants(
 
 
 def own_sysfs(libc: Libc) -> None:
-    """A /sys that shows this network namespace's interfaces, with the control groups as before."""
+    """Mount a /sys that shows this network namespace's interfaces; control groups stay mounted."""
     try:
         cgroup = os.open("/sys/fs/cgroup", os.O_PATH | os.O_DIRECTORY)
     except OSError:
@@ -113,7 +115,7 @@ def own_sysfs(libc: Libc) -> None:
 
 
 def own_shared_memory(libc: Libc, hosts_file: str) -> None:
-    """A /dev/shm and an /etc/hosts of this host's own; the latter is a file without a name."""
+    """Mount this host's own /dev/shm and /etc/hosts; the latter is an unlinked file."""
     libc.mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     file = Path("/dev/shm/hosts")
     file.write_text(hosts_file)
@@ -123,14 +125,14 @@ def own_shared_memory(libc: Libc, hosts_file: str) -> None:
 
 
 def set_sysctls() -> None:
-    """Where the kernel or a container refuses, the machine's own settings stay."""
+    """Write ``SYSCTLS``; a setting that the kernel or a container refuses keeps its value."""
     for name, value in SYSCTLS:
         with contextlib.suppress(OSError):
             Path("/proc/sys", name).write_text(value)
 
 
 def become_host(libc: Libc, name: str, hosts_file: str) -> None:
-    """Move this process into a host of its own."""
+    """Move this process into new namespaces and set them up as the host ``name``."""
     libc.unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS)
     libc.mount("none", "/", "", MS_REC | MS_PRIVATE)
     socket.sethostname(name)
@@ -140,11 +142,12 @@ def become_host(libc: Libc, name: str, hosts_file: str) -> None:
 
 
 def start_holder(libc: Libc, name: str, hosts_file: str) -> tuple[int, int]:
-    """A process that is the host ``name`` and does nothing.
+    """Start the process that holds the namespaces of the host ``name``; it only sleeps.
 
-    Returns its pid and a descriptor that has one line when the host is there: empty, or the error.
+    Returns its pid and a descriptor from which one line can be read once the host is set up: an
+    empty line, or the error.
     """
-    warden = os.getpid()
+    supervisor = os.getpid()
     ready, report = os.pipe()
     pid = os.fork()
     if pid:
@@ -152,11 +155,12 @@ def start_holder(libc: Libc, name: str, hosts_file: str) -> tuple[int, int]:
         return pid, ready
     try:
         libc.die_with_parent()
-        if os.getppid() != warden:
+        if os.getppid() != supervisor:
             os._exit(1)
         become_host(libc, name, hosts_file)
         os.write(report, b"\n")
-        # Nothing of the owner's stays open here: its pipes must end when it ends them.
+        # The holder keeps no descriptor of the owner open: the owner's pipes must reach their end
+        # when the owner closes them.
         os.closerange(0, 1024)
         while True:
             signal.pause()
@@ -166,7 +170,7 @@ def start_holder(libc: Libc, name: str, hosts_file: str) -> tuple[int, int]:
 
 
 def start_holders(libc: Libc, names: list[str], hosts_file: str) -> list[int]:
-    """The pids of the hosts' holders, when all are there."""
+    """Start all hosts' holders; returns their pids once all hosts are set up."""
     started = [start_holder(libc, name, hosts_file) for name in names]
     for (_, ready), name in zip(started, names, strict=True):
         with os.fdopen(ready) as pipe:
@@ -176,15 +180,16 @@ def start_holders(libc: Libc, names: list[str], hosts_file: str) -> list[int]:
     return [pid for pid, _ in started]
 
 
-def wait_for_the_end(owner: int) -> None:
-    """Until the owner says so or dies."""
+def wait_for_end(owner: int) -> None:
+    """Wait until the owner tells this process to end, or dies."""
     watched: list[int] = [0, os.pidfd_open(owner)]
-    if os.getppid() == owner:  # or else it died before the line above: its pid may be another's
+    # Otherwise the owner died before the line above, and its pid may belong to another process.
+    if os.getppid() == owner:
         select.select(watched, [], [])
 
 
 def main() -> None:
-    """See the module's text."""
+    """See the docstring of this module."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     order = json.loads(sys.argv[1])
@@ -199,9 +204,9 @@ def main() -> None:
     networks = {network_of(pid) for pid in (os.getpid(), *holders)} - {None}
     with contextlib.suppress(OSError):
         print(json.dumps({"hosts": holders}), flush=True)
-        wait_for_the_end(order["owner"])
+        wait_for_end(order["owner"])
     spared = {os.getpid(), *holders}
-    kill_inhabitants({number for number in networks if number is not None}, spared)
+    kill_processes_in({number for number in networks if number is not None}, spared)
     for pid in holders:
         os.kill(pid, signal.SIGKILL)
     for pid in holders:
