@@ -13,7 +13,8 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 import deepspeed_smddp
-from deepspeed_smddp import SmddpConfigError, fsdp_backward
+from deepspeed_smddp import SmddpConfigError
+from deepspeed_smddp.fsdp import background
 from harness import fsdp
 from harness.fsdp import Run
 from harness.worker import Context
@@ -114,11 +115,11 @@ def test_reductions_go_on_behind_the_backward_pass(worlds: Pool, layout: str) ->
 
 
 def unknown_backward(ctx: Context) -> tuple[int, bool]:
-    fsdp_backward._READ[next(iter(fsdp_backward._READ))] = "other"
+    background._READ[next(iter(background._READ))] = "other"
     model = deepspeed_smddp.fsdp.enable(fully_shard(torch.nn.Linear(4, 4)))
     model(torch.ones(1, 4)).sum().backward()
     comm = model._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm
-    return comm._behind is None, model.weight.grad is not None
+    return comm._reductions is None, model.weight.grad is not None
 
 
 def test_a_torch_with_another_backward_pass_is_said(worlds: Pool) -> None:

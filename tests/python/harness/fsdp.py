@@ -212,7 +212,7 @@ def _with_and_without(ctx: Context, use: Any, options: dict[str, Any]) -> tuple[
         found.append([p.full_tensor() for p in model.parameters()])
     comm = model[0]._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm
     same = all(torch.equal(a, b) for a, b in zip(*found, strict=True))
-    return comm._behind.started, same
+    return comm._reductions.started, same
 
 
 def _step_in_backward(model: nn.Module, x: torch.Tensor) -> None:

@@ -1,9 +1,9 @@
-"""ReduceScatters of FSDP2 that go on behind the backward pass on a CPU.
+"""ReduceScatters of FSDP2 that run in the background of the backward pass on a CPU.
 
-A CPU has no streams: FSDP2 hands each module's gradients to its ReduceScatter and goes on when that
-is over. Its result is the sharded gradient, which nobody looks at before the backward pass ends,
-but for some uses of FSDP2, which :func:`is_left_alone` knows. Where it is left alone, the call
-returns at once, and the end of the backward pass waits for it.
+A CPU has no streams: FSDP2 starts the ReduceScatter of a module's gradients and waits until it is
+complete. The result is the sharded gradient, which FSDP2 does not read before the backward pass
+ends, except in the cases that :func:`may_defer` knows. If it does not read it, the call returns at
+once, and the end of the backward pass waits for the operation.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch.distributed as dist
 from deepspeed_smddp import settings
 from deepspeed_smddp.zero import private_parts
 
-# Modules whose gradients are under way at once; each holds their buffer. One on the wire, one
-# behind it, so that the wire need not wait for the next.
+# The most modules whose gradients are in flight at once; each holds its buffer. One is on the wire,
+# the next is queued, so that the wire does not idle between them.
 MOST = 2
 
 _PLACE = "torch.distributed.fsdp._fully_shard"
-# What goes on around the call, with a digest of its source in torch 2.13.
+# The functions around the call, with the digest of each one's source in torch 2.13.
 _READ = {
     (f"{_PLACE}._fsdp_collectives", "foreach_reduce"): "18035a2b90ea2724",
     (f"{_PLACE}._fsdp_param_group", "FSDPParamGroup.post_backward"): "af80d905ca6e9833",
@@ -33,7 +33,7 @@ _READ = {
 
 @cache
 def known() -> bool:
-    """Whether FSDP2 is the one that was read; where not, the first question logs it."""
+    """Whether FSDP2 is the version this module was written for; if not, the first call logs it."""
     for (module, name), read in _READ.items():
         try:
             found = private_parts.digest(module, name)
@@ -50,35 +50,35 @@ def known() -> bool:
 
 
 class Reductions:
-    """ReduceScatters of one model that are under way. ``started`` counts them."""
+    """ReduceScatters of one model that are in flight; ``started`` counts all since the start."""
 
     def __init__(self) -> None:
         self.started = 0
-        self._under_way: deque[tuple[dist.Work, tuple[torch.Tensor, ...]]] = deque()
+        self._in_flight: deque[tuple[dist.Work, tuple[torch.Tensor, ...]]] = deque()
         self._backward = -1
 
     def add(self, work: dist.Work, *tensors: torch.Tensor) -> None:
-        """Leaves ``work``, which needs ``tensors``, to the end of the backward pass."""
+        """The end of the backward pass waits for ``work``; ``tensors`` stay alive until then."""
         self.started += 1
-        self._under_way.append((work, tensors))
+        self._in_flight.append((work, tensors))
         backward = torch._C._current_graph_task_id()
-        if backward != self._backward:  # one that failed has not called
+        if backward != self._backward:  # a pass that failed never ran its callback
             self._backward = backward
             torch.autograd.Variable._execution_engine.queue_callback(self.settle)
-        while len(self._under_way) > MOST:
-            self._under_way.popleft()[0].wait()
+        while len(self._in_flight) > MOST:
+            self._in_flight.popleft()[0].wait()
 
     def settle(self) -> None:
-        """Waits for all of them."""
-        while self._under_way:
-            self._under_way.popleft()[0].wait()
+        """Waits for all operations in flight."""
+        while self._in_flight:
+            self._in_flight.popleft()[0].wait()
 
 
-def is_left_alone(group: Any, output: torch.Tensor, op: Any) -> bool:
-    """Whether nothing looks at a ReduceScatter's ``output`` before the backward pass is over.
+def may_defer(group: Any, output: torch.Tensor, op: Any) -> bool:
+    """Whether FSDP2 does not read a ReduceScatter's ``output`` before the backward pass ends.
 
-    ``group``: FSDP2's ``FSDPParamGroup``. It divides after a sum, averages copies of hybrid
-    sharding, casts, adds to gradients that are there, and calls hooks, all at once.
+    ``group`` is FSDP2's ``FSDPParamGroup``. It reads the output at once if it divides after a sum,
+    averages the copies of hybrid sharding, casts, adds to existing gradients, or calls hooks.
     """
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 

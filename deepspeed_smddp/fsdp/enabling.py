@@ -1,0 +1,105 @@
+"""``deepspeed_smddp.fsdp.enable``: gives the modules of a model smddp's collectives.
+
+It checks what the model's meshes and this torch's FSDP2 offer before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from deepspeed_smddp import settings
+from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.fsdp import background, shared_collectives
+from deepspeed_smddp.fsdp.shared_collectives import SharedAllGather, SharedReduceScatter
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
+    """Gives every ``fully_shard``-ed module of ``model`` smddp's AllGather and ReduceScatter.
+
+    Results are the same to the bit. On CPU tensors, the buffers that the ranks of a host exchange
+    lie in their shared memory, so that a gather copies each byte once, straight to its place in the
+    reader's output. Gathers and reductions run in the background. On other devices FSDP2 behaves as
+    before.
+
+    Args:
+        model: a model after ``fully_shard``; the root itself may be sharded or not.
+        forward_prefetch: on CPU tensors, how many modules ahead the forward pass gathers, in the
+            order of ``model.modules()``; each of these modules holds its buffer meanwhile. 0: the
+            caller chooses by ``set_modules_to_forward_prefetch``; use it too for a model that skips
+            modules. (FSDP2 itself gathers the next module ahead in the backward pass.)
+
+    Returns:
+        ``model`` itself.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        SmddpConfigError: a parameter's mesh communicates over another backend.
+        ValueError: no module of ``model`` is sharded, or ``forward_prefetch`` is negative.
+    """
+    sharded: list[FSDPModule] = [m for m in model.modules() if isinstance(m, FSDPModule)]
+    if not sharded:
+        raise ValueError("fsdp.enable() finds no sharded module: call fully_shard(model) first")
+    if forward_prefetch < 0:
+        raise ValueError(f"forward_prefetch is {forward_prefetch}, but may hold 0 or more")
+    _check_groups(model)
+    reason = _refusal(sharded)
+    if reason is not None:
+        settings.warn_once(
+            "fsdp", f"smddp: FSDP2 keeps its own buffers, as {reason}; the results are the same"
+        )
+        return model
+    on_cpu = all(p.device.type == "cpu" for p in model.parameters())
+    reductions = background.Reductions() if on_cpu and background.known() else None
+    for module in sharded:
+        module.set_custom_all_gather(SharedAllGather())
+        groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+        group = groups[0] if groups else None
+        module.set_custom_reduce_scatter(SharedReduceScatter(group, reductions if group else None))
+    if on_cpu:
+        for i, module in enumerate(sharded):
+            ahead = sharded[i + 1 : i + 1 + forward_prefetch]
+            if ahead:
+                module.set_modules_to_forward_prefetch(ahead)
+    return model
+
+
+def _check_groups(model: nn.Module) -> None:
+    # Raises if the mesh of a sharded parameter has a group of another backend.
+    from torch.distributed.tensor import DTensor
+
+    meshes = {p.device_mesh for p in model.parameters() if isinstance(p, DTensor)}
+    for one in meshes:
+        for group in one.get_all_groups():
+            backends = str(dist.get_backend_config(group))
+            if "smddp" not in backends:
+                raise SmddpConfigError(
+                    "fsdp.enable() needs ranks that communicate over smddp, but the model's mesh "
+                    f"has a group over {backends}; call "
+                    'init_process_group("smddp") before fully_shard'
+                )
+
+
+def _refusal(sharded: Sequence[FSDPModule]) -> str | None:
+    # Why FSDP2 can't take the custom collectives, or None.
+    if not shared_collectives.AVAILABLE:
+        return f"torch {torch.__version__} has no AllGather and ReduceScatter to derive from"
+    for name in (
+        "set_custom_all_gather",
+        "set_custom_reduce_scatter",
+        "set_modules_to_forward_prefetch",
+    ):
+        if not hasattr(FSDPModule, name):
+            return f"torch {torch.__version__} has no FSDPModule.{name}"
+    for module in sharded:
+        groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+        if len(groups) > 1:
+            return f"a {type(module).__name__} is sharded over several meshes"
+    return None
