@@ -1,9 +1,9 @@
 """Import names of a closed library, for scripts written for it; a part of deepspeed-smddp.
 
-Not that library: ``smdistributed.dataparallel`` and ``smdistributed.modelparallel`` lead to the
-adapters in ``deepspeed_smddp/compat``. Where packages of these names are installed, they come
-first: a directory ``smdistributed`` with an ``__init__.py`` is found before this file, and one
-without is searched before the adapters.
+This is not that library: ``smdistributed.dataparallel`` and ``smdistributed.modelparallel`` lead to
+the adapters in ``deepspeed_smddp/compat``. Installed packages of these names have precedence: a
+directory ``smdistributed`` with an ``__init__.py`` is found before this file, and a directory
+without it is searched before the adapters.
 """
 
 import importlib.util

@@ -15,9 +15,9 @@ class StatisticsRow(TypedDict):
     A call runs in one or more rounds, each within the bucket's bound; ``largest_round`` is in
     bytes. ``seconds`` counts from a call to its completion, ``wait_seconds`` inside ``wait()``.
 
-    Of the bytes that this rank took from the others of its host, ``slot_bytes`` went through a slot
-    of shared memory, ``in_place_bytes`` were read where they lay, in memory that the ranks share
-    (``deepspeed_smddp.memory``), and ``single_copy_bytes`` came by ``process_vm_readv``.
+    This rank reads the bytes of the other ranks of its host in three ways: ``slot_bytes`` went
+    through a slot of shared memory, ``in_place_bytes`` were read in place, in memory that the ranks
+    share (``deepspeed_smddp.memory``), and ``single_copy_bytes`` came by ``process_vm_readv``.
     """
 
     collective: str
@@ -33,12 +33,12 @@ class StatisticsRow(TypedDict):
     wait_seconds: float
 
 class MemoryStatistics(TypedDict):
-    """What the process has in memory that the host's ranks share.
+    """The process's use of memory that the host's ranks share.
 
     ``in_use`` and its ``peak`` are bytes of live tensors, ``blocks`` their number; ``reserved`` is
-    the address space of the ``segments`` that hold them (pages come with their first touch),
-    ``huge`` the part of it in huge pages; ``kept`` bytes of freed pages wait for the next tensors.
-    ``refused`` counts requests that went to ordinary memory instead.
+    the address space of the ``segments`` that hold them (the kernel adds a page at its first
+    access), ``huge`` the part of it in huge pages; ``kept`` are bytes of freed pages that wait for
+    new tensors. ``refused`` counts requests that got ordinary memory instead.
     """
 
     in_use: int
@@ -51,10 +51,11 @@ class MemoryStatistics(TypedDict):
     refused: int
 
 class DeviceStatistics(TypedDict):
-    """What the process has mapped of its peers' device memory.
+    """The device memory of its peers that the process has mapped.
 
-    ``hits`` and ``misses`` count looks for an allocation, ``replaced`` mappings whose owner had
-    freed it; ``mapped`` is in bytes. ``kernels`` says whether this build has kernels for GPUs.
+    ``hits`` and ``misses`` count searches for an allocation, ``replaced`` counts mappings whose
+    owner had freed the allocation; ``mapped`` is in bytes. ``kernels``: this build has kernels for
+    GPUs.
     """
 
     hits: int
@@ -64,9 +65,9 @@ class DeviceStatistics(TypedDict):
     kernels: bool
 
 class CudaReport(TypedDict):
-    """What NVIDIA's driver says: the API's version, the GPUs, pairs that lack peer access.
+    """From NVIDIA's driver: the API's version, the GPUs, pairs of GPUs without peer access.
 
-    ``gdrcopy`` is GDRCopy's version, or why it is not used.
+    ``gdrcopy`` is GDRCopy's version, or the reason why it is not used.
     """
 
     version: str
@@ -77,8 +78,8 @@ class CudaReport(TypedDict):
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.
 
-    ``fallback_factory(device_type)`` makes the backend for everything else. It is called at most
-    once per device type, under the GIL, by the first operation that needs it.
+    ``fallback_factory(device_type)`` makes the backend for all other operations. The first
+    operation that needs it calls it, at most once per device type, under the GIL.
     """
 
     def __init__(
@@ -110,10 +111,10 @@ def reset_statistics() -> None:
     """Sets all counters to zero."""
 
 def shared_empty(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A CPU tensor in shared memory, or in ordinary memory where there is none."""
+    """A CPU tensor in shared memory, or in ordinary memory if there is none."""
 
 def share_storage(tensor: torch.Tensor) -> bool:
-    """Moves the tensor's storage into shared memory; False where its memory is not torch's own.
+    """Moves the tensor's storage into shared memory; False if its memory is not torch's own.
 
     Raises:
         ValueError: the tensor is sparse or not on the CPU.
@@ -126,26 +127,26 @@ def memory_statistics() -> MemoryStatistics:
     """Counters of the shared memory."""
 
 def trim_memory() -> None:
-    """Gives back all pages of it that no tensor needs."""
+    """Returns all pages of shared memory that no tensor needs to the kernel."""
 
 def install_shared_allocator() -> None:
-    """CPU tensors of 64 KiB and more that are created from now on lie in it."""
+    """Puts CPU tensors of 64 KiB and more that are created from now on into shared memory."""
 
 def shared_allocator_installed() -> bool:
-    """Whether that was done."""
+    """Whether :func:`install_shared_allocator` was called."""
 
 def device_statistics() -> DeviceStatistics:
     """Counters of all devices of the process together."""
 
 def cuda_report() -> CudaReport:
-    """What is known of this machine's GPUs; makes no context on any.
+    """Describes this machine's GPUs, without a context on any of them.
 
     Raises:
-        RuntimeError: there is no driver, or it fails, in one sentence.
+        RuntimeError: there is no driver, or it fails; the text is one sentence.
     """
 
 def host_device_empty(bytes: int) -> torch.Tensor:
-    """Bytes on the device that threads play, for tests; they count as lying on a device.
+    """Bytes on the device that threads emulate, for tests; the core treats them as device memory.
 
     Raises:
         ValueError: ``SMDDP_DEVICE`` is not ``host``.
@@ -155,5 +156,5 @@ def fabric_description() -> str:
     """Provider, version and interface of libfabric.
 
     Raises:
-        RuntimeError: libfabric is missing or offers no usable provider, in one sentence.
+        RuntimeError: libfabric is missing or offers no usable provider; the text is one sentence.
     """

@@ -1,6 +1,6 @@
 """Collective communication backend ``smddp`` for torch.distributed.
 
-After ``import deepspeed_smddp`` (or without it, where the package is installed)::
+After ``import deepspeed_smddp`` (not needed if the package is installed)::
 
     torch.distributed.init_process_group("smddp")
 
@@ -41,7 +41,7 @@ __all__ = [
     "statistics",
 ]
 
-# Imported at first use: torch's FSDP takes its time.
+# Imported at first use, because the import of torch's FSDP is slow.
 _LAZY = ("fsdp",)
 
 

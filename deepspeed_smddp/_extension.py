@@ -1,4 +1,4 @@
-"""Loads the compiled module, or says in one sentence why it cannot be loaded."""
+"""Loads the compiled module ``_C``; if it can't be loaded, the error says why in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAME = "deepspeed_smddp._C"
 
 
 def built_for_torch() -> str | None:
-    """The torch version that the extension was built for; None where it was never built."""
+    """The torch version that the extension was built for; None if it was never built."""
     try:
         info = importlib.import_module("deepspeed_smddp._build_info")
     except ModuleNotFoundError:
@@ -21,11 +21,12 @@ def built_for_torch() -> str | None:
 
 
 def load() -> None:
-    """Makes ``deepspeed_smddp._C`` importable for the caller, who imports it next.
+    """Makes ``deepspeed_smddp._C`` importable; the caller imports it next.
 
     Raises:
         ImportError: the extension is missing, or it was built for another torch. torch's C++
-            interface changes with every release, so that would end in an undefined symbol.
+            interface changes with every release, so that loading would fail with an undefined
+            symbol.
     """
     if _NAME in sys.modules:
         return

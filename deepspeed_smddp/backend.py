@@ -1,4 +1,4 @@
-"""The torch.distributed backend: how a group is made, and what happens to operations not ours."""
+"""The torch.distributed backend: makes groups, and hands foreign operations to Gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     Args:
         options: torch's ``DistributedBackendOptions`` (store, group_rank, group_size, timeout,
             group_id).
-        backend_options: the caller's ``pg_options``. smddp has none of its own; options of NCCL
-            reach the NCCL group that serves the operations smddp does not own.
+        backend_options: the caller's ``pg_options``. smddp has none of its own; NCCL's options
+            reach the NCCL group that carries out the operations that smddp does not own.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
-        SmddpConfigError: an environment variable holds a value it may not hold.
+        SmddpConfigError: an environment variable holds a value that is not allowed.
     """
     _extension.load()
     from deepspeed_smddp import _C
@@ -51,11 +51,12 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
 def fallback_factory(
     options: Any, timeout: timedelta, backend_options: Any = None
 ) -> Callable[[str], Backend]:
-    """What the group calls, with a device type, for its first operation that smddp does not own.
+    """A function that makes the fallback backend for a device type.
 
-    Neither constructor waits for the other ranks, so a send between two of many ranks may come
-    first: Gloo connects a pair on its first message (lazy devices), NCCL makes its communicators
-    at the first operation.
+    The group calls it at its first operation that smddp does not own. The constructors of Gloo and
+    NCCL do not wait for the other ranks, so that this operation may be a send between two of many
+    ranks: Gloo connects a pair at its first message (lazy devices), NCCL makes its communicators at
+    the first operation.
     """
     nccl_type = getattr(dist, "ProcessGroupNCCL", None)
     is_nccl_options = nccl_type is not None and isinstance(backend_options, nccl_type.Options)
@@ -103,9 +104,9 @@ def _nccl(store: Store, options: Any, timeout: timedelta, given: Any) -> Backend
 def statistics() -> list[StatisticsRow]:
     """Calls, bytes and seconds of every collective, by the path it took, since the last reset.
 
-    ``seconds`` is the time from call to completion, or until a caller that waited for it went on,
-    ``wait_seconds`` the part of it that callers spent in ``wait()``. Empty where the extension was
-    not loaded, as nothing ran then.
+    ``seconds`` is the time from the call to the completion, or until a caller that waited for it
+    continued; ``wait_seconds`` is the part of it that callers spent in ``wait()``. The list is
+    empty if the extension was not loaded, because no operation ran then.
     """
     if "deepspeed_smddp._C" not in sys.modules:
         return []

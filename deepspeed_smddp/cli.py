@@ -40,9 +40,9 @@ def doctor(
         typer.Option("--config", exists=True, dir_okay=False, help="A DeepSpeed config to check."),
     ] = None,
 ) -> None:
-    """Say what works on this machine, and which settings apply and why.
+    """Show what works on this machine, and which settings apply and why.
 
-    Exits with 1 where the extension does not load or a setting is wrong.
+    Exits with 1 if the extension does not load or a setting is wrong.
     """
     from deepspeed_smddp.diagnose import doctor as checks
 
@@ -76,12 +76,14 @@ def tune(
     ],
     write: Annotated[
         Optional[Path],  # noqa: UP045 (as above)
-        typer.Option("--write", dir_okay=False, help="Where to write it with the sizes filled in."),
+        typer.Option(
+            "--write", dir_okay=False, help="File for the config with the sizes filled in."
+        ),
     ] = None,
 ) -> None:
     """Measure the network of a job and choose the bucket sizes that a ZeRO-3 config leaves open.
 
-    Start it as the job is started: torchrun --nproc-per-node 8 --no-python smddp tune ...
+    Start it in the same way as the job: torchrun --nproc-per-node 8 --no-python smddp tune ...
     """
     from deepspeed_smddp.tune import command
 

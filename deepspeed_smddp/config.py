@@ -19,7 +19,7 @@ MIN_BUCKET_BYTES = 4096
 
 
 def _whole(value: Any) -> Any:
-    # JSON and hjson read 5e8 as a float; DeepSpeed takes such numbers for counts, so do we.
+    # JSON and hjson read 5e8 as a float; DeepSpeed accepts that for a count, and so does this.
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, bool):
@@ -43,12 +43,12 @@ _BUCKET_HOLDS = f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'
 
 
 class _Section(BaseModel):
-    # The description of a field completes the sentence "<key> may hold ...".
+    # The description of a field completes the sentence "<key> is ..., but may hold ...".
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ActivationOffload(_Section):
-    """``smddp.activation_offload``: activations moved to host memory until the backward pass."""
+    """``smddp.activation_offload``: activations are in host memory until the backward pass."""
 
     enabled: StrictBool = Field(False, description="true or false")
     horizon: _Positive = Field(2, description="a number of layers of at least 1")
@@ -69,7 +69,7 @@ class SmddpConfig(_Section):
         1, description="the number of ranks that divide each layer, at least 1"
     )
     tensor_parallel_seed: _Count = Field(
-        0, description="a number that sets random numbers of divided layers apart"
+        0, description="a number of at least 0, a seed for the random values of divided layers"
     )
     hierarchical_allgather: StrictBool = Field(True, description="true or false")
     max_sms: _Count = Field(9, description="a number of streaming multiprocessors")
@@ -86,7 +86,7 @@ class SmddpConfig(_Section):
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable. ``key`` is the section's key it stands for, if there is one."""
+    """One environment variable. ``key`` is the section's key that it sets, if there is one."""
 
     name: str
     default: str
@@ -100,7 +100,7 @@ class Variable:
         return PREFIX + self.name
 
 
-# Environment before file before default, for every key of the section.
+# The environment has precedence over the file, the file over the default, for every key.
 VARIABLES: tuple[Variable, ...] = (
     Variable(
         "ALLGATHER_BUCKET_SIZE",
@@ -129,13 +129,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "TENSOR_PARALLEL_SEED",
         "0",
-        "sets apart what the ranks of a tensor-parallel group draw in divided layers",
+        "seed; the ranks of a tensor-parallel group draw different values in divided layers",
         key="tensor_parallel_seed",
     ),
     Variable(
         "HIERARCHICAL_ALLGATHER",
         "true",
-        "gather between nodes along the rails, then inside each node",
+        "gather between hosts along the rails, then inside each host",
         key="hierarchical_allgather",
     ),
     Variable(
@@ -151,13 +151,13 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FALLBACK",
         "warn",
-        "what an operation that smddp does not own does: warn, silent or error",
+        "at an operation that smddp does not own: warn, silent or error",
         key="fallback",
     ),
     Variable(
         "TIMEOUT_SECONDS",
         "600",
-        "deadline of one operation; where it is not set, the timeout given to the group",
+        "deadline of one operation; if not set, the timeout given to the group",
         key="timeout_seconds",
         in_core=True,
     ),
@@ -262,7 +262,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 
 def parse_section(section: Any) -> SmddpConfig:
-    """Validates the section as it stands in the file.
+    """Validates the section of the file.
 
     Raises:
         SmddpConfigError: an unknown key or a wrong value, in one sentence.
@@ -281,7 +281,7 @@ def parse_section(section: Any) -> SmddpConfig:
 
 
 def set_keys(section: SmddpConfig) -> dict[str, Any]:
-    """The keys that were given, as dotted path to value; defaults are left out."""
+    """The values of the keys that were given, by dotted path; defaults are left out."""
     found: dict[str, Any] = {}
     for name in section.model_fields_set:
         value = getattr(section, name)
@@ -296,7 +296,7 @@ def parse_variable(variable: Variable, text: str) -> Any:
     """The value of a key of the section, from the text of its environment variable.
 
     Raises:
-        SmddpConfigError: the text is none of what the key may hold.
+        SmddpConfigError: the key may not hold the value.
     """
     assert variable.key is not None
     field = field_of(variable.key)
@@ -310,7 +310,7 @@ def parse_variable(variable: Variable, text: str) -> Any:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted paths to values, as the nested object that the section is."""
+    """The nested object of the section, from values by dotted path."""
     section: dict[str, Any] = {}
     for path, value in values.items():
         *parents, last = path.split(".")
@@ -322,13 +322,13 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def field_of(path: str) -> FieldInfo:
-    """The model's field behind a dotted path."""
+    """The model's field at a dotted path."""
     first, _, rest = path.partition(".")
     return ActivationOffload.model_fields[rest] if rest else SmddpConfig.model_fields[first]
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt one most likely meant."""
+    """The known word that a misspelt word most likely stands for."""
     words = list(known)
     close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
     if close:
@@ -338,7 +338,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def show(value: Any) -> str:
-    """A value as it would stand in the file, shortened."""
+    """A value in the syntax of the file, shortened."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -371,7 +371,7 @@ def _sentence(error: ValidationError) -> str:
             f'did you mean "{guess}"?' if guess else "known keys: " + ", ".join(model.model_fields)
         )
         return f'"{key}": {held} is not a key of the section "{where}"; {hint}'
-    # A union adds its branches to the location: keep the part that names a field.
+    # pydantic adds a union's branches to the location; only the part that names a field is kept.
     names = [part for part in location[:1] if part in SmddpConfig.model_fields]
     if names == ["activation_offload"] and len(location) > 1:
         names.append(location[1])

@@ -8,4 +8,4 @@ logger = logging.getLogger("deepspeed_smddp")
 
 
 class SmddpConfigError(ValueError):
-    """A setting is wrong: one sentence with the key, what it held and what it may hold."""
+    """A setting is wrong; one sentence names the key, the value it holds and the values allowed."""

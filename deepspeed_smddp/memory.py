@@ -1,8 +1,8 @@
 """CPU memory that the ranks of a host share, so that collectives read peers' tensors in place.
 
-A tensor that lies there is an ordinary tensor in every other respect; see ``docs/memory.md`` for
+A tensor in this memory is an ordinary tensor in every other respect; ``docs/memory.md`` describes
 what a forked process sees of it. ``SMDDP_SHARED_ALLOCATOR=1`` puts every CPU tensor of 64 KiB and
-more there, :func:`share_` and :func:`shared_empty` those that are named.
+more into it; :func:`share_` and :func:`shared_empty` put single tensors there.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _Shareable = TypeVar("_Shareable", bound="torch.Tensor | torch.nn.Module")
 def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """A contiguous CPU tensor in shared memory, not initialised.
 
-    Where the kernel gives no such memory, and in a forked process, it is ordinary memory.
+    If the kernel provides no shared memory, and in a forked process, it has ordinary memory.
 
     Args:
-        size: the tensor's shape; a number stands for one dimension.
-        dtype: the type of its elements, by default torch's default type.
+        size: the tensor's shape; a number means one dimension.
+        dtype: the type of its elements; default: torch's default type.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
-        RuntimeError: a dimension is negative, or the memory does not suffice.
+        RuntimeError: a dimension is negative, or there is not enough memory.
     """
     _extension.load()
     from deepspeed_smddp import _C
@@ -47,12 +47,12 @@ def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) ->
 def share_(what: _Shareable) -> _Shareable:
     """Moves a tensor, or all parameters and buffers of a module, into shared memory, in place.
 
-    The whole storage moves, so views of one tensor remain views of it. An array that
-    ``tensor.numpy()`` gave out before knows the old address and must not be used any more. A tensor
-    whose memory is not torch's own (``torch.from_numpy``, a mapped file) moves alone: views of it,
-    and the array, stay behind. Of a ``DTensor``, this process's part moves. Gradients are left
-    alone, tensors on other devices as well. Where the kernel gives no such memory, and in a forked
-    process, everything stays where it is.
+    The whole storage moves, so that views of a tensor remain views of it. An array that
+    ``tensor.numpy()`` returned earlier has the old address and must not be used any more. A tensor
+    whose memory is not torch's own (``torch.from_numpy``, a mapped file) moves alone: its views and
+    the array keep the old memory. Of a ``DTensor``, this process's part moves. Gradients and
+    tensors on other devices do not move. If the kernel provides no shared memory, and in a forked
+    process, nothing moves.
 
     Returns:
         ``what`` itself.
@@ -78,9 +78,9 @@ def share_(what: _Shareable) -> _Shareable:
 
 
 def is_shared(tensor: torch.Tensor) -> bool:
-    """Whether all of the tensor's memory can be reached by the other ranks of the host.
+    """Whether the other ranks of the host can reach all of the tensor's memory.
 
-    Of a ``DTensor``, this process's part of it.
+    For a ``DTensor``: of this process's part.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
@@ -92,7 +92,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
 
 
 def statistics() -> MemoryStatistics:
-    """What this process has in shared memory: bytes, and numbers of tensors and segments.
+    """This process's use of shared memory: bytes, and numbers of tensors and segments.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
@@ -104,7 +104,7 @@ def statistics() -> MemoryStatistics:
 
 
 def trim() -> None:
-    """Gives back the pages of freed tensors, which otherwise wait for the next ones (64 MiB).
+    """Returns the pages of freed tensors to the kernel; otherwise up to 64 MiB wait for new ones.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
@@ -118,8 +118,8 @@ def trim() -> None:
 def install() -> None:
     """Puts every CPU tensor of 64 KiB and more that is created from now on into shared memory.
 
-    Can't be undone. ``SMDDP_SHARED_ALLOCATOR=1`` does this at the end of ``import torch``, or at
-    ``import deepspeed_smddp`` where ``SMDDP_AUTOLOAD=0``.
+    This can't be undone. ``SMDDP_SHARED_ALLOCATOR=1`` does it at the end of ``import torch``, or at
+    ``import deepspeed_smddp`` if ``SMDDP_AUTOLOAD=0``.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
@@ -131,7 +131,7 @@ def install() -> None:
 
 
 def install_if_asked() -> None:
-    """:func:`install` where ``SMDDP_SHARED_ALLOCATOR`` is ``1``.
+    """Calls :func:`install` if ``SMDDP_SHARED_ALLOCATOR`` is ``1``.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
@@ -153,7 +153,7 @@ def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that have the memory: of a wrapper such as ``DTensor``, those it wraps."""
+    """The tensors that own memory: a wrapper such as ``DTensor`` gives those that it wraps."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor

@@ -1,7 +1,7 @@
-"""What applies in this process, and where each value comes from.
+"""The settings that apply in this process, and the source of each value.
 
-Environment variables come before the file (the "smddp" section, or :func:`configure`), and the file
-before the defaults.
+Environment variables have precedence over the file (the "smddp" section, or :func:`configure`), and
+the file over the defaults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEFAULT = "default"
 DS_CONFIG = "ds_config"
 ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
 
-# Keys whose feature is not built yet: when such a key asks for something, and what happens instead.
+# Keys of features that do not exist yet: which values ask for it, and what happens instead.
 _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hierarchical_allgather": (
         lambda hierarchical: not hierarchical,
@@ -45,25 +45,25 @@ class Settings:
     section: SmddpConfig
     sources: Mapping[str, str]
     zero_allgather_elements: int = 0  # zero_optimization.allgather_bucket_size; 0: not set
-    measured: Mapping[str, int] = field(default_factory=dict)  # what "auto" stands for; 0: no bound
+    measured: Mapping[str, int] = field(default_factory=dict)  # value of "auto"; 0: no bound
 
     def source(self, key: str) -> str:
-        """``default``, ``ds_config``, ``configure()`` or the environment variable's name."""
+        """``default``, ``ds_config``, ``configure()`` or the name of an environment variable."""
         return self.sources.get(key, DEFAULT)
 
     def timeout(self, given: timedelta) -> timedelta:
-        """The deadline of a group's operations: ours where it was set, else torch's."""
+        """The deadline of a group's operations: ``timeout_seconds`` if it was set, else torch's."""
         if self.source("timeout_seconds") == DEFAULT:
             return given
         return timedelta(seconds=self.section.timeout_seconds)
 
     def exceeds_allgather(self, size: int, elements: int) -> bool:
-        """Whether an AllGather with that output, in bytes and elements, is above a bound."""
+        """Whether an AllGather with an output of this size exceeds a bound in bytes or elements."""
         bucket = self._bytes("allgather_bucket_size")
         return 0 < bucket < size or 0 < self.zero_allgather_elements < elements
 
     def core_options(self) -> dict[str, Any]:
-        """Keyword arguments of ``_C.configure``; of two bounds on AllGather the smaller holds."""
+        """Keyword arguments of ``_C.configure``; the smaller of two bounds on AllGather applies."""
         section = self.section
         return {
             "allgather_bucket_bytes": self._bytes("allgather_bucket_size"),
@@ -71,7 +71,7 @@ class Settings:
             "reduce_scatter_bucket_bytes": self._bytes("reduce_scatter_bucket_size"),
             "reduce_precision_fp32": section.reduce_precision == "fp32",
             "fallback": section.fallback,
-            "max_sms": min(max(section.max_sms, 1), 1024),  # above what any GPU has
+            "max_sms": min(max(section.max_sms, 1), 1024),  # no GPU has as many
             "reduce_on_cpu": section.reduce_on == "cpu",
         }
 
@@ -89,7 +89,7 @@ _warned: set[str] = set()
 def resolve(
     section: SmddpConfig | None = None, source: str = DS_CONFIG, zero_allgather_elements: int = 0
 ) -> Settings:
-    """Lays the environment over the section.
+    """The settings from the section and the environment, which has precedence.
 
     Raises:
         SmddpConfigError: an environment variable holds a value that its key may not hold.
@@ -105,11 +105,11 @@ def resolve(
 
 
 def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys: Any) -> Settings:
-    """Sets keys of the "smddp" section from Python, for those who use no DeepSpeed config.
+    """Sets keys of the "smddp" section from Python, for programs without a DeepSpeed config.
 
-    Replaces what an earlier call or a DeepSpeed config set; applies to the operations that start
-    afterwards, in every group of the process, except ``timeout_seconds``, which applies to groups
-    made afterwards. Environment variables still come first::
+    It replaces the section of an earlier call or of a DeepSpeed config, and applies to operations
+    that start afterwards, in every group of the process; ``timeout_seconds`` applies to groups made
+    afterwards. Environment variables still have precedence::
 
         deepspeed_smddp.configure(fallback="error", allgather_bucket_size=64 << 20)
 
@@ -127,7 +127,7 @@ def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys:
 def set_file(
     section: SmddpConfig, source: str = DS_CONFIG, zero_allgather_elements: int = 0
 ) -> Settings:
-    """Makes a validated section the process's own and hands it to the core."""
+    """Makes a validated section the one of this process and passes it to the core."""
     global _file
     settings = resolve(section, source, zero_allgather_elements)  # raises before anything changes
     _file = (section, source, zero_allgather_elements)
@@ -135,19 +135,19 @@ def set_file(
 
 
 def set_measured(values: Mapping[str, int]) -> Settings:
-    """Says what "auto" stands for, by key of the section, in bytes (0: no bound)."""
+    """Sets the values of "auto", by key of the section, in bytes (0: no bound)."""
     global _measured
     _measured = dict(values)
     return apply(force=current() != _applied)
 
 
 def current() -> Settings:
-    """What applies now, or would apply if a group were made."""
+    """The settings that apply now, or would apply if a group were made."""
     return resolve(*_file)
 
 
 def apply(force: bool = False) -> Settings:
-    """Hands the settings to the core: once, or again where they changed."""
+    """Passes the settings to the core once; with ``force``, again."""
     global _applied
     if _applied is not None and not force:
         return _applied
@@ -163,7 +163,7 @@ def apply(force: bool = False) -> Settings:
 
 
 def warn_of_later_keys(settings: Settings) -> None:
-    """One warning for each key that was set and has no effect in this version."""
+    """Warns once of each key that was set but has no effect in this version."""
     for key, source in settings.sources.items():
         if key not in _LATER:
             continue
@@ -176,7 +176,7 @@ def warn_of_later_keys(settings: Settings) -> None:
 
 
 def warn_of_unknown_variables() -> None:
-    """One warning for each environment variable with our prefix that nothing reads."""
+    """Warns once of each environment variable with the prefix ``SMDDP_`` that nothing reads."""
     known = [variable.name for variable in VARIABLES]
     for name in sorted(os.environ):
         if not name.startswith(PREFIX) or name[len(PREFIX) :] in known:
@@ -187,7 +187,7 @@ def warn_of_unknown_variables() -> None:
 
 
 def warn_once(key: str, message: str) -> None:
-    """Logs a warning on rank 0, the first time that its key comes up."""
+    """Logs a warning on rank 0, at the first call with this key."""
     if key not in _warned and os.environ.get("RANK", "0") == "0":
         logger.warning(message)
     _warned.add(key)

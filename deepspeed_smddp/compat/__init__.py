@@ -1,9 +1,9 @@
 """The import names of a closed library, for scripts that were written for it.
 
-``smdistributed`` and ``torch.sagemaker`` lead here where no package of those names is installed.
-The adapters are thin: data-parallel names lead to the backend, ``smdistributed.modelparallel`` to
-DeepSpeed with ``sharded_data_parallel_degree``, ``torch.sagemaker`` to torch's FSDP. What they
-can't do raises :class:`Unsupported`, which names what to use instead. See ``docs/compat.md``.
+``smdistributed`` and ``torch.sagemaker`` lead here if no package of that name is installed. The
+adapters are thin: data-parallel names lead to the backend, ``smdistributed.modelparallel`` to
+DeepSpeed with ``sharded_data_parallel_degree``, ``torch.sagemaker`` to torch's FSDP. A call that
+they do not support raises :class:`Unsupported`, which names a replacement. See ``docs/compat.md``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Unsupported"]
 
 
 class Unsupported(NotImplementedError):
-    """One sentence: what the adapter can't do, and what to use instead."""
+    """The adapter does not support this; one sentence names a replacement."""
 
 
 def refuse(what: str, instead: str) -> NoReturn:
@@ -29,9 +29,9 @@ def refusing(
     """A module's ``__getattr__`` that refuses the names in ``instead``.
 
     Args:
-        module: its name, for the sentence.
-        instead: what to use in place of each name.
-        otherwise: the same for every other name; None: those are unknown, as in any module.
+        module: the module's name, for the sentence.
+        instead: the replacement for each name.
+        otherwise: the replacement for all other names; None: other names raise AttributeError.
     """
 
     def getattribute(name: str) -> Any:

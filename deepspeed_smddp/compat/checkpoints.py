@@ -1,4 +1,7 @@
-"""``smp.save_checkpoint`` and its kin: DeepSpeed's checkpoints, or the whole model in a file."""
+"""``smp.save_checkpoint``, ``resume_from_checkpoint``, ``save`` and ``load``.
+
+A checkpoint is DeepSpeed's, or one file with the whole model.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,18 @@ def save_checkpoint(
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
 ) -> None:
-    """Every rank must call it.
+    """Saves the model and the optimizer; every rank must call it.
 
     Args:
         path: a directory.
-        tag: the checkpoint's name in it.
-        partial: model and optimizer, sharded as they are, to resume from at any number of ranks.
-            False: rank 0 writes the file ``path/tag``, all of the model's parameters.
-        model: by default the job's one ``smp.DistributedModel``.
-        optimizer: goes with the model in any case.
-        user_content: what ``resume_from_checkpoint`` returns.
-        translate_if_full: changes nothing, as parameters keep the model's own names.
-        num_kept_partial_checkpoints: remove the oldest beyond so many.
+        tag: the checkpoint's name in the directory.
+        partial: True: the shards of model and optimizer, from which any number of ranks can resume.
+            False: rank 0 writes all of the model's parameters to the file ``path/tag``.
+        model: default: the job's one ``smp.DistributedModel``.
+        optimizer: has no effect; the optimizer is saved with the model.
+        user_content: the value that ``resume_from_checkpoint`` returns.
+        translate_if_full: has no effect, because parameters keep the model's own names.
+        num_kept_partial_checkpoints: the number of checkpoints to keep; older ones are removed.
     """
     model = model or modelparallel.state.model
     directory = Path(path)
@@ -63,17 +66,18 @@ def resume_from_checkpoint(
     load_sharded_optimizer_state: bool = True,
     translate_function: Any = None,
 ) -> Any:
-    """Loads into the job's model and optimizer, once both are wrapped; every rank must call it.
+    """Loads into the job's model and optimizer after both are wrapped; every rank must call it.
 
     Args:
         path: a directory.
-        tag: the checkpoint's name in it; None: the newest.
-        partial: what ``save_checkpoint`` was told. A full one has to be loaded before
-            ``smp.DistributedOptimizer``.
-        strict: for a full one: no parameter may be missing.
-        load_optimizer: with the optimizer's state.
-        load_sharded_optimizer_state: the same.
-        translate_function: for a full one: gets its dictionary of parameters, and returns another.
+        tag: the checkpoint's name in the directory; None: the newest.
+        partial: the value given to ``save_checkpoint``. A full checkpoint must be loaded before
+            ``smp.DistributedOptimizer`` is made.
+        strict: for a full checkpoint: no parameter may be missing.
+        load_optimizer: also load the optimizer's state.
+        load_sharded_optimizer_state: if False, the optimizer's state is not loaded either.
+        translate_function: for a full checkpoint: receives the dictionary of parameters, and
+            returns the dictionary to load.
 
     Returns:
         The ``user_content`` that was saved.
@@ -101,7 +105,7 @@ def resume_from_checkpoint(
 
 
 def save(thing: Any, path: str, partial: bool = True, **kwargs: Any) -> None:
-    """``torch.save``, by rank 0 alone unless ``partial``; each rank's own file has its rank."""
+    """``torch.save``; ``partial``: a file per rank, with its rank in the name; else rank 0 only."""
     if partial:
         torch.save(thing, f"{path}_{modelparallel.rank()}")
     elif modelparallel.rank() == 0:
@@ -109,6 +113,6 @@ def save(thing: Any, path: str, partial: bool = True, **kwargs: Any) -> None:
 
 
 def load(path: str, map_location: Any = None, partial: bool = True, **kwargs: Any) -> Any:
-    """``torch.load`` of what :func:`save` wrote."""
+    """``torch.load`` of a file that :func:`save` wrote."""
     name = f"{path}_{modelparallel.rank()}" if partial else path
     return torch.load(name, map_location=map_location or "cpu", weights_only=False)

@@ -1,7 +1,7 @@
 """``smdistributed.modelparallel.torch``: initialisation, ranks and groups.
 
-There is no pipeline and no tensor parallelism here, so every rank is a data-parallel rank, and the
-groups of all other kinds have one member.
+There is no pipeline and no tensor parallelism here, so that every rank is a data-parallel rank, and
+the groups of all other kinds have one member.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BACKENDS = {"auto": "smddp"}  # of "ddp_dist_backend"
 
 
 class CommGroup(enum.Enum):
-    """Whom a collective of the library's own concerns."""
+    """The ranks that take part in a collective of the library's interface."""
 
     WORLD = "all ranks"
     DP_GROUP = "the data-parallel ranks"
@@ -33,7 +33,7 @@ class CommGroup(enum.Enum):
 
 _ALL_RANKS = (CommGroup.WORLD, CommGroup.DP_GROUP, CommGroup.RDP_GROUP)
 
-# ``cfg`` are the parameters that apply; ``model`` the job's one DistributedModel.
+# `cfg` holds the parameters that apply, `model` the job's one DistributedModel.
 state = SimpleNamespace(
     cfg=ModelParallelParameters(),
     initialized=False,
@@ -43,10 +43,10 @@ state = SimpleNamespace(
 
 
 def init(config: Mapping[str, Any] | None = None) -> None:
-    """Reads the parameters, and makes the default process group where there is none.
+    """Reads the parameters, and makes the default process group if there is none.
 
     Args:
-        config: parameters; those in ``SM_HP_MP_PARAMETERS`` go before them.
+        config: parameters; those in ``SM_HP_MP_PARAMETERS`` have precedence.
 
     Raises:
         SmddpConfigError: an unknown parameter or a wrong value.
@@ -72,7 +72,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Ranks of the job."""
+    """The number of ranks of the job."""
     return dist.get_world_size()
 
 
@@ -82,7 +82,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Ranks on this host."""
+    """The number of ranks on this host."""
     return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or size())
 
 
@@ -90,22 +90,22 @@ dp_rank = rdp_rank = rank
 dp_size = rdp_size = size
 
 
-def _none_of_several() -> int:
-    """The only one there is."""
+def _only_rank() -> int:
+    """The rank in a group of one member: 0."""
     return 0
 
 
 def _one() -> int:
-    """There is one."""
+    """The size of a group of one member."""
     return 1
 
 
-pp_rank = tp_rank = mp_rank = _none_of_several
+pp_rank = tp_rank = mp_rank = _only_rank
 pp_size = tp_size = mp_size = _one
 
 
 def get_dp_process_group() -> Any:
-    """The torch.distributed group of the data-parallel ranks: all of them."""
+    """The torch.distributed group of the data-parallel ranks, which are all ranks."""
     return dist.group.WORLD
 
 
@@ -121,7 +121,7 @@ get_rdp_group = get_dp_group
 
 
 def get_tp_group() -> list[int]:
-    """Ranks of the tensor-parallel group: this one."""
+    """Ranks of the tensor-parallel group: only this rank."""
     return [rank()]
 
 
@@ -138,7 +138,7 @@ dp_barrier = barrier
 
 
 def allgather(thing: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """What each of the group's ranks gave, in their order; anything that can be pickled."""
+    """The objects of the group's ranks, in the order of the ranks; any object that pickles."""
     if group not in _ALL_RANKS:
         return [thing]
     gathered: list[Any] = [None] * size()
@@ -147,7 +147,7 @@ def allgather(thing: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
 
 
 def broadcast(thing: Any, group: CommGroup = CommGroup.WORLD) -> Any:
-    """What the group's first rank gave; anything that can be pickled."""
+    """The object of the group's first rank; any object that pickles."""
     if group not in _ALL_RANKS:
         return thing
     holder = [thing]

@@ -13,7 +13,7 @@ from deepspeed_smddp.compat import refuse
 from deepspeed_smddp.config import nearest
 from deepspeed_smddp.errors import SmddpConfigError
 
-# Where a job's launcher puts them; they go before what a script passes.
+# A job's launcher sets this variable; it has precedence over the values that a script passes.
 VARIABLE = "SM_HP_MP_PARAMETERS"
 
 
@@ -27,16 +27,16 @@ _Parameters = TypeVar("_Parameters", bound="Parameters")
 
 
 class Parameters(BaseModel):
-    """What both dictionaries have in common: unknown keys and wrong values are refused."""
+    """Base of both dictionaries; refuses unknown keys and wrong values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def refuse_unsupported(self) -> None:
-        """Raises ``Unsupported`` for what no adapter can do."""
+        """Raises ``Unsupported`` for values that no adapter supports."""
 
 
 class ModelParallelParameters(Parameters):
-    """Of ``smdistributed.modelparallel.torch``, with its defaults."""
+    """The parameters of ``smdistributed.modelparallel.torch``, with its defaults."""
 
     ddp: bool = False
     ddp_port: int | None = None
@@ -59,7 +59,7 @@ class ModelParallelParameters(Parameters):
     tensor_parallel_degree: _Degree = 1
     tensor_parallel_seed: int = 0
     delayed_parameter_initialization: bool = False
-    # These steer how layers are placed in a pipeline, of which there is none here.
+    # These control how layers are placed in a pipeline; there is no pipeline here.
     active_microbatches: Any = None
     auto_partition: Any = None
     contiguous: Any = None
@@ -94,18 +94,18 @@ class ModelParallelParameters(Parameters):
                 "deepspeed.zero.Init",
             )
         if self.fp16 and self.bf16:
-            raise SmddpConfigError('"fp16" and "bf16" are both true, but one of them may be')
+            raise SmddpConfigError('"fp16" and "bf16" are both true, but only one of them may be')
         if self.sharded_data_parallel_degree > 1 and self.shard_optimizer_state:
             raise SmddpConfigError(
-                '"shard_optimizer_state" does not go with "sharded_data_parallel_degree", which '
-                "shards it already; leave out one of the two"
+                '"shard_optimizer_state" can\'t be combined with "sharded_data_parallel_degree", '
+                "which shards the optimizer state already; leave out one of the two"
             )
 
     def ds_config(self, accumulation: int) -> dict[str, Any]:
-        """The DeepSpeed config of an engine that accumulates so many micro-batches per step."""
+        """The DeepSpeed config of an engine with ``accumulation`` micro-batches per step."""
         stage = 3 if self.sharded_data_parallel_degree > 1 else int(self.shard_optimizer_state)
         config: dict[str, Any] = {
-            # Batches come from the script; only their number per step matters.
+            # The script makes the batches; DeepSpeed needs only their number per step.
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": accumulation,
             "zero_allow_untested_optimizer": True,
@@ -135,7 +135,7 @@ class ModelParallelParameters(Parameters):
 
 
 class SageMakerParameters(Parameters):
-    """Of ``torch.sagemaker``, with its defaults."""
+    """The parameters of ``torch.sagemaker``, with its defaults."""
 
     hybrid_shard_degree: _Count = 0
     sm_activation_offloading: bool = True
@@ -150,7 +150,7 @@ class SageMakerParameters(Parameters):
 
     @property
     def seed(self) -> int:
-        """Of random numbers that differ between the ranks of a tensor-parallel group."""
+        """Seed of the random numbers that differ between the ranks of a tensor-parallel group."""
         asked = "tensor_parallel_seed" in self.model_fields_set
         return self.tensor_parallel_seed if asked else self.random_seed
 
@@ -173,7 +173,7 @@ class SageMakerParameters(Parameters):
 def read(
     kind: type[_Parameters], given: str | os.PathLike[str] | Mapping[str, Any] | None
 ) -> _Parameters:
-    """The parameters that apply: those in ``SM_HP_MP_PARAMETERS`` before those that a script gave.
+    """The parameters that apply; ``SM_HP_MP_PARAMETERS`` has precedence over the script's.
 
     Args:
         kind: which of the two dictionaries.
@@ -182,7 +182,7 @@ def read(
     Raises:
         SmddpConfigError: a file or the variable holds no JSON dictionary, an unknown key, or a
             value that its key may not hold.
-        Unsupported: what no adapter can do.
+        Unsupported: no adapter supports the value.
     """
     if isinstance(given, (str, os.PathLike)):
         place = os.fspath(given)

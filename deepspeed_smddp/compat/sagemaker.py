@@ -1,7 +1,7 @@
 """``torch.sagemaker``: its configuration, and FSDP sharded by ``hybrid_shard_degree``.
 
-Scripts keep their own calls of torch's ``FullyShardedDataParallel``; once :func:`init` was called,
-those that name no mesh and no process group get the mesh of the degree.
+Scripts keep their own calls of torch's ``FullyShardedDataParallel``. After :func:`init`, calls that
+name no mesh and no process group get the mesh of the degree.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ state = SimpleNamespace(initialized=False, mesh=None, parameters=SageMakerParame
 
 
 def init(config: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> None:
-    """Reads the configuration, and makes the default process group where there is none.
+    """Reads the configuration, and makes the default process group if there is none.
 
     Args:
         config: a dictionary, or the path of a JSON file with one; keys in the environment variable
-            ``SM_HP_MP_PARAMETERS`` go before it.
+            ``SM_HP_MP_PARAMETERS`` have precedence.
 
     Raises:
         SmddpConfigError: an unknown key or a wrong value.
@@ -51,7 +51,7 @@ def init(config: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> No
     data_parallel = dist.get_world_size() // found.tensor_parallel_degree
     if found.tensor_parallel_degree > 1 and degree not in (0, data_parallel):
         refuse(
-            f"hybrid sharding within {degree} ranks beside tensor parallelism",
+            f"hybrid sharding within {degree} ranks together with tensor parallelism",
             f'set "hybrid_shard_degree" to 0, which shards over all {data_parallel} data-parallel '
             "ranks",
         )
@@ -64,7 +64,7 @@ def init(config: str | os.PathLike[str] | Mapping[str, Any] | None = None) -> No
     state.rank, state.world_size = dist.get_rank(), dist.get_world_size()
     state.tensor_parallel_degree = state.tp_size = found.tensor_parallel_degree
     state.tp_rank = dist.get_rank() % state.tp_size
-    # As documented, None where there is no such parallelism.
+    # As documented: None if there is no tensor parallelism.
     state.tp_process_group = state.rep_rank_process_group = None
     if state.mesh is not None and state.mesh.ndim == 2:
         state.rep_rank_process_group = state.mesh.get_group("replicate")
@@ -86,20 +86,20 @@ def transform(
     load_state_dict_from_rank0: bool = False,
     cp_comm_type: str = "p2p",
 ) -> nn.Module:
-    """The model, ready for FSDP.
+    """Prepares the model for FSDP and returns it.
 
-    That is the model itself: it keeps its own layers and names, and so its checkpoints. With a
-    ``tensor_parallel_degree`` above 1 its layers are divided by the package's own tensor
-    parallelism, and FSDP shards over the ranks that hold the same part. What rank 0 loaded reaches
-    the others by FSDP's ``sync_module_states=True``.
+    The model keeps its own layers and names, so that its checkpoints stay valid. With a
+    ``tensor_parallel_degree`` above 1, the package's own tensor parallelism divides its layers, and
+    FSDP shards over the ranks that hold the same part. FSDP's ``sync_module_states=True`` sends the
+    values that rank 0 loaded to the other ranks.
 
     Args:
-        model: on any device, the meta device too.
-        device: to move the model to; not where it lies on the meta device.
-        dtype: of the model's parameters.
-        config: of mixtures of experts, which are refused.
-        load_state_dict_from_rank0: as said above.
-        cp_comm_type: of context parallelism, which :func:`init` refuses.
+        model: on any device, including the meta device.
+        device: the device to move the model to; no effect for a model on the meta device.
+        dtype: the type of the model's parameters.
+        config: for mixtures of experts, which are refused.
+        load_state_dict_from_rank0: has no effect; FSDP does this, see above.
+        cp_comm_type: for context parallelism, which :func:`init` refuses.
 
     Raises:
         RuntimeError: :func:`init` was not called.
@@ -125,7 +125,7 @@ def clip_grad_norm_(model: Any, max_norm: float, norm_type: float = 2.0) -> Any:
     """``torch.sagemaker.grad_norm.clip_grad_norm_``: FSDP's own."""
     if is_initialized() and state.tp_size > 1:
         refuse(
-            "clip_grad_norm_ beside tensor parallelism",
+            "clip_grad_norm_ together with tensor parallelism",
             "shard with fully_shard instead of FSDP, and use "
             "deepspeed_smddp.tensor_parallel.clip_grad_norm_",
         )
@@ -135,7 +135,7 @@ def clip_grad_norm_(model: Any, max_norm: float, norm_type: float = 2.0) -> Any:
 
 
 def _divide(model: nn.Module) -> nn.Module:
-    # Imported at first use: torch's DTensor takes its time.
+    # Imported at first use, because the import of torch's DTensor is slow.
     from deepspeed_smddp import tensor_parallel
 
     mesh = tensor_parallel.tensor_parallel(model, state.tp_size, seed=state.parameters.seed)
@@ -154,8 +154,8 @@ def _wrap_fsdp() -> None:
 
     @functools.wraps(original)
     def wrapper(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        # The second positional argument is the process group. Children of an FSDP module get the
-        # groups of their parent by name.
+        # The second positional argument is the process group. A child of an FSDP module gets its
+        # parent's groups as keyword arguments.
         placed = args or kwargs.get("process_group") or kwargs.get("device_mesh")
         if not placed and state.mesh is not None:
             kwargs["sharding_strategy"] = _strategy(kwargs.get("sharding_strategy"))
@@ -178,8 +178,8 @@ def _strategy(asked: Any) -> Any:
 
 
 def _wrap_offload() -> None:
-    # torch's offload_wrapper, which scripts put around the root module, becomes the package's
-    # offloading where the configuration says so.
+    # Scripts put torch's offload_wrapper around the root module; if the configuration asks for it,
+    # the package's offloading takes its place.
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 
     original = checkpoint_wrapper.offload_wrapper

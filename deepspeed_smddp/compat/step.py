@@ -1,4 +1,4 @@
-"""``smp.step``: a function that is called once per micro-batch, and what its calls returned."""
+"""``smp.step``: calls a function once per micro-batch and collects what it returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deepspeed_smddp.errors import SmddpConfigError
 
 
 class StepOutput:
-    """What one output of a step was in each of its micro-batches."""
+    """The values of one output of a step, one per micro-batch."""
 
     def __init__(self, outputs: list[Any]) -> None:
         self.outputs = outputs
@@ -27,11 +27,11 @@ class StepOutput:
         return functools.reduce(lambda a, b: a + b, self.outputs)
 
     def concat(self) -> torch.Tensor:
-        """One after the other, along the first dimension."""
+        """The tensors one after the other, along the first dimension."""
         return torch.cat(self.outputs)
 
     def stack(self) -> torch.Tensor:
-        """Along a new first dimension."""
+        """The tensors along a new first dimension."""
         return torch.stack(self.outputs)
 
 
@@ -42,24 +42,24 @@ def step(
     input_split_axes: Mapping[str, int] | None = None,
     detach_outputs: bool = True,
 ) -> Callable[..., Any]:
-    """Decorates a function of model and batch: forward pass, and backward pass by the model.
+    """Decorates a function that runs the forward pass, and the backward pass by the model.
 
-    Each tensor in its arguments, also inside of lists, tuples and dictionaries, is cut along its
-    first dimension into as many micro-batches as the parameter ``microbatches`` says; everything
-    else is handed over as it is.
+    Each tensor in its arguments, also inside lists, tuples and dictionaries, is cut along its first
+    dimension into micro-batches; the parameter ``microbatches`` is their number. All other values
+    are passed unchanged.
 
     Args:
-        function: given where it decorates without parentheses.
+        function: given if the decorator is used without parentheses.
         non_split_inputs: names of arguments that are not cut.
-        input_split_axes: another dimension for some arguments, by their names.
+        input_split_axes: another dimension to cut, by the name of the argument.
         detach_outputs: returned tensors have no graph.
 
     Returns:
-        The function, which returns a :class:`StepOutput` in the place of each thing that
-        ``function`` returns: itself, or the members of a tuple, list or mapping.
+        A function that returns a :class:`StepOutput` in place of each value that ``function``
+        returns: of its result, or of the members of a tuple, list or mapping.
 
     Raises:
-        SmddpConfigError: when called with a tensor that does not divide into the micro-batches.
+        SmddpConfigError: at a call with a tensor that does not divide into the micro-batches.
     """
     if function is None:
         return functools.partial(

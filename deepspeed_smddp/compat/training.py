@@ -1,7 +1,7 @@
-"""``smp.DistributedModel`` and ``smp.DistributedOptimizer``: one DeepSpeed engine between them.
+"""``smp.DistributedModel`` and ``smp.DistributedOptimizer``, which share one DeepSpeed engine.
 
-The engine is made when both are known. ``sharded_data_parallel_degree`` above 1 makes it ZeRO-3
-with that degree, ``shard_optimizer_state`` ZeRO-1, neither plain data parallelism.
+The engine is made when both exist. With ``sharded_data_parallel_degree`` above 1 it is ZeRO-3 with
+that degree, with ``shard_optimizer_state`` ZeRO-1, and without both plain data parallelism.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deepspeed_smddp.compat import modelparallel, refuse
 from deepspeed_smddp.errors import SmddpConfigError, logger
 from deepspeed_smddp.offload import offload_activations
 
-# Arguments of DistributedModel that steer pipelines or memory that DeepSpeed manages itself.
+# Arguments of DistributedModel without effect: pipelines, and memory that DeepSpeed manages itself.
 _IDLE = (
     "trace_device",
     "trace_execution_times",
@@ -36,11 +36,11 @@ class DistributedModel(nn.Module):
         module: the model.
         backward_passes_per_step: steps whose gradients are summed before ``optimizer.step()``.
         average_grads_across_microbatches: divide gradients by the number of micro-batches.
-        idle: further arguments of the original, which change nothing here.
+        idle: further arguments of the original, without effect here.
 
     Raises:
         RuntimeError: ``smp.init()`` was not called.
-        TypeError: an argument that the original does not have.
+        TypeError: the original has no such argument.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class DistributedModel(nn.Module):
         """
         if self._engine is None:
             raise RuntimeError(
-                "smp.DistributedModel runs once smp.DistributedOptimizer has wrapped its optimizer"
+                "smp.DistributedModel needs smp.DistributedOptimizer around its optimizer to run"
             )
         return self._engine
 
@@ -108,44 +108,44 @@ class DistributedModel(nn.Module):
     def backward(self, loss: torch.Tensor, gradient: torch.Tensor | None = None) -> None:
         """The backward pass of a scalar loss."""
         if gradient is not None or loss.numel() != 1:
-            refuse("backward() of a tensor that is no scalar", "reduce it to a scalar loss first")
+            refuse("backward() of a non-scalar tensor", "reduce it to a scalar loss first")
         engine = self.engine
         engine.backward(loss / self._divisor, scale_wrt_gas=False)
         if not engine.is_gradient_accumulation_boundary():
             engine.step()  # counts the micro-batch
 
     def train(self, mode: bool = True) -> DistributedModel:
-        """As for any module."""
+        """Sets the mode of the module and the engine."""
         super().train(mode)
         if self._engine is not None:
             self._engine.train(mode)
         return self
 
     def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Any:
-        """All parameters and buffers by the module's own names, on the CPU; gathered if sharded.
+        """All parameters and buffers on the CPU, by the module's own names; gathered if sharded.
 
         Every rank must call it.
 
         Args:
-            args: as for any module.
-            gather_to_rank0: the other ranks get an empty dictionary.
-            kwargs: as for any module.
+            args: without effect.
+            gather_to_rank0: ranks other than 0 get an empty dictionary.
+            kwargs: without effect.
         """
         with _gathered(self._module):
             found = {k: v.detach().cpu().clone() for k, v in self._module.state_dict().items()}
         return found if modelparallel.rank() == 0 or not gather_to_rank0 else {}
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Into the module, by its own names; before the optimizer is wrapped."""
+        """Loads into the module, by its own names; only before the optimizer is wrapped."""
         if self._engine is not None:
             refuse(
-                "load_state_dict() once smp.DistributedOptimizer has wrapped the optimizer",
+                "load_state_dict() after smp.DistributedOptimizer has wrapped the optimizer",
                 "call it before, or resume with smp.resume_from_checkpoint",
             )
         return self._module.load_state_dict(state_dict, *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """By the module's own names."""
+        """The module's parameters, by its own names."""
         return self._module.named_parameters(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -156,13 +156,13 @@ class DistributedModel(nn.Module):
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Steps the engine. Learning rates are those of the wrapped optimizer's ``param_groups``.
+    """Steps the engine; the learning rates are in the wrapped optimizer's ``param_groups``.
 
     Args:
-        optimizer: over parameters of the module that ``smp.DistributedModel`` was given.
-        static_loss_scale: with ``fp16``; None: dynamic.
-        dynamic_loss_scale: with ``fp16``; always, where there is no static one.
-        dynamic_loss_args: DeepSpeed's defaults hold.
+        optimizer: of parameters of the module that was given to ``smp.DistributedModel``.
+        static_loss_scale: refused except for None and 1.
+        dynamic_loss_scale: without effect; with ``fp16`` the loss scale is always dynamic.
+        dynamic_loss_args: without effect; DeepSpeed's defaults apply.
 
     Raises:
         RuntimeError: there is no ``smp.DistributedModel`` yet.
@@ -175,7 +175,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         dynamic_loss_scale: bool = True,
         dynamic_loss_args: Any = None,
     ) -> None:
-        # Not super().__init__(): the groups and the state are the wrapped optimizer's.
+        # super().__init__() is not called: the groups and the state are the wrapped optimizer's.
         model = modelparallel.state.model
         if model is None:
             raise RuntimeError("smp.DistributedOptimizer needs smp.DistributedModel before it")
@@ -187,39 +187,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> Any:  # type: ignore[override]
-        """The wrapped optimizer's."""
+        """The wrapped optimizer's groups."""
         return self._engine.optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The wrapped optimizer's."""
+        """The wrapped optimizer's state."""
         return self.optimizer.state
 
     @property
     def overflow(self) -> bool:
-        """Whether the last step was left out, as gradients in fp16 had overflowed."""
+        """Whether the last step was skipped because fp16 gradients had overflowed."""
         return bool(getattr(self._engine.optimizer, "overflow", False))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Reduces, clips and applies the gradients.
 
         Raises:
-            SmddpConfigError: some of ``backward_passes_per_step`` are still to come.
+            SmddpConfigError: fewer than ``backward_passes_per_step`` passes have run.
         """
         if closure is not None:
             refuse("optimizer.step(closure)", "call the closure before optimizer.step()")
         if not self._engine.is_gradient_accumulation_boundary():
             raise SmddpConfigError(
-                "optimizer.step() came before all backward passes of the step; wrap the model "
-                "with backward_passes_per_step=1, or as many as there are"
+                "optimizer.step() was called before all backward passes of the step; wrap the "
+                "model with backward_passes_per_step=1, or with the number of passes per step"
             )
         self._engine.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: the engine clears gradients once they have been applied."""
+        """Does nothing: the engine clears gradients after it has applied them."""
 
     def clip_master_grads(self, max_norm: float) -> None:
-        """The norm that gradients are clipped to, from this step on."""
+        """Clips gradients to this norm, from this step on."""
         optimizer = self._engine.optimizer
         if hasattr(optimizer, "clip_grad"):
             optimizer.clip_grad = max_norm
@@ -230,11 +230,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
 
     def state_dict(self) -> Any:
-        """Refused: what it holds is sharded."""
+        """Refused, because the state is sharded."""
         refuse("optimizer.state_dict()", "use smp.save_checkpoint")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Refused: what it holds is sharded."""
+        """Refused, because the state is sharded."""
         refuse("optimizer.load_state_dict()", "use smp.resume_from_checkpoint")
 
     def __repr__(self) -> str:
@@ -250,9 +250,9 @@ def set_activation_checkpointing(
     """Recomputes the module's activations in the backward pass instead of keeping them.
 
     Args:
-        module: a layer; of an ``nn.Sequential`` or ``nn.ModuleList``, each of its members.
+        module: a layer; for an ``nn.Sequential`` or ``nn.ModuleList``, each of its members.
         preserve_rng_state: dropout draws the same numbers again.
-        pack_args_as_tuple: changes nothing here.
+        pack_args_as_tuple: without effect here.
         strategy: "each"; groups of layers are refused.
     """
     if strategy != "each":
@@ -272,21 +272,21 @@ def set_activation_checkpointing(
 def model_creation(
     tensor_parallelism: bool = False, dtype: torch.dtype | None = None, **of_layers: Any
 ) -> Iterator[None]:
-    """Models that are built in it have parameters of type ``dtype``.
+    """As a context: models built in it have parameters of type ``dtype``.
 
     Args:
         tensor_parallelism: refused; the original would also replace layers by its own.
-        dtype: by default torch's default type.
-        of_layers: settings of the original's own layers, which change nothing here.
+        dtype: default: torch's default type.
+        of_layers: settings of the original's own layers, without effect here.
     """
     if tensor_parallelism:
         refuse(
             "transformer layers of its own (tensor_parallelism=True)",
-            "build the model as it is, with tensor_parallelism=False; attention is torch's",
+            "build the model as it is, with tensor_parallelism=False, and with torch's attention",
         )
     if any(of_layers.values()):
         names = ", ".join(sorted(name for name, value in of_layers.items() if value))
-        logger.info("smddp: smp.model_creation: %s change nothing here", names)
+        logger.info("smddp: smp.model_creation: %s without effect here", names)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype or before)
     try:
@@ -297,21 +297,21 @@ def model_creation(
 
 @contextlib.contextmanager
 def partition(index: int) -> Iterator[None]:
-    """Layers of a pipeline's stage, of which there is one."""
+    """As a context: layers of a pipeline's stage; there is only stage 0."""
     if index != 0:
-        refuse("pipeline parallelism", "leave out smp.partition, or give it 0")
+        refuse("pipeline parallelism", "leave out smp.partition, or pass 0")
     yield
 
 
 def set_partition(module: nn.Module, index: int) -> None:
-    """Puts a layer into a pipeline's stage, of which there is one."""
+    """Puts a layer into a pipeline's stage; there is only stage 0."""
     if index != 0:
-        refuse("pipeline parallelism", "leave out smp.set_partition, or give it 0")
+        refuse("pipeline parallelism", "leave out smp.set_partition, or pass 0")
 
 
 @contextlib.contextmanager
 def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
-    """Nothing where it is not enabled; refused where it is."""
+    """Has no effect if not enabled; refused if enabled."""
     if enabled:
         refuse("tensor parallelism under smp", 'use DeepSpeed\'s "tensor_parallel" (AutoTP)')
     yield
@@ -319,7 +319,7 @@ def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Nothing where it is not enabled; refused where it is."""
+    """Has no effect if not enabled; refused if enabled."""
     if enabled:
         refuse("smp.delay_param_initialization", "build the model under deepspeed.zero.Init")
     yield

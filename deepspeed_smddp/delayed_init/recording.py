@@ -199,7 +199,7 @@ class _OnMeta(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        # torch.nn.init returns early for some of its functions.
+        # Some functions of torch.nn.init return early for a meta tensor; here they must run.
         if func == _IS_META and sys._getframe(1).f_globals.get("__name__") == "torch.nn.init":
             return False
         kwargs = dict(kwargs or {})

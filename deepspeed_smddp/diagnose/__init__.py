@@ -1,1 +1,1 @@
-"""What tells a user how smddp runs on a machine."""
+"""Reports how smddp runs on a machine."""

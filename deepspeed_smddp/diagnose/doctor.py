@@ -27,7 +27,7 @@ from deepspeed_smddp.zero import comm_backend
 
 @dataclass(frozen=True)
 class SettingRow:
-    """One setting as it applies, and where it comes from."""
+    """One setting that applies, and its source."""
 
     name: str
     value: str
@@ -92,7 +92,7 @@ def setting_rows(ds_config: Any = None) -> list[SettingRow]:
 
 
 def host_identity() -> str:
-    """What ranks compare to learn whether they share memory (csrc/topology/topology.cc)."""
+    """The text that ranks compare to know if they share memory (csrc/topology/topology.cc)."""
     given = os.environ.get(PREFIX + "HOST_ID", "")
     if given:
         return given
@@ -128,7 +128,7 @@ def _fabric() -> Finding:
         return Finding("libfabric", f"{error} (groups on one host work)", Verdict.LIMITED)
 
 
-# Reads 8 bytes of its parent's memory: ptrace rules see it as the ranks of one node see each other.
+# Reads 8 bytes of its parent's memory: the same ptrace rules apply between the ranks of a host.
 _READ_PARENT = """
 import ctypes, os, sys
 class Run(ctypes.Structure):
@@ -166,7 +166,7 @@ def _single_copy() -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if not reason:
-        return Finding(name, "allowed; used where they cost less than copies through shared memory")
+        return Finding(name, "allowed; used if they cost less than copies through shared memory")
     return Finding(
         name,
         f"refused by the kernel ({reason}; kernel.yama.ptrace_scope is {_ptrace_scope()}); "
@@ -179,4 +179,4 @@ def _ptrace_scope() -> str:
     try:
         return Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
     except OSError:
-        return "not there"
+        return "missing"

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of one check of ``smddp doctor``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """What a finding means for training."""
+    """The consequence of a finding for training."""
 
     OK = "ok"
     LIMITED = "limited"

@@ -1,4 +1,4 @@
-"""What ``smddp doctor`` says about GPUs."""
+"""The findings of ``smddp doctor`` about GPUs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from deepspeed_smddp.errors import SmddpConfigError
 
 
 def findings() -> Iterator[Finding]:
-    """Driver, GPUs, whether they reach one another, kernels, and what carries CUDA tensors."""
+    """Driver, GPUs, peer access, kernels, and what carries CUDA tensors."""
     from deepspeed_smddp import _C
 
     try:
         report = _C.cuda_report()
     except RuntimeError as error:
-        # A machine without a GPU lacks nothing; with one, torch knows of it too.
+        # On a machine without a GPU that is no fault; if there is one, torch knows it too.
         missed = torch.cuda.is_available()
         text = f"{error}" if missed else f"none in use ({error}); CPU tensors need none"
         yield Finding("GPUs", text, Verdict.LIMITED if missed else Verdict.OK)
@@ -32,8 +32,8 @@ def findings() -> Iterator[Finding]:
         pairs = ", ".join(f"{a} and {b}" for a, b in report["apart"])
         yield Finding(
             "GPU peer access",
-            f"lacks between {pairs} (`nvidia-smi topo -p2p r` shows it): set {PREFIX}DEVICE=off "
-            "for groups that contain such a pair, which NCCL then carries",
+            f"missing between {pairs} (`nvidia-smi topo -p2p r` shows it): set {PREFIX}DEVICE=off "
+            "for groups that contain such a pair; NCCL then carries their CUDA tensors",
             Verdict.LIMITED,
         )
     elif len(names) > 1:
@@ -43,7 +43,7 @@ def findings() -> Iterator[Finding]:
         "GPU kernels",
         "built in"
         if kernels
-        else "not built in: build again where nvcc is found, or set reduce_on to cpu",
+        else "not built in: build again on a machine with nvcc, or set reduce_on to cpu",
         Verdict.OK if kernels else Verdict.LIMITED,
     )
     yield Finding(
@@ -65,13 +65,13 @@ def _way(kernels: bool) -> Finding:
     if not torch.cuda.is_available():
         return Finding(
             name,
-            "none: this torch has no CUDA, or sees no GPU; install a CUDA build of torch, and see "
-            "CUDA_VISIBLE_DEVICES",
+            "none: this torch has no CUDA, or sees no GPU; install a CUDA build of torch, and "
+            "check CUDA_VISIBLE_DEVICES",
             Verdict.LIMITED,
         )
     try:
         on_cpu = settings.current().section.reduce_on == "cpu"
-    except SmddpConfigError:  # which the table of settings reports
+    except SmddpConfigError:  # the table of settings reports it
         on_cpu = False
     if not kernels and not on_cpu:
         return Finding(name, "carried by NCCL, as there are no kernels", Verdict.LIMITED)

@@ -1,1 +1,1 @@
-"""Names of a closed library, served by deepspeed-smddp; see deepspeed_smddp.compat."""
+"""Import names of a closed library, served by deepspeed-smddp; see deepspeed_smddp.compat."""
