@@ -1,4 +1,4 @@
-"""Text as bytes: where it comes from, how it is split, which windows each step trains on."""
+"""Text as bytes: reads it, splits it, and cuts the windows that each step trains on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKIPPED_DIRECTORIES = {
 
 
 class DataError(ValueError):
-    """The text cannot be used; the message is one sentence for the user."""
+    """The text can't be used; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ByteText:
     train: torch.Tensor  # uint8, one dimension
     held_out: torch.Tensor  # uint8, one dimension
     source: str
-    digest: str  # tells a resumed run that its data is the same
+    digest: str  # a resumed run compares it with the checkpoint's
 
     def unigram_entropy(self) -> float:
         """Entropy of the byte frequencies, in nats: the loss of a model that ignores context."""
@@ -41,14 +41,14 @@ class ByteText:
 def load(data: Path | None, limit: int, window: int) -> ByteText:
     """Read up to `limit` bytes of text; the default is the sources of Python's standard library.
 
-    Raises DataError where either side of the split is shorter than `window` bytes.
+    Raises DataError if either part of the split is shorter than `window` bytes.
     """
     if data is None:
         root = Path(sysconfig.get_path("stdlib"))
         files = [p for p in sorted(root.rglob("*.py")) if not _skipped(p.relative_to(root))]
         source = "the sources of Python's standard library"
         if not files:
-            raise DataError(f"{root} holds no Python sources here; name a text with --data PATH.")
+            raise DataError(f"{root} has no Python sources; name a text with --data PATH.")
     elif data.is_dir():
         files = [
             p
@@ -72,7 +72,7 @@ def load(data: Path | None, limit: int, window: int) -> ByteText:
             with path.open("rb") as f:
                 text = f.read(room)
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+            raise DataError(f"{path} can't be read: {error.strerror}.") from error
         if text:
             texts.append(text)
             room -= len(text)
@@ -89,7 +89,7 @@ def load(data: Path | None, limit: int, window: int) -> ByteText:
         if len(part) < window:
             raise DataError(
                 f"The {name} part of {source} has {len(part)} bytes, fewer than the {window} "
-                "of one window; give more text or a smaller --seq-len."
+                "of one window; use more text or a smaller --seq-len."
             )
     return ByteText(
         train=_tensor(train),
@@ -104,8 +104,8 @@ def training_batch(
 ) -> torch.Tensor:
     """Windows [first, first + count) of the `total` of one step, as int64 [count, window].
 
-    They depend on nothing but (seed, step), so that a resumed run, or one with the same total over
-    another number of ranks, sees the same data.
+    They depend only on (seed, step), so that a resumed run, or a run with the same total over
+    another number of ranks, trains on the same data.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     starts = torch.randint(0, len(text.train) - window + 1, (total,), generator=generator)

@@ -46,7 +46,7 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     text = byte_text.load(args.data, 12_000_000, args.seq_len + 1)
     torch.manual_seed(1)
-    # Buckets are reduced while the backward pass goes on; gradients are views of them.
+    # Buckets are reduced during the backward pass; gradients are views of the buckets.
     model = DistributedDataParallel(Network(args.hidden), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     with loss_bar.shown(args.steps, rank == 0) as advance:
@@ -63,7 +63,7 @@ def main() -> None:
                     window=args.seq_len + 1,
                     total=args.batch * ranks * args.accumulate,
                 )
-                # Only the last micro-batch of a step is followed by communication.
+                # Ranks communicate only after the last micro-batch of a step.
                 last = micro == args.accumulate - 1
                 with contextlib.nullcontext() if last else model.no_sync():
                     logits = model(windows[:, :-1])

@@ -1,4 +1,4 @@
-"""Train a small GPT-2 on bytes with ZeRO-3, its state sharded within some of the ranks (MiCS).
+"""Train a small GPT-2 on bytes with ZeRO-3; groups of ranks share one copy of its state (MiCS).
 
 DS_ACCELERATOR=cpu deepspeed --num_gpus 4 examples/gpt2_sharded.py --sharded-degree 2
 """
@@ -19,7 +19,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="file or directory; default: Python's library")
-    parser.add_argument("--sharded-degree", type=int, default=0, help="ranks; 0: all of them")
+    parser.add_argument(
+        "--sharded-degree", type=int, default=0, help="ranks that share one copy; 0: all"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--accumulate", type=int, default=1, help="micro-batches per step")
     parser.add_argument("--batch", type=int, default=4, help="windows per rank and micro-batch")

@@ -1,4 +1,4 @@
-"""Train a small Llama on bytes with FSDP2, sharded over all ranks or within some.
+"""Train a small Llama on bytes with FSDP2, sharded over all ranks or within groups of ranks.
 
 torchrun --nproc-per-node 4 examples/llama_fsdp2.py --hybrid-shard-degree 2
 """
@@ -24,7 +24,9 @@ from deepspeed_smddp import fsdp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="file or directory; default: Python's library")
-    parser.add_argument("--hybrid-shard-degree", type=int, default=0, help="ranks; 0: all of them")
+    parser.add_argument(
+        "--hybrid-shard-degree", type=int, default=0, help="ranks that share one copy; 0: all"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=4, help="windows per rank")
     parser.add_argument("--seq-len", type=int, default=128, help="bytes per window")
@@ -49,7 +51,7 @@ def main() -> None:
         )
     )
 
-    # Gathered in bf16, reduced and stepped in fp32.
+    # Parameters are gathered in bf16; gradients are reduced and applied in fp32.
     options = {
         "mesh": fsdp.mesh(args.hybrid_shard_degree),
         "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32),

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 @contextlib.contextmanager
 def shown(steps: int, here: bool) -> Iterator[Callable[[float], None]]:
-    """Yields what to call after each of ``steps`` steps with its loss; drawn where ``here``."""
+    """Yields a function to call with the loss after each of ``steps`` steps; draws if ``here``."""
     columns = (
         TextColumn("step {task.completed}/{task.total}"),
         BarColumn(bar_width=20),

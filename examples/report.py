@@ -1,4 +1,4 @@
-"""What a run leaves behind: losses per step, their curve, and the table of its collectives."""
+"""The report of a run: losses per step, their curve, and the table of its collectives."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_losses(path: Path, rows: list[Row]) -> None:
 
 
 def read_losses(path: Path, last_step: int) -> list[Row]:
-    """The rows up to `last_step`; those after it were never checkpointed and will be redone."""
+    """The rows up to `last_step`; later steps are not in the checkpoint and run again."""
     if not path.exists():
         return []
     with path.open(newline="") as f:
@@ -70,7 +70,7 @@ def print_table(console: Console, statistics: list[dict[str, Any]], rank: int) -
     table = Table(title=f"Collectives of rank {rank}", title_justify="left")
     table.add_column("collective")
     table.add_column("path taken")
-    for column in ("calls", "bytes", "time", "of it waited"):
+    for column in ("calls", "bytes", "time", "wait time"):
         table.add_column(column, justify="right")
     for row in sorted(statistics, key=lambda r: (is_fallback(r), r["collective"], r["path"])):
         table.add_row(

@@ -2,7 +2,7 @@
 
     deepspeed --num_gpus 2 examples/train.py --deepspeed_config ds_configs/quickstart.json
 
-Nothing here names a communication backend: the line "comm_backend" of the JSON chooses it.
+This file names no communication backend: the line "comm_backend" of the JSON chooses it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--save-every", type=int, default=100, help="steps; 0: only at the end")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument("--no-progress", action="store_true", help="plain lines, no progress bar")
     parser.add_argument("--local_rank", type=int, default=-1, help="set by the launcher")
     parser = deepspeed.add_config_arguments(parser)
@@ -89,13 +89,13 @@ def build_model(args: argparse.Namespace) -> GPTNeoXForCausalLM:
         eos_token_id=None,
         attn_implementation="sdpa",
     )
-    # No zero.Init: the model fits a rank before it is sharded, and transformers would otherwise
-    # initialise weights that are no longer there.
+    # Without zero.Init: the whole model fits in the memory of a rank, and with it transformers
+    # would initialise weights that are already partitioned.
     return GPTNeoXForCausalLM(config)
 
 
 def learning_rate_factor(step: int, steps: int) -> float:
-    """Linear warm-up over 5 % of the run, then a cosine down to a tenth."""
+    """Linear warm-up over 5 % of the run, then a cosine down to a tenth of the peak."""
     warmup = max(1, steps // 20)
     if step < warmup:
         return (step + 1) / warmup
@@ -104,9 +104,9 @@ def learning_rate_factor(step: int, steps: int) -> float:
 
 
 def check_backend(deepspeed_config: str) -> None:
-    """DeepSpeed itself ignores "comm_backend": without the package another backend would be used.
+    """Raises UsageError if the config names a backend and the process group has another.
 
-    Raises UsageError where the config names a backend and the process group has another.
+    DeepSpeed itself ignores "comm_backend": without the package it would use another backend.
     """
     try:
         wanted = hjson.loads(Path(deepspeed_config).read_text()).get("comm_backend")
@@ -142,7 +142,7 @@ class Statistics:
 
 
 class Display:
-    """A progress bar on a terminal, otherwise a line every so often; rank 0 only."""
+    """A progress bar on a terminal, else about 20 lines per run; rank 0 only."""
 
     def __init__(self, console: Console, first: int, steps: int, bar: bool) -> None:
         self.console, self.steps, self.every = console, steps, max(1, steps // 20)
@@ -200,12 +200,12 @@ class Checkpoints:
             self._remove(except_tag=tag)
 
     def load(self, engine: Any) -> int:
-        """Returns the number of steps that are done."""
+        """Loads the checkpoint and returns the number of completed steps."""
         if not (self.directory / "latest").exists():
             raise UsageError(f"--resume finds no checkpoint in {self.directory}.")
         _, state = engine.load_checkpoint(str(self.directory))
         if state is None:
-            raise UsageError(f"the checkpoint in {self.directory} cannot be loaded.")
+            raise UsageError(f"the checkpoint in {self.directory} can't be loaded.")
         for name, now in self.identity.items():
             then = state["identity"].get(name)
             if then != now:
@@ -360,7 +360,7 @@ def train(args: argparse.Namespace) -> int:
     for step in range(first, args.steps):
         learning_rate = engine.get_lr()[0]
         waited, begun = statistics.waited(), time.perf_counter()
-        # The flag travels with the loss: all ranks stop after the same step.
+        # The flag is reduced together with the loss: all ranks stop after the same step.
         loss, stop = trainer.mean(trainer.step(step), float(interrupt.requested))
         seconds = time.perf_counter() - begun
         share = (statistics.waited() - waited) / seconds if statistics.available else None
@@ -395,7 +395,7 @@ def train(args: argparse.Namespace) -> int:
         dist.barrier()
         console.print(
             f"interrupted; step {saved} is saved in {checkpoints.directory}. "
-            "Run the same command with --resume to go on.",
+            "Run the same command with --resume to continue.",
             highlight=False,
         )
         return INTERRUPTED
@@ -437,7 +437,7 @@ def summarise(
     if statistics.available:
         report.print_table(console, statistics.rows(), rank=0)
         console.print(
-            f"AllGather, ReduceScatter and AllReduce on the fallback, all ranks: {fallback} bytes"
+            f"AllGather, ReduceScatter and AllReduce by the fallback, all ranks: {fallback} bytes"
         )
     else:
         console.print(f"The backend {backend} keeps no counters, so there is no table.")
@@ -451,7 +451,7 @@ def summarise(
 
 
 def main() -> int:
-    # torch renames its collectives; DeepSpeed still calls the old names.
+    # torch has renamed its collectives; DeepSpeed still calls the old names.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     deepspeed.utils.logger.setLevel("WARNING")
     transformers_logging.set_verbosity_error()
