@@ -14,7 +14,7 @@ import torch.distributed._functional_collectives as functional
 from harness import cases, model
 from harness import layout as layouts
 from harness.cases import FORMS, MANY, Case
-from harness.layout import nodes
+from harness.layout import hosts
 from harness.worker import Context
 from harness.world import BACKEND, Pool, World, WorldError
 
@@ -458,7 +458,7 @@ def test_bad_calls_are_refused_at_once(worlds: Pool, layout: str, kind: str) -> 
 
 
 def test_layout_helpers() -> None:
-    assert nodes("ABAB") == [[0, 2], [1, 3]]
+    assert hosts("ABAB") == [[0, 2], [1, 3]]
     assert layouts.local_rank("ABAB", 3) == 1
     assert layouts.restrict("AABB", [3, 0]) == "BA"
 

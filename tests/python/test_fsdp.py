@@ -1,4 +1,4 @@
-"""FSDP2 and FSDP1 over smddp: what Gloo gives, with or without smddp's own buffers."""
+"""FSDP2 and FSDP1 over smddp give Gloo's results, with and without smddp's own buffers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gl
 
 
 def train(worlds: Pool, layout: str, run: Run, backend: str = BACKEND) -> list[dict[str, Any]]:
-    """What each rank reports, having seen that all report the same losses."""
+    """Each rank's report; all ranks must report the same losses."""
     answers = worlds(layout, backend).run(fsdp.train, run)
     assert all(answer["losses"] == answers[0]["losses"] for answer in answers)
     assert answers[0]["losses"][-1] < answers[0]["losses"][0] or run.steps < 2
@@ -32,7 +32,7 @@ def train(worlds: Pool, layout: str, run: Run, backend: str = BACKEND) -> list[d
 
 
 def assert_equal(got: dict[str, Any], wanted: dict[str, Any], bits: int | None = None) -> None:
-    """To the bit, or, where sums run in another order, to a relative 2**-bits."""
+    """To the bit, or, if sums run in another order, to a relative 2**-bits."""
     if bits is None:
         assert got["losses"] == wanted["losses"]
         assert got["norms"] == wanted["norms"]
@@ -62,8 +62,8 @@ def test_bf16_gives_the_bits_of_gloo(worlds: Pool) -> None:
     assert_equal(train(worlds, "AA", run)[0], reference)
 
 
-def test_gradients_divided_by_a_factor_of_ones_own(worlds: Pool) -> None:
-    # Gloo has no such operation: there, FSDP2 divides after the sum.
+def test_gradients_divided_by_a_custom_factor(worlds: Pool) -> None:
+    # Gloo has no such operation: with Gloo, FSDP2 divides after the sum.
     reference = train(worlds, "AA", Run(enable=False, divide=3.0, force_sum=True), "gloo")[0]
     assert_equal(train(worlds, "AA", Run(divide=3.0))[0], reference, bits=18)
 
@@ -77,7 +77,7 @@ def test_hybrid_shard_degrees(worlds: Pool, degree: int) -> None:
     assert not [r for r in ours["statistics"] if r["path"].startswith("fallback")]
 
 
-# Where the kernel lets ranks read one another's memory and that pays, there are no slots to see.
+# With single-copy reads no byte goes through a slot.
 SLOTS = {"SMDDP_SINGLE_COPY": "0"}
 
 
@@ -88,27 +88,27 @@ def test_inside_a_host_a_gather_copies_each_byte_once(worlds: Pool) -> None:
         rows = [row for row in rows if row["collective"] == collective]
         return sum(row["slot_bytes"] for row in rows), sum(row["bytes"] for row in rows)
 
-    # Half of what two ranks exchange is another's: copied into a slot, and out again ...
+    # Of the bytes that two ranks gather, half come from the peer: into a slot and out again ...
     through_slots, moved = totals(Run(enable=False), "all_gather")
     assert through_slots == moved / 2 > 1_000_000
-    # ... or read where it lies, once.
+    # ... or read in place, once.
     assert totals(Run(), "all_gather") == (0, moved)
-    # What is left of a block after pieces of 32 KiB goes through a slot where it is under 8 KiB.
+    # The rest of a block after pieces of 32 KiB goes through a slot if it has less than 8 KiB.
     through_slots, moved = totals(Run(), "reduce_scatter")
     assert through_slots < 0.02 * moved
 
 
 @pytest.mark.parametrize("layout", ["AA", "AB"])
-def test_reductions_go_on_behind_the_backward_pass(worlds: Pool, layout: str) -> None:
+def test_reductions_run_in_the_background_of_the_backward_pass(worlds: Pool, layout: str) -> None:
     found = worlds(layout).run(fsdp.uses_of_a_backward_pass)[0]
     assert all(same for _, same in found.values()), found
-    # Of four layers; where FSDP2 looks at the result at once, it waits for it.
+    # Four layers; if FSDP2 reads a result at once, it waits for it.
     assert {name: started for name, (started, _) in found.items()} == {
         "plain": 4,
-        "gradients that are there": 4,
+        "existing gradients": 4,
         "a layer used twice": 4,
         "hooks of gradients": 0,
-        "after one that failed": 6,
+        "after a failed pass": 6,
         "sums in another type": 0,
         "copies": 0,
     }
@@ -122,7 +122,7 @@ def unknown_backward(ctx: Context) -> tuple[int, bool]:
     return comm._reductions is None, model.weight.grad is not None
 
 
-def test_a_torch_with_another_backward_pass_is_said(worlds: Pool) -> None:
+def test_a_torch_with_another_backward_pass_gives_a_warning(worlds: Pool) -> None:
     with fresh("AA") as world:
         assert world.run(unknown_backward) == [(True, True)] * 2
         assert "foreach_reduce of torch" in world.log(0)
@@ -162,7 +162,7 @@ def mistakes(ctx: Context) -> list[str]:
     ]
 
 
-def test_what_it_refuses(worlds: Pool) -> None:
+def test_mistakes_are_refused(worlds: Pool) -> None:
     found = worlds("AA").run(mistakes)[0]
     wanted = ["call fully_shard", "-1, but may hold 0 or more", "a divisor of the 2 ranks: 1, 2"]
     for message, part in zip(found, [*wanted, "number of ranks", "True"], strict=True):
@@ -193,7 +193,7 @@ def unknown_torch(ctx: Context) -> bool:
     return model.weight.grad is not None
 
 
-def test_a_torch_without_custom_collectives_is_said(worlds: Pool) -> None:
+def test_a_torch_without_custom_collectives_gives_a_warning(worlds: Pool) -> None:
     with fresh("AA") as world:
         assert world.run(unknown_torch) == [True, True]
         assert "has no FSDPModule.set_custom_all_gather; the results are the same" in world.log(0)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from harness import cases, model
 from harness.cases import Case
-from harness.layout import nodes
+from harness.layout import hosts
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 
@@ -27,12 +27,13 @@ def name(dtype: torch.dtype) -> str:
 def test_model_agrees_with_float64(dtype: torch.dtype, operation: str) -> None:
     for layout in LAYOUTS:
         inputs = [model.data(1, rank, dtype, 500) for rank in range(len(layout))]
-        for node in nodes(layout):
-            assert model.near(model.reduced(inputs, layout, operation, node[0]), inputs, operation)
+        for ranks in hosts(layout):
+            result = model.reduced(inputs, layout, operation, ranks[0])
+            assert model.near(result, inputs, operation)
 
 
-def test_model_does_not_round_the_own_node() -> None:
-    """1 + 2^-8 is lost in bf16 when a node's sum travels, and kept where it is already."""
+def test_model_does_not_round_the_sum_of_the_owning_host() -> None:
+    """1 + 2^-8 is lost in bf16 when a host's sum travels, and kept on the host that owns it."""
     one = torch.tensor([1.0], dtype=torch.bfloat16)
     small = torch.tensor([2.0**-8], dtype=torch.bfloat16)
     tiny = torch.tensor([2.0**-8], dtype=torch.bfloat16)
@@ -91,7 +92,7 @@ def fp16_near_overflow(ctx: Context) -> None:
 
 
 @gloo_only_covers
-def test_fp16_is_summed_in_fp32_within_a_node(worlds: Pool) -> None:
+def test_fp16_is_summed_in_fp32_within_a_host(worlds: Pool) -> None:
     worlds("AAAA").run(fp16_near_overflow)
 
 

@@ -1,8 +1,8 @@
-"""One collective call and everything that must hold after it. Runs in the ranks of a world.
+"""One collective call and all checks of its result. Runs in the ranks of a world.
 
 ``begin`` makes the buffers (surrounded by guard bytes), calls the collective through the API form
-that the case names, and returns a ``Running``; its ``finish`` waits, then checks outputs against
-the model, inputs for being untouched and the guard bytes for being whole.
+of the case, and returns a ``Running``. Its ``finish`` waits, then checks that the outputs equal the
+model's and that inputs and guard bytes have not changed.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Case:
     collective: str
     form: str = "base"
     dtype: torch.dtype = torch.float32
-    numels: tuple[int, ...] = (1000,)  # of one rank's shard (all_reduce: of the tensor)
+    numels: tuple[int, ...] = (1000,)  # elements of one rank's shard (all_reduce: of the tensor)
     operation: str = "SUM"
     place: str = "apart"  # or "in_place"; reduce_scatter also "other_slot"
-    offset: int = 0  # bytes by which every buffer is off its alignment
+    offset: int = 0  # distance of every buffer from its alignment, in bytes
     asynchronous: bool = True
     seed: int = 0
 
@@ -99,7 +99,7 @@ class Arena:
         self._regions.append((whole, start, start + size))
         if numel == 0:
             return torch.empty(0, dtype=dtype)
-        # frombuffer, unlike view, gives tensors whose address is no multiple of their item size.
+        # Unlike view, frombuffer accepts an address that is no multiple of the item size.
         return torch.frombuffer(memory, dtype=dtype, count=numel, offset=start)
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
@@ -110,11 +110,11 @@ class Arena:
     def check(self) -> None:
         for whole, start, end in self._regions:
             around = torch.cat([whole[:start], whole[end:]])
-            assert bool((around == GUARD_BYTE).all()), "bytes outside of a buffer were written"
+            assert bool((around == GUARD_BYTE).all()), "bytes outside a buffer were written"
 
 
 def assign(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Byte by byte: torch's own copy of complex numbers dies where they are not aligned."""
+    """Copies byte by byte: torch's own copy of complex numbers crashes if they are not aligned."""
     model.raw(tensor).copy_(model.raw(values))
 
 
@@ -358,8 +358,8 @@ def _all_reduce(case: Case, group: Any, layout: str, me: int, exact: bool) -> Ru
         wait = _waiter(dist.all_reduce(tensors[0], op=operation, group=group, async_op=not sync))
 
     def verify() -> str:
-        # Which node adds up an element is the algorithm's choice: any of them may own it.
-        owners = [node[0] for node in layouts.nodes(layout)]
+        # The algorithm chooses the host that sums an element: any host may own it.
+        owners = [ranks[0] for ranks in layouts.hosts(layout)]
         for i, source in enumerate(sources):
             _expect_reduced(
                 tensors[i], source, layout, case.operation, owners, exact, f"tensor {i}"
@@ -386,7 +386,7 @@ def _expect_reduced(
         assert model.near(got, inputs, operation), f"{what} is not the {operation} of the inputs"
         return
     got = model.copy(got)  # aligned
-    # Only 16-bit sums depend on the owner; everything else is the same on every node.
+    # Only 16-bit sums depend on the owner; all other results are the same on every host.
     depends = got.dtype in model.HALF and operation in ("SUM", "AVG", "PRODUCT")
     candidates = [
         model.reduced(inputs, layout, operation, owner)
@@ -400,7 +400,7 @@ def _expect_reduced(
 
 
 def start_all_gather(ctx: Context, numel: int = 1000, seed: int = 0) -> tuple[Any, Any, Any]:
-    """An AllGather under way: its Work, its output, and what that will hold."""
+    """An AllGather in flight: its Work, its output, and the values that the output will hold."""
     parts = [model.data(seed, rank, torch.float32, numel) for rank in range(ctx.size)]
     out = torch.empty(numel * ctx.size)
     work = dist.all_gather_into_tensor(out, parts[ctx.rank], async_op=True)

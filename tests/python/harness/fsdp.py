@@ -55,13 +55,13 @@ class Model(nn.Module):
 
 @dataclass
 class Run:
-    """``sharding``: "fsdp2", "fsdp1" or "none". ``save`` after the last step, ``load`` before."""
+    """``sharding``: "fsdp2", "fsdp1" or "none". ``save`` after the last step, ``load`` at first."""
 
     sharding: str = "fsdp2"
     enable: bool = True
     degree: int = 0
     prefetch: int = 1
-    dtype: str | None = None  # the parameters' while they are gathered
+    dtype: str | None = None  # of gathered parameters
     reduce_dtype: str | None = None
     micro_steps: int = 1
     divide: float | None = None
@@ -133,7 +133,7 @@ def train(ctx: Context, run: Run) -> dict[str, Any]:
 
 
 def batch(step: int) -> torch.Tensor:
-    """The tokens of all ranks: something that can be learnt, int64 [BATCH, LENGTH + 1]."""
+    """The tokens of all ranks, with a pattern to learn: int64 [BATCH, LENGTH + 1]."""
     random = torch.Generator().manual_seed(1000 + step)
     first = torch.randint(0, WORDS, (BATCH, 1), generator=random)
     return (first + 3 * torch.arange(LENGTH + 1)) % WORDS
@@ -167,8 +167,8 @@ def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]
 
 
 def uses_of_a_backward_pass(ctx: Context) -> dict[str, tuple[int, bool]]:
-    """For each use of FSDP2: reductions that went on behind its backward passes, and whether the
-    parameters after a step are those without ``enable``, to the bit."""
+    """By use of FSDP2: the reductions that ran in the background of backward passes, and whether
+    the parameters after a step equal those without ``enable``, to the bit."""
 
     def once(model: nn.Module, x: torch.Tensor) -> None:
         model(x).sum().backward()
@@ -183,10 +183,10 @@ def uses_of_a_backward_pass(ctx: Context) -> dict[str, tuple[int, bool]]:
     cast = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
     cases: dict[str, tuple[Any, dict[str, Any]]] = {
         "plain": (once, {}),
-        "gradients that are there": (twice, {}),
+        "existing gradients": (twice, {}),
         "a layer used twice": (shared, {}),
         "hooks of gradients": (_step_in_backward, {}),
-        "after one that failed": (_failed_before, {}),
+        "after a failed pass": (_failed_before, {}),
         "sums in another type": (once, {"mp_policy": cast}),
         "copies": (once, {"mesh": fsdp.mesh(1)}),
     }
@@ -233,7 +233,7 @@ def _failed_before(model: nn.Module, x: torch.Tensor) -> None:
     except ZeroDivisionError:
         pass
     else:
-        raise AssertionError("the backward pass was to fail")
+        raise AssertionError("the backward pass did not fail")
     handle.remove()
     model.reset_iter_state()
     model.zero_grad()

@@ -1,4 +1,4 @@
-"""Ranks whose buffers lie on a device: one that threads play (``SMDDP_DEVICE=host``), or a GPU."""
+"""Ranks with buffers on a device: emulated by threads (``SMDDP_DEVICE=host``), or a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.worker import Context
 ENVIRONMENT: dict[str, str | None] = {"SMDDP_DEVICE": "host"}
 COPIES, KERNEL = "copy-engine", "gpu-kernel"
 FABRIC = " + fabric"
-# Through pinned host memory and the CPU's collectives: sums by the CPU, ranks alone on their hosts.
+# Through pinned host memory and the CPU's collectives: if the CPU sums, or on hosts of one rank.
 PINNED = "pinned"
 ON_CPU: dict[str, str | None] = {"SMDDP_REDUCE_ON": "cpu"}
 # An AllGather's chunks stay on the device, whose memory the network reads and writes.
@@ -24,7 +24,7 @@ HMEM = "hmem"
 
 
 def paths(layout: str, on_cpu: bool = False, by_nic: bool = False) -> dict[str, str]:
-    """What each collective takes where the ranks lie so."""
+    """The path of each collective in this layout."""
     counts = {layout.count(host) for host in layout}
     several = FABRIC if len(set(layout)) > 1 else ""
     alone = several and (counts == {1} or len(counts) > 1)
@@ -40,7 +40,7 @@ def paths(layout: str, on_cpu: bool = False, by_nic: bool = False) -> dict[str, 
 
 
 def host_empty(numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Memory of the device of threads, which the other ranks of the host can map."""
+    """Memory of the emulated device, which the other ranks of the host can map."""
     from deepspeed_smddp import _C
 
     size = numel * dtype.itemsize
@@ -66,7 +66,7 @@ class DeviceArena(cases.Arena):
 
 
 class GpuArena(DeviceArena):
-    """Buffers on GPU 0, whatever the rank: several ranks may share one."""
+    """Buffers on GPU 0, for every rank: several ranks may share one GPU."""
 
     @staticmethod
     def bytes(size: int) -> torch.Tensor:
@@ -77,12 +77,12 @@ _same_bits, _digest, _difference = model.same_bits, cases._digest, cases._differ
 
 
 def use_host(ctx: Context) -> None:
-    """From now on this rank's cases take their buffers from the device of threads."""
+    """From now on, this rank's cases have their buffers on the emulated device."""
     cases.Arena = DeviceArena  # type: ignore[misc]
 
 
 def use_gpu(ctx: Context) -> None:
-    """From now on they lie on the GPU, and are compared on the CPU."""
+    """From now on, this rank's cases have their buffers on the GPU; the CPU compares them."""
     torch.cuda.set_device(0)
     cases.Arena = GpuArena  # type: ignore[misc]
     model.same_bits = lambda a, b: _same_bits(a.cpu(), b.cpu())
@@ -91,7 +91,7 @@ def use_gpu(ctx: Context) -> None:
 
 
 def varied(dtype: torch.dtype, numels: Sequence[int]) -> list[cases.Case]:
-    """Every collective in every operation, size and place that the type allows."""
+    """Every collective with every operation, size and place that the type allows."""
     operations = ["SUM", "MIN", "MAX", "PRODUCT"] + ["AVG"] * dtype.is_floating_point
     wanted = [
         cases.Case(collective, dtype=dtype, operation=operation, offset=dtype.itemsize)
@@ -111,15 +111,15 @@ def varied(dtype: torch.dtype, numels: Sequence[int]) -> list[cases.Case]:
 
 
 def round_on_every_host(ctx: Context) -> None:
-    """What kernels sum inside a host is rounded before it leaves, and where it stays as well."""
+    """Kernels round each host's sum, even the sum on the host that owns the result."""
     exact = model.reduced
     model.reduced = lambda inputs, layout, operation, owner: exact(inputs, layout, operation, -1)
 
 
 def calls(ctx: Context, least: int = 0) -> dict[str, int]:
-    """Calls since the last reset by collective and path, barriers left out.
+    """Calls since the last reset, by collective and path, without barriers.
 
-    They are counted a moment after the device is done: waits for ``least`` of them.
+    A call is counted shortly after the device has finished, so this waits for ``least`` calls.
     """
     from deepspeed_smddp import backend
 
@@ -136,7 +136,7 @@ def calls(ctx: Context, least: int = 0) -> dict[str, int]:
 
 
 def check(ctx: Context, wanted: Sequence[cases.Case]) -> dict[str, int]:
-    """Checks the cases one by one, then says which paths they took."""
+    """Checks the cases one by one, and returns the paths that they took."""
     from deepspeed_smddp import backend
 
     dist.barrier()
@@ -147,7 +147,7 @@ def check(ctx: Context, wanted: Sequence[cases.Case]) -> dict[str, int]:
 
 
 def imports(ctx: Context) -> dict[str, Any]:
-    """What this rank has mapped of its peers."""
+    """Counters of the peers' memory that this rank has mapped."""
     from deepspeed_smddp import _C
 
     return dict(_C.device_statistics())

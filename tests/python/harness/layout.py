@@ -1,7 +1,7 @@
-"""Where ranks live: one letter per rank, its host.
+"""The hosts of the ranks: one letter per rank.
 
-"AABB" is two hosts of two ranks, "ABAB" the same with the ranks dealt out in turn, "ABBB" one rank
-on host A and three on host B.
+"AABB" is two hosts of two ranks, "ABAB" the same with alternating ranks, "ABBB" one rank on host A
+and three on host B.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def nodes(layout: str) -> list[list[int]]:
-    """The ranks of each host, hosts in the order in which their first rank appears."""
+def hosts(layout: str) -> list[list[int]]:
+    """The ranks of each host, in the order of the hosts' first ranks."""
     found: dict[str, list[int]] = {}
     for rank, host in enumerate(layout):
         found.setdefault(host, []).append(rank)
@@ -22,5 +22,5 @@ def local_rank(layout: str, rank: int) -> int:
 
 
 def restrict(layout: str, ranks: Sequence[int]) -> str:
-    """The layout that a subgroup of ``ranks`` sees."""
+    """The layout of a subgroup of ``ranks``."""
     return "".join(layout[rank] for rank in ranks)

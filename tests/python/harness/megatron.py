@@ -1,6 +1,6 @@
 """The set-up calls of GPT-NeoX and of Megatron-DeepSpeed, in their order, with tiny CPU tensors.
 
-Both assert CUDA before they come this far, so the calls are written out here. Sources:
+Both programs assert CUDA before these calls, so the calls are copied here. Sources:
 GPT-NeoX (commit ea7aefd8) ``megatron/initialize.py``, ``megatron/mpu/{initialize,mappings}.py``;
 Megatron-DeepSpeed (commit 4efb479d) ``megatron/{initialize,training}.py``,
 ``megatron/core/parallel_state.py``, ``megatron/core/tensor_parallel/{mappings,layers}.py``.
@@ -92,10 +92,10 @@ def expect(got: torch.Tensor, wanted: Any) -> None:
 
 
 def neox_traffic(groups: Groups) -> None:
-    """Each group does what GPT-NeoX does with it."""
+    """Runs on each group the operations that GPT-NeoX runs on it."""
     rank = dist.get_rank()
     mine = torch.full((4,), float(rank), dtype=torch.bfloat16)
-    # mappings._reduce: AllReduce of activations, in fp32 where fp32_allreduce says so.
+    # mappings._reduce: AllReduce of activations, in fp32 if fp32_allreduce is set.
     for dtype in (torch.bfloat16, torch.float32):
         summed = mine.to(dtype, copy=True)
         dist.all_reduce(summed, group=groups.model)
@@ -124,7 +124,7 @@ def neox_traffic(groups: Groups) -> None:
     worst = torch.tensor([float(rank)])
     dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=groups.model)
     expect(worst, [float(max(members(groups.model)))])
-    # Activations from stage to stage.
+    # Activations from one stage to the next.
     stages = members(groups.pipe)
     place = stages.index(rank)
     if place + 1 < len(stages):
@@ -155,7 +155,7 @@ def neox(job: dict[str, Any]) -> dict[str, Any]:
         deepspeed.checkpointing.configure(groups, partition_activations=False, num_checkpoints=3)
         neox_traffic(groups)
         if pipes > 1:
-            continue  # GPT-NeoX's pipelines are its own modules
+            continue  # GPT-NeoX has its own modules for pipelines
         stage = 3 if models == 1 else 1
         settings = zero.config(job["backend"], {"stage": stage}, bf16={"enabled": True})
         place = dist.get_rank(group=groups.data)
@@ -165,7 +165,7 @@ def neox(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def ended(job: dict[str, Any], losses: list[float]) -> dict[str, Any]:
-    """With the calls that went to the fallback, by name."""
+    """The losses, with the calls of the fallback by name."""
     lost: dict[str, int] = {}
     if job["backend"] == "smddp":
         import deepspeed_smddp
@@ -230,7 +230,7 @@ def megatron_traffic(groups: Groups) -> None:
     part = torch.empty(4)
     dist._reduce_scatter_base(part, whole.contiguous(), group=groups.tensor)
     expect(part, [float(count * rank)] * 4)
-    # layers.LinearWithGradAccumulationAndAsyncCommunication: in flight while a product is computed.
+    # layers.LinearWithGradAccumulationAndAsyncCommunication: in flight during a matrix product.
     gathered, reduced, summed = torch.empty(4 * count), torch.empty(4), mine.clone()
     handles = [
         dist._all_gather_base(gathered, mine, group=groups.tensor, async_op=True),
@@ -243,7 +243,7 @@ def megatron_traffic(groups: Groups) -> None:
     expect(gathered, whole.tolist())
     expect(summed, [float(sum(tensors))] * 4)
     expect(reduced, [float(count * rank)] * 4)
-    # timers._get_elapsed_time_all_ranks, over the world
+    # timers._get_elapsed_time_all_ranks, over all ranks
     times = torch.zeros(dist.get_world_size(), 2)
     times[rank] = torch.tensor([rank, 10.0 * rank])
     dist._all_gather_base(times.view(-1), times[rank].view(-1))

@@ -1,10 +1,10 @@
-"""What a reduction must give, to the bit, and the random data that tests reduce.
+"""The exact result of a reduction, to the bit, and the random data that tests reduce.
 
-The contract: 16-bit floats are widened to fp32; the ranks of one node are summed in rank order; the
-sum of a node is rounded to the tensor's type once, when it travels to another node, and not at all
-on the node that owns the result; the nodes' sums are added in the order of the nodes; the result is
+The contract: 16-bit floats are widened to fp32; the ranks of one host are summed in rank order; the
+sum of a host is rounded to the tensor's type once, when it travels to another host, and not at all
+on the host that owns the result; the hosts' sums are added in the order of the hosts; the result is
 rounded once. An average divides by the number of ranks before that last rounding. With
-SMDDP_REDUCE_PRECISION=fp32 the sums of nodes travel unrounded.
+SMDDP_REDUCE_PRECISION=fp32 the sums of hosts travel unrounded.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _FOLD: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-_PERIOD = 65521  # a prime: whatever is moved by a power of two lands on other values
+_PERIOD = 65521  # a prime, so that a shift by a power of two never gives equal values
 
 
 def data(seed: int, rank: int, dtype: torch.dtype, numel: int) -> torch.Tensor:
-    """The same on every machine and in every process. Floats are near 1 in size, some negative."""
+    """Equal on every machine and in every process. Floats are near 1 in size, some negative."""
     random = np.random.default_rng([seed, rank])
     if numel == 0:
         return torch.empty(0, dtype=dtype)
@@ -87,7 +87,7 @@ def _repeat(values: torch.Tensor, numel: int) -> torch.Tensor:
 def reduced(
     inputs: Sequence[torch.Tensor], layout: str, operation: str, owner: int
 ) -> torch.Tensor:
-    """The reduction of all ranks' tensors, as computed on the node of rank ``owner``."""
+    """The reduction of all ranks' tensors, as computed on the host of rank ``owner``."""
     dtype = inputs[0].dtype
     on_torch, on_numpy = _FOLD[operation]
     if dtype not in FLOATING:
@@ -99,11 +99,11 @@ def reduced(
     wide = torch.float32 if dtype in HALF else dtype
     unrounded = os.environ.get("SMDDP_REDUCE_PRECISION") == "fp32"
     sums = []
-    for node in layouts.nodes(layout):
-        part = inputs[node[0]].to(wide)
-        for rank in node[1:]:
+    for ranks in layouts.hosts(layout):
+        part = inputs[ranks[0]].to(wide)
+        for rank in ranks[1:]:
             part = on_torch(part, inputs[rank].to(wide))
-        sums.append(part if unrounded or owner in node else part.to(dtype).to(wide))
+        sums.append(part if unrounded or owner in ranks else part.to(dtype).to(wide))
     result = sums[0]
     for part in sums[1:]:
         result = on_torch(result, part)
@@ -113,7 +113,7 @@ def reduced(
 
 
 def mathematical(inputs: Sequence[torch.Tensor], operation: str) -> np.ndarray:
-    """The reduction in float64, for judging how far a floating result may be off."""
+    """The reduction in float64, the reference for the error of a floating-point result."""
     values = np.stack([tensor.to(torch.float64).numpy() for tensor in inputs])
     if operation == "AVG":
         return values.mean(axis=0)
@@ -122,7 +122,7 @@ def mathematical(inputs: Sequence[torch.Tensor], operation: str) -> np.ndarray:
 
 
 def near(got: torch.Tensor, inputs: Sequence[torch.Tensor], operation: str) -> bool:
-    """Whether ``got`` is the reduction within the rounding that its type and size allow."""
+    """Whether ``got`` equals the reduction within the rounding error of its type and size."""
     ulp = torch.finfo(got.dtype).eps
     scale = np.stack([tensor.to(torch.float64).abs().numpy() for tensor in inputs])
     size = scale.prod(axis=0) if operation == "PRODUCT" else scale.sum(axis=0)
@@ -136,7 +136,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, NaNs and types without arithmetic included."""
+    """The tensor's bytes, also of NaNs and of types without arithmetic."""
     flat = tensor.detach().contiguous().reshape(-1)
     if flat.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)

@@ -66,7 +66,7 @@ SHARDED = ("gpt_neox", "llama_tied")
 
 
 def delayed(job: dict[str, Any]) -> dict[str, Any]:
-    """Digests of each model's values: built at once, and delayed, under FSDP2 and ZeRO-3."""
+    """Digests of each model's values: built directly, and delayed under FSDP2 and ZeRO-3."""
     import torch
     import torch.distributed as dist
 
@@ -114,7 +114,8 @@ def _delayed_fsdp2(build: Callable[[], Any]) -> str:
 
     from deepspeed_smddp import delayed_init, materialize
 
-    torch.manual_seed(int(os.environ["RANK"]))  # that of rank 0 is given: 7
+    # Seeds differ; the generator of rank 0, with seed 7, holds for all ranks.
+    torch.manual_seed(int(os.environ["RANK"]))
     if os.environ["RANK"] == "0":
         torch.manual_seed(7)
     model = delayed_init(build)

@@ -1,4 +1,4 @@
-"""Looks, from inside a ZeRO-3 step, at operations under way while the model computes."""
+"""Counts, inside a ZeRO-3 step, the operations in flight while the model computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Look = Callable[[str], None]
 
 
 def computes_until(done: Callable[[], bool], limit: float = 30) -> bool:
-    """Multiplies matrices, and nothing else, until ``done`` says so; False if it does not."""
+    """Only multiplies matrices until ``done`` returns True; False if the limit passes first."""
     x = torch.eye(96)
     end = time.monotonic() + limit
     while not done():
@@ -28,7 +28,7 @@ def computes_until(done: Callable[[], bool], limit: float = 30) -> bool:
 
 
 class Probe(torch.autograd.Function):
-    """An identity that looks around, once on the way there and once on the way back."""
+    """An identity that calls ``look`` in the forward pass and in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, look: Look) -> torch.Tensor:
@@ -43,7 +43,7 @@ class Probe(torch.autograd.Function):
 
 
 class Model(torch.nn.Module):
-    """Linear layers with a probe between each two."""
+    """Linear layers with a probe after each."""
 
     def __init__(self, width: int, look: Look) -> None:
         super().__init__()
@@ -57,9 +57,9 @@ class Model(torch.nn.Module):
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """By direction, how many operations each look of the last step saw, and whether they ended.
+    """By direction: the operations in flight at each look of the last step, and whether they ended.
 
-    With ``layers`` buckets of gradients hold so many layers. ``ours`` false: DeepSpeed's own paths.
+    ``layers``: the number of layers in a bucket of gradients. ``ours`` false: DeepSpeed's paths.
     """
     os.environ["SMDDP_ZERO_PATHS"] = str(int(job.get("ours", True)))
     import deepspeed

@@ -1,4 +1,4 @@
-"""What the fork server imports once for all ranks. Nothing here may start a thread."""
+"""Modules that the fork server imports once for all ranks. None of them may start a thread."""
 
 import numpy.random  # noqa: F401
 import pytest  # noqa: F401

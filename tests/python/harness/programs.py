@@ -1,4 +1,4 @@
-"""Whole Python interpreters as ranks: for what happens at the start and the end of a process."""
+"""Whole Python interpreters as ranks, for tests of the start and the end of a process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def join(name="job"):
 
 @dataclass
 class Ended:
-    """One rank's end. ``code`` is None where the deadline had to kill it."""
+    """How one rank ended. ``code`` is None if it was killed at the deadline."""
 
     rank: int
     code: int | None
@@ -44,8 +44,8 @@ class Ended:
 class Programs:
     """The same program in one interpreter per rank of ``layout``.
 
-    The program finds ``rank``, ``size``, ``backend``, ``store`` and ``join()`` defined. The store
-    is this process's, so that a rank may end without taking it along.
+    ``rank``, ``size``, ``backend``, ``store`` and ``join()`` are defined in the program. The store
+    lives in this process, so that it stays when a rank ends.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Programs:
         return Path(self._folder.name) / f"{rank}.{kind}"
 
     def wait_for(self, rank: int, text: str, limit: float = 40) -> None:
-        """Until the rank has printed ``text``."""
+        """Waits until the rank has printed ``text``."""
         end = time.monotonic() + limit
         while text not in self._file(rank, "out").read_text():
             errors = self._file(rank, "err").read_text()
@@ -97,7 +97,7 @@ class Programs:
             time.sleep(0.02)
 
     def end(self, limit: float = 60) -> list[Ended]:
-        """Wait for all; kill what is left at the limit."""
+        """Wait for all processes; kill those that still run at the limit."""
         end = time.monotonic() + limit
         try:
             while len(self._ended) < len(self.processes) and time.monotonic() < end:
@@ -134,7 +134,7 @@ def run(
 
 
 def assert_clean(ends: list[Ended]) -> None:
-    """Exit code 0, no hang, and nothing on stderr that looks like an accident."""
+    """Every rank has exit code 0 before the deadline, and no error on stderr."""
     for end in ends:
         story = f"rank {end.rank}, exit code {end.code}\n{end.output}\n{end.errors}"
         assert end.code is not None, f"still running at the deadline: {story}"

@@ -15,9 +15,9 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Its ``losses``, averaged over the ranks, what it ``found``, and the backend's counters.
+    """The script's ``losses``, averaged over the ranks, its ``found``, and the backend's counters.
 
-    Or, where the job says ``fails``, the sentence of what it raises.
+    If the job has ``fails``: the sentence of the exception that the script raises.
     """
     import torch
     import torch.distributed as dist
@@ -56,7 +56,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def example(job: dict[str, Any]) -> dict[str, Any]:
-    """What a script of examples/ printed, given its ``arguments``."""
+    """The output of a script of examples/ that is run with ``arguments``."""
     os.environ["FORCE_COLOR"] = "1"  # as on a terminal, which shows progress bars
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [str(EXAMPLES / job["script"]), *job["arguments"]]
@@ -67,7 +67,7 @@ def example(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_gpu() -> None:
-    # The scripts name CUDA devices, as they must where there are some.
+    # The scripts name CUDA devices, as they must on a machine with GPUs.
     import torch
 
     torch.cuda.set_device = lambda device: None

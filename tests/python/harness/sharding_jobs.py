@@ -1,7 +1,7 @@
 """Trains a tiny GPT-NeoX with ZeRO-3 sharded by some degree: losses, norms and replicas.
 
-The data of a step is one batch for all ranks, so that runs in worlds of different sizes see the
-same; ``BATCH`` sequences are divided over ranks and micro-steps.
+The data of a step is one batch for all ranks, so that worlds of different sizes train on the same
+data; ``BATCH`` sequences are divided over ranks and micro-steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODEL = {
 
 
 def config(run: dict[str, Any], ranks: int) -> dict[str, Any]:
-    """The DeepSpeed config of a run; ``zero`` and ``config`` of the run go over it."""
+    """The DeepSpeed config of a run; the run's ``zero`` and ``config`` overwrite its keys."""
     micro_steps = run.get("micro_steps", 3)
     made = training.config("smddp", "fp32")
     made |= {
@@ -47,7 +47,7 @@ def config(run: dict[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
-    """Carries out the job's runs one after the other in one process group."""
+    """Executes the job's runs one after the other in one process group."""
     import torch
     import torch.distributed as dist
 
@@ -62,16 +62,16 @@ def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
 
 
 def train(run: dict[str, Any]) -> dict[str, Any]:
-    """Builds an engine, perhaps loads, trains, perhaps saves.
+    """Builds an engine, loads if asked to, trains, saves if asked to.
 
     Keys of a run: ``degree``, ``micro_steps``, ``zero``, ``config`` (see :func:`config`);
     ``zero_init``: with the config, or "bare"; ``seed_by_rank``: every rank makes other values;
-    ``apply``: ``Module.apply`` sets them; ``set_on``: a rank sets a parameter afterwards;
-    ``checkpointing``, ``frozen``: of activations, an embedding; ``poison``: at that step the last
-    rank's loss is too large; ``steps`` from ``first`` on; ``save`` after the step ``save_after``
-    (and, but for ``convert`` False, read by DeepSpeed's tools),
-    ``load`` before the first; ``killed``: that rank ends in the middle of that step; ``log``: a
-    file that gets each step's loss; ``known``: DeepSpeed versions that are taken for known.
+    ``apply``: ``Module.apply`` sets the values; ``set_on``: a rank sets a parameter afterwards;
+    ``checkpointing``: recompute activations; ``frozen``: freeze an embedding; ``poison``: at this
+    step the last rank's loss is too large; ``steps`` from ``first`` on; ``save`` after the step
+    ``save_after`` (DeepSpeed's tools then read it, unless ``convert`` is False); ``load`` before
+    the first step; ``killed``: this rank ends in the middle of this step; ``log``: a file for each
+    step's loss; ``known``: the DeepSpeed versions to accept as known.
     """
     import deepspeed
     import torch
@@ -96,7 +96,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     if "fp16" in ds_config:
         from deepspeed.accelerator import get_accelerator
 
-        get_accelerator().is_fp16_supported = lambda: True  # slow on CPUs, but right
+        get_accelerator().is_fp16_supported = lambda: True  # slow on CPUs, but correct
     torch.manual_seed(rank if run.get("seed_by_rank") else 3)
     if "known" in run:
         sharding.KNOWN_DEEPSPEED = tuple(run["known"])
@@ -173,7 +173,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert(engine: Any, folder: Path, frozen: bool) -> None:
-    """DeepSpeed's own tools read the checkpoint: zero_to_fp32, and ds_to_universal next to it."""
+    """DeepSpeed's tools read the checkpoint: zero_to_fp32, and ds_to_universal beside it."""
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -210,7 +210,7 @@ def batches(step: int, micro_steps: int) -> Any:
 
     random = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, 64, (BATCH, 9), generator=random)
-    tokens[:, 1::2] = tokens[:, :-1:2] + 1  # something that can be learnt
+    tokens[:, 1::2] = tokens[:, :-1:2] + 1  # a pattern to learn
     return tokens.chunk(dist.get_world_size())[dist.get_rank()].chunk(micro_steps)
 
 

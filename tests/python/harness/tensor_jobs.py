@@ -1,4 +1,4 @@
-"""Trains tiny models with tensor parallelism beside ZeRO-3 and FSDP2, and in one process."""
+"""Trains tiny models with tensor parallelism and ZeRO-3 or FSDP2, and in one process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def batch(step: int, ranks: int = 1, rank: int = 0) -> Any:
 
     random = torch.Generator().manual_seed(step)
     tokens = torch.randint(0, 64, (BATCH, 17), generator=random)
-    tokens[:, 1::2] = tokens[:, :-1:2] + 1  # something that can be learnt
+    tokens[:, 1::2] = tokens[:, :-1:2] + 1  # a pattern to learn
     return tokens.chunk(ranks)[rank]
 
 
@@ -69,7 +69,7 @@ def _fsdp2(name: str) -> list[list[float]]:
     from deepspeed_smddp import delayed_init, materialize, offload_activations
     from deepspeed_smddp.tensor_parallel import clip_grad_norm_, tensor_parallel
 
-    if name == "llama":  # with all that there is
+    if name == "llama":  # with every feature together
         model = delayed_init(MODELS[name], seed=3)
         model.gradient_checkpointing_enable()
     else:
@@ -102,7 +102,7 @@ def _fsdp2(name: str) -> list[list[float]]:
 
 
 def _dropout() -> dict[str, Any]:
-    """What stays alike in a group with dropout, what differs, and whether recomputing is exact."""
+    """With dropout: values that are equal in a group, values that differ, and recomputed ones."""
     import torch
 
     from deepspeed_smddp.tensor_parallel import tensor_parallel

@@ -1,7 +1,8 @@
 """Trains a tiny GPT-NeoX with DeepSpeed ZeRO-3: one process that forks the ranks of each job.
 
-Importing DeepSpeed and transformers takes seconds per process, so this one does it for all ranks.
-It reads one job per line of standard input and answers each with one line: what its ranks returned.
+Importing DeepSpeed and transformers takes seconds per process, so one process does it for all
+ranks. It reads one job per line of standard input and answers each with one line: the results of
+its ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MODEL = {
 
 
 def config(backend: str, precision: str) -> dict[str, Any]:
-    """A DeepSpeed config; smddp is chosen by the one key that its users write."""
+    """A DeepSpeed config; the one key that users write chooses smddp."""
     chosen: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": 1,
@@ -63,7 +64,7 @@ def config(backend: str, precision: str) -> dict[str, Any]:
 
 
 def train(backend: str, precision: str) -> list[float]:
-    """The losses of all ranks together, one per step."""
+    """The mean losses of all ranks, one per step."""
     import deepspeed
     import torch
     import torch.distributed as dist
@@ -82,7 +83,7 @@ def train(backend: str, precision: str) -> list[float]:
     for step in range(STEPS):
         random = torch.Generator().manual_seed(100 * step + dist.get_rank())
         tokens = torch.randint(0, 64, (2, 33), generator=random)
-        tokens[:, 1::2] = tokens[:, :-1:2] + 1  # something that can be learnt
+        tokens[:, 1::2] = tokens[:, :-1:2] + 1  # a pattern to learn
         loss = engine(input_ids=tokens, labels=tokens).loss
         engine.backward(loss)
         engine.step()
@@ -129,7 +130,7 @@ def serve(main: RankMain = rank_main) -> None:
     from deepspeed.accelerator import get_accelerator
     from transformers import GPTNeoXForCausalLM  # noqa: F401
 
-    # init_distributed wants it on every rank; compiled once, then loaded from the cache.
+    # init_distributed loads it on every rank; it is compiled once here, then read from the cache.
     with contextlib.suppress(Exception):
         get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
     answers.write(json.dumps("ready") + "\n")
@@ -170,7 +171,7 @@ def _fork(main: RankMain, job: dict[str, Any], rank: int, port: int, path: Path)
 
 
 def _reap(children: list[int], limit: float) -> bool:
-    """Wait for all; True if the limit passed and the rest had to be killed."""
+    """Wait for all children; True if the limit passed and the rest was killed."""
     end = time.monotonic() + limit
     running = set(children)
     while running and time.monotonic() < end:
@@ -185,7 +186,7 @@ def _reap(children: list[int], limit: float) -> bool:
 
 
 class Trainer:
-    """The test's side: a process that serves jobs."""
+    """The test's side of a process that serves jobs."""
 
     def __init__(self, module: str = "harness.training") -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the trainer
@@ -213,19 +214,19 @@ class Trainer:
     def call(
         self, function: str, layout: str, backend: str, limit: float = 120, **given: Any
     ) -> list[dict[str, Any]]:
-        """What ``function`` ("module:name") returns on each rank; it is given the whole job."""
+        """The result of ``function`` ("module:name") on each rank; it is called with the job."""
         job = {"call": function, "layout": layout, "backend": backend, "limit": limit}
         return self.ask({**job, **given})
 
     def ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """What each rank of the job returned; it has at least a ``layout`` and a ``limit``."""
+        """The result of each rank; the job has at least a ``layout`` and a ``limit``."""
         results = self.attempt(job)
         errors = [result["error"] for result in results if "error" in result]
         assert not errors, "\n".join([*errors, self._tail()])
         return results
 
     def attempt(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Like :meth:`ask`, where ranks may fail: those have an "error", "died" or a traceback."""
+        """Like :meth:`ask`, but ranks may fail: their "error" is "died", "late" or a traceback."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()

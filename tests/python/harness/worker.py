@@ -1,4 +1,4 @@
-"""What one rank of a test world runs: calls sent by the test, one after the other."""
+"""The process of one rank of a test world: runs the calls that the test sends, in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Context:
 
     @property
     def exact(self) -> bool:
-        """Whether the bit-exact numerics that smddp promises can be asked of this backend."""
+        """Whether this backend has the bit-exact numerics that smddp promises."""
         return self.backend == "smddp"
 
 
@@ -62,7 +62,7 @@ def main(
     log: str,
     pipe: connection.Connection,
 ) -> None:
-    """Entry of a rank's process. With ``backend`` None the sent functions make their own group."""
+    """Entry of a rank's process. If ``backend`` is None, the sent functions make their group."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -71,7 +71,7 @@ def main(
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is the test's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test handles Ctrl-C
     threading.Thread(target=_die_with, args=(parent_process(),), daemon=True).start()
     for name, value in environment.items():
         if value is None:
@@ -119,6 +119,6 @@ def _unreadable(context: Context, trace: str) -> None:
 
 
 def leave(context: Context) -> None:
-    """Leave the process group the way a well-behaved program does."""
+    """Leave the process group as a correct program does."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Worlds of rank processes, from the test's side."""
+"""The test's side of worlds of rank processes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ LOOPBACK = {
     "OMP_NUM_THREADS": "1",
 }
 
-# Ranks are forked from a server that has imported torch, before any thread of ours exists: a world
-# starts in a fraction of the seconds that importing torch takes.
+# Ranks are forked from a server that has imported torch and has no thread of the package yet: a
+# world starts in a fraction of the seconds that importing torch takes.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["harness.preload"])
 
 
 class WorldError(AssertionError):
-    """Ranks failed, died or did not answer in time. ``failures`` has what they raised, by rank."""
+    """Ranks failed, died or did not answer in time. ``failures`` has their exceptions, by rank."""
 
     def __init__(self, message: str, failures: dict[int, Failure]) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class WorldError(AssertionError):
 
 
 def rank_environment(layout: str, rank: int, port: int) -> dict[str, str]:
-    """What a launcher would set for one rank."""
+    """The variables that a launcher would set for one rank."""
     local = layout.count(layout[rank])
     return {
         **LOOPBACK,
@@ -100,7 +100,7 @@ class World:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self._busy = set(range(len(layout)))  # each answers once when it has joined
+        self._busy = set(range(len(layout)))  # each rank answers once when it has joined
         self._joined = False
 
     def join(self, timeout: float | None = None) -> World:
@@ -130,7 +130,7 @@ class World:
     def outcomes(
         self, ranks: Sequence[int] | None = None, timeout: float | None = None
     ) -> dict[int, Any]:
-        """What each rank returned, or its ``Failure``; a rank that is dead or late raises."""
+        """Each rank's result, or its ``Failure``; raises if a rank is dead or late."""
         waiting = set(self._busy if ranks is None else ranks)
         results: dict[int, Any] = {}
         end = time.monotonic() + (timeout or self.deadline)
@@ -150,7 +150,7 @@ class World:
                         self._fail(f"rank {rank} died, exit code {code}", results, waiting)
                     waiting.discard(rank)
                     self._busy.discard(rank)
-        except BaseException:  # also the test's own time limit: what is half done is never reused
+        except BaseException:  # also the test's own time limit: an unfinished world is not reused
             self.close()
             raise
         return results
@@ -158,7 +158,7 @@ class World:
     def collect(
         self, ranks: Sequence[int] | None = None, timeout: float | None = None
     ) -> list[Any]:
-        """What each rank returned, in rank order; raises if any raised."""
+        """Each rank's result, in rank order; raises if a rank raised."""
         results = self.outcomes(ranks, timeout)
         failed = [value for value in results.values() if isinstance(value, Failure)]
         if failed:
@@ -172,7 +172,7 @@ class World:
         timeout: float | None = None,
         **kwargs: Any,
     ) -> list[Any]:
-        """``function(context, *args)`` in every rank; the answers in rank order."""
+        """Runs ``function(context, *args)`` in every rank; returns the results in rank order."""
         self.submit(function, *args, **kwargs)
         return self.collect(timeout=timeout)
 
@@ -198,7 +198,7 @@ class World:
         self.broken = True
         for rank in late:
             with contextlib.suppress(ProcessLookupError):
-                self.signal(rank, signal.SIGUSR1)  # its threads' stacks go to its log
+                self.signal(rank, signal.SIGUSR1)  # writes its threads' stacks to its log
         if late:
             time.sleep(0.3)
         lines = [f"world {self.layout}: {reason}"]
@@ -220,7 +220,7 @@ class World:
         return (self._logs / f"rank{rank}.log").read_text(errors="replace")
 
     def close(self) -> None:
-        """End every process; leaves nothing behind whatever state they are in."""
+        """End every process, in any state, and remove the world's files."""
         self.broken = True
         if self._store is None:
             return
@@ -257,7 +257,7 @@ class Pool:
         return world.join()
 
     def close(self) -> None:
-        """Every group that served the tests must still be able to end in good order."""
+        """Ends all worlds; every group that is still usable must end without an error."""
         worlds, self._worlds = list(self._worlds.values()), {}
         try:
             for world in worlds:
@@ -270,7 +270,7 @@ class Pool:
 
 @contextlib.contextmanager
 def fresh(layout: str, **options: Any) -> Iterator[World]:
-    """A world of one's own, to be killed, stopped or left desynchronised."""
+    """A world for one test, which may kill, stop or desynchronise it."""
     world = World(layout, **options)
     try:
         yield world.join()
@@ -279,5 +279,5 @@ def fresh(layout: str, **options: Any) -> Iterator[World]:
 
 
 def shared_memory_left() -> list[str]:
-    """Names of this project in /dev/shm; an unlinked segment is not there."""
+    """Names of this project in /dev/shm; an unlinked segment has none."""
     return sorted(name for name in os.listdir("/dev/shm") if "smddp" in name.lower())

@@ -1,7 +1,7 @@
 """Trains tiny models with the features of ZeRO, one engine after another in one process.
 
-Runs in the ranks that harness.training forks: ``run`` is given a job with ``cases``, names of the
-functions below, and returns for each its losses or DeepSpeed's error.
+Runs in the ranks that harness.training forks. ``run`` takes a job with ``cases``, names of the
+functions below, and returns the losses of each, or DeepSpeed's error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             answers[name] = {"losses": CASES[name](backend)}
         except Exception as error:
             answers[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
-        # All fail together or none does: a rank that goes on alone would wait for the others.
+        # If one rank fails, all fail: a rank that continued alone would wait for the others.
         failed = torch.tensor([float("error" in answers[name])])
         dist.all_reduce(failed, op=dist.ReduceOp.MAX)
         if failed and "error" not in answers[name]:
@@ -47,7 +47,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     return {"answers": answers}
 
 
-# --- what is trained ------------------------------------------------------------------------------
+# --- the models ------------------------------------------------------------------------------
 
 
 class Block(torch.nn.Module):
@@ -88,13 +88,13 @@ def config(backend: str, zero: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def batch(rank: int, like: torch.nn.Module) -> torch.Tensor:
-    """The same at every step, so that it is learnt; in the type of the parameters."""
+    """The same batch at every step, so that the model learns it; in the parameters' type."""
     random = torch.Generator().manual_seed(11 + rank)
     return torch.randn(8, WIDTH, generator=random).to(next(like.parameters()).dtype)
 
 
 def mean(loss: torch.Tensor) -> float:
-    """Over all ranks."""
+    """The mean over all ranks."""
     total = loss.detach().double().clone()
     dist.all_reduce(total)
     return total.item() / dist.get_world_size()
@@ -215,7 +215,7 @@ def allgather_sequential(backend: str) -> list[float]:
 def leaf_modules(backend: str) -> list[float]:
     import deepspeed
 
-    # Not the first module: DeepSpeed 0.19.8 fails (over gloo too) where a leaf's input needs no
+    # Not the first module: DeepSpeed 0.19.8 fails (over gloo too) if a leaf's input needs no
     # gradient.
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), *blocks())
     deepspeed.utils.set_z3_leaf_modules(model, [Block])
@@ -236,7 +236,7 @@ def zero_init(backend: str) -> list[float]:
 
 @case
 def several_engines(backend: str) -> list[float]:
-    """Three at once, of different stages, that take turns."""
+    """Three engines at once, of different stages, that step in turn."""
     losses = []
     with contextlib.ExitStack() as stack:
         engines = [
@@ -262,7 +262,7 @@ def compiled(backend: str) -> list[float]:
 
 @case
 def moe(backend: str) -> list[float]:
-    """Two experts, one per rank: their tokens travel by all_to_all."""
+    """Two experts, one per rank; all_to_all moves their tokens."""
     from deepspeed.moe.layer import MoE
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
 
@@ -314,7 +314,7 @@ class Attention(torch.nn.Module):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # One sequence, of which x has the tokens of this rank.
+        # x has this rank's tokens of one sequence.
         q, k, v = self.projection(x).view(1, len(x), 3, 4, WIDTH // 4).unbind(2)
         mixed = self.attention(q.contiguous(), k.contiguous(), v.contiguous(), 0)
         return x + mixed.reshape(len(x), WIDTH)
@@ -331,7 +331,7 @@ def ulysses(backend: str) -> list[float]:
 
 @case
 def autotp(backend: str) -> list[float]:
-    """Tensor parallelism over all ranks, so that all see the same batch."""
+    """Tensor parallelism over all ranks, so that all have the same batch."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     losses = []

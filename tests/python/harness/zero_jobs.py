@@ -1,4 +1,4 @@
-"""Trains tiny models with ZeRO-3 in many configurations: what each rank's bits and counters are."""
+"""Trains tiny models with ZeRO-3 in many configurations; returns each rank's bits and counters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from harness import layout as layouts
 from harness import training
 
-# What a scenario changes: the section "zero_optimization", the rest of the config, and "engines",
-# "coalesced", "zero_init", "checkpointing", "model" of this module.
+# The changes of each scenario: the section "zero_optimization", the rest of the config, and this
+# module's "engines", "coalesced", "zero_init", "checkpointing" and "model".
 SCENARIOS: dict[str, dict[str, Any]] = {
     "prefetch": {"zero": {"stage3_prefetch_bucket_size": 20_000}},
     "persistence": {"zero": {"stage3_param_persistence_threshold": 8000}},
@@ -93,7 +93,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     deepspeed_smddp.reset_statistics()
     losses = []
     micro_steps = config["gradient_accumulation_steps"]
-    # DeepSpeed reduces once per step then, and takes the step outside.
+    # If coalesced, DeepSpeed reduces once per step, and engine.step() comes after the context.
     coalesced = scenario.get("coalesced", False)
     coalescing = contextlib.ExitStack()
     for micro_step in range(training.STEPS * micro_steps):
