@@ -1,4 +1,4 @@
-"""Activation offloading: same gradients, order of copies, and what is on the device at once."""
+"""Activation offloading: same gradients, the order of copies, and the memory on the device."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ def plain(mode: str) -> list[torch.Tensor]:
 
 
 class LateCopies:
-    """Streams at their latest: a copy runs when it is waited for, and holds nothing alive.
+    """Streams that run as late as allowed: a copy runs at its wait(), and keeps nothing alive.
 
-    Copies of one direction run in the order in which they were asked for; before a copy uses a host
-    buffer, it waits for the one it was told to follow.
+    Copies of one direction run in the order of the requests. Before a copy uses a host buffer, it
+    waits for the copy that was given as its predecessor.
     """
 
     def __init__(self) -> None:
         self.lost: list[str] = []  # copies whose memory was freed before they ran
         self.queues: dict[str, list[LateCopy]] = {"out": [], "back": []}
-        self.latest: dict[int, LateCopy] = {}  # of each host buffer, by its address
+        self.latest: dict[int, LateCopy] = {}  # copy of each host buffer, by its address
 
     def out(self, source, host, after):
         return self._ask("out", source, host, after, host)
@@ -96,7 +96,9 @@ class LateCopies:
 
     def _ask(self, direction, source, target, after, host):
         if direction == "back" or after is not None:
-            assert after is self.latest[host.data_ptr()], "follows what last used the buffer"
+            assert after is self.latest[host.data_ptr()], (
+                "the predecessor is not the last copy of the buffer"
+            )
         copy = self.latest[host.data_ptr()] = LateCopy(self, direction, source, target, after)
         self.queues[direction].append(copy)
         return copy
@@ -155,7 +157,7 @@ def test_gradients_to_the_bit(mode: str, horizon: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_order_holds_when_every_copy_is_as_late_as_it_may_be(mode: str, late: LateCopies) -> None:
+def test_order_holds_when_every_copy_runs_as_late_as_allowed(mode: str, late: LateCopies) -> None:
     expected = plain(mode)
     model, x = made(mode)
     offload = offload_activations(model, 2)
@@ -168,7 +170,7 @@ def test_order_holds_when_every_copy_is_as_late_as_it_may_be(mode: str, late: La
 
 
 def peak_of_cpu_allocator(model: nn.Module, x: torch.Tensor) -> int:
-    """Bytes that torch's own allocator had handed out at most, above those at the start."""
+    """The peak of live bytes of torch's own allocator, above those at the start."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         loss_of(model, x).backward()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -186,14 +188,14 @@ def peak_of_cpu_allocator(model: nn.Module, x: torch.Tensor) -> int:
 def test_horizon_plus_one_layers_are_resident(mode: str, horizon: int, tmp_path: Path) -> None:
     model, x = made(mode)
     without = peak_of_cpu_allocator(model, x)
-    # Files are mapped past torch's allocator, as host memory is no device's.
+    # Mapped files bypass torch's allocator, as host memory bypasses a device's.
     offload = offload_activations(model, horizon, directory=str(tmp_path))
     loss_of(model, x).backward()
     offload.reset_statistics()
     model.zero_grad()
     with_it = peak_of_cpu_allocator(model, x)
     window = (horizon + 1) * WORTH
-    besides = without - LAYERS * WORTH  # what the peak holds besides the layers' inputs
+    besides = without - LAYERS * WORTH  # the peak without the layers' inputs
     assert besides > 0
     assert abs(with_it - besides - window) <= 0.1 * window
     assert abs(offload.statistics.peak_resident_bytes - window) <= 0.1 * window
@@ -205,7 +207,7 @@ def test_residents_of_a_model_without_checkpointing() -> None:
     whole = offload_activations(model, LAYERS)
     loss_of(model, x).backward()
     worth = whole.statistics.peak_resident_bytes / LAYERS
-    assert worth > WORTH  # all that a layer saves
+    assert worth > WORTH  # a layer saves more than its input
     assert whole.statistics.bytes_out == 0
     whole.remove()
     offload = offload_activations(model, 2)
@@ -234,7 +236,7 @@ def test_files_have_no_name_and_end_with_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_micro_batches_whose_backward_comes_later(mode: str, late: LateCopies) -> None:
+def test_micro_batches_with_a_later_backward_pass(mode: str, late: LateCopies) -> None:
     def train(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
         losses = [loss_of(model, part) for part in x.chunk(3)]
         for loss in losses[1:] + losses[:1]:
@@ -265,7 +267,7 @@ def test_second_backward_through_a_retained_graph(mode: str) -> None:
     assert offload.statistics.resident_bytes == 0
 
 
-def test_a_graph_that_is_thrown_away_leaves_nothing(late: LateCopies) -> None:
+def test_a_discarded_graph_leaves_nothing(late: LateCopies) -> None:
     model, x = made()
     offload = offload_activations(model, 2)
     loss = loss_of(model, x)
@@ -295,7 +297,7 @@ def test_forward_passes_that_fail_or_need_no_gradient() -> None:
     assert same(gradients(model), plain("none"))
 
 
-def test_layers_that_are_called_more_often_or_not_at_all() -> None:
+def test_layers_that_are_called_twice_or_never() -> None:
     class Looped(Net):
         def forward(self, x):
             x = self.enter(x)
@@ -348,7 +350,7 @@ def test_views_and_strides(late: LateCopies) -> None:
     assert late.lost == []
 
 
-def test_views_of_one_storage_leave_once() -> None:
+def test_views_of_one_storage_are_copied_out_once() -> None:
     class Parts(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -378,7 +380,7 @@ def test_a_tensor_changed_in_place_is_still_an_error() -> None:
         loss_of(model, torch.randn(ROWS, 2)).backward()
 
 
-def test_small_tensors_stay() -> None:
+def test_small_tensors_are_not_offloaded() -> None:
     model, x = made()
     offload = offload_activations(model, 1, min_bytes=WORTH + 1)
     loss_of(model, x).backward()
@@ -408,9 +410,9 @@ def test_remove_and_misuse(tmp_path: Path) -> None:
     assert again.statistics.bytes_out > 0
 
 
-def test_results_of_collectives_under_way_leave_too() -> None:
+def test_results_of_collectives_in_flight_are_offloaded() -> None:
     class UnderWay(torch.Tensor):
-        """As torch's AsyncCollectiveTensor: it stands for a tensor that is to be waited for."""
+        """Like torch's AsyncCollectiveTensor: a wrapper whose tensor is ready after a wait."""
 
         __torch_function__ = torch._C._disabled_torch_function_impl
 

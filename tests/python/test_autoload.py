@@ -1,4 +1,4 @@
-"""The entry point: the backend's name is known without an import, and no import can break."""
+"""The entry point: registers the backend's name without an import, and breaks no import."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture
 def source_copy(tmp_path: Path) -> Path:
-    """The package's Python files without what a build adds, to go first on the path."""
+    """The package's Python files without build outputs, for the first place on the path."""
     shutil.copytree(
         ranks.ROOT / "deepspeed_smddp",
         tmp_path / "deepspeed_smddp",
         ignore=shutil.ignore_patterns("*.so", "_build_info.py", "__pycache__"),
     )
     shutil.copy(ranks.ROOT / "smddp_autoload.py", tmp_path)
-    # An editable installation looks a package up before the path does; here it must not.
+    # An editable installation finds packages before the path does; this copy must come first.
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "sys.meta_path[:] = [f for f in sys.meta_path if '_editable_' not in type(f).__module__]\n"
@@ -70,7 +70,7 @@ def test_import_torch_registers_the_name_and_loads_nothing() -> None:
     assert output.strip() == "['smddp_autoload']"
 
 
-def test_group_without_any_import_of_ours() -> None:
+def test_group_without_an_import_of_the_package() -> None:
     output = run(
         f"""
         import torch
@@ -133,7 +133,7 @@ def test_switched_off_by_the_environment() -> None:
     )
 
 
-def test_a_broken_package_breaks_neither_torch_nor_others(source_copy: Path) -> None:
+def test_a_broken_package_does_not_break_torch_or_other_backends(source_copy: Path) -> None:
     (source_copy / "deepspeed_smddp/__init__.py").write_text("raise RuntimeError('broken')\n")
     done = ranks.python(
         """
@@ -194,7 +194,7 @@ HOOKED = 'hasattr(deepspeed.initialize, "_smddp_wraps")'
 
 @pytest.mark.parametrize("before", ["", "import torch", "import transformers, accelerate"])
 def test_deepspeed_is_hooked_in_every_import_order(before: str) -> None:
-    # `import deepspeed` alone imports torch in its own first lines, while it is half imported.
+    # Without an earlier import, `import deepspeed` imports torch while it is half imported itself.
     run(
         f"""
         {before}
@@ -208,7 +208,7 @@ def test_deepspeed_is_hooked_in_every_import_order(before: str) -> None:
     )
 
 
-def test_deepspeed_imported_before_us_is_hooked_by_our_import() -> None:
+def test_deepspeed_imported_first_is_hooked_by_the_import_of_the_package() -> None:
     run(
         f"""
         import deepspeed

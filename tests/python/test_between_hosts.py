@@ -20,7 +20,7 @@ RATE = "1gbit"
 
 
 class Ranks:
-    """Ranks of one program on the hosts of a testbed; each command and each answer is a line."""
+    """Ranks of one program on the hosts of a testbed; a command or an answer is one line."""
 
     def __init__(self, bed: Testbed, per_host: int, cwd: Path, **env: str) -> None:
         pipe = subprocess.PIPE
@@ -74,7 +74,7 @@ def crossed(bed: Testbed, host: int) -> tuple[int, int]:
 
 @pytest.mark.testbed
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 1), (4, 1), (2, 2)])
-def test_little_more_than_the_lower_bound_crosses(
+def test_bytes_between_hosts_are_close_to_the_lower_bound(
     testbed: MAKE, tmp_path: Path, hosts: int, per_host: int
 ) -> None:
     bed = testbed(hosts=hosts, rate=RATE)
@@ -108,7 +108,7 @@ def test_two_nics_share_the_bytes(testbed: MAKE, tmp_path: Path) -> None:
 
 @pytest.mark.testbed
 @pytest.mark.parametrize("nics", [1, 2])
-def test_a_cut_link_ends_in_an_error_that_names_the_peer_or_in_the_right_result(
+def test_a_cut_link_gives_an_error_that_names_the_peer_or_the_right_result(
     testbed: MAKE, tmp_path: Path, nics: int
 ) -> None:
     bed = testbed(hosts=2, rate="100mbit", nics=nics)

@@ -1,4 +1,4 @@
-"""Bucket sizes in a ZeRO-3 config: the AllGathers on the wire follow them, and "auto" chooses."""
+"""Bucket sizes in a ZeRO-3 config: they bound AllGathers on the wire, and "auto" chooses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_allgathers_follow_the_bucket_size(trainer: Trainer, tmp_path: Path, lay
     print(json.dumps(seen, indent=1))
     for name, size in sizes.items():
         assert seen[name]["largest"] <= size
-        # Cut into as few as that takes, but for what an operation's last round leaves over.
+        # As few rounds as the bound allows, except that an operation's last round may be smaller.
         assert seen[name]["bytes"] / size <= seen[name]["rounds"]
         assert seen[name]["rounds"] <= seen[name]["bytes"] / size + seen[name]["calls"]
         assert seen[name]["bytes"] == seen["no bound"]["bytes"]

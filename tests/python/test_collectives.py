@@ -18,10 +18,10 @@ from harness.layout import hosts
 from harness.worker import Context
 from harness.world import BACKEND, Pool, World, WorldError
 
-# Letters are hosts: 1 node, 2 x 1, 2 x 2, 3 x 1, unequal nodes, ranks dealt out in turn, 9 nodes.
+# Letters are hosts: 1 host, 2 x 1, 2 x 2, 3 x 1, unequal hosts, alternating ranks, 9 hosts.
 LAYOUTS = ("A", "AA", "AAAA", "AB", "AABB", "ABC", "AAB", "ABBB", "ABAB", "AAABBCC", "ABCDEFGHI")
 FEW = ("AAA", "AABB", "ABBB")
-SIZES = (  # bytes of one shard: around the switches between ways to move data
+SIZES = (  # bytes of one shard: around the thresholds between the paths
     1, 2, 31, 64, 4095, 4096, 32 * 1024 - 2, 32 * 1024, 32 * 1024 + 2,
     128 * 1024 - 2, 128 * 1024 + 6, 1024 * 1024, 1024 * 1024 + 34, 5 * 1024 * 1024 + 10,
 )  # fmt: skip
@@ -107,7 +107,7 @@ def test_average_of_integers_is_refused(worlds: Pool, collective: str) -> None:
 @pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("collective", list(FORMS))
-def test_sizes_around_the_switches(worlds: Pool, layout: str, collective: str, size: int) -> None:
+def test_sizes_around_the_thresholds(worlds: Pool, layout: str, collective: str, size: int) -> None:
     dtype = torch.uint8 if size % 2 else torch.bfloat16
     case = Case(collective, "base", dtype, (size // dtype.itemsize,), seed=size)
     digests = worlds(layout).run(cases.check, case)
@@ -144,7 +144,7 @@ def test_world_sizes_and_uneven_lengths(worlds: Pool, layout: str, collective: s
     ],
 )
 def test_in_place(worlds: Pool, layout: str, collective: str, form: str, place: str) -> None:
-    """DeepSpeed's two habits: gather from a slice of the output, reduce into one of the input."""
+    """As DeepSpeed does: gather from a slice of the output, reduce into a slice of the input."""
     batch = [
         Case(collective, form, torch.bfloat16, (numel,), place=place, seed=17)
         for numel in (1, 9457, 300_000)
@@ -171,7 +171,7 @@ def test_in_place(worlds: Pool, layout: str, collective: str, form: str, place: 
 def test_odd_byte_offsets(
     worlds: Pool, layout: str, collective: str, dtype: torch.dtype, offset: int
 ) -> None:
-    """No address that torch can make needs alignment, not even to the size of an element."""
+    """Tensors at every address that torch can make work, even unaligned to their elements."""
     batch = [
         Case(collective, "base", dtype, (numel,), offset=offset, seed=19)
         for numel in (1, 9457, 70_001)
@@ -215,7 +215,7 @@ def test_coalesced_all_gather_of_mixed_types(worlds: Pool, layout: str) -> None:
 
 
 def strided(ctx: Context, kind: str) -> str:
-    """A right result or a refusal that says why, the same on every rank."""
+    """A right result, or a refusal with a reason; the same on every rank."""
     rows, columns = 40, 30
     shards = [model.data(3, r, torch.float32, rows * columns) for r in range(ctx.size)]
     mine = shards[ctx.rank].view(rows, columns)
@@ -303,7 +303,7 @@ def functional_dimensions(ctx: Context) -> None:
     out = functional.wait_tensor(functional.reduce_scatter_tensor(wide, "sum", 1, dist.group.WORLD))
     assert torch.equal(out, torch.stack(parts).sum(0))
     lazy = functional.all_reduce(mine, "max", dist.group.WORLD)
-    assert torch.equal(lazy + 0, parts[-1])  # an AsyncCollectiveTensor waits by itself
+    assert torch.equal(lazy + 0, parts[-1])  # an AsyncCollectiveTensor waits at its first use
     assert torch.equal(mine, parts[ctx.rank]), "the input was changed"
 
 
@@ -329,7 +329,9 @@ def timed_barrier(ctx: Context, form: str, late: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("form", ["plain", "async", "device_ids"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nobody_passes_a_barrier_before_all_have_come(worlds: Pool, layout: str, form: str) -> None:
+def test_no_rank_leaves_a_barrier_before_all_have_entered(
+    worlds: Pool, layout: str, form: str
+) -> None:
     for late in {0, len(layout) - 1, len(layout) // 2}:
         times = worlds(layout).run(timed_barrier, form, late)
         assert min(after for _, after in times) >= max(before for before, _ in times)
@@ -345,7 +347,7 @@ def test_many_barriers(worlds: Pool, layout: str) -> None:
     worlds(layout).run(barriers_in_a_row)
 
 
-# ---- other settings, and another way to the other node
+# ---- other settings, and another provider between hosts
 
 
 @gloo_only_covers
@@ -386,7 +388,7 @@ def test_partial_sums_in_fp32(worlds: Pool, layout: str) -> None:
 
 @gloo_only_covers
 def test_a_provider_that_delivers_in_any_order() -> None:
-    """udp;ofi_rxd reorders datagrams: nothing may rest on the order of two messages."""
+    """udp;ofi_rxd reorders datagrams: no result may depend on the order of two messages."""
     env = {"SMDDP_FABRIC_PROVIDER": "udp;ofi_rxd"}
     world = World("ABB", env=env)
     try:

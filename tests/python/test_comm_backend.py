@@ -1,4 +1,4 @@
-"""``"comm_backend": "smddp"`` in a DeepSpeed config, and the group for what smddp does not own."""
+"""``"comm_backend": "smddp"`` in a DeepSpeed config, and the group for foreign operations."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def test_two_ranks_train_with_one_line_of_json() -> None:
 
 @COMPILES
 def test_group_made_before_deepspeed() -> None:
-    # The same backend: adopted, with the section's timeout. Another: one sentence, on every rank.
+    # A group of the same backend is adopted, with the section's timeout; another one is refused
+    # in one sentence, on every rank.
     run(
         """
         model = torch.nn.Linear(8, 8)
@@ -220,7 +221,7 @@ def test_misspelt_backend_stops_initialize_before_any_group_is_made() -> None:
 
 
 @COMPILES
-def test_accelerate_config_decides_over_the_backend_accelerate_hands_over() -> None:
+def test_accelerate_config_has_precedence_over_the_backend_that_accelerate_passes() -> None:
     run(
         """
         from accelerate import Accelerator
@@ -261,7 +262,7 @@ def test_accelerate_launch_file_decides_as_well(tmp_path: Path) -> None:
     )
 
 
-def test_launcher_is_not_disturbed() -> None:
+def test_launcher_is_not_changed() -> None:
     done = ranks.python(
         """
         import sys
@@ -283,7 +284,7 @@ def test_fallback_between_two_of_three_ranks_does_not_wait_for_the_third() -> No
         dist.init_process_group("smddp")
         rank = dist.get_rank()
         store = dist.PrefixStore("test", dist.distributed_c10d._get_default_store())
-        if rank < 2:  # the third makes no call at all before these two are done
+        if rank < 2:  # the third rank makes no call before these two are done
             tensor = torch.full((1000,), float(rank))
             if rank == 0:
                 dist.send(tensor, 1)

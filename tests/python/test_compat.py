@@ -1,4 +1,4 @@
-"""Scripts written for the closed library run unchanged, and give what one process alone gives."""
+"""Scripts written for the closed library run unchanged, with the results of one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Scripts:
         self.alone = self.run("alone", "A")["losses"]
 
     def run(self, script: str, layout: str = "AA", **env: str) -> dict[str, Any]:
-        """What rank 0 answers; all ranks have the same losses."""
+        """Rank 0's answer; all ranks have the same losses."""
         answers = self._trainer.call(
             "harness.scripts:run", layout, "smddp", limit=300, script=script, env=env
         )
@@ -147,7 +147,7 @@ def test_accelerate(scripts: Scripts) -> None:
     launcher = {
         "ACCELERATE_USE_SAGEMAKER": "true",
         "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "DATA_PARALLEL",
-        # It takes smddp for a backend of GPUs.
+        # accelerate expects that smddp uses GPUs.
         "ACCELERATE_TORCH_DEVICE": "cpu",
         "ACCELERATE_BYPASS_DEVICE_MAP": "true",
     }
@@ -212,7 +212,7 @@ def test_names_and_defaults_of_the_closed_library() -> None:
     assert SageMakerParameters(tensor_parallel_seed=3).seed == 3
 
 
-def test_what_the_launcher_sets_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launchers_parameters_have_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PARAMETERS, '{"sdp_max_live_parameters": 1e6, "bf16": true}')
     found = parameters.read(ModelParallelParameters, {"bf16": False, "microbatches": 3})
     assert found.bf16 and found.microbatches == 3 and found.sdp_max_live_parameters == 10**6
@@ -254,7 +254,7 @@ def test_a_step_cuts_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
         function({"x": torch.arange(3)}, torch.ones(3, 6), torch.ones(5))
 
 
-def test_what_is_not_there_names_what_to_use() -> None:
+def test_refused_names_say_what_to_use_instead() -> None:
     program = """
     import smdistributed.dataparallel.torch.torch_smddp  # before torch
     import smdistributed.modelparallel.torch as smp
@@ -296,7 +296,7 @@ def test_what_is_not_there_names_what_to_use() -> None:
 
 
 @pytest.mark.parametrize("with_init", [True, False])
-def test_installed_packages_of_these_names_come_first(tmp_path: Path, with_init: bool) -> None:
+def test_installed_packages_of_these_names_have_precedence(tmp_path: Path, with_init: bool) -> None:
     real = tmp_path / "smdistributed" / "dataparallel" / "torch"
     real.mkdir(parents=True)
     for folder in (real, real.parent, *([real.parents[1]] if with_init else [])):

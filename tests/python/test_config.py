@@ -1,4 +1,4 @@
-"""The "smddp" section, the environment variables, and what reaches the core."""
+"""The "smddp" section, the environment variables, and the options that the core receives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DESIGN_SECTION = {
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of ours is set, nothing was configured, rank 0."""
+    """No SMDDP_ variable is set, no configuration was made, the rank is 0."""
     for variable in config.VARIABLES:
         monkeypatch.delenv(variable.environment_name, raising=False)
     monkeypatch.delenv("RANK", raising=False)
@@ -148,7 +148,7 @@ def test_wrong_section_gives_one_sentence(section: dict[str, Any], sentence: str
     assert str(caught.value) == sentence
 
 
-def test_a_key_like_no_other_lists_the_known_ones() -> None:
+def test_a_key_unlike_any_other_lists_the_known_keys() -> None:
     with pytest.raises(SmddpConfigError, match=r"known keys: allgather_bucket_size, .*timeout_sec"):
         parse_section({"zzz": 1})
 
@@ -207,7 +207,7 @@ def test_wrong_variable_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 def test_timeout_is_torchs_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
     given = timedelta(minutes=30)
     assert settings.resolve().timeout(given) == given
-    # Also where the value that was set equals the default.
+    # Also if the value that was set equals the default.
     assert settings.resolve(parse_section({"timeout_seconds": 600})).timeout(given) == timedelta(
         seconds=600
     )
@@ -215,7 +215,7 @@ def test_timeout_is_torchs_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.resolve().timeout(given) == timedelta(seconds=7)
 
 
-def test_what_reaches_the_core(core: list[dict[str, Any]]) -> None:
+def test_the_core_receives_the_options(core: list[dict[str, Any]]) -> None:
     section = parse_section(
         {
             "allgather_bucket_size": 8192,
@@ -225,7 +225,7 @@ def test_what_reaches_the_core(core: list[dict[str, Any]]) -> None:
         }
     )
     settings.set_file(section, zero_allgather_elements=1000)
-    settings.set_file(section, zero_allgather_elements=1000)  # nothing new: not handed over again
+    settings.set_file(section, zero_allgather_elements=1000)  # unchanged: not passed again
     assert core == [
         {
             "allgather_bucket_bytes": 8192,
@@ -254,7 +254,7 @@ def test_configure_from_python(core: list[dict[str, Any]]) -> None:
     assert len(core) == 2
 
 
-def test_keys_of_later_features_say_so_once(
+def test_keys_without_effect_warn_once(
     core: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     section = parse_section(
@@ -271,7 +271,7 @@ def test_keys_of_later_features_say_so_once(
         assert sum(f"{key} (ds_config) has no effect" in text for text in messages) == 1
 
 
-def test_live_keys_and_defaults_are_silent(
+def test_keys_with_effect_and_defaults_do_not_warn(
     core: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     live = {
@@ -293,7 +293,7 @@ def test_live_keys_and_defaults_are_silent(
     assert core[-1]["reduce_on_cpu"] is True
 
 
-def test_unknown_variable_is_pointed_out(
+def test_unknown_variable_gives_a_warning(
     core: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

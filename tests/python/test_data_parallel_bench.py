@@ -31,17 +31,18 @@ def hideable(
     return float(hiding.Trace(sizes, [step]).hideable(hosts, ceiling))
 
 
-def test_what_can_be_hidden(hiding: Any) -> None:
-    # Full 10 ms before the last gradient: 4000 bytes cross in time. The last bucket never does.
+def test_bytes_that_can_be_hidden(hiding: Any) -> None:
+    # The first bucket is full 10 ms before the last gradient: its 4000 bytes cross in time. The
+    # last bucket never does.
     assert hideable(hiding, [0, 10], [4000, 9000], [10]) == 4000
     assert hideable(hiding, [0, 10], [40_000, 9000], [10]) == 10_000
-    # The second is full at once, and waits for the first; 1000 bytes of it are too late.
+    # The second bucket is full at once and waits for the first; 1000 of its bytes are too late.
     assert hideable(hiding, [0, 0, 10], [4000, 7000, 1], [10]) == 10_000
     # The wire idles from 4 to 8 ms.
     assert hideable(hiding, [0, 8, 10], [4000, 7000, 1], [10]) == 6000
-    # Between four hosts half as much again crosses.
+    # Between four hosts, 1.5 times the bytes cross.
     assert hideable(hiding, [0, 10], [4000, 1], [10], hosts=4) == 6000
-    # A rank that is done before the others has less to hide behind.
+    # A rank whose last gradient is ready earlier can hide fewer bytes.
     assert hideable(hiding, [2, 10], [40_000, 1], [10, 6]) == (8000 + 4000) / 2
     assert hideable(hiding, [2, 10], [40_000, 1], [10, 1]) == (8000 + 0) / 2
 

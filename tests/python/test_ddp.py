@@ -1,4 +1,4 @@
-"""DistributedDataParallel over smddp, with all its options: what Gloo gives, to the bit."""
+"""DistributedDataParallel over smddp, with all its options, gives Gloo's results to the bit."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Model(nn.Module):
         return self.last(x)
 
 
-def bf16_hook(group, bucket):  # torch reads annotations, where there are any
-    # torch refuses its own bf16_compress_hook by its name, where there is no GPU.
+def bf16_hook(group, bucket):  # without annotations: torch checks them if a hook has any
+    # Without a GPU, torch refuses its own bf16_compress_hook by its name.
     return default_hooks.bf16_compress_hook(group, bucket)
 
 
@@ -68,7 +68,7 @@ def train(ctx: Context, run: Run) -> dict[str, Any]:
     """Each rank's losses, its parameters at the end, and the counters."""
     torch.manual_seed(3)
     options = dict.fromkeys(run.options, True)
-    # Buckets of about one layer: several are under way at once.
+    # Buckets of about one layer, so that several are in flight at once.
     model = DistributedDataParallel(Model(run), bucket_cap_mb=0.05, **options)
     if run.hook is not None:
         model.register_comm_hook(None, HOOKS[run.hook])
@@ -82,7 +82,7 @@ def train(ctx: Context, run: Run) -> dict[str, Any]:
             for micro in range(run.accumulate):
                 random = torch.Generator().manual_seed(100 * step + 10 * micro + ctx.rank)
                 x = torch.randn(8, WIDTH, generator=random)
-                # Ranks differ in the layer that they leave out.
+                # Each rank leaves out another layer.
                 which = (step + ctx.rank) % 2 if run.unused else None
                 last = micro == run.accumulate - 1
                 with contextlib.nullcontext() if last else model.no_sync():
@@ -132,7 +132,7 @@ def test_two_ranks_give_the_bits_of_gloo(worlds: Pool, name: str, layout: str) -
 
 @pytest.mark.parametrize("name", ["bucket_views", "unused", "join"])
 def test_four_ranks_of_two_hosts(worlds: Pool, name: str) -> None:
-    """Sums run in another order there."""
+    """On two hosts, sums run in another order."""
     ours = worlds("AABB").run(train, RUNS[name])
     theirs = worlds("AAAA", "gloo").run(train, RUNS[name])
     for got, wanted in zip(ours, theirs, strict=True):
@@ -142,7 +142,7 @@ def test_four_ranks_of_two_hosts(worlds: Pool, name: str) -> None:
 
 
 def several_in_flight(ctx: Context) -> bool:
-    """DDP on all ranks, while each half of them gathers, in groups that overlap with it."""
+    """DDP on all ranks while each half of them gathers in a group of its own."""
     half = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][ctx.rank // 2]
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(300, 300), gradient_as_bucket_view=True)
@@ -160,5 +160,5 @@ def several_in_flight(ctx: Context) -> bool:
     return True
 
 
-def test_all_gathers_in_overlapping_groups_meanwhile(worlds: Pool) -> None:
+def test_ddp_and_all_gathers_in_overlapping_groups_at_once(worlds: Pool) -> None:
     assert all(worlds("AABB").run(several_in_flight))

@@ -1,4 +1,4 @@
-"""The runner of DeepSpeed's own tests: what it makes of a test that hangs, and the comparison."""
+"""The runner of DeepSpeed's own tests: hanging and crashing tests, and the comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start(test: str) -> dict[str, Any]:
 
 
 class Played(run.Suite):
-    """Plays what pytest would write: one list of events, and an exit status, per start of it."""
+    """In place of pytest: writes one list of events and returns an exit status, per start."""
 
     sessions: Iterator[tuple[list[dict[str, Any]], int | None]]
 
@@ -58,7 +58,7 @@ def test_a_hung_and_a_crashed_test_end_alone(tmp_path: Path) -> None:
     assert [found[test].outcome for test in TESTS] == ["passed", "hung", "crashed", "failed"]
 
 
-def test_what_pytest_never_reached_is_left_out(tmp_path: Path) -> None:
+def test_tests_that_pytest_never_reached_are_left_out(tmp_path: Path) -> None:
     a = TESTS[0]
     suite = played(
         tmp_path,
@@ -69,7 +69,7 @@ def test_what_pytest_never_reached_is_left_out(tmp_path: Path) -> None:
     assert [found[test].outcome for test in TESTS] == ["passed"] + 3 * ["left out"]
 
 
-def test_only_failures_that_the_reference_does_not_give_count() -> None:
+def test_only_failures_that_the_reference_does_not_have_count() -> None:
     def over(backend: str, *whats: str) -> dict[str, Outcome]:
         pairs = zip(TESTS, whats, strict=True)
         return {test: Outcome(test, backend, what, 1.0, "why | so") for test, what in pairs}
@@ -83,8 +83,8 @@ def test_only_failures_that_the_reference_does_not_give_count() -> None:
     assert results.failures(both).count("why \\| so") == 4
 
 
-def test_what_a_session_started_ends_with_it() -> None:
-    # A compiler, say, that ninja puts into a process group of its own.
+def test_processes_that_a_session_started_end_with_it() -> None:
+    # For example a compiler, which ninja puts into a process group of its own.
     program = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(100)'],"

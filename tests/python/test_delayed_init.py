@@ -24,7 +24,7 @@ def compare(build: Callable[[], nn.Module], seed: int = 5) -> nn.Module:
     assert is_delayed(model)
     assert materialize(model, "cpu") is model
     assert not is_delayed(model)
-    assert torch.equal(torch.get_rng_state(), before), "the generator is left as it was"
+    assert torch.equal(torch.get_rng_state(), before), "the generator has changed"
     ours, theirs = tensors(model), tensors(eager)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
@@ -82,13 +82,13 @@ class Everything(nn.Module):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_everything(seed: int) -> None:
+def test_layers_and_initialisers_of_torch(seed: int) -> None:
     model = compare(Everything, seed)
     assert model.tied.weight is model.layers[4].weight
     model.layers[5](torch.randn(2, 3, 16)).sum().backward()
 
 
-def test_the_generator_as_it_stands() -> None:
+def test_without_a_seed_the_current_generator_is_used() -> None:
     torch.manual_seed(11)
     torch.rand(3)
     state = torch.get_rng_state()
@@ -99,7 +99,7 @@ def test_the_generator_as_it_stands() -> None:
 
 
 def test_one_parameter_at_a_time() -> None:
-    """Not the sum of the parameters, although transformers writes each of them twice."""
+    """Memory for one parameter, not for all, although transformers writes each parameter twice."""
     model = delayed_init(model_jobs.BUILDS["gpt_neox"], 0)
     recipe = model._smddp_delayed_init
     storages = {}
@@ -112,7 +112,7 @@ def test_one_parameter_at_a_time() -> None:
 
 
 def replaying(recipe) -> list[torch.UntypedStorage]:
-    """What the generator of the replay holds now."""
+    """The storages that the replay's generator holds now."""
     import gc
 
     for found in gc.get_objects():
@@ -120,10 +120,10 @@ def replaying(recipe) -> list[torch.UntypedStorage]:
             frame = found.gi_frame
             if frame.f_locals["operations"] is recipe.record._operations:
                 return list(frame.f_locals["memory"].values())
-    raise AssertionError("no replay is under way")
+    raise AssertionError("no replay is running")
 
 
-def test_casts_and_moves_before_the_values_come() -> None:
+def test_casts_before_materialize() -> None:
     torch.manual_seed(5)
     eager = nn.Linear(8, 8).to(torch.bfloat16)
     model = delayed_init(lambda: nn.Linear(8, 8), 5).to(torch.bfloat16)
@@ -131,7 +131,7 @@ def test_casts_and_moves_before_the_values_come() -> None:
     assert torch.equal(model.weight, eager.weight)
 
 
-def test_code_that_can_not_be_recorded() -> None:
+def test_code_that_cannot_be_recorded() -> None:
     class Asks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -176,7 +176,7 @@ def unchecked() -> Iterator[None]:
     trunc_normal.refusal.cache_clear()
 
 
-def test_a_torch_whose_trunc_normal_goes_another_way(
+def test_a_torch_with_another_trunc_normal(
     monkeypatch: pytest.MonkeyPatch, unchecked: None
 ) -> None:
     assert trunc_normal.refusal() is None

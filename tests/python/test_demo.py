@@ -21,7 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
-DEADLINE = 240  # seconds; the first run compiles an operation of DeepSpeed
+DEADLINE = 240  # seconds; in the first run DeepSpeed compiles an operation
 STEPS = 40
 
 sys.path.insert(0, str(EXAMPLES))
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a text and a config for a model that trains in a moment."""
+    """A directory with a text and a config for a model that trains within seconds."""
     directory = tmp_path_factory.mktemp("demo")
     source = Path(textwrap.__file__).read_bytes() + Path(argparse.__file__).read_bytes()
     (directory / "text.txt").write_bytes(source)
@@ -69,7 +69,7 @@ def demo_arguments(files: Path, output: Path) -> list[str]:
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
-    # A session of its own: a signal to the group reaches launcher and ranks, as Ctrl-C does.
+    # A session of its own: like Ctrl-C, a signal to the group reaches the launcher and the ranks.
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -120,7 +120,7 @@ def straight(files: Path) -> Path:
 
 
 @pytest.mark.timeout(DEADLINE + 60)
-def test_run_leaves_losses_curve_and_summary(straight: Path) -> None:
+def test_run_writes_losses_curve_and_summary(straight: Path) -> None:
     rows = losses(straight)
     assert [step for step, _, _ in rows] == list(range(1, STEPS + 1))
     assert rows[-1][1] < rows[0][1]
@@ -162,7 +162,7 @@ def test_interrupted_and_resumed_run_has_the_same_losses(files: Path, straight: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE + 60)
-@pytest.mark.skipif(BACKEND != "smddp", reason="two hosts are a matter of the smddp backend")
+@pytest.mark.skipif(BACKEND != "smddp", reason="only smddp tells hosts apart")
 def test_two_hosts_have_the_same_losses(files: Path, straight: Path) -> None:
     if shutil.which("bash") is None:
         pytest.skip("examples/two_hosts.sh needs bash")

@@ -1,6 +1,6 @@
-"""Everything of the GPU path that needs no GPU: processes, tensors, flags, imports, failures.
+"""The parts of the GPU path that need no GPU: processes, tensors, flags, imports, failures.
 
-``SMDDP_DEVICE=host`` makes threads play the device: streams that run apart from the caller, memory
+``SMDDP_DEVICE=host`` makes threads emulate the device: streams that run beside the caller, memory
 that other processes map, flags that one stream sets and another waits for.
 """
 
@@ -23,7 +23,7 @@ from harness.world import BACKEND, Pool, World, fresh
 pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
 
 PATH = {"all_gather": COPIES, "reduce_scatter": KERNEL, "all_reduce": KERNEL}
-# Their outputs are torch's own tensors, which do not lie on the device of threads.
+# Their outputs are torch's own tensors, which are not on the emulated device.
 FUNCTIONAL = ("functional", "functional_coalesced")
 
 
@@ -87,7 +87,7 @@ def free_and_remap(ctx: Context) -> dict[str, int]:
         dist.all_gather_into_tensor(out, kept)
     dist.barrier()
     middle = host_device.imports(ctx)
-    # Freed and made anew at the same addresses, over and over, in two sizes.
+    # Freed and allocated again at the same addresses, many times, in two sizes.
     for turn in range(20):
         gather(ctx, 1000 + 3000 * (turn % 2), float(turn))
     after = host_device.imports(ctx)
@@ -213,7 +213,7 @@ def test_many_in_flight_through_pinned_memory(worlds: Pool, layout: str, on_cpu:
     on_device(worlds, layout, on_cpu).run(cases.check_in_flight, wanted, order)
 
 
-# Over messages no NIC could reach a device.
+# With messages instead of writes, a NIC can't reach a device's memory.
 WRITES = os.environ.get("SMDDP_FABRIC_PROVIDER", "") not in ("udp", "udp;ofi_rxd")
 
 
@@ -232,7 +232,7 @@ def want_pinned_memory(ctx: Context) -> None:
         os.environ["SMDDP_FABRIC_HMEM"] = "0"
 
 
-def test_by_nic_on_all_ranks_or_on_none() -> None:
+def test_by_nic_on_all_ranks_or_no_rank() -> None:
     with fresh("AB", env={**ENVIRONMENT, **BY_NIC}) as world:
         world.run(host_device.use_host)
         world.run(want_pinned_memory)
@@ -257,7 +257,7 @@ def disagree(ctx: Context) -> None:
         dist.reduce_scatter_tensor(small, large)
 
 
-def test_ranks_that_disagree_raise_and_show_both() -> None:
+def test_ranks_that_disagree_raise_and_name_both_operations() -> None:
     with fresh("AA", env=ENVIRONMENT) as world:
         for failure in world.failures(disagree):
             assert "all_gather" in failure.message and "reduce_scatter" in failure.message
@@ -269,7 +269,7 @@ def gather_once_more(ctx: Context) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_rank_that_is_gone_is_named(how: signal.Signals) -> None:
+def test_a_killed_or_stopped_rank_is_named(how: signal.Signals) -> None:
     with fresh("AAA", env={**ENVIRONMENT, "SMDDP_TIMEOUT_SECONDS": "3"}) as world:
         world.run(gather_once_more)
         world.signal(2, how)
@@ -279,7 +279,7 @@ def test_a_rank_that_is_gone_is_named(how: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_rank_that_is_gone_is_named_on_all_hosts(how: signal.Signals) -> None:
+def test_a_killed_or_stopped_rank_is_named_on_all_hosts(how: signal.Signals) -> None:
     with fresh("AABB", env={**ENVIRONMENT, "SMDDP_TIMEOUT_SECONDS": "3"}) as world:
         world.run(gather_once_more)
         world.signal(3, how)
@@ -289,7 +289,7 @@ def test_a_rank_that_is_gone_is_named_on_all_hosts(how: signal.Signals) -> None:
 
 
 def leave_in_flight(ctx: Context) -> bool:
-    """Destroys the group at once after the call; what the device has is finished first."""
+    """Destroys the group right after the call; operations on the device finish first."""
     part, whole = host_empty(1 << 20, torch.float32), host_empty(ctx.size << 20, torch.float32)
     part.fill_(ctx.rank + 1)
     works = [dist.all_gather_into_tensor(whole, part, async_op=True) for _ in range(3)]
@@ -300,7 +300,7 @@ def leave_in_flight(ctx: Context) -> bool:
 
 
 @pytest.mark.parametrize("layout", ["AA", "AB"])
-def test_leaving_at_once(layout: str) -> None:
+def test_group_is_destroyed_right_after_a_call(layout: str) -> None:
     with fresh(layout, env=ENVIRONMENT) as world:
         assert all(world.run(leave_in_flight))
 
@@ -309,7 +309,7 @@ def bad_setting(ctx: Context) -> None:
     dist.all_reduce(torch.ones(3))
 
 
-def test_a_wrong_setting_is_refused_in_words() -> None:
+def test_a_wrong_setting_is_refused_by_name() -> None:
     with fresh("A", env={"SMDDP_DEVICE": "tpu"}) as world:
         (failure,) = world.failures(bad_setting)
         assert "SMDDP_DEVICE" in failure.message and "host" in failure.message

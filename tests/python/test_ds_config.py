@@ -1,4 +1,4 @@
-"""What a DeepSpeed config says about communication, and when DeepSpeed is left alone."""
+"""The communication keys of a DeepSpeed config, and DeepSpeed versions that are not hooked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_config_is_read_in_every_form(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [None, "/no/such/file", "%%%", "[1]", 7, {}])
-def test_no_config_and_unreadable_ones_ask_for_nothing(config: Any) -> None:
+def test_no_config_and_unreadable_configs_request_nothing(config: Any) -> None:
     assert comm_backend.parse(config) == comm_backend.Request()
 
 
@@ -73,7 +73,7 @@ def test_arguments_of_initialize_are_searched() -> None:
 
 
 @pytest.mark.parametrize("size", ["auto", True, None])
-def test_allgather_bucket_of_zero_counts_only_where_it_is_a_number(size: object) -> None:
+def test_allgather_bucket_size_of_zero_counts_only_if_it_is_a_number(size: object) -> None:
     assert ds_config.allgather_elements({"zero_optimization": {"allgather_bucket_size": size}}) == 0
     assert ds_config.allgather_elements({"zero_optimization": True}) == 0
     assert ds_config.allgather_elements({}) == 0
@@ -90,7 +90,7 @@ def test_misspelt_backend_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("backend", [None, 3, "", ["smddp"]])
-def test_backend_that_is_no_name(backend: object) -> None:
+def test_backend_that_is_not_a_name(backend: object) -> None:
     with pytest.raises(SmddpConfigError, match="but may hold the name of a backend: smddp, "):
         comm_backend.parse({"comm_backend": backend})
 
@@ -102,7 +102,7 @@ def test_known_backends(backend: str) -> None:
     assert request.wants_smddp == ("smddp" in backend.lower())
 
 
-def test_accelerate_launch_names_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_accelerate_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", "ds.json")
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED", raising=False)
     assert ds_config.of_accelerate_launch() is None

@@ -1,4 +1,4 @@
-"""The ready files of ds_configs/ load, validate, and hold the arithmetic of their comments."""
+"""The files of ds_configs/ load, validate, and agree with the arithmetic in their comments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import ranks
 from deepspeed_smddp.zero import comm_backend, ds_config
 
 FOLDER = ranks.ROOT / "ds_configs"
-# The rest of a GPT-NeoX file is GPT-NeoX's own.
+# The other keys of a GPT-NeoX file are GPT-NeoX's own.
 OF_DEEPSPEED = (
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
@@ -37,7 +37,7 @@ KNOWN = {
 
 @dataclass(frozen=True)
 class Model:
-    """What a file is for."""
+    """The model and the ranks that a file is written for."""
 
     layers: int
     layer: float  # parameters of one layer
@@ -61,23 +61,23 @@ MODELS = {
 
 
 def read(name: str) -> dict[str, Any]:
-    """What DeepSpeed gets to see."""
+    """The config as DeepSpeed reads it."""
     text = (FOLDER / name).read_text()
     if not name.endswith(".yml"):
-        return json.loads(json.dumps(hjson.loads(text)))  # no ordered dictionaries
+        return json.loads(json.dumps(hjson.loads(text)))  # plain dictionaries
     found = yaml.safe_load(text)
     config = {key: found[key] for key in OF_DEEPSPEED}
-    # GPT-NeoX does so where precision is bfloat16 (megatron/neox_arguments/arguments.py).
+    # GPT-NeoX adds this if precision is bfloat16 (megatron/neox_arguments/arguments.py).
     return config | found["deepspeed_extra_args"] | {"bf16": {"enabled": True}}
 
 
-def test_every_file_is_looked_at() -> None:
+def test_every_file_is_tested() -> None:
     files = {path.name for path in FOLDER.iterdir()} - {"README.md", "quickstart.json"}
     assert files == set(MODELS)
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_our_section_is_understood(name: str, tmp_path: Path) -> None:
+def test_smddp_section_is_read(name: str, tmp_path: Path) -> None:
     config = FOLDER / name
     if name.endswith(".yml"):
         config = tmp_path / "config.json"
@@ -109,7 +109,7 @@ def test_arithmetic(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_line_says_why(name: str) -> None:
+def test_every_setting_has_a_comment(name: str) -> None:
     sign = "#" if name.endswith(".yml") else "//"
     for line in (FOLDER / name).read_text().splitlines():
         setting = re.match(r'\s*"[\w]+": (.*)', line)
@@ -126,20 +126,20 @@ def test_hjson_becomes_json_by_the_command_in_the_readme(name: str) -> None:
     assert json.loads(done.stdout) == read(name)
 
 
-def test_gpt_neox_takes_the_file() -> None:
-    # megatron/training.py ends the program otherwise.
+def test_gpt_neox_accepts_the_file() -> None:
+    # With other values megatron/training.py ends the program.
     found = yaml.safe_load((FOLDER / "gpt-neox-65b.yml").read_text())
     assert found["zero_optimization"]["stage"] == 3
     assert found["pipe_parallel_size"] == 0
     assert found["model_parallel_size"] == 1
-    # What it hands to init_distributed, and what the JSON hook reads.
+    # The value that GPT-NeoX passes to init_distributed, and the one that the JSON hook reads.
     assert found["distributed_backend"] == found["deepspeed_extra_args"]["comm_backend"] == "smddp"
-    # No key at both places, which GPT-NeoX refuses.
+    # GPT-NeoX refuses a key that is in both places.
     assert not set(found) & set(found["deepspeed_extra_args"])
 
 
-def test_deepspeed_takes_the_files() -> None:
-    """Its own loader and its own checks, in a world of as many ranks."""
+def test_deepspeed_accepts_the_files() -> None:
+    """DeepSpeed's own loader and checks, in a world of the model's number of ranks."""
     cases = {
         name: (str(FOLDER / name) if name.endswith(".hjson") else read(name), model.ranks)
         for name, model in MODELS.items()
