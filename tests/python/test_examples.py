@@ -1,4 +1,4 @@
-"""The examples as their users run them, on models that train in a moment."""
+"""The examples as users run them, on models that train within seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = 20
 
 
 def run(trainer: Trainer, size: int, script: str, data: Path, *arguments: str) -> str:
-    """What rank 0 printed."""
+    """The output of rank 0."""
     given = ["--data", str(data), "--steps", str(STEPS), *arguments]
     answers = trainer.call(
         "harness.scripts:example", "A" * size, "smddp", script=script, arguments=given
@@ -34,7 +34,7 @@ def run(trainer: Trainer, size: int, script: str, data: Path, *arguments: str) -
 
 
 def launch(size: int, script: str, data: Path, *arguments: str) -> str:
-    """What all ranks of torchrun printed."""
+    """The output of all ranks of torchrun."""
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}"),
@@ -57,7 +57,7 @@ def plain(printed: str) -> str:
 
 
 def check(output: str) -> None:
-    """A bar for each step, and a model that has learnt something."""
+    """The bar reaches the last step, and the model has learnt."""
     assert f"step {STEPS}/{STEPS}" in output and "━" in output
     losses = re.findall(r"loss ([0-9.]+)", output)
     final = re.search(rf"loss after {STEPS} steps: ([0-9.]+) nats per byte", output)

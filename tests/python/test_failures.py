@@ -1,4 +1,4 @@
-"""Dead, stopped, late and disagreeing ranks; a missing libfabric. Nobody hangs, everybody is told.
+"""Dead, stopped, late and disagreeing ranks; a missing libfabric: no rank hangs, all get an error.
 
 Each test has a world of its own, with a short deadline.
 """
@@ -23,7 +23,7 @@ from harness.worker import Context, Failure
 from harness.world import BACKEND, World, WorldError, fresh
 
 pytestmark = pytest.mark.skipif(
-    BACKEND == "gloo", reason="development run on gloo, which promises none of this"
+    BACKEND == "gloo", reason="development run on gloo, which does not promise this"
 )
 
 DEADLINE = 3  # seconds, of an operation
@@ -50,7 +50,7 @@ def survivors(world: World, victim: int) -> list[int]:
 
 
 def raised_by(world: World, ranks: list[int], limit: float) -> list[Failure]:
-    """What all of ``ranks`` raised; fails where one returned or took longer."""
+    """The exceptions of ``ranks``; fails if a rank returned or took longer."""
     outcomes = world.outcomes(ranks, timeout=limit)
     for rank, outcome in outcomes.items():
         assert isinstance(outcome, Failure), f"rank {rank} returned {outcome!r}"
@@ -69,7 +69,7 @@ def assert_names(failures: list[Failure], victim: int, layout: str, operation: s
 
 
 def assert_closed(world: World, ranks: list[int]) -> None:
-    """A broken group says at once why it is of no use any more."""
+    """Further calls on a broken group raise at once and say why."""
     world.submit_to(ranks, collective, "all_reduce")
     began = time.monotonic()
     failures = raised_by(world, ranks, GRACE)
@@ -89,7 +89,7 @@ def test_a_killed_rank_is_named_by_the_others(layout: str) -> None:
     victim = len(layout) - 1
     with at_once((name, layout) for name in COLLECTIVES) as worlds:
         for name, world in worlds.items():
-            world.run(collective, "all_reduce")  # everything is connected
+            world.run(collective, "all_reduce")  # connects all ranks
             world.submit_to(survivors(world, victim), collective, name)
         time.sleep(0.3)
         for world in worlds.values():
@@ -101,12 +101,12 @@ def test_a_killed_rank_is_named_by_the_others(layout: str) -> None:
             assert_closed(world, survivors(world, victim))
 
 
-def test_any_rank_may_be_the_one() -> None:
+def test_any_rank_may_be_killed() -> None:
     layout = "AABB"
     with at_once((victim, layout) for victim in range(4)) as worlds:
         for victim, world in worlds.items():
             world.run(collective, "all_gather")
-            world.signal(victim, signal.SIGKILL)  # before anybody calls anything
+            world.signal(victim, signal.SIGKILL)  # before any rank makes a call
             world.submit_to(survivors(world, victim), collective, "all_gather")
         for victim, world in worlds.items():
             failures = raised_by(world, survivors(world, victim), DEADLINE + GRACE)
@@ -159,12 +159,12 @@ def test_a_late_rank_is_waited_for_and_then_named() -> None:
             world.submit(late, world.size - 1, DEADLINE * 1.5)
         for layout, world in worlds.items():
             victim = world.size - 1
-            everybody = raised_by(world, list(range(world.size)), 2 * DEADLINE + GRACE)
-            assert_names([f for f in everybody if f.rank != victim], victim, layout, "all_reduce")
+            failures = raised_by(world, list(range(world.size)), 2 * DEADLINE + GRACE)
+            assert_names([f for f in failures if f.rank != victim], victim, layout, "all_reduce")
 
 
 def start_and_poll(ctx: Context) -> None:
-    """Nobody waits: the operation must fail all the same."""
+    """No thread waits: the operation must fail even so."""
     work = dist.all_reduce(torch.ones(10), async_op=True)
     end = time.monotonic() + DEADLINE + GRACE
     while not work.is_completed():
@@ -265,7 +265,7 @@ def test_a_mismatch_raises_everywhere_and_shows_both_sides(
     with fresh(layout, env=SHORT) as world:
         began = time.monotonic()
         failures = world.failures(disagree, kind, timeout=DEADLINE + GRACE)
-        assert time.monotonic() - began < DEADLINE, "found by the deadline, not by comparing"
+        assert time.monotonic() - began < DEADLINE, "found by the deadline, not by the comparison"
         for failure in failures:
             assert failure.kind == "DistBackendError", failure.trace
             for side in sides:
@@ -278,7 +278,7 @@ def test_a_mismatch_raises_everywhere_and_shows_both_sides(
 
 
 def abort_while_waiting(ctx: Context) -> str:
-    """Rank 0 never comes; the others give up by themselves after a moment."""
+    """Rank 0 never starts the operation; the others abort it after half a second."""
     if ctx.rank == 0:
         return "absent"
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -299,7 +299,7 @@ def test_abort_ends_a_wait(layout: str) -> None:
         messages = world.run(abort_while_waiting, timeout=15)
         assert messages[0] == "absent"
         assert all("abort" in message for message in messages[1:]), messages
-        # Rank 0 learns of it when it comes.
+        # Rank 0 gets the error at its own call.
         world.submit_to([0], collective, "all_reduce")
         (failure,) = raised_by(world, [0], 10)
         assert "abort" in failure.message
@@ -317,7 +317,7 @@ def test_torch_abort_process_group() -> None:
         assert world.run(abort_and_leave) == ["left"] * 3
 
 
-# ---- one group breaks, the others live
+# ---- one group breaks, the others work
 
 
 def broken_beside_whole(ctx: Context, kind: str) -> str:
@@ -336,7 +336,7 @@ def broken_beside_whole(ctx: Context, kind: str) -> str:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_broken_group_leaves_others_alone(layout: str) -> None:
+def test_a_broken_group_does_not_affect_others(layout: str) -> None:
     with fresh(layout, env=SHORT) as world:
         messages = world.run(broken_beside_whole, "type")
         assert all("int32" in message and "float32" in message for message in messages), messages
@@ -360,7 +360,7 @@ def own_limit(ctx: Context) -> float:
 
 @pytest.mark.parametrize("layout", ["AA", "AB"])
 def test_a_group_with_its_own_time_limit(layout: str) -> None:
-    """torch's limit holds where SMDDP_TIMEOUT_SECONDS is not set."""
+    """torch's limit applies if SMDDP_TIMEOUT_SECONDS is not set."""
     with fresh(layout, env={"SMDDP_TIMEOUT_SECONDS": None}) as world:
         _, seconds = world.run(own_limit, timeout=20)
         assert 1.5 < seconds < 4.5
@@ -401,7 +401,7 @@ def test_a_provider_that_does_not_exist_is_named() -> None:
 
 
 def test_without_single_copy_everything_works() -> None:
-    """Where the kernel forbids reading a peer's memory, data goes through the shared segment."""
+    """If the kernel forbids reading a peer's memory, data goes through the shared segment."""
     with fresh("AAAB", env={"SMDDP_SINGLE_COPY": "0"}) as world:
         for name in COLLECTIVES[:3]:
             for numel in (1, 9457, 1_000_003):

@@ -1,4 +1,4 @@
-"""What smddp does not own goes to gloo: it works, it is counted, it can be forbidden."""
+"""Operations that smddp does not own go to gloo: they work, are counted, and can be forbidden."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harness.worker import Context
 from harness.world import BACKEND, Pool, fresh
 
 pytestmark = pytest.mark.skipif(
-    BACKEND == "gloo", reason="development run on gloo, which falls back on nothing"
+    BACKEND == "gloo", reason="development run on gloo, which has no fallback"
 )
 
 PATH = "fallback:gloo"
 
 
 def operation(ctx: Context, name: str) -> None:
-    """Carry out one operation and check what it did."""
+    """Run one operation and check its result."""
     rank, size = ctx.rank, ctx.size
     mine = torch.full((5,), float(rank))
     if name == "broadcast":
@@ -82,7 +82,7 @@ def operation(ctx: Context, name: str) -> None:
         raise AssertionError(f"no operation {name}")
 
 
-# What each operation is counted as; None: smddp carries it itself.
+# The name under which each operation is counted; None: smddp carries it out itself.
 COUNTED = {
     "broadcast": "broadcast",
     "broadcast of nothing": "broadcast",
@@ -109,7 +109,7 @@ def counted(ctx: Context, name: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize("layout", ["AAA", "AAB"])
-def test_operations_of_others_work_and_are_counted(worlds: Pool, layout: str, name: str) -> None:
+def test_fallback_operations_work_and_are_counted(worlds: Pool, layout: str, name: str) -> None:
     expected = COUNTED[name]
     for rank, rows in enumerate(worlds(layout).run(counted, name)):
         fallback = {row["collective"]: row for row in rows if row["path"].startswith("fallback")}
@@ -117,7 +117,7 @@ def test_operations_of_others_work_and_are_counted(worlds: Pool, layout: str, na
             assert not fallback, fallback
             assert any(row["collective"] == "all_gather" and row["bytes"] > 0 for row in rows)
         elif name == "send" and rank == 1:
-            assert not fallback, "this rank took no part"
+            assert not fallback, "this rank has no part in it"
         else:
             wanted = "recv" if name == "send" and rank == len(layout) - 1 else expected
             row = fallback[wanted]
@@ -161,7 +161,7 @@ def forbidden(ctx: Context, name: str) -> str:
         message = str(error)
     else:
         message = ""
-    cases.check(ctx, Case("all_gather"))  # ours is not affected
+    cases.check(ctx, Case("all_gather"))  # smddp's own operations still work
     cases.check(ctx, Case("all_reduce"))
     dist.barrier()
     deepspeed_smddp.configure(fallback="warn")
@@ -204,7 +204,7 @@ def repeated(ctx: Context, mode: str) -> None:
 
 
 @pytest.mark.parametrize(("mode", "times"), [("warn", 1), ("silent", 0)])
-def test_said_once_per_operation_or_not_at_all(mode: str, times: int) -> None:
+def test_fallback_warns_once_per_operation_or_never(mode: str, times: int) -> None:
     with fresh("AAB") as world:
         world.run(repeated, mode)
         said = [line for line in world.log(0).splitlines() if "smddp" in line and "gloo" in line]
@@ -213,7 +213,7 @@ def test_said_once_per_operation_or_not_at_all(mode: str, times: int) -> None:
 
 
 def fallback_on_groups(ctx: Context) -> None:
-    """A send between two of many ranks may be the very first operation of a group."""
+    """A send between two of many ranks may be the first operation of a group."""
     group = dist.new_group([0, 1, 2])
     if ctx.rank == 0:
         dist.send(torch.ones(3), dst=2, group=group)

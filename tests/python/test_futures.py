@@ -1,4 +1,4 @@
-"""The futures of operations: asked for at any time, chained, with callbacks, failed."""
+"""The futures of operations: requested at any time, chained, with callbacks, failed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_futures(worlds: Pool, layout: str) -> None:
 
 
 def future_at_any_time(ctx: Context) -> None:
-    """Asked for before, after and while the operation completes; one future for all who ask."""
+    """Requested before, after and during the completion; all requests share one result."""
     early, _, _ = start_all_gather(ctx, seed=1)
     future = early.get_future()
     early.wait()
@@ -88,12 +88,12 @@ def future_at_any_time(ctx: Context) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_future_may_be_asked_for_at_any_time(worlds: Pool, layout: str) -> None:
+def test_a_future_may_be_requested_at_any_time(worlds: Pool, layout: str) -> None:
     worlds(layout).run(future_at_any_time)
 
 
 def failed_futures(ctx: Context) -> list[str]:
-    """The ranks disagree: both futures, the early and the late one, say so."""
+    """The ranks disagree: the early and the late future both raise."""
     work = dist.all_reduce(torch.ones(4 + ctx.rank), async_op=True)
     early = work.get_future()
     errors = []

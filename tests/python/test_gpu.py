@@ -1,6 +1,6 @@
-"""The same on a real GPU: several ranks share GPU 0. Skipped, with the reason, where there is none.
+"""Collectives on a real GPU: several ranks share GPU 0. Skipped, with the reason, without a GPU.
 
-``make gpu-check`` runs it. What needs no GPU is in ``test_device_of_threads.py``.
+``make gpu-check`` runs it. Tests that need no GPU are in ``test_device_of_threads.py``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def on_gpu(worlds: Pool, layout: str, **env: str | None) -> World:
     return world
 
 
-# Hosts are what SMDDP_HOST_ID says: ranks of two of them share the GPU here, too.
+# SMDDP_HOST_ID defines the hosts: here ranks of two hosts share the GPU.
 @pytest.mark.parametrize("layout", ["A", "AA", "AAAA", "AB", "AABB", "AAB"])
 @pytest.mark.parametrize("collective", FORMS)
 def test_every_form(worlds: Pool, layout: str, collective: str) -> None:
@@ -91,19 +91,19 @@ def test_many_in_flight(worlds: Pool) -> None:
 
 
 def busy(seconds: float) -> None:
-    """Keeps the current stream busy for about that long."""
+    """Keeps the current stream busy for about ``seconds``."""
     torch.cuda._sleep(int(seconds * 1.5e9))
 
 
 def host_does_not_wait(ctx: Context) -> float:
-    """Seconds that the call and wait() take while the GPU is busy for longer."""
+    """Seconds that the call and wait() take while the GPU is busy for a longer time."""
     part = torch.ones(1 << 20, device="cuda")
     whole = torch.empty(ctx.size << 20, device="cuda")
     dist.all_gather_into_tensor(whole, part)
     torch.cuda.synchronize()
     dist.barrier()
     busy(2.0)
-    part.mul_(3)  # the collective must come after this, and the next line after it
+    part.mul_(3)  # the collective must run after this, and the sum below after the collective
     start = time.monotonic()
     work = dist.all_gather_into_tensor(whole, part, async_op=True)
     work.wait()
@@ -179,7 +179,7 @@ def graph_refused(ctx: Context) -> str:
     return "was recorded"
 
 
-def test_a_graph_does_not_record_what_goes_through_the_cpu() -> None:
+def test_a_graph_does_not_record_operations_through_the_cpu() -> None:
     with fresh("AB", env={"SMDDP_FALLBACK": "error"}) as world:
         for said in world.run(graph_refused):
             assert "CUDA graph" in said
@@ -199,7 +199,7 @@ def free_and_remap(ctx: Context) -> None:
 
 
 @pytest.mark.parametrize("segments", ["False", "True"], ids=["cudaMalloc", "expandable"])
-def test_memory_freed_and_mapped_again(worlds: Pool, segments: str) -> None:
+def test_memory_is_freed_and_mapped_again(worlds: Pool, segments: str) -> None:
     world = on_gpu(worlds, "AA", PYTORCH_CUDA_ALLOC_CONF=f"expandable_segments:{segments}")
     world.run(free_and_remap)
 

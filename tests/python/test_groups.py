@@ -1,4 +1,4 @@
-"""Many groups: overlapping, in flight together, made and destroyed, beside groups of gloo."""
+"""Many groups: overlapping, in flight together, made and destroyed, together with gloo's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 def make_groups(
     ctx: Context, members: list[list[int]]
 ) -> list[tuple[dist.ProcessGroup, list[int]]]:
-    """Every rank makes every group, as torch asks; returns those that this rank is in."""
+    """Every rank makes every group, as torch requires; returns the groups of this rank."""
     made = [(dist.new_group(ranks), ranks) for ranks in members]
     return [(group, ranks) for group, ranks in made if ctx.rank in ranks]
 
@@ -74,12 +74,12 @@ def uneven(ctx: Context) -> None:
         dist.destroy_process_group(group)
 
 
-def test_overlapping_groups_of_unequal_nodes(worlds: Pool) -> None:
+def test_overlapping_groups_of_unequal_hosts(worlds: Pool) -> None:
     worlds("AAABBCC").run(uneven)
 
 
 def other_order(ctx: Context) -> None:
-    """Half of the ranks start on one group first, the others on the other."""
+    """Half of the ranks start on one group first, the other ranks on the other group."""
     first, second = (dist.new_group(list(range(ctx.size))) for _ in range(2))
     ranks = list(range(ctx.size))
     case = Case("all_reduce", "base", torch.float32, (200_000,))
@@ -98,7 +98,7 @@ def test_ranks_may_start_different_groups_in_different_order(worlds: Pool, layou
 
 
 def from_threads(ctx: Context, threads: int) -> None:
-    """Each thread has a group of its own and knows nothing of the others."""
+    """Each thread has a group of its own, independent of the other threads."""
     ranks = list(range(ctx.size))
     groups = [dist.new_group(ranks) for _ in range(threads)]
     errors: list[BaseException] = []
@@ -152,7 +152,7 @@ def twenty_groups(ctx: Context) -> None:
 @pytest.mark.parametrize("layout", ["AA", "AABB", "ABC"])
 def test_twenty_groups_made_and_destroyed_leave_nothing(worlds: Pool, layout: str) -> None:
     world = worlds(layout)
-    world.run(twenty_groups)  # connections and buffers of the process are made once
+    world.run(twenty_groups)  # the process makes its connections and buffers once
     files, threads = world.run(open_files), world.run(threads_of_process)
     world.run(twenty_groups)
     world.run(twenty_groups)
@@ -182,7 +182,7 @@ def drop_kept(ctx: Context) -> None:
 @pytest.mark.parametrize("layout", ["AA", "AB"])
 def test_a_further_group_costs_under_a_megabyte(worlds: Pool, layout: str) -> None:
     if BACKEND == "gloo":
-        pytest.skip("what gloo needs is not ours to promise")
+        pytest.skip("development run on gloo, which promises no limit")
     world = worlds(layout)
     world.run(make_and_keep, 1)
     world.run(drop_kept)
@@ -230,12 +230,12 @@ def beside_gloo(ctx: Context) -> None:
         dist.destroy_process_group(ours)
 
 
-def test_gloo_groups_beside(worlds: Pool) -> None:
+def test_gloo_groups_together_with_smddp_groups(worlds: Pool) -> None:
     worlds("AAB").run(beside_gloo)
 
 
 def made_by_members(ctx: Context) -> None:
-    """use_local_synchronization: ranks that are not in the group don't take part in making it."""
+    """use_local_synchronization: only the members of a group take part in making it."""
     ranks = [0, 2] if ctx.rank % 2 == 0 else [1, 3]
     group = dist.new_group(ranks, use_local_synchronization=True)
     cases.check(ctx, Case("reduce_scatter", "base", torch.float64, (91,)), group, ranks)
@@ -248,7 +248,7 @@ def test_groups_made_by_their_members_only(worlds: Pool, layout: str) -> None:
 
 
 def composite(ctx: Context) -> None:
-    """The backend named per device, as a job with a GPU would name it."""
+    """A backend per device, in the syntax of jobs with GPUs."""
     group = dist.new_group(backend="cpu:smddp")
     cases.check(ctx, Case("all_gather", dtype=torch.bfloat16), group)
     dist.destroy_process_group(group)
@@ -270,5 +270,5 @@ def outside(ctx: Context) -> None:
     assert model.same_bits(t, torch.ones(3))
 
 
-def test_a_rank_outside_of_the_group_does_nothing(worlds: Pool) -> None:
+def test_a_rank_outside_the_group_does_nothing(worlds: Pool) -> None:
     worlds("AAB").run(outside)

@@ -1,7 +1,7 @@
-"""A real transformers Trainer run with ZeRO-3: the DeepSpeed config alone picks the backend.
+"""A real run of transformers' Trainer with ZeRO-3: the DeepSpeed config alone chooses the backend.
 
-transformers makes the process group, through accelerate, while ``TrainingArguments`` is built and
-before it looks at the DeepSpeed config; on the CPU it does so with Gloo and without DeepSpeed.
+transformers makes the process group, through accelerate, while it builds ``TrainingArguments`` and
+before it reads the DeepSpeed config; on the CPU it does so with Gloo and without DeepSpeed.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ if backend == "gloo":  # only the reference: torch's Gloo now and then aborts wh
 
 
 def train(config: object, **env: str) -> dict[str, list[str]]:
-    """What rank 0 printed, by the first word of the line."""
+    """The lines that rank 0 printed, by their first word."""
     output = ranks.run(PROGRAM.replace("__CONFIG__", repr(config)), 2, timeout=300, env=env)[0]
     lines = [line.split() for line in output.splitlines()]
     known = ("backend", "losses", "own")
     return {words[0]: words[1:] for words in lines if words and words[0] in known}
 
 
-def test_the_config_alone_picks_smddp_and_losses_equal_those_over_gloo() -> None:
+def test_the_config_alone_chooses_smddp_and_losses_equal_those_over_gloo() -> None:
     smddp = train(CONFIG)
     assert smddp["backend"] == ["smddp"]
     assert {"all_gather", "reduce_scatter"} <= set(smddp["own"])

@@ -26,7 +26,7 @@ def nothing_left() -> Iterator[None]:
 def test_init_and_destroy_three_times(layout: str) -> None:
     program = """
     files = []
-    for turn in range(5):  # nobody ends, and takes connections along, before the fourth is counted
+    for turn in range(5):  # one more than counted: a rank that has ended has closed connections
         join(f"turn {turn}")
         t = torch.full((1000,), float(rank))
         dist.all_reduce(t)
@@ -62,7 +62,7 @@ def test_exit_without_destroy(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_exit_with_an_operation_in_flight(layout: str) -> None:
-    """Everybody starts it, nobody waits."""
+    """All ranks start it, and none waits."""
     program = """
     join()
     t = torch.ones(200_000)
@@ -72,7 +72,7 @@ def test_exit_with_an_operation_in_flight(layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_exit_with_an_operation_that_nobody_answers(layout: str) -> None:
+def test_exit_with_an_operation_that_no_peer_joins(layout: str) -> None:
     program = """
     join()
     dist.barrier()
@@ -172,7 +172,7 @@ def test_a_forked_child_that_exits_does_no_harm(layout: str) -> None:
     assert_clean(ends)
 
 
-def test_a_forked_child_is_told_that_it_can_not_use_the_group() -> None:
+def test_a_forked_child_gets_an_error_if_it_uses_the_group() -> None:
     program = """
     join()
     t = torch.ones(10)
@@ -198,10 +198,10 @@ def test_a_forked_child_is_told_that_it_can_not_use_the_group() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_interrupt_in_a_wait(layout: str) -> None:
-    """Ctrl-C while a peer is missing ends the program soon."""
+    """Ctrl-C during a wait for a missing peer ends the program soon."""
     program = """
     import signal
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in jobs of the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     join()
     dist.barrier()
     print("ready", flush=True)
@@ -223,7 +223,7 @@ def test_interrupt_in_a_wait(layout: str) -> None:
     finally:
         job.kill()
     if BACKEND == "gloo":
-        pytest.skip("development run on gloo, which does not listen")
+        pytest.skip("development run on gloo, whose wait ignores it")
     assert took < 6, f"took {took:.1f} s"
     assert all(end.code is not None for end in ends)
     assert "KeyboardInterrupt" in ends[0].errors, ends[0].errors
@@ -236,16 +236,16 @@ def test_an_exception_ends_the_program_with_its_own_message(layout: str) -> None
     join()
     dist.all_reduce(torch.ones(5))
     work = dist.all_reduce(torch.ones(5), async_op=True)
-    raise LookupError("the program's own trouble")
+    raise LookupError("the program's own error")
     """
     for end in programs.run(layout, program, limit=40):
         assert end.code == 1, end
-        assert "the program's own trouble" in end.errors
+        assert "the program's own error" in end.errors
         assert "terminate called" not in end.errors
 
 
 def test_env_rendezvous_of_torch() -> None:
-    """``init_process_group("smddp")`` with nothing but the launcher's variables."""
+    """``init_process_group("smddp")`` with only the launcher's variables."""
     program = """
     del store
     os.environ["MASTER_PORT"] = os.environ["OTHER_PORT"]

@@ -1,4 +1,4 @@
-"""GPT-NeoX and Megatron-DeepSpeed: the calls with which they set up groups and train, in order."""
+"""GPT-NeoX and Megatron-DeepSpeed: their calls to set up groups and to train, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from harness.training import Trainer
 
-pytestmark = pytest.mark.timeout(400, method="signal")  # the first compiles an op of DeepSpeed
+pytestmark = pytest.mark.timeout(400, method="signal")  # at first DeepSpeed compiles an operation
 
 WAYS = {
     # Pipeline and model parallel sizes; at MP = 1 each rank is its own model-parallel group.
@@ -18,16 +18,16 @@ WAYS = {
     # Tensor and pipeline parallel sizes.
     "megatron": [[1, 1], [2, 1], [2, 2], [1, 4]],
 }
-# What smddp does not own, and may hand to Gloo.
+# Operations that smddp does not own and may pass to Gloo.
 NOT_OURS = {"broadcast", "send", "recv", "gather", "all_to_all", "scatter", "reduce"}
 
 
 class Paths:
-    """Runs the calls of ``harness.megatron``; their results are checked by the calls themselves."""
+    """Runs the calls of ``harness.megatron``, which check their own results."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        # Losses do not depend on where the ranks are: one run over Gloo serves all layouts.
+        # Losses do not depend on the layout: one run over Gloo is the reference for all layouts.
         self.over_gloo = functools.cache(lambda function: self.run(function, "AAAA", "gloo"))
 
     def run(self, function: str, layout: str, backend: str) -> list[dict[str, Any]]:

@@ -42,7 +42,7 @@ def in_child(body: Callable[[], None]) -> None:
 
 
 def run_with_allocator(program: str, **env: str) -> str:
-    """A fresh interpreter whose large tensors are shared; what it printed."""
+    """Runs a new interpreter with large tensors in shared memory; returns its output."""
     command = [sys.executable, "-c", textwrap.dedent(program)]
     environment = {**os.environ, "SMDDP_SHARED_ALLOCATOR": "1", **env}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -76,7 +76,7 @@ def test_shared_empty() -> None:
     assert shared_memory_left() == []
 
 
-def test_what_it_refuses() -> None:
+def test_mistakes_are_refused() -> None:
     with pytest.raises(RuntimeError, match="negative"):
         memory.shared_empty(-1)
     with pytest.raises(RuntimeError, match="memory"):
@@ -97,7 +97,7 @@ def test_share_a_tensor_with_its_views() -> None:
     assert torch.equal(view, torch.arange(10.0, 20.0))
     t[10] = -1
     assert view[0] == -1
-    memory.share_(view)  # lies there already
+    memory.share_(view)  # is there already
     t.resize_(5000)
     assert memory.is_shared(t) and torch.equal(t[11:1000], torch.arange(11.0, 1000.0))
 
@@ -178,7 +178,7 @@ def test_data_loader_workers(persistent: bool) -> None:
     )
     for epoch in range(2):
         added = torch.cat(list(loader)) - torch.arange(64.0).repeat(1000, 1).t()
-        # A worker that stays has its own earlier additions, where the same rows come to it again.
+        # A persistent worker still has its own earlier additions if it gets the same rows again.
         assert added.min() >= 1 and added.max() <= (epoch + 1 if persistent else 1)
         assert torch.equal(data.rows, torch.arange(64.0).repeat(1000, 1).t())
 
@@ -231,7 +231,7 @@ def test_collectives_and_death_with_everything_shared() -> None:
     dist.all_reduce(t)
     out = [torch.empty_like(t) for _ in range(size)]
     dist.all_gather(out, t)
-    dist.broadcast(t, 0)  # the fallback's
+    dist.broadcast(t, 0)  # by the fallback
     assert all((o == sum(range(size))).all() for o in out)
     print("done", flush=True)
     if rank == 0:
@@ -243,7 +243,7 @@ def test_collectives_and_death_with_everything_shared() -> None:
     assert shared_memory_left() == []
 
 
-SIDES = 301, 517, 512, 203  # of the layers: padded shards of more than a slot, 32 KiB
+SIDES = 301, 517, 512, 203  # of the layers: padded shards are larger than a slot, 32 KiB
 
 
 def sharded_network(ctx: Context, reduce_dtype: torch.dtype | None) -> nn.Module:
@@ -293,12 +293,12 @@ def train_fsdp2(
 
 
 def assert_read_in_place(rows: dict[str, dict[str, int]], ranks: int, hosts: int) -> None:
-    """What a rank takes from its host's others: each pushes the shards that come by its rail."""
+    """Bytes from other ranks of the host: read in place, those that each gets by its own rail."""
     assert set(rows) == {"all_gather", "reduce_scatter"}, "something fell back"
     for collective, row in rows.items():
         peers = ranks // hosts - 1
         assert row["in_place_bytes"] + row["slot_bytes"] == row["bytes"] * hosts * peers // ranks
-        # The last piece of a block to be summed may be too small to be worth it (docs/memory.md).
+        # The last piece of a block to be summed may be too small for this path (docs/memory.md).
         small = row["calls"] * hosts * peers * 8 * KIB if collective == "reduce_scatter" else 0
         assert row["slot_bytes"] <= small and row["single_copy_bytes"] == 0, row
 
@@ -309,7 +309,7 @@ def assert_read_in_place(rows: dict[str, dict[str, int]], ranks: int, hosts: int
 def test_fsdp2_in_memory_of_the_group(
     worlds: Pool, layout: str, reduce_dtype: torch.dtype | None
 ) -> None:
-    """torch's own switch: the bytes inside a host are read where they lie, and none is wrong."""
+    """torch's own switch: bytes inside a host are read in place, and all results are right."""
     size, hosts = len(layout), len(set(layout))
     gloos = worlds("A" * size, "gloo").run(train_fsdp2, reduce_dtype, "torch")
     ordinary = worlds(layout).run(train_fsdp2, reduce_dtype, "torch")
@@ -318,10 +318,10 @@ def test_fsdp2_in_memory_of_the_group(
         assert torch.equal(got, other)
         if size == 2:
             assert torch.equal(got, wanted)
-        elif reduce_dtype is not torch.bfloat16:  # Gloo adds four in another order,
+        elif reduce_dtype is not torch.bfloat16:  # Gloo adds four ranks in another order
             assert torch.allclose(got, wanted, rtol=0, atol=1e-3 if reduce_dtype else 1e-5)
-        else:  # and rounds at each addition, which turns some of Adam's steps around
-            assert (got - wanted).abs().mean() < 1e-3  # of 3e-2 that each may go
+        else:  # Gloo also rounds at each addition, which reverses some of Adam's steps
+            assert (got - wanted).abs().mean() < 1e-3  # a weight may move by 3e-2
         assert_read_in_place(rows, size, hosts)
         for collective, row in usual.items():
             assert row["in_place_bytes"] == 0 and row["bytes"] == rows[collective]["bytes"]
@@ -351,13 +351,13 @@ def share_fsdp2(ctx: Context) -> torch.Tensor:
 
 @pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
 def test_share_an_fsdp2_module(worlds: Pool) -> None:
-    """Its parameters are DTensors: this rank's part of each moves."""
+    """The parameters are DTensors: this rank's part of each moves."""
     wanted = worlds("AA").run(train_fsdp2, None, "torch")
     for got, (weights_, _) in zip(worlds("AA").run(share_fsdp2), wanted, strict=True):
         assert torch.equal(got, weights_)
 
 
-def test_every_large_tensor_is_shared_where_asked() -> None:
+def test_every_large_tensor_is_shared_if_asked() -> None:
     program = """
     import gc, io, os, pickle, subprocess, sys, threading
     import numpy, torch
@@ -472,7 +472,7 @@ def test_workers_of_a_data_loader_with_everything_shared() -> None:
     run_with_allocator(program)
 
 
-def test_a_wrong_value_is_said() -> None:
+def test_a_wrong_value_gives_a_warning() -> None:
     command = [sys.executable, "-c", "import torch"]
     environment = {**os.environ, "SMDDP_SHARED_ALLOCATOR": "yes"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)

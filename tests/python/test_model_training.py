@@ -1,4 +1,4 @@
-"""Offloading, delayed initialisation and tensor parallelism beside ZeRO-3 and FSDP2."""
+"""Offloading, delayed initialisation and tensor parallelism with ZeRO-3 and FSDP2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness import tensor_jobs
 from harness.training import Trainer
 from harness.world import BACKEND
 
-pytestmark = pytest.mark.timeout(400, method="signal")  # the first compiles an op of DeepSpeed
+pytestmark = pytest.mark.timeout(400, method="signal")  # at first DeepSpeed compiles an operation
 needs_smddp = pytest.mark.skipif(BACKEND != "smddp", reason='needs "comm_backend": "smddp"')
 
 
@@ -47,7 +47,7 @@ def check(answers: list[dict[str, Any]]) -> None:
             assert run["losses"] == without["losses"]
             assert run["out"] > 0, run
             assert run["late"] == 0, run
-            # A layer's input each: the window, and no more.
+            # The inputs of the layers in the window, and no more.
             assert (run["peak"] == run["window"]) == (run["checkpointing"] is not None), run
 
 
@@ -66,7 +66,7 @@ def one_process(name: str) -> list[list[float]]:
 
 
 def same_training(answers: list[dict[str, Any]]) -> None:
-    """Steps on tensor-parallel 2 x data-parallel 2 ranks are those of one process."""
+    """Steps on tensor-parallel 2 x data-parallel 2 ranks equal those of one process."""
     for answer in answers:
         for name in tensor_jobs.MODELS:
             losses, norms = one_process(name)
@@ -80,7 +80,7 @@ def test_tensor_parallel_with_fsdp2(trainer: Trainer) -> None:
     answers = trainer.call("harness.tensor_jobs:fsdp2", "AABB", BACKEND, 300)
     same_training(answers)
     runs = [answer["dropout"] for answer in answers]
-    for first, second in ((0, 1), (2, 3)):  # a tensor-parallel group
+    for first, second in ((0, 1), (2, 3)):  # ranks of a tensor-parallel group
         one, other = runs[first]["kept"], runs[second]["kept"]
         for same in ("alike", "loss", "gradient", "after"):
             assert one[same] == other[same], same
