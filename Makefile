@@ -172,7 +172,7 @@ bench-data-parallel: build  ## a step of DDP (or FSDP2) in turns with Gloo, betw
 
 # --- with a GPU -----------------------------------------------------------------------------------
 
-GPU_RESULTS ?= benchmarks/results
+GPU_RESULTS ?= benchmarks/results/$(shell date +%F)-gpu
 SANITIZER ?= compute-sanitizer
 SANITIZED_TESTS := tests/python/test_gpu.py -k 'every_form and (AA or AB)' -q
 gpu-check: build  ## all that needs a GPU: tests, compute-sanitizer, benchmark, ZeRO-3; not yet run on one

@@ -1,6 +1,6 @@
 """GPU collectives of ranks that share one GPU: smddp beside a plain copy and NCCL, in one run.
 
-    python benchmarks/gpu.py --ranks 2 --out benchmarks/results
+    python benchmarks/gpu.py --ranks 2 --out runs/gpu
 
 Per size and collective, in turns: smddp, a plain device-to-device copy of as many bytes as the
 collective has to write (the ceiling; ranks share the GPU there as well), and NCCL where it can
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import os
 import statistics
 import sys
@@ -209,7 +208,7 @@ def report(
     out.mkdir(parents=True, exist_ok=True)
     ranks = rows[0]["ranks"]
     apart = f"-{hosts}-hosts" if hosts > 1 else ""
-    base = out / f"{datetime.date.today()}-gpu-{ranks}-ranks{apart}"
+    base = out / f"{ranks}-ranks{apart}"
     fields = sorted({key for row in rows for key in row})
     with base.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fields)
@@ -247,7 +246,7 @@ def main() -> int:
     parser.add_argument("--largest", type=int, default=4 << 30, help="bytes of the whole tensor")
     parser.add_argument("--overlap", type=int, default=256 << 20, help="bytes, beside the matmul")
     parser.add_argument("--no-nccl", dest="nccl", action="store_false")
-    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU here: torch.cuda is not available; nothing was measured", file=sys.stderr)

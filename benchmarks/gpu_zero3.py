@@ -1,6 +1,6 @@
 """The ZeRO-3 demo with ranks that share one GPU: the losses over smddp beside those over NCCL.
 
-    python benchmarks/gpu_zero3.py --out benchmarks/results
+    python benchmarks/gpu_zero3.py --out runs/gpu
 
 The same program and seed twice, the second time with SMDDP_DEVICE=off, which leaves CUDA tensors to
 NCCL. Fails where a loss differs by more than bf16's rounding makes of it. Writes both curves.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import os
 import subprocess
 import sys
@@ -45,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU here: torch.cuda is not available; nothing was trained", file=sys.stderr)
@@ -53,7 +52,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         ours, theirs = (losses(name, arguments, Path(directory)) for name in ("smddp", "nccl"))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f"{datetime.date.today()}-gpu-zero3-{arguments.ranks}-ranks.csv"
+    path = arguments.out / f"zero3-{arguments.ranks}-ranks.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", "smddp", "nccl"])
