@@ -14,15 +14,15 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).resolve().parent / "python"
-# What torch compiles at run time, kept out of the user's cache: trees with other interpreters would
-# make each other compile anew.
+# torch's run-time compilations, outside the user's cache: trees with different interpreters would
+# each discard the other's files there.
 EXTENSIONS = HERE.parent.parent / "build" / "torch_extensions"
 OLD_LOCK_SECONDS = 300
 sys.path.insert(0, str(HERE))
-# tests.testbed is this tree's, also where the package is installed in place from another tree.
+# tests.testbed is this tree's, even if the package is installed in place from another tree.
 sys.modules["tests"] = types.ModuleType("tests")
 sys.modules["tests"].__path__ = [str(HERE.parent)]
-# The fork server and every interpreter that a test starts find the same modules.
+# So that the fork server and every interpreter that a test starts find the same modules.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
@@ -52,7 +52,7 @@ settings.load_profile(PROFILE)
 
 
 def pytest_sessionstart() -> None:
-    # Whoever was killed while it compiled has left its lock, for which torch would wait for ever.
+    # A process that was killed while it compiled has left its lock; torch would wait for it for ever.
     for lock in EXTENSIONS.glob("*/*/lock"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS:
@@ -62,7 +62,7 @@ def pytest_sessionstart() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None:
-            # By signal: a late test fails, and the worlds are still taken down in good order.
+            # By signal: a late test fails, and the worlds still end without an error.
             seconds = 3600 if PROFILE == "deep" else 240
             item.add_marker(pytest.mark.timeout(seconds, method="signal"))
 

@@ -1,1 +1,1 @@
-"""DeepSpeed's own unit tests, run over smddp and over Gloo, and what came out compared."""
+"""Runs DeepSpeed's own unit tests over smddp and over Gloo, and compares the outcomes."""

@@ -16,13 +16,12 @@ from . import results
 from .results import REFERENCE, Outcome
 from .run import Suite, summary
 
-# Where ZeRO, its checkpoints and deepspeed.comm are tested; DeepSpeed moves files between the
-# first two.
+# The tests of ZeRO, checkpoints and deepspeed.comm. DeepSpeed moves files between the first two.
 PATHS = ("unit/runtime/zero", "unit/v1/zero", "unit/comm", "unit/checkpoint")
 
 
 def main() -> int:
-    """0 where no test fails over smddp alone, otherwise 1."""
+    """0 if no test fails over smddp alone, else 1."""
     arguments = _arguments()
     suite = Suite(
         source=arguments.source.resolve(),
@@ -34,7 +33,7 @@ def main() -> int:
     if not arguments.go_on or not suite.tests.exists():
         suite.copy_tests()
     files = suite.files(arguments.paths)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no pytest outlives this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no pytest is left
     suite.build_operations()
     done: dict[str, dict[str, Outcome]] = {backend: {} for backend in arguments.backends}
     begin = time.monotonic()
@@ -64,7 +63,7 @@ def _verdict(done: dict[str, dict[str, Outcome]]) -> int:
         if backend != REFERENCE and REFERENCE in done
         for outcome, other in results.worse(done, backend)
     ]
-    print(f"\nFailures that {REFERENCE} does not give: {len(alone)}")
+    print(f"\nFailures that {REFERENCE} does not have: {len(alone)}")
     for outcome, other in alone:
         theirs = other.outcome if other else "not run"
         print(f"  {outcome.test}\n    {outcome.backend}: {outcome.outcome}, {outcome.message}")
@@ -91,7 +90,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--backends", nargs="+", default=[REFERENCE, "smddp"])
     parser.add_argument("--test-limit", type=float, default=180, help="seconds (%(default)s)")
     parser.add_argument("--file-limit", type=float, default=3600, help="seconds (%(default)s)")
-    parser.add_argument("--go-on", action="store_true", help="keep what an earlier run has done")
+    parser.add_argument("--go-on", action="store_true", help="keep the outcomes of an earlier run")
     parser.add_argument("paths", nargs="*", default=list(PATHS), help="below DeepSpeed's tests/")
     return parser.parse_args()
 

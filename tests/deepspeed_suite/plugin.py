@@ -1,15 +1,15 @@
-"""Switches DeepSpeed's tests to another backend, and writes down what becomes of each test.
+"""Switches DeepSpeed's tests to another backend, and logs the outcome of each test.
 
-pytest loads this module as a plugin; the fork server that DeepSpeed's tests take their ranks from
-imports it as well, before any rank is forked. So the switch, which happens on import, holds in all
-of them. Set by :mod:`tests.deepspeed_suite.run`:
+pytest loads this module as a plugin. The fork server that forks the ranks of DeepSpeed's tests
+imports it as well, before it forks any rank. The import makes the switch, so that it applies in all
+of them. :mod:`tests.deepspeed_suite.run` sets:
 
 ``SMDDP_SUITE_BACKEND``
     the name of the backend,
 ``SMDDP_SUITE_LOG``
-    a file that gets one line of JSON per event; tests that it has an outcome for are left out,
+    a file for one line of JSON per event; tests with an outcome in it do not run again,
 ``SMDDP_SUITE_GROUPS``
-    a file that gets one line for each default process group that a rank makes: its backend.
+    a file for one line per default process group that a rank makes: its backend.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _BACKEND = os.environ["SMDDP_SUITE_BACKEND"]
 _LOG = Path(os.environ["SMDDP_SUITE_LOG"])
 _GROUPS = Path(os.environ["SMDDP_SUITE_GROUPS"])
 _MESSAGE = 300  # characters
-_ports: list[int] = []  # that the test under way was given
+_ports: list[int] = []  # of the current test
 
 
 def _switch() -> None:
-    # unit.common.DistributedTest and whatever asks for "the" backend take it from here.
+    # unit.common.DistributedTest and other code that asks for the backend call this function.
     get_accelerator().communication_backend_name = lambda: _BACKEND
     from unit import common  # type: ignore[import-not-found]  # its classes read the name
 
@@ -59,7 +59,7 @@ def _bridge_versions() -> None:
 
 
 def _free_port(*_: Any, **__: Any) -> str:
-    """A port of nobody else's; DeepSpeed's own function begins at that of every default job."""
+    """An unused port; DeepSpeed's own function starts at the default port of every job."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         _ports.append(probe.getsockname()[1])
@@ -71,7 +71,7 @@ _bridge_versions()
 
 
 def outcomes() -> dict[str, dict[str, Any]]:
-    """By test, the outcome that the log has for it."""
+    """The outcomes in the log, by test."""
     if not _LOG.exists():
         return {}
     events = map(json.loads, _LOG.read_text().splitlines())
@@ -84,7 +84,7 @@ def _write(event: str, **what: Any) -> None:
 
 
 class _Outcome:
-    """The test under way: pytest reports its set-up, its call and its end one after the other."""
+    """The current test: pytest reports its set-up, its call and its teardown in order."""
 
     def __init__(self) -> None:
         self.outcome, self.message, self.seconds = "passed", "", 0.0
@@ -100,7 +100,7 @@ class _Outcome:
             self.outcome, self.message = outcome, _reason(report)
 
 
-_under_way = _Outcome()
+_current = _Outcome()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -124,18 +124,18 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    global _under_way
-    _under_way = _Outcome()
+    global _current
+    _current = _Outcome()
     _ports.clear()
     _write("start", test=nodeid)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _under_way.add(report)
+    _current.add(report)
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    done = _under_way
+    done = _current
     _write(
         "outcome",
         test=nodeid,
@@ -143,7 +143,7 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
         seconds=round(done.seconds, 2),
         message=done.message,
     )
-    for port in _ports:  # 66 MiB per rank, which DeepSpeed's shared-memory operation leaves behind
+    for port in _ports:  # DeepSpeed's shared-memory operation leaves 66 MiB per rank
         for left in _SHARED_MEMORY.glob(f"deepspeed_*_127.0.0.1_{port}_*"):
             left.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What became of DeepSpeed's tests over each backend, and where smddp is alone with a failure."""
+"""The outcomes of DeepSpeed's tests over each backend, and the failures of smddp alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# "hung": no outcome within the time limit. "crashed": pytest itself ended. "left out": the file's
-# time was up.
+# "hung": no outcome within the time limit. "crashed": pytest itself ended. "left out": the file
+# reached its time limit.
 OUTCOMES = (
     "passed",
     "failed",
@@ -28,7 +28,7 @@ REFERENCE = "gloo"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one test over one backend."""
+    """The outcome of one test over one backend."""
 
     test: str  # file::class::name, the file below DeepSpeed's folder "tests"
     backend: str
@@ -46,7 +46,7 @@ Results = Mapping[str, Mapping[str, Outcome]]  # by backend, by test
 
 
 def read_log(path: Path, backend: str) -> dict[str, Outcome]:
-    """The outcomes that a log of :mod:`tests.deepspeed_suite.plugin` has."""
+    """The outcomes in a log of :mod:`tests.deepspeed_suite.plugin`."""
     if not path.exists():
         return {}
     events = map(json.loads, path.read_text().splitlines())
@@ -60,7 +60,7 @@ def read_log(path: Path, backend: str) -> dict[str, Outcome]:
 
 
 def worse(results: Results, backend: str) -> list[tuple[Outcome, Outcome | None]]:
-    """Tests that fail over ``backend`` and do not over the reference, with what that gave."""
+    """Tests that fail over ``backend`` but not over the reference, with the reference's outcome."""
     reference = results.get(REFERENCE, {})
     found = []
     for test, outcome in results[backend].items():
@@ -71,7 +71,7 @@ def worse(results: Results, backend: str) -> list[tuple[Outcome, Outcome | None]
 
 
 def write(results: Results, folder: Path, facts: Mapping[str, str]) -> None:
-    """``results.json`` with everything, ``results.csv`` with one row per test."""
+    """Writes ``results.json`` with everything, ``results.csv`` with one row per test."""
     rows = [asdict(o) for by_test in results.values() for o in by_test.values()]
     (folder / "results.json").write_text(json.dumps({"facts": facts, "tests": rows}, indent=1))
     with (folder / "results.csv").open("w", newline="") as file:
@@ -104,7 +104,7 @@ def table(results: Results) -> str:
 
 
 def failures(results: Results) -> str:
-    """Every failure over any backend, in Markdown; equal messages of a class of tests together."""
+    """All failures, in Markdown; parametrised tests with equal messages share a row."""
     together: dict[tuple[str, str, str, str], list[str]] = {}
     for backend, by_test in results.items():
         for outcome in by_test.values():

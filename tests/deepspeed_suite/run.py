@@ -1,4 +1,4 @@
-"""Runs files of DeepSpeed's tests over one backend after the other; a hung test ends alone."""
+"""Runs files of DeepSpeed's tests over each backend in turn; a hung test does not stop others."""
 
 from __future__ import annotations
 
@@ -33,36 +33,36 @@ for name in ("ShareMemCommBuilder", "CPUAdamBuilder", "FusedAdamBuilder", "PinMe
 
 @dataclass(frozen=True)
 class Suite:
-    """Where things are, and how long they may take."""
+    """The folders of a run, and its time limits."""
 
-    source: Path  # a checkout of DeepSpeed, for its folder "tests"
-    folder: Path  # gets a copy of that, the logs and the results
+    source: Path  # a checkout of DeepSpeed; its folder "tests" is used
+    folder: Path  # for a copy of the tests, the logs and the results
     pytest: Path | None  # a folder with the pytest that DeepSpeed's tests need; None: installed
     test_limit: float  # seconds that a test may take
     file_limit: float  # seconds that a file may take, over one backend
 
     @property
     def tests(self) -> Path:
-        """A copy: beside the checkout's own package its tests would not test the installed one."""
+        """The copy of the tests: in the checkout they would test the checkout's own package."""
         return self.folder / "tests"
 
     def copy_tests(self) -> None:
-        """Takes the source's tests.
+        """Copies the source's tests.
 
         Raises:
-            FileNotFoundError: the source is no checkout of DeepSpeed.
+            FileNotFoundError: the source is not a checkout of DeepSpeed.
         """
         if not (self.source / "tests/unit/common.py").exists():
             raise FileNotFoundError(
-                f"{self.source} is no checkout of DeepSpeed: it has no tests/unit/common.py"
+                f"{self.source} is not a checkout of DeepSpeed: it has no tests/unit/common.py"
             )
         shutil.rmtree(self.tests, ignore_errors=True)
         shutil.copytree(self.source / "tests", self.tests)
 
     def build_operations(self) -> None:
-        """Compiles what DeepSpeed would compile in the middle of the first tests that need it."""
+        """Compiles the operations that DeepSpeed would otherwise compile during a test."""
         for lock in self._extensions().rglob("lock"):
-            lock.unlink()  # of a compilation that was ended; others would wait for it for ever
+            lock.unlink()  # of a killed compilation; the next one would wait for it for ever
         environment = self._environment("none", REFERENCE)
         subprocess.run([sys.executable, "-c", _BUILD], env=environment, check=True)
 
@@ -84,7 +84,7 @@ class Suite:
         return list(dict.fromkeys(str(path.relative_to(self.tests)) for path in found))
 
     def run(self, file: str, backend: str, fresh: bool) -> dict[str, Outcome]:
-        """What became of each test of ``file``; what a log of an earlier run has is kept."""
+        """The outcome of each test of ``file``; outcomes in the log of an earlier run are kept."""
         log = self._path(file, backend, ".jsonl")
         groups = self._path(file, backend, ".groups")
         if fresh:
@@ -96,7 +96,7 @@ class Suite:
             start = time.monotonic()
             ended = self._pytest(file, backend, left)
             left -= time.monotonic() - start
-            hit = _under_way(log)
+            hit = _running(log)
             if hit is not None and ended is None:
                 _add(log, hit, "hung", f"no outcome for {self.test_limit:.0f} s")
             elif hit is not None:
@@ -108,12 +108,12 @@ class Suite:
         return read_log(log, backend)
 
     def groups(self, file: str, backend: str) -> Counter[str]:
-        """How many default process groups ranks made, by backend."""
+        """The number of default process groups that ranks made, by backend."""
         path = self._path(file, backend, ".groups")
         return Counter(path.read_text().split()) if path.exists() else Counter()
 
     def uncollected(self, file: str, backend: str) -> list[str]:
-        """Why tests of the file could not even be collected."""
+        """Errors from the collection of the file's tests."""
         return [
             str(event["message"])
             for event in _events(self._path(file, backend, ".jsonl"))
@@ -126,7 +126,7 @@ class Suite:
         return folder / (file.replace("/", ".") + suffix)
 
     def _pytest(self, file: str, backend: str, limit: float) -> int | None:
-        """pytest's exit status; None if it had to be ended."""
+        """pytest's exit status; None if it was killed at a limit."""
         log = self._path(file, backend, ".jsonl")
         with self._path(file, backend, ".txt").open("ab") as output:
             process = subprocess.Popen(
@@ -171,14 +171,14 @@ class Suite:
             "DS_ACCELERATOR": "cpu",
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
-            # Its own: a compilation that is ended leaves a lock that others would wait for.
+            # A directory of its own: a killed compilation leaves a lock that others would wait for.
             "TORCH_EXTENSIONS_DIR": str(self._extensions()),
             **os.environ,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": os.pathsep.join(path),
             # The number of "devices"; without it all tests of several ranks are skipped.
             "LOCAL_SIZE": str(_MOST_RANKS),
-            "DS_UNITTEST_TIMEOUT": str(int(10 * self.test_limit)),  # the limit here is enough
+            "DS_UNITTEST_TIMEOUT": str(int(10 * self.test_limit)),  # test_limit is enough
             "SMDDP_SUITE_BACKEND": backend,
             "SMDDP_SUITE_LOG": str(self._path(file, backend, ".jsonl")),
             "SMDDP_SUITE_GROUPS": str(self._path(file, backend, ".groups")),
@@ -186,7 +186,7 @@ class Suite:
 
 
 def summary(outcomes: dict[str, Outcome]) -> str:
-    """In a few words, for a line of progress."""
+    """The counts of outcomes, for a line of progress."""
     counts = Counter(outcome.outcome for outcome in outcomes.values())
     bad = sum(counts[name] for name in BAD)
     others = len(outcomes) - bad - counts["passed"] - counts["left out"]
@@ -195,7 +195,7 @@ def summary(outcomes: dict[str, Outcome]) -> str:
 
 
 def _end_session(leader: int) -> None:
-    """Ends a process, its ranks, their fork server and compilers, in whatever process groups."""
+    """Kills all processes of a session: ranks, fork server, compilers, in any process group."""
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(pid) == leader:
@@ -203,7 +203,7 @@ def _end_session(leader: int) -> None:
 
 
 def _ticks() -> Iterator[float]:
-    """Every half second, the time since, without that for which this process was stopped."""
+    """Every half second: the time since the last tick, without time while it was stopped."""
     last = time.monotonic()
     while True:
         time.sleep(_TICK)
@@ -216,8 +216,8 @@ def _events(log: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
 
-def _under_way(log: Path) -> str | None:
-    """The test that began and has no outcome."""
+def _running(log: Path) -> str | None:
+    """The test that has started and has no outcome."""
     test: str | None = None
     for event in _events(log):
         if event["event"] == "start":

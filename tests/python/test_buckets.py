@@ -13,7 +13,7 @@ from harness.training import STEPS, Trainer
 from harness.world import BACKEND
 
 pytestmark = [
-    pytest.mark.timeout(300, method="signal"),  # the first compiles an op of DeepSpeed
+    pytest.mark.timeout(300, method="signal"),  # at first DeepSpeed compiles an operation
     pytest.mark.skipif(BACKEND != "smddp", reason="needs smddp's own operations"),
 ]
 

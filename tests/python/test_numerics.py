@@ -1,4 +1,4 @@
-"""Sums bit by bit: order, rounding, special values, and the reductions that others carry out."""
+"""Sums bit by bit: order, rounding, special values, and the reductions of the fallback."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def repeated(ctx: Context, case: Case, times: int) -> set[str]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", model.FLOATING, ids=name)
 @pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce"])
-def test_sums_are_exact_and_the_same_every_time(
+def test_sums_are_exact_and_equal_in_every_run(
     worlds: Pool, layout: str, collective: str, dtype: torch.dtype
 ) -> None:
-    """``check`` compares with the model bit by bit; here also run with run and rank with rank."""
+    """``check`` compares each result with the model; this compares runs and ranks, bit by bit."""
     for numel in (5000, 90_001):
         digests = worlds(layout).run(
             repeated, Case(collective, "base", dtype, (numel,), seed=numel), times=4
@@ -63,7 +63,7 @@ def test_sums_are_exact_and_the_same_every_time(
 
 
 def special_values(ctx: Context) -> None:
-    """Infinity stays, opposite infinities and NaN give NaN, fp16 overflows only at the end."""
+    """Infinity stays, opposite infinities and NaN give NaN, fp16 overflows only in the result."""
     inf, nan = float("inf"), float("nan")
     for dtype in model.FLOATING:
         t = torch.tensor([inf, inf if ctx.rank == 0 else -inf, 1.0, 0.0, -0.0], dtype=dtype)
@@ -100,7 +100,7 @@ UNSUPPORTED = ("BAND", "BOR", "BXOR", "PREMUL_SUM")
 
 
 def unusual_reduction(ctx: Context, operation: str) -> str:
-    """The right result, by the fallback, or a refusal that names the operation."""
+    """The right result by the fallback, or a refusal that names the operation."""
     t = torch.tensor([1 << ctx.rank, 0b111, 5], dtype=torch.int32)
     op = (
         torch._C._distributed_c10d._make_nccl_premul_sum(2.0)

@@ -1,4 +1,4 @@
-"""Operations go on while the caller computes and calls nothing of ours, on CPU tensors."""
+"""Operations on CPU tensors progress while the caller computes without a call to smddp."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ pytestmark = [
     pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}"),
     pytest.mark.timeout(300, method="signal"),
 ]
-NUMEL = 300_000  # per rank: several rounds
+NUMEL = 300_000  # per rank: more than one round
 
 
 def operations(ctx: Context) -> dict[str, tuple[Any, list[torch.Tensor], list[torch.Tensor]]]:
-    """Starts each operation; by name the Work, its outputs and what they shall be."""
+    """Starts each operation; returns by name the Work, its outputs and their expected values."""
     parts = [model.data(1, rank, torch.float32, NUMEL) for rank in range(ctx.size)]
     short = [part[:1001] for part in parts]
     group = dist.group.WORLD
@@ -58,7 +58,7 @@ def ends_while_computing(ctx: Context) -> None:
     ended = threading.Event()
 
     def watch() -> None:
-        # Only this thread looks at the operations, and it only looks.
+        # Only this thread uses the operations, and it only asks whether they are complete.
         while not all(work.is_completed() for work, *_ in started.values()):
             if stop.wait(0.001):
                 return
@@ -77,7 +77,7 @@ def ends_while_computing(ctx: Context) -> None:
 
 
 @pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
-def test_operations_end_while_the_caller_multiplies(worlds: Pool, layout: str) -> None:
+def test_operations_complete_while_the_caller_computes(worlds: Pool, layout: str) -> None:
     worlds(layout).run(ends_while_computing)
 
 
@@ -95,24 +95,24 @@ def trainer() -> Iterator[Trainer]:
     served.close()
 
 
-# Inside a host; between hosts, and with gradients that stay where they are.
+# Inside a host; between hosts, and with gradients that are not copied to a contiguous buffer.
 @pytest.mark.parametrize(("layout", "contiguous"), [("AA", True), ("AB", False)])
-def test_zero3_computes_while_parameters_and_gradients_travel(
+def test_zero3_computes_while_parameters_and_gradients_are_in_flight(
     trainer: Trainer, layout: str, contiguous: bool
 ) -> None:
     results = trainer.call("harness.overlap_jobs:run", layout, "smddp", contiguous=contiguous)
     for result in results:
         forward, backward = result["seen"]["forward"], result["seen"]["backward"]
-        # The next layer is on its way; the last layer's gradients come first, and their bucket is
-        # full once the next ones arrive.
+        # The next layer's gather is in flight. The last layer's gradients come first; their bucket
+        # is full when the next layer's gradients arrive.
         assert all(count > 0 for count, _ in forward[:3])
         assert [count > 0 for count, _ in backward] == [False, False, True, True], backward
         assert all(ended for _, ended in [*forward, *backward])
 
 
-# Gradients of more than a MiB do not wait for their bucket: it holds one layer, or all of them.
+# Gradients of more than a MiB do not wait for their bucket, whether it holds one layer or all.
 @pytest.mark.parametrize(("layout", "layers", "contiguous"), [("AA", 4, True), ("AB", 1, True)])
-def test_large_gradients_travel_as_they_come(
+def test_large_gradients_are_reduced_at_once(
     trainer: Trainer, layout: str, layers: int, contiguous: bool
 ) -> None:
     def run(ours: bool) -> Any:
@@ -132,4 +132,4 @@ def test_large_gradients_travel_as_they_come(
         assert [count > 0 for count, _ in ours] == [False, True, True, True], ours
         assert all(ended for _, ended in ours)
         assert not any(count for count, _ in without)
-        assert result["shards"] == same["shards"], "not the same bits as without"
+        assert result["shards"] == same["shards"], "the bits differ from those of DeepSpeed's paths"

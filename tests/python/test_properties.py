@@ -1,7 +1,7 @@
 """Random collectives on random layouts: several at once, finished in any order.
 
-``HYPOTHESIS_PROFILE=deep`` runs many more examples; a failure prints the example and the blob that
-reproduces it, and the message of the failing check has the seed of its data.
+``HYPOTHESIS_PROFILE=deep`` runs many more examples. A failure prints the example and the blob that
+reproduces it; the message of the failing check has the seed of its data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.world import BACKEND, Pool
 
 LAYOUTS = ("A", "AA", "AAAA", "AB", "AABB", "AAB", "ABBB", "ABAB", "ABC", "AAABBCC")
 
-# Bytes of a shard: mostly small, sometimes on either side of a switch between ways to move data.
+# Bytes of a shard: mostly small, sometimes on either side of a threshold between two paths.
 _near = st.sampled_from([4096, 8192, 32 * 1024, 64 * 1024, 128 * 1024, 256 * 1024, 1024 * 1024])
 _sizes = st.one_of(
     st.integers(0, 200),
@@ -30,7 +30,7 @@ _sizes = st.one_of(
 
 @st.composite
 def calls(draw: st.DrawFn) -> Case:
-    """One collective in any form, type, size and placement that fit together."""
+    """One collective in any valid combination of form, type, size and placement."""
     collective = draw(st.sampled_from(sorted(FORMS)))
     forms = [f for f in FORMS[collective] if BACKEND != "gloo" or f not in GLOO_LACKS]
     form = draw(st.sampled_from(forms))
@@ -91,7 +91,7 @@ def test_several_in_flight_finished_in_any_order(
 def on_overlapping_groups(
     ctx: Context, groups: list[list[int]], plan: list[tuple[int, Case]], order: list[int]
 ) -> None:
-    """Each (group, case) is started by the members of the group; all are in flight together."""
+    """The members of each group start its case; all cases are in flight together."""
     handles = []
     for ranks in groups:
         key = tuple(ranks)
@@ -120,6 +120,6 @@ def test_overlapping_groups_in_flight(
     sequence = list(range(len(plan)))
     order.shuffle(sequence)  # type: ignore[attr-defined]
     if BACKEND == "gloo":
-        sequence.sort()  # gloo's blocking forms need one order on all ranks
+        sequence.sort()  # gloo's blocking forms need the same order on all ranks
     note(f"{layout}: {[(groups[g], str(case)) for g, case in plan]}, finished as {sequence}")
     worlds(layout).run(on_overlapping_groups, groups, plan, sequence, timeout=30)

@@ -1,4 +1,4 @@
-"""A run that is killed in the middle goes on from its checkpoint with another number of ranks."""
+"""A killed run resumes from its checkpoint with another number of ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from harness.training import Trainer
 from harness.world import BACKEND
 
 pytestmark = [
-    pytest.mark.skipif(BACKEND != "smddp", reason="DeepSpeed itself needs a conversion for it"),
+    pytest.mark.skipif(BACKEND != "smddp", reason="DeepSpeed needs a conversion for it"),
     pytest.mark.timeout(300, method="signal"),
 ]
 STEPS = 6
-# Each step's batch is the same 36 sequences for any number of ranks; what differs is the order in
-# which fp32 sums over them are taken, and that a rank's mean is taken over more or fewer of them.
+# Each step's batch is the same 36 sequences for any number of ranks. Only the order of fp32 sums and
+# the number of sequences in each rank's mean differ.
 TOLERANCE = 1e-6
 
 
@@ -28,7 +28,7 @@ def trainer() -> Iterator[Trainer]:
 
 
 def logged(path: Path) -> dict[int, tuple[float, float]]:
-    """By step, the loss and the learning rate that rank 0 wrote down before the end."""
+    """By step: the loss and the learning rate that rank 0 logged before the end."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {int(step): (float(loss), float(rate)) for step, loss, rate in lines}
 
@@ -37,7 +37,7 @@ def test_killed_and_resumed_on_2_3_and_4_ranks(trainer: Trainer, tmp_path: Path)
     run = {"steps": STEPS, "micro_steps": 1, "convert": False}
     wanted = trainer.ask({"layout": "AB", "runs": [run], "limit": 120})[0]["runs"][0]
 
-    # Layout, the first step, the checkpoint's, and which rank is killed in which step.
+    # Layout, first step, step of the checkpoint, (rank to kill, step in which it is killed).
     parts = [("AB", 0, 2, (1, 3)), ("AAB", 2, 4, (2, 5)), ("AABB", 4, None, None)]
     folder = None
     for layout, first, save_after, killed in parts:
@@ -54,7 +54,7 @@ def test_killed_and_resumed_on_2_3_and_4_ranks(trainer: Trainer, tmp_path: Path)
                 assert "error" not in result, result
             elif rank == killed[0]:
                 assert result == {"error": "died"}
-            else:  # the others end as well, and say whose fault it was
+            else:  # the other ranks end as well, and name the killed rank
                 assert f"rank {killed[0]}" in result["error"], result
         steps = logged(log)
         assert list(steps) == list(range(first, STEPS if killed is None else killed[1]))

@@ -1,4 +1,4 @@
-"""ZeRO-3 sharded by degree trains as ZeRO-3 sharded over all ranks does."""
+"""ZeRO-3 sharded by degree trains like ZeRO-3 sharded over all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trainer() -> Iterator[Trainer]:
 
 
 def carry_out(trainer: Trainer, layout: str, runs: Sequence[dict[str, Any]]) -> list[Result]:
-    """What each run gave, after a look at whether all ranks, so all replicas, agree."""
+    """The results of each run; all ranks, and so all replicas, must agree."""
     by_rank = trainer.ask({"layout": layout, "runs": list(runs), "limit": 200})
     for other in by_rank[1:]:
         for mine, theirs in zip(by_rank[0]["runs"], other["runs"], strict=True):
@@ -38,7 +38,7 @@ def carry_out(trainer: Trainer, layout: str, runs: Sequence[dict[str, Any]]) -> 
 
 
 def assert_same_training(result: Result, wanted: Result) -> None:
-    """Losses, the world's gradient norms and one gradient, learning rates."""
+    """Losses, gradient norms over all ranks, one gradient, and learning rates are equal."""
     assert result["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
     assert result["norms"] == pytest.approx(wanted["norms"], rel=1e-5)
     assert result["gradient"] == pytest.approx(wanted["gradient"], rel=1e-3, abs=1e-6)
@@ -57,7 +57,7 @@ def test_losses_of_20_steps(trainer: Trainer, layout: str, degrees: tuple[int, .
         assert result["held"] == pytest.approx(result["of"] / degree, rel=0.01)
 
 
-def test_with_the_rest_of_stage_3(trainer: Trainer) -> None:
+def test_with_other_features_of_stage_3(trainer: Trainer) -> None:
     both = {
         "zero.Init, values of each rank's own, activation checkpointing": {
             "zero_init": True,
@@ -88,7 +88,7 @@ def test_with_the_rest_of_stage_3(trainer: Trainer) -> None:
 
 
 def test_loss_scaling(trainer: Trainer) -> None:
-    """fp16: an overflow on one rank skips the step on all, and the scale goes its usual way."""
+    """fp16: an overflow on one rank skips the step on all ranks, and lowers the scale as usual."""
     fp16 = {"enabled": True, "initial_scale_power": 10, "loss_scale_window": 2, "hysteresis": 1}
     run = {"steps": 5, "micro_steps": 1, "poison": 2, "config": {"fp16": fp16}}
     wanted, result = carry_out(trainer, "AAAA", [run, {**run, "degree": 2}])
@@ -124,7 +124,7 @@ def test_checkpoints_at_other_degrees_and_world_sizes(trainer: Trainer, tmp_path
         for rank in (0, 1)
         for kind in ("model", "optim")
     ]
-    assert same["state"] == wanted["state"], "resumed at the same degree, not the same to the bit"
+    assert same["state"] == wanted["state"], "resumed at the same degree, but the bits differ"
     others += carry_out(trainer, "AAA", [{**resume, "degree": 0}, {**universal, "degree": 1}])
     others += carry_out(trainer, "AA", [{**resume, "degree": 1}])
     for result in (same, *others):
@@ -157,12 +157,12 @@ def test_checkpoints_of_all_ranks_and_of_frozen_parameters(
 def test_refusals(trainer: Trainer) -> None:
     run = {"steps": 1, "micro_steps": 1}
     cases = [
-        ({"degree": 2}, None),  # the number of ranks: nothing to do
+        ({"degree": 2}, None),  # the number of ranks: nothing changes
         ({"degree": 3}, "is 3, but may hold a divisor of the 2 data-parallel ranks: 1, 2 (or 0"),
         ({"degree": 1, "zero": {"stage": 2}}, 'needs "zero_optimization.stage": 3'),
         ({"degree": 1, "zero": {"zero_hpz_partition_size": 2}}, "zero_hpz_partition_size"),
         ({"degree": 0}, None),
-        # zero.Init without a config takes what applies, which is the 0 of the run before.
+        # zero.Init without a config uses the setting that applies: 0, from the previous run.
         ({"degree": 1, "zero_init": "bare"}, "give zero.Init the same DeepSpeed config"),
         ({"degree": 1, "known": ["0.0.1"]}, "works with DeepSpeed 0.0.1, and this is"),
         ({"degree": 0, "known": ["0.0.1"]}, None),

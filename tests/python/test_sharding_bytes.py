@@ -1,4 +1,4 @@
-"""Bytes between hosts at each degree, counted on the interfaces, beside MiCS' formula."""
+"""Bytes between hosts at each degree, counted on the interfaces, against MiCS' formula."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def expected(ranks: int, per_host: int, degree: int) -> float:
     """Bytes that a host sends in one step, by section 4 of MiCS (VLDB 2022).
 
     n = ``ranks``, k = ``per_host``, p = ``degree``, M = the model's bytes, s micro-steps. A
-    hierarchical AllGather of the model within a shard group takes (p - k) M / p out of each host,
-    twice per micro-step (forward, backward), and the reduce-scatter of the gradients as much once;
-    none of it where the group is on one host. The all-reduce over the replicas, once per step,
-    takes 2 (1 - p / n) M / p out of each rank.
+    hierarchical AllGather of the model within a shard group sends (p - k) M / p bytes from each
+    host, twice per micro-step (forward, backward); the ReduceScatter of the gradients sends the
+    same, once per micro-step. Both send nothing if the group is on one host. The AllReduce over the
+    replicas, once per step, sends 2 (1 - p / n) M / p bytes from each rank.
     """
     n, k, p, m, s = ranks, per_host, degree, MODEL_BYTES, MICRO_STEPS
     within = 3 * s * max(p - k, 0) * m / p
@@ -34,7 +34,7 @@ def expected(ranks: int, per_host: int, degree: int) -> float:
 
 @pytest.mark.testbed
 @pytest.mark.parametrize(("hosts", "per_host", "degrees"), [(4, 1, (4, 2)), (2, 2, (4, 2))])
-def test_bytes_between_hosts_are_those_of_the_formula(
+def test_bytes_between_hosts_equal_the_formula(
     testbed: Callable[..., Testbed],
     tmp_path: Path,
     hosts: int,

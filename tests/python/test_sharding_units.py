@@ -39,9 +39,9 @@ def test_pieces_make_up_the_new_shards(elements: int, old_count: int, new_count:
         (1.0, 64, 8, 8),  # one host
         (7.0, 64, 8, 32),  # three hosts of 8, and the next number that divides 8 hosts
         (7.0, 48, 8, 24),
-        (30.0, 80, 8, 0),  # needs all ten
+        (30.0, 80, 8, 0),  # needs all ten hosts
         (30.0, 8, 8, 0),
-        (0.1, 8, 8, 0),  # one host in all
+        (0.1, 8, 8, 0),  # only one host
         (0.1, 4, 1, 1),
     ],
 )
@@ -65,7 +65,7 @@ def test_features_with_groups_of_their_own_are_refused(path: str, value: object)
 
 
 def divide(ctx: Context) -> list[list[int]]:
-    """Two data-parallel worlds of every other rank, as beside tensor parallelism of two."""
+    """Two data-parallel worlds of alternating ranks, as with tensor parallelism of two."""
     worlds = [list(range(first, ctx.size, 2)) for first in (0, 1)]
     mine, _ = dist.new_subgroups_by_enumeration(worlds)
     os.environ["SMDDP_SHARDED_DATA_PARALLEL_DEGREE"] = "2"

@@ -1,4 +1,4 @@
-"""What tensor parallelism refuses, its plans, and random numbers in divided layers."""
+"""Tensor parallelism: its refusals, its plans, and random numbers in divided layers."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_dropout_differs_between_columns_and_rows_only() -> None:
         outside = index % 2 == 1
         assert torch.equal(one[index], other[index]) == outside
         assert torch.equal(one[index], seeded[index]) == outside
-        assert not torch.equal(one[index], one[(index + 2) % 6]), "every call draws anew"
+        assert not torch.equal(one[index], one[(index + 2) % 6]), "two calls drew the same numbers"
 
 
 def test_a_region_that_was_never_left() -> None:
@@ -143,7 +143,7 @@ def test_a_region_that_was_never_left() -> None:
     draw_apart(model, {"columns": "colwise", "rows": "rowwise"}, 0, 0)
     torch.manual_seed(4)
     expected = model(torch.ones(40, 8))
-    model.columns(torch.ones(40, 8))  # as a recomputation that stops early
+    model.columns(torch.ones(40, 8))  # like a recomputation that stops early
     torch.manual_seed(4)
     found = model(torch.ones(40, 8))
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
@@ -157,7 +157,7 @@ def test_a_region_that_was_never_left() -> None:
         ({}, {"model": "zero"}, "built under zero.Init"),
     ],
 )
-def test_configs_that_contradict(
+def test_contradicting_configs(
     config: dict, arguments: dict, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("deepspeed")

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-3 over smddp gives the losses that it gives over gloo."""
+"""DeepSpeed ZeRO-3 gives the same losses over smddp as over gloo."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from harness.training import STEPS, Trainer
 from harness.world import BACKEND
 
-pytestmark = pytest.mark.timeout(300, method="signal")  # the first compiles an op of DeepSpeed
+pytestmark = pytest.mark.timeout(300, method="signal")  # at first DeepSpeed compiles an operation
 
 OURS = ("all_gather", "reduce_scatter", "all_reduce")
 
@@ -38,7 +38,7 @@ def check(results: list[dict[str, Any]], wanted: dict[str, list[float]]) -> None
     assert losses["bf16"] == pytest.approx(wanted["bf16"], rel=2.0**-8)
 
 
-# nodes x ranks: 1x2, 2x1, 2x2, 3x1
+# hosts x ranks: 1x2, 2x1, 2x2, 3x1
 @pytest.mark.parametrize("layout", ["AA", "AB", "AABB", "ABC"])
 def test_same_losses_as_gloo(
     trainer: Trainer, reference: dict[int, dict[str, list[float]]], layout: str

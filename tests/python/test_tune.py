@@ -1,4 +1,4 @@
-"""What "auto" becomes: the choice from invented curves, configs, the cache, real measurements."""
+"""The value of "auto": the choice from synthetic curves, configs, the cache, real measurements."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ rates = st.floats(1e6, 1e12)
 
 
 @given(latencies, rates, st.floats(1, 100))
-def test_slower_starts_never_make_smaller_pieces(latency: float, rate: float, by: float) -> None:
+def test_a_higher_latency_never_gives_smaller_pieces(
+    latency: float, rate: float, by: float
+) -> None:
     quick, slow = chosen(latency, rate), chosen(latency * by, rate)
     assert slow.allgather_bucket_size >= quick.allgather_bucket_size
     assert slow.reduce_bucket_size >= quick.reduce_bucket_size
 
 
 @given(latencies, rates, st.sampled_from([2, 4]))
-def test_every_choice_is_one_that_deepspeed_takes(
-    latency: float, rate: float, element_size: int
-) -> None:
+def test_deepspeed_accepts_every_choice(latency: float, rate: float, element_size: int) -> None:
     choice = chosen(latency, rate, element_size)
     assert choice.allgather_bucket_size >= SMALLEST_BUCKET
-    assert choice.reduce_scatter_bucket_size == 0, "longer was never slower"
+    assert choice.reduce_scatter_bucket_size == 0, "on these curves, a longer piece is never slower"
     assert 0 < choice.stage3_prefetch_bucket_size <= LARGEST_PREFETCH
     assert 0 <= choice.stage3_param_persistence_threshold <= LARGEST_PERSISTENT
     assert choice.reduce_bucket_size > 0
@@ -61,31 +61,32 @@ def test_every_choice_is_one_that_deepspeed_takes(
 def test_a_piece_runs_at_nearly_the_full_rate() -> None:
     latency, rate = 100e-6, 125e6  # 1 Gbit/s
     bucket = chosen(latency, rate).allgather_bucket_size
-    # 0.9 of the rate at 9 latency x rate, 110 KiB; more costs no rate and less processor time.
+    # 0.9 of the rate at 9 latency x rate, 110 KiB; a larger piece keeps the rate and takes less
+    # processor time.
     assert bucket == LARGEST_PIECE
     assert bucket / (latency + bucket / rate) > 0.9 * rate
 
 
-def test_slow_starts_make_pieces_longer_than_usual() -> None:
-    choice = chosen(10e-3, 1e9)  # 0.9 of the rate at 86 MiB: 16 MiB is the best there is
+def test_a_high_latency_gives_longer_pieces() -> None:
+    choice = chosen(10e-3, 1e9)  # 0.9 of the rate at 86 MiB: 16 MiB is the largest measured
     assert choice.allgather_bucket_size == choice.reduce_bucket_size * 2 // 4 == SIZES[-1]
 
 
-def test_small_parameters_are_kept_where_they_cost_a_start() -> None:
+def test_parameters_that_cost_only_a_latency_are_persistent() -> None:
     choice = chosen(100e-6, 125e6)
     assert choice.stage3_param_persistence_threshold == pytest.approx(
         (100e-6 + 4096 / 125e6) * 125e6 / 2, rel=0.01
     )
 
 
-def test_wider_elements_mean_fewer_of_them() -> None:
+def test_sizes_in_elements_depend_on_the_element_size() -> None:
     narrow, wide = chosen(50e-6, 1e9, 2), chosen(50e-6, 1e9, 4)
     assert wide.allgather_bucket_size == narrow.allgather_bucket_size, "bytes"
     assert wide.stage3_prefetch_bucket_size == narrow.stage3_prefetch_bucket_size // 2
     assert wide.reduce_bucket_size == narrow.reduce_bucket_size // 2
 
 
-def test_reductions_are_cut_where_long_ones_leave_the_caches() -> None:
+def test_reductions_are_cut_if_long_ones_exceed_the_caches() -> None:
     hump = (
         *line(5e-6, 9e9, SIZES[:-1]),
         Point(SIZES[-1], SIZES[-1] / 4e9),

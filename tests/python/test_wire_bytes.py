@@ -1,4 +1,4 @@
-"""What really crosses the network: the kernel's own counters of the loopback device."""
+"""Bytes that cross the network, by the kernel's counters of the loopback device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ needs_smddp = pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under 
 
 
 def gather_and_count(ctx: Context) -> tuple[int, list[str]]:
-    """Bytes that left through loopback during one AllGather and one ReduceScatter, as seen by a
-    rank that starts and ends together with the others."""
+    """Bytes that left through loopback during one AllGather and one ReduceScatter, counted by a
+    rank between two barriers."""
     shard = torch.full((SHARD // 4,), float(ctx.rank))
     whole = torch.empty(ctx.size * SHARD // 4)
     dist.barrier()
     deepspeed_smddp.reset_statistics()
     before = int(COUNTER.read_text())
-    dist.barrier()  # Nobody sends before every rank has read the counter.
+    dist.barrier()  # no rank sends before every rank has read the counter
     dist.all_gather_into_tensor(whole, shard)
     dist.reduce_scatter_tensor(shard, whole)
     dist.barrier()
@@ -37,10 +37,10 @@ def gather_and_count(ctx: Context) -> tuple[int, list[str]]:
 
 @needs_smddp
 @pytest.mark.skipif(not COUNTER.exists(), reason=f"{COUNTER} does not exist here")
-def test_shards_cross_the_network_between_hosts_and_only_there(worlds: Pool) -> None:
+def test_shards_cross_the_network_only_between_hosts(worlds: Pool) -> None:
     alone, paths = worlds("AA").run(gather_and_count, timeout=60)[0]
     assert not any("fabric" in path for path in paths), paths
-    # Whatever else the machine sends over loopback meanwhile must stay far below one shard.
+    # Other traffic of the machine over loopback must stay far below one shard meanwhile.
     assert alone < SHARD // 4
     for layout, crossings in (("AB", 2), ("AABB", 4)):
         sent, paths = worlds(layout).run(gather_and_count, timeout=60)[0]

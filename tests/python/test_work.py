@@ -34,12 +34,12 @@ def work_api(ctx: Context) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_work(worlds: Pool, layout: str) -> None:
     if BACKEND == "gloo":
-        pytest.skip("gloo's Work raises where there is no exception to hand out")
+        pytest.skip("gloo's Work raises if there is no exception to return")
     worlds(layout).run(work_api)
 
 
 def completes_alone(ctx: Context) -> None:
-    """Nobody waits: the background progress finishes the operation."""
+    """No thread waits: background progress completes the operation."""
     work, out, wanted = cases.start_all_gather(ctx, 100_000)
     end = time.monotonic() + 20
     while not work.is_completed():
@@ -54,7 +54,7 @@ def test_an_operation_completes_without_wait(worlds: Pool, layout: str) -> None:
 
 
 def calls_without_work(ctx: Context) -> list[tuple[str, Any]]:
-    """Each of our operations as a synchronous call, straight to the group."""
+    """Each of smddp's operations as a synchronous call on the group itself."""
     from torch.distributed import distributed_c10d as c10d
 
     group, size = dist.group.WORLD, ctx.size
@@ -91,7 +91,7 @@ def synchronous(ctx: Context) -> None:
     )
     from torch.distributed.tensor.debug import CommDebugMode
 
-    # Modes take the call through Python; there None has to pass for a Work as well.
+    # Under a mode the call goes through Python, where None must be accepted as a Work too.
     with CommDebugMode() as counted:
         t = torch.ones(3)
         dist.all_reduce(t)
@@ -106,12 +106,12 @@ def synchronous(ctx: Context) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_synchronous_calls_need_no_work(worlds: Pool, layout: str) -> None:
     if BACKEND == "gloo":
-        pytest.skip("gloo hands out a Work always")
+        pytest.skip("gloo always returns a Work")
     worlds(layout).run(synchronous)
 
 
 def others_run(ctx: Context) -> dict[str, int]:
-    """How often another thread of rank 0 runs during a synchronous call that waits for 0.2 s."""
+    """Counts how often another thread of rank 0 runs during a synchronous call of 0.2 s."""
     size, counts = ctx.size, {}
     part, whole = torch.ones(6), torch.ones(6 * size)
     parts = [torch.ones(6) for _ in range(size)]
@@ -163,9 +163,9 @@ def waited_for(ctx: Context) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_statistics_have_the_wait(worlds: Pool, layout: str) -> None:
+def test_statistics_include_the_wait(worlds: Pool, layout: str) -> None:
     if BACKEND == "gloo":
-        pytest.skip("our statistics")
+        pytest.skip("development run on gloo, which has no statistics")
     for rank, rows in enumerate(worlds(layout).run(waited_for)):
         (row,) = rows
         assert row["collective"] == "all_reduce" and row["calls"] == 2 and row["rounds"] == 2
@@ -213,7 +213,7 @@ def test_many_threads_wait_for_one_operation(worlds: Pool, layout: str) -> None:
 
 
 def two_hundred(ctx: Context, forwards: bool) -> None:
-    """What ZeRO-3 does with the persistent parameters after each step."""
+    """As ZeRO-3 gathers the persistent parameters after each step."""
     started = [cases.start_all_gather(ctx, 1 + 13 * i % 700, i) for i in range(200)]
     for work, out, wanted in started if forwards else reversed(started):
         work.wait()
@@ -239,7 +239,7 @@ def test_large_operations_in_flight(worlds: Pool, layout: str) -> None:
 
 
 def buffers_dropped(ctx: Context) -> None:
-    """The operation keeps what it reads and writes alive, not the caller."""
+    """The operation, not the caller, keeps its inputs and outputs alive."""
     total = torch.zeros(1)
     for i in range(50):
         source = torch.full((20_000,), float(ctx.rank + i))
@@ -250,7 +250,7 @@ def buffers_dropped(ctx: Context) -> None:
             work.wait()
         del work, source
         gc.collect(0)
-        torch.full((20_000,), float("nan"))  # takes over freed memory
+        torch.full((20_000,), float("nan"))  # reuses freed memory
     t = torch.full((20_000,), 1.0)
     dist.all_reduce(t)
     assert torch.equal(t, torch.full((20_000,), float(ctx.size))) and total == 0
@@ -287,7 +287,7 @@ def test_wait_with_a_shorter_time_limit(layout: str) -> None:
 
 
 def late_peer(ctx: Context) -> float:
-    """CPU seconds that a rank burns while it waits two seconds for another."""
+    """CPU seconds that a rank uses while it waits two seconds for another rank."""
     dist.barrier()
     if ctx.rank == ctx.size - 1:
         time.sleep(2)
@@ -303,9 +303,9 @@ def idle(_: Context) -> float:
 
 
 @pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
-def test_waiting_and_idling_leave_the_cores_alone(worlds: Pool, layout: str) -> None:
+def test_waiting_and_idle_ranks_use_little_processor_time(worlds: Pool, layout: str) -> None:
     if BACKEND == "gloo":
-        pytest.skip("how gloo waits is not ours to promise")
+        pytest.skip("development run on gloo, which promises no limit")
     world = worlds(layout)
     assert max(world.run(late_peer)) < 0.6
     assert max(world.run(idle)) < 0.15

@@ -1,4 +1,4 @@
-"""ZeRO-3 on smddp's own paths, without the copies, computes the bits that DeepSpeed's paths do."""
+"""ZeRO-3 on smddp's own paths, without copies, gives the same bits as on DeepSpeed's paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.world import BACKEND
 from harness.zero_jobs import SCENARIOS
 
 pytestmark = [
-    pytest.mark.timeout(300, method="signal"),  # the first compiles an op of DeepSpeed
+    pytest.mark.timeout(300, method="signal"),  # at first DeepSpeed compiles an operation
     pytest.mark.skipif(BACKEND != "smddp", reason="needs smddp's own operations"),
 ]
 
@@ -65,7 +65,7 @@ def test_same_bits_as_deepspeeds_paths(trainer: Trainer, layout: str, scenarios:
 def test_persistent_parameters_are_gathered_at_once(trainer: Trainer) -> None:
     ours = train(trainer, "AA", ["prefetch", "persistence"], ours=True)[0]
     theirs = train(trainer, "AA", ["persistence"], ours=False)[0]
-    # Every parameter below the threshold was an AllGather of its own after each of four steps.
+    # DeepSpeed gathers every parameter below the threshold on its own after each of four steps.
     assert calls(ours["persistence"], "all_gather") < calls(theirs["persistence"], "all_gather") / 2
     assert calls(ours["persistence"], "all_gather") < calls(ours["prefetch"], "all_gather")
 
@@ -73,19 +73,19 @@ def test_persistent_parameters_are_gathered_at_once(trainer: Trainer) -> None:
 def test_coalesced_accumulation_reduces_once_per_step(trainer: Trainer) -> None:
     names = ["accumulation", "coalesced accumulation"]
     every, once = (train(trainer, "AA", [name], ours=True)[0][name] for name in names)
-    # Of three micro-steps each.
+    # Each step has three micro-steps.
     assert 0 < calls(once, "reduce_scatter") <= calls(every, "reduce_scatter") / 2
     assert once["losses"] == pytest.approx(every["losses"], rel=1e-5)
 
 
-def test_steps_back_from_functions_it_does_not_know(
+def test_unknown_functions_are_left_to_deepspeed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("deepspeed")
     from deepspeed_smddp import settings
     from deepspeed_smddp.zero import private_parts
 
-    assert private_parts.refusal("gather") is None, "this DeepSpeed is the one that was read"
+    assert private_parts.refusal("gather") is None, "this DeepSpeed is not the known one"
     assert private_parts.refusal("reduce") is None
     place = next(iter(private_parts._READ["reduce"]))
     monkeypatch.setitem(private_parts._READ["reduce"], place, "another digest")
@@ -101,7 +101,7 @@ def test_steps_back_from_functions_it_does_not_know(
     assert "the results are the same" in caplog.text
 
 
-def test_steps_back_from_names_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_functions_are_left_to_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed")
     from deepspeed_smddp.zero import private_parts
 

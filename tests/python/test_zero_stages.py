@@ -1,7 +1,7 @@
-"""Every part of ZeRO gives over smddp the losses that it gives over Gloo, or the same error.
+"""Every feature of ZeRO gives the same losses over smddp as over Gloo, or the same error.
 
-One process forks the ranks of a world once per layout and backend; in it all cases run one after
-another, so that each also follows other engines that lived in the process.
+One process forks the ranks of a world once per layout and backend. All cases run there one after
+another, so that each case also runs after other engines in the same process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from harness.training import Trainer
 
-pytestmark = pytest.mark.timeout(400, method="signal")  # the first compiles ops of DeepSpeed
+pytestmark = pytest.mark.timeout(400, method="signal")  # at first DeepSpeed compiles operations
 
 # On two ranks of one host.
 TWO = [
@@ -38,7 +38,7 @@ TWO = [
 ]
 # On two hosts of two ranks each.
 FOUR = ["stage_2", "stage_3", "hpz", "several_engines"]
-# What DeepSpeed 0.19.8 can't do on this machine under any backend: part of its error.
+# Features that DeepSpeed 0.19.8 can't run on this machine with any backend: part of its error.
 IMPOSSIBLE = {
     "qwz": "This op had not been implemented on CPU backend",  # its quantizer is CUDA code
     "offload_to_nvme": "Unable to JIT load the async_io op",  # without Debian's libaio-dev
@@ -78,7 +78,7 @@ def check(name: str, got: dict[str, Any], wanted: dict[str, Any]) -> None:
         pytest.skip(f"DeepSpeed itself, over gloo as well: {wanted['error']}")
     assert "losses" in got, got["error"]
     assert got["losses"][-1] < got["losses"][0], "nothing was learnt"
-    # bf16 is rounded after sums of another order; the others are fp32.
+    # bf16 rounds after sums in another order; the other cases are fp32.
     tolerance = 2.0**-7 if name in BF16 else 1e-6
     assert got["losses"] == pytest.approx(wanted["losses"], rel=tolerance)
 
