@@ -52,7 +52,7 @@ settings.load_profile(PROFILE)
 
 
 def pytest_sessionstart() -> None:
-    # A process that was killed while it compiled has left its lock; torch would wait for it for ever.
+    # A process that was killed while it compiled leaves its lock; torch would wait for it for ever.
     for lock in EXTENSIONS.glob("*/*/lock"):
         with contextlib.suppress(FileNotFoundError):
             if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS:

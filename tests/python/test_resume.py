@@ -15,8 +15,8 @@ pytestmark = [
     pytest.mark.timeout(300, method="signal"),
 ]
 STEPS = 6
-# Each step's batch is the same 36 sequences for any number of ranks. Only the order of fp32 sums and
-# the number of sequences in each rank's mean differ.
+# Each step's batch is the same 36 sequences for any number of ranks. Only the order of fp32 sums
+# and the number of sequences in each rank's mean differ.
 TOLERANCE = 1e-6
 
 
