@@ -1,4 +1,4 @@
-"""Runs a Python program as several ranks of one job, with a deadline; nothing is left behind."""
+"""Runs a Python program as several ranks of one job, with a deadline; no process is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
-_GRACE = 5.0  # seconds that the others get to fail by themselves once one has failed
+_GRACE = 5.0  # seconds for the other ranks to fail by themselves after one has failed
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 def python(program: str, timeout: float = 60, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Runs one program outside of any job; the caller looks at its exit status."""
+    """Runs one program outside any job; the caller checks its exit status."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         env=environment(**changes),
@@ -63,7 +63,7 @@ def python(program: str, timeout: float = 60, **changes: str) -> subprocess.Comp
 def run(
     program: str, size: int, timeout: float = 60, env: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What each rank printed; fails with all output where a rank fails or the deadline passes."""
+    """Each rank's output; fails with all output if a rank fails or the deadline passes."""
     port = str(free_port())
     ranks: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
     try:
@@ -109,7 +109,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> bool:
         if failed_at is None and any(process.poll() for process in processes):
             failed_at = now
         if failed_at is not None and now > failed_at + _GRACE:
-            return False  # the exit codes tell
+            return False  # the exit codes show it
         if now > deadline:
             return True
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-# Hugging Face accelerate, whose launcher says in the environment that smddp is wanted.
+# Hugging Face accelerate, whose launcher selects smddp by environment variables.
 from accelerate import Accelerator
 
 accelerator = Accelerator()

@@ -1,4 +1,4 @@
-# One process that has the whole batch: what all the others must give.
+# One process that has the whole batch: the reference for the other scripts.
 from task import make_model, train_alone
 
 losses = train_alone(make_model())

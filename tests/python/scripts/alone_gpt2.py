@@ -1,4 +1,4 @@
-# One process that has the whole batch: what smp_gpt2_sharded.py must give.
+# One process that has the whole batch: the reference for smp_gpt2_sharded.py.
 import torch
 from task import batches, make_model
 

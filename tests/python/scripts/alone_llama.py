@@ -1,4 +1,4 @@
-# One process that has the whole batch: what sagemaker_tp.py must give.
+# One process that has the whole batch: the reference for sagemaker_tp.py.
 from task import make_llama, train_alone
 
 losses = train_alone(make_llama())

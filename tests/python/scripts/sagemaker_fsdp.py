@@ -8,7 +8,7 @@ dist.init_process_group(backend="smddp")
 
 import torch.sagemaker as tsm  # noqa: E402
 
-# A path here; without an argument what the launcher sets is all there is.
+# A path; without an argument only the launcher's parameters apply.
 tsm.init(os.environ["SMP_CONFIG"])
 
 from task import DEVICE, batches, make_model, make_optimizer  # noqa: E402

@@ -44,7 +44,7 @@ smp_config = {
     "default_partition": 0,
     "static_mode": False,
     "fast_mode": False,
-    "sharded_data_parallel_degree": 1,  # what the launcher sets goes before it
+    "sharded_data_parallel_degree": 1,  # the launcher's value has precedence
 }
 smp.init(smp_config)
 

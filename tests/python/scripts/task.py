@@ -1,4 +1,4 @@
-"""What the scripts have in common: a tiny GPT-2, its optimizer and its data."""
+"""Shared by the scripts: tiny models, their optimizer and their data."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
@@ -44,7 +44,7 @@ def make_llama():
 
 
 def make_optimizer(parameters):
-    # A large epsilon: Adam makes much of gradients that are but rounding errors.
+    # A large epsilon: with a small one, Adam amplifies gradients that are only rounding errors.
     return torch.optim.AdamW(parameters, lr=2e-2, weight_decay=0.0, eps=1e-2)
 
 
