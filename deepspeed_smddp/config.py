@@ -215,7 +215,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FABRIC_HMEM",
         "0",
-        "1: NICs read and write GPUs' memory where the provider has FI_HMEM",
+        "1: NICs read and write GPUs' memory if the provider has FI_HMEM",
         in_core=True,
     ),
     Variable(

@@ -33,7 +33,7 @@ ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
 _LATER: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hierarchical_allgather": (
         lambda hierarchical: not hierarchical,
-        "AllGather between nodes always runs along the rails and then inside each node",
+        "AllGather between hosts always runs along the rails and then inside each host",
     ),
 }
 

@@ -70,9 +70,9 @@ def replay(
 
 
 class _Plan:
-    """By position of an operation: whether it is carried out, and what it is the last to use.
+    """By position of an operation: whether it is ``needed``, and the storages ``dead`` after it.
 
-    ``last_write`` has the position of the last operation that writes a wanted storage.
+    ``last_write`` has the position of the last operation that writes each wanted storage.
     """
 
     def __init__(self, operations: Sequence[Operation], wanted: set[int]) -> None:
