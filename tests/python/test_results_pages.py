@@ -16,7 +16,8 @@ HEADINGS = (
 )
 DATA = (".csv", ".json", ".log", ".txt")
 PAGES = [
-    *(ROOT / "README.md", ROOT / "benchmarks/README.md", ROOT / "benchmarks/RESULTS.md"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / "benchmarks/README.md", ROOT / "benchmarks/RESULTS.md"),
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted(RUNS.rglob("*.md")),
 ]
