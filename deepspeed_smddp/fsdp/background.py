@@ -9,44 +9,14 @@ once, and the end of the backward pass waits for the operation.
 from __future__ import annotations
 
 from collections import deque
-from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import settings
-from deepspeed_smddp.zero import private_parts
-
 # The most modules whose gradients are in flight at once; each holds its buffer. One is on the wire,
 # the next is queued, so that the wire does not idle between them.
 MOST = 2
-
-_PLACE = "torch.distributed.fsdp._fully_shard"
-# The functions around the call, with the digest of each one's source in torch 2.13.
-_READ = {
-    (f"{_PLACE}._fsdp_collectives", "foreach_reduce"): "18035a2b90ea2724",
-    (f"{_PLACE}._fsdp_param_group", "FSDPParamGroup.post_backward"): "af80d905ca6e9833",
-    (f"{_PLACE}._fsdp_state", "FSDPState._root_post_backward_final_callback"): "e3f83e17634cc0ff",
-}
-
-
-@cache
-def known() -> bool:
-    """Whether FSDP2 is the version this module was written for; if not, the first call logs it."""
-    for (module, name), read in _READ.items():
-        try:
-            found = private_parts.digest(module, name)
-        except (ImportError, OSError, LookupError, SyntaxError):
-            found = None
-        if found != read:
-            settings.warn_once(
-                "fsdp backward",
-                f"smddp: FSDP2 waits for each reduction on the CPU, as {name} of torch "
-                f"{torch.__version__} is not one this package knows; the results are the same",
-            )
-            return False
-    return True
 
 
 class Reductions:

@@ -17,6 +17,7 @@ from deepspeed_smddp import settings
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.fsdp import background, shared_collectives
 from deepspeed_smddp.fsdp.shared_collectives import SharedAllGather, SharedReduceScatter
+from deepspeed_smddp.upstream import source
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -57,7 +58,7 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
         )
         return model
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    reductions = background.Reductions() if on_cpu and background.known() else None
+    reductions = background.Reductions() if on_cpu and source.known("fsdp backward") else None
     for module in sharded:
         module.set_custom_all_gather(SharedAllGather())
         groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from deepspeed_smddp.tune.choice import Curve, Point
+from deepspeed_smddp.tune.choice import NetworkModel, Point
 
 # Whatever changes the network or the way that collectives take through it.
 _VARIABLES = (
@@ -40,7 +40,7 @@ def topology(version: str, hosts: Sequence[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def load(name: str) -> Curve | None:
+def load(name: str) -> NetworkModel | None:
     """The curve of a topology, or None where there is none that can be read."""
     try:
         found = json.loads((directory() / f"{name}.json").read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def load(name: str) -> Curve | None:
         return None
 
 
-def store(name: str, curve: Curve) -> None:
+def store(name: str, curve: NetworkModel) -> None:
     """Keeps a curve; where the directory can't be written, it is simply measured again."""
     try:
         directory().mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def store(name: str, curve: Curve) -> None:
         return
 
 
-def from_json(found: dict[str, list[dict[str, float]]]) -> Curve:
+def from_json(found: dict[str, list[dict[str, float]]]) -> NetworkModel:
     """The inverse of ``dataclasses.asdict``.
 
     Raises:
@@ -75,4 +75,4 @@ def from_json(found: dict[str, list[dict[str, float]]]) -> Curve:
             raise ValueError(f"{key} is no curve")
         return read
 
-    return Curve(points("allgather"), points("reduce_scatter"))
+    return NetworkModel(points("allgather"), points("reduce_scatter"))

@@ -48,7 +48,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Curve:
+class NetworkModel:
     """What one group measured, per collective in ascending order of size."""
 
     allgather: tuple[Point, ...]
@@ -78,7 +78,7 @@ ZERO_KEYS = (
 )
 
 
-def choose(curve: Curve, element_size: int = 2) -> Choice:
+def choose(curve: NetworkModel, element_size: int = 2) -> Choice:
     """The sizes for a network with this curve and parameters of ``element_size`` bytes.
 
     Raises:

@@ -13,10 +13,9 @@ import torch.distributed as dist
 from deepspeed_smddp import settings
 from deepspeed_smddp.config import SECTION, parse_section
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.tune import ds_config, startup
+from deepspeed_smddp.tune import auto_keys, startup
 from deepspeed_smddp.tune.choice import Choice, choose
-from deepspeed_smddp.zero import comm_backend
-from deepspeed_smddp.zero import ds_config as files
+from deepspeed_smddp.zero import comm_backend, ds_config
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def run(path: Path) -> Tuned:
             or the process is not one of several ranks.
         ImportError: the extension is missing or was built for another torch.
     """
-    config = files.read(str(path))
+    config = ds_config.read(str(path))
     if config is None:
         raise SmddpConfigError(f"{path} is neither JSON nor hjson with an object in it")
     zero = config.get("zero_optimization")
@@ -51,7 +50,7 @@ def run(path: Path) -> Tuned:
             "smddp tune measures the network between a job's ranks: start it with the job's "
             "launcher, for instance torchrun --nproc-per-node 8 --no-python smddp tune ..."
         )
-    settings.set_file(section, zero_allgather_elements=files.allgather_elements(config))
+    settings.set_file(section, zero_allgather_elements=ds_config.allgather_elements(config))
     dist.init_process_group("smddp")
     try:
         group = dist.group.WORLD
@@ -59,11 +58,11 @@ def run(path: Path) -> Tuned:
         if group.size() < 2:
             raise SmddpConfigError("a job of one rank has no network to measure")
         rank = group.rank()
-        choice = choose(startup.find(group)[0], ds_config.element_size(config))
+        choice = choose(startup.find(group)[0], auto_keys.element_size(config))
         dist.barrier()
     finally:
         dist.destroy_process_group()
-    return Tuned(ds_config.open_keys(config), choice, ds_config.fill(config, choice), rank)
+    return Tuned(auto_keys.open_keys(config), choice, auto_keys.fill(config, choice), rank)
 
 
 def write(tuned: Tuned, path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp.tune.choice import Curve, Point
+from deepspeed_smddp.tune.choice import NetworkModel, Point
 
 SIZES = tuple(4096 << (2 * i) for i in range(7))  # bytes of all ranks' blocks: 4 KiB to 16 MiB
 BUDGET_SECONDS = 1.2
@@ -18,7 +18,7 @@ _REPETITIONS = (3, 15)
 _Call = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], None]
 
 
-def measure(group: dist.ProcessGroup, budget: float = BUDGET_SECONDS) -> Curve:
+def measure(group: dist.ProcessGroup, budget: float = BUDGET_SECONDS) -> NetworkModel:
     """The group's curve; collective, and equal on all ranks.
 
     A size's time is the slowest rank's median. Sizes that would not fit the budget (seconds) are
@@ -36,7 +36,7 @@ def measure(group: dist.ProcessGroup, budget: float = BUDGET_SECONDS) -> Curve:
             seconds = _median(operation, size, group)
             points.append(Point(_shard(size, group) * group.size(), seconds))
             spent = _slowest(spent + time.perf_counter() - began, group)
-    return Curve(tuple(gather), tuple(scatter))
+    return NetworkModel(tuple(gather), tuple(scatter))
 
 
 def probe(group: dist.ProcessGroup, size: int) -> float:

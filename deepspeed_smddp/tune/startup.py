@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from deepspeed_smddp import backend, settings
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.tune import cache, ds_config
-from deepspeed_smddp.tune.choice import SMDDP_KEYS, Choice, Curve, choose
+from deepspeed_smddp.tune import auto_keys, cache
+from deepspeed_smddp.tune.choice import SMDDP_KEYS, Choice, NetworkModel, choose
 from deepspeed_smddp.tune.measure import measure, probe
 
 # A remembered curve whose rate at one size is off by more than this is measured again.
@@ -26,7 +26,7 @@ _STALE = 2.0
 _BLOB = 4096  # bytes
 
 _choice: Choice | None = None
-_curves: WeakKeyDictionary[dist.ProcessGroup, Curve] = WeakKeyDictionary()
+_curves: WeakKeyDictionary[dist.ProcessGroup, NetworkModel] = WeakKeyDictionary()
 _said: set[str] = set()
 
 
@@ -42,7 +42,7 @@ def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
     group has one rank.
     """
     global _choice
-    open_keys = ds_config.open_keys(config)
+    open_keys = auto_keys.open_keys(config)
     section = settings.current().section
     open_keys = [key for key in open_keys if getattr(section, key, "auto") == "auto"]
     if not open_keys or group.size() < 2:
@@ -52,13 +52,13 @@ def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
     curve, source = find(group)
     if not counted:
         backend.reset_statistics()  # what follows is training
-    _choice = choose(curve, ds_config.element_size(config))
+    _choice = choose(curve, auto_keys.element_size(config))
     settings.set_measured({key: getattr(_choice, key) for key in SMDDP_KEYS})
     _say(_choice, open_keys, f"{source} in {time.perf_counter() - began:.2f} s")
     return _choice
 
 
-def find(group: dist.ProcessGroup) -> tuple[Curve, str]:
+def find(group: dist.ProcessGroup) -> tuple[NetworkModel, str]:
     """The group's curve, and whether it was ``measured`` or ``recalled``; collective."""
     from deepspeed_smddp import __version__
 
@@ -76,7 +76,7 @@ def find(group: dist.ProcessGroup) -> tuple[Curve, str]:
     return curve, "measured"
 
 
-def _fits(curve: Curve, group: dist.ProcessGroup) -> bool:
+def _fits(curve: NetworkModel, group: dist.ProcessGroup) -> bool:
     middle = curve.allgather[len(curve.allgather) // 2]
     ratio = probe(group, middle.size) / middle.seconds
     return 1 / _STALE < ratio < _STALE
@@ -90,7 +90,7 @@ def _hosts(group: dist.ProcessGroup) -> list[str]:
     return [row.numpy().tobytes().hex() for row in everyone.chunk(group.size())]
 
 
-def _shared(curve: Curve | None, group: dist.ProcessGroup) -> Curve | None:
+def _shared(curve: NetworkModel | None, group: dist.ProcessGroup) -> NetworkModel | None:
     """The curve of the group's first rank."""
     text = json.dumps(None if curve is None else asdict(curve)).encode()
     if len(text) > _BLOB:

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
 from deepspeed_smddp import settings
+from deepspeed_smddp.tune import auto_keys, startup
+from deepspeed_smddp.upstream import wrapping
+from deepspeed_smddp.upstream.wrapping import Call
 from deepspeed_smddp.zero import ds_config, groups
+
+
+@contextmanager
+def around_initialize(call: Call) -> Iterator[None]:
+    """Chooses before ``deepspeed.initialize`` reads its config."""
+    choose(ds_config.of_initialize(call.arguments))
+    yield
+
+
+@contextmanager
+def around_zero_init(call: Call) -> Iterator[None]:
+    """Chooses before ``zero.Init`` reads its config."""
+    choose(ds_config.of_zero_init(call.arguments))
+    yield
 
 
 def choose(config: Any) -> None:
@@ -21,8 +38,6 @@ def choose(config: Any) -> None:
     if found is None or not dist.is_initialized() or get_accelerator().device_name() != "cpu":
         return
     if groups.is_ours(dist.group.WORLD):
-        from deepspeed_smddp.tune import startup
-
         startup.tune(found, groups.resolve(None))
 
 
@@ -38,14 +53,11 @@ def install(deepspeed: Any) -> None:
         )
         return
 
-    @functools.wraps(original)
-    def wrapper(param_dict: Any) -> Any:
-        from deepspeed_smddp.tune import ds_config as tuned
-        from deepspeed_smddp.tune import startup
+    wrapping.wrap(module, "get_zero_config", _fill_in)
 
-        choice = startup.current()
-        if choice is not None and isinstance(param_dict, Mapping):
-            param_dict = tuned.fill_zero(param_dict, choice)
-        return original(param_dict)
 
-    module.get_zero_config = wrapper
+def _fill_in(original: Callable[[Any], Any], param_dict: Any) -> Any:
+    choice = startup.current()
+    if choice is not None and isinstance(param_dict, Mapping):
+        param_dict = auto_keys.fill_zero(param_dict, choice)
+    return original(param_dict)

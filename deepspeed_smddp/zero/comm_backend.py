@@ -108,6 +108,11 @@ def group_backend() -> str:
     return names.pop() if len(names) == 1 else pairs
 
 
+def serves_default_group() -> bool:
+    """Whether there is a default group, and smddp is its backend for at least one device type."""
+    return dist.is_initialized() and NAME in group_backend()
+
+
 def launched() -> bool:
     """Whether this process was started as one of several ranks, by whatever launcher."""
     return all(

@@ -42,6 +42,12 @@ def of_initialize(arguments: Mapping[str, Any]) -> Any:
     return next((config for config in candidates if config is not None), None)
 
 
+def of_zero_init(arguments: Mapping[str, Any]) -> Any:
+    """The config among the arguments of ``deepspeed.zero.Init``, in the order it looks for it."""
+    config = arguments.get("config_dict_or_path")
+    return arguments.get("config") if config is None else config
+
+
 def of_accelerate_launch() -> str | None:
     """The config file that ``accelerate launch --use_deepspeed`` names to its processes."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() not in ("true", "1", "yes"):
@@ -63,6 +69,14 @@ def of_command_line() -> str | None:
         if word.startswith(f"{name}="):
             return word.partition("=")[2] or None
     return None
+
+
+def at(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a path such as ``zero_optimization.stage``, or None."""
+    found: Any = config
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
 
 
 def allgather_elements(config: Mapping[str, Any]) -> int:

@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deepspeed_smddp import settings
-from deepspeed_smddp.zero import groups, private_parts
+from deepspeed_smddp.upstream import wrapping
+from deepspeed_smddp.zero import groups
 
 FEATURE = "gather"
 
@@ -78,10 +79,10 @@ def install(deepspeed: Any) -> None:
         (registry, "__setitem__"),
     ):
         if not callable(getattr(owner, name, None)):
-            return  # a DeepSpeed of another kind; private_parts says so when it matters
-    private_parts.wrap(init, "_convert_to_deepspeed_param", _convert)
-    private_parts.wrap(init, "_allgather_params_coalesced", _gather_at_once)
-    private_parts.wrap(registry, "__setitem__", _remember_piece)
+            return  # a DeepSpeed with other functions; source.known() says so when it is asked
+    wrapping.wrap(init, "_convert_to_deepspeed_param", _convert)
+    wrapping.wrap(init, "_allgather_params_coalesced", _gather_at_once)
+    wrapping.wrap(registry, "__setitem__", _remember_piece)
 
 
 def _convert(original: Callable[..., None], init: Any, param: Any) -> None:
@@ -139,7 +140,7 @@ def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
 def _computes_on_cpu() -> bool:
     from deepspeed.accelerator import get_accelerator
 
-    return get_accelerator().device_name() == "cpu" and not private_parts.is_logged()
+    return bool(get_accelerator().device_name() == "cpu")
 
 
 def _source(init: Any, param: Any, hpz: bool) -> tuple[Any, torch.Tensor]:

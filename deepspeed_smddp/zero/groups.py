@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp.zero import private_parts
+from deepspeed_smddp.upstream import source
 
 _CPU = torch.device("cpu")
 _served: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
@@ -22,20 +22,24 @@ def resolve(group: Any) -> Any:
 def serves(group: Any, feature: str) -> bool:
     """Whether ``feature`` may use smddp's coalesced operations on CPU tensors of ``group``.
 
-    The first question about a group of several ranks is collective: the ranks gather and reduce a
-    few numbers both ways and agree on whether the results were the same.
+    False while DeepSpeed logs its own operations: its log would miss those of smddp. The first
+    question about a group of several ranks is collective: the ranks gather and reduce a few numbers
+    both ways and agree on whether the results were the same.
     """
+    from deepspeed.comm import comm
+
+    if comm.comms_logger.enabled:
+        return False
     group = resolve(group)
     served = _served.get(group)
     if served is None:
         served = is_ours(group) and group.size() > 1
-        if served and private_parts.switched_on() and not _works(group):
-            private_parts.step_back("gather", "coalesced operations failed a check")
-            private_parts.step_back("reduce", "coalesced operations failed a check")
-            private_parts.step_back("overlap", "coalesced operations failed a check")
+        if served and source.switched_on() and not _works(group):
+            for name in ("gather", "reduce", "overlap"):
+                source.step_back(name, "coalesced operations failed a check")
             served = False
         _served[group] = served
-    return served and private_parts.known(feature)
+    return served and source.known(feature)
 
 
 def is_ours(group: Any) -> bool:

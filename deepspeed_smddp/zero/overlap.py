@@ -25,7 +25,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from deepspeed_smddp.zero import groups, private_parts, reduce
+from deepspeed_smddp.upstream import wrapping
+from deepspeed_smddp.zero import groups, reduce
 
 FEATURE = "overlap"
 
@@ -137,7 +138,7 @@ def install(deepspeed: Any) -> None:
     if any(not callable(getattr(optimizer_type, name, None)) for name, _ in replacements):
         return  # a DeepSpeed of another kind; it goes on as it is
     for name, around in replacements:
-        private_parts.wrap(optimizer_type, name, around)
+        wrapping.wrap(optimizer_type, name, around)
     known[_EPILOGUE] = getattr(optimizer_type, _EPILOGUE)
 
 
@@ -216,6 +217,4 @@ def _can_overlap(optimizer: Any, bucket: Any, dtype: torch.dtype) -> bool:
     ):
         return False
     gradients = [param.grad for param in params]
-    return (
-        reduce.plain(gradients) and not private_parts.is_logged() and groups.serves(group, FEATURE)
-    )
+    return reduce.plain(gradients) and groups.serves(group, FEATURE)

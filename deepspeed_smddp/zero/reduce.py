@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from deepspeed_smddp.zero import groups, private_parts
+from deepspeed_smddp.upstream import wrapping
+from deepspeed_smddp.zero import groups
 
 FEATURE = "reduce"
 
@@ -23,7 +24,7 @@ def install(deepspeed: Any) -> None:
     stage3 = deepspeed.runtime.zero.stage3
     if getattr(stage3, "reduce_scatter_coalesced", None) is None:
         return  # a DeepSpeed of another kind; it goes on as it is
-    private_parts.wrap(stage3, "reduce_scatter_coalesced", _reduce)
+    wrapping.wrap(stage3, "reduce_scatter_coalesced", _reduce)
 
 
 def _reduce(
@@ -31,7 +32,7 @@ def _reduce(
     tensors: Sequence[torch.Tensor],
     group: Any = None,
 ) -> list[torch.Tensor]:
-    if plain(tensors) and not private_parts.is_logged() and groups.serves(group, FEATURE):
+    if plain(tensors) and groups.serves(group, FEATURE):
         return reduce_scatter(tensors, groups.resolve(group))
     return original(tensors, group)
 

@@ -121,7 +121,7 @@ def test_unknown_deepspeed_is_left_alone_with_one_warning(caplog: pytest.LogCapt
     assert unknown.initialize is initialize
     assert [record.getMessage() for record in caplog.records] == [
         'smddp: "comm_backend" in a DeepSpeed config will not be read by way of deepspeed, as '
-        "version 0.99.1 is not one this package knows; "
+        "that works with DeepSpeed 0.14 to 0.19, and this is 0.99.1; "
         'use deepspeed.init_distributed(dist_backend="smddp")'
     ]
 

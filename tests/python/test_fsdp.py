@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 import deepspeed_smddp
 from deepspeed_smddp import SmddpConfigError
-from deepspeed_smddp.fsdp import background
+from deepspeed_smddp.upstream import source
 from harness import fsdp
 from harness.fsdp import Run
 from harness.worker import Context
@@ -115,7 +115,8 @@ def test_reductions_run_in_the_background_of_the_backward_pass(worlds: Pool, lay
 
 
 def unknown_backward(ctx: Context) -> tuple[int, bool]:
-    background._READ[next(iter(background._READ))] = "other"
+    read = source.READ["fsdp backward"]
+    read[next(iter(read))] = "other"
     model = deepspeed_smddp.fsdp.enable(fully_shard(torch.nn.Linear(4, 4)))
     model(torch.ones(1, 4)).sum().backward()
     comm = model._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm

@@ -83,9 +83,9 @@ def test_operations_complete_while_the_caller_computes(worlds: Pool, layout: str
 
 def test_the_reduction_of_this_deepspeed_is_known() -> None:
     pytest.importorskip("deepspeed")
-    from deepspeed_smddp.zero import private_parts
+    from deepspeed_smddp.upstream import source
 
-    assert private_parts.refusal("overlap") is None
+    assert source.refusal("overlap") is None
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.zero.sharded_checkpoint import pieces
-from deepspeed_smddp.zero.sharding import Sharding, check_config, suggested_degree
+from deepspeed_smddp.zero.sharding.advice import suggested_degree
+from deepspeed_smddp.zero.sharding.requirements import check_config
+from deepspeed_smddp.zero.sharding.shard_groups import Sharding
+from deepspeed_smddp.zero.sharding.sharded_checkpoint import pieces
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,8 @@ from deepspeed_smddp.tensor_parallel import (
     draw_apart,
     tensor_parallel,
 )
-from deepspeed_smddp.zero import tensor_parallel as by_config
+from deepspeed_smddp.upstream import versions
+from deepspeed_smddp.zero import autotp
 from harness import model_jobs
 from harness.worker import Context
 from harness.world import BACKEND, Pool
@@ -166,8 +169,10 @@ def test_contradicting_configs(
         arguments = {"model": nn.Linear(2, 2)}
         arguments["model"].weight.ds_id = 0
     with pytest.raises(SmddpConfigError, match=sentence):
-        by_config._check(arguments, config, 2)
-    by_config._check({"model": nn.Linear(2, 2)}, {}, 2)
-    monkeypatch.setattr(by_config, "KNOWN_DEEPSPEED", ("0.18.0",))
+        autotp._check(arguments, config, 2)
+    autotp._check({"model": nn.Linear(2, 2)}, {}, 2)
+    feature = "tensor_parallel_degree"
+    older = replace(versions.SUPPORT[feature], releases=("0.18.0",))
+    monkeypatch.setitem(versions.SUPPORT, feature, older)
     with pytest.raises(SmddpConfigError, match=r"works with DeepSpeed 0.18.0, and this is"):
-        by_config._check({"model": nn.Linear(2, 2)}, {}, 2)
+        autotp._check({"model": nn.Linear(2, 2)}, {}, 2)

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspeed_smddp.tune import cache, ds_config
+from deepspeed_smddp.tune import auto_keys, cache
 from deepspeed_smddp.tune.choice import (
     LARGEST_PERSISTENT,
     LARGEST_PIECE,
     LARGEST_PREFETCH,
     SMALLEST_BUCKET,
     Choice,
-    Curve,
+    NetworkModel,
     Point,
     choose,
 )
@@ -31,7 +31,7 @@ def line(latency: float, rate: float, sizes: list[int] = SIZES) -> tuple[Point, 
 
 
 def chosen(latency: float, rate: float, element_size: int = 2) -> Choice:
-    return choose(Curve(line(latency, rate), line(latency, rate)), element_size)
+    return choose(NetworkModel(line(latency, rate), line(latency, rate)), element_size)
 
 
 latencies = st.floats(1e-6, 1e-2)
@@ -55,7 +55,7 @@ def test_deepspeed_accepts_every_choice(latency: float, rate: float, element_siz
     assert 0 < choice.stage3_prefetch_bucket_size <= LARGEST_PREFETCH
     assert 0 <= choice.stage3_param_persistence_threshold <= LARGEST_PERSISTENT
     assert choice.reduce_bucket_size > 0
-    assert set(choice.why) == {*ds_config.SMDDP_KEYS, *ds_config.ZERO_KEYS}
+    assert set(choice.why) == {*auto_keys.SMDDP_KEYS, *auto_keys.ZERO_KEYS}
 
 
 def test_a_piece_runs_at_nearly_the_full_rate() -> None:
@@ -91,14 +91,14 @@ def test_reductions_are_cut_if_long_ones_exceed_the_caches() -> None:
         *line(5e-6, 9e9, SIZES[:-1]),
         Point(SIZES[-1], SIZES[-1] / 4e9),
     )
-    choice = choose(Curve(hump, hump))
+    choice = choose(NetworkModel(hump, hump))
     assert choice.reduce_scatter_bucket_size == choice.allgather_bucket_size == LARGEST_PIECE
     assert "4 GB/s at 16 MiB" in choice.why["reduce_scatter_bucket_size"]
 
 
 def test_a_curve_of_one_size_is_refused() -> None:
     with pytest.raises(ValueError, match="two sizes"):
-        choose(Curve((Point(4096, 1e-5),), line(1e-5, 1e9)))
+        choose(NetworkModel((Point(4096, 1e-5),), line(1e-5, 1e9)))
 
 
 CHOICE = Choice(1 << 20, 0, 2_000_000, 5000, 3_000_000, {})
@@ -107,8 +107,8 @@ CHOICE = Choice(1 << 20, 0, 2_000_000, 5000, 3_000_000, {})
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_other_stages_leave_nothing_open(stage: int) -> None:
     config = {"zero_optimization": {"stage": stage, "reduce_bucket_size": "auto"}}
-    assert ds_config.open_keys(config) == []
-    assert ds_config.fill(config, CHOICE) == config
+    assert auto_keys.open_keys(config) == []
+    assert auto_keys.fill(config, CHOICE) == config
 
 
 def test_absent_and_auto_are_filled_in_and_the_rest_stays() -> None:
@@ -122,7 +122,7 @@ def test_absent_and_auto_are_filled_in_and_the_rest_stays() -> None:
         },
     }
     before = json.dumps(config)
-    filled = ds_config.fill(config, CHOICE)
+    filled = auto_keys.fill(config, CHOICE)
     assert json.dumps(config) == before, "the caller's config was changed"
     assert filled["smddp"] == {
         "allgather_bucket_size": 1 << 20,
@@ -140,7 +140,7 @@ def test_absent_and_auto_are_filled_in_and_the_rest_stays() -> None:
 
 def test_explicit_values_win_under_deepspeeds_second_names() -> None:
     zero = {"stage": 3, "prefetch_bucket_size": 5, "param_persistence_threshold": "auto"}
-    filled = ds_config.fill_zero({"zero_optimization": zero}, CHOICE)["zero_optimization"]
+    filled = auto_keys.fill_zero({"zero_optimization": zero}, CHOICE)["zero_optimization"]
     assert filled == {
         "stage": 3,
         "prefetch_bucket_size": 5,
@@ -154,12 +154,12 @@ def test_explicit_values_win_under_deepspeeds_second_names() -> None:
     [({}, 4), ({"bf16": {"enabled": True}}, 2), ({"fp16": {"enabled": False}}, 4)],
 )
 def test_element_size(config: dict[str, Any], size: int) -> None:
-    assert ds_config.element_size(config) == size
+    assert auto_keys.element_size(config) == size
 
 
 def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    curve = Curve(line(1e-5, 1e9), line(2e-5, 1e9))
+    curve = NetworkModel(line(1e-5, 1e9), line(2e-5, 1e9))
     name = cache.topology("0", ["a", "a", "b"])
     assert cache.load(name) is None
     cache.store(name, curve)
@@ -175,5 +175,5 @@ def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    cache.store("name", Curve(line(1e-5, 1e9), line(1e-5, 1e9)))
+    cache.store("name", NetworkModel(line(1e-5, 1e9), line(1e-5, 1e9)))
     assert cache.load("name") is None

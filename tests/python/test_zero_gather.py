@@ -83,29 +83,29 @@ def test_unknown_functions_are_left_to_deepspeed(
 ) -> None:
     pytest.importorskip("deepspeed")
     from deepspeed_smddp import settings
-    from deepspeed_smddp.zero import private_parts
+    from deepspeed_smddp.upstream import source
 
-    assert private_parts.refusal("gather") is None, "this DeepSpeed is not the known one"
-    assert private_parts.refusal("reduce") is None
-    place = next(iter(private_parts._READ["reduce"]))
-    monkeypatch.setitem(private_parts._READ["reduce"], place, "another digest")
+    assert source.refusal("gather") is None, "this DeepSpeed is not the known one"
+    assert source.refusal("reduce") is None
+    place = next(iter(source.READ["reduce"]))
+    monkeypatch.setitem(source.READ["reduce"], place, "another digest")
     monkeypatch.setattr(settings, "_warned", set())
-    private_parts.known.cache_clear()
+    source.known.cache_clear()
     try:
         with caplog.at_level("WARNING", logger="deepspeed_smddp"):
-            assert not private_parts.known("reduce")
-            assert private_parts.known("gather")
+            assert not source.known("reduce")
+            assert source.known("gather")
     finally:
-        private_parts.known.cache_clear()
+        source.known.cache_clear()
     assert place.partition(":")[2] in caplog.text
     assert "the results are the same" in caplog.text
 
 
 def test_missing_functions_are_left_to_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed")
-    from deepspeed_smddp.zero import private_parts
+    from deepspeed_smddp.upstream import source
 
     gone = "deepspeed.runtime.zero.partition_parameters:Init._never_was"
-    monkeypatch.setitem(private_parts._READ, "gather", {gone: ""})
-    reason = private_parts.refusal("gather")
+    monkeypatch.setitem(source.READ, "gather", {gone: ""})
+    reason = source.refusal("gather")
     assert reason is not None and "Init._never_was" in reason

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     from deepspeed.utils import safe_get_full_grad
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    from deepspeed_smddp.zero import sharding
+    from deepspeed_smddp.upstream import versions
 
     class Applied(GPTNeoXForCausalLM):
         def __init__(self, *args: Any) -> None:
@@ -99,7 +100,9 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
         get_accelerator().is_fp16_supported = lambda: True  # slow on CPUs, but correct
     torch.manual_seed(rank if run.get("seed_by_rank") else 3)
     if "known" in run:
-        sharding.KNOWN_DEEPSPEED = tuple(run["known"])
+        feature = "sharded_data_parallel_degree"
+        known = replace(versions.SUPPORT[feature], releases=tuple(run["known"]))
+        versions.SUPPORT[feature] = known
     scope = contextlib.nullcontext()
     if run.get("zero_init") == "bare":
         scope = deepspeed.zero.Init(dtype=torch.float32)

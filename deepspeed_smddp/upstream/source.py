@@ -1,24 +1,24 @@
-"""Whether DeepSpeed's private functions, where this package steps in, are the ones that were read.
+"""Whether functions of DeepSpeed and torch are the ones that were read for a feature.
 
-A replacement rests on what the functions around it do. Each feature names those, with a digest of
-the source that was read; where one differs, DeepSpeed's own path stays and a sentence says so.
+A replacement rests on what the functions around it do. This file lists those of each feature, with
+a digest of the source that was read. If one differs, the library's own path stays, and one warning
+says why.
 """
 
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any
 
 from deepspeed_smddp import settings
+from deepspeed_smddp.upstream import versions
 
 SWITCH = "SMDDP_ZERO_PATHS"
+_SWITCHED = ("gather", "reduce", "overlap")  # features that the switch turns off
 
 _PARAMETERS = "deepspeed.runtime.zero.partition_parameters"
 _REGISTRY = "deepspeed.runtime.zero.partitioned_param_coordinator:InflightParamRegistry"
@@ -28,8 +28,10 @@ _COORDINATOR = (
 _STAGE3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
 _COLLECTIVES = "deepspeed.runtime.comm.coalesced_collectives"
 
-# Feature -> module:name -> digest of its source in DeepSpeed 0.19.8.
-_READ: Mapping[str, Mapping[str, str]] = {
+_FSDP = "torch.distributed.fsdp._fully_shard"
+
+# Feature -> module:name -> digest of its source in the version that versions.SUPPORT says.
+READ: dict[str, dict[str, str]] = {
     "gather": {
         f"{_PARAMETERS}:AllGatherCoalescedHandle": "349a5baf86c73afb",
         f"{_PARAMETERS}:Init._convert_to_deepspeed_param": "08e0dcc2cd2c8c43",
@@ -56,18 +58,24 @@ _READ: Mapping[str, Mapping[str, str]] = {
         f"{_STAGE3}.independent_gradient_partition_epilogue": "6e7985344eba7b7a",
         f"{_STAGE3}._pre_step": "cff910fadf3d7004",
     },
+    "fsdp backward": {
+        f"{_FSDP}._fsdp_collectives:foreach_reduce": "18035a2b90ea2724",
+        f"{_FSDP}._fsdp_param_group:FSDPParamGroup.post_backward": "af80d905ca6e9833",
+        f"{_FSDP}._fsdp_state:FSDPState._root_post_backward_final_callback": "e3f83e17634cc0ff",
+    },
 }
 _CONSEQUENCE = {
     "gather": "ZeRO-3 gathers parameters the way DeepSpeed does, with copies",
     "reduce": "ZeRO-3 reduces gradients the way DeepSpeed does, with copies",
     "overlap": "ZeRO-3 waits for each bucket of gradients on the CPU, as DeepSpeed does",
+    "fsdp backward": "FSDP2 waits for each reduction on the CPU",
 }
 
 
 @cache
 def known(feature: str) -> bool:
-    """Whether ``feature`` may step in; where not, the first question logs why."""
-    if not switched_on():
+    """Whether ``feature`` may replace its functions; if not, the first call logs why."""
+    if feature in _SWITCHED and not switched_on():
         return False
     reason = refusal(feature)
     if reason is not None:
@@ -76,54 +84,37 @@ def known(feature: str) -> bool:
 
 
 def switched_on() -> bool:
-    """False where ``SMDDP_ZERO_PATHS=0`` asks for DeepSpeed's own paths."""
+    """False if ``SMDDP_ZERO_PATHS=0`` asks for DeepSpeed's own paths."""
     return os.environ.get(SWITCH) != "0"
 
 
 def refusal(feature: str) -> str | None:
-    """The first thing about this DeepSpeed that is not as it was read, or None."""
-    for place, read in _READ[feature].items():
+    """The first function that is missing or differs from the one that was read, or None."""
+    for place, read in READ[feature].items():
         module, _, name = place.partition(":")
         try:
             found = digest(module, name)
         except (ImportError, OSError, LookupError, SyntaxError):
-            return f"this DeepSpeed has no {place.replace(':', '.')} whose source can be read"
+            return f"{versions.installed(feature)} has no {module}.{name} whose source can be read"
         if found != read:
-            return f"{place.replace(':', '.')} of this DeepSpeed is not one this package knows"
+            return f"{module}.{name} of {versions.installed(feature)} is not one this package knows"
     return None
 
 
 def step_back(feature: str, reason: str) -> None:
-    """Says, once, why ``feature`` leaves the work to DeepSpeed."""
+    """Says, once, why ``feature`` leaves the work to the library."""
     settings.warn_once(
-        f"zero {feature}", f"smddp: {_CONSEQUENCE[feature]}, as {reason}; the results are the same"
+        f"upstream {feature}",
+        f"smddp: {_CONSEQUENCE[feature]}, as {reason}; the results are the same",
     )
 
 
-def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """``owner.name`` becomes a call of ``around`` with the original before its arguments."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, wrapper)
-
-
-def is_logged() -> bool:
-    """Whether DeepSpeed's log of its own operations is on: who asks for it gets those."""
-    from deepspeed.comm import comm
-
-    return bool(comm.comms_logger.enabled)
-
-
 def digest(module: str, name: str) -> str:
-    """Of the source of a class or function of a module, comments and indentation left out.
+    """A digest of the source of a module's class or function, without comments and indentation.
 
     Raises:
         ImportError: there is no such module.
-        OSError: its source is not at hand.
+        OSError: the module's source is not available.
         LookupError: there is no such name in it.
     """
     text, tree = _parsed(module)

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp.zero.sharding import Sharding, replaced
+from deepspeed_smddp.upstream.wrapping import replaced
+from deepspeed_smddp.zero.sharding.shard_groups import Sharding
 
 
 @dataclass(frozen=True)

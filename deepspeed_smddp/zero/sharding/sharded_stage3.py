@@ -18,7 +18,8 @@ from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.zero.sharding import KEY, Sharding, replaced
+from deepspeed_smddp.upstream.wrapping import replaced
+from deepspeed_smddp.zero.sharding.shard_groups import KEY, Sharding
 
 
 class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]

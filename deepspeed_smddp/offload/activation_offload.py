@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
-import torch.distributed as dist
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from deepspeed_smddp import settings
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.offload.model import offload_activations
+from deepspeed_smddp.upstream.wrapping import Call
 from deepspeed_smddp.zero import comm_backend
 
 
-def install(deepspeed: Any) -> None:
-    """Wraps ``deepspeed.initialize``: the engine's module is given what the section asks for."""
-    original = deepspeed.initialize
+@contextmanager
+def around_initialize(call: Call) -> Iterator[None]:
+    """Puts offloading on the engine's module, if the section asks for it.
 
-    @functools.wraps(original)
-    def initialize(*args: Any, **kwargs: Any) -> Any:
-        made = original(*args, **kwargs)
-        _apply(made[0].module)
-        return made
-
-    deepspeed.initialize = initialize
-
-
-def _apply(module: Any) -> None:
-    if not dist.is_initialized() or comm_backend.NAME not in comm_backend.group_backend():
+    Raises:
+        SmddpConfigError: it can't be put on this module.
+    """
+    yield
+    if not comm_backend.serves_default_group():
         return
     asked = settings.current().section.activation_offload
     if not asked.enabled:
         return
+    module = call.result[0].module
     try:
         offload_activations(module, asked.horizon, directory=asked.directory or None)
     except (ValueError, NotADirectoryError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp.zero.sharding import Sharding
+from deepspeed_smddp.zero.sharding.shard_groups import Sharding
 
 
 class ReplicaBroadcast:

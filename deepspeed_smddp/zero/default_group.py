@@ -1,0 +1,99 @@
+"""The default group gets the backend that the DeepSpeed config names, whichever library makes it.
+
+DeepSpeed reads its config after it has made the process group, and has no key for the backend.
+Each function here is a context manager around a function of DeepSpeed, accelerate or transformers
+that makes the group or has the config first. ``hooks`` and ``pipeline`` put them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from deepspeed_smddp.errors import logger
+from deepspeed_smddp.upstream.wrapping import Call
+from deepspeed_smddp.zero import comm_backend, ds_config
+
+# The latest config that accelerate or transformers built. They call init_distributed with a backend
+# of their own before DeepSpeed sees the config.
+_hugging_face = comm_backend.Request()
+
+
+@contextmanager
+def around_initialize(call: Call) -> Iterator[None]:
+    """Makes the group before ``deepspeed.initialize`` does."""
+    init = {
+        name: call.arguments[name]
+        for name in ("distributed_port", "dist_init_required")
+        if call.arguments.get(name) is not None
+    }
+    comm_backend.fulfil(
+        comm_backend.parse(ds_config.of_initialize(call.arguments)),
+        make_group=call.arguments.get("dist_init_required") is not False,
+        **init,
+    )
+    yield
+
+
+@contextmanager
+def around_zero_init(call: Call) -> Iterator[None]:
+    """Makes the group before ``zero.Init`` does."""
+    comm_backend.fulfil(comm_backend.parse(ds_config.of_zero_init(call.arguments)))
+    yield
+
+
+@contextmanager
+def around_init_distributed(call: Call) -> Iterator[None]:
+    """Replaces the backend that ``init_distributed`` is called with, unless the caller chose it."""
+    request = _request_for(call.arguments.get("config"))
+    if request.backend is not None and not dist.is_initialized():
+        given = call.arguments.get("dist_backend")
+        if given in (None, _accelerator_backend()):
+            comm_backend.prepare(request)
+            call.change(dist_backend=request.backend)
+        elif given != request.backend:
+            logger.warning(
+                'smddp: the DeepSpeed config has "%s": "%s", but init_distributed was called '
+                'with "%s", which is used',
+                comm_backend.KEY,
+                request.backend,
+                given,
+            )
+    yield
+
+
+@contextmanager
+def around_training_arguments(call: Call) -> Iterator[None]:
+    """Makes the group before transformers' ``TrainingArguments.__post_init__`` does."""
+    training = call.arguments["self"]
+    request = comm_backend.parse(training.deepspeed or ds_config.of_accelerate_launch())
+    # Without a launcher the Trainer makes no group here; deepspeed.initialize makes it later.
+    if request.backend is not None and comm_backend.launched():
+        comm_backend.fulfil(request, timeout=timedelta(seconds=training.ddp_timeout))
+    yield
+
+
+@contextmanager
+def around_hf_config(call: Call) -> Iterator[None]:
+    """Remembers the config of accelerate's ``HfDeepSpeedConfig`` for ``init_distributed``."""
+    global _hugging_face
+    yield
+    _hugging_face = comm_backend.parse(call.arguments["self"])
+
+
+def _request_for(config: Any) -> comm_backend.Request:
+    if config is not None:
+        return comm_backend.parse(config)
+    if _hugging_face.backend is not None:
+        return _hugging_face
+    return comm_backend.parse(ds_config.of_accelerate_launch() or ds_config.of_command_line())
+
+
+def _accelerator_backend() -> str:
+    from deepspeed.accelerator import get_accelerator
+
+    return str(get_accelerator().communication_backend_name())

@@ -1,0 +1,48 @@
+"""What this package does around ``deepspeed.initialize`` and ``zero.Init``, in order.
+
+Each entry is a context manager around the call, in a module that does not know the others. The
+parts before the call run from top to bottom, and each sees the arguments as the parts before it
+left them. The parts after the call run from bottom to top.
+
+======================  ====================================  =====================================
+initialize              before                                after
+======================  ====================================  =====================================
+``default_group``       makes the default group, applies the  -
+                        "smddp" section
+``auto``                chooses what ``"auto"`` stands for    -
+``autotp``              makes tensor-parallel groups, passes  lets divided layers draw random
+                        them as ``mpu``                       numbers apart
+``activation_offload``  -                                     puts offloading on the module
+``sharding_degree``     checks versions and config, replaces  verifies the engine, attaches
+                        stage 3 for the call                  checkpoints
+======================  ====================================  =====================================
+
+======================  ===========================================================================
+``zero.Init``           before
+======================  ===========================================================================
+``default_group``       makes the default group, applies the "smddp" section
+``auto``                chooses what ``"auto"`` stands for
+``sharding_degree``     passes the shard group as the group to partition over
+======================  ===========================================================================
+"""
+
+from __future__ import annotations
+
+from deepspeed_smddp.offload import activation_offload
+from deepspeed_smddp.upstream.wrapping import Around
+from deepspeed_smddp.zero import auto, autotp, default_group
+from deepspeed_smddp.zero.sharding import sharding_degree
+
+AROUND_INITIALIZE: tuple[Around, ...] = (
+    default_group.around_initialize,
+    auto.around_initialize,
+    autotp.around_initialize,
+    activation_offload.around_initialize,
+    sharding_degree.around_initialize,
+)
+
+AROUND_ZERO_INIT: tuple[Around, ...] = (
+    default_group.around_zero_init,
+    auto.around_zero_init,
+    sharding_degree.around_zero_init,
+)
