@@ -6,7 +6,6 @@ name no mesh and no process group get the mesh of the degree.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -19,8 +18,7 @@ from deepspeed_smddp.compat import parameters, refuse
 from deepspeed_smddp.compat.parameters import SageMakerParameters
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.offload import offload_activations
-
-_MARK = "_smddp_wraps"
+from deepspeed_smddp.upstream.wrapping import is_wrapped, wrap
 
 # The properties that the original documents; set by init().
 state = SimpleNamespace(initialized=False, mesh=None, parameters=SageMakerParameters())
@@ -148,12 +146,12 @@ def _divide(model: nn.Module) -> nn.Module:
 def _wrap_fsdp() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-    original: Callable[..., None] = FullyShardedDataParallel.__init__
-    if hasattr(original, _MARK):
+    if is_wrapped(FullyShardedDataParallel.__init__):
         return
 
-    @functools.wraps(original)
-    def wrapper(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def init_on_mesh(
+        original: Callable[..., None], self: Any, module: nn.Module, *args: Any, **kwargs: Any
+    ) -> None:
         # The second positional argument is the process group. A child of an FSDP module gets its
         # parent's groups as keyword arguments.
         placed = args or kwargs.get("process_group") or kwargs.get("device_mesh")
@@ -164,8 +162,7 @@ def _wrap_fsdp() -> None:
             kwargs["sharding_strategy"] = ShardingStrategy.NO_SHARD
         original(self, module, *args, **kwargs)
 
-    setattr(wrapper, _MARK, original)
-    FullyShardedDataParallel.__init__ = wrapper  # type: ignore[method-assign]
+    wrap(FullyShardedDataParallel, "__init__", init_on_mesh)
 
 
 def _strategy(asked: Any) -> Any:
@@ -182,16 +179,13 @@ def _wrap_offload() -> None:
     # the package's offloading takes its place.
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
 
-    original = checkpoint_wrapper.offload_wrapper
-    if hasattr(original, _MARK):
+    if is_wrapped(checkpoint_wrapper.offload_wrapper):
         return
 
-    @functools.wraps(original)
-    def wrapper(module: nn.Module) -> nn.Module:
+    def offload(original: Callable[..., nn.Module], module: nn.Module) -> nn.Module:
         if not state.parameters.sm_activation_offloading:
             return original(module)
         offload_activations(module, horizon=state.parameters.activation_loading_horizon)
         return module
 
-    setattr(wrapper, _MARK, original)
-    checkpoint_wrapper.offload_wrapper = wrapper
+    wrap(checkpoint_wrapper, "offload_wrapper", offload)

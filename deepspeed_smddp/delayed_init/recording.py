@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from deepspeed_smddp.delayed_init.operation import Operation, View
 from deepspeed_smddp.delayed_init.replay import Storage, replay
+from deepspeed_smddp.upstream.wrapping import replaced
 
 # Functions that make parameters, and the other factories that draw from the generator.
 _FACTORIES = frozenset(
@@ -68,7 +69,8 @@ class Record:
             # Calls by code that imported the public function earlier would not be intercepted.
             _refuse(self._reason)
         self._contexts = ExitStack()
-        self._contexts.enter_context(self._sampling_loops())
+        for name, function in self._sampling_loops().items():
+            self._contexts.enter_context(replaced(torch.nn.init, name, function))
         self._contexts.enter_context(_OnMeta())
         self._contexts.enter_context(_Watch(self))
         return self
@@ -76,23 +78,14 @@ class Record:
     def __exit__(self, *error: Any) -> None:
         self._contexts.close()
 
-    @contextmanager
-    def _sampling_loops(self) -> Iterator[None]:
-        # How often torch's trunc_normal_ draws depends on the values that it drew; on a meta tensor
-        # it does nothing. The call is recorded as one operation.
-        original = getattr(torch.nn.init, TRUNC_NORMAL)
-        replaced: dict[str, Any] = {TRUNC_NORMAL: functools.partial(self._recorded, original)}
+    def _sampling_loops(self) -> dict[str, Callable[..., Any]]:
+        # Replacements in torch.nn.init. How often trunc_normal_ draws depends on the values that it
+        # drew, and on a meta tensor it does nothing, so its call is recorded as one operation.
         if self._reason is not None:
             refusing = functools.partial(_refuse, self._reason)
-            replaced = dict.fromkeys((TRUNC_NORMAL, "trunc_normal_"), refusing)
-        kept = {name: getattr(torch.nn.init, name) for name in replaced}
-        for name, function in replaced.items():
-            setattr(torch.nn.init, name, function)
-        try:
-            yield
-        finally:
-            for name, function in kept.items():
-                setattr(torch.nn.init, name, function)
+            return dict.fromkeys((TRUNC_NORMAL, "trunc_normal_"), refusing)
+        original = getattr(torch.nn.init, TRUNC_NORMAL)
+        return {TRUNC_NORMAL: functools.partial(self._recorded, original)}
 
     def _recorded(
         self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from types import MappingProxyType
 from typing import Any
 
-MARK = "_smddp_wraps"  # of a wrapper that :func:`surround` made; holds the original function
+MARK = "_smddp_wraps"  # of a wrapper that this module made; holds the original function
 
 
 class Call:
@@ -87,6 +87,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
+    setattr(wrapper, MARK, original)
     setattr(owner, name, wrapper)
 
 
@@ -102,7 +103,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def is_wrapped(function: Callable[..., Any]) -> bool:
-    """Whether :func:`surround` made the function."""
+    """Whether :func:`surround` or :func:`wrap` made the function."""
     return hasattr(function, MARK)
 
 
