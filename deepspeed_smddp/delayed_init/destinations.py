@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from deepspeed_smddp import ds_config as ds_configs
 from deepspeed_smddp.delayed_init.recipe import Recipe, Slot, by_tensor
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.zero import ds_config as ds_configs
 
 _BATCH_BYTES = 64 << 20  # of parameters that DeepSpeed partitions in one call
 

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 
 import deepspeed_smddp
-from deepspeed_smddp import _extension, settings
+from deepspeed_smddp import _extension, comm_backend, settings
 from deepspeed_smddp.config import PREFIX, VARIABLES, show
 from deepspeed_smddp.diagnose import gpu
 from deepspeed_smddp.diagnose.finding import Finding as Finding
 from deepspeed_smddp.diagnose.finding import Verdict as Verdict
-from deepspeed_smddp.zero import comm_backend
 
 
 @dataclass(frozen=True)

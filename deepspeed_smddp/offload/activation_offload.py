@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from deepspeed_smddp import settings
+from deepspeed_smddp import comm_backend, settings
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.offload.model import offload_activations
 from deepspeed_smddp.upstream.wrapping import Call
-from deepspeed_smddp.zero import comm_backend
 
 
 @contextmanager

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import settings
+from deepspeed_smddp import comm_backend, ds_config, settings
 from deepspeed_smddp.config import SECTION, parse_section
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.tune import auto_keys, startup
 from deepspeed_smddp.tune.choice import Choice, choose
-from deepspeed_smddp.zero import comm_backend, ds_config
 
 
 @dataclass(frozen=True)

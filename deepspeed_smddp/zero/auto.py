@@ -9,11 +9,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import settings
+from deepspeed_smddp import ds_config, settings
 from deepspeed_smddp.tune import auto_keys, startup
 from deepspeed_smddp.upstream import wrapping
 from deepspeed_smddp.upstream.wrapping import Call
-from deepspeed_smddp.zero import ds_config, groups
+from deepspeed_smddp.zero import groups
 
 
 @contextmanager

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import settings, tensor_parallel
+from deepspeed_smddp import comm_backend, ds_config, settings, tensor_parallel
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import Call
-from deepspeed_smddp.zero import comm_backend, ds_config
 
 KEY = '"smddp.tensor_parallel_degree"'
 

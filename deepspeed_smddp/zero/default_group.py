@@ -14,9 +14,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from deepspeed_smddp import comm_backend, ds_config
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.upstream.wrapping import Call
-from deepspeed_smddp.zero import comm_backend, ds_config
 
 # The latest config that accelerate or transformers built. They call init_distributed with a backend
 # of their own before DeepSpeed sees the config.

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepspeed_smddp import comm_backend
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import is_wrapped, missing_argument, surround
 from deepspeed_smddp.zero import (
     auto,
-    comm_backend,
     default_group,
     gather,
     overlap,

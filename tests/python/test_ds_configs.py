@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import ranks
-from deepspeed_smddp.zero import comm_backend, ds_config
+from deepspeed_smddp import comm_backend, ds_config
 
 FOLDER = ranks.ROOT / "ds_configs"
 # The other keys of a GPT-NeoX file are GPT-NeoX's own.

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import settings
-from deepspeed_smddp.zero import comm_backend, ds_config
+from deepspeed_smddp import comm_backend, ds_config, settings
 
 PARAMETERS_PER_HOST = 3_000_000_000
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from deepspeed_smddp import ds_config
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.upstream import versions
-from deepspeed_smddp.zero import ds_config
 from deepspeed_smddp.zero.sharding.shard_groups import KEY
 
 # Features of stage 3 that make groups of their own: the path in the config, and the values with

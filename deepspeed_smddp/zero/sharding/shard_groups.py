@@ -11,10 +11,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import settings
+from deepspeed_smddp import comm_backend, settings
 from deepspeed_smddp.config import SECTION
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.zero import comm_backend
 
 KEY = f'"{SECTION}.sharded_data_parallel_degree"'
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from deepspeed_smddp import comm_backend, ds_config
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import Call
-from deepspeed_smddp.zero import comm_backend, ds_config
 from deepspeed_smddp.zero.sharding import advice, replica_broadcast, requirements
 from deepspeed_smddp.zero.sharding.shard_groups import Sharding, asked_degree
 from deepspeed_smddp.zero.sharding.sharded_checkpoint import ShardCheckpoints

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import settings
+from deepspeed_smddp import ds_config, settings
 from deepspeed_smddp.config import SECTION, SmddpConfig, parse_section, show
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.zero import ds_config
 
 KEY = "comm_backend"
 NAME = "smddp"
