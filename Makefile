@@ -112,7 +112,7 @@ PROVIDER_TESTS = $(patsubst %,tests/python/test_%.py,collectives numerics proper
 test-providers: build  ## collectives between hosts on every provider in PROVIDERS; takes a while
 	@for provider in $(foreach p,$(PROVIDERS),'$(p)'); do \
 	  echo "=== $$provider"; export SMDDP_FABRIC_PROVIDER="$$provider"; \
-	  $(BIN)/ctest --test-dir build -R '^(bootstrap|collectives|communicator|numerics|pressure)_test$$' \
+	  $(BIN)/ctest --test-dir build -R '^(bootstrap|collectives|group|numerics|pressure)_test$$' \
 	    --output-on-failure || exit 1; \
 	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q $(PROVIDER_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done
@@ -208,7 +208,7 @@ walls:  ## which directory may name torch, CUDA, libfabric
 
 tidy: build  ## clang-tidy on the core; takes minutes, so lint leaves it out
 	$(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build -j $(JOBS) \
-	  '$(CURDIR)/csrc/(common|topology|bootstrap|intranode|fabric|schedule|collectives)/.*\.cc'
+	  '$(CURDIR)/csrc/(common|topology|bootstrap|intranode|kernels|fabric|patterns|progress|collectives|gpu_collectives)/.*\.cc'
 
 clean:  ## remove what a build made; .venv and runs/ stay
 	rm -rf build dist *.egg-info deepspeed_smddp/_C*.so deepspeed_smddp/_build_info.py

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bootstrap/file_store.h"
-#include "collectives/communicator.h"
+#include "collectives/group.h"
 #include "intranode/arena.h"
 #include "turns.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 struct Group {
   Engine& engine;
-  Communicator& communicator;
+  Group& communicator;
 };
 
 // Of each rank's block the extents, one per tensor, in a buffer that holds tensor after tensor.
@@ -124,10 +124,10 @@ int run(const char* pipes, const char* directory, bool shared) {
   auto engine = Engine::create();
   if (!engine.ok()) return fail(engine.status().message());
   FileStore store(directory, std::chrono::seconds(120));
-  Communicator::Options options;
+  Group::Options options;
   options.name = "benchmark";
   options.timeout_ns = 120'000'000'000ull;
-  auto communicator = Communicator::create(*engine.value(), store, rank, ranks, options);
+  auto communicator = Group::create(*engine.value(), store, rank, ranks, options);
   if (!communicator.ok()) return fail(communicator.status().message());
   Group group{*engine.value(), *communicator.value()};
   turn_program program{rank,

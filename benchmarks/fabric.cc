@@ -36,8 +36,8 @@ constexpr uint64_t kPatience = 20'000'000'000;
 }
 
 // One side. A receiver says by a control message, known by its size, that it is ready: with a Grant in
-// it where there are landings.
-class Side : Sink, Inflow {
+// it where there are regions.
+class Side : Sink, ChunkObserver {
  public:
   Side(const Options& options, int socket, size_t chunk) {
     auto opened = Endpoint::open(options);
@@ -63,10 +63,10 @@ class Side : Sink, Inflow {
     expected_ = bytes;
     wire::Grant grant = {};
     if (endpoint_->transfer() != Transfer::kMessages &&
-        !endpoint_->open_landing(peer_, in_.data(), bytes, chunk_, this, &grant)) {
-      give_up("no landing");
+        !endpoint_->open_region(peer_, in_.data(), bytes, chunk_, this, &grant)) {
+      give_up("no region");
     }
-    landing_ = grant.landing;
+    region_ = grant.region;
     SendBuffer* buffer = nullptr;
     drive([&] { return (buffer = endpoint_->acquire(peer_, true)) != nullptr; });
     std::memcpy(buffer->data, &grant, sizeof grant);
@@ -78,7 +78,7 @@ class Side : Sink, Inflow {
     for (size_t at = 0; at < expected_; at += step) {
       if (endpoint_->transfer() != Transfer::kMessages && in_[at] != out_[at]) give_up("corrupt");
     }
-    if (endpoint_->transfer() != Transfer::kMessages) endpoint_->close_landing(landing_, true);
+    if (endpoint_->transfer() != Transfer::kMessages) endpoint_->close_region(region_, true);
     received_ = 0;
   }
   void send(size_t bytes) {
@@ -135,7 +135,7 @@ class Side : Sink, Inflow {
   std::unique_ptr<Endpoint> endpoint_;
   Peer peer_ = 0;
   size_t chunk_ = 0, received_ = 0, expected_ = 0;
-  uint32_t landing_ = 0;
+  uint32_t region_ = 0;
   bool granted_ = false;
   wire::Grant grant_ = {};
   std::vector<std::byte> in_, out_;

@@ -102,7 +102,7 @@ int run(const char* pipes, const std::filesystem::path& store) {
   } else {
     kvs = ccl::create_kvs(read_address(file));
   }
-  auto communicator = ccl::create_communicator(ranks, rank, kvs);
+  auto communicator = ccl::create_group(ranks, rank, kvs);
   World world{communicator};
   auto found = ccl::get_library_version();
   std::string version = std::string("oneCCL ") + std::to_string(found.major) + "." +

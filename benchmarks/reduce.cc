@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "device/reduce.h"
+#include "kernels/reduce.h"
 
 using namespace smddp;
 
@@ -59,11 +59,11 @@ void in_steps(const Case& what, char* to, const void* const* sources) {
   for (size_t at = 0; at < what.count(); at += kBlock) {
     size_t n = std::min(kBlock, what.count() - at);
     auto source = [&](size_t k) { return static_cast<const char*>(sources[k]) + at * size; };
-    device::load(accumulator, source(0), n, what.dtype);
+    kernels::load(accumulator, source(0), n, what.dtype);
     for (size_t k = 1; k < what.sources; ++k) {
-      device::accumulate(accumulator, source(k), n, what.dtype, ReduceOp::kSum);
+      kernels::accumulate(accumulator, source(k), n, what.dtype, ReduceOp::kSum);
     }
-    device::store(to + at * size, accumulator, n, what.dtype);
+    kernels::store(to + at * size, accumulator, n, what.dtype);
   }
 }
 
@@ -73,13 +73,13 @@ void reductions(const Case& what) {
   char* to = buffer(what, what.sources);
   auto fused = [&](bool streaming) {
     return seconds([&] {
-      device::reduce(to, sources, what.sources, what.count(), what.dtype, ReduceOp::kSum, 1,
-                     streaming);
+      kernels::reduce(to, sources, what.sources, what.count(), what.dtype, ReduceOp::kSum, 1,
+                      streaming);
     });
   };
   double bytes = static_cast<double>(what.bytes) / 1e9;
   double moved = bytes * static_cast<double>(what.sources + 1);
-  std::printf("%-9s %-9s %7zu %9zu %9.1f %9.1f", device::isa_name().c_str(), name_of(what.dtype),
+  std::printf("%-9s %-9s %7zu %9zu %9.1f %9.1f", kernels::isa_name().c_str(), name_of(what.dtype),
               what.sources, what.bytes, moved / seconds([&] { in_steps(what, to, sources); }),
               moved / fused(false));
   std::printf(" %9.1f %9.1f\n", moved / fused(true),
@@ -94,12 +94,12 @@ void copies() {
   auto rate = [&](bool streaming) {
     return static_cast<double>(kLargest) / 1e9 / seconds([&] {
              for (size_t at = 0; at < kLargest; at += window.bytes) {
-               device::copy(to + at, from, window.bytes, streaming);
+               kernels::copy(to + at, from, window.bytes, streaming);
              }
            });
   };
-  std::printf("%-9s copies: memcpy %.1f, streaming %.1f GB/s written\n", device::isa_name().c_str(),
-              rate(false), rate(true));
+  std::printf("%-9s copies: memcpy %.1f, streaming %.1f GB/s written\n",
+              kernels::isa_name().c_str(), rate(false), rate(true));
 }
 
 }  // namespace
@@ -111,9 +111,9 @@ int main(int argc, char** argv) {
   std::memset(memory.data(), 0, memory.size());
   std::printf("%-9s %-9s %7s %9s %9s %9s %9s %9s\n", "isa", "type", "sources", "bytes", "steps",
               "reduce", "streaming", "memcpy");
-  for (device::Isa isa : {device::Isa::kBaseline, device::Isa::kAvx2, device::Isa::kAvx512}) {
+  for (kernels::Isa isa : {kernels::Isa::kBaseline, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
     if (argc > 1 && std::string(argv[1]) != "all" && argv[1] != std::string(name_of(isa))) continue;
-    if (!device::set_isa(isa)) continue;
+    if (!kernels::set_isa(isa)) continue;
     for (Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16}) {
       for (size_t sources : {2, 4, 8}) {
         for (size_t bytes : sizes) reductions({dtype, sources, std::min(bytes, kLargest)});

@@ -5,7 +5,7 @@
 namespace smddp {
 namespace {
 
-constexpr uint32_t kCardVersion = 0x534d0002;
+constexpr uint32_t kRankInfoVersion = 0x534d0002;
 
 class Writer {
  public:
@@ -82,42 +82,42 @@ std::string key_of(const std::string& topic, int rank) {
 
 }  // namespace
 
-std::vector<uint8_t> encode(const Card& card) {
+std::vector<uint8_t> encode(const RankInfo& info) {
   Writer w;
-  w.number(kCardVersion);
-  w.bytes(card.host);
-  w.bytes(card.host_name);
-  w.number(card.key);
-  w.number(card.token);
-  w.number(card.pid);
-  w.number(card.presence_fd);
-  w.number(card.doorbell_fd);
-  w.number(card.outbox_fd);
-  write(w, card.fabric);
+  w.number(kRankInfoVersion);
+  w.bytes(info.host);
+  w.bytes(info.host_name);
+  w.number(info.key);
+  w.number(info.token);
+  w.number(info.pid);
+  w.number(info.presence_fd);
+  w.number(info.doorbell_fd);
+  w.number(info.outbox_fd);
+  write(w, info.fabric);
   return std::move(w.out);
 }
 
-Result<Card> decode(const std::vector<uint8_t>& blob) {
+Result<RankInfo> decode(const std::vector<uint8_t>& blob) {
   Reader r(blob);
   auto version = r.number<uint32_t>();
-  if (!r.good || version != kCardVersion) return another_version();
-  Card card;
-  card.host = r.bytes<std::string>();
-  card.host_name = r.bytes<std::string>();
-  card.key = r.number<JobKey>();
-  card.token = r.number<uint64_t>();
-  card.pid = r.number<int32_t>();
-  card.presence_fd = r.number<int32_t>();
-  card.doorbell_fd = r.number<int32_t>();
-  card.outbox_fd = r.number<int32_t>();
-  card.fabric = read_fabric(r);
+  if (!r.good || version != kRankInfoVersion) return another_version();
+  RankInfo info;
+  info.host = r.bytes<std::string>();
+  info.host_name = r.bytes<std::string>();
+  info.key = r.number<JobKey>();
+  info.token = r.number<uint64_t>();
+  info.pid = r.number<int32_t>();
+  info.presence_fd = r.number<int32_t>();
+  info.doorbell_fd = r.number<int32_t>();
+  info.outbox_fd = r.number<int32_t>();
+  info.fabric = read_fabric(r);
   if (!r.good) return Status(Code::kInternal, "a rank published a damaged address card");
-  return card;
+  return info;
 }
 
 std::vector<uint8_t> encode(const FabricAddress& fabric) {
   Writer w;
-  w.number(kCardVersion);
+  w.number(kRankInfoVersion);
   write(w, fabric);
   return std::move(w.out);
 }
@@ -125,7 +125,7 @@ std::vector<uint8_t> encode(const FabricAddress& fabric) {
 Result<FabricAddress> decode_fabric(const std::vector<uint8_t>& blob) {
   Reader r(blob);
   auto version = r.number<uint32_t>();
-  if (!r.good || version != kCardVersion) return another_version();
+  if (!r.good || version != kRankInfoVersion) return another_version();
   FabricAddress fabric = read_fabric(r);
   if (!r.good) return Status(Code::kInternal, "a rank published a damaged fabric address");
   return fabric;

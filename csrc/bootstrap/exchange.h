@@ -21,7 +21,7 @@ struct FabricAddress {
 };
 
 // What a rank tells the others of itself when a group is made.
-struct Card {
+struct RankInfo {
   std::string host;       // identity: equal means shared memory works
   std::string host_name;  // for people
   JobKey key{};           // rank 0's is the group's
@@ -33,9 +33,9 @@ struct Card {
   FabricAddress fabric;
 };
 
-std::vector<uint8_t> encode(const Card& card);
-Result<Card> decode(const std::vector<uint8_t>& blob);
-// The fabric address alone, for ranks that opened their endpoint after their card was out.
+std::vector<uint8_t> encode(const RankInfo& info);
+Result<RankInfo> decode(const std::vector<uint8_t>& blob);
+// The fabric address alone, for ranks that opened their endpoint after their info was out.
 std::vector<uint8_t> encode(const FabricAddress& fabric);
 Result<FabricAddress> decode_fabric(const std::vector<uint8_t>& blob);
 

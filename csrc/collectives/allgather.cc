@@ -1,7 +1,7 @@
 // AllGather. Shards cross between nodes along the rails, in the flows of the selected pattern, and
 // each rank pushes to its node what it has: the own shard first, then what lands from the network,
 // piece by piece, while later pieces are still in flight. Each byte enters a node once.
-#include "collectives/communicator.h"
+#include "collectives/group.h"
 
 namespace smddp {
 namespace {
@@ -12,9 +12,9 @@ constexpr size_t kDirectPiece = 1 << 20;
 
 constexpr size_t kCopyStep = 256 << 10;
 
-class AllGather final : public Round {
+class AllGather final : public Fragment {
  public:
-  using Round::Round;
+  using Fragment::Fragment;
 
   void start() override {
     Rank me = group_.rank();
@@ -25,9 +25,9 @@ class AllGather final : public Round {
     if (in_place()) copied_ = part(operation_->output, me);
     make_flows();
     offer(me, nullptr, 0);
-    for (const Inlet& inlet : inlets_) {
-      for (size_t i = 0; i < inlet.stream.shards(); ++i) {
-        offer(inlet.stream.shard(i), &inlet, inlet.stream.start(i));
+    for (const ReceiveFlow& receive : receive_flows_) {
+      for (size_t i = 0; i < receive.run.shards(); ++i) {
+        offer(receive.run.shard(i), &receive, receive.run.start(i));
       }
     }
     for (Rank shard = 0; shard < group_.ranks(); ++shard) {
@@ -70,8 +70,8 @@ class AllGather final : public Round {
       if (here(shard) < part(operation_->output, shard)) name(shard);
     }
     if (!names.empty()) return "no data from " + names;
-    for (const Outlet& outlet : outlets_) {
-      if (!outlet.done()) return group_.describe(outlet.target) + " takes no data";
+    for (const SendFlow& send : send_flows_) {
+      if (!send.done()) return group_.describe(send.target) + " takes no data";
     }
     for (int i = 0; i < group_.local_peers(); ++i) {
       if (group_.outbox().read_by(i) < exposed_until_) {
@@ -85,8 +85,8 @@ class AllGather final : public Round {
   // What this rank pushes to its node: a shard, and where it comes from.
   struct Source {
     Rank shard;
-    const Inlet* inlet;  // nullptr: the own shard, here from the start
-    size_t start;        // of the shard, in the inlet's run
+    const ReceiveFlow* receive;  // nullptr: the own shard, here from the start
+    size_t start;                // of the shard, in the receive's run
     size_t pushed;
   };
 
@@ -116,7 +116,7 @@ class AllGather final : public Round {
         continue;
       }
       n = std::min(n, until - copied_);
-      device::copy(to, from, n, streaming_);
+      kernels::copy(to, from, n, streaming_);
       copied_ += n;
     }
   }
@@ -125,34 +125,34 @@ class AllGather final : public Round {
     auto flows =
         pattern::gather_flows(group_.topology(), group_.rank(), operation_->plan().pattern);
     for (const pattern::Flow& flow : flows.in) {
-      Inlet* inlet = add_inlet(flow, stream_of(flow));
-      if (inlet != nullptr) inlet->memory = memory_of(inlet->stream);
+      ReceiveFlow* receive = add_receive_flow(flow, run_of(flow));
+      if (receive != nullptr) receive->memory = memory_of(receive->run);
     }
     for (const pattern::Flow& flow : flows.out) {
-      Outlet* outlet = add_outlet(flow, stream_of(flow));
-      if (outlet != nullptr) outlet->memory = memory_of(outlet->stream);
+      SendFlow* send = add_send_flow(flow, run_of(flow));
+      if (send != nullptr) send->memory = memory_of(send->run);
     }
   }
 
-  Stream stream_of(const pattern::Flow& flow) const {
-    Stream stream;
-    for (Rank shard : flow.shards) stream.add(shard, part(operation_->output, shard));
-    return stream;
+  ShardRun run_of(const pattern::Flow& flow) const {
+    ShardRun run;
+    for (Rank shard : flow.shards) run.add(shard, part(operation_->output, shard));
+    return run;
   }
 
-  std::byte* memory_of(const Stream& stream) const {
+  std::byte* memory_of(const ShardRun& run) const {
     std::byte* at = nullptr;
-    if (stream.shards() != 1) return nullptr;
-    Rank shard = stream.shard(0);
-    size_t run = shard == group_.rank() ? own_blocks().contiguous(own_block(), begin_, &at)
-                                        : operation_->output.contiguous(shard, begin_, &at);
-    return run >= stream.bytes() ? at : nullptr;
+    if (run.shards() != 1) return nullptr;
+    Rank shard = run.shard(0);
+    size_t length = shard == group_.rank() ? own_blocks().contiguous(own_block(), begin_, &at)
+                                           : operation_->output.contiguous(shard, begin_, &at);
+    return length >= run.bytes() ? at : nullptr;
   }
 
-  void offer(Rank shard, const Inlet* inlet, size_t start) {
+  void offer(Rank shard, const ReceiveFlow* receive, size_t start) {
     size_t bytes = part(operation_->output, shard);
     if (group_.local_peers() == 0 || bytes == 0) return;
-    sources_.push_back({shard, inlet, start, 0});
+    sources_.push_back({shard, receive, start, 0});
     to_push_ += bytes;
   }
 
@@ -170,25 +170,26 @@ class AllGather final : public Round {
 
   size_t available(const Source& source) const {
     size_t bytes = part(operation_->output, source.shard);
-    if (source.inlet == nullptr) return bytes;
-    return std::min(bytes, source.inlet->arrived_from(source.start));
+    if (source.receive == nullptr) return bytes;
+    return std::min(bytes, source.receive->arrived_from(source.start));
   }
 
-  void place(const Inlet& inlet, size_t offset, const std::byte* payload, size_t bytes) override {
-    inlet.stream.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
+  void place(const ReceiveFlow& receive, size_t offset, const std::byte* payload,
+             size_t bytes) override {
+    receive.run.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
       operation_->output.write(shard, begin_ + at, payload + from, n);
     });
   }
 
   bool send() {
     bool moved = false;
-    for (Outlet& outlet : outlets_) {
+    for (SendFlow& send : send_flows_) {
       auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
-        outlet.stream.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
+        send.run.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
           read(shard, at, to + from, n);
         });
       };
-      while (send_one(outlet, sendable(outlet), fill)) moved = true;
+      while (send_one(send, sendable(send), fill)) moved = true;
     }
     return moved;
   }
@@ -200,12 +201,12 @@ class AllGather final : public Round {
     std::byte *from = nullptr, *to = nullptr;
     size_t at = begin_ + source.pushed;
     bool one_slot = part(operation_->output, source.shard) <= intranode::kSlotBytes;
-    if (source.inlet != nullptr || one_slot || streaming_ || copied_ != source.pushed ||
+    if (source.receive != nullptr || one_slot || streaming_ || copied_ != source.pushed ||
         operation_->input.contiguous(0, at, &from) < bytes ||
         operation_->output.contiguous(source.shard, at, &to) < bytes || from == to) {
       return read(source.shard, source.pushed, slot, bytes, streaming);
     }
-    device::copy_twice(slot, to, from, bytes, streaming);
+    kernels::copy_twice(slot, to, from, bytes, streaming);
     copied_ += bytes;
   }
 
@@ -217,23 +218,23 @@ class AllGather final : public Round {
     }
   }
 
-  // How much of the run is here, from its start. Shards that are passed on have come in one inlet
+  // How much of the run is here, from its start. Shards that are passed on have come in one receive
   // each, not always the same, or from a local peer.
-  size_t sendable(const Outlet& outlet) const {
-    for (size_t i = 0; i < outlet.stream.shards(); ++i) {
-      Rank shard = outlet.stream.shard(i);
+  size_t sendable(const SendFlow& send) const {
+    for (size_t i = 0; i < send.run.shards(); ++i) {
+      Rank shard = send.run.shard(i);
       if (shard == group_.rank()) continue;
       size_t bytes = here(shard);
-      if (bytes < outlet.stream.length(i)) return outlet.stream.start(i) + bytes;
+      if (bytes < send.run.length(i)) return send.run.start(i) + bytes;
     }
-    return outlet.stream.bytes();
+    return send.run.bytes();
   }
 
   size_t arrived(Rank shard) const {
-    for (const Inlet& inlet : inlets_) {
-      for (size_t i = 0; i < inlet.stream.shards(); ++i) {
-        if (inlet.stream.shard(i) != shard) continue;
-        return std::min(inlet.stream.length(i), inlet.arrived_from(inlet.stream.start(i)));
+    for (const ReceiveFlow& receive : receive_flows_) {
+      for (size_t i = 0; i < receive.run.shards(); ++i) {
+        if (receive.run.shard(i) != shard) continue;
+        return std::min(receive.run.length(i), receive.arrived_from(receive.run.start(i)));
       }
     }
     return 0;
@@ -283,8 +284,8 @@ class AllGather final : public Round {
   // The memory behind the next `bytes` bytes of a source, where the peers are to read it there.
   std::vector<Extent> exposed(const Source& source, size_t bytes) const {
     if (bytes <= intranode::kSlotBytes) return {};
-    const Blocks& blocks = source.inlet == nullptr ? own_blocks() : operation_->output;
-    Rank block = source.inlet == nullptr ? own_block() : source.shard;
+    const Blocks& blocks = source.receive == nullptr ? own_blocks() : operation_->output;
+    Rank block = source.receive == nullptr ? own_block() : source.shard;
     return readable(blocks, block, begin_ + source.pushed, bytes, direct_);
   }
 
@@ -335,17 +336,17 @@ class AllGather final : public Round {
   bool direct_ = false;  // peers read memory that is not shared, too
   bool streaming_ = false;
   bool pushed_ = false;
-  Few<Source, 2> sources_;
-  size_t copied_ = 0;         // of the own shard, from input to output
-  size_t to_push_ = 0;        // bytes, of all sources
-  Few<size_t, 16> received_;  // bytes that local peers have pushed, by shard
-  size_t missing_ = 0;        // bytes that they have yet to push
+  SmallVector<Source, 2> sources_;
+  size_t copied_ = 0;                 // of the own shard, from input to output
+  size_t to_push_ = 0;                // bytes, of all sources
+  SmallVector<size_t, 16> received_;  // bytes that local peers have pushed, by shard
+  size_t missing_ = 0;                // bytes that they have yet to push
 };
 
 }  // namespace
 
-std::unique_ptr<Round> make_allgather(Communicator& group, std::shared_ptr<Operation> operation,
-                                      uint64_t seq, size_t begin, size_t bytes) {
+std::unique_ptr<Fragment> make_allgather(Group& group, std::shared_ptr<Operation> operation,
+                                         uint64_t seq, size_t begin, size_t bytes) {
   return std::make_unique<AllGather>(group, std::move(operation), seq, begin, bytes);
 }
 

@@ -1,17 +1,17 @@
 // AllReduce of what fits one slot, inside a host: one exchange. Each rank pushes its whole vector, and
 // each sums all of them in rank order, as ReduceScatter would: the results are the same everywhere, and
 // the same as those of the two rounds that larger operations take.
-#include "collectives/communicator.h"
-#include "device/reduce.h"
+#include "collectives/group.h"
+#include "kernels/reduce.h"
 
 namespace smddp {
 namespace {
 
 using intranode::Piece;
 
-class AllReduce final : public Round {
+class AllReduce final : public Fragment {
  public:
-  using Round::Round;
+  using Fragment::Fragment;
 
   void start() override {
     heard_.assign(static_cast<size_t>(group_.local_peers()), false);
@@ -39,7 +39,7 @@ class AllReduce final : public Round {
   }
 
  private:
-  void place(const Inlet&, size_t, const std::byte*, size_t) override {}
+  void place(const ReceiveFlow&, size_t, const std::byte*, size_t) override {}
 
   bool push() {
     std::byte* slot = group_.outbox().next();
@@ -98,20 +98,20 @@ class AllReduce final : public Round {
     }
     if (own != nullptr) sources_[next++] = own;
     int divisor = operation_->divisor_among(group_.ranks());
-    device::reduce(to, sources_.data(), next, bytes / operation_->element_size, operation_->dtype,
-                   operation_->reduce_op, divisor);
+    kernels::reduce(to, sources_.data(), next, bytes / operation_->element_size, operation_->dtype,
+                    operation_->reduce_op, divisor);
   }
 
   bool pushed_ = false, summed_ = false;
   size_t bytes_ = 0;
-  Few<const std::byte*, 8> theirs_;  // by local peer
-  Few<const void*, 8> sources_;      // by rank
+  SmallVector<const std::byte*, 8> theirs_;  // by local peer
+  SmallVector<const void*, 8> sources_;      // by rank
 };
 
 }  // namespace
 
-std::unique_ptr<Round> make_allreduce(Communicator& group, std::shared_ptr<Operation> operation,
-                                      uint64_t seq) {
+std::unique_ptr<Fragment> make_allreduce(Group& group, std::shared_ptr<Operation> operation,
+                                         uint64_t seq) {
   return std::make_unique<AllReduce>(group, std::move(operation), seq, 0, SIZE_MAX);
 }
 

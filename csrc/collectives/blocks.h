@@ -8,10 +8,10 @@
 #include <cstring>
 #include <vector>
 
-#include "common/few.h"
+#include "common/small_vector.h"
 #include "common/types.h"
-#include "device/reduce.h"
 #include "intranode/outbox.h"
+#include "kernels/reduce.h"
 
 namespace smddp {
 
@@ -64,18 +64,18 @@ class Blocks {
     });
     return bytes;
   }
-  // `streaming`: past the caches, see device::copy().
+  // `streaming`: past the caches, see kernels::copy().
   void write(Rank block, size_t offset, const std::byte* from, size_t bytes,
              bool streaming = false) const {
     for_each(block, offset, bytes, [&](std::byte* a, size_t n) {
-      device::copy(a, from, n, streaming);
+      kernels::copy(a, from, n, streaming);
       from += n;
       return true;
     });
   }
   void read(Rank block, size_t offset, std::byte* to, size_t bytes, bool streaming = false) const {
     for_each(block, offset, bytes, [&](const std::byte* a, size_t n) {
-      device::copy(to, a, n, streaming);
+      kernels::copy(to, a, n, streaming);
       to += n;
       return true;
     });
@@ -101,8 +101,8 @@ class Blocks {
     size_t end;  // one past its extents
     size_t bytes;
   };
-  Few<Extent, 8> extents_;
-  Few<Block, 8> blocks_;
+  SmallVector<Extent, 8> extents_;
+  SmallVector<Block, 8> blocks_;
   size_t largest_ = 0;
   size_t total_ = 0;  // of the block being filled
 };

@@ -24,7 +24,7 @@ namespace smddp {
 
 inline constexpr size_t kEagerBytes = 64 << 10;
 // The payload of two messages that go out at once.
-inline constexpr size_t kHeadBytes = 2 * fabric::kEagerPayload;
+inline constexpr size_t kEagerPrefixBytes = 2 * fabric::kEagerPayload;
 
 // Which bytes of a run are there, whatever the order of their arrival.
 class Coverage {
@@ -45,10 +45,10 @@ class Coverage {
 
 // Bytes that may be under way to a rank of a group from all sides: what its senders were allowed and
 // what has not arrived. As much as a port of a switch keeps, it never drops.
-class Window {
+class ReceiveBudget {
  public:
-  Window() = default;
-  explicit Window(size_t bytes) : bytes_(bytes) {}
+  ReceiveBudget() = default;
+  explicit ReceiveBudget(size_t bytes) : bytes_(bytes) {}
   size_t bytes() const { return bytes_; }
   size_t room() const { return under_way_ < bytes_ ? bytes_ - under_way_ : 0; }
   void open(size_t bytes) { under_way_ += bytes; }
@@ -60,7 +60,7 @@ class Window {
 };
 
 // The shards of a flow, end to end.
-class Stream {
+class ShardRun {
  public:
   void add(Rank shard, size_t bytes) {
     shards_.push_back(shard);
@@ -91,23 +91,23 @@ class Stream {
 };
 
 // The receiver's end.
-class Inlet final : public fabric::Inflow {
+class ReceiveFlow final : public fabric::ChunkObserver {
  public:
-  Inlet(Rank from, int at, Stream run, size_t head_bytes)
+  ReceiveFlow(Rank from, int at, ShardRun shards, size_t eager_prefix_bytes)
       : source(from),
         step(at),
-        stream(std::move(run)),
-        head(head_bytes),
-        coverage(stream.bytes()),
-        allowed(head_bytes),
-        counted(head_bytes) {}
-  Inlet(const Inlet&) = delete;
-  Inlet& operator=(const Inlet&) = delete;
+        run(std::move(shards)),
+        eager_prefix(eager_prefix_bytes),
+        coverage(run.bytes()),
+        allowed(eager_prefix_bytes),
+        counted(eager_prefix_bytes) {}
+  ReceiveFlow(const ReceiveFlow&) = delete;
+  ReceiveFlow& operator=(const ReceiveFlow&) = delete;
   void on_chunk(uint32_t index) override {
-    uint64_t offset = head + uint64_t{index} * grant.chunk_bytes;
-    coverage.add(offset, std::min<uint64_t>(grant.chunk_bytes, stream.bytes() - offset));
+    uint64_t offset = eager_prefix + uint64_t{index} * grant.chunk_bytes;
+    coverage.add(offset, std::min<uint64_t>(grant.chunk_bytes, run.bytes() - offset));
   }
-  bool eager() const { return head == stream.bytes(); }
+  bool eager() const { return eager_prefix == run.bytes(); }
   // Bytes of the run that are here from `start` on, without a gap.
   size_t arrived_from(size_t start) const {
     return coverage.prefix() <= start ? 0 : coverage.prefix() - start;
@@ -115,22 +115,22 @@ class Inlet final : public fabric::Inflow {
 
   const Rank source;
   const int step;
-  const Stream stream;
-  const size_t head;  // bytes at its start that wait for no READY
+  const ShardRun run;
+  const size_t eager_prefix;  // bytes at its start that wait for no READY
   Coverage coverage;
   std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
   wire::Grant grant{};
-  bool granted = false;  // a landing is open, for what follows the head
+  bool granted = false;  // a region is open, for what follows the head
   size_t allowed;        // bytes of the run that the sender may send
   size_t counted;        // of those, arrived as far as the group's window knows, or in the head
 };
 
 // The sender's end.
-struct Outlet {
+struct SendFlow {
   Rank target;
   int step;
-  Stream stream;
-  size_t head;
+  ShardRun run;
+  size_t eager_prefix;
   const std::byte* memory = nullptr;  // where the run lies end to end, if it does
   bool cleared = false;               // the target has started the round, or has room for the head
   size_t allowed = 0;                 // bytes of the run that it takes by now
@@ -139,9 +139,9 @@ struct Outlet {
   size_t sent = 0;
   uint32_t pending = 0;  // chunks that the fabric still reads from `memory`
 
-  bool eager() const { return head == stream.bytes(); }
-  bool in_chunks() const { return granted && sent >= head; }  // what goes out next
-  bool done() const { return sent == stream.bytes() && pending == 0; }
+  bool eager() const { return eager_prefix == run.bytes(); }
+  bool in_chunks() const { return granted && sent >= eager_prefix; }  // what goes out next
+  bool done() const { return sent == run.bytes() && pending == 0; }
 };
 
 // Flows of a round, in the order in which they start. They stay where they are; inside a host there

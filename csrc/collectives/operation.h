@@ -8,11 +8,11 @@
 #include "collectives/blocks.h"
 #include "collectives/selector.h"
 #include "common/signature.h"
-#include "schedule/task.h"
+#include "progress/task.h"
 
 namespace smddp {
 
-class Communicator;
+class Group;
 
 // Bytes that a rank took from the others of its host, by the way they came.
 struct Taken {
@@ -41,8 +41,8 @@ class Operation : public Task {
 
   // What it took, once done: rounds on the wire, the largest of them (bytes of all ranks' blocks),
   // the way the bytes went.
-  uint32_t rounds = 0;
-  uint64_t largest_round = 0;
+  uint32_t fragments = 0;
+  uint64_t largest_fragment = 0;
   std::string path;
   Taken taken;
 
@@ -54,12 +54,12 @@ class Operation : public Task {
   uint64_t number() const { return number_; }  // its place among the group's operations
 
  private:
-  friend class Communicator;
+  friend class Group;
   Signature signature_;
   Plan plan_{};
   uint64_t number_ = 0;
   uint64_t deadline_ns_ = 0;
-  uint32_t rounds_left_ = 0;
+  uint32_t fragments_left_ = 0;
 };
 
 }  // namespace smddp

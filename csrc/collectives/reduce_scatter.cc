@@ -23,7 +23,7 @@ void ReduceScatter::start() {
   node_ = group_.topology().node_of(group_.rank());
   alone_ = group_.local_peers() == 0;
   dtype_ = operation_->dtype;
-  sum_type_ = device::accumulator_of(dtype_);
+  sum_type_ = kernels::accumulator_of(dtype_);
   element_ = operation_->element_size;
   wire_type_ = (operation_->signature().options & kPartialsInFp32) != 0 ? sum_type_ : dtype_;
   wire_element_ = size_of(wire_type_);
@@ -44,9 +44,10 @@ void ReduceScatter::start() {
   open_flows(operation_->plan().pattern == Pattern::kDirect);
 }
 
-bool ReduceScatter::knows_whom() const {
+bool ReduceScatter::can_blame() const {
   if (wanted_.bytes > 0 || flows_done()) return true;
-  return std::any_of(outlets_.begin(), outlets_.end(), [](const Outlet& o) { return !o.cleared; });
+  return std::any_of(send_flows_.begin(), send_flows_.end(),
+                     [](const SendFlow& o) { return !o.cleared; });
 }
 
 bool ReduceScatter::progress(bool may_push) {
@@ -78,15 +79,15 @@ std::string ReduceScatter::waiting_for() const {
     if (!heard(i) && (head == nullptr || head->seq != seq_)) name(group_.local_peer(i));
   }
   if (!names.empty()) return "no data from " + names;
-  for (const Outlet& outlet : outlets_) {
-    if (!outlet.cleared) return group_.describe(outlet.target) + " has not started it";
+  for (const SendFlow& send : send_flows_) {
+    if (!send.cleared) return group_.describe(send.target) + " has not started it";
   }
-  for (const Inlet& inlet : inlets_) {
-    if (!inlet.coverage.complete()) name(inlet.source);
+  for (const ReceiveFlow& receive : receive_flows_) {
+    if (!receive.coverage.complete()) name(receive.source);
   }
   if (!names.empty()) return "no partial sums from " + names;
-  for (const Outlet& outlet : outlets_) {
-    if (!outlet.done()) return group_.describe(outlet.target) + " takes no data";
+  for (const SendFlow& send : send_flows_) {
+    if (!send.done()) return group_.describe(send.target) + " takes no data";
   }
   for (int i = 0; i < group_.local_peers(); ++i) {
     if (!heard(i) || group_.outbox().read_by(i) < group_.outbox().published()) {
@@ -105,13 +106,13 @@ void ReduceScatter::make_flows() {
     for (Rank block : flow.shards) add_share(block);
   }
   for (const pattern::Flow& flow : mirror.out) {
-    Inlet* inlet = add_inlet(flow, stream_of(flow));
-    if (inlet == nullptr) continue;
-    staging_.push_back(group_.staging().take(inlet->stream.bytes()));
-    inlet->memory = staging_.back().data();
-    for (size_t i = 0; i < inlet->stream.shards(); ++i) {
-      share(inlet->stream.shard(i))
-          .partials.push_back({inlet, inlet->stream.start(i), topology.node_of(inlet->source)});
+    ReceiveFlow* receive = add_receive_flow(flow, run_of(flow));
+    if (receive == nullptr) continue;
+    staging_.push_back(group_.staging().take(receive->run.bytes()));
+    receive->memory = staging_.back().data();
+    for (size_t i = 0; i < receive->run.shards(); ++i) {
+      share(receive->run.shard(i))
+          .partials.push_back({receive, receive->run.start(i), topology.node_of(receive->source)});
     }
   }
   for (Share& s : shares_) {
@@ -123,12 +124,12 @@ void ReduceScatter::make_flows() {
     if (alone_) s.summed = s.bytes;
   }
   for (const pattern::Flow& flow : mirror.in) {
-    Outlet* outlet = add_outlet(flow, stream_of(flow));
-    if (outlet == nullptr || sent_from_input(*outlet)) continue;
-    staging_.push_back(group_.staging().take(outlet->stream.bytes()));
-    outlet->memory = staging_.back().data();
-    for (size_t i = 0; i < outlet->stream.shards(); ++i) {
-      share(outlet->stream.shard(i)).out = staging_.back().data() + outlet->stream.start(i);
+    SendFlow* send = add_send_flow(flow, run_of(flow));
+    if (send == nullptr || sent_from_input(*send)) continue;
+    staging_.push_back(group_.staging().take(send->run.bytes()));
+    send->memory = staging_.back().data();
+    for (size_t i = 0; i < send->run.shards(); ++i) {
+      share(send->run.shard(i)).out = staging_.back().data() + send->run.start(i);
     }
   }
   if (!alone_) return;
@@ -137,38 +138,38 @@ void ReduceScatter::make_flows() {
   }
 }
 
-Stream ReduceScatter::stream_of(const pattern::Flow& flow) const {
-  Stream stream;
-  for (Rank block : flow.shards) stream.add(block, to_wire(part(operation_->input, block)));
-  return stream;
+ShardRun ReduceScatter::run_of(const pattern::Flow& flow) const {
+  ShardRun run;
+  for (Rank block : flow.shards) run.add(block, to_wire(part(operation_->input, block)));
+  return run;
 }
 
-bool ReduceScatter::sent_from_input(Outlet& outlet) {
-  if (!alone_ || wire_type_ != dtype_ || outlet.stream.shards() != 1) return false;
-  Rank block = outlet.stream.shard(0);
+bool ReduceScatter::sent_from_input(SendFlow& send) {
+  if (!alone_ || wire_type_ != dtype_ || send.run.shards() != 1) return false;
+  Rank block = send.run.shard(0);
   if (!share(block).partials.empty()) return false;
   std::byte* at = nullptr;
-  if (operation_->input.contiguous(block, begin_, &at) >= outlet.stream.bytes()) outlet.memory = at;
+  if (operation_->input.contiguous(block, begin_, &at) >= send.run.bytes()) send.memory = at;
   return true;
 }
 
 bool ReduceScatter::send() {
   bool moved = false;
-  for (Outlet& outlet : outlets_) {
+  for (SendFlow& send : send_flows_) {
     auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
-      operation_->input.read(outlet.stream.shard(0), begin_ + offset, to, bytes);
+      operation_->input.read(send.run.shard(0), begin_ + offset, to, bytes);
     };
-    while (send_one(outlet, sendable(outlet), fill)) moved = true;
+    while (send_one(send, sendable(send), fill)) moved = true;
   }
   return moved;
 }
 
-size_t ReduceScatter::sendable(const Outlet& outlet) const {
-  for (size_t i = 0; i < outlet.stream.shards(); ++i) {
-    size_t here = to_wire(share(outlet.stream.shard(i)).done());
-    if (here < outlet.stream.length(i)) return outlet.stream.start(i) + here;
+size_t ReduceScatter::sendable(const SendFlow& send) const {
+  for (size_t i = 0; i < send.run.shards(); ++i) {
+    size_t here = to_wire(share(send.run.shard(i)).done());
+    if (here < send.run.length(i)) return send.run.start(i) + here;
   }
-  return outlet.stream.bytes();
+  return send.run.bytes();
 }
 
 ReduceScatter::Cut ReduceScatter::next(Cut cut, bool mine) const {
@@ -220,9 +221,8 @@ std::vector<Extent> ReduceScatter::exposed(const Cut& cut) const {
   return readable(operation_->input, cut.block, begin_ + cut.offset, cut.bytes, direct_);
 }
 
-std::unique_ptr<Round> make_reduce_scatter(Communicator& group,
-                                           std::shared_ptr<Operation> operation, uint64_t seq,
-                                           size_t begin, size_t bytes) {
+std::unique_ptr<Fragment> make_reduce_scatter(Group& group, std::shared_ptr<Operation> operation,
+                                              uint64_t seq, size_t begin, size_t bytes) {
   return std::make_unique<ReduceScatter>(group, std::move(operation), seq, begin, bytes);
 }
 

@@ -16,18 +16,18 @@
 #include <string>
 #include <vector>
 
-#include "collectives/communicator.h"
-#include "device/reduce.h"
+#include "collectives/group.h"
+#include "kernels/reduce.h"
 
 namespace smddp {
 
-class ReduceScatter final : public Round {
+class ReduceScatter final : public Fragment {
  public:
-  using Round::Round;
+  using Fragment::Fragment;
 
   void start() override;
   // A missing partial sum may be the sender's fault or that of any rank behind it.
-  bool knows_whom() const override;
+  bool can_blame() const override;
   bool progress(bool may_push) override;
   bool pushed() const override { return pushed_; }
   bool complete() const override;
@@ -44,8 +44,8 @@ class ReduceScatter final : public Round {
   // A block that this rank sums its node's contributions to.
   struct Share {
     struct Partial {  // what arrives for it from another node
-      const Inlet* inlet;
-      size_t start;  // in the inlet's run
+      const ReceiveFlow* receive;
+      size_t start;  // in the receive's run
       int node;
     };
     Rank block;
@@ -75,14 +75,15 @@ class ReduceScatter final : public Round {
   const Share& share(Rank block) const {
     return shares_[static_cast<size_t>(share_of_[static_cast<size_t>(block)])];
   }
-  Stream stream_of(const pattern::Flow& flow) const;
+  ShardRun run_of(const pattern::Flow& flow) const;
   // Where nothing is to be added to it, a block goes out of the input as it is.
-  bool sent_from_input(Outlet& outlet);
-  void place(const Inlet& inlet, size_t offset, const std::byte* payload, size_t bytes) override {
-    device::copy(inlet.memory + offset, payload, bytes, false);
+  bool sent_from_input(SendFlow& send);
+  void place(const ReceiveFlow& receive, size_t offset, const std::byte* payload,
+             size_t bytes) override {
+    kernels::copy(receive.memory + offset, payload, bytes, false);
   }
   bool send();
-  size_t sendable(const Outlet& outlet) const;
+  size_t sendable(const SendFlow& send) const;
   // The next cut after `cut` (at -1: the first) among those this rank sums (`mine`) or its local peers
   // sum. The sequence runs over all blocks at one offset, those of other nodes first since they have
   // further to go, then on to the next offset. 0 bytes: end.
@@ -121,13 +122,13 @@ class ReduceScatter final : public Round {
   Dtype dtype_ = Dtype::kBytes, sum_type_ = Dtype::kBytes, wire_type_ = Dtype::kBytes;
   bool direct_ = false;     // peers read memory that is not shared, too
   bool streaming_ = false;  // results are written past the caches
-  Few<const void*, 16> sources_;
+  SmallVector<const void*, 16> sources_;
   size_t piece_bytes_ = 0;
   bool pushed_ = false;
-  Few<Rank, 16> order_;  // of the blocks, the same on all ranks of the node
+  SmallVector<Rank, 16> order_;  // of the blocks, the same on all ranks of the node
   Cut next_to_push_, wanted_;
-  std::vector<Share> shares_;  // the own block first
-  Few<int, 16> share_of_;      // by block, -1: a local peer's
+  std::vector<Share> shares_;      // the own block first
+  SmallVector<int, 16> share_of_;  // by block, -1: a local peer's
   std::vector<Staging> staging_;
 };
 

@@ -56,9 +56,9 @@ size_t ReduceScatter::result_run(const Share& s, size_t at, std::byte** to) cons
 
 void ReduceScatter::fuse(const Share& s, std::byte* to, size_t bytes) {
   bool whole = s.block == group_.rank();
-  device::reduce(to, sources_.data(), sources_.size(), bytes / element_, dtype_,
-                 operation_->reduce_op, whole ? operation_->divisor_among(group_.ranks()) : 1,
-                 streaming_);
+  kernels::reduce(to, sources_.data(), sources_.size(), bytes / element_, dtype_,
+                  operation_->reduce_op, whole ? operation_->divisor_among(group_.ranks()) : 1,
+                  streaming_);
 }
 
 size_t ReduceScatter::fuse_node(size_t at, size_t limit) {
@@ -98,9 +98,9 @@ bool ReduceScatter::sum_node() {
     bool first = true;
     auto add = [&](const std::byte* source) {
       if (first) {
-        device::load(accumulator, source, count, dtype_);
+        kernels::load(accumulator, source, count, dtype_);
       } else {
-        device::accumulate(accumulator, source, count, dtype_, operation_->reduce_op);
+        kernels::accumulate(accumulator, source, count, dtype_, operation_->reduce_op);
       }
       first = false;
     };
@@ -151,7 +151,7 @@ size_t ReduceScatter::fuse_partials(const Share& s, size_t limit) {
   sources_.clear();
   for (const auto& partial : s.partials) {
     if (partial.node > node_ && own != nullptr) sources_.push_back(std::exchange(own, nullptr));
-    sources_.push_back(partial.inlet->memory + partial.start + s.combined);
+    sources_.push_back(partial.receive->memory + partial.start + s.combined);
   }
   if (own != nullptr) sources_.push_back(own);
   if (n > 0) fuse(s, to, n);
@@ -162,7 +162,7 @@ bool ReduceScatter::combine(Share& s) {
   if (s.partials.empty()) return false;
   size_t covered = s.summed;
   for (const auto& partial : s.partials) {
-    covered = std::min(covered, from_wire(partial.inlet->arrived_from(partial.start)));
+    covered = std::min(covered, from_wire(partial.receive->arrived_from(partial.start)));
   }
   bool moved = s.combined < covered;
   while (s.combined < covered) {
@@ -182,16 +182,16 @@ bool ReduceScatter::combine(Share& s) {
     bool first = true;
     auto add = [&](const std::byte* source, Dtype type) {
       if (first) {
-        device::load(accumulator, source, count, type);
+        kernels::load(accumulator, source, count, type);
       } else {
-        device::accumulate(accumulator, source, count, type, operation_->reduce_op);
+        kernels::accumulate(accumulator, source, count, type, operation_->reduce_op);
       }
       first = false;
     };
     for (const auto& partial : s.partials) {
       if (partial.node > node_ && own != nullptr)
         add(std::exchange(own, nullptr), alone_ ? dtype_ : sum_type_);
-      add(partial.inlet->memory + partial.start + to_wire(s.combined), wire_type_);
+      add(partial.receive->memory + partial.start + to_wire(s.combined), wire_type_);
     }
     if (own != nullptr) add(own, alone_ ? dtype_ : sum_type_);
     deliver(s, s.combined, accumulator, count);
@@ -206,7 +206,7 @@ void ReduceScatter::pass_on(Share& s) {
     size_t n = std::min({s.bytes - done, kBlockElements * element_,
                          operation_->input.contiguous(s.block, begin_ + done, &from)});
     alignas(64) static thread_local std::byte accumulator[kBlockElements * 8];
-    device::load(accumulator, from, n / element_, dtype_);
+    kernels::load(accumulator, from, n / element_, dtype_);
     deliver(s, done, accumulator, n / element_);
     done += n;
   }
@@ -214,11 +214,11 @@ void ReduceScatter::pass_on(Share& s) {
 
 void ReduceScatter::deliver(Share& s, size_t offset, std::byte* accumulator, size_t count) {
   if (s.block != group_.rank()) {
-    device::store(s.out + to_wire(offset), accumulator, count, wire_type_);
+    kernels::store(s.out + to_wire(offset), accumulator, count, wire_type_);
     return;
   }
   if (operation_->reduce_op == ReduceOp::kAvg) {
-    device::divide(accumulator, count, sum_type_, operation_->divisor_among(group_.ranks()));
+    kernels::divide(accumulator, count, sum_type_, operation_->divisor_among(group_.ranks()));
   }
   bool all_reduce = operation_->collective == Collective::kAllReduce;
   Rank block = all_reduce ? group_.rank() : 0;
@@ -228,7 +228,7 @@ void ReduceScatter::deliver(Share& s, size_t offset, std::byte* accumulator, siz
     size_t n =
         operation_->output.contiguous(block, begin_ + offset + done * element_, &to) / element_;
     n = std::min(n, count - done);
-    device::store(to, accumulator + done * width, n, dtype_);
+    kernels::store(to, accumulator + done * width, n, dtype_);
     done += n;
   }
 }

@@ -16,7 +16,7 @@ constexpr size_t kSharedAllReduce = 1 << 20;
 // Partial sums of other nodes wait at the owner until all are in, those for other nodes until they
 // are sent: this bounds that memory, per round.
 constexpr size_t kStagingBytes = 4 << 20;
-constexpr size_t kSmallestRound = 64 << 10;
+constexpr size_t kSmallestFragment = 64 << 10;
 constexpr double kLatenciesPerStep = 16;
 // Out of a slot into the output, by one core.
 constexpr double kCopyBytesPerNs = 5;
@@ -96,16 +96,16 @@ Pattern choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algori
 
 // Between more than two nodes a round's flows follow one another in steps, each behind a latency:
 // long enough to hide that, short enough that ranks out of step soon meet again.
-size_t step_bytes(const Curve& curve) {
+size_t step_bytes(const NetworkModel& curve) {
   double bytes = kLatenciesPerStep * curve.latency_ns * curve.bytes_per_ns;
-  return std::bit_floor(std::max(kSmallestRound, static_cast<size_t>(bytes)));
+  return std::bit_floor(std::max(kSmallestFragment, static_cast<size_t>(bytes)));
 }
 
 // A flow of S bytes in chunks of c through two stages, the wire and the node, takes
 // (S/c + 1)(overhead + c/B), least at c = sqrt(S * overhead * B).
-size_t choose_chunk(size_t round_bytes, const Curve& curve) {
+size_t choose_chunk(size_t fragment_bytes, const NetworkModel& curve) {
   double best =
-      std::sqrt(static_cast<double>(round_bytes) * curve.overhead_ns * curve.bytes_per_ns);
+      std::sqrt(static_cast<double>(fragment_bytes) * curve.overhead_ns * curve.bytes_per_ns);
   return std::bit_floor(std::clamp(static_cast<size_t>(best), kSmallestChunk, kLargestChunk));
 }
 
@@ -120,7 +120,7 @@ Result<Algorithm> parse_algorithm(const std::string& text) {
                 "SMDDP_ALGORITHM is \"" + text + "\"; it may be auto, direct, log or joint");
 }
 
-Result<Curve> parse_curve(const std::string& text) {
+Result<NetworkModel> parse_network_model(const std::string& text) {
   double latency_us = 0, overhead_us = 0, gigabytes = 0;
   char rest = 0;
   int read =
@@ -130,7 +130,7 @@ Result<Curve> parse_curve(const std::string& text) {
                                       "\"; it may be three numbers above 0: latency in us, "
                                       "processor us per message, GB/s of a host (20,4,1.25)");
   }
-  return Curve{latency_us * 1e3, overhead_us * 1e3, gigabytes};
+  return NetworkModel{latency_us * 1e3, overhead_us * 1e3, gigabytes};
 }
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
@@ -139,7 +139,7 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
       query.collective == Collective::kReduceScatter || query.collective == Collective::kAllReduce;
   if (sums && shape.nodes > 1) {
     limit = std::min(
-        limit, std::max(kSmallestRound, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
+        limit, std::max(kSmallestFragment, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
   }
   if (shape.nodes > 2) limit = std::min(limit, step_bytes(shape.curve));
   // An AllReduce is cut so that one part's gather overlaps the next part's sums.
@@ -152,25 +152,26 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   // Whole elements, and whole cache lines where there is more than one.
   size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size)
                                                           : query.element_size;
-  size_t round_bytes = std::max(query.element_size, limit / grain * grain);
+  size_t fragment_bytes = std::max(query.element_size, limit / grain * grain);
   auto ranks = static_cast<size_t>(shape.ranks);
   bool whole = query.collective == Collective::kAllReduce && shape.nodes == 1 && ranks > 1 &&
-               query.block_bytes <= std::min(round_bytes, kWholeBytes / ranks) &&
+               query.block_bytes <= std::min(fragment_bytes, kWholeBytes / ranks) &&
                query.block_bytes * ranks * (ranks - 1) <= kWholeFromAll;
-  return {choose_pattern(std::min(round_bytes, query.block_bytes), sums, shape, tuning.algorithm),
-          round_bytes, choose_chunk(round_bytes, shape.curve), whole};
+  return {
+      choose_pattern(std::min(fragment_bytes, query.block_bytes), sums, shape, tuning.algorithm),
+      fragment_bytes, choose_chunk(fragment_bytes, shape.curve), whole};
 }
 
 // A millisecond of the NIC, at least 1 MiB, the least that a port of a common switch keeps, shared by
 // the host's ranks; not less than what covers a rank's turn to wait for a processor.
-size_t window_bytes(const Shape& shape) {
+size_t receive_budget_bytes(const Shape& shape) {
   auto host = std::max<size_t>(1 << 20, static_cast<size_t>(shape.curve.bytes_per_ns * 1e6));
   size_t ranks = static_cast<size_t>(std::max(1, shape.ranks / std::max(1, shape.nodes)));
   return std::max<size_t>(256 << 10, host / ranks);
 }
 
-bool read_directly(size_t round_bytes, const Shape& shape) {
-  return shape.single_copy && shape.nodes == 1 && round_bytes > kDirectAbove;
+bool read_directly(size_t fragment_bytes, const Shape& shape) {
+  return shape.single_copy && shape.nodes == 1 && fragment_bytes > kDirectAbove;
 }
 
 bool read_shared(Collective collective, size_t bytes) {

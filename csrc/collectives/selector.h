@@ -7,7 +7,7 @@
 
 #include "common/status.h"
 #include "common/types.h"
-#include "schedule/pattern.h"
+#include "patterns/pattern.h"
 
 namespace smddp {
 
@@ -28,7 +28,7 @@ struct Tuning {
 };
 
 // The network between two hosts, in the terms of LogGP (Alexandrov et al., SPAA 1995).
-struct Curve {
+struct NetworkModel {
   double latency_ns = 20'000;  // from a send to its arrival
   double overhead_ns = 4'000;  // of a processor, per message
   double bytes_per_ns = 1.25;  // of a host's NICs together
@@ -39,7 +39,7 @@ struct Shape {
   int nodes = 1;
   bool single_copy = false;  // every rank of the node may read every other's memory
   bool equal_nodes = true;   // as many ranks on each
-  Curve curve;
+  NetworkModel curve;
 };
 
 struct Query {
@@ -51,23 +51,23 @@ struct Query {
 struct Plan {
   Pattern pattern;  // between nodes
   size_t
-      round_bytes;  // of each rank's block that one round carries, a multiple of the element size
+      fragment_bytes;  // of each rank's block that one round carries, a multiple of the element size
   size_t chunk_bytes;  // in which a flow crosses the network
   bool whole = false;  // AllReduce: one exchange of all bytes instead of sums and a gather
 };
 
 // SMDDP_ALGORITHM and SMDDP_FABRIC_CURVE; kInvalid with what the text may be.
 Result<Algorithm> parse_algorithm(const std::string& text);
-Result<Curve> parse_curve(const std::string& text);
+Result<NetworkModel> parse_network_model(const std::string& text);
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 
 // Bytes that may be under way to one rank from all sides.
-size_t window_bytes(const Shape& shape);
+size_t receive_budget_bytes(const Shape& shape);
 
 // Within a node: true where a round is read straight from the peers' memory instead of through
 // slots. Not where the network sets the pace: slots keep up with it, in smaller pieces.
-bool read_directly(size_t round_bytes, const Shape& shape);
+bool read_directly(size_t fragment_bytes, const Shape& shape);
 
 // Within a node: true where memory that the ranks share is read where it lies. Not in an AllReduce of
 // less than a MiB: each of its two rounds would wait until the other ranks have read this one's block,

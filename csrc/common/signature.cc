@@ -12,7 +12,7 @@ std::string describe(const Signature& s) {
   if ((s.options & kLogPattern) != 0) text += ", logarithmic pattern";
   if ((s.options & kJointPattern) != 0) text += ", joint pattern";
   if ((s.options & kSumsOnCpu) != 0) text += ", summed by the CPU";
-  text += ", " + std::to_string(s.round_bytes) + " of each rank at a time, shapes " +
+  text += ", " + std::to_string(s.fragment_bytes) + " of each rank at a time, shapes " +
           std::to_string(s.digest % 1000000) + ")";
   return text;
 }

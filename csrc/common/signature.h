@@ -25,11 +25,11 @@ struct Signature {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kBytes;
   ReduceOp reduce_op = ReduceOp::kNone;
-  uint8_t options = 0;       // choices that must agree: those above
-  uint32_t segments = 0;     // tensors in this operation
-  uint64_t bytes = 0;        // of all ranks' blocks
-  uint64_t round_bytes = 0;  // of each rank's block that one round carries
-  uint64_t digest = 0;       // over the tensors' sizes and element type
+  uint8_t options = 0;          // choices that must agree: those above
+  uint32_t segments = 0;        // tensors in this operation
+  uint64_t bytes = 0;           // of all ranks' blocks
+  uint64_t fragment_bytes = 0;  // of each rank's block that one round carries
+  uint64_t digest = 0;          // over the tensors' sizes and element type
   friend bool operator==(const Signature&, const Signature&) = default;
 };
 static_assert(sizeof(Signature) == 32);

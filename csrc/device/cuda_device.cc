@@ -131,14 +131,14 @@ class CudaDevice final : public Device {
     return check(api_.cuLaunchHostFunc(stream_of(stream), function, argument), "cuLaunchHostFunc");
   }
 
-  Status reduce(Stream stream, const Reduction& reduction) override {
+  Status reduce(Stream stream, const kernels::Reduction& reduction) override {
     if (reduction.count == 0) return {};
     auto function = kernel(reduction.dtype, reduction.op);
     if (!function) return function.status();
     Inside inside(*this);
     size_t useful = reduction.count * size_of(reduction.dtype) / kBytesPerBlock + 1;
     auto most = static_cast<size_t>(std::clamp(reduction.blocks, 1, multiprocessors_));
-    Reduction copy = reduction;  // the driver takes a pointer that is not const
+    kernels::Reduction copy = reduction;  // the driver takes a pointer that is not const
     void* parameters[] = {&copy};
     return check(
         api_.cuLaunchKernel(function.value(), static_cast<unsigned>(std::min(useful, most)), 1, 1,

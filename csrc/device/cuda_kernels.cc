@@ -1,7 +1,7 @@
 // The compiled kernels, as bytes of this library.
 #include "device/cuda_kernels.h"
 
-#include "device/reduce_arithmetic.h"
+#include "kernels/reduce_arithmetic.h"
 
 #if defined(SMDDP_KERNELS)
 asm(".section .rodata\n"

@@ -15,15 +15,13 @@
 
 #include "common/status.h"
 #include "common/types.h"
+#include "kernels/reduction.h"
 
 namespace smddp::device {
 
 // What the device's own library calls them: a CUstream, a CUevent.
 using Stream = void*;
 using Event = void*;
-
-// Peers that one reduction can read: ranks of a host.
-inline constexpr size_t kMostSources = 32;
 
 // A piece of memory that is mapped as a whole, and how another process of this host comes by it. Sent
 // between processes of one host and one build.
@@ -41,19 +39,6 @@ struct Allocation {
   std::array<uint8_t, 64> handle{};
 };
 static_assert(std::is_trivially_copyable_v<Allocation> && sizeof(Allocation) == 96);
-
-// destination[i] = op over sources, in their order, divided by `divisor` for floating types: see
-// reduce() in reduce.h, whose results these are to the bit, NaNs of fp32 and fp64 aside.
-struct Reduction {
-  void* destination = nullptr;
-  const void* sources[kMostSources] = {};  // no std::array: kernels can't call its functions
-  size_t sources_count = 0;
-  size_t count = 0;
-  Dtype dtype = Dtype::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  int divisor = 1;
-  int blocks = 1;  // at most: each takes a multiprocessor
-};
 
 // Words that the host writes and streams wait for, zero at first.
 class HostFlags {
@@ -92,7 +77,7 @@ class Device {
 
   // Between any two of this device's memory, mapped memory of peers, and pinned host memory.
   virtual Status copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
-  virtual Status reduce(Stream stream, const Reduction& reduction) = 0;
+  virtual Status reduce(Stream stream, const kernels::Reduction& reduction) = 0;
   // Flags lie in memory of map_host(). A write is ordered after all that the stream did before it, as
   // every device and the host see it; what follows a wait sees all that came before the write.
   virtual Status write_flag(Stream stream, uint32_t* flag, uint32_t value) = 0;

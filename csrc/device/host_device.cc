@@ -12,7 +12,7 @@
 #include <functional>
 #include <thread>
 
-#include "device/reduce_arithmetic.h"
+#include "kernels/reduce_arithmetic.h"
 
 namespace smddp::device {
 namespace {
@@ -194,7 +194,7 @@ Status HostDevice::copy(Stream stream, void* to, const void* from, size_t bytes)
   return {};
 }
 
-Status HostDevice::reduce(Stream stream, const Reduction& reduction) {
+Status HostDevice::reduce(Stream stream, const kernels::Reduction& reduction) {
   // A multiprocessor's threads, one after the other.
   constexpr uint32_t kThreads = 8;
   queue(stream).push([reduction] {

@@ -33,7 +33,7 @@ class HostDevice final : public Device {
   Status synchronize(Stream stream) override;
   Result<bool> capturing(Stream stream) override;
   Status copy(Stream stream, void* to, const void* from, size_t bytes) override;
-  Status reduce(Stream stream, const Reduction& reduction) override;
+  Status reduce(Stream stream, const kernels::Reduction& reduction) override;
   Status write_flag(Stream stream, uint32_t* flag, uint32_t value) override;
   Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) override;
   Status call(Stream stream, void (*function)(void*), void* argument) override;

@@ -25,7 +25,7 @@ static_assert((kReceives + kDataSends) * kMaxMessage + kControlSends * kControlM
 inline constexpr size_t kChunkSends = 256;
 inline constexpr size_t kChunkSendsPerPeer = 16;
 inline constexpr size_t kChunkReceives = 1024;
-inline constexpr size_t kChunkReceivesPerLanding = 64;
+inline constexpr size_t kChunkReceivesPerRegion = 64;
 // Reads that flush a device's memory.
 inline constexpr size_t kFlushes = 64;
 
@@ -53,7 +53,7 @@ struct SendSlot : Slot, SendBuffer {
   bool control;
   bool chunk;
   uint32_t index;     // of the chunk, in
-  wire::Grant grant;  // this landing
+  wire::Grant grant;  // this region
   SendSlot* next;     // in the free list or in a peer's FIFO
 };
 
@@ -66,16 +66,16 @@ struct ChunkSendSlot : Slot {
   ChunkSendSlot* next;
 };
 
-// A tagged receive into a landing.
+// A tagged receive into a region.
 struct ChunkReceiveSlot : Slot {
-  uint32_t landing;
+  uint32_t region;
   uint32_t index;
   ChunkReceiveSlot* next;  // in the free list
 };
 
-// A read of this rail's own, behind what came into a landing.
+// A read of this rail's own, behind what came into a region.
 struct FlushSlot : Slot {
-  uint32_t landing;
+  uint32_t region;
   FlushSlot* next;  // in the free list
 };
 

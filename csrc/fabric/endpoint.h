@@ -1,6 +1,6 @@
 // The process's door to the network, shared by all its groups, over one NIC or several. Two ways:
 // bounded messages from registered buffers into registered buffers, and chunks straight into memory
-// that the receiver opened for one sender (a landing). Both arrive in any order. The only door to
+// that the receiver opened for one sender (a region). Both arrive in any order. The only door to
 // libfabric; nothing of its headers shows here. Not thread-safe: the progress engine alone calls it.
 #pragma once
 
@@ -44,10 +44,10 @@ struct MemoryOwner {
   int ordinal = 0;  // CUDA's number of the device
 };
 
-// What a landing's owner hears of it.
-class Inflow {
+// What a region's owner hears of it.
+class ChunkObserver {
  public:
-  virtual ~Inflow() = default;
+  virtual ~ChunkObserver() = default;
   // Chunk `index` is in memory, whole. Each index comes once, in any order.
   virtual void on_chunk(uint32_t index) = 0;
 };
@@ -68,7 +68,7 @@ struct Counters {
   uint64_t receive_errors = 0;  // messages lost on arrival: truncated, or their connection broke
   uint64_t chunks_sent = 0, chunk_bytes_sent = 0;
   uint64_t chunks_received = 0;
-  uint64_t foreign_chunks = 0;                        // arrived for no landing, or a second time
+  uint64_t foreign_chunks = 0;                        // arrived for no region, or a second time
   uint64_t registrations = 0, registration_hits = 0;  // asked of the provider; found in the cache
 };
 
@@ -98,7 +98,7 @@ class Endpoint {
   virtual size_t max_message() const = 0;
   virtual const Counters& counters() const = 0;
 
-  // Equal addresses give the same Peer. Connects on first use. Both sides of a landing must have added
+  // Equal addresses give the same Peer. Connects on first use. Both sides of a region must have added
   // each other before it is opened: EFA drops writes of those it does not know.
   virtual Result<Peer> add_peer(const std::vector<uint8_t>& address) = 0;
 
@@ -116,18 +116,18 @@ class Endpoint {
 
   virtual Transfer transfer() const = 0;
   // Lets `from`, and nobody else, fill `memory` in chunks of `chunk_bytes`, the last one shorter.
-  // What the sender has to know goes into *grant. `inflow` hears of every chunk until the landing is
-  // closed. False: no landing is free, the memory can't be registered, or transfer() is kMessages;
+  // What the sender has to know goes into *grant. `observer` hears of every chunk until the region is
+  // closed. False: no region is free, the memory can't be registered, or transfer() is kMessages;
   // then it has to be messages.
-  virtual bool open_landing(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
-                            Inflow* inflow, wire::Grant* grant) = 0;
-  // `complete`: every chunk has arrived. Otherwise the landing's number is never used again, and what
+  virtual bool open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
+                           ChunkObserver* observer, wire::Grant* grant) = 0;
+  // `complete`: every chunk has arrived. Otherwise the region's number is never used again, and what
   // its sender has not sent yet may still be written: the memory has to outlive the endpoint. To take
   // its right to write away would break the connection to it with all else that is under way.
-  virtual void close_landing(uint32_t landing, bool complete) = 0;
-  // Sends `bytes` bytes as chunk `index` of the landing that `to` granted. `data` must keep, and stay
+  virtual void close_region(uint32_t region, bool complete) = 0;
+  // Sends `bytes` bytes as chunk `index` of the region that `to` granted. `data` must keep, and stay
   // as it is, until *pending, which this increments, has been decremented again by progress(); that
-  // happens on errors, too, after which on_peer_lost() tells. Chunks of one landing go in rising
+  // happens on errors, too, after which on_peer_lost() tells. Chunks of one region go in rising
   // order of `index`. False: no room, try again after progress(). To a peer that is lost: drops it.
   virtual bool send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
                           size_t bytes, uint32_t* pending) = 0;
@@ -135,12 +135,12 @@ class Endpoint {
   virtual void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
                           size_t bytes) = 0;
 
-  // Ok where chunks may go out of, and landings lie in, memory of `owner` that was lent; else why not.
+  // Ok where chunks may go out of, and regions lie in, memory of `owner` that was lent; else why not.
   virtual Status reaches(const MemoryOwner& owner) const = 0;
   // The network may use [at, at + bytes) until take_back(). The processor never touches what lies there:
-  // flows there must be chunks. A landing's last chunk is told only when the owner sees all of them.
+  // flows there must be chunks. A region's last chunk is told only when the owner sees all of them.
   virtual Status lend(std::byte* at, size_t bytes, const MemoryOwner& owner) = 0;
-  // Where a landing there was closed before it was complete, the memory has to outlive the endpoint.
+  // Where a region there was closed before it was complete, the memory has to outlive the endpoint.
   virtual void take_back(std::byte* at) = 0;
 
   // Reaps completions, delivers what has arrived, retries what waits. How many events it handled.

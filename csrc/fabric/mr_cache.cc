@@ -25,7 +25,7 @@ uint64_t access_flags(Access access) {
   return 0;
 }
 
-// Of a device's memory, after fi_mr_regattr(3). A landing there is read as well: that flushes it.
+// Of a device's memory, after fi_mr_regattr(3). A region there is read as well: that flushes it.
 fi_mr_attr attributes(const iovec& memory, uint64_t access, uint64_t key,
                       const MemoryOwner& owner) {
   fi_mr_attr attr = {};

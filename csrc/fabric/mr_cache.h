@@ -10,12 +10,12 @@
 //
 // Who shares one. Ranges to send from are widened to whole pages and shared by all who send from
 // them at the time. A range that a peer may write into is registered byte for byte, and has one user
-// at a time: so its key opens the landing it was granted for and nothing beside it. The next user has
-// the same key: the peer that had it before has sent all that it was going to. A landing whose sender
+// at a time: so its key opens the region it was granted for and nothing beside it. The next user has
+// the same key: the peer that had it before has sent all that it was going to. A region whose sender
 // has not never gives its registration back.
 //
 // Memory that was lent, a device's, stays where it is until it is taken back. It is registered as a whole,
-// once to send from and once for all landings in it: its owner sees to it that those are meant for it.
+// once to send from and once for all regions in it: its owner sees to it that those are meant for it.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@ namespace smddp::fabric {
 struct Event {
   enum Kind : uint8_t {
     kDone,     // `slot`'s operation; a receive has `bytes`
-    kWritten,  // a peer's write into a landing, with its `immediate` data
+    kWritten,  // a peer's write into a region, with its `immediate` data
     kFailed    // `slot`'s operation, or nullptr: a receive that had none; Rail::error() says why
   } kind;
   Slot* slot;

@@ -165,8 +165,8 @@ void RailSet::handle_failure(Rail& rail, const Event& event) {
     return lose(to, "a chunk could not be sent: " + why);
   }
   if (event.slot != nullptr && event.slot->operation == Operation::kFlush) {
-    Landing* landing = end_flush(static_cast<FlushSlot*>(event.slot));
-    if (landing != nullptr) lose(landing->from, "a device's memory could not be flushed: " + why);
+    ReceiveRegion* region = end_flush(static_cast<FlushSlot*>(event.slot));
+    if (region != nullptr) lose(region->from, "a device's memory could not be flushed: " + why);
     return;
   }
   ++counters_.receive_errors;
@@ -185,7 +185,7 @@ void RailSet::handle_failure(Rail& rail, const Event& event) {
 void RailSet::handle(Rail& rail, const Event& event, Sink& sink) {
   if (event.kind == Event::kWritten) {
     if (event.slot != nullptr) rail.repost(static_cast<ReceiveSlot*>(event.slot));
-    return chunk_arrived(wire::landing_of(event.immediate), wire::chunk_of(event.immediate));
+    return chunk_arrived(wire::region_of(event.immediate), wire::chunk_of(event.immediate));
   }
   if (event.kind == Event::kFailed) return handle_failure(rail, event);
   switch (event.slot->operation) {
@@ -224,15 +224,15 @@ Result<int> RailSet::progress(Sink& sink) {
     }
   }
   retry_stalled(handled);
-  for (size_t n = short_landings_.size(); n > 0; --n) {
-    uint32_t number = short_landings_.front();
-    short_landings_.erase(short_landings_.begin());
-    expect_chunks(landings_.at(number));
+  for (size_t n = short_regions_.size(); n > 0; --n) {
+    uint32_t number = short_regions_.front();
+    short_regions_.erase(short_regions_.begin());
+    expect_chunks(regions_.at(number));
   }
   for (size_t n = unflushed_.size(); n > 0; --n) {
     uint32_t number = unflushed_.front();
     unflushed_.erase(unflushed_.begin());
-    if (Landing* landing = landings_.find(number)) flush(*landing);
+    if (ReceiveRegion* region = regions_.find(number)) flush(*region);
   }
   // The sink may post, and so lose a peer more: told next time.
   if (losses_.empty()) return handled;
@@ -242,7 +242,7 @@ Result<int> RailSet::progress(Sink& sink) {
 }
 
 bool RailSet::may_sleep() {
-  if (wait_fd_ < 0 || !losses_.empty() || !short_landings_.empty() || !unflushed_.empty())
+  if (wait_fd_ < 0 || !losses_.empty() || !short_regions_.empty() || !unflushed_.empty())
     return false;
   return std::all_of(rails_.begin(), rails_.end(), [](auto& rail) { return rail->may_sleep(); });
 }

@@ -1,4 +1,4 @@
-// The Endpoint over a set of rails. Peers, the FIFO of each, buffers and landings are the set's; a
+// The Endpoint over a set of rails. Peers, the FIFO of each, buffers and regions are the set's; a
 // message or a chunk takes one rail.
 //
 // Which rails meet: rail i of n here and rail i mod m of a peer's m. So all rails of the side that has
@@ -14,9 +14,9 @@
 
 #include "fabric/buffers.h"
 #include "fabric/endpoint.h"
-#include "fabric/landing.h"
 #include "fabric/rail.h"
 #include "fabric/rail_balance.h"
+#include "fabric/receive_region.h"
 
 namespace smddp::fabric {
 
@@ -36,9 +36,9 @@ class RailSet final : public Endpoint {
   void post(SendBuffer* buffer, size_t size) override;
   void release(SendBuffer* buffer) override;
   Transfer transfer() const override { return transfer_; }
-  bool open_landing(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes, Inflow* inflow,
-                    wire::Grant* grant) override;
-  void close_landing(uint32_t landing, bool complete) override;
+  bool open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
+                   ChunkObserver* observer, wire::Grant* grant) override;
+  void close_region(uint32_t region, bool complete) override;
   bool send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
                   size_t bytes, uint32_t* pending) override;
   void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
@@ -86,14 +86,14 @@ class RailSet final : public Endpoint {
   void finish(ChunkSendSlot* slot);  // likewise
   void lose(Peer peer, const std::string& why);
 
-  bool register_landing(Landing& landing);
-  uint64_t remote_address(const Landing& landing) const;
-  void expect_chunks(Landing& landing);
+  bool register_region(ReceiveRegion& region);
+  uint64_t remote_address(const ReceiveRegion& region) const;
+  void expect_chunks(ReceiveRegion& region);
   void forget_expected(ChunkReceiveSlot* slot);
-  void chunk_arrived(uint32_t landing, uint32_t index);
+  void chunk_arrived(uint32_t region, uint32_t index);
   void chunk_received(ChunkReceiveSlot* slot, size_t bytes);
-  void flush(Landing& landing);
-  Landing* end_flush(FlushSlot* slot);  // nullptr where the landing has been closed
+  void flush(ReceiveRegion& region);
+  ReceiveRegion* end_flush(FlushSlot* slot);  // nullptr where the region has been closed
   void flushed(FlushSlot* slot);
 
   void handle(Rail& rail, const Event& event, Sink& sink);
@@ -125,9 +125,9 @@ class RailSet final : public Endpoint {
   SlotQueue<FlushSlot> free_flushes_;
   std::vector<fi_addr_t> own_addresses_;            // by rail: its own; empty before memory is lent
   std::vector<Registration*> flush_registrations_;  // by rail; nullptr: none needed
-  LandingTable landings_;
-  std::vector<uint32_t> short_landings_;  // numbers of those that miss posted receives
-  std::vector<uint32_t> unflushed_;       // numbers of those with reads to begin
+  ReceiveRegionTable regions_;
+  std::vector<uint32_t> short_regions_;  // numbers of those that miss posted receives
+  std::vector<uint32_t> unflushed_;      // numbers of those with reads to begin
   RailBalance balance_;
   size_t posted_ = 0;            // messages and chunks with libfabric or in a FIFO
   std::deque<PeerState> peers_;  // grows during callbacks; elements stay where they are

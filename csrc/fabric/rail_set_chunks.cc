@@ -1,4 +1,4 @@
-// Landings and the chunks that fill them. Nothing here allocates, locks or formats per chunk, but
+// ReceiveRegions and the chunks that fill them. Nothing here allocates, locks or formats per chunk, but
 // where a provider has memory registered for each use.
 #include <sys/random.h>
 
@@ -13,15 +13,15 @@ namespace {
 constexpr uint32_t kFewestExpected = 8;
 constexpr size_t kFlushBytes = 8;
 
-// A stale or foreign message must not match a landing that it was not meant for.
+// A stale or foreign message must not match a region that it was not meant for.
 uint32_t random_tag() {
   uint32_t tag = 0;
   if (::getrandom(&tag, sizeof tag, 0) != sizeof tag) return 0x5bd1e995;
   return tag;
 }
 
-uint64_t tag_of(uint32_t upper, uint32_t landing, uint32_t chunk) {
-  return uint64_t{upper} << 32 | wire::immediate(landing, chunk);
+uint64_t tag_of(uint32_t upper, uint32_t region, uint32_t chunk) {
+  return uint64_t{upper} << 32 | wire::immediate(region, chunk);
 }
 
 }  // namespace
@@ -40,11 +40,11 @@ ssize_t RailSet::start_chunk(Slot* slot, const PeerState& peer, size_t rail,
   if (transfer_ == Transfer::kTagged) {
     return rails_[rail]->send_tagged(
         slot, peer.addresses[rail], data, bytes, descriptor,
-        tag_of(static_cast<uint32_t>(grant.keys[0]), grant.landing, index));
+        tag_of(static_cast<uint32_t>(grant.keys[0]), grant.region, index));
   }
   uint64_t address = grant.address + uint64_t{index} * grant.chunk_bytes;
   return rails_[rail]->write(slot, peer.addresses[rail], data, bytes, descriptor, address,
-                             grant.keys[rail % peer.rails], wire::immediate(grant.landing, index));
+                             grant.keys[rail % peer.rails], wire::immediate(grant.region, index));
 }
 
 bool RailSet::send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
@@ -121,126 +121,126 @@ void RailSet::post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t 
 
 // ---- receiving
 
-bool RailSet::open_landing(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
-                           Inflow* inflow, wire::Grant* grant) {
+bool RailSet::open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
+                          ChunkObserver* observer, wire::Grant* grant) {
   assert(from < peers_.size());
   if (peers_[from].lost || !peers_[from].takes_chunks || chunk_bytes > max_chunk_) return false;
-  Landing* landing = landings_.open(from, memory, bytes, chunk_bytes, inflow);
-  if (landing == nullptr) return false;
-  landing->lent = rails_[0]->registrations().is_lent(memory);
-  if (!register_landing(*landing)) {
-    landings_.close(landing, true);
+  ReceiveRegion* region = regions_.open(from, memory, bytes, chunk_bytes, observer);
+  if (region == nullptr) return false;
+  region->lent = rails_[0]->registrations().is_lent(memory);
+  if (!register_region(*region)) {
+    regions_.close(region, true);
     return false;
   }
   *grant = {};
-  grant->landing = landing->number;
+  grant->region = region->number;
   grant->chunk_bytes = static_cast<uint32_t>(chunk_bytes);
   grant->bytes = bytes;
   if (transfer_ == Transfer::kWrites) {
-    grant->address = remote_address(*landing);
-    for (size_t i = 0; i < rails_.size(); ++i) grant->keys[i] = landing->registrations[i]->key;
+    grant->address = remote_address(*region);
+    for (size_t i = 0; i < rails_.size(); ++i) grant->keys[i] = region->registrations[i]->key;
   } else {
-    grant->keys[0] = landing->tag = random_tag();
-    landing->window = static_cast<uint32_t>(
-        std::min({size_t{landing->chunks}, kChunkReceivesPerLanding, free_chunk_receives_.size()}));
-    expect_chunks(*landing);
+    grant->keys[0] = region->tag = random_tag();
+    region->window = static_cast<uint32_t>(
+        std::min({size_t{region->chunks}, kChunkReceivesPerRegion, free_chunk_receives_.size()}));
+    expect_chunks(*region);
   }
   return true;
 }
 
 // What those that have its key call it.
-uint64_t RailSet::remote_address(const Landing& landing) const {
-  auto at = reinterpret_cast<uintptr_t>(landing.memory);
-  return virtual_addresses_ ? at : at - landing.registrations[0]->base();
+uint64_t RailSet::remote_address(const ReceiveRegion& region) const {
+  auto at = reinterpret_cast<uintptr_t>(region.memory);
+  return virtual_addresses_ ? at : at - region.registrations[0]->base();
 }
 
-bool RailSet::register_landing(Landing& landing) {
+bool RailSet::register_region(ReceiveRegion& region) {
   bool writes = transfer_ == Transfer::kWrites;
-  if (!writes && free_chunk_receives_.size() < std::min(landing.chunks, kFewestExpected)) {
+  if (!writes && free_chunk_receives_.size() < std::min(region.chunks, kFewestExpected)) {
     return false;
   }
   if (!writes && !rails_[0]->local_registration()) return true;
   for (size_t i = 0; i < rails_.size(); ++i) {
-    landing.registrations[i] = rails_[i]->registrations().take(
-        landing.memory, landing.bytes, writes ? Access::kRemoteWrite : Access::kReceive);
-    if (landing.registrations[i] != nullptr) continue;
-    while (i-- > 0) rails_[i]->registrations().give_back(landing.registrations[i]);
+    region.registrations[i] = rails_[i]->registrations().take(
+        region.memory, region.bytes, writes ? Access::kRemoteWrite : Access::kReceive);
+    if (region.registrations[i] != nullptr) continue;
+    while (i-- > 0) rails_[i]->registrations().give_back(region.registrations[i]);
     return false;
   }
   return true;
 }
 
-// A landing that is closed too early goes on taking what its sender still sends; only nobody hears of
+// A region that is closed too early goes on taking what its sender still sends; only nobody hears of
 // it. Revoking the key, or cancelling the receives, would do harm instead: tcp and verbs break the
 // connection on a write without a key, and with it everything else between the two; a tagged message
 // that nobody expects stops a tcp connection, and its sender never gets its buffer back.
-void RailSet::close_landing(uint32_t number, bool complete) {
-  Landing* landing = landings_.find(number);
-  if (landing == nullptr) return;
-  complete = complete && landing->missing == 0;
-  landings_.close(landing, complete);
+void RailSet::close_region(uint32_t number, bool complete) {
+  ReceiveRegion* region = regions_.find(number);
+  if (region == nullptr) return;
+  complete = complete && region->missing == 0;
+  regions_.close(region, complete);
   if (!complete) return;
   for (size_t i = 0; i < rails_.size(); ++i) {
-    Registration* registration = landing->registrations[i];
+    Registration* registration = region->registrations[i];
     if (registration != nullptr) rails_[i]->registrations().give_back(registration);
   }
 }
 
-// Chunks of a landing are sent in rising order, no more than kChunkSendsPerPeer at once: so the
+// Chunks of a region are sent in rising order, no more than kChunkSendsPerPeer at once: so the
 // window always holds what comes next, and nothing piles up in the provider.
-void RailSet::expect_chunks(Landing& landing) {
-  const size_t rails = std::min(rails_.size(), peers_[landing.from].rails);
-  while (landing.next < landing.chunks && landing.expected < landing.window) {
+void RailSet::expect_chunks(ReceiveRegion& region) {
+  const size_t rails = std::min(rails_.size(), peers_[region.from].rails);
+  while (region.next < region.chunks && region.expected < region.window) {
     ChunkReceiveSlot* slot = free_chunk_receives_.empty() ? nullptr : free_chunk_receives_.pop();
     if (slot == nullptr) break;
-    uint32_t index = landing.next;
+    uint32_t index = region.next;
     size_t rail = index % rails;
-    Registration* registration = landing.registrations[rail];
+    Registration* registration = region.registrations[rail];
     ssize_t rc = rails_[rail]->receive_tagged(
-        slot, landing.memory + size_t{index} * landing.chunk_bytes, landing.size_of(index),
+        slot, region.memory + size_t{index} * region.chunk_bytes, region.size_of(index),
         registration != nullptr ? registration->descriptor() : nullptr,
-        tag_of(landing.tag, landing.number, index));
+        tag_of(region.tag, region.number, index));
     if (rc != 0) {
       free_chunk_receives_.push_front(slot);
       ++counters_.retries;
       break;
     }
-    slot->landing = landing.number;
+    slot->region = region.number;
     slot->index = index;
-    ++landing.expected;
-    ++landing.next;
+    ++region.expected;
+    ++region.next;
   }
-  if (landing.next < landing.chunks && landing.expected < landing.window) {
-    short_landings_.push_back(landing.number);
+  if (region.next < region.chunks && region.expected < region.window) {
+    short_regions_.push_back(region.number);
   }
 }
 
 void RailSet::forget_expected(ChunkReceiveSlot* slot) {
-  --landings_.at(slot->landing).expected;
+  --regions_.at(slot->region).expected;
   free_chunk_receives_.push_front(slot);
 }
 
 void RailSet::chunk_received(ChunkReceiveSlot* slot, size_t bytes) {
-  uint32_t number = slot->landing, index = slot->index;
+  uint32_t number = slot->region, index = slot->index;
   forget_expected(slot);
-  Landing& landing = landings_.at(number);
-  expect_chunks(landing);
-  if (bytes == landing.size_of(index)) return chunk_arrived(number, index);
+  ReceiveRegion& region = regions_.at(number);
+  expect_chunks(region);
+  if (bytes == region.size_of(index)) return chunk_arrived(number, index);
   ++counters_.foreign_chunks;
 }
 
 void RailSet::chunk_arrived(uint32_t number, uint32_t index) {
-  Landing* landing = landings_.find(number);
-  if (landing == nullptr || !LandingTable::arrive(*landing, index)) {
+  ReceiveRegion* region = regions_.find(number);
+  if (region == nullptr || !ReceiveRegionTable::arrive(*region, index)) {
     ++counters_.foreign_chunks;
     return;
   }
   ++counters_.chunks_received;
-  if (landing->lent && landing->missing == 0) {
-    landing->last = index;
-    return flush(*landing);
+  if (region->lent && region->missing == 0) {
+    region->last = index;
+    return flush(*region);
   }
-  landing->inflow->on_chunk(index);
+  region->observer->on_chunk(index);
 }
 
 // ---- devices' memory
@@ -301,42 +301,42 @@ Status RailSet::prepare_flushes() {
 // A device may see what a NIC has written later than the processor hears of it. A read of that memory
 // through the same NIC comes behind the writes on their way (PCIe's ordering rules); NCCL and
 // aws-ofi-nccl flush so, too.
-void RailSet::flush(Landing& landing) {
-  for (; landing.flushing < rails_.size() && !free_flushes_.empty(); ++landing.flushing) {
-    size_t rail = landing.flushing;
+void RailSet::flush(ReceiveRegion& region) {
+  for (; region.flushing < rails_.size() && !free_flushes_.empty(); ++region.flushing) {
+    size_t rail = region.flushing;
     FlushSlot* slot = free_flushes_.pop();
-    slot->landing = landing.number;
+    slot->region = region.number;
     const Registration* own = flush_registrations_[rail];
     ssize_t rc = rails_[rail]->read(slot, own_addresses_[rail], flush_slab_.data(),
-                                    std::min(kFlushBytes, landing.bytes),
+                                    std::min(kFlushBytes, region.bytes),
                                     own != nullptr ? own->descriptor() : nullptr,
-                                    remote_address(landing), landing.registrations[rail]->key);
+                                    remote_address(region), region.registrations[rail]->key);
     if (rc == 0) {
       ++posted_;
       continue;
     }
     free_flushes_.push_front(slot);
     if (rc != -FI_EAGAIN) {
-      return lose(landing.from, "a device's memory could not be flushed: " +
-                                    library_.error_text(static_cast<int>(rc)) + " (" +
-                                    rails_[rail]->text() + ")");
+      return lose(region.from, "a device's memory could not be flushed: " +
+                                   library_.error_text(static_cast<int>(rc)) + " (" +
+                                   rails_[rail]->text() + ")");
     }
     ++counters_.retries;
     break;
   }
-  if (landing.flushing < rails_.size()) unflushed_.push_back(landing.number);
+  if (region.flushing < rails_.size()) unflushed_.push_back(region.number);
 }
 
-Landing* RailSet::end_flush(FlushSlot* slot) {
+ReceiveRegion* RailSet::end_flush(FlushSlot* slot) {
   --posted_;
   free_flushes_.push_front(slot);
-  return landings_.find(slot->landing);
+  return regions_.find(slot->region);
 }
 
 void RailSet::flushed(FlushSlot* slot) {
-  Landing* landing = end_flush(slot);
-  if (landing == nullptr || ++landing->flushed < rails_.size()) return;
-  landing->inflow->on_chunk(landing->last);
+  ReceiveRegion* region = end_flush(slot);
+  if (region == nullptr || ++region->flushed < rails_.size()) return;
+  region->observer->on_chunk(region->last);
 }
 
 }  // namespace smddp::fabric

@@ -19,8 +19,8 @@ bool check(const void* data, size_t size) {
 }
 
 bool check(const Grant& grant, uint64_t bytes) {
-  return grant.landing < kMaxLandings && bytes > 0 && grant.bytes == bytes &&
-         grant.chunk_bytes > 0 && (bytes - 1) / grant.chunk_bytes < kMaxChunks;
+  return grant.region < kMaxRegions && bytes > 0 && grant.bytes == bytes && grant.chunk_bytes > 0 &&
+         (bytes - 1) / grant.chunk_bytes < kMaxChunks;
 }
 
 }  // namespace smddp::wire

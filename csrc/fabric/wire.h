@@ -21,23 +21,23 @@ enum class Type : uint8_t {
 // NICs that one endpoint may be striped over.
 inline constexpr size_t kMaxRails = 8;
 
-// A write's immediate data has 32 bits (EFA and verbs carry no more): landing, then chunk.
-inline constexpr uint32_t kLandingBits = 12, kChunkBits = 20;
-inline constexpr uint32_t kMaxLandings = 1u << kLandingBits;
+// A write's immediate data has 32 bits (EFA and verbs carry no more): region, then chunk.
+inline constexpr uint32_t kRegionBits = 12, kChunkBits = 20;
+inline constexpr uint32_t kMaxRegions = 1u << kRegionBits;
 inline constexpr uint32_t kMaxChunks = 1u << kChunkBits;
-constexpr uint32_t immediate(uint32_t landing, uint32_t chunk) {
-  return landing << kChunkBits | chunk;
+constexpr uint32_t immediate(uint32_t region, uint32_t chunk) {
+  return region << kChunkBits | chunk;
 }
-constexpr uint32_t landing_of(uint32_t immediate) { return immediate >> kChunkBits; }
+constexpr uint32_t region_of(uint32_t immediate) { return immediate >> kChunkBits; }
 constexpr uint32_t chunk_of(uint32_t immediate) { return immediate & (kMaxChunks - 1); }
 
-// The payload of a READY whose sender opened a landing for the peer: where the chunks go. For writes
+// The payload of a READY whose sender opened a region for the peer: where the chunks go. For writes
 // the keys are the provider's own, one per NIC of the receiver; they open that memory and no other.
 // For tagged messages keys[0] is the upper half of the tags.
 struct Grant {
-  uint32_t landing;      // the receiver's number of it
+  uint32_t region;       // the receiver's number of it
   uint32_t chunk_bytes;  // of every chunk but the last
-  uint64_t bytes;        // of the landing
+  uint64_t bytes;        // of the region
   uint64_t address;      // of its first byte, as the provider counts: virtual, or 0
   uint64_t keys[kMaxRails];
 };

@@ -13,10 +13,10 @@ Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device, I
 }
 
 Status CopyEngine::open() {
-  if (static_cast<size_t>(ranks_) > device::kMostSources) {
+  if (static_cast<size_t>(ranks_) > kernels::kMostSources) {
     return {Code::kUnavailable, std::to_string(ranks_) +
                                     " ranks on one host; GPU collectives take up to " +
-                                    std::to_string(device::kMostSources)};
+                                    std::to_string(kernels::kMostSources)};
   }
   auto shared = create_shared("smddp-flags", kPageBytes);
   if (!shared) return shared.status();
@@ -145,7 +145,7 @@ Status CopyEngine::sum(const Plan& plan, const std::vector<Offer>& offers) {
   size_t element = size_of(plan.dtype);
   for (const Sum& whole : plan.sums) {
     for (size_t done = 0; done < whole.bytes;) {
-      device::Reduction r;
+      kernels::Reduction r;
       size_t bytes = whole.bytes - done;
       for (size_t i = 0; i < offers.size(); ++i) {
         auto piece = offers[i].locate(imports_, whole.extent, whole.offset + done, bytes);

@@ -75,7 +75,7 @@ class CopyEngine {
     struct alignas(64) Word {
       uint32_t value;
     };
-    Word word[kPhases][device::kMostSources];
+    Word word[kPhases][kernels::kMostSources];
     // Of the host alone: 1 once `reason` says why the owner gave up.
     alignas(64) uint32_t given_up;
     char reason[kReasonBytes];

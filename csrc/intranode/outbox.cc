@@ -12,7 +12,7 @@
 
 #include "common/clock.h"
 #include "common/processor.h"
-#include "device/reduce.h"
+#include "kernels/reduce.h"
 
 namespace smddp::intranode {
 namespace {
@@ -41,7 +41,7 @@ std::byte* slot_bytes(const Mapping& m, uint32_t readers, uint64_t index) {
   return base(m) + bytes_at(readers) + index % kSlots * kSlotBytes;
 }
 
-OutboxHead* head_of(const Mapping& m) { return static_cast<OutboxHead*>(m.address()); }
+OutboxHead* eager_prefix_of(const Mapping& m) { return static_cast<OutboxHead*>(m.address()); }
 
 // Not std::atomic::wait: that sleeps on a futex private to the process. The kernel compares the word
 // with what was seen, so a reader that attaches in between is not slept through.
@@ -60,7 +60,7 @@ double streamed_ns_per_byte() {
     uint64_t least = UINT64_MAX;
     for (int i = 0; i < 8; ++i) {
       uint64_t begin = now_ns();
-      device::copy(to.data(), from.data(), kSlotBytes, true);
+      kernels::copy(to.data(), from.data(), kSlotBytes, true);
       least = std::min(least, now_ns() - begin);
     }
     return static_cast<double>(least) / kSlotBytes;
@@ -89,7 +89,7 @@ Result<std::unique_ptr<Outbox>> Outbox::create(const JobKey& key, int capacity) 
   return outbox;
 }
 
-OutboxHead* Outbox::head() const { return head_of(shared_.mapping); }
+OutboxHead* Outbox::head() const { return eager_prefix_of(shared_.mapping); }
 
 bool Outbox::all_attached() {
   if (head()->attached.load(std::memory_order_acquire) != readers_) return false;
@@ -143,7 +143,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   inbox->mapping_ = std::move(mapping.value());
   inbox->pid_ = pid;
   inbox->reader_ = static_cast<uint32_t>(reader);
-  OutboxHead* head = head_of(inbox->mapping_);
+  OutboxHead* head = eager_prefix_of(inbox->mapping_);
   if (inbox->mapping_.size() < sizeof(OutboxHead) || head->key != key ||
       inbox->mapping_.size() != segment_size(head->capacity) || inbox->reader_ >= head->capacity) {
     return Status(Code::kUnavailable, "the shared segment of process " + std::to_string(pid) +
@@ -164,7 +164,9 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   return inbox;
 }
 
-SlotHead* Inbox::slot() const { return slot_head(mapping_, head_of(mapping_)->capacity, read_); }
+SlotHead* Inbox::slot() const {
+  return slot_head(mapping_, eager_prefix_of(mapping_)->capacity, read_);
+}
 
 const Piece* Inbox::head() const {
   SlotHead* s = slot();
@@ -177,7 +179,7 @@ const Piece* Inbox::head() const {
 }
 
 const std::byte* Inbox::bytes() const {
-  return slot_bytes(mapping_, head_of(mapping_)->capacity, read_);
+  return slot_bytes(mapping_, eager_prefix_of(mapping_)->capacity, read_);
 }
 
 const Extent* Inbox::extents() const { return reinterpret_cast<const Extent*>(bytes()); }
@@ -188,23 +190,23 @@ void Inbox::pop() {
 }
 
 bool Inbox::all_attached(int readers) const {
-  return head_of(mapping_)->attached.load(std::memory_order_acquire) ==
+  return eager_prefix_of(mapping_)->attached.load(std::memory_order_acquire) ==
          static_cast<uint32_t>(readers);
 }
 
 void Inbox::wait_attached(int readers, uint64_t timeout_ns) const {
-  sleep_on(head_of(mapping_)->attached, static_cast<uint32_t>(readers), timeout_ns);
+  sleep_on(eager_prefix_of(mapping_)->attached, static_cast<uint32_t>(readers), timeout_ns);
 }
 
 bool Inbox::any_denied() const {
-  return head_of(mapping_)->denied.load(std::memory_order_acquire) != 0;
+  return eager_prefix_of(mapping_)->denied.load(std::memory_order_acquire) != 0;
 }
 
 const char* Inbox::aborted() const {
-  OutboxHead* head = head_of(mapping_);
+  OutboxHead* head = eager_prefix_of(mapping_);
   return head->aborted.load(std::memory_order_acquire) != 0 ? head->reason : nullptr;
 }
 
-uint64_t Inbox::aborted_from() const { return head_of(mapping_)->aborted_from; }
+uint64_t Inbox::aborted_from() const { return eager_prefix_of(mapping_)->aborted_from; }
 
 }  // namespace smddp::intranode

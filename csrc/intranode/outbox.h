@@ -54,7 +54,7 @@ struct alignas(128) ReadCount {
 };
 
 struct OutboxHead {
-  JobKey key;         // of the owner's card
+  JobKey key;         // of the owner's info
   uint32_t capacity;  // readers that the layout has room for
   std::atomic<uint32_t>
       attached;  // readers that have mapped this outbox and judged single-copy reads
@@ -85,7 +85,7 @@ class Outbox {
   // Where the next piece's bytes or extents go, or nullptr while the oldest slot is still being
   // read.
   std::byte* next();
-  // Calls write(streaming), which writes `bytes` bytes into that slot, `streaming` as device::copy().
+  // Calls write(streaming), which writes `bytes` bytes into that slot, `streaming` as kernels::copy().
   template <class Write>
   void fill(size_t bytes, Write&& write) {
     writes_.run(bytes, std::forward<Write>(write));

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "device/reduce.h"
 #include "intranode/outbox.h"
+#include "kernels/reduce.h"
 
 namespace smddp::intranode {
 namespace {
@@ -72,8 +72,8 @@ bool single_copy_pays() {
       if (!single_copy_read(getpid(), &remote, 1, 0, kBytes, &local, 1)) return false;
       uint64_t middle = now_ns();
       for (size_t at = 0; at < kBytes; at += kSlotBytes) {
-        device::copy(window.data(), target + at, kSlotBytes, false);
-        device::copy(source + at, window.data(), kSlotBytes, false);
+        kernels::copy(window.data(), target + at, kSlotBytes, false);
+        kernels::copy(source + at, window.data(), kSlotBytes, false);
       }
       read = std::min(read, middle - begin);
       copied = std::min(copied, now_ns() - middle);

@@ -86,8 +86,8 @@ void DeviceTensorOperation::on_finished(const Status& status) {
     Statistics::process().update(name_of(what.collective), way, [&](StatisticsRow& row) {
       ++row.calls;
       row.bytes += bytes;
-      ++row.rounds;
-      row.largest_round = std::max(row.largest_round, bytes);
+      ++row.fragments;
+      row.largest_fragment = std::max(row.largest_fragment, bytes);
       row.seconds += static_cast<double>(now_ns() - called_ns_) * 1e-9;
     });
   }
@@ -134,7 +134,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 // --- the group ---------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<DeviceCollectives>> DeviceCollectives::create(
-    Engine& engine, Communicator& group, Store& store, Result<TorchDevice*> device,
+    Engine& engine, Group& group, Store& store, Result<TorchDevice*> device,
     std::chrono::milliseconds timeout) {
   std::unique_ptr<DeviceCollectives> made;
   Status usable = device.status();

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/device_plan.h"
+#include "gpu_collectives/device_plan.h"
 #include "torch/torch_device.h"
 
 namespace smddp {
@@ -71,7 +71,7 @@ class DeviceWork final : public c10d::Work {
 class DeviceCollectives {
  public:
   // Why there is none is the same on all ranks.
-  static Result<std::unique_ptr<DeviceCollectives>> create(Engine& engine, Communicator& group,
+  static Result<std::unique_ptr<DeviceCollectives>> create(Engine& engine, Group& group,
                                                            Store& store,
                                                            Result<TorchDevice*> device,
                                                            std::chrono::milliseconds timeout);
@@ -93,7 +93,7 @@ class DeviceCollectives {
 
  private:
   using OperationPtr = std::shared_ptr<DeviceTensorOperation>;
-  DeviceCollectives(TorchDevice& device, Communicator& ranks, Store& store)
+  DeviceCollectives(TorchDevice& device, Group& ranks, Store& store)
       : device_(device),
         ranks_of_(ranks),
         store_(store),
@@ -106,7 +106,7 @@ class DeviceCollectives {
   c10::intrusive_ptr<c10d::Work> submit(OperationPtr op, c10d::OpType type, bool async);
 
   TorchDevice& device_;
-  Communicator& ranks_of_;
+  Group& ranks_of_;
   Store& store_;
   const int rank_;
   const size_t ranks_;

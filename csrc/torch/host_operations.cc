@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "schedule/pattern.h"
+#include "patterns/pattern.h"
 
 namespace smddp {
 namespace {

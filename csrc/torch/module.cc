@@ -66,8 +66,8 @@ py::list statistics() {
     d["path"] = key.second;
     d["calls"] = row.calls;
     d["bytes"] = row.bytes;
-    d["rounds"] = row.rounds;
-    d["largest_round"] = row.largest_round;
+    d["rounds"] = row.fragments;
+    d["largest_round"] = row.largest_fragment;
     d["slot_bytes"] = row.taken.slots;
     d["in_place_bytes"] = row.taken.in_place;
     d["single_copy_bytes"] = row.taken.single_copy;

@@ -33,17 +33,17 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
       timeout_(timeout),
       fallback_(group_name, std::move(factory)) {
   store_ = std::make_unique<StoreAdapter>(store, rank, timeout);
-  Communicator::Options options;
+  Group::Options options;
   options.name = group_name;
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
-  auto created = Communicator::create(engine_, *store_, rank, size, std::move(options));
+  auto created = Group::create(engine_, *store_, rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
 }
 
 ProcessGroupSMDDP::~ProcessGroupSMDDP() = default;
 
-Communicator& ProcessGroupSMDDP::group() const {
+Group& ProcessGroupSMDDP::group() const {
   require(group_ != nullptr, "the group was destroyed; no operation can use it any more");
   require(!engine_.forked(), "a forked process can't use its parent's group; start it with spawn");
   return *group_;
@@ -106,11 +106,11 @@ bool ProcessGroupSMDDP::supportsTensorAlloc(c10::DeviceIndex device) { return de
 
 DeviceCollectives* ProcessGroupSMDDP::on_device(TensorRefs tensors) {
   if (!TorchDevice::concerns(tensors)) return nullptr;
-  Communicator& communicator = group();
+  Group& core_group = group();
   std::lock_guard lock(device_mutex_);
   if (!std::exchange(device_tried_, true)) {
-    auto made = DeviceCollectives::create(engine_, communicator, *store_, TorchDevice::of(tensors),
-                                          timeout_);
+    auto made =
+        DeviceCollectives::create(engine_, core_group, *store_, TorchDevice::of(tensors), timeout_);
     if (made) {
       device_ = std::move(made.value());
     } else {
@@ -185,12 +185,12 @@ intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(TensorRefs tensors,
 intrusive_ptr<Work> ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op,
                                               std::chrono::milliseconds timeout, OpType type,
                                               bool async) {
-  Communicator& communicator = group();
+  Group& core_group = group();
   ++operations_;
   if (timeout != c10d::kUnsetTimeout && timeout != timeout_ && timeout.count() > 0) {
     op->timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   }
-  communicator.submit(op, settings().tuning, async);
+  core_group.submit(op, settings().tuning, async);
   // A synchronous call that returns no Work is over, as torch sees it, which saves it the Work and a
   // wait() from Python. (Only a graph's inputs, while one is traced, are registered with their Work.)
   if (!async && !c10d::allow_inflight_collective_as_graph_input()) {

@@ -1,11 +1,11 @@
-// The torch.distributed backend: checks tensors, hands segments to the Communicator, and gives
+// The torch.distributed backend: checks tensors, hands segments to the Group, and gives
 // everything that smddp does not own to the visible fallback.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "collectives/communicator.h"
+#include "collectives/group.h"
 #include "torch/device_collectives.h"
 #include "torch/fallback.h"
 #include "torch/tensors.h"
@@ -98,7 +98,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   intrusive_ptr<c10d::Work> submit(std::shared_ptr<TensorOperation> op,
                                    std::chrono::milliseconds timeout, c10d::OpType type,
                                    bool async);
-  Communicator& group() const;
+  Group& group() const;
 
   // Where tensors on a GPU are carried; nullptr where they lie elsewhere, or where the group has none,
   // which `no_device_` then explains. The first call for such tensors is one of all ranks.
@@ -116,7 +116,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   std::unique_ptr<Store> store_;
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
-  std::unique_ptr<Communicator> group_;
+  std::unique_ptr<Group> group_;
   std::mutex device_mutex_;
   bool device_tried_ = false;
   std::string no_device_;

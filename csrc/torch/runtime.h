@@ -5,7 +5,7 @@
 #include <string>
 
 #include "collectives/selector.h"
-#include "schedule/engine.h"
+#include "progress/engine.h"
 
 namespace smddp {
 

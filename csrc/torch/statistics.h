@@ -15,12 +15,12 @@ namespace smddp {
 
 struct StatisticsRow {
   uint64_t calls = 0;
-  uint64_t bytes = 0;   // of all ranks' blocks: an AllGather's output, a ReduceScatter's input
-  uint64_t rounds = 0;  // an operation larger than its bucket takes several
-  uint64_t largest_round = 0;  // bytes
-  Taken taken;                 // from the host's other ranks
-  double seconds = 0;          // from call to completion, or until its waiter went on
-  double wait_seconds = 0;     // of that, callers blocked
+  uint64_t bytes = 0;      // of all ranks' blocks: an AllGather's output, a ReduceScatter's input
+  uint64_t fragments = 0;  // an operation larger than its bucket takes several
+  uint64_t largest_fragment = 0;  // bytes
+  Taken taken;                    // from the host's other ranks
+  double seconds = 0;             // from call to completion, or until its waiter went on
+  double wait_seconds = 0;        // of that, callers blocked
 };
 
 class Statistics {

@@ -11,7 +11,7 @@ namespace smddp {
 
 class StoreAdapter final : public Store {
  public:
-  // A group made again over the same store must not read the cards of its predecessor: each rank
+  // A group made again over the same store must not read the infos of its predecessor: each rank
   // counts how often it has joined, and the count is part of every key.
   StoreAdapter(c10::intrusive_ptr<c10d::Store> store, int rank, std::chrono::milliseconds timeout)
       : store_(std::move(store)), timeout_(timeout) {

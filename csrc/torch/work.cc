@@ -57,8 +57,8 @@ void TensorOperation::on_done() {
     Statistics::process().update(name_of(collective), path, [&](StatisticsRow& row) {
       ++row.calls;
       row.bytes += bytes;
-      row.rounds += rounds;
-      row.largest_round = std::max(row.largest_round, largest_round);
+      row.fragments += fragments;
+      row.largest_fragment = std::max(row.largest_fragment, largest_fragment);
       row.taken.slots += taken.slots;
       row.taken.in_place += taken.in_place;
       row.taken.single_copy += taken.single_copy;

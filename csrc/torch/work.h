@@ -8,7 +8,7 @@
 
 #include <mutex>
 
-#include "collectives/communicator.h"
+#include "collectives/group.h"
 
 namespace smddp {
 

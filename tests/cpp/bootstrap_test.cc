@@ -1,4 +1,4 @@
-// How groups come to be: the cards, the rounds over the store, the descriptors; and what a rank makes
+// How groups come to be: the infos, the rounds over the store, the descriptors; and what a rank makes
 // of bytes that are none of its group's.
 #include <barrier>
 #include <cstdlib>
@@ -11,36 +11,36 @@
 namespace smddp {
 namespace {
 
-Card a_card() {
-  Card card;
-  card.host = "identity";
-  card.host_name = "name";
-  card.key[3] = 7;
-  card.token = 0x1234567890abcdef;
-  card.pid = 42;
-  card.presence_fd = 5;
-  card.doorbell_fd = 6;
-  card.outbox_fd = 7;
-  card.fabric = {FabricAddress::State::kOpen, {1, 2, 3}, ""};
-  return card;
+RankInfo a_rank_info() {
+  RankInfo info;
+  info.host = "identity";
+  info.host_name = "name";
+  info.key[3] = 7;
+  info.token = 0x1234567890abcdef;
+  info.pid = 42;
+  info.presence_fd = 5;
+  info.doorbell_fd = 6;
+  info.outbox_fd = 7;
+  info.fabric = {FabricAddress::State::kOpen, {1, 2, 3}, ""};
+  return info;
 }
 
-TEST(Card, SurvivesTheRoundTrip) {
-  auto read = decode(encode(a_card()));
+TEST(RankInfo, SurvivesTheRoundTrip) {
+  auto read = decode(encode(a_rank_info()));
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(read.value().host, "identity");
   EXPECT_EQ(read.value().host_name, "name");
-  EXPECT_EQ(read.value().key, a_card().key);
-  EXPECT_EQ(read.value().token, a_card().token);
+  EXPECT_EQ(read.value().key, a_rank_info().key);
+  EXPECT_EQ(read.value().token, a_rank_info().token);
   EXPECT_EQ(read.value().pid, 42);
   EXPECT_EQ(read.value().presence_fd, 5);
   EXPECT_EQ(read.value().doorbell_fd, 6);
   EXPECT_EQ(read.value().outbox_fd, 7);
   EXPECT_EQ(read.value().fabric.state, FabricAddress::State::kOpen);
-  EXPECT_EQ(read.value().fabric.address, a_card().fabric.address);
+  EXPECT_EQ(read.value().fabric.address, a_rank_info().fabric.address);
 }
 
-TEST(Card, AFabricAddressTravelsAloneToo) {
+TEST(RankInfo, AFabricAddressTravelsAloneToo) {
   auto blob = encode(FabricAddress{FabricAddress::State::kUnavailable, {}, "no libfabric"});
   auto read = decode_fabric(blob);
   ASSERT_TRUE(read.ok());
@@ -54,24 +54,24 @@ TEST(Card, AFabricAddressTravelsAloneToo) {
   EXPECT_FALSE(decode_fabric(blob).ok());
 }
 
-TEST(Card, AnyTruncationIsAnErrorAndNoRead) {
-  auto whole = encode(a_card());
+TEST(RankInfo, AnyTruncationIsAnErrorAndNoRead) {
+  auto whole = encode(a_rank_info());
   for (size_t size = 0; size < whole.size(); ++size) {
     EXPECT_FALSE(decode({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}).ok());
   }
 }
 
-TEST(Card, AnotherVersionIsNamedAsSuch) {
-  auto blob = encode(a_card());
+TEST(RankInfo, AnotherVersionIsNamedAsSuch) {
+  auto blob = encode(a_rank_info());
   ++blob[0];
   auto read = decode(blob);
   ASSERT_FALSE(read.ok());
   EXPECT_NE(read.status().message().find("version"), std::string::npos);
 }
 
-TEST(Card, RandomBytesAreHarmless) {
+TEST(RankInfo, RandomBytesAreHarmless) {
   std::mt19937 random(3);
-  auto head = encode(a_card());
+  auto head = encode(a_rank_info());
   for (int i = 0; i < 20000; ++i) {
     std::vector<uint8_t> blob(random() % 200);
     for (auto& byte : blob) byte = static_cast<uint8_t>(random());
@@ -127,18 +127,18 @@ Joined join(const Joining& how) {
       auto engine = Engine::create();
       how.before(r, *engine.value());
       all.arrive_and_wait();
-      std::vector<std::unique_ptr<Communicator>> groups;
+      std::vector<std::unique_ptr<Group>> groups;
       for (int i = 0; i < how.groups; ++i) {
-        Communicator::Options options;
+        Group::Options options;
         options.name = "test";
         options.timeout_ns = 20'000'000'000;
         options.host = std::string("host-") + how.layout[static_cast<size_t>(r)];
         options.several_hosts = how.several_hosts;
         CountingStore earlier(store, std::to_string(i) + "/");
         bool last = i + 1 == how.groups;
-        auto group = Communicator::create(*engine.value(),
-                                          last ? joined.stores[static_cast<size_t>(r)] : earlier, r,
-                                          ranks, options);
+        auto group =
+            Group::create(*engine.value(), last ? joined.stores[static_cast<size_t>(r)] : earlier,
+                          r, ranks, options);
         joined.status[static_cast<size_t>(r)] = group.status();
         if (group.ok()) groups.push_back(std::move(group.value()));
         all.arrive_and_wait();
@@ -151,11 +151,11 @@ Joined join(const Joining& how) {
   return joined;
 }
 
-void expect_rounds(const Joined& joined, int rounds) {
+void expect_rounds(const Joined& joined, int fragments) {
   for (size_t r = 0; r < joined.stores.size(); ++r) {
     EXPECT_TRUE(joined.status[r].ok()) << joined.status[r].message();
-    EXPECT_EQ(joined.stores[r].sets, rounds);
-    EXPECT_EQ(joined.stores[r].gets, rounds);
+    EXPECT_EQ(joined.stores[r].sets, fragments);
+    EXPECT_EQ(joined.stores[r].gets, fragments);
     EXPECT_EQ(joined.stores[r].looks, 0);
   }
 }
@@ -247,9 +247,9 @@ class ForgingStore : public CountingStore {
   using CountingStore::CountingStore;
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
     auto values = CountingStore::get(keys);
-    Card card = decode(values.value()[1]).value();
-    card.outbox_fd = -1;
-    values.value()[1] = encode(card);
+    RankInfo info = decode(values.value()[1]).value();
+    info.outbox_fd = -1;
+    values.value()[1] = encode(info);
     return values;
   }
 };
@@ -260,13 +260,13 @@ TEST(Node, ARankThatCouldNotJoinTellsItsNeighbours) {
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
       auto engine = Engine::create();
-      Communicator::Options options;
+      Group::Options options;
       options.name = "test";
       options.timeout_ns = 20'000'000'000;
       options.host = "host-A";
       CountingStore plain(store, "");
       ForgingStore forging(store, "");
-      auto group = Communicator::create(*engine.value(), r == 0 ? forging : plain, r, 2, options);
+      auto group = Group::create(*engine.value(), r == 0 ? forging : plain, r, 2, options);
       ASSERT_FALSE(group.ok());
       EXPECT_NE(group.status().code(), Code::kTimeout);
       EXPECT_NE(group.status().message().find(r == 0 ? "rank 1" : "rank 0"), std::string::npos)

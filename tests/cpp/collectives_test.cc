@@ -149,7 +149,7 @@ TEST_P(Layouts, AllGatherOfAList) {
           ASSERT_TRUE(status.ok()) << status.message();
           note(c, *op);
           // Small, large, small, two large, small, large.
-          if (sizes.size() == 10 && c.group.topology().nodes() == 2) ASSERT_EQ(op->rounds, 7u);
+          if (sizes.size() == 10 && c.group.topology().nodes() == 2) ASSERT_EQ(op->fragments, 7u);
           for (size_t t = 0; t < sizes.size(); ++t) {
             for (size_t i = 0; i < out[t].size(); ++i) {
               int rank = static_cast<int>(i / sizes[t]);

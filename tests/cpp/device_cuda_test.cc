@@ -9,10 +9,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "collectives/device_plan.h"
 #include "device/cuda_report.h"
 #include "device/gdr.h"
 #include "device_world.h"
+#include "gpu_collectives/device_plan.h"
 
 namespace smddp {
 namespace {

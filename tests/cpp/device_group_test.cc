@@ -1,5 +1,5 @@
 // Collectives on device memory over the device that threads play: flags, order, imports, failures.
-#include "collectives/device_group.h"
+#include "gpu_collectives/device_group.h"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <thread>
 
-#include "collectives/device_plan.h"
 #include "device_world.h"
+#include "gpu_collectives/device_plan.h"
 
 namespace smddp {
 namespace {

@@ -1,5 +1,5 @@
 // The kernels' arithmetic, run by the host, against the CPU's sums.
-#include "device/reduce_arithmetic.h"
+#include "kernels/reduce_arithmetic.h"
 
 #include <gtest/gtest.h>
 
@@ -11,10 +11,13 @@
 #include "device/cuda_api.h"
 #include "device/cuda_device.h"
 #include "device/cuda_kernels.h"
-#include "device/reduce.h"
+#include "kernels/reduce.h"
 
-namespace smddp::device {
+namespace smddp::kernels {
 namespace {
+
+using device::cuda_kernels;
+using device::kernel_name;
 
 constexpr Dtype kTypes[] = {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16, Dtype::kFloat16,
                             Dtype::kInt8,    Dtype::kUInt8,   Dtype::kInt16,    Dtype::kUInt16,
@@ -149,4 +152,4 @@ TEST(CudaApi, SaysWhatIsMissing) {
 }
 
 }  // namespace
-}  // namespace smddp::device
+}  // namespace smddp::kernels

@@ -1,8 +1,8 @@
 // Ranks as threads, each with a device of its own.
 #pragma once
 
-#include "collectives/device_group.h"
 #include "device/host_device.h"
+#include "gpu_collectives/device_group.h"
 #include "world.h"
 
 namespace smddp {

@@ -56,7 +56,7 @@ TEST_P(Fabric, PeerThatDiesInTheMiddleHoldsUpNobody) {
 }
 
 TEST_P(Fabric, ClosesWhileMessagesArrive) {
-  for (int round = 0; round < 10; ++round) {
+  for (int fragment = 0; fragment < 10; ++fragment) {
     Node a = node(0);
     std::optional<Node> gone = node(2);
     Peer to_gone = introduce(a, *gone);

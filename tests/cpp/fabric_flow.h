@@ -1,4 +1,4 @@
-// A landing and the chunks that fill it, for tests.
+// A region and the chunks that fill it, for tests.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 
 namespace smddp::fabric {
 
-// One transfer: the receiver's landing, and the sender's half of it. Memory around the landing must
+// One transfer: the receiver's region, and the sender's half of it. Memory around the region must
 // stay as it is.
-struct Flow : Inflow {
+struct Flow : ChunkObserver {
   static constexpr size_t kMargin = 64;
   static constexpr std::byte kUntouched{0xa5};
 
@@ -22,8 +22,8 @@ struct Flow : Inflow {
     for (std::byte& byte : source) byte = static_cast<std::byte>(random());
   }
   bool open(Node& receiver, Peer from) {
-    return receiver.endpoint->open_landing(from, memory.data() + kMargin, source.size(),
-                                           chunk_bytes, this, &grant);
+    return receiver.endpoint->open_region(from, memory.data() + kMargin, source.size(), chunk_bytes,
+                                          this, &grant);
   }
   size_t chunks() const { return (source.size() + chunk_bytes - 1) / chunk_bytes; }
   size_t size_of(size_t index) const {

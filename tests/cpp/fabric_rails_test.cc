@@ -117,18 +117,18 @@ TEST_P(Rails, UnequalNumbersOfNics) {
       ASSERT_TRUE(to_b.ok() && to_a.ok());
       size_t count = 60;
       Flow there(300 * 20000 + 1, 20000, 1), back(300 * 20000 + 1, 20000, 2);
-      bool landings = a->endpoint->transfer() != Transfer::kMessages;
-      EXPECT_EQ(there.open(*b, to_a.value()), landings);
-      EXPECT_EQ(back.open(*a, to_b.value()), landings);
+      bool regions = a->endpoint->transfer() != Transfer::kMessages;
+      EXPECT_EQ(there.open(*b, to_a.value()), regions);
+      EXPECT_EQ(back.open(*a, to_b.value()), regions);
       drive({&*a, &*b}, [&] {
-        if (landings) {
+        if (regions) {
           there.send(*a, to_b.value());
           back.send(*b, to_a.value());
         }
         if (a->sent[to_b.value()] < count) a->send(to_b.value(), 30000);
         if (b->sent[to_a.value()] < count) b->send(to_a.value(), 100, true);
         return a->inbox.messages == count && b->inbox.messages == count &&
-               (!landings || (there.over() && back.over())) && a->endpoint->idle() &&
+               (!regions || (there.over() && back.over())) && a->endpoint->idle() &&
                b->endpoint->idle();
       });
       EXPECT_EQ(b->endpoint->counters().foreign_chunks, 0u);

@@ -53,8 +53,8 @@ class Stubbed : public testing::Test {
              a.endpoint->idle() && b.endpoint->idle();
     });
     there.check_margins();
-    b.endpoint->close_landing(there.grant.landing, true);
-    a.endpoint->close_landing(back.grant.landing, true);
+    b.endpoint->close_region(there.grant.region, true);
+    a.endpoint->close_region(back.grant.region, true);
     EXPECT_EQ(a.endpoint->counters().foreign_chunks, 0u);
     EXPECT_GT(stub_->overtaken, 50u) << "all came in order";
     EXPECT_GT(stub_->busy, 50u);
@@ -178,7 +178,7 @@ TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
   drive({&a, &b, &c}, [&] { return one.pending == 0 && one.complete() && two.complete(); });
 }
 
-// No more memory can be pinned: first it waits for what is under way, and a landing is refused.
+// No more memory can be pinned: first it waits for what is under way, and a region is refused.
 TEST_F(Stubbed, LimitOnPinnedMemory) {
   stub_->settings.domains = {"a"};
   Node a = node(0), b = node(1);
@@ -276,7 +276,7 @@ TEST_F(StubbedGpus, TheLastChunkIsToldOnceEveryNicHasReadBehindItsWrites) {
       return flow.over() && b.endpoint->idle();
     });
     flow.check_margins();
-    b.endpoint->close_landing(flow.grant.landing, true);
+    b.endpoint->close_region(flow.grant.region, true);
   }
   // What is lent is registered once, on each NIC, to send from or to land in.
   EXPECT_EQ(stub_->registrations, own + 6);
@@ -312,7 +312,7 @@ TEST_F(StubbedGpus, ALandingMayBeClosedBeforeItIsFlushed) {
   lend(b, next.memory, gpu(0));
   ASSERT_TRUE(flow.open(b, to_a));
   unflushed(flow, a, b, to_b);
-  b.endpoint->close_landing(flow.grant.landing, false);
+  b.endpoint->close_region(flow.grant.region, false);
   stub_->settings.busy_one_in = 5;
   ASSERT_TRUE(next.open(b, to_a));
   drive({&a, &b}, [&] {

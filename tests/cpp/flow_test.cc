@@ -59,8 +59,8 @@ TEST(Coverage, AnyOrderOfAnyPiecesCompletesIt) {
   }
 }
 
-TEST(Stream, FindsTheShardsOfARange) {
-  Stream s;
+TEST(ShardRun, FindsTheShardsOfARange) {
+  ShardRun s;
   s.add(7, 10);
   s.add(2, 0);
   s.add(5, 6);

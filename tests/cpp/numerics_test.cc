@@ -42,7 +42,7 @@ std::vector<T> all_reduced(RankContext& c, size_t size, Dtype dtype, ReduceOp re
   }
   Status status = c.run(op, {.reduce_scatter_bucket_bytes = whole ? 0 : 3 * ranks * sizeof(T)});
   EXPECT_TRUE(status.ok()) << status.message();
-  EXPECT_EQ(op->rounds, whole || size <= 3 * ranks ? 1u : (size + 3 * ranks - 1) / (3 * ranks));
+  EXPECT_EQ(op->fragments, whole || size <= 3 * ranks ? 1u : (size + 3 * ranks - 1) / (3 * ranks));
   return to;
 }
 

@@ -73,7 +73,7 @@ TEST(Pressure, ThePeersOfALateRankShareItsMemory) {
 
 TEST(Pressure, OfLargeRoundsOnlyHeadsGoAheadOfALateRank) {
   gathers_with_a_late_rank("AB", 20, 1 << 18, [](uint64_t sent) {
-    EXPECT_GE(sent, kHeadBytes);
+    EXPECT_GE(sent, kEagerPrefixBytes);
     EXPECT_LE(sent, (256u << 10) + 8192);  // a peer's credit, and READYs
   });
 }

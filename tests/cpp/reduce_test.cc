@@ -1,4 +1,4 @@
-#include "device/reduce.h"
+#include "kernels/reduce.h"
 
 #include <gtest/gtest.h>
 
@@ -17,13 +17,13 @@ namespace {
 
 float widened(uint16_t bits, Dtype dtype) {
   float value;
-  device::load(&value, &bits, 1, dtype);
+  kernels::load(&value, &bits, 1, dtype);
   return value;
 }
 
 uint16_t narrowed(float value, Dtype dtype) {
   uint16_t bits;
-  device::store(&bits, &value, 1, dtype);
+  kernels::store(&bits, &value, 1, dtype);
   return bits;
 }
 
@@ -84,10 +84,10 @@ TEST(Reduce, OperatorsOnUnalignedSources) {
       int32_t x4 = static_cast<int32_t>(x), y4 = static_cast<int32_t>(y);
       bool wide = dtype == Dtype::kInt64;
       std::memcpy(odd, wide ? static_cast<void*>(&x) : &x4, size_of(dtype));
-      device::load(accumulator, odd, 1, dtype);
+      kernels::load(accumulator, odd, 1, dtype);
       std::memcpy(odd, wide ? static_cast<void*>(&y) : &y4, size_of(dtype));
-      device::accumulate(accumulator, odd, 1, dtype, op);
-      device::store(odd, accumulator, 1, dtype);
+      kernels::accumulate(accumulator, odd, 1, dtype, op);
+      kernels::store(odd, accumulator, 1, dtype);
       int64_t r8 = 0;
       int32_t r4 = 0;
       std::memcpy(wide ? static_cast<void*>(&r8) : &r4, odd, size_of(dtype));
@@ -104,10 +104,10 @@ TEST(Reduce, MinAndMaxHandNanOn) {
   float nan = std::numeric_limits<float>::quiet_NaN(), one = 1;
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     float a = nan;
-    device::accumulate(&a, &one, 1, Dtype::kFloat32, op);
+    kernels::accumulate(&a, &one, 1, Dtype::kFloat32, op);
     EXPECT_TRUE(std::isnan(a));
     a = one;
-    device::accumulate(&a, &nan, 1, Dtype::kFloat32, op);
+    kernels::accumulate(&a, &nan, 1, Dtype::kFloat32, op);
     EXPECT_TRUE(std::isnan(a));
   }
 }
@@ -218,10 +218,10 @@ T arbitrary(std::mt19937& random) {
   return value;
 }
 
-std::vector<device::Isa> isas() {
-  std::vector<device::Isa> all;
-  for (auto isa : {device::Isa::kBaseline, device::Isa::kAvx2, device::Isa::kAvx512}) {
-    if (device::has(isa)) all.push_back(isa);
+std::vector<kernels::Isa> isas() {
+  std::vector<kernels::Isa> all;
+  for (auto isa : {kernels::Isa::kBaseline, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
+    if (kernels::has(isa)) all.push_back(isa);
   }
   return all;
 }
@@ -238,11 +238,11 @@ struct Typed {
 template <class T>
 class ReduceTyped : public testing::Test {
  protected:
-  ReduceTyped() : best_(device::isa()) {}
-  ~ReduceTyped() override { device::set_isa(best_); }
+  ReduceTyped() : best_(kernels::isa()) {}
+  ~ReduceTyped() override { kernels::set_isa(best_); }
 
  private:
-  device::Isa best_;
+  kernels::Isa best_;
 };
 using Types = testing::Types<Typed<float, Dtype::kFloat32>, Typed<double, Dtype::kFloat64>,
                              Typed<B16, Dtype::kBFloat16>, Typed<F16, Dtype::kFloat16>,
@@ -293,8 +293,8 @@ TYPED_TEST(ReduceTyped, IsTheSameWithEveryInstructionSet) {
       for (size_t i = 0; i < kMostElements; ++i) {
         expected.push_back(reference(values, n, i, op, by));
       }
-      for (device::Isa isa : isas()) {
-        ASSERT_TRUE(device::set_isa(isa));
+      for (kernels::Isa isa : isas()) {
+        ASSERT_TRUE(kernels::set_isa(isa));
         for (size_t count = 0; count <= kMostElements; ++count) {
           std::vector<Placed<T>> placed;
           std::vector<const void*> sources;
@@ -308,7 +308,7 @@ TYPED_TEST(ReduceTyped, IsTheSameWithEveryInstructionSet) {
           if (!in_place) placed.emplace_back(values[0], count, count % 5 * sizeof(T));
           Placed<T>& out = in_place ? placed[count / 2 % n] : placed.back();
           bool streaming = count % 4 < 2;
-          device::reduce(out.data(), sources.data(), n, count, dtype, op, by, streaming);
+          kernels::reduce(out.data(), sources.data(), n, count, dtype, op, by, streaming);
           for (size_t i = 0; i < count; ++i) {
             ASSERT_TRUE(same(out[i], expected[i]))
                 << name_of(isa) << ' ' << name_of(op) << ", element " << i << " of " << count
@@ -332,8 +332,8 @@ TYPED_TEST(ReduceTyped, InStepsIsTheSame) {
     for (size_t i = 0; i < kMostElements; ++i) source.push_back(arbitrary<T>(random));
   }
   for (ReduceOp op : kOps) {
-    for (device::Isa isa : isas()) {
-      ASSERT_TRUE(device::set_isa(isa));
+    for (kernels::Isa isa : isas()) {
+      ASSERT_TRUE(kernels::set_isa(isa));
       for (size_t count = 0; count <= kMostElements; ++count) {
         int by = op != ReduceOp::kAvg ? 1 : count % 2 == 0 ? 3 : 4;
         Placed<A> sum({}, 0, 0);
@@ -342,11 +342,11 @@ TYPED_TEST(ReduceTyped, InStepsIsTheSame) {
         Placed<T> out(values[0], count, 1);
         for (size_t k = 0; k < n; ++k) {
           Placed<T> source(values[k], count, count % 2 * k);
-          if (k == 0) device::load(sum.data(), source.data(), count, dtype);
-          if (k != 0) device::accumulate(sum.data(), source.data(), count, dtype, op);
+          if (k == 0) kernels::load(sum.data(), source.data(), count, dtype);
+          if (k != 0) kernels::accumulate(sum.data(), source.data(), count, dtype, op);
         }
-        device::divide(sum.data(), count, device::accumulator_of(dtype), by);
-        device::store(out.data(), sum.data(), count, dtype);
+        kernels::divide(sum.data(), count, kernels::accumulator_of(dtype), by);
+        kernels::store(out.data(), sum.data(), count, dtype);
         ASSERT_TRUE(sum.intact() && out.intact());
         for (size_t i = 0; i < count; ++i) {
           ASSERT_TRUE(same(out[i], reference(values, n, i, op, by)))
@@ -374,15 +374,15 @@ TYPED_TEST(ReduceHalf, EveryValue) {
     values[1].push_back(arbitrary<T>(random));
   }
   const void* sources[] = {values[0].data(), values[1].data()};
-  for (device::Isa isa : isas()) {
-    ASSERT_TRUE(device::set_isa(isa));
+  for (kernels::Isa isa : isas()) {
+    ASSERT_TRUE(kernels::set_isa(isa));
     for (auto [n, op, by] : {std::tuple(1, ReduceOp::kSum, 1), std::tuple(1, ReduceOp::kSum, 3),
                              std::tuple(1, ReduceOp::kSum, 1024), std::tuple(2, ReduceOp::kSum, 1),
                              std::tuple(2, ReduceOp::kAvg, 2), std::tuple(2, ReduceOp::kAvg, 3),
                              std::tuple(2, ReduceOp::kMin, 1), std::tuple(2, ReduceOp::kMax, 1),
                              std::tuple(2, ReduceOp::kProduct, 1)}) {
       std::vector<T> out(kAll);
-      device::reduce(out.data(), sources, n, kAll, TypeParam::kDtype, op, by);
+      kernels::reduce(out.data(), sources, n, kAll, TypeParam::kDtype, op, by);
       for (size_t i = 0; i < kAll; ++i) {
         ASSERT_EQ(out[i].bits, reference(values, n, i, op, by).bits)
             << name_of(isa) << ' ' << name_of(op) << " / " << by << ", " << n << ": " << std::hex
@@ -403,10 +403,10 @@ TYPED_TEST(ReduceHalf, RoundsAlike) {
       values.push_back(std::bit_cast<float>(top << 16 | low));
     }
   }
-  for (device::Isa isa : isas()) {
-    ASSERT_TRUE(device::set_isa(isa));
+  for (kernels::Isa isa : isas()) {
+    ASSERT_TRUE(kernels::set_isa(isa));
     std::vector<T> out(values.size());
-    device::store(out.data(), values.data(), values.size(), TypeParam::kDtype);
+    kernels::store(out.data(), values.data(), values.size(), TypeParam::kDtype);
     for (size_t i = 0; i < values.size(); ++i) {
       T expected;
       narrow(values[i], &expected);
@@ -423,23 +423,23 @@ TEST(Reduce, CopiesAnywhere) {
     ASSERT_EQ(copy[at + bytes], 1);
     ASSERT_TRUE(at == 0 || copy[at - 1] == 1);
   };
-  device::Isa best = device::isa();
-  for (device::Isa isa : isas()) {
-    device::set_isa(isa);
+  kernels::Isa best = kernels::isa();
+  for (kernels::Isa isa : isas()) {
+    kernels::set_isa(isa);
     for (size_t bytes = 0; bytes < 700; ++bytes) {
       size_t at = bytes % 67, back = bytes % 31;
       std::fill(to.begin(), to.end(), char{1});
-      device::copy(to.data() + at, from.data() + back, bytes, true);
+      kernels::copy(to.data() + at, from.data() + back, bytes, true);
       expect_copy(to, at, back, bytes);
       std::fill(to.begin(), to.end(), char{1});
       std::fill(also.begin(), also.end(), char{1});
-      device::copy_twice(to.data() + at, also.data() + back, from.data() + back, bytes,
-                         bytes % 2 == 0);
+      kernels::copy_twice(to.data() + at, also.data() + back, from.data() + back, bytes,
+                          bytes % 2 == 0);
       expect_copy(to, at, back, bytes);
       expect_copy(also, back, back, bytes);
     }
   }
-  device::set_isa(best);
+  kernels::set_isa(best);
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ Status be_rank(const Layout& layout, int rank, CountingStore& store, uint64_t be
   auto engine = Engine::create();
   if (!engine) return engine.status();
   auto group =
-      Communicator::create(*engine.value(), store, rank, layout.ranks(),
-                           {"test", 120'000'000'000, layout.host_of(rank), true, layout.hosts > 1});
+      Group::create(*engine.value(), store, rank, layout.ranks(),
+                    {"test", 120'000'000'000, layout.host_of(rank), true, layout.hosts > 1});
   if (!group) return group.status();
   record.started = seconds(now_ns() - begun);
   RankContext context{rank, layout.ranks(), *engine.value(), *group.value(), store};
@@ -194,13 +194,13 @@ TEST(Groups, AFurtherOneCostsLittle) {
     threads.emplace_back([&, r] {
       auto engine = Engine::create();
       ASSERT_TRUE(engine.ok());
-      std::vector<std::unique_ptr<Communicator>> groups;
+      std::vector<std::unique_ptr<Group>> groups;
       auto add_groups = [&](int count) {
         while (static_cast<int>(groups.size()) < count) {
           std::string name = "group " + std::to_string(groups.size());
           CountingStore view(store, name + "/");
-          auto group = Communicator::create(*engine.value(), view, r, layout.ranks(),
-                                            {name, 60'000'000'000, layout.host_of(r), true, true});
+          auto group = Group::create(*engine.value(), view, r, layout.ranks(),
+                                     {name, 60'000'000'000, layout.host_of(r), true, true});
           ASSERT_TRUE(group.ok()) << group.status().message();
           EXPECT_EQ(view.sets + view.gets + view.looks, 2);
           groups.push_back(std::move(group.value()));

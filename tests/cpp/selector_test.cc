@@ -10,8 +10,9 @@ namespace smddp {
 namespace {
 
 TEST(Selector, OneRoundWithoutABucket) {
-  EXPECT_EQ(select({Collective::kAllGather, 1 << 30, 4}, {8, 1, true}, {}).round_bytes, 1u << 30);
-  EXPECT_EQ(select({Collective::kReduceScatter, 1 << 30, 4}, {8, 1, true}, {}).round_bytes,
+  EXPECT_EQ(select({Collective::kAllGather, 1 << 30, 4}, {8, 1, true}, {}).fragment_bytes,
+            1u << 30);
+  EXPECT_EQ(select({Collective::kReduceScatter, 1 << 30, 4}, {8, 1, true}, {}).fragment_bytes,
             1u << 30);
 }
 
@@ -20,43 +21,43 @@ TEST(Selector, AllGatherBucketBoundsTheOutputOfARound) {
     for (size_t bucket : {4096ul, 100000ul, 1ul << 20, 500000000ul}) {
       Plan plan = select({Collective::kAllGather, 1 << 28, 2}, {ranks, 1, true},
                          {.allgather_bucket_bytes = bucket});
-      EXPECT_LE(plan.round_bytes * static_cast<size_t>(ranks),
+      EXPECT_LE(plan.fragment_bytes * static_cast<size_t>(ranks),
                 std::max<size_t>(bucket, 2 * static_cast<size_t>(ranks)));
-      EXPECT_EQ(plan.round_bytes % 2, 0u);
-      EXPECT_GT(plan.round_bytes, 0u);
+      EXPECT_EQ(plan.fragment_bytes % 2, 0u);
+      EXPECT_GT(plan.fragment_bytes, 0u);
     }
   }
 }
 
 TEST(Selector, BucketInElementsCountsTheElementType) {
   Tuning tuning{.allgather_bucket_elements = 1 << 20};
-  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).round_bytes,
+  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).fragment_bytes,
             1u << 20);
-  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 2}, {4, 1, true}, tuning).round_bytes,
+  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 2}, {4, 1, true}, tuning).fragment_bytes,
             1u << 19);
 }
 
 TEST(Selector, TheSmallerBucketHolds) {
   Tuning tuning{.allgather_bucket_bytes = 1 << 16, .allgather_bucket_elements = 1 << 20};
-  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).round_bytes,
+  EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).fragment_bytes,
             1u << 14);
 }
 
 TEST(Selector, ABucketSmallerThanOneElementEachStillMoves) {
   Tuning tuning{.allgather_bucket_bytes = 3};
-  EXPECT_EQ(select({Collective::kAllGather, 1 << 20, 8}, {64, 8, true}, tuning).round_bytes, 8u);
+  EXPECT_EQ(select({Collective::kAllGather, 1 << 20, 8}, {64, 8, true}, tuning).fragment_bytes, 8u);
 }
 
 TEST(Selector, PartialSumsOfManyNodesStayBounded) {
   for (int nodes : {2, 3, 16, 1024}) {
     Plan plan = select({Collective::kReduceScatter, 1ul << 30, 2}, {8 * nodes, nodes, true}, {});
-    EXPECT_LE(plan.round_bytes * static_cast<size_t>(nodes - 1),
+    EXPECT_LE(plan.fragment_bytes * static_cast<size_t>(nodes - 1),
               std::max<size_t>(4 << 20, (64ul << 10) * static_cast<size_t>(nodes)));
   }
 }
 
 TEST(Selector, EmptyOperationsHaveARound) {
-  EXPECT_EQ(select({Collective::kAllGather, 0, 4}, {4, 2, true}, {}).round_bytes, 4u);
+  EXPECT_EQ(select({Collective::kAllGather, 0, 4}, {4, 2, true}, {}).fragment_bytes, 4u);
 }
 
 TEST(Selector, LargeRoundsAreReadDirectlyWhereThatIsAllowed) {
@@ -77,7 +78,7 @@ Shape cluster(int nodes, int per_node) {
   return {.ranks = nodes * per_node, .nodes = nodes, .single_copy = true};
 }
 
-Pattern pattern_of(size_t shard, int nodes, int per_node, const Curve& curve = {}) {
+Pattern pattern_of(size_t shard, int nodes, int per_node, const NetworkModel& curve = {}) {
   Shape shape = cluster(nodes, per_node);
   shape.curve = curve;
   return select({Collective::kAllGather, shard, 4}, shape, {}).pattern;
@@ -115,7 +116,7 @@ TEST(Selector, ANetworkOfCheapStartUpsNeedsNoJointPattern) {
 
 TEST(Selector, ASlowNetworkSavesTheHeadersBetweenTwoHostsToo) {
   for (double gbit : {0.25, 1.0}) {
-    Curve curve{20'000, 4'000, gbit / 8};
+    NetworkModel curve{20'000, 4'000, gbit / 8};
     EXPECT_EQ(pattern_of(1 << 10, 2, 8, curve), Pattern::kJoint) << gbit;
     EXPECT_EQ(pattern_of(4 << 10, 2, 8, curve), Pattern::kJoint) << gbit;
     EXPECT_EQ(pattern_of(16 << 10, 2, 8, curve), Pattern::kDirect) << gbit;
@@ -126,7 +127,8 @@ TEST(Selector, ASlowNetworkSavesTheHeadersBetweenTwoHostsToo) {
 TEST(Selector, ThereIsOneSizeFromWhichOnItIsDirect) {
   for (int nodes : {2, 3, 8, 16, 64, 256, 1024}) {
     for (int per_node : {1, 2, 8}) {
-      for (Curve curve : {Curve{}, Curve{5'000, 500, 50}, Curve{100'000, 10'000, 0.125}}) {
+      for (NetworkModel curve :
+           {NetworkModel{}, NetworkModel{5'000, 500, 50}, NetworkModel{100'000, 10'000, 0.125}}) {
         bool direct = false;
         for (size_t shard = 4; shard <= 64 << 20; shard *= 2) {
           bool now = pattern_of(shard, nodes, per_node, curve) == Pattern::kDirect;
@@ -142,7 +144,7 @@ TEST(Selector, ThereIsOneSizeFromWhichOnItIsDirect) {
 TEST(Selector, TheModelsChoiceIsNeverTheSlowerOne) {
   // Bruck's start-ups against those of n-1 messages, for shards of next to no bytes.
   for (int nodes = 2; nodes <= 1024; ++nodes) {
-    Curve c;
+    NetworkModel c;
     double steps = std::ceil(std::log2(nodes)), others = nodes - 1;
     double headers = steps * 256 / c.bytes_per_ns;
     bool log_wins =
@@ -182,7 +184,8 @@ TEST(Selector, TheAlgorithmCanBeForced) {
 }
 
 TEST(Selector, ChunksGrowWithTheShardAndStayInBounds) {
-  for (Curve curve : {Curve{}, Curve{5'000, 500, 50}, Curve{100'000, 10'000, 0.125}}) {
+  for (NetworkModel curve :
+       {NetworkModel{}, NetworkModel{5'000, 500, 50}, NetworkModel{100'000, 10'000, 0.125}}) {
     size_t last = 0;
     for (size_t shard = 1; shard <= 1ul << 30; shard *= 2) {
       Shape shape = cluster(4, 2);
@@ -196,9 +199,10 @@ TEST(Selector, ChunksGrowWithTheShardAndStayInBounds) {
 }
 
 TEST(Selector, ACurveIsThreeNumbersAboveZero) {
-  EXPECT_EQ(parse_curve("5,0.5,50").value().bytes_per_ns, 50);
+  EXPECT_EQ(parse_network_model("5,0.5,50").value().bytes_per_ns, 50);
   for (const char* bad : {"", "5", "5,1", "5,1,0", "5,-1,2", "a,b,c", "1,2,3,4"}) {
-    EXPECT_NE(parse_curve(bad).status().message().find("SMDDP_FABRIC_CURVE"), std::string::npos);
+    EXPECT_NE(parse_network_model(bad).status().message().find("SMDDP_FABRIC_CURVE"),
+              std::string::npos);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "schedule/pattern.h"
+#include "patterns/pattern.h"
 
 namespace smddp {
 namespace {

@@ -85,7 +85,7 @@ TEST(Wire, ReadsAtAnyAlignment) {
 
 TEST(Wire, GrantsThatCanBeFollowed) {
   Grant good = {};
-  good.landing = kMaxLandings - 1;
+  good.region = kMaxRegions - 1;
   good.bytes = 1000;
   good.chunk_bytes = 300;
   EXPECT_TRUE(check(good, 1000));
@@ -95,7 +95,7 @@ TEST(Wire, GrantsThatCanBeFollowed) {
     edit(grant);
     return check(grant, grant.bytes);
   };
-  EXPECT_FALSE(edited([](Grant& g) { g.landing = kMaxLandings; }));
+  EXPECT_FALSE(edited([](Grant& g) { g.region = kMaxRegions; }));
   EXPECT_FALSE(edited([](Grant& g) { g.chunk_bytes = 0; }));
   EXPECT_FALSE(edited([](Grant& g) { g.bytes = 0; }));
   EXPECT_TRUE(edited([](Grant& g) { g.bytes = g.chunk_bytes * uint64_t{kMaxChunks}; }));
@@ -103,10 +103,10 @@ TEST(Wire, GrantsThatCanBeFollowed) {
 }
 
 TEST(Wire, ImmediateDataHoldsLandingAndChunk) {
-  for (uint32_t landing : {0u, 1u, kMaxLandings - 1}) {
+  for (uint32_t region : {0u, 1u, kMaxRegions - 1}) {
     for (uint32_t chunk : {0u, 1u, kMaxChunks - 1}) {
-      EXPECT_EQ(landing_of(immediate(landing, chunk)), landing);
-      EXPECT_EQ(chunk_of(immediate(landing, chunk)), chunk);
+      EXPECT_EQ(region_of(immediate(region, chunk)), region);
+      EXPECT_EQ(chunk_of(immediate(region, chunk)), chunk);
     }
   }
 }
@@ -115,11 +115,11 @@ TEST(Wire, ImmediateDataHoldsLandingAndChunk) {
 TEST(Wire, RandomBytes) {
   std::mt19937_64 random(20240607);
   int accepted = 0;
-  for (int round = 0; round < 20000; ++round) {
+  for (int fragment = 0; fragment < 20000; ++fragment) {
     std::vector<uint8_t> bytes(random() % 200);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
     // Every other round starts from a good message, so that the later checks see traffic too.
-    if (round % 2 == 0 && bytes.size() >= sizeof(Header)) {
+    if (fragment % 2 == 0 && bytes.size() >= sizeof(Header)) {
       std::vector<uint8_t> good = message(Type::kData, bytes.size() - sizeof(Header));
       bytes.swap(good);
       for (uint64_t hits = random() % 3; hits > 0; --hits) {

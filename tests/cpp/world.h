@@ -9,7 +9,7 @@
 #include <thread>
 #include <unordered_map>
 
-#include "collectives/communicator.h"
+#include "collectives/group.h"
 
 namespace smddp {
 
@@ -97,7 +97,7 @@ struct RankContext {
   int rank;
   int ranks;
   Engine& engine;
-  Communicator& group;
+  Group& group;
   CountingStore& store;  // what the group was made over
 
   // Submits, waits, and hands out how it ended.
@@ -125,11 +125,11 @@ inline void run_world(const std::vector<std::string>& hosts,
     threads.emplace_back([&, r] {
       auto engine = Engine::create();
       ASSERT_TRUE(engine.ok()) << engine.status().message();
-      Communicator::Options group_options{
-          "test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
-          hosts[static_cast<size_t>(r)], options.single_copy, options.several_hosts};
+      Group::Options group_options{"test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
+                                   hosts[static_cast<size_t>(r)], options.single_copy,
+                                   options.several_hosts};
       CountingStore view(store, "");
-      auto group = Communicator::create(*engine.value(), view, r, ranks, group_options);
+      auto group = Group::create(*engine.value(), view, r, ranks, group_options);
       ASSERT_TRUE(group.ok()) << group.status().message();
       RankContext context{r, ranks, *engine.value(), *group.value(), view};
       body(context);

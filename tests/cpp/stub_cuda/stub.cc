@@ -309,7 +309,7 @@ CUresult get_function(CUfunction* function, CUmodule module, const char* name) {
 CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned threads,
                 unsigned ty, unsigned tz, unsigned shared, CUstream stream, void** parameters,
                 void** extra) {
-  Reduction r;
+  kernels::Reduction r;
   std::memcpy(&r, parameters[0], sizeof r);
   bool right = y * z * ty * tz == 1 && shared == 0 && extra == nullptr && threads == 1024 &&
                static_cast<int>(x) <= r.blocks && x >= 1 &&

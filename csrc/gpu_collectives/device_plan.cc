@@ -1,0 +1,217 @@
+#include "gpu_collectives/device_plan.h"
+
+#include "patterns/pattern.h"
+
+namespace smddp {
+namespace {
+
+struct Node {
+  const Topology& topology;
+  const Rank rank;
+  int nodes() const { return topology.nodes(); }
+  int node() const { return topology.node_of(rank); }
+  int index() const { return topology.local_index(rank); }
+  int ranks() const { return static_cast<int>(topology.node(node()).size()); }
+  // The rank with local index `index` on `node`.
+  size_t at(int node, int index) const {
+    return static_cast<size_t>(topology.node(node)[static_cast<size_t>(index)]);
+  }
+};
+
+PinnedPipeline::Exchange exchange_of(const DeviceOperation& op, const DevicePlace& place) {
+  PinnedPipeline::Exchange exchange;
+  exchange.collective = op.what.collective;
+  exchange.dtype = op.what.dtype;
+  exchange.reduce_op = op.what.reduce_op;
+  exchange.divisor = place.topology.ranks();
+  if (op.what.dtype != Dtype::kBytes) exchange.element_size = size_of(op.what.dtype);
+  exchange.tensors = op.what.segments;
+  exchange.digest = op.what.digest;
+  exchange.timeout_ns = op.limit_ns;
+  exchange.tuning = place.tuning;
+  return exchange;
+}
+
+// The sums of a host are not the end of it.
+void leave_the_average(DeviceOperation& op) {
+  if (op.plan.op == ReduceOp::kAvg) op.plan.op = ReduceOp::kSum;
+  op.plan.divisor = 1;
+}
+
+// Part `which` of `parts` of each tensor.
+std::vector<Extent> part_of(const std::vector<Extent>& tensors, size_t element, int parts,
+                            int which) {
+  std::vector<Extent> found;
+  for (const Extent& t : tensors) {
+    std::vector<size_t> starts = pattern::equal_parts(t.bytes / element, parts, pattern::kGranule);
+    size_t from = starts[static_cast<size_t>(which)] * element;
+    size_t to = starts[static_cast<size_t>(which) + 1] * element;
+    found.push_back({t.address + from, to - from});
+  }
+  return found;
+}
+
+Blocks blocks_of(const std::vector<Extent>& tensors, size_t element, int parts) {
+  Blocks blocks;
+  for (int p = 0; p < parts; ++p) {
+    for (const Extent& e : part_of(tensors, element, parts, p)) blocks.add(e.address, e.bytes);
+    blocks.end_block();
+  }
+  return blocks;
+}
+
+Blocks one_block(const std::vector<Extent>& extents) {
+  Blocks blocks;
+  for (const Extent& e : extents) blocks.add(e.address, e.bytes);
+  blocks.end_block();
+  return blocks;
+}
+
+}  // namespace
+
+DeviceWay device_way(const DevicePlace& place, bool sums) {
+  const Topology& topology = place.topology;
+  if (sums && place.sums_on_cpu) return DeviceWay::kAll;
+  if (topology.nodes() == 1) return DeviceWay::kHost;
+  if (!pattern::equal_nodes(topology)) return DeviceWay::kAll;
+  return sums && place.tuning.reduce_precision_fp32 ? DeviceWay::kAll : DeviceWay::kRails;
+}
+
+const char* name_of_way(const DevicePlace& place, bool sums) {
+  bool alone = Node{place.topology, place.rank}.ranks() == 1;
+  switch (device_way(place, sums)) {
+    case DeviceWay::kHost:
+      return sums ? "gpu-kernel" : "copy-engine";
+    case DeviceWay::kRails:
+      if (place.by_nic && !sums) return alone ? "hmem + fabric" : "copy-engine + hmem + fabric";
+      return alone ? "pinned + fabric" : sums ? "gpu-kernel + fabric" : "copy-engine + fabric";
+    case DeviceWay::kAll:
+      return place.topology.nodes() > 1 ? "pinned + fabric" : "pinned";
+  }
+  return "";
+}
+
+void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vector<Extent>& inputs,
+                 const std::vector<Extent>& blocks) {
+  Node here{place.topology, place.rank};
+  auto ranks = static_cast<size_t>(place.topology.ranks());
+  auto block = [&](size_t m, size_t rank) { return blocks[m * ranks + rank]; };
+  DeviceWay way = device_way(place, false);
+  if (way == DeviceWay::kHost) {
+    for (size_t m = 0; m < inputs.size(); ++m) {
+      op.offered.push_back(inputs[m]);
+      for (size_t r = 0; r < ranks; ++r)
+        op.plan.moves.push_back({static_cast<int>(r), m, 0, inputs[m].bytes, block(m, r).address});
+    }
+    return;
+  }
+  op.exchange = exchange_of(op, place);
+  op.among_all = way == DeviceWay::kAll;
+  op.exchange->out = one_block(inputs);
+  std::vector<size_t> others;  // among whom the exchange is
+  for (int n = 0; n < here.nodes() && !op.among_all; ++n)
+    others.push_back(here.at(n, here.index()));
+  for (size_t r = 0; r < ranks && op.among_all; ++r) others.push_back(r);
+  for (size_t r : others) {
+    for (size_t m = 0; m < inputs.size(); ++m) {
+      Extent e = block(m, r);
+      if (r == static_cast<size_t>(place.rank)) op.exchange->copies.push_back({e, inputs[m]});
+      op.exchange->in.add(e.address, e.bytes);
+    }
+    op.exchange->in.end_block();
+  }
+  if (op.among_all || here.ranks() == 1) return;
+  // The peers read what came along the rail.
+  size_t nodes = others.size();
+  for (size_t m = 0; m < inputs.size(); ++m) {
+    for (size_t n = 0; n < nodes; ++n) {
+      op.offered.push_back(block(m, others[n]));
+      for (int peer = 0; peer < here.ranks(); ++peer) {
+        if (peer == here.index()) continue;
+        Extent to = block(m, here.at(static_cast<int>(n), peer));
+        op.plan.moves.push_back({peer, m * nodes + n, 0, to.bytes, to.address});
+      }
+    }
+  }
+}
+
+void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Extent> whole,
+                  const std::vector<DevicePart>& blocks, const std::vector<Extent>& outputs,
+                  const std::function<std::byte*(size_t)>& temporary) {
+  Node here{place.topology, place.rank};
+  auto ranks = static_cast<size_t>(place.topology.ranks());
+  auto block = [&](size_t m, size_t rank) { return blocks[m * ranks + rank]; };
+  DeviceWay way = device_way(place, true);
+  if (way == DeviceWay::kHost) {
+    op.offered = std::move(whole);
+    for (size_t m = 0; m < outputs.size(); ++m) {
+      DevicePart own = block(m, static_cast<size_t>(place.rank));
+      op.plan.sums.push_back({own.extent, own.offset, own.bytes, outputs[m].address});
+    }
+    return;
+  }
+  op.exchange = exchange_of(op, place);
+  op.among_all = way == DeviceWay::kAll;
+  op.exchange->in = one_block(outputs);
+  Blocks& out = op.exchange->out;
+  if (op.among_all) {
+    for (size_t r = 0; r < ranks; ++r) {
+      for (size_t m = 0; m < outputs.size(); ++m) out.add(block(m, r).address, block(m, r).bytes);
+      out.end_block();
+    }
+    return;
+  }
+  bool alone = here.ranks() == 1;
+  if (!alone) {
+    op.offered = std::move(whole);
+    leave_the_average(op);
+  }
+  for (int n = 0; n < here.nodes(); ++n) {
+    for (size_t m = 0; m < outputs.size(); ++m) {
+      DevicePart part = block(m, here.at(n, here.index()));
+      if (!alone) {
+        part.address = temporary(part.bytes);
+        op.plan.sums.push_back({part.extent, part.offset, part.bytes, part.address});
+      }
+      out.add(part.address, part.bytes);
+    }
+    out.end_block();
+  }
+}
+
+void plan_reduce(DeviceOperation& op, const DevicePlace& place,
+                 const std::vector<Extent>& tensors) {
+  Node here{place.topology, place.rank};
+  size_t element = size_of(op.what.dtype);
+  DeviceWay way = device_way(place, true);
+  if (way != DeviceWay::kHost) {
+    op.exchange = exchange_of(op, place);
+    op.among_all = way == DeviceWay::kAll;
+  }
+  if (op.among_all || (way == DeviceWay::kRails && here.ranks() == 1)) {
+    op.exchange->out =
+        blocks_of(tensors, element, op.among_all ? place.topology.ranks() : here.nodes());
+    op.exchange->in = op.exchange->out;
+    return;
+  }
+  op.offered = tensors;
+  for (int p = 0; p < here.ranks(); ++p) {
+    std::vector<Extent> part = part_of(tensors, element, here.ranks(), p);
+    // Parts of no bytes too: ranks must agree on whether there are sums and moves.
+    for (size_t m = 0; m < tensors.size(); ++m) {
+      auto offset = static_cast<size_t>(part[m].address - tensors[m].address);
+      if (p == here.index()) {
+        op.plan.sums.push_back({m, offset, part[m].bytes, part[m].address});
+      } else {
+        op.plan.moves.push_back({p, m, offset, part[m].bytes, part[m].address});
+      }
+    }
+  }
+  if (way == DeviceWay::kHost) return;
+  leave_the_average(op);
+  op.exchange->out =
+      blocks_of(part_of(tensors, element, here.ranks(), here.index()), element, here.nodes());
+  op.exchange->in = op.exchange->out;
+}
+
+}  // namespace smddp

@@ -1,0 +1,137 @@
+#include "kernels/reduce.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "kernels/reduce_kernels.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#endif
+
+namespace smddp::kernels {
+namespace {
+
+// Shorter copies are memcpy's strength.
+constexpr size_t kVectorCopy = 2 << 10;
+
+bool processor_has(Isa isa) {
+  if (isa == Isa::kBaseline) return true;
+#if defined(__x86_64__) || defined(__i386__)
+  if (isa == Isa::kAvx2) {
+    // Not all compilers know F16C by name.
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 &&
+           __builtin_cpu_supports("avx2");
+  }
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+const Kernels* kernels_of(Isa isa) {
+  switch (isa) {
+    case Isa::kBaseline:
+      return baseline_kernels();
+    case Isa::kAvx2:
+      return avx2_kernels();
+    case Isa::kAvx512:
+      return avx512_kernels();
+  }
+  return nullptr;
+}
+
+Isa best() {
+  for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
+    if (has(isa)) return isa;
+  }
+  return Isa::kBaseline;
+}
+
+std::atomic<const Kernels*> chosen = nullptr;
+
+const Kernels& kernels() {
+  const Kernels* k = chosen.load(std::memory_order_relaxed);
+  if (k == nullptr) {
+    // Another thread may have done the same, or set one: that one stays.
+    const Kernels* mine = kernels_of(best());
+    if (chosen.compare_exchange_strong(k, mine, std::memory_order_relaxed)) k = mine;
+  }
+  return *k;
+}
+
+}  // namespace
+
+bool has(Isa isa) { return kernels_of(isa) != nullptr && processor_has(isa); }
+
+Isa isa() {
+  const Kernels* k = &kernels();
+  for (Isa isa : {Isa::kAvx512, Isa::kAvx2}) {
+    if (k == kernels_of(isa)) return isa;
+  }
+  return Isa::kBaseline;
+}
+
+bool set_isa(Isa isa) {
+  if (!has(isa)) return false;
+  chosen.store(kernels_of(isa), std::memory_order_relaxed);
+  return true;
+}
+
+const char* name_of(Isa isa) {
+  switch (isa) {
+    case Isa::kBaseline:
+      return "baseline";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
+  }
+  return "?";
+}
+
+std::string isa_name() { return name_of(isa()); }
+
+Dtype accumulator_of(Dtype dtype) {
+  return dtype == Dtype::kBFloat16 || dtype == Dtype::kFloat16 ? Dtype::kFloat32 : dtype;
+}
+
+void reduce(void* destination, const void* const* sources, size_t sources_count, size_t count,
+            Dtype dtype, ReduceOp op, int divisor, bool streaming) {
+  kernels().reduce(destination, sources, sources_count, count, dtype, op, divisor, streaming);
+}
+
+void load(void* accumulator, const void* source, size_t count, Dtype dtype) {
+  kernels().load(accumulator, source, count, dtype);
+}
+
+void accumulate(void* accumulator, const void* source, size_t count, Dtype dtype, ReduceOp op) {
+  kernels().accumulate(accumulator, source, count, dtype, op);
+}
+
+void store(void* destination, const void* accumulator, size_t count, Dtype dtype) {
+  kernels().store(destination, accumulator, count, dtype);
+}
+
+void divide(void* accumulator, size_t count, Dtype accumulator_type, int divisor) {
+  if (accumulator_type != Dtype::kFloat32 && accumulator_type != Dtype::kFloat64) return;
+  const void* source = accumulator;
+  kernels().reduce(accumulator, &source, 1, count, accumulator_type, ReduceOp::kSum, divisor,
+                   false);
+}
+
+void copy(void* to, const void* from, size_t bytes, bool streaming) {
+  if (bytes < kVectorCopy) {
+    std::memcpy(to, from, bytes);
+  } else {
+    kernels().copy(to, from, bytes, streaming);
+  }
+}
+
+void copy_twice(void* to, void* also, const void* from, size_t bytes, bool streaming) {
+  kernels().copy_twice(to, also, from, bytes, streaming);
+}
+
+}  // namespace smddp::kernels

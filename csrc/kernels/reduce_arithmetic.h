@@ -1,0 +1,272 @@
+// What one thread of the reduction kernel does, in code that compilers for the host and for CUDA both
+// take: the host's tests compare it with the CPU's sums, to the bit.
+//
+// Half types are summed in fp32 and rounded once, every other type is summed in itself, in the order of
+// the sources. Integers wrap. MIN and MAX hand a NaN on; half types know one NaN.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels/reduction.h"
+
+// A source for a GPU defines both, and includes the headers of the half types, before it includes this.
+#if !defined(SMDDP_BOTH)
+#define SMDDP_BOTH inline
+#define SMDDP_UNROLL
+#endif
+
+namespace smddp::kernels {
+
+struct alignas(16) Lane {
+  uint32_t word[4];
+};
+
+template <class To, class From>
+SMDDP_BOTH To bits_of(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// --- element types: how they lie in memory, and the type that sums them ----------------------------
+
+template <class T>
+struct NativeElement {
+  using Memory = T;
+  using Sum = T;
+  SMDDP_BOTH static Sum widen(Memory x) { return x; }
+  SMDDP_BOTH static Memory narrow(Sum x) { return x; }
+};
+
+struct BFloat16Element {
+  using Memory = uint16_t;
+  using Sum = float;
+  SMDDP_BOTH static float widen(uint16_t x) {
+    return bits_of<float>(static_cast<uint32_t>(x) << 16);
+  }
+  SMDDP_BOTH static uint16_t narrow(float x) {
+    if (x != x) return 0x7fc0;
+#if defined(__CUDA_ARCH__)
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+#else
+    uint32_t bits = bits_of<uint32_t>(x);
+    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#endif
+  }
+};
+
+struct Float16Element {
+  using Memory = uint16_t;
+  using Sum = float;
+  SMDDP_BOTH static float widen(uint16_t x) {
+#if defined(__CUDA_ARCH__)
+    return __half2float(__ushort_as_half(x));
+#else
+    uint32_t magnitude = x & 0x7fffu;
+    // Exponent and fraction moved to their fp32 places are 2^-112 too small; the multiplication also
+    // makes subnormals normal. Infinity and NaN keep the largest exponent.
+    uint32_t bits = bits_of<uint32_t>(bits_of<float>(magnitude << 13) * 0x1p112f);
+    if (magnitude >= 0x7c00) bits |= 0x7f800000;
+    if (magnitude > 0x7c00) bits |= 0x00400000;
+    return bits_of<float>(bits | static_cast<uint32_t>(x & 0x8000u) << 16);
+#endif
+  }
+  SMDDP_BOTH static uint16_t narrow(float x) {
+    if (x != x) return 0x7e00;
+#if defined(__CUDA_ARCH__)
+    return __half_as_ushort(__float2half_rn(x));
+#else
+    uint32_t sign = bits_of<uint32_t>(x) >> 16 & 0x8000;
+    uint32_t bits = bits_of<uint32_t>(x) & 0x7fffffff;
+    uint32_t half = (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13;
+    // A subnormal half: adding 0.5 lets the FPU round at the right place.
+    if (bits < 0x38800000) half = bits_of<uint32_t>(bits_of<float>(bits) + 0.5f) - 0x3f000000;
+    if (bits >= 0x477ff000) half = 0x7c00;  // rounds to beyond the largest finite half
+    return static_cast<uint16_t>(half | sign);
+#endif
+  }
+};
+
+// --- operations -------------------------------------------------------------------------------------
+
+// Sums and products of integers are made unsigned and no narrower than int, where wrapping is defined.
+template <class T, bool kInteger = std::is_integral_v<T>>
+struct Wrapping {
+  using Type = std::conditional_t<(sizeof(T) > 4), uint64_t, uint32_t>;
+};
+template <class T>
+struct Wrapping<T, false> {
+  using Type = T;
+};
+template <class T>
+using Wraps = typename Wrapping<T>::Type;
+
+struct SumOf {
+  template <class T>
+  SMDDP_BOTH static T apply(T a, T x) {
+    return static_cast<T>(static_cast<Wraps<T>>(a) + static_cast<Wraps<T>>(x));
+  }
+};
+struct ProductOf {
+  template <class T>
+  SMDDP_BOTH static T apply(T a, T x) {
+    return static_cast<T>(static_cast<Wraps<T>>(a) * static_cast<Wraps<T>>(x));
+  }
+};
+struct LeastOf {
+  template <class T>
+  SMDDP_BOTH static T apply(T a, T x) {
+    return x < a || x != x ? x : a;
+  }
+};
+struct MostOf {
+  template <class T>
+  SMDDP_BOTH static T apply(T a, T x) {
+    return x > a || x != x ? x : a;
+  }
+};
+
+// Division by a power of two is multiplication by its inverse, to the bit. Integers are not divided.
+template <class S>
+SMDDP_BOTH S divided(S sum, int by) {
+  if constexpr (std::is_floating_point_v<S>) {
+    if (by > 1 && (by & (by - 1)) == 0) return sum * (S(1) / static_cast<S>(by));
+    if (by > 1) return sum / static_cast<S>(by);
+  }
+  return sum;
+}
+
+// --- the share of one thread -------------------------------------------------------------------------
+
+// Elements in the order in which they lie, from a lane of 16 bytes or alone.
+template <class Element, class Op, int kLanes>
+SMDDP_BOTH void reduce_lanes(const Reduction& r, size_t at, size_t stride) {
+  using Memory = typename Element::Memory;
+  using Sum = typename Element::Sum;
+  constexpr int kEach = static_cast<int>(sizeof(Lane) / sizeof(Memory));
+  Sum sum[kLanes][kEach];
+  // Calls f(i, e, element) for every element of source k, after all its lanes are read.
+  auto each = [&](size_t k, auto&& f) {
+    const char* source = static_cast<const char*>(r.sources[k]) + at;
+    Lane lane[kLanes];
+    SMDDP_UNROLL
+    for (int i = 0; i < kLanes; ++i) {
+      lane[i] = *reinterpret_cast<const Lane*>(source + static_cast<size_t>(i) * stride);
+    }
+    SMDDP_UNROLL
+    for (int i = 0; i < kLanes; ++i) {
+      Memory x[kEach];
+      memcpy(x, &lane[i], sizeof x);
+      SMDDP_UNROLL
+      for (int e = 0; e < kEach; ++e) f(i, e, Element::widen(x[e]));
+    }
+  };
+  each(0, [&](int i, int e, Sum x) { sum[i][e] = x; });
+  for (size_t k = 1; k < r.sources_count; ++k) {
+    each(k, [&](int i, int e, Sum x) { sum[i][e] = Op::apply(sum[i][e], x); });
+  }
+  char* to = static_cast<char*>(r.destination) + at;
+  SMDDP_UNROLL
+  for (int i = 0; i < kLanes; ++i) {
+    Memory x[kEach];
+    SMDDP_UNROLL
+    for (int e = 0; e < kEach; ++e) x[e] = Element::narrow(divided(sum[i][e], r.divisor));
+    Lane lane;
+    memcpy(&lane, x, sizeof lane);
+    *reinterpret_cast<Lane*>(to + static_cast<size_t>(i) * stride) = lane;
+  }
+}
+
+template <class Element, class Op>
+SMDDP_BOTH void reduce_one(const Reduction& r, size_t i) {
+  using Memory = typename Element::Memory;
+  using Sum = typename Element::Sum;
+  Sum sum = Element::widen(static_cast<const Memory*>(r.sources[0])[i]);
+  for (size_t k = 1; k < r.sources_count; ++k) {
+    sum = Op::apply(sum, Element::widen(static_cast<const Memory*>(r.sources[k])[i]));
+  }
+  static_cast<Memory*>(r.destination)[i] = Element::narrow(divided(sum, r.divisor));
+}
+
+// Thread `thread` of `threads`. Every address is a multiple of the element's size. Where all of them
+// lie alike within 16 bytes most is read and written so; else element by element.
+template <class Element, class Op>
+SMDDP_BOTH void reduce_share_as(const Reduction& r, size_t thread, size_t threads) {
+  constexpr size_t kSize = sizeof(typename Element::Memory);
+  constexpr int kLanes = kSize == 1 ? 2 : 4;  // per source in flight; more would not fit registers
+  auto place = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(Lane); };
+  bool alike = true;
+  for (size_t k = 0; k < r.sources_count; ++k) {
+    alike = alike && place(r.sources[k]) == place(r.destination);
+  }
+  size_t head = alike ? (sizeof(Lane) - place(r.destination)) % sizeof(Lane) / kSize : r.count;
+  if (head > r.count) head = r.count;
+  for (size_t i = thread; i < head; i += threads) reduce_one<Element, Op>(r, i);
+  size_t lanes = (r.count - head) * kSize / sizeof(Lane);
+  size_t lane = thread;
+  for (; lane + (kLanes - 1) * threads < lanes; lane += kLanes * threads) {
+    reduce_lanes<Element, Op, kLanes>(r, head * kSize + lane * sizeof(Lane),
+                                      threads * sizeof(Lane));
+  }
+  for (; lane < lanes; lane += threads) {
+    reduce_lanes<Element, Op, 1>(r, head * kSize + lane * sizeof(Lane), 0);
+  }
+  for (size_t i = head + lanes * sizeof(Lane) / kSize + thread; i < r.count; i += threads) {
+    reduce_one<Element, Op>(r, i);
+  }
+}
+
+// Types and operations by the names that kernels bear: smddp_reduce_<type>_<operation>.
+#define SMDDP_REDUCED_TYPES(X)             \
+  X(kFloat32, NativeElement<float>, f32)   \
+  X(kFloat64, NativeElement<double>, f64)  \
+  X(kBFloat16, BFloat16Element, bf16)      \
+  X(kFloat16, Float16Element, f16)         \
+  X(kInt8, NativeElement<int8_t>, i8)      \
+  X(kUInt8, NativeElement<uint8_t>, u8)    \
+  X(kInt16, NativeElement<int16_t>, i16)   \
+  X(kUInt16, NativeElement<uint16_t>, u16) \
+  X(kInt32, NativeElement<int32_t>, i32)   \
+  X(kUInt32, NativeElement<uint32_t>, u32) \
+  X(kInt64, NativeElement<int64_t>, i64)   \
+  X(kUInt64, NativeElement<uint64_t>, u64)
+#define SMDDP_REDUCING_OPS(X, type, element, name) \
+  X(type, element, name, SumOf, sum)               \
+  X(type, element, name, ProductOf, product)       \
+  X(type, element, name, LeastOf, min)             \
+  X(type, element, name, MostOf, max)
+
+#if !defined(__CUDACC__)
+inline void reduce_share(const Reduction& r, size_t thread, size_t threads) {
+  auto as = [&](auto element) {
+    using Element = decltype(element);
+    switch (r.op) {
+      case ReduceOp::kNone:
+      case ReduceOp::kSum:
+      case ReduceOp::kAvg:
+        return reduce_share_as<Element, SumOf>(r, thread, threads);
+      case ReduceOp::kProduct:
+        return reduce_share_as<Element, ProductOf>(r, thread, threads);
+      case ReduceOp::kMin:
+        return reduce_share_as<Element, LeastOf>(r, thread, threads);
+      case ReduceOp::kMax:
+        return reduce_share_as<Element, MostOf>(r, thread, threads);
+    }
+  };
+  switch (r.dtype) {
+#define SMDDP_CASE(type, element, name) \
+  case Dtype::type:                     \
+    return as(element{});
+    SMDDP_REDUCED_TYPES(SMDDP_CASE)
+#undef SMDDP_CASE
+    case Dtype::kBytes:
+      return as(NativeElement<uint8_t>{});
+  }
+}
+#endif
+
+}  // namespace smddp::kernels

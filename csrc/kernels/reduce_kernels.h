@@ -1,0 +1,27 @@
+// What every instruction set's source offers, and nothing that emits code: sources compiled for more
+// than the baseline may share no inline function with others, lest the linker keep their copy.
+#pragma once
+
+#include <cstddef>
+
+#include "common/types.h"
+
+namespace smddp::kernels {
+
+struct Kernels {
+  // The functions of reduce.h, with a divisor of at least 1.
+  void (*reduce)(void* destination, const void* const* sources, size_t sources_count, size_t count,
+                 Dtype dtype, ReduceOp op, int divisor, bool streaming);
+  void (*load)(void* accumulator, const void* source, size_t count, Dtype dtype);
+  void (*accumulate)(void* accumulator, const void* source, size_t count, Dtype dtype, ReduceOp op);
+  void (*store)(void* destination, const void* accumulator, size_t count, Dtype dtype);
+  void (*copy)(void* to, const void* from, size_t bytes, bool streaming);
+  void (*copy_twice)(void* to, void* also, const void* from, size_t bytes, bool streaming);
+};
+
+// Null where this build's compiler cannot make them.
+const Kernels* baseline_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace smddp::kernels

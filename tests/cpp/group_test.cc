@@ -1,0 +1,209 @@
+// Groups: how they fail, how much they may have in flight, how they are made.
+#include <barrier>
+#include <set>
+
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+TEST(Failure, RanksThatDisagreeAllHearBothSides) {
+  for (std::string layout : {"AA", "AB", "AABB", "AAA"}) {
+    run_world(layout, [&](RankContext& c) {
+      size_t size = c.rank == 1 ? 2000 : 1000;
+      std::vector<float> in(size), out(size * static_cast<size_t>(c.ranks));
+      Status status = c.run(gather_of(in, out, c.ranks));
+      ASSERT_FALSE(status.ok());
+      EXPECT_NE(status.message().find(std::to_string(4000 * c.ranks)), std::string::npos)
+          << status.message();
+      EXPECT_NE(status.message().find(std::to_string(8000 * c.ranks)), std::string::npos)
+          << status.message();
+      EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+      std::vector<float> more(1), all(static_cast<size_t>(c.ranks));
+      EXPECT_FALSE(c.run(gather_of(more, all, c.ranks)).ok());  // broken stays broken
+    });
+  }
+}
+
+TEST(Failure, AllReducesOfDifferentSizesDisagree) {
+  for (std::string layout : {"AA", "AAA"}) {
+    for (size_t other : {999, 100'000}) {
+      run_world(layout, [&](RankContext& c) {
+        std::vector<float> data(c.rank == 1 ? other : 1000, 1.0f);
+        Status status = c.run(all_reduce_of(data, c.ranks, Dtype::kFloat32, ReduceOp::kSum));
+        ASSERT_FALSE(status.ok());
+        EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+      });
+    }
+  }
+}
+
+TEST(Failure, ARankThatStaysAwayIsNamedWithinTheDeadline) {
+  for (std::string layout : {"AAA", "ABC", "AAB"}) {
+    run_world(layout,
+              [&](RankContext& c) {
+                if (c.rank == 2)
+                  return std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                std::vector<float> in(1000), out(3000);
+                Status status = c.run(gather_of(in, out, c.ranks));
+                ASSERT_FALSE(status.ok());
+                EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+              },
+              {.timeout_seconds = 0.5});
+  }
+}
+
+// More early data than a peer has room for, in flows that keep their steps: whoever may not send early
+// must be told that its peer has started, though that peer's own data has to wait for its turn.
+TEST(Fragments, ManyInFlightOfFlowsThatKeepStep) {
+  run_world("ABCDE",
+            [](RankContext& c) {
+              auto ranks = static_cast<size_t>(c.ranks);
+              const size_t sizes[] = {48 << 10, 2 << 10, 16 << 10, 160 << 10, 8 << 10, 32 << 10};
+              for (size_t turn = 0; turn <= std::size(sizes); ++turn) {  // the last one mixes them
+                std::vector<std::vector<char>> in(64), out(64);
+                std::vector<std::shared_ptr<Operation>> operations;
+                for (size_t i = 0; i < in.size(); ++i) {
+                  size_t bytes = sizes[(turn == std::size(sizes) ? i : turn) % std::size(sizes)];
+                  in[i].assign(bytes, static_cast<char>(i + static_cast<size_t>(c.rank)));
+                  out[i].resize(bytes * ranks);
+                  operations.push_back(gather_of(in[i], out[i], c.ranks));
+                  c.group.submit(operations.back(), {}, true);
+                  if (i % 8 == static_cast<size_t>(c.rank)) c.engine.wait(*operations[i / 2]);
+                }
+                for (size_t i = 0; i < in.size(); ++i) {
+                  c.engine.wait(*operations[i]);
+                  ASSERT_TRUE(operations[i]->status().ok()) << operations[i]->status().message();
+                  size_t bytes = in[i].size();
+                  for (size_t r = 0; r < ranks; ++r)
+                    ASSERT_EQ(out[i][r * bytes + bytes / 2], static_cast<char>(i + r));
+                }
+              }
+            },
+            {.timeout_seconds = 20});
+}
+
+// More of both than the window has room for.
+TEST(Fragments, ManyGathersAndSumsInFlightOnHostsOfTwo) {
+  run_world("AABB",
+            [](RankContext& c) {
+              auto ranks = static_cast<size_t>(c.ranks);
+              constexpr size_t kShard = 288 << 10;  // in floats
+              std::vector<std::vector<float>> in, out;
+              std::vector<std::shared_ptr<Operation>> operations;
+              for (int i = 0; i < 40; ++i) {
+                bool gathers = i % 3 == 0;
+                in.emplace_back(kShard * (gathers ? 1 : ranks), static_cast<float>(i + c.rank));
+                out.emplace_back(kShard * (gathers ? ranks : 1));
+                operations.push_back(gathers ? gather_of(in.back(), out.back(), c.ranks)
+                                             : scatter_of(in.back(), out.back(), c.ranks,
+                                                          Dtype::kFloat32, ReduceOp::kSum));
+                c.group.submit(operations.back(), {}, true);
+              }
+              for (size_t i = 0; i < operations.size(); ++i) {
+                c.engine.wait(*operations[i]);
+                ASSERT_TRUE(operations[i]->status().ok()) << operations[i]->status().message();
+                auto first = static_cast<float>(i);
+                if (i % 3 == 0) {
+                  EXPECT_EQ(out[i].back(), first + static_cast<float>(ranks - 1));
+                } else {
+                  EXPECT_EQ(out[i].front(), 4 * first + 6);  // i + rank over four ranks
+                }
+              }
+            },
+            {.timeout_seconds = 30});
+}
+
+TEST(Failure, AbortFreesThoseWhoWait) {
+  run_world("AABB", [&](RankContext& c) {
+    if (c.rank == 3) {
+      std::vector<float> in(1), out(4);
+      auto op = gather_of(in, out, 4);
+      op->digest = 99;  // never matches: whoever sees it first fails, and all others hear of it
+      c.group.submit(op, {}, true);
+      c.group.abort("asked to");
+      c.engine.wait(*op);
+      return;
+    }
+    std::vector<float> in(1 << 20), out(4 << 20);
+    EXPECT_FALSE(c.run(gather_of(in, out, 4)).ok());
+  });
+}
+
+// Rank 1 looks only when all that rank 0 will ever send is there: what finished the first operation, and
+// that it gave up the second.
+TEST(Failure, APeerThatGivesUpALaterOperationLeavesEarlierOnesWhole) {
+  for (std::string layout : {"AB", "AA"}) {
+    std::barrier both(2);
+    run_world(layout, [&](RankContext& c) {
+      std::vector<float> in(100, 1.0f), out(200), more(100), all(200);
+      EXPECT_TRUE(c.run(gather_of(in, out, 2)).ok());  // everything is connected
+      auto first = gather_of(in, out, 2), second = gather_of(more, all, 2);
+      if (c.rank == 1) c.group.submit(first, {}, false);
+      both.arrive_and_wait();
+      if (c.rank == 0) {
+        EXPECT_TRUE(c.run(first).ok());
+        c.group.submit(second, {}, true);
+        c.group.abort("asked to");
+        c.engine.wait(*second);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until it has arrived
+      }
+      both.arrive_and_wait();
+      if (c.rank == 1) {
+        c.engine.wait(*first);
+        EXPECT_TRUE(first->status().ok()) << first->status().message();
+        Status status = c.run(second);
+        EXPECT_NE(status.message().find("asked to"), std::string::npos) << status.message();
+      }
+    });
+  }
+}
+
+TEST(Bootstrap, AMissingRankIsNamed) {
+  MemoryStore store(std::chrono::milliseconds(300));
+  auto engine = Engine::create();
+  ASSERT_TRUE(engine.ok());
+  auto group = Group::create(*engine.value(), store, 0, 3,
+                             {.name = "g", .timeout_ns = 1'000'000'000, .host = "A"});
+  ASSERT_FALSE(group.ok());
+  EXPECT_NE(group.status().message().find("ranks 1, 2"), std::string::npos)
+      << group.status().message();
+}
+
+TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
+  MemoryStore stores[20];
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 4; ++r) {
+    threads.emplace_back([&, r] {
+      auto engine = Engine::create();
+      ASSERT_TRUE(engine.ok());
+      std::vector<std::unique_ptr<Group>> groups;
+      for (MemoryStore& store : stores) {
+        auto group =
+            Group::create(*engine.value(), store, r, 4, {.name = "g", .host = r < 2 ? "A" : "B"});
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        groups.push_back(std::move(group.value()));
+      }
+      std::vector<std::vector<int>> in, out;
+      std::vector<std::shared_ptr<Operation>> ops;
+      for (size_t g = 0; g < groups.size(); ++g) {
+        in.emplace_back(5000, r + static_cast<int>(g));
+        out.emplace_back(20000);
+      }
+      for (size_t g = 0; g < groups.size(); ++g) {
+        ops.push_back(gather_of(in[g], out[g], 4));
+        groups[g]->submit(ops[g], {}, true);
+      }
+      for (size_t g = 0; g < groups.size(); ++g) {
+        engine.value()->wait(*ops[g]);
+        ASSERT_TRUE(ops[g]->status().ok()) << ops[g]->status().message();
+        for (int q = 0; q < 4; ++q)
+          ASSERT_EQ(out[g][static_cast<size_t>(q) * 5000], q + static_cast<int>(g));
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+}
+
+}  // namespace
+}  // namespace smddp
