@@ -136,17 +136,17 @@ TEST(DeviceReduce, KernelsByName) {
   EXPECT_STREQ(kernel_name(Dtype::kBFloat16, ReduceOp::kAvg), "smddp_reduce_bf16_sum");
   EXPECT_STREQ(kernel_name(Dtype::kUInt64, ReduceOp::kMax), "smddp_reduce_u64_max");
   EXPECT_EQ(kernel_name(Dtype::kBytes, ReduceOp::kSum), nullptr);
-  if (!has_cuda_kernels()) GTEST_SKIP() << "this build had no nvcc";
+  if (!device::has_cuda_kernels()) GTEST_SKIP() << "this build had no nvcc";
   uint32_t magic;
   std::memcpy(&magic, cuda_kernels(), sizeof magic);
   EXPECT_EQ(magic, 0xba55ed50u);  // of a fatbin
 }
 
 TEST(CudaApi, SaysWhatIsMissing) {
-  auto none = cuda::load_api("libcuda-that-is-not-there.so");
+  auto none = device::cuda::load_api("libcuda-that-is-not-there.so");
   ASSERT_FALSE(none.ok());
   EXPECT_NE(none.status().message().find("install NVIDIA's driver"), std::string::npos);
-  auto other = cuda::load_api("libm.so.6");
+  auto other = device::cuda::load_api("libm.so.6");
   ASSERT_FALSE(other.ok());
   EXPECT_NE(other.status().message().find("update NVIDIA's driver"), std::string::npos);
 }
