@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "bootstrap/prefix_store.h"
 #include "collectives/group.h"
 #include "common/clock.h"
 #include "common/env.h"
@@ -115,29 +116,6 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
   return group;
 }
 
-namespace {
-
-// The same keys, for a group of its own.
-class PrefixStore : public Store {
- public:
-  PrefixStore(Store& store, std::string label) : store_(store), label_(std::move(label)) {}
-  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
-    return store_.set(label_ + key, value);
-  }
-  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
-    std::vector<std::string> labelled;
-    for (const std::string& key : keys) labelled.push_back(label_ + key);
-    return store_.get(labelled);
-  }
-  bool has(const std::string& key) override { return store_.has(label_ + key); }
-
- private:
-  Store& store_;
-  const std::string label_;
-};
-
-}  // namespace
-
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
                                                const std::vector<Rank>& ranks) {
   Options options = options_;
@@ -148,8 +126,8 @@ Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& 
     if (r == rank_) mine = static_cast<int>(options.called.size());
     options.called.push_back(options_.called.empty() ? r : options_.called[static_cast<size_t>(r)]);
   }
-  PrefixStore labelled(store, label + "/");
-  return create(engine_, labelled, mine, static_cast<int>(ranks.size()), std::move(options));
+  PrefixStore prefixed(store, label + "/");
+  return create(engine_, prefixed, mine, static_cast<int>(ranks.size()), std::move(options));
 }
 
 // Every rank's fabric address into its info, or why there can be no group.
