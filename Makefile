@@ -203,7 +203,7 @@ format: $(VENV)/.stamp-requirements  ## let ruff and clang-format rewrite the so
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-walls:  ## which directory may name torch, CUDA, libfabric
+walls:  ## which room may include or import what, and that there is no circle
 	$(PYTHON) tools/check_walls.py
 
 tidy: build  ## clang-tidy on the core; takes minutes, so lint leaves it out
