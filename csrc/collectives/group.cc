@@ -50,7 +50,8 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
   } else {
     enqueue(operation, tuning);
   }
-  engine_.kick(std::move(lock), background ? nullptr : operation.get(), this);
+  progress();
+  engine_.release(std::move(lock), background ? nullptr : operation.get());
 }
 
 void Group::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
@@ -364,7 +365,7 @@ void Group::abort(const std::string& reason, bool idle_too) {
     fail({Code::kAborted, reason});
     progress();
   }
-  engine_.kick(std::move(lock), nullptr);
+  engine_.kick(std::move(lock));
 }
 
 }  // namespace smddp

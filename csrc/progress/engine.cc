@@ -336,13 +336,13 @@ void Engine::finish_alone(Lock lk) {
   notify_waiters();
 }
 
-void Engine::kick(Lock lk, const Task* awaited, Progressable* group) {
-  if (group != nullptr) {
-    group->progress();
-  } else {
-    pass();
-  }
-  // The awaited task is over, or there is none: whatever else is in flight has no driver here.
+void Engine::kick(Lock lk) {
+  pass();
+  release(std::move(lk), nullptr);
+}
+
+void Engine::release(Lock lk, const Task* awaited) {
+  // The awaited task is over, or there is none: all other work in flight has no driver here.
   bool leaves =
       awaited == nullptr || std::any_of(finished_.begin(), finished_.end(),
                                         [&](const auto& task) { return task.get() == awaited; });

@@ -84,10 +84,12 @@ class Engine : private fabric::Sink {
     kept_until_fabric_closes_.push_back(std::move(what));
   }
 
-  // Advances `group` (nullptr: everything) once, after the caller enqueued work under `lock`, and
-  // releases the lock. The caller is going to wait for `awaited` (nullptr: for nothing); what that wait
-  // will not drive, because the task is over or there is none, is left to the background thread.
-  void kick(Lock lock, const Task* awaited, Progressable* group = nullptr);
+  // Releases `lock`, under which the caller added work, and runs what finished. The caller is going to
+  // wait for `awaited` (nullptr: for nothing). Work that this wait will not drive, because the task is
+  // over or there is none, is left to the background thread.
+  void release(Lock lock, const Task* awaited);
+  // Advances all groups and the network once, then release(lock, nullptr).
+  void kick(Lock lock);
   // Drives until `task` is done, or `timeout` is over (zero: no limit). False on the latter.
   bool wait(const Task& task, std::chrono::nanoseconds timeout = {});
   // Oversubscribed hosts must not spin: ranks of the largest group on this host.

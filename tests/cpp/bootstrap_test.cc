@@ -298,7 +298,7 @@ TEST(Strangers, MessagesWithoutTheKeyChangeNothing) {
         fabric::SendBuffer* buffer = nullptr;
         while ((buffer = stranger.value()->acquire(peer.value(), false)) == nullptr) {
           (void)stranger.value()->progress(sink);
-          c.engine.kick(c.engine.lock(), nullptr);
+          c.engine.kick(c.engine.lock());
         }
         size_t size = sizeof(wire::Header) + random() % 1000;
         for (size_t b = 0; b < size; ++b) buffer->data[b] = static_cast<std::byte>(random());
@@ -314,7 +314,7 @@ TEST(Strangers, MessagesWithoutTheKeyChangeNothing) {
       }
       for (int turn = 0; turn < 2000 && !stranger.value()->idle(); ++turn) {
         (void)stranger.value()->progress(sink);
-        c.engine.kick(c.engine.lock(), nullptr);
+        c.engine.kick(c.engine.lock());
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       EXPECT_TRUE(stranger.value()->idle());
