@@ -203,8 +203,9 @@ format: $(VENV)/.stamp-requirements  ## let ruff and clang-format rewrite the so
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
 
-walls:  ## which room may include or import what, and that there is no circle
-	$(PYTHON) tools/check_walls.py
+walls: $(VENV)/.stamp-requirements  ## rooms and what they may include, import and name; sizes; nothing twice
+	$(PY) tools/check_walls.py
+	$(PY) tools/check_sizes.py
 
 tidy: build  ## clang-tidy on the core; takes minutes, so lint leaves it out
 	$(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build -j $(JOBS) \
