@@ -34,6 +34,13 @@ struct Signature {
 };
 static_assert(sizeof(Signature) == 32);
 
+// One step of a digest over the tensors' sizes and types. Two ranks that disagree about one tensor get
+// different digests: each step is invertible.
+inline uint64_t extend_digest(uint64_t digest, uint64_t value) {
+  digest = (digest ^ value) * 0x9e3779b97f4a7c15ull;
+  return digest ^ digest >> 32;
+}
+
 std::string describe(const Signature& signature);
 
 }  // namespace smddp

@@ -12,6 +12,8 @@
 #include <functional>
 #include <thread>
 
+#include "common/align.h"
+#include "common/errno_status.h"
 #include "kernels/reduce_arithmetic.h"
 
 namespace smddp::device {
@@ -86,18 +88,11 @@ class Queue {
 Queue& queue(Stream stream) { return *static_cast<Queue*>(stream); }
 const MomentPtr& moment(Event event) { return *static_cast<MomentPtr*>(event); }
 
-Status failed(const std::string& what) {
-  return {Code::kUnavailable, what + ": " + std::strerror(errno)};
-}
-
-size_t pages(size_t bytes) {
-  auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return (bytes + page - 1) / page * page;
-}
+size_t pages(size_t bytes) { return align_up(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE))); }
 
 Result<void*> map_segment(int descriptor, size_t bytes) {
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (at == MAP_FAILED) return failed("could not map " + std::to_string(bytes) + " bytes");
+  if (at == MAP_FAILED) return errno_status("could not map " + std::to_string(bytes) + " bytes");
   return at;
 }
 
@@ -110,9 +105,9 @@ HostDevice::~HostDevice() {
 Result<void*> HostDevice::allocate(size_t bytes) {
   bytes = pages(std::max<size_t>(bytes, 1));
   int descriptor = memfd_create("smddp-host-device", MFD_CLOEXEC);
-  if (descriptor < 0) return failed("could not create a segment (memfd_create)");
+  if (descriptor < 0) return errno_status("could not create a segment (memfd_create)");
   if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
-    Status why = failed("could not size a segment of " + std::to_string(bytes) + " bytes");
+    Status why = errno_status("could not size a segment of " + std::to_string(bytes) + " bytes");
     close(descriptor);
     return why;
   }
@@ -238,7 +233,8 @@ Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
   std::string path =
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(allocation.descriptor);
   int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (descriptor < 0) return failed("could not open a segment of process " + std::to_string(pid));
+  if (descriptor < 0)
+    return errno_status("could not open a segment of process " + std::to_string(pid));
   auto at = map_segment(descriptor, allocation.bytes);
   close(descriptor);
   return at;

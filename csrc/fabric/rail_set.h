@@ -12,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/file_descriptor.h"
 #include "fabric/buffers.h"
 #include "fabric/endpoint.h"
 #include "fabric/rail.h"

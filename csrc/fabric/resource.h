@@ -7,7 +7,6 @@
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_eq.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <cstddef>
 #include <memory>
@@ -63,24 +62,6 @@ Result<Handle> open_handle(const Library& library, const char* call, Open&& open
   if (rc == 0) return Handle(raw);
   return Status(Code::kUnavailable, std::string(call) + ": " + library.error_text(rc));
 }
-
-class FileDescriptor {
- public:
-  FileDescriptor() = default;
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  int fd_ = -1;
-};
 
 // Anonymous pages: zeroed, and not resident before they are first touched.
 class Slab {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "collectives/group.h"
+#include "common/file_descriptor.h"
 #include "gpu_collectives/pinned_pipeline.h"
 #include "intranode/copy_engine.h"
 
@@ -132,7 +133,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   const int index_, ranks_;         // on this host, as are the following
   std::vector<std::string> names_;  // of the ranks
   std::vector<int> pids_;
-  std::vector<intranode::Fd> alive_;  // readable once that rank's process is gone
+  std::vector<FileDescriptor> alive_;  // readable once that rank's process is gone
   std::unique_ptr<intranode::CopyEngine> copy_engine_;
   std::atomic<uint64_t> limit_ns_;
   std::vector<uint64_t> gone_since_ns_;

@@ -183,7 +183,7 @@ Status DeviceGroup::join(const std::vector<Joining>& joined) {
     alive_.emplace_back();
     if (r == index_) continue;
     if (card.pid != getpid())
-      alive_.back() = intranode::Fd(static_cast<int>(syscall(kPidfdOpen, card.pid, 0)));
+      alive_.back() = FileDescriptor(static_cast<int>(syscall(kPidfdOpen, card.pid, 0)));
     if (Status s = copy_engine_->join(r, card.pid, card.flags); !s) return s;
   }
   return {};

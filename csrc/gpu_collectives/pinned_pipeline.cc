@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "common/align.h"
 #include "common/clock.h"
 
 namespace smddp {
@@ -24,8 +25,6 @@ constexpr size_t kGrain = 256;
 constexpr size_t kPage = 4096;
 // How long the thread sleeps between looks at a flag that a stream sets: longer as it waits longer.
 constexpr uint64_t kShortestNapNs = 20'000, kLongestNapNs = 500'000;
-
-size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 }  // namespace
 
@@ -193,7 +192,7 @@ PinnedPipeline::~PinnedPipeline() {
 size_t PinnedPipeline::slot_bytes(const Exchange& exchange) const {
   size_t most = std::max(kLeastSlot, kChunkBytes / static_cast<size_t>(ranks()) / kGrain * kGrain);
   size_t largest = std::max(exchange.out.largest(), exchange.in.largest());
-  return std::min(most, round_up(largest, kGrain));
+  return std::min(most, align_up(largest, kGrain));
 }
 
 Status PinnedPipeline::reserve(const Exchange& exchange) {

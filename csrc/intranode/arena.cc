@@ -9,6 +9,7 @@
 #include <bit>
 #include <iterator>
 
+#include "common/align.h"
 #include "common/env.h"
 
 namespace smddp::intranode {
@@ -17,8 +18,6 @@ namespace {
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = 2 << 20;
-
-constexpr size_t align_up(size_t n, size_t a) { return (n + a - 1) / a * a; }
 
 // A larger request would be granted all the same, as memfd pages come with their first touch, and
 // end in the OOM killer where an allocator should have said no.
@@ -33,7 +32,7 @@ Shared create_segment(size_t bytes, bool huge) {
   Shared shared;
   unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   if (huge) flags |= MFD_HUGETLB | 21u << 26;  // MFD_HUGE_2MB of linux/memfd.h
-  shared.fd = Fd(memfd_create("smddp-arena", flags));
+  shared.fd = FileDescriptor(memfd_create("smddp-arena", flags));
   if (!shared.fd || fchmod(shared.fd.get(), 0600) != 0 ||
       ftruncate(shared.fd.get(), static_cast<off_t>(bytes)) != 0 ||
       fcntl(shared.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {

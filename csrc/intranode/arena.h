@@ -82,7 +82,7 @@ class Arena {
   struct Segment {
     std::byte* base;
     size_t bytes;
-    Fd fd;
+    FileDescriptor fd;
     uint32_t entry;
     bool huge;
     bool all_copied = true;  // of its blocks, by the fork under way

@@ -45,7 +45,7 @@ bool copy_block(int fd, size_t offset, std::byte* to, size_t bytes) {
 struct Arena::Forks {
   std::mutex mutex;
   std::vector<Arena*> arenas;
-  Fd done_read, done_write;
+  FileDescriptor done_read, done_write;
 
   static Forks& process() {
     static Forks* forks = [] {
@@ -67,18 +67,18 @@ struct Arena::Forks {
     int ends[2];
     // Without the pipe the parent goes on at once, and the child may see some of what it writes.
     if (any && pipe2(ends, O_CLOEXEC) == 0) {
-      done_read = Fd(ends[0]);
-      done_write = Fd(ends[1]);
+      done_read = FileDescriptor(ends[0]);
+      done_write = FileDescriptor(ends[1]);
     }
   }
 
   // Also where fork() failed: then no one holds the other end.
   void in_parent() {
-    done_write = Fd();
+    done_write = FileDescriptor();
     char byte;
     while (done_read && read(done_read.get(), &byte, 1) < 0 && errno == EINTR) {
     }
-    done_read = Fd();
+    done_read = FileDescriptor();
     for (Arena* arena : arenas) {
       arena->keep_from_children();
       arena->mutex_.unlock();
@@ -93,8 +93,8 @@ struct Arena::Forks {
       while (write(done_write.get(), &byte, 1) < 0 && errno == EINTR) {
       }
     }
-    done_read = Fd();
-    done_write = Fd();
+    done_read = FileDescriptor();
+    done_write = FileDescriptor();
     for (Arena* arena : arenas) arena->mutex_.unlock();
     mutex.unlock();
   }
@@ -172,7 +172,7 @@ void Arena::become_private() {
         "touch; SMDDP_FORK_COPY_MIB bounds the copies, and spawned children need none");
   }
   // The memory itself goes with the parent, not with the last of its children.
-  for (auto& [base, segment] : segments_) segment.fd = Fd();
+  for (auto& [base, segment] : segments_) segment.fd = FileDescriptor();
   table_ = Shared();
   free_.clear();
   copies_.clear();

@@ -10,6 +10,7 @@
 #include <ctime>
 #include <vector>
 
+#include "common/align.h"
 #include "common/clock.h"
 #include "common/processor.h"
 #include "kernels/reduce.h"
@@ -19,8 +20,6 @@ namespace {
 
 // Pieces up to this size are fetched before they are asked for.
 constexpr size_t kSmallPiece = 1 << 10;
-
-constexpr size_t align_up(size_t n, size_t a) { return (n + a - 1) / a * a; }
 
 size_t counts_at() { return align_up(sizeof(OutboxHead), 128); }
 size_t slots_at(uint32_t readers) { return counts_at() + readers * sizeof(ReadCount); }
@@ -93,7 +92,7 @@ OutboxHead* Outbox::head() const { return eager_prefix_of(shared_.mapping); }
 
 bool Outbox::all_attached() {
   if (head()->attached.load(std::memory_order_acquire) != readers_) return false;
-  if (shared_.fd) shared_.fd = Fd();
+  if (shared_.fd) shared_.fd = FileDescriptor();
   return true;
 }
 

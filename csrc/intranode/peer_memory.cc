@@ -52,7 +52,7 @@ bool holds(int fd, uint64_t bytes, struct stat* info) {
 Result<std::unique_ptr<PeerMemory>> PeerMemory::open(int pid, int table_fd) {
   std::string who = "process " + std::to_string(pid);
   if (table_fd < 0) return Status(Code::kUnavailable, who + " shares no memory");
-  Fd fd(::open(fd_path(pid, table_fd).c_str(), O_RDONLY | O_CLOEXEC));
+  FileDescriptor fd(::open(fd_path(pid, table_fd).c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info;
   if (!fd || !holds(fd.get(), sizeof(ArenaTable), &info))
     return Status(Code::kUnavailable, "could not open the table of the memory that " + who +
@@ -120,7 +120,7 @@ void PeerMemory::map(Known& segment) const {
   // tells. Looked at before as well, as opening some files does something to them.
   auto same = [&] { return info.st_dev == segment.device && info.st_ino == segment.inode; };
   if (stat(path.c_str(), &info) != 0 || !same()) return;
-  Fd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  FileDescriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!fd || !holds(fd.get(), segment.bytes, &info) || !same()) return;
   void* address = mmap(nullptr, segment.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   if (address == MAP_FAILED) return;

@@ -11,17 +11,13 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <utility>
 
+#include "common/errno_status.h"
 #include "intranode/arena.h"
 
 namespace smddp::intranode {
 namespace {
-
-Status failed(const std::string& what) {
-  return {Code::kUnavailable, what + ": " + std::strerror(errno)};
-}
 
 // Puts a byte into a doorbell's pipe. A full pipe is as good as a ring.
 //
@@ -43,12 +39,13 @@ Result<std::unique_ptr<Presence>> Presence::create() {
   if (!shared) return shared.status();
   presence->shared_ = std::move(shared.value());
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return failed("could not create the doorbell pipe");
-  presence->bell_read_ = Fd(ends[0]);
-  presence->bell_write_ = Fd(ends[1]);
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    return errno_status("could not create the doorbell pipe");
+  presence->bell_read_ = FileDescriptor(ends[0]);
+  presence->bell_write_ = FileDescriptor(ends[1]);
   uint64_t token = 0;
   if (getrandom(&token, sizeof token, 0) != sizeof token)
-    return failed("could not draw a random token");
+    return errno_status("could not draw a random token");
   presence->page()->token = token;
   presence->page()->arena_fd = Arena::process().table_fd();
   // Yama's ptrace_scope 1 lets only descendants read a process's memory unless it says otherwise.
@@ -89,11 +86,11 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   // O_RDWR: with itself as a reader, a write never meets a pipe without one, so no SIGPIPE when the
   // neighbour dies.
   neighbor->doorbell_ =
-      Fd(::open(fd_path(pid, doorbell_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
-  if (!neighbor->doorbell_) return failed("could not open the doorbell of " + what);
+      FileDescriptor(::open(fd_path(pid, doorbell_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  if (!neighbor->doorbell_) return errno_status("could not open the doorbell of " + what);
   if (pid != getpid()) {
-    neighbor->pidfd_ =
-        Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // kernel >= 5.3, else -1
+    neighbor->pidfd_ = FileDescriptor(
+        static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // kernel >= 5.3, else -1
   }
   return neighbor;
 }

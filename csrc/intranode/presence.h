@@ -45,7 +45,7 @@ class Presence {
  private:
   PresencePage* page() const { return static_cast<PresencePage*>(shared_.mapping.address()); }
   Shared shared_;
-  Fd bell_read_, bell_write_;
+  FileDescriptor bell_read_, bell_write_;
 };
 
 class Neighbor {
@@ -73,8 +73,8 @@ class Neighbor {
   int pid_ = 0;
   bool dead_ = false;
   Mapping mapping_;
-  Fd doorbell_;
-  Fd pidfd_;
+  FileDescriptor doorbell_;
+  FileDescriptor pidfd_;
   bool looked_for_memory_ = false;
   std::unique_ptr<PeerMemory> memory_;
 };

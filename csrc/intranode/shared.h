@@ -1,28 +1,13 @@
-// Handles of what processes share: descriptors, mappings, anonymous segments.
+// Handles of what processes share: mappings, anonymous segments.
 #pragma once
 
 #include <cstddef>
 #include <string>
 
+#include "common/file_descriptor.h"
 #include "common/status.h"
 
 namespace smddp::intranode {
-
-// Owns a file descriptor.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd();
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  int release();
-
- private:
-  int fd_ = -1;
-};
 
 // Owns a shared mapping of a memfd.
 class Mapping {
@@ -42,7 +27,7 @@ class Mapping {
 };
 
 struct Shared {
-  Fd fd;
+  FileDescriptor fd;
   Mapping mapping;
 };
 

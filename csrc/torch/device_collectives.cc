@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/clock.h"
+#include "common/signature.h"
 #include "torch/gil.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
@@ -24,11 +25,6 @@ std::exception_ptr exception_of(const Status& status) {
   } catch (...) {
     return std::current_exception();
   }
-}
-
-uint64_t mix(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-  return hash ^ hash >> 32;
 }
 
 void require_contiguous(const at::Tensor& t, const char* what) {
@@ -176,8 +172,8 @@ DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, 
   op->what.segments = static_cast<uint32_t>(tensors.size());
   op->what.digest = 0xcbf29ce484222325ull;
   for (const at::Tensor* t : tensors) {
-    op->what.digest =
-        mix(mix(op->what.digest, t->nbytes()), static_cast<uint64_t>(t->scalar_type()));
+    op->what.digest = extend_digest(extend_digest(op->what.digest, t->nbytes()),
+                                    static_cast<uint64_t>(t->scalar_type()));
   }
   bool sums = reduce_op != ReduceOp::kNone;
   if (sums) {
@@ -299,7 +295,7 @@ c10::intrusive_ptr<Work> DeviceCollectives::reduce(TensorRefs tensors, ReduceOp 
     require(t.is_non_overlapping_and_dense() && !t.is_conj() && !t.is_neg(),
             "all_reduce on a GPU needs dense tensors; call contiguous()");
     for (int64_t d = 0; d < t.dim(); ++d)
-      op->what.digest = mix(op->what.digest, static_cast<uint64_t>(t.stride(d)));
+      op->what.digest = extend_digest(op->what.digest, static_cast<uint64_t>(t.stride(d)));
     op->results.push_back(t);
     whole.push_back({static_cast<std::byte*>(t.mutable_data_ptr()), t.nbytes()});
     op->what.bytes += t.nbytes();

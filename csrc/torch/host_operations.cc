@@ -2,18 +2,13 @@
 
 #include <algorithm>
 
+#include "common/signature.h"
 #include "patterns/pattern.h"
 
 namespace smddp {
 namespace {
 
 using OperationPtr = std::shared_ptr<TensorOperation>;
-
-// Two ranks that disagree about one tensor get different digests: each step is invertible.
-uint64_t mix(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-  return hash ^ hash >> 32;
-}
 
 std::string sizes_text(const at::Tensor& t) {
   std::string text = std::string(c10::toString(t.scalar_type())) + "[";
@@ -47,7 +42,8 @@ OperationPtr begin(Collective collective, TensorRefs tensors) {
   op->dtype = dtype_of(type);
   op->element_size = tensors[0]->element_size();
   for (const at::Tensor* t : tensors) {
-    op->digest = mix(mix(op->digest, t->nbytes()), static_cast<uint64_t>(t->scalar_type()));
+    op->digest = extend_digest(extend_digest(op->digest, t->nbytes()),
+                               static_cast<uint64_t>(t->scalar_type()));
     if (t->scalar_type() == type) continue;
     op->dtype = Dtype::kBytes;  // mixed types can be moved, in whole bytes
     op->element_size = 1;

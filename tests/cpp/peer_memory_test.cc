@@ -166,7 +166,7 @@ TEST(PeerMemory, ReportsWhatCannotBeOpened) {
   EXPECT_FALSE(PeerMemory::open(getpid(), -1).ok());
   EXPECT_FALSE(PeerMemory::open(getpid(), 1 << 20).ok());
   EXPECT_FALSE(PeerMemory::open(1 << 30, 0).ok());
-  Fd null(open("/dev/null", O_RDWR | O_CLOEXEC));
+  FileDescriptor null(open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_FALSE(PeerMemory::open(getpid(), null.get()).ok());
   auto unsealed = create_shared("smddp-test", 1 << 20);
   ASSERT_TRUE(unsealed.ok());
@@ -176,7 +176,7 @@ TEST(PeerMemory, ReportsWhatCannotBeOpened) {
 // A table that a broken or hostile neighbour wrote.
 struct ForgedTable {
   ForgedTable() {
-    fd = Fd(memfd_create("smddp-forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    fd = FileDescriptor(memfd_create("smddp-forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     EXPECT_EQ(ftruncate(fd.get(), 1 << 16), 0);
     EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
     mapping =
@@ -184,7 +184,7 @@ struct ForgedTable {
     table()->magic = kArenaMagic;
   }
   ArenaTable* table() const { return static_cast<ArenaTable*>(mapping.address()); }
-  Fd fd;
+  FileDescriptor fd;
   Mapping mapping;
 };
 
@@ -228,7 +228,7 @@ TEST(PeerMemory, RefusesAnotherFileBehindTheNumber) {
   EXPECT_NE(alias, block);
   EXPECT_TRUE(filled(alias, kMiB, 9));
 
-  Fd shrinkable(memfd_create("smddp-forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  FileDescriptor shrinkable(memfd_create("smddp-forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(shrinkable.get(), 1 << 20), 0);
   struct stat info;
   ASSERT_EQ(fstat(shrinkable.get(), &info), 0);

@@ -1,0 +1,11 @@
+// Sizes and offsets in multiples of a page, a cache line or another unit.
+#pragma once
+
+#include <cstddef>
+
+namespace smddp {
+
+// The lowest multiple of `unit` that is not below `n`.
+constexpr size_t align_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+}  // namespace smddp

@@ -1,0 +1,35 @@
+// Owns a file descriptor and closes it once. Used by every room that opens one.
+#pragma once
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace smddp {
+
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(other.release()) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    if (this != &other) {
+      close();
+      fd_ = other.release();
+    }
+    return *this;
+  }
+  ~FileDescriptor() { close(); }
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }  // the descriptor is the caller's now
+
+ private:
+  void close() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+
+  int fd_ = -1;
+};
+
+}  // namespace smddp
