@@ -1,9 +1,8 @@
-"""Entry point: makes the backend name ``smddp`` known to torch.distributed without an import.
+"""Entry point: registers the backend name ``smddp`` with torch.distributed without an import.
 
-torch runs :func:`register` at the end of ``import torch`` in every process of the machine, so
+torch runs :func:`register` at the end of ``import torch`` in every process of the machine. So
 nothing here loads the compiled module or the package (unless ``SMDDP_SHARED_ALLOCATOR=1`` asks for
-it), and nothing here may raise.
-``SMDDP_AUTOLOAD=0`` switches it off.
+it), and nothing here may raise. ``SMDDP_AUTOLOAD=0`` switches it off.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from importlib.util import find_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-# Modules that get a hook once they have run, and where in the package the hook lives.
+# Modules that get a hook after their import, and the hook's name in deepspeed_smddp.zero.hooks.
 _HOOKS = {
     "deepspeed": "hook_deepspeed",
     "accelerate.utils.deepspeed": "hook_accelerate",
@@ -48,14 +47,14 @@ def register_once() -> None:
     if os.environ.get("SMDDP_SHARED_ALLOCATOR", "0") in ("", "0"):
         return
     try:
-        # Before the first tensor. The one case in which the package is loaded with torch.
+        # Before the first tensor. Only in this case the package is loaded with torch.
         import_module("deepspeed_smddp.memory").install_if_asked()
     except Exception as error:
         _warn(f"smddp: tensors will not lie in shared memory: {error}")
 
 
 def register_backend() -> None:
-    """Registers ``smddp`` with torch.distributed; the extension is loaded by its first group."""
+    """Registers ``smddp`` with torch.distributed; the first group loads the extension."""
     import torch.distributed as dist
 
     if dist.is_available() and "SMDDP" not in dist.Backend._plugins:
@@ -67,7 +66,7 @@ def _create(options: Any, backend_options: Any) -> Any:
 
 
 def install_hooks() -> None:
-    """Arranges for the DeepSpeed hooks to run after the import of the modules they concern."""
+    """Makes the DeepSpeed hooks run after the import of the modules that they wrap."""
     if os.environ.get("SMDDP_DEEPSPEED_HOOK") == "0":
         return
     if not any(isinstance(finder, _HookFinder) for finder in sys.meta_path):
@@ -77,7 +76,7 @@ def install_hooks() -> None:
         if module is None:
             continue
         spec = getattr(module, "__spec__", None)
-        # `import deepspeed` imports torch, hence this: deepspeed itself is then half imported.
+        # `import deepspeed` imports torch, which runs this; deepspeed itself is half imported then.
         if spec is not None and getattr(spec, "_initializing", False):
             _watch(spec)
         else:
@@ -85,9 +84,9 @@ def install_hooks() -> None:
 
 
 def serve_torch_sagemaker() -> None:
-    """Makes ``import torch.sagemaker`` find the adapter, where torch itself has no such package."""
+    """Makes ``import torch.sagemaker`` find the adapter, if torch itself has no such package."""
     if not any(isinstance(finder, _SageMakerFinder) for finder in sys.meta_path):
-        sys.meta_path.append(_SageMakerFinder())  # the last that is asked
+        sys.meta_path.append(_SageMakerFinder())  # last, so that others come first
 
 
 def _run_hook(module: ModuleType) -> None:
@@ -134,7 +133,7 @@ def _watch(spec: ModuleSpec) -> None:
 
 
 class _HookFinder:
-    """Finds nothing itself: takes the spec that the other finders give and watches it."""
+    """Finds no module itself: it watches the spec that the other finders return."""
 
     def __init__(self) -> None:
         self._searching: set[str] = set()
@@ -158,7 +157,7 @@ class _HookFinder:
 
 
 class _SageMakerFinder:
-    """Finds ``torch.sagemaker`` in ``deepspeed_smddp/compat``; its submodules follow it there."""
+    """Finds ``torch.sagemaker``, and by its path its submodules, in ``deepspeed_smddp/compat``."""
 
     def find_spec(
         self, name: str, path: Any = None, target: ModuleType | None = None

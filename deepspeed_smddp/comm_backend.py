@@ -1,4 +1,7 @@
-"""``"comm_backend": "smddp"`` in a DeepSpeed config: what it asks for, and making it so."""
+"""``"comm_backend": "smddp"`` in a DeepSpeed config: reads it, and makes the default group by it.
+
+Knows nothing of ZeRO and wraps nothing; ``zero.default_group`` calls it at the right time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from deepspeed_smddp.errors import SmddpConfigError
 
 KEY = "comm_backend"
 NAME = "smddp"
-# Names that DeepSpeed knows and that torch learns only from an import of somebody else's.
+# Backends that DeepSpeed knows and that other packages register with torch at their import.
 _ELSEWHERE = ("ccl", "hccl", "cncl", "mccl", "tccl", "bccl", "mpi")
 
 
@@ -37,7 +40,7 @@ class Request:
 
 
 def parse(config: Any) -> Request:
-    """Reads the three places of a config, in whatever form it has.
+    """Reads the backend, the section and ZeRO's AllGather bucket of a config in any form.
 
     Raises:
         SmddpConfigError: a misspelt backend, an unknown key or a wrong value in "smddp".
@@ -59,8 +62,8 @@ def fulfil(
 
     Args:
         request: what the config says.
-        make_group: False where the caller forbade DeepSpeed to make the default group.
-        timeout: of the group's operations, where the section sets none; None: DeepSpeed's own.
+        make_group: False if the caller forbade DeepSpeed to make the default group.
+        timeout: of the group's operations, if the section sets none; None: DeepSpeed's own.
         init: further arguments of ``deepspeed.init_distributed``.
 
     Raises:
@@ -85,7 +88,7 @@ def fulfil(
             f"init_process_group({show(request.backend)}), or leave making it to DeepSpeed"
         )
     if NAME in _names(existing):
-        if request != Request():  # a config that says nothing leaves what applies alone
+        if request != Request():  # an empty request does not reset the settings
             _apply_section(request)
             _set_timeout()
     elif request.section is not None:
@@ -101,7 +104,7 @@ def prepare(request: Request) -> None:
 
 
 def group_backend() -> str:
-    """The default group's backend: a name, or device:name pairs where they differ."""
+    """The default group's backend: a name, or device:name pairs if devices have different ones."""
     pairs = str(dist.get_backend_config())
     names = _names(pairs)
     return names.pop() if len(names) == 1 else pairs
@@ -113,7 +116,7 @@ def serves_default_group() -> bool:
 
 
 def launched() -> bool:
-    """Whether this process was started as one of several ranks, by whatever launcher."""
+    """Whether a launcher started this process as one of several ranks."""
     return all(
         name in os.environ
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -12,10 +12,10 @@ import hjson
 
 
 def read(config: Any) -> Mapping[str, Any] | None:
-    """The config as a mapping; None where there is none, or where it cannot be read.
+    """The config as a mapping; None if there is none or it cannot be read.
 
-    Takes a mapping, a path to JSON or hjson, a base64 or JSON text, a ``DeepSpeedConfig``, an
-    ``HfDeepSpeedConfig``. An unreadable config is left for DeepSpeed to complain about.
+    Accepts a mapping, a path to JSON or hjson, a base64 or JSON text, a ``DeepSpeedConfig``, an
+    ``HfDeepSpeedConfig``. DeepSpeed itself raises the error for an unreadable config.
     """
     if config is None:
         return None
@@ -31,7 +31,7 @@ def read(config: Any) -> Mapping[str, Any] | None:
 
 
 def of_initialize(arguments: Mapping[str, Any]) -> Any:
-    """The config among the arguments of ``deepspeed.initialize``, in the order it looks for it."""
+    """The config among the arguments of ``deepspeed.initialize``, searched in its order."""
     args = arguments.get("args")
     candidates = (
         arguments.get("config"),
@@ -43,13 +43,13 @@ def of_initialize(arguments: Mapping[str, Any]) -> Any:
 
 
 def of_zero_init(arguments: Mapping[str, Any]) -> Any:
-    """The config among the arguments of ``deepspeed.zero.Init``, in the order it looks for it."""
+    """The config among the arguments of ``deepspeed.zero.Init``, searched in its order."""
     config = arguments.get("config_dict_or_path")
     return arguments.get("config") if config is None else config
 
 
 def of_accelerate_launch() -> str | None:
-    """The config file that ``accelerate launch --use_deepspeed`` names to its processes."""
+    """The config file that ``accelerate launch --use_deepspeed`` passes to its processes."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() not in ("true", "1", "yes"):
         return None
     path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
@@ -57,10 +57,10 @@ def of_accelerate_launch() -> str | None:
 
 
 def of_command_line() -> str | None:
-    """What this program was given as ``--deepspeed_config``, the argument that DeepSpeed defines.
+    """The value of ``--deepspeed_config``, DeepSpeed's argument, on this program's command line.
 
-    Megatron-DeepSpeed makes the process group long before it reads that file, by a bare
-    ``init_distributed()``.
+    Megatron-DeepSpeed makes the process group long before it reads that file, by a call of
+    ``init_distributed()`` without arguments.
     """
     name = "--deepspeed_config"
     for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
@@ -80,7 +80,7 @@ def at(config: Mapping[str, Any], path: str) -> Any:
 
 
 def allgather_elements(config: Mapping[str, Any]) -> int:
-    """``zero_optimization.allgather_bucket_size`` where the user set it to a number, else 0."""
+    """``zero_optimization.allgather_bucket_size`` if it is a number, else 0."""
     zero = config.get("zero_optimization")
     size = zero.get("allgather_bucket_size") if isinstance(zero, Mapping) else None
     if isinstance(size, bool) or not isinstance(size, (int, float)):

@@ -1,8 +1,8 @@
 """Tensor parallelism of transformers' models, beside FSDP2 or DeepSpeed ZeRO.
 
-Of n ranks each ``degree`` neighbours share one batch and divide the matrices of every layer: the
-columns of the first of a pair, the rows of the second (Shoeybi et al., Megatron-LM, 2019), as the
-model's own ``tp_plan`` says. The n / degree ranks with the same part are data-parallel. With
+Each ``degree`` neighbours of n ranks share one batch and divide the matrices of every layer: the
+columns of the first matrix of a pair, the rows of the second (Shoeybi et al., Megatron-LM, 2019),
+as the model's own ``tp_plan`` says. The n / degree ranks with the same part are data-parallel. With
 FSDP2::
 
     mesh = tensor_parallel(model, degree=2)
@@ -10,8 +10,9 @@ FSDP2::
         fully_shard(layer, mesh=mesh["data"])
     fully_shard(model, mesh=mesh["data"])
 
-Data are divided by ``mesh["data"]``: its size and this rank's place in it, so that the global batch
-is the same at any degree. With DeepSpeed it is ``"tensor_parallel_degree"`` in the "smddp" section.
+Divide the data by the size of ``mesh["data"]`` and this rank's position in it, so that the global
+batch is the same at any degree. With DeepSpeed set ``"tensor_parallel_degree"`` in the "smddp"
+section.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 DATA, TENSOR = "data", "tensor"
 _COLUMNS = ("colwise",)
-_COLUMNS_WHOLE = ("colwise_gather_output", "colwise_rep")  # every rank gets all columns back
+_COLUMNS_WHOLE = ("colwise_gather_output", "colwise_rep")  # every rank gets all columns
 _ROWS = ("rowwise",)
 _ENTRIES = ("embedding_rowwise",)  # of the vocabulary
 
@@ -41,15 +42,15 @@ def tensor_parallel(
 ) -> DeviceMesh:
     """Divides a model's layers over ``degree`` neighbouring ranks; all ranks call it.
 
-    The generators of each group's ranks are brought to the state of its first. Between a division
-    by columns and the one by rows, where every rank has other heads or neurons, dropout draws other
-    numbers on every rank; elsewhere the same.
+    The generators of each group's ranks get the state of its first rank. Between a division by
+    columns and the one by rows, every rank has other heads or neurons, and dropout draws other
+    numbers on every rank. Elsewhere it draws the same numbers.
 
     Args:
-        model: with a ``tp_plan``, as most of transformers' have; also one that ``delayed_init``
-            returned. Not yet sharded.
-        degree: ranks that share a batch; divides the number of ranks.
-        seed: sets apart the ranks' random numbers where they are to differ.
+        model: with a ``tp_plan``, as most of transformers' models have; also one that
+            ``delayed_init`` returned. Not yet sharded.
+        degree: the number of ranks that share a batch; divides the number of ranks.
+        seed: of the random numbers that differ between the ranks.
         device_type: of the mesh; default: the current accelerator, else "cpu".
 
     Returns:
@@ -57,7 +58,7 @@ def tensor_parallel(
 
     Raises:
         SmddpConfigError: the degree does not divide the ranks, or the model's heads or widths; the
-            model has no plan, or one with a division that is not known here.
+            model has no plan, or one with a division that this module does not know.
     """
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -78,7 +79,7 @@ def tensor_parallel(
 
 
 def check_degree(degree: int, ranks: int) -> None:
-    """Raises SmddpConfigError where a degree does not divide the ranks."""
+    """Raises SmddpConfigError if a degree does not divide the ranks."""
     if degree < 1 or ranks % degree:
         divisors = ", ".join(str(d) for d in range(1, ranks + 1) if ranks % d == 0)
         raise SmddpConfigError(
@@ -88,10 +89,10 @@ def check_degree(degree: int, ranks: int) -> None:
 
 
 def division(model: nn.Module) -> dict[str, str]:
-    """How each divided module of the model is: name to "colwise", "rowwise" and the like.
+    """How each divided module of the model is divided: its name to "colwise", "rowwise" and so on.
 
     Raises:
-        SmddpConfigError: the model has no ``tp_plan``, or it names a way that is not known here.
+        SmddpConfigError: the model has no ``tp_plan``, or it names an unknown way.
     """
     plan = getattr(model, "tp_plan", None) or {}
     if not plan:
@@ -108,7 +109,7 @@ def division(model: nn.Module) -> dict[str, str]:
         if not linear and not (way in _ENTRIES and isinstance(module, nn.Embedding)):
             raise SmddpConfigError(
                 f"the plan of {type(model).__name__} divides {name} ({type(module).__name__}) by "
-                f'"{way}", which is not known here; use a tensor_parallel_degree of 1'
+                f'"{way}", which smddp does not know; use a tensor_parallel_degree of 1'
             )
         found[name] = way
     return found
@@ -121,7 +122,7 @@ def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> torc
         The norm (2) of all gradients together, before clipping; a scalar, the same on all ranks.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    # Gradients that are divided over the same dimensions of a mesh are summed up together.
+    # The squares of gradients that are divided over the same dimensions of a mesh share a sum.
     sums: dict[tuple[Any, tuple[int, ...]], torch.Tensor] = {}
     for gradient in gradients:
         square = torch.linalg.vector_norm(_local(gradient).detach()).square()
@@ -207,7 +208,7 @@ def _ties(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def share_random_numbers(group: Any, device_type: str) -> None:
-    """Brings the generators of a group's ranks to the state of the group's first rank."""
+    """Sets the generators of a group's ranks to the state of the group's first rank."""
     modules = [torch.random]
     if device_type != "cpu":
         modules.append(torch.get_device_module(device_type))
@@ -220,8 +221,8 @@ def share_random_numbers(group: Any, device_type: str) -> None:
 def draw_apart(model: nn.Module, plan: dict[str, str], rank: int, seed: int) -> None:
     """Lets dropout between columns and rows draw other numbers on every rank of a group.
 
-    Each time, a number that all ranks draw alike is joined with ``seed`` and the rank. So a
-    recomputation, which begins with the generators as they were, draws what the forward pass drew.
+    At each entry all ranks draw the same number, and mix it with ``seed`` and the rank. So a
+    recomputation, which starts from the same generator state, draws what the forward pass drew.
     """
     if not _drops_out(model):
         return
@@ -244,17 +245,17 @@ def _drops_out(model: nn.Module) -> bool:
 
 
 class _Region:
-    """The part of one attention or MLP in which ranks of a group compute different things."""
+    """The part of one attention or MLP in which the ranks of a group compute different values."""
 
     def __init__(self, rank: int, seed: int) -> None:
         self._rank, self._seed = rank, seed
-        self._outside: torch.Tensor | None = None  # the generator's state for after the region
-        self._first: nn.Module | None = None  # that entered
+        self._outside: torch.Tensor | None = None  # the generator's state to restore at the end
+        self._first: nn.Module | None = None  # the module that entered
 
     def enter(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
         if not module.training:
             return
-        # A recomputation may stop within the region: then its first module enters again.
+        # A recomputation may stop within the region. Then its first module enters again.
         if self._outside is not None and module is not self._first:
             return
         self._first = module

@@ -1,4 +1,4 @@
-"""Activation offloading: what layers save for the backward pass waits in host memory.
+"""Activation offloading: keeps in host memory what layers save for the backward pass.
 
 ``offload_activations(model, horizon=2)``, or ``"activation_offload": {"enabled": true}`` in the
 "smddp" section of a DeepSpeed config. See docs/activation-offload.md.

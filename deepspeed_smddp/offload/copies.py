@@ -1,7 +1,7 @@
-"""Copies between an activation and its host buffer, beside the computation where there are streams.
+"""Copies between an activation and its host buffer; on devices with streams, beside computation.
 
-Stream calls are those of ``torch.accelerator``. They have not been run on hardware; the tests run
-the order that they ask for on a stand-in that carries each copy out as late as it may.
+Stream calls are those of ``torch.accelerator``. They have not been run on hardware. The tests run
+their order on a substitute that executes each copy as late as the order permits.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import torch
 
 
 class Copy(Protocol):
-    """A copy under way."""
+    """A copy that has been started."""
 
     def wait(self) -> None:
-        """What the caller computes from now on sees the copy done; does not block the host."""
+        """Orders the caller's later computation after the copy; does not block the host."""
 
 
 class Copies(Protocol):
-    """How bytes are moved. ``after``: the latest copy that uses the same host buffer."""
+    """Starts copies. ``after``: the latest copy that uses the same host buffer."""
 
     def out(self, source: torch.Tensor, host: torch.Tensor, after: Copy | None) -> Copy:
-        """Copies to the host what the caller has computed so far."""
+        """Copies to the host, after the caller's computation so far."""
 
     def back(self, host: torch.Tensor, target: torch.Tensor, after: Copy | None) -> Copy:
-        """Copies from the host into memory that the caller's stream allocated."""
+        """Copies from the host to memory that the caller's stream allocated."""
 
 
 class _Done:
@@ -34,7 +34,7 @@ class _Done:
 
 
 class Immediate:
-    """Host to host: each copy is done when the call returns."""
+    """Host to host: each copy is complete when the call returns."""
 
     def out(self, source: torch.Tensor, host: torch.Tensor, after: Copy | None) -> Copy:
         """Copies now."""
@@ -65,11 +65,14 @@ class Streams:
         self._back = torch.Stream(device)
 
     def out(self, source: torch.Tensor, host: torch.Tensor, after: Copy | None) -> Copy:
-        """Follows, on its stream, what the caller's stream has been given so far."""
+        """Copies on the stream to the host, after the work queued on the caller's stream."""
         return self._follow(self._out, host, source, after)
 
     def back(self, host: torch.Tensor, target: torch.Tensor, after: Copy | None) -> Copy:
-        """Likewise: the target's memory may have been another tensor's a moment ago."""
+        """Copies on the other stream, also after the work queued on the caller's stream.
+
+        The target's memory may have belonged to another tensor that this work uses.
+        """
         return self._follow(self._back, target, host, after)
 
     def _follow(
@@ -84,5 +87,5 @@ class Streams:
 
 
 def copies_for(device: torch.device) -> Copies:
-    """Streams on an accelerator, plain copies for tensors that lie on the host."""
+    """Streams for tensors on an accelerator, plain copies for tensors on the host."""
     return Immediate() if device.type == "cpu" else Streams(device)

@@ -1,4 +1,4 @@
-"""Host buffers that activations wait in: plain, pinned, or mapped from files; used again."""
+"""Host buffers for activations: plain memory, pinned memory, or mapped files; reused."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class HostBuffer:
 
 
 class HostMemory:
-    """Hands out buffers and takes them back for the next one that fits.
+    """Lends buffers, and reuses a buffer that was given back for the next request that fits.
 
-    There are never more buffers than were once in use together: where no free one is large enough,
-    a free one is let go for the new one.
+    There are never more buffers than were in use at the same time: if no free buffer is large
+    enough, a free one is released and a new one allocated.
 
     Args:
         pinned: whether buffers are page-locked, as an accelerator needs for copies that run beside
-            its computation. Files cannot be.
-        directory: buffers are mapped from files there. The files have no name, so that nothing is
-            left of them however the process ends.
+            its computation. Mapped files cannot be page-locked.
+        directory: buffers are mapped from files there. The files have no name, so that none is left
+            over however the process ends.
     """
 
     def __init__(self, pinned: bool, directory: str | None = None) -> None:
@@ -64,14 +64,14 @@ class HostMemory:
         return buffer
 
     def give_back(self, buffer: HostBuffer) -> None:
-        """The buffer's contents are no longer needed."""
+        """Returns a buffer whose contents are no longer needed."""
         if self._closed:
             self.nbytes -= buffer.nbytes
             return
         insort(self._free, buffer, key=lambda free: free.nbytes)
 
     def close(self) -> None:
-        """Frees the free buffers, and from now on those that are given back."""
+        """Frees the free buffers, and from now on each buffer that is given back."""
         self._closed = True
         self.nbytes -= sum(buffer.nbytes for buffer in self._free)
         self._free.clear()
@@ -80,6 +80,6 @@ class HostMemory:
         if self._directory is None:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._pinned)
         with tempfile.TemporaryFile(dir=self._directory, prefix="smddp-activations-") as file:
-            # Reserved now: a full disk is an error here, and SIGBUS at the first write otherwise.
+            # Reserves the space now: a full disk is an error here, and SIGBUS at a later write.
             os.posix_fallocate(file.fileno(), 0, nbytes)
             return torch.frombuffer(mmap.mmap(file.fileno(), nbytes), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Puts activation offloading on a model, by hooks of modules and of saved tensors."""
+"""Installs activation offloading on a model, by hooks of modules and of saved tensors."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ def offload_activations(
 ) -> Offload:
     """Moves what the layers of ``module`` save for the backward pass to host memory and back.
 
-    With activation checkpointing that is each layer's input; without, all that autograd saves in
-    the layers, parameters and buffers excepted. At most ``horizon + 1`` layers' worth of it is on
-    the device at once. Gradients are those without offloading, to the bit. Goes on a model once;
-    ``remove()`` takes it off.
+    With activation checkpointing that is each layer's input; without it, everything that autograd
+    saves in the layers, except parameters and buffers. The activations of at most ``horizon + 1``
+    layers are on the device at once. Gradients have the same bits as without offloading. A model
+    can have one offloading; ``remove()`` removes it.
 
     Args:
-        module: the model, whose ``forward`` the training loop calls; also as a DeepSpeed engine's
-            ``module``, or under FSDP2's ``fully_shard``.
+        module: the model whose ``forward`` the training loop calls; also a DeepSpeed engine's
+            ``module``, or a model under FSDP2's ``fully_shard``.
         horizon: layers ahead of the backward pass whose activations are fetched; at least 1.
         layers: the layers; default: the members of each outermost ``ModuleList`` or ``Sequential``
             of two or more modules of one class.
-        directory: map host memory from unnamed files in it; default: pinned memory beside an
-            accelerator, plain memory otherwise.
-        min_bytes: storages smaller than that stay.
+        directory: map host memory from unnamed files in it; default: pinned memory if there is an
+            accelerator, plain memory if not.
+        min_bytes: smaller storages stay on the device.
 
     Raises:
-        ValueError: the horizon is below 1, the model has offloading already, or there are no
-            layers to be found in it.
+        ValueError: the horizon is below 1, the model has offloading already, or no layers are
+            found in it.
         NotADirectoryError: there is no such directory.
     """
     if isinstance(horizon, bool) or not isinstance(horizon, int) or horizon < 1:
@@ -63,7 +63,7 @@ def offload_activations(
     if hasattr(module, _MARK):
         raise ValueError(
             f"activations of this {type(module).__name__} are offloaded already; call remove() on "
-            "what the first call returned before another"
+            "the result of the first call before the next"
         )
     found = list(layers) if layers is not None else list(find_layers(module))
     if not found:
@@ -111,10 +111,10 @@ class Offload:
         self._scope: saved_tensors_hooks | None = None
         self._calls = 0  # of the module, nested in one another
         self._inside: list[nn.Module] = []  # layers being computed, nested in one another
-        self._layer: Layer | None = None  # the latest
+        self._layer: Layer | None = None  # the latest layer
         self._buffers: set[Identity] = set()
         self._inputs: set[Identity] = set()  # of the latest layer
-        # What was saved since that layer ended, and may turn out to be the next one's input.
+        # Tensors saved since that layer ended; one of them may be the input of the next layer.
         self._between: dict[tuple[Identity, int], weakref.ref[Saved]] = {}
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(self._begin, prepend=True),
@@ -133,13 +133,13 @@ class Offload:
         return self._host.nbytes
 
     def reset_statistics(self) -> None:
-        """Counts from now on; what is resident stays counted."""
+        """Starts counting anew; resident activations stay counted."""
         now = self.statistics
         now.peak_resident_bytes = now.resident_bytes
         now.bytes_out = now.bytes_back = now.late = now.passes = 0
 
     def remove(self) -> None:
-        """Takes offloading off and frees host memory; graphs that are alive keep what they saved.
+        """Removes offloading and frees host memory; living graphs keep the tensors they saved.
 
         Raises:
             RuntimeError: within a forward pass.
@@ -164,7 +164,7 @@ class Offload:
         self.statistics.passes += 1
 
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._calls = max(0, self._calls - 1)  # a hook before ours may have raised
+        self._calls = max(0, self._calls - 1)  # an earlier hook may have raised
         if self._calls > 0 or self._forward is None:
             return
         assert self._scope is not None
@@ -200,11 +200,11 @@ class Offload:
             self._inside.pop()
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | Saved:
-        # The result of a collective under way (AsyncCollectiveTensor) becomes what it stands for.
+        # The result of a collective in flight (AsyncCollectiveTensor) is replaced by its tensor.
         wait = getattr(tensor, "trigger_wait", None)
         tensor = tensor if wait is None else wait()
         if not self._moves(tensor):
-            # A tensor that remembers how it was computed would hold itself.
+            # A tensor with a gradient function would keep itself alive.
             return tensor if tensor.is_leaf else tensor.detach()
         storage = identity_of(tensor)
         # Reentrant checkpointing saves a layer's input after the layer has ended.
@@ -224,7 +224,7 @@ class Offload:
 
 
 def _movable(value: Any) -> bool:
-    # Subclasses have no storage of their own (DTensor), or know more than their bytes.
+    # Subclasses have no storage of their own (DTensor), or more state than their bytes.
     return (
         type(value) in (torch.Tensor, nn.Parameter)
         and value.layout == torch.strided

@@ -1,9 +1,10 @@
-"""Which layers' activations are on the device: a window of horizon + 1 layers that moves.
+"""Which layers' activations are on the device: a moving window of horizon + 1 layers.
 
-Forward pass, layers 0 to L-1: what a layer saves leaves at once, and its memory is let go when the
-layer horizon + 1 further on begins. The last horizon + 1 layers stay, as the backward pass begins
-with them. Backward pass: when it reaches layer i, copies of the layers i-1 to i-horizon have been
-started, and those above i are let go.
+Forward pass, layers 0 to L-1: the copy of a layer's activations to the host starts at once, and
+their device memory is freed when the layer horizon + 1 further on begins. The activations of the
+last horizon + 1 layers stay on the device, as the backward pass begins with them. Backward pass:
+when it reaches layer i, the copies of layers i-1 to i-horizon back to the device have been started,
+and the device memory of layers above i has been freed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Identity = StorageWeakRef
 
 
 def identity_of(tensor: torch.Tensor) -> Identity:
-    """Tells a tensor's storage from any other; no other has its address while this is kept."""
+    """Identifies a tensor's storage; while the result is kept, no other storage has its address."""
     return Identity(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
@@ -30,22 +31,22 @@ def identity_of(tensor: torch.Tensor) -> Identity:
 class Statistics:
     """Counts since the start or the last ``reset_statistics()``. All sizes in bytes."""
 
-    resident_bytes: int = 0  # of what layers have saved, on the device now
+    resident_bytes: int = 0  # of activations, on the device now
     peak_resident_bytes: int = 0
     bytes_out: int = 0
     bytes_back: int = 0
-    late: int = 0  # activations that the backward pass needed before their copy was asked for
+    late: int = 0  # activations that the backward pass needed before their copy was started
     passes: int = 0  # forward passes
 
     def hold(self, nbytes: int) -> None:
-        """Activations came to the device, or left it (negative)."""
+        """Counts bytes of activations that were added to the device, or freed (negative)."""
         self.resident_bytes += nbytes
         self.peak_resident_bytes = max(self.peak_resident_bytes, self.resident_bytes)
 
 
 @dataclass(frozen=True)
 class Means:
-    """What all activations of a model share."""
+    """The objects that all activations of a model share."""
 
     horizon: int
     host: HostMemory
@@ -54,7 +55,7 @@ class Means:
 
 
 class Activation:
-    """One storage that a layer saved, whichever views of it were. Host memory is its own."""
+    """One storage that a layer saved, by any number of views. It has its own host buffer."""
 
     def __init__(self, storage: torch.UntypedStorage, version: int, means: Means) -> None:
         self.nbytes = storage.nbytes()
@@ -67,11 +68,11 @@ class Activation:
         self._is_layers = False
 
     def count(self) -> None:
-        """The activation turned out to be a layer's."""
+        """Counts the activation as resident, once it is known to be a layer's."""
         self._is_layers = True
         self._means.statistics.hold(self.nbytes)
 
-    def leave(self) -> None:
+    def copy_out(self) -> None:
         """Starts the copy to the host."""
         assert self._storage is not None
         self._buffer = self._means.host.take(self.nbytes)
@@ -80,8 +81,8 @@ class Activation:
         )
         self._means.statistics.bytes_out += self.nbytes
 
-    def let_go(self) -> None:
-        """Frees the device's memory, where the host has a copy."""
+    def free(self) -> None:
+        """Frees the device memory, if the host has a copy."""
         if self._storage is None or self._buffer is None:
             return
         self._settle()
@@ -89,7 +90,7 @@ class Activation:
         self._means.statistics.hold(-self.nbytes)
 
     def fetch(self) -> bool:
-        """Starts the copy to the device; False if the activation is there or on its way."""
+        """Starts the copy to the device; False if it is there or the copy was started before."""
         if self._storage is not None:
             return False
         assert self._buffer is not None
@@ -104,7 +105,7 @@ class Activation:
         return True
 
     def storage(self) -> torch.UntypedStorage:
-        """The storage, in order for what the caller computes next."""
+        """The storage, ready for the caller's next computation."""
         if self.fetch():
             self._means.statistics.late += 1
         self._settle()
@@ -112,7 +113,10 @@ class Activation:
         return self._storage
 
     def check(self, version: int) -> None:
-        """Raises the error that autograd raises without hooks, where the original is at hand."""
+        """Raises the error that autograd raises without hooks, if the version has changed.
+
+        Callers can check only while they have the original tensor.
+        """
         if version != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
@@ -128,14 +132,14 @@ class Activation:
         if not self._is_layers:
             return
         if self._storage is not None:
-            self._settle()  # its memory is the computation's next
+            self._settle()  # later computation may reuse its memory
             self._means.statistics.hold(-self.nbytes)
         if self._buffer is not None:
             self._means.host.give_back(self._buffer)
 
 
 class Saved:
-    """What autograd keeps in place of one saved tensor: a view of an activation's storage."""
+    """The object that autograd keeps for one saved tensor: a view of an activation's storage."""
 
     __slots__ = ("__weakref__", "_offset", "_original", "_shape", "_type", "activation", "layer")
 
@@ -145,17 +149,17 @@ class Saved:
         self._type = tensor.dtype
         self._shape = (tensor.size(), tensor.stride())
         self._offset = tensor.storage_offset()
-        # Shares the version counter. Its storage is dropped with the activation's.
+        # Shares the version counter. It is dropped when the activation's device memory is freed.
         self._original: torch.Tensor | None = tensor.detach()
 
     def drop_original(self) -> None:
-        """The activation leaves the device."""
+        """Drops the reference to the tensor before its device memory is freed."""
         if self._original is not None:
             self.activation.check(self._original._version)
             self._original = None
 
     def restore(self) -> torch.Tensor:
-        """The tensor, with the strides that it had."""
+        """The tensor, with its original strides."""
         if self.layer is not None:
             self.layer.reached()
         if self._original is not None:
@@ -167,7 +171,7 @@ class Saved:
 
 
 class Layer:
-    """One call of a layer in a forward pass, and what it saved that still lives."""
+    """One call of a layer in a forward pass, and the living tensors that it saved."""
 
     def __init__(self, forward: Forward, index: int) -> None:
         self.index = index
@@ -177,7 +181,7 @@ class Layer:
         self._activations: dict[tuple[Identity, int], weakref.ref[Activation]] = {}
 
     def save(self, tensor: torch.Tensor) -> Saved:
-        """Takes in a tensor; views of one storage become one activation."""
+        """Saves a tensor; views of one storage share one activation."""
         key = (identity_of(tensor), tensor._version)
         known = self._activations.get(key)
         activation = known() if known is not None else None
@@ -192,19 +196,19 @@ class Layer:
         return saved
 
     def adopt(self, saved: Saved, key: tuple[Identity, int]) -> None:
-        """Takes over what turned out to be this layer's."""
+        """Adds a saved tensor that is known to be this layer's."""
         self._activations[key] = weakref.ref(saved.activation)
         self._add(saved)
         saved.activation.count()
         if not self._stays:
-            saved.activation.leave()
+            saved.activation.copy_out()
 
     def _add(self, saved: Saved) -> None:
         saved.layer = self
         self._saved.append(weakref.ref(saved))
 
-    def let_go(self) -> None:
-        """Frees what is on the host."""
+    def free(self) -> None:
+        """Frees the device memory of activations that the host has a copy of."""
         if self._stays:
             return
         for reference in self._saved:
@@ -212,7 +216,7 @@ class Layer:
             if saved is not None:
                 saved.drop_original()
         for activation in self._living():
-            activation.let_go()
+            activation.free()
 
     def fetch(self) -> None:
         """Starts the copies to the device."""
@@ -220,7 +224,7 @@ class Layer:
             activation.fetch()
 
     def reached(self) -> None:
-        """The backward pass asks for something of this layer."""
+        """Called when the backward pass needs a tensor of this layer."""
         self._forward.reached(self)
 
     def _living(self) -> list[Activation]:
@@ -229,40 +233,40 @@ class Layer:
 
 
 class Forward:
-    """One forward pass and its backward pass. ``expected``: how many layers it will have."""
+    """One forward pass and its backward pass. ``expected``: the number of layers it will call."""
 
     def __init__(self, means: Means, expected: int) -> None:
         self.means = means
         self.expected = expected
         self.layers: list[Layer] = []
-        self._kept = 0  # layers below it have been let go
+        self._kept = 0  # the device memory of layers below it has been freed
         self._at: Layer | None = None
 
     def begin_layer(self) -> Layer:
-        """A layer is about to compute."""
+        """Called before a layer computes."""
         layer = Layer(self, len(self.layers))
         self.layers.append(layer)
-        self._let_go_below(layer.index - self.means.horizon)
+        self._free_below(layer.index - self.means.horizon)
         return layer
 
     def end(self) -> None:
-        """The forward pass is over; of what leaves, nothing stays."""
-        self._let_go_below(len(self.layers))
+        """Called at the end of the forward pass; frees what the host has a copy of."""
+        self._free_below(len(self.layers))
 
     def reached(self, layer: Layer) -> None:
-        """Lets go of what lies behind the backward pass and fetches what lies before it."""
+        """Frees the layers that the backward pass has left, and fetches the next ones."""
         if layer is self._at:
             return
         self._at = layer
         for behind in self.layers[layer.index + 1 :]:
-            behind.let_go()
+            behind.free()
         first = max(0, layer.index - self.means.horizon)
         for ahead in reversed(self.layers[first : layer.index]):
             ahead.fetch()
 
-    def _let_go_below(self, index: int) -> None:
+    def _free_below(self, index: int) -> None:
         for layer in self.layers[self._kept : max(index, 0)]:
-            layer.let_go()
+            layer.free()
         self._kept = max(self._kept, index)
 
 

@@ -1,1 +1,1 @@
-"""From a measured network to bucket sizes: what ``"auto"`` means."""
+"""Measures the network and chooses bucket sizes from it: the meaning of ``"auto"``."""

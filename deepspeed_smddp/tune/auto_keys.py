@@ -1,4 +1,4 @@
-"""What a DeepSpeed config leaves open to ``"auto"``, and filling it in."""
+"""Which keys a DeepSpeed config leaves to ``"auto"``, and filling them in."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from deepspeed_smddp.config import SECTION
 from deepspeed_smddp.tune.choice import SMDDP_KEYS, ZERO_KEYS, Choice
 
 _ZERO = "zero_optimization"
-# The names that DeepSpeed takes for the same key.
+# Other names that DeepSpeed accepts for the same key.
 _ALSO = {
     "stage3_prefetch_bucket_size": "prefetch_bucket_size",
     "stage3_param_persistence_threshold": "param_persistence_threshold",
@@ -17,7 +17,7 @@ _ALSO = {
 
 
 def open_keys(config: Mapping[str, Any]) -> list[str]:
-    """Keys of a ZeRO-3 config that are absent or "auto"; none where it is not ZeRO-3's."""
+    """Keys of a ZeRO-3 config that are absent or "auto"; none if the stage is not 3."""
     zero = config.get(_ZERO)
     if not isinstance(zero, Mapping) or zero.get("stage") != 3:
         return []
@@ -34,7 +34,7 @@ def open_keys(config: Mapping[str, Any]) -> list[str]:
 
 
 def element_size(config: Mapping[str, Any]) -> int:
-    """Bytes of a parameter's element as it travels."""
+    """Bytes of a parameter's element in an AllGather."""
     for key in ("bf16", "bfloat16", "fp16"):
         section = config.get(key)
         if isinstance(section, Mapping) and section.get("enabled") in (True, "auto"):
@@ -43,7 +43,7 @@ def element_size(config: Mapping[str, Any]) -> int:
 
 
 def fill_zero(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
-    """A copy of the config whose open keys of "zero_optimization" hold what was chosen."""
+    """A copy of the config, with the chosen values for open keys of "zero_optimization"."""
     open_ones = [key for key in open_keys(config) if key in ZERO_KEYS]
     if not open_ones:
         return dict(config)
@@ -54,9 +54,9 @@ def fill_zero(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
 
 
 def fill(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
-    """The same, and the open keys of the "smddp" section.
+    """The same, and with the chosen values for open keys of the "smddp" section.
 
-    No bound is written as "auto": nothing else says so.
+    A choice without a bound is written as "auto", as no other value means that.
     """
     ours = {key: getattr(choice, key) or "auto" for key in SMDDP_KEYS if key in open_keys(config)}
     filled = fill_zero(config, choice)

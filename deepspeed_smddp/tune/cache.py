@@ -1,4 +1,4 @@
-"""Remembers measured curves, one file per topology, in the user's cache directory."""
+"""Stores measured network models, one file per topology, in the user's cache directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deepspeed_smddp.tune.choice import NetworkModel, Point
 
-# Whatever changes the network or the way that collectives take through it.
+# Variables that change the network, or how collectives use it.
 _VARIABLES = (
     "SMDDP_LIBFABRIC",
     "SMDDP_FABRIC_PROVIDER",
@@ -28,7 +28,7 @@ _VARIABLES = (
 
 
 def directory() -> Path:
-    """Of the cache: below ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    """The directory of the cache, below ``XDG_CACHE_HOME`` or ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "deepspeed_smddp" / "tune"
 
@@ -41,7 +41,7 @@ def topology(version: str, hosts: Sequence[str]) -> str:
 
 
 def load(name: str) -> NetworkModel | None:
-    """The curve of a topology, or None where there is none that can be read."""
+    """The network model of a topology, or None if there is none that can be read."""
     try:
         found = json.loads((directory() / f"{name}.json").read_text(encoding="utf-8"))
         return from_json(found)
@@ -50,7 +50,7 @@ def load(name: str) -> NetworkModel | None:
 
 
 def store(name: str, curve: NetworkModel) -> None:
-    """Keeps a curve; where the directory can't be written, it is simply measured again."""
+    """Stores a network model. If the directory can't be written, the next job measures again."""
     try:
         directory().mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
@@ -66,13 +66,13 @@ def from_json(found: dict[str, list[dict[str, float]]]) -> NetworkModel:
     """The inverse of ``dataclasses.asdict``.
 
     Raises:
-        ValueError, KeyError, TypeError: it is not a curve's JSON.
+        ValueError, KeyError, TypeError: it is not a network model's JSON.
     """
 
     def points(key: str) -> tuple[Point, ...]:
         read = tuple(Point(int(p["size"]), float(p["seconds"])) for p in found[key])
         if len(read) < 2 or any(p.size <= 0 or p.seconds <= 0 for p in read):
-            raise ValueError(f"{key} is no curve")
+            raise ValueError(f"{key} is not a measured curve")
         return read
 
     return NetworkModel(points("allgather"), points("reduce_scatter"))

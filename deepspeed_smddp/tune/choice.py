@@ -1,17 +1,17 @@
-"""Bucket sizes from a measured curve: a pure function.
+"""Chooses bucket sizes from a measured network model: a pure function.
 
-The rules, each for what its key is for:
+The rules, one for each key:
 
-- An AllGather is cut into pieces that are carried at nearly the full rate, as long as they may be
-  up to :data:`LARGEST_PIECE`: each piece takes processor time, which the layers want, and early
-  parameters have AllGathers of their own.
-- A ReduceScatter needs no more than that either: it is cut only where large ones were slower.
-- A bucket of gradients holds a few such pieces: it bounds how far the backward pass is ahead of the
+- An AllGather is cut into pieces that the network carries at nearly the full rate. They are as long
+  as possible up to :data:`LARGEST_PIECE`: each piece takes processor time, which the layers need,
+  and early parameters have AllGathers of their own.
+- A ReduceScatter is cut by the same rule, but only if large ones were slower.
+- A bucket of gradients holds a few such pieces. It bounds how far the backward pass is ahead of the
   network.
-- ZeRO-3 prefetches a few pieces, and at least what takes :data:`AHEAD_SECONDS`: with less in flight
-  the network is idle whenever a layer computes.
+- ZeRO-3 prefetches a few pieces, and at least as many bytes as take :data:`AHEAD_SECONDS`: with
+  fewer in flight the network is idle whenever a layer computes.
 - A parameter that the network carries in less than one start-up (n_1/2 = latency x rate of
-  Hockney's model, Parallel Computing 20, 1994) is not worth partitioning: it is kept.
+  Hockney's model, Parallel Computing 20, 1994) is not worth partitioning: every rank keeps it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# What counts as nearly the full rate.
+# At least this part of the best rate is nearly the full rate.
 NEARLY = 0.9
 AHEAD_PIECES = 4
 AHEAD_SECONDS = 0.02
@@ -28,7 +28,7 @@ SMALLEST_BUCKET = 64 << 10  # bytes
 # and 722 ms with 64 KiB, 256 KiB, 1 MiB, 4 MiB and 16 MiB, and 631, 634, 608, 566 and 581 ms of a
 # rank's processor.
 LARGEST_PIECE = 4 << 20
-# DeepSpeed's own defaults (elements) bound what is chosen here from above.
+# DeepSpeed's own defaults (elements) are the upper bounds of the choice.
 LARGEST_PREFETCH = 50_000_000
 LARGEST_REDUCE = 500_000_000
 LARGEST_PERSISTENT = 100_000
@@ -36,7 +36,7 @@ LARGEST_PERSISTENT = 100_000
 
 @dataclass(frozen=True)
 class Point:
-    """One measured size: bytes of all ranks' blocks together, seconds from call to end."""
+    """One measured size: bytes of all ranks' shards together, seconds from call to completion."""
 
     size: int
     seconds: float
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """What one group measured, per collective in ascending order of size."""
+    """Measured points of one group's network, per collective in ascending order of size."""
 
     allgather: tuple[Point, ...]
     reduce_scatter: tuple[Point, ...]
@@ -79,7 +79,7 @@ ZERO_KEYS = (
 
 
 def choose(curve: NetworkModel, element_size: int = 2) -> Choice:
-    """The sizes for a network with this curve and parameters of ``element_size`` bytes.
+    """The sizes for this network and parameters of ``element_size`` bytes per element.
 
     Raises:
         ValueError: a collective was measured at fewer than two sizes.
@@ -130,10 +130,13 @@ def choose(curve: NetworkModel, element_size: int = 2) -> Choice:
 
 
 def _piece(points: Sequence[Point]) -> tuple[Point, Point]:
-    """The largest size up to ``LARGEST_PIECE`` that is carried at nearly the best rate, or else the
-    smallest beyond; and the size that has that rate."""
+    """The size of a piece, and the size that has the best rate.
+
+    A piece is the largest size up to ``LARGEST_PIECE`` that has nearly the best rate; if there is
+    none, the smallest above.
+    """
     if len(points) < 2:
-        raise ValueError("a curve needs at least two sizes")
+        raise ValueError("a network model needs at least two measured sizes")
     best = max(points, key=lambda point: point.rate)
     near = [point for point in points if point.rate >= NEARLY * best.rate]
     short = [point for point in near if point.size <= LARGEST_PIECE]

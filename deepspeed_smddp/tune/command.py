@@ -1,4 +1,4 @@
-"""``smddp tune``: the same choice as at the start of training, written into a config."""
+"""``smddp tune``: makes the same choice as the start of training, and writes it into a config."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from deepspeed_smddp.tune.choice import Choice, choose
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome on one rank: the keys that were open, what they become, the whole config."""
+    """The result on one rank: the open keys, the values chosen for them, the whole config."""
 
     open_keys: list[str]
     choice: Choice
@@ -31,7 +31,7 @@ def run(path: Path) -> Tuned:
     """Measures the job's network for the config at ``path``; every rank of the job calls it.
 
     Raises:
-        SmddpConfigError: the config can't be read, is not ZeRO-3's, has a wrong "smddp" section,
+        SmddpConfigError: the config can't be read, is not of ZeRO-3, has a wrong "smddp" section,
             or the process is not one of several ranks.
         ImportError: the extension is missing or was built for another torch.
     """
@@ -65,7 +65,7 @@ def run(path: Path) -> Tuned:
 
 
 def write(tuned: Tuned, path: Path) -> None:
-    """Writes the filled config as JSON (an hjson file's comments are not in it).
+    """Writes the filled config as JSON, without the comments of an hjson file.
 
     Raises:
         OSError: the file can't be written.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from deepspeed_smddp.tune.choice import NetworkModel, Point
 
-SIZES = tuple(4096 << (2 * i) for i in range(7))  # bytes of all ranks' blocks: 4 KiB to 16 MiB
+SIZES = tuple(4096 << (2 * i) for i in range(7))  # bytes of all ranks' shards: 4 KiB to 16 MiB
 BUDGET_SECONDS = 1.2
 _PER_SIZE_SECONDS = 0.03
 _REPETITIONS = (3, 15)
@@ -19,10 +19,10 @@ _Call = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], None]
 
 
 def measure(group: dist.ProcessGroup, budget: float = BUDGET_SECONDS) -> NetworkModel:
-    """The group's curve; collective, and equal on all ranks.
+    """Measures the group's network model; collective, with the same result on all ranks.
 
-    A size's time is the slowest rank's median. Sizes that would not fit the budget (seconds) are
-    left out, but never the two smallest.
+    The time of a size is the slowest rank's median. Larger sizes that would exceed the budget
+    (seconds) are left out; the two smallest are always measured.
     """
     gather: list[Point] = []
     scatter: list[Point] = []
@@ -40,7 +40,7 @@ def measure(group: dist.ProcessGroup, budget: float = BUDGET_SECONDS) -> Network
 
 
 def probe(group: dist.ProcessGroup, size: int) -> float:
-    """Seconds of one AllGather of ``size`` bytes of output, as :func:`measure` counts them."""
+    """Seconds of one AllGather of ``size`` bytes of output, measured as :func:`measure` does."""
     return _median(_gather, size, group)
 
 

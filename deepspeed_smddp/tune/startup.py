@@ -1,4 +1,4 @@
-"""What happens to ``"auto"`` when training starts: measure, or recall, choose, say so once."""
+"""``"auto"`` when training starts: measures the network or loads it, chooses, logs it once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from deepspeed_smddp.tune import auto_keys, cache
 from deepspeed_smddp.tune.choice import SMDDP_KEYS, Choice, NetworkModel, choose
 from deepspeed_smddp.tune.measure import measure, probe
 
-# A remembered curve whose rate at one size is off by more than this is measured again.
+# A stored model is measured again if one of its sizes now takes more or less time by this factor.
 _STALE = 2.0
 _BLOB = 4096  # bytes
 
@@ -31,14 +31,14 @@ _said: set[str] = set()
 
 
 def current() -> Choice | None:
-    """What was chosen in this process, if anything was."""
+    """The choice of this process, or None."""
     return _choice
 
 
 def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
-    """Fills what a ZeRO-3 config leaves open, for ``group``; collective, with equal results.
+    """Chooses what a ZeRO-3 config leaves open, for ``group``; collective, with equal results.
 
-    None, and nothing is measured, where the config leaves nothing open, is not ZeRO-3's, or the
+    Measures nothing and returns None if the config leaves nothing open, is not of ZeRO-3, or the
     group has one rank.
     """
     global _choice
@@ -51,7 +51,7 @@ def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
     counted = backend.statistics()
     curve, source = find(group)
     if not counted:
-        backend.reset_statistics()  # what follows is training
+        backend.reset_statistics()  # the counters are to show training alone
     _choice = choose(curve, auto_keys.element_size(config))
     settings.set_measured({key: getattr(_choice, key) for key in SMDDP_KEYS})
     _say(_choice, open_keys, f"{source} in {time.perf_counter() - began:.2f} s")
@@ -59,7 +59,7 @@ def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
 
 
 def find(group: dist.ProcessGroup) -> tuple[NetworkModel, str]:
-    """The group's curve, and whether it was ``measured`` or ``recalled``; collective."""
+    """The group's network model, and whether it was ``measured`` or ``recalled``; collective."""
     from deepspeed_smddp import __version__
 
     if group in _curves:
@@ -85,20 +85,20 @@ def _fits(curve: NetworkModel, group: dist.ProcessGroup) -> bool:
 def _hosts(group: dist.ProcessGroup) -> list[str]:
     host = os.environ.get("SMDDP_HOST_ID") or socket.gethostname()
     own = torch.frombuffer(bytearray(hashlib.sha256(host.encode()).digest()), dtype=torch.uint8)
-    everyone = torch.empty(own.numel() * group.size(), dtype=torch.uint8)
-    group.allgather_into_tensor_coalesced([everyone], [own]).wait()
-    return [row.numpy().tobytes().hex() for row in everyone.chunk(group.size())]
+    gathered = torch.empty(own.numel() * group.size(), dtype=torch.uint8)
+    group.allgather_into_tensor_coalesced([gathered], [own]).wait()
+    return [row.numpy().tobytes().hex() for row in gathered.chunk(group.size())]
 
 
 def _shared(curve: NetworkModel | None, group: dist.ProcessGroup) -> NetworkModel | None:
-    """The curve of the group's first rank."""
+    """The network model of the group's first rank, on all ranks."""
     text = json.dumps(None if curve is None else asdict(curve)).encode()
     if len(text) > _BLOB:
         text = b"null"
     own = torch.frombuffer(bytearray(text.ljust(_BLOB)), dtype=torch.uint8)
-    everyone = torch.empty(_BLOB * group.size(), dtype=torch.uint8)
-    group.allgather_into_tensor_coalesced([everyone], [own]).wait()
-    found = json.loads(everyone[:_BLOB].numpy().tobytes())
+    gathered = torch.empty(_BLOB * group.size(), dtype=torch.uint8)
+    group.allgather_into_tensor_coalesced([gathered], [own]).wait()
+    found = json.loads(gathered[:_BLOB].numpy().tobytes())
     return None if found is None else cache.from_json(found)
 
 
@@ -107,5 +107,5 @@ def _say(choice: Choice, open_keys: list[str], how: str) -> None:
     if text in _said or os.environ.get("RANK", "0") != "0":
         return
     _said.add(text)
-    # Not below WARNING: that is what a program that set up no logging shows.
+    # WARNING is the lowest level that a program without logging set-up shows.
     logger.warning("smddp: chosen for this network, %s: %s", how, text)

@@ -1,4 +1,4 @@
-"""``"auto"`` in a ZeRO-3 config: chosen before DeepSpeed reads the config, filled in as it does."""
+"""``"auto"`` in a ZeRO-3 config: chosen before DeepSpeed reads it, filled in while it reads it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def around_zero_init(call: Call) -> Iterator[None]:
 
 
 def choose(config: Any) -> None:
-    """Measures what the config leaves open; all ranks call it, with the default group made."""
+    """Measures what the config leaves open; all ranks call it, after the default group exists."""
     from deepspeed.accelerator import get_accelerator
 
     found = ds_config.read(config)

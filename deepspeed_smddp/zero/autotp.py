@@ -31,7 +31,7 @@ def around_initialize(call: Call) -> Iterator[None]:
     """
     degree = asked_degree()
     config = ds_config.read(ds_config.of_initialize(call.arguments)) if degree > 1 else None
-    if config is None:  # DeepSpeed complains about an unreadable one
+    if config is None:  # DeepSpeed raises the error for an unreadable one
         yield
         return
     from deepspeed.accelerator import get_accelerator

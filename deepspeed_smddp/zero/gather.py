@@ -1,10 +1,10 @@
-"""ZeRO-3's AllGathers without copies: shards go straight into the parameters' own memory.
+"""ZeRO-3's AllGathers without copies: shards are received in the parameters' own memory.
 
 DeepSpeed gathers a bucket of parameters into one flat tensor, with a ``cat`` before (the shards)
-and one per parameter after. Here each parameter gets its memory first, and AllGathers fill it: one
-for each large parameter, coalesced ones for the small. The persistent parameters, which DeepSpeed
-gathers one by one after each step, go the same way. Bits and memory are those of DeepSpeed's path,
-which still serves what :func:`_direct` leaves to it.
+and one per parameter after. This module first allocates each parameter's memory, and AllGathers
+fill it: one for each large parameter, coalesced ones for small parameters. It gathers persistent
+parameters, which DeepSpeed gathers one by one after each step, in the same way. Bits and memory are
+those of DeepSpeed's path, which still serves the calls that :func:`_direct` refuses.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from deepspeed_smddp.zero import groups
 
 FEATURE = "gather"
 
-# Output bytes up to which parameters travel together, to save start-ups; a larger one travels
-# alone, so that its layer waits for no other's bytes.
+# Parameters of up to so many output bytes in total share one AllGather, to save start-ups. A larger
+# parameter has its own, so that its layer does not wait for the bytes of others.
 _TOGETHER = 256 << 10
 
-# The parameter that began the group's latest bucket: the backward pass walks towards smaller ids.
+# By group, the id of the first parameter of its latest bucket. In the backward pass ids decrease.
 _latest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 class Piece:
-    """One AllGather under way, and the parameters that it fills."""
+    """One AllGather in flight, and the parameters that it fills."""
 
     def __init__(self, sources: Sequence[tuple[Any, torch.Tensor]], group: Any) -> None:
         self.params = [param for param, _ in sources]
@@ -47,19 +47,19 @@ class Piece:
         for param, memory in zip(self.params, self._memory, strict=True):
             param.data = memory.narrow(0, 0, param.ds_numel).view(param.ds_shape)
             param.ds_status = type(param.ds_status).AVAILABLE
-        self._memory.clear()  # a parameter's memory goes when DeepSpeed releases it
+        self._memory.clear()  # a parameter's memory is freed when DeepSpeed releases it
         self._done = True
 
 
 class Gathering:
-    """The pieces of one call. :meth:`of` lets the caller wait for one parameter only."""
+    """The pieces of one call. With :meth:`of` the caller waits for one parameter only."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self._pieces = pieces
         self._piece_of = {param.ds_id: piece for piece in pieces for param in piece.params}
 
     def of(self, param: Any) -> Piece:
-        """The piece that brings ``param``."""
+        """The piece that gathers ``param``."""
         return self._piece_of[param.ds_id]
 
     def wait(self, handle_dependency: bool = True) -> None:
@@ -69,7 +69,7 @@ class Gathering:
 
 
 def install(deepspeed: Any) -> None:
-    """Puts this module's path in front of DeepSpeed's; what it does not serve goes on as before."""
+    """Wraps DeepSpeed's gathers. Calls that this module does not serve take DeepSpeed's path."""
     zero = deepspeed.runtime.zero
     init = zero.partition_parameters.Init
     registry = zero.partitioned_param_coordinator.InflightParamRegistry
@@ -79,7 +79,7 @@ def install(deepspeed: Any) -> None:
         (registry, "__setitem__"),
     ):
         if not callable(getattr(owner, name, None)):
-            return  # a DeepSpeed with other functions; source.known() says so when it is asked
+            return  # an unknown version of DeepSpeed; it is left as it is
     wrapping.wrap(init, "_convert_to_deepspeed_param", _convert)
     wrapping.wrap(init, "_allgather_params_coalesced", _gather_at_once)
     wrapping.wrap(registry, "__setitem__", _remember_piece)
@@ -92,13 +92,16 @@ def _convert(original: Callable[..., None], init: Any, param: Any) -> None:
     def all_gather_coalesced(
         params: Iterable[Any], safe_mode: bool = False, quantize: bool = False
     ) -> Any:
-        params = sorted(params, key=lambda p: p.ds_id)  # alike on all ranks
+        params = sorted(params, key=lambda p: p.ds_id)  # the same order on all ranks
         if safe_mode or quantize or init.allgather_sequential or not _direct(init, params, True):
             return theirs(params, safe_mode=safe_mode, quantize=quantize)
         init._ensure_availability_of_partitioned_params(params)
         for param in params:
             if param.ds_status is not type(param.ds_status).NOT_AVAILABLE:
-                raise RuntimeError(f"smddp: to be gathered, but not released: {param.ds_summary()}")
+                raise RuntimeError(
+                    "smddp: a parameter is to be gathered that was not released: "
+                    f"{param.ds_summary()}"
+                )
         return _start(init, params, hpz=True)
 
     param.all_gather_coalesced = all_gather_coalesced
@@ -111,7 +114,7 @@ def _gather_at_once(
     hierarchy: int = 0,
     quantize: bool = False,
 ) -> None:
-    # The persistent parameters after a step, and those of zero.GatheredParameters.
+    # DeepSpeed calls it for persistent parameters after a step and for zero.GatheredParameters.
     if quantize or not _direct(init, param_list, False):
         original(init, param_list, hierarchy, quantize)
     else:
@@ -123,7 +126,7 @@ def _remember_piece(original: Callable[..., None], registry: Any, param: Any, ha
 
 
 def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
-    """Whether these parameters can be gathered here: plain shards on the CPU, in groups of ours."""
+    """Whether this module can gather the parameters: plain CPU shards, in groups smddp serves."""
     if not params or init.use_all_reduce_for_fetch_params or not _computes_on_cpu():
         return False
     if any(
@@ -144,7 +147,7 @@ def _computes_on_cpu() -> bool:
 
 
 def _source(init: Any, param: Any, hpz: bool) -> tuple[Any, torch.Tensor]:
-    """The group and this rank's shard that a parameter is gathered from."""
+    """The group that gathers a parameter, and this rank's shard of it."""
     if hpz and init.zero_param_process_group is not None and param.ds_secondary_tensor is not None:
         return init.zero_param_process_group, param.ds_secondary_tensor
     return groups.resolve(init.get_partition_dp_group(param)), param.ds_tensor
@@ -166,7 +169,7 @@ def _start(init: Any, params: Sequence[Any], hpz: bool) -> Gathering:
 
 
 def _pieces(found: list[Any], group: Any) -> Iterator[list[Any]]:
-    """Cuts a bucket, in the order of use, into what is gathered by one operation each."""
+    """Cuts a bucket, in the order of use, into the parts that one operation each gathers."""
     first, last = found[0][0].ds_id, found[-1][0].ds_id
     if last < _latest.get(group, last):
         found = found[::-1]

@@ -1,4 +1,4 @@
-"""Which process groups smddp serves itself, and that its coalesced operations work in them."""
+"""Which process groups smddp serves itself, and whether its coalesced operations work in them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _served: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
 
 
 def resolve(group: Any) -> Any:
-    """The group itself; DeepSpeed writes None for that of all ranks."""
+    """The group itself, or that of all ranks for None, which is DeepSpeed's name for it."""
     return dist.group.WORLD if group is None else group
 
 
 def serves(group: Any, feature: str) -> bool:
     """Whether ``feature`` may use smddp's coalesced operations on CPU tensors of ``group``.
 
-    False while DeepSpeed logs its own operations: its log would miss those of smddp. The first
-    question about a group of several ranks is collective: the ranks gather and reduce a few numbers
-    both ways and agree on whether the results were the same.
+    False while DeepSpeed logs its own operations: a user who asks for that log gets DeepSpeed's
+    operations. The first call for a group of several ranks is collective: the ranks gather and
+    reduce a few numbers in both ways, coalesced and one by one, and agree on whether the results
+    are the same.
     """
     from deepspeed.comm import comm
 

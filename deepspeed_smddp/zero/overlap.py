@@ -1,15 +1,15 @@
-"""ZeRO-3's gradients travel while the backward pass goes on, on the CPU too.
+"""Reduces ZeRO-3's gradients while the backward pass continues, on the CPU too.
 
-With ``overlap_comm`` DeepSpeed reduces a bucket of gradients on a stream of its own. The CPU has no
-streams: there it starts the ReduceScatter in the middle of the backward pass and waits for it at
-once. Here the backward pass goes on; what DeepSpeed does with the sums follows once they are there,
-at the latest when the backward pass ends. The same sums of the same values, in the same order per
-parameter, so the same bits.
+With ``overlap_comm`` DeepSpeed reduces a bucket of gradients on a separate stream. The CPU has no
+streams: there DeepSpeed starts the ReduceScatter in the middle of the backward pass and waits for
+it at once. With this module the backward pass continues. DeepSpeed's use of the sums follows when
+they have arrived, at the latest when the backward pass ends. The sums are of the same values, in
+the same order per parameter, and so have the same bits.
 
-Gradients do not wait for their bucket to be full: they leave in pieces, so that the network is busy
-from the first ones on and little is left to do after the last. A bucket bounds what is kept in
-memory: one's pieces are under way while the next one fills. With ``contiguous_gradients`` that
-takes two buffers of ``reduce_bucket_size`` elements, as in ZeRO-2.
+The reduction does not wait until a bucket is full. Pieces of a bucket are sent as they come, so
+that the network is busy from the first gradients on and little is left to do after the last. A
+bucket bounds the memory: the pieces of one bucket are in flight while the next bucket fills. With
+``contiguous_gradients`` that takes two buffers of ``reduce_bucket_size`` elements, as in ZeRO-2.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ FEATURE = "overlap"
 _EPILOGUE = "independent_gradient_partition_epilogue"
 _NOT_OVERRIDDEN = (_EPILOGUE, "partition_grads", "reduce_independent_p_g_buckets_and_remove_grads")
 
-# Bytes of gradients that are worth an operation of their own, and each rank's part of them.
+# Gradients are sent before their bucket is full if they have at least so many bytes, and each
+# rank's part of them at least so many.
 _PIECE = 1 << 20
 _PART = 64 << 10
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """Gradients under way."""
+    """Gradients in flight."""
 
     params: list[torch.nn.Parameter]
     sums: list[torch.Tensor]
-    gradients: list[torch.Tensor]  # kept while the operation reads them
+    gradients: list[torch.Tensor]  # kept alive while the operation reads them
     work: Any
 
 
@@ -53,16 +54,16 @@ class Overlap:
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = weakref.proxy(optimizer)
-        self._under_way: deque[_Piece] = deque()
-        # Per type: of the bucket that fills, its latest piece and its parameters so far; the last
-        # piece of the bucket before; the buffer which that one used.
+        self._in_flight: deque[_Piece] = deque()
+        # Per type: the latest piece of the bucket that fills, and the parameters of its pieces; the
+        # last piece of the bucket before; the buffer of that bucket.
         self._latest: dict[torch.dtype, _Piece] = {}
         self._started: dict[torch.dtype, set[int]] = {}
         self._before: dict[torch.dtype, _Piece] = {}
         self._spare: dict[torch.dtype, torch.Tensor] = {}
 
     def start(self, bucket: Any, dtype: torch.dtype) -> None:
-        """Begins to reduce in ``dtype`` what a bucket holds and has not given away yet."""
+        """Starts to reduce in ``dtype`` the gradients of a bucket that are not in flight yet."""
         params = sorted(bucket.params, key=lambda param: param.ds_id)
         started = self._started.setdefault(dtype, set())
         for param in params:
@@ -71,13 +72,16 @@ class Overlap:
         gradients = [param.grad.to(dtype) for param in params]
         sums, work = reduce.start(gradients, groups.resolve(bucket.process_group))
         self._latest[dtype] = _Piece(params, sums, gradients, work)
-        self._under_way.append(self._latest[dtype])
+        self._in_flight.append(self._latest[dtype])
         for param in params:
             param.grad = None
         bucket.params.clear()
 
     def turn(self, bucket: Any, dtype: torch.dtype) -> None:
-        """Empties a bucket that has given all away, once the one before it has been reduced."""
+        """Empties a bucket whose gradients are all in flight, and gives it the other buffer.
+
+        Waits first until the bucket before it has been reduced.
+        """
         self._finish_through(self._before.pop(dtype, None))
         self._started.pop(dtype, None)
         if dtype in self._latest:
@@ -93,27 +97,27 @@ class Overlap:
             self._spare[dtype], bucket.buffer = bucket.buffer, spare
 
     def settle(self) -> None:
-        """Does what is left to do with the sums that are there, without waiting."""
-        while self._under_way and self._under_way[0].work.is_completed():
+        """Adds the sums that have arrived to this rank's gradients; does not wait."""
+        while self._in_flight and self._in_flight[0].work.is_completed():
             self._finish_first()
 
     def finish(self) -> None:
-        """Waits for all that is under way and adds the sums to this rank's gradients."""
+        """Waits for all pieces in flight and adds the sums to this rank's gradients."""
         self._latest.clear()
         self._started.clear()
         self._before.clear()
-        while self._under_way:
+        while self._in_flight:
             self._finish_first()
 
     def _finish_through(self, piece: _Piece | None) -> None:
-        while piece is not None and any(other is piece for other in self._under_way):
+        while piece is not None and any(other is piece for other in self._in_flight):
             self._finish_first()
 
     @torch.no_grad()
     def _finish_first(self) -> None:
-        piece = self._under_way.popleft()
+        piece = self._in_flight.popleft()
         piece.work.wait()
-        # Another gradient of the same parameter may be waiting in the bucket that fills.
+        # The bucket that fills may hold another gradient of the same parameter.
         waiting = [param.grad for param in piece.params]
         optimizer = self._optimizer
         sums = [part.to(optimizer.gradient_accumulation_dtype) for part in piece.sums]
@@ -136,7 +140,7 @@ def install(deepspeed: Any) -> None:
         (_EPILOGUE, _end_backward),
     )
     if any(not callable(getattr(optimizer_type, name, None)) for name, _ in replacements):
-        return  # a DeepSpeed of another kind; it goes on as it is
+        return  # an unknown version of DeepSpeed; it is left as it is
     for name, around in replacements:
         wrapping.wrap(optimizer_type, name, around)
     known[_EPILOGUE] = getattr(optimizer_type, _EPILOGUE)
@@ -155,7 +159,7 @@ def _init(
     given = inspect.signature(original).bind(optimizer, *args, **kwargs).arguments
     if (
         given.get("overlap_comm")
-        and get_accelerator().is_synchronized_device()  # the others have streams
+        and get_accelerator().is_synchronized_device()  # other devices have streams
         and all(getattr(type(optimizer), name) is known[name] for name in known)
     ):
         _overlaps[optimizer] = Overlap(optimizer)
@@ -200,7 +204,7 @@ def _end_backward(original: Callable[..., None], optimizer: Any) -> None:
 
 
 def _can_overlap(optimizer: Any, bucket: Any, dtype: torch.dtype) -> bool:
-    """Whether DeepSpeed would do nothing to the sums but add them, nor look at them in between."""
+    """Whether DeepSpeed only adds the sums, and reads them only after the backward pass."""
     params, group = bucket.params, bucket.process_group
     count = groups.resolve(group).size()
     if (

@@ -1,7 +1,7 @@
 """ZeRO-3's ReduceScatter without the flat copy of the gradients.
 
 DeepSpeed copies a bucket's gradients, interleaved by rank and padded, into one flat tensor,
-divides that by the number of ranks, and reduces it. Here the gradients are divided where they are
+divides it by the number of ranks, and reduces it. This module divides the gradients in place
 (DeepSpeed drops them right after), and one coalesced ReduceScatter reads them there. The sums are
 the same, bit by bit.
 """
@@ -20,10 +20,10 @@ FEATURE = "reduce"
 
 
 def install(deepspeed: Any) -> None:
-    """Puts :func:`reduce_scatter` in front of the function that stage 3 calls."""
+    """Wraps the function that stage 3 calls, so that :func:`reduce_scatter` does its work."""
     stage3 = deepspeed.runtime.zero.stage3
     if getattr(stage3, "reduce_scatter_coalesced", None) is None:
-        return  # a DeepSpeed of another kind; it goes on as it is
+        return  # an unknown version of DeepSpeed; it is left as it is
     wrapping.wrap(stage3, "reduce_scatter_coalesced", _reduce)
 
 
@@ -38,7 +38,7 @@ def _reduce(
 
 
 def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
-    """What :func:`start` gives, once it is there."""
+    """Waits for the operation of :func:`start` and returns its results."""
     results, work = start(tensors, group)
     work.wait()
     return results
@@ -46,16 +46,19 @@ def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Te
 
 @torch.no_grad()
 def start(tensors: Sequence[torch.Tensor], group: Any) -> tuple[list[torch.Tensor], Any]:
-    """This rank's part of each tensor's mean over the ranks; the tensors are overwritten.
+    """Starts to compute this rank's part of each tensor's mean over the ranks.
+
+    Overwrites the tensors.
 
     Args:
-        tensors: contiguous, of one floating type; equal shapes on all ranks. Until the operation
-            has ended nobody else may use their memory.
+        tensors: contiguous, of one floating type; equal shapes on all ranks. No other code may use
+            their memory until the operation has ended.
         group: a process group of n ranks.
 
     Returns:
-        Per tensor of N elements, those of its part [r c, (r + 1) c), c = ceil(N / n), that there
-        are: in place where the part is full; and the operation to wait for before they are read.
+        For rank r and each tensor of N elements, the elements of the range [r c, (r + 1) c) that
+        exist, with c = ceil(N / n); in place if the range is full. And the operation: wait for it
+        before you read them.
     """
     ranks, rank = group.size(), group.rank()
     inputs, outputs, results = [], [], []
@@ -66,7 +69,7 @@ def start(tensors: Sequence[torch.Tensor], group: Any) -> tuple[list[torch.Tenso
         part = -(-count // ranks)
         start = min(rank * part, count)
         have = min(part, count - start)
-        # The own part of the input may take the sums, unless they run over its end.
+        # The sums are written to this rank's part of the input, unless they exceed its end.
         output = flat.narrow(0, start, part) if have == part else flat.new_empty(part)
         inputs.append(flat if part * ranks == count else _padded(flat, part * ranks))
         outputs.append(output)
@@ -75,9 +78,9 @@ def start(tensors: Sequence[torch.Tensor], group: Any) -> tuple[list[torch.Tenso
 
 
 def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
-    """The tensor with whatever follows it in its storage, or a copy where too little does.
+    """``count`` elements from the tensor's first on: in its storage, or in a copy if that is short.
 
-    What the padding holds does not matter: its sums are dropped.
+    The values of the padding do not matter: their sums are dropped.
     """
     end = (flat.storage_offset() + count) * flat.element_size()
     if end <= flat.untyped_storage().nbytes():
@@ -88,7 +91,7 @@ def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether :func:`start` takes these tensors."""
+    """Whether :func:`start` accepts these tensors."""
     return bool(tensors) and all(
         tensor.is_cpu and tensor.dtype == tensors[0].dtype and tensor.is_contiguous()
         for tensor in tensors

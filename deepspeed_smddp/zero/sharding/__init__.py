@@ -5,8 +5,9 @@ holds one copy of parameters, gradients and optimizer states; the ranks with the
 shard group form a *replica group*. ZeRO-3 gathers parameters and reduce-scatters gradients within
 the shard group only; once per accumulation boundary the replica groups average what they hold.
 
-DeepSpeed 0.19.8 keeps a process group per parameter, which this rests on: ``zero.Init`` gets the
-shard group (``sharding_degree``), stage 3 as well (``sharded_stage3``), broadcasts of initial
-values reach all replicas (``replica_broadcast``) and a checkpoint is that of one shard group
-(``sharded_checkpoint``). All else, batch sizes and learning rates included, sees all n ranks.
+This rests on DeepSpeed 0.19.8, which keeps a process group per parameter. ``zero.Init`` gets the
+shard group (``sharding_degree``), and so does stage 3 (``sharded_stage3``). Broadcasts of initial
+values reach all replicas (``replica_broadcast``), and a checkpoint is that of one shard group
+(``sharded_checkpoint``). Everything else, batch sizes and learning rates included, is that of all n
+ranks.
 """

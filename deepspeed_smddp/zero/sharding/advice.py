@@ -20,7 +20,7 @@ def suggested_degree(parameters: int, ranks: int, ranks_per_host: int) -> int:
     The rule of thumb of SageMaker's sharded data parallelism: one host per 3 billion parameters.
 
     Args:
-        parameters: of the model, in elements.
+        parameters: elements of the model's parameters.
         ranks: the number of data-parallel ranks.
         ranks_per_host: the number of these ranks on each host.
     """
@@ -51,7 +51,7 @@ def suggest(model: Any, config: Mapping[str, Any]) -> None:
         log_dist(
             f"smddp: {parameters:.3g} parameters are few for {ranks} ranks; "
             f'"sharded_data_parallel_degree": {degree} (one host per 3 billion parameters) would '
-            f"keep each copy of the state on {degree // max(1, int(local))} host(s), and gathers "
-            "off the others",
+            f"keep each copy of the state, and its gathers, on {degree // max(1, int(local))} "
+            "host(s)",
             ranks=[0],
         )

@@ -1,9 +1,9 @@
-"""Parameters that are set on one rank reach all replicas.
+"""Broadcasts of DeepSpeed's parameters reach all replicas.
 
 ``zero.Init``, ``Module.apply`` under it and ``GatheredParameters(modifier_rank=...)`` broadcast a
-parameter within the group that it is partitioned over. Where that is a shard group, the other
-replicas would keep values of their own, and the source, a rank of the data-parallel world, need not
-be in the group at all.
+parameter within the group that it is partitioned over. If that is a shard group, the other replicas
+would keep values of their own, and the source, a rank of the data-parallel world, may not be in the
+group at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from deepspeed_smddp.zero.sharding.shard_groups import Sharding
 
 
 class ReplicaBroadcast:
-    """``deepspeed.comm``, but what is said of a shard group holds for its whole world."""
+    """``deepspeed.comm``, but a call on a shard group is a call on its data-parallel world."""
 
     def __init__(self, comm: Any) -> None:
         self._comm = comm
@@ -30,7 +30,7 @@ class ReplicaBroadcast:
         if sharding is not None:
             group = sharding.world
             ranks = dist.get_process_group_ranks(group)
-            src = src if src in ranks else ranks[0]  # Module.apply says 0 and means the first
+            src = src if src in ranks else ranks[0]  # Module.apply passes 0 for the first rank
         return self._comm.broadcast(tensor, src, group=group, **options)
 
     def get_global_rank(self, group: Any = None, group_rank: int = 0) -> int:
@@ -42,7 +42,7 @@ class ReplicaBroadcast:
 
 
 def install() -> None:
-    """Puts it in front of the broadcasts of ``partition_parameters``; once is enough."""
+    """Puts it in the place of ``deepspeed.comm`` in ``partition_parameters``, once."""
     from deepspeed.runtime.zero import partition_parameters
 
     if not isinstance(partition_parameters.dist, ReplicaBroadcast):

@@ -1,4 +1,4 @@
-"""What sharding by degree needs of DeepSpeed, and what of a config it does not go with."""
+"""What sharding by degree needs of DeepSpeed, and which keys of a config it excludes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""ZeRO-3 checkpoints that are written once and resume at any other number of shards.
+"""ZeRO-3 checkpoints that one replica writes and that resume at any other number of shards.
 
 A checkpoint is that of one shard group: as many files as shards, in DeepSpeed's own layout, so that
 ``zero_to_fp32`` and ``ds_to_universal`` read it. The first replica writes it. DeepSpeed loads such
-files only where there are as many ranks again; here each rank takes its new shard out of the old
-ones, parameter by parameter.
+files only if there are as many ranks again. With this module each rank copies its new shard from
+the old ones, parameter by parameter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Piece:
 
 
 def pieces(elements: int, old_count: int, new_count: int, new_rank: int) -> Iterator[Piece]:
-    """What makes up ``new_rank``'s shard of a parameter when it is cut into other shards.
+    """The pieces of ``new_rank``'s shard of a parameter, from its old shards.
 
     ZeRO-3 cuts a parameter of ``elements`` into shards of ceil(elements / count); the last ones may
     be short or empty.
@@ -51,7 +51,7 @@ def pieces(elements: int, old_count: int, new_count: int, new_rank: int) -> Iter
 
 
 class ShardCheckpoints:
-    """Stands before the methods of one engine that name, write and read a checkpoint's parts."""
+    """Wraps the methods of one engine that name, write and read a checkpoint's parts."""
 
     _METHODS = (
         "_common_checkpoint_state",
@@ -74,14 +74,14 @@ class ShardCheckpoints:
 
     def _common_checkpoint_state(self, *args: Any, **options: Any) -> dict[str, Any]:
         state: dict[str, Any] = self._original["_common_checkpoint_state"](*args, **options)
-        state["dp_world_size"] = self._count  # readers take it for the number of files
+        state["dp_world_size"] = self._count  # readers use it as the number of files
         return state
 
     def _get_all_ckpt_names(self, folder: str, tag: str) -> list[str]:
         names: list[str] = self._original["_get_all_ckpt_names"](folder, tag)
         if names:
             return names
-        # There were fewer shards: all but buffers and frozen parameters is the same in each file.
+        # There were fewer shards. The files differ only in buffers and frozen parameters.
         return sorted(
             glob.glob(
                 self._engine._get_ckpt_name(folder, tag, mp_placeholder="*", pp_placeholder="0")
@@ -96,7 +96,7 @@ class ShardCheckpoints:
         return loaded
 
     def load_module_state_dict(self, checkpoint: Any, **options: Any) -> None:
-        """Loads buffers and placeholders; frozen parameters only where the shards are the same."""
+        """Loads buffers and placeholders, and frozen parameters only if the shards are the same."""
         if checkpoint.get("dp_world_size") != self._count and checkpoint.get(
             "frozen_param_fragments"
         ):
@@ -129,9 +129,9 @@ class ShardCheckpoints:
         files = self._optimizer_files(load_dir, tag)
         places = self._places(load_dir, tag, old_count)
 
-        # What to copy: by old rank, then as (group, place there, old group, place there, length).
+        # Copies by old rank: (group, offset in it, old group, offset in it, length).
         copies: dict[int, list[tuple[int, int, int, int, int]]] = defaultdict(list)
-        alike: list[int] = []  # for each new group, an old one of the same parameter group
+        alike: list[int] = []  # for each new group, an old group of the same parameter group
         for index, parameters in enumerate(optimizer.fp16_groups):
             offset = 0
             for parameter in parameters:
@@ -208,7 +208,7 @@ class ShardCheckpoints:
         return state
 
     def _places(self, load_dir: str, tag: str, old_count: int) -> dict[str, tuple[int, int, int]]:
-        """By parameter: its group in the files, where its shard begins there, its elements."""
+        """By parameter: its group in the files, the offset of its shard there, its elements."""
         places: dict[str, tuple[int, int, int]] = {}
         shapes = self._model_state(load_dir, tag, 0)["param_shapes"]
         for index, group in enumerate(shapes):
@@ -242,7 +242,7 @@ def _is_sharded(value: Any, flat: torch.Tensor) -> bool:
 
 
 def _like(state: Mapping[str, Any], flat: torch.Tensor, width: int) -> dict[str, Any]:
-    # An optimizer's state of a group of another width: zeros for what is sharded.
+    # The optimizer's state for a group of another width, with zeros in its sharded tensors.
     return {
         key: value.new_zeros(width) if _is_sharded(value, flat) else value
         for key, value in state.items()

@@ -1,9 +1,9 @@
 """ZeRO's stage 3 on shard groups: gradients are synchronised in two hops.
 
-The first hop is DeepSpeed's own: each micro-step reduce-scatters within the parameters' group, now
-the shard group. The second, once per accumulation boundary, averages the shards over the replicas
-(MiCS, section 4). Norms, overflow and clipping come after it and look at one shard group, which
-holds the whole gradient of the whole world.
+The first hop is DeepSpeed's own: each micro-step reduce-scatters within the parameters' group,
+which is the shard group. The second hop, once per accumulation boundary, averages the shards over
+the replicas (MiCS, section 4). Norms, overflow and clipping come after it and use one shard group,
+which holds the whole gradient of the whole world.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from deepspeed_smddp.zero.sharding.shard_groups import KEY, Sharding
 
 
 class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
-    """Stage 3 whose ``dp_process_group`` is the shard group, where the settings ask for one.
+    """Stage 3 whose ``dp_process_group`` is the shard group, if the settings ask for one.
 
-    ``sharding`` is None where they do not, and all is DeepSpeed's own then.
+    If they do not, ``sharding`` is None and the behaviour is DeepSpeed's own.
     """
 
     def __init__(self, *args: Any, dp_process_group: Any = None, **options: Any) -> None:
@@ -40,12 +40,12 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         super().step(closure)
 
     def average_over_replicas(self) -> None:
-        """The second hop. To do it again changes nothing: replicas then hold equal gradients."""
+        """The second hop. A second call changes nothing: replicas hold equal gradients by then."""
         if self.sharding is None:
             return
         _average(self.grad_partitions_flat_buffer, self.sharding)
         if self.offload_optimizer:
-            # The boundary's micro-step has copied to the optimizer what was not averaged yet.
+            # The boundary's micro-step has copied gradients to the optimizer before the average.
             self._finalize_offload_gradient_accumulation()
 
     def get_fp32_grad_for_param(self, param: Any) -> torch.Tensor | None:
@@ -66,17 +66,17 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         super().update_fp32_grad_for_param_vectorized(update_func, param_list)
 
     def set_fp32_grad_for_param(self, value: Any, param: Any) -> None:
-        """Sets this rank's part of a gradient that all ranks give."""
+        """Sets this rank's part of a gradient that all ranks pass."""
         self._refuse_with_offload("safe_set_full_grad")
         super().set_fp32_grad_for_param(value, param)
 
     def set_local_grad_for_param(self, value: Any, param: Any) -> None:
-        """Sets this rank's part; the other replicas must set the same."""
+        """Sets this rank's part. The other replicas must set the same values."""
         self._refuse_with_offload("safe_set_local_grad")
         super().set_local_grad_for_param(value, param)
 
     def _refuse_with_offload(self, function: str) -> None:
-        # It would write to the optimizer's copy, which the second hop makes anew.
+        # It would write to the optimizer's copy, which the second hop overwrites.
         if self.sharding is not None and self.offload_optimizer:
             raise NotImplementedError(
                 f'{function} does not work with {KEY} and "offload_optimizer"; leave out one of '
@@ -85,26 +85,26 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
 
 
 def _average(tensor: torch.Tensor, sharding: Sharding) -> None:
-    # Divided first, as DeepSpeed does: a sum of fp16 gradients must not overflow where their
-    # mean does not.
+    # Divides first, as DeepSpeed does: a sum of fp16 gradients must not overflow if their mean does
+    # not.
     tensor.div_(sharding.replicas)
     dist.all_reduce(tensor, group=sharding.replica_group)
 
 
 @contextlib.contextmanager
 def in_place_of_stage3() -> Iterator[None]:
-    """Engines built meanwhile take :class:`ShardedStage3`; they look it up in its module."""
-    import deepspeed.runtime.superoffload.superoffload_stage3  # noqa: F401 - derives from the other
+    """Engines built in this context use :class:`ShardedStage3`: they look it up in its module."""
+    import deepspeed.runtime.superoffload.superoffload_stage3  # noqa: F401 - derives from stage 3
 
     with replaced(stage3, "DeepSpeedZeroOptimizer_Stage3", ShardedStage3):
         yield
 
 
 def verify(engine: Any) -> Sharding | None:
-    """Looks whether the engine came out as intended; None where it shards over all its ranks.
+    """Checks that the engine shards by the degree; returns None if it shards over all its ranks.
 
     Raises:
-        SmddpConfigError: it did not; the model was partitioned before, over other groups.
+        SmddpConfigError: it does not; the model was partitioned before, over other groups.
     """
     optimizer = engine.optimizer
     sharding = getattr(optimizer, "sharding", Sharding.within(engine.seq_data_parallel_group))

@@ -81,7 +81,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     def starts(ours: Any, *args: Any) -> None:
         start(ours, *args)
-        reductions.append(ours._under_way[-1].work)
+        reductions.append(ours._in_flight[-1].work)
 
     def look(direction: str) -> None:
         works: Sequence[Any]
