@@ -1,4 +1,5 @@
-// Something that is waited for: one collective of one group.
+// Something that a thread can wait for: one collective of one group. Knows nothing of what it does. Made
+// by groups, finished by the engine.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,7 @@ class Task {
 
  protected:
   // Runs once, on the thread that drives the engine, without the engine's lock: it may wait for
-  // other tasks. Whoever sees done() also sees what it wrote.
+  // other tasks. A thread that sees done() also sees what on_done() wrote.
   virtual void on_done() {}
 
  private:

@@ -1,0 +1,35 @@
+#include "intranode/neighbors.h"
+
+#include <utility>
+
+namespace smddp::intranode {
+
+Result<std::shared_ptr<Neighbor>> Neighbors::open(int pid, uint64_t token, int presence_fd,
+                                                  int doorbell_fd) {
+  if (auto known = by_token_[token].lock()) return known;
+  std::erase_if(by_token_, [](const auto& entry) { return entry.second.expired(); });
+  auto opened = Neighbor::open(pid, token, presence_fd, doorbell_fd);
+  if (!opened) return opened.status();
+  std::shared_ptr<Neighbor> neighbor = std::move(opened.value());
+  by_token_[token] = neighbor;
+  return neighbor;
+}
+
+void Neighbors::watch_deaths(std::vector<pollfd>& fds) {
+  size_t first = fds.size();
+  std::vector<std::shared_ptr<Neighbor>> watched;
+  for (auto& [token, weak] : by_token_) {
+    auto neighbor = weak.lock();
+    if (!neighbor || neighbor->death_fd() < 0 || neighbor->dead()) continue;
+    fds.push_back({neighbor->death_fd(), POLLIN, 0});
+    watched.push_back(std::move(neighbor));
+  }
+  if (watched.empty() || poll(&fds[first], watched.size(), 0) <= 0) return;
+  for (size_t i = 0; i < watched.size(); ++i) {
+    if ((fds[first + i].revents & POLLIN) == 0) continue;
+    watched[i]->mark_dead();
+    fds[first + i].fd = -1;  // ppoll() passes over it
+  }
+}
+
+}  // namespace smddp::intranode

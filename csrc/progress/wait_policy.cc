@@ -1,0 +1,34 @@
+#include "progress/wait_policy.h"
+
+#include <utility>
+
+#include "common/env.h"
+
+namespace smddp {
+
+WaitPolicy WaitPolicy::from_env() {
+  double microseconds = env::get_number("SPIN_MICROSECONDS").value_or(200);
+  return WaitPolicy(static_cast<uint64_t>(1000 * std::max(0.0, microseconds)));
+}
+
+void WaitPolicy::expect_local_ranks(int ranks, unsigned cores) {
+  uint64_t shared_by = std::max(1u, cores);
+  ranks_per_core_ =
+      std::max(ranks_per_core_, (static_cast<uint64_t>(ranks) + shared_by - 1) / shared_by);
+}
+
+bool WaitPolicy::keeps_looking(uint64_t now, uint64_t spin_ns) {
+  turn_began_ns_ = 0;
+  if (idle_since_ns_ == 0) idle_since_ns_ = now;
+  // Two ranks that yield to one another on one core stay there, however idle the next core is; a thread
+  // that sleeps is woken on an idle core. Between hosts a sleep costs more than it may bring.
+  bool crowded = std::exchange(shares_core_, false) && ranks_per_core_ == 1 && !network_;
+  return now - idle_since_ns_ < spin_ns && !crowded;
+}
+
+void WaitPolicy::note_yield(uint64_t began, uint64_t ended) {
+  shares_core_ = ended - began > kOwnCoreYieldNs;
+  if (ended - began > kComputesNs * ranks_per_core_) taken_until_ns_ = ended + kTakenNs;
+}
+
+}  // namespace smddp

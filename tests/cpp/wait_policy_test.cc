@@ -1,0 +1,238 @@
+// How threads wait, at made-up times and without a thread: when they yield, when they sleep, and when the
+// background thread drives.
+#include "progress/wait_policy.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace smddp {
+namespace {
+
+constexpr uint64_t kMicrosecond = 1'000;
+constexpr uint64_t kMillisecond = 1'000'000;
+constexpr uint64_t kSecond = 1'000'000'000;
+constexpr uint64_t kSpin = 200 * kMicrosecond;
+
+// A clock that stands still until the test moves it, and counts how often it is read.
+struct Clock {
+  uint64_t now = 5 * kSecond;
+  int reads = 0;
+  uint64_t operator()() {
+    ++reads;
+    return now;
+  }
+};
+
+WaitPolicy inside_a_host() { return WaitPolicy(kSpin); }
+
+WaitPolicy between_hosts() {
+  WaitPolicy policy(kSpin);
+  policy.expect_network();
+  return policy;
+}
+
+void wait_once(WaitPolicy& policy, Clock& clock) {
+  policy.begin_wait(clock);
+  policy.end_wait(clock);
+}
+
+TEST(Looks, AreManyOnlyInsideAHostWithACorePerRank) {
+  EXPECT_EQ(inside_a_host().looks(), 32);
+  EXPECT_EQ(between_hosts().looks(), 1);
+  EXPECT_EQ(WaitPolicy(0).looks(), 1);
+  WaitPolicy crowded = inside_a_host();
+  crowded.expect_local_ranks(5, 4);
+  EXPECT_EQ(crowded.looks(), 1);
+}
+
+TEST(Looks, TheGroupWithTheMostRanksPerCoreCounts) {
+  WaitPolicy policy = inside_a_host();
+  policy.expect_local_ranks(4, 4);
+  EXPECT_EQ(policy.looks(), 32);
+  policy.expect_local_ranks(12, 4);
+  policy.expect_local_ranks(2, 4);
+  EXPECT_EQ(policy.looks(), 1);
+  EXPECT_EQ(policy.background_spin_ns(), 3 * 20 * kMicrosecond);
+}
+
+TEST(Looks, AnUnknownNumberOfCoresCountsAsOne) {
+  WaitPolicy policy = inside_a_host();
+  policy.expect_local_ranks(3, 0);
+  EXPECT_EQ(policy.background_spin_ns(), 3 * 20 * kMicrosecond);
+}
+
+TEST(Spinning, TheBackgroundThreadSleepsSoonerAndBetweenHostsAtOnce) {
+  EXPECT_EQ(inside_a_host().spin_ns(), kSpin);
+  EXPECT_EQ(inside_a_host().background_spin_ns(), 20 * kMicrosecond);
+  EXPECT_EQ(WaitPolicy(10 * kMicrosecond).background_spin_ns(), 10 * kMicrosecond);
+  EXPECT_EQ(between_hosts().spin_ns(), kSpin);
+  EXPECT_EQ(between_hosts().background_spin_ns(), 0u);
+}
+
+TEST(Spinning, EndsInSleepOnceLooksFoundNothingForItsTime) {
+  WaitPolicy policy = inside_a_host();
+  EXPECT_TRUE(policy.keeps_looking(kSecond, kSpin));
+  EXPECT_TRUE(policy.keeps_looking(kSecond + kSpin - 1, kSpin));
+  EXPECT_FALSE(policy.keeps_looking(kSecond + kSpin, kSpin));
+}
+
+TEST(Spinning, BeginsAgainAfterALookThatFoundWork) {
+  WaitPolicy policy = inside_a_host();
+  EXPECT_TRUE(policy.keeps_looking(kSecond, kSpin));
+  policy.restart_spin();
+  EXPECT_TRUE(policy.keeps_looking(kSecond + kSpin, kSpin));
+  EXPECT_FALSE(policy.keeps_looking(kSecond + 2 * kSpin, kSpin));
+}
+
+TEST(Spinning, WithoutTimeForItIsSleepAtOnce) {
+  WaitPolicy policy = between_hosts();
+  EXPECT_FALSE(policy.keeps_looking(kSecond, policy.background_spin_ns()));
+}
+
+TEST(Yields, ThatLetAnotherThreadRunAreFollowedByOneSleepInsideAHost) {
+  WaitPolicy policy = inside_a_host();
+  policy.note_yield(kSecond, kSecond + 2 * kMicrosecond);
+  EXPECT_TRUE(policy.keeps_looking(kSecond, kSpin));
+  policy.note_yield(kSecond, kSecond + 2 * kMicrosecond + 1);
+  EXPECT_FALSE(policy.keeps_looking(kSecond + 1, kSpin));
+  policy.restart_spin();
+  EXPECT_TRUE(policy.keeps_looking(kSecond + 2, kSpin));
+}
+
+TEST(Yields, OfRanksThatShareACoreOrUseTheNetworkAreFollowedByLooks) {
+  WaitPolicy crowded = inside_a_host();
+  crowded.expect_local_ranks(2, 1);
+  WaitPolicy remote = between_hosts();
+  for (WaitPolicy* policy : {&crowded, &remote}) {
+    policy->note_yield(kSecond, kSecond + kMillisecond);
+    EXPECT_TRUE(policy->keeps_looking(kSecond + kMillisecond, kSpin));
+  }
+}
+
+TEST(Turns, EndBetweenHostsAfterTheirTimeAtWork) {
+  WaitPolicy policy = between_hosts();
+  Clock clock;
+  EXPECT_FALSE(policy.turn_is_over(clock));
+  clock.now += 299 * kMicrosecond;
+  EXPECT_FALSE(policy.turn_is_over(clock));
+  clock.now += kMicrosecond;
+  EXPECT_TRUE(policy.turn_is_over(clock));
+  EXPECT_FALSE(policy.turn_is_over(clock)) << "the next turn begins here";
+  EXPECT_EQ(clock.reads, 4);
+}
+
+TEST(Turns, BeginAgainAfterALookThatFoundNothing) {
+  WaitPolicy policy = between_hosts();
+  Clock clock;
+  EXPECT_FALSE(policy.turn_is_over(clock));
+  clock.now += 200 * kMicrosecond;
+  EXPECT_TRUE(policy.keeps_looking(clock.now, kSpin));
+  clock.now += 200 * kMicrosecond;
+  EXPECT_FALSE(policy.turn_is_over(clock));
+}
+
+TEST(Turns, InsideAHostHaveNoEndAndReadNoClock) {
+  WaitPolicy policy = inside_a_host();
+  Clock clock;
+  EXPECT_FALSE(policy.turn_is_over(clock));
+  clock.now += kSecond;
+  EXPECT_FALSE(policy.turn_is_over(clock));
+  EXPECT_EQ(clock.reads, 0);
+}
+
+// --- who drives ------------------------------------------------------------------------------------
+
+// A rank that computes for two milliseconds between its waits, on cores where other threads compute.
+void compute_beside_others(WaitPolicy& policy, Clock& clock) {
+  wait_once(policy, clock);
+  clock.now += 2 * kMillisecond;
+  policy.begin_wait(clock);
+  policy.note_yield(clock.now, clock.now + 4 * kMillisecond);
+  clock.now += 4 * kMillisecond;
+}
+
+TEST(Driving, IsTheBackgroundThreadsIfRanksComputeAndTheirCoresAreTaken) {
+  WaitPolicy policy = between_hosts();
+  Clock clock;
+  compute_beside_others(policy, clock);
+  EXPECT_TRUE(policy.background_drives(clock));
+}
+
+TEST(Driving, StaysWithTheWaitingThreadIfOnlyOneIsSo) {
+  WaitPolicy computes = between_hosts(), taken = between_hosts();
+  Clock clock;
+  wait_once(computes, clock);
+  clock.now += 2 * kMillisecond;
+  computes.begin_wait(clock);
+  EXPECT_FALSE(computes.background_drives(clock));
+
+  wait_once(taken, clock);
+  clock.now += kMillisecond;  // not longer: this rank does not compute
+  taken.begin_wait(clock);
+  taken.note_yield(clock.now, clock.now + 4 * kMillisecond);
+  EXPECT_FALSE(taken.background_drives(clock));
+}
+
+TEST(Driving, ReturnsToTheWaitingThreadSomeTimeAfterTheLastLongYield) {
+  WaitPolicy policy = between_hosts();
+  Clock clock;
+  compute_beside_others(policy, clock);
+  clock.now += 3 * kSecond - 1;
+  EXPECT_TRUE(policy.background_drives(clock));
+  ++clock.now;
+  EXPECT_FALSE(policy.background_drives(clock));
+}
+
+TEST(Driving, ReturnsToTheWaitingThreadAfterEightWaitsWithoutComputing) {
+  WaitPolicy policy = between_hosts();
+  Clock clock;
+  compute_beside_others(policy, clock);
+  policy.end_wait(clock);
+  for (int wait = 1; wait < 8; ++wait) {
+    wait_once(policy, clock);
+    EXPECT_TRUE(policy.background_drives(clock)) << wait;
+  }
+  wait_once(policy, clock);
+  EXPECT_FALSE(policy.background_drives(clock));
+}
+
+TEST(Driving, AYieldIsLongOnlyByTheRanksThatShareTheCore) {
+  WaitPolicy policy = between_hosts();
+  policy.expect_local_ranks(8, 2);
+  Clock clock;
+  compute_beside_others(policy, clock);  // 4 ms: each of the four ranks may have had its turn
+  EXPECT_FALSE(policy.background_drives(clock));
+  policy.note_yield(clock.now, clock.now + 4 * kMillisecond + 1);
+  EXPECT_TRUE(policy.background_drives(clock));
+}
+
+TEST(Driving, InsideAHostStaysWithTheWaitingThreadAndReadsNoClock) {
+  WaitPolicy policy = inside_a_host();
+  Clock clock;
+  compute_beside_others(policy, clock);
+  EXPECT_FALSE(policy.background_drives(clock));
+  EXPECT_EQ(clock.reads, 0);
+}
+
+TEST(Driving, TheFirstWaitBetweenHostsReadsNoClockBeforeItEnds) {
+  WaitPolicy policy = between_hosts();
+  Clock clock;
+  policy.begin_wait(clock);
+  EXPECT_FALSE(policy.background_drives(clock));
+  EXPECT_EQ(clock.reads, 0);
+  policy.end_wait(clock);
+  EXPECT_EQ(clock.reads, 1);
+}
+
+TEST(Environment, SetsTheTimeToSpin) {
+  ::setenv("SMDDP_SPIN_MICROSECONDS", "50", 1);
+  EXPECT_EQ(WaitPolicy::from_env().spin_ns(), 50 * kMicrosecond);
+  ::setenv("SMDDP_SPIN_MICROSECONDS", "-1", 1);
+  EXPECT_EQ(WaitPolicy::from_env().spin_ns(), 0u);
+  ::unsetenv("SMDDP_SPIN_MICROSECONDS");
+  EXPECT_EQ(WaitPolicy::from_env().spin_ns(), kSpin);
+}
+
+}  // namespace
+}  // namespace smddp
