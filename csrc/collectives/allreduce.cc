@@ -1,6 +1,8 @@
-// AllReduce of what fits one slot, inside a host: one exchange. Each rank pushes its whole vector, and
-// each sums all of them in rank order, as ReduceScatter would: the results are the same everywhere, and
-// the same as those of the two rounds that larger operations take.
+// AllReduce of what fits one slot, inside a host: one exchange. Each rank pushes its whole vector, and each
+// rank sums all vectors in rank order, as ReduceScatter would. So the results are the same on all ranks,
+// and the same as those of the two fragments that larger operations take. The group makes it by
+// make_allreduce(), if the plan says so.
+#include "collectives/fragment.h"
 #include "collectives/group.h"
 #include "kernels/reduce.h"
 
@@ -58,7 +60,8 @@ class AllReduce final : public Fragment {
     return pushed_ = true;
   }
 
-  // Once all are here. The output may be the input itself, which nobody else reads.
+  // False until all peers' vectors are here. The output may be the input itself: the peers read this
+  // rank's slot, not its input.
   bool sum() {
     for (int i = 0; i < group_.local_peers(); ++i) {
       const Piece* head = group_.head(i, *this);
@@ -90,16 +93,13 @@ class AllReduce final : public Fragment {
   }
 
   void reduce(std::byte* to, const std::byte* own, size_t at, size_t bytes) {
-    size_t next = 0;
-    for (int i = 0; i < group_.local_peers(); ++i) {
-      if (group_.local_peer(i) > group_.rank() && own != nullptr)
-        sources_[next++] = std::exchange(own, nullptr);
-      sources_[next++] = theirs_[static_cast<size_t>(i)] + at;
+    auto own_position = static_cast<size_t>(group_.topology().local_index(group_.rank()));
+    for (size_t k = 0; k < sources_.size(); ++k) {
+      sources_[k] = k == own_position ? own : theirs_[k < own_position ? k : k - 1] + at;
     }
-    if (own != nullptr) sources_[next++] = own;
     int divisor = operation_->divisor_among(group_.ranks());
-    kernels::reduce(to, sources_.data(), next, bytes / operation_->element_size, operation_->dtype,
-                    operation_->reduce_op, divisor);
+    kernels::reduce(to, sources_.data(), sources_.size(), bytes / operation_->element_size,
+                    operation_->dtype, operation_->reduce_op, divisor);
   }
 
   bool pushed_ = false, summed_ = false;

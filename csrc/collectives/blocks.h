@@ -1,5 +1,6 @@
-// The memory of one operation: per rank a block (its shard, or what is summed for it), each a run
-// of extents, one per tensor. Nothing is flattened: a list of parameters is one operation.
+// The memory of one operation: one block per rank (the rank's shard, or what is summed for the rank). A
+// block is a run of extents, one per tensor, so a list of parameters is one operation and nothing is
+// flattened. It knows addresses and lengths only. The layer above fills it; fragments read and write it.
 #pragma once
 
 #include <algorithm>
@@ -31,14 +32,17 @@ class Blocks {
   }
 
   size_t bytes(Rank block) const { return blocks_[static_cast<size_t>(block)].bytes; }
+  // Bytes of `block` in [begin, begin + limit).
+  size_t bytes(Rank block, size_t begin, size_t limit) const {
+    size_t all = bytes(block);
+    return all <= begin ? 0 : std::min(limit, all - begin);
+  }
   size_t largest() const { return largest_; }
 
-  // The extents that hold bytes [offset, offset + bytes) of `block`, at most `limit` of them.
-  std::vector<Extent> slice(Rank block, size_t offset, size_t bytes,
-                            size_t limit = SIZE_MAX) const {
+  // The extents that hold bytes [offset, offset + bytes) of `block`.
+  std::vector<Extent> slice(Rank block, size_t offset, size_t bytes) const {
     std::vector<Extent> out;
     for_each(block, offset, bytes, [&](std::byte* address, size_t n) {
-      if (out.size() == limit) return false;
       out.push_back({address, n});
       return true;
     });
@@ -82,6 +86,7 @@ class Blocks {
   }
 
  private:
+  // f(address, bytes) for each extent of [offset, offset + bytes), until f returns false.
   template <class F>
   void for_each(Rank block, size_t offset, size_t bytes, F&& f) const {
     auto b = static_cast<size_t>(block);

@@ -70,8 +70,7 @@ class Fragment {
  protected:
   // Bytes of `block` of `blocks` that fall into this round.
   size_t part(const Blocks& blocks, Rank block) const {
-    size_t bytes = blocks.bytes(block);
-    return bytes <= begin_ ? 0 : std::min(limit_, bytes - begin_);
+    return blocks.bytes(block, begin_, limit_);
   }
 
   // Whether results are to be written past the caches.

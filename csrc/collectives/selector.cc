@@ -10,26 +10,28 @@
 namespace smddp {
 namespace {
 
-// Up to two slots of the outbox a copy in and a copy out cost less than the system call.
+// For up to two slots of the outbox, a copy in and a copy out cost less than the system call.
 constexpr size_t kDirectAbove = 64 << 10;
 constexpr size_t kSharedAllReduce = 1 << 20;
-// Partial sums of other nodes wait at the owner until all are in, those for other nodes until they
-// are sent: this bounds that memory, per round.
+// Partial sums of other hosts wait at the owner until all have arrived, and partial sums for other hosts
+// wait until they are sent. This bounds that memory, per fragment.
 constexpr size_t kStagingBytes = 4 << 20;
 constexpr size_t kSmallestFragment = 64 << 10;
 constexpr double kLatenciesPerStep = 16;
-// Out of a slot into the output, by one core.
+// Copying out of a slot into the output, by one core.
 constexpr double kCopyBytesPerNs = 5;
-// Before each message: ours, the provider's and those of TCP/IP, with the acknowledgement's share.
+// Headers of a message: this library's, the provider's and those of TCP/IP, with the acknowledgement's
+// share.
 constexpr double kHeaderBytes = 256;
-// Of a node's shards together, where a pattern may be taken because it saves messages: it copies what
-// it sends, and what is larger goes better from where it is, in pieces with a header each anyway.
+// A pattern may be taken because it saves messages only if a host's shards together are at most so large.
+// Such a pattern copies what it sends. Larger shards are sent faster from where they are, and they take
+// several messages with a header each in any pattern.
 constexpr size_t kSavesMessages = 64 << 10;
-// An AllReduce in one exchange saves a wait, and costs each rank all that the others push: at most a
-// slot of each, and not more than what is copied while it would have waited.
+// An AllReduce in one exchange saves a wait, but each rank reads all that the others push. So a rank's
+// vector fits a slot, and a rank reads no more from all others than it copies in the time of that wait.
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
 constexpr size_t kWholeFromAll = 64 << 10;
-// Chunks below cost more processor time than they save; those above do not fit a send buffer.
+// Smaller chunks cost more processor time than they save; larger ones do not fit a send buffer.
 constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kLargestChunk = 128 << 10;
 
@@ -38,41 +40,41 @@ size_t bound(size_t limit, size_t bucket, int ranks) {
   return std::min(limit, std::max<size_t>(1, bucket / static_cast<size_t>(ranks)));
 }
 
-double per_node(const Shape& shape) { return static_cast<double>(shape.ranks) / shape.nodes; }
+double per_host(const Shape& shape) { return static_cast<double>(shape.ranks) / shape.nodes; }
 
-// A node's NICs' time for so many messages of all its ranks, and the bytes in them.
+// The time that a host's NICs need for `messages` messages of all its ranks, with `bytes` bytes in them.
 double wire_ns(double messages, double bytes, const Shape& shape) {
-  return (messages * kHeaderBytes + bytes) / shape.curve.bytes_per_ns;
+  return (messages * kHeaderBytes + bytes) / shape.network.bytes_per_ns;
 }
 
-// Time of a round between nodes whose shards have `bytes`: messages leave one per overhead, or as
-// fast as the NIC takes the ranks' bytes.
+// Time of a fragment between hosts, with `bytes` bytes per shard. One message leaves per overhead, or as fast
+// as the NICs take the bytes of the host's ranks.
 double direct_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
-  double wire = wire_ns(per_node(shape), bytes * per_node(shape), shape);
-  return shape.curve.latency_ns + others * std::max(shape.curve.overhead_ns, wire);
+  double wire = wire_ns(per_host(shape), bytes * per_host(shape), shape);
+  return shape.network.latency_ns + others * std::max(shape.network.overhead_ns, wire);
 }
 
-// Bruck's steps depend on one another: each costs a latency, and all bytes follow one another.
+// Each of Bruck's steps needs the one before, so each costs a latency, and all bytes follow one another.
 double log_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
   double steps = std::bit_width(static_cast<unsigned>(shape.nodes - 1));
-  return steps * (shape.curve.latency_ns + shape.curve.overhead_ns) +
-         wire_ns(steps * per_node(shape), others * bytes * per_node(shape), shape);
+  return steps * (shape.network.latency_ns + shape.network.overhead_ns) +
+         wire_ns(steps * per_host(shape), others * bytes * per_host(shape), shape);
 }
 
-// All of a node's shards wait for one more hand-over inside it, half a message's processor time, and
-// are copied once more there; as many ranks as there are distances between nodes share the messages.
+// The shards of a host take one extra copy inside the host, and half a message's processor time until
+// another rank has them. As many ranks share the messages as there are distances between hosts.
 double joint_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
-  double speakers = std::min(std::floor(per_node(shape)), std::floor(shape.nodes / 2.0));
-  double start_ups = std::ceil(others / speakers) * shape.curve.overhead_ns;
-  double wire = wire_ns(others, others * bytes * per_node(shape), shape);
-  return shape.curve.latency_ns + shape.curve.overhead_ns / 2 +
-         bytes * per_node(shape) / kCopyBytesPerNs + std::max(start_ups, wire);
+  double senders = std::min(std::floor(per_host(shape)), std::floor(shape.nodes / 2.0));
+  double start_ups = std::ceil(others / senders) * shape.network.overhead_ns;
+  double wire = wire_ns(others, others * bytes * per_host(shape), shape);
+  return shape.network.latency_ns + shape.network.overhead_ns / 2 +
+         bytes * per_host(shape) / kCopyBytesPerNs + std::max(start_ups, wire);
 }
 
-// `sums`: partial sums have no joint pattern, as each rail sums its own blocks.
+// `sums`: partial sums have no joint pattern, because each rail sums its own blocks.
 Pattern choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algorithm wanted) {
   bool may_log = shape.equal_nodes && shape.nodes > 2;
   bool may_join = !sums && shape.nodes > 1 && shape.ranks >= 2 * shape.nodes;
@@ -80,7 +82,7 @@ Pattern choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algori
   if (wanted == Algorithm::kJoint && may_join) return Pattern::kJoint;
   if (wanted != Algorithm::kAuto) return Pattern::kDirect;
   auto bytes = static_cast<double>(block_bytes);
-  auto node_bytes = block_bytes * static_cast<size_t>(shape.ranks / shape.nodes);
+  auto host_bytes = block_bytes * static_cast<size_t>(shape.ranks / shape.nodes);
   Pattern best = Pattern::kDirect;
   double least = direct_ns(bytes, shape);
   auto consider = [&](Pattern pattern, double ns) {
@@ -88,24 +90,25 @@ Pattern choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algori
     best = pattern;
     least = ns;
   };
-  if (node_bytes > kSavesMessages) return best;
+  if (host_bytes > kSavesMessages) return best;
   if (may_log) consider(Pattern::kLog, log_ns(bytes, shape));
   if (may_join) consider(Pattern::kJoint, joint_ns(bytes, shape));
   return best;
 }
 
-// Between more than two nodes a round's flows follow one another in steps, each behind a latency:
-// long enough to hide that, short enough that ranks out of step soon meet again.
-size_t step_bytes(const NetworkModel& curve) {
-  double bytes = kLatenciesPerStep * curve.latency_ns * curve.bytes_per_ns;
+// Between more than two hosts, the flows of a fragment follow one another in steps, each behind a latency. A
+// step is long enough to hide that latency, and short enough that ranks that are out of step are soon in step
+// again.
+size_t step_bytes(const NetworkModel& network) {
+  double bytes = kLatenciesPerStep * network.latency_ns * network.bytes_per_ns;
   return std::bit_floor(std::max(kSmallestFragment, static_cast<size_t>(bytes)));
 }
 
-// A flow of S bytes in chunks of c through two stages, the wire and the node, takes
-// (S/c + 1)(overhead + c/B), least at c = sqrt(S * overhead * B).
-size_t choose_chunk(size_t fragment_bytes, const NetworkModel& curve) {
+// A flow of S bytes goes in chunks of c bytes through two stages, the wire and the host. That takes
+// (S/c + 1)(overhead + c/B), which has its minimum at c = sqrt(S * overhead * B).
+size_t choose_chunk(size_t fragment_bytes, const NetworkModel& network) {
   double best =
-      std::sqrt(static_cast<double>(fragment_bytes) * curve.overhead_ns * curve.bytes_per_ns);
+      std::sqrt(static_cast<double>(fragment_bytes) * network.overhead_ns * network.bytes_per_ns);
   return std::bit_floor(std::clamp(static_cast<size_t>(best), kSmallestChunk, kLargestChunk));
 }
 
@@ -141,15 +144,15 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
     limit = std::min(
         limit, std::max(kSmallestFragment, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
   }
-  if (shape.nodes > 2) limit = std::min(limit, step_bytes(shape.curve));
-  // An AllReduce is cut so that one part's gather overlaps the next part's sums.
+  if (shape.nodes > 2) limit = std::min(limit, step_bytes(shape.network));
+  // An AllReduce is cut into parts, so that the gather of one part overlaps the sums of the next.
   if (query.collective == Collective::kAllReduce) limit = std::min(limit, kStagingBytes);
   if (query.collective != Collective::kReduceScatter) {
     limit = bound(limit, tuning.allgather_bucket_bytes, shape.ranks);
     limit = bound(limit, tuning.allgather_bucket_elements * query.element_size, shape.ranks);
   }
   if (sums) limit = bound(limit, tuning.reduce_scatter_bucket_bytes, shape.ranks);
-  // Whole elements, and whole cache lines where there is more than one.
+  // Whole elements; whole cache lines if there is more than one fragment.
   size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size)
                                                           : query.element_size;
   size_t fragment_bytes = std::max(query.element_size, limit / grain * grain);
@@ -159,13 +162,14 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
                query.block_bytes * ranks * (ranks - 1) <= kWholeFromAll;
   return {
       choose_pattern(std::min(fragment_bytes, query.block_bytes), sums, shape, tuning.algorithm),
-      fragment_bytes, choose_chunk(fragment_bytes, shape.curve), whole};
+      fragment_bytes, choose_chunk(fragment_bytes, shape.network), whole};
 }
 
-// A millisecond of the NIC, at least 1 MiB, the least that a port of a common switch keeps, shared by
-// the host's ranks; not less than what covers a rank's turn to wait for a processor.
+// What the host's NICs carry in a millisecond, at least 1 MiB (the least that a port of a common switch
+// keeps), divided among the host's ranks. A rank's part is at least what arrives while the rank waits for a
+// processor.
 size_t receive_budget_bytes(const Shape& shape) {
-  auto host = std::max<size_t>(1 << 20, static_cast<size_t>(shape.curve.bytes_per_ns * 1e6));
+  auto host = std::max<size_t>(1 << 20, static_cast<size_t>(shape.network.bytes_per_ns * 1e6));
   size_t ranks = static_cast<size_t>(std::max(1, shape.ranks / std::max(1, shape.nodes)));
   return std::max<size_t>(256 << 10, host / ranks);
 }

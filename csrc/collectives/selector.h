@@ -1,5 +1,6 @@
-// How an operation is carried out: a pure function of sizes, shape of the group, network and
-// settings, equal on all ranks by construction. docs/selector.md has a table of its choices.
+// How an operation is carried out: a pure function of sizes, the shape of the group, the network model and
+// the settings, so all ranks compute the same result. docs/selector.md has a table of its choices. It must
+// not know buffers, peers or the state of anything. The group asks it once per operation.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +14,19 @@ namespace smddp {
 
 using pattern::Pattern;
 
-// Which pattern is to be used between nodes, whatever the model says (SMDDP_ALGORITHM).
+// The pattern between hosts (SMDDP_ALGORITHM): the model's choice, or one that overrides it.
 enum class Algorithm : uint8_t { kAuto, kDirect, kLog, kJoint };
 
-// Settings of the process that change what goes over the wire. Ranks must agree; the signature
-// tells when they do not.
+// Settings of the process that change what goes over the wire. Ranks must agree; the signature detects it
+// if they do not.
 struct Tuning {
-  size_t allgather_bucket_bytes = 0;  // output bytes of one AllGather on the wire, 0: no bound
-  size_t allgather_bucket_elements =
-      0;  // the same in elements, as DeepSpeed counts; the smaller holds
-  size_t reduce_scatter_bucket_bytes = 0;  // input bytes of one ReduceScatter, 0: no bound
-  bool reduce_precision_fp32 = false;      // partial sums of half types travel in fp32
+  // Output bytes of one AllGather on the wire, 0: no bound.
+  size_t allgather_bucket_bytes = 0;
+  // The same in elements, as DeepSpeed counts; the smaller bound applies.
+  size_t allgather_bucket_elements = 0;
+  // Input bytes of one ReduceScatter, 0: no bound.
+  size_t reduce_scatter_bucket_bytes = 0;
+  bool reduce_precision_fp32 = false;  // partial sums of half types travel in fp32
   Algorithm algorithm = Algorithm::kAuto;
 };
 
@@ -34,12 +37,14 @@ struct NetworkModel {
   double bytes_per_ns = 1.25;  // of a host's NICs together
 };
 
+// The shape of a group.
 struct Shape {
   int ranks = 1;
-  int nodes = 1;
-  bool single_copy = false;  // every rank of the node may read every other's memory
-  bool equal_nodes = true;   // as many ranks on each
-  NetworkModel curve;
+  int nodes = 1;  // hosts
+  bool single_copy =
+      false;                // every rank of this host may read the memory of the host's other ranks
+  bool equal_nodes = true;  // as many ranks on each host
+  NetworkModel network;
 };
 
 struct Query {
@@ -49,29 +54,33 @@ struct Query {
 };
 
 struct Plan {
-  Pattern pattern;  // between nodes
-  size_t
-      fragment_bytes;  // of each rank's block that one round carries, a multiple of the element size
+  Pattern pattern;  // between hosts
+  // Bytes of each rank's block that one fragment carries: a multiple of the element size.
+  size_t fragment_bytes;
   size_t chunk_bytes;  // in which a flow crosses the network
   bool whole = false;  // AllReduce: one exchange of all bytes instead of sums and a gather
 };
 
-// SMDDP_ALGORITHM and SMDDP_FABRIC_CURVE; kInvalid with what the text may be.
+// The values of SMDDP_ALGORITHM and SMDDP_FABRIC_CURVE. kInvalid, with what the text may be, if it is
+// something else.
 Result<Algorithm> parse_algorithm(const std::string& text);
 Result<NetworkModel> parse_network_model(const std::string& text);
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 
-// Bytes that may be under way to one rank from all sides.
+// Bytes that may be under way to one rank from all sides together.
 size_t receive_budget_bytes(const Shape& shape);
 
-// Within a node: true where a round is read straight from the peers' memory instead of through
-// slots. Not where the network sets the pace: slots keep up with it, in smaller pieces.
+// Inside a host: true if a fragment is read straight from the peers' memory instead of through slots. It
+// is not if the network sets the pace: slots keep up with the network, in smaller pieces.
 bool read_directly(size_t fragment_bytes, const Shape& shape);
+// The largest piece that is read straight from a peer's memory.
+inline constexpr size_t kDirectPiece = 1 << 20;
 
-// Within a node: true where memory that the ranks share is read where it lies. Not in an AllReduce of
-// less than a MiB: each of its two rounds would wait until the other ranks have read this one's block,
-// which is still in this one's caches and has to come back to them afterwards; slots cost half.
+// Inside a host: true if memory that the ranks share is read where it lies. It is not in an AllReduce of
+// less than a MiB: each of its two fragments would wait until the other ranks have read this rank's block.
+// That block is still in this rank's caches and has to come back to them afterwards; slots cost half as
+// much.
 bool read_shared(Collective collective, size_t bytes);
 
 }  // namespace smddp

@@ -9,14 +9,14 @@
 namespace smddp {
 namespace {
 
-TEST(Selector, OneRoundWithoutABucket) {
+TEST(Selector, OneFragmentWithoutABucket) {
   EXPECT_EQ(select({Collective::kAllGather, 1 << 30, 4}, {8, 1, true}, {}).fragment_bytes,
             1u << 30);
   EXPECT_EQ(select({Collective::kReduceScatter, 1 << 30, 4}, {8, 1, true}, {}).fragment_bytes,
             1u << 30);
 }
 
-TEST(Selector, AllGatherBucketBoundsTheOutputOfARound) {
+TEST(Selector, AllGatherBucketBoundsTheOutputOfAFragment) {
   for (int ranks : {1, 2, 3, 7, 8, 1000}) {
     for (size_t bucket : {4096ul, 100000ul, 1ul << 20, 500000000ul}) {
       Plan plan = select({Collective::kAllGather, 1 << 28, 2}, {ranks, 1, true},
@@ -29,7 +29,7 @@ TEST(Selector, AllGatherBucketBoundsTheOutputOfARound) {
   }
 }
 
-TEST(Selector, BucketInElementsCountsTheElementType) {
+TEST(Selector, ABucketInElementsIsMultipliedByTheElementSize) {
   Tuning tuning{.allgather_bucket_elements = 1 << 20};
   EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).fragment_bytes,
             1u << 20);
@@ -37,18 +37,18 @@ TEST(Selector, BucketInElementsCountsTheElementType) {
             1u << 19);
 }
 
-TEST(Selector, TheSmallerBucketHolds) {
+TEST(Selector, TheSmallerBucketApplies) {
   Tuning tuning{.allgather_bucket_bytes = 1 << 16, .allgather_bucket_elements = 1 << 20};
   EXPECT_EQ(select({Collective::kAllGather, 1 << 28, 4}, {4, 1, true}, tuning).fragment_bytes,
             1u << 14);
 }
 
-TEST(Selector, ABucketSmallerThanOneElementEachStillMoves) {
+TEST(Selector, ABucketBelowOneElementPerRankGivesFragmentsOfOneElement) {
   Tuning tuning{.allgather_bucket_bytes = 3};
   EXPECT_EQ(select({Collective::kAllGather, 1 << 20, 8}, {64, 8, true}, tuning).fragment_bytes, 8u);
 }
 
-TEST(Selector, PartialSumsOfManyNodesStayBounded) {
+TEST(Selector, PartialSumsOfManyHostsStayBounded) {
   for (int nodes : {2, 3, 16, 1024}) {
     Plan plan = select({Collective::kReduceScatter, 1ul << 30, 2}, {8 * nodes, nodes, true}, {});
     EXPECT_LE(plan.fragment_bytes * static_cast<size_t>(nodes - 1),
@@ -56,18 +56,18 @@ TEST(Selector, PartialSumsOfManyNodesStayBounded) {
   }
 }
 
-TEST(Selector, EmptyOperationsHaveARound) {
+TEST(Selector, EmptyOperationsHaveAFragment) {
   EXPECT_EQ(select({Collective::kAllGather, 0, 4}, {4, 2, true}, {}).fragment_bytes, 4u);
 }
 
-TEST(Selector, LargeRoundsAreReadDirectlyWhereThatIsAllowed) {
+TEST(Selector, LargeFragmentsAreReadDirectlyIfThatIsAllowed) {
   EXPECT_FALSE(read_directly(1 << 10, {4, 1, true}));
   EXPECT_TRUE(read_directly(1 << 20, {4, 1, true}));
   EXPECT_FALSE(read_directly(1 << 20, {4, 1, false}));
   EXPECT_FALSE(read_directly(1 << 20, {4, 2, true}));
 }
 
-TEST(Selector, SharedMemoryIsReadWhereItLiesButInSmallAllReduces) {
+TEST(Selector, SharedMemoryIsReadInPlaceExceptInSmallAllReduces) {
   EXPECT_TRUE(read_shared(Collective::kAllGather, 64 << 10));
   EXPECT_TRUE(read_shared(Collective::kReduceScatter, 64 << 10));
   EXPECT_FALSE(read_shared(Collective::kAllReduce, 512 << 10));
@@ -78,9 +78,9 @@ Shape cluster(int nodes, int per_node) {
   return {.ranks = nodes * per_node, .nodes = nodes, .single_copy = true};
 }
 
-Pattern pattern_of(size_t shard, int nodes, int per_node, const NetworkModel& curve = {}) {
+Pattern pattern_of(size_t shard, int nodes, int per_node, const NetworkModel& network = {}) {
   Shape shape = cluster(nodes, per_node);
-  shape.curve = curve;
+  shape.network = network;
   return select({Collective::kAllGather, shard, 4}, shape, {}).pattern;
 }
 
@@ -110,28 +110,28 @@ TEST(Selector, SumsHaveNoJointPattern) {
   }
 }
 
-TEST(Selector, ANetworkOfCheapStartUpsNeedsNoJointPattern) {
+TEST(Selector, ANetworkWithCheapMessagesDoesNotTakeTheJointPattern) {
   EXPECT_EQ(pattern_of(1 << 10, 16, 8, {5'000, 100, 50}), Pattern::kDirect);
 }
 
-TEST(Selector, ASlowNetworkSavesTheHeadersBetweenTwoHostsToo) {
+TEST(Selector, ASlowNetworkTakesTheJointPatternBetweenTwoHostsToSaveHeaders) {
   for (double gbit : {0.25, 1.0}) {
-    NetworkModel curve{20'000, 4'000, gbit / 8};
-    EXPECT_EQ(pattern_of(1 << 10, 2, 8, curve), Pattern::kJoint) << gbit;
-    EXPECT_EQ(pattern_of(4 << 10, 2, 8, curve), Pattern::kJoint) << gbit;
-    EXPECT_EQ(pattern_of(16 << 10, 2, 8, curve), Pattern::kDirect) << gbit;
-    EXPECT_EQ(pattern_of(1 << 10, 2, 1, curve), Pattern::kDirect) << gbit;
+    NetworkModel network{20'000, 4'000, gbit / 8};
+    EXPECT_EQ(pattern_of(1 << 10, 2, 8, network), Pattern::kJoint) << gbit;
+    EXPECT_EQ(pattern_of(4 << 10, 2, 8, network), Pattern::kJoint) << gbit;
+    EXPECT_EQ(pattern_of(16 << 10, 2, 8, network), Pattern::kDirect) << gbit;
+    EXPECT_EQ(pattern_of(1 << 10, 2, 1, network), Pattern::kDirect) << gbit;
   }
 }
 
-TEST(Selector, ThereIsOneSizeFromWhichOnItIsDirect) {
+TEST(Selector, EveryLargerShardThanADirectOneIsDirect) {
   for (int nodes : {2, 3, 8, 16, 64, 256, 1024}) {
     for (int per_node : {1, 2, 8}) {
-      for (NetworkModel curve :
+      for (NetworkModel network :
            {NetworkModel{}, NetworkModel{5'000, 500, 50}, NetworkModel{100'000, 10'000, 0.125}}) {
         bool direct = false;
         for (size_t shard = 4; shard <= 64 << 20; shard *= 2) {
-          bool now = pattern_of(shard, nodes, per_node, curve) == Pattern::kDirect;
+          bool now = pattern_of(shard, nodes, per_node, network) == Pattern::kDirect;
           EXPECT_TRUE(now || !direct) << nodes << "x" << per_node << " " << shard;
           direct = now;
         }
@@ -142,7 +142,7 @@ TEST(Selector, ThereIsOneSizeFromWhichOnItIsDirect) {
 }
 
 TEST(Selector, TheModelsChoiceIsNeverTheSlowerOne) {
-  // Bruck's start-ups against those of n-1 messages, for shards of next to no bytes.
+  // Bruck's messages against n-1 messages, for shards of one byte.
   for (int nodes = 2; nodes <= 1024; ++nodes) {
     NetworkModel c;
     double steps = std::ceil(std::log2(nodes)), others = nodes - 1;
@@ -184,12 +184,12 @@ TEST(Selector, TheAlgorithmCanBeForced) {
 }
 
 TEST(Selector, ChunksGrowWithTheShardAndStayInBounds) {
-  for (NetworkModel curve :
+  for (NetworkModel network :
        {NetworkModel{}, NetworkModel{5'000, 500, 50}, NetworkModel{100'000, 10'000, 0.125}}) {
     size_t last = 0;
     for (size_t shard = 1; shard <= 1ul << 30; shard *= 2) {
       Shape shape = cluster(4, 2);
-      shape.curve = curve;
+      shape.network = network;
       size_t chunk = select({Collective::kAllGather, shard, 1}, shape, {}).chunk_bytes;
       EXPECT_GE(chunk, std::max<size_t>(last, 16 << 10));
       EXPECT_LE(chunk, 128u << 10);
@@ -198,7 +198,7 @@ TEST(Selector, ChunksGrowWithTheShardAndStayInBounds) {
   }
 }
 
-TEST(Selector, ACurveIsThreeNumbersAboveZero) {
+TEST(Selector, ANetworkModelIsThreeNumbersAboveZero) {
   EXPECT_EQ(parse_network_model("5,0.5,50").value().bytes_per_ns, 50);
   for (const char* bad : {"", "5", "5,1", "5,1,0", "5,-1,2", "a,b,c", "1,2,3,4"}) {
     EXPECT_NE(parse_network_model(bad).status().message().find("SMDDP_FABRIC_CURVE"),
@@ -213,7 +213,7 @@ std::string text_of(size_t bytes) {
 }
 
 // docs/selector.md shows the table that this prints.
-TEST(Selector, TheTableInTheDocumentationIsTrue) {
+TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
   std::string table =
       "| hosts x ranks | log up to a shard of | joint up to | direct from |\n|---|---|---|---|\n";
   for (auto [nodes, per_node] : {std::pair{2, 8},

@@ -1,0 +1,134 @@
+// The pieces of an AllGather inside the host: what this rank pushes, and what it takes in from its local
+// peers.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "collectives/allgather.h"
+
+namespace smddp {
+
+using intranode::Piece;
+
+void AllGather::add_source(Rank shard, const ReceiveFlow* flow, size_t start) {
+  size_t bytes = part(operation_->output, shard);
+  if (group_.local_peers() == 0 || bytes == 0) return;
+  sources_.push_back({shard, flow, start, 0});
+  to_push_ += bytes;
+}
+
+Rank AllGather::pusher(Rank shard) const {
+  const Topology& topology = group_.topology();
+  return pattern::entry(topology, topology.node_of(group_.rank()), shard,
+                        operation_->plan().pattern);
+}
+
+size_t AllGather::available(const Source& source) const {
+  size_t bytes = part(operation_->output, source.shard);
+  if (source.flow == nullptr) return bytes;
+  return std::min(bytes, source.flow->arrived_from(source.start));
+}
+
+bool AllGather::push_one() {
+  std::byte* slot = group_.outbox().next();
+  if (slot == nullptr) return false;
+  NextPiece next = next_piece();
+  Source* source = next.source;
+  if (source == nullptr && to_push_ > 0) return false;  // more will arrive
+  Piece piece;
+  if (source != nullptr) {
+    piece.shard = static_cast<uint32_t>(source->shard);
+    piece.offset = source->pushed;
+    piece.bytes = next.bytes;
+    if (!next.extents.empty()) {
+      std::memcpy(slot, next.extents.data(), next.extents.size() * sizeof(Extent));
+      piece.extents = static_cast<uint32_t>(next.extents.size());
+      exposed_until_ = group_.outbox().published() + 1;
+    } else {
+      group_.outbox().fill(next.bytes, [&](bool streaming) {
+        if (source->flow == nullptr) {
+          own_.fill(slot, source->pushed, next.bytes, streaming);
+        } else {
+          read(source->shard, source->pushed, slot, next.bytes, streaming);
+        }
+      });
+    }
+    source->pushed += next.bytes;
+    to_push_ -= next.bytes;
+  }
+  piece.last = to_push_ == 0 ? 1 : 0;
+  pushed_ = piece.last == 1;
+  group_.push(*this, piece);
+  // Now, while the caches still hold these bytes.
+  if (streaming_ && source != nullptr && source->flow == nullptr && piece.extents == 0)
+    own_.copy_until(source->pushed);
+  return true;
+}
+
+AllGather::NextPiece AllGather::next_piece() {
+  for (Source& source : sources_) {
+    size_t bytes = part(operation_->output, source.shard) - source.pushed;
+    if (bytes == 0) continue;
+    std::vector<Extent> extents = exposed(source, std::min(bytes, kDirectPiece));
+    bytes = std::min(bytes, extents.empty() ? intranode::kSlotBytes : kDirectPiece);
+    if (available(source) >= source.pushed + bytes) return {&source, bytes, std::move(extents)};
+  }
+  return {};
+}
+
+std::vector<Extent> AllGather::exposed(const Source& source, size_t bytes) const {
+  if (bytes <= intranode::kSlotBytes) return {};
+  const Blocks& blocks = source.flow == nullptr ? own_.blocks() : operation_->output;
+  Rank block = source.flow == nullptr ? own_.block() : source.shard;
+  return readable(blocks, block, begin_ + source.pushed, bytes, direct_);
+}
+
+bool AllGather::take_in(int i, const Piece& head) {
+  if (head.bytes > 0) {
+    if (!fits(head)) {
+      group_.fail({Code::kInternal,
+                   group_.describe(group_.local_peer(i)) + " pushed a piece out of bounds"});
+      return false;
+    }
+    if (!copy_piece(i, head)) return false;
+    received_[head.shard] += head.bytes;
+    missing_ -= head.bytes;
+  }
+  take(i, head);
+  return true;
+}
+
+bool AllGather::copy_piece(int i, const Piece& head) {
+  auto shard = static_cast<Rank>(head.shard);
+  for (size_t done = 0; done < head.bytes;) {
+    size_t at = begin_ + head.offset + done;
+    const std::byte* from = nullptr;
+    size_t n = std::min(group_.reach(i, done, &from), head.bytes - done);
+    bool fetched = n == 0;
+    if (!fetched) {
+      operation_->output.write(shard, at, from, n, streaming_);
+    } else {
+      intranode::Inbox& inbox = group_.inbox(i);
+      n = head.bytes - done;
+      std::vector<Extent> to = operation_->output.slice(shard, at, n);
+      Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, done, n,
+                                                to.data(), to.size());
+      if (!read) {
+        group_.fail_read(i, *this, read);
+        return false;
+      }
+    }
+    count(head, n, fetched);
+    done += n;
+  }
+  return true;
+}
+
+bool AllGather::fits(const Piece& head) const {
+  if (head.shard >= received_.size() || head.bytes > missing_) return false;
+  size_t size = part(operation_->output, static_cast<Rank>(head.shard));
+  return head.offset <= size && head.bytes <= size - head.offset &&
+         head.bytes <= size - received_[head.shard];
+}
+
+}  // namespace smddp
