@@ -1,1 +1,1 @@
-"""The benchmarks of a training step: ZeRO-3, DDP and FSDP2."""
+"""What the benchmarks of a training step share."""

@@ -80,10 +80,10 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
   if (ranks == 1) {
     infos.push_back(std::move(mine));
   } else {
-    if (Status out = publish(store, "rank_info", rank, encode(mine)); !out) return out;
+    if (Status out = publish(store, "card", rank, encode(mine)); !out) return out;
     std::vector<int> everyone(static_cast<size_t>(ranks));
     std::iota(everyone.begin(), everyone.end(), 0);
-    auto blobs = collect(store, "rank_info", everyone);
+    auto blobs = collect(store, "card", everyone);
     if (!blobs) return blobs.status();
     for (const auto& blob : blobs.value()) {
       auto info = decode(blob);

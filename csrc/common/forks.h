@@ -1,13 +1,12 @@
-// Tells a process from its forked children without a system call. Called by owners of threads and
-// mappings before they use them.
+// Tells a process from its forked children without a system call.
 #pragma once
 
 #include <cstdint>
 
 namespace smddp {
 
-// The number of forks between this process and the first one that asked. vfork() and a bare clone()
-// do not count: the child of neither may use this library.
+// How many forks lie between this process and the first that asked. vfork() and a bare clone() do not
+// count: neither may go on to use this library.
 uint32_t fork_count();
 
 }  // namespace smddp

@@ -1,5 +1,4 @@
-// Errors inside the core: a code, and a sentence for the user. Below csrc/torch there are no
-// exceptions.
+// Errors inside the core: a code, and a sentence for the user. No exceptions below csrc/torch.
 #pragma once
 
 #include <optional>
@@ -11,7 +10,7 @@ namespace smddp {
 
 enum class Code {
   kOk,
-  kInvalid,      // an argument of the caller that can't work
+  kInvalid,      // the caller passed something that can't work
   kUnavailable,  // a library, device or kernel facility is missing
   kMismatch,     // ranks called different operations
   kTimeout,      // a deadline passed
@@ -34,7 +33,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A value, or the Status that says why there is none. value() may be called only if ok().
+// A value or the Status that says why there is none. value() may be called only when ok().
 template <class T>
 class [[nodiscard]] Result {
  public:

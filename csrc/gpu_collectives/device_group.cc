@@ -1,8 +1,7 @@
 #include "gpu_collectives/device_group.h"
 
 #include <algorithm>
-#include <bit>
-#include <cstring>
+#include <functional>
 #include <utility>
 
 #include "common/clock.h"
@@ -11,70 +10,52 @@
 namespace smddp {
 namespace {
 
-using intranode::Offer;
-
 constexpr auto kLeave = std::chrono::seconds(2);
-constexpr size_t kLeastRoom = 4096;
 
 }  // namespace
-
-DeviceOperation::~DeviceOperation() {
-  if (!group_) return;
-  if (ready_ != nullptr) group_->device().destroy_event(ready_);
-  if (finished_ != nullptr) group_->device().destroy_event(finished_);
-}
-
-void DeviceOperation::on_done() { group_->exchanged(*this); }
 
 DeviceGroup::~DeviceGroup() { leave(); }
 
 void DeviceGroup::leave() {
-  if (engine_.forked()) {  // a child has no such thread, and no device
+  if (engine_.forked()) {  // a forked child has neither the thread nor the device
     if (watch_.joinable()) watch_.detach();
     return;
   }
   {
     std::unique_lock lock(mutex_);
-    // Not for ever: watch() knows a limit.
+    // Ends at the latest when watch() finds a deadline over.
     changed_.wait(lock, [this] {
-      return stop_ || !broken_ || (in_flight_.empty() && !(piped_ && may_submit(nullptr)));
+      return stop_ || !broken_ ||
+             (in_flight_.empty() && !(pipelines_.any() && may_submit(nullptr)));
     });
     if (!in_flight_.empty() || !pending_.empty())
       give_up({Code::kAborted, "the group was destroyed while operations were in flight"});
     if (broken_.ok()) broken_ = {Code::kAborted, "the group was destroyed"};
-    // Streams that still wait are let go of before the flags are unmapped.
+    // Streams that still wait are released before the flags are unmapped.
     changed_.wait_for(lock, kLeave, [this] { return stop_ || in_flight_.empty(); });
     stop_ = true;
   }
   changed_.notify_all();
   if (watch_.joinable() && watch_.get_id() != std::this_thread::get_id()) watch_.join();
-  std::unique_ptr<PinnedPipeline> rail, all;
-  std::unique_ptr<Group> node;
   {
+    // Operations that these still end may call back: they are destroyed without a lock, the pipelines
+    // before the group.
+    std::unique_ptr<Group> host_group;
+    PipelineSet pipelines;
     std::scoped_lock lock(calls_, mutex_);
-    rail = std::move(rail_);
-    all = std::move(all_);
-    node = std::move(node_);
+    pipelines.take(pipelines_);
+    host_group = std::move(host_group_);
     cpu_group_ = nullptr;
   }
-  // What these still end may call back: no lock is held.
-  rail.reset();
-  all.reset();
-  node.reset();
   std::unique_lock lock(mutex_);
-  submit_ready(lock, nullptr);  // which says no to what is left
-}
-
-PinnedPipeline* DeviceGroup::pipeline_of(const DeviceOperation& op) const {
-  return !op.exchange ? nullptr : op.among_all ? all_.get() : rail_.get();
+  submit_ready(lock, nullptr);  // fails what is left
 }
 
 void DeviceGroup::set_limit(uint64_t limit_ns) {
   limit_ns_ = limit_ns;
   std::lock_guard calls(calls_);
-  if (node_) node_->set_timeout(limit_ns);
-  if (rail_) rail_->set_limit(limit_ns);
-  if (all_) all_->set_limit(limit_ns);
+  if (host_group_) host_group_->set_timeout(limit_ns);
+  pipelines_.set_limit(limit_ns);
 }
 
 Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
@@ -92,37 +73,17 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
           "a collective that goes through the CPU can't be recorded in a CUDA graph: one between "
           "hosts, or a sum with reduce_on \"cpu\"; call it outside of the graph"};
     }
-    PinnedPipeline* pipeline = pipeline_of(op);
+    PinnedPipeline* pipeline = pipelines_.of(op);
     if (pipeline == nullptr)
-      return {Code::kInternal, "an operation wants a way between ranks that was not opened"};
+      return {Code::kInternal, "an operation needs a pipeline between ranks that was not opened"};
     if (Status room = pipeline->reserve(*op.exchange); !room) return room;
   }
   op.group_ = shared_from_this();
   op.started_ns_ = now_ns();
-  for (device::Event* event : {&op.ready_, &op.finished_}) {
-    auto made = device_.create_event();
-    if (!made) return made.status();
-    *event = made.value();
-  }
+  if (Status made = op.make_events(device_); !made) return made;
   if (Status s = device_.record(op.ready_, callers); !s) return s;
 
-  std::vector<size_t> sizes;
-  for (const Extent& e : op.offered) sizes.push_back(e.bytes);
-  // Rounded up, so that calls that do not match mostly get as far as to say how.
-  size_t room = std::bit_ceil(std::max(Offer::room(sizes), kLeastRoom));
-  op.sent_.resize(room);
-  op.received_.resize(room * static_cast<size_t>(ranks_));
-  Offer::make(device_, op.what, op.offered).encode(op.sent_.data(), room);
-  op.collective = Collective::kAllGather;
-  op.dtype = Dtype::kBytes;
-  op.timeout_ns = op.limit_ns;
-  op.tensors = op.what.segments;
-  op.input.add(op.sent_.data(), room);
-  op.input.end_block();
-  for (int r = 0; r < ranks_; ++r) {
-    op.output.add(op.received_.data() + static_cast<size_t>(r) * room, room);
-    op.output.end_block();
-  }
+  op.make_offer(device_, peers_.count());
   {
     std::lock_guard lock(mutex_);
     pending_.push_back(operation);
@@ -136,17 +97,17 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   return op.outcome_;
 }
 
-// On whichever thread drives the engine. Where there is a pipeline, that thread must neither call the
-// device nor wait for one that does: should the driver wait for the GPU, and the GPU for the network,
-// nobody would drive that. watch() looks soon, even if it misses the word.
+// Runs on the thread that drives the engine. If there is a pipeline, that thread must neither call the
+// device nor wait for a thread that does: if the driver waited for the GPU, and the GPU for the network,
+// no thread would drive the network. watch() looks within kLook, even if it misses the notification.
 void DeviceGroup::exchanged(DeviceOperation& operation) {
   operation.exchanged_ = true;
-  if (piped_ && !stop_) return changed_.notify_all();
+  if (pipelines_.any() && !stop_) return changed_.notify_all();
   std::unique_lock lock(mutex_);
   submit_ready(lock, nullptr);
 }
 
-// What a graph records is submitted by the thread that records it.
+// The thread that records a graph submits what the graph records.
 bool DeviceGroup::may_submit(const DeviceOperation* captured) const {
   if (pending_.empty() || !pending_.front()->exchanged_) return false;
   return !pending_.front()->captured_ || pending_.front().get() == captured;
@@ -167,7 +128,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
   if (started.empty()) return;
   lock.unlock();
   changed_.notify_all();
-  // What is called here may start operations of its own.
+  // These calls may start further operations.
   for (const auto& op : started) {
     if (op->began_) op->on_submitted();
     if (op->captured_ || !(op->began_ || op->in_part_)) op->on_finished(op->outcome_);
@@ -179,8 +140,8 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
 Status DeviceGroup::start(DeviceOperation& op) {
   if (!broken_) return broken_;
   Status started = op.status() ? start_with(op) : op.status();
-  // Peers may have submitted what this rank has not. What is refused as invalid, all ranks of this host
-  // refuse, but other hosts may not.
+  // Peers may have submitted what this rank has not. An operation that is refused as invalid is refused
+  // by all ranks of this host, but other hosts may have submitted it.
   if (!started && (started.code() != Code::kInvalid || op.exchange)) give_up(started);
   op.sent_ = {};
   op.received_ = {};
@@ -188,43 +149,23 @@ Status DeviceGroup::start(DeviceOperation& op) {
 }
 
 Status DeviceGroup::start_with(DeviceOperation& op) {
-  std::vector<Offer> offers;
-  size_t room = op.sent_.size();
-  for (int r = 0; r < ranks_; ++r) {
-    auto offer = Offer::decode(op.received_.data() + static_cast<size_t>(r) * room, room);
-    if (!offer) return offer.status();
-    if (r == index_) offer.value().claim();
-    offers.push_back(std::move(offer.value()));
-  }
-  for (int r = 0; r < ranks_; ++r) {
-    const Offer& offer = offers[static_cast<size_t>(r)];
-    if (offer.signature() != op.what) {
-      return {Code::kMismatch,
-              names_[static_cast<size_t>(r)] + " called " + describe(offer.signature()) +
-                  " while " + names_[static_cast<size_t>(index_)] + " called " + describe(op.what)};
-    }
-    // All ranks see that alike: the group lives on.
-    if (!offer.refusal().empty())
-      return {Code::kInvalid, names_[static_cast<size_t>(r)] + ": " + offer.refusal()};
-    bool same = offer.extents() == op.offered.size();
-    for (size_t i = 0; same && i < op.offered.size(); ++i)
-      same = offer.bytes(i) == op.offered[i].bytes;
-    if (!same) return {Code::kMismatch, names_[static_cast<size_t>(r)] + " offers other sizes"};
-  }
+  auto offers = op.offers(peers_);
+  if (!offers) return offers.status();
   std::function<Status()> between;
   if (op.exchange) {
     between = [this, &op]() -> Status {
-      auto outcome = pipeline_of(op)->submit(main_, *op.exchange);
+      auto outcome = pipelines_.of(op)->submit(main_, *op.exchange);
       if (outcome) op.exchange_outcome_ = std::move(outcome.value());
       return outcome.status();
     };
   }
   Status s = device_.wait(main_, op.ready_);
-  if (s) s = copy_engine_->submit(op.plan, offers, between);
-  Status end = device_.record(op.finished_, main_);  // of what there is, to be let go of
+  if (s) s = copy_engine_->submit(op.plan, offers.value(), between);
+  Status end =
+      device_.record(op.finished_, main_);  // of what was submitted, so that it can be released
   op.in_part_ = !s && end;
   if (s) s = end;
-  // Ready for use, but not here.
+  // kInvalid is for refusals that all ranks share; this one is not.
   if (!s && s.code() == Code::kInvalid) s = {Code::kInternal, s.message()};
   return s;
 }
@@ -246,7 +187,7 @@ Status DeviceGroup::verdict(const DeviceOperation& op) {
   std::lock_guard lock(mutex_);
   if (!op.outcome_) return op.outcome_;
   if (op.ended_) return {};
-  // Streams go on after a failure too, and maybe before watch() has seen it.
+  // Streams go on after a failure too, possibly before watch() has seen it.
   if (op.exchange_outcome_ && broken_) return op.exchange_outcome_->get();
   return broken_;
 }
@@ -262,10 +203,7 @@ bool DeviceGroup::finished(const DeviceOperation& op) {
 Status DeviceGroup::status() {
   std::lock_guard lock(mutex_);
   Status known = broken_;
-  for (const PinnedPipeline* pipeline : {rail_.get(), all_.get()}) {
-    if (known && pipeline != nullptr) known = pipeline->status();
-  }
-  return known;
+  return known ? pipelines_.status() : known;
 }
 
 void DeviceGroup::abort(const std::string& reason) {

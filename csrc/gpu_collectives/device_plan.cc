@@ -32,7 +32,7 @@ PinnedPipeline::Exchange exchange_of(const DeviceOperation& op, const DevicePlac
   return exchange;
 }
 
-// The sums of a host are not the end of it.
+// The sums inside the host are partial sums: the division comes after the sum over hosts.
 void leave_the_average(DeviceOperation& op) {
   if (op.plan.op == ReduceOp::kAvg) op.plan.op = ReduceOp::kSum;
   op.plan.divisor = 1;
@@ -108,7 +108,7 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
   op.exchange = exchange_of(op, place);
   op.among_all = way == DeviceWay::kAll;
   op.exchange->out = one_block(inputs);
-  std::vector<size_t> others;  // among whom the exchange is
+  std::vector<size_t> others;  // the ranks of the exchange
   for (int n = 0; n < here.nodes() && !op.among_all; ++n)
     others.push_back(here.at(n, here.index()));
   for (size_t r = 0; r < ranks && op.among_all; ++r) others.push_back(r);
@@ -121,7 +121,7 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
     op.exchange->in.end_block();
   }
   if (op.among_all || here.ranks() == 1) return;
-  // The peers read what came along the rail.
+  // The peers of the host read what this rank received along the rail.
   size_t nodes = others.size();
   for (size_t m = 0; m < inputs.size(); ++m) {
     for (size_t n = 0; n < nodes; ++n) {
@@ -197,7 +197,7 @@ void plan_reduce(DeviceOperation& op, const DevicePlace& place,
   op.offered = tensors;
   for (int p = 0; p < here.ranks(); ++p) {
     std::vector<Extent> part = part_of(tensors, element, here.ranks(), p);
-    // Parts of no bytes too: ranks must agree on whether there are sums and moves.
+    // Parts without bytes as well: all ranks must agree on whether there are sums and moves.
     for (size_t m = 0; m < tensors.size(); ++m) {
       auto offset = static_cast<size_t>(part[m].address - tensors[m].address);
       if (p == here.index()) {

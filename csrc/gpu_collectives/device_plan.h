@@ -1,12 +1,13 @@
-// Who does what in a collective on device memory, as a function of sizes, hosts and settings: which
-// parts the ranks of a host read from one another, and which go through pinned memory.
+// What each rank does in a collective on device memory, as a function of sizes, hosts and settings: which
+// parts the ranks of a host read from one another, and which parts go through pinned memory. Pure arithmetic:
+// it calls no device. Called by the torch module.
 //
-// Over several hosts with as many ranks each, as on the CPU (docs/gpu.md): what leaves a host goes along
-// the rails, to the rank of the same local index on each other host. An AllGather first gathers along
-// the rail, then inside the host; a ReduceScatter first sums inside the host, then along the rail; an
-// AllReduce sums its part inside the host, then along the rail, and gathers inside the host. Where hosts
-// are unequal, where the CPU does the sums, and where partial sums have to travel in fp32, everything
-// goes through pinned memory, among all ranks.
+// Between hosts with equally many ranks, as on the CPU (docs/gpu.md), data leaves a host along the rails, to
+// the rank with the same local index on each other host. An AllGather first gathers along the rail, then
+// inside the host. A ReduceScatter first sums inside the host, then along the rail. An AllReduce sums its part
+// inside the host, then along the rail, and gathers inside the host. If hosts have unequal numbers of ranks,
+// if the CPU does the sums, or if partial sums travel in fp32, everything goes through pinned memory, among
+// all ranks.
 #pragma once
 
 #include <functional>
@@ -20,23 +21,24 @@ struct DevicePlace {
   const Topology& topology;
   Rank rank;
   bool sums_on_cpu = false;
-  bool by_nic = false;  // the group's
+  bool by_nic = false;  // as the group says
   Tuning tuning;
 };
 
 enum class DeviceWay { kHost, kRails, kAll };
 DeviceWay device_way(const DevicePlace& place, bool sums);
-// For the statistics.
+// The path's name in the statistics.
 const char* name_of_way(const DevicePlace& place, bool sums);
 
-// Of what this rank offers: [offset, offset + bytes) of an extent, which lies at `address`.
+// A part of what this rank offers its peers: [offset, offset + bytes) of an extent; the part lies at
+// `address`.
 struct DevicePart {
   size_t extent, offset, bytes;
   std::byte* address;
 };
 
-// Fill the operation's plan, exchange and offered extents; its `what` says what it is already, and
-// `plan` how sums are made.
+// Fill the operation's plan, exchange and offered extents. Its `what` must already say which collective it is,
+// and its `plan` how sums are made.
 //
 // `inputs`: one per tensor. `blocks`: tensor by tensor, one per rank.
 void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vector<Extent>& inputs,

@@ -14,16 +14,18 @@
 namespace smddp {
 namespace {
 
-// A chunk, with all ranks' parts. Three of them hide a copy out, a copy in, and the start of a
-// collective behind the wire.
+// Bytes of a chunk, with the parts of all ranks. With three chunks, one copy out, one copy in and the start
+// of a collective are hidden behind the transfer.
 constexpr size_t kChunkBytes = 4 << 20;
-// Of each rank, where there are so many that less would be left: a message costs more than that.
+// The least bytes of one rank in a chunk, as with many ranks the parts would be smaller: a message costs
+// more than these bytes.
 constexpr size_t kLeastSlot = 64 << 10;
 constexpr size_t kLeastRing = 64 << 10;
-// Slots begin at whole cache lines, and hold whole elements.
+// Slots begin at cache lines and hold whole elements.
 constexpr size_t kGrain = 256;
 constexpr size_t kPage = 4096;
-// How long the thread sleeps between looks at a flag that a stream sets: longer as it waits longer.
+// How long the thread sleeps between two reads of a flag that a stream sets; the longer it waits, the longer
+// it sleeps.
 constexpr uint64_t kShortestNapNs = 20'000, kLongestNapNs = 500'000;
 
 }  // namespace
@@ -34,14 +36,14 @@ fabric::MemoryOwner owner_of(const device::Device& device) {
   return {fabric::MemoryOwner::Kind::kCuda, ordinal};
 }
 
-// A page of the flags that streams set, pinned and mapped on the device. The buffers: behind it, or on the
-// device. The flags that the host sets lie where the device wants them.
+// The memory of the chunks in flight: a page of the flags that streams set, pinned and mapped on the device,
+// then the buffers (or they lie on the device). The flags that the host sets lie where the device wants them.
 class PinnedPipeline::Ring {
  public:
   static Result<std::shared_ptr<Ring>> create(device::Device& device, size_t buffer_bytes,
                                               bool on_device) {
     auto ring = std::make_shared<Ring>(device, buffer_bytes, on_device);
-    // Shared, so that no fork() puts other pages in place of the pinned ones.
+    // Shared memory, so that a fork() does not replace the pinned pages by copies.
     void* at =
         mmap(nullptr, ring->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) {
@@ -82,7 +84,7 @@ class PinnedPipeline::Ring {
 
   size_t buffer_bytes() const { return buffer_bytes_; }
   size_t all_buffers() const { return kBuffers * buffer_bytes_; }
-  // What the collectives call it, and what streams call it.
+  // The address for collectives of the CPU, and the address for streams.
   std::byte* buffer(size_t i) const {
     return (pinned_ ? host_ + kPage : on_device_) + i * buffer_bytes_;
   }
@@ -96,7 +98,7 @@ class PinnedPipeline::Ring {
   uint32_t filled(size_t i) const {
     return std::atomic_ref(flags(host_)[i].filled).load(std::memory_order_acquire);
   }
-  // After all that the collective wrote into the buffer.
+  // Ordered after everything that the collective wrote into the buffer.
   void set_arrived(size_t i, uint32_t number) const { arrived_->set(i, number); }
 
  private:
@@ -167,7 +169,7 @@ Status PinnedPipeline::open() {
 }
 
 PinnedPipeline::~PinnedPipeline() {
-  if (engine_.forked()) {  // a child has no such thread, and no device
+  if (engine_.forked()) {  // a forked child has neither the thread nor the device
     if (thread_.joinable()) thread_.detach();
     return;
   }
@@ -188,7 +190,7 @@ PinnedPipeline::~PinnedPipeline() {
   }
 }
 
-// Of each rank's block that one chunk carries: equal on all ranks.
+// Bytes of each rank's block that one chunk carries; equal on all ranks.
 size_t PinnedPipeline::slot_bytes(const Exchange& exchange) const {
   size_t most = std::max(kLeastSlot, kChunkBytes / static_cast<size_t>(ranks()) / kGrain * kGrain);
   size_t largest = std::max(exchange.out.largest(), exchange.in.largest());
@@ -279,7 +281,7 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
   return std::shared_ptr<const Outcome>(outcome);
 }
 
-// The slots lie end to end, one per rank: the collective works in place.
+// The slots lie one after the other, one per rank, so the collective works in place.
 std::shared_ptr<PinnedPipeline::Chunk> PinnedPipeline::chunk(const Exchange& exchange,
                                                              const std::shared_ptr<Ring>& ring,
                                                              size_t buffer, size_t begin,
@@ -290,7 +292,7 @@ std::shared_ptr<PinnedPipeline::Chunk> PinnedPipeline::chunk(const Exchange& exc
   made->buffer = buffer;
   made->tuning = exchange.tuning;
   made->on_device = stays(exchange);
-  // The logarithmic pattern passes on several shards as one, which takes a copy.
+  // The logarithmic pattern sends several shards as one run, which needs a copy.
   if (made->on_device) made->tuning.algorithm = Algorithm::kDirect;
   made->collective = exchange.collective;
   made->dtype = exchange.dtype;
@@ -320,11 +322,11 @@ std::shared_ptr<PinnedPipeline::Chunk> PinnedPipeline::chunk(const Exchange& exc
   return made;
 }
 
-// Starts the collectives of the chunks in their order, each once its chunk is in host memory. When the
-// pipeline is broken, streams are still let go of in that order.
+// Starts the collectives of the chunks in order, each once its chunk is in host memory. If the pipeline is
+// broken, streams are still released in that order.
 void PinnedPipeline::run() {
   std::unique_lock lock(mutex_);
-  uint64_t since = 0;  // this one has been the next
+  uint64_t since = 0;  // when this chunk became the next
   while (true) {
     changed_.wait(lock, [this] { return stop_ || !queue_.empty(); });
     if (stop_) return;
@@ -360,7 +362,7 @@ void PinnedPipeline::abort(const std::string& reason) {
   outcome_->fail({Code::kAborted, reason});
   ranks_->abort(reason, true);
   if (!engine_.ended()) return;
-  // Nobody ends what the ranks have: run() lets go of the rest.
+  // The group no longer ends its collectives: run() releases the streams of the rest.
   std::lock_guard lock(mutex_);
   for (const auto& rings : rings_) {
     for (const auto& ring : rings) {

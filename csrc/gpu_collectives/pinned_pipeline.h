@@ -1,15 +1,17 @@
-// Collectives of the CPU on device memory, through pinned host memory, in chunks: one chunk is copied
-// out, goes through a collective of the CPU's, and is copied in, while the next is on its way out and
-// the one before on its way in. It carries what goes between hosts, and sums that take no
-// multiprocessor. Where NICs read and write the device's memory, the chunks of an AllGather stay on the
-// device, and nothing is copied to the host.
+// Collectives of the CPU on device memory, through pinned host memory, in chunks. A chunk is copied out of
+// the device, goes through a collective of the CPU, and is copied back in, while the next chunk is copied out
+// and the previous one is copied in. It carries transfers between hosts, and sums that use no multiprocessor.
+// If NICs read and write the device's memory, the chunks of an AllGather stay on the device, and nothing is
+// copied to the host.
 //
-// All copies of an operation are submitted at once, and nothing that follows calls the device: streams
-// and host meet in flags that both see. A stream sets a chunk's `filled` once it is copied out; the
-// thread here sees that and starts the chunk's collective; whichever thread ends that sets `arrived`,
-// for which the stream that copies in waits. Flags hold the number of their chunk. Of two chunks that
-// use one buffer in turn, the second is copied out after the first has been copied in (an event), so
-// no flag is overwritten that somebody still waits for.
+// All copies of an operation are submitted at once, and nothing after that calls the device: streams and host
+// signal each other by flags that both see. A stream sets a chunk's flag `filled` once the chunk is copied
+// out; this class's thread sees the flag and starts the chunk's collective; the thread that ends the
+// collective sets the flag `arrived`, for which the stream that copies in waits. A flag holds the number of
+// its chunk. If two chunks use the same buffer, the second is copied out after the first has been copied in
+// (an event orders them), so no flag is overwritten while a stream or thread waits for it.
+//
+// Used by DeviceGroup.
 #pragma once
 
 #include <atomic>
@@ -26,14 +28,14 @@
 
 namespace smddp {
 
-// As the network is told of it.
+// The device as the fabric must know it to register its memory.
 fabric::MemoryOwner owner_of(const device::Device& device);
 
 class PinnedPipeline {
  public:
-  // One collective, its memory on the device. AllGather: `out` is one block, `in` one per rank, of
-  // which the own one is left alone. ReduceScatter: the other way round. AllReduce: one per rank in
-  // both, equal but for a few elements. Sizes are equal on all ranks.
+  // One collective on memory of the device. AllGather: `out` is one block, `in` has one block per rank, and
+  // this rank's own block of `in` is not written. ReduceScatter: the other way round. AllReduce: both have
+  // one block per rank, of sizes that differ by a few elements at most. Sizes are equal on all ranks.
   struct Exchange {
     Collective collective = Collective::kAllGather;
     Dtype dtype = Dtype::kBytes;
@@ -41,17 +43,17 @@ class PinnedPipeline {
     int divisor = 0;  // see Operation
     size_t element_size = 1;
     uint32_t tensors = 1;
-    uint64_t digest = 0;  // equal on all ranks, or they raise
+    uint64_t digest = 0;  // must be equal on all ranks; else all raise
     uint64_t timeout_ns = 0;
     Tuning tuning;
     Blocks out, in;
-    // Before anything else, inside the device.
+    // Copies inside the device that come before everything else.
     struct Copy {
       Extent to, from;
     };
     std::vector<Copy> copies;
   };
-  // How an exchange goes: its first failure, known before any stream goes on.
+  // The first failure of an exchange. It is known before any stream goes on.
   class Outcome {
    public:
     Status get() const {
@@ -70,9 +72,9 @@ class PinnedPipeline {
     Status status_;
   };
 
-  // A call of all ranks of `ranks`, which it owns.
-  // `grace_ns` is added to all limits: for ranks that know better than these whom all wait for, to say so.
-  // `by_nic`: equal on all ranks; each of them is alone on its host, and Engine::reaches() its device.
+  // A call of all ranks of the group `ranks`, which the pipeline owns. `grace_ns` is added to all limits, so
+  // that ranks that know the cause of a delay report it first. `by_nic`: equal on all ranks; if true, each
+  // rank is alone on its host, and Engine::reaches() its device.
   static Result<std::unique_ptr<PinnedPipeline>> create(Engine& engine,
                                                         std::unique_ptr<Group> ranks,
                                                         device::Device& device, uint64_t limit_ns,
@@ -82,19 +84,21 @@ class PinnedPipeline {
   int ranks() const { return ranks_->ranks(); }
   int rank() const { return ranks_->rank(); }
 
-  // Makes room for such an exchange. May wait for the device; submit() does not.
+  // Makes room for such an exchange. May wait for the device, while submit() does not.
   Status reserve(const Exchange& exchange);
-  // Submits all of it after what `main` holds; `main` goes on after it. In the same order on all ranks.
+  // Submits the exchange to the device, after what the stream `main` holds; `main` waits for it. All ranks
+  // submit their exchanges in the same order.
   Result<std::shared_ptr<const Outcome>> submit(device::Stream main, const Exchange& exchange);
 
-  // Why it is broken. Streams are let go of all the same.
+  // Not ok: why the pipeline is broken. Streams are released all the same.
   Status status() const { return outcome_->get(); }
-  // Fails what is under way and to come, here and on the other ranks.
+  // Fails all exchanges under way and to come, here and on the other ranks.
   void abort(const std::string& reason);
   void set_limit(uint64_t limit_ns) { ranks_->set_timeout(limit_ns + grace_ns_); }
-  // True while the CPU's ranks have a chunk: they know a limit of their own, and whom they wait for.
+  // True while a collective of the CPU has a chunk: it has a deadline of its own and names the rank that it
+  // waits for.
   bool between_ranks() const { return outcome_->under_way > 0; }
-  // True where the next chunk is yet to be copied out.
+  // True if the next chunk has not been copied out.
   bool awaits_copy_out();
 
  private:
@@ -110,7 +114,7 @@ class PinnedPipeline {
         grace_ns_(grace_ns),
         by_nic_(by_nic) {}
   Status open();
-  // Whether its chunks stay on the device.
+  // Whether the chunks of the exchange stay on the device.
   bool stays(const Exchange& exchange) const {
     return by_nic_ && exchange.collective == Collective::kAllGather;
   }
@@ -126,14 +130,15 @@ class PinnedPipeline {
   std::unique_ptr<Group> ranks_;
   const uint64_t grace_ns_;
   const bool by_nic_;
-  // Of all exchanges. Outlives the pipeline where the engine still ends its collectives.
+  // Of all exchanges. Outlives the pipeline if the engine still ends its collectives.
   const std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
   device::Stream out_ = nullptr, in_ = nullptr;
   device::Event begin_ = nullptr, end_ = nullptr;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  // In host memory and on the device: the last one is used; each is twice the one before.
+  // In host memory [0] and on the device [1]. The last ring is in use; each is twice as large as the one
+  // before.
   std::vector<std::shared_ptr<Ring>> rings_[2];
   uint32_t chunks_ = 0;                       // submitted to the device
   std::deque<std::shared_ptr<Chunk>> queue_;  // of those, not yet submitted to `ranks_`

@@ -1,5 +1,5 @@
-// The neighbors of a process, each opened once for all groups that contain it. Knows no group.
-// Called by the engine, under its lock.
+// The neighbors of a process, each opened once for all groups that contain it. Knows no group. Called by
+// the engine, under its lock.
 #pragma once
 
 #include <poll.h>
@@ -18,8 +18,8 @@ class Neighbors {
  public:
   // As Neighbor::open(), or the one that another group still has open.
   Result<std::shared_ptr<Neighbor>> open(int pid, uint64_t token, int presence_fd, int doorbell_fd);
-  // Marks those dead that have ended, with one look at all of them, however many share the host.
-  // For the others, appends the descriptors that become readable when one ends.
+  // Marks those dead that have ended, with one look at all of them, however many share the host. For the
+  // others, appends the descriptors that become readable when one ends.
   void watch_deaths(std::vector<pollfd>& fds);
 
  private:

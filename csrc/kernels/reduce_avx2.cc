@@ -1,5 +1,4 @@
-// The kernels for x86 processors with AVX2 and F16C. CMakeLists.txt sets the flags; without them there are
-// no such kernels.
+// For x86 processors with AVX2 and F16C. CMakeLists.txt sets the flags; without them, nothing.
 #include "kernels/reduce_kernels.h"
 
 #if defined(__AVX2__) && defined(__F16C__)

@@ -1,5 +1,4 @@
-// The kernels for x86 processors with AVX-512 F, BW, DQ and VL. CMakeLists.txt sets the flags; without them
-// there are no such kernels.
+// For x86 processors with AVX-512 F, BW, DQ and VL. CMakeLists.txt sets the flags; without them, nothing.
 #include "kernels/reduce_kernels.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)

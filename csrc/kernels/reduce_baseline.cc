@@ -1,4 +1,4 @@
-// The kernels for every processor of the architecture.
+// For every processor of the architecture.
 #define SMDDP_KERNELS baseline
 #include "kernels/reduce_kernels.inc.h"
 

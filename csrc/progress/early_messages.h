@@ -1,7 +1,6 @@
-// Messages of groups that this rank does not have: of a group that it is still making, as a peer
-// may be ahead by one bootstrap, of a group that it has left, or of a stranger. The first kind is
-// handed out once the group is there. Knows headers, not what a group is. Called by Groups, under
-// the engine's lock.
+// Messages of groups that this rank does not have: of a group that it is still making, as a peer may be
+// ahead by one bootstrap, of a group that it has left, or of a stranger. The first kind is handed out once
+// the group is there. Knows headers, not what a group is. Called by Engine, under its lock.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +19,13 @@ class EarlyMessages {
     std::vector<std::byte> payload;
   };
 
-  // Keeps a message for which wire::check() is true. If there are too many, the oldest is dropped.
+  // Keeps a message of which wire::check() holds. If there are too many, the oldest is dropped.
   void keep(const wire::Header& header, const std::byte* payload);
   // Those of `key`, in the order in which they came; they are no longer here.
   std::vector<Message> take(const JobKey& key);
-  uint64_t dropped() const { return dropped_; }  // messages, because they were too many or too long
+  // A message that no group can want is dropped.
+  void count_dropped() { ++dropped_; }
+  uint64_t dropped() const { return dropped_; }
 
  private:
   static constexpr size_t kMost = 4096;

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "common/clock.h"
@@ -55,10 +56,11 @@ void Engine::shutdown() {
   lk.unlock();
   thread_.join();
   lk.lock();
-  groups_.leave();
+  for (auto& [key, group] : groups_) group->leave();
+  groups_.clear();
   uint64_t until = now_ns() + kFlushNs;
   while (endpoint_ && !endpoint_->idle() && now_ns() < until) {
-    if (auto moved = endpoint_->progress(groups_); !moved || moved.value() == 0) sched_yield();
+    if (auto moved = endpoint_->progress(*this); !moved || moved.value() == 0) sched_yield();
   }
   endpoint_.reset();
 }
@@ -102,12 +104,14 @@ Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& in
 
 void Engine::attach(const JobKey& key, Progressable* group) {
   Lock lk = lock();
-  groups_.attach(key, group);
+  groups_[key] = group;
+  for (const auto& message : early_messages_.take(key))
+    group->on_message(message.header, message.payload.data());
 }
 
 void Engine::detach(const JobKey& key) {
   Lock lk = lock();
-  groups_.detach(key);
+  groups_.erase(key);
   run_finished(lk);
 }
 
@@ -116,21 +120,47 @@ void Engine::expect_local_ranks(int ranks) {
   wait_policy_.expect_local_ranks(ranks, std::thread::hardware_concurrency());
 }
 
+void Engine::on_message(const std::byte* data, size_t size) {
+  if (!wire::check(data, size)) return early_messages_.count_dropped();
+  wire::Header header;
+  std::memcpy(&header, data, sizeof header);
+  auto group = groups_.find(header.key);
+  if (group != groups_.end()) {
+    group->second->on_message(header, data + sizeof header);
+  } else {
+    early_messages_.keep(header, data + sizeof header);
+  }
+}
+
+void Engine::on_peer_lost(fabric::Peer peer, const Status& why) {
+  for (auto& [key, group] : groups_) group->on_peer_lost(peer, why);
+}
+
 void Engine::finish(std::shared_ptr<Task> task, Status status) {
   task->status_ = std::move(status);
   finished_.push_back(std::move(task));
 }
 
+bool Engine::groups_busy() const {
+  return std::any_of(groups_.begin(), groups_.end(),
+                     [](const auto& g) { return g.second->busy(); });
+}
+
+bool Engine::busy() const { return (endpoint_ && !endpoint_->idle()) || groups_busy(); }
+
 bool Engine::pass() {
-  bool moved = groups_.progress();
+  bool moved = false;
+  for (auto& [key, group] : groups_) {
+    if (group->busy()) moved |= group->progress();
+  }
   moved |= progress_network();
-  if (++passes_ % kPassesPerWatch == 0) moved |= groups_.watch(now_ns());
+  if (++passes_ % kPassesPerWatch == 0) moved |= watch(now_ns());
   return moved;
 }
 
 bool Engine::progress_network() {
   if (!endpoint_) return false;
-  auto events = endpoint_->progress(groups_);
+  auto events = endpoint_->progress(*this);
   if (!events) log(LogLevel::kError, events.status().message());
   return events && events.value() > 0;
 }
@@ -139,10 +169,18 @@ void Engine::leave_to_background() {
   // The last sends are likely over: to find that out costs less than to wake a thread, which would
   // then compete with the next operation for the lock.
   if (!busy()) return;
-  if (!groups_.busy()) progress_network();
+  if (!groups_busy()) progress_network();
   if (!busy()) return;
   want_background_ = true;
   background_cv_.notify_one();
+}
+
+bool Engine::watch(uint64_t now) {
+  bool moved = false;
+  for (auto& [key, group] : groups_) {
+    if (group->busy()) moved |= group->watch(now);
+  }
+  return moved;
 }
 
 Engine::Lock Engine::lock() {
@@ -201,10 +239,10 @@ void Engine::notify_waiters() {
   if (sleeping_) presence_->ring_self();  // a waiter that sleeps as the driver
 }
 
-// Finishes the only finished task, without taking the lock again. A thread that begins to wait for
-// the task meanwhile raises waiters_, then looks at done_, then sleeps; this thread sets done_,
-// then reads waiters_. All four are sequentially consistent: either that thread sees done_, or this
-// one sees waiters_.
+// Finishes the only finished task, without taking the lock again. A thread that begins to wait for the
+// task meanwhile raises waiters_, then looks at done_, then sleeps; this thread sets done_, then reads
+// waiters_. All four are sequentially consistent: either that thread sees done_, or this one sees
+// waiters_.
 void Engine::finish_alone(Lock lk) {
   std::shared_ptr<Task> task = std::move(finished_.front());
   finished_.pop_front();
@@ -257,7 +295,8 @@ std::vector<pollfd> Engine::events_to_sleep_on() {
 }
 
 uint64_t Engine::wake_time(uint64_t now, uint64_t until) const {
-  uint64_t wake = std::min({until, now + kLongestSleepNs, groups_.deadline_ns()});
+  uint64_t wake = std::min(until, now + kLongestSleepNs);
+  for (auto& [key, group] : groups_) wake = std::min(wake, group->deadline_ns());
   if (endpoint_) {
     bool exact = endpoint_->wait_fd() >= 0 && endpoint_->may_sleep();
     int limit_ms = exact ? endpoint_->sleep_limit_ms() : 1;
@@ -271,7 +310,7 @@ void Engine::sleep(Lock& lk, uint64_t until) {
   std::vector<pollfd> fds = events_to_sleep_on();
   presence_->announce_sleep();
   uint64_t now = now_ns();
-  bool moved = pass() || groups_.watch(now);
+  bool moved = pass() || watch(now);
   if (!moved && finished_.empty()) {
     uint64_t wake = wake_time(now, until);
     timespec timeout{};

@@ -13,8 +13,8 @@ using intranode::Arena;
 
 constexpr size_t kThreshold = 64 << 10;  // of the installed allocator
 
-// What torch used before. Its pointers and the arena's end up in one deleter, as an allocator has
-// to have a single one: the address tells whose they are.
+// The allocator that torch used before. An allocator must have a single deleter, so its pointers and the
+// arena's come to the same one: the address tells which allocator a pointer is from.
 c10::Allocator* plain = nullptr;
 
 void give_back(void* data) {
@@ -50,7 +50,8 @@ class SharedAllocator final : public c10::Allocator {
   const size_t threshold_;
 };
 
-// Before the first use of either: torch's allocator, or whatever another extension put there.
+// Must run before the first use of either allocator. `plain` is torch's allocator, or the one that another
+// extension installed.
 void remember_plain() {
   static const bool once = [] {
     c10::Allocator* current = c10::GetCPUAllocator();
@@ -100,8 +101,8 @@ bool share_storage(const at::Tensor& tensor) {
                     "smddp: shared memory holds dense CPU tensors, not a ", tensor.toString());
   if (is_shared(tensor)) return true;
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  // Memory that somebody else gave (numpy, a file, another process's) may be known to that somebody
-  // by its address, and is not resizable.
+  // The owner of foreign memory (numpy, a file, another process) may rely on its address. Such storage is
+  // not resizable.
   if (!storage->resizable() || storage->allocator() == nullptr) return false;
   size_t bytes = storage->nbytes();
   if (bytes == 0) return true;

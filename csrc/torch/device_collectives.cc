@@ -7,6 +7,8 @@
 #include "common/clock.h"
 #include "common/signature.h"
 #include "torch/gil.h"
+#include "torch/interruptible.h"
+#include "torch/operands.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
 
@@ -15,9 +17,6 @@ namespace {
 
 using c10d::OpType;
 using c10d::Work;
-
-constexpr std::chrono::nanoseconds kForever = std::chrono::hours(24 * 365);
-constexpr std::chrono::nanoseconds kInterruptible = std::chrono::milliseconds(200);
 
 std::exception_ptr exception_of(const Status& status) {
   try {
@@ -55,14 +54,14 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceTensorOperation::future() {
   return made;
 }
 
-// On a device the future is complete once the work is submitted: its users wait on their streams.
+// On a device the future is complete once the work is submitted: the future's users wait on their streams.
 void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
   bool ready = usable_ && (over_ || !device_.is_host());
   if (!future_ || future_->completed() || !(ready || (over_ && !status_))) return;
   auto future = future_;
   auto values = std::exchange(for_future_, {});
   Status status = over_ ? status_ : Status();
-  lock.unlock();  // callbacks run
+  lock.unlock();  // completion runs callbacks
   if (!status) {
     future->setErrorIfNeeded(exception_of(status));
   } else {
@@ -106,22 +105,14 @@ void DeviceTensorOperation::waited(double seconds) const {
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   uint64_t from = now_ns();
   device::Stream stream = device_.current();
-  std::chrono::nanoseconds left =
-      timeout.count() > 0 ? std::chrono::nanoseconds(timeout) : kForever;
   Status s;
-  do {
-    std::chrono::nanoseconds turn = std::min(left, kInterruptible);
+  wait_interruptibly(timeout, [&](std::chrono::nanoseconds turn) {
     s = group_->order(*operation_, stream, turn);
-    left -= turn;
-    if (s.code() == Code::kTimeout && !operation_->done()) {
-      check_interrupt();
-    } else {
-      break;
-    }
-  } while (left.count() > 0);
+    return s.code() != Code::kTimeout || operation_->done();
+  });
   if (!s) throw_status(s);
   device_.settle(stream);
-  // A stream that was let go of because the group failed has nothing to show.
+  // A stream that was released because the group failed has no valid results.
   if (Status bad = group_->verdict(*operation_); !bad) throw_status(bad);
   operation_->waited(static_cast<double>(now_ns() - from) * 1e-9);
   return true;
@@ -155,7 +146,7 @@ void (*without_gil)(void (*)(void*), void*) = [](void (*function)(void*), void* 
 
 DeviceCollectives::~DeviceCollectives() {
   if (group_) without_gil([](void* group) { static_cast<DeviceGroup*>(group)->leave(); }, &*group_);
-  // The stream goes last: operations that somebody still holds refer to the group, not to it.
+  // The stream is destroyed last. Operations that callers still hold refer to the group, not to the stream.
   if (stream_ != nullptr) device_.device().destroy_stream(stream_);
 }
 
@@ -170,11 +161,7 @@ DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, 
   auto op = std::make_shared<DeviceTensorOperation>(device_);
   op->what.collective = collective;
   op->what.segments = static_cast<uint32_t>(tensors.size());
-  op->what.digest = 0xcbf29ce484222325ull;
-  for (const at::Tensor* t : tensors) {
-    op->what.digest = extend_digest(extend_digest(op->what.digest, t->nbytes()),
-                                    static_cast<uint64_t>(t->scalar_type()));
-  }
+  op->what.digest = digest_of(tensors);
   bool sums = reduce_op != ReduceOp::kNone;
   if (sums) {
     op->what.reduce_op = reduce_op;
@@ -183,12 +170,7 @@ DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, 
     op->plan.dtype = op->what.dtype;
     op->plan.divisor = reduce_op == ReduceOp::kAvg ? static_cast<int>(ranks_) : 1;
     op->plan.blocks = settings().max_sms;
-    for (const at::Tensor* t : tensors) {
-      require(t->scalar_type() == tensors[0]->scalar_type(), [&] {
-        return std::string("a coalesced ") + name_of(collective) +
-               " needs tensors of one type; call it once per type";
-      });
-    }
+    check_one_type(collective, tensors);
   }
   DevicePlace where = place();
   if (sums && where.sums_on_cpu) op->what.options |= kSumsOnCpu;
@@ -211,9 +193,7 @@ c10::intrusive_ptr<Work> DeviceCollectives::gather(TensorRefs outputs, TensorRef
     at::Tensor input = end_to_end(device_, *inputs[m]);
     Extent source = extent_of(input);
     for (const at::Tensor* t : outputs.slice(m * each, each)) {
-      require(t->scalar_type() == input.scalar_type() &&
-                  t->numel() == input.numel() * static_cast<int64_t>(ranks_ / each),
-              "all_gather: an output has another type or size than the input and the ranks say");
+      check_gathered(*t, input, list, ranks_);
       require_contiguous(*t, "all_gather");
       op->results.push_back(*t);
       for (size_t r = 0; r < ranks_ / each; ++r) {
@@ -221,11 +201,7 @@ c10::intrusive_ptr<Work> DeviceCollectives::gather(TensorRefs outputs, TensorRef
             {static_cast<std::byte*>(t->mutable_data_ptr()) + r * source.bytes, source.bytes});
       }
     }
-    for (size_t r = 0; r < ranks_; ++r) {
-      const Extent& block = blocks[m * ranks_ + r];
-      bool others =
-          r != static_cast<size_t>(rank_) && source.bytes > 0 && block.address == source.address;
-      if (!others && !overlap_askew(source, block)) continue;
+    if (overlaps_blocks(source, &blocks[m * ranks_], ranks_, static_cast<size_t>(rank_))) {
       input = device_.copy_of(input);
       source = extent_of(input);
     }
@@ -253,12 +229,9 @@ c10::intrusive_ptr<Work> DeviceCollectives::scatter(TensorRefs outputs, TensorRe
     Extent target = extent_of(output);
     for (size_t i = 0; i < each; ++i) {
       const at::Tensor& given = *inputs[m * each + i];
-      require(
-          given.scalar_type() == output.scalar_type() &&
-              given.numel() == output.numel() * static_cast<int64_t>(ranks_ / each),
-          "reduce_scatter: an input has another type or size than the output and the ranks say");
+      check_scattered(given, output, list, ranks_);
       at::Tensor input = end_to_end(device_, given);
-      // The output may be the own block of the input, which no peer reads, and nothing else of it.
+      // The output may be this rank's block of the input, which no peer reads, and no other part of the input.
       Extent source = extent_of(input);
       Extent own = list ? source : Extent{source.address + mine * target.bytes, target.bytes};
       bool is_own = (!list || i == mine) && own.address == target.address;
@@ -291,7 +264,7 @@ c10::intrusive_ptr<Work> DeviceCollectives::reduce(TensorRefs tensors, ReduceOp 
   std::vector<Extent> whole;
   for (size_t m = 0; m < tensors.size(); ++m) {
     const at::Tensor& t = *tensors[m];
-    // Any order of the elements will do that is the same on all ranks.
+    // The order of the elements in memory must be the same on all ranks; any such order is right.
     require(t.is_non_overlapping_and_dense() && !t.is_conj() && !t.is_neg(),
             "all_reduce on a GPU needs dense tensors; call contiguous()");
     for (int64_t d = 0; d < t.dim(); ++d)

@@ -1,4 +1,5 @@
-// A process group's collectives on tensors of a device: from tensors to plans for the copy engines.
+// A process group's collectives on tensors of a device: it checks tensors and makes plans for the copy engines.
+// ProcessGroupSMDDP calls it, by way of GroupDevice.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -13,14 +14,14 @@
 
 namespace smddp {
 
-// Holds its tensors until the device is done with them, so none has to be recorded on a stream.
+// Keeps its tensors alive until the device is done with them, so no tensor has to be recorded on a stream.
 class DeviceTensorOperation final : public DeviceOperation {
  public:
   explicit DeviceTensorOperation(TorchDevice& device);
 
   std::vector<at::Tensor> results;
-  std::vector<at::Tensor> keep;  // everything else it reads
-  const char* way = "";          // for the statistics
+  std::vector<at::Tensor> keep;  // everything else that it reads
+  const char* way = "";          // the path, for the statistics
 
   c10::intrusive_ptr<c10::ivalue::Future> future();
   std::exception_ptr exception();  // nullptr unless it failed
@@ -56,7 +57,7 @@ class DeviceWork final : public c10d::Work {
   std::exception_ptr exception() const override { return operation_->exception(); }
   std::vector<at::Tensor> result() override { return operation_->results; }
   void synchronize() override { wait(kNoTimeout); }
-  // The caller's stream waits; the host only for ranks that have not made the call.
+  // Makes the caller's stream wait. Blocks the host only until all ranks of the host have made the call.
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return operation_->future(); }
   uint64_t getSequencenumber() const override { return operation_->number(); }
@@ -67,10 +68,10 @@ class DeviceWork final : public c10d::Work {
   std::shared_ptr<DeviceTensorOperation> operation_;
 };
 
-// One group on one device. Made by a call of all its ranks.
+// The collectives of one group on one device. Made by a call of all ranks of the group.
 class DeviceCollectives {
  public:
-  // Why there is none is the same on all ranks.
+  // An error is the same on all ranks.
   static Result<std::unique_ptr<DeviceCollectives>> create(Engine& engine, Group& group,
                                                            Store& store,
                                                            Result<TorchDevice*> device,
@@ -99,7 +100,7 @@ class DeviceCollectives {
         store_(store),
         rank_(ranks.rank()),
         ranks_(static_cast<size_t>(ranks.ranks())) {}
-  // As the settings say now.
+  // By the settings as they are now.
   DevicePlace place() const;
   OperationPtr begin(Collective collective, ReduceOp op, TensorRefs tensors,
                      std::chrono::milliseconds timeout);

@@ -19,7 +19,7 @@ struct Works {
 };
 
 Works& works() {
-  static auto* all = new Works();  // outlives every thread
+  static auto* all = new Works();  // never freed, as threads may use it until the process ends
   return *all;
 }
 
@@ -93,8 +93,8 @@ c10d::Backend& Fallback::backend(c10::DeviceType device) {
     auto known = backends_.find(device);
     if (known != backends_.end()) return *known->second;
   }
-  // Not under the lock: the factory takes the GIL, which another thread may hold while it waits
-  // here.
+  // Called without the lock: the factory takes the GIL, and a thread that holds the GIL may wait for this
+  // lock.
   auto made = factory_(device == c10::kCUDA ? "cuda" : "cpu");
   std::lock_guard lock(mutex_);
   return *backends_.try_emplace(device, std::move(made)).first->second;

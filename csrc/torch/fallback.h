@@ -1,5 +1,5 @@
-// The group that carries what smddp does not own: Gloo for CPU tensors, NCCL for CUDA tensors. Made
-// on first need, logged once per operation, counted always.
+// The group that carries collectives that smddp does not own: Gloo for CPU tensors, NCCL for CUDA tensors.
+// Made when first needed; each operation is logged once and counted always.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -21,17 +21,17 @@ class Fallback {
   Fallback(std::string group, Factory factory)
       : group_(std::move(group)), factory_(std::move(factory)) {}
 
-  // The backend for tensors on `device`, after counting `operation` with `bytes`. `reason` says why
-  // it is not smddp's. Throws where the settings forbid fallbacks.
+  // Counts `operation` with `bytes`, and returns the backend for tensors on `device`. `reason`: why smddp
+  // does not carry it. Throws if the settings forbid fallbacks.
   c10d::Backend& take(const char* operation, c10::DeviceType device, uint64_t bytes,
                       const char* reason);
-  // The one for `device` if it was ever needed.
+  // The backend for `device`; nullptr if it was never needed.
   c10d::Backend* existing(c10::DeviceType device);
-  // Notes a work that the fallback carries out.
+  // Notes a work that the fallback carries out, for settle().
   static void note(const c10::intrusive_ptr<c10d::Work>& work);
-  // For the end of the process, without the GIL: gives the fallback's threads a moment to let go of
-  // what is done. One that drops the last reference to a tensor after the interpreter is gone ends the
-  // process with std::terminate, in Gloo alone as well.
+  // For the end of the process; called without the GIL. Gives the fallback's threads at most half a second
+  // to release works that are done. A thread that drops the last reference to a tensor after the interpreter
+  // is gone ends the process with std::terminate; this happens with Gloo alone as well.
   static void settle();
   void set_timeout(std::chrono::milliseconds timeout);
   void abort();

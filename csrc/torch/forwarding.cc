@@ -1,4 +1,4 @@
-// The operations that smddp hands to its fallback, each counted under its own name.
+// ProcessGroupSMDDP's operations that the fallback carries out, each counted under its own name.
 #include "torch/process_group.h"
 #include "torch/runtime.h"
 #include "torch/tensors.h"
@@ -10,69 +10,34 @@ using c10d::Work;
 
 constexpr char kNotOurs[] = "smddp owns all_gather, reduce_scatter, all_reduce and barrier";
 
-// What endCoalescing() hands out: done when all are.
-class CoalescedWork final : public Work {
- public:
-  explicit CoalescedWork(std::vector<intrusive_ptr<Work>> works)
-      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
-  bool isCompleted() override {
-    return std::all_of(works_.begin(), works_.end(),
-                       [](const auto& w) { return w->isCompleted(); });
-  }
-  bool isSuccess() const override {
-    return std::all_of(works_.begin(), works_.end(), [](const auto& w) { return w->isSuccess(); });
-  }
-  bool wait(std::chrono::milliseconds timeout) override {
-    for (const auto& work : works_) work->wait(timeout);
-    return true;
-  }
-  void synchronize() override {
-    for (const auto& work : works_) work->synchronize();
-  }
-
- private:
-  std::vector<intrusive_ptr<Work>> works_;
-};
-
 }  // namespace
 
 c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, TensorRefs tensors,
                                            const char* reason) {
-  group();  // says so if it is gone
+  group();  // throws if the group is gone
   c10::DeviceType device = tensors.empty() ? c10::kCPU : tensors[0]->device().type();
   return fallback_.take(operation, device, bytes_of(tensors), reason);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::forwarded(intrusive_ptr<Work> work) {
   if (work) Fallback::note(work);
-  return noted(std::move(work));
+  return coalesced_.note(std::move(work));
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::noted(intrusive_ptr<Work> work) {
-  if (coalescing_ && work) coalesced_.push_back(work);
-  return work;
-}
-
-// torch opens a coalesced section only to batch point-to-point operations on GPUs, where ungrouped
-// ones can deadlock; NCCL has to see its ends.
+// torch opens a coalesced section only to batch point-to-point operations on GPUs. There, operations
+// outside a section can deadlock, so NCCL must be told where the section begins and ends.
 bool ProcessGroupSMDDP::supportsCoalescing() const { return at::hasCUDA(); }
 
 void ProcessGroupSMDDP::startCoalescing() {
-  coalescing_ = true;
-  coalesced_.clear();
+  coalesced_.open();
   if (at::hasCUDA()) {
     fallback_.take("coalesced section", c10::kCUDA, 0, kNotOurs).startCoalescing();
   }
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::endCoalescing() {
-  coalescing_ = false;
-  auto works = std::exchange(coalesced_, {});
-  if (at::hasCUDA()) {
-    if (auto work = fallback_.existing(c10::kCUDA)->endCoalescing())
-      works.push_back(std::move(work));
-  }
-  return c10::make_intrusive<CoalescedWork>(std::move(works));
+  return coalesced_.close(at::hasCUDA() ? fallback_.existing(c10::kCUDA)->endCoalescing()
+                                        : intrusive_ptr<Work>());
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_sparse(Tensors& tensors,

@@ -2,19 +2,13 @@
 
 #include <algorithm>
 
-#include "common/signature.h"
 #include "patterns/pattern.h"
+#include "torch/operands.h"
 
 namespace smddp {
 namespace {
 
 using OperationPtr = std::shared_ptr<TensorOperation>;
-
-std::string sizes_text(const at::Tensor& t) {
-  std::string text = std::string(c10::toString(t.scalar_type())) + "[";
-  for (int64_t i = 0; i < t.dim(); ++i) text += (i > 0 ? ", " : "") + std::to_string(t.size(i));
-  return text + "]";
-}
 
 using Extents = c10::SmallVector<Extent, 8>;
 
@@ -24,7 +18,7 @@ void append(Extents& extents, const Extent& whole, size_t count) {
   for (size_t i = 0; i < count; ++i) extents.push_back({whole.address + i * bytes, bytes});
 }
 
-// The parts of several tensors, tensor by tensor and in each rank by rank, become blocks.
+// `parts` holds, tensor by tensor, one part per rank. Block r gets part r of every tensor.
 void fill(Blocks& blocks, const Extents& parts, size_t ranks) {
   for (size_t r = 0; r < ranks; ++r) {
     for (size_t i = r; i < parts.size(); i += ranks) blocks.add(parts[i].address, parts[i].bytes);
@@ -36,14 +30,12 @@ OperationPtr begin(Collective collective, TensorRefs tensors) {
   auto op = std::make_shared<TensorOperation>();
   op->collective = collective;
   op->tensors = static_cast<uint32_t>(tensors.size());
-  op->digest = 0xcbf29ce484222325ull;
+  op->digest = digest_of(tensors);
   if (tensors.empty()) return op;
   at::ScalarType type = tensors[0]->scalar_type();
   op->dtype = dtype_of(type);
   op->element_size = tensors[0]->element_size();
   for (const at::Tensor* t : tensors) {
-    op->digest = extend_digest(extend_digest(op->digest, t->nbytes()),
-                               static_cast<uint64_t>(t->scalar_type()));
     if (t->scalar_type() == type) continue;
     op->dtype = Dtype::kBytes;  // mixed types can be moved, in whole bytes
     op->element_size = 1;
@@ -61,24 +53,11 @@ OperationPtr gather_of(TensorRefs outputs, TensorRefs inputs, bool list, int ran
   for (size_t m = 0; m < inputs.size(); ++m) {
     const at::Tensor& input = *inputs[m];
     for (const at::Tensor* t : outputs.slice(m * each, each)) {
-      require(t->scalar_type() == input.scalar_type(), [&] {
-        return "all_gather: input is " + sizes_text(input) + ", output is " + sizes_text(*t) +
-               "; the types must be equal";
-      });
-      require(t->numel() == input.numel() * (list ? 1 : size), [&] {
-        return "all_gather: with input " + sizes_text(input) + " and " + std::to_string(size) +
-               " ranks, output " + sizes_text(*t) + " has the wrong number of elements";
-      });
+      check_gathered(*t, input, list, ranks);
       append(out, writable(*op, *t), ranks / each);
     }
     Extent source = readable(*op, input);
-    const Extent* blocks = &out[m * ranks];
-    const Extent& own = blocks[rank];
-    auto wrong_place = [&](const Extent& e) {
-      return overlap_askew(source, e) ||
-             (e.address != own.address && source.bytes > 0 && source.address == e.address);
-    };
-    if (std::any_of(blocks, blocks + ranks, wrong_place)) {
+    if (overlaps_blocks(source, &out[m * ranks], ranks, static_cast<size_t>(rank))) {
       at::Tensor copy = op->keep.back().clone();
       source = extent_of(copy);
       op->keep.push_back(std::move(copy));
@@ -96,25 +75,16 @@ OperationPtr scatter_of(TensorRefs outputs, TensorRefs inputs, bool list, Reduce
   size_t each = list ? ranks : 1;
   OperationPtr op = begin(Collective::kReduceScatter, outputs);
   op->reduce_op = reduce_op;
-  require(op->dtype != Dtype::kBytes,
-          "a coalesced reduce_scatter needs tensors of one type; call it once per type");
+  check_one_type(op->collective, outputs);
   Extents in, out;
   for (size_t m = 0; m < outputs.size(); ++m) {
     const at::Tensor& output = *outputs[m];
     for (const at::Tensor* t : inputs.slice(m * each, each)) {
-      require(t->scalar_type() == output.scalar_type(), [&] {
-        return "reduce_scatter: input is " + sizes_text(*t) + ", output is " + sizes_text(output) +
-               "; the types must be equal";
-      });
-      require(t->numel() == output.numel() * (list ? 1 : size), [&] {
-        return "reduce_scatter: with output " + sizes_text(output) + " and " +
-               std::to_string(size) + " ranks, input " + sizes_text(*t) +
-               " has the wrong number of elements";
-      });
+      check_scattered(*t, output, list, ranks);
       append(in, readable(*op, *t), ranks / each);
     }
-    // The output may be the own block of the input, which nobody else reads; anywhere else in the
-    // input it would overwrite what peers still need.
+    // The output may be this rank's block of the input, as no peer reads that block. Anywhere else in
+    // the input it would overwrite bytes that peers still need.
     Extent target = extent_of(output);
     bool askew = false;
     for (size_t r = 0; r < ranks; ++r) {
@@ -132,8 +102,7 @@ OperationPtr scatter_of(TensorRefs outputs, TensorRefs inputs, bool list, Reduce
 OperationPtr sum_of(TensorRefs tensors, ReduceOp reduce_op, int size) {
   OperationPtr op = begin(Collective::kAllReduce, tensors);
   op->reduce_op = reduce_op;
-  require(op->dtype != Dtype::kBytes,
-          "a coalesced all_reduce needs tensors of one type; call it once per type");
+  check_one_type(op->collective, tensors);
   Extents whole;
   size_t count = 0;
   for (const at::Tensor* t : tensors) {
@@ -144,7 +113,7 @@ OperationPtr sum_of(TensorRefs tensors, ReduceOp reduce_op, int size) {
     count += static_cast<size_t>(t->numel());
   }
   std::vector<size_t> starts = pattern::equal_parts(count, size, pattern::kGranule);
-  // Both walk on together: the parts of the whole, and the tensors that it lies in.
+  // `at` and `offset`: the tensor, and the byte in it, at which the next part begins.
   auto at = whole.begin();
   size_t offset = 0;
   for (size_t r = 0; r + 1 < starts.size(); ++r) {
@@ -165,7 +134,7 @@ OperationPtr sum_of(TensorRefs tensors, ReduceOp reduce_op, int size) {
   return op;
 }
 
-// Every rank's byte has to arrive before anybody leaves.
+// An AllGather of one byte per rank: it is over once the bytes of all ranks have arrived.
 OperationPtr barrier_of(int size) {
   OperationPtr op = begin(Collective::kBarrier, {});
   op->scratch.resize(static_cast<size_t>(size) + 1);

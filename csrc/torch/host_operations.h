@@ -1,14 +1,14 @@
-// Collectives of CPU tensors as the core takes them: the tensors' checks, and one Operation of their
-// memory's extents that keeps them alive. Every function throws ValueError where the tensors can't be
-// the operands of such a collective.
+// From CPU tensors to the core's operations: each function checks the tensors and returns an Operation on
+// their memory that keeps them alive. It throws ValueError if the tensors can't be operands of the collective.
 #pragma once
 
 #include "torch/tensors.h"
 
 namespace smddp {
 
-// Per tensor of the smaller side the larger one has one for each rank (`list`), in turn, or one that
-// holds all of theirs. At least one of each. This process is rank `rank` of `size`.
+// Per tensor of the smaller side, the larger side has one tensor for each rank (`list`), one after the other,
+// or one tensor that holds the parts of all ranks. Both sides have at least one tensor. This process is rank
+// `rank` of `size`.
 std::shared_ptr<TensorOperation> gather_of(TensorRefs outputs, TensorRefs inputs, bool list,
                                            int rank, int size);
 std::shared_ptr<TensorOperation> scatter_of(TensorRefs outputs, TensorRefs inputs, bool list,

@@ -21,8 +21,8 @@ namespace py = pybind11;
 namespace smddp {
 namespace {
 
-// The factory lives in C++ but belongs to Python: it is called and let go of under the GIL, and not
-// let go of at all once the interpreter is gone.
+// C++ holds a Python object, the factory: it is called and released under the GIL, and not released once the
+// interpreter is gone.
 Fallback::Factory hold(py::object factory) {
   std::shared_ptr<py::object> held(new py::object(std::move(factory)), [](py::object* object) {
     if (!Py_IsInitialized()) {
@@ -132,7 +132,7 @@ PYBIND11_MODULE(_C, m) {
                        std::chrono::milliseconds timeout, const std::string& group_name,
                        py::object factory) {
              Fallback::Factory held = hold(std::move(factory));
-             py::gil_scoped_release no_gil;  // it waits for the other ranks
+             py::gil_scoped_release no_gil;  // the call waits for the other ranks
              return c10::make_intrusive<ProcessGroupSMDDP>(store, rank, size, timeout, group_name,
                                                            std::move(held));
            }),
@@ -170,7 +170,7 @@ PYBIND11_MODULE(_C, m) {
     py::gil_scoped_release no_gil;
     function(argument);
   };
-  // At interpreter exit the engine's thread must be gone before the modules are.
+  // At interpreter exit the engine's thread must end before the modules are unloaded.
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [] {
         Fallback::settle();

@@ -23,6 +23,34 @@ TensorRefList joined(const Tensors& first, const TensorLists& lists) {
   return joined(refs(first), refs(lists));
 }
 
+// The tensors of all_gather_coalesced's outputs, input by input. torch hands over one list per rank; each
+// list has one tensor per input.
+TensorRefList by_input(const TensorLists& outputs, size_t inputs) {
+  for (const Tensors& list : outputs) {
+    require(list.size() == inputs,
+            "all_gather_coalesced needs one output per input in the list of every rank");
+  }
+  TensorRefList all;
+  for (size_t m = 0; m < inputs; ++m) {
+    for (const Tensors& list : outputs) all.push_back(&list[m]);
+  }
+  return all;
+}
+
+c10d::ErrorType error_type(const Status& status) {
+  switch (status.code()) {
+    case Code::kOk:
+      return c10d::ErrorType::SUCCESS;
+    case Code::kTimeout:
+      return c10d::ErrorType::TIMEOUT;
+    case Code::kAborted:
+    case Code::kPeerLost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
 }  // namespace
 
 ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
@@ -30,9 +58,10 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
                                      const std::string& group_name, Fallback::Factory factory)
     : Backend(rank, size),
       engine_(process_engine()),
+      store_(std::make_unique<StoreAdapter>(store, rank, timeout)),
       timeout_(timeout),
-      fallback_(group_name, std::move(factory)) {
-  store_ = std::make_unique<StoreAdapter>(store, rank, timeout);
+      fallback_(group_name, std::move(factory)),
+      device_(engine_, *store_) {
   Group::Options options;
   options.name = group_name;
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
@@ -55,8 +84,8 @@ intrusive_ptr<c10d::Backend::Options> ProcessGroupSMDDP::getBackendOptions() {
 
 void ProcessGroupSMDDP::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
-  if (device_) {
-    device_->group().set_limit(static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
+  if (DeviceCollectives* device = device_.existing()) {
+    device->group().set_limit(static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
   }
   group().set_timeout(static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
   fallback_.set_timeout(timeout);
@@ -65,28 +94,20 @@ void ProcessGroupSMDDP::setTimeout(std::chrono::milliseconds timeout) {
 c10d::ErrorType ProcessGroupSMDDP::getError() {
   if (!group_) return c10d::ErrorType::SUCCESS;
   Status status = group_->status();
-  if (status && device_) status = device_->group().status();
-  switch (status.code()) {
-    case Code::kOk:
-      return c10d::ErrorType::SUCCESS;
-    case Code::kTimeout:
-      return c10d::ErrorType::TIMEOUT;
-    case Code::kAborted:
-    case Code::kPeerLost:
-      return c10d::ErrorType::REMOTE_ERROR;
-    default:
-      return c10d::ErrorType::COMM_ERROR;
-  }
+  DeviceCollectives* device = device_.existing();
+  if (status && device != nullptr) status = device->group().status();
+  return error_type(status);
 }
 
 void ProcessGroupSMDDP::abort() {
-  if (device_) device_->group().abort("the group was aborted by " + group_->describe(rank_));
+  if (DeviceCollectives* device = device_.existing())
+    device->group().abort("the group was aborted by " + group_->describe(rank_));
   if (group_) group_->abort("the group was aborted by " + group_->describe(rank_));
   fallback_.abort();
 }
 
 void ProcessGroupSMDDP::shutdown() {
-  device_.reset();
+  device_.release();
   group_.reset();
   fallback_.shutdown();
 }
@@ -104,36 +125,20 @@ bool ProcessGroupSMDDP::supportsTensorAlloc(c10::DeviceIndex device) { return de
 
 // --- smddp's own ---------------------------------------------------------------------------------
 
-DeviceCollectives* ProcessGroupSMDDP::on_device(TensorRefs tensors) {
-  if (!TorchDevice::concerns(tensors)) return nullptr;
-  Group& core_group = group();
-  std::lock_guard lock(device_mutex_);
-  if (!std::exchange(device_tried_, true)) {
-    auto made =
-        DeviceCollectives::create(engine_, core_group, *store_, TorchDevice::of(tensors), timeout_);
-    if (made) {
-      device_ = std::move(made.value());
-    } else {
-      no_device_ = "smddp can't carry this group's GPU tensors: " + made.status().message();
-    }
-  }
-  if (device_) {
-    auto device = TorchDevice::of(tensors);
-    require(device.ok() && device.value() == &device_->device(),
-            "a group carries tensors of one GPU per rank; this one began with another GPU");
-  }
-  return device_.get();
+ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(TensorRefs tensors) {
+  if (const char* reason = why_fallback(tensors)) return {reason};
+  if (!TorchDevice::concerns(tensors))
+    return {tensors.empty() || tensors[0]->is_cpu() ? nullptr : device_.refusal()};
+  DeviceCollectives* device = device_.of(tensors, group(), timeout_);
+  // Memory of the device that threads play can be carried by the CPU, too.
+  if (device == nullptr && !tensors[0]->is_cpu()) return {device_.refusal()};
+  return {nullptr, device};
 }
 
-const char* ProcessGroupSMDDP::foreign(TensorRefs tensors) {
-  if (const char* reason = smddp::foreign(tensors)) return reason;
-  if (tensors.empty() || tensors[0]->is_cpu() || on_device(tensors) != nullptr) return nullptr;
-  return no_device_.empty() ? "SMDDP_DEVICE is off" : no_device_.c_str();
-}
-
-const char* ProcessGroupSMDDP::foreign(TensorRefs tensors, const c10d::ReduceOp& op) {
-  if (const char* reason = smddp::foreign(tensors, op)) return reason;
-  return foreign(tensors);
+ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(TensorRefs tensors,
+                                                      const c10d::ReduceOp& op) {
+  if (const char* reason = why_fallback(tensors, op)) return {reason};
+  return carrier(tensors);
 }
 
 void ProcessGroupSMDDP::require_one_per_rank(const char* what, const TensorLists& lists) const {
@@ -145,39 +150,42 @@ void ProcessGroupSMDDP::require_one_per_rank(const char* what, const TensorLists
   }
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(TensorRefs outputs, TensorRefs inputs, bool list,
+intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(const Carrier& by, TensorRefs outputs,
+                                                  TensorRefs inputs, bool list,
                                                   const c10d::AllgatherOptions& opts, OpType type) {
   require(!inputs.empty() && outputs.size() == inputs.size() * per_tensor(list),
           "all_gather needs as many outputs as inputs, and at least one");
-  if (DeviceCollectives* device = on_device(joined(outputs, inputs))) {
+  if (by.device != nullptr) {
     ++operations_;
-    return noted(device->gather(outputs, inputs, list, opts.timeout, type, opts.asyncOp));
+    return coalesced_.note(
+        by.device->gather(outputs, inputs, list, opts.timeout, type, opts.asyncOp));
   }
   return submit(gather_of(outputs, inputs, list, rank_, size_), opts.timeout, type, opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(TensorRefs outputs, TensorRefs inputs,
-                                                    bool list,
+intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(const Carrier& by, TensorRefs outputs,
+                                                    TensorRefs inputs, bool list,
                                                     const c10d::ReduceScatterOptions& opts,
                                                     OpType type) {
   require(!outputs.empty() && inputs.size() == outputs.size() * per_tensor(list),
           "reduce_scatter needs as many inputs as outputs, and at least one");
   ReduceOp op = *reduction_of(opts.reduceOp);
-  if (DeviceCollectives* device = on_device(joined(outputs, inputs))) {
+  if (by.device != nullptr) {
     ++operations_;
-    return noted(device->scatter(outputs, inputs, list, op, opts.timeout, type, opts.asyncOp));
+    return coalesced_.note(
+        by.device->scatter(outputs, inputs, list, op, opts.timeout, type, opts.asyncOp));
   }
   return submit(scatter_of(outputs, inputs, list, op, rank_, size_), opts.timeout, type,
                 opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(TensorRefs tensors,
+intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(const Carrier& by, TensorRefs tensors,
                                                const c10d::AllreduceOptions& opts, OpType type) {
   require(!tensors.empty(), "all_reduce needs a tensor");
   ReduceOp op = *reduction_of(opts.reduceOp);
-  if (DeviceCollectives* device = on_device(tensors)) {
+  if (by.device != nullptr) {
     ++operations_;
-    return noted(device->reduce(tensors, op, opts.timeout, type, opts.asyncOp));
+    return coalesced_.note(by.device->reduce(tensors, op, opts.timeout, type, opts.asyncOp));
   }
   return submit(sum_of(tensors, op, size_), opts.timeout, type, opts.asyncOp);
 }
@@ -191,8 +199,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> o
     op->timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   }
   core_group.submit(op, settings().tuning, async);
-  // A synchronous call that returns no Work is over, as torch sees it, which saves it the Work and a
-  // wait() from Python. (Only a graph's inputs, while one is traced, are registered with their Work.)
+  // torch takes a synchronous call that returns no Work as done: this saves the Work and a wait() from
+  // Python. (Only while a graph is traced, its inputs are registered with their Work.)
   if (!async && !c10d::allow_inflight_collective_as_graph_input()) {
     await(engine_, *op, kNoTimeout);
     return nullptr;
@@ -203,101 +211,103 @@ intrusive_ptr<Work> ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> o
 intrusive_ptr<Work> ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::AllgatherOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  if (const char* reason = foreign({to, from})) {
-    return forwarded(fallback("all_gather", to, reason)._allgather_base(output, input, opts));
+  Carrier by = carrier({to, from});
+  if (by.reason != nullptr) {
+    return forwarded(fallback("all_gather", to, by.reason)._allgather_base(output, input, opts));
   }
-  return gather_all(to, from, false, opts, OpType::_ALLGATHER_BASE);
+  return gather_all(by, to, from, false, opts, OpType::_ALLGATHER_BASE);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& inputs,
                                                  const c10d::AllgatherOptions& opts) {
-  if (const char* reason = foreign(joined(inputs, outputs))) {
+  Carrier by = carrier(joined(inputs, outputs));
+  if (by.reason != nullptr) {
     return forwarded(
-        fallback("all_gather", refs(outputs), reason).allgather(outputs, inputs, opts));
+        fallback("all_gather", refs(outputs), by.reason).allgather(outputs, inputs, opts));
   }
   require_one_per_rank("all_gather needs one output", outputs);
-  return gather_all(refs(outputs), refs(inputs), true, opts, OpType::ALLGATHER);
+  return gather_all(by, refs(outputs), refs(inputs), true, opts, OpType::ALLGATHER);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                            const c10d::AllgatherOptions& opts) {
-  if (const char* reason = foreign(joined(inputs, outputs))) {
-    return forwarded(
-        fallback("all_gather", refs(outputs), reason).allgather_coalesced(outputs, inputs, opts));
+  Carrier by = carrier(joined(inputs, outputs));
+  if (by.reason != nullptr) {
+    return forwarded(fallback("all_gather", refs(outputs), by.reason)
+                         .allgather_coalesced(outputs, inputs, opts));
   }
-  // torch hands over one list per rank, of one tensor per input.
-  for (const Tensors& list : outputs) {
-    require(list.size() == inputs.size(),
-            "all_gather_coalesced needs one output per input in the list of every rank");
-  }
-  TensorRefList by_input;
-  for (size_t m = 0; m < inputs.size(); ++m) {
-    for (const Tensors& list : outputs) by_input.push_back(&list[m]);
-  }
-  return gather_all(by_input, refs(inputs), true, opts, OpType::ALLGATHER_COALESCED);
+  return gather_all(by, by_input(outputs, inputs.size()), refs(inputs), true, opts,
+                    OpType::ALLGATHER_COALESCED);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  if (const char* reason = foreign(joined(inputs, {outputs}))) {
-    return forwarded(fallback("all_gather", refs(outputs), reason)
+  Carrier by = carrier(joined(inputs, {outputs}));
+  if (by.reason != nullptr) {
+    return forwarded(fallback("all_gather", refs(outputs), by.reason)
                          .allgather_into_tensor_coalesced(outputs, inputs, opts));
   }
-  return gather_all(refs(outputs), refs(inputs), false, opts, OpType::COALESCED);
+  return gather_all(by, refs(outputs), refs(inputs), false, opts, OpType::COALESCED);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  if (const char* reason = foreign({to, from}, opts.reduceOp)) {
+  Carrier by = carrier({to, from}, opts.reduceOp);
+  if (by.reason != nullptr) {
     return forwarded(
-        fallback("reduce_scatter", from, reason)._reduce_scatter_base(output, input, opts));
+        fallback("reduce_scatter", from, by.reason)._reduce_scatter_base(output, input, opts));
   }
-  return scatter_sums(to, from, false, opts, OpType::_REDUCE_SCATTER_BASE);
+  return scatter_sums(by, to, from, false, opts, OpType::_REDUCE_SCATTER_BASE);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                       const c10d::ReduceScatterOptions& opts) {
-  if (const char* reason = foreign(joined(outputs, inputs), opts.reduceOp)) {
+  Carrier by = carrier(joined(outputs, inputs), opts.reduceOp);
+  if (by.reason != nullptr) {
     return forwarded(
-        fallback("reduce_scatter", refs(inputs), reason).reduce_scatter(outputs, inputs, opts));
+        fallback("reduce_scatter", refs(inputs), by.reason).reduce_scatter(outputs, inputs, opts));
   }
   require_one_per_rank("reduce_scatter needs one input", inputs);
-  return scatter_sums(refs(outputs), refs(inputs), true, opts, OpType::REDUCE_SCATTER);
+  return scatter_sums(by, refs(outputs), refs(inputs), true, opts, OpType::REDUCE_SCATTER);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  if (const char* reason = foreign(joined(outputs, {inputs}), opts.reduceOp)) {
-    return forwarded(fallback("reduce_scatter", refs(inputs), reason)
+  Carrier by = carrier(joined(outputs, {inputs}), opts.reduceOp);
+  if (by.reason != nullptr) {
+    return forwarded(fallback("reduce_scatter", refs(inputs), by.reason)
                          .reduce_scatter_tensor_coalesced(outputs, inputs, opts));
   }
-  return scatter_sums(refs(outputs), refs(inputs), false, opts,
+  return scatter_sums(by, refs(outputs), refs(inputs), false, opts,
                       OpType::REDUCE_SCATTER_TENSOR_COALESCED);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors,
                                                  const c10d::AllreduceOptions& opts) {
   TensorRefList all = refs(tensors);
-  if (const char* reason = foreign(all, opts.reduceOp)) {
-    return forwarded(fallback("all_reduce", all, reason).allreduce(tensors, opts));
+  Carrier by = carrier(all, opts.reduceOp);
+  if (by.reason != nullptr) {
+    return forwarded(fallback("all_reduce", all, by.reason).allreduce(tensors, opts));
   }
-  return sum_all(all, opts, OpType::ALLREDUCE);
+  return sum_all(by, all, opts, OpType::ALLREDUCE);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   TensorRefList all = refs(tensors);
-  if (const char* reason = foreign(all, opts.reduceOp)) {
-    return forwarded(fallback("all_reduce", all, reason).allreduce_coalesced(tensors, opts));
+  Carrier by = carrier(all, opts.reduceOp);
+  if (by.reason != nullptr) {
+    return forwarded(fallback("all_reduce", all, by.reason).allreduce_coalesced(tensors, opts));
   }
-  return sum_all(all, opts, OpType::ALLREDUCE_COALESCED);
+  return sum_all(by, all, opts, OpType::ALLREDUCE_COALESCED);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {
-  if (device_) {  // as NCCL's: what the caller's stream holds is done as well
-    device::Device& device = device_->device().device();
-    if (Status s = device.synchronize(device_->device().current()); !s) throw_status(s);
+  // As NCCL's barrier does: what the caller's stream holds is done as well.
+  if (DeviceCollectives* collectives = device_.existing()) {
+    TorchDevice& device = collectives->device();
+    if (Status s = device.device().synchronize(device.current()); !s) throw_status(s);
   }
   return submit(barrier_of(size_), opts.timeout, OpType::BARRIER, opts.asyncOp);
 }

@@ -1,13 +1,15 @@
-// The torch.distributed backend: checks tensors, hands segments to the Group, and gives
-// everything that smddp does not own to the visible fallback.
+// The torch.distributed backend: checks tensors, hands their memory to the Group (tensors on CPUs) or to
+// DeviceCollectives (tensors on GPUs), and gives every collective that smddp does not own to the visible
+// fallback. torch calls it; the module makes it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "collectives/group.h"
-#include "torch/device_collectives.h"
+#include "torch/coalesced_section.h"
 #include "torch/fallback.h"
+#include "torch/group_device.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
 
@@ -83,47 +85,45 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
+  // Who carries out a collective on some tensors.
+  struct Carrier {
+    const char* reason = nullptr;         // not null: the fallback, and why
+    DeviceCollectives* device = nullptr;  // not null: the tensors lie on this device
+  };
+  Carrier carrier(TensorRefs tensors);
+  // The same for sums over them.
+  Carrier carrier(TensorRefs tensors, const c10d::ReduceOp& op);
+
   // Throws unless each of `lists` has one tensor per rank; `what` begins the sentence.
   void require_one_per_rank(const char* what, const TensorLists& lists) const;
-  // Of the larger side, per tensor of the smaller one, there is either one tensor for each rank
-  // (`list`), in turn, or one that holds all of theirs.
+  // The larger side has, per tensor of the smaller side, either one tensor for each rank (`list`), one
+  // after the other, or one tensor that holds the parts of all ranks.
   size_t per_tensor(bool list) const { return list ? static_cast<size_t>(size_) : 1; }
-  intrusive_ptr<c10d::Work> gather_all(TensorRefs outputs, TensorRefs inputs, bool list,
-                                       const c10d::AllgatherOptions& opts, c10d::OpType type);
-  intrusive_ptr<c10d::Work> scatter_sums(TensorRefs outputs, TensorRefs inputs, bool list,
-                                         const c10d::ReduceScatterOptions& opts, c10d::OpType type);
-  intrusive_ptr<c10d::Work> sum_all(TensorRefs tensors, const c10d::AllreduceOptions& opts,
-                                    c10d::OpType type);
-  // nullptr where the call was synchronous: it is over then.
+  intrusive_ptr<c10d::Work> gather_all(const Carrier& by, TensorRefs outputs, TensorRefs inputs,
+                                       bool list, const c10d::AllgatherOptions& opts,
+                                       c10d::OpType type);
+  intrusive_ptr<c10d::Work> scatter_sums(const Carrier& by, TensorRefs outputs, TensorRefs inputs,
+                                         bool list, const c10d::ReduceScatterOptions& opts,
+                                         c10d::OpType type);
+  intrusive_ptr<c10d::Work> sum_all(const Carrier& by, TensorRefs tensors,
+                                    const c10d::AllreduceOptions& opts, c10d::OpType type);
+  // nullptr if the call was synchronous: the operation is over then.
   intrusive_ptr<c10d::Work> submit(std::shared_ptr<TensorOperation> op,
                                    std::chrono::milliseconds timeout, c10d::OpType type,
                                    bool async);
   Group& group() const;
 
-  // Where tensors on a GPU are carried; nullptr where they lie elsewhere, or where the group has none,
-  // which `no_device_` then explains. The first call for such tensors is one of all ranks.
-  DeviceCollectives* on_device(TensorRefs tensors);
-  // Why smddp does not carry these tensors itself, or nullptr if it does.
-  const char* foreign(TensorRefs tensors);
-  const char* foreign(TensorRefs tensors, const c10d::ReduceOp& op);
-
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
   intrusive_ptr<c10d::Work> forwarded(intrusive_ptr<c10d::Work> work);
-  // Of a coalesced section: its end waits for the work, which is handed on.
-  intrusive_ptr<c10d::Work> noted(intrusive_ptr<c10d::Work> work);
 
   Engine& engine_;
   std::unique_ptr<Store> store_;
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
   std::unique_ptr<Group> group_;
-  std::mutex device_mutex_;
-  bool device_tried_ = false;
-  std::string no_device_;
-  std::unique_ptr<DeviceCollectives> device_;  // goes before the group
+  GroupDevice device_;  // destroyed before the group
   std::atomic<uint64_t> operations_{0};
-  bool coalescing_ = false;
-  std::vector<intrusive_ptr<c10d::Work>> coalesced_;  // forwarded since startCoalescing()
+  CoalescedSection coalesced_;  // operations since startCoalescing()
 };
 
 }  // namespace smddp

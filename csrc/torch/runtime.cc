@@ -8,7 +8,7 @@ namespace smddp {
 namespace {
 
 std::mutex mutex;
-Engine* engine = nullptr;  // never freed: a thread may still be on its way out of it at exit
+Engine* engine = nullptr;  // never freed: at exit a thread may still be inside it
 // Never freed: readers hold no lock. A process is configured a few times at most.
 std::atomic<const Settings*> current{new Settings()};
 

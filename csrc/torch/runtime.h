@@ -15,21 +15,20 @@ struct Settings {
   Tuning tuning;
   FallbackMode fallback = FallbackMode::kWarn;
   int max_sms = 9;             // multiprocessors that one sum on a GPU occupies at most
-  bool reduce_on_cpu = false;  // none: tensors on a GPU are summed by the CPU
+  bool reduce_on_cpu = false;  // the CPU sums tensors on a GPU: no multiprocessor is used
 };
 
-// Made on first use; made anew in a forked child. Throws where the host forbids it.
+// Made on first use, and made anew in a forked child. Throws if the host forbids it.
 Engine& process_engine();
-// Ends the engine's thread, before the interpreter takes the modules away. Idempotent.
+// Ends the engine's thread. Must run before the interpreter unloads the modules. Idempotent.
 void shutdown_process_engine();
 
-// Without a lock: every operation asks.
+// Takes no lock, as every operation calls it.
 const Settings& settings();
-// What settings() gave before stays valid, with its old values.
+// References that settings() returned before stay valid, with their old values.
 void configure(const Settings& settings);
 
-// Called from time to time by threads that wait long, so that Ctrl-C ends a wait. The module sets
-// it; it may throw.
+// Threads that wait call it every 200 ms, so that Ctrl-C ends a wait. The module sets it. It may throw.
 extern void (*check_interrupt)();
 
 // Throws the exception type that torch's users expect for `status`, which must not be ok.

@@ -3,7 +3,8 @@
 namespace smddp {
 
 Statistics& Statistics::process() {
-  static auto* statistics = new Statistics();  // outlives every thread that may still count
+  static auto* statistics =
+      new Statistics();  // never freed, as threads may count until the process ends
   return *statistics;
 }
 

@@ -1,5 +1,5 @@
-// What the process's groups have done: calls, bytes and seconds by collective and path. The
-// fallback ledger is the part of it whose path starts with "fallback:".
+// Counters of the process's groups: calls, bytes and seconds by collective and path. The fallback ledger is
+// the rows whose path starts with "fallback:".
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ struct StatisticsRow {
   uint64_t fragments = 0;  // an operation larger than its bucket takes several
   uint64_t largest_fragment = 0;  // bytes
   Taken taken;                    // from the host's other ranks
-  double seconds = 0;             // from call to completion, or until its waiter went on
-  double wait_seconds = 0;        // of that, callers blocked
+  double seconds = 0;             // from call to completion, or until the waiting caller went on
+  double wait_seconds = 0;        // of that, time in which callers were blocked
 };
 
 class Statistics {
@@ -34,7 +34,7 @@ class Statistics {
   using Rows = std::map<Key, StatisticsRow, Before>;
 
   static Statistics& process();
-  // Allocates only for a row's first time.
+  // Allocates only when it makes a row.
   template <class F>
   void update(std::string_view collective, std::string_view path, F&& change) {
     std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// c10d's store as the core's.
+// A c10d store behind the core's Store interface.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -11,7 +11,7 @@ namespace smddp {
 
 class StoreAdapter final : public Store {
  public:
-  // A group made again over the same store must not read the infos of its predecessor: each rank
+  // A group that is made again over the same store must not read its predecessor's values. So each rank
   // counts how often it has joined, and the count is part of every key.
   StoreAdapter(c10::intrusive_ptr<c10d::Store> store, int rank, std::chrono::milliseconds timeout)
       : store_(std::move(store)), timeout_(timeout) {
@@ -28,7 +28,7 @@ class StoreAdapter final : public Store {
     for (const std::string& key : keys) names.push_back(prefix_ + key);
     std::vector<std::vector<uint8_t>> values;
     Status status = guarded([&] {
-      // Every store's multiGet waits by itself, with the store's own timeout.
+      // multiGet of every store waits for the keys, with the store's own timeout.
       bool waits = store_->hasExtendedApi() && store_->getTimeout() == timeout_;
       if (!waits) store_->wait(names, timeout_);
       if (store_->hasExtendedApi()) {
@@ -53,7 +53,8 @@ class StoreAdapter final : public Store {
     try {
       call();
       return {};
-    } catch (const c10::DistStoreError& error) {  // c10d's wait says a deadline this way
+    } catch (
+        const c10::DistStoreError& error) {  // this is how c10d reports that a deadline is over
       return {Code::kTimeout, error.what_without_backtrace()};
     } catch (const std::exception& error) {
       return {Code::kUnavailable, std::string("the rendezvous store failed: ") + error.what()};

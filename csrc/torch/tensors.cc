@@ -66,7 +66,7 @@ TensorRefList refs(const std::vector<std::vector<at::Tensor>>& lists) {
   return all;
 }
 
-const char* foreign(TensorRefs tensors) {
+const char* why_fallback(TensorRefs tensors) {
   for (const at::Tensor* t : tensors) {
     if (!t->is_cpu() && !t->is_cuda()) return "smddp carries tensors on CPUs and GPUs only";
     if (t->device() != tensors[0]->device()) return "the tensors lie on several devices";
@@ -75,8 +75,8 @@ const char* foreign(TensorRefs tensors) {
   return nullptr;
 }
 
-const char* foreign(TensorRefs tensors, const c10d::ReduceOp& op) {
-  if (const char* reason = foreign(tensors)) return reason;
+const char* why_fallback(TensorRefs tensors, const c10d::ReduceOp& op) {
+  if (const char* reason = why_fallback(tensors)) return reason;
   auto reduction = reduction_of(op);
   if (!reduction) return "smddp sums with SUM, AVG, MIN, MAX and PRODUCT only";
   for (const at::Tensor* t : tensors) {

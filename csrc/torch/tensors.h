@@ -1,4 +1,4 @@
-// From tensors to extents, with the checks that must come before a byte is sent.
+// From tensors to extents of memory, and which tensors smddp carries.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,33 +17,34 @@
 
 namespace smddp {
 
-// The core's name for a type, kBytes for those that are only moved.
+// The core's name for an element type; kBytes for types that can be moved but not summed.
 Dtype dtype_of(at::ScalarType type);
-// The core's reduction, if it has that one.
+// The core's name for a reduction; nothing if the core does not have it.
 std::optional<ReduceOp> reduction_of(const c10d::ReduceOp& op);
 
-// The caller's tensors, none of them copied.
+// The caller's tensors, by reference.
 using TensorRefs = c10::ArrayRef<const at::Tensor*>;
 using TensorRefList = c10::SmallVector<const at::Tensor*, 8>;
 TensorRefList refs(const std::vector<at::Tensor>& tensors);
 TensorRefList refs(const std::vector<std::vector<at::Tensor>>& lists);
 
-// Why smddp does not carry these tensors itself, or nullptr if it does.
-const char* foreign(TensorRefs tensors);
+// Why the fallback must carry these tensors; nullptr if smddp can.
+const char* why_fallback(TensorRefs tensors);
 // The same for sums over them.
-const char* foreign(TensorRefs tensors, const c10d::ReduceOp& op);
+const char* why_fallback(TensorRefs tensors, const c10d::ReduceOp& op);
 
-// The input's values in contiguous memory, which the operation keeps: its own if it is contiguous.
+// Contiguous memory with the input's values, kept alive by the operation: the input's own memory if that is
+// contiguous, else a copy.
 Extent readable(TensorOperation& op, const at::Tensor& input);
-// Contiguous memory that becomes the output, one of the operation's results: its own, or that of a
-// stand-in, which is copied back at the end.
+// Contiguous memory for the output, which becomes one of the operation's results: the output's own memory if
+// that is contiguous and no stand-in is wanted, else that of a stand-in, which is copied back at the end.
 Extent writable(TensorOperation& op, const at::Tensor& output, bool stand_in = false);
 
-// True if the tensors' memory overlaps, except where both begin at the same byte.
+// True if the extents overlap and do not begin at the same byte.
 bool overlap_askew(const Extent& a, const Extent& b);
 Extent extent_of(const at::Tensor& tensor);
 
-// Throws ValueError with `sentence`, a text or a function that makes it, unless `good`.
+// Throws ValueError unless `good`. `sentence`: the message, or a function that makes it.
 [[noreturn]] void refuse(const std::string& sentence);
 template <class Sentence>
 void require(bool good, Sentence&& sentence) {

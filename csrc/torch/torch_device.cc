@@ -15,7 +15,7 @@ namespace {
 
 enum class Use { kAuto, kHost, kOff };
 
-// Read once: all ranks and all groups go one way.
+// Read once, so that all groups of the process use the same device.
 Use use() {
   static const Use chosen = [] {
     std::string text = env::get("DEVICE");
@@ -29,7 +29,7 @@ Use use() {
 
 struct Known {
   std::mutex mutex;
-  std::map<int, Result<TorchDevice*>> by_index;  // -1 is the host's
+  std::map<int, Result<TorchDevice*>> by_index;  // -1: the device that threads play
 };
 
 Known& known() {
@@ -63,7 +63,7 @@ at::Tensor TorchDevice::host_empty(int64_t bytes) {
 bool TorchDevice::concerns(TensorRefs tensors) {
   if (use() == Use::kOff || tensors.empty()) return false;
   for (const at::Tensor* t : tensors) {
-    // An empty one lies nowhere.
+    // An empty tensor has no memory, so any device can carry it.
     if (!t->is_cuda() && !of_host_device(*t) && !(t->is_cpu() && t->numel() == 0)) return false;
   }
   return tensors[0]->is_cuda() || plays_host();
@@ -132,7 +132,7 @@ device::Stream TorchDevice::current() const {
   return c10::impl::VirtualGuardImpl(place_.type()).getStream(place_).native_handle();
 }
 
-// What reads CPU tensors knows no stream.
+// Code that reads CPU tensors does not wait for streams.
 void TorchDevice::settle(device::Stream stream) {
   if (!is_host()) return;
   if (Status s = device_->synchronize(stream); !s) throw_status(s);
@@ -145,7 +145,8 @@ std::vector<c10::Device> TorchDevice::future_devices() const {
 void TorchDevice::complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& results,
                            device::Event finished) {
   if (is_host()) return future.markCompleted(c10::IValue(results));
-  // The future records an event on the current stream: one that has nothing but this to wait for.
+  // The future records an event on the current stream. So that stream must wait for nothing but this
+  // operation.
   c10::impl::VirtualGuardImpl impl(place_.type());
   c10::Device before = impl.exchangeDevice(place_);
   c10::Stream stream = impl.getStreamFromGlobalPool(place_);

@@ -11,34 +11,34 @@
 
 namespace smddp {
 
-// One device of this process; neither it nor the device is ever freed, as streams may be in use until
-// the process ends.
+// One device of this process. Neither it nor the device is ever freed, as streams may be in use until the
+// process ends.
 class TorchDevice {
  public:
-  // Where SMDDP_DEVICE is "host", CPU tensors in memory of host_device() lie on a device too.
+  // True if SMDDP_DEVICE is "host": CPU tensors in memory of host_device() then lie on a device too.
   static bool plays_host();
   static device::HostDevice& host_device();
   // A tensor in that memory, for tests. Throws unless plays_host().
   static at::Tensor host_empty(int64_t bytes);
-  // The device that all of these lie on, if they do and it can be used; else why not.
+  // The device that all of these tensors lie on; an error if they lie on several, or if it cannot be used.
   static Result<TorchDevice*> of(TensorRefs tensors);
-  // True where of() is worth a try: no tensor is an ordinary CPU tensor.
+  // True if of() may succeed: no tensor is an ordinary CPU tensor.
   static bool concerns(TensorRefs tensors);
 
-  // Of all devices of the process together.
+  // The sums over all devices of the process.
   static intranode::Imports::Statistics statistics();
 
   device::Device& device() { return *device_; }
   intranode::Imports& imports() { return imports_; }
-  // Its values, end to end, in memory of its own on this device, as of the caller's stream.
+  // A contiguous copy in new memory on this device, ordered after the caller's stream.
   at::Tensor copy_of(const at::Tensor& tensor) const;
-  // Memory on this device, of nobody else as of the caller's stream.
+  // New memory on this device, free to use from the caller's stream on.
   at::Tensor empty(size_t bytes) const;
   // The stream that the caller's work goes to.
   device::Stream current() const;
-  // What is submitted to current() is done, as far as code that reads the tensors can tell.
+  // After it returns, code that reads the tensors sees the results of what was submitted to `stream`.
   void settle(device::Stream stream);
-  // Completes a future whose users wait, on their streams, for `finished`.
+  // Completes a future. Its users wait on their streams for the event `finished`.
   void complete(c10::ivalue::Future& future, const std::vector<at::Tensor>& results,
                 device::Event finished);
   std::vector<c10::Device> future_devices() const;

@@ -3,15 +3,12 @@
 #include <algorithm>
 
 #include "common/clock.h"
+#include "torch/interruptible.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
 
 namespace smddp {
 namespace {
-
-constexpr std::chrono::nanoseconds kForever = std::chrono::hours(24 * 365);
-// How long a wait may keep a signal from Python.
-constexpr std::chrono::nanoseconds kInterruptible = std::chrono::milliseconds(200);
 
 double in_seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
@@ -32,7 +29,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TensorOperation::future() {
   if (!future_) {
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    if (over_) complete(*future_);  // nobody can have given it a callback yet
+    if (over_) complete(*future_);  // it has no callback yet
   }
   return future_;
 }
@@ -48,8 +45,8 @@ void TensorOperation::complete(c10::ivalue::Future& future) const {
 void TensorOperation::on_done() {
   if (status()) {
     for (auto& [to, from] : copy_back) {
-      at::AutoDispatchBelowADInplaceOrView
-          raw;  // a write that autograd does not see, as for any backend
+      // Autograd does not see the write, as with any backend.
+      at::AutoDispatchBelowADInplaceOrView raw;
       to.copy_(from);
     }
     uint64_t bytes = signature().bytes;
@@ -73,21 +70,14 @@ void TensorOperation::on_done() {
     over_ = true;
     asked = future_;
   }
-  if (asked) complete(*asked);  // runs callbacks: not under the lock
+  if (asked) complete(*asked);  // without the lock, as it runs callbacks
 }
 
 void await(Engine& engine, const TensorOperation& operation, std::chrono::milliseconds timeout) {
   if (!operation.done()) {
     uint64_t from = now_ns();
-    bool done = false;
-    std::chrono::nanoseconds left =
-        timeout.count() > 0 ? std::chrono::nanoseconds(timeout) : kForever;
-    while (!done && left.count() > 0) {
-      std::chrono::nanoseconds turn = std::min(left, kInterruptible);
-      done = engine.wait(operation, turn);
-      left -= turn;
-      if (!done) check_interrupt();
-    }
+    bool done = wait_interruptibly(
+        timeout, [&](std::chrono::nanoseconds turn) { return engine.wait(operation, turn); });
     uint64_t until = now_ns();
     if (!done) {
       throw_status({Code::kTimeout, std::string(name_of(operation.collective)) + " #" +
@@ -98,7 +88,7 @@ void await(Engine& engine, const TensorOperation& operation, std::chrono::millis
       Statistics::process().update(
           name_of(operation.collective), operation.path, [&](StatisticsRow& row) {
             row.wait_seconds += in_seconds(until - from);
-            // It got its core back some time after the operation's end.
+            // The waiting thread got its core back some time after the operation ended.
             row.seconds += in_seconds(until - std::max(from, operation.ended_ns));
           });
     }

@@ -1,4 +1,4 @@
-// A collective as torch sees it: the operation with the tensors it keeps alive, its future, its
+// A collective as torch sees it: the operation with the tensors that it keeps alive, its future, and its
 // Work.
 #pragma once
 
@@ -16,8 +16,8 @@ class TensorOperation final : public Operation {
  public:
   TensorOperation();
 
-  c10::SmallVector<at::Tensor, 2> results;  // what the caller gets; most of it is written in place
-  c10::SmallVector<at::Tensor, 2> keep;     // everything else the operation reads
+  c10::SmallVector<at::Tensor, 2> results;  // what the caller gets; mostly written in place
+  c10::SmallVector<at::Tensor, 2> keep;     // kept alive: everything else that the operation reads
   // Contiguous stand-ins: copied to the caller's tensors at the end.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
   c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
@@ -25,7 +25,7 @@ class TensorOperation final : public Operation {
   uint64_t ended_ns = 0;  // set before done()
 
   std::exception_ptr exception() const;
-  // Made when first asked for, as few callers do; from any thread, at any time.
+  // Made by the first call, as few callers ask for it. May be called from any thread at any time.
   c10::intrusive_ptr<c10::ivalue::Future> future();
 
  protected:
@@ -35,12 +35,12 @@ class TensorOperation final : public Operation {
   void complete(c10::ivalue::Future& future) const;
 
   std::mutex mutex_;
-  bool over_ = false;  // a future made from now on is made complete
+  bool over_ = false;  // a future made from now on is complete at once
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// Drives the engine until the operation is done; throws if it failed, or when `timeout` is over (zero:
-// no limit).
+// Drives the engine until the operation is done. Throws if the operation failed, or when `timeout` is over
+// (zero: no limit).
 void await(Engine& engine, const TensorOperation& operation, std::chrono::milliseconds timeout);
 
 class WorkSMDDP final : public c10d::Work {

@@ -1,4 +1,4 @@
-// The arithmetic of the GPU kernels, run on the host and compared with the CPU's sums.
+// The kernels' arithmetic, run by the host, against the CPU's sums.
 #include "kernels/reduce_arithmetic.h"
 
 #include <gtest/gtest.h>
@@ -25,8 +25,7 @@ constexpr Dtype kTypes[] = {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16, 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
 
-// Compares the result of a kernel of `threads` threads with that of reduce(). The sources begin `offset` bytes
-// after a multiple of 16, the second one `askew` bytes later.
+// What a kernel of `threads` threads leaves, beside what reduce() does.
 void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offset, size_t askew,
              size_t threads, std::mt19937& random) {
   size_t bytes = count * size_of(dtype);
@@ -38,7 +37,7 @@ void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offs
     char* at = memory[k].data();
     at += -reinterpret_cast<uintptr_t>(at) % 16;
     at += offset + (k == 1 ? askew : 0);
-    // fp32 and fp64 get numbers of similar magnitude, whose sums need rounding, instead of random bits.
+    // Of all bit patterns every second is not special enough: numbers whose sums round.
     if (dtype == Dtype::kFloat32) {
       for (size_t i = 0; i < count; ++i) {
         float x = static_cast<float>(static_cast<int>(random())) * 0x1p-20f;
@@ -85,7 +84,7 @@ TEST(DeviceReduce, SameAsTheCpuForEveryTypeAndOperation) {
   }
 }
 
-TEST(DeviceReduce, AnySizeAnyAddressAnyNumberOfThreads) {
+TEST(DeviceReduce, AnySizeAnyPlaceAnyNumberOfThreads) {
   std::mt19937 random(2);
   for (Dtype dtype : {Dtype::kUInt8, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kInt64}) {
     size_t size = size_of(dtype);
@@ -125,7 +124,7 @@ TEST(DeviceReduce, EveryHalf) {
   }
 }
 
-// Every type and operation has a kernel name. A build with nvcc has the kernels.
+// Every type and operation has a name, and where this build has kernels, a kernel of that name.
 TEST(DeviceReduce, KernelsByName) {
   for (Dtype dtype : kTypes) {
     for (ReduceOp op : kOps) {
@@ -140,7 +139,7 @@ TEST(DeviceReduce, KernelsByName) {
   if (!device::has_cuda_kernels()) GTEST_SKIP() << "this build had no nvcc";
   uint32_t magic;
   std::memcpy(&magic, cuda_kernels(), sizeof magic);
-  EXPECT_EQ(magic, 0xba55ed50u);  // a fatbin's
+  EXPECT_EQ(magic, 0xba55ed50u);  // of a fatbin
 }
 
 TEST(CudaApi, SaysWhatIsMissing) {

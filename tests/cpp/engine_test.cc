@@ -1,4 +1,4 @@
-// Which thread drives: the one that waits, or the background thread.
+// Who drives: the thread that waits, or the background thread.
 #include <sched.h>
 
 #include <atomic>
@@ -12,10 +12,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// All threads that start while it exists share one core with a thread that computes.
-class BusyCore {
+// All that start here share one core with somebody who computes.
+class CrowdedCore {
  public:
-  BusyCore() {
+  CrowdedCore() {
     sched_getaffinity(0, sizeof before_, &before_);
     int first = 0;
     while (!CPU_ISSET(first, &before_)) ++first;
@@ -28,7 +28,7 @@ class BusyCore {
       }
     });
   }
-  ~BusyCore() {
+  ~CrowdedCore() {
     stop_ = true;
     computes_.join();
     sched_setaffinity(0, sizeof before_, &before_);
@@ -52,10 +52,9 @@ void gather_and_check(RankContext& c, int turn) {
     ASSERT_EQ(out[(r + 1) * in.size() - 1], 100 * turn + static_cast<int>(r));
 }
 
-// One rank may leave more waits to the background thread than another, so all take the same number
-// of turns.
-TEST(Driving, IsLeftToTheBackgroundThreadIfOtherThreadsComputeOnTheCore) {
-  BusyCore core;
+// A rank may leave more waits to the background thread than another: all take as many turns.
+TEST(Driving, IsLeftToTheBackgroundThreadWhereTheCoreComputes) {
+  CrowdedCore core;
   if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
   std::atomic<int> left{0};
   run_world("AB", [&](RankContext& c) {
@@ -65,8 +64,8 @@ TEST(Driving, IsLeftToTheBackgroundThreadIfOtherThreadsComputeOnTheCore) {
   EXPECT_GT(left, 0);
 }
 
-TEST(Driving, AWaitLeftToTheBackgroundThreadEndsWithDeadlinesAndFailures) {
-  BusyCore core;
+TEST(Driving, WhoLeavesItToTheBackgroundThreadStillHearsOfDeadlinesAndFailures) {
+  CrowdedCore core;
   if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
   run_world("AB", [&](RankContext& c) {
     for (int turn = 0; turn < 50; ++turn) gather_and_check(c, turn);
@@ -90,8 +89,8 @@ TEST(Driving, AWaitLeftToTheBackgroundThreadEndsWithDeadlinesAndFailures) {
   });
 }
 
-TEST(Driving, ShutdownEndsAWaitLeftToTheBackgroundThread) {
-  BusyCore core;
+TEST(Driving, ShutdownFreesThoseWhoLeaveItToTheBackgroundThread) {
+  CrowdedCore core;
   if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
   run_world("AB", [&](RankContext& c) {
     for (int turn = 0; turn < 50; ++turn) gather_and_check(c, turn);

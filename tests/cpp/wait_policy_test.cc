@@ -1,5 +1,5 @@
-// How threads wait, at made-up times and without a thread: when they yield, when they sleep, and
-// when the background thread drives.
+// How threads wait, at made-up times and without a thread: when they yield, when they sleep, and when the
+// background thread drives.
 #include "progress/wait_policy.h"
 
 #include <gtest/gtest.h>
@@ -141,11 +141,9 @@ TEST(Turns, InsideAHostHaveNoEndAndReadNoClock) {
   EXPECT_EQ(clock.reads, 0);
 }
 
-// --- who drives
-// ------------------------------------------------------------------------------------
+// --- who drives ------------------------------------------------------------------------------------
 
-// A rank that computes for two milliseconds between its waits, on cores where other threads
-// compute.
+// A rank that computes for two milliseconds between its waits, on cores where other threads compute.
 void compute_beside_others(WaitPolicy& policy, Clock& clock) {
   wait_once(policy, clock);
   clock.now += 2 * kMillisecond;

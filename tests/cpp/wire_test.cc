@@ -39,7 +39,7 @@ TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
   }
 }
 
-TEST(Wire, RejectsAMessageShorterThanAHeader) {
+TEST(Wire, RejectsWhatIsShorterThanAHeader) {
   std::vector<uint8_t> whole = message(Type::kData, 0);
   for (size_t size = 0; size < sizeof(Header); ++size) {
     std::vector<uint8_t> cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size));
@@ -64,13 +64,13 @@ TEST(Wire, RejectsUnknownTypes) {
   }
 }
 
-TEST(Wire, RejectsALengthThatDiffersFromThePayload) {
+TEST(Wire, RejectsALengthThatIsNotWhatFollows) {
   std::vector<uint8_t> good = message(Type::kData, 8);
   constexpr uint64_t kTop = std::numeric_limits<uint64_t>::max();
-  for (uint64_t wrong :
+  for (uint64_t lie :
        {uint64_t{0}, uint64_t{7}, uint64_t{9}, uint64_t{8} + sizeof(Header), uint64_t{1} << 32,
         (uint64_t{1} << 32) + 8, kTop, kTop - sizeof(Header), kTop - sizeof(Header) + 9}) {
-    EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.bytes = wrong; })) << wrong;
+    EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.bytes = lie; })) << lie;
   }
 }
 
@@ -83,7 +83,7 @@ TEST(Wire, ReadsAtAnyAlignment) {
   }
 }
 
-TEST(Wire, AcceptsOnlyGrantsWithinBounds) {
+TEST(Wire, GrantsThatCanBeFollowed) {
   Grant good = {};
   good.region = kMaxRegions - 1;
   good.bytes = 1000;
@@ -102,7 +102,7 @@ TEST(Wire, AcceptsOnlyGrantsWithinBounds) {
   EXPECT_FALSE(edited([](Grant& g) { g.bytes = g.chunk_bytes * uint64_t{kMaxChunks} + 1; }));
 }
 
-TEST(Wire, ImmediateDataHoldsRegionAndChunk) {
+TEST(Wire, ImmediateDataHoldsLandingAndChunk) {
   for (uint32_t region : {0u, 1u, kMaxRegions - 1}) {
     for (uint32_t chunk : {0u, 1u, kMaxChunks - 1}) {
       EXPECT_EQ(region_of(immediate(region, chunk)), region);
@@ -111,15 +111,15 @@ TEST(Wire, ImmediateDataHoldsRegionAndChunk) {
   }
 }
 
-// An accepted message has the properties that the receiver relies on, for all bytes.
-TEST(Wire, AcceptsOfRandomBytesOnlyValidMessages) {
+// What is accepted must be what the receiver may rely on, whatever the bytes.
+TEST(Wire, RandomBytes) {
   std::mt19937_64 random(20240607);
   int accepted = 0;
-  for (int i = 0; i < 20000; ++i) {
+  for (int fragment = 0; fragment < 20000; ++fragment) {
     std::vector<uint8_t> bytes(random() % 200);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-    // Every second message starts as a valid one, so that the later checks run as well.
-    if (i % 2 == 0 && bytes.size() >= sizeof(Header)) {
+    // Every other round starts from a good message, so that the later checks see traffic too.
+    if (fragment % 2 == 0 && bytes.size() >= sizeof(Header)) {
       std::vector<uint8_t> good = message(Type::kData, bytes.size() - sizeof(Header));
       bytes.swap(good);
       for (uint64_t hits = random() % 3; hits > 0; --hits) {

@@ -1,1 +1,0 @@
-"""The benchmark of single collective calls, inside a host or between hosts, beside peers."""

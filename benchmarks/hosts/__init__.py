@@ -1,0 +1,1 @@
+"""Collectives between ranks of one host or of several, measured in turns with their peers."""

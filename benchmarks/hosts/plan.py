@@ -1,0 +1,81 @@
+"""What is measured: operations, types, sizes, and the bytes that a host's interface carries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# What ZeRO-3 sends: parameters are gathered, gradients are summed in bf16.
+DTYPE_OF = {
+    "all_gather": "fp32",
+    "reduce_scatter": "bf16",
+    "all_reduce": "bf16",
+    "all_gather_64": "fp32",
+}
+BYTES_OF = {"fp32": 4, "bf16": 2}
+COALESCED = "all_gather_64"  # one AllGather of 64 tensors
+ALL_OPS = tuple(DTYPE_OF)
+OPS = tuple(op for op in ALL_OPS if op != COALESCED)
+SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    dtype: str
+    bytes: int  # of the whole: AllGather's output, ReduceScatter's input, AllReduce's buffer
+
+
+def tensor_counts(ranks: int, element_size: int) -> list[int]:
+    """Of the coalesced operation, the elements per rank of every tensor; turns.h has the same."""
+    return [max(1, (1024 << (5 * t % 13)) // element_size // ranks) for t in range(64)]
+
+
+def lower_bound(op: str, size: int, hosts: int) -> float:
+    """Bytes that cross one host's interface in the busier direction, whatever the algorithm.
+
+    AllGather: all but the own host's part of the output comes in. ReduceScatter: the partial sums
+    of all but the own host's part of the input go out. AllReduce: both, one after the other.
+    """
+    once = size * (hosts - 1) / hosts
+    return 2 * once if op == "all_reduce" else once
+
+
+def parse_size(text: str) -> int:
+    unit = SIZE_UNITS.get(text[-1:].upper(), 0)
+    return int(float(text[:-1]) * unit) if unit else int(text)
+
+
+def parse_sizes(text: str) -> list[int]:
+    """A comma-separated list, in which `4K..256M` stands for every fourfold step."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        size = parse_size(first)
+        stop = parse_size(last) if dots else size
+        while size <= stop:
+            sizes.append(size)
+            size *= 4
+        if sizes[-1] < stop:
+            sizes.append(stop)
+    return sizes
+
+
+def cases(
+    ops: Sequence[str], dtypes: Sequence[str], sizes: Sequence[int], ranks: int
+) -> list[Case]:
+    """Every operation, type and size, rounded to whole elements per rank.
+
+    No types stand for the one of DTYPE_OF. The coalesced operation has one size; beside it comes
+    one AllGather of as many bytes.
+    """
+    out: dict[Case, None] = {}
+    for op in ops:
+        for dtype in dtypes or [DTYPE_OF[op]]:
+            step = BYTES_OF[dtype] * ranks
+            if op == COALESCED:
+                size = sum(tensor_counts(ranks, BYTES_OF[dtype])) * step
+                out |= {Case(op, dtype, size): None, Case("all_gather", dtype, size): None}
+            else:
+                out |= {Case(op, dtype, max(1, size // step) * step): None for size in sizes}
+    return list(out)

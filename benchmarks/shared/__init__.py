@@ -1,1 +1,0 @@
-"""Parts that the benchmarks of single calls and of training steps share."""

@@ -1,0 +1,206 @@
+// The creation of a device group: its ranks agree that each of them has a usable device, the ranks of
+// each host map one another's flags, and the pipelines between hosts are opened.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "common/env.h"
+#include "common/log.h"
+#include "gpu_collectives/device_group.h"
+#include "patterns/pattern.h"
+
+namespace smddp {
+namespace {
+
+// What a rank sends the others when the group is made.
+struct Joining {
+  int32_t usable;
+  int32_t pid;
+  int32_t flags;
+  int32_t by_nic;  // NICs can read and write its device's memory
+  char reason[500];
+};
+
+using intranode::CopyEngine;
+
+// Added to limits between hosts: a rank that lost a peer of its own host reports it before ranks of other
+// hosts report a timeout.
+constexpr uint64_t kGraceNs = 1'000'000'000;
+
+// An AllGather of a few bytes of each rank, on the CPU.
+Result<std::vector<std::byte>> gather(Engine& engine, Group& group, const void* mine,
+                                      size_t bytes) {
+  auto op = std::make_shared<Operation>();
+  std::vector<std::byte> all(bytes * static_cast<size_t>(group.ranks()));
+  op->collective = Collective::kAllGather;
+  op->digest = bytes;
+  op->input.add(const_cast<void*>(mine), bytes);
+  op->input.end_block();
+  for (int r = 0; r < group.ranks(); ++r) {
+    op->output.add(all.data() + static_cast<size_t>(r) * bytes, bytes);
+    op->output.end_block();
+  }
+  group.submit(op, {}, false);
+  engine.wait(*op);
+  if (!op->status()) return op->status();
+  return all;
+}
+
+Joining joining(const Status& usable, int flags) {
+  Joining mine{};
+  mine.usable = usable.ok() ? 1 : 0;
+  mine.pid = getpid();
+  mine.flags = flags;
+  std::strncpy(mine.reason, usable.message().c_str(), sizeof mine.reason - 1);
+  return mine;
+}
+
+// What all ranks sent; if a rank has no usable device, the first such rank's reason. The same on all ranks.
+Result<std::vector<Joining>> agree(Engine& engine, Group& group, const Joining& mine) {
+  auto bytes = gather(engine, group, &mine, sizeof mine);
+  if (!bytes) return bytes.status();
+  std::vector<Joining> all(static_cast<size_t>(group.ranks()));
+  std::memcpy(all.data(), bytes.value().data(), bytes.value().size());
+  for (int r = 0; r < group.ranks(); ++r) {
+    const Joining& rank = all[static_cast<size_t>(r)];
+    if (rank.usable == 0)
+      return Status(Code::kUnavailable, group.describe(r) + ": " + std::string(rank.reason));
+  }
+  return all;
+}
+
+Status agree(Engine& engine, Group& group, const Status& mine) {
+  return agree(engine, group, joining(mine, -1)).status();
+}
+
+// By local index.
+std::vector<std::string> names_on_host(const Group& group) {
+  const Topology& topology = group.topology();
+  std::vector<std::string> names;
+  for (Rank r : topology.node(topology.node_of(group.rank()))) names.push_back(group.describe(r));
+  return names;
+}
+
+// The ranks with local index `index`, host by host.
+std::vector<Rank> rail_of(const Topology& topology, int index) {
+  std::vector<Rank> rail;
+  for (int n = 0; n < topology.nodes(); ++n)
+    rail.push_back(topology.node(n)[static_cast<size_t>(index)]);
+  return rail;
+}
+
+// A pipeline of CPU collectives among `ranks` of `cpu_group`. `alone`: this rank has no peer on its host.
+Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Engine& engine, Group& cpu_group,
+                                                      Store& store, const std::string& label,
+                                                      const std::vector<Rank>& ranks,
+                                                      device::Device& device, uint64_t limit_ns,
+                                                      bool alone, bool by_nic) {
+  auto group = cpu_group.subgroup(store, label, ranks);
+  if (!group) return group.status();
+  return PinnedPipeline::create(engine, std::move(group.value()), device, limit_ns,
+                                alone ? 0 : kGraceNs, by_nic);
+}
+
+// Maps the flags of the host's other ranks.
+Status connect(CopyEngine& copy_engine, HostPeers& peers, const std::vector<Joining>& joined) {
+  std::vector<int> pids;
+  for (const Joining& rank : joined) pids.push_back(rank.pid);
+  peers.join(pids);
+  for (int r = 0; r < peers.count(); ++r) {
+    const Joining& rank = joined[static_cast<size_t>(r)];
+    if (r == peers.own()) continue;
+    if (Status s = copy_engine.join(r, rank.pid, rank.flags); !s) return s;
+  }
+  return {};
+}
+
+// Whether the settings ask that this rank's NICs read and write its device's memory, and they can.
+bool reached_by_nic(Engine& engine, const device::Device& device) {
+  if (env::get("FABRIC_HMEM") != "1") return false;
+  Status reaches = engine.reaches(owner_of(device));
+  if (!reaches) log(LogLevel::kInfo, "chunks go through pinned memory: " + reaches.message());
+  return reaches.ok();
+}
+
+}  // namespace
+
+Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Engine& engine, Group& cpu_group,
+                                                         Store& store, Status usable,
+                                                         device::Device* device,
+                                                         intranode::Imports* imports,
+                                                         device::Stream main, uint64_t limit_ns) {
+  bool several = cpu_group.topology().nodes() > 1;
+  Joining mine = joining(usable, -1);
+  mine.by_nic = several && usable && reached_by_nic(engine, *device) ? 1 : 0;
+  auto all = agree(engine, cpu_group, mine);
+  if (!all) return all.status();
+  std::shared_ptr<DeviceGroup> group(
+      new DeviceGroup(engine, cpu_group, *device, *imports, main, limit_ns));
+  group->by_nic_ = std::all_of(all.value().begin(), all.value().end(),
+                               [](const Joining& each) { return each.by_nic != 0; });
+  Status opened = several ? group->open_hosts(cpu_group, store) : Status();
+  if (opened || group->host_group_) opened = group->join_host(std::move(opened));
+  // In a group of one host, join_host() has agreed on that already.
+  if (several) opened = agree(engine, cpu_group, opened);
+  if (!opened) return opened;
+  group->watch_ = std::thread([raw = group.get()] { raw->watch(); });
+  return group;
+}
+
+DeviceGroup::DeviceGroup(Engine& engine, Group& cpu_group, device::Device& device,
+                         intranode::Imports& imports, device::Stream main, uint64_t limit_ns)
+    : engine_(engine),
+      device_(device),
+      imports_(imports),
+      main_(main),
+      topology_(cpu_group.topology()),
+      peers_(names_on_host(cpu_group), topology_.local_index(cpu_group.rank())),
+      limit_ns_(limit_ns),
+      cpu_group_(&cpu_group) {}
+
+// A CPU group for the ranks of this host, and a pipeline to the other hosts: along the rails if all hosts
+// have equally many ranks, else among all ranks.
+Status DeviceGroup::open_hosts(Group& cpu_group, Store& store) {
+  int node = topology_.node_of(cpu_group.rank());
+  auto local =
+      cpu_group.subgroup(store, "device/node" + std::to_string(node), topology_.node(node));
+  cpu_group_ = nullptr;
+  if (!local) return local.status();
+  host_group_ = std::move(local.value());
+  cpu_group_ = host_group_.get();
+  if (!pattern::equal_nodes(topology_)) return open_for_all(cpu_group, store);
+  auto made = open_pipeline(engine_, cpu_group, store, "device/rail" + std::to_string(peers_.own()),
+                            rail_of(topology_, peers_.own()), device_, limit_ns_,
+                            peers_.count() == 1, by_nic_);
+  if (!made) return made.status();
+  pipelines_.set_rail(std::move(made.value()));
+  return {};
+}
+
+Status DeviceGroup::open_for_all(Group& cpu_group, Store& store) {
+  std::lock_guard calls(calls_);
+  if (pipelines_.has_all()) return {};
+  std::vector<Rank> everyone(static_cast<size_t>(topology_.ranks()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  auto made = open_pipeline(engine_, cpu_group, store, "device/all", everyone, device_, limit_ns_,
+                            peers_.count() == 1, false);
+  if (!made) return made.status();
+  std::lock_guard lock(mutex_);
+  pipelines_.set_all(std::move(made.value()));
+  return {};
+}
+
+Status DeviceGroup::join_host(Status usable) {
+  auto made = CopyEngine::create(device_, imports_, main_, peers_.own(), peers_.count());
+  if (usable) usable = made.status();
+  if (made) copy_engine_ = std::move(made.value());
+  auto all =
+      agree(engine_, *cpu_group_, joining(usable, made ? copy_engine_->flags_descriptor() : -1));
+  if (!all) return all.status();
+  return agree(engine_, *cpu_group_, connect(*copy_engine_, peers_, all.value()));
+}
+
+}  // namespace smddp

@@ -1,0 +1,81 @@
+#include "gpu_collectives/device_operation.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "gpu_collectives/device_group.h"
+
+namespace smddp {
+namespace {
+
+using intranode::Offer;
+
+constexpr size_t kLeastRoom = 4096;
+
+}  // namespace
+
+DeviceOperation::~DeviceOperation() {
+  if (!group_) return;
+  if (ready_ != nullptr) group_->device().destroy_event(ready_);
+  if (finished_ != nullptr) group_->device().destroy_event(finished_);
+}
+
+void DeviceOperation::on_done() { group_->exchanged(*this); }
+
+Status DeviceOperation::make_events(device::Device& device) {
+  for (device::Event* event : {&ready_, &finished_}) {
+    auto made = device.create_event();
+    if (!made) return made.status();
+    *event = made.value();
+  }
+  return {};
+}
+
+void DeviceOperation::make_offer(device::Device& device, int ranks) {
+  std::vector<size_t> sizes;
+  for (const Extent& e : offered) sizes.push_back(e.bytes);
+  // Rounded up, so that most calls that do not match exchange enough to say where they differ.
+  size_t room = std::bit_ceil(std::max(Offer::room(sizes), kLeastRoom));
+  sent_.resize(room);
+  received_.resize(room * static_cast<size_t>(ranks));
+  Offer::make(device, what, offered).encode(sent_.data(), room);
+  collective = Collective::kAllGather;
+  dtype = Dtype::kBytes;
+  timeout_ns = limit_ns;
+  tensors = what.segments;
+  input.add(sent_.data(), room);
+  input.end_block();
+  for (int r = 0; r < ranks; ++r) {
+    output.add(received_.data() + static_cast<size_t>(r) * room, room);
+    output.end_block();
+  }
+}
+
+Result<std::vector<Offer>> DeviceOperation::offers(const HostPeers& peers) const {
+  std::vector<Offer> offers;
+  size_t room = sent_.size();
+  for (int r = 0; r < peers.count(); ++r) {
+    auto offer = Offer::decode(received_.data() + static_cast<size_t>(r) * room, room);
+    if (!offer) return offer.status();
+    if (r == peers.own()) offer.value().claim();
+    offers.push_back(std::move(offer.value()));
+  }
+  for (int r = 0; r < peers.count(); ++r) {
+    const Offer& offer = offers[static_cast<size_t>(r)];
+    if (offer.signature() != what) {
+      return Status(Code::kMismatch, peers.name(r) + " called " + describe(offer.signature()) +
+                                         " while " + peers.name(peers.own()) + " called " +
+                                         describe(what));
+    }
+    // All ranks see the same refusal: the group stays usable.
+    if (!offer.refusal().empty())
+      return Status(Code::kInvalid, peers.name(r) + ": " + offer.refusal());
+    bool same = offer.extents() == offered.size();
+    for (size_t i = 0; same && i < offered.size(); ++i) same = offer.bytes(i) == offered[i].bytes;
+    if (!same) return Status(Code::kMismatch, peers.name(r) + " offers other sizes");
+  }
+  return offers;
+}
+
+}  // namespace smddp

@@ -1,0 +1,69 @@
+// One collective on device memory, from the call until the device is done with it. Filled by
+// device_plan.h, carried out by DeviceGroup, extended by the torch module.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "collectives/operation.h"
+#include "gpu_collectives/host_peers.h"
+#include "gpu_collectives/pinned_pipeline.h"
+#include "intranode/copy_engine.h"
+#include "intranode/copy_engine_memory.h"
+
+namespace smddp {
+
+class DeviceGroup;
+
+// For the CPU it is an AllGather in which the ranks of this host tell one another where their memory
+// lies.
+class DeviceOperation : public Operation {
+ public:
+  ~DeviceOperation() override;
+
+  Signature what;               // of the collective itself
+  std::vector<Extent> offered;  // what the peers of this host read; equal sizes on all ranks
+  intranode::CopyEngine::Plan plan;
+  // What goes through pinned memory, after the plan's sums and before its moves: among the ranks of this
+  // rank's rail, or among all ranks (`among_all`).
+  std::optional<PinnedPipeline::Exchange> exchange;
+  bool among_all = false;
+  uint64_t limit_ns = 0;  // deadline of the whole, counted from the call; 0: the group's
+
+ protected:
+  // Called once all of the operation is submitted to the group's stream. Must return quickly: other
+  // operations wait.
+  virtual void on_submitted() {}
+  // Called once the operation is over, done by the device or failed: at most some milliseconds after
+  // the device is done.
+  virtual void on_finished(const Status&) {}
+  // The event that a stream waits for; valid from on_submitted() on.
+  device::Event finished_event() const { return finished_; }
+
+ private:
+  friend class DeviceGroup;
+  Status make_events(device::Device& device);
+  // Makes it an AllGather of what each of the host's `ranks` ranks offers the others.
+  void make_offer(device::Device& device, int ranks);
+  // What the ranks of the host offer, once that AllGather is over. An error if a rank called another
+  // collective, or refuses: the same refusal on all ranks is kInvalid.
+  Result<std::vector<intranode::Offer>> offers(const HostPeers& peers) const;
+  void on_done() override;
+
+  std::shared_ptr<DeviceGroup> group_;
+  device::Event ready_ = nullptr, finished_ = nullptr;
+  std::vector<std::byte> sent_, received_;
+  bool captured_ = false;  // into a graph: the thread that records the graph submits it
+  std::atomic<bool> exchanged_{false};
+  bool submitted_ = false;  // to the device, or failed
+  bool began_ = false;      // the device has it; written once, before submitted_
+  bool in_part_ = false;    // the device has some of it, and the rest failed
+  bool ended_ = false;      // without an error
+  Status outcome_;
+  std::shared_ptr<const PinnedPipeline::Outcome> exchange_outcome_;
+  uint64_t started_ns_ = 0;
+};
+
+}  // namespace smddp

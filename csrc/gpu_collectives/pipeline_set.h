@@ -1,0 +1,38 @@
+// The pipelines of a device group: one among the ranks of this rank's rail, one among all ranks, each
+// opened where it is needed. Used by DeviceGroup alone, which locks: a pipeline is added and taken away
+// under both of the group's locks, and used under either.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "gpu_collectives/device_operation.h"
+#include "gpu_collectives/pinned_pipeline.h"
+
+namespace smddp {
+
+class PipelineSet {
+ public:
+  // True once there is a pipeline; needs no lock.
+  bool any() const { return any_; }
+  bool has_all() const { return all_ != nullptr; }
+  void set_rail(std::unique_ptr<PinnedPipeline> pipeline);
+  void set_all(std::unique_ptr<PinnedPipeline> pipeline);
+  // Takes the other's pipelines; any() stays as it is in both.
+  void take(PipelineSet& other);
+
+  // The one that carries the operation's exchange; nullptr if it has none, or if that is not open.
+  PinnedPipeline* of(const DeviceOperation& op) const {
+    return !op.exchange ? nullptr : op.among_all ? all_.get() : rail_.get();
+  }
+  void set_limit(uint64_t limit_ns);
+  Status status() const;  // of the first that is broken
+  void abort(const std::string& reason);
+
+ private:
+  std::unique_ptr<PinnedPipeline> all_, rail_;  // the rail's goes first
+  std::atomic<bool> any_{false};
+};
+
+}  // namespace smddp

@@ -1,0 +1,39 @@
+// The one device whose tensors a process group carries: chosen by the first call for such tensors, which
+// is a call of all ranks. Used by ProcessGroupSMDDP alone.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "torch/device_collectives.h"
+
+namespace smddp {
+
+class GroupDevice {
+ public:
+  GroupDevice(Engine& engine, Store& store) : engine_(engine), store_(store) {}
+
+  // Who carries out collectives on these tensors; nullptr if they lie on no device, or if the group
+  // has none: refusal() then says why. The first call for tensors on a device makes the device group of
+  // `group`. Throws if the tensors lie on another device than those of the first call.
+  DeviceCollectives* of(TensorRefs tensors, Group& group, std::chrono::milliseconds timeout);
+  // Why tensors on a device go to the fallback.
+  const char* refusal() const {
+    return refusal_.empty() ? "SMDDP_DEVICE is off" : refusal_.c_str();
+  }
+
+  // nullptr until of() has made it.
+  DeviceCollectives* existing() { return collectives_.get(); }
+  void release() { collectives_.reset(); }
+
+ private:
+  Engine& engine_;
+  Store& store_;
+  std::mutex mutex_;
+  bool tried_ = false;
+  std::string refusal_;
+  std::unique_ptr<DeviceCollectives> collectives_;
+};
+
+}  // namespace smddp

@@ -1,0 +1,28 @@
+// The checks that the operands of a collective must pass before anything is sent, the same for tensors
+// on CPUs and on GPUs, and what the ranks compare of them. Every check throws ValueError.
+#pragma once
+
+#include "common/types.h"
+#include "torch/tensors.h"
+
+namespace smddp {
+
+// In all of these, per tensor of the smaller side (AllGather's inputs, ReduceScatter's outputs) the
+// larger side has either one tensor for each of `ranks` ranks (`list`), one after the other, or one
+// tensor that holds the parts of all ranks.
+
+// `output` is one of the tensors that receive all_gather's `input`.
+void check_gathered(const at::Tensor& output, const at::Tensor& input, bool list, size_t ranks);
+// `input` is one of the tensors whose sums reduce_scatter writes to `output`.
+void check_scattered(const at::Tensor& input, const at::Tensor& output, bool list, size_t ranks);
+// A coalesced sum takes tensors of one element type.
+void check_one_type(Collective collective, TensorRefs tensors);
+
+// Whether AllGather must read `source` from a copy: it overlaps a block that a peer's data is written
+// to, or overlaps the own block other than exactly. `blocks`: one per rank, `own` is this rank's.
+bool overlaps_blocks(const Extent& source, const Extent* blocks, size_t ranks, size_t own);
+
+// A digest of the tensors' sizes and element types, in their order.
+uint64_t digest_of(TensorRefs tensors);
+
+}  // namespace smddp
