@@ -19,15 +19,16 @@ constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = 2 << 20;
 
-// A larger request would be granted all the same, as memfd pages come with their first touch, and
-// end in the OOM killer where an allocator should have said no.
+// The arena refuses requests that are larger than the host's memory. The kernel would grant them, as
+// the pages of a memfd are allocated at their first touch, and the OOM killer would end the process
+// later.
 size_t memory_of_host() {
   long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
   return pages > 0 && size > 0 ? static_cast<size_t>(pages) * static_cast<size_t>(size)
                                : SIZE_MAX / 2;
 }
 
-// A sealed memfd: a neighbour that mapped it can't be hurt by a change of its size.
+// A sealed memfd. Its size can't change, so a neighbour that mapped it never gets SIGBUS.
 Shared create_segment(size_t bytes, bool huge) {
   Shared shared;
   unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
@@ -42,12 +43,13 @@ Shared create_segment(size_t bytes, bool huge) {
   if (address == MAP_FAILED) return {};
   shared.mapping = Mapping(address, bytes);
   if (huge) {
-    // Reserved pages may still be refused at their first touch, by a control group. Asked for in
-    // this way that is an error, not SIGBUS. Before Linux 5.14 there is no such way.
+    // A control group may still refuse reserved pages at their first touch. MADV_POPULATE_WRITE
+    // turns that into an error; without it, it is SIGBUS. The flag exists since Linux 5.14; older
+    // kernels return an error, so huge pages are not used there.
     constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE
     if (madvise(address, bytes, kPopulateWrite) != 0) return {};
   } else {
-    madvise(address, bytes, MADV_HUGEPAGE);  // heeded where shmem_enabled says so
+    madvise(address, bytes, MADV_HUGEPAGE);  // has an effect if shmem_enabled allows it
   }
   return shared;
 }
@@ -71,11 +73,11 @@ Arena& Arena::process() {
 Arena::Arena(const Options& options) : options_(options) {
   table_ = create_segment(align_up(sizeof(ArenaTable), kPage), false);
   if (table_.fd) table()->magic = kArenaMagic;
-  heed_forks(true);
+  handle_forks(true);
 }
 
 Arena::~Arena() {
-  heed_forks(false);
+  handle_forks(false);
   for (auto& [base, segment] : segments_) {
     if (!inert_) announce(segment, false);
     munmap(base, segment.bytes);
@@ -102,7 +104,7 @@ std::byte* Arena::allocate(size_t bytes) {
   return address;
 }
 
-// The smallest free run that holds it; what is left over stays free.
+// Takes the block from the smallest free run that holds it. The rest of the run stays free.
 std::byte* Arena::carve(size_t bytes, size_t align) {
   for (auto it = free_.lower_bound({bytes, nullptr}); it != free_.end(); ++it) {
     auto start = reinterpret_cast<uintptr_t>(it->second);
@@ -111,7 +113,8 @@ std::byte* Arena::carve(size_t bytes, size_t align) {
     auto block = blocks_.find(it->second);
     unindex(block);
     const Block whole = block->second;
-    // Which of the run's pages were touched is not known: the block takes as many as it can.
+    // The arena does not know which pages of the run have been touched. It assumes that as many of
+    // them as possible are in the new block.
     size_t backed = whole.backed - std::min(whole.backed, bytes);
     std::byte* address = block->first + before;
     if (size_t after = whole.bytes - before - bytes; after > 0) {
@@ -155,14 +158,16 @@ bool Arena::free(void* address) {
       block->second.bytes == s->bytes && s->bytes > options_.keep) {
     release(s);
   }
-  // Down to half: the next few blocks can then go and come without a system call each.
+  // Down to half of the bound, so that the next few blocks can be freed and allocated without a
+  // system call each.
   if (statistics_.kept > options_.keep) give_back_pages(options_.keep / 2);
   return true;
 }
 
-// Takes its free neighbours into a block that is in no list yet, and lists the result.
+// `block` is free and not yet in the free list. Merges it with the free blocks beside it and puts the
+// result into the list.
 Arena::Blocks::iterator Arena::merge(Blocks::iterator block) {
-  auto swallow = [&](Blocks::iterator left, Blocks::iterator right) {
+  auto absorb = [&](Blocks::iterator left, Blocks::iterator right) {
     left->second.bytes += right->second.bytes;
     left->second.backed += right->second.backed;
     blocks_.erase(right);
@@ -173,12 +178,12 @@ Arena::Blocks::iterator Arena::merge(Blocks::iterator block) {
   };
   if (auto next = std::next(block); next != blocks_.end() && joins(next)) {
     unindex(next);
-    swallow(block, next);
+    absorb(block, next);
   }
   if (block != blocks_.begin() && joins(std::prev(block))) {
     auto previous = std::prev(block);
     unindex(previous);
-    block = swallow(previous, block);
+    block = absorb(previous, block);
   }
   index(block);
   return block;
@@ -226,7 +231,7 @@ void Arena::return_pages(Blocks::iterator block) {
   auto offset = static_cast<size_t>(block->first - segment.base);
   size_t from = align_up(offset, kPage), to = (offset + block->second.bytes) / kPage * kPage;
   // A hole in a segment of huge pages would give up their reservation, and the next touch could end
-  // in SIGBUS: those go back with their segment only.
+  // in SIGBUS. Huge pages are therefore given back only with their whole segment.
   if (!segment.huge && from < to) {
     fallocate(segment.fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
               static_cast<off_t>(from), static_cast<off_t>(to - from));
@@ -270,7 +275,7 @@ bool Arena::add_segment(size_t bytes, bool huge) {
   return true;
 }
 
-// A segment without live blocks.
+// The segment must have no live blocks.
 void Arena::release(Segment* segment) {
   announce(*segment, false);
   auto block = blocks_.find(segment->base);
@@ -280,7 +285,7 @@ void Arena::release(Segment* segment) {
   --statistics_.segments;
   statistics_.reserved -= segment->bytes;
   if (segment->huge) statistics_.huge -= segment->bytes;
-  segments_.erase(segment->base);  // and closes
+  segments_.erase(segment->base);  // closes the descriptor
 }
 
 void Arena::announce(const Segment& segment, bool present) {

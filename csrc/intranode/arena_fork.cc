@@ -1,4 +1,4 @@
-// What fork() does to an arena; arena.h says why.
+// The handlers of fork() for arenas. arena.h gives the reasons.
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-// Reads `bytes` bytes at `offset` of the memfd to fresh zeroed memory, holes left out: reading one
-// through a mapping would give it pages.
+// Copies `bytes` bytes at `offset` of the memfd to new, zeroed memory. Skips holes: reading a hole
+// through a mapping would allocate pages for it.
 bool copy_block(int fd, size_t offset, std::byte* to, size_t bytes) {
   const size_t end = offset + bytes;
   size_t at = offset;
@@ -40,8 +40,8 @@ bool copy_block(int fd, size_t offset, std::byte* to, size_t bytes) {
 
 }  // namespace
 
-// The arenas of this process, and the pipe by which the child of a fork says that it has its
-// copies. The lock is held from before fork() until the parent may go on.
+// The arenas of this process, and the pipe through which a forked child tells its parent that its
+// copies are made. The mutex is held from before fork() until the parent may continue.
 struct Arena::Forks {
   std::mutex mutex;
   std::vector<Arena*> arenas;
@@ -65,14 +65,15 @@ struct Arena::Forks {
       any |= !arena->copies_.empty();
     }
     int ends[2];
-    // Without the pipe the parent goes on at once, and the child may see some of what it writes.
+    // If the pipe can't be made, the parent continues at once, and the child's copies may contain
+    // some of the parent's later writes.
     if (any && pipe2(ends, O_CLOEXEC) == 0) {
       done_read = FileDescriptor(ends[0]);
       done_write = FileDescriptor(ends[1]);
     }
   }
 
-  // Also where fork() failed: then no one holds the other end.
+  // Also called if fork() failed. No process has the write end then, so read() returns at once.
   void in_parent() {
     done_write = FileDescriptor();
     char byte;
@@ -100,19 +101,18 @@ struct Arena::Forks {
   }
 };
 
-void Arena::heed_forks(bool heed) {
+void Arena::handle_forks(bool handle) {
   Forks& forks = Forks::process();
   std::lock_guard lock(forks.mutex);
-  if (heed) {
+  if (handle) {
     forks.arenas.push_back(this);
   } else {
     std::erase(forks.arenas, this);
   }
 }
 
-// The segments are kept from children (MADV_DONTFORK) except for the duration of a fork() that
-// brings these handlers to the child: it needs the addresses taken until it has put its copies
-// there.
+// Children do not inherit the segments (MADV_DONTFORK), except during a fork() that runs these
+// handlers: the child needs the address ranges to stay reserved until it has put its copies there.
 void Arena::plan_copies() {
   copies_.clear();
   if (inert_) return;
@@ -148,7 +148,7 @@ void Arena::become_private() {
     void* fresh = mmap(base, segment.bytes, protection,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     if (fresh == MAP_FAILED) {
-      munmap(base, segment.bytes);  // rather none than the parent's
+      munmap(base, segment.bytes);  // no memory is better than the parent's memory
       all_mapped = false;
     }
   }
@@ -159,7 +159,7 @@ void Arena::become_private() {
       size_t before = offset % kPage;
       mprotect(address - before, before + bytes, PROT_READ | PROT_WRITE);
     }
-    // pread refuses memory that could not be mapped or unprotected, it does not fault on it.
+    // If the target could not be mapped or unprotected, pread() returns an error; it does not fault.
     if (copy_block(segment.fd.get(), offset, address, bytes)) continue;
     mprotect(address - offset % kPage, offset % kPage + bytes, PROT_NONE);
     all_mapped = false;
@@ -168,10 +168,11 @@ void Arena::become_private() {
     log(LogLevel::kError, "a forked child could not copy all shared memory of its parent");
   } else if (!all_copied) {
     log(LogLevel::kWarning,
-        "a forked child has no copy of its parent's largest shared blocks, which it must not "
-        "touch; SMDDP_FORK_COPY_MIB bounds the copies, and spawned children need none");
+        "a forked child has no copy of its parent's largest shared blocks and must not access "
+        "them; SMDDP_FORK_COPY_MIB bounds the copies, and spawned children need none");
   }
-  // The memory itself goes with the parent, not with the last of its children.
+  // The child closes the descriptors, so that the memory is freed when the parent ends, and does not
+  // stay until its last child ends.
   for (auto& [base, segment] : segments_) segment.fd = FileDescriptor();
   table_ = Shared();
   free_.clear();

@@ -54,10 +54,10 @@ CopyEngine::~CopyEngine() {
 }
 
 Status CopyEngine::join(int index, int pid, int flags_descriptor) {
-  auto mapping = map_shared(pid, flags_descriptor, "rank on this host");
+  auto mapping = map_shared(pid, flags_descriptor, "a rank on this host");
   if (!mapping) return mapping.status();
   if (mapping.value().size() != kPageBytes) {
-    return {Code::kInternal, "a peer's page of flags has another size"};
+    return {Code::kInternal, "the flag page of a peer has a different size"};
   }
   auto i = static_cast<size_t>(index);
   auto here = device_.map_host(mapping.value().address(), kPageBytes);
@@ -81,13 +81,13 @@ Status CopyEngine::await(device::Stream stream, Phase phase, int peer) {
 Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
                           const std::function<Status()>& between) {
   bool sums = !plan.sums.empty(), moves = !plan.moves.empty();
-  if (between && !sums && !moves) return between();  // of no concern to the peers
-  bool prepares = sums || between;                   // what is moved
+  if (between && !sums && !moves) return between();  // does not involve the peers
+  bool prepares = sums || between;                   // this rank writes data that peers then move
   Status s;
   auto with_all = [&](auto&& action) {
     for (int step = 1; step < ranks_ && s; ++step) s = action((index_ + step) % ranks_);
   };
-  // My memory can be read.
+  // This rank's memory can be read.
   if (sums || !between) with_all([&](int peer) { return signal(main_, kReady, peer); });
   if (sums) {
     with_all([&](int peer) { return await(main_, kReady, peer); });
@@ -96,7 +96,8 @@ Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
   }
   if (s && between) s = between();
   if (moves || !sums) {
-    // What I have prepared can be read, and the peers' other parts of my memory have been.
+    // Peers can read the data that this rank has prepared. This rank has also read the peers'
+    // memory for its sums, so the peers can overwrite it.
     if (prepares) with_all([&](int peer) { return signal(main_, kPrepared, peer); });
     if (s && !lanes_.empty()) s = device_.record(begin_, main_);
     for (Lane& lane : lanes_) {
@@ -115,9 +116,9 @@ Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
       if (s) s = device_.wait(main_, lane.end);
     }
   }
-  // Nobody reads my memory any more.
+  // No peer reads this rank's memory any more.
   with_all([&](int peer) { return await(main_, kDone, peer); });
-  // Whatever was submitted by then, `main` still comes after it.
+  // After an error, `main` still waits for everything that was submitted to the lanes.
   for (size_t i = 0; !s && i < lanes_.size(); ++i) {
     if (device_.record(lanes_[i].end, lanes_[i].stream)) (void)device_.wait(main_, lanes_[i].end);
   }
@@ -139,8 +140,8 @@ Status CopyEngine::move(device::Stream stream, const Plan& plan, const Offer& of
   return s;
 }
 
-// Where the ranks' memory is cut into pieces, every rank's at places of its own, each stretch without
-// a cut is a kernel.
+// The memory of a rank may consist of several pieces, and the pieces end at different offsets in
+// different ranks. One kernel sums one range in which no rank's piece ends.
 Status CopyEngine::sum(const Plan& plan, const std::vector<Offer>& offers) {
   size_t element = size_of(plan.dtype);
   for (const Sum& whole : plan.sums) {

@@ -1,14 +1,15 @@
 // Collectives of the ranks of a host on their devices' streams: copies by copy engines, sums by a
-// kernel that reads the peers' memory, and flags that one stream sets and another waits for. The host
-// only submits.
+// kernel that reads the peers' memory, and flags that one stream sets and another stream waits for. The
+// CPU only submits the work. The file knows the device only by device/device.h, and knows neither torch
+// nor the network. DeviceGroup calls it.
 //
-// Every rank has a page of flags in memory that host and devices see: per peer and phase one word,
-// which the peer's stream sets to 1, and which this rank's stream waits for and sets back to 0. So
-// nothing in it counts operations, and what was submitted can be submitted again as it is, which is
-// what replaying a CUDA graph does. No flag is set before it was set back: a rank sets a flag at its
-// peer again only in a later operation, after the peer's `done` of this one, and the peer's stream
-// sets `done` after it has set the others back. For `done` itself the peer's next `ready` or `prepared`
-// says that.
+// Every rank has a page of flags in memory that CPU and devices see. The page has one word per peer and
+// phase. The peer's stream sets the word to 1; this rank's stream waits for the 1 and sets the word back
+// to 0. So no flag counts operations, and submitted work can be submitted again unchanged, as the replay
+// of a CUDA graph does. A flag is always back at 0 before it is set again: a rank sets a flag at its peer
+// again only in a later operation, after the peer's `done` of this one, and the peer's stream sets `done`
+// after it has set the other flags back. For `done` itself, the peer's next `ready` or `prepared` proves
+// that it is back at 0.
 #pragma once
 
 #include <atomic>
@@ -24,9 +25,10 @@ namespace smddp::intranode {
 
 class CopyEngine {
  public:
-  // What one rank does, in terms of the extents that the ranks offer. `sums`: [offset, offset + bytes)
-  // of `extent` of all ranks, summed in their order into `destination`. `moves`: that part of one
-  // rank's into `destination`, after its sums, if there are any.
+  // The work of one rank, in terms of the extents that the ranks offer. A Sum adds
+  // [offset, offset + bytes) of `extent` of all ranks, in the order of the ranks, into `destination`. A
+  // Move copies that part of the extent of rank `from` into `destination`, after the sums of that rank
+  // if there are any.
   struct Sum {
     size_t extent, offset, bytes;
     std::byte* destination;
@@ -42,11 +44,11 @@ class CopyEngine {
     Dtype dtype = Dtype::kBytes;
     ReduceOp op = ReduceOp::kNone;
     int divisor = 1;
-    int blocks = 1;  // of a kernel, at most
+    int blocks = 1;  // thread blocks of a kernel, at most
   };
 
-  // This process is number `index` of the host's `ranks`. Submits to `main`, and to streams of its own
-  // that start and end there.
+  // This process is number `index` of the host's `ranks`. The engine submits to `main`, and to streams
+  // of its own, which wait for `main` at their start and for which `main` waits at their end.
   static Result<std::unique_ptr<CopyEngine>> create(device::Device& device, Imports& imports,
                                                     device::Stream main, int index, int ranks);
   ~CopyEngine();
@@ -55,28 +57,30 @@ class CopyEngine {
   // Maps the flags of rank `index`, which is process `pid`.
   Status join(int index, int pid, int flags_descriptor);
 
-  // Submits it. Offers by index; nothing of what they name may be freed until `main` is past it. The
-  // plans of all ranks have the same sums and moves but for whose they are. `between`, where there is
-  // one, submits more to `main`, after the sums and before the moves.
+  // Submits the plan. `offers` has one entry per rank, by index. The offered memory must not be freed
+  // until `main` has finished this work. The plans of all ranks have the same sums and moves; only the
+  // rank that they belong to differs. `between`, if given, submits more to `main`, after the sums and
+  // before the moves.
   Status submit(const Plan& plan, const std::vector<Offer>& offers,
                 const std::function<Status()>& between = {});
 
-  // Lets go of every stream that waits here, whatever its peers do; to be called again until the
-  // streams are empty. Nothing can be submitted any more.
+  // Ends the waits of all streams of this rank, whatever its peers do. The caller repeats the call until
+  // the streams are empty. After the first call nothing may be submitted any more.
   void release();
-  // Tells the peers why this rank gave the group up; what a peer said, or nullptr.
+  // give_up() tells the peers that this rank gave the group up, and why. gave_up() returns the reason of
+  // rank `index`, or nullptr if it has not given up.
   void give_up(const std::string& reason);
   const char* gave_up(int index) const;
 
  private:
   enum Phase { kReady, kPrepared, kDone, kPhases };
-  // A cache line each: peers write them.
+  // One cache line per word, as peers write them.
   struct Flags {
     struct alignas(64) Word {
       uint32_t value;
     };
     Word word[kPhases][kernels::kMostSources];
-    // Of the host alone: 1 once `reason` says why the owner gave up.
+    // Used only by CPUs, not by streams. 1: the owner gave up, and `reason` is set.
     alignas(64) uint32_t given_up;
     char reason[kReasonBytes];
   };
@@ -100,9 +104,9 @@ class CopyEngine {
   const device::Stream main_;
   const int index_, ranks_;
   Shared own_;
-  Flags* own_flags_ = nullptr;  // as the device sees them
+  Flags* own_flags_ = nullptr;  // address on the device
   std::vector<Mapping> mappings_;
-  std::vector<Flags*> peers_;  // as the device sees them, by index
+  std::vector<Flags*> peers_;  // addresses on the device, by index
   std::vector<Lane> lanes_;
   device::Event begin_ = nullptr;
 };

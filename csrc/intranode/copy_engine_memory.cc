@@ -9,7 +9,7 @@ namespace smddp::intranode {
 namespace {
 
 constexpr size_t kRefusalBytes = 512;
-// Memory is mapped in pieces no smaller than this.
+// The smallest piece in which a driver maps memory.
 constexpr size_t kPieceBytes = 2 << 20;
 
 }  // namespace
@@ -27,7 +27,8 @@ Result<std::byte*> Imports::find(int pid, const device::Allocation& wanted) {
     ++statistics_.hits;
     return static_cast<std::byte*>(known->second.address);
   }
-  // All that overlaps is gone at its owner. Entries of one owner do not overlap.
+  // The owner has freed all known allocations that overlap `wanted`. Entries of one owner do not
+  // overlap.
   auto at = entries_.lower_bound({pid, wanted.base});
   if (at != entries_.begin()) {
     auto before = std::prev(at);
@@ -117,7 +118,7 @@ Result<Offer> Offer::decode(const std::byte* from, size_t room) {
   size_t places = header.extents * sizeof(Place);
   size_t allocations = header.allocations * sizeof(device::Allocation);
   if (sizeof header + places + allocations + header.refusal > room) {
-    return Status(Code::kInternal, "a peer's offer of memory is malformed");
+    return Status(Code::kInternal, "the memory offer of a peer is malformed");
   }
   Offer offer;
   offer.signature_ = header.signature;
@@ -143,7 +144,7 @@ Result<Extent> Offer::locate(Imports& imports, size_t extent, size_t offset, siz
     size_t inside = at - a.base;
     return Extent{base.value() + inside, std::min<size_t>(bytes, a.bytes - inside)};
   }
-  return Status(Code::kInternal, "a peer's offer of memory has a gap");
+  return Status(Code::kInternal, "the memory offer of a peer has a gap");
 }
 
 }  // namespace smddp::intranode

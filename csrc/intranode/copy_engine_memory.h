@@ -1,5 +1,7 @@
-// Device memory that ranks of a host read from one another: what a rank says of its own, and what the
-// others make of it.
+// Device memory that the ranks of a host read from each other. Offer describes the extents that a rank
+// lets its peers read; Imports maps the peers' memory into this process. The file knows no operation and
+// no stream. DeviceGroup and DeviceOperation make and exchange offers, CopyEngine reads through them, and
+// the torch module has one Imports per device.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +17,11 @@
 
 namespace smddp::intranode {
 
-// Peers' allocations as they are mapped here, kept from one operation to the next: mapping takes far
-// longer than a copy. What the owner freed and allocated anew at the same address is told by its id,
-// and replaces what was mapped; nothing here reads it any more, as the owner's operations end only
-// when their readers are done. One per device and process.
+// The peers' allocations that are mapped in this process. They stay mapped from one operation to the
+// next, as mapping takes far longer than a copy. If the owner freed an allocation and made another one at
+// the same address, the id differs, and the new mapping replaces the old one. No stream of this process
+// still reads the old one then, as the owner's operations end only when their readers are done. One per
+// device and process.
 class Imports {
  public:
   explicit Imports(device::Device& device) : device_(device) {}
@@ -26,13 +29,13 @@ class Imports {
   Imports(const Imports&) = delete;
   Imports& operator=(const Imports&) = delete;
 
-  // Where `allocation` of process `pid` begins here.
+  // The address in this process at which `allocation` of process `pid` begins.
   Result<std::byte*> find(int pid, const device::Allocation& allocation);
 
   struct Statistics {
     uint64_t hits = 0, misses = 0;
-    uint64_t replaced = 0;  // had been freed by the owner
-    uint64_t mapped = 0;    // bytes
+    uint64_t replaced = 0;  // mappings replaced because the owner had freed the memory
+    uint64_t mapped = 0;    // bytes mapped now
   };
   Statistics statistics() const;
 
@@ -43,32 +46,32 @@ class Imports {
   };
   device::Device& device_;
   mutable std::mutex mutex_;
-  std::map<std::pair<int, uint64_t>, Entry> entries_;  // by owner and the address there
+  std::map<std::pair<int, uint64_t>, Entry> entries_;  // by owner and the address in the owner
   Statistics statistics_;
 };
 
-// The extents that a rank lets others read in one operation, as they travel to them.
+// The extents that a rank lets its peers read in one operation, in a form that can be sent to them.
 class Offer {
  public:
-  // Bytes of an encoded offer of extents of these sizes, at most: equal on all ranks that know the
-  // sizes.
+  // The most bytes that an encoded offer of extents of these sizes can take. All ranks that know the
+  // sizes compute the same number.
   static size_t room(const std::vector<size_t>& sizes);
 
-  // This rank's; why it can't be made is part of it.
+  // The offer of this rank. If memory can't be offered, the offer holds the reason: see refusal().
   static Offer make(device::Device& device, const Signature& signature,
                     const std::vector<Extent>& extents);
   void encode(std::byte* to, size_t room) const;
   static Result<Offer> decode(const std::byte* from, size_t room);
 
-  // It is this rank's own: nothing has to be mapped.
+  // Marks the offer as this rank's own: its memory needs no mapping.
   void claim() { own_ = true; }
 
   const Signature& signature() const { return signature_; }
-  const std::string& refusal() const { return refusal_; }  // empty: all is offered
+  const std::string& refusal() const { return refusal_; }  // empty: all extents are offered
   size_t extents() const { return extents_.size(); }
   uint64_t bytes(size_t extent) const { return extents_[extent].bytes; }
 
-  // Calls f(address here, bytes) for the pieces of [offset, offset + bytes) of an extent.
+  // Calls f(address in this process, bytes) for the pieces of [offset, offset + bytes) of an extent.
   template <class F>
   Status pieces(Imports& imports, size_t extent, size_t offset, size_t bytes, F&& f) const {
     while (bytes > 0) {
@@ -80,7 +83,7 @@ class Offer {
     }
     return {};
   }
-  // The first of those pieces.
+  // The first of these pieces.
   Result<Extent> locate(Imports& imports, size_t extent, size_t offset, size_t bytes) const;
 
  private:

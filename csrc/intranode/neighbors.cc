@@ -28,7 +28,7 @@ void Neighbors::watch_deaths(std::vector<pollfd>& fds) {
   for (size_t i = 0; i < watched.size(); ++i) {
     if ((fds[first + i].revents & POLLIN) == 0) continue;
     watched[i]->mark_dead();
-    fds[first + i].fd = -1;  // ppoll() passes over it
+    fds[first + i].fd = -1;  // ppoll() ignores the entry
   }
 }
 

@@ -1,5 +1,5 @@
-// The neighbors of a process, each opened once for all groups that contain it. Knows no group. Called by
-// the engine, under its lock.
+// The neighbours of a process: the processes of its groups on this host. Each is opened once for all
+// groups that contain it. Knows no group. Called by the engine, under its lock.
 #pragma once
 
 #include <poll.h>
@@ -16,10 +16,10 @@ namespace smddp::intranode {
 
 class Neighbors {
  public:
-  // As Neighbor::open(), or the one that another group still has open.
+  // As Neighbor::open(). If another group has this neighbour open, returns that object.
   Result<std::shared_ptr<Neighbor>> open(int pid, uint64_t token, int presence_fd, int doorbell_fd);
-  // Marks those dead that have ended, with one look at all of them, however many share the host. For the
-  // others, appends the descriptors that become readable when one ends.
+  // Marks the neighbours that have ended as dead, with one poll() for all of them. Appends, for the
+  // others, the descriptors that become readable when a neighbour ends.
   void watch_deaths(std::vector<pollfd>& fds);
 
  private:

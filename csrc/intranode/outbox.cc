@@ -18,7 +18,7 @@
 namespace smddp::intranode {
 namespace {
 
-// Pieces up to this size are fetched before they are asked for.
+// The first bytes of a piece, up to this many, are prefetched.
 constexpr size_t kSmallPiece = 1 << 10;
 
 size_t counts_at() { return align_up(sizeof(OutboxHead), 128); }
@@ -40,10 +40,10 @@ std::byte* slot_bytes(const Mapping& m, uint32_t readers, uint64_t index) {
   return base(m) + bytes_at(readers) + index % kSlots * kSlotBytes;
 }
 
-OutboxHead* eager_prefix_of(const Mapping& m) { return static_cast<OutboxHead*>(m.address()); }
+OutboxHead* head_of(const Mapping& m) { return static_cast<OutboxHead*>(m.address()); }
 
-// Not std::atomic::wait: that sleeps on a futex private to the process. The kernel compares the word
-// with what was seen, so a reader that attaches in between is not slept through.
+// Does not use std::atomic::wait(), which sleeps on a futex private to the process. The kernel compares
+// the word with the value that was seen, so the sleep does not miss a reader that attaches in between.
 void sleep_on(std::atomic<uint32_t>& attached, uint32_t readers, uint64_t timeout_ns) {
   uint32_t seen = attached.load(std::memory_order_acquire);
   if (seen == readers) return;
@@ -52,7 +52,7 @@ void sleep_on(std::atomic<uint32_t>& attached, uint32_t readers, uint64_t timeou
   syscall(SYS_futex, &attached, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
-// Measured once per process, in some microseconds.
+// The cost of a write past the caches. Measured once per process, in some microseconds.
 double streamed_ns_per_byte() {
   static const double cost = [] {
     std::vector<std::byte> from(kSlotBytes, std::byte{1}), to(kSlotBytes, std::byte{1});
@@ -88,7 +88,7 @@ Result<std::unique_ptr<Outbox>> Outbox::create(const JobKey& key, int capacity) 
   return outbox;
 }
 
-OutboxHead* Outbox::head() const { return eager_prefix_of(shared_.mapping); }
+OutboxHead* Outbox::head() const { return head_of(shared_.mapping); }
 
 bool Outbox::all_attached() {
   if (head()->attached.load(std::memory_order_acquire) != readers_) return false;
@@ -142,7 +142,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   inbox->mapping_ = std::move(mapping.value());
   inbox->pid_ = pid;
   inbox->reader_ = static_cast<uint32_t>(reader);
-  OutboxHead* head = eager_prefix_of(inbox->mapping_);
+  OutboxHead* head = head_of(inbox->mapping_);
   if (inbox->mapping_.size() < sizeof(OutboxHead) || head->key != key ||
       inbox->mapping_.size() != segment_size(head->capacity) || inbox->reader_ >= head->capacity) {
     return Status(Code::kUnavailable, "the shared segment of process " + std::to_string(pid) +
@@ -155,7 +155,7 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
                   single_copy_read(pid, &from, 1, 0, sizeof word, &to, 1).ok() &&
                   word == head->probe_value;
   if (!readable) head->denied.fetch_add(1, std::memory_order_relaxed);
-  // Publishes the verdict with it.
+  // The release publishes `denied` as well.
   uint32_t before = head->attached.fetch_add(1, std::memory_order_release);
   if (before + 1 == static_cast<uint32_t>(readers)) {
     syscall(SYS_futex, &head->attached, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
@@ -163,22 +163,21 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   return inbox;
 }
 
-SlotHead* Inbox::slot() const {
-  return slot_head(mapping_, eager_prefix_of(mapping_)->capacity, read_);
-}
+SlotHead* Inbox::slot() const { return slot_head(mapping_, head_of(mapping_)->capacity, read_); }
 
 const Piece* Inbox::head() const {
   SlotHead* s = slot();
-  // Equal, not greater: the owner can't be a lap ahead of a reader that has not popped.
+  // Equal, not greater: the owner does not reuse a slot before this reader has popped its piece.
   if (s->published.load(std::memory_order_acquire) != read_ + 1) return nullptr;
-  // The piece says how many bytes there are: to fetch the first ones along with it saves a miss.
+  // The caller reads the number of bytes from the piece first. Prefetching the first bytes at the same
+  // time saves one cache miss.
   prefetch(reinterpret_cast<const std::byte*>(s) + kCacheLine, sizeof(SlotHead) - kCacheLine);
   prefetch(bytes(), kSmallPiece);
   return &s->piece;
 }
 
 const std::byte* Inbox::bytes() const {
-  return slot_bytes(mapping_, eager_prefix_of(mapping_)->capacity, read_);
+  return slot_bytes(mapping_, head_of(mapping_)->capacity, read_);
 }
 
 const Extent* Inbox::extents() const { return reinterpret_cast<const Extent*>(bytes()); }
@@ -189,23 +188,23 @@ void Inbox::pop() {
 }
 
 bool Inbox::all_attached(int readers) const {
-  return eager_prefix_of(mapping_)->attached.load(std::memory_order_acquire) ==
+  return head_of(mapping_)->attached.load(std::memory_order_acquire) ==
          static_cast<uint32_t>(readers);
 }
 
 void Inbox::wait_attached(int readers, uint64_t timeout_ns) const {
-  sleep_on(eager_prefix_of(mapping_)->attached, static_cast<uint32_t>(readers), timeout_ns);
+  sleep_on(head_of(mapping_)->attached, static_cast<uint32_t>(readers), timeout_ns);
 }
 
 bool Inbox::any_denied() const {
-  return eager_prefix_of(mapping_)->denied.load(std::memory_order_acquire) != 0;
+  return head_of(mapping_)->denied.load(std::memory_order_acquire) != 0;
 }
 
 const char* Inbox::aborted() const {
-  OutboxHead* head = eager_prefix_of(mapping_);
+  OutboxHead* head = head_of(mapping_);
   return head->aborted.load(std::memory_order_acquire) != 0 ? head->reason : nullptr;
 }
 
-uint64_t Inbox::aborted_from() const { return eager_prefix_of(mapping_)->aborted_from; }
+uint64_t Inbox::aborted_from() const { return head_of(mapping_)->aborted_from; }
 
 }  // namespace smddp::intranode

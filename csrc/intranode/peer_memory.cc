@@ -11,14 +11,14 @@ namespace smddp::intranode {
 namespace {
 
 constexpr uint64_t kPage = 4096;
-// An owner that died in the middle of a change leaves an odd version for ever.
+// Attempts to read an entry. If an owner died in the middle of a change, the version stays odd for ever.
 constexpr int kLooks = 64;
 
 struct Announced {
   uint64_t base, bytes, device, inode, version, fd;
 };
 
-// False where there is no consistent view of the entry to be had.
+// False if no attempt gave a consistent view of the entry.
 bool read_entry(const ArenaEntry& entry, Announced& out) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   for (int look = 0; look < kLooks; ++look) {
@@ -40,7 +40,8 @@ bool plausible(const Announced& a) {
          a.fd <= INT_MAX;
 }
 
-// A file of at least `bytes` bytes that nobody can shrink: its pages never end in SIGBUS.
+// True if the file has at least `bytes` bytes and no process can shrink it: accesses to its pages then
+// never end in SIGBUS.
 bool holds(int fd, uint64_t bytes, struct stat* info) {
   int seals = fcntl(fd, F_GET_SEALS);
   return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd, info) == 0 &&
@@ -55,17 +56,16 @@ Result<std::unique_ptr<PeerMemory>> PeerMemory::open(int pid, int table_fd) {
   FileDescriptor fd(::open(fd_path(pid, table_fd).c_str(), O_RDONLY | O_CLOEXEC));
   struct stat info;
   if (!fd || !holds(fd.get(), sizeof(ArenaTable), &info))
-    return Status(Code::kUnavailable, "could not open the table of the memory that " + who +
-                                          " shares; it may have ended");
+    return Status(Code::kUnavailable, "could not open the table of the shared memory of " + who +
+                                          "; the process may have ended");
   void* address = mmap(nullptr, sizeof(ArenaTable), PROT_READ, MAP_SHARED, fd.get(), 0);
   if (address == MAP_FAILED)
-    return Status(Code::kUnavailable,
-                  "could not map the table of the memory that " + who + " shares");
+    return Status(Code::kUnavailable, "could not map the table of the shared memory of " + who);
   auto peer = std::make_unique<PeerMemory>();
   peer->pid_ = pid;
   peer->table_ = Mapping(address, sizeof(ArenaTable));
   if (peer->table()->magic != kArenaMagic)
-    return Status(Code::kUnavailable, who + " shares its memory in another version's format");
+    return Status(Code::kUnavailable, who + " shares its memory in the format of another version");
   return peer;
 }
 
@@ -77,7 +77,7 @@ void PeerMemory::refresh() {
   for (uint32_t i = 0; i < used; ++i) {
     Announced a;
     if (!read_entry(table()->entries[i], a)) {
-      complete = false;  // looked at again by the next call
+      complete = false;  // the next call reads the table again
       continue;
     }
     if (!plausible(a)) continue;
@@ -92,7 +92,7 @@ void PeerMemory::refresh() {
   }
   std::sort(known.begin(), known.end(),
             [](const Known& a, const Known& b) { return a.base < b.base; });
-  known_ = std::move(known);  // unmaps what is announced no more
+  known_ = std::move(known);  // unmaps segments that are no longer announced
   last_ = 0;
   epoch_ = complete ? epoch : epoch - 1;
 }
@@ -116,8 +116,8 @@ std::byte* PeerMemory::look_up(uint64_t address, size_t bytes) {
 void PeerMemory::map(Known& segment) const {
   std::string path = fd_path(pid_, segment.fd);
   struct stat info;
-  // The number may have passed to another file, the process number to another process: the inode
-  // tells. Looked at before as well, as opening some files does something to them.
+  // The descriptor number may now mean another file, and the pid another process. The inode shows it.
+  // It is checked before open() as well, as opening some files has side effects.
   auto same = [&] { return info.st_dev == segment.device && info.st_ino == segment.inode; };
   if (stat(path.c_str(), &info) != 0 || !same()) return;
   FileDescriptor fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
@@ -126,7 +126,7 @@ void PeerMemory::map(Known& segment) const {
   if (address == MAP_FAILED) return;
   segment.mapping = Mapping(address, segment.bytes);
   madvise(address, segment.bytes, MADV_HUGEPAGE);
-  madvise(address, segment.bytes, MADV_DONTFORK);  // a child of this process has no part in it
+  madvise(address, segment.bytes, MADV_DONTFORK);  // children of this process do not inherit it
 }
 
 size_t PeerMemory::mapped() const {

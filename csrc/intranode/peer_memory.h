@@ -1,9 +1,10 @@
-// A neighbour's arena, as this process reaches it. Not thread-safe.
+// Access to the arena of a neighbour: maps the segments that the neighbour announces (arena_table.h). It
+// knows no blocks, groups or operations. Neighbor (presence.h) calls it. Not thread-safe.
 //
-// Nothing that the neighbour announces is taken on trust: garbage leads to nullptr. A pointer from
-// find() is good for as long as the owner keeps the block that it points into; the owner must keep
-// it until every reader is done (an outbox's read counts say so). Segments in which the owner has
-// no live block may be unmapped by any later call to find().
+// Everything that the neighbour announces is checked: invalid entries lead to nullptr. A pointer from
+// find() is valid for as long as the owner keeps the block that it points into. The owner must keep the
+// block until every reader is done (the read counts of an outbox tell it). Any later call of find() may
+// unmap segments in which the owner has no live block.
 #pragma once
 
 #include <cstddef>
@@ -18,16 +19,17 @@ namespace smddp::intranode {
 
 class PeerMemory {
  public:
-  // `table_fd`: Arena::table_fd() of the neighbour. Fails where the neighbour announces nothing or its
-  // descriptors can't be opened: nothing of it can be found then. Works for this process's own pid
-  // as well, with mappings of its own.
+  // `table_fd`: Arena::table_fd() of the neighbour. Fails if the neighbour announces nothing or its
+  // descriptors can't be opened: none of its memory can be found then. Works for this process's own
+  // pid as well, with separate mappings.
   static Result<std::unique_ptr<PeerMemory>> open(int pid, int table_fd);
 
-  // Where [owner_address, owner_address + bytes) of the neighbour's address space lies in this one,
-  // to be read and written; nullptr where it is not memory of its arena. The owner must have made
-  // the address known after it allocated the block (arena_table.h). The first call for a segment
-  // maps it: some microseconds; the pages of it then cost a fault each at their first use, read or
-  // written sixteen and one at a time. Later calls look at one shared word and a short list.
+  // The address in this process of [owner_address, owner_address + bytes) of the neighbour's address
+  // space, for reads and writes; nullptr if that is not memory of the neighbour's arena. The owner must
+  // have made the address known after it allocated the block (arena_table.h). The first call for a
+  // segment maps it, which takes some microseconds. The first use of the segment's pages then costs page
+  // faults: one fault per sixteen pages for reads, one per page for writes. Later calls look at one
+  // shared word and a short list.
   std::byte* find(const std::byte* owner_address, size_t bytes) {
     if (table()->epoch.load(std::memory_order_acquire) != epoch_) refresh();
     auto address = reinterpret_cast<uint64_t>(owner_address);
@@ -37,7 +39,7 @@ class PeerMemory {
     }
     return look_up(address, bytes);
   }
-  // Segments mapped now.
+  // The number of segments that are mapped now.
   size_t mapped() const;
 
  private:
@@ -62,9 +64,9 @@ class PeerMemory {
 
   int pid_ = 0;
   Mapping table_;
-  uint64_t epoch_ = UINT64_MAX;  // of what is known
+  uint64_t epoch_ = UINT64_MAX;  // of the table when `known_` was read
   std::vector<Known> known_;     // by base
-  size_t last_ = 0;              // the last hit
+  size_t last_ = 0;              // index of the last hit
 };
 
 }  // namespace smddp::intranode

@@ -19,11 +19,11 @@
 namespace smddp::intranode {
 namespace {
 
-// Puts a byte into a doorbell's pipe. A full pipe is as good as a ring.
+// Puts a byte into a doorbell's pipe. If the pipe is full, the reader wakes as well.
 //
-// write() would tell the scheduler that the writer is about to wait for the reader, and where the
-// reader's core is busy for a moment the kernel then moves it to the writer's, where the two take turns
-// until the next load balancing. vmsplice() wakes without that hint.
+// write() would tell the scheduler that the writer is about to wait for the reader. If the reader's core
+// is busy at that moment, the kernel then moves the reader to the writer's core, where the two take turns
+// until the next load balancing. vmsplice() wakes the reader without that hint.
 void ring(int pipe) {
   static const char kByte = 0;
   const iovec byte{const_cast<char*>(&kByte), 1};
@@ -48,8 +48,8 @@ Result<std::unique_ptr<Presence>> Presence::create() {
     return errno_status("could not draw a random token");
   presence->page()->token = token;
   presence->page()->arena_fd = Arena::process().table_fd();
-  // Yama's ptrace_scope 1 lets only descendants read a process's memory unless it says otherwise.
-  // Where the kernel has no Yama the call fails, and nothing was forbidden.
+  // With Yama's ptrace_scope 1, only a process's ancestors can read its memory, unless the process allows
+  // more. If the kernel has no Yama, the call fails, and reads are not restricted.
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   return presence;
 }
@@ -78,13 +78,15 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   if (!mapping) return mapping.status();
   neighbor->mapping_ = std::move(mapping.value());
   if (neighbor->page()->token != token) {
-    return Status(Code::kUnavailable,
-                  "process " + std::to_string(pid) +
-                      " is not the rank that announced it: it ended, or lives in another pid "
-                      "namespace; give such ranks different SMDDP_HOST_ID");
+    return Status(
+        Code::kUnavailable,
+        "process " + std::to_string(pid) +
+            " is not the rank that announced itself: that rank has ended, or is in another "
+            "pid namespace; give ranks in different pid namespaces different "
+            "SMDDP_HOST_ID");
   }
-  // O_RDWR: with itself as a reader, a write never meets a pipe without one, so no SIGPIPE when the
-  // neighbour dies.
+  // O_RDWR: this process is a reader of the pipe too, so a write never raises SIGPIPE when the neighbour
+  // has ended.
   neighbor->doorbell_ =
       FileDescriptor(::open(fd_path(pid, doorbell_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
   if (!neighbor->doorbell_) return errno_status("could not open the doorbell of " + what);
@@ -98,7 +100,7 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
 void Neighbor::wake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (page()->sleeping.load(std::memory_order_relaxed) == 0) return;
-  if (page()->sleeping.exchange(0, std::memory_order_relaxed) == 0) return;  // somebody else rings
+  if (page()->sleeping.exchange(0, std::memory_order_relaxed) == 0) return;  // another thread rings
   ring(doorbell_.get());
 }
 

@@ -1,8 +1,10 @@
-// A process as its neighbours on the host see it: a word that says whether it sleeps, a doorbell
-// that wakes it, and a handle that tells when it dies.
+// What a process shows to its neighbours, which are the other processes of its groups on this host: a
+// word that says whether it sleeps, a doorbell that wakes it, and a handle that tells when it has ended.
+// Presence is the process's own side, Neighbor the view of another process. The file knows no group and
+// no operation. The engine makes the Presence; groups and the engine call neighbours.
 //
-// All of it lives in anonymous kernel objects (memfd, pipe) that neighbours open through
-// /proc/<pid>/fd: nothing has a name in /dev/shm, so nothing can be left there, however a rank
+// All of it lies in anonymous kernel objects (memfd, pipe) that neighbours open through
+// /proc/<pid>/fd. Nothing has a name in /dev/shm, so nothing can stay there, in whatever way a rank
 // ends.
 #pragma once
 
@@ -18,9 +20,9 @@
 namespace smddp::intranode {
 
 struct PresencePage {
-  uint64_t token;                  // written once before the page is announced
-  std::atomic<uint32_t> sleeping;  // 1: ring the doorbell after you publish
-  int32_t arena_fd;                // the arena's table, or -1; written once, like the token
+  uint64_t token;                  // written once, before the page is announced
+  std::atomic<uint32_t> sleeping;  // 1: ring the doorbell after publishing
+  int32_t arena_fd;                // Arena::table_fd(), or -1; written once, like the token
 };
 
 class Presence {
@@ -32,14 +34,14 @@ class Presence {
   int doorbell_fd() const { return bell_write_.get(); }
   int wait_fd() const { return bell_read_.get(); }
 
-  // Announces sleep. The caller must look for work once more after this and before it blocks: the
-  // sequentially consistent fence here pairs with the one in Neighbor::wake(), so either the
-  // publisher sees `sleeping`, or this thread sees what was published.
+  // Announces sleep. The caller must look for work once more after this call and before it blocks. The
+  // sequentially consistent fence here pairs with the one in Neighbor::wake(), so either the publisher
+  // sees `sleeping`, or this thread sees the published data.
   void announce_sleep();
   void announce_awake();
-  // Wakes this process's own driver.
+  // Wakes the thread of this process that drives the engine.
   void ring_self();
-  // Empties the doorbell.
+  // Empties the doorbell's pipe.
   void drain();
 
  private:
@@ -54,19 +56,20 @@ class Neighbor {
                                                 int doorbell_fd);
 
   int pid() const { return pid_; }
-  // Where memory of the neighbour's arena lies in this process (see PeerMemory::find()); nullptr where
-  // it is none. Opens the arena's table on first use.
+  // The address in this process of memory of the neighbour's arena (see PeerMemory::find()); nullptr if
+  // it is not memory of that arena. Opens the arena's table on first use.
   std::byte* find(const std::byte* owner_address, size_t bytes);
-  // Rings if the neighbour sleeps. Call after publishing.
+  // Rings the doorbell if the neighbour sleeps. To be called after publishing.
   void wake();
-  // Readable once the process is gone; -1 for a neighbour inside this process.
+  // Becomes readable when the process has ended. -1 if the neighbour is this process, or if the kernel is
+  // older than 5.3.
   int death_fd() const { return pidfd_.get(); }
-  // Looks at death_fd() without blocking. What the neighbour published before it died can be seen
-  // once this has said true.
+  // Polls death_fd() without blocking. Once this has returned true, everything that the neighbour
+  // published before it died can be seen.
   bool look_for_death();
-  // For whoever saw death_fd() readable among others.
+  // Called by the caller of poll() that saw death_fd() readable.
   void mark_dead() { dead_ = true; }
-  bool dead() const { return dead_; }  // what was last seen
+  bool dead() const { return dead_; }  // as last seen
 
  private:
   PresencePage* page() const { return static_cast<PresencePage*>(mapping_.address()); }

@@ -39,7 +39,8 @@ Result<Shared> create_shared(const char* label, size_t size) {
   if (!shared.fd) return errno_status("could not create a shared segment (memfd_create)");
   if (fchmod(shared.fd.get(), 0600) != 0 ||
       ftruncate(shared.fd.get(), static_cast<off_t>(size)) != 0) {
-    return errno_status("could not size a shared segment of " + std::to_string(size) + " bytes");
+    return errno_status("could not set the size of a shared segment to " + std::to_string(size) +
+                        " bytes");
   }
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, shared.fd.get(), 0);
   if (address == MAP_FAILED)
@@ -53,7 +54,7 @@ Result<Mapping> map_shared(int pid, int fd, const std::string& what) {
   if (!opened) {
     return errno_status(
         "could not open the shared segment of " + what + " (process " + std::to_string(pid) +
-        "): it ended or could not join, or lives under another user or in another pid namespace; "
+        "): it has ended or could not join, or runs as another user or in another pid namespace; "
         "give ranks that can't share memory different SMDDP_HOST_ID");
   }
   struct stat info;

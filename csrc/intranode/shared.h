@@ -1,4 +1,5 @@
-// Handles of what processes share: mappings, anonymous segments.
+// Handles of memory that processes share: mappings and anonymous segments. Knows nothing of the contents.
+// Called by the other files of this room.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@ class Mapping {
   ~Mapping();
   void* address() const { return address_; }
   size_t size() const { return size_; }
-  void* release();  // the mapping is the caller's now
+  void* release();  // the caller then owns the mapping
 
  private:
   void* address_ = nullptr;
@@ -33,10 +34,11 @@ struct Shared {
 
 // A zeroed anonymous shared segment, mode 0600.
 Result<Shared> create_shared(const char* label, size_t size);
-// Maps another process's segment. `what` and `pid` are for the error's sentence.
+// Maps the segment that is descriptor `fd` of process `pid`. `what` names the segment's owner in error
+// texts.
 Result<Mapping> map_shared(int pid, int fd, const std::string& what);
 
-// Where another process's descriptor can be opened.
+// The path through which descriptor `fd` of process `pid` can be opened.
 std::string fd_path(int pid, int fd);
 
 }  // namespace smddp::intranode

@@ -1,4 +1,4 @@
-// process_vm_readv over lists of extents.
+// Reads of another process's memory, by process_vm_readv() over lists of extents. Declared in outbox.h.
 #include <errno.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr int kRuns = 64;
 
-// Fills `runs` with up to kRuns runs of the extents from byte `offset` on, `limit` bytes at most.
-// Returns the bytes covered.
+// Fills `runs` with up to kRuns runs of the extents, from byte `offset` on, `limit` bytes at most.
+// Returns the number of bytes that the runs cover.
 size_t fill(const Extent* extents, size_t count, size_t offset, size_t limit, iovec* runs,
             int* used) {
   size_t covered = 0;
@@ -46,7 +46,8 @@ Status single_copy_read(int pid, const Extent* from, size_t from_count, size_t o
     size_t n = fill(to, to_count, done, bytes - done, local, &locals);
     n = fill(from, from_count, offset + done, n, remote, &remotes);
     fill(to, to_count, done, n, local, &locals);
-    if (n == 0) return {Code::kInternal, "extents hold fewer bytes than the piece says"};
+    if (n == 0)
+      return {Code::kInternal, "the extents of a piece have fewer bytes than the piece says"};
     ssize_t got = process_vm_readv(pid, local, static_cast<unsigned long>(locals), remote,
                                    static_cast<unsigned long>(remotes), 0);
     if (got <= 0) {
@@ -61,9 +62,9 @@ Status single_copy_read(int pid, const Extent* from, size_t from_count, size_t o
 
 bool single_copy_pays() {
   static const bool pays = [] {
-    constexpr size_t kBytes = 256 << 10, kBuffers = 8;  // together beyond a core's own caches
+    constexpr size_t kBytes = 256 << 10, kBuffers = 8;  // together larger than a core's own caches
     std::vector<std::byte> from(kBytes * kBuffers, std::byte{1}), to(from.size(), std::byte{1});
-    std::vector<std::byte> window(kSlotBytes, std::byte{1});
+    std::vector<std::byte> slot(kSlotBytes, std::byte{1});
     uint64_t read = UINT64_MAX, copied = UINT64_MAX;
     for (size_t i = 0; i < kBuffers; ++i) {
       std::byte *source = from.data() + i * kBytes, *target = to.data() + i * kBytes;
@@ -72,8 +73,8 @@ bool single_copy_pays() {
       if (!single_copy_read(getpid(), &remote, 1, 0, kBytes, &local, 1)) return false;
       uint64_t middle = now_ns();
       for (size_t at = 0; at < kBytes; at += kSlotBytes) {
-        kernels::copy(window.data(), target + at, kSlotBytes, false);
-        kernels::copy(source + at, window.data(), kSlotBytes, false);
+        kernels::copy(slot.data(), target + at, kSlotBytes, false);
+        kernels::copy(source + at, slot.data(), kSlotBytes, false);
       }
       read = std::min(read, middle - begin);
       copied = std::min(copied, now_ns() - middle);

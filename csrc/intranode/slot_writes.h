@@ -1,9 +1,11 @@
-// Whether the next slot of an outbox is written past the caches.
+// Decides whether the next slot of an outbox is written past the caches. Knows only how long writes took;
+// Outbox calls it.
 //
-// Where the readers' processors share no cache with the writer's, the lines of a slot that is written
-// again have to be taken from the readers' caches first, and that takes several times as long as to
-// write past all caches, after which the readers fetch from memory. Where a cache is shared, it is the
-// other way round. How long the writes take tells which holds; it changes as the scheduler moves ranks.
+// If the readers' processors share no cache with the writer's processor, a write through the caches has
+// to take the lines of a used slot from the readers' caches first. That takes several times as long as a
+// write past all caches, after which the readers fetch from memory. If the processors share a cache, a
+// write through the caches is the faster one. The duration of the writes tells which case holds. The case
+// changes when the scheduler moves ranks.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +18,13 @@ namespace smddp::intranode {
 
 class SlotWrites {
  public:
-  // Smaller pieces go through the caches, and tell nothing.
+  // Smaller pieces are written through the caches, and their duration is not used.
   static constexpr size_t kLeast = 8 << 10;
 
-  // `streamed_ns_per_byte`: of a bare write past the caches on this machine.
+  // `streamed_ns_per_byte`: the cost of a write past the caches on this machine.
   explicit SlotWrites(double streamed_ns_per_byte) : limit_(kSlow * streamed_ns_per_byte) {}
 
-  // Calls write(past the caches or not), which fills a slot with `bytes` bytes.
+  // Calls write(streaming), which fills a slot with `bytes` bytes, past the caches if `streaming`.
   template <class Write>
   void run(size_t bytes, Write&& write) {
     if (bytes < kLeast) return write(false);
@@ -33,10 +35,11 @@ class SlotWrites {
   }
 
   bool streaming() const { return slow_ >= kAgree; }
-  // Some writes are made through the caches in any case, and timed: many while that is the way,
-  // where it costs a look at the clock, few while it is not.
+  // Some writes are always made through the caches and timed. Many (1 of kOften) while all writes are
+  // made that way, as a timed write then costs only a look at the clock; few (1 of kRarely) otherwise.
   bool is_timed() { return writes_++ % (streaming() ? kRarely : kOften) == 0; }
-  // A write of `bytes` bytes through the caches took `ns`. One that was interrupted does not decide.
+  // Records that a write of `bytes` bytes through the caches took `ns`. A single slow write, such as an
+  // interrupted one, does not change the decision.
   void took(size_t bytes, uint64_t ns) {
     bool slow = static_cast<double>(ns) > limit_ * static_cast<double>(bytes);
     slow_ = slow ? std::min(slow_ + 1, 2 * kAgree - 1) : std::max(slow_ - 1, 0);
@@ -47,7 +50,7 @@ class SlotWrites {
   static constexpr int kAgree = 3;
   static constexpr uint64_t kOften = 4, kRarely = 64;
   double limit_;
-  int slow_ = 0;  // slow writes less fast ones, within bounds
+  int slow_ = 0;  // number of slow writes minus fast writes, within bounds
   uint64_t writes_ = 0;
 };
 
