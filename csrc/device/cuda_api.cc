@@ -13,7 +13,7 @@ struct Remedy {
 };
 
 constexpr Remedy kRemedies[] = {
-    {1, "a bug of this library, or memory of another allocator than torch's native one"},
+    {1, "a bug of this library, or memory of an allocator that is not torch's native one"},
     {2, "the GPU's memory is full: free some, or make buckets smaller"},
     {100, "no GPU is visible: see nvidia-smi and CUDA_VISIBLE_DEVICES"},
     {209, "the kernels were built for other GPUs: build again with this machine's nvcc"},
@@ -25,15 +25,15 @@ constexpr Remedy kRemedies[] = {
     {222,
      "the driver is older than the nvcc that built the kernels: update it, or build with an "
      "older one"},
-    {304, "too many files open, or a container that forbids it: see `ulimit -n`"},
+    {304, "too many files are open (see `ulimit -n`), or the container forbids it"},
     {700,
-     "a kernel that ran before, maybe the model's, accessed memory that is not there: run it "
-     "under compute-sanitizer"},
+     "an earlier kernel, possibly of the model, accessed an invalid address: run it under "
+     "compute-sanitizer"},
     {712, "this host memory is pinned twice"},
-    {719, "a kernel that ran before, maybe the model's, failed: run it under compute-sanitizer"},
+    {719, "an earlier kernel, possibly of the model, failed: run it under compute-sanitizer"},
     {800,
-     "the container or the driver does not permit it: IPC needs ranks of one user and one pid "
-     "namespace"},
+     "the container or the driver does not permit it: IPC needs ranks with the same user and the "
+     "same pid namespace"},
     {801, "this GPU or driver can't do it: update the driver"},
     {900, "not possible while a CUDA graph is recorded"},
 };
@@ -58,12 +58,12 @@ Result<Api> load_api(const std::string& path) {
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* why = dlerror();
-    return Status(Code::kUnavailable, "CUDA's driver could not be opened (" +
+    return Status(Code::kUnavailable, "could not open CUDA's driver (" +
                                           std::string(why != nullptr ? why : path) +
-                                          "); install NVIDIA's driver, or give the container its "
-                                          "GPUs");
+                                          "); install NVIDIA's driver, or make the GPUs "
+                                          "available in the container");
   }
-  // dlsym() would find the first version of a function that has several.
+  // dlsym() would return the first version of a function that has several versions.
   using GetProcAddress = CUresult (*)(const char*, void**, int, uint64_t, int*);
   auto find = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
   if (find == nullptr) {
@@ -94,7 +94,7 @@ Result<Api> load_api(const std::string& path) {
 }
 
 const Result<Api>& api() {
-  // Never closed: its threads outlive what is static here.
+  // Never closed: the driver's threads live longer than the static objects of this library.
   static const auto* loaded = new Result<Api>(load_api(env::get("LIBCUDA")));
   return *loaded;
 }

@@ -1,5 +1,7 @@
-// The part of CUDA's driver API that is used here, declared by ourselves, so that it builds without a
-// toolkit and opens libcuda.so.1 at run time. Where a toolkit is, cuda_api_check.cc compares.
+// The functions of CUDA's driver API that this room uses. They are declared here, so that the library
+// builds without the CUDA toolkit and opens libcuda.so.1 at run time. If the build finds a toolkit,
+// cuda_api_check.cc compares these declarations with it. Nothing outside of this room and its tests
+// includes this file.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +60,7 @@ inline constexpr int kPosixDescriptor = 1;          // CU_MEM_HANDLE_TYPE_POSIX_
 inline constexpr int kLocationDevice = 1;           // CU_MEM_LOCATION_TYPE_DEVICE
 inline constexpr int kReadWrite = 3;                // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
-// The version of the API that the functions below are of; drivers of 525 and newer have it.
+// The API version of the functions below. Drivers from version 525 on have it.
 inline constexpr int kVersion = 12000;
 
 // X(name, parameters)
@@ -121,13 +123,13 @@ struct Api {
   SMDDP_CUDA_FUNCTIONS(SMDDP_MEMBER)
 #undef SMDDP_MEMBER
 
-  // Ok, or `what` with the error's name, what CUDA says of it, and a remedy where one is known.
+  // Ok, or an error with `what`, the error's name, CUDA's text for it, and a remedy if one is known.
   Status check(CUresult result, const char* what) const;
 };
 
-// The driver, opened and initialised on first use; why there is none.
+// The driver, opened and initialised on first use. The error says why there is none.
 const Result<Api>& api();
-// The same from the library of that name, each time anew.
+// Opens and initialises the driver in library `path`, at each call.
 Result<Api> load_api(const std::string& path);
 
 }  // namespace smddp::device::cuda

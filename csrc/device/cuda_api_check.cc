@@ -1,10 +1,10 @@
-// Compares cuda_api.h with the toolkit's own header, where CMake found one.
+// Compares cuda_api.h with the header of the CUDA toolkit, if CMake found a toolkit.
 #if defined(SMDDP_HAVE_CUDA_H)
 #include <cuda.h>
 
 #include <type_traits>
 
-// After cuda.h, whose macros would rename the members.
+// These macros of cuda.h would rename the members of Api.
 #undef cuMemAlloc
 #undef cuMemFree
 #undef cuMemHostRegister
@@ -25,7 +25,7 @@
 namespace smddp::device::cuda {
 namespace {
 
-// Enumerations and handles count as what they are passed as.
+// Enumerations and handles are the same as the integer or pointer type in which they are passed.
 template <class A, class B>
 constexpr bool kSameArgument =
     sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B> &&

@@ -17,8 +17,8 @@ namespace {
 
 using namespace cuda;
 
-constexpr unsigned kThreads = 1024;  // as the kernels' launch bounds
-// Below this a block has less to do than it costs to start.
+constexpr unsigned kThreads = 1024;  // equal to the kernels' launch bounds
+// With fewer bytes per block, the start of a block costs more than its work.
 constexpr size_t kBytesPerBlock = 64 << 10;
 
 CUdeviceptr pointer(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
@@ -96,7 +96,7 @@ class CudaDevice final : public Device {
     Relaxed relaxed(*this);  // another thread may be recording a graph
     CUresult result = api_.cuEventQuery(event_of(event));
     if (result == kNotReady) return false;
-    Status s = check(result, "work of the GPU");
+    Status s = check(result, "work on the GPU");
     return s ? Result<bool>(true) : Result<bool>(s);
   }
   Status synchronize(Stream stream) override {
@@ -115,7 +115,7 @@ class CudaDevice final : public Device {
     return check(api_.cuMemcpyAsync(pointer(to), pointer(from), bytes, stream_of(stream)),
                  "cuMemcpyAsync");
   }
-  // The device's own name for the flag is its address: see map_host().
+  // `flag` is the flag's address on the device: see map_host().
   Status write_flag(Stream stream, uint32_t* flag, uint32_t value) override {
     Inside inside(*this);
     return check(api_.cuStreamWriteValue32(stream_of(stream), pointer(flag), value, 0),
@@ -191,13 +191,13 @@ class CudaDevice final : public Device {
     api_.cuMemHostUnregister(address);
   }
 
-  // In the GPU's memory where GDRCopy lets the host write there.
+  // The flags are in the GPU's memory if GDRCopy is available, so that the CPU can write there.
   Result<std::unique_ptr<HostFlags>> create_flags() override {
     const Result<Gdr>& gdr = Gdr::open();
     if (gdr) {
       auto made = flags_on_gpu(gdr.value());
       if (made) return made;
-      log(LogLevel::kInfo, made.status().message() + "; flags lie in pinned host memory");
+      log(LogLevel::kInfo, made.status().message() + "; flags are in pinned host memory");
     }
     return Device::create_flags();
   }
@@ -242,7 +242,7 @@ class CudaDevice final : public Device {
         std::make_unique<FlagsOnGpu>(*this, gdr, memory, page, mapping.value()));
   }
 
-  // The device's context is this thread's while one of these lives.
+  // While an object of this class lives, the device's context is current in this thread.
   class Inside {
    public:
     explicit Inside(const CudaDevice& device) : device_(device) {
@@ -258,7 +258,8 @@ class CudaDevice final : public Device {
    private:
     const CudaDevice& device_;
   };
-  // Mapping memory is not part of a graph that is being recorded, and does not spoil it.
+  // While an object of this class lives, calls of this thread that are not stream work, such as mapping
+  // memory, do not become part of a graph that is being recorded and do not invalidate it.
   class Relaxed {
    public:
     explicit Relaxed(const CudaDevice& device) : device_(device) {
@@ -284,7 +285,7 @@ class CudaDevice final : public Device {
     const char* name = kernel_name(dtype, op);
     if (name == nullptr || cuda_kernels() == nullptr) {
       return Status(Code::kUnavailable,
-                    "this build has no kernels: build it where nvcc is found, or set "
+                    "this build has no kernels: build on a machine that has nvcc, or set "
                     "SMDDP_DEVICE=off");
     }
     Inside inside(*this);

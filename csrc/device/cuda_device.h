@@ -1,4 +1,5 @@
-// A GPU, by CUDA's driver. Works in the device's primary context, the one that torch works in.
+// A GPU, through CUDA's driver. It uses the device's primary context, which torch uses as well. Knows no
+// group or operation. The torch module calls it.
 #pragma once
 
 #include <memory>
@@ -7,10 +8,10 @@
 
 namespace smddp::device {
 
-// GPU `ordinal`, by CUDA's own numbering in this process; why it can't be had.
+// GPU `ordinal` in CUDA's numbering in this process. The error says why it can't be used.
 Result<std::unique_ptr<Device>> open_cuda_device(int ordinal);
 
-// True where this build contains the reduction kernels.
+// True if this build contains the reduction kernels.
 bool has_cuda_kernels();
 
 }  // namespace smddp::device

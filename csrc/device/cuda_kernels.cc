@@ -1,4 +1,4 @@
-// The compiled kernels, as bytes of this library.
+// The compiled kernels, embedded in this library.
 #include "device/cuda_kernels.h"
 
 #include "kernels/reduce_arithmetic.h"

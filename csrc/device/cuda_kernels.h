@@ -1,12 +1,14 @@
+// The compiled GPU kernels that this library contains, and their names. Knows no driver. CudaDevice loads
+// them.
 #pragma once
 
 #include "common/types.h"
 
 namespace smddp::device {
 
-// What nvcc made of reduce_kernels.cu, for cuModuleLoadData(); nullptr where the build had no nvcc.
+// The output of nvcc for reduce_kernels.cu, for cuModuleLoadData(); nullptr if the build had no nvcc.
 const void* cuda_kernels();
-// A kernel's name in there; nullptr where there is none.
+// The name of a kernel in it; nullptr if there is no such kernel.
 const char* kernel_name(Dtype dtype, ReduceOp op);
 
 }  // namespace smddp::device

@@ -1,4 +1,5 @@
-// What is known of this machine's GPUs without using one.
+// A report on this machine's GPUs, made without using a GPU. Knows no group. The torch module calls it, for
+// the tool that checks a machine's set-up.
 #pragma once
 
 #include <string>
@@ -10,13 +11,13 @@
 namespace smddp::device {
 
 struct CudaReport {
-  std::string version;                     // of the API that the driver has, "12.4"
-  std::vector<std::string> devices;        // names, with their multiprocessors
-  std::vector<std::pair<int, int>> apart;  // pairs that can't read each other's memory
-  std::string gdrcopy;                     // its version, or why it is not used
+  std::string version;                     // of the driver's API, for example "12.4"
+  std::vector<std::string> devices;        // names, with the number of multiprocessors
+  std::vector<std::pair<int, int>> apart;  // pairs of GPUs that can't read each other's memory
+  std::string gdrcopy;                     // GDRCopy's version, or why it is not used
 };
 
-// Why there is no driver, or what it says. Makes no context on any GPU.
+// What the driver reports, or why there is no driver. Creates no context on any GPU.
 Result<CudaReport> cuda_report();
 
 }  // namespace smddp::device

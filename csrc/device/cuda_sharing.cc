@@ -15,7 +15,8 @@ namespace {
 
 CUdeviceptr pointer(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
 
-// SYS_pidfd_open and SYS_pidfd_getfd, which older C libraries lack; equal on all architectures.
+// SYS_pidfd_open and SYS_pidfd_getfd, which older C libraries do not define. The numbers are the same on
+// all architectures.
 constexpr long kPidfdOpen = 434, kPidfdGetfd = 438;
 
 Result<int> take_descriptor(int pid, int descriptor) {
@@ -25,7 +26,7 @@ Result<int> take_descriptor(int pid, int descriptor) {
   if (process >= 0) close(process);
   if (taken >= 0) return taken;
   return Status(Code::kUnavailable,
-                "could not take a memory handle of process " + std::to_string(pid) + ": " +
+                "could not get a memory handle of process " + std::to_string(pid) + ": " +
                     std::strerror(why) +
                     "; allow ptrace between ranks (kernel 5.6 or newer), or set "
                     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False");
@@ -55,7 +56,7 @@ Result<std::vector<Allocation>> CudaSharing::export_memory(const void* address, 
 Result<void*> CudaSharing::import_memory(const Allocation& allocation, int pid) {
   if (allocation.kind == Allocation::Kind::kShareable) return import_mapped(allocation, pid);
   if (allocation.kind != Allocation::Kind::kIpc) {
-    return Status(Code::kInvalid, "a peer offered memory that is not a GPU's");
+    return Status(Code::kInvalid, "a peer offered memory that is not GPU memory");
   }
   CUipcMemHandle handle;
   std::memcpy(handle.reserved, allocation.handle.data(), sizeof handle.reserved);
@@ -73,7 +74,7 @@ void CudaSharing::release_memory(const Allocation& allocation, void* address) {
   }
 }
 
-// Memory of cuMemAlloc(), which is what cudaMalloc() calls.
+// Memory of cuMemAlloc(), which cudaMalloc() calls.
 Result<Allocation> CudaSharing::export_whole(CUdeviceptr at) {
   Allocation a;
   a.kind = Allocation::Kind::kIpc;
@@ -131,7 +132,7 @@ Result<Allocation> CudaSharing::export_mapped(CUdeviceptr at) {
               "cuMemExportToShareableHandle");
     api_.cuMemRelease(handle);
     if (!s) return s;
-    forget_what_is_gone();
+    close_freed();
     known = shareable_.emplace(a.id, descriptor).first;
     mapped_[base] = a.id;
   }
@@ -139,8 +140,9 @@ Result<Allocation> CudaSharing::export_mapped(CUdeviceptr at) {
   return a;
 }
 
-// A descriptor keeps the memory: those of what its owner has freed since are closed.
-void CudaSharing::forget_what_is_gone() {
+// An open descriptor keeps the memory allocated. Closes the descriptors of memory that its owner has freed
+// in the meantime.
+void CudaSharing::close_freed() {
   for (auto old = mapped_.begin(); old != mapped_.end();) {
     uint64_t id = 0;
     if (query(&id, kMemoryBlockId, old->first) && id == old->second) {
@@ -176,7 +178,7 @@ Result<void*> CudaSharing::import_mapped(const Allocation& allocation, int pid) 
     }
     if (!s) api_.cuMemAddressFree(base, allocation.bytes);
   }
-  api_.cuMemRelease(handle);  // the mapping holds it from here on
+  api_.cuMemRelease(handle);  // from here on the mapping keeps the memory
   return s ? Result<void*>(reinterpret_cast<void*>(base)) : Result<void*>(s);
 }
 

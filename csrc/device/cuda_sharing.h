@@ -1,5 +1,7 @@
-// A GPU's memory in other processes of the host: handles for what this process has, mappings of what
-// others have. Both are kept, by the driver's id of an allocation.
+// Sharing of GPU memory between the processes of a host: handles for this process's memory, and mappings
+// of other processes' memory. Handles of both kinds (IPC handles and descriptors) are kept; the driver's
+// id of an allocation shows whether a kept handle is still right. Knows no stream and no operation.
+// CudaDevice calls it.
 #pragma once
 
 #include <map>
@@ -11,13 +13,14 @@
 
 namespace smddp::device {
 
-// All calls with the device's context current, and none of them part of a graph that is recorded.
+// In all calls the device's context must be current, and no call may become part of a graph that is being
+// recorded.
 class CudaSharing {
  public:
   CudaSharing(const cuda::Api& api, cuda::CUdevice device) : api_(api), device_(device) {}
   ~CudaSharing();
 
-  // As Device's.
+  // As the functions of Device.
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes);
   Result<void*> import_memory(const Allocation& allocation, int pid);
   void release_memory(const Allocation& allocation, void* address);
@@ -29,15 +32,15 @@ class CudaSharing {
   }
   Result<Allocation> export_whole(cuda::CUdeviceptr at);
   Result<Allocation> export_mapped(cuda::CUdeviceptr at);
-  void forget_what_is_gone();
+  void close_freed();
   Result<void*> import_mapped(const Allocation& allocation, int pid);
 
   const cuda::Api& api_;
   const cuda::CUdevice device_;
   std::mutex mutex_;
   std::map<cuda::CUdeviceptr, Allocation> handles_;  // by base
-  std::map<uint64_t, int> shareable_;                // descriptors by physical memory
-  std::map<cuda::CUdeviceptr, uint64_t> mapped_;     // that memory by base
+  std::map<uint64_t, int> shareable_;                // descriptors, by the id of physical memory
+  std::map<cuda::CUdeviceptr, uint64_t> mapped_;     // these ids, by base
 };
 
 }  // namespace smddp::device

@@ -3,15 +3,15 @@
 #include <sys/mman.h>
 
 #include <atomic>
-#include <cerrno>
-#include <cstring>
+
+#include "common/errno_status.h"
 
 namespace smddp::device {
 namespace {
 
 constexpr size_t kPage = 4096;
 
-// In pinned host memory, a cache line each.
+// Flags in pinned host memory, one per cache line.
 class PinnedFlags final : public HostFlags {
  public:
   PinnedFlags(Device& device, std::byte* here, std::byte* on_device)
@@ -39,8 +39,7 @@ Result<std::unique_ptr<HostFlags>> Device::create_flags() {
   static_assert(HostFlags::kMost * HostFlags::kStride <= kPage);
   void* at = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (at == MAP_FAILED) {
-    return Status(Code::kUnavailable,
-                  std::string("no memory for a page of flags: ") + std::strerror(errno));
+    return errno_status("could not allocate a page of flags");
   }
   auto mapped = map_host(at, kPage);
   if (!mapped) {

@@ -1,8 +1,9 @@
-// A device as the collectives see it: streams, events, copies, flags, and memory that other processes
-// of the host map. Implemented by CUDA's driver (cuda_device.cc) and, for tests and for machines
-// without a GPU, by threads and shared memory (host_device.cc).
+// The interface to a device: streams, events, copies, flags, and memory that other processes of the host
+// map. It is implemented with CUDA's driver (cuda_device.cc) and, for tests and for machines without a
+// GPU, with threads and shared memory (host_device.cc). It knows no group, operation or network. The copy
+// engine, the collectives on device memory and the torch module call it.
 //
-// Nothing here waits for work of a device, but for synchronize().
+// Only synchronize() waits for work of a device.
 #pragma once
 
 #include <array>
@@ -19,35 +20,37 @@
 
 namespace smddp::device {
 
-// What the device's own library calls them: a CUstream, a CUevent.
+// Handles of the device's own library: for a GPU a CUstream and a CUevent.
 using Stream = void*;
 using Event = void*;
 
-// A piece of memory that is mapped as a whole, and how another process of this host comes by it. Sent
-// between processes of one host and one build.
+// A piece of memory that is mapped as a whole, with what another process of this host needs to map it.
+// Processes of one host, which run the same build, send it to each other.
 struct Allocation {
   enum class Kind : uint32_t {
-    kSegment,    // descriptor: one of the owner's, to be mapped by mmap()
-    kIpc,        // handle: of memory that the driver allocated in one piece
-    kShareable,  // descriptor: one of the owner's, of physical memory that was mapped by itself
+    kSegment,    // `descriptor` is one of the owner's, to be mapped by mmap()
+    kIpc,        // `handle` is for memory that the driver allocated in one piece
+    kShareable,  // `descriptor` is one of the owner's, for physical memory that was mapped separately
   };
-  uint64_t base = 0;  // where it begins, in the owner
+  uint64_t base = 0;  // its first address in the owner
   uint64_t bytes = 0;
-  uint64_t id = 0;  // differs between two that lay at the same address one after the other
+  uint64_t id =
+      0;  // differs between two allocations that were at the same address one after the other
   Kind kind = Kind::kSegment;
   int32_t descriptor = -1;
   std::array<uint8_t, 64> handle{};
 };
 static_assert(std::is_trivially_copyable_v<Allocation> && sizeof(Allocation) == 96);
 
-// Words that the host writes and streams wait for, zero at first.
+// Words that the CPU writes and streams wait for. They are zero at first.
 class HostFlags {
  public:
   static constexpr size_t kMost = 64, kStride = 64;  // bytes
   virtual ~HostFlags() = default;
-  // For Device::wait_flag().
+  // The address of word `i` for Device::wait_flag().
   virtual uint32_t* on_device(size_t i) const = 0;
-  // From any thread, without a call of the driver. What follows a stream's wait sees all that came before.
+  // May be called from any thread. Does not call the driver. The work that follows a stream's wait sees
+  // all writes that came before set().
   virtual void set(size_t i, uint32_t value) = 0;
 };
 
@@ -55,7 +58,7 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;
-  // Multiprocessors: what a reduction can use at most.
+  // The number of multiprocessors, which is the most that a reduction can use.
   virtual int multiprocessors() const = 0;
   // The same for every process that uses this device, and for no other device of the host.
   virtual std::array<uint8_t, 16> identity() const = 0;
@@ -66,41 +69,42 @@ class Device {
   virtual void destroy_event(Event event) = 0;
 
   virtual Status record(Event event, Stream stream) = 0;
-  // Work submitted to `stream` from now on waits for what was last recorded.
+  // Work submitted to `stream` from now on waits for the last record() of the event.
   virtual Status wait(Stream stream, Event event) = 0;
-  // Whether what was last recorded is done.
+  // True if the stream has reached the last record() of the event.
   virtual Result<bool> done(Event event) = 0;
   // Blocks until all work of `stream` is done.
   virtual Status synchronize(Stream stream) = 0;
-  // True while `stream` records a graph rather than runs.
+  // True while `stream` records a graph and runs nothing.
   virtual Result<bool> capturing(Stream stream) = 0;
 
-  // Between any two of this device's memory, mapped memory of peers, and pinned host memory.
+  // Each of the two addresses is in this device's memory, mapped memory of peers, or pinned host memory.
   virtual Status copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
   virtual Status reduce(Stream stream, const kernels::Reduction& reduction) = 0;
-  // Flags lie in memory of map_host(). A write is ordered after all that the stream did before it, as
-  // every device and the host see it; what follows a wait sees all that came before the write.
+  // Flags are in memory of map_host(). Every device and the CPU see a write after all that the stream did
+  // before it. The work that follows a wait sees all that came before the write.
   virtual Status write_flag(Stream stream, uint32_t* flag, uint32_t value) = 0;
-  virtual Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) = 0;  // for equality
-  // `function` must not use the device, and must be quick.
+  virtual Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) = 0;  // until equal
+  // The stream calls function(argument), which must not use the device and must be quick.
   virtual Status call(Stream stream, void (*function)(void*), void* argument) = 0;
 
-  // Memory of the device; nullptr is freed, too.
+  // Memory of the device. free(nullptr) does nothing.
   virtual Result<void*> allocate(size_t bytes) = 0;
   virtual void free(void* address) = 0;
-  // What libfabric calls the device (FI_HMEM_CUDA): its number, or -1 where its memory is the host's.
+  // The device's number for libfabric (FI_HMEM_CUDA); -1 if the device's memory is host memory.
   virtual int cuda_ordinal() const { return -1; }
 
-  // The allocations in which [address, address + bytes) lies, by address.
+  // The allocations that contain [address, address + bytes), in the order of their addresses.
   virtual Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) = 0;
-  // Where `allocation` of process `pid` begins here; until release_memory().
+  // Maps `allocation` of process `pid` until release_memory(). Returns its first address in this process.
   virtual Result<void*> import_memory(const Allocation& allocation, int pid) = 0;
   virtual void release_memory(const Allocation& allocation, void* address) = 0;
 
-  // Pins host memory, which starts and ends at pages, and says what it is called on the device.
+  // Pins host memory, which must start and end at page boundaries. Returns its address on the device.
   virtual Result<void*> map_host(void* address, size_t bytes) = 0;
   virtual void unmap_host(void* address) = 0;
-  // HostFlags::kMost of them, where streams see them soonest: in pinned host memory, if nothing else.
+  // HostFlags::kMost flags, in the memory where streams see them soonest. The default is pinned host
+  // memory.
   virtual Result<std::unique_ptr<HostFlags>> create_flags();
 };
 

@@ -11,7 +11,7 @@
 namespace smddp::device {
 namespace {
 
-constexpr int kMajor = 2;  // whose functions these are; 1.x had others
+constexpr int kMajor = 2;  // the version of these functions; 1.x had others
 
 std::string text(int major, int minor) {
   return std::to_string(major) + "." + std::to_string(minor);
@@ -24,7 +24,7 @@ Result<Gdr> Gdr::open(const std::string& path) {
   if (library == nullptr) {
     const char* why = dlerror();
     return Status(Code::kUnavailable,
-                  "GDRCopy could not be opened (" + std::string(why != nullptr ? why : path) + ")");
+                  "could not open GDRCopy (" + std::string(why != nullptr ? why : path) + ")");
   }
   Gdr gdr;
   const char* missing = nullptr;
@@ -54,7 +54,7 @@ Result<Gdr> Gdr::open(const std::string& path) {
   if (major != kMajor) return refuse(" is version " + gdr.version_ + "; 2.x is needed");
   gdr.connection_ = gdr.gdr_open();
   if (gdr.connection_ == nullptr)
-    return refuse(" finds no /dev/gdrdrv: load the kernel module gdrdrv");
+    return refuse(" does not find /dev/gdrdrv: load the kernel module gdrdrv");
   if (gdr.gdr_driver_get_version(gdr.connection_, &major, &minor) != 0 || major != kMajor) {
     gdr.gdr_close(gdr.connection_);
     return refuse(": the kernel module gdrdrv is version " + text(major, minor) +
@@ -85,8 +85,8 @@ void Gdr::unmap(const Mapping& mapping) const {
   gdr_unpin_buffer(connection_, mapping.handle);
 }
 
-// The mapping is write-combining: a plain store could pass earlier ones to ordinary memory. The fence
-// keeps them before it, and the library's own flushes it.
+// The mapping is write-combining: a plain store could become visible before earlier stores to ordinary
+// memory. The fence keeps the earlier stores before it, and the library's own fence flushes the store.
 void Gdr::write(const Mapping& mapping, size_t offset, uint32_t value) const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   gdr_copy_to_mapping(mapping.handle, static_cast<std::byte*>(mapping.address) + offset, &value,

@@ -1,6 +1,6 @@
-// GDRCopy (github.com/NVIDIA/gdrcopy), opened at run time: GPU memory that the host writes through the
-// PCIe bus. Flags that the host sets lie there, so that a stream that waits for one looks at the GPU's
-// own memory.
+// GDRCopy (github.com/NVIDIA/gdrcopy), opened at run time. It maps GPU memory so that the CPU can write it
+// over the PCIe bus. The flags that the CPU sets are in this memory, so that a waiting stream reads the
+// GPU's own memory. Knows no stream. CudaDevice and cuda_report() call it.
 #pragma once
 
 #include <cstddef>
@@ -13,24 +13,24 @@ namespace smddp::device {
 
 class Gdr {
  public:
-  // The library that SMDDP_LIBGDRAPI names and its kernel module, 2.0 or newer, opened on first use;
-  // why there is none.
+  // Opens the library that SMDDP_LIBGDRAPI names and its kernel module, both 2.0 or newer, on first use.
+  // The error says why GDRCopy can't be used.
   static const Result<Gdr>& open();
   static Result<Gdr> open(const std::string& path);
 
-  static constexpr size_t kPage = 64 << 10;  // mappings begin and end at multiples
+  static constexpr size_t kPage = 64 << 10;  // mappings begin and end at multiples of this
 
   struct Handle {
     unsigned long h;
   };
   struct Mapping {
     Handle handle;
-    void* address;  // here
+    void* address;  // in this process
   };
-  // Of one page of GPU memory.
+  // Maps one page of GPU memory.
   Result<Mapping> map(unsigned long long on_device) const;
   void unmap(const Mapping& mapping) const;
-  // Ordered after all that this thread and those it heard from have written to host memory.
+  // Ordered after all writes to host memory by this thread, and by threads that it has synchronised with.
   void write(const Mapping& mapping, size_t offset, uint32_t value) const;
 
   const std::string& version() const { return version_; }

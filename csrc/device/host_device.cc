@@ -19,7 +19,7 @@
 namespace smddp::device {
 namespace {
 
-// Returns false where it can't go on yet; it is then called again.
+// Returns false if it can't continue yet. The queue then calls it again.
 using Step = std::function<bool()>;
 
 constexpr auto kLook = std::chrono::microseconds(20);
@@ -32,7 +32,7 @@ using MomentPtr = std::shared_ptr<Moment>;
 class Queue {
  public:
   Queue() : thread_([this] { run(); }) {}
-  // What has not run by then never does.
+  // Steps that have not run by now never run.
   ~Queue() {
     {
       std::lock_guard lock(mutex_);
@@ -107,7 +107,8 @@ Result<void*> HostDevice::allocate(size_t bytes) {
   int descriptor = memfd_create("smddp-host-device", MFD_CLOEXEC);
   if (descriptor < 0) return errno_status("could not create a segment (memfd_create)");
   if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
-    Status why = errno_status("could not size a segment of " + std::to_string(bytes) + " bytes");
+    Status why =
+        errno_status("could not set the size of a segment to " + std::to_string(bytes) + " bytes");
     close(descriptor);
     return why;
   }
@@ -190,7 +191,7 @@ Status HostDevice::copy(Stream stream, void* to, const void* from, size_t bytes)
 }
 
 Status HostDevice::reduce(Stream stream, const kernels::Reduction& reduction) {
-  // A multiprocessor's threads, one after the other.
+  // The threads of a multiprocessor run one after the other.
   constexpr uint32_t kThreads = 8;
   queue(stream).push([reduction] {
     uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
@@ -223,7 +224,7 @@ Status HostDevice::call(Stream stream, void (*function)(void*), void* argument) 
 }
 
 Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, size_t bytes) {
-  if (!owns(address, bytes)) return Status(Code::kInvalid, "this is no memory of the device");
+  if (!owns(address, bytes)) return Status(Code::kInvalid, "this is not memory of the device");
   std::lock_guard lock(mutex_);
   return std::vector<Allocation>{
       std::prev(allocations_.upper_bound(reinterpret_cast<uintptr_t>(address)))->second};

@@ -1,6 +1,7 @@
-// A device made of threads and shared memory: streams are threads that take their work in order, and
-// its memory lies in segments that other processes map. It has no speed of its own to show; it lets
-// everything above it run, with several processes, where no GPU is.
+// A device simulated by threads and shared memory. Each stream is a thread that does its work in order,
+// and the memory is in segments that other processes map. Its speed means nothing; it lets all code above
+// it run, with several processes, on machines without a GPU. It knows no CUDA, group or operation. The
+// torch module and the tests make it.
 #pragma once
 
 #include <map>
@@ -17,7 +18,7 @@ class HostDevice final : public Device {
 
   Result<void*> allocate(size_t bytes) override;  // zeroed
   void free(void* address) override;
-  // True where [address, address + bytes) lies in one allocation.
+  // True if one allocation contains [address, address + bytes).
   bool owns(const void* address, size_t bytes) const;
 
   std::string name() const override { return "host threads"; }

@@ -1,4 +1,5 @@
-// The reduction kernels, one per type and operation, found by name: see reduce_arithmetic.h.
+// The reduction kernels, one per type and operation. CudaDevice finds them by name (kernel_name()). The
+// arithmetic is in reduce_arithmetic.h.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #define SMDDP_BOTH __host__ __device__ __forceinline__
@@ -7,8 +8,8 @@
 
 using namespace smddp::kernels;
 
-// A block takes a multiprocessor for itself: as many threads as fit, each with 4 reads of 16 bytes per
-// peer in flight.
+// One block uses a whole multiprocessor: it has as many threads as fit, and each thread has 4 reads of
+// 16 bytes per peer in flight.
 #define SMDDP_KERNEL(type, element, name, op, suffix)                                      \
   extern "C" __global__ void __launch_bounds__(1024, 1)                                    \
       smddp_reduce_##name##_##suffix(const __grid_constant__ Reduction reduction) {        \

@@ -341,7 +341,7 @@ TEST(DeviceHosts, MemoryThatOneHostCannotShareFailsAllHosts) {
     std::vector<float> private_memory(128);
     auto op = job.scatter(context.rank == 1 ? private_memory.data() : in, out, 32);
     ASSERT_TRUE(r.group->submit(op, r.user).ok());
-    expect_failure(r, *op, {"rank 1", "no memory of the device"});
+    expect_failure(r, *op, {"rank 1", "not memory of the device"});
     EXPECT_FALSE(r.group->submit(job.scatter(in, out, 32), r.user).ok());
   });
 }
