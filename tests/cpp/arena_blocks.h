@@ -1,4 +1,4 @@
-// What the tests of an arena share.
+// Functions that all tests of arenas use.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace smddp::intranode {
 
 inline constexpr size_t kMiB = 1 << 20;
 
-// Lines of /proc/self/maps and descriptors of this process that belong to an arena's segments.
+// The number of lines of /proc/self/maps and of descriptors of this process that belong to an arena.
 inline int segments_left() {
   int found = 0;
   std::ifstream maps("/proc/self/maps");
@@ -40,7 +40,7 @@ inline bool filled(const std::byte* block, size_t bytes, int value) {
   return true;
 }
 
-// Runs `body` in a forked child and says how that ended: its result, or minus the signal.
+// Runs `body` in a forked child. Returns the result of `body`, or minus the signal that ended the child.
 inline int in_child(const std::function<int()>& body) {
   pid_t pid = fork();
   if (pid == 0) _exit(body());

@@ -1,4 +1,4 @@
-// What a forked child sees of its parent's arena.
+// The contents of a parent's arena in a forked child.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
@@ -24,7 +24,7 @@ TEST(ArenaFork, ChildHasItsOwnCopy) {
   pid_t pid = fork();
   if (pid == 0) {
     char byte;
-    fill(small, 50, 7);  // not the parent's
+    fill(small, 50, 7);  // does not change the parent's block
     [[maybe_unused]] auto n = write(done[1], "x", 1);
     n = read(go[0], &byte, 1);  // the parent has written and freed
     bool ok = filled(small, 50, 7) && filled(small + 50, 50, 1) && filled(large, 10 * kMiB, 1) &&
@@ -48,7 +48,7 @@ TEST(ArenaFork, ChildHasItsOwnCopy) {
   EXPECT_TRUE(filled(small, 100, 9));
 }
 
-TEST(ArenaFork, BlocksNeverTouchedStayWithoutPages) {
+TEST(ArenaFork, UntouchedBlocksGetNoPagesInTheChild) {
   Arena arena({});
   std::byte* sparse = arena.allocate(400 * kMiB);
   sparse[200 * kMiB] = std::byte{5};
@@ -63,7 +63,7 @@ TEST(ArenaFork, BlocksNeverTouchedStayWithoutPages) {
             0);
 }
 
-TEST(ArenaFork, BeyondTheBoundNothingIsThere) {
+TEST(ArenaFork, BlocksBeyondTheBoundAreNotAccessible) {
   Arena arena({.first_segment = 8 * kMiB, .fork_copy = 2 * kMiB});
   std::byte* small = arena.allocate(100);
   std::byte* large = arena.allocate(4 * kMiB);
@@ -96,7 +96,7 @@ TEST(ArenaFork, GrandchildrenAndManyChildren) {
   }
 }
 
-TEST(ArenaFork, WhileOtherThreadsAllocate) {
+TEST(ArenaFork, ForkWhileOtherThreadsAllocate) {
   Arena arena({.first_segment = 2 * kMiB, .keep = 0});
   std::byte* block = arena.allocate(kMiB);
   fill(block, kMiB, 4);
@@ -119,8 +119,8 @@ TEST(ArenaFork, WhileOtherThreadsAllocate) {
   busy.join();
 }
 
-// Not through fork(): without its handlers a child must not have the segments.
-TEST(ArenaFork, BareCloneHasNothing) {
+// A child that is made without fork()'s handlers must not have the segments.
+TEST(ArenaFork, ABareCloneDoesNotHaveTheSegments) {
   Arena arena({});
   std::byte* block = arena.allocate(kMiB);
   fill(block, kMiB, 4);

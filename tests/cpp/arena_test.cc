@@ -66,7 +66,7 @@ TEST(Arena, BlocksNeverOverlapAndAreAligned) {
   EXPECT_EQ(arena.statistics().kept, 0u);
 }
 
-TEST(Arena, FreeRunsGrowTogether) {
+TEST(Arena, AdjacentFreeRunsMerge) {
   Arena arena({.first_segment = 4 * kMiB, .keep = 64 * kMiB});
   std::byte* blocks[4];
   for (auto& block : blocks) block = arena.allocate(kMiB);
@@ -78,7 +78,7 @@ TEST(Arena, FreeRunsGrowTogether) {
   EXPECT_TRUE(arena.free(whole));
 }
 
-TEST(Arena, RefusesWhatIsNotItsOwn) {
+TEST(Arena, RefusesForeignAddressesAndImpossibleSizes) {
   Arena arena({});
   std::byte* block = arena.allocate(100);
   int other = 0;
@@ -108,7 +108,7 @@ TEST(Arena, GrowsAndShrinks) {
     std::byte* large = arena.allocate(20 * kMiB + 1);
     EXPECT_EQ(arena.statistics().segments, 7u);
     EXPECT_EQ(arena.statistics().reserved - s.reserved, 22 * kMiB);
-    EXPECT_TRUE(arena.free(large));  // beyond `keep`: gone at once
+    EXPECT_TRUE(arena.free(large));  // exceeds `keep`: released at once
     EXPECT_EQ(arena.statistics().segments, 6u);
     for (std::byte* block : blocks) EXPECT_TRUE(arena.free(block));
     EXPECT_LE(arena.statistics().kept, 3 * kMiB);
@@ -116,12 +116,12 @@ TEST(Arena, GrowsAndShrinks) {
     arena.trim();
     EXPECT_EQ(arena.statistics().segments, 0u);
     EXPECT_EQ(arena.statistics().peak, 50 * kMiB + 4096);
-    EXPECT_EQ(segments_left(), 2);  // the table, mapped and open
+    EXPECT_EQ(segments_left(), 2);  // the table's mapping and its descriptor
   }
   EXPECT_EQ(segments_left(), 0);
 }
 
-TEST(Arena, FreedPagesGoBackFromSegmentsInUse) {
+TEST(Arena, FreedPagesOfSegmentsInUseAreGivenBack) {
   Arena arena({.first_segment = 32 * kMiB, .keep = 0, .huge_pages = false});
   std::byte* large = arena.allocate(16 * kMiB);
   std::byte* small = arena.allocate(100);
@@ -144,7 +144,7 @@ TEST(Arena, FreedPagesGoBackFromSegmentsInUse) {
   EXPECT_TRUE(filled(small, 100, 2));
 }
 
-TEST(Arena, TakesManyThreads) {
+TEST(Arena, ManyThreadsAllocateAndFree) {
   Arena arena({.first_segment = 4 * kMiB, .keep = kMiB});
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
@@ -170,8 +170,6 @@ TEST(Arena, TakesManyThreads) {
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(arena.statistics().in_use, 0u);
 }
-
-// --- what neighbours see -------------------------------------------------------------------------
 
 }  // namespace
 }  // namespace smddp::intranode

@@ -1,5 +1,5 @@
-// The code that talks to NVIDIA's driver, over a driver of our own making: every call, its order and
-// its arguments, and what is made of its answers. What it can't show is a GPU.
+// Tests of the code that calls NVIDIA's driver, with a stub in place of the driver: every call, its order
+// and its arguments, and how the code uses the results. The tests show nothing about a real GPU.
 #include "device/cuda_device.h"
 
 #include <dlfcn.h>
@@ -20,7 +20,7 @@ namespace {
 using device::Allocation;
 using device::Device;
 
-// Before anything opens the driver.
+// Set before the driver is opened.
 const int stub_is_the_driver = setenv("SMDDP_LIBCUDA", STUB_CUDA, 1);
 const int stub_is_gdrcopy = setenv("SMDDP_LIBGDRAPI", STUB_GDR, 1);
 
@@ -35,7 +35,7 @@ std::byte* allocate(size_t bytes, Kind kind, void* at = nullptr) {
   return static_cast<std::byte*>(
       stub<void* (*)(size_t, int, void*)>("stub_allocate")(bytes, kind, at));
 }
-// Addresses that nobody else gets, for pieces side by side.
+// Reserves an address range, for pieces side by side.
 std::byte* reserve(size_t bytes) {
   void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return static_cast<std::byte*>(at);
@@ -49,7 +49,7 @@ std::unique_ptr<Device> gpu() {
   return opened ? std::move(opened.value()) : nullptr;
 }
 
-TEST(CudaDevice, OpensAndSaysWhoItIs) {
+TEST(CudaDevice, OpensAndReportsNameAndIdentity) {
   ASSERT_EQ(stub_is_the_driver, 0);
   auto device = gpu();
   ASSERT_TRUE(device);
@@ -59,10 +59,10 @@ TEST(CudaDevice, OpensAndSaysWhoItIs) {
   auto none = device::open_cuda_device(1);
   ASSERT_FALSE(none.ok());
   EXPECT_NE(none.status().message().find("cuDeviceGet failed"), std::string::npos);
-  EXPECT_NE(none.status().message().find("said the stub"), std::string::npos);
+  EXPECT_NE(none.status().message().find("error text of the stub"), std::string::npos);
 }
 
-TEST(CudaReport, NamesDriverAndDevices) {
+TEST(CudaReport, ReportsDriverAndDevices) {
   auto report = device::cuda_report();
   ASSERT_TRUE(report.ok()) << report.status().message();
   EXPECT_EQ(report.value().version, "12.0");
@@ -98,7 +98,7 @@ TEST(CudaDevice, SharesMemoryOfEachKind) {
   free_memory(memory);
 }
 
-TEST(CudaDevice, ExpandableSegmentsAreSeveralPieces) {
+TEST(CudaDevice, ExpandableSegmentsAreExportedAsSeveralPieces) {
   auto owner = gpu();
   std::byte* first = allocate(8192, kExpandable, reserve(16384));
   std::byte* second = allocate(8192, kExpandable, first + 8192);
@@ -108,7 +108,7 @@ TEST(CudaDevice, ExpandableSegmentsAreSeveralPieces) {
   EXPECT_NE(exported.value()[0].id, exported.value()[1].id);
   EXPECT_NE(exported.value()[0].descriptor, exported.value()[1].descriptor);
   free_memory(second);
-  second = allocate(8192, kExpandable, first + 8192);  // other memory, same place
+  second = allocate(8192, kExpandable, first + 8192);  // other memory at the same address
   auto again = owner->export_memory(first, 16384);
   ASSERT_TRUE(again.ok());
   EXPECT_EQ(again.value()[0].id, exported.value()[0].id);
@@ -117,29 +117,29 @@ TEST(CudaDevice, ExpandableSegmentsAreSeveralPieces) {
   free_memory(second);
 }
 
-TEST(Gdr, SaysWhyThereIsNone) {
-  auto said = [](const char* path) {
+TEST(Gdr, ErrorsSayWhyItCannotBeUsed) {
+  auto result_of = [](const char* path) {
     auto opened = device::Gdr::open(path);
     return opened ? "opened " + opened.value().version() : opened.status().message();
   };
   ASSERT_EQ(stub_is_gdrcopy, 0);
-  EXPECT_EQ(said(STUB_GDR), "opened 2.4");
-  EXPECT_NE(said("/nowhere/libgdrapi.so.2").find("could not open GDRCopy"), std::string::npos);
-  EXPECT_NE(said(STUB_CUDA).find("has no gdr_"), std::string::npos);
+  EXPECT_EQ(result_of(STUB_GDR), "opened 2.4");
+  EXPECT_NE(result_of("/nowhere/libgdrapi.so.2").find("could not open GDRCopy"), std::string::npos);
+  EXPECT_NE(result_of(STUB_CUDA).find("has no gdr_"), std::string::npos);
   setenv("STUB_GDR_MAJOR", "1", 1);
-  EXPECT_NE(said(STUB_GDR).find("is version 1.4; 2.x is needed"), std::string::npos);
+  EXPECT_NE(result_of(STUB_GDR).find("is version 1.4; 2.x is needed"), std::string::npos);
   unsetenv("STUB_GDR_MAJOR");
   setenv("STUB_GDR_NO_MODULE", "1", 1);
-  EXPECT_NE(said(STUB_GDR).find("gdrdrv"), std::string::npos);
+  EXPECT_NE(result_of(STUB_GDR).find("gdrdrv"), std::string::npos);
   unsetenv("STUB_GDR_NO_MODULE");
 }
 
-TEST(CudaDevice, FlagsLieInTheGpusMemoryWhereGdrcopyIs) {
+TEST(CudaDevice, FlagsAreInGpuMemoryIfGdrcopyIsAvailable) {
   auto device = gpu();
   auto made = device->create_flags();
   ASSERT_TRUE(made.ok()) << made.status().message();
   device::HostFlags& flags = *made.value();
-  EXPECT_TRUE(device->export_memory(flags.on_device(5), 4).ok());  // which pinned memory is not
+  EXPECT_TRUE(device->export_memory(flags.on_device(5), 4).ok());  // fails for pinned memory
   device::Stream stream = device->create_stream().value();
   device::Event event = device->create_event().value();
   ASSERT_TRUE(device->wait_flag(stream, flags.on_device(5), 7).ok());
@@ -153,8 +153,8 @@ TEST(CudaDevice, FlagsLieInTheGpusMemoryWhereGdrcopyIs) {
   device->destroy_stream(stream);
 }
 
-TEST(CudaDevice, CarriesCollectivesBetweenHosts) {
-  constexpr size_t kCount = 700'000;  // two chunks and more
+TEST(CudaDevice, RunsAllReduceBetweenHosts) {
+  constexpr size_t kCount = 700'000;  // more than two chunks
   run_world("ab", [&](RankContext& context) {
     auto device = gpu();
     std::unique_ptr<std::byte, void (*)(void*)> owner(allocate(kCount * 4, kMalloc), free_memory);
@@ -177,8 +177,8 @@ TEST(CudaDevice, CarriesCollectivesBetweenHosts) {
   });
 }
 
-// A group over it, its ranks' memory in pieces that lie differently at each of them.
-TEST(CudaDevice, CarriesCollectives) {
+// A group on the CUDA device. The memory of each rank consists of pieces, of different sizes in each rank.
+TEST(CudaDevice, RunsAllReduceOnMemoryInSeveralPieces) {
   constexpr size_t kCount = 5000;  // floats; 4096 bytes hold 1024
   run_world("aaa", [&](RankContext& context) {
     auto device = gpu();

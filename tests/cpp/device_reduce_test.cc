@@ -1,4 +1,4 @@
-// The kernels' arithmetic, run by the host, against the CPU's sums.
+// The arithmetic of the GPU kernels, run on the CPU and compared with the CPU's own reductions.
 #include "kernels/reduce_arithmetic.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ constexpr Dtype kTypes[] = {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16, 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
 
-// What a kernel of `threads` threads leaves, beside what reduce() does.
+// Compares the result of a kernel with `threads` threads with the result of reduce().
 void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offset, size_t askew,
              size_t threads, std::mt19937& random) {
   size_t bytes = count * size_of(dtype);
@@ -37,7 +37,7 @@ void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offs
     char* at = memory[k].data();
     at += -reinterpret_cast<uintptr_t>(at) % 16;
     at += offset + (k == 1 ? askew : 0);
-    // Of all bit patterns every second is not special enough: numbers whose sums round.
+    // Random bit patterns are not enough for floating types: use numbers whose sums round.
     if (dtype == Dtype::kFloat32) {
       for (size_t i = 0; i < count; ++i) {
         float x = static_cast<float>(static_cast<int>(random())) * 0x1p-20f;
@@ -72,7 +72,7 @@ void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offs
   if (offset > 0) EXPECT_EQ(to[-1], 7);
 }
 
-TEST(DeviceReduce, SameAsTheCpuForEveryTypeAndOperation) {
+TEST(DeviceReduce, EqualsTheCpuForEveryTypeAndOperation) {
   std::mt19937 random(1);
   for (Dtype dtype : kTypes) {
     for (ReduceOp op : kOps) {
@@ -84,7 +84,7 @@ TEST(DeviceReduce, SameAsTheCpuForEveryTypeAndOperation) {
   }
 }
 
-TEST(DeviceReduce, AnySizeAnyPlaceAnyNumberOfThreads) {
+TEST(DeviceReduce, AnySizeOffsetAndNumberOfThreads) {
   std::mt19937 random(2);
   for (Dtype dtype : {Dtype::kUInt8, Dtype::kBFloat16, Dtype::kFloat32, Dtype::kInt64}) {
     size_t size = size_of(dtype);
@@ -99,7 +99,7 @@ TEST(DeviceReduce, AnySizeAnyPlaceAnyNumberOfThreads) {
   }
 }
 
-TEST(DeviceReduce, EveryHalf) {
+TEST(DeviceReduce, ConversionsOfHalfTypesEqualTheCpu) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     auto h = static_cast<uint16_t>(bits);
     for (Dtype dtype : {Dtype::kFloat16, Dtype::kBFloat16}) {
@@ -124,8 +124,8 @@ TEST(DeviceReduce, EveryHalf) {
   }
 }
 
-// Every type and operation has a name, and where this build has kernels, a kernel of that name.
-TEST(DeviceReduce, KernelsByName) {
+// If this build has kernels, checks that they are a fatbin as well.
+TEST(DeviceReduce, EveryTypeAndOperationHasAKernelName) {
   for (Dtype dtype : kTypes) {
     for (ReduceOp op : kOps) {
       const char* name = kernel_name(dtype, op);
@@ -139,10 +139,10 @@ TEST(DeviceReduce, KernelsByName) {
   if (!device::has_cuda_kernels()) GTEST_SKIP() << "this build had no nvcc";
   uint32_t magic;
   std::memcpy(&magic, cuda_kernels(), sizeof magic);
-  EXPECT_EQ(magic, 0xba55ed50u);  // of a fatbin
+  EXPECT_EQ(magic, 0xba55ed50u);  // the magic number of a fatbin
 }
 
-TEST(CudaApi, SaysWhatIsMissing) {
+TEST(CudaApi, ErrorsNameTheRemedy) {
   auto none = device::cuda::load_api("libcuda-that-is-not-there.so");
   ASSERT_FALSE(none.ok());
   EXPECT_NE(none.status().message().find("install NVIDIA's driver"), std::string::npos);

@@ -1,5 +1,9 @@
-// Ranks as threads, each with a device of its own.
+// A world of ranks for the tests of collectives on device memory: each rank is a thread and has a device of
+// its own.
 #pragma once
+
+#include <chrono>
+#include <thread>
 
 #include "device/host_device.h"
 #include "gpu_collectives/device_group.h"
@@ -7,7 +11,7 @@
 
 namespace smddp {
 
-// One rank's side, on a device that nobody else of this process uses.
+// One rank's part of a device group. No other rank of this process uses its device.
 struct GroupRank {
   GroupRank(RankContext& rank, device::Device& its, double limit_seconds = 60)
       : context(rank), device(its), imports(its), main(its.create_stream().value()) {
@@ -34,6 +38,14 @@ struct GroupRank {
     return s ? wait(*op) : s;
   }
 
+  // The group's error, or ok if the group has not failed within 20 s.
+  Status failure() {
+    auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (group->status().ok() && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    return group->status();
+  }
+
   RankContext& context;
   device::Device& device;
   intranode::Imports imports;
@@ -41,11 +53,11 @@ struct GroupRank {
   std::shared_ptr<DeviceGroup> group;
 };
 
-struct Played {
+struct SimulatedDevice {
   device::HostDevice gpu;
 };
-// One that threads play, as if the rank were a process of its own.
-struct DeviceRank : Played, GroupRank {
+// A rank on a simulated device of its own, as if the rank were a process.
+struct DeviceRank : SimulatedDevice, GroupRank {
   explicit DeviceRank(RankContext& rank, double limit_seconds = 60)
       : GroupRank(rank, gpu, limit_seconds) {}
   float* floats(size_t count) { return static_cast<float*>(gpu.allocate(count * 4).value()); }

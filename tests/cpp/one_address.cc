@@ -1,7 +1,8 @@
-// For ThreadSanitizer, which tells memory apart by its address. Ranks that are threads of one process
-// map each segment once each, at addresses of their own: it would see neither that they share it nor
-// what orders their accesses. Here every mapping of a segment in this process is the same one, and a
-// read of the own process's memory is a copy that it sees. Linked with --wrap.
+// For ThreadSanitizer, which identifies memory by its address. Ranks that are threads of one process
+// each map every segment, at different addresses. ThreadSanitizer would not see that they share the
+// memory, nor what orders their accesses. With this file, all mappings of a segment in this process are
+// one mapping, and a process_vm_readv() from the own process is a copy that ThreadSanitizer sees. Linked
+// with --wrap.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
@@ -23,7 +24,9 @@ struct Segment {
 
 std::mutex mutex;
 std::map<void*, Segment>& segments() {
-  static auto* all = new std::map<void*, Segment>();  // outlives the arena's last block
+  static auto* all =
+      new std::map<void*,
+                   Segment>();  // never destroyed: used until the arena's last block is freed
   return *all;
 }
 

@@ -1,4 +1,4 @@
-// A neighbour's arena, as another process reaches it.
+// Access to a neighbour's arena from another process.
 #include "intranode/peer_memory.h"
 
 #include <fcntl.h>
@@ -15,13 +15,13 @@
 namespace smddp::intranode {
 namespace {
 
-// A neighbour: a forked child with an arena of its own, told what to do over a pipe.
+// A neighbour: a forked child with an arena of its own. The test controls it through a pipe.
 class Owner {
  public:
-  // `body(say, hear)`: say() sends a word to the test, hear() waits for one.
-  using Say = std::function<void(uint64_t)>;
-  using Hear = std::function<uint64_t()>;
-  explicit Owner(const std::function<void(const Say&, const Hear&)>& body) {
+  // The child runs `body(send, receive)`: send() sends a word to the test, receive() waits for one.
+  using Send = std::function<void(uint64_t)>;
+  using Receive = std::function<uint64_t()>;
+  explicit Owner(const std::function<void(const Send&, const Receive&)>& body) {
     EXPECT_EQ(pipe(up_), 0);
     EXPECT_EQ(pipe(down_), 0);
     pid_ = fork();
@@ -46,15 +46,15 @@ class Owner {
     ::close(up_[0]);
     ::close(down_[1]);
   }
-  void say(uint64_t word) { EXPECT_EQ(write(down_[1], &word, sizeof word), 8); }
-  uint64_t hear() {
+  void send(uint64_t word) { EXPECT_EQ(write(down_[1], &word, sizeof word), 8); }
+  uint64_t receive() {
     uint64_t word = 0;
     EXPECT_EQ(read(up_[0], &word, sizeof word), 8);
     return word;
   }
-  std::byte* hear_address() { return reinterpret_cast<std::byte*>(hear()); }
+  std::byte* receive_address() { return reinterpret_cast<std::byte*>(receive()); }
   std::unique_ptr<PeerMemory> memory() {
-    auto peer = PeerMemory::open(pid_, static_cast<int>(hear()));
+    auto peer = PeerMemory::open(pid_, static_cast<int>(receive()));
     EXPECT_TRUE(peer.ok()) << peer.status().message();
     return peer ? std::move(peer.value()) : nullptr;
   }
@@ -68,29 +68,29 @@ class Owner {
 uint64_t word(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
 TEST(PeerMemory, ReadsAndWritesTheOwnersBlocks) {
-  Owner owner([](const auto& say, const auto& hear) {
+  Owner owner([](const auto& send, const auto& receive) {
     Arena arena({.first_segment = 2 * kMiB});
-    say(static_cast<uint64_t>(arena.table_fd()));
+    send(static_cast<uint64_t>(arena.table_fd()));
     for (size_t bytes : {size_t{1000}, 3 * kMiB, 100 * kMiB}) {
       std::byte* block = arena.allocate(bytes);
       fill(block, bytes, 0x5a);
-      say(word(block));
-      hear();  // the test has read and written
-      say(filled(block, 500, 0x11) && filled(block + 500, bytes - 500, 0x5a));
+      send(word(block));
+      receive();  // the test has read and written
+      send(filled(block, 500, 0x11) && filled(block + 500, bytes - 500, 0x5a));
     }
-    hear();
+    receive();
   });
   auto peer = owner.memory();
   ASSERT_NE(peer, nullptr);
   for (size_t bytes : {size_t{1000}, 3 * kMiB, 100 * kMiB}) {
-    std::byte* theirs = owner.hear_address();
+    std::byte* theirs = owner.receive_address();
     std::byte* here = peer->find(theirs, bytes);
     ASSERT_NE(here, nullptr);
     EXPECT_EQ(peer->find(theirs + 10, bytes - 10), here + 10);
     EXPECT_TRUE(filled(here, bytes, 0x5a));
     fill(here, 500, 0x11);
-    owner.say(1);
-    EXPECT_EQ(owner.hear(), 1u);
+    owner.send(1);
+    EXPECT_EQ(owner.receive(), 1u);
     EXPECT_EQ(peer->find(theirs, size_t{1} << 40), nullptr);
     EXPECT_EQ(peer->find(theirs, SIZE_MAX), nullptr);
   }
@@ -99,19 +99,19 @@ TEST(PeerMemory, ReadsAndWritesTheOwnersBlocks) {
   EXPECT_EQ(peer->find(reinterpret_cast<std::byte*>(UINTPTR_MAX), SIZE_MAX), nullptr);
 }
 
-TEST(PeerMemory, ForgetsSegmentsThatAreGone) {
-  Owner owner([](const auto& say, const auto& hear) {
+TEST(PeerMemory, UnmapsSegmentsThatTheOwnerReleased) {
+  Owner owner([](const auto& send, const auto& receive) {
     Arena arena({.first_segment = 2 * kMiB, .keep = 0});
-    say(static_cast<uint64_t>(arena.table_fd()));
-    // The kernel gives the next segment of the same size the same address, and the same number.
+    send(static_cast<uint64_t>(arena.table_fd()));
+    // The kernel gives the next segment of the same size the same address and descriptor number.
     for (int i = 1; i <= 5; ++i) {
       std::byte* block = arena.allocate(2 * kMiB);
       fill(block, 2 * kMiB, i);
-      say(word(block));
-      hear();
+      send(word(block));
+      receive();
       arena.free(block);
-      say(0);
-      hear();
+      send(0);
+      receive();
     }
   });
   auto peer = owner.memory();
@@ -119,38 +119,38 @@ TEST(PeerMemory, ForgetsSegmentsThatAreGone) {
   std::byte* before = nullptr;
   int same_address = 0;
   for (int i = 1; i <= 5; ++i) {
-    std::byte* theirs = owner.hear_address();
+    std::byte* theirs = owner.receive_address();
     same_address += theirs == before;
     before = theirs;
     std::byte* here = peer->find(theirs, 2 * kMiB);
     ASSERT_NE(here, nullptr);
     EXPECT_TRUE(filled(here, 2 * kMiB, i));
-    owner.say(1);
-    owner.hear();
+    owner.send(1);
+    owner.receive();
     EXPECT_EQ(peer->find(theirs, 1), nullptr);
     EXPECT_EQ(peer->mapped(), 0u);
-    owner.say(1);
+    owner.send(1);
   }
   EXPECT_GT(same_address, 0);
 }
 
-TEST(PeerMemory, OutlivesItsOwnerAndLeavesNothing) {
+TEST(PeerMemory, StaysReadableAfterTheOwnerEndsAndLeavesNothing) {
   {
     std::unique_ptr<PeerMemory> peer;
     std::byte *theirs, *unseen;
     {
-      Owner owner([](const auto& say, const auto& hear) {
+      Owner owner([](const auto& send, const auto& receive) {
         Arena arena({});
-        say(static_cast<uint64_t>(arena.table_fd()));
+        send(static_cast<uint64_t>(arena.table_fd()));
         std::byte* block = arena.allocate(kMiB);
         fill(block, kMiB, 3);
-        say(word(block));
-        say(word(arena.allocate(200 * kMiB)));
-        hear();
+        send(word(block));
+        send(word(arena.allocate(200 * kMiB)));
+        receive();
       });
       peer = owner.memory();
-      theirs = owner.hear_address();
-      unseen = owner.hear_address();
+      theirs = owner.receive_address();
+      unseen = owner.receive_address();
       ASSERT_NE(peer->find(theirs, kMiB), nullptr);
     }  // killed
     std::byte* here = peer->find(theirs, kMiB);
@@ -162,7 +162,7 @@ TEST(PeerMemory, OutlivesItsOwnerAndLeavesNothing) {
   EXPECT_EQ(segments_left(), 0);
 }
 
-TEST(PeerMemory, ReportsWhatCannotBeOpened) {
+TEST(PeerMemory, FailsIfTheTableCannotBeOpened) {
   EXPECT_FALSE(PeerMemory::open(getpid(), -1).ok());
   EXPECT_FALSE(PeerMemory::open(getpid(), 1 << 20).ok());
   EXPECT_FALSE(PeerMemory::open(1 << 30, 0).ok());
@@ -173,7 +173,7 @@ TEST(PeerMemory, ReportsWhatCannotBeOpened) {
   EXPECT_FALSE(PeerMemory::open(getpid(), unsealed.value().fd.get()).ok());
 }
 
-// A table that a broken or hostile neighbour wrote.
+// A table with any contents, as a broken or hostile neighbour could write it.
 struct ForgedTable {
   ForgedTable() {
     fd = FileDescriptor(memfd_create("smddp-forged", MFD_CLOEXEC | MFD_ALLOW_SEALING));
@@ -188,7 +188,7 @@ struct ForgedTable {
   Mapping mapping;
 };
 
-TEST(PeerMemory, SurvivesGarbage) {
+TEST(PeerMemory, InvalidTablesLeadToNullptr) {
   ForgedTable forged;
   auto peer = PeerMemory::open(getpid(), forged.fd.get());
   ASSERT_TRUE(peer.ok());
@@ -216,7 +216,7 @@ TEST(PeerMemory, SurvivesGarbage) {
   EXPECT_EQ(peer.value()->mapped(), 0u);
 }
 
-TEST(PeerMemory, RefusesAnotherFileBehindTheNumber) {
+TEST(PeerMemory, RefusesADescriptorNumberThatMeansAnotherFile) {
   Arena arena({.huge_pages = false});
   std::byte* block = arena.allocate(kMiB);
   ForgedTable forged;
@@ -255,7 +255,7 @@ TEST(PeerMemory, RefusesAnotherFileBehindTheNumber) {
   entry.inode -= 1;
   entry.version += 1;
   ++forged.table()->epoch;
-  EXPECT_EQ(peer.value()->find(there, 4096), nullptr) << "being changed";
+  EXPECT_EQ(peer.value()->find(there, 4096), nullptr) << "change under way";
   entry.version += 1;
   EXPECT_NE(peer.value()->find(there, 4096), nullptr) << "the change is over";
 }
@@ -292,7 +292,7 @@ TEST(PeerMemory, FollowsAnArenaThatChanges) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(Presence, TellsOfTheProcessArena) {
+TEST(Presence, AnnouncesTheArenaOfTheProcess) {
   auto presence = Presence::create();
   ASSERT_TRUE(presence.ok());
   Presence& p = *presence.value();
@@ -306,8 +306,6 @@ TEST(Presence, TellsOfTheProcessArena) {
   EXPECT_EQ(neighbor.value()->find(reinterpret_cast<std::byte*>(&block), 8), nullptr);
   EXPECT_TRUE(Arena::process().free(block));
 }
-
-// --- fork ----------------------------------------------------------------------------------------
 
 }  // namespace
 }  // namespace smddp::intranode

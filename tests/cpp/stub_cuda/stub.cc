@@ -1,5 +1,6 @@
-// A libcuda.so.1 of our own making, for the code that talks to NVIDIA's driver: memory is memfd
-// segments, streams are HostDevice's threads, kernels are run by the host. It checks what it is asked.
+// A stub of libcuda.so.1, for tests of the code that calls NVIDIA's driver. Memory is memfd segments,
+// streams are the threads of HostDevice, and the CPU runs the kernels. The stub checks the arguments of the
+// calls.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -33,8 +34,8 @@ struct Memory {
 };
 
 std::mutex mutex;
-std::map<CUdeviceptr, Memory> memory;  // what was allocated
-std::map<CUdeviceptr, size_t> mapped;  // of peers, and reserved
+std::map<CUdeviceptr, Memory> memory;  // allocations of this process
+std::map<CUdeviceptr, size_t> mapped;  // mappings of peers' memory
 std::map<void*, size_t> pinned;
 std::atomic<uint64_t> next_id{1};
 thread_local int contexts = 0;
@@ -61,7 +62,7 @@ CUresult error_name(CUresult error, const char** name) {
   return kSuccess;
 }
 CUresult error_string(CUresult, const char** text) {
-  *text = "said the stub";
+  *text = "error text of the stub";
   return kSuccess;
 }
 CUresult driver_version(int* version) {
@@ -402,8 +403,8 @@ STUB CUresult cuGetProcAddress_v2(const char* name, void** function, int version
   return kNotFound;
 }
 
-// Memory of the kinds that torch's allocators make: cudaMalloc's, expandable segments', and such as
-// can't be shared. `at` puts it there.
+// Allocates memory as torch's allocators do. Kind 0: as cudaMalloc(). Kind 1: as an expandable segment.
+// Other kinds can't be shared. `at`: the address, or nullptr for any.
 STUB void* stub_allocate(size_t bytes, int kind, void* at) {
   bytes = (bytes + 4095) / 4096 * 4096;
   int descriptor = memfd_create("stub-cuda", MFD_CLOEXEC);
@@ -421,7 +422,7 @@ STUB void stub_free(void* at) {
   close(found->second.descriptor);
   memory.erase(found);
 }
-// Mappings of peers' memory that are open.
+// The number of open mappings of peers' memory.
 STUB size_t stub_mapped() {
   std::lock_guard lock(mutex);
   return mapped.size();

@@ -1,6 +1,6 @@
-// A libgdrapi of our own making: the memory of the CUDA stub's GPU is the host's, so a mapping of it is
-// the memory itself. STUB_GDR_MAJOR is the version that it claims, STUB_GDR_NO_MODULE takes the kernel's
-// half away.
+// A stub of libgdrapi. The memory of the CUDA stub's GPU is host memory, so a mapping of it is the memory
+// itself. STUB_GDR_MAJOR sets the version that it reports. With STUB_GDR_NO_MODULE it behaves as if the
+// kernel module were missing.
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
