@@ -136,7 +136,7 @@ def _piece(points: Sequence[Point]) -> tuple[Point, Point]:
     none, the smallest above.
     """
     if len(points) < 2:
-        raise ValueError("a network model needs at least two measured sizes")
+        raise ValueError("a network model needs at least two sizes")
     best = max(points, key=lambda point: point.rate)
     near = [point for point in points if point.rate >= NEARLY * best.rate]
     short = [point for point in near if point.size <= LARGEST_PIECE]
