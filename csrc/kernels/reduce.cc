@@ -12,14 +12,14 @@
 namespace smddp::kernels {
 namespace {
 
-// Shorter copies are memcpy's strength.
+// For shorter copies memcpy is faster.
 constexpr size_t kVectorCopy = 2 << 10;
 
 bool processor_has(Isa isa) {
   if (isa == Isa::kBaseline) return true;
 #if defined(__x86_64__) || defined(__i386__)
   if (isa == Isa::kAvx2) {
-    // Not all compilers know F16C by name.
+    // Not every compiler's __builtin_cpu_supports() takes "f16c".
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0 &&
            __builtin_cpu_supports("avx2");
@@ -55,7 +55,7 @@ std::atomic<const Kernels*> chosen = nullptr;
 const Kernels& kernels() {
   const Kernels* k = chosen.load(std::memory_order_relaxed);
   if (k == nullptr) {
-    // Another thread may have done the same, or set one: that one stays.
+    // Another thread may have chosen or set one in the meantime: that one stays.
     const Kernels* mine = kernels_of(best());
     if (chosen.compare_exchange_strong(k, mine, std::memory_order_relaxed)) k = mine;
   }

@@ -1,8 +1,9 @@
-// What one thread of the reduction kernel does, in code that compilers for the host and for CUDA both
-// take: the host's tests compare it with the CPU's sums, to the bit.
+// What one thread of the reduction kernel computes, in code that compilers for the host and for CUDA both
+// accept. device/ makes GPU kernels of it, and calls it for the threads that simulate a GPU. Tests on the
+// host compare it with the CPU's sums, to the bit.
 //
-// Half types are summed in fp32 and rounded once, every other type is summed in itself, in the order of
-// the sources. Integers wrap. MIN and MAX hand a NaN on; half types know one NaN.
+// Half types are summed in fp32 and rounded once, every other type is summed in itself, in the order of the
+// sources. Integers wrap. The result of MIN and MAX is NaN if a source is NaN. Half types have one NaN.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,7 @@
 
 #include "kernels/reduction.h"
 
-// A source for a GPU defines both, and includes the headers of the half types, before it includes this.
+// A source for a GPU defines both macros and includes the headers of the half types before it includes this.
 #if !defined(SMDDP_BOTH)
 #define SMDDP_BOTH inline
 #define SMDDP_UNROLL
@@ -32,7 +33,7 @@ SMDDP_BOTH To bits_of(From from) {
   return to;
 }
 
-// --- element types: how they lie in memory, and the type that sums them ----------------------------
+// --- element types: their form in memory, and the type that sums them -------------------------------
 
 template <class T>
 struct NativeElement {
@@ -67,8 +68,8 @@ struct Float16Element {
     return __half2float(__ushort_as_half(x));
 #else
     uint32_t magnitude = x & 0x7fffu;
-    // Exponent and fraction moved to their fp32 places are 2^-112 too small; the multiplication also
-    // makes subnormals normal. Infinity and NaN keep the largest exponent.
+    // With exponent and fraction shifted to their fp32 places, the value is too small by 2^112. The
+    // multiplication corrects that, and makes subnormals normal. Infinity and NaN keep the largest exponent.
     uint32_t bits = bits_of<uint32_t>(bits_of<float>(magnitude << 13) * 0x1p112f);
     if (magnitude >= 0x7c00) bits |= 0x7f800000;
     if (magnitude > 0x7c00) bits |= 0x00400000;
@@ -83,9 +84,9 @@ struct Float16Element {
     uint32_t sign = bits_of<uint32_t>(x) >> 16 & 0x8000;
     uint32_t bits = bits_of<uint32_t>(x) & 0x7fffffff;
     uint32_t half = (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13;
-    // A subnormal half: adding 0.5 lets the FPU round at the right place.
+    // The result is a subnormal half: adding 0.5 makes the FPU round at the right bit.
     if (bits < 0x38800000) half = bits_of<uint32_t>(bits_of<float>(bits) + 0.5f) - 0x3f000000;
-    if (bits >= 0x477ff000) half = 0x7c00;  // rounds to beyond the largest finite half
+    if (bits >= 0x477ff000) half = 0x7c00;  // x rounds to more than the largest finite half
     return static_cast<uint16_t>(half | sign);
 #endif
   }
@@ -93,7 +94,7 @@ struct Float16Element {
 
 // --- operations -------------------------------------------------------------------------------------
 
-// Sums and products of integers are made unsigned and no narrower than int, where wrapping is defined.
+// Sums and products of integers are computed unsigned and no narrower than int, where wrapping is defined.
 template <class T, bool kInteger = std::is_integral_v<T>>
 struct Wrapping {
   using Type = std::conditional_t<(sizeof(T) > 4), uint64_t, uint32_t>;
@@ -117,20 +118,20 @@ struct ProductOf {
     return static_cast<T>(static_cast<Wraps<T>>(a) * static_cast<Wraps<T>>(x));
   }
 };
-struct LeastOf {
+struct MinimumOf {
   template <class T>
   SMDDP_BOTH static T apply(T a, T x) {
     return x < a || x != x ? x : a;
   }
 };
-struct MostOf {
+struct MaximumOf {
   template <class T>
   SMDDP_BOTH static T apply(T a, T x) {
     return x > a || x != x ? x : a;
   }
 };
 
-// Division by a power of two is multiplication by its inverse, to the bit. Integers are not divided.
+// Multiplication by the inverse of a power of two gives the quotient to the bit. Integers are not divided.
 template <class S>
 SMDDP_BOTH S divided(S sum, int by) {
   if constexpr (std::is_floating_point_v<S>) {
@@ -142,7 +143,7 @@ SMDDP_BOTH S divided(S sum, int by) {
 
 // --- the share of one thread -------------------------------------------------------------------------
 
-// Elements in the order in which they lie, from a lane of 16 bytes or alone.
+// Reduces the elements of kLanes lanes of 16 bytes, `stride` bytes apart, from byte `at` on.
 template <class Element, class Op, int kLanes>
 SMDDP_BOTH void reduce_lanes(const Reduction& r, size_t at, size_t stride) {
   using Memory = typename Element::Memory;
@@ -181,6 +182,7 @@ SMDDP_BOTH void reduce_lanes(const Reduction& r, size_t at, size_t stride) {
   }
 }
 
+// Reduces element i alone.
 template <class Element, class Op>
 SMDDP_BOTH void reduce_one(const Reduction& r, size_t i) {
   using Memory = typename Element::Memory;
@@ -192,12 +194,14 @@ SMDDP_BOTH void reduce_one(const Reduction& r, size_t i) {
   static_cast<Memory*>(r.destination)[i] = Element::narrow(divided(sum, r.divisor));
 }
 
-// Thread `thread` of `threads`. Every address is a multiple of the element's size. Where all of them
-// lie alike within 16 bytes most is read and written so; else element by element.
+// Reduces the share of thread `thread` of `threads`. Every address is a multiple of the element's size. If
+// all of them have the same remainder by 16, most elements are read and written in lanes; else element by
+// element.
 template <class Element, class Op>
 SMDDP_BOTH void reduce_share_as(const Reduction& r, size_t thread, size_t threads) {
   constexpr size_t kSize = sizeof(typename Element::Memory);
-  constexpr int kLanes = kSize == 1 ? 2 : 4;  // per source in flight; more would not fit registers
+  constexpr int kLanes =
+      kSize == 1 ? 2 : 4;  // in flight per source; more would not fit the registers
   auto place = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(Lane); };
   bool alike = true;
   for (size_t k = 0; k < r.sources_count; ++k) {
@@ -220,7 +224,7 @@ SMDDP_BOTH void reduce_share_as(const Reduction& r, size_t thread, size_t thread
   }
 }
 
-// Types and operations by the names that kernels bear: smddp_reduce_<type>_<operation>.
+// Types and operations, with their parts of a kernel's name: smddp_reduce_<type>_<operation>.
 #define SMDDP_REDUCED_TYPES(X)             \
   X(kFloat32, NativeElement<float>, f32)   \
   X(kFloat64, NativeElement<double>, f64)  \
@@ -237,8 +241,8 @@ SMDDP_BOTH void reduce_share_as(const Reduction& r, size_t thread, size_t thread
 #define SMDDP_REDUCING_OPS(X, type, element, name) \
   X(type, element, name, SumOf, sum)               \
   X(type, element, name, ProductOf, product)       \
-  X(type, element, name, LeastOf, min)             \
-  X(type, element, name, MostOf, max)
+  X(type, element, name, MinimumOf, min)           \
+  X(type, element, name, MaximumOf, max)
 
 #if !defined(__CUDACC__)
 inline void reduce_share(const Reduction& r, size_t thread, size_t threads) {
@@ -252,9 +256,9 @@ inline void reduce_share(const Reduction& r, size_t thread, size_t threads) {
       case ReduceOp::kProduct:
         return reduce_share_as<Element, ProductOf>(r, thread, threads);
       case ReduceOp::kMin:
-        return reduce_share_as<Element, LeastOf>(r, thread, threads);
+        return reduce_share_as<Element, MinimumOf>(r, thread, threads);
       case ReduceOp::kMax:
-        return reduce_share_as<Element, MostOf>(r, thread, threads);
+        return reduce_share_as<Element, MaximumOf>(r, thread, threads);
     }
   };
   switch (r.dtype) {

@@ -1,4 +1,5 @@
-// For x86 processors with AVX2 and F16C. CMakeLists.txt sets the flags; without them, nothing.
+// The kernels for x86 processors with AVX2 and F16C. CMakeLists.txt sets the flags; without them there are
+// no such kernels.
 #include "kernels/reduce_kernels.h"
 
 #if defined(__AVX2__) && defined(__F16C__)

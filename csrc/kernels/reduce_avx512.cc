@@ -1,4 +1,5 @@
-// For x86 processors with AVX-512 F, BW, DQ and VL. CMakeLists.txt sets the flags; without them, nothing.
+// The kernels for x86 processors with AVX-512 F, BW, DQ and VL. CMakeLists.txt sets the flags; without them
+// there are no such kernels.
 #include "kernels/reduce_kernels.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)

@@ -1,4 +1,4 @@
-// For every processor of the architecture.
+// The kernels for every processor of the architecture.
 #define SMDDP_KERNELS baseline
 #include "kernels/reduce_kernels.inc.h"
 

@@ -1,5 +1,6 @@
-// What every instruction set's source offers, and nothing that emits code: sources compiled for more
-// than the baseline may share no inline function with others, lest the linker keep their copy.
+// The table of functions that each instruction set's source exports; reduce.cc chooses one. It contains
+// nothing that emits code: a source compiled for more than the baseline must not share an inline function
+// with other sources, because the linker might keep that source's copy of it for all.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@ struct Kernels {
   void (*copy_twice)(void* to, void* also, const void* from, size_t bytes, bool streaming);
 };
 
-// Null where this build's compiler cannot make them.
+// nullptr if the compiler of this build cannot make them.
 const Kernels* baseline_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();

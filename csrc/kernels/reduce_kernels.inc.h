@@ -1,5 +1,6 @@
-// The kernels, for the instruction set that the including source is compiled for, in the namespace
-// that it names by SMDDP_KERNELS. There is no scalar code: what is less than a vector is padded.
+// The kernels for the instruction set that the including source is compiled for, in the namespace that it
+// names by SMDDP_KERNELS. Only reduce_<instruction set>.cc includes this. There is no scalar code: less than
+// a vector is padded to one.
 #pragma once
 
 #ifndef SMDDP_KERNELS
@@ -14,8 +15,8 @@ namespace {
 
 constexpr size_t kFloatLanes = kWidth / sizeof(float);
 
-// Division by a power of two is multiplication by its inverse, to the bit, and several times as fast.
-// Integers are not divided.
+// Multiplication by the inverse of a power of two gives the quotient to the bit, several times as fast as
+// division. Integers are not divided.
 template <class S>
 class Divisor {
  public:
@@ -51,7 +52,8 @@ template <class T, class Op>
 struct Reduction {
   using Sum = typename T::Sum;
 
-  // kVectors vectors of memory at `at`, of all sources: enough in flight to hide what one costs.
+  // Reduces kVectors vectors of memory from `at` on, of all sources. Several are in flight at once, to
+  // hide the latency of one.
   template <int kVectors>
   SMDDP_INLINE static void step(char* to, const Sources& from, size_t at, Divisor<Sum> divisor,
                                 bool streaming) {
@@ -77,7 +79,7 @@ struct Reduction {
     }
   }
 
-  // Less than a vector.
+  // Reduces less than a vector.
   static void part(char* to, const Sources& from, size_t at, size_t bytes, Divisor<Sum> divisor) {
     char padded[kWidth] = {};
     auto widen = [&](size_t k) {
@@ -113,7 +115,7 @@ struct Reduction {
   }
 };
 
-// Half types and an accumulator of floats.
+// A source of a half type into an accumulator of floats.
 template <class T, class Op>
 void accumulate_half(float* sum, const char* source, size_t count) {
   auto add = [](char* a, const char* x) {
@@ -188,7 +190,7 @@ void with_type(Dtype dtype, F&& f) {
   }
 }
 
-// Integers wrap: sums and products are made unsigned, where wrapping is defined.
+// Integers wrap: sums and products are computed unsigned, where wrapping is defined.
 template <class T>
 struct Wrapping {
   using Type = T;
@@ -210,9 +212,9 @@ void with_op(T, ReduceOp op, F&& f) {
     case ReduceOp::kProduct:
       return f(Wraps{}, Times{});
     case ReduceOp::kMin:
-      return f(T{}, Least{});
+      return f(T{}, Minimum{});
     case ReduceOp::kMax:
-      return f(T{}, Most{});
+      return f(T{}, Maximum{});
   }
 }
 

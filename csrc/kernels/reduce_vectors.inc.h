@@ -1,5 +1,6 @@
-// Vectors of the instruction set that the including source is compiled for, and how elements of each
-// type get in and out of them. Everything is in an unnamed namespace: see reduce_kernels.h.
+// Vectors of the instruction set that the including source is compiled for, and the conversion of elements
+// of each type to and from them. Only reduce_kernels.inc.h includes this. Everything is in an unnamed
+// namespace; reduce_kernels.h says why.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,7 @@ template <class T>
 using V = typename Vector<T>::type;
 using Words = V<uint32_t>;
 using Floats = V<float>;
-// A vector's worth of 16-bit elements in half the bytes, for one Floats.
+// As many 16-bit elements as one Floats has, in half the bytes.
 typedef uint16_t Halves __attribute__((vector_size(kWidth / 2)));
 
 typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
@@ -46,7 +47,7 @@ SMDDP_INLINE Halves fetch_half(const char* from) {
 SMDDP_INLINE void put(char* to, Bytes x) { *reinterpret_cast<LooseBytes*>(to) = x; }
 SMDDP_INLINE void put_half(char* to, Halves x) { *reinterpret_cast<LooseHalf*>(to) = (LooseHalf)x; }
 
-// Past the caches; `to` is a multiple of kWidth.
+// Writes past the caches; `to` is a multiple of kWidth.
 SMDDP_INLINE void put_streaming(char* to, Bytes x) {
 #if defined(__AVX512BW__)
   _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)x);
@@ -64,7 +65,7 @@ SMDDP_INLINE void end_streaming() {
 #endif
 }
 
-// Elements of one type in the type that sums them: kBytes of memory are kParts vectors.
+// Elements of one type, in the type that sums them. A vector of memory becomes kParts vectors.
 template <class T>
 struct Native {
   using Memory = T;
@@ -77,8 +78,8 @@ struct Native {
   SMDDP_INLINE static Bytes narrow(const Wide& x) { return (Bytes)x.part[0]; }
 };
 
-// A 16-bit element is one half of a 32-bit word. Whole words are read; their lower halves make one
-// vector of floats and their upper halves another, and no element changes its lane on the way.
+// A 16-bit element is one half of a 32-bit word. Whole words are read: their lower halves become one vector
+// of floats and their upper halves another, so no element changes its lane.
 struct BFloat16 {
   using Memory = uint16_t;
   using Sum = float;
@@ -86,8 +87,8 @@ struct BFloat16 {
   struct Wide {
     Floats part[2];
   };
-  // The rounded result in the upper half, the lower half undefined. AVX512-BF16 has an instruction
-  // for this, but it flushes subnormal numbers to zero and keeps what a NaN carries.
+  // The rounded result is in the upper half of each word; the lower half is undefined. AVX512-BF16 has an
+  // instruction for this, but it flushes subnormal numbers to zero and keeps a NaN's payload.
   SMDDP_INLINE static Words round(Floats x) {
     Words bits = (Words)x;
     Words rounded = bits + 0x7fff + ((bits >> 16) & 1);
@@ -118,7 +119,8 @@ struct Float16 {
 #if defined(__AVX512BW__) || (defined(__AVX2__) && defined(__F16C__))
   SMDDP_INLINE static Floats widen_half(const char* from) {
 #if defined(__AVX512BW__)
-    // maskz: GCC 12 takes the plain one's undefined vector for an uninitialized variable (GCC bug 105593).
+    // maskz: GCC 12 reports the undefined vector of the plain form as an uninitialized variable (GCC bug
+    // 105593).
     return (Floats)_mm512_maskz_cvtph_ps(0xffff, (__m256i)fetch_half(from));
 #else
     return (Floats)_mm256_cvtph_ps((__m128i)fetch_half(from));
@@ -146,12 +148,12 @@ struct Float16 {
 #endif
   }
 #else
-  // Of the lower half of each word; the upper is zero.
+  // Widens the lower half of each word; the upper half is zero.
   SMDDP_INLINE static Floats widen_low(Words x) {
     Words sign = (x & 0x8000) << 16;
     Words magnitude = x & 0x7fff;
-    // Exponent and fraction moved to their fp32 places are 2^-112 too small; the multiplication also
-    // makes subnormals normal. Infinity and NaN keep the largest exponent.
+    // With exponent and fraction shifted to their fp32 places, the value is too small by 2^112. The
+    // multiplication corrects that, and makes subnormals normal. Infinity and NaN keep the largest exponent.
     Words bits = (Words)((Floats)(magnitude << 13) * 0x1p112f);
     bits |= (Words)(magnitude >= 0x7c00) & 0x7f800000;
     bits |= (Words)(magnitude > 0x7c00) & 0x00400000;
@@ -160,12 +162,12 @@ struct Float16 {
   SMDDP_INLINE static Words narrow_low(Floats x) {
     Words sign = ((Words)x >> 16) & 0x8000;
     Words bits = (Words)x & 0x7fffffff;
-    // A subnormal half: adding 0.5 lets the FPU round at the right place.
+    // The result is a subnormal half: adding 0.5 makes the FPU round at the right bit.
     Words tiny = (Words)((Floats)bits + 0.5f) - 0x3f000000;
     Words half = (bits - 0x38000000 + 0xfff + ((bits >> 13) & 1)) >> 13;
     half = bits < 0x38800000 ? tiny : half;
-    half =
-        bits >= 0x477ff000 ? Words{} + 0x7c00 : half;  // rounds to beyond the largest finite half
+    // From here on, x rounds to more than the largest finite half.
+    half = bits >= 0x477ff000 ? Words{} + 0x7c00 : half;
     return x != x ? Words{} + 0x7e00 : (half | sign);
   }
   SMDDP_INLINE static Floats widen_half(const char* from) {
@@ -184,7 +186,7 @@ struct Float16 {
 #endif
 };
 
-// a: so far; x: the next source.
+// a: the result so far; x: the next source.
 struct Plus {
   template <class A>
   SMDDP_INLINE static A apply(A a, A x) {
@@ -197,13 +199,13 @@ struct Times {
     return a * x;
   }
 };
-struct Least {
+struct Minimum {
   template <class A>
   SMDDP_INLINE static A apply(A a, A x) {
     return (x < a) | (x != x) ? x : a;
   }
 };
-struct Most {
+struct Maximum {
   template <class A>
   SMDDP_INLINE static A apply(A a, A x) {
     return (x > a) | (x != x) ? x : a;

@@ -1,5 +1,5 @@
-// What one reduction of a device computes: the argument of the GPU kernels and of the threads that play a
-// GPU. Plain data, as compilers for the host and for CUDA both take it.
+// One reduction on a device: the argument of the GPU kernels and of the threads that simulate a GPU. Plain
+// data that compilers for the host and for CUDA both accept. intranode/ fills it, device/ launches it.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace smddp::kernels {
 
-// Peers that one reduction can read: ranks of a host.
+// The most sources that one reduction can read: one per rank of a host.
 inline constexpr size_t kMostSources = 32;
 
-// destination[i] = op over sources, in their order, divided by `divisor` for floating types: see
-// reduce() in reduce.h, whose results these are to the bit, NaNs of fp32 and fp64 aside.
+// destination[i] = op over sources, in their order, divided by `divisor` for floating types. The results
+// are those of reduce() in reduce.h, to the bit, except for NaNs of fp32 and fp64.
 struct Reduction {
   void* destination = nullptr;
   const void* sources[kMostSources] = {};  // no std::array: kernels can't call its functions
@@ -21,7 +21,7 @@ struct Reduction {
   Dtype dtype = Dtype::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   int divisor = 1;
-  int blocks = 1;  // at most: each takes a multiprocessor
+  int blocks = 1;  // at most; each occupies a multiprocessor
 };
 
 }  // namespace smddp::kernels

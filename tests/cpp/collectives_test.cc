@@ -1,4 +1,4 @@
-// Every collective on every layout of hosts: ranks as threads, real segments, real libfabric.
+// Every collective on every layout of hosts: ranks are threads, segments and libfabric are real.
 #include <random>
 
 #include "intranode/arena.h"
@@ -7,13 +7,13 @@
 namespace smddp {
 namespace {
 
-// In the node; kLog and kJoint: between nodes.
+// How bytes move inside a host; kLog and kJoint: between hosts.
 enum class Way { kSegment, kSingleCopy, kLog, kArena, kJoint };
 
 bool from_arena = false;
 
-// Gives memory of the arena while a test of that way runs, three times of four: so both kinds meet in one
-// operation.
+// While a test of kArena runs, three of four allocations are from the arena, so that one operation has
+// memory of both kinds.
 template <class T>
 struct Memory {
   using value_type = T;
@@ -38,12 +38,12 @@ struct Memory {
 template <class T>
 using Vector = std::vector<T, Memory<T>>;
 
-// How the operations of a test went inside the hosts: bytes that ranks took from one another.
+// How the operations of a test moved their bytes inside the hosts: bytes that ranks took from one another.
 struct Seen {
-  std::atomic<uint64_t> eager;        // of operations for which one slot of each peer sufficed
-  std::atomic<uint64_t> window;       // of those that took more than all slots of each peer at once
-  std::atomic<uint64_t> slots;        // of both, and of what is in between
-  std::atomic<uint64_t> in_place;     // where they lay, in the arena
+  std::atomic<uint64_t> one_slot;     // of operations that needed one slot of each peer
+  std::atomic<uint64_t> past_ring;    // of operations that needed more than all slots of each peer
+  std::atomic<uint64_t> slots;        // of both, and of the operations in between
+  std::atomic<uint64_t> in_place;     // read in the arena
   std::atomic<uint64_t> single_copy;  // by single-copy reads
 } seen;
 
@@ -52,8 +52,8 @@ void note(const RankContext& c, const Operation& op) {
   auto peers = static_cast<uint64_t>(c.group.local_peers());
   uint64_t slots = op.taken.slots;
   seen.slots += slots;
-  if (slots <= peers * intranode::kSlotBytes) seen.eager += slots;
-  if (slots > peers * kRing) seen.window += slots;
+  if (slots <= peers * intranode::kSlotBytes) seen.one_slot += slots;
+  if (slots > peers * kRing) seen.past_ring += slots;
   seen.in_place += op.taken.in_place;
   seen.single_copy += op.taken.single_copy;
 }
@@ -62,10 +62,11 @@ class Layouts : public testing::TestWithParam<std::tuple<std::string, Way>> {
  protected:
   void SetUp() override {
     from_arena = way() == Way::kArena;
-    for (auto* bytes : {&seen.eager, &seen.window, &seen.slots, &seen.in_place, &seen.single_copy})
+    for (auto* bytes :
+         {&seen.one_slot, &seen.past_ring, &seen.slots, &seen.in_place, &seen.single_copy})
       *bytes = 0;
   }
-  // Whatever the collective, the bytes have gone the way that the test is named after.
+  // With every collective, the bytes have moved in the way that the test's name says.
   void TearDown() override {
     from_arena = false;
     std::string ranks = layout();
@@ -74,11 +75,11 @@ class Layouts : public testing::TestWithParam<std::tuple<std::string, Way>> {
       EXPECT_EQ(seen.slots + seen.in_place + seen.single_copy, 0u);
       return;
     }
-    EXPECT_GT(seen.eager, 0u);
+    EXPECT_GT(seen.one_slot, 0u);
     bool single_copy = way() == Way::kSingleCopy && hosts.size() == 1;
     EXPECT_EQ(seen.single_copy > 0, single_copy);
     EXPECT_EQ(seen.in_place > 0, way() == Way::kArena);
-    if (fills_rings_ && !single_copy && way() != Way::kArena) EXPECT_GT(seen.window, 0u);
+    if (fills_rings_ && !single_copy && way() != Way::kArena) EXPECT_GT(seen.past_ring, 0u);
   }
   bool fills_rings_ = true;  // has operations larger than what all slots hold
   std::string layout() const { return std::get<0>(GetParam()); }
@@ -95,7 +96,7 @@ int64_t value(int rank, size_t i) {
   return static_cast<int64_t>((i * 31 + static_cast<size_t>(rank) * 17) % 1000) - 500;
 }
 
-// The last ones are more than all slots hold.
+// The last one of each is more than all slots hold.
 const size_t kSizes[] = {0, 1, 3, 1000, 9457, 20000, 280'000};
 const size_t kSizesReduced[] = {0, 1, 3, 1000, 9457, 20000, 450'000};
 
@@ -119,7 +120,7 @@ TEST_P(Layouts, AllGather) {
       options());
 }
 
-// Between hosts the large tensors of a list get rounds of their own, and a large one more than one.
+// Between hosts, the large tensors of a list get fragments of their own, and one large tensor gets several.
 TEST_P(Layouts, AllGatherOfAList) {
   run_world(
       layout(),
@@ -183,7 +184,7 @@ TEST_P(Layouts, ReduceScatter) {
       options());
 }
 
-TEST_P(Layouts, AllReduceInManyRounds) {
+TEST_P(Layouts, AllReduceInManyFragments) {
   run_world(
       layout(),
       [tuning = tuning()](RankContext& c) {

@@ -25,7 +25,8 @@ constexpr Dtype kTypes[] = {Dtype::kFloat32, Dtype::kFloat64, Dtype::kBFloat16, 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
 
-// Compares the result of a kernel with `threads` threads with the result of reduce().
+// Compares the result of a kernel with `threads` threads with the result of reduce(). The sources begin `offset`
+// bytes after a multiple of 16, the second one `askew` bytes later.
 void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offset, size_t askew,
              size_t threads, std::mt19937& random) {
   size_t bytes = count * size_of(dtype);

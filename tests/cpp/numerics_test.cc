@@ -1,4 +1,4 @@
-// What sums come to, whatever the way they are made.
+// The results of sums, by every way in which they are computed.
 #include <bit>
 #include <random>
 #include <type_traits>
@@ -8,8 +8,8 @@
 namespace smddp {
 namespace {
 
-// The sum of two tensors per rank, out of place or in place, in one exchange or, cut by a bucket, in
-// rounds.
+// An AllReduce of two tensors per rank, out of place or in place, in one exchange (`whole`) or, cut by a
+// bucket, in fragments.
 template <class T>
 std::vector<T> all_reduced(RankContext& c, size_t size, Dtype dtype, ReduceOp reduce, bool in_place,
                            bool whole) {
@@ -56,7 +56,7 @@ void compare_all_reduces(RankContext& c, Dtype dtype, ReduceOp reduce) {
   }
 }
 
-TEST(Numerics, AllReduceInOneExchangeIsThatInRounds) {
+TEST(Numerics, AllReduceInOneExchangeEqualsThatInFragments) {
   for (std::string layout : {"AA", "AAA", "AAAAA"}) {
     run_world(layout, [](RankContext& c) {
       for (ReduceOp reduce :
@@ -70,7 +70,7 @@ TEST(Numerics, AllReduceInOneExchangeIsThatInRounds) {
 }
 
 TEST(Numerics, HalfTypesAreSummedInFp32AndRoundedOncePerHop) {
-  // 1 + 2^-9 + 2^-9 + ...: in bf16 each addition alone would be lost.
+  // 1 + 2^-9 + 2^-9 + ...: rounded to bf16, each single addition would have no effect.
   auto bf16 = [](float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); };
   run_world("AAAA", [&](RankContext& c) {
     std::vector<uint16_t> in(4, bf16(c.rank == 0 ? 1.0f : 0x1p-9f + 0x1p-10f)), out(1);
@@ -79,10 +79,10 @@ TEST(Numerics, HalfTypesAreSummedInFp32AndRoundedOncePerHop) {
   });
 }
 
-TEST(Numerics, PartialSumsTravelInFp32WhenAsked) {
+TEST(Numerics, PartialSumsTravelInFp32IfTheTuningSaysSo) {
   auto bf16 = [](float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); };
   run_world("AABB", [&](RankContext& c) {
-    // Host B's partial is 1 + 2^-9: rounded to bf16 it is 1, in fp32 it tips the final rounding.
+    // Host B's partial sum is 1 + 2^-9: rounded to bf16 it is 1, in fp32 it changes the final rounding.
     float mine[] = {1.0f, 0x1p-8f * 0.75f, 1.0f, 0x1p-9f};
     std::vector<uint16_t> in(4, bf16(mine[c.rank])), out(1);
     ASSERT_TRUE(c.run(scatter_of(in, out, 4, Dtype::kBFloat16, ReduceOp::kSum),

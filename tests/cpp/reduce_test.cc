@@ -38,7 +38,7 @@ float half_by_definition(uint16_t bits) {
   return sign * std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
 }
 
-TEST(Reduce, EveryHalfSurvivesTheRoundTrip) {
+TEST(Reduce, EveryHalfIsTheSameAfterTheRoundTrip) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     auto h = static_cast<uint16_t>(bits);
     float wide = widened(h, Dtype::kFloat16);
@@ -100,7 +100,7 @@ TEST(Reduce, OperatorsOnUnalignedSources) {
   }
 }
 
-TEST(Reduce, MinAndMaxHandNanOn) {
+TEST(Reduce, MinAndMaxOfANanAreNan) {
   float nan = std::numeric_limits<float>::quiet_NaN(), one = 1;
   for (ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     float a = nan;
@@ -112,7 +112,7 @@ TEST(Reduce, MinAndMaxHandNanOn) {
   }
 }
 
-// --- every instruction set against one element at a time -----------------------------------------
+// --- every instruction set, compared with one element at a time -----------------------------------
 
 struct B16 {
   uint16_t bits;
@@ -137,7 +137,7 @@ void narrow(float x, B16* out) {
 }
 void narrow(float x, F16* out) {
   uint16_t sign = std::signbit(x) ? 0x8000 : 0;
-  // The unit of the last place: nearbyint rounds to even.
+  // In units of the last place: nearbyint rounds to even.
   int exponent = std::max(std::isfinite(x) && x != 0 ? std::ilogb(x) : -14, -14);
   float units = std::nearbyint(std::ldexp(std::abs(x), 10 - exponent));
   uint32_t bits = static_cast<uint32_t>(exponent + 14) << 10;
@@ -179,7 +179,7 @@ T reference(const std::vector<std::vector<T>>& sources, size_t n, size_t i, Redu
   return result;
 }
 
-// Of several NaNs, an fp32 or fp64 sum hands on any.
+// The result of an fp32 or fp64 sum of several NaNs may be any of them.
 template <class T>
 bool same(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {
@@ -188,7 +188,7 @@ bool same(T a, T b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-// Half of them any bits, half near one, some special.
+// Some values have random bits, some are near one, some are special.
 template <class T>
 T arbitrary(std::mt19937& random) {
   T value;
@@ -252,7 +252,7 @@ using Types = testing::Types<Typed<float, Dtype::kFloat32>, Typed<double, Dtype:
                              Typed<int64_t, Dtype::kInt64>, Typed<uint64_t, Dtype::kUInt64>>;
 TYPED_TEST_SUITE(ReduceTyped, Types);
 
-// In memory of their own, `shift` bytes behind an alignment to cache lines, and a mark behind them.
+// Values in memory of their own, `shift` bytes after the start of a cache line, with a mark after them.
 template <class T>
 class Placed {
  public:
@@ -277,7 +277,7 @@ class Placed {
   std::byte* at_;
 };
 
-TYPED_TEST(ReduceTyped, IsTheSameWithEveryInstructionSet) {
+TYPED_TEST(ReduceTyped, ResultsAreTheSameWithEveryInstructionSet) {
   using T = typename TypeParam::Element;
   constexpr Dtype dtype = TypeParam::kDtype;
   constexpr size_t kMostSources = 9, kMostElements = 200;
@@ -299,7 +299,7 @@ TYPED_TEST(ReduceTyped, IsTheSameWithEveryInstructionSet) {
           std::vector<Placed<T>> placed;
           std::vector<const void*> sources;
           for (size_t k = 0; k < n; ++k) {
-            // All aligned, off by some elements, or off by odd numbers of bytes.
+            // All sources aligned, shifted by some elements, or shifted by odd numbers of bytes.
             size_t shift = count % 3 == 0 ? 0 : count % 3 == 1 ? k * sizeof(T) : 2 * k + 1;
             placed.emplace_back(values[k], count, shift);
             sources.push_back(placed.back().data());
@@ -321,7 +321,7 @@ TYPED_TEST(ReduceTyped, IsTheSameWithEveryInstructionSet) {
   }
 }
 
-TYPED_TEST(ReduceTyped, InStepsIsTheSame) {
+TYPED_TEST(ReduceTyped, ResultsInStepsAreTheSame) {
   using T = typename TypeParam::Element;
   using A = decltype(wide(T{}));
   constexpr Dtype dtype = TypeParam::kDtype;
@@ -362,8 +362,8 @@ class ReduceHalf : public ReduceTyped<T> {};
 using HalfTypes = testing::Types<Typed<B16, Dtype::kBFloat16>, Typed<F16, Dtype::kFloat16>>;
 TYPED_TEST_SUITE(ReduceHalf, HalfTypes);
 
-// One source is widened and rounded again; two are added, each value to one of random bits, and
-// divided: by 3, which leaves results between two halves anywhere, and by 2, which leaves ties.
+// One source is widened and rounded again. Two sources are added, each value to one of random bits, and
+// divided: by 3, which gives results anywhere between two halves, and by 2, which gives ties.
 TYPED_TEST(ReduceHalf, EveryValue) {
   using T = typename TypeParam::Element;
   constexpr size_t kAll = 65536;
@@ -392,8 +392,8 @@ TYPED_TEST(ReduceHalf, EveryValue) {
   }
 }
 
-// Any float, ties between halves and subnormal halves among them.
-TYPED_TEST(ReduceHalf, RoundsAlike) {
+// Floats of all kinds, among them ties between halves and subnormal halves.
+TYPED_TEST(ReduceHalf, EveryInstructionSetRoundsAlike) {
   using T = typename TypeParam::Element;
   std::mt19937 random(5);
   std::vector<float> values;
@@ -415,7 +415,7 @@ TYPED_TEST(ReduceHalf, RoundsAlike) {
   }
 }
 
-TEST(Reduce, CopiesAnywhere) {
+TEST(Reduce, CopiesOfAnySizeToAnyAddress) {
   std::vector<char> from(1000), to(1000), also(1000);
   for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 7);
   auto expect_copy = [&](const std::vector<char>& copy, size_t at, size_t back, size_t bytes) {
