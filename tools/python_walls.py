@@ -64,6 +64,8 @@ def problems(root: Path) -> Iterator[str]:
     yield from _rooms(root, modules)
     yield from _private(root, modules)
     yield from _file_names(root)
+    benchmarks = root / "benchmarks"
+    yield from _cycles("benchmarks", read(benchmarks, sources(benchmarks)))
 
 
 def sources(directory: Path) -> list[Path]:

@@ -183,3 +183,17 @@ def test_the_entries_may_import_any_room(tmp_path: Path) -> None:
     text = "def run() -> None:\n    from deepspeed_smddp.zero import hooks\n"
     assert check_package(tmp_path, {"cli.py": text}).returncode == 0
     assert check_package(tmp_path, {"backend.py": text}).returncode == 1
+
+
+def test_import_cycle_in_the_benchmarks(tmp_path: Path) -> None:
+    hosts = tmp_path / "benchmarks" / "hosts"
+    hosts.mkdir(parents=True)
+    (hosts / "__init__.py").write_text("")
+    (hosts / "report.py").write_text("def draw():\n    from .inside import lines\n")
+    (hosts / "inside.py").write_text("from hosts import record\n")
+    (hosts / "record.py").write_text("")
+    assert check(tmp_path, CLEAN).returncode == 0
+    (hosts / "record.py").write_text("from hosts.report import draw\n")
+    result = check(tmp_path, CLEAN)
+    assert result.returncode == 1
+    assert "hosts.inside -> hosts.record -> hosts.report -> hosts.inside" in result.stderr
