@@ -15,7 +15,7 @@ namespace {
 struct Prefix {
   uint32_t protocol;
   uint32_t format;
-  char provider[32];  // zero-padded; for the error sentence only
+  char provider[32];  // zero-padded; for the error text only
   uint8_t transfer;
   uint8_t rails;
   uint8_t reserved[6];
@@ -30,7 +30,7 @@ Prefix prefix_of(const fi_info& info) {
   return prefix;
 }
 
-// Whether an address of `size` bytes is a sockaddr at all is known by its size and family only.
+// AF_UNSPEC if the address is not an IPv4 or IPv6 sockaddr; only its size and family can tell.
 int family_of(const void* address, size_t size) {
   sa_family_t family = AF_UNSPEC;
   if (address == nullptr || size < sizeof(sockaddr_in)) return AF_UNSPEC;
@@ -111,7 +111,7 @@ Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uin
   if (theirs.protocol != mine.protocol || theirs.format != mine.format) {
     return Status(Code::kInvalid, std::string("a peer's endpoint is of libfabric provider ") +
                                       theirs.provider + " and this rank's of " + mine.provider +
-                                      ", which can't talk to each other: set "
+                                      ", which can't communicate: set "
                                       "SMDDP_FABRIC_PROVIDER to the same on every host");
   }
   std::span<const uint8_t> names = published.subspan(sizeof theirs);

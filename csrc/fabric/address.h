@@ -1,4 +1,5 @@
-// Addresses of endpoints: what a rank publishes, and the text a person reads.
+// Addresses of endpoints: the bytes that a rank publishes, and IP addresses as text. Knows nothing
+// of open endpoints. Called by the choice of a provider, and by the rails.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ struct sockaddr;
 namespace smddp::fabric {
 
 struct IpAddress {
-  std::string text;  // "192.0.2.2"; empty where it is no IP address
+  std::string text;  // "192.0.2.2"; empty if it is no IP address
   bool ipv6 = false;
   bool loopback = false;
   bool link_local = false;
@@ -25,12 +26,12 @@ struct IpAddress {
 
 IpAddress describe_ip(const void* address, size_t size);
 
-// Gives the wildcard IP address in `name` (what fi_getname filled in) the one of `source`.
+// Replaces a wildcard IP address in `name`, which fi_getname has filled in, by that of `source`.
 void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source_size);
 
 // The published form: wire protocol, address format, provider's name, how chunks travel, then the
-// provider's own bytes of each rail. Ranks whose providers can't talk to each other find out at
-// add_peer, not by silence.
+// provider's own bytes of each rail. So add_peer refuses a peer whose provider can't communicate
+// with this rank's; without the check its messages would only stay unanswered.
 struct PublishedAddress {
   Transfer transfer;
   std::vector<std::vector<uint8_t>> names;  // by rail; of equal size
@@ -38,8 +39,9 @@ struct PublishedAddress {
 
 std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& address);
 
-// What a peer published, its names as long as ours (`name_size`). kInvalid with both providers'
-// names where the two can't talk, or where the form is damaged.
+// The address that a peer published; its names must have this endpoint's length, `name_size`.
+// kInvalid with both providers' names if the two can't communicate; kInvalid too if the form is
+// damaged.
 Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uint8_t> published,
                                         size_t name_size);
 

@@ -1,20 +1,30 @@
-// Opening an endpoint: library, offers, rails.
 #include "fabric/endpoint.h"
 
-#include <sys/epoll.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <tuple>
+#include <array>
+#include <bit>
+#include <utility>
 
 #include "common/env.h"
 #include "common/log.h"
 #include "common/signals.h"
-#include "fabric/address.h"
+#include "fabric/chunk_receiver.h"
+#include "fabric/chunk_sender.h"
+#include "fabric/message_sender.h"
+#include "fabric/peer_table.h"
 #include "fabric/rail_set.h"
+#include "fabric/send_buffers.h"
 #include "fabric/transfer.h"
 
 namespace smddp::fabric {
+namespace {
+
+constexpr int kBatches = 4;  // per rail and progress(), so that retries get their turn
+constexpr int kShortSleepMs = 5;
+
+}  // namespace
+
+// ---- opening and closing
 
 Options options_from_env() {
   return {"", env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE"),
@@ -27,16 +37,23 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
   if (!library) return library.status();
   Result<std::vector<RailChoices>> choices = choose(library.value(), options);
   if (!choices) return choices.status();
-  Status first;  // why the best offer can't be had
+  auto open_over = [&](const RailChoices& rails,
+                       fi_wait_obj wait) -> Result<std::unique_ptr<Endpoint>> {
+    auto set = RailSet::open(library.value(), rails, options.transfer, wait);
+    if (!set) return set.status();
+    std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(set.value())));
+    if (Status status = endpoint->buffers_->set_up(*endpoint->rails_); !status) return status;
+    return endpoint;
+  };
+  Status first;  // why the best offer can't be opened
   for (const RailChoices& rails : choices.value()) {
-    fi_wait_obj wait = rails[0].offer.wakes() ? FI_WAIT_FD : FI_WAIT_NONE;
-    auto built = RailSet::open(library.value(), rails, options.transfer, wait);
-    if (!built) built = RailSet::open(library.value(), rails, options.transfer, FI_WAIT_NONE);
+    auto built = open_over(rails, rails[0].offer.wakes() ? FI_WAIT_FD : FI_WAIT_NONE);
+    if (!built) built = open_over(rails, FI_WAIT_NONE);
     if (built) {
       if (!first) log(LogLevel::kWarning, first.message() + "; using " + rails[0].offer.text());
       log(LogLevel::kInfo, "fabric: " + built.value()->description() + ", chunks by " +
                                name_of(built.value()->transfer()));
-      return std::unique_ptr<Endpoint>(std::move(built.value()));
+      return built;
     }
     if (built.status().code() == Code::kInvalid) return built.status();
     if (first.ok()) {
@@ -49,107 +66,159 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
                                         "SMDDP_FABRIC_INTERFACE");
 }
 
-Result<std::unique_ptr<RailSet>> RailSet::open(const Library& library, const RailChoices& choices,
-                                               const std::string& transfer, fi_wait_obj wait) {
-  std::unique_ptr<RailSet> set(new RailSet(library));
-  Status status = set->set_up(choices, transfer, wait);
-  if (!status) return status;
-  return set;
+Endpoint::Endpoint(std::unique_ptr<RailSet> rails)
+    : buffers_(std::make_unique<SendBuffers>()),
+      peers_(std::make_unique<PeerTable>(*rails, *buffers_)),
+      messages_(std::make_unique<MessageSender>(*rails, *peers_, *buffers_)),
+      chunks_(std::make_unique<ChunkSender>(*rails, *peers_)),
+      receiver_(std::make_unique<ChunkReceiver>(*rails, *peers_)),
+      rails_(std::move(rails)) {}
+
+Endpoint::~Endpoint() {
+  if (rails_->withdraw()) return;
+  // libfabric may still use this memory: it is never freed.
+  (void)buffers_.release();
+  (void)chunks_.release();
+  (void)receiver_.release();
 }
 
-Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait) {
-  const fi_info& info = *choices[0].info;
-  virtual_addresses_ = (info.domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0;
-  max_message_ = kMaxMessage;
-  max_chunk_ = SIZE_MAX;
-  for (const Choice& choice : choices) {
-    size_t limit = choice.info->ep_attr->max_msg_size;
-    max_message_ = std::min(max_message_, limit / 64 * 64);
-    max_chunk_ = std::min(max_chunk_, limit);
-  }
-  if (max_message_ < kControlMessage) {
-    return Status(Code::kUnavailable,
-                  "its messages hold " + std::to_string(max_chunk_) + " bytes, too few");
-  }
-  bool emulated = false;
-  PublishedAddress published;
-  for (const Choice& choice : choices) {
-    auto rail = Rail::open(library_, choice, static_cast<uint8_t>(rails_.size()), wait,
-                           max_message_, &counters_);
-    if (!rail) return rail.status();
-    published.names.push_back(rail.value()->name());
-    emulated = emulated || rail.value()->emulates_writes();
-    description_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
-    rails_.push_back(std::move(rail.value()));
-  }
-  balance_.set_rails(rails_.size());
-  Result<Transfer> chosen = choose_transfer(info, emulated, transfer);
-  if (!chosen) return chosen.status();
-  published.transfer = transfer_ = chosen.value();
-  description_ += ", libfabric " + library_.version_text();
-  address_ = pack_address(info, published);
-  if (Status status = open_wait_fd(); !status) return status;
-  return cut_sends();
+const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }
+const std::string& Endpoint::description() const { return rails_->description(); }
+size_t Endpoint::max_message() const { return rails_->max_message(); }
+Transfer Endpoint::transfer() const { return rails_->transfer(); }
+const Counters& Endpoint::counters() const { return rails_->counters(); }
+
+// ---- peers and what is sent to them
+
+Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
+  return peers_->add(address);
 }
 
-Status RailSet::open_wait_fd() {
-  wait_fd_ = rails_[0]->wait_fd();
-  if (rails_.size() == 1 || wait_fd_ < 0) return Status();
-  all_wait_fds_ = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
-  wait_fd_ = all_wait_fds_.get();
-  for (std::unique_ptr<Rail>& rail : rails_) {
-    epoll_event readable = {};
-    readable.events = EPOLLIN;
-    if (wait_fd_ < 0 || ::epoll_ctl(wait_fd_, EPOLL_CTL_ADD, rail->wait_fd(), &readable) != 0) {
-      return Status(Code::kUnavailable,
-                    "no epoll instance for its NICs: " + library_.error_text(errno));
+SendBuffer* Endpoint::acquire(Peer to, bool control) { return buffers_->acquire(to, control); }
+
+void Endpoint::release(SendBuffer* buffer) { buffers_->release(static_cast<SendSlot*>(buffer)); }
+
+void Endpoint::post(SendBuffer* buffer, size_t size) {
+  messages_->post(static_cast<SendSlot*>(buffer), size);
+}
+
+void Endpoint::post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
+                          size_t bytes) {
+  messages_->post_chunk(static_cast<SendSlot*>(buffer), grant, index, bytes);
+}
+
+bool Endpoint::send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
+                          size_t bytes, uint32_t* pending) {
+  return chunks_->send(to, grant, index, data, bytes, pending);
+}
+
+// ---- regions and lent memory
+
+bool Endpoint::open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
+                           ChunkObserver* observer, wire::Grant* grant) {
+  return receiver_->open(from, memory, bytes, chunk_bytes, observer, grant);
+}
+
+void Endpoint::close_region(uint32_t region, bool complete) { receiver_->close(region, complete); }
+
+Status Endpoint::reaches(const MemoryOwner& owner) const { return rails_->reaches(owner); }
+
+Status Endpoint::lend(std::byte* at, size_t bytes, const MemoryOwner& owner) {
+  if (Status able = reaches(owner); !able) return able;
+  if (Status prepared = receiver_->prepare_flushes(); !prepared) return prepared;
+  rails_->lend(at, bytes, owner);
+  return {};
+}
+
+void Endpoint::take_back(std::byte* at) { rails_->take_back(at); }
+
+// ---- progress: nothing here allocates, locks or formats text per message, except for an error
+
+Result<int> Endpoint::progress(Sink& sink) {
+  int handled = 0;
+  for (size_t i = 0; i < rails_->size(); ++i) {
+    Rail& rail = (*rails_)[i];
+    if (Status status = rail.repost_refused(); !status) return status;
+    for (int batch = 0; batch < kBatches; ++batch) {
+      std::array<Event, Rail::kBatch> events;
+      Result<size_t> reaped = rail.poll(events);
+      if (!reaped) return reaped.status();
+      size_t count = reaped.value();
+      for (size_t n = 0; n < count; ++n) handle(rail, events[n], sink);
+      handled += static_cast<int>(count);
+      // After an error, which comes alone, there may be more.
+      bool more = count == Rail::kBatch || (count == 1 && events[0].kind == Event::kFailed);
+      if (!more) break;
     }
   }
-  return Status();
+  handled += messages_->retry_stalled();
+  receiver_->retry();
+  return peers_->has_losses() ? handled + peers_->tell_losses(sink) : handled;
 }
 
-RailSet::~RailSet() {
-  for (std::unique_ptr<Rail>& rail : rails_) {
-    if (rail->withdraw()) continue;
-    log(LogLevel::kInfo, "fabric: " + rail->text() + " is left open: a peer stopped in a message");
-    (void)rail.release();
-    // What libfabric may still look at stays with it.
-    new auto(std::tuple(std::move(slab_), std::move(sends_), std::move(chunk_sends_),
-                        std::move(chunk_receives_), std::move(flush_slab_), std::move(flushes_)));
+void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
+  if (event.kind == Event::kWritten) {
+    if (event.slot != nullptr) rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
+    return receiver_->on_written(event.immediate);
+  }
+  if (event.kind == Event::kFailed) return handle_failure(rail, event);
+  switch (event.slot->operation) {
+    case Operation::kReceive: {
+      ReceiveSlot* slot = static_cast<ReceiveSlot*>(event.slot);
+      Counters& counters = rails_->counters();
+      ++counters.messages_received;
+      counters.bytes_received += event.bytes;
+      sink.on_message(slot->data, std::min(event.bytes, max_message()));
+      return rail.receives().repost(slot);
+    }
+    case Operation::kSend:
+      return messages_->on_sent(static_cast<SendSlot*>(event.slot));
+    case Operation::kChunkSend:
+      return chunks_->on_sent(static_cast<ChunkSendSlot*>(event.slot));
+    case Operation::kChunkReceive:
+      return receiver_->on_received(static_cast<ChunkReceiveSlot*>(event.slot), event.bytes);
+    case Operation::kFlush:
+      return receiver_->on_flushed(static_cast<FlushSlot*>(event.slot));
   }
 }
 
-Status RailSet::cut_sends() {
-  Result<Slab> slab = Slab::map(kDataSends * max_message_ + kControlSends * kControlMessage);
-  if (!slab) return slab.status();
-  slab_ = std::move(slab.value());
-  for (std::unique_ptr<Rail>& rail : rails_) {
-    if (Status status = rail->adopt(slab_); !status) return status;
+void Endpoint::handle_failure(Rail& rail, const Event& event) {
+  std::string why = rail.error() + " (" + rail.text() + ")";
+  if (event.slot == nullptr) return count_receive_error(why);
+  switch (event.slot->operation) {
+    case Operation::kReceive:
+      count_receive_error(why);
+      return rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
+    case Operation::kChunkReceive:
+      count_receive_error(why);
+      return receiver_->on_receive_failed(static_cast<ChunkReceiveSlot*>(event.slot));
+    case Operation::kSend:
+      return messages_->on_failed(static_cast<SendSlot*>(event.slot), why);
+    case Operation::kChunkSend:
+      return chunks_->on_failed(static_cast<ChunkSendSlot*>(event.slot), why);
+    case Operation::kFlush:
+      return receiver_->on_flush_failed(static_cast<FlushSlot*>(event.slot), why);
   }
-  sends_.resize(kDataSends + kControlSends);
-  std::byte* at = slab_.data();
-  for (size_t i = 0; i < sends_.size(); ++i) {
-    SendSlot& slot = sends_[i];
-    slot.operation = Operation::kSend;
-    slot.control = i >= kDataSends;
-    slot.data = at;
-    slot.capacity = slot.control ? kControlMessage : max_message_;
-    at += slot.capacity;
-    free_[slot.control].push(&slot);
-  }
-  if (transfer_ == Transfer::kMessages) return Status();
-  chunk_sends_.resize(kChunkSends);
-  for (ChunkSendSlot& slot : chunk_sends_) {
-    slot.operation = Operation::kChunkSend;
-    free_chunk_sends_.push(&slot);
-  }
-  if (transfer_ != Transfer::kTagged) return Status();
-  chunk_receives_.resize(kChunkReceives);
-  for (ChunkReceiveSlot& slot : chunk_receives_) {
-    slot.operation = Operation::kChunkReceive;
-    free_chunk_receives_.push(&slot);
-  }
-  return Status();
+}
+
+void Endpoint::count_receive_error(const std::string& why) {
+  uint64_t errors = ++rails_->counters().receive_errors;
+  if (!std::has_single_bit(errors)) return;
+  log(LogLevel::kWarning, "fabric: receive error " + std::to_string(errors) + ": " + why);
+}
+
+bool Endpoint::idle() const { return buffers_->idle() && chunks_->idle() && receiver_->idle(); }
+
+// ---- sleeping
+
+int Endpoint::wait_fd() const { return rails_->wait_fd(); }
+
+bool Endpoint::may_sleep() {
+  return wait_fd() >= 0 && !peers_->has_losses() && !receiver_->waits() && rails_->may_sleep();
+}
+
+int Endpoint::sleep_limit_ms() const {
+  return rails_->loses_wakeups() || !peers_->stalled().empty() ? kShortSleepMs : -1;
 }
 
 }  // namespace smddp::fabric

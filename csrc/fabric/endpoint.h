@@ -1,7 +1,11 @@
-// The process's door to the network, shared by all its groups, over one NIC or several. Two ways:
-// bounded messages from registered buffers into registered buffers, and chunks straight into memory
-// that the receiver opened for one sender (a region). Both arrive in any order. The only door to
-// libfabric; nothing of its headers shows here. Not thread-safe: the progress engine alone calls it.
+// The process's endpoint on the network, shared by all its groups, over one NIC or several. It
+// offers two services: bounded messages from registered buffers into registered buffers, and chunks
+// straight into memory that the receiver has opened for one sender (a region). Both arrive in any
+// order.
+//
+// The only header of this room that the rooms above it need, and it shows nothing of libfabric's
+// headers. Knows nothing of groups, ranks and operations. Not thread-safe: called under the
+// progress engine's lock, by the engine and by the groups that it drives.
 #pragma once
 
 #include <cstddef>
@@ -17,47 +21,49 @@ namespace smddp::fabric {
 
 using Peer = uint32_t;  // index of an added peer, dense from 0
 
-// Bytes a control message may have.
+// The most bytes that a control message may have.
 inline constexpr size_t kControlMessage = 4096;
 
-// Room for a header and `payload` bytes, in whole cache lines.
+// Bytes for a header and `payload` bytes, in whole cache lines.
 constexpr size_t message_of(size_t payload) {
   return (sizeof(wire::Header) + payload + 63) / 64 * 64;
 }
 
-// Payload of a message that goes out at once, without a rendezvous, unless the user has set another limit.
+// The largest payload of a message that is sent at once, without a rendezvous, unless the user has
+// set another limit.
 inline constexpr size_t kEagerPayload = 16 << 10;
 inline constexpr size_t kEagerMessage = message_of(kEagerPayload);
 
 struct SendBuffer {
-  std::byte* data;  // registered where the provider asks for it
+  std::byte* data;  // registered if the provider asks for it
   size_t capacity;  // Endpoint::max_message() for data, kControlMessage for control
 };
 
-// How chunks travel. kMessages: not at all, there are only messages.
+// How chunks travel. kMessages: there are no chunks, only messages.
 enum class Transfer : uint8_t { kMessages, kTagged, kWrites };
 
-// Whose memory the network is to read and write by itself.
+// Whose memory the network reads and writes by itself.
 struct MemoryOwner {
-  enum class Kind : uint8_t { kHost, kCuda };  // kHost: for what plays a device
+  enum class Kind : uint8_t { kHost, kCuda };  // kHost: memory of a simulated device
   Kind kind = Kind::kHost;
   int ordinal = 0;  // CUDA's number of the device
 };
 
-// What a region's owner hears of it.
+// Is told of the chunks of one region.
 class ChunkObserver {
  public:
   virtual ~ChunkObserver() = default;
-  // Chunk `index` is in memory, whole. Each index comes once, in any order.
+  // All bytes of chunk `index` are in memory. Each index is told once, in any order.
   virtual void on_chunk(uint32_t index) = 0;
 };
 
+// Takes the messages that arrive, and the losses of peers.
 class Sink {
  public:
   virtual ~Sink() = default;
   // `data` is valid during the call only.
   virtual void on_message(const std::byte* data, size_t size) = 0;
-  // A message to `to` could not be sent; nothing further will reach it.
+  // A message to `to` could not be sent; nothing further will reach that peer.
   virtual void on_peer_lost(Peer to, const Status& why) = 0;
 };
 
@@ -76,87 +82,117 @@ struct Options {
   std::string library;   // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
   std::string provider;  // empty: the best that fi_getinfo offers
   // Domain name, interface or source IP address, or several with commas between. Empty: all NICs of
-  // the provider where those are real (efa, verbs), otherwise the first that is not loopback.
+  // the provider if they are real (efa, verbs), otherwise the first that is not loopback.
   std::string interface;
   std::string transfer = {};   // "writes", "tagged", "messages"; empty: the provider's faster one
-  bool device_memory = false;  // NICs are to read and write GPUs' memory (FI_HMEM) where they can
+  bool device_memory = false;  // NICs are to read and write GPUs' memory (FI_HMEM) if they can
 };
 
-// What SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE, SMDDP_FABRIC_TRANSFER and SMDDP_FABRIC_HMEM ask
-// for; SMDDP_LIBFABRIC is the search's own.
+// The values of SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE, SMDDP_FABRIC_TRANSFER and
+// SMDDP_FABRIC_HMEM. The loader reads SMDDP_LIBFABRIC.
 Options options_from_env();
 
+class ChunkReceiver;
+class ChunkSender;
+class MessageSender;
+class PeerTable;
+class Rail;
+class RailSet;
+class SendBuffers;
+struct Event;
+
+// Owns one class per job (messages, chunks out, chunks in) over the rails that they share, and
+// gives each completion to the class that has started the operation.
 class Endpoint {
  public:
   // kUnavailable with a sentence that names the library, provider or interface and the remedy.
   static Result<std::unique_ptr<Endpoint>> open(const Options& options);
-  virtual ~Endpoint() = default;
+  ~Endpoint();
 
-  virtual const std::vector<uint8_t>& address() const = 0;
+  const std::vector<uint8_t>& address() const;
   // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"; with all its NICs
-  virtual const std::string& description() const = 0;
-  virtual size_t max_message() const = 0;
-  virtual const Counters& counters() const = 0;
+  const std::string& description() const;
+  size_t max_message() const;
+  Transfer transfer() const;
+  const Counters& counters() const;
 
-  // Equal addresses give the same Peer. Connects on first use. Both sides of a region must have added
-  // each other before it is opened: EFA drops writes of those it does not know.
-  virtual Result<Peer> add_peer(const std::vector<uint8_t>& address) = 0;
+  // Equal addresses give the same Peer. Connects on first use. Both sides of a region must have
+  // added each other before it is opened: EFA drops writes from an endpoint that has not been
+  // added.
+  Result<Peer> add_peer(const std::vector<uint8_t>& address);
 
   // A buffer for one message to `to`. nullptr: none is free, or `to` holds its share of them, until
   // progress() has reaped a completion. `control` messages have buffers of their own, so that they
   // never starve behind data. Of each kind a peer may hold as many as are still free: one peer that
   // stalls takes at most half, k peers leave 1/(k+1).
-  virtual SendBuffer* acquire(Peer to, bool control) = 0;
+  SendBuffer* acquire(Peer to, bool control);
   // Sends the first `size` bytes of `buffer` to the peer it was acquired for, and takes it back.
-  // Messages the provider can't take yet wait in a FIFO per peer; a peer that does not answer holds
-  // up nobody else's. To a peer that is lost: drops it.
-  virtual void post(SendBuffer* buffer, size_t size) = 0;
+  // Messages that the provider can't take yet wait in a FIFO per peer: a peer that does not answer
+  // delays only messages to itself. A message to a lost peer is dropped.
+  void post(SendBuffer* buffer, size_t size);
   // Gives back a buffer without sending it.
-  virtual void release(SendBuffer* buffer) = 0;
+  void release(SendBuffer* buffer);
 
-  virtual Transfer transfer() const = 0;
-  // Lets `from`, and nobody else, fill `memory` in chunks of `chunk_bytes`, the last one shorter.
-  // What the sender has to know goes into *grant. `observer` hears of every chunk until the region is
-  // closed. False: no region is free, the memory can't be registered, or transfer() is kMessages;
-  // then it has to be messages.
-  virtual bool open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
-                           ChunkObserver* observer, wire::Grant* grant) = 0;
-  // `complete`: every chunk has arrived. Otherwise the region's number is never used again, and what
-  // its sender has not sent yet may still be written: the memory has to outlive the endpoint. To take
-  // its right to write away would break the connection to it with all else that is under way.
-  virtual void close_region(uint32_t region, bool complete) = 0;
-  // Sends `bytes` bytes as chunk `index` of the region that `to` granted. `data` must keep, and stay
-  // as it is, until *pending, which this increments, has been decremented again by progress(); that
-  // happens on errors, too, after which on_peer_lost() tells. Chunks of one region go in rising
-  // order of `index`. False: no room, try again after progress(). To a peer that is lost: drops it.
-  virtual bool send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
-                          size_t bytes, uint32_t* pending) = 0;
-  // The same from a buffer acquired for `to`, which it takes back. Never refuses: waits in the FIFO.
-  virtual void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
-                          size_t bytes) = 0;
+  // Lets `from`, and no other peer, fill `memory` in chunks of `chunk_bytes`, the last one shorter.
+  // Writes into *grant what the sender has to know. `observer` is told of every chunk until the
+  // region is closed. False: no region is free, the memory can't be registered, or transfer() is
+  // kMessages; then the data has to travel in messages.
+  bool open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
+                   ChunkObserver* observer, wire::Grant* grant);
+  // `complete`: every chunk has arrived. Otherwise the region's number is never used again, and
+  // chunks that its sender has not sent yet may still be written: the memory has to outlive the
+  // endpoint. Revoking the sender's right to write would break the connection to it, with all other
+  // traffic on it.
+  void close_region(uint32_t region, bool complete);
+  // Sends `bytes` bytes as chunk `index` of the region that `to` granted. Increments *pending;
+  // progress() decrements it again, on errors too, after which on_peer_lost() tells. Until then
+  // `data` must stay valid and unchanged. Chunks of one region go in rising order of `index`.
+  // False: no room, try again after progress(). A chunk to a lost peer is dropped.
+  bool send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
+                  size_t bytes, uint32_t* pending);
+  // The same from a buffer acquired for the peer, which it takes back. Never refuses: waits in the
+  // FIFO.
+  void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index, size_t bytes);
 
-  // Ok where chunks may go out of, and regions lie in, memory of `owner` that was lent; else why not.
-  virtual Status reaches(const MemoryOwner& owner) const = 0;
-  // The network may use [at, at + bytes) until take_back(). The processor never touches what lies there:
-  // flows there must be chunks. A region's last chunk is told only when the owner sees all of them.
-  virtual Status lend(std::byte* at, size_t bytes, const MemoryOwner& owner) = 0;
-  // Where a region there was closed before it was complete, the memory has to outlive the endpoint.
-  virtual void take_back(std::byte* at) = 0;
+  // Ok if chunks may be sent from, and regions lie in, memory of `owner` that was lent; else why
+  // not.
+  Status reaches(const MemoryOwner& owner) const;
+  // The network may use [at, at + bytes) until take_back(). The processor never touches that
+  // memory: flows there must be chunks. The observer of a region there is told of the last chunk
+  // once the owner sees all chunks.
+  Status lend(std::byte* at, size_t bytes, const MemoryOwner& owner);
+  // If a region there was closed before it was complete, the memory has to outlive the endpoint.
+  void take_back(std::byte* at);
 
-  // Reaps completions, delivers what has arrived, retries what waits. How many events it handled.
-  // The sink may call everything here but progress().
-  virtual Result<int> progress(Sink& sink) = 0;
-  // True when no message posted so far is still with libfabric or in a FIFO. The provider may hold
-  // copies yet: keep the endpoint until the peers have answered.
-  virtual bool idle() const = 0;
+  // Reaps completions, delivers what has arrived, retries what waits. Returns how many events it
+  // handled. The sink may call every function of the endpoint but progress().
+  Result<int> progress(Sink& sink);
+  // True if no message posted so far is still with libfabric or in a FIFO. The provider may still
+  // hold copies: keep the endpoint until the peers have answered.
+  bool idle() const;
 
-  // File descriptor that turns readable when progress() has work, or -1 where the provider has
-  // none: then poll. Sleeping on it is allowed only right after may_sleep() said true, and no
+  // File descriptor that turns readable when progress() has work, or -1 if the provider has none:
+  // then poll. Sleeping on it is allowed only right after may_sleep() has returned true, and no
   // longer than sleep_limit_ms() (-1: no limit): ofi_rxm loses a wake-up now and then while it
-  // connects or moves a large message, and messages in a FIFO are retried by progress() alone.
-  virtual int wait_fd() const = 0;
-  virtual bool may_sleep() = 0;
-  virtual int sleep_limit_ms() const = 0;
+  // connects or moves a large message, and only progress() retries the messages in a FIFO.
+  int wait_fd() const;
+  bool may_sleep();
+  int sleep_limit_ms() const;
+
+ private:
+  explicit Endpoint(std::unique_ptr<RailSet> rails);
+  void handle(Rail& rail, const Event& event, Sink& sink);
+  void handle_failure(Rail& rail, const Event& event);
+  void count_receive_error(const std::string& why);
+
+  // Memory that libfabric uses comes before the rails: members are destroyed from the last to the
+  // first.
+  std::unique_ptr<SendBuffers> buffers_;
+  std::unique_ptr<PeerTable> peers_;
+  std::unique_ptr<MessageSender> messages_;
+  std::unique_ptr<ChunkSender> chunks_;
+  std::unique_ptr<ChunkReceiver> receiver_;
+  std::unique_ptr<RailSet> rails_;
 };
 
 }  // namespace smddp::fabric

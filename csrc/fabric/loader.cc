@@ -33,9 +33,9 @@ std::vector<std::string> glob_paths(const char* pattern) {
   return paths;
 }
 
-// fi_info has grown at its tail only. The default (newest) version of each symbol is the right one
+// fi_info has grown at its end only. The default (newest) version of each symbol is the right one
 // for headers of any age as long as every fi_info is allocated by dupinfo: the library then sees
-// its own layout and we a prefix of it.
+// its own layout, and this code a prefix of it.
 template <class F>
 bool find(void* handle, const char* name, F& out) {
   out = reinterpret_cast<F>(::dlsym(handle, name));
@@ -44,13 +44,15 @@ bool find(void* handle, const char* name, F& out) {
 
 bool has_rdma_device() { return !glob_paths("/sys/class/infiniband/*").empty(); }
 
-// What providers over TCP set aside per endpoint and touch when it opens or first connects: ofi_rxm
-// 1.17 two pools of 1024 bounce buffers (98 MiB resident with its defaults, 7 MiB so), tcp 2.5 one of
-// receive buffers for messages nobody expects (17 MiB, 0.8 MiB so). Messages up to the eager limit stay
-// as fast as they were: over TCP they are received where they belong. ofi_rxm over verbs is not: it has
-// no other eager limit than its buffers' size. The limit is a header more than the default: flows of
-// round sizes take no message more for their last bytes. The environment is the only way to say so; what
-// the user has set stays.
+// Providers over TCP reserve pools of buffers per endpoint, and touch them when it opens or first
+// connects. ofi_rxm 1.17: two pools of 1024 bounce buffers (98 MiB resident with its defaults, 7
+// MiB with these values). tcp 2.5: one pool of receive buffers for unexpected messages (17 MiB, and
+// 0.8 MiB with these values). Messages up to the eager limit stay as fast as before, because over
+// TCP they are received directly into their destination. Over verbs ofi_rxm would get slower: it
+// has no eager limit but the size of its buffers, so with an RDMA device the buffers have the
+// limit's size. The limit is one header more than the default, so that a flow whose size is a round
+// number needs no further message for its last bytes. These settings exist as environment variables
+// only. A variable that the user has set keeps its value.
 void tune_provider_buffers() {
   ::setenv("FI_OFI_RXM_MSG_RX_SIZE", "64", 0);
   ::setenv("FI_TCP_MAX_RX_SIZE", "256", 0);
@@ -94,9 +96,10 @@ Result<Library> open_one(const std::string& path) {
   return library;
 }
 
-Status named_failure(const std::string& who, const std::string& path, const Status& why) {
+Status named_failure(const std::string& source, const std::string& path, const Status& why) {
   return Status(Code::kUnavailable,
-                "libfabric could not be opened: " + who + " names " + path + " (" + why.message() +
+                "libfabric could not be opened: " + source + " names " + path + " (" +
+                    why.message() +
                     "); correct it, or leave it unset and `apt install libfabric1`");
 }
 

@@ -1,5 +1,7 @@
 // libfabric, opened at run time. Only the functions below are symbols of the library; the rest of
-// its API is static inline calls through the objects these return, so nothing links against it.
+// its API is static inline calls through the objects that these return, so nothing links against
+// it. Knows nothing of providers. Called when an endpoint opens; errors are turned into text
+// through it.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -15,7 +17,7 @@ namespace smddp::fabric {
 struct Library {
   std::string path;      // as given to dlopen
   uint32_t version = 0;  // fi_version()
-  uint32_t api = 0;      // what to ask fi_getinfo for
+  uint32_t api = 0;      // the API version to ask fi_getinfo for
   decltype(&::fi_getinfo) getinfo = nullptr;
   decltype(&::fi_freeinfo) freeinfo = nullptr;
   decltype(&::fi_dupinfo) dupinfo = nullptr;
@@ -26,10 +28,10 @@ struct Library {
   std::string error_text(int rc) const;  // of a (negative or positive) fi_errno value
 };
 
-// Opens `path`, or where it is empty SMDDP_LIBFABRIC, or where that is empty too the first of
+// Opens `path`, or if it is empty SMDDP_LIBFABRIC, or if that is empty too the first of
 // /opt/amazon/efa/lib*/libfabric.so.1 and the loader's own libfabric.so.1. A path that was named
 // and can't be opened is an error: another library is never taken in its place. The library stays
-// loaded for the life of the process: its providers may leave threads and exit handlers behind.
+// loaded for the life of the process, as its providers may leave threads and exit handlers behind.
 Result<Library> load_library(const std::string& path);
 
 }  // namespace smddp::fabric

@@ -9,7 +9,7 @@
 namespace smddp::fabric {
 namespace {
 
-constexpr int kKeyTries = 8;  // random keys may collide where a provider has few bits for them
+constexpr int kKeyTries = 8;  // random keys may collide if a provider has few bits for them
 
 uint64_t access_flags(Access access) {
   switch (access) {
@@ -25,7 +25,7 @@ uint64_t access_flags(Access access) {
   return 0;
 }
 
-// Of a device's memory, after fi_mr_regattr(3). A region there is read as well: that flushes it.
+// For a device's memory, after fi_mr_regattr(3). A region there is also read, by flush reads.
 fi_mr_attr attributes(const iovec& memory, uint64_t access, uint64_t key,
                       const MemoryOwner& owner) {
   fi_mr_attr attr = {};
@@ -38,7 +38,7 @@ fi_mr_attr attributes(const iovec& memory, uint64_t access, uint64_t key,
   return attr;
 }
 
-// Not to be guessed by a process that was not granted it.
+// A process that was not granted the key must not be able to guess it.
 uint64_t random_key() {
   uint64_t key = 0;
   if (::getrandom(&key, sizeof key, 0) != sizeof key) key = reinterpret_cast<uintptr_t>(&key);
@@ -150,7 +150,7 @@ void MrCache::lend(const std::byte* at, size_t bytes, const MemoryOwner& owner) 
   loans_.push_back({at, bytes, owner});
 }
 
-// What still has a user ends with it, or with the endpoint.
+// A registration that still has a user ends with its last user, or with the endpoint.
 void MrCache::take_back(const std::byte* at) {
   auto loan = std::find_if(loans_.begin(), loans_.end(), [&](const Loan& l) { return l.at == at; });
   if (loan == loans_.end()) return;

@@ -1,21 +1,23 @@
-// Registrations of memory that the endpoint does not own, of one domain.
+// Registrations, in one domain, of memory that the endpoint does not own. Knows nothing of regions
+// and peers. Called by the classes that send from such memory or receive into it.
 //
 // When a registration may outlive its use. A cache can't see memory being freed and mapped again at
-// the same address. Providers without FI_MR_ALLOCATED (tcp, udp) pin nothing: to them a registration
-// is a range of virtual addresses, good for whatever is mapped there when data arrives, so a kept one
-// can't go stale. Providers with FI_MR_ALLOCATED (verbs, efa) resolve it to physical pages at once: a
-// kept one would write into pages that have long gone elsewhere. There it ends with its last user.
-// That costs little: those providers keep the pages pinned in a cache of their own, which watches
-// munmap.
+// the same address. Providers without FI_MR_ALLOCATED (tcp, udp) pin nothing: to them a
+// registration is a range of virtual addresses, valid for the memory that is mapped there when data
+// arrives, so a kept registration can't go stale. Providers with FI_MR_ALLOCATED (verbs, efa)
+// resolve it to physical pages at once: a kept registration would write into pages that may since
+// belong to other memory. There it ends with its last user. That costs little, because those
+// providers keep the pages pinned in a cache of their own, which watches munmap.
 //
-// Who shares one. Ranges to send from are widened to whole pages and shared by all who send from
-// them at the time. A range that a peer may write into is registered byte for byte, and has one user
-// at a time: so its key opens the region it was granted for and nothing beside it. The next user has
-// the same key: the peer that had it before has sent all that it was going to. A region whose sender
-// has not never gives its registration back.
+// Which users share a registration. A range to send from is widened to whole pages and shared by
+// all sends from it at the time. A range that a peer may write into is registered byte for byte,
+// and has one user at a time: so its key opens the region that it was granted for and nothing
+// beside it. The next user has the same key: by then the peer that had it before has sent all its
+// chunks. A region whose sender has not sent all chunks never gives its registration back.
 //
-// Memory that was lent, a device's, stays where it is until it is taken back. It is registered as a whole,
-// once to send from and once for all regions in it: its owner sees to it that those are meant for it.
+// Lent memory (a device's) stays where it is until it is taken back. It is registered as a whole,
+// once to send from and once for all regions in it. So the key of one region opens all of it: its
+// owner lends only memory that is meant for such regions.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +43,7 @@ struct Registration {
   uint64_t key = 0;  // for peers
   uint32_t users = 0;
   RegistrationTable::iterator self;
-  bool lent = false;                        // of memory that was lent, and not taken back
+  bool lent = false;                        // of memory that is lent and not taken back
   std::list<Registration*>::iterator idle;  // valid while users == 0 and not lent
 
   void* descriptor() const { return ::fi_mr_desc(mr.get()); }
@@ -50,7 +52,8 @@ struct Registration {
 
 class MrCache {
  public:
-  // `bound`: most registrations kept without a user. `counters` gets registrations and hits.
+  // `bound`: the most registrations that are kept without a user. `counters` gets registrations and
+  // hits.
   MrCache(const Library& library, fid_domain* domain, fid_ep* endpoint, const fi_info& info,
           size_t bound, Counters* counters);
 
@@ -81,7 +84,7 @@ class MrCache {
 
   const Library& library_;
   fid_domain* domain_;
-  fid_ep* endpoint_;  // to bind to, where FI_MR_ENDPOINT asks for it
+  fid_ep* endpoint_;  // to bind registrations to; nullptr without FI_MR_ENDPOINT
   bool pins_;
   bool provider_keys_;
   uint64_t key_mask_;

@@ -8,11 +8,11 @@ namespace smddp::fabric {
 namespace {
 
 // Hardware transports first, then TCP. "tcp" alone is an RDM provider from libfabric 1.18 on; 1.17
-// has an early form of it, "net", which can't be slept on: ofi_rxm, for all its bounce buffers, is
-// better there.
+// has an early form of it, "net", which can't be slept on. With 1.17 ofi_rxm is better in spite of
+// its bounce buffers.
 constexpr const char* kBestFirst[] = {"efa", "cxi", "verbs;ofi_rxm", "psm3",
                                       "opx", "tcp", "tcp;ofi_rxm",   "net"};
-// Worse than a name that is in neither list: "sockets" blocks in fi_send while it connects.
+// After a name that is in neither list: "sockets" blocks in fi_send while it connects.
 constexpr const char* kWorstLast[] = {"sockets", "udp;ofi_rxd"};
 constexpr const char* kAllNics[] = {"efa", "verbs"};
 constexpr const char* kOnlyByName[] = {"shm", "sm2", "lnx", "ofi_mrail", "off_coll"};
@@ -35,7 +35,7 @@ bool only_by_name(const std::string& provider) {
   return position(kOnlyByName, core_of(provider)) < std::size(kOnlyByName);
 }
 
-// Bridges that container and machine emulators make carry addresses no other host can reach.
+// Bridges that container and machine emulators make have addresses that no other host can reach.
 bool is_host_bridge(const std::string& interface) {
   for (const char* prefix : {"docker", "virbr", "br-", "veth", "lxc", "podman", "cni"}) {
     if (interface.starts_with(prefix)) return true;
@@ -48,7 +48,7 @@ bool matches_interface(const Offer& offer, const std::string& wanted) {
          offer.interface == wanted || offer.address == wanted;
 }
 
-// Without an interface named, the reach of its address comes before all else.
+// If no interface is named, the reach of an offer's address is the first criterion.
 int reach(const Offer& offer) {
   if (offer.loopback) return 3;
   if (offer.link_local) return 2;

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "fabric/address.h"
-#include "fabric/buffers.h"
+#include "fabric/slots.h"
 
 namespace smddp::fabric {
 namespace {
@@ -57,7 +57,7 @@ struct List {
   std::vector<Offer> offers;
 };
 
-// Appends what can do `caps`; nothing at all is no error here.
+// Appends the offers that have `caps`. If there is none, that is no error.
 Status add_offers(const Library& library, const std::string& provider, uint64_t caps,
                   const InterfaceTable& interfaces, List& list) {
   InfoHandle hints = own(library, library.dupinfo(nullptr));
@@ -87,8 +87,8 @@ Status add_offers(const Library& library, const std::string& provider, uint64_t 
   return Status();
 }
 
-// What reaches GPUs' memory first, if that is wanted, then what can take chunks, then what has messages
-// only. Of equals the first counts.
+// In this order: offers that reach GPUs' memory (if that is wanted), offers that can take chunks,
+// offers that have messages only. Of equal offers the first is used.
 Result<List> list_offers(const Library& library, const std::string& provider, bool device_memory) {
   List list;
   InterfaceTable interfaces = read_interfaces();
@@ -137,7 +137,8 @@ Result<std::vector<RailChoices>> choose(const Library& library, const Options& o
   };
   std::vector<std::vector<size_t>> found = sets();
   if (found.empty() && !options.provider.empty()) {
-    // Ask again without the name: for a core provider's short name, or to say what there is.
+    // Ask again without the name, which may be the short name of a core provider; if it is not, the
+    // error lists all offers.
     list = list_offers(library, "", options.device_memory);
     if (!list) return list.status();
     found = sets();

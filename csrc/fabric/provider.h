@@ -1,4 +1,5 @@
-// Which of fi_getinfo's offers to use.
+// Asks fi_getinfo for its offers and chooses those to open. Opens nothing itself. Called when an
+// endpoint opens.
 #pragma once
 
 #include <vector>
@@ -16,11 +17,11 @@ struct Choice {
   Offer offer;
 };
 
-// What to open as the rails of one endpoint; all of one provider.
+// The rails of one endpoint; all of one provider.
 using RailChoices = std::vector<Choice>;
 
-// The usable sets of rails of this host, best first and at least one; kUnavailable with what was asked
-// for and what is on offer where nothing matches.
+// The usable sets of rails of this host, best first and at least one. If nothing matches:
+// kUnavailable with what was asked for and what is on offer.
 Result<std::vector<RailChoices>> choose(const Library& library, const Options& options);
 
 }  // namespace smddp::fabric

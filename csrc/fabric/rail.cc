@@ -1,4 +1,4 @@
-// A rail's data path: nothing here allocates, locks or formats, but for errors.
+// A rail's data path. Nothing here allocates, locks or formats text except for an error.
 #include "fabric/rail.h"
 
 #include <rdma/fi_rma.h>
@@ -46,29 +46,7 @@ ssize_t Rail::receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* de
   return ::fi_trecv(ep_.get(), data, bytes, descriptor, FI_ADDR_UNSPEC, tag, 0, &slot->context);
 }
 
-void Rail::repost(ReceiveSlot* slot) {
-  void* descriptor = receives_mr_ ? ::fi_mr_desc(receives_mr_.get()) : nullptr;
-  ssize_t rc =
-      ::fi_recv(ep_.get(), slot->data, max_message_, descriptor, FI_ADDR_UNSPEC, &slot->context);
-  if (rc == 0) {
-    ++posted_receives_;
-    return;
-  }
-  unposted_.push_back(slot);
-  if (rc != -FI_EAGAIN && broken_.ok()) {
-    broken_ = Status(Code::kUnavailable,
-                     "fi_recv: " + library_.error_text(static_cast<int>(rc)) + " (" + text_ + ")");
-  }
-}
-
-Status Rail::repost_refused() {
-  for (size_t n = unposted_.size(); n > 0 && broken_.ok(); --n) {
-    ReceiveSlot* slot = unposted_.front();
-    unposted_.erase(unposted_.begin());
-    repost(slot);
-  }
-  return broken_;
-}
+Status Rail::repost_refused() { return receives_status(receives_.repost_refused()); }
 
 Result<size_t> Rail::poll(std::span<Event, kBatch> events) {
   fi_cq_data_entry entries[kBatch];
@@ -83,14 +61,14 @@ Result<size_t> Rail::poll(std::span<Event, kBatch> events) {
     const fi_cq_data_entry& entry = entries[i];
     Slot* slot = Slot::of(entry.op_context);
     if ((entry.flags & FI_REMOTE_CQ_DATA) != 0 && (entry.flags & (FI_RMA | FI_REMOTE_WRITE)) != 0) {
-      // Without FI_RX_CQ_DATA the context is nobody's, whatever it holds.
+      // Without FI_RX_CQ_DATA the context belongs to no slot; its value has no meaning.
       events[i] = {Event::kWritten, consumes_receives_ ? slot : nullptr, entry.len,
                    static_cast<uint32_t>(entry.data)};
     } else {
       events[i] = {Event::kDone, slot, entry.len, 0};
     }
     Slot* done = events[i].slot;
-    if (done != nullptr && done->operation == Operation::kReceive) --posted_receives_;
+    if (done != nullptr && done->operation == Operation::kReceive) receives_.count_completion();
   }
   return static_cast<size_t>(n);
 }
@@ -104,7 +82,9 @@ Result<size_t> Rail::read_error(Event* event) {
                                        " (" + text_ + ")");
   }
   *event = {Event::kFailed, Slot::of(entry.op_context), 0, 0};
-  if (event->slot != nullptr && event->slot->operation == Operation::kReceive) --posted_receives_;
+  if (event->slot != nullptr && event->slot->operation == Operation::kReceive) {
+    receives_.count_completion();
+  }
   error_ = library_.error_text(entry.err);
   char text[256] = {};
   const char* detail =
@@ -116,19 +96,19 @@ Result<size_t> Rail::read_error(Event* event) {
 }
 
 bool Rail::withdraw() {
-  if (!loses_wakeups_) return true;  // is no ofi_rxm
-  for (ReceiveSlot& slot : receives_) (void)::fi_cancel(&ep_->fid, &slot.context);
-  for (uint64_t until = now_ns() + kWithdrawNs; posted_receives_ > 0 && now_ns() < until;) {
+  if (!loses_wakeups_) return true;  // not ofi_rxm
+  receives_.cancel_all();
+  for (uint64_t until = now_ns() + kWithdrawNs; receives_.posted() > 0 && now_ns() < until;) {
     std::array<Event, kBatch> events;
     Result<size_t> reaped = poll(events);
     if (!reaped) return false;
     if (reaped.value() == 0) sched_yield();
   }
-  return posted_receives_ == 0;
+  return receives_.posted() == 0;
 }
 
 bool Rail::may_sleep() {
-  if (wait_fd_ < 0 || !unposted_.empty()) return false;
+  if (wait_fd_ < 0 || !receives_.all_posted()) return false;
   fid* queue = &cq_->fid;
   return ::fi_trywait(fabric_.get(), &queue, 1) == 0;
 }

@@ -1,6 +1,6 @@
-// A rail: one NIC's endpoint with its completion queue, its address vector and its receive buffers.
-// Starts operations and reaps their completions; who the peers are, what waits and what a completion
-// means is the rail set's.
+// A rail: one NIC's endpoint with its completion queue, its address vector, its registrations and
+// its receive buffers. Starts operations and reaps their completions. Knows neither the peers, nor
+// what waits for room, nor what a completion means. Called by the classes of this room only.
 #pragma once
 
 #include <memory>
@@ -8,10 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "fabric/buffers.h"
 #include "fabric/mr_cache.h"
 #include "fabric/provider.h"
+#include "fabric/receive_buffers.h"
 #include "fabric/resource.h"
+#include "fabric/slots.h"
 
 namespace smddp::fabric {
 
@@ -42,13 +43,14 @@ class Rail {
   bool reaches_devices() const { return reaches_devices_; }
   bool local_registration() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
   MrCache& registrations() { return *registrations_; }
-  // Registers the sends' buffers, where the provider asks for it.
+  ReceiveBuffers& receives() { return receives_; }
+  // Registers the send buffers if the provider asks for it.
   Status adopt(const Slab& sends);
 
   Result<fi_addr_t> insert(std::span<const uint8_t> name);
 
-  // Start an operation: 0, -FI_EAGAIN, or the error that refused it. `descriptor`: of memory that is
-  // neither this rail's nor adopted.
+  // Start an operation: 0, -FI_EAGAIN, or the error that refused it. `descriptor`: of memory that
+  // is neither this rail's nor adopted.
   ssize_t send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes);
   ssize_t write(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes, void* descriptor,
                 uint64_t address, uint64_t key, uint32_t immediate);
@@ -59,14 +61,13 @@ class Rail {
   ssize_t receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* descriptor, uint64_t tag);
   void* sends_descriptor() const { return sends_mr_ ? ::fi_mr_desc(sends_mr_.get()) : nullptr; }
 
-  // Takes the receives back, so that the rail may be closed: ofi_rxm crashes (1.17) when it closes while
-  // it fetches a large message. False: one is still being fetched, from a peer that has stopped; the
-  // rail must be left alone for the rest of the process.
+  // Takes the receives back, so that the rail may be closed: ofi_rxm crashes (1.17) when it closes
+  // while it fetches a large message. False: one is still being fetched, from a peer that has
+  // stopped; the rail must then stay open for the rest of the process.
   bool withdraw();
 
-  // Gives a receive's buffer back to the provider.
-  void repost(ReceiveSlot* slot);
-  // Tries again what repost() could not do. An error here or in poll() is the rail's end.
+  // Gives the provider the receive buffers that it has refused before. An error here or in poll()
+  // ends the rail.
   Status repost_refused();
   Result<size_t> poll(std::span<Event, kBatch> events);
   const std::string& error() const { return error_; }
@@ -80,22 +81,26 @@ class Rail {
   Rail(const Library& library, uint8_t index, size_t max_message)
       : library_(library), index_(index), max_message_(max_message) {}
   Status set_up(const Choice& choice, fi_wait_obj wait, Counters* counters);
-  Status open_objects(fi_wait_obj wait);
+  Status open_domain();
+  Status open_address_vector();
+  Status open_queue(fi_wait_obj wait);
+  Status open_endpoint();
+  Status read_wait_fd();
   void forbid_cuda();
   void set_efa_options();
   Status read_name();
   Status cut_receives();
   Result<MrHandle> pin(const Slab& slab, uint64_t access);
   Result<size_t> read_error(Event* event);
+  Status receives_status(int rc) const;  // of an fi_recv that returned `rc`
 
   // In the order of opening; members are destroyed from the last to the first.
   Library library_;
   InfoHandle info_;
   FabricHandle fabric_;
   DomainHandle domain_;
-  Slab slab_;
-  std::vector<ReceiveSlot> receives_;
-  MrHandle receives_mr_, sends_mr_;  // where the provider asks for FI_MR_LOCAL
+  ReceiveBuffers receives_;
+  MrHandle sends_mr_;  // only if the provider asks for FI_MR_LOCAL
   std::unique_ptr<MrCache> registrations_;
   AvHandle av_;
   CqHandle cq_;
@@ -107,13 +112,10 @@ class Rail {
   std::vector<uint8_t> name_;
   bool consumes_receives_ = false;  // a write's immediate data takes a posted receive
   int wait_fd_ = -1;
-  bool reaches_devices_ = false;  // GPUs' memory, by itself
+  bool reaches_devices_ = false;  // the NIC reads and writes GPUs' memory by itself
   bool emulates_writes_ = false;
   bool loses_wakeups_ = false;
-  size_t posted_receives_ = 0;
-  std::vector<ReceiveSlot*> unposted_;
   std::string error_;
-  Status broken_;
 };
 
 }  // namespace smddp::fabric

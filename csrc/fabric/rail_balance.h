@@ -1,7 +1,8 @@
-// Which rail a message or a chunk takes: the one with the fewest bytes outstanding, and of several the
-// one that has been given the fewest bytes. Over TCP that decides nearly always, as what waits in a
-// socket's buffer counts as sent. Taking turns would not do: where every third chunk is followed by a
-// short message, one rail would get two of three chunks.
+// Which rail a message or a chunk takes: the rail with the fewest bytes outstanding, and if there
+// are several, the one of them that has been given the fewest bytes. Over TCP the second rule
+// decides nearly always, because bytes in a socket's buffer count as sent. Plain turns would not
+// balance the load: if every third chunk is followed by a short message, one rail would get two of
+// three chunks. Knows nothing of libfabric. Called by RailSet only.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@ namespace smddp::fabric {
 
 class RailBalance {
  public:
-  // A rail that falls behind further than this, being slow, does not make up for more of it.
+  // If a rail, being slow, falls further behind than this, it makes up for this much only.
   static constexpr uint64_t kRemembered = 1 << 20;
 
   void set_rails(size_t rails) {
@@ -41,13 +42,14 @@ class RailBalance {
     for (size_t i = 0; i < rails_; ++i) ahead_[i] = std::min(ahead_[i] - least, kRemembered);
   }
 
-  // What was sent is no longer with libfabric.
+  // So many of the bytes that were sent are no longer with libfabric.
   void finished(size_t rail, uint64_t bytes) { outstanding_[rail] -= bytes; }
 
  private:
   size_t rails_ = 1;
   std::array<uint64_t, wire::kMaxRails> outstanding_ = {};  // bytes with libfabric
-  std::array<uint64_t, wire::kMaxRails> ahead_ = {};  // bytes more than the rail given the fewest
+  // By rail: bytes given to it, less those given to the rail with the fewest.
+  std::array<uint64_t, wire::kMaxRails> ahead_ = {};
 };
 
 }  // namespace smddp::fabric

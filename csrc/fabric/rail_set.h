@@ -1,140 +1,98 @@
-// The Endpoint over a set of rails. Peers, the FIFO of each, buffers and regions are the set's; a
-// message or a chunk takes one rail.
+// The rails of one endpoint: which rail a message or a chunk takes, how a chunk travels on it, and
+// the file descriptor to sleep on. Knows neither which peer is lost nor what waits for room. Called
+// by the classes of this room only.
 //
-// Which rails meet: rail i of n here and rail i mod m of a peer's m. So all rails of the side that has
-// more are used, and each address vector holds what its rail sends to and what may write to it.
+// Which rails meet: rail i of n here and rail i mod m of a peer's m. So all rails of the side that
+// has more are used, and each address vector holds the addresses that its rail sends to and those
+// that may write to its rail.
 #pragma once
 
 #include <array>
-#include <deque>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "common/file_descriptor.h"
-#include "fabric/buffers.h"
+#include "fabric/address.h"
 #include "fabric/endpoint.h"
 #include "fabric/rail.h"
 #include "fabric/rail_balance.h"
-#include "fabric/receive_region.h"
 
 namespace smddp::fabric {
 
-class RailSet final : public Endpoint {
+// A peer in the address vectors of this endpoint's rails.
+struct PeerAddress {
+  std::array<fi_addr_t, wire::kMaxRails> by_rail;  // of this endpoint
+  size_t rails = 0;                                // of the peer
+};
+
+// The tag of a tagged chunk. `upper` is random and differs from region to region.
+constexpr uint64_t tag_of(uint32_t upper, uint32_t region, uint32_t chunk) {
+  return uint64_t{upper} << 32 | wire::immediate(region, chunk);
+}
+
+class RailSet {
  public:
+  // `transfer`: Options::transfer. `wait`: as of Rail::open.
   static Result<std::unique_ptr<RailSet>> open(const Library& library, const RailChoices& choices,
                                                const std::string& transfer, fi_wait_obj wait);
 
-  ~RailSet() override;
+  size_t size() const { return rails_.size(); }
+  Rail& operator[](size_t rail) { return *rails_[rail]; }
+  const std::vector<uint8_t>& address() const { return address_; }
+  const std::string& description() const { return description_; }
+  Transfer transfer() const { return transfer_; }
+  size_t max_message() const { return max_message_; }
+  size_t max_chunk() const { return max_chunk_; }
+  Counters& counters() { return counters_; }
+  // "reason (rail)": why operation `rc` on `rail` was refused.
+  std::string refusal(ssize_t rc, size_t rail) const;
 
-  const std::vector<uint8_t>& address() const override { return address_; }
-  const std::string& description() const override { return description_; }
-  size_t max_message() const override { return max_message_; }
-  const Counters& counters() const override { return counters_; }
-  Result<Peer> add_peer(const std::vector<uint8_t>& address) override;
-  SendBuffer* acquire(Peer to, bool control) override;
-  void post(SendBuffer* buffer, size_t size) override;
-  void release(SendBuffer* buffer) override;
-  Transfer transfer() const override { return transfer_; }
-  bool open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
-                   ChunkObserver* observer, wire::Grant* grant) override;
-  void close_region(uint32_t region, bool complete) override;
-  bool send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
-                  size_t bytes, uint32_t* pending) override;
-  void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
-                  size_t bytes) override;
-  Status reaches(const MemoryOwner& owner) const override;
-  Status lend(std::byte* at, size_t bytes, const MemoryOwner& owner) override;
-  void take_back(std::byte* at) override;
-  Result<int> progress(Sink& sink) override;
-  bool idle() const override { return posted_ == 0; }
-  int wait_fd() const override { return wait_fd_; }
-  bool may_sleep() override;
-  int sleep_limit_ms() const override;
+  // The peer's published address in this endpoint's terms; kInvalid if it can't be used.
+  Result<PublishedAddress> unpack(const std::vector<uint8_t>& published) const;
+  Result<PeerAddress> insert(const PublishedAddress& peer);
+
+  // Start a message or a chunk: 0, -FI_EAGAIN, or the error that refused it. They count it, and set
+  // slot->rail. finished() is for each that was started and has completed.
+  ssize_t send(Slot* slot, const PeerAddress& to, const std::byte* data, size_t bytes);
+  size_t rail_of_chunk(const PeerAddress& to, uint32_t index) const;
+  ssize_t send_chunk(Slot* slot, size_t rail, const PeerAddress& to, const wire::Grant& grant,
+                     uint32_t index, const std::byte* data, size_t bytes, void* descriptor);
+  void finished(const Slot& slot, size_t bytes) { balance_.finished(slot.rail, bytes); }
+
+  // Memory of a device; see Endpoint.
+  Status reaches(const MemoryOwner& owner) const;
+  void lend(const std::byte* at, size_t bytes, const MemoryOwner& owner);
+  void take_back(const std::byte* at);
+
+  // Takes the receives of all rails back, so that they may be closed. False: some rails must stay
+  // open for the rest of the process, with all memory that libfabric may still use for them. They
+  // are no longer in the set.
+  bool withdraw();
+
+  int wait_fd() const { return wait_fd_; }
+  bool may_sleep();
+  bool loses_wakeups() const;
 
  private:
-  struct PeerState {
-    std::array<fi_addr_t, wire::kMaxRails> addresses;  // by our rail
-    size_t rails = 0;                                  // the peer's
-    bool takes_chunks = false;                         // its chunks travel as ours do
-    SlotQueue<SendSlot> waiting;
-    size_t held[2] = {0, 0};  // buffers acquired and not back yet: data, control
-    size_t chunks = 0;        // ChunkSendSlots with libfabric
-    bool lost = false;
-    bool listed = false;  // in stalled_
-  };
-  struct Loss {
-    Peer peer;
-    Status why;
-  };
-
   explicit RailSet(const Library& library) : library_(library) {}
   Status set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait);
+  Status limit_sizes(const RailChoices& choices);
   Status open_wait_fd();
-  Status cut_sends();
-
-  void enqueue(SendSlot* slot);
-  // 0, -FI_EAGAIN, or 0 with the peer marked lost where libfabric refused for good.
-  int try_send(SendSlot* slot);
-  size_t rail_of_chunk(const PeerState& peer, uint32_t index);
-  ssize_t start_chunk(Slot* slot, const PeerState& peer, size_t rail, const wire::Grant& grant,
+  ssize_t start_chunk(Slot* slot, size_t rail, const PeerAddress& to, const wire::Grant& grant,
                       uint32_t index, const std::byte* data, size_t bytes, void* descriptor);
-  void retry_stalled(int& handled);
-  void take_back(SendSlot* slot);
-  Status prepare_flushes();
-  void finish(SendSlot* slot);       // that had been with libfabric
-  void finish(ChunkSendSlot* slot);  // likewise
-  void lose(Peer peer, const std::string& why);
 
-  bool register_region(ReceiveRegion& region);
-  uint64_t remote_address(const ReceiveRegion& region) const;
-  void expect_chunks(ReceiveRegion& region);
-  void forget_expected(ChunkReceiveSlot* slot);
-  void chunk_arrived(uint32_t region, uint32_t index);
-  void chunk_received(ChunkReceiveSlot* slot, size_t bytes);
-  void flush(ReceiveRegion& region);
-  ReceiveRegion* end_flush(FlushSlot* slot);  // nullptr where the region has been closed
-  void flushed(FlushSlot* slot);
-
-  void handle(Rail& rail, const Event& event, Sink& sink);
-  void handle_failure(Rail& rail, const Event& event);
-
-  // Buffers before the rails that use them; members are destroyed from the last to the first.
   Library library_;
-  Slab slab_;
-  std::vector<SendSlot> sends_;
-  std::vector<ChunkSendSlot> chunk_sends_;
-  std::vector<ChunkReceiveSlot> chunk_receives_;
-  Slab flush_slab_;  // of nobody's interest
-  std::vector<FlushSlot> flushes_;
+  Counters counters_;
   std::vector<std::unique_ptr<Rail>> rails_;
-
+  RailBalance balance_;
+  Transfer transfer_ = Transfer::kMessages;
   std::vector<uint8_t> address_;
   std::string description_;
   size_t max_message_ = 0;
   size_t max_chunk_ = 0;
-  Transfer transfer_ = Transfer::kMessages;
-  bool virtual_addresses_ = false;  // of remote memory; otherwise offsets
-  FileDescriptor all_wait_fds_;     // of several rails: an epoll instance
+  FileDescriptor all_wait_fds_;  // of several rails: an epoll instance
   int wait_fd_ = -1;
-  Counters counters_;
-
-  SlotQueue<SendSlot> free_[2];  // data, control
-  SlotQueue<ChunkSendSlot> free_chunk_sends_;
-  SlotQueue<ChunkReceiveSlot> free_chunk_receives_;
-  SlotQueue<FlushSlot> free_flushes_;
-  std::vector<fi_addr_t> own_addresses_;            // by rail: its own; empty before memory is lent
-  std::vector<Registration*> flush_registrations_;  // by rail; nullptr: none needed
-  ReceiveRegionTable regions_;
-  std::vector<uint32_t> short_regions_;  // numbers of those that miss posted receives
-  std::vector<uint32_t> unflushed_;      // numbers of those with reads to begin
-  RailBalance balance_;
-  size_t posted_ = 0;            // messages and chunks with libfabric or in a FIFO
-  std::deque<PeerState> peers_;  // grows during callbacks; elements stay where they are
-  std::unordered_map<std::string, Peer> known_;
-  std::vector<Peer> stalled_;  // peers whose FIFO is not empty
-  std::vector<Loss> losses_;   // to be told at the next progress()
 };
 
 }  // namespace smddp::fabric

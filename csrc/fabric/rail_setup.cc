@@ -1,4 +1,5 @@
-// Opening a rail: libfabric's objects in the order it asks for, the address, the receive buffers.
+// Opening a rail: libfabric's objects in the order that it asks for, the address, the receive
+// buffers.
 #include <rdma/fi_cm.h>
 #include <rdma/fi_ext.h>
 
@@ -12,15 +13,15 @@
 namespace smddp::fabric {
 namespace {
 
-// Completions that may be outstanding at once, those of writes by peers, and some for errors of the
-// provider's own.
+// Entries for the completions that may be outstanding at once, and 256 more for writes by peers and
+// for errors of the provider's own.
 constexpr size_t kQueue =
     kReceives + kDataSends + kControlSends + kChunkSends + kChunkReceives + 256;
 constexpr size_t kIdleRegistrations = 256;
 // FI_OPT_EFA_EMULATED_WRITE, which is newer than the oldest headers this builds with.
 constexpr int kEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;
 constexpr size_t kEfaRetryForever = 7;
-// FI_OPT_CUDA_API_PERMITTED, likewise.
+// FI_OPT_CUDA_API_PERMITTED, which is newer as well.
 constexpr int kCudaPermitted = FI_OPT_XPU_TRIGGER + 1;
 
 Status failed(const Library& library, const char* call, int rc) {
@@ -39,7 +40,7 @@ Result<std::unique_ptr<Rail>> Rail::open(const Library& library, const Choice& c
 }
 
 Rail::~Rail() {
-  // A registration that is bound to the endpoint has to go before it, all others after.
+  // Registrations that are bound to the endpoint must be closed before it, all others after it.
   if (info_ && registrations_ && (info_->domain_attr->mr_mode & FI_MR_ENDPOINT) != 0) {
     registrations_->clear();
   }
@@ -50,14 +51,20 @@ Status Rail::set_up(const Choice& choice, fi_wait_obj wait, Counters* counters) 
   if (!info_) return Status(Code::kUnavailable, "libfabric is out of memory");
   text_ = choice.offer.text();
   consumes_receives_ = ((info_->mode | info_->rx_attr->mode) & FI_RX_CQ_DATA) != 0;
-  if (Status status = open_objects(wait); !status) return status;
+  if (Status status = open_domain(); !status) return status;
+  if (Status status = open_address_vector(); !status) return status;
+  if (Status status = open_queue(wait); !status) return status;
+  if (Status status = open_endpoint(); !status) return status;
+  if (wait == FI_WAIT_FD) {
+    if (Status status = read_wait_fd(); !status) return status;
+  }
   registrations_ = std::make_unique<MrCache>(library_, domain_.get(), ep_.get(), *info_,
                                              kIdleRegistrations, counters);
   if (Status status = read_name(); !status) return status;
   return cut_receives();
 }
 
-Status Rail::open_objects(fi_wait_obj wait) {
+Status Rail::open_domain() {
   auto fabric = open_handle<FabricHandle>(library_, "fi_fabric", [&](fid_fabric** raw) {
     return library_.fabric(info_->fabric_attr, raw, nullptr);
   });
@@ -69,7 +76,10 @@ Status Rail::open_objects(fi_wait_obj wait) {
   });
   if (!domain) return domain.status();
   domain_ = std::move(domain.value());
+  return Status();
+}
 
+Status Rail::open_address_vector() {
   auto av = open_handle<AvHandle>(library_, "fi_av_open", [&](fid_av** raw) {
     fi_av_attr attr = {};
     attr.type = info_->domain_attr->av_type == FI_AV_MAP ? FI_AV_MAP : FI_AV_TABLE;
@@ -78,7 +88,10 @@ Status Rail::open_objects(fi_wait_obj wait) {
   });
   if (!av) return av.status();
   av_ = std::move(av.value());
+  return Status();
+}
 
+Status Rail::open_queue(fi_wait_obj wait) {
   auto cq = open_handle<CqHandle>(library_, "fi_cq_open", [&](fid_cq** raw) {
     fi_cq_attr attr = {};
     attr.size = kQueue;
@@ -88,7 +101,11 @@ Status Rail::open_objects(fi_wait_obj wait) {
   });
   if (!cq) return cq.status();
   cq_ = std::move(cq.value());
+  return Status();
+}
 
+// The provider's options come after the bindings and before fi_enable.
+Status Rail::open_endpoint() {
   auto ep = open_handle<EpHandle>(library_, "fi_endpoint", [&](fid_ep** raw) {
     return ::fi_endpoint(domain_.get(), info_.get(), raw, nullptr);
   });
@@ -104,36 +121,39 @@ Status Rail::open_objects(fi_wait_obj wait) {
   if (std::string_view(info_->fabric_attr->prov_name) == "efa") set_efa_options();
   if ((info_->caps & FI_HMEM) != 0) forbid_cuda();
   if (int rc = ::fi_enable(ep_.get()); rc != 0) return failed(library_, "fi_enable", rc);
-  if (wait == FI_WAIT_FD) {
-    if (int rc = ::fi_control(&cq_->fid, FI_GETWAIT, &wait_fd_); rc != 0) {
-      return failed(library_, "fi_control FI_GETWAIT", rc);
-    }
-    loses_wakeups_ = std::string_view(info_->fabric_attr->prov_name).ends_with("ofi_rxm");
-  }
   return Status();
 }
 
-// A copy by the driver may wait for streams that wait for this very thread: fi_endpoint(3), "CUDA
-// deadlock" in fabric(7). What can't do without moves no GPU's memory.
+Status Rail::read_wait_fd() {
+  if (int rc = ::fi_control(&cq_->fid, FI_GETWAIT, &wait_fd_); rc != 0) {
+    return failed(library_, "fi_control FI_GETWAIT", rc);
+  }
+  loses_wakeups_ = std::string_view(info_->fabric_attr->prov_name).ends_with("ofi_rxm");
+  return Status();
+}
+
+// A copy by CUDA's driver may wait for streams that wait for this very thread: fi_endpoint(3),
+// "CUDA deadlock" in fabric(7). A provider that can't do without such copies is not given GPUs'
+// memory.
 void Rail::forbid_cuda() {
   bool permitted = false;
   int rc = ::fi_setopt(&ep_->fid, FI_OPT_ENDPOINT, kCudaPermitted, &permitted, sizeof permitted);
   reaches_devices_ = rc == 0;
   if (rc == 0) return;
   log(LogLevel::kInfo, "fabric: " + text_ +
-                           " leaves GPUs' memory alone, as it can't without CUDA's " +
-                           "help: " + library_.error_text(rc));
+                           " does not move GPUs' memory, because it can't without CUDA's " +
+                           "copies: " + library_.error_text(rc));
 }
 
 void Rail::set_efa_options() {
-  // A receiver that is late with posting buffers is no dead one. The endpoint, once enabled, takes no
+  // A receiver that posts its buffers late is not dead. After fi_enable the endpoint accepts no
   // other value.
   size_t retry = kEfaRetryForever;
   int rc = ::fi_setopt(&ep_->fid, FI_OPT_ENDPOINT, FI_OPT_EFA_RNR_RETRY, &retry, sizeof retry);
   if (rc != 0) {
     log(LogLevel::kInfo, "fabric: FI_OPT_EFA_RNR_RETRY is not taken: " + library_.error_text(rc));
   }
-  // A library too old to be asked has device RDMA off.
+  // A library that is too old to know this option has device RDMA off.
   bool emulated = true;
   size_t size = sizeof emulated;
   rc = ::fi_getopt(&ep_->fid, FI_OPT_ENDPOINT, kEfaEmulatedWrite, &emulated, &size);
@@ -156,8 +176,8 @@ Result<MrHandle> Rail::pin(const Slab& slab, uint64_t access) {
   auto mr = open_handle<MrHandle>(library_, "fi_mr_reg", [&](fid_mr** raw) {
     return ::fi_mr_reg(domain_.get(), slab.data(), slab.size(), access, 0, 0, 0, raw, nullptr);
   });
-  // Pinned pages must stay the parent's when the process forks: without them the child can't make
-  // the kernel copy one away from under the device.
+  // Pinned pages must stay the parent's when the process forks. A child that shared them could make
+  // the kernel give the parent a copy of a page, while the device goes on using the old one.
   if (mr && ::madvise(slab.data(), slab.size(), MADV_DONTFORK) != 0) {
     log(LogLevel::kInfo, "fabric: message buffers are not protected from fork");
   }
@@ -175,23 +195,19 @@ Status Rail::cut_receives() {
   size_t receives = std::clamp<size_t>(info_->rx_attr->size, 1, kReceives);
   Result<Slab> slab = Slab::map(receives * max_message_);
   if (!slab) return slab.status();
-  slab_ = std::move(slab.value());
+  MrHandle mr;
   if (local_registration()) {
-    auto mr = pin(slab_, FI_RECV);
-    if (!mr) return mr.status();
-    receives_mr_ = std::move(mr.value());
+    auto pinned = pin(slab.value(), FI_RECV);
+    if (!pinned) return pinned.status();
+    mr = std::move(pinned.value());
   }
-  receives_.resize(receives);
-  unposted_.reserve(receives);
-  std::byte* at = slab_.data();
-  for (ReceiveSlot& slot : receives_) {
-    slot.operation = Operation::kReceive;
-    slot.rail = index_;
-    slot.data = at;
-    at += max_message_;
-    repost(&slot);
-  }
-  return broken_;
+  return receives_status(receives_.post_all(ep_.get(), index_, std::move(slab.value()),
+                                            std::move(mr), receives, max_message_));
+}
+
+Status Rail::receives_status(int rc) const {
+  if (rc == 0) return Status();
+  return Status(Code::kUnavailable, "fi_recv: " + library_.error_text(rc) + " (" + text_ + ")");
 }
 
 Result<fi_addr_t> Rail::insert(std::span<const uint8_t> name) {

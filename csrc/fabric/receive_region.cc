@@ -26,9 +26,10 @@ ReceiveRegion* ReceiveRegionTable::open(Peer from, std::byte* memory, size_t byt
   region->observer = observer;
   region->arrived.assign((region->chunks + 63) / 64, 0);
   region->registrations.fill(nullptr);
+  region->address = 0;
   region->lent = false;
   region->last = region->flushing = region->flushed = 0;
-  region->tag = region->next = region->window = region->expected = 0;
+  region->tag = region->next = region->most_expected = region->expected = 0;
   return region;
 }
 

@@ -1,5 +1,5 @@
-// The receiver's side of regions: which are open, and which of their chunks have come. Knows nothing
-// of libfabric.
+// The regions that this endpoint has opened for its peers: their memory, and which of their chunks
+// have arrived. Knows nothing of libfabric. Called by the receiving classes of this room only.
 #pragma once
 
 #include <array>
@@ -22,19 +22,21 @@ struct ReceiveRegion {
   std::byte* memory = nullptr;
   size_t bytes = 0, chunk_bytes = 0;
   uint32_t chunks = 0;
-  uint32_t missing = 0;  // chunks that have not come
+  uint32_t missing = 0;  // chunks that have not arrived
   ChunkObserver* observer = nullptr;
   std::vector<uint64_t> arrived;                             // a bit per chunk
   std::array<Registration*, wire::kMaxRails> registrations;  // by rail; nullptr: none needed
+  // For writes only:
+  uint64_t address = 0;  // of the first byte, for those that have a key: Grant::address
   // In a device's memory only:
   bool lent = false;
-  uint32_t last = 0;                   // chunk that came last, not told before it is flushed
-  uint32_t flushing = 0, flushed = 0;  // rails whose read has begun, is over
-  // Of tagged messages only:
-  uint32_t tag = 0;       // upper half of the chunks' tags
-  uint32_t next = 0;      // first chunk whose receive has not been posted
-  uint32_t window = 0;    // receives it may have posted,
-  uint32_t expected = 0;  // and has
+  uint32_t last = 0;                   // the chunk that arrived last: told after the flush
+  uint32_t flushing = 0, flushed = 0;  // rails whose flush read has begun, has completed
+  // For tagged messages only:
+  uint32_t tag = 0;            // upper half of the chunks' tags
+  uint32_t next = 0;           // first chunk whose receive has not been posted
+  uint32_t most_expected = 0;  // receives that may be posted at once
+  uint32_t expected = 0;       // receives that are posted
 
   size_t size_of(uint32_t chunk) const {
     size_t offset = size_t{chunk} * chunk_bytes;
@@ -44,16 +46,16 @@ struct ReceiveRegion {
 
 class ReceiveRegionTable {
  public:
-  // nullptr: no number is free, or there would be too many chunks for one.
+  // nullptr: no number is free, or the region would have too many chunks.
   ReceiveRegion* open(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
                       ChunkObserver* observer);
   // `again`: its number may be given to a later region.
   void close(ReceiveRegion* region, bool again);
-  // nullptr where no region of that number is open, among them those closed too early.
+  // nullptr if no region of that number is open; a region that was closed too early is not open.
   ReceiveRegion* find(uint32_t number);
-  // Open or not; `number` is of one that was.
+  // Open or closed; `number` must be that of a region that was opened.
   ReceiveRegion& at(uint32_t number) { return regions_[number]; }
-  // Marks the chunk. False where it is none of the region's, or has come before.
+  // Marks the chunk as arrived. False if it is not one of the region's, or has arrived before.
   static bool arrive(ReceiveRegion& region, uint32_t chunk);
 
  private:

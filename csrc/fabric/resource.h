@@ -1,5 +1,6 @@
-// Owners for libfabric's objects: each closes what it holds exactly once. Declare them in the order
-// they are opened in and the reverse order of destruction is the order libfabric asks for.
+// Owners of libfabric's objects and of message buffers: each closes its object exactly once.
+// Declare them in the order of opening: the order of destruction is then the reverse one, which
+// libfabric asks for. Used by the classes of this room only.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -26,8 +27,8 @@ inline const char* kind(const fid_ep*) { return "endpoint"; }
 inline const char* kind(const fid_mr*) { return "memory registration"; }
 
 struct CloseFid {
-  // ofi_rxm answers -FI_EBUSY for a domain in which a large message was cut off by a dying peer: it
-  // has lost count of its own registrations. There is nothing left to do about it at this point.
+  // ofi_rxm answers -FI_EBUSY for a domain in which a large message was cut off by a dying peer,
+  // because it has lost count of its own registrations. At this point nothing can be done about it.
   template <class T>
   void operator()(T* object) const {
     int rc = ::fi_close(&object->fid);
@@ -54,7 +55,7 @@ inline InfoHandle own(const Library& library, fi_info* info) {
   return InfoHandle(info, FreeInfo{library.freeinfo});
 }
 
-// Runs an opening call `open(&raw)` and owns what it yields, or says which call failed and why.
+// Runs an opening call `open(&raw)`. The owner of the object, or which call failed and why.
 template <class Handle, class Open>
 Result<Handle> open_handle(const Library& library, const char* call, Open&& open) {
   typename Handle::pointer raw = nullptr;

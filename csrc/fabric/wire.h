@@ -1,6 +1,7 @@
 // Every struct that crosses the network. Little-endian, no padding, fixed width. A receiver checks
 // magic, key, type and bounds (check() in wire.cc) before it uses any other field: no byte from the
-// network chooses an address or a length.
+// network chooses an address or a length. Knows nothing of libfabric. Used by the fabric and by the
+// groups.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +14,12 @@ namespace smddp::wire {
 inline constexpr uint32_t kMagic = 0x31444d53;  // "SMD1"; the digit is the protocol's version
 
 enum class Type : uint8_t {
-  kReady = 1,  // src has started round `seq` and can take dst's data of it; maybe with a Grant
-  kData = 2,   // `bytes` bytes at `offset` of the flow that goes from src to dst in this round
-  kAbort = 3,  // src gave the group up from round `seq` on; the payload is the reason, as text
+  kReady = 1,  // src has started fragment `seq` and can take dst's data for it; maybe with a Grant
+  kData = 2,   // `bytes` bytes at `offset` of the flow that goes from src to dst in this fragment
+  kAbort = 3,  // src gave the group up from fragment `seq` on; the payload is the reason, as text
 };
 
-// NICs that one endpoint may be striped over.
+// The most NICs that one endpoint may be striped over.
 inline constexpr size_t kMaxRails = 8;
 
 // A write's immediate data has 32 bits (EFA and verbs carry no more): region, then chunk.
@@ -31,11 +32,11 @@ constexpr uint32_t immediate(uint32_t region, uint32_t chunk) {
 constexpr uint32_t region_of(uint32_t immediate) { return immediate >> kChunkBits; }
 constexpr uint32_t chunk_of(uint32_t immediate) { return immediate & (kMaxChunks - 1); }
 
-// The payload of a READY whose sender opened a region for the peer: where the chunks go. For writes
-// the keys are the provider's own, one per NIC of the receiver; they open that memory and no other.
-// For tagged messages keys[0] is the upper half of the tags.
+// The payload of a READY if its sender has opened a region for the peer: where the chunks go. For
+// writes the keys are the provider's own, one per NIC of the receiver; they open that memory and no
+// other. For tagged messages keys[0] is the upper half of the tags.
 struct Grant {
-  uint32_t region;       // the receiver's number of it
+  uint32_t region;       // the receiver's number for it
   uint32_t chunk_bytes;  // of every chunk but the last
   uint64_t bytes;        // of the region
   uint64_t address;      // of its first byte, as the provider counts: virtual, or 0
@@ -48,20 +49,21 @@ struct Header {
   Type type;
   uint8_t reserved[3];
   JobKey key;       // the group's; a message without it is dropped and counted
-  uint64_t seq;     // the round's number in its group
+  uint64_t seq;     // the fragment's number in its group
   uint32_t source;  // sender's rank in the group
   uint32_t zero;
-  uint64_t offset;  // DATA: into the flow. READY: bytes of its flow that the peer may send by now
-  uint64_t bytes;   // of payload behind this header
+  uint64_t
+      offset;  // DATA: into the flow. READY: how many bytes of its flow the peer may send by now
+  uint64_t bytes;  // of the payload after this header
   Signature signature;
 };
 static_assert(sizeof(Header) == 88);
 
-// True when `data` (`size` bytes) starts with a header of this protocol whose `bytes` is exactly
-// what follows it.
+// True if `data` (`size` bytes) starts with a header of this protocol and `bytes` is exactly the
+// number of bytes after it.
 bool check(const void* data, size_t size);
 
-// True when `grant` is one for `bytes` bytes that send_chunk() can follow.
+// True if `grant` is for `bytes` bytes and send_chunk() can use it.
 bool check(const Grant& grant, uint64_t bytes);
 
 }  // namespace smddp::wire

@@ -1,5 +1,6 @@
-// What is with libfabric at any time: message buffers and the contexts of chunks. Counted once, when
-// the endpoint opens, and never more.
+// The contexts of the operations that libfabric holds: messages, chunks, receives and flush reads.
+// Each class of this room that starts operations has a fixed number of slots, made when the
+// endpoint opens; the data path takes them from a free list and puts them back.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -21,7 +22,7 @@ inline constexpr size_t kControlSends = 64;
 static_assert((kReceives + kDataSends) * kMaxMessage + kControlSends * kControlMessage <
               (8u << 20));
 
-// Chunks with libfabric at once, sent and (tagged) expected.
+// Chunks that libfabric holds at once: sends, and receives of tagged messages.
 inline constexpr size_t kChunkSends = 256;
 inline constexpr size_t kChunkSendsPerPeer = 16;
 inline constexpr size_t kChunkReceives = 1024;
@@ -31,12 +32,12 @@ inline constexpr size_t kFlushes = 64;
 
 enum class Operation : uint8_t { kReceive, kSend, kChunkSend, kChunkReceive, kFlush };
 
-// What libfabric hands back with a completion. FI_CONTEXT2 lets a provider write into `context`
-// while the operation is its own.
+// libfabric returns it with the completion. FI_CONTEXT2 lets a provider write into `context` while
+// it holds the operation.
 struct Slot {
   fi_context2 context;
   Operation operation;
-  uint8_t rail;
+  uint8_t rail;  // that the operation was started on
 
   static Slot* of(void* op_context) { return static_cast<Slot*>(op_context); }
 };
@@ -46,7 +47,7 @@ struct ReceiveSlot : Slot {
   std::byte* data;
 };
 
-// A message, or a chunk that goes out of a message buffer.
+// A message, or a chunk that is sent from a message buffer.
 struct SendSlot : Slot, SendBuffer {
   Peer to;
   size_t size;
@@ -57,13 +58,13 @@ struct SendSlot : Slot, SendBuffer {
   SendSlot* next;     // in the free list or in a peer's FIFO
 };
 
-// A chunk straight from the caller's memory.
+// A chunk sent from the caller's memory.
 struct ChunkSendSlot : Slot {
   Peer to;
   size_t size;
   uint32_t* pending;
-  Registration* registration;  // of the memory, where the provider asks for FI_MR_LOCAL
-  ChunkSendSlot* next;
+  Registration* registration;  // of the memory; nullptr: none needed
+  ChunkSendSlot* next;         // in the free list
 };
 
 // A tagged receive into a region.
@@ -73,7 +74,7 @@ struct ChunkReceiveSlot : Slot {
   ChunkReceiveSlot* next;  // in the free list
 };
 
-// A read of this rail's own, behind what came into a region.
+// A rail's read of a region of its own process, after the writes into it.
 struct FlushSlot : Slot {
   uint32_t region;
   FlushSlot* next;  // in the free list
@@ -85,7 +86,6 @@ class SlotQueue {
  public:
   bool empty() const { return head_ == nullptr; }
   size_t size() const { return size_; }
-  T* front() const { return head_; }
   void push(T* slot) {
     slot->next = nullptr;
     (head_ == nullptr ? head_ : tail_->next) = slot;

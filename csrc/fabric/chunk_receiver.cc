@@ -1,0 +1,104 @@
+// Nothing here allocates, locks or formats text per chunk.
+#include "fabric/chunk_receiver.h"
+
+#include <cassert>
+
+namespace smddp::fabric {
+
+ChunkReceiver::ChunkReceiver(RailSet& rails, PeerTable& peers)
+    : rails_(rails),
+      peers_(peers),
+      tagged_(rails, peers, regions_),
+      flushes_(rails, peers, regions_),
+      virtual_addresses_((rails[0].info().domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0) {}
+
+bool ChunkReceiver::open(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
+                         ChunkObserver* observer, wire::Grant* grant) {
+  assert(from < peers_.size());
+  const PeerState& peer = peers_[from];
+  if (peer.lost || !peer.takes_chunks || chunk_bytes > rails_.max_chunk()) return false;
+  ReceiveRegion* region = regions_.open(from, memory, bytes, chunk_bytes, observer);
+  if (region == nullptr) return false;
+  region->lent = rails_[0].registrations().is_lent(memory);
+  if (!register_memory(*region)) {
+    regions_.close(region, true);
+    return false;
+  }
+  *grant = {};
+  grant->region = region->number;
+  grant->chunk_bytes = static_cast<uint32_t>(chunk_bytes);
+  grant->bytes = bytes;
+  if (rails_.transfer() == Transfer::kWrites) {
+    auto at = reinterpret_cast<uintptr_t>(memory);
+    region->address = virtual_addresses_ ? at : at - region->registrations[0]->base();
+    grant->address = region->address;
+    for (size_t i = 0; i < rails_.size(); ++i) grant->keys[i] = region->registrations[i]->key;
+  } else {
+    tagged_.open(*region);
+    grant->keys[0] = region->tag;
+  }
+  return true;
+}
+
+bool ChunkReceiver::register_memory(ReceiveRegion& region) {
+  bool writes = rails_.transfer() == Transfer::kWrites;
+  if (!writes && !tagged_.has_room(region.chunks)) return false;
+  if (!writes && !rails_[0].local_registration()) return true;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    region.registrations[i] = rails_[i].registrations().take(
+        region.memory, region.bytes, writes ? Access::kRemoteWrite : Access::kReceive);
+    if (region.registrations[i] != nullptr) continue;
+    while (i-- > 0) rails_[i].registrations().give_back(region.registrations[i]);
+    return false;
+  }
+  return true;
+}
+
+// A region that is closed too early goes on taking what its sender still sends; its observer is not
+// told of it. Revoking the key, or cancelling the receives, would do harm instead: tcp and verbs
+// break the connection on a write without a key, and with it everything else between the two; an
+// unexpected tagged message stops a tcp connection, and its sender never gets its buffer back.
+void ChunkReceiver::close(uint32_t number, bool complete) {
+  ReceiveRegion* region = regions_.find(number);
+  if (region == nullptr) return;
+  complete = complete && region->missing == 0;
+  regions_.close(region, complete);
+  if (!complete) return;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    Registration* registration = region->registrations[i];
+    if (registration != nullptr) rails_[i].registrations().give_back(registration);
+  }
+}
+
+void ChunkReceiver::on_written(uint32_t immediate) {
+  arrived(wire::region_of(immediate), wire::chunk_of(immediate));
+}
+
+void ChunkReceiver::on_received(ChunkReceiveSlot* slot, size_t bytes) {
+  TaggedReceives::Chunk chunk = tagged_.finish(slot);
+  ReceiveRegion& region = regions_.at(chunk.region);
+  tagged_.expect(region);
+  if (bytes == region.size_of(chunk.index)) return arrived(chunk.region, chunk.index);
+  ++rails_.counters().foreign_chunks;
+}
+
+void ChunkReceiver::arrived(uint32_t number, uint32_t index) {
+  ReceiveRegion* region = regions_.find(number);
+  if (region == nullptr || !ReceiveRegionTable::arrive(*region, index)) {
+    ++rails_.counters().foreign_chunks;
+    return;
+  }
+  ++rails_.counters().chunks_received;
+  if (region->lent && region->missing == 0) {
+    region->last = index;
+    return flushes_.begin(*region);
+  }
+  region->observer->on_chunk(index);
+}
+
+void ChunkReceiver::on_flushed(FlushSlot* slot) {
+  ReceiveRegion* region = flushes_.on_read(slot);
+  if (region != nullptr) region->observer->on_chunk(region->last);
+}
+
+}  // namespace smddp::fabric

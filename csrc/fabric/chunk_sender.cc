@@ -1,0 +1,76 @@
+// Nothing here allocates, locks or formats text per chunk, except for an error and if a provider
+// has memory registered for each use.
+#include "fabric/chunk_sender.h"
+
+#include <algorithm>
+#include <cassert>
+
+namespace smddp::fabric {
+
+ChunkSender::ChunkSender(RailSet& rails, PeerTable& peers)
+    : rails_(rails),
+      peers_(peers),
+      slots_(rails.transfer() == Transfer::kMessages ? 0 : kChunkSends) {
+  for (ChunkSendSlot& slot : slots_) {
+    slot.operation = Operation::kChunkSend;
+    free_.push(&slot);
+  }
+}
+
+bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
+                       size_t bytes, uint32_t* pending) {
+  assert(to < peers_.size() && bytes <= grant.chunk_bytes);
+  PeerState& peer = peers_[to];
+  if (peer.lost) return true;
+  // After all messages that wait already, and with the threshold of SendBuffers::acquire().
+  size_t share = std::min(kChunkSendsPerPeer, free_.size());
+  if (!peer.waiting.empty() || peer.chunks >= share) return false;
+  size_t rail = rails_.rail_of_chunk(peer.address, index);
+  MrCache& registrations = rails_[rail].registrations();
+  Registration* registration = nullptr;
+  if (rails_[rail].local_registration() || registrations.is_lent(data)) {
+    registration = registrations.take(data, bytes, Access::kSend);
+    if (registration == nullptr) {
+      // The limit on pinned memory may allow it once other chunks have completed.
+      if (peer.chunks > 0) return false;
+      peers_.lose(to, "a chunk could not be sent: " + registrations.error().message() + " (" +
+                          rails_[rail].text() + ")");
+      return true;
+    }
+  }
+  ChunkSendSlot* slot = free_.pop();
+  ssize_t rc = rails_.send_chunk(slot, rail, peer.address, grant, index, data, bytes,
+                                 registration != nullptr ? registration->descriptor() : nullptr);
+  if (rc == 0) {
+    slot->to = to;
+    slot->size = bytes;
+    slot->pending = pending;
+    slot->registration = registration;
+    ++*pending;
+    ++peer.chunks;
+    return true;
+  }
+  if (registration != nullptr) registrations.give_back(registration);
+  free_.push_front(slot);
+  if (rc == -FI_EAGAIN) return false;
+  peers_.lose(to, "a chunk could not be sent: " + rails_.refusal(rc, rail));
+  return true;
+}
+
+void ChunkSender::on_sent(ChunkSendSlot* slot) {
+  rails_.finished(*slot, slot->size);
+  --peers_[slot->to].chunks;
+  --*slot->pending;
+  if (slot->registration != nullptr) {
+    rails_[slot->rail].registrations().give_back(slot->registration);
+  }
+  free_.push_front(slot);
+}
+
+void ChunkSender::on_failed(ChunkSendSlot* slot, const std::string& why) {
+  Peer to = slot->to;
+  on_sent(slot);
+  peers_.lose(to, "a chunk could not be sent: " + why);
+}
+
+}  // namespace smddp::fabric

@@ -1,0 +1,54 @@
+// Flush reads: a device may see what a NIC has written into its memory later than the processor
+// hears of it. A read of that memory through the same NIC completes after the writes that are on
+// their way (PCIe's ordering rules); NCCL and aws-ofi-nccl flush in this way as well. Each rail
+// reads a region once all of its chunks have been written. Knows nothing of grants and observers.
+// Called by ChunkReceiver only.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "fabric/peer_table.h"
+#include "fabric/receive_region.h"
+
+namespace smddp::fabric {
+
+class FlushReads {
+ public:
+  FlushReads(RailSet& rails, PeerTable& peers, ReceiveRegionTable& regions)
+      : rails_(rails), peers_(peers), regions_(regions) {}
+
+  // Makes the slots, and the address of each rail in its own address vector. Later calls do
+  // nothing.
+  Status prepare();
+
+  // Starts each rail's read of the region. A read that is refused for good loses the region's
+  // sender.
+  void begin(ReceiveRegion& region);
+  // A read has completed. The region, if it is open and this was the last of its reads; else
+  // nullptr.
+  ReceiveRegion* on_read(FlushSlot* slot);
+  // A read has completed with an error, which loses the region's sender unless the region is
+  // closed.
+  void on_failed(FlushSlot* slot, const std::string& why);
+
+  // Regions with reads that could not be started.
+  bool waits() const { return !unflushed_.empty(); }
+  void retry();
+  bool idle() const { return free_.size() == slots_.size(); }
+
+ private:
+  ReceiveRegion* finish(FlushSlot* slot);  // nullptr: the region has been closed
+
+  RailSet& rails_;
+  PeerTable& peers_;
+  ReceiveRegionTable& regions_;
+  Slab target_;  // of all flush reads; contents unused
+  std::vector<FlushSlot> slots_;
+  SlotQueue<FlushSlot> free_;
+  std::vector<fi_addr_t> own_addresses_;      // by rail: its own; empty before prepare()
+  std::vector<Registration*> registrations_;  // of target_, by rail; nullptr: none needed
+  std::vector<uint32_t> unflushed_;           // numbers of regions
+};
+
+}  // namespace smddp::fabric

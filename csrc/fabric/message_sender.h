@@ -1,0 +1,38 @@
+// Sends what lies in message buffers: messages, and chunks that their caller has copied into a
+// buffer. What libfabric does not take at once waits in a FIFO per peer. Called by Endpoint only.
+#pragma once
+
+#include <string>
+
+#include "fabric/peer_table.h"
+
+namespace smddp::fabric {
+
+class MessageSender {
+ public:
+  MessageSender(RailSet& rails, PeerTable& peers, SendBuffers& buffers)
+      : rails_(rails), peers_(peers), buffers_(buffers) {}
+
+  // As Endpoint::post() and Endpoint::post_chunk().
+  void post(SendSlot* slot, size_t size);
+  void post_chunk(SendSlot* slot, const wire::Grant& grant, uint32_t index, size_t bytes);
+
+  // A send has completed, or completed with an error that loses the peer.
+  void on_sent(SendSlot* slot);
+  void on_failed(SendSlot* slot, const std::string& why);
+
+  // Tries again what waits. How many messages it has sent or dropped.
+  int retry_stalled();
+
+ private:
+  void enqueue(SendSlot* slot);
+  // False: libfabric has no room now. True: started, or dropped because libfabric has refused it
+  // for good, which loses the peer.
+  bool try_send(SendSlot* slot);
+
+  RailSet& rails_;
+  PeerTable& peers_;
+  SendBuffers& buffers_;
+};
+
+}  // namespace smddp::fabric

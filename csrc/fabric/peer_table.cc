@@ -1,0 +1,50 @@
+#include "fabric/peer_table.h"
+
+#include <utility>
+
+namespace smddp::fabric {
+
+Result<Peer> PeerTable::add(const std::vector<uint8_t>& published) {
+  Result<PublishedAddress> address = rails_.unpack(published);
+  if (!address) return address.status();
+  std::string key(published.begin(), published.end());
+  if (auto found = known_.find(key); found != known_.end()) return found->second;
+
+  Result<PeerAddress> inserted = rails_.insert(address.value());
+  if (!inserted) return inserted.status();
+  PeerState peer;
+  peer.address = inserted.value();
+  peer.takes_chunks =
+      rails_.transfer() != Transfer::kMessages && address.value().transfer == rails_.transfer();
+  peers_.push_back(peer);
+  stalled_.reserve(peers_.size());
+  buffers_.add_peer();
+  Peer index = static_cast<Peer>(peers_.size() - 1);
+  known_.emplace(std::move(key), index);
+  return index;
+}
+
+void PeerTable::wait(SendSlot* slot) {
+  PeerState& peer = peers_[slot->to];
+  peer.waiting.push(slot);
+  if (peer.stalled) return;
+  peer.stalled = true;
+  stalled_.push_back(slot->to);
+}
+
+void PeerTable::lose(Peer peer, const std::string& why) {
+  PeerState& state = peers_[peer];
+  if (state.lost) return;
+  state.lost = true;
+  while (!state.waiting.empty()) buffers_.take_back(state.waiting.pop());
+  losses_.push_back({peer, Status(Code::kPeerLost, why)});
+}
+
+// The sink may post, and so lose another peer: the next call tells of it.
+int PeerTable::tell_losses(Sink& sink) {
+  std::vector<Loss> losses = std::exchange(losses_, {});
+  for (const Loss& loss : losses) sink.on_peer_lost(loss.peer, loss.why);
+  return static_cast<int>(losses.size());
+}
+
+}  // namespace smddp::fabric

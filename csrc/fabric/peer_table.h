@@ -1,0 +1,59 @@
+// The peers of an endpoint: their addresses, the messages that wait for each, and which are lost.
+// Knows nothing of groups and ranks. Called by the classes of this room only.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fabric/rail_set.h"
+#include "fabric/send_buffers.h"
+
+namespace smddp::fabric {
+
+struct PeerState {
+  PeerAddress address;
+  bool takes_chunks = false;    // its chunks travel as this endpoint's do
+  SlotQueue<SendSlot> waiting;  // FIFO of messages that libfabric has not taken yet
+  size_t chunks = 0;            // ChunkSendSlots with libfabric
+  bool lost = false;
+  bool stalled = false;  // in PeerTable::stalled()
+};
+
+class PeerTable {
+ public:
+  PeerTable(RailSet& rails, SendBuffers& buffers) : rails_(rails), buffers_(buffers) {}
+
+  // Equal addresses give the same Peer.
+  Result<Peer> add(const std::vector<uint8_t>& published);
+  size_t size() const { return peers_.size(); }
+  PeerState& operator[](Peer peer) { return peers_[peer]; }
+
+  // Puts a message at the end of its peer's FIFO.
+  void wait(SendSlot* slot);
+  // Peers whose FIFO is not empty.
+  std::vector<Peer>& stalled() { return stalled_; }
+
+  // Marks the peer as lost and drops what waits for it.
+  void lose(Peer peer, const std::string& why);
+  bool has_losses() const { return !losses_.empty(); }
+  // Tells the sink of each loss once; how many there were.
+  int tell_losses(Sink& sink);
+
+ private:
+  struct Loss {
+    Peer peer;
+    Status why;
+  };
+
+  RailSet& rails_;
+  SendBuffers& buffers_;
+  std::deque<PeerState> peers_;  // grows during callbacks; elements stay where they are
+  std::unordered_map<std::string, Peer> known_;  // by published address
+  std::vector<Peer> stalled_;
+  std::vector<Loss> losses_;  // not told yet
+};
+
+}  // namespace smddp::fabric

@@ -1,0 +1,88 @@
+#include "fabric/tagged_receives.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+
+namespace smddp::fabric {
+namespace {
+
+constexpr uint32_t kFewestExpected = 8;
+
+// A stale or foreign message must not match a region that it was not meant for.
+uint32_t random_tag() {
+  uint32_t tag = 0;
+  if (::getrandom(&tag, sizeof tag, 0) != sizeof tag) return 0x5bd1e995;
+  return tag;
+}
+
+}  // namespace
+
+TaggedReceives::TaggedReceives(RailSet& rails, PeerTable& peers, ReceiveRegionTable& regions)
+    : rails_(rails),
+      peers_(peers),
+      regions_(regions),
+      slots_(rails.transfer() == Transfer::kTagged ? kChunkReceives : 0) {
+  for (ChunkReceiveSlot& slot : slots_) {
+    slot.operation = Operation::kChunkReceive;
+    free_.push(&slot);
+  }
+}
+
+bool TaggedReceives::has_room(uint32_t chunks) const {
+  return free_.size() >= std::min(chunks, kFewestExpected);
+}
+
+void TaggedReceives::open(ReceiveRegion& region) {
+  region.tag = random_tag();
+  region.most_expected = static_cast<uint32_t>(
+      std::min({size_t{region.chunks}, kChunkReceivesPerRegion, free_.size()}));
+  expect(region);
+}
+
+// Chunks of a region are sent in rising order, at most kChunkSendsPerPeer at once. So the posted
+// receives always include those of the chunks that come next, and no unexpected message piles up in
+// the provider.
+void TaggedReceives::expect(ReceiveRegion& region) {
+  const size_t rails = std::min(rails_.size(), peers_[region.from].address.rails);
+  while (region.next < region.chunks && region.expected < region.most_expected) {
+    ChunkReceiveSlot* slot = free_.empty() ? nullptr : free_.pop();
+    if (slot == nullptr) break;
+    uint32_t index = region.next;
+    size_t rail = index % rails;
+    Registration* registration = region.registrations[rail];
+    ssize_t rc = rails_[rail].receive_tagged(
+        slot, region.memory + size_t{index} * region.chunk_bytes, region.size_of(index),
+        registration != nullptr ? registration->descriptor() : nullptr,
+        tag_of(region.tag, region.number, index));
+    if (rc != 0) {
+      free_.push_front(slot);
+      ++rails_.counters().retries;
+      break;
+    }
+    slot->region = region.number;
+    slot->index = index;
+    ++region.expected;
+    ++region.next;
+  }
+  if (region.next < region.chunks && region.expected < region.most_expected) {
+    short_.push_back(region.number);
+  }
+}
+
+TaggedReceives::Chunk TaggedReceives::finish(ChunkReceiveSlot* slot) {
+  Chunk chunk{slot->region, slot->index};
+  --regions_.at(chunk.region).expected;
+  free_.push_front(slot);
+  return chunk;
+}
+
+void TaggedReceives::retry() {
+  for (size_t n = short_.size(); n > 0; --n) {
+    uint32_t number = short_.front();
+    short_.erase(short_.begin());
+    expect(regions_.at(number));
+  }
+}
+
+}  // namespace smddp::fabric
