@@ -1,4 +1,4 @@
-// Which library, provider and interface an endpoint opens, and what it says where there is none.
+// Which library, provider and interface an endpoint opens, and the error if there is none.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -10,7 +10,7 @@
 
 #include "fabric/address.h"
 #include "fabric/offer.h"
-#include "fabric_nodes.h"
+#include "fabric_endpoints.h"
 
 namespace smddp::fabric {
 namespace {
@@ -41,7 +41,7 @@ TEST(Opening, NamedLibraryThatIsMissing) {
   EXPECT_TRUE(contains(why, "apt install libfabric1")) << why;
 }
 
-TEST(Opening, NamedLibraryThatIsNoLibfabric) {
+TEST(Opening, NamedLibraryThatIsNotLibfabric) {
   std::string why = refusal({"libm.so.6", "", "lo"});
   EXPECT_TRUE(contains(why, "not a libfabric")) << why;
 }
@@ -124,7 +124,7 @@ TEST(Ranking, ReachComesBeforeProvider) {
                    "tcp on eth0 (fe80::1)", "tcp on lo (127.0.0.1)"}));
 }
 
-TEST(Ranking, LoopbackWhereThereIsNothingElse) {
+TEST(Ranking, LoopbackIfThereIsNothingElse) {
   EXPECT_EQ(ranked({on_host("tcp", "lo", "::1"), on_host("tcp", "lo", "127.0.0.1")}),
             (Texts{"tcp on lo (127.0.0.1)", "tcp on lo (::1)"}));
 }
@@ -155,14 +155,14 @@ TEST(Ranking, ProviderByWholeOrCoreName) {
   EXPECT_EQ(ranked(offers, "tcp"), (Texts{"tcp on eth0 (192.0.2.1)"}));
 }
 
-TEST(Ranking, ProvidersInsideAHostOnlyByName) {
+TEST(Ranking, ProvidersThatStayInsideAHostOnlyByName) {
   Offer shm;
   shm.provider = shm.domain = "shm";
   EXPECT_EQ(ranked({shm}), Texts{});
   EXPECT_EQ(ranked({shm}, "shm"), (Texts{"shm on shm"}));
 }
 
-TEST(Ranking, WholeMessagesBeforeSmallOnes) {
+TEST(Ranking, OffersWithLongMessagesBeforeThoseWithShortOnes) {
   Offer direct, whole;
   direct.provider = whole.provider = "efa";
   direct.domain = "a";
@@ -203,7 +203,7 @@ TEST(RailSets, AllRealNicsInTheOrderOfTheirNames) {
   EXPECT_EQ(sets(offers, "", 2)[0], (Texts{"efa on rdmap0s6-rdm", "efa on rdmap0s7-rdm"}));
 }
 
-TEST(RailSets, OnlyThoseWithinReach) {
+TEST(RailSets, OnlyNicsOfTheBestReach) {
   Offer far = on_host("verbs;ofi_rxm", "eth1", "198.51.100.1");
   Offer near = on_host("verbs;ofi_rxm", "eth2", "169.254.3.4");
   far.domain = "mlx5_0";
@@ -211,13 +211,13 @@ TEST(RailSets, OnlyThoseWithinReach) {
   EXPECT_EQ(sets({near, far})[0], (Texts{"verbs;ofi_rxm on mlx5_0 (198.51.100.1)"}));
 }
 
-TEST(RailSets, OneInterfaceWhereTheyAreOfTcp) {
+TEST(RailSets, OneInterfaceOfTcp) {
   std::vector<Offer> offers = {on_host("tcp", "eth0", "192.0.2.1"),
                                on_host("tcp", "eth1", "192.0.2.2")};
   EXPECT_EQ(sets(offers)[0], (Texts{"tcp on eth0 (192.0.2.1)"}));
 }
 
-TEST(RailSets, ListsAreOfOneProvider) {
+TEST(RailSets, TheInterfacesOfAListAreOfOneProvider) {
   std::vector<Offer> offers = {on_host("net", "eth0", "192.0.2.1"),
                                on_host("tcp", "eth0", "192.0.2.1"),
                                on_host("net", "eth1", "192.0.2.2")};
@@ -251,7 +251,7 @@ TEST(Address, WildcardTakesTheSourceAndKeepsThePort) {
   name = ipv4("192.0.2.9", 4711);
   replace_wildcard(name, source.data(), source.size());
   EXPECT_EQ(name, ipv4("192.0.2.9", 4711));
-  std::vector<uint8_t> opaque(32, 0);  // an EFA address is no sockaddr
+  std::vector<uint8_t> opaque(32, 0);  // an EFA address is not a sockaddr
   replace_wildcard(opaque, source.data(), source.size());
   EXPECT_EQ(opaque, std::vector<uint8_t>(32, 0));
 }

@@ -1,16 +1,18 @@
-// Peers that are absent, die or do nothing, over real libfabric.
+// Peers that are absent, die or make no progress, over real libfabric.
 #include <optional>
 
-#include "fabric_nodes.h"
+#include "fabric_endpoints.h"
 
 namespace smddp::fabric {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::ValuesIn(kMessageWays), name_of_param);
 
-TEST_P(Fabric, AbsentPeerHoldsUpNobody) {
-  Node a = node(0), b = node(1);
-  std::optional<Node> gone = node(2);
+// Either the absent peer is reported lost or its messages wait. Another peer gets all of its
+// messages meanwhile.
+TEST_P(Fabric, AbsentPeerDelaysNoOtherPeer) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  std::optional<TestEndpoint> gone = open_endpoint(2);
   Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
   gone.reset();
   while (a.send(to_gone, 1000)) {
@@ -26,9 +28,9 @@ TEST_P(Fabric, AbsentPeerHoldsUpNobody) {
   EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
 }
 
-TEST_P(Fabric, PeerThatDiesInTheMiddleHoldsUpNobody) {
-  Node a = node(0), b = node(1);
-  std::optional<Node> gone = node(2);
+TEST_P(Fabric, PeerThatDiesInTheMiddleDelaysNoOtherPeer) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  std::optional<TestEndpoint> gone = open_endpoint(2);
   Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
   ASSERT_TRUE(a.send(to_gone, 1000));
   ASSERT_TRUE(a.send(to_b, 1000));
@@ -48,7 +50,7 @@ TEST_P(Fabric, PeerThatDiesInTheMiddleHoldsUpNobody) {
   EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
   RecordProperty("told", a.inbox.lost.count(to_gone) == 1 ? a.inbox.lost[to_gone] : "nothing");
   if (a.inbox.lost.count(to_gone) == 1) {
-    // What is posted to a lost peer is dropped, and said once.
+    // A message to a lost peer is dropped, and the loss is not told again.
     ASSERT_TRUE(a.send(to_gone, 88, true));
     settle({&a}, kSecond / 20);
     EXPECT_EQ(a.inbox.lost.size(), 1u);
@@ -56,9 +58,9 @@ TEST_P(Fabric, PeerThatDiesInTheMiddleHoldsUpNobody) {
 }
 
 TEST_P(Fabric, ClosesWhileMessagesArrive) {
-  for (int fragment = 0; fragment < 10; ++fragment) {
-    Node a = node(0);
-    std::optional<Node> gone = node(2);
+  for (int repetition = 0; repetition < 10; ++repetition) {
+    TestEndpoint a = open_endpoint(0);
+    std::optional<TestEndpoint> gone = open_endpoint(2);
     Peer to_gone = introduce(a, *gone);
     drive({&a, &*gone}, [&] {
       while (a.send(to_gone, a.endpoint->max_message())) {
@@ -72,8 +74,8 @@ TEST_P(Fabric, ClosesWhileMessagesArrive) {
 
 // Closing with messages to absent and to silent peers under way neither hangs nor leaks.
 TEST_P(Fabric, ClosesWithMessagesUnderWay) {
-  Node a = node(0), b = node(1);
-  std::optional<Node> gone = node(2);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  std::optional<TestEndpoint> gone = open_endpoint(2);
   Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
   gone.reset();
   while (a.send(to_b, a.endpoint->max_message())) {

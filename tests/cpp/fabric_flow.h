@@ -1,4 +1,4 @@
-// A region and the chunks that fill it, for tests.
+// A region and the chunks that fill it, for the tests of endpoints.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <set>
 
 #include "fabric/wire.h"
-#include "fabric_nodes.h"
+#include "fabric_endpoints.h"
 
 namespace smddp::fabric {
 
@@ -21,7 +21,7 @@ struct Flow : ChunkObserver {
     std::mt19937 random(seed);
     for (std::byte& byte : source) byte = static_cast<std::byte>(random());
   }
-  bool open(Node& receiver, Peer from) {
+  bool open(TestEndpoint& receiver, Peer from) {
     return receiver.endpoint->open_region(from, memory.data() + kMargin, source.size(), chunk_bytes,
                                           this, &grant);
   }
@@ -29,8 +29,8 @@ struct Flow : ChunkObserver {
   size_t size_of(size_t index) const {
     return std::min(chunk_bytes, source.size() - index * chunk_bytes);
   }
-  // Sends what there is room for; every third chunk out of a message buffer where it fits.
-  void send(Node& sender, Peer to) {
+  // Sends as many chunks as there is room for; every third from a message buffer, if it fits.
+  void send(TestEndpoint& sender, Peer to) {
     while (sent < chunks()) {
       const std::byte* data = source.data() + sent * chunk_bytes;
       size_t size = size_of(sent);
@@ -67,7 +67,8 @@ struct Flow : ChunkObserver {
     }
   }
 
-  bool seen_at_once = true;  // false: with the last chunk, in a device's memory
+  // false: in a device's memory, where the chunks are visible only once the last one is told.
+  bool seen_at_once = true;
   size_t chunk_bytes, sent = 0;
   std::vector<std::byte> source, memory;
   std::set<uint32_t> arrived;

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <set>
 
-#include "fabric_nodes.h"
+#include "fabric_endpoints.h"
 
 namespace smddp::fabric {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::ValuesIn(kMessageWays), name_of_param);
 
 TEST_P(Fabric, DescribesItself) {
-  Node a = node(0);
+  TestEndpoint a = open_endpoint(0);
   EXPECT_NE(a.endpoint->description().find(std::string(GetParam().provider) + " on lo (127.0.0.1)"),
             std::string::npos)
       << a.endpoint->description();
@@ -21,7 +21,7 @@ TEST_P(Fabric, DescribesItself) {
 }
 
 TEST_P(Fabric, SmallAndLargestBothWays) {
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   std::vector<size_t> sizes = {sizeof(Stamp), 64, 88, 4096, 70000, a.endpoint->max_message()};
   for (size_t size : sizes) {
@@ -42,7 +42,7 @@ TEST_P(Fabric, SmallAndLargestBothWays) {
 }
 
 TEST_P(Fabric, ManyMoreMessagesThanBuffers) {
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b);
   size_t count = scaled(400), posted = 0;
   drive({&a, &b}, [&] {
@@ -57,33 +57,33 @@ TEST_P(Fabric, ManyMoreMessagesThanBuffers) {
 }
 
 TEST_P(Fabric, AllToAll) {
-  constexpr size_t kNodes = 4;
+  constexpr size_t kEndpoints = 4;
   const size_t kEach = scaled(40);
-  std::vector<Node> nodes;
-  for (uint32_t i = 0; i < kNodes; ++i) nodes.push_back(node(i));
-  std::vector<std::vector<Peer>> peers(kNodes);
-  std::vector<Node*> all;
-  for (Node& from : nodes) {
+  std::vector<TestEndpoint> endpoints;
+  for (uint32_t i = 0; i < kEndpoints; ++i) endpoints.push_back(open_endpoint(i));
+  std::vector<std::vector<Peer>> peers(kEndpoints);
+  std::vector<TestEndpoint*> all;
+  for (TestEndpoint& from : endpoints) {
     all.push_back(&from);
-    for (Node& to : nodes) {
+    for (TestEndpoint& to : endpoints) {
       peers[from.id].push_back(&from == &to ? Peer{} : introduce(from, to));
     }
   }
   drive(all, [&] {
     bool done = true;
-    for (Node& from : nodes) {
-      for (uint32_t to = 0; to < kNodes; ++to) {
+    for (TestEndpoint& from : endpoints) {
+      for (uint32_t to = 0; to < kEndpoints; ++to) {
         if (to == from.id) continue;
         Peer peer = peers[from.id][to];
         size_t size = from.sent[peer] % 2 == 0 ? 88 : 20000;
         if (from.sent[peer] < kEach) from.send(peer, size, size == 88);
       }
-      done = done && from.inbox.messages == kEach * (kNodes - 1) && from.endpoint->idle();
+      done = done && from.inbox.messages == kEach * (kEndpoints - 1) && from.endpoint->idle();
     }
     return done;
   });
-  for (Node& to : nodes) {
-    for (uint32_t from = 0; from < kNodes; ++from) {
+  for (TestEndpoint& to : endpoints) {
+    for (uint32_t from = 0; from < kEndpoints; ++from) {
       if (from != to.id) {
         EXPECT_EQ(to.inbox.seen[from].size(), kEach);
       }
@@ -91,19 +91,19 @@ TEST_P(Fabric, AllToAll) {
   }
 }
 
-// More messages at once than the receiver has buffers for, of sizes around every limit that a provider
-// may have for its ways of sending.
+// More messages at once than the receiver has buffers for. Their sizes lie around every limit at
+// which a provider may change its way of sending.
 TEST_P(Fabric, FloodFromMany) {
   const size_t sizes[] = {sizeof(Stamp), 88,   2000, 2048,  2049,  3000,  4096,
                           4097,          8000, 9000, 16000, 16384, 16385, 40000};
-  Node to = node(100);
-  std::vector<Node> from;
-  for (uint32_t i = 0; i < 4; ++i) from.push_back(node(i));
-  std::vector<Node*> all = {&to};
-  for (Node& node : from) all.push_back(&node);
+  TestEndpoint to = open_endpoint(100);
+  std::vector<TestEndpoint> from;
+  for (uint32_t i = 0; i < 4; ++i) from.push_back(open_endpoint(i));
+  std::vector<TestEndpoint*> all = {&to};
+  for (TestEndpoint& sender : from) all.push_back(&sender);
   const size_t kEach = scaled(1000);
   std::vector<Peer> peers;
-  for (Node& node : from) peers.push_back(introduce(node, to));
+  for (TestEndpoint& sender : from) peers.push_back(introduce(sender, to));
   drive(all, [&] {
     for (size_t i = 0; i < from.size(); ++i) {
       while (from[i].sent[peers[i]] < kEach) {
@@ -117,10 +117,10 @@ TEST_P(Fabric, FloodFromMany) {
   EXPECT_EQ(to.endpoint->counters().receive_errors, 0u);
 }
 
-// The receiver does nothing for a while: what the sender may have under way stays bounded, and all
-// of it arrives once the receiver wakes up.
+// The receiver makes no progress for a while: the number of messages in flight stays bounded, and
+// all of them arrive once the receiver goes on.
 TEST_P(Fabric, BackPressure) {
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b);
   ASSERT_TRUE(a.send(to_b, 88));
   drive({&a, &b}, [&] { return b.inbox.messages == 1 && a.endpoint->idle(); });
@@ -140,7 +140,7 @@ TEST_P(Fabric, BackPressure) {
 }
 
 TEST_P(Fabric, EqualAddressesAreOnePeer) {
-  Node a = node(0), b = node(1), c = node(2);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1), c = open_endpoint(2);
   Peer to_b = introduce(a, b), to_c = introduce(a, c);
   EXPECT_NE(to_b, to_c);
   EXPECT_EQ(introduce(a, b), to_b);
@@ -148,7 +148,7 @@ TEST_P(Fabric, EqualAddressesAreOnePeer) {
 }
 
 TEST_P(Fabric, RefusesAddressesItCantUse) {
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   std::vector<uint8_t> good = b.endpoint->address();
   EXPECT_EQ(a.endpoint->add_peer({}).status().code(), Code::kInvalid);
   std::vector<uint8_t> cut(good.begin(), good.end() - 1);
@@ -163,10 +163,8 @@ TEST_P(Fabric, RefusesAddressesItCantUse) {
   EXPECT_NE(status.message().find("SMDDP_FABRIC_PROVIDER"), std::string::npos) << status.message();
 }
 
-// A peer that never was there: either it is reported lost or its messages wait, and another peer
-// gets everything meanwhile.
 TEST_P(Fabric, OnePeerCantTakeAllBuffers) {
-  Node a = node(0), b = node(1), c = node(2);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1), c = open_endpoint(2);
   Peer to_b = introduce(a, b), to_c = introduce(a, c);
   for (bool control : {false, true}) {
     std::vector<SendBuffer*> of_b, of_c;
@@ -193,18 +191,17 @@ TEST_P(Fabric, OnePeerCantTakeAllBuffers) {
   EXPECT_TRUE(a.endpoint->idle());
 }
 
-// Closing with messages to absent and to silent peers under way neither hangs nor leaks.
-// The receiver sleeps on the descriptor from before the first contact, as the engine does.
+// The receiver sleeps on the descriptor, as the engine does, already before the first contact.
 TEST_P(Fabric, WakesUpOnFirstContact) {
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   if (b.endpoint->wait_fd() < 0) GTEST_SKIP() << "no descriptor to wait on";
   std::atomic<bool> stop = false;
-  auto sleep_on = [&stop](Node& node, const std::function<bool()>& done) {
+  auto sleep_on = [&stop](TestEndpoint& self, const std::function<bool()>& done) {
     uint64_t deadline = now_ns() + kPatience;
     while (!done() && !stop && now_ns() < deadline) {
-      if (node.progress() > 0 || !node.endpoint->may_sleep()) continue;
-      pollfd waiting = {node.endpoint->wait_fd(), POLLIN, 0};
-      int limit = node.endpoint->sleep_limit_ms();
+      if (self.progress() > 0 || !self.endpoint->may_sleep()) continue;
+      pollfd waiting = {self.endpoint->wait_fd(), POLLIN, 0};
+      int limit = self.endpoint->sleep_limit_ms();
       ASSERT_GE(::poll(&waiting, 1, limit < 0 ? 1000 : limit), 0);
     }
   };

@@ -21,7 +21,7 @@ TEST(RailBalance, FewestBytesOutstanding) {
   EXPECT_EQ(balance.choose(), 2u);
 }
 
-TEST(RailBalance, OfEqualsTheOneGivenLeast) {
+TEST(RailBalance, AmongEqualsTheRailThatWasGivenLeast) {
   RailBalance balance;
   balance.set_rails(4);
   for (size_t rail : {3, 0, 2}) {
@@ -35,7 +35,7 @@ TEST(RailBalance, OfEqualsTheOneGivenLeast) {
   EXPECT_EQ(RailBalance().choose(), 0u);
 }
 
-// What a provider takes at once is outstanding no longer.
+// `at_once`: the provider completes each send immediately, so no bytes are outstanding.
 TEST(RailBalance, EvenLoadForAnySizes) {
   for (bool at_once : {false, true}) {
     RailBalance balance;
@@ -55,7 +55,7 @@ TEST(RailBalance, EvenLoadForAnySizes) {
   }
 }
 
-// Three chunks and the short message that asks for more of them, again and again.
+// Repeats three chunks and the short message that asks for more of them.
 TEST(RailBalance, ShortMessagesBetweenChunks) {
   RailBalance balance;
   balance.set_rails(2);
@@ -73,7 +73,7 @@ TEST(RailBalance, ShortMessagesBetweenChunks) {
 TEST(RailBalance, ASlowRailDoesNotMakeUpForAllOfIt) {
   RailBalance balance;
   balance.set_rails(2);
-  balance.sent(1, 1);  // stuck there
+  balance.sent(1, 1);  // stays outstanding
   for (int i = 0; i < 100; ++i) {
     ASSERT_EQ(balance.choose(), 0u);
     balance.sent(0, RailBalance::kRemembered / 4);
@@ -92,10 +92,10 @@ TEST(RailBalance, ASlowRailDoesNotMakeUpForAllOfIt) {
 // An interface named twice gets two rails: real ones, with connections of their own.
 class Rails : public testing::TestWithParam<const char*> {
  protected:
-  std::optional<Node> node(uint32_t id, const std::string& interfaces) {
+  std::optional<TestEndpoint> open_endpoint(uint32_t id, const std::string& interfaces) {
     auto endpoint = Endpoint::open({"", "tcp;ofi_rxm", interfaces, GetParam()});
     if (!endpoint) return std::nullopt;
-    Node made;
+    TestEndpoint made;
     made.id = id;
     made.endpoint = std::move(endpoint.value());
     return made;
@@ -110,7 +110,7 @@ TEST_P(Rails, UnequalNumbersOfNics) {
   for (const char* mine : lists) {
     for (const char* theirs : lists) {
       SCOPED_TRACE(std::string(mine) + " and " + theirs);
-      std::optional<Node> a = node(0, mine), b = node(1, theirs);
+      std::optional<TestEndpoint> a = open_endpoint(0, mine), b = open_endpoint(1, theirs);
       if (!a || !b) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
       auto to_b = a->endpoint->add_peer(b->endpoint->address());
       auto to_a = b->endpoint->add_peer(a->endpoint->address());
@@ -136,8 +136,9 @@ TEST_P(Rails, UnequalNumbersOfNics) {
   }
 }
 
-TEST_P(Rails, WakesUpForEachOfThem) {
-  std::optional<Node> a = node(0, "lo"), b = node(1, "lo,lo"), c = node(2, "lo,lo");
+TEST_P(Rails, WakesUpForEachRail) {
+  std::optional<TestEndpoint> a = open_endpoint(0, "lo"), b = open_endpoint(1, "lo,lo"),
+                              c = open_endpoint(2, "lo,lo");
   if (!a || !b || !c) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
   EXPECT_NE(b->endpoint->description().find("lo (127.0.0.1), lo (127.0.0.1)"), std::string::npos)
       << b->endpoint->description();
@@ -155,9 +156,9 @@ TEST_P(Rails, WakesUpForEachOfThem) {
   }
 }
 
-// One rail's connection is enough to lose the peer, which is told once.
-TEST_P(Rails, DeathIsToldOnce) {
-  std::optional<Node> a = node(0, "lo,lo"), gone = node(1, "lo,lo");
+// One broken connection of one rail loses the peer. The loss is told once.
+TEST_P(Rails, LossIsToldOnce) {
+  std::optional<TestEndpoint> a = open_endpoint(0, "lo,lo"), gone = open_endpoint(1, "lo,lo");
   if (!a || !gone) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
   Peer to_gone = a->endpoint->add_peer(gone->endpoint->address()).value();
   for (int i = 0; i < 4; ++i) a->send(to_gone, 1000);
@@ -171,7 +172,7 @@ TEST_P(Rails, DeathIsToldOnce) {
   EXPECT_TRUE(a->endpoint->idle());
 }
 
-TEST(RailChoice, InterfaceListThatCantBe) {
+TEST(RailChoice, ImpossibleInterfaceList) {
   for (const char* list : {"lo,nic7", "lo,", ",lo", "lo,lo,lo,lo,lo,lo,lo,lo,lo"}) {
     auto endpoint = Endpoint::open({"", "tcp;ofi_rxm", list});
     ASSERT_FALSE(endpoint.ok()) << list;

@@ -1,4 +1,4 @@
-// ReceiveRegions over real libfabric: chunks straight into memory that the receiver opened.
+// Receive regions over real libfabric: chunks straight into memory that the receiver has opened.
 #include <optional>
 #include <random>
 
@@ -15,8 +15,8 @@ INSTANTIATE_TEST_SUITE_P(Providers, Fabric,
                                          Way{"udp;ofi_rxd", "tagged"}),
                          name_of_param);
 
-TEST_P(Fabric, OneLandingOfManyChunks) {
-  Node a = node(0), b = node(1);
+TEST_P(Fabric, OneRegionOfManyChunks) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow flow(scaled(400) * 30011, 30000, 1);
   ASSERT_TRUE(flow.open(b, to_a));
@@ -33,28 +33,29 @@ TEST_P(Fabric, OneLandingOfManyChunks) {
   EXPECT_EQ(b.endpoint->counters().foreign_chunks, 0u);
 }
 
-// Both directions, sizes from one byte to megabytes, several regions at once between three nodes.
-TEST_P(Fabric, ManyLandingsAtOnceOfAllSizes) {
+// Both directions, sizes from one byte to megabytes, several regions at once between three
+// endpoints.
+TEST_P(Fabric, ManyRegionsAtOnceOfAllSizes) {
   std::mt19937 random(7);
-  std::vector<Node> nodes;
-  for (uint32_t i = 0; i < 3; ++i) nodes.push_back(node(i));
-  std::vector<Node*> all;
+  std::vector<TestEndpoint> endpoints;
+  for (uint32_t i = 0; i < 3; ++i) endpoints.push_back(open_endpoint(i));
+  std::vector<TestEndpoint*> all;
   Peer peers[3][3] = {};
-  for (Node& from : nodes) {
+  for (TestEndpoint& from : endpoints) {
     all.push_back(&from);
-    for (Node& to : nodes) {
+    for (TestEndpoint& to : endpoints) {
       if (&from != &to) peers[from.id][to.id] = introduce(from, to);
     }
   }
   struct Route {
-    Node *from, *to;
+    TestEndpoint *from, *to;
     std::unique_ptr<Flow> flow;
   };
-  for (int fragment = 0; fragment < 3; ++fragment) {
+  for (int repetition = 0; repetition < 3; ++repetition) {
     std::vector<Route> routes;
     for (size_t i = 0; i < scaled(24); ++i) {
-      Node& from = nodes[random() % 3];
-      Node& to = nodes[(from.id + 1 + random() % 2) % 3];
+      TestEndpoint& from = endpoints[random() % 3];
+      TestEndpoint& to = endpoints[(from.id + 1 + random() % 2) % 3];
       size_t bytes = 1 + random() % (size_t{1} << (random() % 21));
       size_t chunk = 1 + random() % (bytes < 5000 ? bytes : bytes / 2);
       if (bytes / chunk > 200) chunk = bytes / 200;
@@ -75,15 +76,16 @@ TEST_P(Fabric, ManyLandingsAtOnceOfAllSizes) {
       route.to->endpoint->close_region(route.flow->grant.region, true);
     }
   }
-  for (Node& node : nodes) EXPECT_EQ(node.endpoint->counters().foreign_chunks, 0u);
+  for (TestEndpoint& each : endpoints) EXPECT_EQ(each.endpoint->counters().foreign_chunks, 0u);
 }
 
-// Chunks that are none of the region's, or come a second time, are counted and not told.
+// Chunks of no region, beyond the region's end, or that come a second time are counted and not
+// told.
 TEST_P(Fabric, ForeignAndSecondChunksAreDropped) {
   if (std::string(GetParam().transfer) == "tagged") {
     GTEST_SKIP() << "nothing receives a tagged chunk that is not expected";
   }
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow flow(40000, 10000, 3), other(40000, 10000, 4);
   ASSERT_TRUE(flow.open(b, to_a));
@@ -113,10 +115,10 @@ TEST_P(Fabric, ForeignAndSecondChunksAreDropped) {
   EXPECT_TRUE(a.inbox.lost.empty());
 }
 
-// A region closed before its sender was through: the rest comes, nobody hears of it, and nothing
-// else between the two suffers.
-TEST_P(Fabric, LateChunksOfAClosedLandingDoNoHarm) {
-  Node a = node(0), b = node(1);
+// A region is closed before its sender has sent all chunks: the rest arrives, its observer is not
+// told, and all other transfers between the two go on.
+TEST_P(Fabric, LateChunksOfAClosedRegionDoNoHarm) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow late(200 * 20000, 20000, 5), next(100 * 20000, 20000, 6);
   ASSERT_TRUE(late.open(b, to_a));
@@ -141,10 +143,10 @@ TEST_P(Fabric, LateChunksOfAClosedLandingDoNoHarm) {
   late.check_margins();
 }
 
-// The receiver does nothing: what its sender has under way stays bounded, another peer is served,
-// and all arrives once the receiver wakes up.
-TEST_P(Fabric, SilentReceiverHoldsBackItsSenderOnly) {
-  Node a = node(0), b = node(1), c = node(2);
+// The receiver makes no progress: its sender's chunks in flight stay bounded, another peer gets all
+// of its chunks, and everything arrives once the receiver goes on.
+TEST_P(Fabric, SilentReceiverDelaysOnlyWhatIsSentToIt) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1), c = open_endpoint(2);
   Peer to_b = introduce(a, b), b_to_a = introduce(b, a);
   Peer to_c = introduce(a, c), c_to_a = introduce(c, a);
   Flow warm(5, 1, 1), stalled(scaled(1000) * 100000, 100000, 7), served(64 * 10000, 10000, 8);
@@ -155,14 +157,14 @@ TEST_P(Fabric, SilentReceiverHoldsBackItsSenderOnly) {
   });
   ASSERT_TRUE(stalled.open(b, b_to_a));
   ASSERT_TRUE(served.open(c, c_to_a));
-  size_t in_hand = 0;
+  size_t most_pending = 0;
   drive({&a, &c}, [&] {
     stalled.send(a, to_b);
     served.send(a, to_c);
-    in_hand = std::max<size_t>(in_hand, stalled.pending);
+    most_pending = std::max<size_t>(most_pending, stalled.pending);
     return served.over();
   });
-  EXPECT_LE(in_hand, 16u);
+  EXPECT_LE(most_pending, 16u);
   if (stalled.chunks() > 500) {
     EXPECT_LT(stalled.sent, stalled.chunks());
   }
@@ -172,17 +174,17 @@ TEST_P(Fabric, SilentReceiverHoldsBackItsSenderOnly) {
   });
 }
 
-// Its memory comes back to the sender whatever becomes of the receiver.
-TEST_P(Fabric, ReceiverThatDiesGivesTheSenderItsMemoryBack) {
+// The sender gets its memory back even if the receiver dies.
+TEST_P(Fabric, SenderGetsItsMemoryBackIfTheReceiverDies) {
   if (std::string(GetParam().provider) == "udp;ofi_rxd") {
-    GTEST_SKIP() << "datagrams: nobody tells that the peer is gone";
+    GTEST_SKIP() << "datagrams: no error tells that the peer is gone";
   }
   if (std::string(GetParam().provider) == "tcp;ofi_rxm" &&
       std::string(GetParam().transfer) == "tagged") {
     GTEST_SKIP() << "ofi_rxm of libfabric 1.17 crashes when it closes while it fetches a message";
   }
-  Node a = node(0), b = node(1);
-  std::optional<Node> gone = node(2);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  std::optional<TestEndpoint> gone = open_endpoint(2);
   Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
   Peer b_to_a = introduce(b, a), gone_to_a = introduce(*gone, a);
   Flow cut(400 * 50000, 50000, 9), whole(100 * 50000, 50000, 10);
@@ -203,12 +205,12 @@ TEST_P(Fabric, ReceiverThatDiesGivesTheSenderItsMemoryBack) {
   EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
 }
 
-// Providers that pin nothing keep registrations, no more than a bound, and no two regions share one.
-TEST_P(Fabric, RegistrationsAreFoundAgain) {
+// Providers that pin nothing keep a bounded number of registrations, and no two regions share one.
+TEST_P(Fabric, RegistrationsAreReused) {
   if (std::string(GetParam().transfer) == "tagged") {
     GTEST_SKIP() << "needs no registration over these providers";
   }
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   std::vector<std::byte> memory(6000), source(5000);
   struct Count : ChunkObserver {
@@ -239,21 +241,22 @@ TEST_P(Fabric, RegistrationsAreFoundAgain) {
   EXPECT_EQ(third.keys[0], first.keys[0]);
   EXPECT_EQ(counters.registration_hits, 1u);
   fill(third);
-  // The least recently used of the idle go.
+  // Of the registrations without a user the least recently used ones are closed.
   for (size_t i = 1; i <= 300; ++i) fill(open(i));
   EXPECT_EQ(counters.registrations, 302u);
   fill(open(300));
   EXPECT_EQ(counters.registration_hits, 2u);
   fill(open(0));
   EXPECT_EQ(counters.registrations, 303u);
-  // One that is closed too early is nobody else's any more, whatever its owner says.
+  // The registration of a region that is closed too early is never reused, even if the caller says
+  // that the region is complete.
   wire::Grant early = open(0);
   b.endpoint->close_region(early.region, true);
   EXPECT_NE(open(0).keys[0], early.keys[0]);
 }
 
-TEST_P(Fabric, RefusesLandingsThatCantBe) {
-  Node a = node(0), b = node(1);
+TEST_P(Fabric, RefusesImpossibleRegions) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_a = introduce(b, a);
   std::byte byte{};
   wire::Grant grant;

@@ -1,4 +1,4 @@
-// What needs hardware that is not here (efa, verbs), over a stubbed libfabric.
+// Providers that need hardware (efa, verbs), over a stubbed libfabric.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -27,19 +27,20 @@ class Stubbed : public testing::Test {
     EXPECT_EQ(stub_->violations, Lines());
     EXPECT_EQ(stub_->objects, 0u) << "left open";
   }
-  Node node(uint32_t id, const std::string& transfer = "", const std::string& interface = "") {
-    Node made;
+  TestEndpoint open_endpoint(uint32_t id, const std::string& transfer = "",
+                             const std::string& interface = "") {
+    TestEndpoint made;
     made.id = id;
     auto endpoint = Endpoint::open({STUB_FABRIC, "", interface, transfer});
     EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
     made.endpoint = std::move(endpoint.value());
     return made;
   }
-  static Peer introduce(Node& from, const Node& to) {
+  static Peer introduce(TestEndpoint& from, const TestEndpoint& to) {
     return from.endpoint->add_peer(to.endpoint->address()).value();
   }
-  // Chunks and messages both ways between two nodes, until all is there.
-  void exchange(Node& a, Node& b) {
+  // Chunks and messages both ways between two endpoints, until all have arrived.
+  void exchange(TestEndpoint& a, TestEndpoint& b) {
     Peer to_b = introduce(a, b), to_a = introduce(b, a);
     Flow there(200 * 5000 + 7, 5000, 1), back(300 * 4000 + 1, 4000, 2);
     ASSERT_TRUE(there.open(b, to_a));
@@ -65,7 +66,7 @@ class Stubbed : public testing::Test {
 
 TEST_F(Stubbed, SetUpInTheOrderThatEfaAsksFor) {
   stub_->settings.domains = {"rdmap0s6-rdm"};
-  Node a = node(0);
+  TestEndpoint a = open_endpoint(0);
   EXPECT_EQ(stub_->calls, (Lines{"fi_endpoint rdmap0s6-rdm", "fi_ep_bind cq", "fi_ep_bind av",
                                  "fi_setopt FI_OPT_EFA_RNR_RETRY 7",
                                  "fi_getopt FI_OPT_EFA_EMULATED_WRITE", "fi_enable"}));
@@ -76,7 +77,7 @@ TEST_F(Stubbed, SetUpInTheOrderThatEfaAsksFor) {
 
 TEST_F(Stubbed, EmulatedWritesLeadToTaggedMessages) {
   stub_->settings.emulates_writes = true;
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   EXPECT_EQ(a.endpoint->transfer(), Transfer::kTagged);
   exchange(a, b);
   auto wanted = Endpoint::open({STUB_FABRIC, "", "", "writes"});
@@ -85,14 +86,14 @@ TEST_F(Stubbed, EmulatedWritesLeadToTaggedMessages) {
       << wanted.status().message();
 }
 
-TEST_F(Stubbed, LibraryTooOldToBeAskedAboutWrites) {
+TEST_F(Stubbed, LibraryTooOldToSayWhetherWritesAreEmulated) {
   stub_->settings.knows_efa_options = false;
-  EXPECT_EQ(node(0).endpoint->transfer(), Transfer::kTagged);
+  EXPECT_EQ(open_endpoint(0).endpoint->transfer(), Transfer::kTagged);
 }
 
 TEST_F(Stubbed, MessagesOnly) {
   stub_->settings.messages_only = true;
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   EXPECT_EQ(a.endpoint->transfer(), Transfer::kMessages);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow flow(100, 10, 1);
@@ -112,7 +113,7 @@ TEST_F(Stubbed, UnknownTransfer) {
 
 TEST_F(Stubbed, WritesOutOfOrderOverAllNics) {
   stub_->settings.domains = {"rdmap16s27-rdm", "rdmap0s6-rdm", "rdmap0s7-rdm"};
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   EXPECT_TRUE(a.endpoint->description().starts_with(
       "efa on rdmap0s6-rdm, rdmap0s7-rdm, rdmap16s27-rdm, libfabric"))
       << a.endpoint->description();
@@ -123,14 +124,14 @@ TEST_F(Stubbed, WritesOutOfOrderOverAllNics) {
 }
 
 TEST_F(Stubbed, TaggedMessagesOutOfOrderOverAllNics) {
-  Node a = node(0, "tagged"), b = node(1, "tagged");
+  TestEndpoint a = open_endpoint(0, "tagged"), b = open_endpoint(1, "tagged");
   exchange(a, b);
 }
 
 TEST_F(Stubbed, OneNicMeetsThree) {
   for (const char* transfer : {"writes", "tagged"}) {
     stub_->settings.domains = {"a", "b", "c"};
-    Node a = node(0, transfer), b = node(1, transfer, "b");
+    TestEndpoint a = open_endpoint(0, transfer), b = open_endpoint(1, transfer, "b");
     EXPECT_TRUE(b.endpoint->description().starts_with("efa on b, libfabric"));
     exchange(a, b);
   }
@@ -140,20 +141,20 @@ TEST_F(Stubbed, ImmediateDataMayTakeAReceive) {
   stub_->settings.provider = "verbs;ofi_rxm";
   stub_->settings.domains = {"mlx5_0", "mlx5_1"};
   stub_->settings.consumes_receives = true;
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   EXPECT_EQ(a.endpoint->transfer(), Transfer::kWrites);
   exchange(a, b);
 }
 
 TEST_F(Stubbed, RegistrationsBoundToTheEndpoint) {
   stub_->settings.binds_registrations = true;
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   exchange(a, b);
 }
 
-// Where the provider pins pages, what is not ours is registered while it is used and no longer.
+// If the provider pins pages, memory of the caller stays registered only while it is used.
 TEST_F(Stubbed, RegistrationsOfPinningProvidersEndWithTheirUse) {
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   size_t own = stub_->registrations;
   exchange(a, b);
   EXPECT_EQ(stub_->registrations, own);
@@ -164,7 +165,7 @@ TEST_F(Stubbed, RegistrationsOfPinningProvidersEndWithTheirUse) {
 // The same memory sent to many at once is registered once for all of them.
 TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
   stub_->settings.domains = {"a"};
-  Node a = node(0), b = node(1), c = node(2);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1), c = open_endpoint(2);
   Peer to_b = introduce(a, b), to_c = introduce(a, c);
   Flow one(1000, 1000, 1), two(1000, 1000, 1);
   ASSERT_TRUE(one.open(b, introduce(b, a)));
@@ -178,10 +179,10 @@ TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
   drive({&a, &b, &c}, [&] { return one.pending == 0 && one.complete() && two.complete(); });
 }
 
-// No more memory can be pinned: first it waits for what is under way, and a region is refused.
+// If no more memory can be pinned, a chunk waits for those in flight, and a region is refused.
 TEST_F(Stubbed, LimitOnPinnedMemory) {
   stub_->settings.domains = {"a"};
-  Node a = node(0), b = node(1);
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow flow(100 * 5000, 5000, 1), refused(100, 100, 2);
   ASSERT_TRUE(flow.open(b, to_a));
@@ -195,8 +196,8 @@ TEST_F(Stubbed, LimitOnPinnedMemory) {
   EXPECT_TRUE(a.inbox.lost.empty());
 }
 
-TEST_F(Stubbed, ErrorCompletionLosesThePeerByName) {
-  Node a = node(0), b = node(1), c = node(2);
+TEST_F(Stubbed, ErrorCompletionLosesThePeerAndSaysWhy) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1), c = open_endpoint(2);
   Peer to_b = introduce(a, b), to_c = introduce(a, c), c_to_a = introduce(c, a);
   Flow flow(100 * 5000, 5000, 1), other(100 * 5000, 5000, 2);
   ASSERT_TRUE(flow.open(b, introduce(b, a)));
@@ -231,20 +232,20 @@ class StubbedGpus : public Stubbed {
     stub_->settings.device_memory = true;
     stub_->settings.domains = {"a", "b", "c"};
   }
-  Node gpu_node(uint32_t id) {
-    Node made;
+  TestEndpoint open_gpu_endpoint(uint32_t id) {
+    TestEndpoint made;
     made.id = id;
     auto endpoint = Endpoint::open({STUB_FABRIC, "", "", "", true});
     EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
     made.endpoint = std::move(endpoint.value());
     return made;
   }
-  static void lend(Node& node, std::vector<std::byte>& memory, const MemoryOwner& owner) {
-    Status lent = node.endpoint->lend(memory.data(), memory.size(), owner);
+  static void lend(TestEndpoint& user, std::vector<std::byte>& memory, const MemoryOwner& owner) {
+    Status lent = user.endpoint->lend(memory.data(), memory.size(), owner);
     EXPECT_TRUE(lent.ok()) << lent.message();
   }
-  // All chunks have been written, and no flush has begun.
-  void unflushed(Flow& flow, Node& a, Node& b, Peer to_b) {
+  // Drives the endpoints until all chunks have been written and no flush has begun.
+  void write_without_flush(Flow& flow, TestEndpoint& a, TestEndpoint& b, Peer to_b) {
     drive({&a, &b}, [&] {
       flow.send(a, to_b);
       return flow.sent == flow.chunks();
@@ -257,9 +258,9 @@ class StubbedGpus : public Stubbed {
   }
 };
 
-// The stub shows a GPU what a NIC has written there only after a read of that NIC.
-TEST_F(StubbedGpus, TheLastChunkIsToldOnceEveryNicHasReadBehindItsWrites) {
-  Node a = gpu_node(0), b = gpu_node(1);
+// In the stub a GPU sees what a NIC has written into its memory only after a read by that NIC.
+TEST_F(StubbedGpus, TheLastChunkIsToldAfterAFlushReadByEveryNic) {
+  TestEndpoint a = open_gpu_endpoint(0), b = open_gpu_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow flow(200 * 5000 + 7, 5000, 1);
   flow.seen_at_once = false;
@@ -278,7 +279,7 @@ TEST_F(StubbedGpus, TheLastChunkIsToldOnceEveryNicHasReadBehindItsWrites) {
     flow.check_margins();
     b.endpoint->close_region(flow.grant.region, true);
   }
-  // What is lent is registered once, on each NIC, to send from or to land in.
+  // Lent memory is registered once on each NIC, to send from or to receive into.
   EXPECT_EQ(stub_->registrations, own + 6);
   std::sort(stub_->gpus.begin(), stub_->gpus.end());
   EXPECT_EQ(stub_->gpus, (std::vector<int>{2, 2, 2, 5, 5, 5}));
@@ -288,13 +289,13 @@ TEST_F(StubbedGpus, TheLastChunkIsToldOnceEveryNicHasReadBehindItsWrites) {
 }
 
 TEST_F(StubbedGpus, AFlushThatFailsLosesTheSender) {
-  Node a = gpu_node(0), b = gpu_node(1);
+  TestEndpoint a = open_gpu_endpoint(0), b = open_gpu_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow flow(40 * 5000, 5000, 1);
   flow.seen_at_once = false;
   lend(b, flow.memory, gpu(0));
   ASSERT_TRUE(flow.open(b, to_a));
-  unflushed(flow, a, b, to_b);
+  write_without_flush(flow, a, b, to_b);
   stub_->settings.busy_one_in = 5;
   stub_->fail_operations = 1;
   drive({&a, &b}, [&] { return !b.inbox.lost.empty() && b.endpoint->idle(); });
@@ -303,15 +304,15 @@ TEST_F(StubbedGpus, AFlushThatFailsLosesTheSender) {
   EXPECT_FALSE(flow.complete());
 }
 
-TEST_F(StubbedGpus, ALandingMayBeClosedBeforeItIsFlushed) {
-  Node a = gpu_node(0), b = gpu_node(1);
+TEST_F(StubbedGpus, ARegionMayBeClosedBeforeItIsFlushed) {
+  TestEndpoint a = open_gpu_endpoint(0), b = open_gpu_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow flow(40 * 5000, 5000, 1), next(40 * 5000, 5000, 2);
   flow.seen_at_once = next.seen_at_once = false;
   lend(b, flow.memory, gpu(0));
   lend(b, next.memory, gpu(0));
   ASSERT_TRUE(flow.open(b, to_a));
-  unflushed(flow, a, b, to_b);
+  write_without_flush(flow, a, b, to_b);
   b.endpoint->close_region(flow.grant.region, false);
   stub_->settings.busy_one_in = 5;
   ASSERT_TRUE(next.open(b, to_a));
@@ -320,14 +321,14 @@ TEST_F(StubbedGpus, ALandingMayBeClosedBeforeItIsFlushed) {
     return next.over() && b.endpoint->idle();
   });
   EXPECT_FALSE(flow.complete());
-  // Its key stays good, as its sender knows it: with the memory, until the endpoint goes.
+  // Its sender still knows its key: key and registration stay valid until the endpoint closes.
   b.endpoint->take_back(flow.memory.data());
 }
 
-TEST_F(StubbedGpus, OnlyWhereTheProviderHasThemAndMovesChunksByWrites) {
+TEST_F(StubbedGpus, OnlyIfTheProviderReachesThemAndMovesChunksByWrites) {
   std::vector<std::byte> memory(4096);
   stub_->settings.device_memory = false;
-  Node without = gpu_node(0);
+  TestEndpoint without = open_gpu_endpoint(0);
   Status able = without.endpoint->reaches(gpu(0));
   EXPECT_EQ(able.code(), Code::kUnavailable);
   EXPECT_NE(able.message().find("FI_HMEM"), std::string::npos) << able.message();
@@ -335,13 +336,13 @@ TEST_F(StubbedGpus, OnlyWhereTheProviderHasThemAndMovesChunksByWrites) {
             Code::kUnavailable);
   EXPECT_TRUE(without.endpoint->reaches({}).ok());
   stub_->settings.device_memory = true;
-  EXPECT_FALSE(node(1).endpoint->reaches(gpu(0)).ok()) << "was not asked for";
-  EXPECT_TRUE(gpu_node(1).endpoint->reaches(gpu(0)).ok());
+  EXPECT_FALSE(open_endpoint(1).endpoint->reaches(gpu(0)).ok()) << "was not asked for";
+  EXPECT_TRUE(open_gpu_endpoint(1).endpoint->reaches(gpu(0)).ok());
   stub_->settings.needs_cuda = true;
-  EXPECT_FALSE(gpu_node(1).endpoint->reaches(gpu(0)).ok());
+  EXPECT_FALSE(open_gpu_endpoint(1).endpoint->reaches(gpu(0)).ok());
   stub_->settings.needs_cuda = false;
   stub_->settings.messages_only = true;
-  EXPECT_FALSE(gpu_node(2).endpoint->reaches({}).ok());
+  EXPECT_FALSE(open_gpu_endpoint(2).endpoint->reaches({}).ok());
 }
 
 }  // namespace

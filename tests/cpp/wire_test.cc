@@ -39,7 +39,7 @@ TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
   }
 }
 
-TEST(Wire, RejectsWhatIsShorterThanAHeader) {
+TEST(Wire, RejectsFewerBytesThanAHeader) {
   std::vector<uint8_t> whole = message(Type::kData, 0);
   for (size_t size = 0; size < sizeof(Header); ++size) {
     std::vector<uint8_t> cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size));
@@ -64,7 +64,7 @@ TEST(Wire, RejectsUnknownTypes) {
   }
 }
 
-TEST(Wire, RejectsALengthThatIsNotWhatFollows) {
+TEST(Wire, RejectsALengthThatIsNotThePayloads) {
   std::vector<uint8_t> good = message(Type::kData, 8);
   constexpr uint64_t kTop = std::numeric_limits<uint64_t>::max();
   for (uint64_t lie :
@@ -83,7 +83,7 @@ TEST(Wire, ReadsAtAnyAlignment) {
   }
 }
 
-TEST(Wire, GrantsThatCanBeFollowed) {
+TEST(Wire, GrantsThatCanBeUsed) {
   Grant good = {};
   good.region = kMaxRegions - 1;
   good.bytes = 1000;
@@ -102,7 +102,7 @@ TEST(Wire, GrantsThatCanBeFollowed) {
   EXPECT_FALSE(edited([](Grant& g) { g.bytes = g.chunk_bytes * uint64_t{kMaxChunks} + 1; }));
 }
 
-TEST(Wire, ImmediateDataHoldsLandingAndChunk) {
+TEST(Wire, ImmediateDataHoldsRegionAndChunk) {
   for (uint32_t region : {0u, 1u, kMaxRegions - 1}) {
     for (uint32_t chunk : {0u, 1u, kMaxChunks - 1}) {
       EXPECT_EQ(region_of(immediate(region, chunk)), region);
@@ -111,15 +111,15 @@ TEST(Wire, ImmediateDataHoldsLandingAndChunk) {
   }
 }
 
-// What is accepted must be what the receiver may rely on, whatever the bytes.
+// Whatever the bytes are, an accepted message has every property that the receiver relies on.
 TEST(Wire, RandomBytes) {
   std::mt19937_64 random(20240607);
   int accepted = 0;
-  for (int fragment = 0; fragment < 20000; ++fragment) {
+  for (int repetition = 0; repetition < 20000; ++repetition) {
     std::vector<uint8_t> bytes(random() % 200);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-    // Every other round starts from a good message, so that the later checks see traffic too.
-    if (fragment % 2 == 0 && bytes.size() >= sizeof(Header)) {
+    // Every other one starts from a good message, so that the later checks are reached too.
+    if (repetition % 2 == 0 && bytes.size() >= sizeof(Header)) {
       std::vector<uint8_t> good = message(Type::kData, bytes.size() - sizeof(Header));
       bytes.swap(good);
       for (uint64_t hits = random() % 3; hits > 0; --hits) {

@@ -1,4 +1,4 @@
-// The stub's objects, and the wire between them.
+// The stub's objects, and the operations in flight between them.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -57,7 +57,7 @@ struct Registered : fid_mr {
   uint64_t access;
   bool gpu = false;
   bool bound = false, enabled = false;
-  // What has been written into a GPU's memory, and is not seen there before this NIC reads.
+  // Writes into a GPU's memory that the GPU sees only after a read by this NIC.
   std::vector<std::pair<uintptr_t, std::vector<std::byte>>> late = {};
 };
 struct PostedReceive {
@@ -76,7 +76,7 @@ struct Ep : fid_ep {
   std::deque<PostedReceive> receives;
 };
 
-// An operation between its post and its completion. The sender's memory is read when it arrives.
+// An operation between its post and its completion. The sender's memory is read on arrival.
 struct Flight {
   enum Kind { kSend, kTagged, kWrite, kRead } kind;
   Ep* from;
@@ -97,9 +97,9 @@ struct World {
 };
 World& world();
 
-// Lets some of what is under way arrive, in any order.
+// Lets some of the operations in flight arrive, in random order.
 void pump();
-// Is `descriptor` one of a registration of that memory for `access`?
+// A violation unless `descriptor` is that of a registration of that memory for `access`.
 void check_descriptor(const Ep& ep, const void* data, size_t bytes, void* descriptor,
                       uint64_t access);
 int endpoint(fid_domain* domain, fi_info* info, fid_ep** out, void*);

@@ -1,7 +1,7 @@
-// A libfabric that moves bytes between endpoints of one process, claims to be a provider that this
-// host lacks, and is as awkward as the interface allows: completes in shuffled order, is busy now and
-// then, and checks every call against the rules of the provider it plays. Opened like the real one,
-// through Options::library.
+// A stub of libfabric. It moves bytes between endpoints of one process, and claims to be a provider
+// that this host lacks. It uses the freedom that the interface gives a provider: it completes
+// operations in shuffled order, and is busy now and then. It checks every call against the rules of
+// the provider that it simulates. Opened like the real library, through Options::library.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ struct Settings {
   bool emulates_writes = false;       // what FI_OPT_EFA_EMULATED_WRITE says
   bool knows_efa_options = true;      // false: a library older than that option
   bool device_memory = false;         // FI_HMEM
-  bool needs_cuda = false;            // and copies by the driver for it
+  bool needs_cuda = false;            // FI_HMEM only with copies by CUDA's driver
   size_t pinned_limit = SIZE_MAX;     // registrations that may be open at once
-  unsigned busy_one_in = 5;           // answers -FI_EAGAIN to so many of the operations
+  unsigned busy_one_in = 5;           // answers -FI_EAGAIN to one in so many operations
   size_t longest_message = SIZE_MAX;  // max_msg_size
 };
 
@@ -34,11 +34,11 @@ struct State {
   size_t registrations = 0;               // open now
   size_t objects = 0;                     // fids open now, of any kind
   std::vector<uint64_t> bytes_of_domain;  // sent by each
-  int fail_operations = 0;                // so many of the next to complete do so with an error
+  int fail_operations = 0;                // the next so many complete with an error
   std::vector<int> gpus;                  // of each registration of a GPU's memory, in order
 };
 
-// Of the shared object, wherever it was opened.
+// The state of the shared object, however many times it was opened.
 extern "C" __attribute__((visibility("default"))) State* stub_state();
 
 }  // namespace stub

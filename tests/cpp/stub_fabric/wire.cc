@@ -1,4 +1,4 @@
-// Operations under way, and what becomes of them.
+// Operations in flight: their arrival and their completions.
 #include <algorithm>
 #include <cstring>
 
@@ -24,7 +24,7 @@ bool knows(const Ep& target, uint64_t name) {
          target.av->names.end();
 }
 
-// What the flight's key opens at `target` for `access`, or nullptr.
+// The registration at `target` that the flight's key opens for `access`, or nullptr.
 Registered* opened(const Flight& flight, const Ep& target, uint64_t access) {
   auto found = world().registrations.find(flight.key);
   if (found == world().registrations.end()) return nullptr;
@@ -56,7 +56,7 @@ int arrive(const Flight& flight, Ep& target) {
       violation("a write by an endpoint that the target's address vector lacks");
       return FI_EHOSTUNREACH;
     }
-    void* context = reinterpret_cast<void*>(0x10);  // nobody's
+    void* context = reinterpret_cast<void*>(0x10);  // of no operation
     if (state().settings.consumes_receives) {
       auto receive = std::find_if(target.receives.begin(), target.receives.end(),
                                   [](const PostedReceive& r) { return !r.tagged; });

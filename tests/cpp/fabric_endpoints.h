@@ -1,5 +1,5 @@
-// What tests of endpoints share: nodes of one process over real libfabric, on loopback only. A provider
-// that the installed libfabric does not offer is skipped, with the reason.
+// Shared by the tests of endpoints: endpoints of one process over real libfabric, on loopback only.
+// A provider that the installed libfabric does not offer is skipped, with the reason.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ inline Options loopback(const std::string& provider, const std::string& transfer
 inline constexpr uint64_t kSecond = 1000000000ull;
 inline constexpr uint64_t kPatience = 60 * kSecond;  // a loaded machine is no failure
 
-// A test message: who sent it, which one it is, then bytes that follow from both.
+// The start of a test message: its sender and its number. The bytes after it follow from both.
 struct Stamp {
   uint32_t source;
   uint32_t index;
@@ -62,7 +62,8 @@ class Inbox : public Sink {
   size_t messages = 0;
 };
 
-struct Node {
+// An endpoint, the messages that it has received, and how many it has sent to each peer.
+struct TestEndpoint {
   std::unique_ptr<Endpoint> endpoint;
   Inbox inbox;
   uint32_t id = 0;
@@ -73,7 +74,7 @@ struct Node {
     EXPECT_TRUE(handled.ok()) << handled.status().message();
     return handled.ok() ? handled.value() : 0;
   }
-  // False where no buffer is free for `to` now.
+  // False if no buffer is free for `to` now.
   bool send(Peer to, size_t size, bool control = false) {
     SendBuffer* buffer = endpoint->acquire(to, control);
     if (buffer == nullptr) return false;
@@ -84,12 +85,12 @@ struct Node {
   }
 };
 
-// Progresses `nodes` in turn until `done`, or fails.
-inline void drive(const std::vector<Node*>& nodes, const std::function<bool()>& done) {
+// Progresses `endpoints` in turn until `done`, or fails.
+inline void drive(const std::vector<TestEndpoint*>& endpoints, const std::function<bool()>& done) {
   uint64_t deadline = now_ns() + kPatience;
   while (!done()) {
     int handled = 0;
-    for (Node* node : nodes) handled += node->progress();
+    for (TestEndpoint* each : endpoints) handled += each->progress();
     if (handled == 0) std::this_thread::yield();
     if (now_ns() > deadline) {
       ADD_FAILURE() << "not done in time";
@@ -98,18 +99,18 @@ inline void drive(const std::vector<Node*>& nodes, const std::function<bool()>& 
   }
 }
 
-// Progresses `nodes` until nothing has happened for `quiet` ns.
-inline void settle(const std::vector<Node*>& nodes, uint64_t quiet) {
+// Progresses `endpoints` until there has been no event for `quiet` ns.
+inline void settle(const std::vector<TestEndpoint*>& endpoints, uint64_t quiet) {
   uint64_t last = now_ns(), deadline = last + kPatience;
   for (uint64_t now = last; now - last < quiet && now < deadline; now = now_ns()) {
     int handled = 0;
-    for (Node* node : nodes) handled += node->progress();
+    for (TestEndpoint* each : endpoints) handled += each->progress();
     if (handled > 0) last = now_ns();
     std::this_thread::yield();
   }
 }
 
-// A way over the network: provider, and how chunks travel.
+// A provider, and how chunks travel over it; empty: its default.
 struct Way {
   const char* provider;
   const char* transfer;
@@ -122,26 +123,26 @@ class Fabric : public testing::TestWithParam<Way> {
   void SetUp() override {
     Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(options());
     if (!endpoint) GTEST_SKIP() << endpoint.status().message();
-    // A short name may have found another provider.
+    // The short name of a provider may have opened another one.
     if (!endpoint.value()->description().starts_with(std::string(GetParam().provider) + " on ")) {
       GTEST_SKIP() << "found " << endpoint.value()->description();
     }
   }
   static Options options() { return loopback(GetParam().provider, GetParam().transfer); }
-  Node node(uint32_t id) {
-    Node made;
+  TestEndpoint open_endpoint(uint32_t id) {
+    TestEndpoint made;
     made.id = id;
     Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(options());
     EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
     made.endpoint = std::move(endpoint.value());
     return made;
   }
-  static Peer introduce(Node& from, const Node& to) {
+  static Peer introduce(TestEndpoint& from, const TestEndpoint& to) {
     Result<Peer> peer = from.endpoint->add_peer(to.endpoint->address());
     EXPECT_TRUE(peer.ok()) << peer.status().message();
     return peer.value();
   }
-  // Provider code that moves large messages slowly is given fewer.
+  // A provider that moves large messages slowly is given fewer.
   size_t scaled(size_t count) const {
     return std::string(GetParam().provider) == "udp;ofi_rxd" ? count / 10 + 1 : count;
   }
