@@ -3,7 +3,7 @@
 // straight into memory that the receiver has opened for one sender (a region). Both arrive in any
 // order.
 //
-// The only header of this room that the rooms above it need, and it shows nothing of libfabric's
+// The rooms above need no other header of this room but wire.h, and it shows nothing of libfabric's
 // headers. Knows nothing of groups, ranks and operations. Not thread-safe: called under the
 // progress engine's lock, by the engine and by the groups that it drives.
 #pragma once
@@ -101,8 +101,8 @@ class RailSet;
 class SendBuffers;
 struct Event;
 
-// Owns one class per job (messages, chunks out, chunks in) over the rails that they share, and
-// gives each completion to the class that has started the operation.
+// Owns one class per job (messages, chunks to send, chunks to receive) over the rails that they
+// share, and gives each completion to the class that has started the operation.
 class Endpoint {
  public:
   // kUnavailable with a sentence that names the library, provider or interface and the remedy.
@@ -128,7 +128,7 @@ class Endpoint {
   SendBuffer* acquire(Peer to, bool control);
   // Sends the first `size` bytes of `buffer` to the peer it was acquired for, and takes it back.
   // Messages that the provider can't take yet wait in a FIFO per peer: a peer that does not answer
-  // delays only messages to itself. A message to a lost peer is dropped.
+  // delays only the messages to it. A message to a lost peer is dropped.
   void post(SendBuffer* buffer, size_t size);
   // Gives back a buffer without sending it.
   void release(SendBuffer* buffer);
@@ -144,10 +144,11 @@ class Endpoint {
   // endpoint. Revoking the sender's right to write would break the connection to it, with all other
   // traffic on it.
   void close_region(uint32_t region, bool complete);
-  // Sends `bytes` bytes as chunk `index` of the region that `to` granted. Increments *pending;
-  // progress() decrements it again, on errors too, after which on_peer_lost() tells. Until then
-  // `data` must stay valid and unchanged. Chunks of one region go in rising order of `index`.
-  // False: no room, try again after progress(). A chunk to a lost peer is dropped.
+  // Sends `bytes` bytes as chunk `index` of the region that `to` granted, and increments *pending.
+  // `data` must stay valid and unchanged until progress() has decremented *pending again; it does
+  // so after an error too, of which on_peer_lost() then tells. Chunks of one region must be sent in
+  // rising order of `index`. False: no room, try again after progress(). A chunk to a lost peer is
+  // dropped, and *pending stays as it is.
   bool send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
                   size_t bytes, uint32_t* pending);
   // The same from a buffer acquired for the peer, which it takes back. Never refuses: waits in the
