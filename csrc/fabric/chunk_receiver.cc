@@ -54,10 +54,10 @@ bool ChunkReceiver::register_memory(ReceiveRegion& region) {
   return true;
 }
 
-// A region that is closed too early goes on taking what its sender still sends; its observer is not
-// told of it. Revoking the key, or cancelling the receives, would do harm instead: tcp and verbs
-// break the connection on a write without a key, and with it everything else between the two; an
-// unexpected tagged message stops a tcp connection, and its sender never gets its buffer back.
+// A region that is closed too early still takes the chunks that its sender sends; its observer is
+// not told of them. Revoking the key, or cancelling the receives, would do harm instead: tcp and
+// verbs break the connection on a write without a key, and with it everything else between the two;
+// an unexpected tagged message stops a tcp connection, and its sender never gets its buffer back.
 void ChunkReceiver::close(uint32_t number, bool complete) {
   ReceiveRegion* region = regions_.find(number);
   if (region == nullptr) return;

@@ -88,7 +88,7 @@ size_t Endpoint::max_message() const { return rails_->max_message(); }
 Transfer Endpoint::transfer() const { return rails_->transfer(); }
 const Counters& Endpoint::counters() const { return rails_->counters(); }
 
-// ---- peers and what is sent to them
+// ---- peers, messages and chunks
 
 Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
   return peers_->add(address);

@@ -134,7 +134,7 @@ class Endpoint {
   void release(SendBuffer* buffer);
 
   // Lets `from`, and no other peer, fill `memory` in chunks of `chunk_bytes`, the last one shorter.
-  // Writes into *grant what the sender has to know. `observer` is told of every chunk until the
+  // Fills *grant, which the sender needs. `observer` is told of every chunk until the
   // region is closed. False: no region is free, the memory can't be registered, or transfer() is
   // kMessages; then the data has to travel in messages.
   bool open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
@@ -165,8 +165,9 @@ class Endpoint {
   // If a region there was closed before it was complete, the memory has to outlive the endpoint.
   void take_back(std::byte* at);
 
-  // Reaps completions, delivers what has arrived, retries what waits. Returns how many events it
-  // handled. The sink may call every function of the endpoint but progress().
+  // Reaps completions, gives the messages that have arrived to the sink and the chunks to their
+  // observers, and tries again the operations that wait. Returns how many events it handled. The
+  // sink may call every function of the endpoint but progress().
   Result<int> progress(Sink& sink);
   // True if no message posted so far is still with libfabric or in a FIFO. The provider may still
   // hold copies: keep the endpoint until the peers have answered.

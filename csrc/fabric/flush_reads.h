@@ -1,5 +1,5 @@
-// Flush reads: a device may see what a NIC has written into its memory later than the processor
-// hears of it. A read of that memory through the same NIC completes after the writes that are on
+// Flush reads: a device may see a NIC's writes into its memory later than the processor is told of
+// them. A read of that memory through the same NIC completes after the writes that are on
 // their way (PCIe's ordering rules); NCCL and aws-ofi-nccl flush in this way as well. Each rail
 // reads a region once all of its chunks have been written. Knows nothing of grants and observers.
 // Called by ChunkReceiver only.

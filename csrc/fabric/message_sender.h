@@ -1,5 +1,6 @@
-// Sends what lies in message buffers: messages, and chunks that their caller has copied into a
-// buffer. What libfabric does not take at once waits in a FIFO per peer. Called by Endpoint only.
+// Sends the contents of message buffers: messages, and chunks that the caller has written into a
+// buffer. A buffer that libfabric does not take at once waits in a FIFO per peer. Called by
+// Endpoint only.
 #pragma once
 
 #include <string>
@@ -21,7 +22,7 @@ class MessageSender {
   void on_sent(SendSlot* slot);
   void on_failed(SendSlot* slot, const std::string& why);
 
-  // Tries again what waits. How many messages it has sent or dropped.
+  // Tries again the messages that wait. How many it has sent or dropped.
   int retry_stalled();
 
  private:

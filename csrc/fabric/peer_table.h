@@ -36,7 +36,7 @@ class PeerTable {
   // Peers whose FIFO is not empty.
   std::vector<Peer>& stalled() { return stalled_; }
 
-  // Marks the peer as lost and drops what waits for it.
+  // Marks the peer as lost and drops the messages that wait for it.
   void lose(Peer peer, const std::string& why);
   bool has_losses() const { return !losses_.empty(); }
   // Tells the sink of each loss once; how many there were.

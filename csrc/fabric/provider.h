@@ -21,7 +21,7 @@ struct Choice {
 using RailChoices = std::vector<Choice>;
 
 // The usable sets of rails of this host, best first and at least one. If nothing matches:
-// kUnavailable with what was asked for and what is on offer.
+// kUnavailable with the options asked for and all offers.
 Result<std::vector<RailChoices>> choose(const Library& library, const Options& options);
 
 }  // namespace smddp::fabric

@@ -1,6 +1,7 @@
 // A rail: one NIC's endpoint with its completion queue, its address vector, its registrations and
-// its receive buffers. Starts operations and reaps their completions. Knows neither the peers, nor
-// what waits for room, nor what a completion means. Called by the classes of this room only.
+// its receive buffers. Starts operations and reaps their completions. Knows nothing of peers, of
+// operations that wait for room, and of the meaning of a completion. Called by the classes of this
+// room only.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
 // The rails of one endpoint: which rail a message or a chunk takes, how a chunk travels on it, and
-// the file descriptor to sleep on. Knows neither which peer is lost nor what waits for room. Called
-// by the classes of this room only.
+// the file descriptor to sleep on. Knows nothing of lost peers and of operations that wait for
+// room. Called by the classes of this room only.
 //
 // Which rails meet: rail i of n here and rail i mod m of a peer's m. So all rails of the side that
 // has more are used, and each address vector holds the addresses that its rail sends to and those

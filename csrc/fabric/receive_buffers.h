@@ -1,5 +1,6 @@
 // The buffers that a rail receives messages in, and which of them the provider holds. Knows nothing
-// of what the messages are. The rail opens it and counts completions; the endpoint reposts buffers.
+// of the messages' contents. The rail opens it and counts completions; the endpoint reposts
+// buffers.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ class ReceiveBuffers {
   // Gives a buffer back to the provider. A buffer that it does not take is kept for
   // repost_refused().
   void repost(ReceiveSlot* slot);
-  // Tries again what repost() could not do. 0, or the error of fi_recv that ends the rail.
+  // Posts the buffers that the provider has refused. 0, or the error of fi_recv that ends the rail.
   int repost_refused();
 
   void count_completion() { --posted_; }  // of one posted buffer

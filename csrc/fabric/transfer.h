@@ -13,7 +13,7 @@ namespace smddp::fabric {
 const char* name_of(Transfer transfer);
 
 // `wanted` ("writes", "tagged", "messages"), or the provider's default if it is empty. kInvalid for
-// another word, kUnavailable if the provider can't do what is wanted. `emulated`: the provider
+// another word, kUnavailable if the provider can't do it. `emulated`: the provider
 // turns writes into messages of its own, with copies; then it counts as a provider that has no
 // writes.
 Result<Transfer> choose_transfer(const fi_info& info, bool emulated, const std::string& wanted);
