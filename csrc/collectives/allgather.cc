@@ -7,41 +7,41 @@ namespace smddp {
 
 using intranode::Piece;
 
-AllGather::AllGather(Group& group, std::shared_ptr<Operation> operation, uint64_t seq, size_t begin,
-                     size_t bytes)
-    : Fragment(group, std::move(operation), seq, begin, bytes),
-      own_(*operation_, group.rank(), begin, bytes) {}
+AllGather::AllGather(const FragmentContext& context, std::shared_ptr<Operation> operation,
+                     uint64_t seq, size_t begin, size_t bytes)
+    : Fragment(context, std::move(operation), seq, begin, bytes),
+      own_(*operation_, context.members.rank(), begin, bytes) {}
 
 void AllGather::start() {
-  Rank me = group_.rank();
-  direct_ = read_directly(limit_, group_.shape());
+  Rank me = members_.rank();
+  direct_ = read_directly(limit_, shape_);
   streaming_ = streams();
-  heard_.assign(static_cast<size_t>(group_.local_peers()), false);
-  received_.assign(static_cast<size_t>(group_.ranks()), 0);
+  heard_.assign(static_cast<size_t>(local_.count()), false);
+  received_.assign(static_cast<size_t>(members_.ranks()), 0);
   own_.start(streaming_);
   make_flows();
   add_source(me, nullptr, 0);
-  for (const ReceiveFlow& flow : receive_flows_) {
+  for (const ReceiveFlow& flow : flows_.receives()) {
     for (size_t i = 0; i < flow.run.shards(); ++i) {
       add_source(flow.run.shard(i), &flow, flow.run.start(i));
     }
   }
-  for (Rank shard = 0; shard < group_.ranks(); ++shard) {
+  for (Rank shard = 0; shard < members_.ranks(); ++shard) {
     if (pusher(shard) != me) missing_ += part(operation_->output, shard);
   }
-  pushed_ = group_.local_peers() == 0;
-  open_flows(operation_->plan().pattern != Pattern::kLog);
+  pushed_ = local_.count() == 0;
+  flows_.open(operation_->plan().pattern != Pattern::kLog);
 }
 
 bool AllGather::progress(bool may_push) {
-  bool moved = widen();
+  bool moved = flows_.allow_more();
   moved |= send();
   auto push = [&] {
     while (may_push && !pushed_ && push_one()) moved = true;
   };
   push();
-  for (int i = 0; i < group_.local_peers(); ++i) {
-    while (const Piece* head = group_.head(i, *this)) {
+  for (int i = 0; i < local_.count(); ++i) {
+    while (const Piece* head = inbox_head(i)) {
       moved = true;
       if (!take_in(i, *head)) return true;
       if (exposes()) push();
@@ -52,37 +52,38 @@ bool AllGather::progress(bool may_push) {
 }
 
 bool AllGather::complete() const {
-  return pushed_ && missing_ == 0 && own_.copied() == own_.bytes() && heard_all() && flows_done() &&
-         (!exposes() || group_.outbox().read_by_all() >= exposed_until_);
+  return pushed_ && missing_ == 0 && own_.copied() == own_.bytes() && heard_all() &&
+         flows_.done() && (!exposes() || local_.outbox().read_by_all() >= exposed_until_);
 }
 
 std::string AllGather::waiting_for() const {
   std::string names;
-  auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + group_.describe(rank); };
-  for (Rank shard = 0; shard < group_.ranks(); ++shard) {
-    if (shard == group_.rank()) continue;
+  auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
+  for (Rank shard = 0; shard < members_.ranks(); ++shard) {
+    if (shard == members_.rank()) continue;
     if (here(shard) < part(operation_->output, shard)) name(shard);
   }
   if (!names.empty()) return "no data from " + names;
-  for (const SendFlow& flow : send_flows_) {
-    if (!flow.done()) return group_.describe(flow.target) + " takes no data";
+  for (const SendFlow& flow : flows_.sends()) {
+    if (!flow.done()) return members_.describe(flow.target) + " takes no data";
   }
-  for (int i = 0; i < group_.local_peers(); ++i) {
-    if (group_.outbox().read_by(i) < exposed_until_) {
-      return group_.describe(group_.local_peer(i)) + " has not finished it";
+  for (int i = 0; i < local_.count(); ++i) {
+    if (local_.outbox().read_by(i) < exposed_until_) {
+      return members_.describe(local_.rank(i)) + " has not finished it";
     }
   }
   return "nothing";
 }
 
 void AllGather::make_flows() {
-  auto gather = pattern::gather_flows(group_.topology(), group_.rank(), operation_->plan().pattern);
+  auto gather =
+      pattern::gather_flows(members_.topology(), members_.rank(), operation_->plan().pattern);
   for (const pattern::Flow& flow : gather.in) {
-    ReceiveFlow* shards = add_receive_flow(flow, run_of(flow));
+    ReceiveFlow* shards = flows_.add_receive(flow, run_of(flow));
     if (shards != nullptr) shards->memory = memory_of(shards->run);
   }
   for (const pattern::Flow& flow : gather.out) {
-    SendFlow* shards = add_send_flow(flow, run_of(flow));
+    SendFlow* shards = flows_.add_send(flow, run_of(flow));
     if (shards != nullptr) shards->memory = memory_of(shards->run);
   }
 }
@@ -97,8 +98,8 @@ std::byte* AllGather::memory_of(const ShardRun& run) const {
   std::byte* at = nullptr;
   if (run.shards() != 1) return nullptr;
   Rank shard = run.shard(0);
-  size_t length = shard == group_.rank() ? own_.blocks().contiguous(own_.block(), begin_, &at)
-                                         : operation_->output.contiguous(shard, begin_, &at);
+  size_t length = shard == members_.rank() ? own_.blocks().contiguous(own_.block(), begin_, &at)
+                                           : operation_->output.contiguous(shard, begin_, &at);
   return length >= run.bytes() ? at : nullptr;
 }
 
@@ -111,13 +112,13 @@ void AllGather::place(const ReceiveFlow& flow, size_t offset, const std::byte* p
 
 bool AllGather::send() {
   bool moved = false;
-  for (SendFlow& flow : send_flows_) {
+  for (SendFlow& flow : flows_.sends()) {
     auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
       flow.run.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
         read(shard, at, to + from, n);
       });
     };
-    while (send_one(flow, sendable(flow), fill)) moved = true;
+    while (flows_.send_one(flow, sendable(flow), fill)) moved = true;
   }
   return moved;
 }
@@ -125,7 +126,7 @@ bool AllGather::send() {
 size_t AllGather::sendable(const SendFlow& flow) const {
   for (size_t i = 0; i < flow.run.shards(); ++i) {
     Rank shard = flow.run.shard(i);
-    if (shard == group_.rank()) continue;
+    if (shard == members_.rank()) continue;
     size_t bytes = here(shard);
     if (bytes < flow.run.length(i)) return flow.run.start(i) + bytes;
   }
@@ -133,7 +134,7 @@ size_t AllGather::sendable(const SendFlow& flow) const {
 }
 
 size_t AllGather::arrived(Rank shard) const {
-  for (const ReceiveFlow& flow : receive_flows_) {
+  for (const ReceiveFlow& flow : flows_.receives()) {
     for (size_t i = 0; i < flow.run.shards(); ++i) {
       if (flow.run.shard(i) != shard) continue;
       return std::min(flow.run.length(i), flow.arrived_from(flow.run.start(i)));
@@ -143,16 +144,17 @@ size_t AllGather::arrived(Rank shard) const {
 }
 
 void AllGather::read(Rank shard, size_t offset, std::byte* to, size_t bytes, bool streaming) const {
-  if (shard == group_.rank()) {
+  if (shard == members_.rank()) {
     own_.read(offset, to, bytes, streaming);
   } else {
     operation_->output.read(shard, begin_ + offset, to, bytes, streaming);
   }
 }
 
-std::unique_ptr<Fragment> make_allgather(Group& group, std::shared_ptr<Operation> operation,
-                                         uint64_t seq, size_t begin, size_t bytes) {
-  return std::make_unique<AllGather>(group, std::move(operation), seq, begin, bytes);
+std::unique_ptr<Fragment> make_allgather(const FragmentContext& context,
+                                         std::shared_ptr<Operation> operation, uint64_t seq,
+                                         size_t begin, size_t bytes) {
+  return std::make_unique<AllGather>(context, std::move(operation), seq, begin, bytes);
 }
 
 }  // namespace smddp

@@ -10,15 +10,14 @@
 #include <vector>
 
 #include "collectives/fragment.h"
-#include "collectives/group.h"
 #include "collectives/own_shard.h"
 
 namespace smddp {
 
 class AllGather final : public Fragment {
  public:
-  AllGather(Group& group, std::shared_ptr<Operation> operation, uint64_t seq, size_t begin,
-            size_t bytes);
+  AllGather(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq,
+            size_t begin, size_t bytes);
 
   void start() override;
   bool progress(bool may_push) override;
@@ -72,7 +71,8 @@ class AllGather final : public Fragment {
 
   // How much of another rank's shard is in the output, from its start.
   size_t here(Rank shard) const {
-    return pusher(shard) == group_.rank() ? arrived(shard) : received_[static_cast<size_t>(shard)];
+    return pusher(shard) == members_.rank() ? arrived(shard)
+                                            : received_[static_cast<size_t>(shard)];
   }
   void read(Rank shard, size_t offset, std::byte* to, size_t bytes, bool streaming = false) const;
 

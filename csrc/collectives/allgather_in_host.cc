@@ -12,14 +12,14 @@ using intranode::Piece;
 
 void AllGather::add_source(Rank shard, const ReceiveFlow* flow, size_t start) {
   size_t bytes = part(operation_->output, shard);
-  if (group_.local_peers() == 0 || bytes == 0) return;
+  if (local_.count() == 0 || bytes == 0) return;
   sources_.push_back({shard, flow, start, 0});
   to_push_ += bytes;
 }
 
 Rank AllGather::pusher(Rank shard) const {
-  const Topology& topology = group_.topology();
-  return pattern::entry(topology, topology.node_of(group_.rank()), shard,
+  const Topology& topology = members_.topology();
+  return pattern::entry(topology, topology.node_of(members_.rank()), shard,
                         operation_->plan().pattern);
 }
 
@@ -30,7 +30,7 @@ size_t AllGather::available(const Source& source) const {
 }
 
 bool AllGather::push_one() {
-  std::byte* slot = group_.outbox().next();
+  std::byte* slot = local_.outbox().next();
   if (slot == nullptr) return false;
   NextPiece next = next_piece();
   Source* source = next.source;
@@ -43,9 +43,9 @@ bool AllGather::push_one() {
     if (!next.extents.empty()) {
       std::memcpy(slot, next.extents.data(), next.extents.size() * sizeof(Extent));
       piece.extents = static_cast<uint32_t>(next.extents.size());
-      exposed_until_ = group_.outbox().published() + 1;
+      exposed_until_ = local_.outbox().published() + 1;
     } else {
-      group_.outbox().fill(next.bytes, [&](bool streaming) {
+      local_.outbox().fill(next.bytes, [&](bool streaming) {
         if (source->flow == nullptr) {
           own_.fill(slot, source->pushed, next.bytes, streaming);
         } else {
@@ -58,7 +58,7 @@ bool AllGather::push_one() {
   }
   piece.last = to_push_ == 0 ? 1 : 0;
   pushed_ = piece.last == 1;
-  group_.push(*this, piece);
+  publish(piece);
   // Now, while the caches still hold these bytes.
   if (streaming_ && source != nullptr && source->flow == nullptr && piece.extents == 0)
     own_.copy_until(source->pushed);
@@ -86,8 +86,7 @@ std::vector<Extent> AllGather::exposed(const Source& source, size_t bytes) const
 bool AllGather::take_in(int i, const Piece& head) {
   if (head.bytes > 0) {
     if (!fits(head)) {
-      group_.fail({Code::kInternal,
-                   group_.describe(group_.local_peer(i)) + " pushed a piece out of bounds"});
+      fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
       return false;
     }
     if (!copy_piece(i, head)) return false;
@@ -103,18 +102,18 @@ bool AllGather::copy_piece(int i, const Piece& head) {
   for (size_t done = 0; done < head.bytes;) {
     size_t at = begin_ + head.offset + done;
     const std::byte* from = nullptr;
-    size_t n = std::min(group_.reach(i, done, &from), head.bytes - done);
+    size_t n = std::min(local_.reach(i, done, &from), head.bytes - done);
     bool fetched = n == 0;
     if (!fetched) {
       operation_->output.write(shard, at, from, n, streaming_);
     } else {
-      intranode::Inbox& inbox = group_.inbox(i);
+      intranode::Inbox& inbox = local_.inbox(i);
       n = head.bytes - done;
       std::vector<Extent> to = operation_->output.slice(shard, at, n);
       Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, done, n,
                                                 to.data(), to.size());
       if (!read) {
-        group_.fail_read(i, *this, read);
+        fail_read(i, read);
         return false;
       }
     }

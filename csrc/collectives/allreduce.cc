@@ -3,7 +3,6 @@
 // and the same as those of the two fragments that larger operations take. The group makes it by
 // make_allreduce(), if the plan says so.
 #include "collectives/fragment.h"
-#include "collectives/group.h"
 #include "kernels/reduce.h"
 
 namespace smddp {
@@ -16,8 +15,9 @@ class AllReduce final : public Fragment {
   using Fragment::Fragment;
 
   void start() override {
-    heard_.assign(static_cast<size_t>(group_.local_peers()), false);
-    for (Rank block = 0; block < group_.ranks(); ++block) bytes_ += operation_->input.bytes(block);
+    heard_.assign(static_cast<size_t>(local_.count()), false);
+    for (Rank block = 0; block < members_.ranks(); ++block)
+      bytes_ += operation_->input.bytes(block);
     theirs_.assign(heard_.size(), nullptr);
     sources_.assign(heard_.size() + 1, nullptr);
   }
@@ -32,10 +32,10 @@ class AllReduce final : public Fragment {
 
   std::string waiting_for() const override {
     std::string names;
-    for (int i = 0; i < group_.local_peers(); ++i) {
-      const Piece* head = group_.inbox(i).head();
+    for (int i = 0; i < local_.count(); ++i) {
+      const Piece* head = local_.inbox(i).head();
       if (head != nullptr && head->seq == seq_) continue;
-      names += (names.empty() ? "" : ", ") + group_.describe(group_.local_peer(i));
+      names += (names.empty() ? "" : ", ") + members_.describe(local_.rank(i));
     }
     return names.empty() ? "nothing" : "no data from " + names;
   }
@@ -44,10 +44,10 @@ class AllReduce final : public Fragment {
   void place(const ReceiveFlow&, size_t, const std::byte*, size_t) override {}
 
   bool push() {
-    std::byte* slot = group_.outbox().next();
+    std::byte* slot = local_.outbox().next();
     if (slot == nullptr) return false;
-    group_.outbox().fill(bytes_, [&](bool streaming) {
-      for (Rank block = 0; block < group_.ranks(); ++block) {
+    local_.outbox().fill(bytes_, [&](bool streaming) {
+      for (Rank block = 0; block < members_.ranks(); ++block) {
         size_t bytes = operation_->input.bytes(block);
         operation_->input.read(block, 0, slot, bytes, streaming);
         slot += bytes;
@@ -56,25 +56,25 @@ class AllReduce final : public Fragment {
     Piece piece;
     piece.bytes = bytes_;
     piece.last = 1;
-    group_.push(*this, piece);
+    publish(piece);
     return pushed_ = true;
   }
 
   // False until all peers' vectors are here. The output may be the input itself: the peers read this
   // rank's slot, not its input.
   bool sum() {
-    for (int i = 0; i < group_.local_peers(); ++i) {
-      const Piece* head = group_.head(i, *this);
+    for (int i = 0; i < local_.count(); ++i) {
+      const Piece* head = inbox_head(i);
       if (head == nullptr) return false;
       if (head->bytes != bytes_ || head->extents > 0) {
-        group_.fail({Code::kInternal,
-                     group_.describe(group_.local_peer(i)) + " pushed a piece out of bounds"});
+        fail(
+            {Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
         return true;
       }
-      theirs_[static_cast<size_t>(i)] = group_.inbox(i).bytes();
+      theirs_[static_cast<size_t>(i)] = local_.inbox(i).bytes();
     }
     size_t at = 0;
-    for (Rank block = 0; block < group_.ranks(); ++block) {
+    for (Rank block = 0; block < members_.ranks(); ++block) {
       size_t bytes = operation_->input.bytes(block);
       for (size_t done = 0; done < bytes;) {
         std::byte *own = nullptr, *to = nullptr;
@@ -85,19 +85,19 @@ class AllReduce final : public Fragment {
         at += n;
       }
     }
-    for (int i = 0; i < group_.local_peers(); ++i) {
-      count(*group_.inbox(i).head(), bytes_, false);
-      take(i, *group_.inbox(i).head());
+    for (int i = 0; i < local_.count(); ++i) {
+      count(*local_.inbox(i).head(), bytes_, false);
+      take(i, *local_.inbox(i).head());
     }
     return summed_ = true;
   }
 
   void reduce(std::byte* to, const std::byte* own, size_t at, size_t bytes) {
-    auto own_position = static_cast<size_t>(group_.topology().local_index(group_.rank()));
+    auto own_position = static_cast<size_t>(members_.topology().local_index(members_.rank()));
     for (size_t k = 0; k < sources_.size(); ++k) {
       sources_[k] = k == own_position ? own : theirs_[k < own_position ? k : k - 1] + at;
     }
-    int divisor = operation_->divisor_among(group_.ranks());
+    int divisor = operation_->divisor_among(members_.ranks());
     kernels::reduce(to, sources_.data(), sources_.size(), bytes / operation_->element_size,
                     operation_->dtype, operation_->reduce_op, divisor);
   }
@@ -110,9 +110,9 @@ class AllReduce final : public Fragment {
 
 }  // namespace
 
-std::unique_ptr<Fragment> make_allreduce(Group& group, std::shared_ptr<Operation> operation,
-                                         uint64_t seq) {
-  return std::make_unique<AllReduce>(group, std::move(operation), seq, 0, SIZE_MAX);
+std::unique_ptr<Fragment> make_allreduce(const FragmentContext& context,
+                                         std::shared_ptr<Operation> operation, uint64_t seq) {
+  return std::make_unique<AllReduce>(context, std::move(operation), seq, 0, SIZE_MAX);
 }
 
 }  // namespace smddp

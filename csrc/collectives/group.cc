@@ -1,22 +1,30 @@
 #include "collectives/group.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
-
-#include "common/clock.h"
 
 namespace smddp {
 namespace {
 
-// Rounds in flight per group: enough to overlap one's sums with another's transfer, few enough that
-// what a fast rank can have announced stays small.
-constexpr size_t kFragmentsInFlight = 8;
-// Of a list's shards, those that get rounds of their own: copied twice, they would cost more than a
-// round's messages do.
+// Shards of a list of at least this size get fragments of their own: copied twice, they would cost more
+// than the messages of a fragment do.
 constexpr size_t kOwnFragment = 128 << 10;
-constexpr uint64_t kGraceNs = 1'000'000'000;
-// Long after anything could still be under way from a peer that did its part and ended.
-constexpr uint64_t kReminderNs = 5'000'000'000;
+
+bool sums(const Operation& op) {
+  return op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
+}
+
+// What a fragment from `begin` on, of at most `limit` bytes of each block, adds to its operation's
+// figures.
+void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin, size_t limit) {
+  ++op.fragments;
+  size_t bytes = 0;
+  for (Rank r = 0; r < ranks; ++r) {
+    bytes += std::min(limit, std::max(blocks.bytes(r), begin) - begin);
+  }
+  op.largest_fragment = std::max<uint64_t>(op.largest_fragment, bytes);
+}
 
 }  // namespace
 
@@ -28,15 +36,7 @@ Group::~Group() {
 
 Status Group::status() {
   Engine::Lock lock = engine_.lock();
-  return health_;
-}
-
-std::string Group::describe(Rank rank) const {
-  bool known = rank >= 0 && static_cast<size_t>(rank) < options_.called.size();
-  Rank called = known ? options_.called[static_cast<size_t>(rank)] : rank;
-  std::string text = "rank " + std::to_string(called);
-  if (rank >= 0 && rank < ranks()) text += " (" + host_names_[static_cast<size_t>(rank)] + ")";
-  return text;
+  return health_.status();
 }
 
 void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning,
@@ -45,8 +45,8 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
   operation->number_ = ++operations_;
   if (engine_.ended()) {
     engine_.finish(operation, {Code::kAborted, "the process is ending, or was forked"});
-  } else if (!health_) {
-    engine_.finish(operation, health_);
+  } else if (!health_.ok()) {
+    engine_.finish(operation, health_.status());
   } else {
     enqueue(operation, tuning);
   }
@@ -56,313 +56,176 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
 
 void Group::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
   Operation& op = *operation;
-  moved_lately_ = true;
-  bool sums =
-      op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
-  const Blocks& blocks = sums ? op.input : op.output;
-  Tuning settled = tuning;
-  if (settled.algorithm == Algorithm::kAuto) settled.algorithm = algorithm_;
-  Plan plan = select({op.collective, blocks.largest(), op.element_size}, shape_, settled);
-  size_t total = 0;
-  for (Rank r = 0; r < ranks(); ++r) total += blocks.bytes(r);
-  op.plan_ = plan;
-  op.signature_ = {
-      op.collective,
-      op.dtype,
-      op.reduce_op,
-      static_cast<uint8_t>((sums && tuning.reduce_precision_fp32 ? kPartialsInFp32 : 0) |
-                           (plan.pattern == Pattern::kLog ? kLogPattern : 0) |
-                           (plan.pattern == Pattern::kJoint ? kJointPattern : 0)),
-      op.tensors,
-      total,
-      plan.fragment_bytes,
-      op.digest};
-  if (plan.whole) {
-    queued_.push_back(make_allreduce(*this, operation, next_seq_++));
+  failures_.on_enqueued();
+  plan(op, tuning);
+  if (op.plan_.whole) {
+    fragments_.add(make_allreduce(context_, operation, fragments_.next_seq()));
     op.fragments = op.fragments_left_ = 1;
-    op.largest_fragment = total;
-    return;
+    op.largest_fragment = op.signature_.bytes;
+  } else if (sums(op)) {
+    enqueue_sums(operation);
+  } else {
+    enqueue_gathers(operation);
   }
-  bool gathers = op.collective != Collective::kReduceScatter;
-  uint64_t gather_after = 0;
-  size_t gather_begin = 0;
-  auto gather = [&](size_t begin, size_t bytes, uint64_t after) {
-    queued_.push_back(make_allgather(*this, operation, next_seq_++, begin, bytes));
-    queued_.back()->after = after;
-  };
-  // Between hosts, what lies end to end goes straight from memory to memory, if the round holds nothing
-  // else: large tensors of a list get rounds of their own.
-  bool apart = !sums && op.tensors > 1 && shape_.nodes > 1 &&
-               total == blocks.largest() * static_cast<size_t>(ranks());
-  size_t step = plan.fragment_bytes;
-  for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += step) {
-    if (apart && begin < blocks.largest())
-      step = std::min(plan.fragment_bytes, blocks.stretch(0, begin, kOwnFragment));
-    if (sums) {
-      uint64_t seq = next_seq_++;
-      queued_.push_back(make_reduce_scatter(*this, operation, seq, begin, plan.fragment_bytes));
-      // A part is gathered behind the next part's sums, so that the rails never idle between.
-      if (gather_after != 0) gather(gather_begin, step, gather_after);
-      if (gathers) gather_after = seq + 1;
-      gather_begin = begin;
-    } else {
-      gather(begin, step, 0);
-    }
-    ++op.fragments;
-    size_t bytes = 0;
-    for (Rank r = 0; r < ranks(); ++r) {
-      bytes += std::min(step, std::max(blocks.bytes(r), begin) - begin);
-    }
-    op.largest_fragment = std::max<uint64_t>(op.largest_fragment, bytes);
-  }
-  if (gather_after != 0) gather(gather_begin, step, gather_after);
-  op.fragments_left_ = op.collective == Collective::kAllReduce ? 2 * op.fragments : op.fragments;
 }
 
-// The ranks of a node must decide alike, so each looks at every verdict, not only at its own.
-bool Group::node_attached() {
-  if (attached_) return true;
-  bool single_copy = true;
-  if (outbox_) {
-    if (!outbox_->all_attached()) return false;
-    single_copy = !outbox_->any_denied();
-    for (const auto& inbox : inboxes_) {
-      if (!inbox->all_attached(local_peers())) return false;
-      single_copy = single_copy && !inbox->any_denied();
-    }
+void Group::plan(Operation& op, const Tuning& tuning) const {
+  const Blocks& blocks = sums(op) ? op.input : op.output;
+  Tuning settled = tuning;
+  if (settled.algorithm == Algorithm::kAuto) settled.algorithm = algorithm_;
+  op.plan_ = select({op.collective, blocks.largest(), op.element_size}, shape_, settled);
+  size_t total = 0;
+  for (Rank r = 0; r < ranks(); ++r) total += blocks.bytes(r);
+  int options = pattern::signature_option(op.plan_.pattern);
+  if (sums(op) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
+  op.signature_ = {op.collective,
+                   op.dtype,
+                   op.reduce_op,
+                   static_cast<uint8_t>(options),
+                   op.tensors,
+                   total,
+                   op.plan_.fragment_bytes,
+                   op.digest};
+}
+
+void Group::enqueue_gathers(const std::shared_ptr<Operation>& operation) {
+  Operation& op = *operation;
+  const Blocks& blocks = op.output;
+  // Between hosts, memory that lies end to end goes straight from memory to memory, if the fragment
+  // holds nothing else: large tensors of a list get fragments of their own.
+  bool apart = op.tensors > 1 && shape_.nodes > 1 &&
+               op.signature_.bytes == blocks.largest() * static_cast<size_t>(ranks());
+  size_t step = op.plan_.fragment_bytes;
+  for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += step) {
+    if (apart && begin < blocks.largest())
+      step = std::min(op.plan_.fragment_bytes, blocks.stretch(0, begin, kOwnFragment));
+    fragments_.add(make_allgather(context_, operation, fragments_.next_seq(), begin, step));
+    count_fragment(op, blocks, ranks(), begin, step);
   }
-  shape_.single_copy = single_copy;
-  return attached_ = true;
+  op.fragments_left_ = op.fragments;
+}
+
+void Group::enqueue_sums(const std::shared_ptr<Operation>& operation) {
+  Operation& op = *operation;
+  bool gathers = op.collective == Collective::kAllReduce;
+  size_t step = op.plan_.fragment_bytes;
+  // The part whose sums were enqueued last, if it is still to be gathered.
+  size_t summed_begin = 0;
+  uint64_t after_sums = 0;
+  auto gather = [&] {
+    if (after_sums == 0) return;
+    auto fragment = make_allgather(context_, operation, fragments_.next_seq(), summed_begin, step);
+    fragment->after = after_sums;
+    fragments_.add(std::move(fragment));
+  };
+  for (size_t begin = 0; begin == 0 || begin < op.input.largest(); begin += step) {
+    uint64_t seq = fragments_.next_seq();
+    fragments_.add(make_reduce_scatter(context_, operation, seq, begin, step));
+    // A part is gathered behind the next part's sums, so that the rails never idle between.
+    gather();
+    if (gathers) after_sums = seq + 1;
+    summed_begin = begin;
+    count_fragment(op, op.input, ranks(), begin, step);
+  }
+  gather();
+  op.fragments_left_ = gathers ? 2 * op.fragments : op.fragments;
+}
+
+std::string Group::path_of(const Operation& op) const {
+  bool direct = read_directly(op.signature_.fragment_bytes, shape_);
+  std::string path = ranks() == 1          ? "copy"
+                     : local_.count() == 0 ? ""
+                     : direct              ? "single-copy"
+                                           : "shm";
+  if (shape_.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
+  if (op.plan_.pattern != Pattern::kDirect)
+    path += std::string(" (") + pattern::name_of(op.plan_.pattern) + ")";
+  return path;
+}
+
+bool Group::busy() const { return !fragments_.empty() || remote_.has_unsent(); }
+
+bool Group::progress() {
+  bool moved = false;
+  if (health_.ok()) moved |= remote_.flush_ready();
+  if (health_.ok()) failures_.check_aborts();
+  if (health_.ok()) moved |= start_fragments();
+  if (health_.ok()) moved |= progress_fragments();
+  if (health_.ok()) moved |= finish_fragments();
+  if (!health_.ok()) moved |= give_up();
+  local_.wake();
+  failures_.on_progress(moved);
+  return moved;
 }
 
 bool Group::start_fragments() {
   bool moved = false;
-  while (!queued_.empty() && active_.size() < kFragmentsInFlight) {
-    Fragment& next = *queued_.front();
-    if (next.after != 0 && active(next.after - 1) != nullptr) break;
-    active_.push_back(std::move(queued_.front()));
-    queued_.pop_front();
-    next.start();
-    if (next.operation().path.empty()) {
-      Operation& op = next.operation();
-      bool direct = read_directly(op.signature_.fragment_bytes, shape_);
-      op.path = ranks() == 1 ? "copy" : local_peers() == 0 ? "" : direct ? "single-copy" : "shm";
-      if (shape_.nodes > 1) op.path += (op.path.empty() ? "" : " + ") + std::string("fabric");
-      if (op.plan_.pattern == Pattern::kLog) op.path += " (log)";
-      if (op.plan_.pattern == Pattern::kJoint) op.path += " (joint)";
-    }
-    for (const Early& early : early_) {
-      if (early.header.seq != next.seq() || !health_) continue;
-      if (early.header.type == wire::Type::kData)
-        remote_peers_[early.header.source].kept_bytes -= early.payload.size();
-      dispatch(next, early.header, early.payload.data());
-    }
-    std::erase_if(early_, [&](const Early& early) { return early.header.seq <= next.seq(); });
+  while (Fragment* next = fragments_.advance()) {
+    next->start();
+    Operation& op = next->operation();
+    if (op.path.empty()) op.path = path_of(op);
+    remote_.take_early(next->seq(), [&](const wire::Header& header, const std::byte* payload) {
+      if (!health_.ok()) return;
+      if (Status taken = next->on_message(header, payload); !taken) failures_.fail(taken);
+    });
     moved = true;
+  }
+  return moved;
+}
+
+bool Group::progress_fragments() {
+  bool moved = false, may_push = true;
+  for (const auto& fragment : fragments_.in_flight()) {
+    if (!health_.ok()) break;
+    moved |= fragment->progress(may_push);
+    may_push = may_push && fragment->pushed();
   }
   return moved;
 }
 
 bool Group::finish_fragments() {
-  bool moved = false;
-  for (auto fragment = active_.begin(); fragment != active_.end();) {
-    if (!(*fragment)->complete()) {
-      ++fragment;
-      continue;
-    }
-    (*fragment)->close_flows();
-    std::shared_ptr<Operation> op = (*fragment)->take_operation();
-    fragment = active_.erase(fragment);
+  return fragments_.finish_complete([&](std::shared_ptr<Operation> op) {
     if (--op->fragments_left_ == 0) engine_.finish(std::move(op), Status());
-    moved = true;
-  }
-  return moved;
+  });
 }
 
-bool Group::busy() const {
-  return !active_.empty() || !queued_.empty() || !unsent_ready_.empty() || !unsent_abort_.empty();
+// Ends everything in flight, once the group is broken.
+bool Group::give_up() {
+  failures_.tell_peers();
+  std::set<std::shared_ptr<Operation>> over;
+  fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {
+    over.insert(fragment->operation_ptr());
+    if (fragment->abandon())
+      engine_.keep_until_fabric_closes(std::shared_ptr<Fragment>(std::move(fragment)));
+  });
+  for (const auto& op : over) engine_.finish(op, health_.status());
+  remote_.flush_aborts();
+  return !over.empty();
 }
 
-bool Group::progress() {
-  bool moved = false;
-  if (health_) moved |= flush_ready();
-  if (health_) check_aborts();
-  if (health_) moved |= start_fragments();
-  bool may_push = true;
-  for (auto& fragment : active_) {
-    if (!health_) break;
-    moved |= fragment->progress(may_push);
-    may_push = may_push && fragment->pushed();
-  }
-  if (health_) moved |= finish_fragments();
-  if (!health_) {
-    std::set<std::shared_ptr<Operation>> over;
-    for (auto* fragments : {&active_, &queued_}) {
-      for (auto& fragment : *fragments) {
-        over.insert(fragment->operation_ptr());
-        if (fragment->abandon())
-          engine_.keep_until_fabric_closes(std::shared_ptr<Fragment>(std::move(fragment)));
-      }
-      fragments->clear();
-    }
-    for (const auto& op : over) engine_.finish(op, health_);
-    unsent_ready_.clear();
-    flush_aborts();
-    moved |= !over.empty();
-  }
-  for (size_t i = 0; i < neighbors_.size(); ++i) {
-    if (pushed_since_wake_ || popped_since_wake_[i]) neighbors_[i]->wake();
-    popped_since_wake_[i] = false;
-  }
-  pushed_since_wake_ = false;
-  moved_ = moved;
-  moved_lately_ = moved_lately_ || moved;
-  return moved;
-}
-
-uint64_t Group::oldest_unfinished() const {
-  return !active_.empty()   ? active_.front()->seq()
-         : !queued_.empty() ? queued_.front()->seq()
-                            : next_seq_;
-}
-
-// A peer that gave up a later round has pushed all that the oldest one here needs of it: that one may
-// still finish.
-void Group::check_aborts() {
-  for (int i = 0; i < local_peers(); ++i) {
-    const char* reason = inbox(i).aborted();
-    if (reason == nullptr || inbox(i).aborted_from() > oldest_unfinished()) continue;
-    return fail({Code::kAborted, std::string(reason)});
-  }
-  if (heard_abort_.from <= oldest_unfinished()) fail({Code::kAborted, heard_abort_.reason});
-}
-
-// At the first watch after a call, at most some microseconds later: what is over before needs no look at
-// the clock.
-void Group::set_deadlines(uint64_t now) {
-  const Operation* last = nullptr;
-  for (auto* fragments : {&queued_, &active_}) {
-    for (auto fragment = fragments->rbegin(); fragment != fragments->rend(); ++fragment) {
-      Operation& op = (*fragment)->operation();
-      if (&op == std::exchange(last, &op)) continue;
-      if (op.deadline_ns_ != 0) return;
-      op.deadline_ns_ = now + (op.timeout_ns != 0 ? op.timeout_ns : options_.timeout_ns);
-    }
-  }
-}
-
-bool Group::watch(uint64_t now) {
-  if (health_) set_deadlines(now);
-  if (std::exchange(moved_lately_, false)) moved_ns_ = now;
-  if (health_ && !moved_) {
-    check_neighbors();
-    check_deadline(now);
-  }
-  return !health_;
-}
-
-// A rank that can't tell which of several ranks holds it up gives the one that can a moment to say so:
-// all deadlines expire together, and the first verdict is everybody's.
-uint64_t Group::expires_ns(const Fragment& fragment) const {
-  uint64_t set = fragment.operation().deadline_ns_;
-  return set == 0 ? UINT64_MAX : set + (fragment.can_blame() ? 0 : kGraceNs);
-}
-
-uint64_t Group::deadline_ns() const {
-  return active_.empty() ? UINT64_MAX : expires_ns(*active_.front());
-}
-
-void Group::check_deadline(uint64_t now) {
-  if (now < deadline_ns()) {
-    if (!remote_ranks_.empty() && now - moved_ns_ > kReminderNs) remind();
-    return;
-  }
-  const Fragment& oldest = *active_.front();
-  const Operation& op = oldest.operation();
-  uint64_t limit = op.timeout_ns != 0 ? op.timeout_ns : options_.timeout_ns;
-  char seconds[32];
-  std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(limit) * 1e-9);
-  fail({Code::kTimeout, smddp::describe(op.signature_) + " #" + std::to_string(op.number_) +
-                            " of group '" + options_.name + "' did not finish within " + seconds +
-                            " s on " + describe(rank_) + ": " + oldest.waiting_for()});
-}
-
-// Whoever only receives learns nothing of a connection that broke. A READY said twice changes nothing
-// at a live peer; to a dead one it fails, and on_peer_lost() hears of it.
-void Group::remind() {
-  moved_ns_ = now_ns();
-  for (auto& fragment : active_) fragment->remind();
-}
-
-// Only a neighbour that a round still needs is missed: one that has done its part may have ended.
-void Group::check_neighbors() {
-  for (int i = 0; i < local_peers(); ++i) {
-    if (!neighbors_[static_cast<size_t>(i)]->dead()) continue;
-    for (auto& fragment : active_) {
-      if (fragment->heard(i) && outbox_->read_by(i) >= outbox_->published()) continue;
-      return lose(i, *fragment);
-    }
-  }
-}
-
-void Group::lose(int i, const Fragment& fragment) {
-  const Operation& op = fragment.operation();
-  fail({Code::kPeerLost, describe(local_peer(i)) + " (process " + std::to_string(inbox(i).pid()) +
-                             ") ended during " + smddp::describe(op.signature_) + " #" +
-                             std::to_string(op.number_) + " of group '" + options_.name + "'"});
-}
-
-void Group::fail_read(int i, const Fragment& fragment, const Status& why) {
-  if (why.code() == Code::kPeerLost) return lose(i, fragment);
-  fail({why.code(), describe(local_peer(i)) + ": " + why.message()});
-}
-
-bool Group::rails_are_free(const Fragment& fragment) const {
-  for (const auto& earlier : active_) {
-    if (earlier.get() == &fragment) return true;
-    if (earlier->holds_rails()) return false;
-  }
-  return true;
-}
-
-bool Group::rails_soon_free(const Fragment& fragment) const {
-  int held = 0;
-  for (const auto& earlier : active_) {
-    if (earlier.get() == &fragment) return true;
-    if (!earlier->holds_rails()) continue;
-    if (++held > 1 || !earlier->in_last_steps()) return false;
-  }
-  return true;
-}
-
-Fragment* Group::active(uint64_t seq) {
-  for (auto& fragment : active_) {
-    if (fragment->seq() == seq) return fragment.get();
-  }
-  return nullptr;
-}
-
-void Group::fail(Status why) {
-  if (!health_) return;
-  health_ = std::move(why);
-  gave_up_from_ = oldest_unfinished();
-  if (outbox_) {
-    outbox_->abort(health_.message(), gave_up_from_);
-    pushed_since_wake_ = true;
-  }
-  unsent_abort_ = remote_ranks_;
+void Group::on_message(const wire::Header& header, const std::byte* payload) {
+  if (!health_.ok() || header.source >= static_cast<uint32_t>(ranks())) return;
+  if (header.type == wire::Type::kAbort) return failures_.on_abort(header, payload);
+  auto source = static_cast<Rank>(header.source);
+  remote_.has_started(source, header.seq);
+  if (Fragment* fragment = fragments_.find(header.seq)) {
+    if (Status taken = fragment->on_message(header, payload); !taken) failures_.fail(taken);
+  } else if (header.seq >= fragments_.first_unstarted()) {
+    if (!remote_.keep_early(header, payload))
+      failures_.fail({Code::kInternal, describe(source) + " is too far ahead"});
+  }  // else that fragment is over: the message had nothing to bring
 }
 
 void Group::leave() {
-  if (!health_ || !busy()) return;
-  fail({Code::kAborted, describe(rank_) + " ended with operations in flight"});
+  if (!health_.ok() || !busy()) return;
+  failures_.fail({Code::kAborted, describe(rank()) + " ended with operations in flight"});
   progress();
 }
 
 void Group::abort(const std::string& reason, bool idle_too) {
   Engine::Lock lock = engine_.lock();
-  if (health_ && (idle_too || busy()) && !engine_.ended()) {
-    fail({Code::kAborted, reason});
+  if (health_.ok() && (idle_too || busy()) && !engine_.ended()) {
+    failures_.fail({Code::kAborted, reason});
     progress();
   }
   engine_.kick(std::move(lock));

@@ -1,12 +1,14 @@
-// How a group comes to be: one exchange of infos, then the node's segments and the rails. Only where
-// a rank could not know that there are several hosts, so that its info says nothing of its fabric,
-// do such ranks publish that in a second exchange.
+// How a group is made: its ranks exchange what they are, then join the segments of their host, then get
+// to know their remote peers. A rank that could not know that there are several hosts says nothing of
+// its fabric in the first exchange; only such ranks publish it in a second one.
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "bootstrap/prefix_store.h"
 #include "collectives/group.h"
@@ -15,14 +17,24 @@
 #include "patterns/pattern.h"
 
 namespace smddp {
+
+struct GroupParts {
+  JobKey key;
+  Members members;
+  Shape shape;
+  Algorithm algorithm;
+  LocalPeers local;
+  RemotePeers remote;
+};
+
 namespace {
 
-// How long a rank that waits for its node sleeps between looks for ranks that ended.
+// How long a rank that waits for the others of its host sleeps between looks for ranks that ended.
 constexpr uint64_t kLookNs = 100'000'000;
 
 using Fabric = FabricAddress::State;
 
-// The launchers' own words: torchrun's, and DeepSpeed's for the second.
+// The environment variables of the launchers: torchrun's, and DeepSpeed's for the second.
 bool launched_on_several_hosts() {
   auto number = [](const char* name) {
     const char* text = std::getenv(name);
@@ -32,11 +44,222 @@ bool launched_on_several_hosts() {
   return local > 0 && number("WORLD_SIZE") > local;
 }
 
-// A rank that can't open its fabric says so in place of an address, so that the others do not wait.
+// A rank that can't open its fabric publishes why in place of an address, so that the others do not
+// wait.
 FabricAddress open_fabric(Engine& engine) {
   auto endpoint = engine.fabric();
   if (!endpoint) return {Fabric::kUnavailable, {}, endpoint.status().message()};
   return {Fabric::kOpen, endpoint.value()->address(), {}};
+}
+
+class GroupBuilder {
+ public:
+  GroupBuilder(Engine& engine, Store& store, Rank rank, int ranks, const Group::Options& options)
+      : engine_(engine), store_(store), rank_(rank), ranks_(ranks), options_(options) {}
+
+  Result<GroupParts> build();
+
+ private:
+  Status describe_itself(RankInfo* mine);
+  Status exchange_infos();
+  Status exchange_fabrics();
+  Status join_host();
+  Status await_host();
+  Status join_remote_peers();
+
+  RankInfo& info(Rank rank) { return infos_[static_cast<size_t>(rank)]; }
+  const Topology& topology() const { return members_->topology(); }
+
+  Engine& engine_;
+  Store& store_;
+  const Rank rank_;
+  const int ranks_;
+  const Group::Options& options_;
+  std::unique_ptr<intranode::Outbox> outbox_;
+  std::vector<RankInfo> infos_;  // by rank
+  std::optional<Members> members_;
+  LocalPeers local_;
+  std::optional<RemotePeers> remote_;
+};
+
+Result<GroupParts> GroupBuilder::build() {
+  Result<Algorithm> algorithm = parse_algorithm(env::get("ALGORITHM"));
+  if (!algorithm) return algorithm.status();
+  Result<NetworkModel> network = parse_network_model(env::get("FABRIC_CURVE"));
+  if (!network) return network.status();
+  if (Status known = exchange_infos(); !known) return known;
+  // First of all the errors that all ranks find alike: then no rank waits for a rank that gave up.
+  if (Status known = exchange_fabrics(); !known) return known;
+  Shape shape{ranks_, topology().nodes(), false, pattern::equal_nodes(topology()), network.value()};
+  remote_.emplace(infos_[0].key, rank_, ranks_,
+                  topology().nodes() > 1 ? engine_.open_fabric() : nullptr,
+                  receive_budget_bytes(shape));
+  Status joined = join_host();
+  if (joined.ok()) joined = join_remote_peers();
+  if (joined.ok()) joined = await_host();
+  if (!joined) {
+    local_.abort(joined.message(), 0);
+    return joined;
+  }
+  shape.single_copy = local_.may_read_memory();
+  return GroupParts{infos_[0].key,     std::move(*members_), shape,
+                    algorithm.value(), std::move(local_),    std::move(*remote_)};
+}
+
+// Makes this rank's outbox, too.
+Status GroupBuilder::describe_itself(RankInfo* mine) {
+  const std::string& given = options_.host;
+  mine->host = given.empty() ? host_identity() : given;
+  mine->host_name = !given.empty()                ? given
+                    : env::get("HOST_ID").empty() ? host_name()
+                                                  : env::get("HOST_ID");
+  if (getrandom(mine->key.data(), mine->key.size(), 0) != static_cast<ssize_t>(mine->key.size()))
+    return {Code::kUnavailable, "could not draw a random group key"};
+  mine->token = engine_.presence().token();
+  mine->pid = getpid();
+  mine->presence_fd = engine_.presence().presence_fd();
+  mine->doorbell_fd = engine_.presence().doorbell_fd();
+  if (ranks_ == 1) return {};
+  // Sized for the case that all ranks share this host; untouched pages cost nothing.
+  auto outbox = intranode::Outbox::create(mine->key, ranks_ - 1);
+  if (!outbox) return outbox.status();
+  outbox_ = std::move(outbox.value());
+  mine->outbox_fd = outbox_->fd();
+  if (engine_.open_fabric() != nullptr || options_.several_hosts || launched_on_several_hosts())
+    mine->fabric = open_fabric(engine_);
+  return {};
+}
+
+Status GroupBuilder::exchange_infos() {
+  RankInfo mine;
+  if (Status made = describe_itself(&mine); !made) return made;
+  if (ranks_ == 1) {
+    infos_.push_back(std::move(mine));
+  } else {
+    if (Status out = publish(store_, "card", rank_, encode(mine)); !out) return out;
+    std::vector<int> all(static_cast<size_t>(ranks_));
+    std::iota(all.begin(), all.end(), 0);
+    auto blobs = collect(store_, "card", all);
+    if (!blobs) return blobs.status();
+    for (const auto& blob : blobs.value()) {
+      auto decoded = decode(blob);
+      if (!decoded) return decoded.status();
+      infos_.push_back(std::move(decoded.value()));
+    }
+  }
+  std::vector<std::string> hosts, host_names;
+  for (const RankInfo& i : infos_) {
+    hosts.push_back(i.host);
+    host_names.push_back(i.host_name);
+  }
+  members_.emplace(rank_, Topology(hosts), options_.name, std::move(host_names), options_.called);
+  return {};
+}
+
+// Every rank's fabric address into its info, or why there can be no group.
+Status GroupBuilder::exchange_fabrics() {
+  if (topology().nodes() == 1) return {};
+  // The same list on every rank: it follows from the infos alone.
+  std::vector<int> unopened;
+  for (Rank r = 0; r < ranks_; ++r) {
+    if (info(r).fabric.state == Fabric::kUnopened) unopened.push_back(r);
+  }
+  if (!unopened.empty()) {
+    if (info(rank_).fabric.state == Fabric::kUnopened) {
+      Status out = publish(store_, "fabric", rank_, encode(open_fabric(engine_)));
+      if (!out) return out;
+    }
+    auto blobs = collect(store_, "fabric", unopened);
+    if (!blobs) return blobs.status();
+    for (size_t i = 0; i < unopened.size(); ++i) {
+      auto fabric = decode_fabric(blobs.value()[i]);
+      if (!fabric) return fabric.status();
+      info(unopened[i]).fabric = std::move(fabric.value());
+    }
+  }
+  for (Rank r = 0; r < ranks_; ++r) {
+    const FabricAddress& fabric = info(r).fabric;
+    if (fabric.state == Fabric::kOpen) continue;
+    return {Code::kUnavailable, "group '" + options_.name + "' spans " +
+                                    std::to_string(topology().nodes()) + " hosts and " +
+                                    members_->describe(r) + " has no fabric: " + fabric.reason};
+  }
+  return {};
+}
+
+Status GroupBuilder::join_host() {
+  const std::vector<Rank>& here = topology().node(topology().node_of(rank_));
+  engine_.expect_local_ranks(static_cast<int>(here.size()));
+  auto readers = static_cast<int>(here.size()) - 1;
+  if (readers == 0) return {};
+  outbox_->expect(readers);
+  local_ = LocalPeers(std::move(outbox_));
+  std::string wanted = env::get("SINGLE_COPY");
+  bool allow = options_.single_copy.value_or(wanted == "1" ||
+                                             (wanted != "0" && intranode::single_copy_pays()));
+  for (Rank peer : here) {
+    if (peer == rank_) continue;
+    // Among the readers of a peer's outbox, in order of local index, the peer itself is left out.
+    int reader = topology().local_index(rank_) - (peer < rank_ ? 1 : 0);
+    auto inbox = intranode::Inbox::open(info(peer).pid, info(peer).outbox_fd, info(peer).key,
+                                        reader, readers, allow);
+    auto failed = [&](const Status& why) {
+      return Status(why.code(), members_->describe(peer) + ": " + why.message());
+    };
+    if (!inbox) return failed(inbox.status());
+    auto neighbor = engine_.neighbor(info(peer));
+    if (!neighbor) return failed(neighbor.status());
+    local_.add(peer, std::move(inbox.value()), std::move(neighbor.value()));
+  }
+  return {};
+}
+
+// Until every rank of the host has attached to every outbox of it. From then on no rank opens a
+// descriptor of this group, each rank's own is closed, and all know whether to read directly.
+Status GroupBuilder::await_host() {
+  uint64_t until = now_ns() + options_.timeout_ns;
+  while (!local_.all_attached()) {
+    for (int i = 0; i < local_.count(); ++i) {
+      const char* reason = local_.inbox(i).aborted();
+      Engine::Lock lock = engine_.lock();  // other groups have the same neighbour
+      if (reason == nullptr && !local_.neighbor(i).look_for_death()) continue;
+      // A rank that got past this point, and then ended, did so after the last rank had attached.
+      if (local_.all_attached()) return {};
+      std::string peer = members_->describe(local_.rank(i));
+      if (reason != nullptr) return {Code::kAborted, peer + " could not join: " + reason};
+      return {Code::kPeerLost, peer + " (process " + std::to_string(local_.inbox(i).pid()) +
+                                   ") ended while group '" + options_.name + "' was made"};
+    }
+    if (now_ns() >= until) {
+      return {Code::kTimeout,
+              "not every rank of this host joined group '" + options_.name + "' in time"};
+    }
+    local_.outbox().wait_attached(kLookNs);
+    for (int i = 0; i < local_.count(); ++i) {
+      local_.inbox(i).wait_attached(local_.count(), kLookNs);
+    }
+  }
+  return {};
+}
+
+Status GroupBuilder::join_remote_peers() {
+  if (topology().nodes() == 1) return {};
+  std::vector<Rank> peers;  // in the order of the flows
+  auto flows = pattern::gather_flows(topology(), rank_, pattern::Pattern::kDirect);
+  for (const auto* side : {&flows.out, &flows.in}) {
+    for (const pattern::Flow& flow : *side) {
+      if (std::find(peers.begin(), peers.end(), flow.peer) == peers.end())
+        peers.push_back(flow.peer);
+    }
+  }
+  Engine::Lock lock = engine_.lock();
+  for (Rank r : peers) {
+    auto peer = remote_->endpoint().add_peer(info(r).fabric.address);
+    if (!peer)
+      return {peer.status().code(), members_->describe(r) + ": " + peer.status().message()};
+    remote_->add(r, peer.value());
+  }
+  return {};
 }
 
 }  // namespace
@@ -47,195 +270,38 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
     return Status(Code::kInvalid,
                   "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
   }
-  Result<Algorithm> algorithm = parse_algorithm(env::get("ALGORITHM"));
-  if (!algorithm) return algorithm.status();
-  Result<NetworkModel> curve = parse_network_model(env::get("FABRIC_CURVE"));
-  if (!curve) return curve.status();
-  std::unique_ptr<Group> group(new Group(engine, rank, std::move(options)));
-  RankInfo mine;
-  const std::string& given = group->options_.host;
-  mine.host = given.empty() ? host_identity() : given;
-  mine.host_name = !given.empty()                ? given
-                   : env::get("HOST_ID").empty() ? host_name()
-                                                 : env::get("HOST_ID");
-  if (getrandom(mine.key.data(), mine.key.size(), 0) != static_cast<ssize_t>(mine.key.size())) {
-    return Status(Code::kUnavailable, "could not draw a random group key");
-  }
-  mine.token = engine.presence().token();
-  mine.pid = getpid();
-  mine.presence_fd = engine.presence().presence_fd();
-  mine.doorbell_fd = engine.presence().doorbell_fd();
-  if (ranks > 1) {
-    // Sized for the case that all ranks share this host; untouched pages cost nothing.
-    auto outbox = intranode::Outbox::create(mine.key, ranks - 1);
-    if (!outbox) return outbox.status();
-    group->outbox_ = std::move(outbox.value());
-    mine.outbox_fd = group->outbox_->fd();
-    if (engine.open_fabric() != nullptr || group->options_.several_hosts ||
-        launched_on_several_hosts()) {
-      mine.fabric = open_fabric(engine);
-    }
-  }
-  std::vector<RankInfo> infos;
-  if (ranks == 1) {
-    infos.push_back(std::move(mine));
-  } else {
-    if (Status out = publish(store, "card", rank, encode(mine)); !out) return out;
-    std::vector<int> everyone(static_cast<size_t>(ranks));
-    std::iota(everyone.begin(), everyone.end(), 0);
-    auto blobs = collect(store, "card", everyone);
-    if (!blobs) return blobs.status();
-    for (const auto& blob : blobs.value()) {
-      auto info = decode(blob);
-      if (!info) return info.status();
-      infos.push_back(std::move(info.value()));
-    }
-  }
-  std::vector<std::string> hosts;
-  for (const RankInfo& info : infos) {
-    hosts.push_back(info.host);
-    group->host_names_.push_back(info.host_name);
-  }
-  group->key_ = infos[0].key;
-  group->topology_ = Topology(hosts);
-  group->shape_ = {ranks, group->topology_.nodes(), false, pattern::equal_nodes(group->topology_),
-                   curve.value()};
-  group->algorithm_ = algorithm.value();
-  group->receive_budget_ = ReceiveBudget(receive_budget_bytes(group->shape_));
-  group->remote_peers_.resize(static_cast<size_t>(ranks));
-  // What all ranks conclude alike comes first: nobody then looks for a neighbour that gave up.
-  if (Status known = group->learn_fabric(store, infos); !known) return known;
-  Status joined = group->join_node(infos);
-  if (joined.ok()) joined = group->join_rails(infos);
-  if (joined.ok()) joined = group->await_node();
-  if (!joined) {
-    if (group->outbox_) group->outbox_->abort(joined.message(), 0);
-    return joined;
-  }
+  auto parts = GroupBuilder(engine, store, rank, ranks, options).build();
+  if (!parts) return parts.status();
+  std::unique_ptr<Group> group(new Group(engine, std::move(options), std::move(parts.value())));
   engine.attach(group->key_, group.get());
   return group;
 }
 
+Group::Group(Engine& engine, Options options, GroupParts parts)
+    : engine_(engine),
+      options_(std::move(options)),
+      key_(parts.key),
+      members_(std::move(parts.members)),
+      shape_(parts.shape),
+      algorithm_(parts.algorithm),
+      local_(std::move(parts.local)),
+      remote_(std::move(parts.remote)),
+      failures_(members_, local_, remote_, fragments_, health_, options_.timeout_ns),
+      context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()} {}
+
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
                                                const std::vector<Rank>& ranks) {
   Options options = options_;
-  options.several_hosts = topology_.nodes() > 1;
+  options.timeout_ns = failures_.timeout_ns();
+  options.several_hosts = topology().nodes() > 1;
   options.called.clear();
   int mine = -1;
   for (Rank r : ranks) {
-    if (r == rank_) mine = static_cast<int>(options.called.size());
-    options.called.push_back(options_.called.empty() ? r : options_.called[static_cast<size_t>(r)]);
+    if (r == rank()) mine = static_cast<int>(options.called.size());
+    options.called.push_back(members_.called(r));
   }
   PrefixStore prefixed(store, label + "/");
   return create(engine_, prefixed, mine, static_cast<int>(ranks.size()), std::move(options));
-}
-
-// Every rank's fabric address into its info, or why there can be no group.
-Status Group::learn_fabric(Store& store, std::vector<RankInfo>& infos) {
-  if (topology_.nodes() == 1) return {};
-  // The same list on every rank: it follows from the infos alone.
-  std::vector<int> unopened;
-  for (Rank r = 0; r < ranks(); ++r) {
-    if (infos[static_cast<size_t>(r)].fabric.state == Fabric::kUnopened) unopened.push_back(r);
-  }
-  if (!unopened.empty()) {
-    if (infos[static_cast<size_t>(rank_)].fabric.state == Fabric::kUnopened) {
-      Status out = publish(store, "fabric", rank_, encode(open_fabric(engine_)));
-      if (!out) return out;
-    }
-    auto blobs = collect(store, "fabric", unopened);
-    if (!blobs) return blobs.status();
-    for (size_t i = 0; i < unopened.size(); ++i) {
-      auto fabric = decode_fabric(blobs.value()[i]);
-      if (!fabric) return fabric.status();
-      infos[static_cast<size_t>(unopened[i])].fabric = std::move(fabric.value());
-    }
-  }
-  for (Rank r = 0; r < ranks(); ++r) {
-    const FabricAddress& fabric = infos[static_cast<size_t>(r)].fabric;
-    if (fabric.state == Fabric::kOpen) continue;
-    return {Code::kUnavailable, "group '" + options_.name + "' spans " +
-                                    std::to_string(topology_.nodes()) + " hosts and " +
-                                    describe(r) + " has no fabric: " + fabric.reason};
-  }
-  return {};
-}
-
-Status Group::join_node(const std::vector<RankInfo>& infos) {
-  const std::vector<Rank>& node = topology_.node(topology_.node_of(rank_));
-  for (Rank peer : node) {
-    if (peer != rank_) local_peers_.push_back(peer);
-  }
-  popped_since_wake_.assign(local_peers_.size(), false);
-  engine_.expect_local_ranks(static_cast<int>(node.size()));
-  if (local_peers_.empty()) {
-    outbox_.reset();
-    return {};
-  }
-  auto readers = static_cast<int>(local_peers_.size());
-  outbox_->expect(readers);
-  std::string wanted = env::get("SINGLE_COPY");
-  bool allow = options_.single_copy.value_or(wanted == "1" ||
-                                             (wanted != "0" && intranode::single_copy_pays()));
-  for (Rank peer : local_peers_) {
-    const RankInfo& info = infos[static_cast<size_t>(peer)];
-    // Among the readers of a peer's outbox, in order of local index, the peer itself is left out.
-    int reader = topology_.local_index(rank_) - (peer < rank_ ? 1 : 0);
-    auto inbox = intranode::Inbox::open(info.pid, info.outbox_fd, info.key, reader, readers, allow);
-    if (!inbox) return {inbox.status().code(), describe(peer) + ": " + inbox.status().message()};
-    inboxes_.push_back(std::move(inbox.value()));
-    auto neighbor = engine_.neighbor(info);
-    if (!neighbor)
-      return {neighbor.status().code(), describe(peer) + ": " + neighbor.status().message()};
-    neighbors_.push_back(std::move(neighbor.value()));
-  }
-  return {};
-}
-
-// Until every rank of the node has attached to every outbox of it: from then on nobody opens a
-// descriptor of this group, each rank's own is closed, and all know whether to read directly.
-Status Group::await_node() {
-  uint64_t until = now_ns() + options_.timeout_ns;
-  while (!node_attached()) {
-    for (size_t i = 0; i < inboxes_.size(); ++i) {
-      const char* reason = inboxes_[i]->aborted();
-      Engine::Lock lock = engine_.lock();  // other groups have the same neighbour
-      if (reason == nullptr && !neighbors_[i]->look_for_death()) continue;
-      // Whoever got past this point, and then ended, did so after the last rank had attached.
-      if (node_attached()) return {};
-      std::string who = describe(local_peers_[i]);
-      if (reason != nullptr) return {Code::kAborted, who + " could not join: " + reason};
-      return {Code::kPeerLost, who + " (process " + std::to_string(inboxes_[i]->pid()) +
-                                   ") ended while group '" + options_.name + "' was made"};
-    }
-    if (now_ns() >= until) {
-      return {Code::kTimeout,
-              "not every rank of this host joined group '" + options_.name + "' in time"};
-    }
-    outbox_->wait_attached(kLookNs);
-    for (const auto& inbox : inboxes_) inbox->wait_attached(local_peers(), kLookNs);
-  }
-  return {};
-}
-
-Status Group::join_rails(const std::vector<RankInfo>& infos) {
-  if (topology_.nodes() == 1) return {};
-  endpoint_ = engine_.open_fabric();
-  auto flows = pattern::gather_flows(topology_, rank_, pattern::Pattern::kDirect);
-  for (const auto* side : {&flows.out, &flows.in}) {
-    for (const pattern::Flow& flow : *side) {
-      if (std::find(remote_ranks_.begin(), remote_ranks_.end(), flow.peer) == remote_ranks_.end())
-        remote_ranks_.push_back(flow.peer);
-    }
-  }
-  peer_of_.resize(static_cast<size_t>(ranks()));
-  Engine::Lock lock = engine_.lock();
-  for (Rank r : remote_ranks_) {
-    auto peer = endpoint_->add_peer(infos[static_cast<size_t>(r)].fabric.address);
-    if (!peer) return {peer.status().code(), describe(r) + ": " + peer.status().message()};
-    peer_of_[static_cast<size_t>(r)] = peer.value();
-  }
-  return {};
 }
 
 }  // namespace smddp

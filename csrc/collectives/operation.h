@@ -1,4 +1,5 @@
-// One collective call: what it works on, and how far it is.
+// One collective call: what it works on, and how far it is. The caller fills it in; its Group carries
+// it out.
 #pragma once
 
 #include <memory>
@@ -12,9 +13,7 @@
 
 namespace smddp {
 
-class Group;
-
-// Bytes that a rank took from the others of its host, by the way they came.
+// Bytes that a rank took from the other ranks of its host, by the way they came.
 struct Taken {
   uint64_t slots = 0;        // copied into a slot by their owner, and out of it
   uint64_t in_place = 0;     // read where they lie, in memory that the owner shares
@@ -24,7 +23,7 @@ struct Taken {
 class Operation : public Task {
  public:
   Collective collective = Collective::kBarrier;
-  Dtype dtype = Dtype::kBytes;  // kBytes unless sums are wanted
+  Dtype dtype = Dtype::kBytes;  // kBytes for an AllGather or a barrier
   ReduceOp reduce_op = ReduceOp::kNone;
   int divisor = 0;          // of an average; 0: the number of ranks
   size_t element_size = 1;  // bytes; differs from size_of(dtype) only for kBytes
@@ -34,13 +33,13 @@ class Operation : public Task {
   // AllReduce: equal parts, one per rank, of the input and of the output. The memory must live, and
   // the input must not change, until the operation is done.
   Blocks input, output;
-  // They are a device's, and lent to the network: each of an AllGather's blocks lies end to end, the own
-  // one in place, in a group of one rank per host. No processor touches them.
+  // The blocks are memory of a device that is lent to the network: each block of an AllGather lies end to
+  // end, this rank's own block is in place, and the group has one rank per host. No processor touches them.
   bool on_device = false;
-  uint64_t timeout_ns = 0;
+  uint64_t timeout_ns = 0;  // 0: the group's
 
-  // What it took, once done: rounds on the wire, the largest of them (bytes of all ranks' blocks),
-  // the way the bytes went.
+  // Valid once done: how many fragments it took on the wire, the largest of them (bytes of all ranks'
+  // blocks), and the way the bytes went.
   uint32_t fragments = 0;
   uint64_t largest_fragment = 0;
   std::string path;
@@ -49,16 +48,17 @@ class Operation : public Task {
   int divisor_among(int ranks) const {
     return reduce_op != ReduceOp::kAvg ? 1 : divisor != 0 ? divisor : ranks;
   }
+  // Valid once submitted.
   const Signature& signature() const { return signature_; }
   const Plan& plan() const { return plan_; }
   uint64_t number() const { return number_; }  // its place among the group's operations
+  uint64_t deadline_ns = 0;                    // of the FailureDetector; 0: not set yet
 
  private:
   friend class Group;
   Signature signature_;
   Plan plan_{};
   uint64_t number_ = 0;
-  uint64_t deadline_ns_ = 0;
   uint32_t fragments_left_ = 0;
 };
 

@@ -15,17 +15,19 @@ constexpr int kPiecesPerPass = 4;
 
 }  // namespace
 
-ReduceScatter::ReduceScatter(Group& group, std::shared_ptr<Operation> operation, uint64_t seq,
-                             size_t begin, size_t bytes)
-    : Fragment(group, std::move(operation), seq, begin, bytes),
-      sums_(group.topology(), group.rank(), group.staging(), *operation_, begin, bytes),
-      pieces_(group.topology(), group.rank(), operation_->input, begin, bytes) {}
+ReduceScatter::ReduceScatter(const FragmentContext& context, std::shared_ptr<Operation> operation,
+                             uint64_t seq, size_t begin, size_t bytes)
+    : Fragment(context, std::move(operation), seq, begin, bytes),
+      sums_(context.members.topology(), context.members.rank(), context.staging, *operation_, begin,
+            bytes),
+      pieces_(context.members.topology(), context.members.rank(), operation_->input, begin, bytes) {
+}
 
 void ReduceScatter::start() {
-  alone_ = group_.local_peers() == 0;
-  own_position_ = group_.topology().local_index(group_.rank());
-  direct_ = read_directly(limit_, group_.shape()) && operation_->tensors <= intranode::kSlotExtents;
-  heard_.assign(static_cast<size_t>(group_.local_peers()), false);
+  alone_ = local_.count() == 0;
+  own_position_ = members_.topology().local_index(members_.rank());
+  direct_ = read_directly(limit_, shape_) && operation_->tensors <= intranode::kSlotExtents;
+  heard_.assign(static_cast<size_t>(local_.count()), false);
   pieces_.start(direct_ ? kDirectPiece : intranode::kSlotBytes);
   sums_.start(streams());
   make_flows();
@@ -34,18 +36,18 @@ void ReduceScatter::start() {
     next_to_push_ = pieces_.first(false);
     wanted_ = pieces_.first(true);
   }
-  open_flows(operation_->plan().pattern == Pattern::kDirect);
+  flows_.open(operation_->plan().pattern == Pattern::kDirect);
 }
 
 bool ReduceScatter::can_blame() const {
-  if (wanted_.bytes > 0 || flows_done()) return true;
-  return std::any_of(send_flows_.begin(), send_flows_.end(),
+  if (wanted_.bytes > 0 || flows_.done()) return true;
+  return std::any_of(flows_.sends().begin(), flows_.sends().end(),
                      [](const SendFlow& flow) { return !flow.cleared; });
 }
 
 bool ReduceScatter::progress(bool may_push) {
-  bool moved = widen();
-  int most = group_.topology().nodes() > 1 ? kPiecesPerPass : INT_MAX;
+  bool moved = flows_.allow_more();
+  int most = members_.topology().nodes() > 1 ? kPiecesPerPass : INT_MAX;
   auto push = [&] {
     for (int i = 0; i < most && may_push && !pushed_ && push_one(); ++i) moved = true;
   };
@@ -60,30 +62,30 @@ bool ReduceScatter::progress(bool may_push) {
 
 bool ReduceScatter::complete() const {
   return pushed_ && wanted_.bytes == 0 && heard_all() && sums_.own().done() == sums_.own().bytes &&
-         flows_done() && (!exposes() || group_.outbox().read_by_all() >= exposed_until_);
+         flows_.done() && (!exposes() || local_.outbox().read_by_all() >= exposed_until_);
 }
 
 std::string ReduceScatter::waiting_for() const {
   std::string names;
-  auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + group_.describe(rank); };
-  for (int i = 0; i < group_.local_peers(); ++i) {
-    const Piece* head = group_.inbox(i).head();
-    if (!heard(i) && (head == nullptr || head->seq != seq_)) name(group_.local_peer(i));
+  auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
+  for (int i = 0; i < local_.count(); ++i) {
+    const Piece* head = local_.inbox(i).head();
+    if (!heard(i) && (head == nullptr || head->seq != seq_)) name(local_.rank(i));
   }
   if (!names.empty()) return "no data from " + names;
-  for (const SendFlow& flow : send_flows_) {
-    if (!flow.cleared) return group_.describe(flow.target) + " has not started it";
+  for (const SendFlow& flow : flows_.sends()) {
+    if (!flow.cleared) return members_.describe(flow.target) + " has not started it";
   }
-  for (const ReceiveFlow& flow : receive_flows_) {
+  for (const ReceiveFlow& flow : flows_.receives()) {
     if (!flow.coverage.complete()) name(flow.source);
   }
   if (!names.empty()) return "no partial sums from " + names;
-  for (const SendFlow& flow : send_flows_) {
-    if (!flow.done()) return group_.describe(flow.target) + " takes no data";
+  for (const SendFlow& flow : flows_.sends()) {
+    if (!flow.done()) return members_.describe(flow.target) + " takes no data";
   }
-  for (int i = 0; i < group_.local_peers(); ++i) {
-    if (!heard(i) || group_.outbox().read_by(i) < group_.outbox().published()) {
-      return group_.describe(group_.local_peer(i)) + " has not finished it";
+  for (int i = 0; i < local_.count(); ++i) {
+    if (needs(i)) {
+      return members_.describe(local_.rank(i)) + " has not finished it";
     }
   }
   return "nothing";
@@ -91,18 +93,19 @@ std::string ReduceScatter::waiting_for() const {
 
 // The flows of the pattern run backwards here: what an AllGather receives, a ReduceScatter sends.
 void ReduceScatter::make_flows() {
-  auto gather = pattern::gather_flows(group_.topology(), group_.rank(), operation_->plan().pattern);
-  sums_.add(group_.rank());
+  auto gather =
+      pattern::gather_flows(members_.topology(), members_.rank(), operation_->plan().pattern);
+  sums_.add(members_.rank());
   for (const pattern::Flow& flow : gather.in) {
     for (Rank block : flow.shards) sums_.add(block);
   }
   for (const pattern::Flow& flow : gather.out) {
-    ReceiveFlow* partials = add_receive_flow(flow, run_of(flow));
+    ReceiveFlow* partials = flows_.add_receive(flow, run_of(flow));
     if (partials != nullptr) sums_.receive(*partials);
   }
   sums_.prepare_host_sums();
   for (const pattern::Flow& flow : gather.in) {
-    SendFlow* results = add_send_flow(flow, run_of(flow));
+    SendFlow* results = flows_.add_send(flow, run_of(flow));
     if (results != nullptr) sums_.send(*results);
   }
   sums_.finish_unsummed();
@@ -116,18 +119,19 @@ ShardRun ReduceScatter::run_of(const pattern::Flow& flow) const {
 
 bool ReduceScatter::send() {
   bool moved = false;
-  for (SendFlow& flow : send_flows_) {
+  for (SendFlow& flow : flows_.sends()) {
     auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
       operation_->input.read(flow.run.shard(0), begin_ + offset, to, bytes);
     };
-    while (send_one(flow, sums_.sendable(flow), fill)) moved = true;
+    while (flows_.send_one(flow, sums_.sendable(flow), fill)) moved = true;
   }
   return moved;
 }
 
-std::unique_ptr<Fragment> make_reduce_scatter(Group& group, std::shared_ptr<Operation> operation,
-                                              uint64_t seq, size_t begin, size_t bytes) {
-  return std::make_unique<ReduceScatter>(group, std::move(operation), seq, begin, bytes);
+std::unique_ptr<Fragment> make_reduce_scatter(const FragmentContext& context,
+                                              std::shared_ptr<Operation> operation, uint64_t seq,
+                                              size_t begin, size_t bytes) {
+  return std::make_unique<ReduceScatter>(context, std::move(operation), seq, begin, bytes);
 }
 
 }  // namespace smddp

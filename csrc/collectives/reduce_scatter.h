@@ -19,7 +19,6 @@
 
 #include "collectives/block_sums.h"
 #include "collectives/fragment.h"
-#include "collectives/group.h"
 #include "collectives/piece_sequence.h"
 #include "kernels/reduce.h"
 
@@ -27,8 +26,8 @@ namespace smddp {
 
 class ReduceScatter final : public Fragment {
  public:
-  ReduceScatter(Group& group, std::shared_ptr<Operation> operation, uint64_t seq, size_t begin,
-                size_t bytes);
+  ReduceScatter(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq,
+                size_t begin, size_t bytes);
 
   void start() override;
   // False while only flows are unfinished that have started: a missing partial sum may be the fault of the

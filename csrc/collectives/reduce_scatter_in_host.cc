@@ -16,7 +16,7 @@ constexpr size_t kSharedPiece = 8 << 10;
 }  // namespace
 
 bool ReduceScatter::push_one() {
-  std::byte* slot = group_.outbox().next();
+  std::byte* slot = local_.outbox().next();
   if (slot == nullptr) return false;
   Piece piece;
   BlockPiece next = next_to_push_;
@@ -28,9 +28,9 @@ bool ReduceScatter::push_one() {
     if (!extents.empty()) {
       std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
       piece.extents = static_cast<uint32_t>(extents.size());
-      exposed_until_ = group_.outbox().published() + 1;
+      exposed_until_ = local_.outbox().published() + 1;
     } else {
-      group_.outbox().fill(next.bytes, [&](bool streaming) {
+      local_.outbox().fill(next.bytes, [&](bool streaming) {
         operation_->input.read(next.block, begin_ + next.offset, slot, next.bytes, streaming);
       });
     }
@@ -38,7 +38,7 @@ bool ReduceScatter::push_one() {
   }
   piece.last = next_to_push_.bytes == 0 ? 1 : 0;
   pushed_ = piece.last == 1;
-  group_.push(*this, piece);
+  publish(piece);
   return true;
 }
 
@@ -49,21 +49,20 @@ std::vector<Extent> ReduceScatter::exposed(const BlockPiece& piece) const {
 
 bool ReduceScatter::align_heads() {
   bool aligned = true, dropped = false;
-  for (int i = 0; i < group_.local_peers(); ++i) {
-    const Piece* head = group_.head(i, *this);
+  for (int i = 0; i < local_.count(); ++i) {
+    const Piece* head = inbox_head(i);
     while (head != nullptr &&
-           (head->bytes == 0 || head->shard >= static_cast<uint32_t>(group_.ranks()) ||
+           (head->bytes == 0 || head->shard >= static_cast<uint32_t>(members_.ranks()) ||
             !pieces_.sums_here(static_cast<Rank>(head->shard)))) {
       take(i, *head);
       dropped = true;
-      head = group_.head(i, *this);
+      head = inbox_head(i);
     }
     if (head == nullptr) {
       aligned = false;
     } else if (head->shard != static_cast<uint32_t>(wanted_.block) ||
                head->offset != wanted_.offset || head->bytes != wanted_.bytes) {
-      group_.fail({Code::kInternal,
-                   group_.describe(group_.local_peer(i)) + " pushed a piece out of order"});
+      fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of order"});
       return false;
     }
   }
@@ -73,7 +72,7 @@ bool ReduceScatter::align_heads() {
 bool ReduceScatter::sum_one() {
   if (wanted_.bytes == 0) return align_heads();
   if (!align_heads() || !sum_wanted()) return false;
-  for (int i = 0; i < group_.local_peers(); ++i) take(i, *group_.inbox(i).head());
+  for (int i = 0; i < local_.count(); ++i) take(i, *local_.inbox(i).head());
   sums_.of(wanted_.block).summed += wanted_.bytes;
   wanted_ = pieces_.next(wanted_, true);
   return true;
@@ -91,7 +90,7 @@ bool ReduceScatter::sum_wanted() {
     std::byte* own = nullptr;
     size_t n = std::min({wanted_.bytes - done, BlockSums::kElements * element,
                          operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
-    auto sources = static_cast<size_t>(group_.local_peers()) + 1;
+    auto sources = static_cast<size_t>(local_.count()) + 1;
     std::byte* total = sums_.accumulate(sources, n / element, [&](size_t k) -> BlockSums::Source {
       auto position = static_cast<int>(k);
       bool is_own = position == own_position_;
@@ -111,28 +110,28 @@ size_t ReduceScatter::sum_in_one_pass(size_t at, size_t limit) {
   size_t n = std::min({limit, sums_.result_run(sum, at, &to),
                        operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
   sources_.clear();
-  for (int position = 0; position <= group_.local_peers(); ++position) {
+  for (int position = 0; position <= local_.count(); ++position) {
     if (position == own_position_) {
       sources_.push_back(own);
       continue;
     }
     int i = inbox_at(position);
     const std::byte* theirs = nullptr;
-    n = std::min(n, group_.reach(i, at - group_.inbox(i).head()->offset, &theirs));
+    n = std::min(n, local_.reach(i, at - local_.inbox(i).head()->offset, &theirs));
     sources_.push_back(theirs);
   }
   if (n == 0) return 0;
   sums_.reduce(sum, to, n, sources_);
-  for (int i = 0; i < group_.local_peers(); ++i) count(*group_.inbox(i).head(), n, false);
+  for (int i = 0; i < local_.count(); ++i) count(*local_.inbox(i).head(), n, false);
   return n;
 }
 
 const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes) {
-  intranode::Inbox& inbox = group_.inbox(i);
+  intranode::Inbox& inbox = local_.inbox(i);
   const Piece& head = *inbox.head();
   size_t into = offset - head.offset;
   const std::byte* at = nullptr;
-  bool here = group_.reach(i, into, &at) >= bytes;
+  bool here = local_.reach(i, into, &at) >= bytes;
   count(head, bytes, !here);
   if (here) return at;
   alignas(64) static thread_local std::byte scratch[BlockSums::kElements * 8];
@@ -140,7 +139,7 @@ const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes) {
   Status read =
       intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, into, bytes, &to, 1);
   if (read.ok()) return scratch;
-  group_.fail_read(i, *this, read);
+  fail_read(i, read);
   return nullptr;
 }
 

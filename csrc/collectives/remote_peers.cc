@@ -1,96 +1,99 @@
-// What a communicator's rounds exchange with other ranks: pieces through the node's outboxes, messages
-// on the rails.
+#include "collectives/remote_peers.h"
+
 #include <algorithm>
 #include <cstring>
-#include <utility>
-
-#include "collectives/group.h"
-#include "intranode/arena.h"
 
 namespace smddp {
 namespace {
 
-// Bytes of early data that a group holds at most, and of those what one peer may send.
+// Bytes of early data that a group keeps at most, and how many of them one peer may send.
 constexpr size_t kGroupCredit = 8 << 20;
 constexpr size_t kPeerCredit = 256 << 10;
 constexpr size_t kEarlyMessages = 65536;
 
 }  // namespace
 
-const intranode::Piece* Group::head(int i, const Fragment& fragment) {
-  const intranode::Piece* piece = inbox(i).head();
-  if (!health_ || piece == nullptr || piece->seq != fragment.seq()) return nullptr;
-  if (piece->signature == fragment.operation().signature_) return piece;
-  fail({Code::kMismatch, describe(local_peer(i)) + " called " + smddp::describe(piece->signature) +
-                             " while " + describe(rank_) + " called " +
-                             smddp::describe(fragment.operation().signature_)});
-  return nullptr;
+RemotePeers::RemotePeers(const JobKey& key, Rank rank, int ranks, fabric::Endpoint* endpoint,
+                         size_t budget_bytes)
+    : key_(key),
+      rank_(rank),
+      endpoint_(endpoint),
+      peers_(static_cast<size_t>(ranks)),
+      receive_budget_(budget_bytes) {}
+
+void RemotePeers::add(Rank rank, fabric::Peer peer) {
+  ranks_.push_back(rank);
+  peers_[static_cast<size_t>(rank)].address = peer;
 }
 
-void Group::push(const Fragment& fragment, intranode::Piece piece) {
-  piece.seq = fragment.seq();
-  piece.signature = fragment.operation().signature_;
-  outbox_->publish(piece);
-  pushed_since_wake_ = true;
-}
-
-size_t Group::reach(int i, size_t offset, const std::byte** at) {
-  const intranode::Piece& piece = *inbox(i).head();
-  if (piece.extents == 0) {
-    *at = inbox(i).bytes() + offset;
-    return piece.bytes - offset;
+void RemotePeers::has_started(Rank source, uint64_t seq) {
+  RemotePeer& peer = peers_[static_cast<size_t>(source)];
+  peer.heard = std::max(peer.heard, seq + 1);
+  while (!peer.ahead.empty() && peer.ahead.front().first < peer.heard) {
+    peer.ahead_bytes -= peer.ahead.front().second;
+    peer.ahead.pop_front();
   }
-  for (uint32_t e = 0; e < piece.extents; ++e) {
-    const Extent& extent = inbox(i).extents()[e];
-    if (offset < extent.bytes) {
-      size_t bytes = extent.bytes - offset;
-      *at = neighbors_[static_cast<size_t>(i)]->find(extent.address + offset, bytes);
-      return *at == nullptr ? 0 : bytes;
-    }
-    offset -= extent.bytes;
+}
+
+bool RemotePeers::keep_early(const wire::Header& h, const std::byte* payload) {
+  size_t& kept = peers_[h.source].kept_bytes;
+  bool data = h.type == wire::Type::kData;
+  if (early_.size() == kEarlyMessages || (data && kept + h.bytes > credit())) return false;
+  if (data) kept += h.bytes;
+  early_.push_back({h, {payload, payload + h.bytes}});
+  return true;
+}
+
+size_t RemotePeers::credit() const {
+  return std::min(kPeerCredit, kGroupCredit / std::max<size_t>(1, peers_.size()));
+}
+
+// Never before the peer's first message of this group: until then the peer may still be making the
+// group, and would drop the data as foreign. Fragments get credit in the order of their sequence
+// numbers: the oldest fragment has credit once the peer was heard in the fragments before it, whatever
+// later fragments ask for.
+bool RemotePeers::may_send_early(Rank to, uint64_t seq, size_t bytes) {
+  RemotePeer& peer = peers_[static_cast<size_t>(to)];
+  if (peer.heard > seq) return true;
+  peer.refused.erase(peer.refused.begin(), peer.refused.lower_bound(peer.heard));
+  bool first = peer.refused.empty() || *peer.refused.begin() >= seq;
+  if (!first || peer.heard == 0 || peer.ahead_bytes + bytes > credit()) {
+    peer.refused.insert(seq);
+    return false;
   }
-  return 0;
+  peer.refused.erase(seq);
+  peer.ahead.emplace_back(seq, bytes);
+  peer.ahead_bytes += bytes;
+  return true;
 }
 
-bool Group::shares(const std::vector<Extent>& extents) const {
-  const intranode::Arena& arena = intranode::Arena::process();
-  return std::all_of(extents.begin(), extents.end(), [&](const Extent& e) {
-    return arena.may_own(e.address) && arena.contains(e.address, e.bytes);
-  });
-}
-
-void Group::pop(int i) {
-  inbox(i).pop();
-  popped_since_wake_[static_cast<size_t>(i)] = true;
-}
-
-wire::Header Group::header(wire::Type type, uint64_t seq, const Signature& signature) const {
+wire::Header RemotePeers::header(wire::Type type, uint64_t seq, const Signature& signature) const {
   return {wire::kMagic, type, {}, key_, seq, static_cast<uint32_t>(rank_), 0, 0, 0, signature};
 }
 
-void Group::post(fabric::SendBuffer* buffer, const wire::Header& header) {
+void RemotePeers::post(fabric::SendBuffer* buffer, const wire::Header& header) {
   std::memcpy(buffer->data, &header, sizeof header);
   endpoint_->post(buffer, sizeof header + header.bytes);
 }
 
-void Group::send_ready(const Fragment& fragment, Rank to, uint64_t allowed,
-                       const wire::Grant* grant) {
-  Ready ready{to, header(wire::Type::kReady, fragment.seq(), fragment.operation().signature_), {}};
+void RemotePeers::send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
+                             const wire::Grant* grant) {
+  Ready ready{to, header(wire::Type::kReady, seq, signature), {}};
   ready.header.offset = allowed;
   if (grant != nullptr) {
     ready.grant = *grant;
     ready.header.bytes = sizeof *grant;
   }
   unsent_ready_.push_back(ready);
-  remote_peers_[static_cast<size_t>(to)].greeted = true;
+  peers_[static_cast<size_t>(to)].greeted = true;
   flush_ready();
 }
 
-bool Group::flush_ready() {
+bool RemotePeers::flush_ready() {
   bool moved = false;
   while (!unsent_ready_.empty()) {
     const Ready& ready = unsent_ready_.front();
-    fabric::SendBuffer* buffer = endpoint_->acquire(peer(ready.rank), true);
+    fabric::SendBuffer* buffer = endpoint_->acquire(peer(ready.to), true);
     if (buffer == nullptr) break;
     std::memcpy(buffer->data + sizeof(wire::Header), &ready.grant, sizeof ready.grant);
     post(buffer, ready.header);
@@ -100,111 +103,29 @@ bool Group::flush_ready() {
   return moved;
 }
 
-void Group::send_data(const Fragment& fragment, fabric::SendBuffer* buffer, uint64_t offset,
-                      size_t bytes) {
-  wire::Header h = header(wire::Type::kData, fragment.seq(), fragment.operation().signature_);
+void RemotePeers::send_data(fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
+                            uint64_t offset, size_t bytes) {
+  wire::Header h = header(wire::Type::kData, seq, signature);
   h.offset = offset;
   h.bytes = bytes;
   post(buffer, h);
 }
 
-void Group::on_message(const wire::Header& h, const std::byte* data) {
-  if (!health_ || h.source >= static_cast<uint32_t>(ranks())) return;
-  if (h.type == wire::Type::kAbort) {
-    if (h.seq < heard_abort_.from) {
-      heard_abort_ = {h.seq, std::string(reinterpret_cast<const char*>(data),
-                                         std::min<size_t>(h.bytes, kReasonBytes))};
-    }
-    return check_aborts();
-  }
-  RemotePeer& rail = remote_peers_[h.source];
-  rail.heard = std::max(rail.heard, h.seq + 1);
-  while (!rail.ahead.empty() && rail.ahead.front().first < rail.heard) {
-    rail.ahead_bytes -= rail.ahead.front().second;
-    rail.ahead.pop_front();
-  }
-  if (Fragment* fragment = active(h.seq)) {
-    dispatch(*fragment, h, data);
-  } else if (h.seq >= (queued_.empty() ? next_seq_ : queued_.front()->seq())) {
-    keep_early(h, data);
-  }  // else that round is over: it had nothing to send
+void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {
+  unsent_aborts_ = ranks_;
+  abort_from_ = from;
+  abort_reason_ = reason.substr(0, kReasonBytes - 1);
 }
 
-void Group::dispatch(Fragment& fragment, const wire::Header& h, const std::byte* payload) {
-  auto source = static_cast<Rank>(h.source);
-  const Operation& op = fragment.operation();
-  if (h.signature != op.signature_) {
-    return fail({Code::kMismatch, describe(source) + " called " + smddp::describe(h.signature) +
-                                      " while " + describe(rank_) + " called " +
-                                      smddp::describe(op.signature_)});
-  }
-  Status taken;
-  if (h.type == wire::Type::kReady) {
-    wire::Grant grant;
-    bool granted = h.bytes == sizeof grant;
-    if (granted) std::memcpy(&grant, payload, sizeof grant);
-    taken = fragment.on_ready(source, h.offset, granted ? &grant : nullptr);
-  } else {
-    taken = fragment.on_data(h, payload);
-  }
-  if (!taken) fail(taken);
-}
-
-void Group::keep_early(const wire::Header& h, const std::byte* payload) {
-  size_t& kept = remote_peers_[h.source].kept_bytes;
-  bool data = h.type == wire::Type::kData;
-  if (early_.size() == kEarlyMessages || (data && kept + h.bytes > credit())) {
-    return fail({Code::kInternal, describe(static_cast<Rank>(h.source)) + " is too far ahead"});
-  }
-  if (data) kept += h.bytes;
-  early_.push_back({h, {payload, payload + h.bytes}});
-}
-
-// Every rail peer has the same room here, and knows it.
-size_t Group::credit() const {
-  return std::min(kPeerCredit, kGroupCredit / std::max<size_t>(1, static_cast<size_t>(ranks())));
-}
-
-// Not before a first message of this group: the peer may still be making it, and would take data for
-// a stranger's. In the rounds' order: so the oldest round has room once the peer was heard in those
-// before it, whatever later ones ask for.
-bool Group::may_send_early(Rank to, uint64_t seq, size_t bytes) {
-  RemotePeer& rail = remote_peers_[static_cast<size_t>(to)];
-  if (rail.heard > seq) return true;
-  rail.refused.erase(rail.refused.begin(), rail.refused.lower_bound(rail.heard));
-  bool first = rail.refused.empty() || *rail.refused.begin() >= seq;
-  if (!first || rail.heard == 0 || rail.ahead_bytes + bytes > credit()) {
-    rail.refused.insert(seq);
-    return false;
-  }
-  rail.refused.erase(seq);
-  rail.ahead.emplace_back(seq, bytes);
-  rail.ahead_bytes += bytes;
-  return true;
-}
-
-void Group::on_peer_lost(fabric::Peer peer, const Status& why) {
-  if (!health_) return;
-  for (Rank rank : remote_ranks_) {
-    if (peer_of_[static_cast<size_t>(rank)] != peer) continue;
-    if (active_.empty()) continue;
-    const Operation& op = active_.front()->operation();
-    fail({Code::kPeerLost, "the connection to " + describe(rank) + " broke during " +
-                               smddp::describe(op.signature_) + " #" + std::to_string(op.number_) +
-                               " of group '" + options_.name + "': " + why.message()});
-  }
-}
-
-void Group::flush_aborts() {
-  std::string reason = health_.message().substr(0, kReasonBytes - 1);
-  while (!unsent_abort_.empty()) {
-    Rank to = unsent_abort_.back();
-    fabric::SendBuffer* buffer = endpoint_->acquire(peer_of_[static_cast<size_t>(to)], true);
+void RemotePeers::flush_aborts() {
+  unsent_ready_.clear();
+  while (!unsent_aborts_.empty()) {
+    fabric::SendBuffer* buffer = endpoint_->acquire(peer(unsent_aborts_.back()), true);
     if (buffer == nullptr) return;
-    unsent_abort_.pop_back();
-    wire::Header h = header(wire::Type::kAbort, gave_up_from_, {});
-    h.bytes = reason.size();
-    std::memcpy(buffer->data + sizeof h, reason.data(), reason.size());
+    unsent_aborts_.pop_back();
+    wire::Header h = header(wire::Type::kAbort, abort_from_, {});
+    h.bytes = abort_reason_.size();
+    std::memcpy(buffer->data + sizeof h, abort_reason_.data(), abort_reason_.size());
     post(buffer, h);
   }
 }

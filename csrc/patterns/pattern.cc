@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "common/signature.h"
+
 namespace smddp::pattern {
 namespace {
 
@@ -63,6 +65,30 @@ Flows joint(const Topology& topology, Rank rank) {
 }
 
 }  // namespace
+
+const char* name_of(Pattern pattern) {
+  switch (pattern) {
+    case Pattern::kLog:
+      return "log";
+    case Pattern::kJoint:
+      return "joint";
+    case Pattern::kDirect:
+      break;
+  }
+  return "direct";
+}
+
+uint8_t signature_option(Pattern pattern) {
+  switch (pattern) {
+    case Pattern::kLog:
+      return kLogPattern;
+    case Pattern::kJoint:
+      return kJointPattern;
+    case Pattern::kDirect:
+      break;
+  }
+  return 0;
+}
 
 Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
   switch (pattern) {

@@ -1,6 +1,7 @@
 // Who exchanges what with whom: pure index arithmetic over a topology, no buffers and no network.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "topology/topology.h"
@@ -12,6 +13,10 @@ enum class Pattern : uint8_t {
   kLog,     // Bruck's: ceil(log2 n) messages, as many hops, the same bytes; equal nodes only
   kJoint,   // n-1 messages per node, each with all its shards; AllGather only
 };
+
+const char* name_of(Pattern pattern);
+// The bit of a signature's options that says which pattern it is; 0 for kDirect.
+uint8_t signature_option(Pattern pattern);
 
 // What goes from one rank to another in a round: the shards of these ranks, end to end, as one run
 // of bytes. Of an ordered pair of ranks there is at most one flow in a round.

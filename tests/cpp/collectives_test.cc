@@ -49,7 +49,8 @@ struct Seen {
 
 void note(const RankContext& c, const Operation& op) {
   constexpr size_t kRing = intranode::kSlots * intranode::kSlotBytes;
-  auto peers = static_cast<uint64_t>(c.group.local_peers());
+  const Topology& topology = c.group.topology();
+  uint64_t peers = topology.node(topology.node_of(c.rank)).size() - 1;
   uint64_t slots = op.taken.slots;
   seen.slots += slots;
   if (slots <= peers * intranode::kSlotBytes) seen.one_slot += slots;

@@ -1,0 +1,127 @@
+#include "collectives/failure_detector.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "common/clock.h"
+
+namespace smddp {
+namespace {
+
+constexpr uint64_t kGraceNs = 1'000'000'000;
+// Long after anything could still be under way from a peer that did its part and ended.
+constexpr uint64_t kReminderNs = 5'000'000'000;
+
+// When a fragment's operation has to be done. A rank that can't tell which of several ranks holds it up
+// leaves a moment to the rank that can: all deadlines expire together, and the first verdict is the one
+// that all ranks report.
+uint64_t expires_ns(const Fragment& fragment) {
+  uint64_t set = fragment.operation().deadline_ns;
+  return set == 0 ? UINT64_MAX : set + (fragment.can_blame() ? 0 : kGraceNs);
+}
+
+}  // namespace
+
+void FailureDetector::fail(Status why) {
+  health_.fail(std::move(why));
+  tell_peers();
+}
+
+void FailureDetector::tell_peers() {
+  if (health_.ok() || std::exchange(told_, true)) return;
+  uint64_t from = fragments_.first_unfinished();
+  local_.abort(health_.status().message(), from);
+  remote_.send_aborts(from, health_.status().message());
+}
+
+// A peer that gave up from a later fragment on has pushed all that the oldest one here needs of it: the
+// oldest may still finish.
+void FailureDetector::check_aborts() {
+  uint64_t oldest = fragments_.first_unfinished();
+  for (int i = 0; i < local_.count(); ++i) {
+    const char* reason = local_.inbox(i).aborted();
+    if (reason == nullptr || local_.inbox(i).aborted_from() > oldest) continue;
+    return fail({Code::kAborted, std::string(reason)});
+  }
+  if (heard_abort_from_ <= oldest) fail({Code::kAborted, heard_abort_reason_});
+}
+
+void FailureDetector::on_abort(const wire::Header& header, const std::byte* reason) {
+  if (header.seq < heard_abort_from_) {
+    heard_abort_from_ = header.seq;
+    heard_abort_reason_.assign(reinterpret_cast<const char*>(reason),
+                               std::min<size_t>(header.bytes, kReasonBytes));
+  }
+  check_aborts();
+}
+
+void FailureDetector::on_peer_lost(fabric::Peer peer, const Status& why) {
+  if (!health_.ok() || fragments_.in_flight().empty()) return;
+  for (Rank rank : remote_.ranks()) {
+    if (remote_.peer(rank) != peer) continue;
+    fail({Code::kPeerLost, "the connection to " + members_.describe(rank) + " broke during " +
+                               fragments_.in_flight().front()->describe() + ": " + why.message()});
+  }
+}
+
+bool FailureDetector::watch(uint64_t now) {
+  if (health_.ok()) set_deadlines(now);
+  if (std::exchange(moved_lately_, false)) moved_ns_ = now;
+  if (health_.ok() && !moved_) {
+    check_neighbors();
+    check_deadline(now);
+  }
+  return !health_.ok();
+}
+
+// At the first watch() after a call, at most some microseconds later: operations that are done before
+// that need no look at the clock.
+void FailureDetector::set_deadlines(uint64_t now) {
+  const Operation* last = nullptr;
+  for (const auto* fragments : {&fragments_.waiting(), &fragments_.in_flight()}) {
+    for (auto fragment = fragments->rbegin(); fragment != fragments->rend(); ++fragment) {
+      Operation& op = (*fragment)->operation();
+      if (&op == std::exchange(last, &op)) continue;
+      if (op.deadline_ns != 0) return;
+      op.deadline_ns = now + (op.timeout_ns != 0 ? op.timeout_ns : timeout_ns_);
+    }
+  }
+}
+
+// A dead local peer is an error only if a fragment still needs it: a rank that has done its part may
+// have ended.
+void FailureDetector::check_neighbors() {
+  for (int i = 0; i < local_.count(); ++i) {
+    if (!local_.neighbor(i).dead()) continue;
+    for (const auto& fragment : fragments_.in_flight()) {
+      if (fragment->needs(i)) return fail(fragment->lost(i));
+    }
+  }
+}
+
+uint64_t FailureDetector::deadline_ns() const {
+  const auto& in_flight = fragments_.in_flight();
+  return in_flight.empty() ? UINT64_MAX : expires_ns(*in_flight.front());
+}
+
+void FailureDetector::check_deadline(uint64_t now) {
+  if (now < deadline_ns()) {
+    if (!remote_.ranks().empty() && now - moved_ns_ > kReminderNs) remind();
+    return;
+  }
+  const Fragment& oldest = *fragments_.in_flight().front();
+  uint64_t own = oldest.operation().timeout_ns;
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g",
+                static_cast<double>(own != 0 ? own : timeout_ns_) * 1e-9);
+  fail({Code::kTimeout, oldest.describe() + " did not finish within " + seconds + " s on " +
+                            members_.describe(members_.rank()) + ": " + oldest.waiting_for()});
+}
+
+void FailureDetector::remind() {
+  moved_ns_ = now_ns();
+  for (const auto& fragment : fragments_.in_flight()) fragment->remind();
+}
+
+}  // namespace smddp

@@ -1,0 +1,74 @@
+// Finds out that a group can't go on, and tells its peers: peers that died or gave up, connections that
+// broke, deadlines. Must not know how operations move their bytes. The Group calls it, under the
+// engine's lock.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "collectives/fragment_queue.h"
+#include "collectives/health.h"
+#include "collectives/local_peers.h"
+#include "collectives/members.h"
+#include "collectives/remote_peers.h"
+
+namespace smddp {
+
+class FailureDetector {
+ public:
+  FailureDetector(const Members& members, LocalPeers& local, RemotePeers& remote,
+                  const FragmentQueue& fragments, Health& health, uint64_t timeout_ns)
+      : members_(members),
+        local_(local),
+        remote_(remote),
+        fragments_(fragments),
+        health_(health),
+        timeout_ns_(timeout_ns) {}
+
+  // Of operations that have no timeout of their own.
+  uint64_t timeout_ns() const { return timeout_ns_; }
+  void set_timeout(uint64_t timeout_ns) { timeout_ns_ = timeout_ns; }
+
+  // Breaks the group and tells all peers.
+  void fail(Status why);
+  // Tells them once, if the group is broken.
+  void tell_peers();
+
+  // Fails the group if a peer gave it up.
+  void check_aborts();
+  // A remote rank gave the group up: it says from which fragment on, and why.
+  void on_abort(const wire::Header& header, const std::byte* reason);
+  void on_peer_lost(fabric::Peer peer, const Status& why);
+
+  void on_enqueued() { moved_lately_ = true; }
+  // Whether the last progress() moved anything.
+  void on_progress(bool moved) {
+    moved_ = moved;
+    moved_lately_ = moved_lately_ || moved;
+  }
+  // Looks for what is late or dead, as Progressable::watch().
+  bool watch(uint64_t now_ns);
+  uint64_t deadline_ns() const;  // of the oldest fragment; UINT64_MAX: none
+
+ private:
+  void set_deadlines(uint64_t now);
+  void check_neighbors();
+  void check_deadline(uint64_t now);
+  void remind();
+
+  const Members& members_;
+  LocalPeers& local_;
+  RemotePeers& remote_;
+  const FragmentQueue& fragments_;
+  Health& health_;
+  uint64_t timeout_ns_;
+  bool told_ = false;
+  // Of the remote ranks that gave the group up, the one whose first such fragment is the earliest.
+  uint64_t heard_abort_from_ = UINT64_MAX;
+  std::string heard_abort_reason_;
+  bool moved_ = false;         // in the last progress()
+  bool moved_lately_ = false;  // since the last watch()
+  uint64_t moved_ns_ = 0;      // when watch() last saw that, or peers were last reminded
+};
+
+}  // namespace smddp

@@ -1,0 +1,262 @@
+#include "collectives/fragment_flows.h"
+
+#include <utility>
+
+namespace smddp {
+namespace {
+
+// Offsets stay multiples of it, so that every element type lies whole in a message.
+constexpr size_t kGrain = 64;
+// Flows up to this size go out at once, whatever the steps: the start-ups cost more than queues.
+constexpr size_t kSmallFlow = 4 << 10;
+
+// Bytes of a receive flow that may still be missing when the next step starts. They cover the time until
+// the processor that has to act is free, so that the link never idles. If a whole step might be
+// missing, hosts would get out of step, and two of them would queue for a third.
+size_t slack(const ReceiveFlow& receive) { return receive.run.bytes() / 8 * 5; }
+
+constexpr size_t payload_of(size_t message) {
+  return (message - sizeof(wire::Header)) / kGrain * kGrain;
+}
+static_assert(payload_of(fabric::kEagerMessage) == fabric::kEagerPayload);
+
+uint32_t chunk_index(const SendFlow& send) {
+  return static_cast<uint32_t>((send.sent - send.eager_prefix) / send.grant.chunk_bytes);
+}
+
+}  // namespace
+
+// The READYs of an operation's later fragments leave while earlier ones are under way: large flows of
+// those need no eager prefix.
+size_t FragmentFlows::eager_prefix_of(const ShardRun& run) const {
+  if (operation_.on_device) return 0;
+  return run.bytes() <= kEagerBytes ? run.bytes() : first_ ? kEagerPrefixBytes : 0;
+}
+
+ReceiveFlow* FragmentFlows::add_receive(const pattern::Flow& flow, ShardRun run) {
+  if (run.bytes() == 0) return nullptr;
+  size_t prefix = eager_prefix_of(run);
+  return &receives_.emplace_back(flow.peer, flow.step, std::move(run), prefix);
+}
+
+SendFlow* FragmentFlows::add_send(const pattern::Flow& flow, ShardRun run) {
+  if (run.bytes() == 0) return nullptr;
+  SendFlow& send = sends_.emplace_back();
+  send.target = flow.peer;
+  send.step = flow.step;
+  send.eager_prefix = eager_prefix_of(run);
+  send.run = std::move(run);
+  return &send;
+}
+
+void FragmentFlows::open(bool sends_at_once) {
+  turns_.enter(this);
+  keeps_step_ =
+      members_.topology().nodes() > 2 && operation_.plan().pattern != pattern::Pattern::kLog &&
+      std::any_of(receives_.begin(), receives_.end(),
+                  [](const ReceiveFlow& receive) { return receive.run.bytes() > kSmallFlow; });
+  for (SendFlow& send : sends_) {
+    if (send.eager()) clear_early(send);
+  }
+  for (ReceiveFlow& receive : receives_) {
+    if (sends_at_once && needs_no_ready(receive)) continue;
+    grant(receive);
+    receive.allowed = allowance(receive);
+    send_ready(receive);
+  }
+}
+
+// A sender that has credit for a whole flow needs no READY in the oldest fragment, and its later
+// fragments follow, if this rank's own data tells it that the fragment has started. Where flows keep
+// step, that data waits for its turn, maybe for data of the very rank that it would tell: that rank must
+// then know this group already, which gives it the credit.
+bool FragmentFlows::needs_no_ready(const ReceiveFlow& receive) const {
+  if (!receive.eager() || receive.run.bytes() > remote_.credit()) return false;
+  if (keeps_step_ && !remote_.has_greeted(receive.source)) return false;
+  auto back = std::find_if(sends_.begin(), sends_.end(),
+                           [&](const SendFlow& send) { return send.target == receive.source; });
+  return back != sends_.end() && back->eager() && back->cleared;
+}
+
+bool FragmentFlows::clear_early(SendFlow& send) {
+  if (!send.cleared && send.eager_prefix > 0) {
+    send.cleared = remote_.may_send_early(send.target, seq_, send.eager_prefix);
+    if (send.cleared) send.allowed = send.eager_prefix;
+  }
+  return send.cleared;
+}
+
+void FragmentFlows::grant(ReceiveFlow& receive) {
+  if (receive.eager() || receive.memory == nullptr) return;
+  fabric::Endpoint& endpoint = remote_.endpoint();
+  size_t chunk = std::min(operation_.plan().chunk_bytes, payload_of(endpoint.max_message()));
+  receive.granted = endpoint.open_region(
+      remote_.peer(receive.source), receive.memory + receive.eager_prefix,
+      receive.run.bytes() - receive.eager_prefix, chunk, &receive, &receive.grant);
+}
+
+void FragmentFlows::count_arrived() {
+  while (arrived_ < receives_.size()) {
+    const ReceiveFlow& receive = receives_[arrived_];
+    if (receive.coverage.total() + slack(receive) < receive.run.bytes()) break;
+    ++arrived_;
+  }
+}
+
+bool FragmentFlows::allow_more() {
+  bool moved = false;
+  count_arrived();
+  for (ReceiveFlow& receive : receives_) {
+    if (receive.eager()) continue;
+    size_t arrived = std::max(receive.eager_prefix, receive.coverage.total());
+    remote_.receive_budget().close(arrived - receive.counted);
+    receive.counted = arrived;
+    if (receive.allowed == receive.run.bytes()) continue;
+    size_t before = std::exchange(receive.allowed, allowance(receive));
+    if (receive.allowed == before) continue;
+    send_ready(receive);
+    moved = true;
+  }
+  return moved;
+}
+
+// The bytes of a flow that its sender may send by now; takes what is new from the receive budget. Each
+// sender that has its turn, or will have it soon, gets a part of the budget. In the turn of this
+// fragment, a sender with nothing under way gets a chunk in any case, so that something always moves.
+// Less than a quarter of a part is not worth a message, except there: the later fragments that fill
+// the budget may wait for this very one.
+size_t FragmentFlows::allowance(const ReceiveFlow& receive) {
+  size_t before = receive.allowed, bytes = receive.run.bytes();
+  if (receive.eager()) return before;
+  size_t here = std::max(receive.eager_prefix, receive.coverage.total());
+  ReceiveBudget& budget = remote_.receive_budget();
+  size_t chunk = receive.granted ? receive.grant.chunk_bytes : operation_.plan().chunk_bytes;
+  size_t turns = keeps_step_ ? std::min<size_t>(kStepsAhead, receives_.size()) : receives_.size();
+  size_t part = std::max(chunk, budget.bytes() / turns);
+  // Of the fragments that keep step, one has the turn, and the first steps of the next are prepared.
+  bool now = keeps_step_ ? turns_.free_for(this) : turns_.is_oldest(this);
+  bool near = !keeps_step_ || arrived_ == receives_.size() ||
+              (receive.step <= receives_[arrived_].step + kStepsAhead &&
+               (now || turns_.soon_free_for(this)));
+  if (!near) return before;
+  size_t wanted = std::min(here + part, before + budget.room()) - receive.eager_prefix;
+  wanted = receive.eager_prefix + wanted / chunk * chunk;
+  bool idle = before == here && now;
+  if (idle) wanted = std::max(wanted, before + chunk);
+  wanted = std::min(wanted, bytes);
+  size_t worth = idle ? chunk : std::max(chunk, part / 4);
+  bool worth_a_message = (wanted == bytes && wanted > before) || wanted >= before + worth;
+  if (!worth_a_message) return before;
+  budget.open(wanted - before);
+  return wanted;
+}
+
+void FragmentFlows::send_ready(const ReceiveFlow& receive) {
+  remote_.send_ready(receive.source, seq_, operation_.signature(), receive.allowed,
+                     receive.granted ? &receive.grant : nullptr);
+}
+
+// A second READY changes nothing at a live peer. To a dead one it fails, which tells this rank that the
+// connection broke: a rank that only receives would not notice.
+void FragmentFlows::remind() {
+  for (const ReceiveFlow& receive : receives_) {
+    if (!receive.coverage.complete()) send_ready(receive);
+  }
+}
+
+Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) {
+  for (SendFlow& send : sends_) {
+    if (send.target != source) continue;
+    size_t bytes = send.run.bytes();
+    if (operation_.on_device && grant == nullptr) {
+      return {Code::kUnavailable,
+              members_.describe(source) + " could not have its NIC write into its GPU's memory"};
+    }
+    bool fits = allowed <= bytes;
+    if (grant != nullptr && !send.granted && send.sent <= send.eager_prefix) {
+      fits = fits && wire::check(*grant, bytes - send.eager_prefix) &&
+             grant->chunk_bytes <= payload_of(remote_.endpoint().max_message());
+      send.granted = true;
+      send.grant = *grant;
+    }
+    if (!fits) {
+      return {Code::kMismatch,
+              members_.describe(source) + " is ready for another flow than this rank's"};
+    }
+    send.cleared = true;
+    send.allowed = std::max<size_t>(send.allowed, allowed);
+  }
+  return {};
+}
+
+ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {
+  for (ReceiveFlow& receive : receives_) {
+    if (receive.source == source) return receive.coverage.add(offset, bytes) ? &receive : nullptr;
+  }
+  return nullptr;
+}
+
+bool FragmentFlows::has_turn(const SendFlow& send) const {
+  if (!keeps_step_) return true;
+  if (arrived_ < receives_.size() && receives_[arrived_].step < send.step) return false;
+  return turns_.free_for(this);
+}
+
+size_t FragmentFlows::message_bytes(const SendFlow& send) const {
+  if (send.in_chunks()) return send.grant.chunk_bytes;
+  size_t longest = remote_.endpoint().max_message();
+  if (send.sent >= send.eager_prefix) return payload_of(longest);
+  return std::min(send.eager_prefix - send.sent,
+                  payload_of(std::min(longest, fabric::kEagerMessage)));
+}
+
+bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {
+  return remote_.endpoint().send_chunk(remote_.peer(send.target), send.grant, chunk_index(send),
+                                       send.memory + send.sent, bytes, &send.pending);
+}
+
+fabric::SendBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte** to) {
+  fabric::SendBuffer* buffer = remote_.endpoint().acquire(remote_.peer(send.target), false);
+  if (buffer != nullptr) *to = buffer->data + (send.in_chunks() ? 0 : sizeof(wire::Header));
+  return buffer;
+}
+
+void FragmentFlows::post(const SendFlow& send, fabric::SendBuffer* buffer, size_t bytes) {
+  if (send.in_chunks()) {
+    remote_.endpoint().post_chunk(buffer, send.grant, chunk_index(send), bytes);
+  } else {
+    remote_.send_data(buffer, seq_, operation_.signature(), send.sent, bytes);
+  }
+}
+
+bool FragmentFlows::done() const {
+  for (const ReceiveFlow& receive : receives_) {
+    if (!receive.coverage.complete()) return false;
+  }
+  for (const SendFlow& send : sends_) {
+    if (!send.done()) return false;
+  }
+  return true;
+}
+
+void FragmentFlows::close() {
+  turns_.leave(this);
+  for (ReceiveFlow& receive : receives_) {
+    if (std::exchange(receive.granted, false))
+      remote_.endpoint().close_region(receive.grant.region, true);
+  }
+}
+
+bool FragmentFlows::abandon() {
+  turns_.leave(this);
+  bool entangled = false;
+  for (ReceiveFlow& receive : receives_) {
+    if (!std::exchange(receive.granted, false)) continue;
+    entangled = true;
+    remote_.endpoint().close_region(receive.grant.region, false);
+  }
+  for (const SendFlow& send : sends_) entangled = entangled || send.pending > 0;
+  return entangled;
+}
+
+}  // namespace smddp

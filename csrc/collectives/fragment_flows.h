@@ -1,0 +1,132 @@
+// The flows between hosts of one fragment: when each may send, how much each sender is allowed, what has
+// arrived. Must not know which collective they carry: the fragment makes the flows, says what may go
+// out, and puts messages where they belong. Under the engine's lock.
+//
+// Large flows keep the order of the pattern's steps in time: a send flow of step s waits until every
+// receive flow of an earlier step has 3/8 of its bytes. So each host sends to one other host and
+// receives from one, and no port of a switch has to hold two hosts' data while other ports idle. A rank
+// that is late delays the others by no more than the time in which it has to send its own data anyway.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/flow.h"
+#include "collectives/members.h"
+#include "collectives/operation.h"
+#include "collectives/rail_turns.h"
+#include "collectives/remote_peers.h"
+#include "patterns/pattern.h"
+
+namespace smddp {
+
+// READYs leave this many steps before their flows: they queue behind a step's data on the way.
+inline constexpr int kStepsAhead = 2;
+
+class FragmentFlows {
+ public:
+  // `first`: the fragment covers the start of the operation's blocks.
+  FragmentFlows(const Members& members, RemotePeers& remote, RailTurns& turns,
+                const Operation& operation, uint64_t seq, bool first)
+      : members_(members),
+        remote_(remote),
+        turns_(turns),
+        operation_(operation),
+        seq_(seq),
+        first_(first) {}
+  FragmentFlows(const FragmentFlows&) = delete;
+  FragmentFlows& operator=(const FragmentFlows&) = delete;
+
+  // Before open(), in the order in which they start. nullptr if the flow carries nothing.
+  ReceiveFlow* add_receive(const pattern::Flow& flow, ShardRun run);
+  SendFlow* add_send(const pattern::Flow& flow, ShardRun run);
+  // Lets the peers send. `sends_at_once`: what goes out waits for no other host, so that it tells the
+  // target what a READY would tell.
+  void open(bool sends_at_once);
+
+  FlowList<ReceiveFlow>& receives() { return receives_; }
+  const FlowList<ReceiveFlow>& receives() const { return receives_; }
+  FlowList<SendFlow>& sends() { return sends_; }
+  const FlowList<SendFlow>& sends() const { return sends_; }
+
+  // Allows the senders to send more, as far as the group's receive budget reaches. True if it did.
+  bool allow_more();
+  // Sends one message or chunk of the bytes before `available` of the run; false if none may go now.
+  // fill(offset, to, bytes) writes bytes of the run that do not lie in memory end to end.
+  template <class Fill>
+  bool send_one(SendFlow& send, size_t available, Fill&& fill);
+  bool done() const;
+
+  // `source` has started the fragment, and takes `allowed` bytes of the flow to it, with `grant` where
+  // its memory is open for them (else nullptr).
+  Status on_ready(Rank source, uint64_t allowed, const wire::Grant* grant);
+  // The flow that bytes [offset, offset + bytes) from `source` belong to, which counts them as arrived.
+  // nullptr: they are not part of this fragment, or came before.
+  ReceiveFlow* on_data(Rank source, uint64_t offset, uint64_t bytes);
+  // Repeats the READYs to the senders whose data is still to come.
+  void remind();
+
+  // At the end of a fragment that is complete: the peers may no longer write into its memory.
+  void close();
+  // The same after a failure. True if the fabric may still touch memory of the operation, which then
+  // has to be kept.
+  bool abandon();
+
+  // True if later fragments that keep step have to wait until enough of this one's data is here.
+  bool hold_rails() const { return keeps_step_ && arrived_ < receives_.size(); }
+  bool in_last_steps() const {
+    return arrived_ == receives_.size() ||
+           receives_[arrived_].step + kStepsAhead > receives_.back().step;
+  }
+
+ private:
+  size_t eager_prefix_of(const ShardRun& run) const;
+  bool clear_early(SendFlow& send);
+  bool needs_no_ready(const ReceiveFlow& receive) const;
+  void grant(ReceiveFlow& receive);
+  void count_arrived();
+  size_t allowance(const ReceiveFlow& receive);
+  bool has_turn(const SendFlow& send) const;
+  size_t message_bytes(const SendFlow& send) const;
+  bool send_chunk(SendFlow& send, size_t bytes);
+  // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
+  fabric::SendBuffer* acquire(const SendFlow& send, std::byte** to);
+  void post(const SendFlow& send, fabric::SendBuffer* buffer, size_t bytes);
+  void send_ready(const ReceiveFlow& receive);
+
+  const Members& members_;
+  RemotePeers& remote_;
+  RailTurns& turns_;
+  const Operation& operation_;
+  const uint64_t seq_;
+  const bool first_;
+  bool keeps_step_ = false;
+  size_t arrived_ =
+      0;  // receive flows, from the first on, with enough of their bytes for the next step
+  FlowList<ReceiveFlow> receives_;
+  FlowList<SendFlow> sends_;
+};
+
+template <class Fill>
+bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
+  if (send.sent == send.run.bytes() || !has_turn(send) || !clear_early(send)) return false;
+  size_t bytes = std::min(message_bytes(send), send.allowed - send.sent);
+  if (bytes == 0 || available < send.sent + bytes) return false;
+  if (send.in_chunks() && send.memory != nullptr) {
+    if (!send_chunk(send, bytes)) return false;
+  } else {
+    std::byte* to = nullptr;
+    fabric::SendBuffer* buffer = acquire(send, &to);
+    if (buffer == nullptr) return false;
+    if (send.memory != nullptr) {
+      std::memcpy(to, send.memory + send.sent, bytes);
+    } else {
+      fill(send.sent, to, bytes);
+    }
+    post(send, buffer, bytes);
+  }
+  send.sent += bytes;
+  return true;
+}
+
+}  // namespace smddp

@@ -1,0 +1,28 @@
+#include "collectives/fragment_queue.h"
+
+namespace smddp {
+namespace {
+
+// Enough to overlap one fragment's sums with another's transfer; few enough that what a fast rank can
+// have announced stays small.
+constexpr size_t kFragmentsInFlight = 8;
+
+}  // namespace
+
+Fragment* FragmentQueue::advance() {
+  if (waiting_.empty() || in_flight_.size() >= kFragmentsInFlight) return nullptr;
+  uint64_t after = waiting_.front()->after;
+  if (after != 0 && find(after - 1) != nullptr) return nullptr;
+  in_flight_.push_back(std::move(waiting_.front()));
+  waiting_.pop_front();
+  return in_flight_.back().get();
+}
+
+Fragment* FragmentQueue::find(uint64_t seq) const {
+  for (const auto& fragment : in_flight_) {
+    if (fragment->seq() == seq) return fragment.get();
+  }
+  return nullptr;
+}
+
+}  // namespace smddp

@@ -1,0 +1,74 @@
+// A group's fragments in the order of their sequence numbers: those in flight, and behind them those
+// that wait. Must not know how a fragment moves bytes. The Group fills and drains it; its FailureDetector
+// reads it. Under the engine's lock.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <utility>
+
+#include "collectives/fragment.h"
+
+namespace smddp {
+
+class FragmentQueue {
+ public:
+  // The sequence number of the next fragment to be added.
+  uint64_t next_seq() const { return next_seq_; }
+  void add(std::unique_ptr<Fragment> fragment) {
+    waiting_.push_back(std::move(fragment));
+    ++next_seq_;
+  }
+  // Moves the first waiting fragment to those in flight; nullptr if it may not start yet.
+  Fragment* advance();
+  // Takes the fragments in flight that are complete, in order, and calls ended(operation) for each.
+  // True if there was one.
+  template <class F>
+  bool finish_complete(F&& ended);
+  // Takes all fragments and calls f(fragment) for each, a std::unique_ptr.
+  template <class F>
+  void take_all(F&& f);
+
+  bool empty() const { return in_flight_.empty() && waiting_.empty(); }
+  const std::deque<std::unique_ptr<Fragment>>& in_flight() const { return in_flight_; }
+  const std::deque<std::unique_ptr<Fragment>>& waiting() const { return waiting_; }
+  // The fragment in flight with this sequence number, or nullptr.
+  Fragment* find(uint64_t seq) const;
+  // The sequence numbers of the first fragment that has not started, and that has not finished.
+  uint64_t first_unstarted() const {
+    return waiting_.empty() ? next_seq_ : waiting_.front()->seq();
+  }
+  uint64_t first_unfinished() const {
+    return in_flight_.empty() ? first_unstarted() : in_flight_.front()->seq();
+  }
+
+ private:
+  std::deque<std::unique_ptr<Fragment>> in_flight_, waiting_;
+  uint64_t next_seq_ = 0;
+};
+
+template <class F>
+bool FragmentQueue::finish_complete(F&& ended) {
+  bool any = false;
+  for (auto fragment = in_flight_.begin(); fragment != in_flight_.end();) {
+    if (!(*fragment)->complete()) {
+      ++fragment;
+      continue;
+    }
+    std::shared_ptr<Operation> operation = (*fragment)->finish();
+    fragment = in_flight_.erase(fragment);
+    ended(std::move(operation));
+    any = true;
+  }
+  return any;
+}
+
+template <class F>
+void FragmentQueue::take_all(F&& f) {
+  for (auto* fragments : {&in_flight_, &waiting_}) {
+    for (auto& fragment : *fragments) f(std::move(fragment));
+    fragments->clear();
+  }
+}
+
+}  // namespace smddp

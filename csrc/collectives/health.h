@@ -1,0 +1,24 @@
+// Whether a group works, and if not, why. A fragment that meets an error records it here; the
+// FailureDetector tells the peers. Under the engine's lock.
+#pragma once
+
+#include <utility>
+
+#include "common/status.h"
+
+namespace smddp {
+
+class Health {
+ public:
+  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
+  // Breaks the group. The first reason stays.
+  void fail(Status why) {
+    if (ok()) status_ = std::move(why);
+  }
+
+ private:
+  Status status_;
+};
+
+}  // namespace smddp

@@ -1,0 +1,120 @@
+// The ranks of other hosts that this rank exchanges messages with, as one group sees them: what each
+// is known to have started, the credit for data that it may get before, messages that came before their
+// fragment was started here, and messages that wait for a send buffer. Must not know operations or
+// what the data is for. The group's fragments and its FailureDetector call it, under the engine's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/flow.h"
+#include "common/types.h"
+#include "fabric/endpoint.h"
+#include "fabric/wire.h"
+
+namespace smddp {
+
+class RemotePeers {
+ public:
+  // `rank`: this one. `endpoint`: nullptr if the group stays inside a host. `budget_bytes`: of data that
+  // may be under way to this rank.
+  RemotePeers(const JobKey& key, Rank rank, int ranks, fabric::Endpoint* endpoint,
+              size_t budget_bytes);
+  void add(Rank rank, fabric::Peer peer);
+
+  fabric::Endpoint& endpoint() { return *endpoint_; }
+  // Of a rank that was added.
+  fabric::Peer peer(Rank rank) const { return peers_[static_cast<size_t>(rank)].address; }
+  const std::vector<Rank>& ranks() const { return ranks_; }
+  ReceiveBudget& receive_budget() { return receive_budget_; }
+
+  // --- messages that arrive
+
+  // `source` has started fragment `seq`: a message of it belongs to that fragment.
+  void has_started(Rank source, uint64_t seq);
+  // Keeps a message of a fragment that this rank has not started. False if `source` sends more than
+  // its credit.
+  bool keep_early(const wire::Header& header, const std::byte* payload);
+  // Calls f(header, payload) for each message kept for fragment `seq`; drops those of earlier fragments.
+  template <class F>
+  void take_early(uint64_t seq, F&& f);
+
+  // --- messages that leave
+
+  // Bytes of data that each remote rank keeps for this one in fragments that it has not started. The
+  // same everywhere, so that both sides know it.
+  size_t credit() const;
+  // True if `to` has started fragment `seq`, or has credit left for `bytes` bytes of it. The credit is
+  // taken until `to` is known to have started the fragment.
+  bool may_send_early(Rank to, uint64_t seq, size_t bytes);
+  // True if a READY has gone to `to`: it knows, or will know, that this rank has made the group.
+  bool has_greeted(Rank to) const { return peers_[static_cast<size_t>(to)].greeted; }
+  // Tells `to` that this rank has started fragment `seq` and takes `allowed` bytes of its flow; `grant`,
+  // if not nullptr, opens this rank's memory for it.
+  void send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
+                  const wire::Grant* grant);
+  // Sends what lies behind the header's room in `buffer` as bytes [offset, offset + bytes) of the flow
+  // of fragment `seq` to the peer that the buffer was acquired for.
+  void send_data(fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
+                 uint64_t offset, size_t bytes);
+  // Puts into line for all of them that this rank gives up the group from fragment `from` on.
+  void send_aborts(uint64_t from, const std::string& reason);
+  // True while READYs or aborts wait for a send buffer.
+  bool has_unsent() const { return !unsent_ready_.empty() || !unsent_aborts_.empty(); }
+  bool flush_ready();  // true if one left
+  // Drops the READYs that wait.
+  void flush_aborts();
+
+ private:
+  struct RemotePeer {
+    fabric::Peer address = 0;
+    uint64_t heard = 0;  // one past the latest fragment that a message of it belonged to
+    std::deque<std::pair<uint64_t, size_t>> ahead;  // early data sent to it: (fragment, bytes)
+    size_t ahead_bytes = 0;
+    std::set<uint64_t> refused;  // fragments that found no credit: later ones wait behind them
+    bool greeted = false;
+    size_t kept_bytes = 0;  // of its early data, here
+  };
+  struct Early {
+    wire::Header header;
+    std::vector<std::byte> payload;
+  };
+  struct Ready {
+    Rank to;
+    wire::Header header;
+    wire::Grant grant;
+  };
+
+  wire::Header header(wire::Type type, uint64_t seq, const Signature& signature) const;
+  void post(fabric::SendBuffer* buffer, const wire::Header& header);
+
+  JobKey key_;
+  Rank rank_;
+  fabric::Endpoint* endpoint_;
+  std::vector<Rank> ranks_;
+  std::vector<RemotePeer> peers_;  // by rank
+  ReceiveBudget receive_budget_;
+  std::vector<Early> early_;
+  std::deque<Ready> unsent_ready_;
+  std::vector<Rank> unsent_aborts_;
+  uint64_t abort_from_ = 0;
+  std::string abort_reason_;
+};
+
+template <class F>
+void RemotePeers::take_early(uint64_t seq, F&& f) {
+  for (const Early& early : early_) {
+    const wire::Header& h = early.header;
+    if (h.seq != seq) continue;
+    if (h.type == wire::Type::kData) peers_[h.source].kept_bytes -= early.payload.size();
+    f(h, early.payload.data());
+  }
+  std::erase_if(early_, [&](const Early& early) { return early.header.seq <= seq; });
+}
+
+}  // namespace smddp
