@@ -191,7 +191,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "DEVICE",
         "auto",
-        "auto: GPUs by CUDA, host: threads play one, off: the fallback carries GPUs",
+        "auto: GPUs by CUDA, host: threads simulate one, off: GPUs use the fallback",
         in_core=True,
     ),
     Variable(
@@ -203,25 +203,25 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FABRIC_INTERFACE",
         "",
-        "libfabric domains or IP addresses to use, with commas",
+        "libfabric domains or IP addresses to use, separated by commas",
         in_core=True,
     ),
     Variable(
         "FABRIC_TRANSFER",
         "",
-        "how large data travels: writes, tagged or messages",
+        "how large data is sent: writes, tagged or messages",
         in_core=True,
     ),
     Variable(
         "FABRIC_HMEM",
         "0",
-        "1: NICs read and write GPUs' memory if the provider has FI_HMEM",
+        "1: NICs read and write GPU memory if the provider has FI_HMEM",
         in_core=True,
     ),
     Variable(
         "FABRIC_CURVE",
         "20,4,1.25",
-        "network: latency us, us per message, GB/s of a host",
+        "network: latency in us, us per message, GB/s of a host",
         in_core=True,
     ),
     Variable(
@@ -239,19 +239,19 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "SHARED_ALLOCATOR",
         "0",
-        "1: CPU tensors of 64 KiB and more lie in memory that local ranks map",
+        "1: CPU tensors of 64 KiB and more are in memory that local ranks map",
         in_core=True,
     ),
     Variable(
         "FORK_COPY_MIB",
         "1024",
-        "how much shared memory a forked child gets its own copy of",
+        "MiB of shared memory, at most, that are copied for a forked child",
         in_core=True,
     ),
     Variable(
         "SPIN_MICROSECONDS",
         "200",
-        "how long a waiting thread polls, yielding, before it sleeps",
+        "how long a waiting thread polls and yields before it sleeps",
         in_core=True,
     ),
     Variable("LOG_LEVEL", "warning", "error, warning, info or debug", in_core=True),

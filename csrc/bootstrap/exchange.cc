@@ -111,7 +111,7 @@ Result<RankInfo> decode(const std::vector<uint8_t>& blob) {
   info.doorbell_fd = r.number<int32_t>();
   info.outbox_fd = r.number<int32_t>();
   info.fabric = read_fabric(r);
-  if (!r.good) return Status(Code::kInternal, "a rank published a damaged address card");
+  if (!r.good) return Status(Code::kInternal, "a rank published damaged rank information");
   return info;
 }
 

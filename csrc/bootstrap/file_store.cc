@@ -13,12 +13,12 @@
 namespace smddp {
 namespace {
 
-// Hundreds of processes that look for each other must leave the cores to those still starting.
-constexpr std::chrono::milliseconds kShortestNap{1}, kLongestNap{16};
+// Hundreds of processes that look for each other must leave the cores to those that still start.
+constexpr std::chrono::milliseconds kShortestPause{1}, kLongestPause{16};
 
 }  // namespace
 
-// Keys hold slashes; a file's name does not.
+// A key has slashes; the name of a file has none.
 std::filesystem::path FileStore::path_of(const std::string& key) const {
   std::string name = key;
   for (char& c : name) c = c == '/' ? '@' : c;
@@ -28,16 +28,16 @@ std::filesystem::path FileStore::path_of(const std::string& key) const {
 Status FileStore::set(const std::string& key, const std::vector<uint8_t>& value) {
   static std::atomic<unsigned> serial{0};
   std::filesystem::path path = path_of(key);
-  // Written aside, then moved: a reader sees the whole value or none.
-  std::filesystem::path aside = path;
-  aside += "." + std::to_string(getpid()) + "." + std::to_string(serial++);
+  // Written to another file, then renamed: a reader sees the whole value or none.
+  std::filesystem::path temporary = path;
+  temporary += "." + std::to_string(getpid()) + "." + std::to_string(serial++);
   {
-    std::ofstream out(aside, std::ios::binary);
+    std::ofstream out(temporary, std::ios::binary);
     out.write(reinterpret_cast<const char*>(value.data()),
               static_cast<std::streamsize>(value.size()));
-    if (!out.flush()) return {Code::kUnavailable, "could not write " + aside.string()};
+    if (!out.flush()) return {Code::kUnavailable, "could not write " + temporary.string()};
   }
-  if (std::rename(aside.c_str(), path.c_str()) != 0) {
+  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
     return {Code::kUnavailable, "could not write " + path.string() + ": " + std::strerror(errno)};
   }
   return {};
@@ -46,7 +46,7 @@ Status FileStore::set(const std::string& key, const std::vector<uint8_t>& value)
 Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::string>& keys) {
   auto until = std::chrono::steady_clock::now() + timeout_;
   std::vector<std::vector<uint8_t>> values;
-  auto nap = kShortestNap;
+  auto pause = kShortestPause;
   for (const std::string& key : keys) {
     std::filesystem::path path = path_of(key);
     for (;;) {
@@ -58,8 +58,8 @@ Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::
       if (std::chrono::steady_clock::now() > until) {
         return Status(Code::kTimeout, "no " + key + " in " + directory_.string());
       }
-      std::this_thread::sleep_for(nap);
-      nap = std::min(2 * nap, kLongestNap);
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
     }
   }
   return values;

@@ -1,4 +1,4 @@
-// A Store over a directory that all ranks see: for programs that have no c10d::Store, such as the
+// A Store in a directory that all ranks see: for programs that have no c10d::Store, such as the
 // core's own benchmark and its tests with many processes.
 #pragma once
 
@@ -11,7 +11,7 @@ namespace smddp {
 
 class FileStore : public Store {
  public:
-  // `directory` must exist; whoever made it removes it.
+  // `directory` must exist; its owner removes it.
   FileStore(std::filesystem::path directory, std::chrono::milliseconds timeout)
       : directory_(std::move(directory)), timeout_(timeout) {}
   Status set(const std::string& key, const std::vector<uint8_t>& value) override;

@@ -1,5 +1,5 @@
-// A Store whose keys all begin with a prefix: a part of another store, for a group of its own. It knows
-// nothing of what is stored. Called where a group is made from some ranks of another one.
+// A Store whose keys all begin with a prefix: a part of another store, for one group. Called where
+// a group is made of some ranks of another one.
 #pragma once
 
 #include <cstdint>

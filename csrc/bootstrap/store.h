@@ -1,5 +1,5 @@
-// The key-value store of the rendezvous, free of c10d: csrc/torch adapts a c10d::Store to it, tests
-// bring one in memory.
+// The key-value store through which ranks find each other. It knows nothing of c10d: csrc/torch
+// adapts a c10d::Store to it, tests use one in memory. Called where a group is made.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual Status set(const std::string& key, const std::vector<uint8_t>& value) = 0;
-  // The values, once every key is set; kTimeout when that takes too long.
+  // The values, once every key is set; kTimeout if that takes too long.
   virtual Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) = 0;
   virtual bool has(const std::string& key) = 0;
 };

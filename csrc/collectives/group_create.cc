@@ -136,10 +136,10 @@ Status GroupBuilder::exchange_infos() {
   if (ranks_ == 1) {
     infos_.push_back(std::move(mine));
   } else {
-    if (Status out = publish(store_, "card", rank_, encode(mine)); !out) return out;
+    if (Status out = publish(store_, "rank_info", rank_, encode(mine)); !out) return out;
     std::vector<int> all(static_cast<size_t>(ranks_));
     std::iota(all.begin(), all.end(), 0);
-    auto blobs = collect(store_, "card", all);
+    auto blobs = collect(store_, "rank_info", all);
     if (!blobs) return blobs.status();
     for (const auto& blob : blobs.value()) {
       auto decoded = decode(blob);

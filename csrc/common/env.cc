@@ -25,7 +25,7 @@ std::string get(const char* name) {
     const char* set = std::getenv((std::string("SMDDP_") + name).c_str());
     return set != nullptr && *set != '\0' ? set : row.fallback;
   }
-  std::abort();  // a name that is not in the table is a bug, found by the first test that runs it
+  std::abort();  // a bug, found by the first test that runs it
 }
 
 std::optional<double> get_number(const char* name) {

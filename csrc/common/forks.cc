@@ -7,7 +7,7 @@
 namespace smddp {
 namespace {
 
-// Written only by a child's one thread, before fork() returns there.
+// Written only by the one thread of a child, before fork() returns there.
 std::atomic<uint32_t> forks{0};
 
 }  // namespace

@@ -1,12 +1,13 @@
-// Tells a process from its forked children without a system call.
+// Tells a process from its forked children without a system call. Called by owners of threads and
+// mappings before they use them.
 #pragma once
 
 #include <cstdint>
 
 namespace smddp {
 
-// How many forks lie between this process and the first that asked. vfork() and a bare clone() do not
-// count: neither may go on to use this library.
+// The number of forks between this process and the first one that asked. vfork() and a bare clone()
+// do not count: the child of neither may use this library.
 uint32_t fork_count();
 
 }  // namespace smddp

@@ -1,4 +1,4 @@
-// Lines to stderr, off the data path. Level from SMDDP_LOG_LEVEL.
+// Lines to stderr, at the level of SMDDP_LOG_LEVEL. Never called on the data path.
 #pragma once
 
 #include <string>

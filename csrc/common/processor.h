@@ -1,11 +1,11 @@
-// Hints to the processor that no standard header has.
+// Hints to the processor that no standard header has. Called by loops that wait and by copies.
 #pragma once
 
 #include <cstddef>
 
 namespace smddp {
 
-// What a loop that waits for another core's store does between two looks.
+// A loop that waits for another core's store calls it between two looks.
 inline void pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -16,7 +16,7 @@ inline void pause() {
 
 inline constexpr size_t kCacheLine = 64;
 
-// Starts to bring lines here, to read them.
+// Starts to load the cache lines of a range that is about to be read.
 inline void prefetch(const std::byte* from, size_t bytes) {
   for (size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(from + at, 0);
 }

@@ -1,4 +1,4 @@
-// Keeps the process's signal handlers over a call into a library that installs its own.
+// Restores the process's signal handlers after a call into a library that installs its own.
 #pragma once
 
 #include <signal.h>
@@ -14,7 +14,7 @@ class KeepSignalHandlers {
     for (int s = 1; s < kSignals; ++s) {
       struct sigaction now;
       if (!known_[s] || sigaction(s, nullptr, &now) != 0) continue;
-      // Where nothing changed nothing is set, so another thread's handler is not undone.
+      // A handler that did not change is not set, so that a change by another thread stays.
       if (now.sa_sigaction != before_[s].sa_sigaction) sigaction(s, &before_[s], nullptr);
     }
   }
@@ -22,7 +22,7 @@ class KeepSignalHandlers {
   KeepSignalHandlers& operator=(const KeepSignalHandlers&) = delete;
 
  private:
-  static constexpr int kSignals = 32;  // the classic ones
+  static constexpr int kSignals = 32;  // without the real-time signals
   struct sigaction before_[kSignals];
   bool known_[kSignals] = {};
 };

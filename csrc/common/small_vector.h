@@ -1,4 +1,5 @@
-// A vector whose first elements need no memory of their own: most lists here are short.
+// A vector whose first elements need no allocation: most lists here are short. Used on the data
+// path.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,8 @@
 
 namespace smddp {
 
-// Up to N elements lie inside. Elements are copied bytewise, and move when the list outgrows its room.
+// Up to N elements are inside the object. Elements are copied bytewise, and move to the heap once
+// there are more.
 template <class T, size_t N>
 class SmallVector {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
@@ -36,7 +38,7 @@ class SmallVector {
   }
   ~SmallVector() { delete[] heap_; }
 
-  // `element` may be one of the list's.
+  // `element` may be an element of this vector.
   void push_back(const T& element) {
     T copy = element;
     if (size_ == room_) reserve(2 * room_);

@@ -1,5 +1,5 @@
-// Memory for sums on their way, kept from one use to the next: fresh pages cost as much as the copy
-// into them. Not thread-safe.
+// Memory for intermediate sums, kept from one use to the next: fresh pages cost as much as the copy
+// into them. Not thread-safe: its owner brings the lock.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace smddp {
 
 class StagingPool;
 
-// A run of bytes, page-aligned, that goes back to its pool. The pool must outlive it.
+// Page-aligned memory that returns to its pool when it is destroyed. The pool must outlive it.
 class Staging {
  public:
   Staging() = default;

@@ -1,4 +1,5 @@
-// Errors inside the core: a code, and a sentence for the user. No exceptions below csrc/torch.
+// Errors inside the core: a code, and a sentence for the user. Below csrc/torch there are no
+// exceptions.
 #pragma once
 
 #include <optional>
@@ -10,7 +11,7 @@ namespace smddp {
 
 enum class Code {
   kOk,
-  kInvalid,      // the caller passed something that can't work
+  kInvalid,      // an argument of the caller that can't work
   kUnavailable,  // a library, device or kernel facility is missing
   kMismatch,     // ranks called different operations
   kTimeout,      // a deadline passed
@@ -33,7 +34,7 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-// A value or the Status that says why there is none. value() may be called only when ok().
+// A value, or the Status that says why there is none. value() may be called only if ok().
 template <class T>
 class [[nodiscard]] Result {
  public:

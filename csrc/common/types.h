@@ -1,4 +1,4 @@
-// The vocabulary every layer shares: operations, element types, reductions.
+// The types that every room shares: operations, element types, reductions.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ using Rank = int32_t;
 
 enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBarrier };
 
-// kBytes is any type that is only moved, never summed: its element size travels in the byte counts.
+// kBytes is any type that is only moved, never summed; its element size is part of the byte counts.
 enum class Dtype : uint8_t {
   kBytes,
   kFloat32,

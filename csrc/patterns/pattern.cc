@@ -41,9 +41,9 @@ Flows logarithmic(const Topology& topology, Rank rank) {
   return flows;
 }
 
-// The rank of `node` that talks to `other` for the whole node. Both ends have the same local index, so
-// that it is a rail.
-Rank speaker(const Topology& topology, int node, int other) {
+// The rank of `node` that exchanges all shards with `other`. The rank at the other end has the same
+// local index, so that the two are on one rail.
+Rank joint_gateway(const Topology& topology, int node, int other) {
   int apart = std::abs(node - other);
   auto distance = static_cast<size_t>(std::min(apart, topology.nodes() - apart));
   const std::vector<Rank>& ranks = topology.node(node);
@@ -56,10 +56,10 @@ Flows joint(const Topology& topology, Rank rank) {
   int nodes = topology.nodes();
   for (int step = 1; step < nodes; ++step) {
     int above = (home + step) % nodes, below = (home + nodes - step) % nodes;
-    if (speaker(topology, home, above) == rank)
-      flows.out.push_back({speaker(topology, above, home), topology.node(home), step});
-    if (speaker(topology, home, below) == rank)
-      flows.in.push_back({speaker(topology, below, home), topology.node(below), step});
+    if (joint_gateway(topology, home, above) == rank)
+      flows.out.push_back({joint_gateway(topology, above, home), topology.node(home), step});
+    if (joint_gateway(topology, home, below) == rank)
+      flows.in.push_back({joint_gateway(topology, below, home), topology.node(below), step});
   }
   return flows;
 }
@@ -104,8 +104,8 @@ Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
 
 Rank entry(const Topology& topology, int node, Rank shard, Pattern pattern) {
   int home = topology.node_of(shard);
-  bool spoken_for = pattern == Pattern::kJoint && home != node;
-  return spoken_for ? speaker(topology, node, home) : reducer(topology, node, shard);
+  bool jointly = pattern == Pattern::kJoint && home != node;
+  return jointly ? joint_gateway(topology, node, home) : reducer(topology, node, shard);
 }
 
 bool equal_nodes(const Topology& topology) {

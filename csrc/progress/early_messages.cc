@@ -8,10 +8,13 @@ namespace smddp {
 
 void EarlyMessages::keep(const wire::Header& header, const std::byte* payload) {
   // Data only follows a READY that this rank has sent, so an early message is small.
-  if (header.type == wire::Type::kData || header.bytes > kReasonBytes) return count_dropped();
+  if (header.type == wire::Type::kData || header.bytes > kReasonBytes) {
+    ++dropped_;
+    return;
+  }
   if (messages_.size() == kMost) {
     messages_.pop_front();
-    count_dropped();
+    ++dropped_;
   }
   messages_.push_back({header, std::vector<std::byte>(payload, payload + header.bytes)});
 }

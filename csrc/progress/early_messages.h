@@ -1,6 +1,7 @@
-// Messages of groups that this rank does not have: of a group that it is still making, as a peer may be
-// ahead by one bootstrap, of a group that it has left, or of a stranger. The first kind is handed out once
-// the group is there. Knows headers, not what a group is. Called by Engine, under its lock.
+// Messages of groups that this rank does not have: of a group that it is still making, as a peer
+// may be ahead by one bootstrap, of a group that it has left, or of a foreign process. The first
+// kind is handed out once the group is there. Knows headers, not what a group is. Called by Groups,
+// under the engine's lock.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +20,11 @@ class EarlyMessages {
     std::vector<std::byte> payload;
   };
 
-  // Keeps a message of which wire::check() holds. If there are too many, the oldest is dropped.
+  // Keeps a message for which wire::check() is true. If there are too many, the oldest is dropped.
   void keep(const wire::Header& header, const std::byte* payload);
   // Those of `key`, in the order in which they came; they are no longer here.
   std::vector<Message> take(const JobKey& key);
-  // A message that no group can want is dropped.
-  void count_dropped() { ++dropped_; }
-  uint64_t dropped() const { return dropped_; }
+  uint64_t dropped() const { return dropped_; }  // messages, because they were too many or too long
 
  private:
   static constexpr size_t kMost = 4096;

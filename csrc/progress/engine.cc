@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "common/clock.h"
@@ -19,7 +18,7 @@ namespace {
 constexpr uint64_t kLongestSleepNs = 100'000'000;
 // How long the end of the process waits for messages under way.
 constexpr uint64_t kFlushNs = 1'000'000'000;
-// While something moves, groups look for what is late once in so many passes.
+// While something moves, groups check for late or dead ranks once in this many passes.
 constexpr uint32_t kPassesPerWatch = 1024;
 // A driver that yields to a thread that waits for the lock yields at most so often.
 constexpr int kYieldsToContenders = 64;
@@ -56,11 +55,10 @@ void Engine::shutdown() {
   lk.unlock();
   thread_.join();
   lk.lock();
-  for (auto& [key, group] : groups_) group->leave();
-  groups_.clear();
+  groups_.leave();
   uint64_t until = now_ns() + kFlushNs;
   while (endpoint_ && !endpoint_->idle() && now_ns() < until) {
-    if (auto moved = endpoint_->progress(*this); !moved || moved.value() == 0) sched_yield();
+    if (auto moved = endpoint_->progress(groups_); !moved || moved.value() == 0) sched_yield();
   }
   endpoint_.reset();
 }
@@ -104,14 +102,12 @@ Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& in
 
 void Engine::attach(const JobKey& key, Progressable* group) {
   Lock lk = lock();
-  groups_[key] = group;
-  for (const auto& message : early_messages_.take(key))
-    group->on_message(message.header, message.payload.data());
+  groups_.attach(key, group);
 }
 
 void Engine::detach(const JobKey& key) {
   Lock lk = lock();
-  groups_.erase(key);
+  groups_.detach(key);
   run_finished(lk);
 }
 
@@ -120,47 +116,21 @@ void Engine::expect_local_ranks(int ranks) {
   wait_policy_.expect_local_ranks(ranks, std::thread::hardware_concurrency());
 }
 
-void Engine::on_message(const std::byte* data, size_t size) {
-  if (!wire::check(data, size)) return early_messages_.count_dropped();
-  wire::Header header;
-  std::memcpy(&header, data, sizeof header);
-  auto group = groups_.find(header.key);
-  if (group != groups_.end()) {
-    group->second->on_message(header, data + sizeof header);
-  } else {
-    early_messages_.keep(header, data + sizeof header);
-  }
-}
-
-void Engine::on_peer_lost(fabric::Peer peer, const Status& why) {
-  for (auto& [key, group] : groups_) group->on_peer_lost(peer, why);
-}
-
 void Engine::finish(std::shared_ptr<Task> task, Status status) {
   task->status_ = std::move(status);
   finished_.push_back(std::move(task));
 }
 
-bool Engine::groups_busy() const {
-  return std::any_of(groups_.begin(), groups_.end(),
-                     [](const auto& g) { return g.second->busy(); });
-}
-
-bool Engine::busy() const { return (endpoint_ && !endpoint_->idle()) || groups_busy(); }
-
 bool Engine::pass() {
-  bool moved = false;
-  for (auto& [key, group] : groups_) {
-    if (group->busy()) moved |= group->progress();
-  }
+  bool moved = groups_.progress();
   moved |= progress_network();
-  if (++passes_ % kPassesPerWatch == 0) moved |= watch(now_ns());
+  if (++passes_ % kPassesPerWatch == 0) moved |= groups_.watch(now_ns());
   return moved;
 }
 
 bool Engine::progress_network() {
   if (!endpoint_) return false;
-  auto events = endpoint_->progress(*this);
+  auto events = endpoint_->progress(groups_);
   if (!events) log(LogLevel::kError, events.status().message());
   return events && events.value() > 0;
 }
@@ -169,18 +139,10 @@ void Engine::leave_to_background() {
   // The last sends are likely over: to find that out costs less than to wake a thread, which would
   // then compete with the next operation for the lock.
   if (!busy()) return;
-  if (!groups_busy()) progress_network();
+  if (!groups_.busy()) progress_network();
   if (!busy()) return;
   want_background_ = true;
   background_cv_.notify_one();
-}
-
-bool Engine::watch(uint64_t now) {
-  bool moved = false;
-  for (auto& [key, group] : groups_) {
-    if (group->busy()) moved |= group->watch(now);
-  }
-  return moved;
 }
 
 Engine::Lock Engine::lock() {
@@ -206,9 +168,9 @@ void Engine::yield(Lock& lk) {
 }
 
 bool Engine::spin() {
-  for (int looks = wait_policy_.looks();; pause()) {
+  for (int polls = wait_policy_.polls();; pause()) {
     if (pass() || !finished_.empty()) return true;
-    if (--looks == 0 || contenders_.load(std::memory_order_relaxed) > 0 || stop_) return false;
+    if (--polls == 0 || contenders_.load(std::memory_order_relaxed) > 0 || stop_) return false;
   }
 }
 
@@ -239,10 +201,10 @@ void Engine::notify_waiters() {
   if (sleeping_) presence_->ring_self();  // a waiter that sleeps as the driver
 }
 
-// Finishes the only finished task, without taking the lock again. A thread that begins to wait for the
-// task meanwhile raises waiters_, then looks at done_, then sleeps; this thread sets done_, then reads
-// waiters_. All four are sequentially consistent: either that thread sees done_, or this one sees
-// waiters_.
+// Finishes the only finished task, without taking the lock again. A thread that begins to wait for
+// the task meanwhile raises waiters_, then looks at done_, then sleeps; this thread sets done_,
+// then reads waiters_. All four are sequentially consistent: either that thread sees done_, or this
+// one sees waiters_.
 void Engine::finish_alone(Lock lk) {
   std::shared_ptr<Task> task = std::move(finished_.front());
   finished_.pop_front();
@@ -278,7 +240,7 @@ void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
     if (contenders_.load(std::memory_order_relaxed) > 0 ||
         (spin_ns > 0 && wait_policy_.turn_is_over(now_ns)))
       yield(lk);
-  } else if (wait_policy_.keeps_looking(now_ns(), spin_ns)) {
+  } else if (wait_policy_.keeps_polling(now_ns(), spin_ns)) {
     yield(lk);
   } else {
     sleep(lk, until);
@@ -295,8 +257,7 @@ std::vector<pollfd> Engine::events_to_sleep_on() {
 }
 
 uint64_t Engine::wake_time(uint64_t now, uint64_t until) const {
-  uint64_t wake = std::min(until, now + kLongestSleepNs);
-  for (auto& [key, group] : groups_) wake = std::min(wake, group->deadline_ns());
+  uint64_t wake = std::min({until, now + kLongestSleepNs, groups_.deadline_ns()});
   if (endpoint_) {
     bool exact = endpoint_->wait_fd() >= 0 && endpoint_->may_sleep();
     int limit_ms = exact ? endpoint_->sleep_limit_ms() : 1;
@@ -310,7 +271,7 @@ void Engine::sleep(Lock& lk, uint64_t until) {
   std::vector<pollfd> fds = events_to_sleep_on();
   presence_->announce_sleep();
   uint64_t now = now_ns();
-  bool moved = pass() || watch(now);
+  bool moved = pass() || groups_.watch(now);
   if (!moved && finished_.empty()) {
     uint64_t wake = wake_time(now, until);
     timespec timeout{};
@@ -342,7 +303,7 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   Lock lk = lock();
   waiters_.fetch_add(1);
   wait_policy_.begin_wait(now_ns);
-  // A driver that sleeps looks at the new work; the background thread also lets this thread drive.
+  // A driver that sleeps wakes for the new work; the background thread also lets this thread drive.
   if (driving_ && sleeping_) presence_->ring_self();
   if (!driving_) spin_once(lk);  // a task that finishes within a moment needs no clock
   uint64_t until = UINT64_MAX;

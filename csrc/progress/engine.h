@@ -1,16 +1,18 @@
-// The progress engine: one per process, shared by all its groups. It drives groups and the network, and
-// finishes tasks. It does not know what a collective is. Groups give it work and tasks; the threads that
-// wait for a task call wait().
+// The progress engine: one per process, shared by all its groups. It drives groups and the network,
+// and finishes tasks. It does not know what a collective is. Groups give it work and tasks; the
+// threads that wait for a task call wait().
 //
 // One thread at a time drives: it takes the lock, advances every busy group and the network, and
 // sleeps with the lock released when nothing moves. A thread that waits for a task becomes the
 // driver if there is none, so on the critical path no other thread has to run. The background
-// thread drives while something is in flight that no thread waits for, and between hosts also if other
-// threads need the cores for computing. Groups and the fabric endpoint are touched only under the lock.
+// thread drives while something is in flight that no thread waits for, and between hosts also if
+// other threads need the cores for computing. Groups and the fabric endpoint are touched only under
+// the lock.
 //
-// A driver that finds nothing to do first looks again at once, for a microsecond or two, then yields
-// the processor between looks, then sleeps. If the ranks of a host outnumber its cores, the rank that the
-// driver waits for may need this very core: there the driver yields after the first look (WaitPolicy).
+// A driver that finds nothing to do first polls again at once, for a microsecond or two, then
+// yields the processor between polls, then sleeps. If the ranks of a host outnumber its cores, the
+// rank that the driver waits for may need this very core: there the driver yields after the first
+// poll (WaitPolicy).
 #pragma once
 
 #include <poll.h>
@@ -19,7 +21,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -30,36 +31,18 @@
 #include "common/forks.h"
 #include "common/staging.h"
 #include "fabric/endpoint.h"
-#include "fabric/wire.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
-#include "progress/early_messages.h"
+#include "progress/groups.h"
 #include "progress/task.h"
 #include "progress/wait_policy.h"
 
 namespace smddp {
 
-// A group, as the engine sees it. Every call comes under the engine's lock.
-class Progressable {
- public:
-  virtual ~Progressable() = default;
-  virtual bool busy() const = 0;
-  // Advances what can be advanced. True if anything moved. Called in a tight loop.
-  virtual bool progress() = 0;
-  // Looks for what is late or dead: at intervals, and before the engine sleeps. True if progress() then
-  // has something to do.
-  virtual bool watch(uint64_t now_ns) = 0;
-  virtual uint64_t deadline_ns() const = 0;  // the earliest, UINT64_MAX for none
-  virtual void on_message(const wire::Header& header, const std::byte* payload) = 0;
-  virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
-  // The process ends: tells the peers if they still wait for this rank. The last call.
-  virtual void leave() = 0;
-};
-
-class Engine : private fabric::Sink {
+class Engine {
  public:
   static Result<std::unique_ptr<Engine>> create();
-  ~Engine() override;
+  ~Engine();
 
   const intranode::Presence& presence() const { return *presence_; }
   // Opens the process's endpoint on first use.
@@ -89,39 +72,35 @@ class Engine : private fabric::Sink {
     kept_until_fabric_closes_.push_back(std::move(what));
   }
 
-  // Releases `lock`, under which the caller added work, and runs what finished. The caller is going to
-  // wait for `awaited` (nullptr: for nothing). Work that this wait will not drive, because the task is
-  // over or there is none, is left to the background thread.
+  // Releases `lock`, under which the caller added work, and runs what finished. The caller is going
+  // to wait for `awaited` (nullptr: for nothing). Work that this wait will not drive, because the
+  // task is over or there is none, is left to the background thread.
   void release(Lock lock, const Task* awaited);
   // Advances all groups and the network once, then release(lock, nullptr).
   void kick(Lock lock);
   // Drives until `task` is done, or `timeout` is over (zero: no limit). False in the second case.
   bool wait(const Task& task, std::chrono::nanoseconds timeout = {});
-  // `ranks` ranks of one group share this host. If they outnumber the cores, waiting threads must not
-  // spin.
+  // `ranks` ranks of one group share this host. If they outnumber the cores, waiting threads must
+  // not spin.
   void expect_local_ranks(int ranks);
-  // For the end of the process: groups leave, messages under way get a moment to go out, and nothing
-  // runs any more. Tasks that were in flight stay undone.
+  // For the end of the process: groups leave, messages under way get a moment to go out, and
+  // nothing runs any more. Tasks that were in flight stay undone.
   void shutdown();
   // True after shutdown(), and in a child that was forked from the process that made the engine:
   // groups must not touch it.
   bool ended() const;
   bool forked() const;
-  // Messages dropped because they carried no group's key, or were malformed.
-  uint64_t foreign_messages() const { return early_messages_.dropped(); }
+  // As Groups::foreign_messages().
+  uint64_t foreign_messages() const { return groups_.foreign_messages(); }
   // How often a waiting thread left the driving to the background thread.
   uint64_t waits_left_to_background() const { return waits_left_to_background_; }
 
  private:
   Engine() = default;
-  void on_message(const std::byte* data, size_t size) override;
-  void on_peer_lost(fabric::Peer peer, const Status& why) override;
 
-  bool groups_busy() const;
-  bool busy() const;
+  bool busy() const { return (endpoint_ && !endpoint_->idle()) || groups_.busy(); }
   bool pass();  // under the lock, like all that follow
   bool progress_network();
-  bool watch(uint64_t now);
   // Wakes the background thread if something is in flight.
   void leave_to_background();
 
@@ -147,10 +126,9 @@ class Engine : private fabric::Sink {
   StagingPool staging_;
   std::vector<std::shared_ptr<void>> kept_until_fabric_closes_;
   std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
-  std::map<JobKey, Progressable*> groups_;
+  Groups groups_;
   intranode::Neighbors neighbors_;
   std::deque<std::shared_ptr<Task>> finished_;
-  EarlyMessages early_messages_;
   WaitPolicy wait_policy_;
 
   std::condition_variable waiters_cv_, background_cv_;

@@ -1,5 +1,5 @@
-// Something that a thread can wait for: one collective of one group. Knows nothing of what it does. Made
-// by groups, finished by the engine.
+// Something that a thread can wait for: one collective of one group. Knows nothing of what it does.
+// Made by groups, finished by the engine.
 #pragma once
 
 #include <atomic>

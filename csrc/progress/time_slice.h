@@ -3,9 +3,9 @@
 
 namespace smddp {
 
-// The shortest time slice that Linux grants, for the calling thread: with it, the thread gets a core at
-// once from a thread that computes, and not at the scheduler's next tick. A thread to which someone else
-// has given a policy or a priority stays as it is.
+// The shortest time slice that Linux grants, for the calling thread: with it, the thread gets a
+// core at once from a thread that computes, and not at the scheduler's next tick. A thread that
+// already has another policy or priority stays as it is.
 void request_short_time_slices();
 
 }  // namespace smddp

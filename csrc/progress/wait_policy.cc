@@ -17,11 +17,12 @@ void WaitPolicy::expect_local_ranks(int ranks, unsigned cores) {
       std::max(ranks_per_core_, (static_cast<uint64_t>(ranks) + shared_by - 1) / shared_by);
 }
 
-bool WaitPolicy::keeps_looking(uint64_t now, uint64_t spin_ns) {
+bool WaitPolicy::keeps_polling(uint64_t now, uint64_t spin_ns) {
   turn_began_ns_ = 0;
   if (idle_since_ns_ == 0) idle_since_ns_ = now;
-  // Two ranks that yield to one another on one core stay there, however idle the next core is; a thread
-  // that sleeps is woken on an idle core. Between hosts a sleep costs more than it may bring.
+  // Two ranks that yield to one another on one core stay there, however idle the next core is; a
+  // thread that sleeps is woken on an idle core. Between hosts a sleep costs more than it may
+  // bring.
   bool crowded = std::exchange(shares_core_, false) && ranks_per_core_ == 1 && !network_;
   return now - idle_since_ns_ < spin_ns && !crowded;
 }

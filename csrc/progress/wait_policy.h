@@ -1,9 +1,10 @@
-// How threads wait in the engine: how often a thread looks for work before it yields, how long it yields
-// before it sleeps, and when the background thread drives for threads that wait.
+// How threads wait in the engine: how often a thread polls before it yields, how long it polls and
+// yields before it sleeps, and when the background thread drives for threads that wait. To poll is
+// to advance all groups and the network once.
 //
-// Only judgements over times: no lock, no thread, no group, no network. A time that is needed only in
-// some cases comes as a clock, a callable that returns nanoseconds; it is read at most once per call.
-// Called by Engine, under its lock.
+// It decides from times alone, and knows no lock, no thread, no group and no network. A time that
+// is needed only in some cases comes as a clock, a callable that returns nanoseconds; it is read at
+// most once per call. Called by Engine, under its lock.
 #pragma once
 
 #include <algorithm>
@@ -14,30 +15,31 @@ namespace smddp {
 class WaitPolicy {
  public:
   WaitPolicy() = default;
-  // `spin_ns`: how long a waiting thread looks and yields without success before it sleeps.
+  // `spin_ns`: how long a waiting thread polls and yields without success before it sleeps.
   explicit WaitPolicy(uint64_t spin_ns) : spin_ns_(spin_ns) {}
   static WaitPolicy from_env();
 
   // This process is one of `ranks` ranks on a host with `cores` cores. The largest ratio counts.
   void expect_local_ranks(int ranks, unsigned cores);
-  // The process has opened the network: from now on threads look at it as well.
+  // The process has opened the network: from now on threads poll it as well.
   void expect_network() { network_ = true; }
 
   // --- the thread that drives
-  // Looks in a row before the thread yields or sleeps.
-  int looks() const { return ranks_per_core_ > 1 || spin_ns_ == 0 || network_ ? 1 : kLooks; }
-  // How long looks without success go on before the thread sleeps: for a thread that waits, and for the
+  // Polls in a row before the thread yields or sleeps.
+  int polls() const { return ranks_per_core_ > 1 || spin_ns_ == 0 || network_ ? 1 : kPolls; }
+  // How long a thread polls without success before it sleeps: a thread that waits, and the
   // background thread.
   uint64_t spin_ns() const { return spin_ns_; }
   uint64_t background_spin_ns() const {
     return network_ ? 0 : std::min(spin_ns_, kBackgroundSpinNs * ranks_per_core_);
   }
-  // A look found work, a sleep ended, or a wait begins: time without success counts from the next look.
+  // A poll found work, a sleep ended, or a wait begins: the time without success begins with the
+  // next poll.
   void restart_spin() { idle_since_ns_ = 0; }
-  // The last looks found nothing. True: yield, then look again. False: sleep. `spin_ns` is one of the
-  // two above.
-  bool keeps_looking(uint64_t now, uint64_t spin_ns);
-  // A look of a waiting thread found work. True: it has worked for so long that it yields.
+  // The last polls found nothing. True: yield, then poll again. False: sleep. `spin_ns` is one of
+  // the two above.
+  bool keeps_polling(uint64_t now, uint64_t spin_ns);
+  // A poll of a waiting thread found work. True: it has worked for so long that it yields.
   template <class Clock>
   bool turn_is_over(Clock&& clock);
   // A yield began and ended at these times.
@@ -53,35 +55,36 @@ class WaitPolicy {
   bool background_drives(Clock&& clock) const;
 
  private:
-  // Inside a host: a microsecond or two. A look at the network takes a system call, and its data comes
-  // through the kernel, which may need this core: then a thread looks once.
-  static constexpr int kLooks = 32;
-  // No thread waits for the work that the background thread drives, so threads that compute make better
-  // use of the core. Between hosts the background thread does not yield at all: on a core where another
-  // thread computes, a yield lasts until the scheduler's next tick (4 ms with 250 Hz), while a message
-  // wakes a sleeping thread at once.
+  // Inside a host: a microsecond or two. To poll the network takes a system call, and its data
+  // comes through the kernel, which may need this core: then a thread polls once.
+  static constexpr int kPolls = 32;
+  // No thread waits for the work that the background thread drives, so threads that compute make
+  // better use of the core. Between hosts the background thread does not yield at all: on a core
+  // where another thread computes, a yield lasts until the scheduler's next tick (4 ms with 250
+  // Hz), while a message wakes a sleeping thread at once.
   static constexpr uint64_t kBackgroundSpinNs = 20'000;
   // A yield that takes longer has let another thread run.
   static constexpr uint64_t kOwnCoreYieldNs = 2'000;
-  // A yield that takes longer than this, times the ranks of this host that share a core, has let another
-  // thread compute. A rank that spends longer than this between two waits computes itself. If both are
-  // the case between hosts, threads that wait and poll take the cores from threads that compute, and
-  // lose the core for a time slice at the wrong moment: the peers of the same step wait. The background
-  // thread sleeps, and gets a core back when data arrives, because its time slices are short. So it
-  // drives for the waiting threads: for kTakenNs after such a yield, and as long as one of the last
-  // kComputingWaits waits came after computing.
+  // A yield that takes longer than this, times the ranks of this host that share a core, has let
+  // another thread compute. A rank that spends longer than this between two waits computes itself.
+  // If both are the case between hosts, threads that wait and poll take the cores from threads that
+  // compute, and lose the core for a time slice at the wrong moment: the peers of the same step
+  // wait. The background thread sleeps, and gets a core back when data arrives, because its time
+  // slices are short. So it drives for the waiting threads: for kTakenNs after such a yield, and as
+  // long as one of the last kComputingWaits waits came after computing.
   static constexpr uint64_t kComputesNs = 1'000'000;
   static constexpr uint64_t kTakenNs = 3'000'000'000;
   static constexpr int kComputingWaits = 8;
-  // Between hosts a waiting thread that finds work yields its core after this time: the link of another
-  // rank may be idle until that rank runs. The background thread does not, as a yield may last for a tick.
+  // Between hosts a waiting thread that finds work yields its core after this time: the link of
+  // another rank may be idle until that rank runs. The background thread does not, as a yield may
+  // last for a tick.
   static constexpr uint64_t kTurnNs = 300'000;
 
-  uint64_t spin_ns_ = 0;         // from the first look without success to sleep
+  uint64_t spin_ns_ = 0;         // from the first poll without success to sleep
   uint64_t ranks_per_core_ = 1;  // above 1, the ranks of this host take turns on a core
   bool network_ = false;
-  uint64_t idle_since_ns_ = 0;  // the first of the looks without success; 0: none
-  uint64_t turn_began_ns_ = 0;  // the first of the looks with success; 0: none
+  uint64_t idle_since_ns_ = 0;  // the first of the polls without success; 0: none
+  uint64_t turn_began_ns_ = 0;  // the first of the polls with success; 0: none
   bool shares_core_ = false;    // found by the last yield
   uint64_t taken_until_ns_ =
       0;                        // after a long yield: other threads compute on the cores until then

@@ -1,4 +1,7 @@
-// Who shares a host with whom. Pure data, built from the host identities that the ranks exchanged.
+// Which ranks share a host: pure data, built from the host identities that the ranks exchanged.
+// Knows no buffers and no network. Called by groups, patterns and the selector.
+//
+// In the code's names a node is a host: the ranks whose host identities are equal.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +12,8 @@
 
 namespace smddp {
 
-// Nodes are numbered by their lowest rank, the ranks of a node by rank. Unequal nodes and ranks
-// that are dealt out in any order are fine.
+// Hosts are numbered in the order of their lowest rank, the ranks of a host in the order of rank.
+// Hosts may have different numbers of ranks, and ranks may be spread over hosts in any order.
 class Topology {
  public:
   Topology() = default;
@@ -19,12 +22,13 @@ class Topology {
   int ranks() const { return static_cast<int>(node_of_.size()); }
   int nodes() const { return static_cast<int>(node_.size()); }
   int node_of(Rank rank) const { return node_of_[static_cast<size_t>(rank)]; }
-  // Position of `rank` among the ranks of its node.
+  // Position of `rank` among the ranks of its host.
   int local_index(Rank rank) const { return local_index_[static_cast<size_t>(rank)]; }
+  // The ranks of a host.
   const std::vector<Rank>& node(int node) const { return node_[static_cast<size_t>(node)]; }
   bool same_node(Rank a, Rank b) const { return node_of(a) == node_of(b); }
-  // The rail's end on `node`: the rank there that exchanges with `rank` over the network. Equal
-  // local index where the node has one, else the index wraps.
+  // The rank of host `node` that exchanges data with `rank` over the network: the other end of the
+  // rail. It has the same local index; if the host has fewer ranks, the index wraps.
   Rank gateway(Rank rank, int node) const;
 
  private:
@@ -33,9 +37,9 @@ class Topology {
   std::vector<int> local_index_;
 };
 
-// SMDDP_HOST_ID, or else hostname, boot id and pid namespace: ranks that compare equal can open
-// each other's /proc/<pid>/fd and so share memory. Ranks in different containers count as different
-// hosts.
+// SMDDP_HOST_ID; if it is not set, hostname, boot id and pid namespace: ranks with equal identities
+// can open each other's /proc/<pid>/fd and so share memory. Ranks in different containers count as
+// ranks of different hosts.
 std::string host_identity();
 std::string host_name();
 

@@ -1,5 +1,5 @@
-// How groups come to be: the infos, the rounds over the store, the descriptors; and what a rank makes
-// of bytes that are none of its group's.
+// How groups are made: the rank information, the exchanges over the store, the descriptors; and how
+// a rank treats bytes that do not belong to its group.
 #include <barrier>
 #include <cstdlib>
 #include <filesystem>
@@ -25,7 +25,7 @@ RankInfo a_rank_info() {
   return info;
 }
 
-TEST(RankInfo, SurvivesTheRoundTrip) {
+TEST(RankInfo, IsTheSameAfterEncodingAndDecoding) {
   auto read = decode(encode(a_rank_info()));
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(read.value().host, "identity");
@@ -40,7 +40,7 @@ TEST(RankInfo, SurvivesTheRoundTrip) {
   EXPECT_EQ(read.value().fabric.address, a_rank_info().fabric.address);
 }
 
-TEST(RankInfo, AFabricAddressTravelsAloneToo) {
+TEST(RankInfo, AFabricAddressCanBeEncodedAlone) {
   auto blob = encode(FabricAddress{FabricAddress::State::kUnavailable, {}, "no libfabric"});
   auto read = decode_fabric(blob);
   ASSERT_TRUE(read.ok());
@@ -54,14 +54,14 @@ TEST(RankInfo, AFabricAddressTravelsAloneToo) {
   EXPECT_FALSE(decode_fabric(blob).ok());
 }
 
-TEST(RankInfo, AnyTruncationIsAnErrorAndNoRead) {
+TEST(RankInfo, AnyTruncationIsAnError) {
   auto whole = encode(a_rank_info());
   for (size_t size = 0; size < whole.size(); ++size) {
     EXPECT_FALSE(decode({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}).ok());
   }
 }
 
-TEST(RankInfo, AnotherVersionIsNamedAsSuch) {
+TEST(RankInfo, TheErrorForAnotherVersionSaysSo) {
   auto blob = encode(a_rank_info());
   ++blob[0];
   auto read = decode(blob);
@@ -71,18 +71,18 @@ TEST(RankInfo, AnotherVersionIsNamedAsSuch) {
 
 TEST(RankInfo, RandomBytesAreHarmless) {
   std::mt19937 random(3);
-  auto head = encode(a_rank_info());
+  auto valid = encode(a_rank_info());
   for (int i = 0; i < 20000; ++i) {
     std::vector<uint8_t> blob(random() % 200);
     for (auto& byte : blob) byte = static_cast<uint8_t>(random());
     for (size_t b = 0; b < std::min<size_t>(4, blob.size()); ++b)
-      blob[b] = head[b];  // past the version
+      blob[b] = valid[b];  // so that the version is right
     (void)decode(blob);
     (void)decode_fabric(blob);
   }
 }
 
-// --- rounds over the store -------------------------------------------------------------------------
+// --- exchanges over the store --------------------------------------------------------------------
 
 class Variable {
  public:
@@ -97,11 +97,11 @@ class Variable {
   std::string old_;
 };
 
-struct Joining {
+struct Join {
   std::string layout;
   bool several_hosts = false;
   std::function<void(int rank, Engine&)> before = [](int, Engine&) {};
-  // With the groups made so far; every rank is here at the same time.
+  // Called with the number of groups made so far, by all ranks at the same time.
   std::function<void(int rank, Engine&, int groups)> after = [](int, Engine&, int) {};
   int groups = 1;
 };
@@ -111,8 +111,9 @@ struct Joined {
   std::vector<Status> status;
 };
 
-// Makes groups over ranks that are threads, with an engine each, and tells how the last one went.
-Joined join(const Joining& how) {
+// Makes groups over ranks that are threads, with an engine each, and returns the results of the
+// last group.
+Joined join(const Join& how) {
   MemoryStore store;
   auto ranks = static_cast<int>(how.layout.size());
   Joined joined;
@@ -151,44 +152,48 @@ Joined join(const Joining& how) {
   return joined;
 }
 
-void expect_rounds(const Joined& joined, int fragments) {
+void expect_exchanges(const Joined& joined, int exchanges) {
   for (size_t r = 0; r < joined.stores.size(); ++r) {
     EXPECT_TRUE(joined.status[r].ok()) << joined.status[r].message();
-    EXPECT_EQ(joined.stores[r].sets, fragments);
-    EXPECT_EQ(joined.stores[r].gets, fragments);
+    EXPECT_EQ(joined.stores[r].sets, exchanges);
+    EXPECT_EQ(joined.stores[r].gets, exchanges);
     EXPECT_EQ(joined.stores[r].looks, 0);
   }
 }
 
-TEST(Rounds, OneHostTakesOneAndOpensNoFabric) {
+TEST(Exchanges, OneHostTakesOneAndOpensNoFabric) {
   auto after = [](int, Engine& engine, int) { EXPECT_EQ(engine.open_fabric(), nullptr); };
-  expect_rounds(join({.layout = "AAA", .after = after}), 1);
+  expect_exchanges(join({.layout = "AAA", .after = after}), 1);
 }
 
-TEST(Rounds, SeveralHostsTakeOneWhereTheyAreExpected) {
-  expect_rounds(join({.layout = "ABBA", .several_hosts = true}), 1);
+TEST(Exchanges, SeveralHostsTakeOneIfTheyAreExpected) {
+  expect_exchanges(join({.layout = "ABBA", .several_hosts = true}), 1);
 }
 
-TEST(Rounds, TheLaunchersVariablesTellOfSeveralHosts) {
+TEST(Exchanges, TheLaunchersVariablesAnnounceSeveralHosts) {
   Variable world("WORLD_SIZE", "4");
   {
     Variable local("LOCAL_WORLD_SIZE", "2");
-    expect_rounds(join({.layout = "ABBA"}), 1);
+    expect_exchanges(join({.layout = "ABBA"}), 1);
   }
   {
     Variable local("LOCAL_SIZE", "2");
-    expect_rounds(join({.layout = "ABBA"}), 1);
+    expect_exchanges(join({.layout = "ABBA"}), 1);
   }
   Variable local("LOCAL_WORLD_SIZE", "4");
   auto after = [](int, Engine& engine, int) { EXPECT_EQ(engine.open_fabric(), nullptr); };
-  expect_rounds(join({.layout = "AAAA", .after = after}), 1);
+  expect_exchanges(join({.layout = "AAAA", .after = after}), 1);
 }
 
-TEST(Rounds, SeveralHostsUnannouncedTakeASecondOne) { expect_rounds(join({.layout = "ABBA"}), 2); }
+TEST(Exchanges, SeveralHostsThatAreNotExpectedTakeTwo) {
+  expect_exchanges(join({.layout = "ABBA"}), 2);
+}
 
-TEST(Rounds, AFurtherGroupTakesOne) { expect_rounds(join({.layout = "ABBA", .groups = 2}), 1); }
+TEST(Exchanges, AFurtherGroupTakesOne) {
+  expect_exchanges(join({.layout = "ABBA", .groups = 2}), 1);
+}
 
-TEST(Rounds, OnlyRanksWithoutAnOpenFabricPublishAgain) {
+TEST(Exchanges, OnlyRanksWithoutAnOpenFabricPublishAgain) {
   auto before = [](int rank, Engine& engine) {
     if (rank != 2) ASSERT_TRUE(engine.fabric().ok());
   };
@@ -200,7 +205,7 @@ TEST(Rounds, OnlyRanksWithoutAnOpenFabricPublishAgain) {
   }
 }
 
-TEST(Rounds, ARankWithoutFabricTellsEverybodyWhy) {
+TEST(Exchanges, ARankWithoutFabricTellsAllRanksWhy) {
   for (bool expected : {true, false}) {
     std::barrier opened(4);
     std::optional<Variable> nowhere;
@@ -228,20 +233,20 @@ int open_descriptors() {
   return count;
 }
 
-TEST(Descriptors, AGroupHoldsNone) {
+TEST(Descriptors, AGroupKeepsNoneOpen) {
   int first = 0;
   auto after = [&](int rank, Engine&, int groups) {
     if (rank != 0) return;
     if (groups == 1) first = open_descriptors();
     EXPECT_EQ(open_descriptors(), first);
   };
-  expect_rounds(join({.layout = "AABB", .after = after, .groups = 20}), 1);
+  expect_exchanges(join({.layout = "AABB", .after = after, .groups = 20}), 1);
   EXPECT_GT(first, 0);
 }
 
-// --- a peer that does not join ----------------------------------------------------------------------
+// --- a peer that does not join -------------------------------------------------------------------
 
-// Tells a rank something else of its neighbour's segment than the neighbour said.
+// Gives a rank another descriptor for its neighbor's segment than the neighbor published.
 class ForgingStore : public CountingStore {
  public:
   using CountingStore::CountingStore;
@@ -254,7 +259,7 @@ class ForgingStore : public CountingStore {
   }
 };
 
-TEST(Node, ARankThatCouldNotJoinTellsItsNeighbours) {
+TEST(Host, ARankThatCouldNotJoinTellsItsNeighbors) {
   MemoryStore store;
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r) {
@@ -281,23 +286,23 @@ class NoSink : public fabric::Sink {
   void on_peer_lost(fabric::Peer, const Status&) override {}
 };
 
-// A stranger who knows the address but not the key: garbage, well-formed headers of no group, and an
-// abort. The group goes on, and nothing of it is taken.
-TEST(Strangers, MessagesWithoutTheKeyChangeNothing) {
+// A process that knows the address but not the key sends random bytes, valid headers of no group,
+// and an abort. The group goes on and uses none of it.
+TEST(ForeignMessages, ChangeNothing) {
   run_world("AB", [](RankContext& c) {
     std::vector<int> in(100, c.rank), out(200);
     ASSERT_TRUE(c.run(gather_of(in, out, 2)).ok());
     if (c.rank == 0) {
-      auto stranger = fabric::Endpoint::open(fabric::options_from_env());
-      ASSERT_TRUE(stranger.ok());
-      auto peer = stranger.value()->add_peer(c.engine.open_fabric()->address());
+      auto foreign = fabric::Endpoint::open(fabric::options_from_env());
+      ASSERT_TRUE(foreign.ok());
+      auto peer = foreign.value()->add_peer(c.engine.open_fabric()->address());
       ASSERT_TRUE(peer.ok());
       NoSink sink;
       std::mt19937 random(5);
       for (int i = 0; i < 60; ++i) {
         fabric::SendBuffer* buffer = nullptr;
-        while ((buffer = stranger.value()->acquire(peer.value(), false)) == nullptr) {
-          (void)stranger.value()->progress(sink);
+        while ((buffer = foreign.value()->acquire(peer.value(), false)) == nullptr) {
+          (void)foreign.value()->progress(sink);
           c.engine.kick(c.engine.lock());
         }
         size_t size = sizeof(wire::Header) + random() % 1000;
@@ -310,14 +315,14 @@ TEST(Strangers, MessagesWithoutTheKeyChangeNothing) {
           header.seq = static_cast<uint64_t>(i);
           std::memcpy(buffer->data, &header, sizeof header);
         }
-        stranger.value()->post(buffer, size);
+        foreign.value()->post(buffer, size);
       }
-      for (int turn = 0; turn < 2000 && !stranger.value()->idle(); ++turn) {
-        (void)stranger.value()->progress(sink);
+      for (int turn = 0; turn < 2000 && !foreign.value()->idle(); ++turn) {
+        (void)foreign.value()->progress(sink);
         c.engine.kick(c.engine.lock());
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      EXPECT_TRUE(stranger.value()->idle());
+      EXPECT_TRUE(foreign.value()->idle());
     }
     for (int i = 0; i < 20; ++i) {
       std::fill(in.begin(), in.end(), c.rank + i);

@@ -1,4 +1,4 @@
-// Who drives: the thread that waits, or the background thread.
+// Which thread drives: the one that waits, or the background thread.
 #include <sched.h>
 
 #include <atomic>
@@ -12,10 +12,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// All that start here share one core with somebody who computes.
-class CrowdedCore {
+// All threads that start while it exists share one core with a thread that computes.
+class BusyCore {
  public:
-  CrowdedCore() {
+  BusyCore() {
     sched_getaffinity(0, sizeof before_, &before_);
     int first = 0;
     while (!CPU_ISSET(first, &before_)) ++first;
@@ -28,7 +28,7 @@ class CrowdedCore {
       }
     });
   }
-  ~CrowdedCore() {
+  ~BusyCore() {
     stop_ = true;
     computes_.join();
     sched_setaffinity(0, sizeof before_, &before_);
@@ -52,9 +52,10 @@ void gather_and_check(RankContext& c, int turn) {
     ASSERT_EQ(out[(r + 1) * in.size() - 1], 100 * turn + static_cast<int>(r));
 }
 
-// A rank may leave more waits to the background thread than another: all take as many turns.
-TEST(Driving, IsLeftToTheBackgroundThreadWhereTheCoreComputes) {
-  CrowdedCore core;
+// One rank may leave more waits to the background thread than another, so all take the same number
+// of turns.
+TEST(Driving, IsLeftToTheBackgroundThreadIfOtherThreadsComputeOnTheCore) {
+  BusyCore core;
   if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
   std::atomic<int> left{0};
   run_world("AB", [&](RankContext& c) {
@@ -64,8 +65,8 @@ TEST(Driving, IsLeftToTheBackgroundThreadWhereTheCoreComputes) {
   EXPECT_GT(left, 0);
 }
 
-TEST(Driving, WhoLeavesItToTheBackgroundThreadStillHearsOfDeadlinesAndFailures) {
-  CrowdedCore core;
+TEST(Driving, AWaitLeftToTheBackgroundThreadEndsWithDeadlinesAndFailures) {
+  BusyCore core;
   if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
   run_world("AB", [&](RankContext& c) {
     for (int turn = 0; turn < 50; ++turn) gather_and_check(c, turn);
@@ -89,8 +90,8 @@ TEST(Driving, WhoLeavesItToTheBackgroundThreadStillHearsOfDeadlinesAndFailures) 
   });
 }
 
-TEST(Driving, ShutdownFreesThoseWhoLeaveItToTheBackgroundThread) {
-  CrowdedCore core;
+TEST(Driving, ShutdownEndsAWaitLeftToTheBackgroundThread) {
+  BusyCore core;
   if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
   run_world("AB", [&](RankContext& c) {
     for (int turn = 0; turn < 50; ++turn) gather_and_check(c, turn);

@@ -17,7 +17,7 @@ std::vector<std::string> hosts(const std::string& letters) {
   return out;
 }
 
-TEST(Topology, NumbersNodesByLowestRankAndRanksInOrder) {
+TEST(Topology, NumbersHostsByLowestRankAndRanksInOrder) {
   Topology t(hosts("BABAC"));
   EXPECT_EQ(t.ranks(), 5);
   EXPECT_EQ(t.nodes(), 3);
@@ -29,7 +29,7 @@ TEST(Topology, NumbersNodesByLowestRankAndRanksInOrder) {
   EXPECT_FALSE(t.same_node(0, 1));
 }
 
-TEST(Topology, GatewayHasEqualLocalIndexAndWrapsOnSmallerNodes) {
+TEST(Topology, GatewayHasEqualLocalIndexAndWrapsOnSmallerHosts) {
   Topology t(hosts("AAABB"));
   EXPECT_EQ(t.gateway(0, 1), 3);
   EXPECT_EQ(t.gateway(1, 1), 4);
@@ -37,7 +37,7 @@ TEST(Topology, GatewayHasEqualLocalIndexAndWrapsOnSmallerNodes) {
   EXPECT_EQ(t.gateway(4, 0), 1);
 }
 
-// Clusters nobody owns: even and uneven, dealt out in blocks and round-robin.
+// Made-up clusters: hosts of equal and unequal size, ranks in blocks and round-robin.
 std::vector<std::vector<std::string>> clusters() {
   std::vector<std::vector<std::string>> all = {hosts("A"),       hosts("AB"),     hosts("AAB"),
                                                hosts("ABAB"),    hosts("AAABBC"), hosts("ABCABCA"),
@@ -61,15 +61,15 @@ std::vector<Pattern> patterns_of(const Topology& t) {
   return {Pattern::kDirect, Pattern::kLog, Pattern::kJoint};
 }
 
-TEST(Pattern, EveryShardReachesEveryNodeExactlyOnce) {
+TEST(Pattern, EveryShardReachesEveryHostExactlyOnce) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);
     for (Pattern p : patterns_of(t)) {
-      std::vector<int> landed(static_cast<size_t>(t.ranks() * t.nodes()));
+      std::vector<int> arrivals(static_cast<size_t>(t.ranks() * t.nodes()));
       for (Rank r = 0; r < t.ranks(); ++r) {
         for (const auto& flow : pattern::gather_flows(t, r, p).in) {
           for (Rank shard : flow.shards) {
-            ++landed[static_cast<size_t>(shard * t.nodes() + t.node_of(r))];
+            ++arrivals[static_cast<size_t>(shard * t.nodes() + t.node_of(r))];
             EXPECT_EQ(pattern::entry(t, t.node_of(r), shard, p), r);
             if (p != Pattern::kJoint) EXPECT_EQ(pattern::reducer(t, t.node_of(r), shard), r);
           }
@@ -77,14 +77,14 @@ TEST(Pattern, EveryShardReachesEveryNodeExactlyOnce) {
       }
       for (Rank r = 0; r < t.ranks(); ++r) {
         for (int n = 0; n < t.nodes(); ++n) {
-          EXPECT_EQ(landed[static_cast<size_t>(r * t.nodes() + n)], n == t.node_of(r) ? 0 : 1);
+          EXPECT_EQ(arrivals[static_cast<size_t>(r * t.nodes() + n)], n == t.node_of(r) ? 0 : 1);
         }
       }
     }
   }
 }
 
-TEST(Pattern, WhatOneSendsTheOtherExpects) {
+TEST(Pattern, EverySentFlowIsOneThatItsReceiverExpects) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);
     for (Pattern p : patterns_of(t)) {
@@ -103,37 +103,37 @@ TEST(Pattern, WhatOneSendsTheOtherExpects) {
   }
 }
 
-TEST(Pattern, JointFlowsCarryAllOfANodeAndGoAlongRails) {
+TEST(Pattern, JointFlowsCarryAllShardsOfAHostAndFollowRails) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);
     std::set<std::pair<int, int>> pairs;
-    std::set<Rank> speakers;
+    std::set<Rank> gateways;
     for (Rank r = 0; r < t.ranks(); ++r) {
-      std::set<Rank> rails, heard;
+      std::set<Rank> rails, sources;
       auto direct = pattern::gather_flows(t, r, Pattern::kDirect);
       for (const auto* side : {&direct.in, &direct.out}) {
         for (const auto& flow : *side) rails.insert(flow.peer);
       }
       auto flows = pattern::gather_flows(t, r, Pattern::kJoint);
-      for (const auto& flow : flows.in) heard.insert(flow.peer);
+      for (const auto& flow : flows.in) sources.insert(flow.peer);
       for (const auto& flow : flows.out) {
         EXPECT_EQ(flow.shards, t.node(t.node_of(r)));
         EXPECT_TRUE(pairs.emplace(t.node_of(r), t.node_of(flow.peer)).second);
         EXPECT_TRUE(rails.count(flow.peer));
-        EXPECT_TRUE(heard.count(flow.peer)) << "whoever sends hears from the same rank";
-        speakers.insert(r);
+        EXPECT_TRUE(sources.count(flow.peer)) << "a rank receives from each rank that it sends to";
+        gateways.insert(r);
       }
     }
     EXPECT_EQ(pairs.size(), static_cast<size_t>(t.nodes() * (t.nodes() - 1)));
-    // Spread over the ranks, as far as there are pairs.
+    // The pairs of hosts are spread over all ranks, as far as there are enough pairs.
     if (pattern::equal_nodes(t)) {
       size_t each = std::min(t.node(0).size(), static_cast<size_t>(t.nodes() / 2));
-      EXPECT_EQ(speakers.size(), each * static_cast<size_t>(t.nodes()));
+      EXPECT_EQ(gateways.size(), each * static_cast<size_t>(t.nodes()));
     }
   }
 }
 
-TEST(Pattern, NobodyPassesOnWhatItCannotHaveYet) {
+TEST(Pattern, ARankSendsOnlyShardsThatItAlreadyHas) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);
     if (!pattern::equal_nodes(t)) continue;
@@ -150,7 +150,7 @@ TEST(Pattern, NobodyPassesOnWhatItCannotHaveYet) {
   }
 }
 
-TEST(Pattern, InEachStepANodeReceivesFromOneOtherOnly) {
+TEST(Pattern, InEachStepAHostReceivesFromOneOtherHostOnly) {
   Topology t(clusters().back());
   for (size_t step = 0; step + 1 < static_cast<size_t>(t.nodes()); ++step) {
     std::vector<int> from(static_cast<size_t>(t.nodes()), -1);
@@ -163,7 +163,7 @@ TEST(Pattern, InEachStepANodeReceivesFromOneOtherOnly) {
   }
 }
 
-TEST(Pattern, ABlockIsSummedByItsOwnerAtHomeAndItsGatewayElsewhere) {
+TEST(Pattern, ABlockIsSummedByItsOwnerOnItsHostAndByItsGatewayElsewhere) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);
     for (Rank block = 0; block < t.ranks(); ++block) {

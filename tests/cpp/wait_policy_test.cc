@@ -1,5 +1,5 @@
-// How threads wait, at made-up times and without a thread: when they yield, when they sleep, and when the
-// background thread drives.
+// How threads wait, at made-up times and without a thread: when they yield, when they sleep, and
+// when the background thread drives.
 #include "progress/wait_policy.h"
 
 #include <gtest/gtest.h>
@@ -37,26 +37,26 @@ void wait_once(WaitPolicy& policy, Clock& clock) {
   policy.end_wait(clock);
 }
 
-TEST(Looks, AreManyOnlyInsideAHostWithACorePerRank) {
-  EXPECT_EQ(inside_a_host().looks(), 32);
-  EXPECT_EQ(between_hosts().looks(), 1);
-  EXPECT_EQ(WaitPolicy(0).looks(), 1);
+TEST(Polls, AreManyOnlyInsideAHostWithACorePerRank) {
+  EXPECT_EQ(inside_a_host().polls(), 32);
+  EXPECT_EQ(between_hosts().polls(), 1);
+  EXPECT_EQ(WaitPolicy(0).polls(), 1);
   WaitPolicy crowded = inside_a_host();
   crowded.expect_local_ranks(5, 4);
-  EXPECT_EQ(crowded.looks(), 1);
+  EXPECT_EQ(crowded.polls(), 1);
 }
 
-TEST(Looks, TheGroupWithTheMostRanksPerCoreCounts) {
+TEST(Polls, TheGroupWithTheMostRanksPerCoreCounts) {
   WaitPolicy policy = inside_a_host();
   policy.expect_local_ranks(4, 4);
-  EXPECT_EQ(policy.looks(), 32);
+  EXPECT_EQ(policy.polls(), 32);
   policy.expect_local_ranks(12, 4);
   policy.expect_local_ranks(2, 4);
-  EXPECT_EQ(policy.looks(), 1);
+  EXPECT_EQ(policy.polls(), 1);
   EXPECT_EQ(policy.background_spin_ns(), 3 * 20 * kMicrosecond);
 }
 
-TEST(Looks, AnUnknownNumberOfCoresCountsAsOne) {
+TEST(Polls, AnUnknownNumberOfCoresCountsAsOne) {
   WaitPolicy policy = inside_a_host();
   policy.expect_local_ranks(3, 0);
   EXPECT_EQ(policy.background_spin_ns(), 3 * 20 * kMicrosecond);
@@ -70,43 +70,43 @@ TEST(Spinning, TheBackgroundThreadSleepsSoonerAndBetweenHostsAtOnce) {
   EXPECT_EQ(between_hosts().background_spin_ns(), 0u);
 }
 
-TEST(Spinning, EndsInSleepOnceLooksFoundNothingForItsTime) {
+TEST(Spinning, EndsInSleepOncePollsFoundNothingForItsTime) {
   WaitPolicy policy = inside_a_host();
-  EXPECT_TRUE(policy.keeps_looking(kSecond, kSpin));
-  EXPECT_TRUE(policy.keeps_looking(kSecond + kSpin - 1, kSpin));
-  EXPECT_FALSE(policy.keeps_looking(kSecond + kSpin, kSpin));
+  EXPECT_TRUE(policy.keeps_polling(kSecond, kSpin));
+  EXPECT_TRUE(policy.keeps_polling(kSecond + kSpin - 1, kSpin));
+  EXPECT_FALSE(policy.keeps_polling(kSecond + kSpin, kSpin));
 }
 
-TEST(Spinning, BeginsAgainAfterALookThatFoundWork) {
+TEST(Spinning, BeginsAgainAfterAPollThatFoundWork) {
   WaitPolicy policy = inside_a_host();
-  EXPECT_TRUE(policy.keeps_looking(kSecond, kSpin));
+  EXPECT_TRUE(policy.keeps_polling(kSecond, kSpin));
   policy.restart_spin();
-  EXPECT_TRUE(policy.keeps_looking(kSecond + kSpin, kSpin));
-  EXPECT_FALSE(policy.keeps_looking(kSecond + 2 * kSpin, kSpin));
+  EXPECT_TRUE(policy.keeps_polling(kSecond + kSpin, kSpin));
+  EXPECT_FALSE(policy.keeps_polling(kSecond + 2 * kSpin, kSpin));
 }
 
 TEST(Spinning, WithoutTimeForItIsSleepAtOnce) {
   WaitPolicy policy = between_hosts();
-  EXPECT_FALSE(policy.keeps_looking(kSecond, policy.background_spin_ns()));
+  EXPECT_FALSE(policy.keeps_polling(kSecond, policy.background_spin_ns()));
 }
 
 TEST(Yields, ThatLetAnotherThreadRunAreFollowedByOneSleepInsideAHost) {
   WaitPolicy policy = inside_a_host();
   policy.note_yield(kSecond, kSecond + 2 * kMicrosecond);
-  EXPECT_TRUE(policy.keeps_looking(kSecond, kSpin));
+  EXPECT_TRUE(policy.keeps_polling(kSecond, kSpin));
   policy.note_yield(kSecond, kSecond + 2 * kMicrosecond + 1);
-  EXPECT_FALSE(policy.keeps_looking(kSecond + 1, kSpin));
+  EXPECT_FALSE(policy.keeps_polling(kSecond + 1, kSpin));
   policy.restart_spin();
-  EXPECT_TRUE(policy.keeps_looking(kSecond + 2, kSpin));
+  EXPECT_TRUE(policy.keeps_polling(kSecond + 2, kSpin));
 }
 
-TEST(Yields, OfRanksThatShareACoreOrUseTheNetworkAreFollowedByLooks) {
+TEST(Yields, OfRanksThatShareACoreOrUseTheNetworkAreFollowedByPolls) {
   WaitPolicy crowded = inside_a_host();
   crowded.expect_local_ranks(2, 1);
   WaitPolicy remote = between_hosts();
   for (WaitPolicy* policy : {&crowded, &remote}) {
     policy->note_yield(kSecond, kSecond + kMillisecond);
-    EXPECT_TRUE(policy->keeps_looking(kSecond + kMillisecond, kSpin));
+    EXPECT_TRUE(policy->keeps_polling(kSecond + kMillisecond, kSpin));
   }
 }
 
@@ -122,12 +122,12 @@ TEST(Turns, EndBetweenHostsAfterTheirTimeAtWork) {
   EXPECT_EQ(clock.reads, 4);
 }
 
-TEST(Turns, BeginAgainAfterALookThatFoundNothing) {
+TEST(Turns, BeginAgainAfterAPollThatFoundNothing) {
   WaitPolicy policy = between_hosts();
   Clock clock;
   EXPECT_FALSE(policy.turn_is_over(clock));
   clock.now += 200 * kMicrosecond;
-  EXPECT_TRUE(policy.keeps_looking(clock.now, kSpin));
+  EXPECT_TRUE(policy.keeps_polling(clock.now, kSpin));
   clock.now += 200 * kMicrosecond;
   EXPECT_FALSE(policy.turn_is_over(clock));
 }
@@ -141,9 +141,10 @@ TEST(Turns, InsideAHostHaveNoEndAndReadNoClock) {
   EXPECT_EQ(clock.reads, 0);
 }
 
-// --- who drives ------------------------------------------------------------------------------------
+// --- which thread drives -------------------------------------------------------------------------
 
-// A rank that computes for two milliseconds between its waits, on cores where other threads compute.
+// A rank that computes for two milliseconds between its waits, on cores where other threads
+// compute.
 void compute_beside_others(WaitPolicy& policy, Clock& clock) {
   wait_once(policy, clock);
   clock.now += 2 * kMillisecond;
@@ -152,14 +153,14 @@ void compute_beside_others(WaitPolicy& policy, Clock& clock) {
   clock.now += 4 * kMillisecond;
 }
 
-TEST(Driving, IsTheBackgroundThreadsIfRanksComputeAndTheirCoresAreTaken) {
+TEST(Driving, IsLeftToTheBackgroundThreadIfTheRankAndOtherThreadsCompute) {
   WaitPolicy policy = between_hosts();
   Clock clock;
   compute_beside_others(policy, clock);
   EXPECT_TRUE(policy.background_drives(clock));
 }
 
-TEST(Driving, StaysWithTheWaitingThreadIfOnlyOneIsSo) {
+TEST(Driving, StaysWithTheWaitingThreadIfOnlyOneOfTheTwoComputes) {
   WaitPolicy computes = between_hosts(), taken = between_hosts();
   Clock clock;
   wait_once(computes, clock);

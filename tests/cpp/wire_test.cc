@@ -39,7 +39,7 @@ TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
   }
 }
 
-TEST(Wire, RejectsFewerBytesThanAHeader) {
+TEST(Wire, RejectsAMessageShorterThanAHeader) {
   std::vector<uint8_t> whole = message(Type::kData, 0);
   for (size_t size = 0; size < sizeof(Header); ++size) {
     std::vector<uint8_t> cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(size));
@@ -64,13 +64,13 @@ TEST(Wire, RejectsUnknownTypes) {
   }
 }
 
-TEST(Wire, RejectsALengthThatIsNotThePayloads) {
+TEST(Wire, RejectsALengthThatDiffersFromThePayload) {
   std::vector<uint8_t> good = message(Type::kData, 8);
   constexpr uint64_t kTop = std::numeric_limits<uint64_t>::max();
-  for (uint64_t lie :
+  for (uint64_t wrong :
        {uint64_t{0}, uint64_t{7}, uint64_t{9}, uint64_t{8} + sizeof(Header), uint64_t{1} << 32,
         (uint64_t{1} << 32) + 8, kTop, kTop - sizeof(Header), kTop - sizeof(Header) + 9}) {
-    EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.bytes = lie; })) << lie;
+    EXPECT_FALSE(accepts_edited(good, [&](Header& h) { h.bytes = wrong; })) << wrong;
   }
 }
 
@@ -83,7 +83,7 @@ TEST(Wire, ReadsAtAnyAlignment) {
   }
 }
 
-TEST(Wire, GrantsThatCanBeUsed) {
+TEST(Wire, AcceptsOnlyGrantsWithinBounds) {
   Grant good = {};
   good.region = kMaxRegions - 1;
   good.bytes = 1000;
@@ -111,15 +111,15 @@ TEST(Wire, ImmediateDataHoldsRegionAndChunk) {
   }
 }
 
-// Whatever the bytes are, an accepted message has every property that the receiver relies on.
-TEST(Wire, RandomBytes) {
+// An accepted message has the properties that the receiver relies on, for all bytes.
+TEST(Wire, AcceptsOfRandomBytesOnlyValidMessages) {
   std::mt19937_64 random(20240607);
   int accepted = 0;
-  for (int repetition = 0; repetition < 20000; ++repetition) {
+  for (int i = 0; i < 20000; ++i) {
     std::vector<uint8_t> bytes(random() % 200);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-    // Every other one starts from a good message, so that the later checks are reached too.
-    if (repetition % 2 == 0 && bytes.size() >= sizeof(Header)) {
+    // Every second message starts as a valid one, so that the later checks run as well.
+    if (i % 2 == 0 && bytes.size() >= sizeof(Header)) {
       std::vector<uint8_t> good = message(Type::kData, bytes.size() - sizeof(Header));
       bytes.swap(good);
       for (uint64_t hits = random() % 3; hits > 0; --hits) {

@@ -1,0 +1,30 @@
+// A group, as the engine sees it. Implemented in collectives/; called by the engine, always under
+// its lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/status.h"
+#include "fabric/endpoint.h"
+#include "fabric/wire.h"
+
+namespace smddp {
+
+class Progressable {
+ public:
+  virtual ~Progressable() = default;
+  virtual bool busy() const = 0;
+  // Advances what can be advanced. True if anything moved. Called in a tight loop.
+  virtual bool progress() = 0;
+  // Checks for late and dead ranks: at intervals, and before the engine sleeps. True if progress()
+  // then has something to do.
+  virtual bool watch(uint64_t now_ns) = 0;
+  virtual uint64_t deadline_ns() const = 0;  // the earliest, UINT64_MAX for none
+  virtual void on_message(const wire::Header& header, const std::byte* payload) = 0;
+  virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
+  // The process ends: tells the peers if they still wait for this rank. The last call.
+  virtual void leave() = 0;
+};
+
+}  // namespace smddp

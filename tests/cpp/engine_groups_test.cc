@@ -1,0 +1,142 @@
+// Which group gets a message, and what becomes of messages of groups that a rank has not made yet.
+#include "progress/groups.h"
+
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/signature.h"
+#include "progress/early_messages.h"
+
+namespace smddp {
+namespace {
+
+JobKey key_of(uint8_t group) {
+  JobKey key{};
+  key[0] = group;
+  return key;
+}
+
+void keep(EarlyMessages& early, wire::Type type, uint8_t group, uint64_t seq,
+          const std::string& payload = "") {
+  wire::Header header{};
+  header.magic = wire::kMagic;
+  header.type = type;
+  header.key = key_of(group);
+  header.seq = seq;
+  header.bytes = payload.size();
+  early.keep(header, reinterpret_cast<const std::byte*>(payload.data()));
+}
+
+TEST(EarlyMessages, AreHandedOutOncePerGroupInTheirOrder) {
+  EarlyMessages early;
+  keep(early, wire::Type::kReady, 1, 10);
+  keep(early, wire::Type::kReady, 2, 20);
+  keep(early, wire::Type::kAbort, 1, 11, "why");
+  auto first = early.take(key_of(1));
+  ASSERT_EQ(first.size(), 2u);
+  EXPECT_EQ(first[0].header.seq, 10u);
+  EXPECT_TRUE(first[0].payload.empty());
+  EXPECT_EQ(first[1].header.seq, 11u);
+  ASSERT_EQ(first[1].payload.size(), 3u);
+  EXPECT_EQ(std::memcmp(first[1].payload.data(), "why", 3), 0);
+  EXPECT_TRUE(early.take(key_of(1)).empty());
+  EXPECT_EQ(early.take(key_of(2)).size(), 1u);
+  EXPECT_EQ(early.dropped(), 0u);
+}
+
+TEST(EarlyMessages, DataAndLongMessagesAreDropped) {
+  EarlyMessages early;
+  keep(early, wire::Type::kData, 1, 0);
+  keep(early, wire::Type::kAbort, 1, 0, std::string(kReasonBytes + 1, 'x'));
+  EXPECT_EQ(early.dropped(), 2u);
+  keep(early, wire::Type::kAbort, 1, 0, std::string(kReasonBytes, 'x'));
+  EXPECT_EQ(early.dropped(), 2u);
+  EXPECT_EQ(early.take(key_of(1)).size(), 1u);
+}
+
+TEST(EarlyMessages, TheOldestIsDroppedIfThereAreTooMany) {
+  EarlyMessages early;
+  for (uint64_t seq = 0; seq < 4100; ++seq) keep(early, wire::Type::kReady, 1, seq);
+  EXPECT_EQ(early.dropped(), 4u);
+  auto messages = early.take(key_of(1));
+  ASSERT_EQ(messages.size(), 4096u);
+  EXPECT_EQ(messages.front().header.seq, 4u);
+  EXPECT_EQ(messages.back().header.seq, 4099u);
+}
+
+// A group that only counts.
+struct CountingGroup : Progressable {
+  bool busy() const override { return is_busy; }
+  bool progress() override { return ++progressed > 0; }
+  bool watch(uint64_t) override { return ++watched > 0; }
+  uint64_t deadline_ns() const override { return deadline; }
+  void on_message(const wire::Header& header, const std::byte*) override {
+    messages.push_back(header.seq);
+  }
+  void on_peer_lost(fabric::Peer, const Status&) override { ++losses; }
+  void leave() override { ++left; }
+
+  bool is_busy = false;
+  uint64_t deadline = UINT64_MAX;
+  int progressed = 0, watched = 0, losses = 0, left = 0;
+  std::vector<uint64_t> messages;
+};
+
+void deliver(Groups& groups, uint8_t group, uint64_t seq, uint32_t magic = wire::kMagic) {
+  wire::Header header{};
+  header.magic = magic;
+  header.type = wire::Type::kReady;
+  header.key = key_of(group);
+  header.seq = seq;
+  fabric::Sink& sink = groups;
+  sink.on_message(reinterpret_cast<const std::byte*>(&header), sizeof header);
+}
+
+TEST(Groups, AMessageGoesToItsGroupEvenIfItCameFirst) {
+  Groups groups;
+  CountingGroup one, two;
+  groups.attach(key_of(1), &one);
+  deliver(groups, 2, 20);
+  deliver(groups, 1, 10);
+  deliver(groups, 1, 11, 0);
+  groups.attach(key_of(2), &two);
+  deliver(groups, 2, 21);
+  EXPECT_EQ(one.messages, (std::vector<uint64_t>{10}));
+  EXPECT_EQ(two.messages, (std::vector<uint64_t>{20, 21}));
+  EXPECT_EQ(groups.foreign_messages(), 1u) << "the one with another magic number";
+  groups.detach(key_of(1));
+  deliver(groups, 1, 12);
+  EXPECT_EQ(one.messages.size(), 1u);
+}
+
+TEST(Groups, OnlyBusyGroupsAreAdvancedAndAllAreToldOfALostPeer) {
+  Groups groups;
+  CountingGroup idle, busy;
+  groups.attach(key_of(1), &idle);
+  groups.attach(key_of(2), &busy);
+  EXPECT_FALSE(groups.busy());
+  EXPECT_FALSE(groups.progress());
+  EXPECT_EQ(groups.deadline_ns(), UINT64_MAX);
+  busy.is_busy = true;
+  busy.deadline = 5;
+  EXPECT_TRUE(groups.busy());
+  EXPECT_TRUE(groups.progress());
+  EXPECT_TRUE(groups.watch(0));
+  EXPECT_EQ(groups.deadline_ns(), 5u);
+  EXPECT_EQ(idle.progressed + idle.watched, 0);
+  EXPECT_EQ(busy.progressed + busy.watched, 2);
+  static_cast<fabric::Sink&>(groups).on_peer_lost(0, Status());
+  groups.leave();
+  for (const CountingGroup* group : {&idle, &busy}) {
+    EXPECT_EQ(group->losses, 1);
+    EXPECT_EQ(group->left, 1);
+  }
+  EXPECT_FALSE(groups.busy());
+}
+
+}  // namespace
+}  // namespace smddp
