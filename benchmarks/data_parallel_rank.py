@@ -1,4 +1,4 @@
-"""One rank that trains a GPT-NeoX with DDP or FSDP2 in turns; steps/rank.py says how.
+"""One rank that trains a GPT-NeoX with DDP or FSDP2 in turns; see steps/rank.py.
 
 RANK=0 WORLD_SIZE=2 ... data_parallel_rank.py BACKEND PIPES WORKLOAD OPTIONS
 
@@ -26,9 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Trace:
-    """When gradients are ready in the backward pass, and what has crossed the network by then.
+    """When gradients are ready in the backward pass, and the bytes that have crossed by then.
 
-    The last gradient is the end of what there is to hide communication behind.
+    Communication can overlap with the backward pass only until the last gradient is ready.
     """
 
     def __init__(self, model: DistributedDataParallel) -> None:
@@ -41,12 +41,12 @@ class Trace:
     def reset(self) -> None:
         self.backward = self.exposed = 0.0  # seconds
         self._sizes: list[int] = []
-        # When each bucket was full, when the last gradient was there, the bytes sent by then, and
-        # when the wait was over.
+        # Per step: when each bucket was full, when the last gradient was ready, the bytes sent by
+        # then, and when the wait ended.
         self._steps: list[dict[str, Any]] = []
 
     def begin(self) -> None:
-        self._seen: list[tuple[float, int]] = []  # when, and bytes
+        self._seen: list[tuple[float, int]] = []  # the time and the bytes of each gradient
         self._sent = sent_bytes()
         self._start = time.perf_counter()
 
@@ -58,12 +58,12 @@ class Trace:
     def end(self) -> None:
         last, now = self._seen[-1][0], time.perf_counter()
         sizes = self.bucket_sizes()
-        if sizes != self._sizes:  # DDP makes them anew after the first step
+        if sizes != self._sizes:  # DDP rebuilds its buckets after the first step
             self.reset()
             self._sizes = sizes
         self.backward += last - self._start
         self.exposed += now - last
-        # Buckets are filled in the order in which gradients became ready in the first step.
+        # Buckets fill in the order in which gradients became ready in the first step.
         full: list[float] = []
         filled = 0
         for when, size in self._seen:
@@ -78,7 +78,7 @@ class Trace:
         return [int(word) for word in str(text).split(",")]
 
     def answer(self) -> dict[str, Any]:
-        """Means in seconds, and the steps themselves, for hiding.py."""
+        """Means in seconds, and the steps themselves for hiding.py."""
         return {
             "backward": self.backward / len(self._steps),
             "exposed": self.exposed / len(self._steps),
@@ -88,7 +88,7 @@ class Trace:
 
 
 def sent_bytes() -> int:
-    """By all network interfaces of this host but loopback."""
+    """Bytes sent by all network interfaces of this host except loopback."""
     total = 0
     for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
         name, _, numbers = line.partition(":")
@@ -97,7 +97,7 @@ def sent_bytes() -> int:
 
 
 class DataParallelTraining(Training):
-    """With torch's DDP or FSDP2."""
+    """Training with torch's DDP or FSDP2."""
 
     version = ""
 
@@ -111,18 +111,18 @@ class DataParallelTraining(Training):
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def replicated(self, model: nn.Module, options: Options) -> nn.Module:
-        """In fp32."""
-        # None is not 25: then the first bucket has 1 MiB.
+        """DDP in fp32."""
+        # None is not the same as 25: with None the first bucket has 1 MiB.
         replica = DistributedDataParallel(
             model, gradient_as_bucket_view=True, bucket_cap_mb=options.bucket_mb
         )
-        if self.backend == "fake":  # its works have no results, which DDP wants to see
+        if self.backend == "fake":  # its works have no results, which DDP reads
             replica.register_comm_hook(None, at_once)
         self.trace = Trace(replica)
         return replica
 
     def sharded(self, model: nn.Module) -> nn.Module:
-        """Gathered in bf16, reduced and stepped in fp32."""
+        """FSDP2: gathered in bf16, reduced and stepped in fp32."""
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         for layer in model.gpt_neox.layers:
             fully_shard(layer, mp_policy=policy)
@@ -148,7 +148,7 @@ class DataParallelTraining(Training):
         if self.trace:
             self.trace.reset()
         answer = super().run(steps, meter)
-        if self.trace:  # DDP's calls do not come by way of Python, where the meter sits
+        if self.trace:  # DDP calls collectives in C++, where the meter does not see them
             answer["bytes"]["reduced"] = steps * self.reduced
             answer["trace"] = trace = self.trace.answer()
             if self.backend != "fake":
@@ -157,7 +157,7 @@ class DataParallelTraining(Training):
 
 
 def at_once(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-    """DDP's communication hook that communicates nothing. (torch reads annotations: none here.)"""
+    """A communication hook for DDP that sends nothing. It has no annotations: torch reads them."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done

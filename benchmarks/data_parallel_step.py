@@ -1,4 +1,4 @@
-"""A training step of DDP or FSDP2 over smddp beside the same step over Gloo, in turns: A B C A B C.
+"""A step of DDP or FSDP2 over smddp beside the same step over Gloo, in turns: A B C A B C.
 
 README.md says what is measured, and how.
 
@@ -30,12 +30,12 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.add_options(parser, WORKLOADS, devices=("cpu",))
-    parser.add_argument("--scheme", choices=(DDP, FSDP2), default=DDP)
+    parser.add_argument("--scheme", choices=(DDP, FSDP2), default=DDP, help="default: DDP")
     parser.add_argument(
         "--bucket-mb",
         type=float,
         metavar="MiB",
-        help="DDP's bucket_cap_mb, for all backends; default: DDP's own",
+        help="bucket_cap_mb of DDP, for all backends; default: DDP's own",
     )
     return parser
 
@@ -43,8 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
 def trainers(args: argparse.Namespace) -> list[DataParallelTrainers]:
     load, options = command.workload(args, WORKLOADS), Options(args.scheme, args.bucket_mb)
     return [
-        DataParallelTrainers(name, load, options, command.threads(args))
-        for name in command.backends(args)
+        DataParallelTrainers(name, build, load, options, command.threads(args))
+        for name, build in command.backends(args)
     ]
 
 

@@ -1,12 +1,12 @@
-"""The figures and tables of CSV files.
+"""The figure and the tables of CSV files that collectives.py wrote.
 
     python benchmarks/figure.py runs/*.csv --figure runs/hosts.png
     python benchmarks/figure.py runs/*.csv --table
 
-Between hosts: utilisation over size, one column of panels per number of ranks per host. Inside one
-host: time over size, as a multiple of the bare copy's, one column per type and number of ranks. One
-row per operation. A file may hold several settings; of a measurement that was made twice, the later
-file counts.
+Between hosts: utilisation over size, with a column of panels for each number of ranks per host.
+Inside one host: time over size, as a multiple of the time of the bare copy, with a column for each
+type and number of ranks. Each operation has a row of panels. A file may hold several settings. If a
+case was measured twice, the later file counts.
 """
 
 from __future__ import annotations
@@ -16,26 +16,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-from hosts import chart_inside, chart_network, record
-from hosts.plan import ALL_OPS
-from hosts.record import Row
-from hosts.report import markdown
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """A figure for the runs between hosts, or, where there are none, inside one."""
-    between = [row for row in rows if row.utilisation is not None]
-    if between:
-        chart_network.draw(between, path)
-    else:
-        chart_inside.draw(rows, path)
+from calls.call_rows import Row
+from calls.cases import ALL_OPS
+from calls.charts import draw
+from calls.tables import markdown
+from shared import csv_rows
 
 
 def latest(paths: Sequence[Path]) -> list[Row]:
-    rows = {row.key(): row for path in paths for row in record.read(path)}
+    rows = {row.key(): row for path in paths for row in csv_rows.read(Row, path)}
     return list(rows.values())
 
 
@@ -44,9 +33,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("csv", nargs="+", type=Path)
-    parser.add_argument("--figure", type=Path, help="where the PNG (or PDF, SVG) goes")
-    parser.add_argument("--table", action="store_true", help="print the comparison as Markdown")
-    parser.add_argument("--ops", default=",".join(ALL_OPS))
+    parser.add_argument("--figure", type=Path, help="file for the figure: PNG, PDF or SVG")
+    parser.add_argument("--table", action="store_true", help="print the tables as Markdown")
+    parser.add_argument("--ops", default=",".join(ALL_OPS), help="operations; default: all")
     args = parser.parse_args()
     rows = [row for row in latest(args.csv) if row.op in args.ops.split(",")]
     if not rows:

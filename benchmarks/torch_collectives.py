@@ -1,4 +1,4 @@
-"""One rank of torch.distributed that runs collectives in turns; the protocol is that of turns.h.
+"""One rank of torch.distributed that runs collectives in turns, with the protocol of turns.h.
 
 RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... torch_collectives.py BACKEND PIPES
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hosts import service
-from hosts.plan import COALESCED, tensor_counts
+from calls.cases import COALESCED, tensor_counts
+from shared import rank_commands
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -25,9 +25,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def pieces(
     tensor: torch.Tensor, table: torch.Tensor, first: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Short stretches of it, each with what `table` has for element `first` and those that follow.
+    """Short slices of the tensor, each with its values in `table`, which repeats from `first` on.
 
-    Short, as eight ranks with a few copies each of 256 MiB are much of a machine's memory.
+    The slices are short because eight ranks with a few copies of 256 MiB each would take much of
+    a machine's memory.
     """
     step = 7 << 16
     repeated = table.repeat(min(len(tensor), step) // 7 + 2)
@@ -52,7 +53,7 @@ def gather_coalesced(wholes: Sequence[torch.Tensor], parts: Sequence[torch.Tenso
 
 
 class Case:
-    """The buffers of one operation and size, kept from turn to turn."""
+    """The buffers of one operation and size, which are kept from turn to turn."""
 
     def __init__(self, op: str, dtype: str, size: int) -> None:
         self.name = (op, dtype, size)
@@ -63,10 +64,10 @@ class Case:
         if op == COALESCED:
             counts = tensor_counts(self.ranks, kind.itemsize)
         self.count = sum(counts)
-        # Zeros, so that in-place sums stay what they are; written, so that the pages are there.
+        # Zeros, because in-place sums of zeros stay zeros; zero_() also touches the pages.
         self.whole = torch.empty(self.count * self.ranks, dtype=kind).zero_()
         self.part = torch.empty(self.count, dtype=kind).zero_()
-        # Tensor after tensor: one, but for the coalesced operation.
+        # One tensor, except for the coalesced operation.
         self.wholes = self.whole.split([n * self.ranks for n in counts])
         self.parts = self.part.split(counts)
 
@@ -81,7 +82,7 @@ class Case:
         return lambda: dist.all_reduce(whole)
 
     def check(self) -> dict[str, Any]:
-        """The data of turns.h: (i + 3 * rank) mod 7."""
+        """Compares one call's result with the data of turns.h: (i + 3 * rank) mod 7."""
         rank, count = dist.get_rank(), self.count
         of_rank = [((torch.arange(7) + 3 * r) % 7).to(self.whole.dtype) for r in range(self.ranks)]
         sums = torch.stack(of_rank).sum(0)
@@ -89,7 +90,7 @@ class Case:
         fill(self.part if gathers else self.whole, of_rank[rank])
         dist.barrier()
         self.call()()
-        if dist.get_backend() == "fake":  # does nothing, so nothing is right or wrong with it
+        if dist.get_backend() == "fake":  # it does nothing, so there is no result to check
             right = None
         elif gathers:
             right, first = True, 0
@@ -130,20 +131,20 @@ class Case:
 def serve(pipes: Path) -> None:
     case: Case | None = None
 
-    def obey(verb: str, words: list[str], idle: float) -> dict[str, Any]:
+    def handle(verb: str, words: list[str], idle: float) -> dict[str, Any]:
         nonlocal case
         if verb == "free":
             case = None
             return {}
         op, dtype, size = words[0], words[1], int(words[2])
         if case is None or case.name != (op, dtype, size):
-            case = None  # the old buffers first
+            case = None  # frees the old buffers first
             case = Case(op, dtype, size)
         if verb == "check":
             return case.check()
         return {**case.run(int(words[3])), "idle_cpu": idle}
 
-    service.serve(pipes, dist.get_rank(), {"version": torch.__version__}, obey)
+    rank_commands.serve(pipes, dist.get_rank(), {"version": torch.__version__}, handle)
 
 
 def start(backend: str) -> None:

@@ -1,8 +1,8 @@
-"""One rank that trains a GPT-NeoX with ZeRO-3 in turns; steps/rank.py says how.
+"""One rank that trains a GPT-NeoX with ZeRO-3 in turns; see steps/rank.py.
 
 RANK=0 WORLD_SIZE=2 ... zero3_rank.py BACKEND PIPES WORKLOAD DEEPSPEED_CONFIG
 
-The last two are JSON. With the backend ``fake`` every rank is alone.
+The last two are JSON. With the backend ``fake`` the ranks do not communicate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from steps.workload import Workload
 
 
 class ZeroTraining(Training):
-    """With DeepSpeed."""
+    """Training with DeepSpeed."""
 
     def __init__(self, load: Workload, backend: str, config: dict[str, Any]) -> None:
         import deepspeed
@@ -52,7 +52,7 @@ def main() -> int:
     if backend == "fake":
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        # Each is rank 0 to DeepSpeed, as the others never hear what rank 0 broadcasts.
+        # To DeepSpeed each rank is rank 0, because no rank receives what rank 0 broadcasts.
         ranks = int(os.environ["WORLD_SIZE"])
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     training = ZeroTraining(load, backend, config)

@@ -11,6 +11,10 @@ Inside one host:
 
     python benchmarks/zero3_step.py --ranks 2 --csv runs/zero3-host.csv
 
+This build and an earlier one, in turns:
+
+    python benchmarks/zero3_step.py --ranks 2 --peers none --other-build ../before
+
 The figure and the tables of several runs:
 
     python benchmarks/zero3_step.py --show runs/zero3-*.csv --figure runs/zero3.png
@@ -26,7 +30,7 @@ from typing import Any
 
 import hjson
 from steps import command
-from steps.crews import ZeroTrainers
+from steps.trainers import ZeroTrainers
 from steps.workload import WORKLOADS
 
 
@@ -39,8 +43,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--ds-config",
         type=Path,
         metavar="FILE",
-        help="DeepSpeed settings (JSON or hjson) over the built-in ones, section by section, for "
-        'all backends; the section "smddp" concerns smddp alone',
+        help="DeepSpeed settings (JSON or hjson) that override the built-in ones, section by "
+        'section, for all backends; only smddp reads the section "smddp"',
     )
     return parser
 
@@ -51,7 +55,7 @@ def read_config(path: Path, parser: argparse.ArgumentParser) -> Mapping[str, Any
     except (OSError, ValueError) as error:
         parser.error(f"--ds-config {path}: {error}")
     if not isinstance(found, Mapping):
-        parser.error(f"--ds-config {path} is no object of settings")
+        parser.error(f"--ds-config {path} does not hold an object of settings")
     return dict(found)
 
 
@@ -62,7 +66,8 @@ def main() -> int:
         over = read_config(args.ds_config, parser) if args.ds_config else {}
         load, threads = command.workload(args, WORKLOADS), command.threads(args)
         return [
-            ZeroTrainers(name, load, over, args.device, threads) for name in command.backends(args)
+            ZeroTrainers(name, build, load, over, args.device, threads)
+            for name, build in command.backends(args)
         ]
 
     return command.main(parser, trainers)

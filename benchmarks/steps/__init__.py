@@ -1,1 +1,1 @@
-"""What the benchmarks of a training step share."""
+"""The benchmarks of a training step: ZeRO-3, DDP and FSDP2."""

@@ -1,4 +1,4 @@
-"""DDP and FSDP2: what their steps are, and who takes part."""
+"""DDP and FSDP2: their workloads, their options, and their competitors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .crews import Trainers
+from shared.build import Build
+
+from .trainers import Trainers
 from .workload import Workload
 
 DDP, FSDP2 = "DDP", "FSDP2"
 
-# 12.9 million parameters, as ZeRO-3's. What goes ahead of the first gradient and after the last one
-# can't be hidden, so DDP is bound by the network only where it is short beside the transfer.
+# 12.9 million parameters, as in the "small" workload of ZeRO-3. The time before the first gradient
+# and after the last one cannot overlap with communication, so the network bounds DDP only if this
+# time is short compared with the transfer.
 WORKLOADS = {
     "communication": Workload("communication", 4, 512, 8, 256, sequence=16, batch=1),
     "balance": Workload("balance", 4, 512, 8, 256, sequence=128, batch=4),
@@ -26,13 +29,15 @@ class Options:
 
 
 class DataParallelTrainers(Trainers):
-    """With torch's DDP or FSDP2."""
+    """torch's DDP or FSDP2."""
 
     program = "data_parallel_rank.py"
 
-    def __init__(self, backend: str, load: Workload, options: Options, threads: int) -> None:
+    def __init__(
+        self, backend: str, build: Build, load: Workload, options: Options, threads: int
+    ) -> None:
         over = {} if options == Options(options.scheme) else {"bucket_mb": options.bucket_mb}
-        super().__init__(backend, load, over, "cpu", threads)
+        super().__init__(backend, build, load, over, "cpu", threads)
         self.scheme = options.scheme
         self.carries = ("reduced",) if options.scheme == DDP else ("gathered", "scattered")
         self._options = options

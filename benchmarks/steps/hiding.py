@@ -1,4 +1,4 @@
-"""What the backward passes of DDP's steps can hide of the transfer, and what they hid."""
+"""How much of DDP's transfer the backward pass can hide, and how much it hid."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .workload import wire_bytes
 
 @dataclass(frozen=True)
 class Step:
-    """One step of all ranks, whose hosts share a clock; in ms from the first gradient bucket on."""
+    """One step of all ranks, whose hosts share a clock; ms since the first full gradient bucket."""
 
     ready: list[float]  # when each bucket was full on all ranks
     first: list[float]  # by rank, when its first bucket was full
-    last: list[float]  # by rank, its last gradient
-    end: list[float]  # by rank, when it had waited for the last bucket
-    crossed: list[float]  # by rank, bytes that its host had sent by its last gradient
+    last: list[float]  # by rank, when its last gradient was ready
+    end: list[float]  # by rank, when its wait for the last bucket ended
+    crossed: list[float]  # by rank, bytes that its host had sent when its last gradient was ready
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Trace:
 
     @staticmethod
     def of(ranks: Sequence[dict[str, Any]]) -> Trace:
-        """From what data_parallel_rank.py's traces answer, by rank."""
+        """From the traces of data_parallel_rank.py, by rank."""
         steps = []
         for of_ranks in zip(*(rank["steps"] for rank in ranks), strict=True):
             full = [rank["full"] for rank in of_ranks]
@@ -60,12 +60,14 @@ class Trace:
         return json.dumps(asdict(self))
 
     def crossed(self) -> float:
-        """Bytes that had crossed, mean of ranks and steps."""
+        """Bytes that had crossed by the last gradient, mean of ranks and steps."""
         return statistics.fmean([of_rank for step in self.steps for of_rank in step.crossed])
 
-    def under_way_ms(self) -> float:
-        """Of a step, from a rank's first full bucket to the end of its wait for the last; mean of
-        ranks and steps. In the rest of the step it has nothing that could cross."""
+    def in_transfer_ms(self) -> float:
+        """From a rank's first full bucket to the end of its wait for the last one, in one step.
+
+        Mean of ranks and steps. In the rest of the step the rank has no full bucket to send.
+        """
         return statistics.fmean(
             [
                 end - first
@@ -75,8 +77,11 @@ class Trace:
         )
 
     def hideable(self, hosts: int, ceiling: float) -> float:
-        """Bytes that can have crossed, mean of ranks and steps: buckets one after the other, each
-        from the moment it is full on all ranks, at ``ceiling`` bytes per second."""
+        """Bytes that can cross before the last gradient, mean of ranks and steps.
+
+        Buckets cross one after the other at ``ceiling`` bytes per second, each from the moment when
+        it is full on all ranks.
+        """
         return statistics.fmean(
             [
                 _crossing_by(last, step.ready, self.sizes, hosts, ceiling)
@@ -90,7 +95,7 @@ def _crossing_by(
     end: float, ready: Sequence[float], sizes: Sequence[int], hosts: int, ceiling: float
 ) -> float:
     per_ms = ceiling / 1000
-    free = crossed = 0.0  # when the wire is, and what it has carried
+    free = crossed = 0.0  # when the wire is free again, and the bytes that have crossed
     for when, size in zip(ready, sizes, strict=True):
         start = max(free, when)
         least = wire_bytes(0, 0, size, hosts)

@@ -1,7 +1,7 @@
-"""What every rank of a training step does: the model, its batches, the turns; and what is counted.
+"""A rank of a training step: the model, its batches, its turns, and the counters.
 
-The protocol is that of turns.h. Commands: ``run STEPS``, ``quit``. The backend ``fake`` is torch's:
-AllGather copies its shard into every part, other collectives send nothing.
+The protocol is that of turns.h, with the commands ``run STEPS`` and ``quit``. The backend ``fake``
+is torch's: AllGather copies its shard into every part, other collectives send nothing.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from hosts import service
+from shared import rank_commands
 from torch import nn
 from torch._C import _distributed_c10d as c10d
 
 from .workload import Workload
 
-# What a training thread calls to communicate, as methods of torch's ProcessGroup, by old and
-# new names: what is counted, and which argument has the bytes.
+# The methods of torch's ProcessGroup that a training thread calls to communicate, by old and new
+# names: the kind under which bytes are counted, and the argument that has the bytes.
 COLLECTIVES: dict[str, tuple[str, int | None]] = {
     **dict.fromkeys(
         (
@@ -54,8 +54,8 @@ def size_of(tensors: Any) -> int:
 class Meter:
     """Time that this thread spends inside communication calls, and the bytes given to them.
 
-    Wraps the methods of torch's ProcessGroup and ``Work.wait``, below whatever calls them, in the
-    same way for every backend.
+    It wraps the methods of torch's ProcessGroup and ``Work.wait`` in the same way for every backend
+    and every caller.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Meter:
 
 
 def own_wait(backend: str) -> float | None:
-    """Seconds that callers stood in ``wait()`` by smddp's own counters."""
+    """Seconds that callers spent in ``wait()``, by smddp's own counters."""
     if backend != "smddp":
         return None
     import deepspeed_smddp
@@ -121,7 +121,7 @@ def neox(load: Workload) -> nn.Module:
 
 
 class Training(ABC):
-    """The model, its optimizer, and an endless row of batches."""
+    """The model, its optimizer, and an endless series of batches."""
 
     version: str
     parameters: int
@@ -135,7 +135,7 @@ class Training(ABC):
 
     @abstractmethod
     def train(self, tokens: torch.Tensor) -> torch.Tensor:
-        """One step on ``tokens``, [batch, sequence]; the loss."""
+        """One step on ``tokens``, [batch, sequence]; returns the loss."""
 
     def synchronize(self) -> None:
         """Waits for the device."""
@@ -143,8 +143,10 @@ class Training(ABC):
             torch.cuda.synchronize()
 
     def batch(self) -> torch.Tensor:
-        """Of the rank and the step, the same under every backend: every second token follows from
-        the one before it."""
+        """The tokens of this rank and step, the same for every backend.
+
+        Every second token follows from the token before it.
+        """
         load = self.load
         random = torch.Generator().manual_seed(self.done << 16 | self.rank)
         tokens = torch.randint(0, load.vocabulary, (load.batch, load.sequence), generator=random)
@@ -157,7 +159,7 @@ class Training(ABC):
         return loss.detach()
 
     def run(self, steps: int, meter: Meter) -> dict[str, Any]:
-        """``steps`` steps from a barrier on, until this rank has done its last."""
+        """``steps`` steps, timed from a barrier to the end of this rank's last step."""
         dist.barrier()
         waited = own_wait(self.backend)
         meter.reset()
@@ -186,4 +188,4 @@ def serve(pipes: Path, training: Training, meter: Meter) -> None:
         return {**training.run(int(words[0]), meter), "idle_cpu": idle}
 
     hello = {"version": version, "parameters": training.parameters}
-    service.serve(pipes, training.rank, hello, run)
+    rank_commands.serve(pipes, training.rank, hello, run)

@@ -1,4 +1,4 @@
-"""What a step is: the model, the tokens, the DeepSpeed config, and what it costs at least."""
+"""The workload of a step: model, tokens, DeepSpeed config, and its least bytes and operations."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Workload:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer's four matrices, the MLP being four times as wide as the layer."""
+        """Of the four matrices of one layer, whose MLP is four times as wide as the layer."""
         return 12 * self.hidden**2
 
     def model_flop(self) -> float:
@@ -47,10 +47,11 @@ class Workload:
         return json.dumps(asdict(self))
 
 
-# The first has 28.3 million parameters in its layers and 0.4 million beside them: small enough for
-# a step of two thirds of a second on links of 1 Gbit/s, large enough to be bound by them, and not
-# by what DeepSpeed's Python takes per module. The others have 12.6 and 0.3 million: in the second
-# that Python weighs more, the third has so many tokens that it is bound by computing.
+# The first has 28.3 million parameters in its layers and 0.4 million others: small enough for a
+# step of two thirds of a second on links of 1 Gbit/s, and large enough that the links bound the
+# step, not the time of DeepSpeed's Python per module. The other two have 12.6 and 0.3 million: in
+# the second, the time of that Python has a larger share; the third has so many tokens that
+# computing bounds it.
 WORKLOADS = {
     "communication": Workload("communication", 4, 768, 12, 256, sequence=64, batch=1),
     "small": Workload("small", 4, 512, 8, 256, sequence=64, batch=1),
@@ -59,7 +60,7 @@ WORKLOADS = {
 
 
 def resized(load: Workload, **given: int | None) -> Workload:
-    """With the dimensions that were given; None leaves one alone."""
+    """The workload with the given dimensions; None keeps a dimension."""
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not changes:
         return load
@@ -67,11 +68,12 @@ def resized(load: Workload, **given: int | None) -> Workload:
 
 
 def deepspeed_config(load: Workload, backend: str, over: Mapping[str, Any]) -> dict[str, Any]:
-    """ZeRO-3 in bf16, with ``over`` laid over it, section by section.
+    """ZeRO-3 in bf16; ``over`` overrides it, section by section.
 
-    DeepSpeed's defaults are small beside the models that ZeRO-3 is for: buckets of 5e7 to 5e8
-    elements, parameters reused within 1e9 kept. Here they are in proportion: a layer is gathered
-    while the one before it computes, and is gathered again for the backward pass.
+    The models that ZeRO-3 is for are large compared with DeepSpeed's defaults: buckets of 5e7 to
+    5e8 elements, and parameters that are reused within 1e9 stay gathered. The settings here have
+    the same proportion to this model: a layer is gathered while the layer before it computes, and
+    is gathered again for the backward pass.
     """
     layer = load.layer_parameters
     config: dict[str, Any] = {
@@ -80,7 +82,7 @@ def deepspeed_config(load: Workload, backend: str, over: Mapping[str, Any]) -> d
         "gradient_accumulation_steps": 1,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": True},
-        # One pass over the states, as DeepSpeed's own Adams for GPUs and for offloading are.
+        # Fused: one pass over the states, as in DeepSpeed's own Adam for GPUs and for offloading.
         "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "fused": True, "lr": 1e-4}},
         "zero_optimization": {
             "stage": 3,
@@ -103,9 +105,9 @@ def deepspeed_config(load: Workload, backend: str, over: Mapping[str, Any]) -> d
 
 
 def wire_bytes(gathered: float, scattered: float, reduced: float, hosts: int) -> float:
-    """Bytes that cross one host's interface in each direction, whatever the algorithm.
+    """Least bytes that cross one host's interface in each direction, whatever the algorithm.
 
-    ``gathered``: bytes of all AllGathers' outputs; ``scattered``: of ReduceScatters' inputs;
-    ``reduced``: of AllReduces' buffers. See ``hosts.plan.lower_bound``.
+    ``gathered``: bytes of the outputs of all AllGathers; ``scattered``: of the inputs of all
+    ReduceScatters; ``reduced``: of the buffers of all AllReduces. See ``calls.cases.lower_bound``.
     """
     return (gathered + scattered + 2 * reduced) * (hosts - 1) / hosts

@@ -1,4 +1,4 @@
-"""The figure: samples per second of every competitor, turn by turn, against the bound."""
+"""The figure: samples per second of every competitor, turn by turn, and the bound."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib as mpl
-
-mpl.use("Agg")
 import matplotlib.pyplot as plt
-from hosts.chart import STYLES, dashed, dashed_handle, frame
 from matplotlib.axes import Axes
+from shared.chart import STYLES, dashed, dashed_handle, light_grid, save
 
-from .record import Row, Setting, settings, title
+from .step_rows import Row, Setting, settings, title
 
-OTHER = ("#0072b2", "s", "")
+UNKNOWN = ("#0072b2", "s", "")  # a competitor without a style, such as one with other settings
 PRECISION = {"ZeRO-3": "bf16", "DDP": "fp32", "FSDP2": "gathered in bf16, reduced in fp32"}
 
 
 def panel(axes: Axes, found: Setting) -> None:
     names = found.names()
     for place, name in enumerate(names):
-        colour = STYLES.get(name, OTHER)[0]
+        colour = STYLES.get(name, UNKNOWN)[0]
         median = found.median(name, "samples_per_second") or 0.0
         turns = [row.samples_per_second for row in found.of(name)]
         axes.bar(place, median, width=0.6, color=colour, alpha=0.75, zorder=2)
@@ -38,10 +35,7 @@ def panel(axes: Axes, found: Setting) -> None:
     axes.set_title(title(found.rows), fontsize=9, loc="left")
     axes.set_ylabel("samples / s", fontsize=9)
     axes.tick_params(axis="y", labelsize=8)
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    light_grid(axes, axis="y")
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -56,16 +50,16 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes.set_visible(False)
     for axes, setting in zip(grid.flat, found, strict=False):
         panel(axes, setting)
+    # About 6.5 points per character, in inches of 72 points.
+    below = textwrap.wrap(subtitle(rows), int(figure.get_figwidth() * 72 / 6.5))
+    handles = [dashed_handle("bound: max(compute, bytes / practical ceiling)")]
+    schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))
+    save(figure, path, [f"{schemes} step of GPT-NeoX, higher is better", *below], handles)
+
+
+def subtitle(rows: Sequence[Row]) -> str:
+    """Models and machines."""
     models = sorted(
         {f"{r.scheme}: {r.parameters / 1e6:.1f}M parameters, {PRECISION[r.scheme]}" for r in rows}
     )
-    machines = sorted({row.machine for row in rows})
-    handles = [dashed_handle("bound: max(compute, bytes / practical ceiling)")]
-    schemes = " and ".join(dict.fromkeys(row.scheme for row in rows))
-    headline = f"{schemes} step of GPT-NeoX, higher is better"
-    # Some 6.5 points per character, in inches of 72 points.
-    below = textwrap.wrap("; ".join([*models, *machines]), int(figure.get_figwidth() * 72 / 6.5))
-    frame(figure, [headline, *below], handles)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=160)
-    plt.close(figure)
+    return "; ".join([*models, *sorted({row.machine for row in rows})])

@@ -1,11 +1,11 @@
-"""What is measured: operations, types, sizes, and the bytes that a host's interface carries."""
+"""The cases that are measured: operations, types, sizes, and the least bytes on the wire."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# What ZeRO-3 sends: parameters are gathered, gradients are summed in bf16.
+# As in ZeRO-3: parameters are gathered, gradients are summed in bf16.
 DTYPE_OF = {
     "all_gather": "fp32",
     "reduce_scatter": "bf16",
@@ -23,19 +23,19 @@ SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 class Case:
     op: str
     dtype: str
-    bytes: int  # of the whole: AllGather's output, ReduceScatter's input, AllReduce's buffer
+    bytes: int  # of AllGather's output, ReduceScatter's input, AllReduce's buffer
 
 
 def tensor_counts(ranks: int, element_size: int) -> list[int]:
-    """Of the coalesced operation, the elements per rank of every tensor; turns.h has the same."""
+    """Elements per rank of each tensor of the coalesced operation, as in turns.h."""
     return [max(1, (1024 << (5 * t % 13)) // element_size // ranks) for t in range(64)]
 
 
 def lower_bound(op: str, size: int, hosts: int) -> float:
     """Bytes that cross one host's interface in the busier direction, whatever the algorithm.
 
-    AllGather: all but the own host's part of the output comes in. ReduceScatter: the partial sums
-    of all but the own host's part of the input go out. AllReduce: both, one after the other.
+    AllGather: the host receives the output except its own part. ReduceScatter: the host sends
+    partial sums of the input except its own part. AllReduce: both, one after the other.
     """
     once = size * (hosts - 1) / hosts
     return 2 * once if op == "all_reduce" else once
@@ -47,7 +47,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> list[int]:
-    """A comma-separated list, in which `4K..256M` stands for every fourfold step."""
+    """Sizes from a list with commas; `4K..256M` in it stands for every fourfold step."""
     sizes: list[int] = []
     for part in text.split(","):
         first, dots, last = part.partition("..")
@@ -66,8 +66,8 @@ def cases(
 ) -> list[Case]:
     """Every operation, type and size, rounded to whole elements per rank.
 
-    No types stand for the one of DTYPE_OF. The coalesced operation has one size; beside it comes
-    one AllGather of as many bytes.
+    If ``dtypes`` is empty, each operation has its type of DTYPE_OF. The coalesced operation has one
+    size; an AllGather of as many bytes is added for comparison.
     """
     out: dict[Case, None] = {}
     for op in ops:

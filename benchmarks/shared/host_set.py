@@ -1,10 +1,11 @@
-"""Where ranks run, and what the kernel counted there."""
+"""The hosts that the ranks of a run are on, and the kernel's counters there."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,33 +15,44 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Field:
+class HostSet:
     """Hosts with the same number of ranks each."""
 
-    networked = False  # between hosts there are links of a known rate
+    networked = False  # whether links of a known rate join the hosts
     rate: float | None = None  # bytes per second of one host, all its NICs together, each way
 
     def __init__(
         self,
-        hosts: Sequence[Host | Part],
+        hosts: Sequence[Host | NamedHost],
         ranks_per_host: int,
         folder: Path,  # of this run: pipes, logs, stores
-        core: Path,  # the program core_collectives
-        peers: Path,  # where peers.py put them
     ) -> None:
-        self.hosts = hosts
+        self._hosts = hosts
         self.ranks_per_host = ranks_per_host
         self.folder = folder
-        self.core = core
-        self.peers = peers
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def __iter__(self) -> Iterator[Host | NamedHost]:
+        return iter(self._hosts)
+
+    @property
+    def first(self) -> Host | NamedHost:
+        return self._hosts[0]
+
+    @property
+    def interfaces(self) -> list[str]:
+        """Names of the network interfaces, which are the same on every host."""
+        return self.first.interfaces
 
     @property
     def ranks(self) -> int:
-        return len(self.hosts) * self.ranks_per_host
+        return len(self) * self.ranks_per_host
 
-    def host_of(self, rank: int) -> Host | Part:
-        """Ranks are dealt out in blocks: host 0 has the first ones."""
-        return self.hosts[rank // self.ranks_per_host]
+    def host_of(self, rank: int) -> Host | NamedHost:
+        """Host 0 has the first ``ranks_per_host`` ranks, host 1 the next ones, and so on."""
+        return self._hosts[rank // self.ranks_per_host]
 
     @property
     def nics(self) -> int | None:
@@ -51,28 +63,26 @@ class Field:
         return None
 
     def wire_bytes(self) -> list[dict[str, int]]:
-        """Per host, bytes sent and received so far."""
+        """Bytes sent and received so far, per host."""
         return []
 
     def moved_since(self, before: list[dict[str, int]]) -> int | None:
-        """Of the busiest host in its busier direction since ``wire_bytes`` said ``before``."""
+        """Bytes of the busiest host in its busier direction since ``wire_bytes`` was ``before``."""
         hosts = zip(before, self.wire_bytes(), strict=True)
         return max((now[way] - then[way] for then, now in hosts for way in now), default=None)
 
     def drops(self) -> int | None:
-        """Packets dropped so far at any end of any link."""
+        """Packets dropped so far at both ends of all links."""
         return None
 
 
-class Network(Field):
-    """Emulated hosts with links between them."""
+class EmulatedHosts(HostSet):
+    """Hosts of a testbed, with links between them."""
 
     networked = True
 
-    def __init__(
-        self, bed: Testbed, ranks_per_host: int, folder: Path, core: Path, peers: Path
-    ) -> None:
-        super().__init__(bed.hosts, ranks_per_host, folder, core, peers)
+    def __init__(self, bed: Testbed, ranks_per_host: int, folder: Path) -> None:
+        super().__init__(bed.hosts, ranks_per_host, folder)
         self.bed = bed
         self.rate = sum(bed.rates[0]) / 8
 
@@ -87,7 +97,7 @@ class Network(Field):
 
     def wire_bytes(self) -> list[dict[str, int]]:
         out = []
-        for host in range(len(self.hosts)):
+        for host in range(len(self)):
             nics = self.bed.counters(host)
             out.append({way: sum(nic[way] for nic in nics) for way in ("tx_bytes", "rx_bytes")})
         return out
@@ -95,24 +105,22 @@ class Network(Field):
     def drops(self) -> int | None:
         return sum(
             direction["drops"]
-            for host in range(len(self.hosts))
+            for host in range(len(self))
             for nic in self.bed.drops(host)
             for direction in nic.values()
         )
 
 
-class Machine(Field):
+class ThisMachine(HostSet):
     """This machine as it is: one host, or several that are hosts by name only."""
 
-    def __init__(
-        self, hosts: int, ranks_per_host: int, folder: Path, core: Path, peers: Path
-    ) -> None:
-        parts = [Part(f"part{i}", alone=hosts == 1) for i in range(hosts)]
-        super().__init__(parts, ranks_per_host, folder, core, peers)
+    def __init__(self, hosts: int, ranks_per_host: int, folder: Path) -> None:
+        named = [NamedHost(f"part{i}", alone=hosts == 1) for i in range(hosts)]
+        super().__init__(named, ranks_per_host, folder)
 
 
-class Part:
-    """Some processes of this machine, under the name of a host."""
+class NamedHost:
+    """Starts processes of this machine under the name of a host."""
 
     def __init__(self, name: str, alone: bool) -> None:
         self.name = name
@@ -126,3 +134,12 @@ class Part:
         if not self.alone:
             environment.setdefault("SMDDP_FABRIC_INTERFACE", "lo")
         return subprocess.Popen(argv, env=environment | dict(env), **kw)
+
+
+def make_testbed(hosts: int, rate: str, nics: int) -> Testbed | str:
+    """A testbed to be used in a ``with`` block, or the reason why none is possible here."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))  # for tests.testbed
+    from tests.testbed import Testbed
+
+    return Testbed.missing() or Testbed(hosts=hosts, rate=rate, nics=nics)

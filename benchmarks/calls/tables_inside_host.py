@@ -4,39 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .plan import COALESCED, Case
-from .record import Row
-from .report import OURS, best_peer, by_case, microseconds
+from .call_rows import Row
+from .cases import COALESCED, Case
+from .comparison import (
+    FROM_TORCH,
+    OURS,
+    ByCase,
+    best_peer,
+    by_case,
+    competitors,
+    line,
+    microseconds,
+    ratio,
+)
 
-FROM_TORCH = f"{OURS}-torch"
 
+def tables(rows: Sequence[Row]) -> list[str]:
+    """Lines for the rows of one setting.
 
-def ratio(one: Row | None, other: Row | None) -> str:
-    return f"{one.median_us / other.median_us:.2f}" if one and other else ""
-
-
-def lines_of(rows: Sequence[Row]) -> list[str]:
-    """Of one setting; a case that only the coalesced operation asked for stands in its table."""
+    A case that was measured only for comparison with the coalesced operation is in the table of
+    that operation alone.
+    """
     cases = by_case(rows)
     coalesced = {case: found for case, found in cases.items() if case.op == COALESCED}
-    beside = {Case("all_gather", case.dtype, case.bytes) for case in coalesced}
-    plain = {c: found for c, found in cases.items() if c not in coalesced and c not in beside}
-    lines = table(plain) if plain else []
+    single = {Case("all_gather", case.dtype, case.bytes) for case in coalesced}
+    plain = {c: found for c, found in cases.items() if c not in coalesced and c not in single}
+    lines = plain_table(plain) if plain else []
     if coalesced:
         lines += ["", *coalesced_table(coalesced, cases)]
     return lines
 
 
-def table(cases: dict[Case, dict[str, Row]]) -> list[str]:
-    names = list(dict.fromkeys(name for found in cases.values() for name in found))
+def plain_table(cases: ByCase) -> list[str]:
+    names = competitors(row for found in cases.values() for row in found.values())
     torch = FROM_TORCH in names and "gloo" in names
     head = ["operation", "type", "bytes", *names]
     head += ["best peer", "smddp / best", "smddp / copy"]
     head += [f"{FROM_TORCH} / gloo"] if torch else []
     lines = [
-        "Median microseconds; ratios of times, so below 1 smddp is the faster.",
+        "Median microseconds; ratios of times, so smddp is faster if the ratio is below 1.",
         "",
-        f"| {' | '.join(head)} |",
+        line(head),
         f"|---|---|{'---:|' * (len(head) - 2)}",
     ]
     for case, found in cases.items():
@@ -46,22 +54,19 @@ def table(cases: dict[Case, dict[str, Row]]) -> list[str]:
         cells += [best.competitor if best else "", ratio(ours, best)]
         cells += [ratio(ours, found.get("copy"))]
         cells += [ratio(found.get(FROM_TORCH), found.get("gloo"))] if torch else []
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(line(cells))
     return lines
 
 
-def coalesced_table(
-    coalesced: dict[Case, dict[str, Row]], cases: dict[Case, dict[str, Row]]
-) -> list[str]:
+def coalesced_table(coalesced: ByCase, cases: ByCase) -> list[str]:
     lines = [
         "| AllGather of | competitor | 64 tensors, us | one tensor, us | 64 / one |",
         "|---|---|---:|---:|---:|",
     ]
     for case, found in coalesced.items():
-        whole = cases.get(Case("all_gather", case.dtype, case.bytes), {})
+        single = cases.get(Case("all_gather", case.dtype, case.bytes), {})
         for name, row in found.items():
-            one = whole.get(name)
+            one = single.get(name)
             cells = [f"{case.bytes:,} bytes {case.dtype}", name]
-            cells += [microseconds(row), microseconds(one), ratio(row, one)]
-            lines.append(f"| {' | '.join(cells)} |")
+            lines.append(line([*cells, microseconds(row), microseconds(one), ratio(row, one)]))
     return lines

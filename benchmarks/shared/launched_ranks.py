@@ -1,7 +1,8 @@
-"""The processes of one competitor, and the named pipes that make them take turns.
+"""The running ranks of one competitor, and the named pipes through which they take turns.
 
-Every rank reads its commands from a pipe of its own and is blocked in read(2) between turns, so a
-library that spins while it waits takes no CPU from the others' turns. turns.h holds the protocol.
+Every rank reads its commands from its own pipe and is blocked in read(2) between turns. So a
+library that spins while it waits takes no CPU time from the turns of the others. turns.h holds the
+protocol.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.testbed import Host
 
-    from .field import Part
+    from .host_set import NamedHost
 
 
-class CrewFailed(Exception):
-    """A rank ended, or did not answer in time."""
+class RanksFailed(Exception):
+    """A rank ended, gave a wrong result, or did not answer in time."""
 
 
-class Crew:
-    """`ranks` processes that are asked together and answer together."""
+class LaunchedRanks:
+    """The processes of `ranks` ranks: all get a command together, and all answer it."""
 
     def __init__(self, name: str, folder: Path, ranks: int) -> None:
         self.name = name
         self.folder = folder
         self.ranks = ranks
-        self.version = ""
-        self.idle_cpu = 0.0  # seconds that its processes used in others' turns
+        self.hello: dict[str, Any] = {}  # the first answer of rank 0
+        self.idle_cpu = 0.0  # CPU seconds that the processes used during the turns of others
         self._processes: list[subprocess.Popen[Any]] = []
         self._commands: list[int] = []
         self._answers: list[int] = []
@@ -43,14 +44,19 @@ class Crew:
         for rank in range(ranks):
             for kind in ("commands", "answers"):
                 os.mkfifo(folder / f"{rank}.{kind}")
-            # Read and write: opening must not wait for the rank. When this process ends, however
-            # it ends, the ranks read an end of file and leave.
+            # Opened for reading and writing, so that opening does not wait for the rank. When this
+            # process ends in any way, the ranks read an end of file and exit.
             self._commands.append(os.open(folder / f"{rank}.commands", os.O_RDWR | os.O_CLOEXEC))
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
             self._answers.append(os.open(folder / f"{rank}.answers", flags))
 
+    @property
+    def version(self) -> str:
+        """Of the library, as rank 0 reports it."""
+        return " ".join(str(self.hello.get("version", "")).replace("Version:", "").split())
+
     def launch(
-        self, host: Host | Part, argv: Sequence[str], env: dict[str, str], label: str
+        self, host: Host | NamedHost, argv: Sequence[str], env: dict[str, str], label: str
     ) -> subprocess.Popen[Any]:
         """Starts a process on `host`; its output goes to the file `label`.log."""
         with (self.folder / f"{label}.log").open("w") as log:
@@ -60,25 +66,29 @@ class Crew:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the driver's business
+                start_new_session=True,  # the driver handles Ctrl-C
             )
         self._processes.append(process)
         return process
 
-    def wait_until_ready(self, timeout: float) -> dict[str, Any]:
-        """What rank 0 says when all are there."""
-        first = self._collect(timeout)[0]
-        told = str(first.get("version", ""))
-        self.version = " ".join(told.replace("Version:", "").split())
-        return first
+    def wait_until_ready(self, timeout: float) -> None:
+        """Waits until every rank reads its pipe; then `hello` is set."""
+        self.hello = self._collect(timeout)[0]
 
     def ask(self, command: str, timeout: float) -> list[dict[str, Any]]:
-        """Gives every rank the command and returns all answers."""
+        """Sends the command to every rank and returns all answers."""
         for fd in self._commands:
             os.write(fd, f"{command}\n".encode())
         return self._collect(timeout)
 
+    def ask_for_turn(self, command: str, timeout: float) -> list[dict[str, Any]]:
+        """As `ask`, for a command whose answers hold `idle_cpu`; adds it to that of these ranks."""
+        answers = self.ask(command, timeout)
+        self.idle_cpu += sum(answer["idle_cpu"] for answer in answers)
+        return answers
+
     def _collect(self, timeout: float) -> list[dict[str, Any]]:
+        """One line from every rank."""
         texts = [b""] * self.ranks
         poll = select.poll()
         for fd in self._answers:
@@ -88,48 +98,46 @@ class Crew:
         while missing:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise CrewFailed(
-                    f"{self.name}: no answer from {len(missing)} of {self.ranks} ranks within "
-                    f"{timeout:.0f} s{self._last_words()}"
+                raise self._failure(
+                    f"no answer from {len(missing)} of {self.ranks} ranks within {timeout:.0f} s"
                 )
             for fd, events in poll.poll(min(left, 1.0) * 1000):
                 rank = missing[fd]
                 if events & select.POLLIN:
                     texts[rank] += os.read(fd, 65536)
                 elif events & select.POLLHUP:
-                    raise CrewFailed(f"{self.name}: rank {rank} ended{self._last_words()}")
+                    raise self._failure(f"rank {rank} ended")
                 if texts[rank].endswith(b"\n"):
                     poll.unregister(fd)
                     del missing[fd]
             failed = [p.returncode for p in self._processes if p.poll() not in (None, 0)]
             if failed and missing:
-                raise CrewFailed(
-                    f"{self.name}: a process ended with status {failed[0]}{self._last_words()}"
-                )
+                raise self._failure(f"a process ended with status {failed[0]}")
         return [json.loads(text) for text in texts]
 
-    def _last_words(self) -> str:
-        """The end of what its processes printed, for the error message."""
+    def _failure(self, what: str) -> RanksFailed:
+        """The error, with the end of the output of these processes."""
         lines: list[str] = []
         for log in sorted(self.folder.glob("*.log")):
             lines += [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        return "; its last lines:\n  " + "\n  ".join(lines[-6:]) if lines else ""
+        end = "; its last lines:\n  " + "\n  ".join(lines[-6:]) if lines else ""
+        return RanksFailed(f"{self.name}: {what}{end}")
 
     def close(self) -> None:
-        """Asks all to leave, and ends those that don't."""
+        """Tells all processes to exit, and ends those that do not."""
         for fd in self._commands:
             with contextlib.suppress(OSError):
                 os.write(fd, b"quit\n")
-        patience = time.monotonic() + 5
-        for sign in (None, signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + 5
+        for signal_number in (None, signal.SIGTERM, signal.SIGKILL):
             for process in self._processes:
-                if sign is not None and process.poll() is None:
+                if signal_number is not None and process.poll() is None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, sign)
+                        os.killpg(process.pid, signal_number)
             for process in self._processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.1, patience - time.monotonic()))
-            patience = time.monotonic() + 3
+                    process.wait(max(0.1, deadline - time.monotonic()))
+            deadline = time.monotonic() + 3
         for fd in self._commands + self._answers:
             os.close(fd)
         self._commands, self._answers, self._processes = [], [], []

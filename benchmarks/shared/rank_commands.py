@@ -1,4 +1,4 @@
-"""A rank's end of its crew's pipes, for competitors in Python; others have ``turns.h``."""
+"""A rank's end of its pipes, for rank programs in Python. Those in C and C++ use ``turns.h``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def serve(
     pipes: Path,
     rank: int,
     hello: Mapping[str, Any],
-    obey: Callable[[str, list[str], float], Mapping[str, Any]],
+    handle: Callable[[str, list[str], float], Mapping[str, Any]],
 ) -> None:
-    """Answers commands until the one to quit.
+    """Answers commands until the command ``quit``.
 
-    ``hello`` is the first answer; ``obey(verb, words, idle)`` gives the others, ``idle`` being the
-    CPU seconds that this process used while it waited for the command.
+    ``hello`` is the first answer. ``handle(verb, words, idle)`` returns the other answers; ``idle``
+    is the CPU time in seconds that this process used while it waited for the command.
     """
     with (
         (pipes / f"{rank}.commands").open() as commands,
@@ -31,5 +31,5 @@ def serve(
             verb, *words = line.split()
             if verb == "quit":
                 break
-            print(json.dumps(obey(verb, words, idle)), file=answers, flush=True)
+            print(json.dumps(handle(verb, words, idle)), file=answers, flush=True)
             waiting_since = time.process_time()

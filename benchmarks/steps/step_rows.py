@@ -1,4 +1,4 @@
-"""One competitor's turn as a row of the CSV file, and what the turns of a setting amount to."""
+"""One competitor's turn as a row of the CSV file, and figures over all turns of a setting."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .crews import FREE
 from .hiding import Trace
+from .trainers import FREE
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Row:
     changes: str  # to the DeepSpeed config, as JSON
     hosts: int
     ranks_per_host: int
-    rate: str  # empty, like all about links, where there is none
+    rate: str  # without links empty, as all columns about links
     nics: int | None
     competitor: str
     version: str
@@ -63,20 +63,20 @@ class Row:
 
     @property
     def without_transfer_ms(self) -> float | None:
-        """Of the step, when no bucket is under way."""
-        return self.step_ms - Trace.read(self.trace).under_way_ms() if self.trace else None
+        """The part of the step in which no bucket crosses."""
+        return self.step_ms - Trace.read(self.trace).in_transfer_ms() if self.trace else None
 
     @property
     def hidden_share(self) -> float | None:
-        """Of the whole transfer, as this competitor does it, the part that had crossed by the last
-        gradient, to the part that can have crossed."""
+        """The share of this competitor's transfer that had crossed by the last gradient, divided by
+        the share of the least transfer that can have crossed by then."""
         most = self.hideable_bytes
         if not most or not self.least_wire_bytes or not self.wire_bytes:
             return None
         return ((self.crossed_bytes or 0.0) / self.wire_bytes) / (most / self.least_wire_bytes)
 
     def setting(self) -> tuple[object, ...]:
-        """What rows must share to be compared."""
+        """Rows are compared if they have this in common."""
         return (
             *(self.scheme, self.workload, self.layers, self.hidden, self.vocabulary),
             *(self.sequence, self.batch, self.changes),
@@ -86,7 +86,7 @@ class Row:
 
 @dataclass
 class Setting:
-    """Everything measured in one setting; figures are medians over the turns."""
+    """All rows of one setting; figures are medians over the turns."""
 
     rows: list[Row] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class Setting:
         return statistics.median(found) if found else None
 
     def ratios(self, column: str, over: str, under: str) -> list[float]:
-        """Turn by turn."""
+        """Of one competitor's column to another's, turn by turn."""
         below = {row.turn: getattr(row, column) for row in self.of(under)}
         return [
             getattr(row, column) / below[row.turn] for row in self.of(over) if row.turn in below
@@ -109,36 +109,36 @@ class Setting:
 
     @property
     def compute_ms(self) -> float | None:
-        """The same step with communication made free."""
+        """The same step if communication took no time."""
         return self.median(FREE, "compute_ms")
 
     @property
     def wire_ms(self) -> float | None:
-        """What the links need for the bytes that must cross them, at the practical ceiling."""
+        """The time of the links for the bytes that must cross them, at the practical ceiling."""
         least, ceiling = self.median(FREE, "least_wire_bytes"), self.median(FREE, "ceiling")
         return None if least is None or not ceiling else 1000 * least / ceiling
 
     @property
     def bound_ms(self) -> float | None:
-        """No step is shorter."""
+        """The lower bound of a step."""
         if self.compute_ms is None:
             return None
         return max(self.compute_ms, self.wire_ms or 0.0)
 
     @property
     def least_ms(self) -> float | None:
-        """The bytes at the practical ceiling, and the part of a step in which no bucket can cross,
-        with communication made free: before the first is full, and after the backward pass."""
+        """``wire_ms``, and the part of a step in which no bucket can cross if communication took no
+        time: before the first bucket is full, and after the backward pass."""
         without = self.median(FREE, "without_transfer_ms")
         return None if without is None or self.wire_ms is None else without + self.wire_ms
 
     def samples(self, step_ms: float) -> float:
-        """Per second, of all ranks together."""
+        """Samples per second of all ranks together."""
         row = self.rows[0]
         return 1000 * row.batch * row.hosts * row.ranks_per_host / step_ms
 
     def waited_ms(self, name: str) -> float | None:
-        """In communication calls. Those that do not go by way of torch are in smddp's counter."""
+        """Time in communication calls. smddp's counter also has calls that bypass torch."""
         calls, own = self.median(name, "call_ms"), self.median(name, "own_wait_ms")
         return calls if own is None or calls is None else max(calls, own)
 

@@ -1,0 +1,1 @@
+"""The benchmark of single collective calls, inside a host or between hosts, beside peers."""

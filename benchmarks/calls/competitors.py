@@ -1,0 +1,94 @@
+"""The competitors that this package starts rank by rank. mpi.py has those with a launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shared.build import Build
+from shared.competitor import Competitor, free_port, rank_environment
+from shared.host_set import ROOT, HostSet
+from shared.launched_ranks import LaunchedRanks
+
+from .cases import Case
+
+
+class CallCompetitor(Competitor):
+    """A library whose collectives are called."""
+
+    def measures(self, case: Case) -> bool:
+        """Whether a figure of the case means something for this competitor."""
+        return True
+
+
+class Core(CallCompetitor):
+    """The collectives of csrc/, without torch."""
+
+    def __init__(self, name: str, build: Build, *options: str) -> None:
+        self.name = f"{name}{build.suffix}"
+        self.build = build
+        self.options = options
+
+    def missing(self, hosts: HostSet) -> str | None:
+        return self.build.missing_core()
+
+    def launch(self, hosts: HostSet, ranks: LaunchedRanks) -> None:
+        store = ranks.folder / "store"
+        store.mkdir()
+        argv = [str(self.build.core), str(ranks.folder), str(store), *self.options]
+        for rank in range(hosts.ranks):
+            ranks.launch(hosts.host_of(rank), argv, rank_environment(hosts, rank), f"rank{rank}")
+
+
+class Copy(CallCompetitor):
+    """The bare copy between ranks that share memory, without any library."""
+
+    name = "copy"
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+
+    def missing(self, hosts: HostSet) -> str | None:
+        if len(hosts) > 1:
+            return "it copies inside one host only"
+        if self.program.exists():
+            return None
+        return f"{self.program} is not built; `make bench-programs` builds it"
+
+    def launch(self, hosts: HostSet, ranks: LaunchedRanks) -> None:
+        argv = [str(self.program), str(ranks.folder), str(hosts.ranks)]
+        ranks.launch(hosts.first, argv, {}, "ranks")
+
+
+class Torch(CallCompetitor):
+    """A backend of torch.distributed, called from Python."""
+
+    def __init__(self, name: str, backend: str, build: Build) -> None:
+        self.name = f"{name}{build.suffix}"
+        self.backend = backend
+        self.build = build
+
+    def missing(self, hosts: HostSet) -> str | None:
+        return self.build.missing_package()
+
+    def launch(self, hosts: HostSet, ranks: LaunchedRanks) -> None:
+        program = ROOT / "benchmarks" / "torch_collectives.py"
+        argv = [str(self.build.python), str(program), self.backend, str(ranks.folder)]
+        port = str(free_port(hosts))
+        for rank in range(hosts.ranks):
+            host = hosts.host_of(rank)
+            env = rank_environment(hosts, rank) | {
+                "MASTER_PORT": port,
+                # Gloo takes several interfaces and spreads its connections over them.
+                "GLOO_SOCKET_IFNAME": ",".join(host.interfaces),
+            }
+            ranks.launch(host, argv, env, f"rank{rank}")
+
+
+class Fake(Torch):
+    """torch's own backend that does nothing: the cost of a call before any backend is reached."""
+
+    def __init__(self, build: Build) -> None:
+        super().__init__("fake", "fake", build)
+
+    def measures(self, case: Case) -> bool:
+        return case.bytes <= 4096

@@ -1,0 +1,1 @@
+"""Parts that the benchmarks of single calls and of training steps share."""
