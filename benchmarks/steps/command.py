@@ -24,9 +24,9 @@ from shared.command_line import (
     name_outputs,
     open_hosts,
     progress_bar,
-    write_page,
 )
 from shared.host_set import HostSet
+from shared.page import Origin, write_page
 
 from . import step_tables
 from .step_alternation import LossesDiffer, StepAlternation
@@ -119,23 +119,19 @@ class Results:
     def __init__(self, args: argparse.Namespace) -> None:
         self.path: Path | None = args.csv
         self.rows: list[Row] = []
-        self.machine, self.versions = provenance.machine(), provenance.versions()
         self.commits = {
             f"{name}{build.suffix}": build.package_version()
             for name, build in backends(args)
             if name == OURS
         }
-        self.rate = str(args.rate) if args.emulated else ""
-
-    def facts(self) -> list[str]:
-        """Machine, versions and commits."""
         commits = ", ".join(f"{name} {commit}" for name, commit in self.commits.items())
-        return [self.machine, self.versions, commits]
+        self.origin = Origin(provenance.machine(), provenance.versions(), commits)
+        self.rate = str(args.rate) if args.emulated else ""
 
     def add(self, rows: list[Row], ceiling: float | None) -> None:
         for row in rows:
-            row.machine, row.rate = self.machine, self.rate
-            row.versions = f"{self.versions}; {row.version}"
+            row.machine, row.rate = self.origin.machine, self.rate
+            row.versions = f"{self.origin.versions}; {row.version}"
             row.version = self.commits.get(row.competitor, row.competitor)
         self.rows += rows
         self.set_ceiling(ceiling)
@@ -162,7 +158,7 @@ class Run:
         """All turns; after Ctrl-C the figures so far are kept. Returns the exit status."""
         rate = self.hosts.rate or 0.0
         first = self.hosts.ceiling()
-        self.console.print("; ".join(self.results.facts()))
+        self.console.print(self.results.origin.line())
         if first is not None:
             self.console.print(
                 f"bulk TCP in both directions at once: {100 * first:.1f} % of the rate"
@@ -228,7 +224,9 @@ def run(
     args: argparse.Namespace, trainers: Sequence[Trainers], console: Console
 ) -> tuple[int, list[Row]]:
     """The exit status, and the rows that were measured."""
-    name_outputs(args, f"{trainers[0].scheme.lower().replace('-', '')}-{layout(args)}")
+    name_outputs(
+        args, f"{trainers[0].scheme.lower().replace('-', '')}-{args.config}-{layout(args)}"
+    )
     results = Results(args)
     try:
         with (
@@ -242,12 +240,12 @@ def run(
     show(results.rows, console)
     if results.path is not None and results.rows:
         console.print(f"{len(results.rows)} rows in {results.path}")
-    if args.page and results.rows:
-        page = io.StringIO()
-        show(results.rows, Console(file=page, width=120))
-        tables = f"```\n{page.getvalue().strip()}\n```"
-        write_page(args.page, title(results.rows), results.facts(), tables)
-        console.print(f"wrote {args.page}")
+    if args.folder and results.rows:
+        text = io.StringIO()
+        show(results.rows, Console(file=text, width=120))
+        tables = f"```\n{text.getvalue().strip()}\n```"
+        path = write_page(args.folder, args.name, title(results.rows), results.origin, tables)
+        console.print(f"wrote {path}")
     return status, results.rows
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of DDP's and FSDP2's steps: its arithmetic, and a run of a tiny model."""
+"""The benchmark of a DDP or FSDP2 step: its arithmetic, and a run with a tiny model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_bytes_that_can_be_hidden(hiding: Any) -> None:
     assert hideable(hiding, [0, 10], [40_000, 9000], [10]) == 10_000
     # The second bucket is full at once and waits for the first; 1000 of its bytes are too late.
     assert hideable(hiding, [0, 0, 10], [4000, 7000, 1], [10]) == 10_000
-    # The wire idles from 4 to 8 ms.
+    # The wire is idle from 4 to 8 ms.
     assert hideable(hiding, [0, 8, 10], [4000, 7000, 1], [10]) == 6000
     # Between four hosts, 1.5 times the bytes cross.
     assert hideable(hiding, [0, 10], [4000, 1], [10], hosts=4) == 6000
@@ -56,7 +56,7 @@ def test_a_bucket_can_cross_when_it_is_full_on_all_ranks(hiding: Any) -> None:
     ready, first, last, end = [2.0, 8.0], [0.0, 2.0], [3.0, 9.0], [20.0, 19.0]
     assert trace.steps == [hiding.Step(ready, first, last, end, [30, 50])]
     assert trace.crossed() == 40
-    assert trace.under_way_ms() == (20 + 17) / 2
+    assert trace.in_transfer_ms() == (20 + 17) / 2
     assert hiding.Trace.read(trace.text()) == trace
 
 
