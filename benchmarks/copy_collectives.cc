@@ -1,16 +1,16 @@
-// The bare copy: what a collective inside a host costs at least, once every rank has the other ranks'
-// buffers mapped. No library; the ranks are forks of one process that share an arena.
+// The bare copy: the least cost of a collective inside a host if every rank has mapped the buffers
+// of the other ranks. It uses no library; the ranks are forks of one process that share an arena.
 //
 //     copy_collectives PIPES RANKS
 //
-// AllGather: every rank copies all parts, its own too, into its output. ReduceScatter: it reads its
-// block of every rank's input once, sums in fp32 and writes the result once. AllReduce: the same in
-// place, then it copies the other ranks' blocks. The barriers are those without which a call would
-// be wrong: one before the others' memory is read, one before it is given back, and AllReduce's
-// between its halves.
+// AllGather: every rank copies all parts, also its own, into its output. ReduceScatter: it reads
+// its block of every rank's input once, sums in fp32 and writes the result once. AllReduce: the
+// same in place, then it copies the blocks of the other ranks. The barriers are those without which
+// a call would be wrong: one before the memory of other ranks is read, one before that memory may
+// change, and in AllReduce one between its halves.
 //
-// What a real library can't have, and this has: the caller's buffers that others read lie in shared
-// memory from the start. The other buffers are ordinary memory, as those of all competitors.
+// The buffers of the caller that other ranks read lie in shared memory from the start, which a real
+// library cannot assume. The other buffers are ordinary memory, as those of all competitors.
 #include <sched.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -28,19 +28,19 @@
 
 namespace {
 
-constexpr size_t kSpan = size_t{1} << 33;  // of addresses, per rank; memory only where touched
+constexpr size_t kSpan = size_t{1} << 33;  // addresses per rank; only touched pages take memory
 constexpr int kMostRanks = 64;
 
 struct alignas(64) Flag {
-  std::atomic<uint64_t> reached;
+  std::atomic<uint64_t> reached;  // barriers that the rank has reached
 };
 
 struct World {
   int rank, ranks;
-  Flag* flags;       // one per rank, shared
-  std::byte* arena;  // kSpan per rank, shared
-  int patience;      // polls before the processor is given up
-  uint64_t met;
+  Flag* flags;        // one per rank, shared
+  std::byte* arena;   // kSpan per rank, shared
+  int polls;          // before the rank yields its processor
+  uint64_t barriers;  // so far
 };
 
 template <class T>
@@ -48,11 +48,11 @@ const T* of_rank(const World& world, int rank) {
   return reinterpret_cast<const T*>(world.arena + static_cast<size_t>(rank) * kSpan);
 }
 
-void meet(World& world) {
-  world.flags[world.rank].reached.store(++world.met, std::memory_order_release);
+void wait_for_all(World& world) {
+  world.flags[world.rank].reached.store(++world.barriers, std::memory_order_release);
   for (int r = 0; r < world.ranks; ++r) {
-    for (int polls = 0; world.flags[r].reached.load(std::memory_order_acquire) < world.met;) {
-      if (++polls < world.patience) {
+    for (int polls = 0; world.flags[r].reached.load(std::memory_order_acquire) < world.barriers;) {
+      if (++polls < world.polls) {
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #endif
@@ -78,7 +78,7 @@ void narrow(float x, Bf16* to) {  // to the nearest, ties to even
   to->bits = static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
-// `to` may be one of the inputs: an element is written after it was read.
+// `to` may be one of the inputs: each element is read before it is written.
 template <int kRanks, class T>
 void sum_of(const T* const* inputs, T* to, size_t count) {
   std::array<const T*, kRanks> in;
@@ -105,7 +105,7 @@ void sum_of_any(const T* const* inputs, int ranks, T* to, size_t count) {
   }
 }
 
-// The sum over all ranks of this rank's block.
+// Sums the block of this rank over all ranks.
 template <class T>
 void sum_block(const World& world, size_t count, T* to) {
   const T* inputs[kMostRanks];
@@ -137,7 +137,7 @@ void sum_block(const World& world, const turn_case& c, void* to) {
 void gather(World& world, const turn_case& c) {
   auto* to = static_cast<std::byte*>(c.whole);
   size_t first = 0;
-  meet(world);
+  wait_for_all(world);
   for (size_t t = 0; t < c.tensors; ++t) {
     size_t bytes = c.counts[t] * turn_size_of(c.dtype);
     for (int r = 0; r < world.ranks; ++r, to += bytes) {
@@ -145,27 +145,27 @@ void gather(World& world, const turn_case& c) {
     }
     first += bytes;
   }
-  meet(world);
+  wait_for_all(world);
 }
 
 void scatter_sums(World& world, const turn_case& c) {
-  meet(world);
+  wait_for_all(world);
   sum_block(world, c, c.part);
-  meet(world);
+  wait_for_all(world);
 }
 
 void sum_all(World& world, const turn_case& c) {
   size_t bytes = c.count * turn_size_of(c.dtype);
   auto* whole = static_cast<std::byte*>(c.whole);
-  meet(world);
+  wait_for_all(world);
   sum_block(world, c, whole + static_cast<size_t>(world.rank) * bytes);
-  meet(world);
+  wait_for_all(world);
   for (int i = 1; i < world.ranks; ++i) {
     int r = (world.rank + i) % world.ranks;
     size_t at = static_cast<size_t>(r) * bytes;
     std::memcpy(whole + at, of_rank<std::byte>(world, r) + at, bytes);
   }
-  meet(world);
+  wait_for_all(world);
 }
 
 int call(void* context, const turn_case* c) {
@@ -181,7 +181,7 @@ int call(void* context, const turn_case* c) {
 }
 
 int barrier(void* context) {
-  meet(*static_cast<World*>(context));
+  wait_for_all(*static_cast<World*>(context));
   return 0;
 }
 
@@ -221,7 +221,7 @@ int serve(const char* pipes, World world) {
   return turn_serve(&program, pipes);
 }
 
-// The first rank that fails takes the others along: they would wait for it.
+// When a rank fails, the others are killed, because they would wait for it.
 int wait_for(const std::vector<pid_t>& ranks) {
   for (size_t left = ranks.size(); left > 0; --left) {
     int status = 0;

@@ -1,10 +1,10 @@
 // One rank of an MPI program that runs collectives in turns (see turns.h): mpi_collectives PIPES
 //
-// bf16: MPI has no such type before 5.0, so it is two bytes of MPI_UINT16_T under an MPI_Op of this
-// file: unpack to fp32 (a shift), add, round to nearest even. The loop has no branch, so the
-// compiler turns it into vector code (-O3 -march=native); a library's own bf16 sum does the same
-// work. An operation of the user is commutative here, so the library may pick any algorithm, but
-// those that MPI keeps for predefined types (in hardware, in shared memory) are out of its reach.
+// bf16: MPI has no such type before 5.0, so an element is an MPI_UINT16_T, and this file defines
+// the MPI_Op: unpack to fp32 (a shift), add, round to nearest even. The loop has no branch, so the
+// compiler makes vector code of it (-O3 -march=native); a library's own bf16 sum does the same
+// work. The operation is declared commutative, so the library may choose any algorithm, except
+// those that it keeps for predefined types (in hardware, in shared memory).
 #include <mpi.h>
 #include <stdlib.h>
 
@@ -28,7 +28,7 @@ static void add_bf16(void* in, void* inout, int* count, MPI_Datatype* type) {
   }
 }
 
-// MPI coalesces nothing; all at once is the nearest it has.
+// MPI has no coalesced operations; nonblocking calls, all waited for at once, are the nearest.
 static int gather_tensors(const struct turn_case* c, MPI_Datatype type, int ranks) {
   MPI_Request requests[TURN_TENSORS];
   char *from = c->part, *to = c->whole;
@@ -78,7 +78,8 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   MPI_Op_create(add_bf16, 1, &world.add_bf16);
   MPI_Get_library_version(version, &length);
-  for (char* c = version; *c != '\0'; ++c) {  // the first line, fit for JSON
+  // Keeps the first line, without characters that JSON would escape.
+  for (char* c = version; *c != '\0'; ++c) {
     if (*c == '"' || *c == '\\' || *c == '\t') *c = ' ';
     if (*c == '\n' || *c == ',') *c = '\0', --c;
   }

@@ -1,18 +1,19 @@
-// One rank's side of a benchmark in turns, in C so that every MPI's mpicc compiles it.
+// A rank's side of a benchmark in turns, for the rank programs in C and C++. It is in C so that the
+// mpicc of every MPI compiles it, and knows no library that is measured.
 //
-// A rank reads lines from its own named pipe, does what they say together with the other ranks, and
-// answers each with one line of JSON on another pipe:
+// A rank reads command lines from its own named pipe, executes each together with the other ranks,
+// and answers each with one line of JSON on another pipe:
 //
 //     check OP DTYPE BYTES             runs the operation once and compares every element
 //     run OP DTYPE BYTES ITERATIONS    barrier, then that many calls back to back
-//     free                             gives the buffers back
+//     free                             frees the buffers
 //     quit
 //
-// BYTES are those of the whole: AllGather's output, ReduceScatter's input, AllReduce's buffer. The
+// BYTES is the size of AllGather's output, ReduceScatter's input, or AllReduce's buffer. The
 // operation all_gather_64 is one coalesced AllGather of TURN_TENSORS tensors, whose sizes are fixed
-// (calls/cases.py has the same rule), so BYTES follow from them.
-// Between turns a rank is blocked in read(2): whatever its library does while it waits (most MPIs
-// spin), it costs nobody else's turn a cycle. A broadcast of the command would not have this.
+// (calls/cases.py has the same rule), so BYTES follows from them. Between turns a rank is blocked
+// in read(2). A library that spins while it waits (most MPIs do) then takes no CPU time from the
+// turns of other competitors. A broadcast of the command through the library would take it.
 #pragma once
 
 #include <errno.h>
@@ -31,9 +32,10 @@ enum turn_op { TURN_ALL_GATHER, TURN_REDUCE_SCATTER, TURN_ALL_REDUCE, TURN_ALL_G
 enum turn_dtype { TURN_FP32, TURN_BF16 };
 enum turn_buffer { TURN_WHOLE, TURN_PART };
 
-// What one call works on: `part` holds `count` elements, `whole` that many per rank. Of a coalesced
-// operation they hold one tensor after the other: tensor t has counts[t] elements in `part`, and in
-// `whole` that many per rank, rank by rank. Of any other there is one tensor.
+// The buffers of one call: `part` holds `count` elements, `whole` holds `count` elements per rank.
+// In a coalesced operation they hold one tensor after the other: tensor t has counts[t] elements in
+// `part`, and in `whole` counts[t] elements per rank, rank by rank. Every other operation has one
+// tensor.
 struct turn_case {
   enum turn_op op;
   enum turn_dtype dtype;
@@ -45,10 +47,10 @@ struct turn_case {
 struct turn_program {
   int rank, ranks;
   const char* version;  // of the library that is measured
-  void* context;        // handed to the two below; each returns 0, or says why not and returns 1
+  void* context;        // argument of the functions below; call and barrier return 0 on success
   int (*call)(void* context, const struct turn_case* what);  // blocks until its result is complete
   int (*barrier)(void* context);
-  // Where a program's buffers can't be ordinary memory; null otherwise.
+  // For a program whose buffers cannot be ordinary memory; null otherwise.
   void* (*map)(void* context, enum turn_op op, enum turn_buffer which, size_t bytes);
   void (*unmap)(void* context, enum turn_op op, enum turn_buffer which, void* at, size_t bytes);
 };
@@ -69,7 +71,7 @@ static inline double turn_cpu(void) {
          1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-// --- data: small integers, so that every order of summation gives the same bits ------------------
+// --- data: small integers, whose sum has the same bits in every order of summation ---------------
 
 static inline void turn_put(void* at, size_t i, enum turn_dtype dtype, int value) {
   union {
@@ -97,8 +99,8 @@ static inline int turn_get(const void* at, size_t i, enum turn_dtype dtype) {
   return (int)bits.f;
 }
 
-// Element i (of a gathered part, of a scattered whole) on a rank; 16 ranks' sums stay below 256,
-// which bf16 holds exactly.
+// Element i (of the part for AllGather, of the whole otherwise) on a rank. The sums of 16 ranks are
+// below 256, and bf16 represents them exactly.
 static inline int turn_value(size_t i, int rank) { return (int)((i + 3 * (size_t)rank) % 7); }
 
 static inline int turn_sum(size_t i, int ranks) {
@@ -175,7 +177,7 @@ static inline size_t turn_count(size_t bytes, enum turn_dtype dtype, int ranks) 
   return count > 0 ? count : 1;
 }
 
-// Bytes of tensor t of a coalesced operation: from 1 KiB to 4 MiB, large beside small.
+// Bytes of tensor t of a coalesced operation: from 1 KiB to 4 MiB, large ones beside small ones.
 static inline size_t turn_tensor_bytes(size_t t) { return (size_t)1024 << (5 * t % 13); }
 
 // The buffers of the last case are kept for the next turn of the same case.
@@ -203,7 +205,7 @@ static inline int turn_prepare(struct turn_case* c, const struct turn_program* p
   next.part = turn_map(p, next.op, TURN_PART, part);
   *c = next;
   if (c->whole == NULL || c->part == NULL) return 1;
-  // Touched before anything is timed; zeros, so that in-place sums stay what they are.
+  // Touches the pages before anything is timed. In-place sums of zeros stay zeros.
   memset(c->whole, 0, part * (size_t)p->ranks);
   memset(c->part, 0, part);
   return 0;
@@ -257,8 +259,8 @@ static inline int turn_open(const char* directory, int rank, const char* what, i
   return fd;
 }
 
-// Serves the pipes DIRECTORY/RANK.commands and DIRECTORY/RANK.answers until it is told to quit or
-// the driver is gone. Returns the process's exit status.
+// Serves the pipes DIRECTORY/RANK.commands and DIRECTORY/RANK.answers until the command quit or the
+// end of the driver. Returns the exit status of the process.
 static inline int turn_serve(const struct turn_program* p, const char* directory) {
   int in = turn_open(directory, p->rank, "commands", O_RDONLY);
   int out = turn_open(directory, p->rank, "answers", O_WRONLY);
@@ -270,7 +272,7 @@ static inline int turn_serve(const struct turn_program* p, const char* directory
   fprintf(answers, "{\"version\": \"%s\"}\n", p->version);
   fflush(answers);
   for (double cpu = turn_cpu(); fgets(line, sizeof line, commands) != NULL; cpu = turn_cpu()) {
-    double idle = turn_cpu() - cpu;  // what this process used while it waited for the line
+    double idle = turn_cpu() - cpu;  // CPU time of this process while it waited for the line
     size_t bytes = 0;
     long iterations = 1;
     int fields = sscanf(line, "%15s %31s %15s %zu %ld", verb, op, dtype, &bytes, &iterations);
@@ -287,7 +289,7 @@ static inline int turn_serve(const struct turn_program* p, const char* directory
       failed = 1;
     }
     if (failed) {
-      fprintf(stderr, "rank %d: failed at: %s", p->rank, line);
+      fprintf(stderr, "rank %d: this command failed: %s", p->rank, line);
       return 1;
     }
     fflush(answers);
