@@ -2,8 +2,8 @@
 //
 //     RANK=0 WORLD_SIZE=2 SMDDP_HOST_ID=a core_collectives PIPES STORE [shared]
 //
-// PIPES holds the named pipes of every rank, STORE is an empty directory that all ranks see. With
-// `shared` the buffers lie in memory that the ranks of a host share.
+// PIPES is the directory with the named pipes of all ranks, STORE an empty directory that all ranks
+// can read and write. With `shared` the buffers lie in memory that the ranks of a host share.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,12 +18,12 @@
 namespace smddp {
 namespace {
 
-struct Group {
+struct World {
   Engine& engine;
-  Group& communicator;
+  Group& group;
 };
 
-// Of each rank's block the extents, one per tensor, in a buffer that holds tensor after tensor.
+// Adds the block of every rank: an extent per tensor, in a buffer that holds tensor after tensor.
 void add_parts(Blocks& blocks, const turn_case& what, int ranks) {
   size_t size = turn_size_of(what.dtype);
   for (int r = 0; r < ranks; ++r) {
@@ -71,23 +71,23 @@ std::shared_ptr<Operation> operation_of(const turn_case& what, int ranks) {
   return op;
 }
 
-int finish(Group& group, const std::shared_ptr<Operation>& op) {
-  group.communicator.submit(op, {}, false);
-  group.engine.wait(*op);
+int finish(World& world, const std::shared_ptr<Operation>& op) {
+  world.group.submit(op, {}, false);
+  world.engine.wait(*op);
   if (op->status().ok()) return 0;
   std::fprintf(stderr, "%s\n", op->status().message().c_str());
   return 1;
 }
 
 int call(void* context, const turn_case* what) {
-  auto& group = *static_cast<Group*>(context);
-  return finish(group, operation_of(*what, group.communicator.ranks()));
+  auto& world = *static_cast<World*>(context);
+  return finish(world, operation_of(*what, world.group.ranks()));
 }
 
-// Every rank's byte has to arrive before anybody leaves.
+// A rank leaves when it has a byte of every rank.
 int barrier(void* context) {
-  auto& group = *static_cast<Group*>(context);
-  auto ranks = static_cast<size_t>(group.communicator.ranks());
+  auto& world = *static_cast<World*>(context);
+  auto ranks = static_cast<size_t>(world.group.ranks());
   std::vector<std::byte> bytes(ranks + 1);
   auto op = std::make_shared<Operation>();
   op->collective = Collective::kBarrier;
@@ -97,7 +97,7 @@ int barrier(void* context) {
     op->output.add(&bytes[r], 1);
     op->output.end_block();
   }
-  return finish(group, op);
+  return finish(world, op);
 }
 
 int number(const char* variable) {
@@ -120,26 +120,27 @@ void unmap_shared(void*, turn_op, turn_buffer, void* at, size_t) {
 
 int run(const char* pipes, const char* directory, bool shared) {
   int rank = number("RANK"), ranks = number("WORLD_SIZE");
-  if (rank < 0 || ranks <= rank) return fail("RANK and WORLD_SIZE must say who this rank is");
+  if (rank < 0 || ranks <= rank)
+    return fail("RANK and WORLD_SIZE must hold this rank and the number of ranks");
   auto engine = Engine::create();
   if (!engine.ok()) return fail(engine.status().message());
   FileStore store(directory, std::chrono::seconds(120));
   Group::Options options;
   options.name = "benchmark";
   options.timeout_ns = 120'000'000'000ull;
-  auto communicator = Group::create(*engine.value(), store, rank, ranks, options);
-  if (!communicator.ok()) return fail(communicator.status().message());
-  Group group{*engine.value(), *communicator.value()};
+  auto group = Group::create(*engine.value(), store, rank, ranks, options);
+  if (!group.ok()) return fail(group.status().message());
+  World world{*engine.value(), *group.value()};
   turn_program program{rank,
                        ranks,
                        "core",
-                       &group,
+                       &world,
                        call,
                        barrier,
                        shared ? map_shared : nullptr,
                        shared ? unmap_shared : nullptr};
   int status = turn_serve(&program, pipes);
-  communicator.value().reset();
+  group.value().reset();
   return status;
 }
 

@@ -1,11 +1,12 @@
-// Latency and bandwidth of an endpoint between two processes over loopback, for each way of moving
-// data. One line per size:
+// Latency and bandwidth of an endpoint between two processes over loopback, for one way to transfer
+// data. Prints one line per size:
 //
-//   fabric [provider [messages|tagged|writes [interface]]]
+//   fabric_benchmark [provider [messages|tagged|writes [interface]]]
 //
-// Latency: half a round trip of one transfer each way, median. Bandwidth: as many bytes as a transfer
-// of 64 MiB or 32 of the size, whichever is less, one way. Transfers above the chunk size go in chunks
-// of it; each is checked in part.
+// Latency: half a round trip with one transfer in each direction, median. Bandwidth: 32 transfers
+// in one direction, or fewer (at least 8) if these have 64 MiB. Transfers larger than a chunk are
+// sent in chunks; CHUNK in the environment sets the bytes of a chunk. Some bytes of each transfer
+// are checked.
 #include <sched.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -27,7 +28,8 @@ using namespace smddp::fabric;
 namespace {
 
 constexpr size_t kSmallest = 1024, kLargest = 16 << 20;
-constexpr uint64_t kPatience = 20'000'000'000;
+constexpr uint64_t kTimeoutNs = 20'000'000'000;
+constexpr size_t kWarmUp = 5;  // round trips
 
 [[noreturn]] void give_up(const std::string& why) {
   std::printf("%s\n", why.c_str());
@@ -35,8 +37,8 @@ constexpr uint64_t kPatience = 20'000'000'000;
   std::_Exit(1);
 }
 
-// One side. A receiver says by a control message, known by its size, that it is ready: with a Grant in
-// it where there are regions.
+// One of the two processes. A receiver sends a control message when it is ready; its size tells it
+// from data. If the transfer has receive regions, the message holds the Grant.
 class Side : Sink, ChunkObserver {
  public:
   Side(const Options& options, int socket, size_t chunk) {
@@ -57,7 +59,7 @@ class Side : Sink, ChunkObserver {
   }
   const Endpoint& endpoint() const { return *endpoint_; }
 
-  // The memory for one transfer, and word of it to the other side.
+  // Prepares the memory for one transfer and tells the other side.
   void expect(size_t bytes) {
     received_ = 0;
     expected_ = bytes;
@@ -110,12 +112,12 @@ class Side : Sink, ChunkObserver {
  private:
   template <class Done>
   void drive(Done&& done) {
-    uint64_t until = now_ns() + kPatience;
+    uint64_t until = now_ns() + kTimeoutNs;
     while (!done()) {
       auto moved = endpoint_->progress(*this);
       if (!moved) give_up(moved.status().message());
       if (moved.value() == 0) sched_yield();
-      if (now_ns() > until) give_up("hangs");
+      if (now_ns() > until) give_up("not done within 20 s");
     }
   }
   void on_message(const std::byte* data, size_t size) override {
@@ -141,6 +143,45 @@ class Side : Sink, ChunkObserver {
   std::vector<std::byte> in_, out_;
 };
 
+// Half a round trip, median.
+double latency_us(Side& side, size_t bytes, bool first) {
+  size_t rounds = std::clamp<size_t>((64 << 20) / bytes, 8, 1000);
+  std::vector<double> latencies;
+  for (size_t round = 0; round < rounds + kWarmUp; ++round) {
+    uint64_t start = now_ns();
+    side.expect(bytes);
+    if (first) side.send(bytes);
+    side.await();
+    if (!first) side.send(bytes);
+    if (round >= kWarmUp) latencies.push_back(static_cast<double>(now_ns() - start) / 2000);
+  }
+  auto middle = latencies.begin() + latencies.size() / 2;
+  std::nth_element(latencies.begin(), middle, latencies.end());
+  return *middle;
+}
+
+// MB/s from the first side to the other one, which answers with one byte at the end.
+double bandwidth_mbps(Side& side, size_t bytes, bool first) {
+  size_t transfers = std::clamp<size_t>((64 << 20) / bytes, 8, 32);
+  uint64_t start = now_ns();
+  for (size_t i = 0; i < transfers; ++i) {
+    if (first) {
+      side.send(bytes);
+    } else {
+      side.expect(bytes);
+      side.await();
+    }
+  }
+  if (first) {
+    side.expect(1);
+    side.await();
+  } else {
+    side.send(1);
+  }
+  double seconds = static_cast<double>(now_ns() - start) / 1e9;
+  return static_cast<double>(bytes * transfers) / seconds / 1e6;
+}
+
 void run(const Options& options, int socket, bool first) {
   size_t chunk = 256 << 10;
   if (const char* set = std::getenv("CHUNK")) chunk = std::strtoul(set, nullptr, 10);
@@ -154,37 +195,10 @@ void run(const Options& options, int socket, bool first) {
                 chunk >> 10, "bytes", "latency us", "MB/s");
   }
   for (size_t bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
-    size_t rounds = std::clamp<size_t>((64 << 20) / bytes, 8, 1000);
-    std::vector<double> latencies;
-    for (size_t round = 0; round < rounds + 5; ++round) {
-      uint64_t start = now_ns();
-      side.expect(bytes);
-      if (first) side.send(bytes);
-      side.await();
-      if (!first) side.send(bytes);
-      if (round >= 5) latencies.push_back(static_cast<double>(now_ns() - start) / 2000);
-    }
-    std::nth_element(latencies.begin(), latencies.begin() + latencies.size() / 2, latencies.end());
-    size_t stream = std::clamp<size_t>((64 << 20) / bytes, 8, 32);
-    uint64_t start = now_ns();
-    for (size_t i = 0; i < stream; ++i) {
-      if (first) {
-        side.send(bytes);
-      } else {
-        side.expect(bytes);
-        side.await();
-      }
-    }
+    double latency = latency_us(side, bytes, first);
+    double bandwidth = bandwidth_mbps(side, bytes, first);
     if (first) {
-      side.expect(1);
-      side.await();
-    } else {
-      side.send(1);
-    }
-    if (first) {
-      double seconds = static_cast<double>(now_ns() - start) / 1e9;
-      std::printf("%10zu %12.1f %12.0f\n", bytes, latencies[latencies.size() / 2],
-                  static_cast<double>(bytes * stream) / seconds / 1e6);
+      std::printf("%10zu %12.1f %12.0f\n", bytes, latency, bandwidth);
       std::fflush(stdout);
     }
   }

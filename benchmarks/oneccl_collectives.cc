@@ -2,8 +2,8 @@
 //
 //     RANK=0 WORLD_SIZE=2 oneccl_collectives PIPES STORE
 //
-// Rank 0 writes the address of oneCCL's key-value store to the file STORE/address; all ranks see it.
-// bf16 is a type of oneCCL's own: it sums with the instructions that the processor has.
+// Rank 0 writes the address of oneCCL's key-value store to the file STORE/address, which all ranks
+// read. oneCCL has the type bf16: it sums with the instructions that the processor has.
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -17,7 +17,7 @@
 #include "oneapi/ccl.hpp"
 #include "turns.h"
 
-// The static library calls Intel's tracing (ITT) through pointers; null ones switch it off.
+// The static library calls Intel's tracing (ITT) through pointers; null pointers switch it off.
 #define UNTRACED(name) void* __itt_##name##_ptr__3_0 = nullptr;
 extern "C" {
 UNTRACED(domain_create)
@@ -102,7 +102,7 @@ int run(const char* pipes, const std::filesystem::path& store) {
   } else {
     kvs = ccl::create_kvs(read_address(file));
   }
-  auto communicator = ccl::create_group(ranks, rank, kvs);
+  auto communicator = ccl::create_communicator(ranks, rank, kvs);
   World world{communicator};
   auto found = ccl::get_library_version();
   std::string version = std::string("oneCCL ") + std::to_string(found.major) + "." +

@@ -2,9 +2,10 @@
 //
 //   reduce_benchmark [all|ISA [KiB...]]
 //
-// GB/s of memory read and written: (sources + 1) times the size. "steps" is load, accumulate and store
-// over blocks, "reduce" is one call, "streaming" one with streaming stores. Below, copies from a window
-// of 256 KiB to 64 MiB. Best of some repetitions.
+// The figures are GB/s of memory read and written: (sources + 1) times the size. "steps" is load,
+// accumulate and store, block by block; "reduce" is one call; "streaming" is one call with
+// streaming stores. The last line of an instruction set has copies from a window of 256 KiB into 64
+// MiB. Each figure is the best of several repetitions.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -22,7 +23,7 @@ namespace {
 constexpr size_t kLargest = 64 << 20;
 constexpr size_t kMostSources = 8;
 constexpr size_t kBlock = 16 << 10;  // elements
-constexpr uint64_t kPatience = 8'000'000;
+constexpr uint64_t kMeasureNs = 8'000'000;
 
 struct Case {
   Dtype dtype;
@@ -31,7 +32,7 @@ struct Case {
 };
 
 std::vector<char> memory((kMostSources + 1) * (kLargest + 4096) + 4096);
-// Buffers of one size, one behind the other, each with a different place within its page.
+// Buffers of one size, one after the other, each at a different offset within its page.
 char* buffer(const Case& what, size_t i) {
   size_t room = what.bytes + 4096 / (kMostSources + 1) / 64 * 64;
   return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) % 4096) + i * room;
@@ -48,8 +49,8 @@ double seconds(F&& f) {
     now = now_ns();
     uint64_t each = (now - from) / repetitions;
     best = std::min(best, each);
-    if (now - from < 100'000) repetitions *= 2;  // the clock's own time
-  } while (now - start < kPatience);
+    if (now - from < 100'000) repetitions *= 2;  // limits the share of the clock's own time
+  } while (now - start < kMeasureNs);
   return static_cast<double>(std::max<uint64_t>(best, 1)) / 1e9;
 }
 
