@@ -14,13 +14,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 # A competitor has the same colour and marker in all figures, whichever others are drawn (colours of
-# Okabe and Ito, which colour-blind readers can tell apart). smddp has the thick lines.
+# Okabe and Ito, which colour-blind readers can tell apart; darker ones for another build of smddp).
+# smddp has the thick lines.
 STYLES: dict[str, tuple[str, str, str]] = {
     "smddp": ("#d55e00", "o", "smddp"),
-    "smddp-other": ("#8b3a00", "<", "smddp, other build"),
+    "smddp-other": ("#8b3a00", "<", "other build"),
     "smddp-torch": ("#e69f00", "D", "smddp, from torch"),
-    "smddp-torch-other": ("#946600", ">", "smddp, other build, from torch"),
+    "smddp-torch-other": ("#946600", ">", "other, from torch"),
     "smddp-shared": ("#f0a070", "h", "smddp, shared buffers"),
+    "smddp-shared-other": ("#c98a66", "H", "other, shared buffers"),
     "copy": ("#555555", "", "bare copy"),
     "gloo": ("#000000", "x", "Gloo"),
     "mpich": ("#0072b2", "s", "MPICH, libfabric"),
