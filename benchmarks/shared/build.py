@@ -41,9 +41,13 @@ class Build:
         if not self.python.exists():
             return f"{self.python} does not exist; `make build` in {self.tree} makes it"
         found = self._imported_from()
-        if found == self.tree.resolve():
-            return None
-        return f"{self.python} imports deepspeed_smddp from {found}, not from {self.tree}"
+        if found is None:
+            return (
+                f"{self.python} finds no deepspeed_smddp; `make build` in {self.tree} installs it"
+            )
+        if found != self.tree.resolve():
+            return f"{self.python} imports deepspeed_smddp from {found}, not from {self.tree}"
+        return None
 
     def _imported_from(self) -> Path | None:
         find = "import importlib.util as u; print(u.find_spec('deepspeed_smddp').origin)"
