@@ -38,9 +38,9 @@ struct Flows {
 //   host, so that in each step every host receives from exactly one other host.
 // - kLog: step i of Bruck et al. (IEEE TPDS 8(11), 1997) over the hosts of a rail: the host 2^i
 //   below gets the shards of up to 2^i hosts, from the own host upwards. Needs hosts of equal size.
-// - kJoint: one rank of a host sends all shards of the host to another host, and receives all shards
-//   of that host. Hosts i apart exchange through their i-th ranks, so that all ranks take part (the
-//   flat form of Bienz et al., A Locality-Aware Bruck Allgather, EuroMPI 2022).
+// - kJoint: one rank of a host sends all shards of the host to another host, and receives all
+//   shards of that host. Hosts i apart exchange through their i-th ranks, so that all ranks take
+//   part (the flat form of Bienz et al., A Locality-Aware Bruck Allgather, EuroMPI 2022).
 //
 // ReduceScatter is the mirror: `in` and `out` change places, the steps run from the last to the
 // first, and a flow holds, per block, the sum of the contributions on the sender's side of the
