@@ -1,12 +1,13 @@
-// The two ends of a flow: the bytes that one rank sends another over the fabric in one round.
+// The two ends of a flow: the bytes that one rank sends another over the fabric in one fragment. Must not
+// know when a flow may send, or which collective it belongs to. FragmentFlows makes and drives flows.
 //
-// A flow's head goes out at once, as messages, as far as the sender's credit reaches: the receiver
-// keeps what comes before it has started the round. Flows of at most kEagerBytes are all head; of a
-// larger one it keeps the link busy until the receiver's READY is here. Of what follows the sender
-// may send as much as the READYs have allowed so far: so a receiver bounds what is under way to it
-// from all sides, and no switch has to drop it. A READY may carry a grant: then those bytes go as
-// chunks straight into the receiver's memory; without one they go as messages. Nothing rests on the
-// order of arrival.
+// The eager prefix of a flow goes out at once, as messages, as far as the sender's credit reaches: the
+// receiver keeps what comes before it has started the fragment. A flow of at most kEagerBytes is all
+// eager prefix; that of a larger flow keeps the link busy until the receiver's READY is here. Of the bytes
+// behind the prefix the sender may send as many as the READYs have allowed so far: so a receiver bounds
+// what is under way to it from all sides, and no switch has to drop it. A READY may carry a grant: then
+// those bytes go as chunks straight into the receiver's memory; without a grant they go as messages.
+// Flows do not depend on the order of arrival.
 #pragma once
 
 #include <algorithm>
@@ -26,11 +27,11 @@ inline constexpr size_t kEagerBytes = 64 << 10;
 // The payload of two messages that go out at once.
 inline constexpr size_t kEagerPrefixBytes = 2 * fabric::kEagerPayload;
 
-// Which bytes of a run are there, whatever the order of their arrival.
+// Which bytes of a run have arrived, in whatever order.
 class Coverage {
  public:
   explicit Coverage(size_t bytes) : bytes_(bytes) {}
-  // False, and nothing changed, where a byte lies outside or was there already.
+  // False, and nothing changed, if a byte lies outside or was there already.
   bool add(uint64_t offset, uint64_t bytes);
   size_t prefix() const { return prefix_; }  // bytes from the start without a gap
   size_t total() const { return total_; }
@@ -43,8 +44,8 @@ class Coverage {
   std::vector<std::pair<size_t, size_t>> ahead_;  // [first, end), sorted, apart from each other
 };
 
-// Bytes that may be under way to a rank of a group from all sides: what its senders were allowed and
-// what has not arrived. As much as a port of a switch keeps, it never drops.
+// Bytes that may be under way to a rank of a group from all sides: those that its senders were allowed to
+// send and that have not arrived. A port of a switch can keep as many, so it never drops any.
 class ReceiveBudget {
  public:
   ReceiveBudget() = default;
@@ -116,13 +117,14 @@ class ReceiveFlow final : public fabric::ChunkObserver {
   const Rank source;
   const int step;
   const ShardRun run;
-  const size_t eager_prefix;  // bytes at its start that wait for no READY
+  const size_t eager_prefix;  // bytes at the start of the run that wait for no READY
   Coverage coverage;
   std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
   wire::Grant grant{};
-  bool granted = false;  // a region is open, for what follows the head
+  bool granted = false;  // a region is open, for the bytes behind the eager prefix
   size_t allowed;        // bytes of the run that the sender may send
-  size_t counted;        // of those, arrived as far as the group's window knows, or in the head
+  // Bytes of the eager prefix, and behind it those that the receive budget counts as arrived.
+  size_t counted;
 };
 
 // The sender's end.
@@ -132,8 +134,8 @@ struct SendFlow {
   ShardRun run;
   size_t eager_prefix;
   const std::byte* memory = nullptr;  // where the run lies end to end, if it does
-  bool cleared = false;               // the target has started the round, or has room for the head
-  size_t allowed = 0;                 // bytes of the run that it takes by now
+  bool cleared = false;  // the target has started the fragment, or keeps the eager prefix
+  size_t allowed = 0;    // bytes of the run that the target takes by now
   bool granted = false;
   wire::Grant grant{};
   size_t sent = 0;
@@ -144,7 +146,7 @@ struct SendFlow {
   bool done() const { return sent == run.bytes() && pending == 0; }
 };
 
-// Flows of a round, in the order in which they start. They stay where they are; inside a host there
+// Flows of a fragment, in the order in which they start. They stay at their addresses. Inside a host there
 // are none, and an empty list takes no memory.
 template <class Flow>
 class FlowList {

@@ -8,7 +8,7 @@
 namespace smddp {
 namespace {
 
-TEST(Coverage, GrowsByWhatTouchesItsEnd) {
+TEST(Coverage, GrowsByPiecesThatTouchItsEnd) {
   Coverage c(10);
   EXPECT_TRUE(c.add(4, 2));
   EXPECT_EQ(c.prefix(), 0u);
@@ -18,7 +18,7 @@ TEST(Coverage, GrowsByWhatTouchesItsEnd) {
   EXPECT_TRUE(c.complete());
 }
 
-TEST(Coverage, RefusesWhatIsOutsideOrThereAlready) {
+TEST(Coverage, RefusesBytesThatAreOutsideOrThereAlready) {
   Coverage c(10);
   EXPECT_FALSE(c.add(11, 0));
   EXPECT_FALSE(c.add(0, 11));

@@ -7,7 +7,7 @@
 namespace smddp {
 namespace {
 
-TEST(Failure, RanksThatDisagreeAllHearBothSides) {
+TEST(Failure, AMismatchNamesBothSidesOnAllRanks) {
   for (std::string layout : {"AA", "AB", "AABB", "AAA"}) {
     run_world(layout, [&](RankContext& c) {
       size_t size = c.rank == 1 ? 2000 : 1000;
@@ -53,8 +53,8 @@ TEST(Failure, ARankThatStaysAwayIsNamedWithinTheDeadline) {
   }
 }
 
-// More early data than a peer has room for, in flows that keep their steps: whoever may not send early
-// must be told that its peer has started, though that peer's own data has to wait for its turn.
+// More early data than a peer has credit for, in flows that keep step: a rank that may not send early
+// must be told that its peer has started, though the peer's own data has to wait for its turn.
 TEST(Fragments, ManyInFlightOfFlowsThatKeepStep) {
   run_world("ABCDE",
             [](RankContext& c) {
@@ -83,7 +83,7 @@ TEST(Fragments, ManyInFlightOfFlowsThatKeepStep) {
             {.timeout_seconds = 20});
 }
 
-// More of both than the window has room for.
+// More of both than the receive budget has room for.
 TEST(Fragments, ManyGathersAndSumsInFlightOnHostsOfTwo) {
   run_world("AABB",
             [](RankContext& c) {
@@ -114,12 +114,12 @@ TEST(Fragments, ManyGathersAndSumsInFlightOnHostsOfTwo) {
             {.timeout_seconds = 30});
 }
 
-TEST(Failure, AbortFreesThoseWhoWait) {
+TEST(Failure, AnAbortEndsTheWaitOfAllRanks) {
   run_world("AABB", [&](RankContext& c) {
     if (c.rank == 3) {
       std::vector<float> in(1), out(4);
       auto op = gather_of(in, out, 4);
-      op->digest = 99;  // never matches: whoever sees it first fails, and all others hear of it
+      op->digest = 99;  // never matches: the first rank that sees it fails, and tells all others
       c.group.submit(op, {}, true);
       c.group.abort("asked to");
       c.engine.wait(*op);
@@ -130,9 +130,9 @@ TEST(Failure, AbortFreesThoseWhoWait) {
   });
 }
 
-// Rank 1 looks only when all that rank 0 will ever send is there: what finished the first operation, and
-// that it gave up the second.
-TEST(Failure, APeerThatGivesUpALaterOperationLeavesEarlierOnesWhole) {
+// Rank 1 makes progress only after everything that rank 0 sends has arrived: the data that finishes the
+// first operation, and the abort of the second.
+TEST(Failure, APeerThatGivesUpALaterOperationDoesNotBreakEarlierOnes) {
   for (std::string layout : {"AB", "AA"}) {
     std::barrier both(2);
     run_world(layout, [&](RankContext& c) {

@@ -1,4 +1,4 @@
-// Ranks that are late: what their peers may send them meanwhile is bounded, and nothing is lost.
+// Ranks that are late: the bytes that their peers send them meanwhile are bounded, and none is lost.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -18,8 +18,8 @@ uint64_t bytes_sent(Engine& engine) {
   return counters.bytes_sent + counters.chunk_bytes_sent;
 }
 
-// Every rank submits `count` gathers of `floats` each; the last one comes late. What the others have
-// sent by then, each, is handed to `check`.
+// Every rank submits `count` gathers of `floats` each; the last rank is late. check(bytes) gets what each
+// other rank has sent by then.
 void gathers_with_a_late_rank(const std::string& layout, int count, size_t floats,
                               const std::function<void(uint64_t)>& check) {
   std::atomic<int> checked{0};
@@ -56,29 +56,29 @@ void gathers_with_a_late_rank(const std::string& layout, int count, size_t float
   });
 }
 
-TEST(Pressure, SmallRoundsGoAheadOfALateRankAsFarAsItsCreditReaches) {
+TEST(Pressure, SmallFragmentsGoToALateRankUpToItsCredit) {
   gathers_with_a_late_rank("AB", 100, 8 << 10, [](uint64_t sent) {
-    EXPECT_GT(sent, 32u << 10);            // it did not wait for the late rank
-    EXPECT_LE(sent, (256u << 10) + 4096);  // a peer's credit, and what is sent to say so
+    EXPECT_GT(sent, 32u << 10);            // the sender did not wait for the late rank
+    EXPECT_LE(sent, (256u << 10) + 4096);  // a peer's credit, and the headers
   });
 }
 
 TEST(Pressure, ThePeersOfALateRankShareItsMemory) {
   gathers_with_a_late_rank("ABCD", 100, 2 << 10, [](uint64_t sent) {
     EXPECT_GT(sent, 8u << 10);
-    // At most the rounds in flight to the punctual peers, and the credit of the late one.
+    // At most the fragments in flight to the punctual peers, and the credit of the late one.
     EXPECT_LE(sent, 3 * (256u << 10) + (64u << 10));
   });
 }
 
-TEST(Pressure, OfLargeRoundsOnlyHeadsGoAheadOfALateRank) {
+TEST(Pressure, OfLargeFragmentsOnlyEagerPrefixesGoToALateRank) {
   gathers_with_a_late_rank("AB", 20, 1 << 18, [](uint64_t sent) {
     EXPECT_GE(sent, kEagerPrefixBytes);
     EXPECT_LE(sent, (256u << 10) + 8192);  // a peer's credit, and READYs
   });
 }
 
-TEST(Pressure, EveryoneSendsToOneAtOnce) {
+TEST(Pressure, AllRanksSendToOneAtOnce) {
   run_world("ABCDEFG", [](RankContext& c) {
     for (int i = 0; i < 5; ++i) {
       std::vector<int64_t> in(70'000 * 7, c.rank + i), out(70'000);

@@ -1,4 +1,4 @@
-// What the tests at scale share: layouts, what a process holds, and collectives with known results.
+// Shared by the tests at scale: layouts, the resources of a process, and collectives with known results.
 #pragma once
 
 #include <malloc.h>

@@ -92,7 +92,7 @@ Status be_rank(const Layout& layout, int rank, CountingStore& store, uint64_t be
   record.store_sets = store.sets;
   record.store_gets = store.gets;
   record.store_looks = store.looks;
-  // All ranks are still there, with all they hold, until all have looked.
+  // All ranks keep what they hold until every rank has measured it.
   if (Status status = check_all_reduce(context, 1); !status) return status;
   record.peers = address_vector_entries(*engine.value());
   return {};

@@ -13,8 +13,8 @@
 
 namespace smddp {
 
-// A rank that waits is told once, when its last key is set: like a real store's server, and unlike a
-// condition that all ranks look at after each of all keys.
+// Wakes a waiting rank once, when its last key is set, as a real store's server does. A condition that all
+// ranks check after each key would wake all of them every time.
 class MemoryStore : public Store {
  public:
   explicit MemoryStore(std::chrono::milliseconds timeout = std::chrono::seconds(60))
@@ -100,7 +100,7 @@ struct RankContext {
   Group& group;
   CountingStore& store;  // what the group was made over
 
-  // Submits, waits, and hands out how it ended.
+  // Submits, waits, and returns the status.
   Status run(const std::shared_ptr<Operation>& op, const Tuning& tuning = {}) {
     group.submit(op, tuning, false);
     engine.wait(*op);
