@@ -13,12 +13,13 @@ TORCH_PIP_ARGS ?= $(PIP_ARGS)
 RANKS ?= 2
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+CTEST_ARGS ?=
 BUILD_TYPE ?= Release
 
 VENV := .venv
 BIN := $(VENV)/bin
 PY := $(BIN)/python
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+PIP := $(BIN)/pip --disable-pip-version-check
 # Not what benchmarks/peers.py fetched.
 CXX_SOURCES = $(shell find csrc tests/cpp benchmarks -path '*/.*' -prune -o -name '*.h' -print \
   -o -name '*.c' -print -o -name '*.cc' -print | sort)
@@ -34,13 +35,17 @@ LOCAL := MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo
 # Compile jobs beyond one per 2 GiB of memory end in a killed compiler.
 JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/meminfo); \
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
+# Python tests run side by side in this many processes, each with worlds of ranks of its own.
+WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $(CORES) || echo 8)
+# ninja's progress: files that are done, of how many, and the seconds since the start.
+export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-two-hosts test test-cpp test-python test-providers sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- set-up ---------------------------------------------------------------------------------------
 
@@ -74,7 +79,7 @@ $(VENV)/.stamp-requirements: requirements/dev.txt $(TORCH_STAMP)
 # The editable installation brings the entry points (torch finds the backend by them); the compiled
 # module is CMake's below, so that a rebuild compiles only what changed.
 $(VENV)/.stamp-editable: pyproject.toml $(VENV)/.stamp-requirements
-	$(PIP) install $(PIP_ARGS) --no-build-isolation --no-deps \
+	$(PIP) install --quiet $(PIP_ARGS) --no-build-isolation --no-deps \
 	  --config-settings=wheel.cmake=false --config-settings=editable.mode=inplace --editable .
 	@touch $@
 
@@ -84,32 +89,64 @@ build/build.ninja: CMakeLists.txt $(TORCH_STAMP)
 	@touch $@
 
 build: $(VENV)/.stamp-editable build/build.ninja  ## compile what changed and install the package into .venv
+	$(BIN)/cmake --build build --parallel $(JOBS) --target _C
+
+build-tests: build build/build.ninja  ## compile the C++ tests as well
 	$(BIN)/cmake --build build --parallel $(JOBS)
+
+# DeepSpeed compiles a small operation (shared memory between CPU ranks) when a program first makes a
+# process group, once per machine and torch version. Here it is compiled beside the product. The demo
+# uses torch's own cache, as a program that is started without make does; the tests have another.
+build/.stamp-deepspeed-op: $(VENV)/.stamp-requirements
+	@$(PY) tools/compile_deepspeed_op.py && mkdir -p build && touch $@
+
+TEST_EXTENSIONS := build/torch_extensions
+$(TEST_EXTENSIONS)/.stamp: $(VENV)/.stamp-requirements
+	@TORCH_EXTENSIONS_DIR=$(CURDIR)/$(TEST_EXTENSIONS) $(PY) tools/compile_deepspeed_op.py && touch $@
 
 # --- use ------------------------------------------------------------------------------------------
 
-demo: build  ## train the demo on 2 ranks with ZeRO-3 over smddp; ends with a table and a PNG
-	@echo "The first run also compiles DeepSpeed's shared-memory operation, about a minute."
+demo: $(VENV)/.stamp-editable  ## train the demo on 2 ranks with ZeRO-3 over smddp; ends with a table and a PNG
+	@$(MAKE) --no-print-directory -j 2 build build/.stamp-deepspeed-op
+	@echo "starting $(RANKS) ranks: importing torch, DeepSpeed and transformers takes about ten seconds"
 	DS_ACCELERATOR=cpu OMP_NUM_THREADS=$(THREADS) $(LOCAL) $(BIN)/deepspeed --num_gpus $(RANKS) \
 	  examples/train.py --deepspeed_config ds_configs/quickstart.json $(DEMO_ARGS)
 
-demo-two-hosts: build  ## the same with each rank as a host of its own, over libfabric
+demo-two-hosts: $(VENV)/.stamp-editable  ## the same with each rank as a host of its own, over libfabric
+	@$(MAKE) --no-print-directory -j 2 build build/.stamp-deepspeed-op
 	OMP_NUM_THREADS=$(THREADS) examples/two_hosts.sh $(DEMO_ARGS)
 
-test: test-cpp test-python  ## C++ and Python tests, after a build
+test: $(VENV)/.stamp-editable  ## all C++ and Python tests, after a build
+	@$(MAKE) --no-print-directory -j 2 build-tests $(TEST_EXTENSIONS)/.stamp
+	@$(MAKE) --no-print-directory test-cpp
+	@$(MAKE) --no-print-directory test-python
 
-test-cpp: build  ## C++ tests only
-	$(BIN)/ctest --test-dir build -C slow --output-on-failure --no-tests=error
+test-cpp: build-tests  ## C++ tests only; CTEST_ARGS="-R wire" picks some
+	$(BIN)/ctest --test-dir build -C slow --output-on-failure --no-tests=error \
+	  --parallel $(CORES) $(CTEST_ARGS)
 
-test-python: build  ## Python tests only; PYTEST_ARGS="-k name" picks some
-	DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs $(PYTEST_ARGS)
+PYTEST = DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs
+SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Two runs, of which one may have no test to run (pytest's exit status 5) if PYTEST_ARGS picks some.
+test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS="-k name" picks some
+	@echo "tests that can run side by side, in $(WORKERS) processes"; one=0; two=0; \
+	$(PYTEST) $(SIDE_BY_SIDE) --alone skip $(PYTEST_ARGS) || one=$$?; \
+	echo "tests that must run alone"; \
+	$(PYTEST) --alone only $(PYTEST_ARGS) || two=$$?; \
+	case "$$one $$two" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
+
+# A choice for each edit: all parts, few processes, no long waits. `make test` is the whole.
+test-quick: build  ## the edit loop's choice of C++ and Python tests, under two minutes after a build
+	$(BIN)/cmake --build build --parallel $(JOBS) --target quick_tests
+	$(BIN)/ctest --test-dir build -L quick --output-on-failure --no-tests=error --parallel $(CORES)
+	$(PYTEST) $(SIDE_BY_SIDE) -m quick $(PYTEST_ARGS)
 
 # Whatever runs between hosts, on each provider that the installed libfabric may have; SMDDP_LIBFABRIC
 # names another libfabric.
 PROVIDERS ?= tcp;ofi_rxm net udp;ofi_rxd
 PROVIDER_TESTS = $(patsubst %,tests/python/test_%.py,collectives numerics properties groups work futures \
   failures lifecycle)
-test-providers: build  ## collectives between hosts on every provider in PROVIDERS; takes a while
+test-providers: build-tests  ## collectives between hosts on every provider in PROVIDERS; takes a while
 	@for provider in $(foreach p,$(PROVIDERS),'$(p)'); do \
 	  echo "=== $$provider"; export SMDDP_FABRIC_PROVIDER="$$provider"; \
 	  $(BIN)/ctest --test-dir build -R '^(bootstrap|collectives|group|numerics|pressure)_test$$' \
@@ -175,7 +212,7 @@ bench-data-parallel: build  ## a step of DDP (or FSDP2) in turns with Gloo, betw
 GPU_RESULTS ?= benchmarks/results/$(shell date +%F)-gpu
 SANITIZER ?= compute-sanitizer
 SANITIZED_TESTS := tests/python/test_gpu.py -k 'every_form and (AA or AB)' -q
-gpu-check: build  ## all that needs a GPU: tests, compute-sanitizer, benchmark, ZeRO-3; not yet run on one
+gpu-check: build-tests  ## all that needs a GPU: tests, compute-sanitizer, benchmark, ZeRO-3; not yet run on one
 	@$(PY) -c 'import torch, sys; torch.cuda.is_available() or sys.exit("no GPU: torch.cuda is not available (a CPU-only torch? see TORCH_PIP_ARGS)")'
 	$(BIN)/ctest --test-dir build -R '^device_' --output-on-failure --no-tests=error
 	$(LOCAL) $(PY) -m pytest -rs tests/python/test_device_of_threads.py tests/python/test_gpu.py
