@@ -36,8 +36,8 @@ from transformers.utils import logging as transformers_logging
 VOCABULARY = 256
 HEAD_DIMENSION = 64
 FINAL_STEPS = 20  # the reported final loss is the mean over these last steps
-HELD_OUT_POINTS = 8  # evaluations spread over the run
-HELD_OUT_BATCHES = 6  # per rank and evaluation
+HELD_OUT_BATCHES = 4  # per rank and evaluation
+WARM_UP = 20  # steps
 INTERRUPTED = 130  # the exit status that shells use for Ctrl-C
 
 
@@ -49,7 +49,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="file or directory; default: Python's library")
     parser.add_argument("--data-limit", type=int, default=12_000_000, help="bytes to read at most")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=120,
+        help="of the whole run; with --resume a longer run continues a shorter one",
+    )
     parser.add_argument("--batch", type=int, help="windows per rank; default: the DeepSpeed config")
     parser.add_argument("--seq-len", type=int, default=128, help="bytes per window")
     parser.add_argument("--lr", type=float, help="peak; default: the DeepSpeed config")
@@ -57,13 +62,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=320)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("runs/quickstart"))
+    parser.add_argument(
+        "--evaluate-every", type=int, default=20, help="steps between two held-out losses"
+    )
     parser.add_argument("--save-every", type=int, default=100, help="steps; 0: only at the end")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
     parser.add_argument("--no-progress", action="store_true", help="plain lines, no progress bar")
     parser.add_argument("--local_rank", type=int, default=-1, help="set by the launcher")
     parser = deepspeed.add_config_arguments(parser)
     args = parser.parse_args()
-    for name in ("steps", "seq_len", "layers", "hidden", "data_limit"):
+    for name in ("steps", "evaluate_every", "seq_len", "layers", "hidden", "data_limit"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1.")
     if args.hidden % HEAD_DIMENSION:
@@ -94,13 +102,12 @@ def build_model(args: argparse.Namespace) -> GPTNeoXForCausalLM:
     return GPTNeoXForCausalLM(config)
 
 
-def learning_rate_factor(step: int, steps: int) -> float:
-    """Linear warm-up over 5 % of the run, then a cosine down to a tenth of the peak."""
-    warmup = max(1, steps // 20)
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * progress))
+def learning_rate_factor(step: int) -> float:
+    """Linear warm-up, then the inverse square root of the step (Vaswani et al., 2017).
+
+    The number of steps of the run is no part of it: a longer run is a shorter one continued.
+    """
+    return min((step + 1) / WARM_UP, math.sqrt(WARM_UP / (step + 1)))
 
 
 def check_backend(deepspeed_config: str) -> None:
@@ -301,9 +308,7 @@ def train(args: argparse.Namespace) -> int:
         if args.lr is not None:
             for group in optimizer.param_groups:
                 group["lr"] = args.lr
-        return torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, args.steps)
-        )
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
 
     engine, *_ = deepspeed.initialize(
         args=args, model=model, model_parameters=model.parameters(), lr_scheduler=schedule
@@ -315,7 +320,6 @@ def train(args: argparse.Namespace) -> int:
 
     losses_path = args.output / "losses.csv"
     identity = {
-        "steps": args.steps,
         "seq_len": args.seq_len,
         "batch": trainer.batch,
         "accumulation": trainer.accumulation,
@@ -332,7 +336,10 @@ def train(args: argparse.Namespace) -> int:
         first = checkpoints.load(engine)
         rows = report.read_losses(losses_path, first)
         if first >= args.steps:
-            raise UsageError(f"the checkpoint has all {first} steps; there is nothing to resume.")
+            raise UsageError(
+                f"the checkpoint has {first} steps already: continue it with more, for instance "
+                f"--resume --steps {2 * first}."
+            )
     elif trainer.rank == 0:
         checkpoints.clear()
     args.output.mkdir(parents=True, exist_ok=True)
@@ -354,7 +361,6 @@ def train(args: argparse.Namespace) -> int:
     display = None
     if trainer.rank == 0:
         display = Display(console, first, args.steps, bar=not args.no_progress)
-    evaluate_every = math.ceil(args.steps / HELD_OUT_POINTS)
     saved, stopped = first, False
     started = time.perf_counter()
     for step in range(first, args.steps):
@@ -366,7 +372,7 @@ def train(args: argparse.Namespace) -> int:
         share = (statistics.waited() - waited) / seconds if statistics.available else None
         done = step + 1
         held_out = None
-        if done % evaluate_every == 0 or done == args.steps:
+        if done % args.evaluate_every == 0 or done == args.steps:
             held_out = trainer.held_out_loss()
         row = report.Row(
             step=done,

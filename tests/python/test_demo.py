@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.ports import free_port
+from harness.training import Trainer
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
@@ -26,12 +28,6 @@ STEPS = 40
 
 sys.path.insert(0, str(EXAMPLES))
 import byte_text  # noqa: E402
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +154,37 @@ def test_interrupted_and_resumed_run_has_the_same_losses(files: Path, straight: 
     assert process.returncode == 0, said
     assert f"resuming after step {done}" in said
     assert losses(output) == losses(straight)
+
+
+def run(trainer: Trainer, *arguments: str) -> str:
+    """The output of rank 0 of two ranks, forked from a process that has imported DeepSpeed."""
+    answers = trainer.call(
+        "harness.scripts:example", "AA", BACKEND, 200, script="train.py", arguments=arguments
+    )
+    printed: str = answers[0]["printed"]
+    return printed
+
+
+@pytest.mark.timeout(DEADLINE + 60)
+def test_a_longer_run_is_a_shorter_one_continued(
+    trainer: Trainer, files: Path, straight: Path
+) -> None:
+    output = files / "continued"
+    arguments = demo_arguments(files, output)
+    run(trainer, *arguments, "--steps", str(STEPS // 2))
+    assert losses(output) == losses(straight)[: STEPS // 2]
+    assert f"resuming after step {STEPS // 2}" in run(trainer, *arguments, "--resume")
+    assert losses(output) == losses(straight)
+
+
+@pytest.mark.timeout(DEADLINE + 60)
+def test_the_loss_falls_well_under_the_unigram_entropy(trainer: Trainer, tmp_path: Path) -> None:
+    """The model, the text and the settings of `make demo`, for the first of its steps."""
+    quickstart = ["--deepspeed_config", str(ROOT / "ds_configs" / "quickstart.json")]
+    run(trainer, *quickstart, "--output", str(tmp_path), "--steps", "24", "--no-progress")
+    entropy = json.loads((tmp_path / "summary.json").read_text())["unigram_entropy"]
+    last = [loss for _, loss, _ in losses(tmp_path)[-5:]]
+    assert sum(last) / len(last) < 0.9 * entropy
 
 
 @pytest.mark.slow

@@ -56,13 +56,16 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def example(job: dict[str, Any]) -> dict[str, Any]:
-    """The output of a script of examples/ that is run with ``arguments``."""
+    """The output of a script of examples/ that is run with ``arguments`` and must succeed."""
     os.environ["FORCE_COLOR"] = "1"  # as on a terminal, which shows progress bars
     sys.path.insert(0, str(EXAMPLES))
     sys.argv = [str(EXAMPLES / job["script"]), *job["arguments"]]
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as end:
+            assert not end.code, f"{sys.argv[0]} ended with status {end.code}"
     return {"printed": printed.getvalue()}
 
 
