@@ -18,6 +18,31 @@ HERE = Path(__file__).resolve().parent / "python"
 # each discard the other's files there.
 EXTENSIONS = HERE.parent.parent / "build" / "torch_extensions"
 OLD_LOCK_SECONDS = 300
+# Files that `make test-quick` runs: no or few processes, and a second or two for each.
+QUICK = {
+    "test_activation_offload",
+    "test_config",
+    "test_ddp",
+    "test_deepspeed_suite",
+    "test_delayed_init",
+    "test_ds_config",
+    "test_ds_configs",
+    "test_fallback",
+    "test_futures",
+    "test_groups",
+    "test_harness",
+    "test_results_pages",
+    "test_scratch",
+    "test_sharding_units",
+    "test_sizes",
+    "test_tensor_parallel",
+    "test_tune",
+    "test_upstream",
+    "test_walls",
+    "test_wire_bytes",
+    "test_work",
+    "test_wrapped_models",
+}
 sys.path.insert(0, str(HERE))
 # tests.testbed is this tree's, even if the package is installed in place from another tree.
 sys.modules["tests"] = types.ModuleType("tests")
@@ -59,12 +84,51 @@ def pytest_sessionstart() -> None:
                 lock.unlink()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--alone",
+        choices=("skip", "only"),
+        help="leave out the tests marked as alone, or run these only: `make test` runs first the "
+        "others side by side, then these one after another",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("timeout") is None:
             # By signal: a late test fails, and the worlds still end without an error.
             seconds = 3600 if PROFILE == "deep" else 240
             item.add_marker(pytest.mark.timeout(seconds, method="signal"))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(side_by_side_group(item)))
+        if item.path.stem in QUICK:
+            item.add_marker(pytest.mark.quick)
+    # Long tests first: at the end no process waits for another's long one.
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def side_by_side_group(item: pytest.Item) -> str:
+    """Tests of one group run in one process (``pytest -n 2 --dist loadgroup``).
+
+    The tests of a file if its tests share a fixture, else the cases of one test function.
+    """
+    definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009
+    file = item.path.stem
+    if any(definition.scope == "module" for found in definitions for definition in found):
+        return file
+    return f"{file}::{getattr(item, 'originalname', item.name)}"
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Heeds ``--alone``, after ``-k`` and ``-m``."""
+    choice = config.getoption("--alone")
+    if choice is None:
+        return
+    wanted = [i for i in items if (i.get_closest_marker("alone") is not None) == (choice == "only")]
+    kept = set(wanted)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = wanted
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
+
+from harness import server
+from harness.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 _GRACE = 5.0  # seconds for the other ranks to fail by themselves after one has failed
@@ -40,12 +42,6 @@ def environment(**changes: str) -> dict[str, str]:
     return env
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def python(program: str, timeout: float = 60, **changes: str) -> subprocess.CompletedProcess[str]:
     """Runs one program outside any job; the caller checks its exit status."""
     return subprocess.run(
@@ -61,25 +57,30 @@ def python(program: str, timeout: float = 60, **changes: str) -> subprocess.Comp
 
 
 def run(
-    program: str, size: int, timeout: float = 60, env: Mapping[str, str] | None = None
+    program: str,
+    size: int,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    imports: str | None = None,
 ) -> list[str]:
-    """Each rank's output; fails with all output if a rank fails or the deadline passes."""
-    port = str(free_port())
+    """Each rank's output; fails with all output if a rank fails or the deadline passes.
+
+    Each rank is an interpreter of its own. With ``imports``, the program's first lines, it is
+    forked from one that has executed these lines already.
+    """
+    envs = _rank_environments(size, env or {})
+    if imports is not None:
+        job = {"program": textwrap.dedent(program), "size": size, "envs": envs, "limit": timeout}
+        answers = server.with_imports(imports).ask(job)
+        printed, codes = zip(*((a["output"], a["code"]) for a in answers), strict=True)
+        return _checked(list(printed), list(codes), None in codes, timeout)
     ranks: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
     try:
-        for rank in range(size):
+        for environment_ in envs:
             output = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
             process = subprocess.Popen(
                 [sys.executable, "-c", textwrap.dedent(program)],
-                env=environment(
-                    RANK=str(rank),
-                    LOCAL_RANK=str(rank),
-                    WORLD_SIZE=str(size),
-                    LOCAL_WORLD_SIZE=str(size),
-                    MASTER_ADDR="127.0.0.1",
-                    MASTER_PORT=port,
-                    **(env or {}),
-                ),
+                env=environment_,
                 cwd=tempfile.gettempdir(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -92,7 +93,26 @@ def run(
         for process, _ in ranks:
             _kill(process)
     printed = [_text(output) for _, output in ranks]
-    codes = [process.returncode for process, _ in ranks]
+    return _checked(printed, [process.returncode for process, _ in ranks], late, timeout)
+
+
+def _rank_environments(size: int, env: Mapping[str, str]) -> list[dict[str, str]]:
+    port = str(free_port())
+    return [
+        environment(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(size),
+            LOCAL_WORLD_SIZE=str(size),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            **env,
+        )
+        for rank in range(size)
+    ]
+
+
+def _checked(printed: list[str], codes: list[int | None], late: bool, timeout: float) -> list[str]:
     if late or any(codes):
         why = f"not done after {timeout} s" if late else f"exit codes {codes}"
         raise AssertionError(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ranks
+from harness.ports import free_port
 
 GROUP = """
 import torch.distributed as dist
@@ -74,7 +75,7 @@ def test_group_without_an_import_of_the_package() -> None:
     output = run(
         f"""
         import torch
-        {GROUP.format(port=ranks.free_port()).strip().replace(chr(10), chr(10) + " " * 8)}
+        {GROUP.format(port=free_port()).strip().replace(chr(10), chr(10) + " " * 8)}
         tensor = torch.arange(3.0)
         dist.all_reduce(tensor)
         gathered = torch.empty(3)
@@ -95,7 +96,7 @@ def test_composite_backend() -> None:
         import torch, torch.distributed as dist
         dist.init_process_group(
             "cpu:gloo,cuda:smddp", rank=0, world_size=1,
-            init_method="tcp://127.0.0.1:{ranks.free_port()}",
+            init_method="tcp://127.0.0.1:{free_port()}",
         )
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
@@ -167,7 +168,7 @@ def test_a_failing_registration_is_one_warning(warnings: str) -> None:
 
 
 def test_extension_missing_is_one_sentence(source_copy: Path) -> None:
-    done = ranks.python(GROUP.format(port=ranks.free_port()), **first(source_copy))
+    done = ranks.python(GROUP.format(port=free_port()), **first(source_copy))
     assert done.returncode != 0
     assert last_line(done) == (
         "ImportError: the compiled module deepspeed_smddp._C is missing; build it in its source "
@@ -180,7 +181,7 @@ def test_extension_for_another_torch_is_one_sentence(source_copy: Path) -> None:
 
     (source_copy / "deepspeed_smddp/_build_info.py").write_text('TORCH_VERSION = "2.4.1+cu121"\n')
     (source_copy / "deepspeed_smddp/_C.so").write_bytes(b"not for this torch")
-    done = ranks.python(GROUP.format(port=ranks.free_port()), **first(source_copy))
+    done = ranks.python(GROUP.format(port=free_port()), **first(source_copy))
     assert done.returncode != 0
     assert last_line(done) == (
         f"ImportError: deepspeed_smddp was built for torch 2.4.1+cu121 but runs under torch "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,8 @@ WIDE = {"hidden_size": 256, "intermediate_size": 1200}  # its largest parameter 
 
 
 @pytest.fixture(scope="module")
-def trainer() -> Iterator[Trainer]:
-    served = Trainer("harness.zero_jobs")
-    yield served
-    served.close()
+def trainer() -> Trainer:
+    return Trainer("harness.zero_jobs:rank_main")
 
 
 def train(trainer: Trainer, cache: Path, layout: str = "AA", **changes: Any) -> dict[str, Any]:

@@ -53,7 +53,14 @@ def name(dtype: torch.dtype) -> str:
 # ---- forms, layouts, types, sizes
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# One host, two hosts of two ranks, hosts of one and of three ranks.
+QUICK = ("AA", "AABB", "ABBB")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(x, marks=pytest.mark.quick if x in QUICK else ()) for x in LAYOUTS],
+)
 @pytest.mark.parametrize(
     ("collective", "form"), [(c, form) for c, forms in FORMS.items() for form in forms]
 )

@@ -8,14 +8,17 @@ from pathlib import Path
 import pytest
 
 import ranks
+from harness.training import INITIALIZE
 from test_ds_config import CONFIG, HJSON
 
 # Every real run below needs DeepSpeed's shared-memory operation, which DeepSpeed compiles on its
 # first use (about a minute).
 COMPILES = pytest.mark.timeout(400)
-PRELUDE = f"""
+IMPORTS = f"""
 import argparse, base64, json, os, tempfile, traceback
 import deepspeed, torch, torch.distributed as dist
+{INITIALIZE}"""
+PRELUDE = f"""
 CONFIG = {CONFIG!r}
 HJSON = {HJSON!r}
 
@@ -51,7 +54,7 @@ def run(program: str, size: int, **env: str) -> list[str]:
     lines = program.splitlines()
     margin = min(len(line) - len(line.lstrip()) for line in lines if line.strip())
     body = "\n".join(line[margin:] for line in lines)
-    return ranks.run(PRELUDE + body, size, timeout=300, env=env)
+    return ranks.run(PRELUDE + body, size, timeout=300, env=env, imports=IMPORTS)
 
 
 @COMPILES

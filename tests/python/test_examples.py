@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ranks
+from harness.ports import free_port
 from harness.training import Trainer
 from harness.world import BACKEND
 
@@ -38,7 +39,7 @@ def launch(size: int, script: str, data: Path, *arguments: str) -> str:
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}"),
-            *("--master-addr=127.0.0.1", f"--master-port={ranks.free_port()}"),
+            *("--master-addr=127.0.0.1", f"--master-port={free_port()}"),
             *(str(EXAMPLES / script), "--data", str(data), "--steps", str(STEPS), *arguments),
         ],
         env=ranks.environment(FORCE_COLOR="1"),

@@ -21,6 +21,7 @@ from harness.world import Pool, World, fresh
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU: torch.cuda is not available"),
     pytest.mark.timeout(600, method="signal"),
+    pytest.mark.xdist_group("GPU"),
 ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness import programs
+from harness.ports import free_port
 from harness.programs import Programs, assert_clean
 from harness.world import BACKEND, shared_memory_left
 
@@ -255,9 +256,4 @@ def test_env_rendezvous_of_torch() -> None:
     assert t[0] == size
     dist.destroy_process_group()
     """
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    assert_clean(programs.run("AB", program, env={"OTHER_PORT": str(port)}))
+    assert_clean(programs.run("AB", program, env={"OTHER_PORT": str(free_port())}))

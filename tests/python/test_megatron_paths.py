@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,10 +36,8 @@ class Paths:
 
 
 @pytest.fixture(scope="module")
-def paths() -> Iterator[Paths]:
-    trainer = Trainer()
-    yield Paths(trainer)
-    trainer.close()
+def paths(trainer: Trainer) -> Paths:
+    return Paths(trainer)
 
 
 def check(got: dict[str, Any], wanted: dict[str, Any]) -> None:

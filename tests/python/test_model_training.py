@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,6 @@ from harness.world import BACKEND
 
 pytestmark = pytest.mark.timeout(400, method="signal")  # at first DeepSpeed compiles an operation
 needs_smddp = pytest.mark.skipif(BACKEND != "smddp", reason='needs "comm_backend": "smddp"')
-
-
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Trainer]:
-    served = Trainer()
-    yield served
-    served.close()
 
 
 @needs_smddp

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -86,13 +85,6 @@ def test_the_reduction_of_this_deepspeed_is_known() -> None:
     from deepspeed_smddp.upstream import source
 
     assert source.refusal("overlap") is None
-
-
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Trainer]:
-    served = Trainer()
-    yield served
-    served.close()
 
 
 # Inside a host; between hosts, and with gradients that are not copied to a contiguous buffer.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,8 @@ TOLERANCE = 1e-6
 
 
 @pytest.fixture(scope="module")
-def trainer() -> Iterator[Trainer]:
-    served = Trainer("harness.sharding_jobs")
-    yield served
-    served.close()
+def trainer() -> Trainer:
+    return Trainer("harness.sharding_jobs:rank_main")
 
 
 def logged(path: Path) -> dict[int, tuple[float, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,8 @@ Result = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def trainer() -> Iterator[Trainer]:
-    served = Trainer("harness.sharding_jobs")
-    yield served
-    served.close()
+def trainer() -> Trainer:
+    return Trainer("harness.sharding_jobs:rank_main")
 
 
 def carry_out(trainer: Trainer, layout: str, runs: Sequence[dict[str, Any]]) -> list[Result]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,13 +12,6 @@ from harness.world import BACKEND
 pytestmark = pytest.mark.timeout(300, method="signal")  # at first DeepSpeed compiles an operation
 
 OURS = ("all_gather", "reduce_scatter", "all_reduce")
-
-
-@pytest.fixture(scope="module")
-def trainer() -> Iterator[Trainer]:
-    served = Trainer()
-    yield served
-    served.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ another, so that each case also runs after other engines in the same process.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -64,10 +63,8 @@ class Worlds:
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[Worlds]:
-    trainer = Trainer()
-    yield Worlds(trainer)
-    trainer.close()
+def worlds(trainer: Trainer) -> Worlds:
+    return Worlds(trainer)
 
 
 def check(name: str, got: dict[str, Any], wanted: dict[str, Any]) -> None:

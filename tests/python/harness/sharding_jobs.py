@@ -215,8 +215,3 @@ def batches(step: int, micro_steps: int) -> Any:
     tokens = torch.randint(0, 64, (BATCH, 9), generator=random)
     tokens[:, 1::2] = tokens[:, :-1:2] + 1  # a pattern to learn
     return tokens.chunk(dist.get_world_size())[dist.get_rank()].chunk(micro_steps)
-
-
-def serve() -> None:
-    """Answers jobs, each a layout and a list of runs."""
-    training.serve(rank_main)

@@ -1,29 +1,32 @@
-"""Trains a tiny GPT-NeoX with DeepSpeed ZeRO-3: one process that forks the ranks of each job.
+"""Trains a tiny GPT-NeoX with DeepSpeed ZeRO-3; jobs whose ranks have DeepSpeed and transformers.
 
-Importing DeepSpeed and transformers takes seconds per process, so one process does it for all
-ranks. It reads one job per line of standard input and answers each with one line: the results of
-its ranks.
+All jobs of a test process share one server (``harness.server``).
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
 import os
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-import traceback
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from harness import layout as layouts
+from harness import ports, server
 
-RankMain = Callable[[dict[str, Any], int, int], dict[str, Any]]
+# What deepspeed.initialize imports and loads besides: torch's compiler, by the way of an optimizer
+# that no test uses, and the shared-memory operation, which is compiled once and then cached.
+INITIALIZE = """
+import contextlib
+from deepspeed.accelerator import get_accelerator
+with contextlib.suppress(Exception):
+    import deepspeed.runtime.zero.muon.muon_optimizer
+    get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+"""
+IMPORTS = f"""
+import torch, torch.distributed, transformers
+torch.set_num_threads(1)
+import deepspeed
+from transformers import GPTNeoXForCausalLM
+{INITIALIZE}"""
 
 STEPS = 4
 MODEL = {
@@ -117,89 +120,18 @@ def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
     return {"losses": losses, "statistics": rows}
 
 
-def serve(main: RankMain = rank_main) -> None:
-    """Answer jobs until standard input ends. The real standard output carries only answers."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    import torch
-    import torch.distributed as dist
-    import transformers  # noqa: F401
-
-    torch.set_num_threads(1)
-    import deepspeed  # noqa: F401
-    from deepspeed.accelerator import get_accelerator
-    from transformers import GPTNeoXForCausalLM  # noqa: F401
-
-    # init_distributed loads it on every rank; it is compiled once here, then read from the cache.
-    with contextlib.suppress(Exception):
-        get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
-    answers.write(json.dumps("ready") + "\n")
-    answers.flush()
-    for line in sys.stdin:
-        job = json.loads(line)
-        size = len(job["layout"])
-        probe = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        port = probe.port
-        del probe
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = [_fork(main, job, rank, port, Path(folder) / str(rank)) for rank in range(size)]
-            late = _reap(ranks, job["limit"])
-            results = []
-            for rank in range(size):
-                path = Path(folder) / str(rank)
-                text = path.read_text() if path.exists() else ""
-                results.append(json.loads(text) if text else {"error": "late" if late else "died"})
-        for left in Path("/dev/shm").glob(f"deepspeed_*_127.0.0.1_{port}_*"):
-            left.unlink(missing_ok=True)  # DeepSpeed's own shared memory, which it never unlinks
-        answers.write(json.dumps(results) + "\n")
-        answers.flush()
-
-
-def _fork(main: RankMain, job: dict[str, Any], rank: int, port: int, path: Path) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child != 0:
-        return child
-    try:
-        result = main(job, rank, port)
-    except BaseException:
-        result = {"error": traceback.format_exc()}
-    path.write_text(json.dumps(result))
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _reap(children: list[int], limit: float) -> bool:
-    """Wait for all children; True if the limit passed and the rest was killed."""
-    end = time.monotonic() + limit
-    running = set(children)
-    while running and time.monotonic() < end:
-        for child in list(running):
-            if os.waitpid(child, os.WNOHANG)[0]:
-                running.discard(child)
-        time.sleep(0.02)
-    for child in running:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return bool(running)
-
-
 class Trainer:
-    """The test's side of a process that serves jobs."""
+    """Jobs whose ranks are forked from the server that has imported DeepSpeed and transformers.
 
-    def __init__(self, module: str = "harness.training") -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the trainer
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {module} import serve; serve()"],
-            env={**os.environ, "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            start_new_session=True,
-        )
-        assert self._answer() == "ready"
+    ``main`` ("module:name") is what each rank calls with the job, its rank and a free port.
+    """
+
+    def __init__(self, main: str = "harness.training:rank_main") -> None:
+        self._main = main
+
+    @property
+    def _server(self) -> server.Server:
+        return server.with_imports(IMPORTS)
 
     def run(self, layout: str, backend: str, limit: float = 120) -> list[dict[str, Any]]:
         return self.ask(
@@ -222,31 +154,17 @@ class Trainer:
         """The result of each rank; the job has at least a ``layout`` and a ``limit``."""
         results = self.attempt(job)
         errors = [result["error"] for result in results if "error" in result]
-        assert not errors, "\n".join([*errors, self._tail()])
+        assert not errors, "\n".join([*errors, self._server.log()])
         return results
 
     def attempt(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Like :meth:`ask`, but ranks may fail: their "error" is "died", "late" or a traceback."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
-        results: list[dict[str, Any]] = self._answer()
+        results: list[dict[str, Any]] = self._server.ask(
+            {
+                **job,
+                "main": self._main,
+                "size": len(job["layout"]),
+                "port": ports.free_port(),
+            }
+        )
         return results
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the trainer ended:\n{self._tail()}"
-        return json.loads(line)
-
-    def _tail(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-6000:]
-
-    def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._log):
-            if stream is not None:
-                stream.close()

@@ -133,8 +133,3 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
             for key in ("reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold")
         },
     }
-
-
-def serve() -> None:
-    """Answers jobs, each a list of scenarios."""
-    training.serve(rank_main)
