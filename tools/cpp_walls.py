@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "patterns",
         "collectives",
     ),
-    "torch": (  # hands operations to the groups: no fabric, no kernels
+    "torch": (  # passes operations to the groups: no fabric, no kernels
         "common",
         "bootstrap",
         "device",
