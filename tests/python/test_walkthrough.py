@@ -1,0 +1,122 @@
+"""docs/one-allgather.md names files, classes and functions that exist, on a straight way."""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+sys.path.insert(0, str(ROOT / "tools"))
+from cpp_walls import ROOMS  # noqa: E402
+from draw_one_allgather import PAGE, PICTURE, Step, picture, section, steps  # noqa: E402
+
+QUALIFIED = re.compile(r"\b([A-Z]\w+)::(~?\w+)")
+
+
+@cache
+def core() -> dict[str, str]:
+    """Every source file of csrc, without comments."""
+    files = (p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cc", ".cu"})
+    return {p.relative_to(ROOT).as_posix(): re.sub(r"//[^\n]*", "", p.read_text()) for p in files}
+
+
+def body_of(cls: str, text: str) -> str | None:
+    """What stands between the braces of the class, if `text` defines it."""
+    begin = re.search(rf"\b(?:class|struct)\s+{cls}\b[^;{{(]*\{{", text)
+    if begin is None:
+        return None
+    depth, at = 1, begin.end()
+    while depth:
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        at += 1
+    return text[begin.end() : at]
+
+
+def declares(cls: str, function: str) -> bool:
+    """Whether a class of that name, or one of its bases, has that function."""
+    for text in core().values():
+        body = body_of(cls, text)
+        if body is None:
+            continue
+        if re.search(rf"(?<!\w){re.escape(function)}\s*\(", body):
+            return True
+        bases = re.search(rf"\bclass\s+{cls}\b[^{{]*?:([^{{]*)\{{", text)
+        if bases and any(declares(b, function) for b in re.findall(r"\b[A-Z]\w+", bases[1])):
+            return True
+    return False
+
+
+def defines(file: str, name: str) -> bool:
+    """Whether the file holds the body of the function `name`."""
+    text = core()[file]
+    cls, _, function = name.rpartition("::")
+    inside = (body_of(cls, text) or "") if cls else text
+    body = r"\([^;{}]*\)\s*(?:const\s*)?(?:noexcept\s*)?(?:override\s*)?(?::[^;{}]*)?\{"
+    return bool(
+        re.search(rf"(?<!\w){re.escape(name)}{body}", text)
+        or re.search(rf"(?<![\w:]){re.escape(function)}{body}", inside)
+    )
+
+
+DOWN, BACK, INSIDE = steps("Down"), steps("Back"), steps("Inside")
+
+
+def test_the_page_has_its_tables() -> None:
+    assert DOWN and BACK and INSIDE
+    assert [s.number for s in (*DOWN, *BACK)] == [str(i + 1) for i in range(len(DOWN) + len(BACK))]
+
+
+@pytest.mark.parametrize("step", [*DOWN, *BACK, *INSIDE], ids=lambda s: f"{s.number} {s.function}")
+def test_a_step_is_where_the_page_says(step: Step) -> None:
+    assert step.file.split("/")[:2] == ["csrc", step.room]
+    assert step.file in core(), step.file
+    assert defines(step.file, step.function)
+
+
+@pytest.mark.parametrize("page", [PAGE, PICTURE], ids=lambda p: p.name)
+def test_every_name_on_the_page_exists(page: Path) -> None:
+    text = page.read_text()
+    missing = [
+        f"{cls}::{function}"
+        for cls, function in QUALIFIED.findall(text)
+        if not declares(cls, function)
+    ]
+    assert not missing
+    files = re.findall(r"\b(?:csrc|deepspeed_smddp|tests|docs|tools)/[\w./-]*\w", text)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+def is_straight(way: list[Step]) -> bool:
+    """Whether each step lies in the room of the step before it, or in a room below that."""
+    return all(b.room == a.room or b.room in ROOMS[a.room] for a, b in pairwise(way))
+
+
+def test_the_way_down_never_goes_up_and_the_way_back_never_goes_down() -> None:
+    assert is_straight(DOWN)
+    assert is_straight(BACK[::-1])
+
+
+def test_the_page_lists_the_classes_of_each_room_on_the_way() -> None:
+    on_the_way: dict[tuple[str, str], list[str]] = {}
+    for direction, way in (("down", DOWN), ("back", BACK)):
+        for step in way:
+            cls, _, _ = step.function.rpartition("::")
+            classes = on_the_way.setdefault((step.room, direction), [])
+            if cls and cls not in classes:
+                classes.append(cls)
+    row = re.compile(r"^\| (\w+) \| (down|back) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
+    listed = {
+        (room, direction): re.findall(r"`(\w+)`", classes)
+        for room, direction, classes in row.findall(section("Classes on the way"))
+    }
+    assert listed == on_the_way
+
+
+def test_the_picture_is_drawn_from_the_tables() -> None:
+    assert PICTURE.read_text() == picture(), "run tools/draw_one_allgather.py"
