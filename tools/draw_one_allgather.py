@@ -54,7 +54,7 @@ STYLE = """<style>
   .room { font-size: 15px; font-weight: bold; fill: #44526a; }
   .head { font-size: 16px; font-weight: bold; }
   .small { font-size: 12.5px; fill: #44526a; }
-  .step { font-size: 13.5px; font-family: "DejaVu Sans Mono", Consolas, monospace; }
+  .step { font-size: 13px; font-family: "DejaVu Sans Mono", Consolas, monospace; }
   .down { fill: #dbe9fb; stroke: #2f6db5; }
   .back { fill: #dff1e2; stroke: #2f7d45; }
   .side { fill: #ffffff; stroke: #7a8699; stroke-dasharray: 4 3; }
@@ -139,30 +139,26 @@ def lay_out(down: list[Step], back: list[Step]) -> dict[str, Band]:
     return bands
 
 
-def draw_down(d: Drawing, way: list[Step], bands: dict[str, Band]) -> dict[str, int]:
-    """The boxes of the call; the upper edge of each by its function."""
-    placed = place(way, bands)
+def draw_down(d: Drawing, way: list[Step], placed: dict[str, int]) -> None:
+    """The boxes of the call; ``placed`` has the upper edge of each by its function."""
     for step in way:
         d.step("down", LEFT, placed[step.function], step, DOWN)
     for a, b in pairwise(way):
         x = LEFT + 150 if a.room != "collectives" or b.room != "fabric" else LEFT + BOX_WIDTH - 40
         d.arrow("ad", f"M{x} {placed[a.function] + BOX_HEIGHT} V{placed[b.function] - 1}")
-    return placed
 
 
-def draw_back(d: Drawing, way: list[Step], bands: dict[str, Band]) -> dict[str, int]:
-    """The boxes of the arrival; the upper edge of each by its function."""
-    placed = place(way[::-1], bands)
+def draw_back(d: Drawing, way: list[Step], placed: dict[str, int]) -> None:
+    """The boxes of the arrival; ``placed`` has the upper edge of each by its function."""
     for step in way:
         d.step("back", RIGHT, placed[step.function], step, BACK)
     for a, b in pairwise(way):
         x = RIGHT + 150 if a.room != "fabric" or b.room != "collectives" else RIGHT + 40
         d.arrow("ab", f"M{x} {placed[a.function]} V{placed[b.function] + BOX_HEIGHT + 1}")
-    return placed
 
 
 def place(way: list[Step], bands: dict[str, Band]) -> dict[str, int]:
-    """The upper edges of the boxes of steps given from the top to the bottom."""
+    """The upper edge of each box by its function, for steps from the top to the bottom."""
     placed: dict[str, int] = {}
     for room, band in bands.items():
         here = [s.function for s in way if s.room == room]
@@ -262,9 +258,10 @@ def picture() -> str:
     for room, band in bands.items():
         if room != "side":
             d.band(room, band)
-    calls = draw_down(d, down, bands)
-    arrivals = draw_back(d, back, bands)
+    calls, arrivals = place(down, bands), place(back[::-1], bands)
     draw_sides(d, calls["AllGather::start"], arrivals["AllGather::progress"], bands["side"])
+    draw_down(d, down, calls)
+    draw_back(d, back, arrivals)
     driven = ("TensorOperation::on_done", "AllGather::progress", "Rail::poll")
     draw_driver(d, bands, (arrivals[driven[0]], arrivals[driven[1]], arrivals[driven[2]]))
     draw_wire(d, bands["wire"])
