@@ -246,7 +246,7 @@ walls: $(VENV)/.stamp-requirements  ## rooms and what they may include, import a
 
 tidy: build  ## clang-tidy on the core; takes minutes, so lint leaves it out
 	$(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build -j $(JOBS) \
-	  '$(CURDIR)/csrc/(common|topology|bootstrap|intranode|kernels|fabric|patterns|progress|collectives|gpu_collectives)/.*\.cc'
+	  '$(CURDIR)/csrc/(common|topology|bootstrap|intranode|kernels|fabric|patterns|progress|peers|collectives|group|gpu_collectives)/.*\.cc'
 
 clean:  ## remove what a build made; .venv and runs/ stay
 	rm -rf build dist *.egg-info deepspeed_smddp/_C*.so deepspeed_smddp/_build_info.py

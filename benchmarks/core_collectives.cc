@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bootstrap/file_store.h"
-#include "collectives/group.h"
+#include "group/group.h"
 #include "intranode/arena.h"
 #include "turns.h"
 

@@ -20,7 +20,10 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "fabric/chunk_receiver.h"
+#include "fabric/chunk_sender.h"
 #include "fabric/endpoint.h"
+#include "fabric/message_sender.h"
 
 using namespace smddp;
 using namespace smddp::fabric;
@@ -65,14 +68,14 @@ class Side : Sink, ChunkObserver {
     expected_ = bytes;
     wire::Grant grant = {};
     if (endpoint_->transfer() != Transfer::kMessages &&
-        !endpoint_->open_region(peer_, in_.data(), bytes, chunk_, this, &grant)) {
+        !endpoint_->chunk_receiver().open(peer_, in_.data(), bytes, chunk_, this, &grant)) {
       give_up("no region");
     }
     region_ = grant.region;
     SendBuffer* buffer = nullptr;
-    drive([&] { return (buffer = endpoint_->acquire(peer_, true)) != nullptr; });
+    drive([&] { return (buffer = endpoint_->messages().acquire(peer_, true)) != nullptr; });
     std::memcpy(buffer->data, &grant, sizeof grant);
-    endpoint_->post(buffer, sizeof grant);
+    endpoint_->messages().post(buffer, sizeof grant);
   }
   void await() {
     drive([&] { return received_ >= expected_; });
@@ -80,7 +83,8 @@ class Side : Sink, ChunkObserver {
     for (size_t at = 0; at < expected_; at += step) {
       if (endpoint_->transfer() != Transfer::kMessages && in_[at] != out_[at]) give_up("corrupt");
     }
-    if (endpoint_->transfer() != Transfer::kMessages) endpoint_->close_region(region_, true);
+    if (endpoint_->transfer() != Transfer::kMessages)
+      endpoint_->chunk_receiver().close(region_, true);
     received_ = 0;
   }
   void send(size_t bytes) {
@@ -92,13 +96,13 @@ class Side : Sink, ChunkObserver {
       size_t size = std::min(chunk_, bytes - at);
       drive([&] {
         if (!messages) {
-          return endpoint_->send_chunk(peer_, grant_, static_cast<uint32_t>(at / chunk_),
-                                       out_.data() + at, size, &pending);
+          return endpoint_->chunk_sender().send(peer_, grant_, static_cast<uint32_t>(at / chunk_),
+                                                out_.data() + at, size, &pending);
         }
-        SendBuffer* buffer = endpoint_->acquire(peer_, false);
+        SendBuffer* buffer = endpoint_->messages().acquire(peer_, false);
         if (buffer == nullptr) return false;
         std::memcpy(buffer->data, out_.data() + at, size);
-        endpoint_->post(buffer, size);
+        endpoint_->messages().post(buffer, size);
         return true;
       });
     }

@@ -1,8 +1,9 @@
 """The walls of the C++ sources: which room may name torch, CUDA and libfabric, and that
 dependencies point one way, without cycles.
 
-torch -> gpu_collectives -> collectives -> {progress, patterns} -> {fabric, intranode}
-      -> {device, kernels, bootstrap, topology} -> common
+torch -> gpu_collectives -> group -> collectives -> {progress, peers}
+      -> {patterns, fabric, intranode} -> {fabric/rail, device, kernels, bootstrap, topology}
+      -> common
 
 ``tools/check_walls.py`` calls it.
 """
@@ -25,21 +26,34 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "bootstrap": ("common",),
     "kernels": ("common",),
     "device": ("common", "kernels"),
-    "fabric": ("common",),
+    "fabric/rail": ("common",),  # one NIC
+    "fabric": ("common", "fabric/rail"),
     "intranode": ("common", "kernels", "device"),
     "patterns": ("common", "topology"),  # index arithmetic: moves no bytes
     "progress": ("common", "bootstrap", "fabric", "intranode"),
+    "peers": ("common", "topology", "fabric", "intranode", "patterns"),
     "collectives": (  # of CPU tensors: no device
         "common",
         "topology",
-        "bootstrap",
         "kernels",
         "fabric",
         "intranode",
         "patterns",
         "progress",
+        "peers",
     ),
-    "gpu_collectives": (  # between hosts by way of collectives: no fabric
+    "group": (
+        "common",
+        "topology",
+        "bootstrap",
+        "fabric",
+        "intranode",
+        "patterns",
+        "progress",
+        "peers",
+        "collectives",
+    ),
+    "gpu_collectives": (  # between hosts by way of the groups: no fabric
         "common",
         "topology",
         "kernels",
@@ -47,6 +61,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "intranode",
         "patterns",
         "collectives",
+        "group",
     ),
     "torch": (  # passes operations to the groups: no fabric, no kernels
         "common",
@@ -56,6 +71,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "patterns",
         "progress",
         "collectives",
+        "group",
         "gpu_collectives",
     ),
 }
@@ -111,7 +127,7 @@ def problems(root: Path) -> Iterator[str]:
         includes[name] = []
         text = path.read_text(encoding="utf-8", errors="replace")
         yield from _breaches(f"csrc/{name}", name, text)
-        room = name.split("/")[0] if "/" in name else ""
+        room = _room(name)
         if room not in ROOMS:
             yield f"csrc/{name}: '{room}' is not a room that tools/cpp_walls.py knows."
             continue
@@ -120,7 +136,7 @@ def problems(root: Path) -> Iterator[str]:
             if target is None:
                 continue
             includes[name].append(target)
-            if target.split("/")[0] not in (room, *ROOMS[room]):
+            if _room(target) not in (room, *ROOMS[room]):
                 yield (
                     f"csrc/{name}:{line}: {room}/ must not include {target}, but only "
                     f"{', '.join(ROOMS[room]) or 'its own files'}."
@@ -133,6 +149,14 @@ def problems(root: Path) -> Iterator[str]:
             name = path.relative_to(root).as_posix()
             text = path.read_text(encoding="utf-8", errors="replace")
             yield from _breaches(name, "", text, only={"torch"})
+
+
+def _room(name: str) -> str:
+    """The innermost room that the file lies in; its folder if that is none."""
+    folder = name.rpartition("/")[0]
+    return next(
+        (r for r in sorted(ROOMS, reverse=True) if f"{folder}/".startswith(f"{r}/")), folder
+    )
 
 
 def sources(directory: Path) -> list[Path]:

@@ -25,7 +25,7 @@ class Step(NamedTuple):
     function: str  # with its class, if it has one
 
 
-ROW = re.compile(r"^\| (\d+) \| ([a-z_]+) \| `([^`]+)` \| `([^`]+)` \| .+ \|$", re.MULTILINE)
+ROW = re.compile(r"^\| (\d+) \| ([a-z_/]+) \| `([^`]+)` \| `([^`]+)` \| .+ \|$", re.MULTILINE)
 
 
 def section(title: str) -> str:
@@ -131,7 +131,7 @@ def lay_out(down: list[Step], back: list[Step]) -> dict[str, Band]:
     """The bands by room, from the top to the bottom; 'side' is the one beside patterns."""
     bands = {}
     top = 46
-    for room in ("torch", "collectives", "side", "fabric", "wire"):
+    for room in ("torch", "group", "collectives", "peers", "side", "fabric", "fabric/rail", "wire"):
         count = max(sum(s.room == room for s in way) for way in (down, back))
         height = {"side": SIDE_HEIGHT, "wire": WIRE_HEIGHT}.get(room, PITCH * count + 8)
         bands[room] = Band(top, height)
@@ -144,7 +144,7 @@ def draw_down(d: Drawing, way: list[Step], placed: dict[str, int]) -> None:
     for step in way:
         d.step("down", LEFT, placed[step.function], step, DOWN)
     for a, b in pairwise(way):
-        x = LEFT + 150 if a.room != "collectives" or b.room != "fabric" else LEFT + BOX_WIDTH - 40
+        x = LEFT + 150 if a.room != "peers" or b.room != "fabric" else LEFT + BOX_WIDTH - 40
         d.arrow("ad", f"M{x} {placed[a.function] + BOX_HEIGHT} V{placed[b.function] - 1}")
 
 
@@ -153,7 +153,7 @@ def draw_back(d: Drawing, way: list[Step], placed: dict[str, int]) -> None:
     for step in way:
         d.step("back", RIGHT, placed[step.function], step, BACK)
     for a, b in pairwise(way):
-        x = RIGHT + 150 if a.room != "fabric" or b.room != "collectives" else RIGHT + 40
+        x = RIGHT + 150 if a.room != "fabric" or b.room != "peers" else RIGHT + 40
         d.arrow("ab", f"M{x} {placed[a.function]} V{placed[b.function] + BOX_HEIGHT + 1}")
 
 
@@ -189,7 +189,7 @@ def draw_sides(d: Drawing, start: int, progress: int, band: Band) -> None:
 def draw_driver(d: Drawing, bands: dict[str, Band], places: tuple[int, int, int]) -> None:
     """The engine, between the two ways, with an arrow to each box in ``places``."""
     x, width, top = 500, 130, 102
-    bottom = bands["fabric"].top + bands["fabric"].height
+    bottom = bands["fabric/rail"].top + bands["fabric/rail"].height
     middle = x + width / 2
     d.box("drive", x, top, width, bottom - top)
     d.text("room mid", middle, 330, "progress")

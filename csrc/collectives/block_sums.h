@@ -12,10 +12,10 @@
 #include <cstddef>
 #include <vector>
 
-#include "collectives/flow.h"
 #include "collectives/operation.h"
 #include "common/small_vector.h"
 #include "common/staging.h"
+#include "peers/flow.h"
 #include "topology/topology.h"
 
 namespace smddp {

@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
-#include "collectives/fragment_flows.h"
-#include "collectives/health.h"
-#include "collectives/local_peers.h"
-#include "collectives/members.h"
 #include "collectives/operation.h"
-#include "collectives/rail_turns.h"
-#include "collectives/remote_peers.h"
 #include "common/small_vector.h"
 #include "common/staging.h"
+#include "peers/fragment_flows.h"
+#include "peers/health.h"
+#include "peers/local_peers.h"
+#include "peers/members.h"
+#include "peers/rail_turns.h"
+#include "peers/remote_peers.h"
 
 namespace smddp {
 
@@ -48,7 +48,9 @@ class Fragment {
         seq_(seq),
         begin_(begin),
         limit_(limit),
-        flows_(context.members, context.remote, context.turns, *operation_, seq, begin == 0) {}
+        flows_(context.members, context.remote, context.turns,
+               {operation_->signature(), seq, operation_->plan().pattern,
+                operation_->plan().chunk_bytes, begin == 0, operation_->on_device}) {}
   Fragment(const Fragment&) = delete;
   Fragment& operator=(const Fragment&) = delete;
   virtual ~Fragment() = default;

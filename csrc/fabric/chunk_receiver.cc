@@ -3,14 +3,22 @@
 
 #include <cassert>
 
+#include "fabric/flush_reads.h"
+#include "fabric/peer_table.h"
+#include "fabric/rail_set.h"
+#include "fabric/slots.h"
+#include "fabric/tagged_receives.h"
+
 namespace smddp::fabric {
 
 ChunkReceiver::ChunkReceiver(RailSet& rails, PeerTable& peers)
     : rails_(rails),
       peers_(peers),
-      tagged_(rails, peers, regions_),
-      flushes_(rails, peers, regions_),
+      tagged_(std::make_unique<TaggedReceives>(rails, peers, regions_)),
+      flushes_(std::make_unique<FlushReads>(rails, peers, regions_)),
       virtual_addresses_((rails[0].info().domain_attr->mr_mode & FI_MR_VIRT_ADDR) != 0) {}
+
+ChunkReceiver::~ChunkReceiver() = default;
 
 bool ChunkReceiver::open(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
                          ChunkObserver* observer, wire::Grant* grant) {
@@ -34,7 +42,7 @@ bool ChunkReceiver::open(Peer from, std::byte* memory, size_t bytes, size_t chun
     grant->address = region->address;
     for (size_t i = 0; i < rails_.size(); ++i) grant->keys[i] = region->registrations[i]->key;
   } else {
-    tagged_.open(*region);
+    tagged_->open(*region);
     grant->keys[0] = region->tag;
   }
   return true;
@@ -42,7 +50,7 @@ bool ChunkReceiver::open(Peer from, std::byte* memory, size_t bytes, size_t chun
 
 bool ChunkReceiver::register_memory(ReceiveRegion& region) {
   bool writes = rails_.transfer() == Transfer::kWrites;
-  if (!writes && !tagged_.has_room(region.chunks)) return false;
+  if (!writes && !tagged_->has_room(region.chunks)) return false;
   if (!writes && !rails_[0].local_registration()) return true;
   for (size_t i = 0; i < rails_.size(); ++i) {
     region.registrations[i] = rails_[i].registrations().take(
@@ -75,9 +83,9 @@ void ChunkReceiver::on_written(uint32_t immediate) {
 }
 
 void ChunkReceiver::on_received(ChunkReceiveSlot* slot, size_t bytes) {
-  TaggedReceives::Chunk chunk = tagged_.finish(slot);
+  TaggedReceives::Chunk chunk = tagged_->finish(slot);
   ReceiveRegion& region = regions_.at(chunk.region);
-  tagged_.expect(region);
+  tagged_->expect(region);
   if (bytes == region.size_of(chunk.index)) return arrived(chunk.region, chunk.index);
   ++rails_.counters().foreign_chunks;
 }
@@ -91,14 +99,31 @@ void ChunkReceiver::arrived(uint32_t number, uint32_t index) {
   ++rails_.counters().chunks_received;
   if (region->lent && region->missing == 0) {
     region->last = index;
-    return flushes_.begin(*region);
+    return flushes_->begin(*region);
   }
   region->observer->on_chunk(index);
 }
 
+void ChunkReceiver::on_receive_failed(ChunkReceiveSlot* slot) { (void)tagged_->finish(slot); }
+
 void ChunkReceiver::on_flushed(FlushSlot* slot) {
-  ReceiveRegion* region = flushes_.on_read(slot);
+  ReceiveRegion* region = flushes_->on_read(slot);
   if (region != nullptr) region->observer->on_chunk(region->last);
 }
+
+void ChunkReceiver::on_flush_failed(FlushSlot* slot, const std::string& why) {
+  flushes_->on_failed(slot, why);
+}
+
+Status ChunkReceiver::prepare_flushes() { return flushes_->prepare(); }
+
+bool ChunkReceiver::waits() const { return tagged_->waits() || flushes_->waits(); }
+
+void ChunkReceiver::retry() {
+  tagged_->retry();
+  flushes_->retry();
+}
+
+bool ChunkReceiver::idle() const { return flushes_->idle(); }
 
 }  // namespace smddp::fabric

@@ -5,6 +5,11 @@
 #include <algorithm>
 #include <cassert>
 
+#include "fabric/chunk.h"
+#include "fabric/peer_table.h"
+#include "fabric/rail_set.h"
+#include "fabric/slots.h"
+
 namespace smddp::fabric {
 
 ChunkSender::ChunkSender(RailSet& rails, PeerTable& peers)
@@ -12,10 +17,14 @@ ChunkSender::ChunkSender(RailSet& rails, PeerTable& peers)
       peers_(peers),
       slots_(rails.transfer() == Transfer::kMessages ? 0 : kChunkSends) {
   for (ChunkSendSlot& slot : slots_) {
-    slot.operation = Operation::kChunkSend;
+    slot.kind = SlotKind::kChunkSend;
     free_.push(&slot);
   }
 }
+
+ChunkSender::~ChunkSender() = default;
+
+bool ChunkSender::idle() const { return free_.size() == slots_.size(); }
 
 bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
                        size_t bytes, uint32_t* pending) {
@@ -25,22 +34,23 @@ bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const 
   // After all messages that wait already, and with the threshold of SendBuffers::acquire().
   size_t share = std::min(kChunkSendsPerPeer, free_.size());
   if (!peer.waiting.empty() || peer.chunks >= share) return false;
-  size_t rail = rails_.rail_of_chunk(peer.address, index);
-  MrCache& registrations = rails_[rail].registrations();
+  Rail& rail = rails_[rails_.rail_of_chunk(peer.address, index)];
+  MrCache& registrations = rail.registrations();
   Registration* registration = nullptr;
-  if (rails_[rail].local_registration() || registrations.is_lent(data)) {
+  if (rail.local_registration() || registrations.is_lent(data)) {
     registration = registrations.take(data, bytes, Access::kSend);
     if (registration == nullptr) {
       // The limit on pinned memory may allow it once other chunks have completed.
       if (peer.chunks > 0) return false;
       peers_.lose(to, "a chunk could not be sent: " + registrations.error().message() + " (" +
-                          rails_[rail].text() + ")");
+                          rail.text() + ")");
       return true;
     }
   }
   ChunkSendSlot* slot = free_.pop();
-  ssize_t rc = rails_.send_chunk(slot, rail, peer.address, grant, index, data, bytes,
-                                 registration != nullptr ? registration->descriptor() : nullptr);
+  ssize_t rc = start({grant, index, data, bytes}, rails_.transfer(), rail, slot, peer.address,
+                     registration != nullptr ? registration->descriptor() : nullptr);
+  rails_.on_chunk_started(rail, bytes, rc);
   if (rc == 0) {
     slot->to = to;
     slot->size = bytes;

@@ -14,6 +14,7 @@
 #include "fabric/peer_table.h"
 #include "fabric/rail_set.h"
 #include "fabric/send_buffers.h"
+#include "fabric/slots.h"
 #include "fabric/transfer.h"
 
 namespace smddp::fabric {
@@ -70,16 +71,16 @@ Endpoint::Endpoint(std::unique_ptr<RailSet> rails)
     : buffers_(std::make_unique<SendBuffers>()),
       peers_(std::make_unique<PeerTable>(*rails, *buffers_)),
       messages_(std::make_unique<MessageSender>(*rails, *peers_, *buffers_)),
-      chunks_(std::make_unique<ChunkSender>(*rails, *peers_)),
-      receiver_(std::make_unique<ChunkReceiver>(*rails, *peers_)),
+      chunk_sender_(std::make_unique<ChunkSender>(*rails, *peers_)),
+      chunk_receiver_(std::make_unique<ChunkReceiver>(*rails, *peers_)),
       rails_(std::move(rails)) {}
 
 Endpoint::~Endpoint() {
   if (rails_->withdraw()) return;
   // libfabric may still use this memory: it is never freed.
   (void)buffers_.release();
-  (void)chunks_.release();
-  (void)receiver_.release();
+  (void)chunk_sender_.release();
+  (void)chunk_receiver_.release();
 }
 
 const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }
@@ -88,44 +89,17 @@ size_t Endpoint::max_message() const { return rails_->max_message(); }
 Transfer Endpoint::transfer() const { return rails_->transfer(); }
 const Counters& Endpoint::counters() const { return rails_->counters(); }
 
-// ---- peers, messages and chunks
-
 Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
   return peers_->add(address);
 }
 
-SendBuffer* Endpoint::acquire(Peer to, bool control) { return buffers_->acquire(to, control); }
-
-void Endpoint::release(SendBuffer* buffer) { buffers_->release(static_cast<SendSlot*>(buffer)); }
-
-void Endpoint::post(SendBuffer* buffer, size_t size) {
-  messages_->post(static_cast<SendSlot*>(buffer), size);
-}
-
-void Endpoint::post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
-                          size_t bytes) {
-  messages_->post_chunk(static_cast<SendSlot*>(buffer), grant, index, bytes);
-}
-
-bool Endpoint::send_chunk(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
-                          size_t bytes, uint32_t* pending) {
-  return chunks_->send(to, grant, index, data, bytes, pending);
-}
-
-// ---- regions and lent memory
-
-bool Endpoint::open_region(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
-                           ChunkObserver* observer, wire::Grant* grant) {
-  return receiver_->open(from, memory, bytes, chunk_bytes, observer, grant);
-}
-
-void Endpoint::close_region(uint32_t region, bool complete) { receiver_->close(region, complete); }
+// ---- lent memory
 
 Status Endpoint::reaches(const MemoryOwner& owner) const { return rails_->reaches(owner); }
 
 Status Endpoint::lend(std::byte* at, size_t bytes, const MemoryOwner& owner) {
   if (Status able = reaches(owner); !able) return able;
-  if (Status prepared = receiver_->prepare_flushes(); !prepared) return prepared;
+  if (Status prepared = chunk_receiver_->prepare_flushes(); !prepared) return prepared;
   rails_->lend(at, bytes, owner);
   return {};
 }
@@ -152,18 +126,18 @@ Result<int> Endpoint::progress(Sink& sink) {
     }
   }
   handled += messages_->retry_stalled();
-  receiver_->retry();
+  chunk_receiver_->retry();
   return peers_->has_losses() ? handled + peers_->tell_losses(sink) : handled;
 }
 
 void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
   if (event.kind == Event::kWritten) {
     if (event.slot != nullptr) rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
-    return receiver_->on_written(event.immediate);
+    return chunk_receiver_->on_written(event.immediate);
   }
   if (event.kind == Event::kFailed) return handle_failure(rail, event);
-  switch (event.slot->operation) {
-    case Operation::kReceive: {
+  switch (event.slot->kind) {
+    case SlotKind::kReceive: {
       ReceiveSlot* slot = static_cast<ReceiveSlot*>(event.slot);
       Counters& counters = rails_->counters();
       ++counters.messages_received;
@@ -171,33 +145,33 @@ void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
       sink.on_message(slot->data, std::min(event.bytes, max_message()));
       return rail.receives().repost(slot);
     }
-    case Operation::kSend:
+    case SlotKind::kSend:
       return messages_->on_sent(static_cast<SendSlot*>(event.slot));
-    case Operation::kChunkSend:
-      return chunks_->on_sent(static_cast<ChunkSendSlot*>(event.slot));
-    case Operation::kChunkReceive:
-      return receiver_->on_received(static_cast<ChunkReceiveSlot*>(event.slot), event.bytes);
-    case Operation::kFlush:
-      return receiver_->on_flushed(static_cast<FlushSlot*>(event.slot));
+    case SlotKind::kChunkSend:
+      return chunk_sender_->on_sent(static_cast<ChunkSendSlot*>(event.slot));
+    case SlotKind::kChunkReceive:
+      return chunk_receiver_->on_received(static_cast<ChunkReceiveSlot*>(event.slot), event.bytes);
+    case SlotKind::kFlush:
+      return chunk_receiver_->on_flushed(static_cast<FlushSlot*>(event.slot));
   }
 }
 
 void Endpoint::handle_failure(Rail& rail, const Event& event) {
   std::string why = rail.error() + " (" + rail.text() + ")";
   if (event.slot == nullptr) return count_receive_error(why);
-  switch (event.slot->operation) {
-    case Operation::kReceive:
+  switch (event.slot->kind) {
+    case SlotKind::kReceive:
       count_receive_error(why);
       return rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
-    case Operation::kChunkReceive:
+    case SlotKind::kChunkReceive:
       count_receive_error(why);
-      return receiver_->on_receive_failed(static_cast<ChunkReceiveSlot*>(event.slot));
-    case Operation::kSend:
+      return chunk_receiver_->on_receive_failed(static_cast<ChunkReceiveSlot*>(event.slot));
+    case SlotKind::kSend:
       return messages_->on_failed(static_cast<SendSlot*>(event.slot), why);
-    case Operation::kChunkSend:
-      return chunks_->on_failed(static_cast<ChunkSendSlot*>(event.slot), why);
-    case Operation::kFlush:
-      return receiver_->on_flush_failed(static_cast<FlushSlot*>(event.slot), why);
+    case SlotKind::kChunkSend:
+      return chunk_sender_->on_failed(static_cast<ChunkSendSlot*>(event.slot), why);
+    case SlotKind::kFlush:
+      return chunk_receiver_->on_flush_failed(static_cast<FlushSlot*>(event.slot), why);
   }
 }
 
@@ -207,14 +181,17 @@ void Endpoint::count_receive_error(const std::string& why) {
   log(LogLevel::kWarning, "fabric: receive error " + std::to_string(errors) + ": " + why);
 }
 
-bool Endpoint::idle() const { return buffers_->idle() && chunks_->idle() && receiver_->idle(); }
+bool Endpoint::idle() const {
+  return buffers_->idle() && chunk_sender_->idle() && chunk_receiver_->idle();
+}
 
 // ---- sleeping
 
 int Endpoint::wait_fd() const { return rails_->wait_fd(); }
 
 bool Endpoint::may_sleep() {
-  return wait_fd() >= 0 && !peers_->has_losses() && !receiver_->waits() && rails_->may_sleep();
+  return wait_fd() >= 0 && !peers_->has_losses() && !chunk_receiver_->waits() &&
+         rails_->may_sleep();
 }
 
 int Endpoint::sleep_limit_ms() const {

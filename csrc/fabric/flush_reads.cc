@@ -31,7 +31,7 @@ Status FlushReads::prepare() {
   }
   slots_.resize(kFlushes);
   for (FlushSlot& slot : slots_) {
-    slot.operation = Operation::kFlush;
+    slot.kind = SlotKind::kFlush;
     free_.push(&slot);
   }
   own_addresses_ = std::move(addresses);
@@ -52,8 +52,8 @@ void FlushReads::begin(ReceiveRegion& region) {
     if (rc == 0) continue;
     free_.push_front(slot);
     if (rc != -FI_EAGAIN) {
-      return peers_.lose(region.from,
-                         "a device's memory could not be flushed: " + rails_.refusal(rc, rail));
+      return peers_.lose(region.from, "a device's memory could not be flushed: " +
+                                          rails_.refusal(rc, rails_[rail]));
     }
     ++rails_.counters().retries;
     break;

@@ -3,18 +3,32 @@
 
 #include <cassert>
 
+#include "fabric/chunk.h"
+#include "fabric/peer_table.h"
+#include "fabric/rail_set.h"
+#include "fabric/send_buffers.h"
+#include "fabric/slots.h"
+
 namespace smddp::fabric {
 
-void MessageSender::post(SendSlot* slot, size_t size) {
-  assert(size <= slot->capacity);
+SendBuffer* MessageSender::acquire(Peer to, bool control) { return buffers_.acquire(to, control); }
+
+void MessageSender::release(SendBuffer* buffer) {
+  buffers_.release(static_cast<SendSlot*>(buffer));
+}
+
+void MessageSender::post(SendBuffer* buffer, size_t size) {
+  assert(size <= buffer->capacity);
+  auto* slot = static_cast<SendSlot*>(buffer);
   slot->size = size;
   slot->chunk = false;
   enqueue(slot);
 }
 
-void MessageSender::post_chunk(SendSlot* slot, const wire::Grant& grant, uint32_t index,
+void MessageSender::post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
                                size_t bytes) {
-  assert(bytes <= slot->capacity && bytes <= grant.chunk_bytes);
+  assert(bytes <= buffer->capacity && bytes <= grant.chunk_bytes);
+  auto* slot = static_cast<SendSlot*>(buffer);
   slot->size = bytes;
   slot->chunk = true;
   slot->grant = grant;
@@ -34,9 +48,10 @@ bool MessageSender::try_send(SendSlot* slot) {
   const PeerAddress& to = peers_[slot->to].address;
   ssize_t rc;
   if (slot->chunk) {
-    size_t rail = rails_.rail_of_chunk(to, slot->index);
-    rc = rails_.send_chunk(slot, rail, to, slot->grant, slot->index, slot->data, slot->size,
-                           rails_[rail].sends_descriptor());
+    Rail& rail = rails_[rails_.rail_of_chunk(to, slot->index)];
+    rc = start({slot->grant, slot->index, slot->data, slot->size}, rails_.transfer(), rail, slot,
+               to, rail.sends_descriptor());
+    rails_.on_chunk_started(rail, slot->size, rc);
   } else {
     rc = rails_.send(slot, to, slot->data, slot->size);
   }
@@ -44,7 +59,7 @@ bool MessageSender::try_send(SendSlot* slot) {
   if (rc == -FI_EAGAIN) return false;
   Peer peer = slot->to;
   buffers_.take_back(slot);
-  peers_.lose(peer, "a message could not be sent: " + rails_.refusal(rc, slot->rail));
+  peers_.lose(peer, "a message could not be sent: " + rails_.refusal(rc, rails_[slot->rail]));
   return true;
 }
 

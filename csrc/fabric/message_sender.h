@@ -1,22 +1,42 @@
 // Sends the contents of message buffers: messages, and chunks that the caller has written into a
-// buffer. A buffer that libfabric does not take at once waits in a FIFO per peer. Called by
-// Endpoint only.
+// buffer. A buffer that libfabric does not take at once waits in a FIFO per peer: a peer that does
+// not answer delays only the messages to it. The groups acquire and post buffers; the Endpoint
+// passes completions.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
-#include "fabric/peer_table.h"
+#include "fabric/endpoint.h"
+#include "fabric/wire.h"
 
 namespace smddp::fabric {
+
+struct SendSlot;
+
+struct SendBuffer {
+  std::byte* data;  // registered if the provider asks for it
+  size_t capacity;  // Endpoint::max_message() for data, kControlMessage for control
+};
 
 class MessageSender {
  public:
   MessageSender(RailSet& rails, PeerTable& peers, SendBuffers& buffers)
       : rails_(rails), peers_(peers), buffers_(buffers) {}
 
-  // As Endpoint::post() and Endpoint::post_chunk().
-  void post(SendSlot* slot, size_t size);
-  void post_chunk(SendSlot* slot, const wire::Grant& grant, uint32_t index, size_t bytes);
+  // A buffer for one message to `to`. nullptr: none is free, or `to` holds its share of them, until
+  // Endpoint::progress() has reaped a completion. `control` messages have buffers of their own, so
+  // that they never starve behind data. Of each kind a peer may hold as many as are still free: one
+  // peer that stalls takes at most half, k peers leave 1/(k+1).
+  SendBuffer* acquire(Peer to, bool control);
+  // Sends the first `size` bytes of `buffer` to the peer it was acquired for, and takes it back. A
+  // message to a lost peer is dropped.
+  void post(SendBuffer* buffer, size_t size);
+  // Sends them as chunk `index` of the region that the peer granted.
+  void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index, size_t bytes);
+  // Gives back a buffer without sending it.
+  void release(SendBuffer* buffer);
 
   // A send has completed, or completed with an error that loses the peer.
   void on_sent(SendSlot* slot);

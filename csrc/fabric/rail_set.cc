@@ -128,35 +128,18 @@ size_t RailSet::rail_of_chunk(const PeerAddress& to, uint32_t index) const {
   return balance_.choose();
 }
 
-ssize_t RailSet::start_chunk(Slot* slot, size_t rail, const PeerAddress& to,
-                             const wire::Grant& grant, uint32_t index, const std::byte* data,
-                             size_t bytes, void* descriptor) {
-  if (transfer_ == Transfer::kTagged) {
-    return rails_[rail]->send_tagged(
-        slot, to.by_rail[rail], data, bytes, descriptor,
-        tag_of(static_cast<uint32_t>(grant.keys[0]), grant.region, index));
-  }
-  uint64_t address = grant.address + uint64_t{index} * grant.chunk_bytes;
-  return rails_[rail]->write(slot, to.by_rail[rail], data, bytes, descriptor, address,
-                             grant.keys[rail % to.rails], wire::immediate(grant.region, index));
-}
-
-ssize_t RailSet::send_chunk(Slot* slot, size_t rail, const PeerAddress& to,
-                            const wire::Grant& grant, uint32_t index, const std::byte* data,
-                            size_t bytes, void* descriptor) {
-  ssize_t rc = start_chunk(slot, rail, to, grant, index, data, bytes, descriptor);
+void RailSet::on_chunk_started(const Rail& rail, size_t bytes, ssize_t rc) {
   if (rc == 0) {
-    balance_.sent(rail, bytes);
+    balance_.sent(rail.index(), bytes);
     ++counters_.chunks_sent;
     counters_.chunk_bytes_sent += bytes;
   } else if (rc == -FI_EAGAIN) {
     ++counters_.retries;
   }
-  return rc;
 }
 
-std::string RailSet::refusal(ssize_t rc, size_t rail) const {
-  return library_.error_text(static_cast<int>(rc)) + " (" + rails_[rail]->text() + ")";
+std::string RailSet::refusal(ssize_t rc, const Rail& rail) const {
+  return library_.error_text(static_cast<int>(rc)) + " (" + rail.text() + ")";
 }
 
 // ---- memory of devices

@@ -1,5 +1,5 @@
-// The rails of one endpoint: which rail a message or a chunk takes, how a chunk travels on it, and
-// the file descriptor to sleep on. Knows nothing of lost peers and of operations that wait for
+// The rails of one endpoint: which rail a message or a chunk takes, and the file descriptor to
+// sleep on. Knows nothing of lost peers and of operations that wait for
 // room. Called by the classes of this room only.
 //
 // Which rails meet: rail i of n here and rail i mod m of a peer's m. So all rails of the side that
@@ -13,23 +13,20 @@
 #include <vector>
 
 #include "common/file_descriptor.h"
-#include "fabric/address.h"
 #include "fabric/endpoint.h"
-#include "fabric/rail.h"
+#include "fabric/rail/address.h"
+#include "fabric/rail/rail.h"
 #include "fabric/rail_balance.h"
 
 namespace smddp::fabric {
 
+static_assert(wire::kMaxRails == kMaxRails);
+
 // A peer in the address vectors of this endpoint's rails.
 struct PeerAddress {
-  std::array<fi_addr_t, wire::kMaxRails> by_rail;  // of this endpoint
-  size_t rails = 0;                                // of the peer
+  std::array<fi_addr_t, kMaxRails> by_rail;  // of this endpoint
+  size_t rails = 0;                          // of the peer
 };
-
-// The tag of a tagged chunk. `upper` is random and differs from region to region.
-constexpr uint64_t tag_of(uint32_t upper, uint32_t region, uint32_t chunk) {
-  return uint64_t{upper} << 32 | wire::immediate(region, chunk);
-}
 
 class RailSet {
  public:
@@ -46,18 +43,18 @@ class RailSet {
   size_t max_chunk() const { return max_chunk_; }
   Counters& counters() { return counters_; }
   // "reason (rail)": why operation `rc` on `rail` was refused.
-  std::string refusal(ssize_t rc, size_t rail) const;
+  std::string refusal(ssize_t rc, const Rail& rail) const;
 
   // The peer's published address in this endpoint's terms; kInvalid if it can't be used.
   Result<PublishedAddress> unpack(const std::vector<uint8_t>& published) const;
   Result<PeerAddress> insert(const PublishedAddress& peer);
 
-  // Start a message or a chunk: 0, -FI_EAGAIN, or the error that refused it. They count it, and set
-  // slot->rail. finished() is for each that was started and has completed.
+  // Starts a message, and counts it: 0, -FI_EAGAIN, or the error that refused it.
   ssize_t send(Slot* slot, const PeerAddress& to, const std::byte* data, size_t bytes);
+  // The rail that a chunk has to take. on_chunk_started() counts what came of it, `rc`.
   size_t rail_of_chunk(const PeerAddress& to, uint32_t index) const;
-  ssize_t send_chunk(Slot* slot, size_t rail, const PeerAddress& to, const wire::Grant& grant,
-                     uint32_t index, const std::byte* data, size_t bytes, void* descriptor);
+  void on_chunk_started(const Rail& rail, size_t bytes, ssize_t rc);
+  // For each message and chunk that was started and has completed.
   void finished(const Slot& slot, size_t bytes) { balance_.finished(slot.rail, bytes); }
 
   // Memory of a device; see Endpoint.
@@ -79,8 +76,6 @@ class RailSet {
   Status set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait);
   Status limit_sizes(const RailChoices& choices);
   Status open_wait_fd();
-  ssize_t start_chunk(Slot* slot, size_t rail, const PeerAddress& to, const wire::Grant& grant,
-                      uint32_t index, const std::byte* data, size_t bytes, void* descriptor);
 
   Library library_;
   Counters counters_;

@@ -17,7 +17,7 @@ Status SendBuffers::set_up(RailSet& rails) {
   std::byte* at = slab_.data();
   for (size_t i = 0; i < slots_.size(); ++i) {
     SendSlot& slot = slots_[i];
-    slot.operation = Operation::kSend;
+    slot.kind = SlotKind::kSend;
     slot.control = i >= kDataSends;
     slot.data = at;
     slot.capacity = slot.control ? kControlMessage : rails.max_message();

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "fabric/resource.h"
+#include "fabric/rail/resource.h"
 #include "fabric/slots.h"
 
 namespace smddp::fabric {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "fabric/chunk.h"
+
 namespace smddp::fabric {
 namespace {
 
@@ -24,7 +26,7 @@ TaggedReceives::TaggedReceives(RailSet& rails, PeerTable& peers, ReceiveRegionTa
       regions_(regions),
       slots_(rails.transfer() == Transfer::kTagged ? kChunkReceives : 0) {
   for (ChunkReceiveSlot& slot : slots_) {
-    slot.operation = Operation::kChunkReceive;
+    slot.kind = SlotKind::kChunkReceive;
     free_.push(&slot);
   }
 }

@@ -19,10 +19,10 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/group.h"
 #include "gpu_collectives/device_operation.h"
 #include "gpu_collectives/host_peers.h"
 #include "gpu_collectives/pipeline_set.h"
+#include "group/group.h"
 #include "intranode/copy_engine.h"
 
 namespace smddp {

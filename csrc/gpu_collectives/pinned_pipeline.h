@@ -23,8 +23,8 @@
 #include <thread>
 #include <vector>
 
-#include "collectives/group.h"
 #include "device/device.h"
+#include "group/group.h"
 
 namespace smddp {
 

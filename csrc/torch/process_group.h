@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "collectives/group.h"
+#include "group/group.h"
 #include "torch/coalesced_section.h"
 #include "torch/fallback.h"
 #include "torch/group_device.h"

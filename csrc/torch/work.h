@@ -8,7 +8,7 @@
 
 #include <mutex>
 
-#include "collectives/group.h"
+#include "group/group.h"
 
 namespace smddp {
 

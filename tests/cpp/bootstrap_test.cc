@@ -301,7 +301,7 @@ TEST(ForeignMessages, ChangeNothing) {
       std::mt19937 random(5);
       for (int i = 0; i < 60; ++i) {
         fabric::SendBuffer* buffer = nullptr;
-        while ((buffer = foreign.value()->acquire(peer.value(), false)) == nullptr) {
+        while ((buffer = foreign.value()->messages().acquire(peer.value(), false)) == nullptr) {
           (void)foreign.value()->progress(sink);
           c.engine.kick(c.engine.lock());
         }
@@ -315,7 +315,7 @@ TEST(ForeignMessages, ChangeNothing) {
           header.seq = static_cast<uint64_t>(i);
           std::memcpy(buffer->data, &header, sizeof header);
         }
-        foreign.value()->post(buffer, size);
+        foreign.value()->messages().post(buffer, size);
       }
       for (int turn = 0; turn < 2000 && !foreign.value()->idle(); ++turn) {
         (void)foreign.value()->progress(sink);

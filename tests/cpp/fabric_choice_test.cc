@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "fabric/address.h"
-#include "fabric/offer.h"
+#include "fabric/rail/address.h"
+#include "fabric/rail/offer.h"
 #include "fabric_endpoints.h"
 
 namespace smddp::fabric {

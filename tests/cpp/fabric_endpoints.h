@@ -14,6 +14,7 @@
 
 #include "common/clock.h"
 #include "fabric/endpoint.h"
+#include "fabric/message_sender.h"
 
 namespace smddp::fabric {
 
@@ -76,11 +77,11 @@ struct TestEndpoint {
   }
   // False if no buffer is free for `to` now.
   bool send(Peer to, size_t size, bool control = false) {
-    SendBuffer* buffer = endpoint->acquire(to, control);
+    SendBuffer* buffer = endpoint->messages().acquire(to, control);
     if (buffer == nullptr) return false;
     EXPECT_LE(size, buffer->capacity);
     write_message(buffer->data, size, {id, sent[to]++});
-    endpoint->post(buffer, size);
+    endpoint->messages().post(buffer, size);
     return true;
   }
 };

@@ -5,6 +5,8 @@
 #include <random>
 #include <set>
 
+#include "fabric/chunk_receiver.h"
+#include "fabric/chunk_sender.h"
 #include "fabric/wire.h"
 #include "fabric_endpoints.h"
 
@@ -22,8 +24,8 @@ struct Flow : ChunkObserver {
     for (std::byte& byte : source) byte = static_cast<std::byte>(random());
   }
   bool open(TestEndpoint& receiver, Peer from) {
-    return receiver.endpoint->open_region(from, memory.data() + kMargin, source.size(), chunk_bytes,
-                                          this, &grant);
+    return receiver.endpoint->chunk_receiver().open(from, memory.data() + kMargin, source.size(),
+                                                    chunk_bytes, this, &grant);
   }
   size_t chunks() const { return (source.size() + chunk_bytes - 1) / chunk_bytes; }
   size_t size_of(size_t index) const {
@@ -35,12 +37,12 @@ struct Flow : ChunkObserver {
       const std::byte* data = source.data() + sent * chunk_bytes;
       size_t size = size_of(sent);
       if (sent % 3 == 2 && size <= sender.endpoint->max_message()) {
-        SendBuffer* buffer = sender.endpoint->acquire(to, false);
+        SendBuffer* buffer = sender.endpoint->messages().acquire(to, false);
         if (buffer == nullptr) return;
         std::memcpy(buffer->data, data, size);
-        sender.endpoint->post_chunk(buffer, grant, static_cast<uint32_t>(sent), size);
-      } else if (!sender.endpoint->send_chunk(to, grant, static_cast<uint32_t>(sent), data, size,
-                                              &pending)) {
+        sender.endpoint->messages().post_chunk(buffer, grant, static_cast<uint32_t>(sent), size);
+      } else if (!sender.endpoint->chunk_sender().send(to, grant, static_cast<uint32_t>(sent), data,
+                                                       size, &pending)) {
         return;
       }
       ++sent;

@@ -169,10 +169,10 @@ TEST_P(Fabric, OnePeerCantTakeAllBuffers) {
   for (bool control : {false, true}) {
     std::vector<SendBuffer*> of_b, of_c;
     std::set<std::byte*> distinct;
-    for (SendBuffer* got; (got = a.endpoint->acquire(to_b, control)) != nullptr;) {
+    for (SendBuffer* got; (got = a.endpoint->messages().acquire(to_b, control)) != nullptr;) {
       of_b.push_back(got);
     }
-    for (SendBuffer* got; (got = a.endpoint->acquire(to_c, control)) != nullptr;) {
+    for (SendBuffer* got; (got = a.endpoint->messages().acquire(to_c, control)) != nullptr;) {
       of_c.push_back(got);
     }
     EXPECT_GE(of_b.size(), 8u);
@@ -181,12 +181,12 @@ TEST_P(Fabric, OnePeerCantTakeAllBuffers) {
       for (SendBuffer* buffer : *held) {
         EXPECT_EQ(buffer->capacity, control ? kControlMessage : a.endpoint->max_message());
         EXPECT_TRUE(distinct.insert(buffer->data).second);
-        a.endpoint->release(buffer);
+        a.endpoint->messages().release(buffer);
       }
     }
-    SendBuffer* again = a.endpoint->acquire(to_b, control);
+    SendBuffer* again = a.endpoint->messages().acquire(to_b, control);
     ASSERT_NE(again, nullptr);
-    a.endpoint->release(again);
+    a.endpoint->messages().release(again);
   }
   EXPECT_TRUE(a.endpoint->idle());
 }

@@ -26,7 +26,7 @@ TEST_P(Fabric, OneRegionOfManyChunks) {
     return flow.over() && a.endpoint->idle();
   });
   flow.check_margins();
-  b.endpoint->close_region(flow.grant.region, true);
+  b.endpoint->chunk_receiver().close(flow.grant.region, true);
   EXPECT_EQ(a.endpoint->counters().chunks_sent, flow.chunks());
   EXPECT_EQ(a.endpoint->counters().chunk_bytes_sent, flow.source.size());
   EXPECT_EQ(b.endpoint->counters().chunks_received, flow.chunks());
@@ -73,7 +73,7 @@ TEST_P(Fabric, ManyRegionsAtOnceOfAllSizes) {
     });
     for (Route& route : routes) {
       route.flow->check_margins();
-      route.to->endpoint->close_region(route.flow->grant.region, true);
+      route.to->endpoint->chunk_receiver().close(route.flow->grant.region, true);
     }
   }
   for (TestEndpoint& each : endpoints) EXPECT_EQ(each.endpoint->counters().foreign_chunks, 0u);
@@ -91,8 +91,9 @@ TEST_P(Fabric, ForeignAndSecondChunksAreDropped) {
   ASSERT_TRUE(flow.open(b, to_a));
   ASSERT_TRUE(other.open(b, to_a));
   auto send = [&](const wire::Grant& grant, uint32_t index, const std::byte* data) {
-    drive({&a, &b},
-          [&] { return a.endpoint->send_chunk(to_b, grant, index, data, 10000, &flow.pending); });
+    drive({&a, &b}, [&] {
+      return a.endpoint->chunk_sender().send(to_b, grant, index, data, 10000, &flow.pending);
+    });
   };
   wire::Grant closed = flow.grant, beyond = flow.grant;
   closed.region = 777;
@@ -126,7 +127,7 @@ TEST_P(Fabric, LateChunksOfAClosedRegionDoNoHarm) {
     if (late.sent < 20) late.send(a, to_b);
     return late.arrived.size() >= 3;
   });
-  b.endpoint->close_region(late.grant.region, false);
+  b.endpoint->chunk_receiver().close(late.grant.region, false);
   size_t told = late.arrived.size();
   ASSERT_TRUE(next.open(b, to_a));
   EXPECT_NE(next.grant.region, late.grant.region);
@@ -200,7 +201,8 @@ TEST_P(Fabric, SenderGetsItsMemoryBackIfTheReceiverDies) {
     whole.send(a, to_b);
     return whole.over() && a.inbox.lost.count(to_gone) == 1 && cut.pending == 0;
   });
-  EXPECT_TRUE(a.endpoint->send_chunk(to_gone, cut.grant, 399, cut.source.data(), 1, &cut.pending));
+  EXPECT_TRUE(
+      a.endpoint->chunk_sender().send(to_gone, cut.grant, 399, cut.source.data(), 1, &cut.pending));
   EXPECT_EQ(cut.pending, 0u);
   EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
 }
@@ -219,7 +221,8 @@ TEST_P(Fabric, RegistrationsAreReused) {
   } count;
   auto open = [&](size_t offset) {
     wire::Grant grant = {};
-    EXPECT_TRUE(b.endpoint->open_region(to_a, memory.data() + offset, 5000, 5000, &count, &grant));
+    EXPECT_TRUE(b.endpoint->chunk_receiver().open(to_a, memory.data() + offset, 5000, 5000, &count,
+                                                  &grant));
     return grant;
   };
   auto fill = [&](const wire::Grant& grant) {
@@ -227,10 +230,10 @@ TEST_P(Fabric, RegistrationsAreReused) {
     size_t before = count.chunks;
     bool sent = false;
     drive({&a, &b}, [&] {
-      sent = sent || a.endpoint->send_chunk(to_b, grant, 0, source.data(), 5000, &pending);
+      sent = sent || a.endpoint->chunk_sender().send(to_b, grant, 0, source.data(), 5000, &pending);
       return sent && pending == 0 && count.chunks == before + 1;
     });
-    b.endpoint->close_region(grant.region, true);
+    b.endpoint->chunk_receiver().close(grant.region, true);
   };
   const Counters& counters = b.endpoint->counters();
   wire::Grant first = open(0), second = open(0);
@@ -251,7 +254,7 @@ TEST_P(Fabric, RegistrationsAreReused) {
   // The registration of a region that is closed too early is never reused, even if the caller says
   // that the region is complete.
   wire::Grant early = open(0);
-  b.endpoint->close_region(early.region, true);
+  b.endpoint->chunk_receiver().close(early.region, true);
   EXPECT_NE(open(0).keys[0], early.keys[0]);
 }
 
@@ -261,13 +264,13 @@ TEST_P(Fabric, RefusesImpossibleRegions) {
   std::byte byte{};
   wire::Grant grant;
   Flow flow(10, 10, 1);
-  EXPECT_FALSE(b.endpoint->open_region(to_a, &byte, 0, 1, &flow, &grant));
-  EXPECT_FALSE(b.endpoint->open_region(to_a, &byte, 1, 0, &flow, &grant));
-  EXPECT_FALSE(b.endpoint->open_region(to_a, &byte, size_t{1} << 21, 1, &flow, &grant));
+  EXPECT_FALSE(b.endpoint->chunk_receiver().open(to_a, &byte, 0, 1, &flow, &grant));
+  EXPECT_FALSE(b.endpoint->chunk_receiver().open(to_a, &byte, 1, 0, &flow, &grant));
+  EXPECT_FALSE(b.endpoint->chunk_receiver().open(to_a, &byte, size_t{1} << 21, 1, &flow, &grant));
   EXPECT_TRUE(flow.open(b, to_a));
-  b.endpoint->close_region(flow.grant.region, false);
-  b.endpoint->close_region(flow.grant.region, false);
-  b.endpoint->close_region(12345, true);
+  b.endpoint->chunk_receiver().close(flow.grant.region, false);
+  b.endpoint->chunk_receiver().close(flow.grant.region, false);
+  b.endpoint->chunk_receiver().close(12345, true);
 }
 
 }  // namespace

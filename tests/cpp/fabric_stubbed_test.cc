@@ -54,8 +54,8 @@ class Stubbed : public testing::Test {
              a.endpoint->idle() && b.endpoint->idle();
     });
     there.check_margins();
-    b.endpoint->close_region(there.grant.region, true);
-    a.endpoint->close_region(back.grant.region, true);
+    b.endpoint->chunk_receiver().close(there.grant.region, true);
+    a.endpoint->chunk_receiver().close(back.grant.region, true);
     EXPECT_EQ(a.endpoint->counters().foreign_chunks, 0u);
     EXPECT_GT(stub_->overtaken, 50u) << "all came in order";
     EXPECT_GT(stub_->busy, 50u);
@@ -170,9 +170,11 @@ TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
   Flow one(1000, 1000, 1), two(1000, 1000, 1);
   ASSERT_TRUE(one.open(b, introduce(b, a)));
   ASSERT_TRUE(two.open(c, introduce(c, a)));
-  while (!a.endpoint->send_chunk(to_b, one.grant, 0, one.source.data(), 1000, &one.pending)) {
+  while (
+      !a.endpoint->chunk_sender().send(to_b, one.grant, 0, one.source.data(), 1000, &one.pending)) {
   }
-  while (!a.endpoint->send_chunk(to_c, two.grant, 0, one.source.data(), 1000, &one.pending)) {
+  while (
+      !a.endpoint->chunk_sender().send(to_c, two.grant, 0, one.source.data(), 1000, &one.pending)) {
   }
   EXPECT_EQ(a.endpoint->counters().registrations, 1u);
   EXPECT_GE(a.endpoint->counters().registration_hits, 1u);
@@ -277,7 +279,7 @@ TEST_F(StubbedGpus, TheLastChunkIsToldAfterAFlushReadByEveryNic) {
       return flow.over() && b.endpoint->idle();
     });
     flow.check_margins();
-    b.endpoint->close_region(flow.grant.region, true);
+    b.endpoint->chunk_receiver().close(flow.grant.region, true);
   }
   // Lent memory is registered once on each NIC, to send from or to receive into.
   EXPECT_EQ(stub_->registrations, own + 6);
@@ -313,7 +315,7 @@ TEST_F(StubbedGpus, ARegionMayBeClosedBeforeItIsFlushed) {
   lend(b, next.memory, gpu(0));
   ASSERT_TRUE(flow.open(b, to_a));
   write_without_flush(flow, a, b, to_b);
-  b.endpoint->close_region(flow.grant.region, false);
+  b.endpoint->chunk_receiver().close(flow.grant.region, false);
   stub_->settings.busy_one_in = 5;
   ASSERT_TRUE(next.open(b, to_a));
   drive({&a, &b}, [&] {

@@ -1,4 +1,4 @@
-#include "collectives/flow.h"
+#include "peers/flow.h"
 
 #include <gtest/gtest.h>
 

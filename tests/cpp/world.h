@@ -9,7 +9,7 @@
 #include <thread>
 #include <unordered_map>
 
-#include "collectives/group.h"
+#include "group/group.h"
 
 namespace smddp {
 

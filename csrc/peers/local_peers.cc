@@ -1,4 +1,4 @@
-#include "collectives/local_peers.h"
+#include "peers/local_peers.h"
 
 #include <algorithm>
 #include <utility>

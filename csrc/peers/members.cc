@@ -1,4 +1,4 @@
-#include "collectives/members.h"
+#include "peers/members.h"
 
 namespace smddp {
 

@@ -1,6 +1,10 @@
-#include "collectives/fragment_flows.h"
+#include "peers/fragment_flows.h"
 
 #include <utility>
+
+#include "fabric/chunk_receiver.h"
+#include "fabric/chunk_sender.h"
+#include "fabric/message_sender.h"
 
 namespace smddp {
 namespace {
@@ -29,8 +33,8 @@ uint32_t chunk_index(const SendFlow& send) {
 // The READYs of an operation's later fragments leave while earlier ones are under way: large flows of
 // those need no eager prefix.
 size_t FragmentFlows::eager_prefix_of(const ShardRun& run) const {
-  if (operation_.on_device) return 0;
-  return run.bytes() <= kEagerBytes ? run.bytes() : first_ ? kEagerPrefixBytes : 0;
+  if (terms_.on_device) return 0;
+  return run.bytes() <= kEagerBytes ? run.bytes() : terms_.first ? kEagerPrefixBytes : 0;
 }
 
 ReceiveFlow* FragmentFlows::add_receive(const pattern::Flow& flow, ShardRun run) {
@@ -51,10 +55,10 @@ SendFlow* FragmentFlows::add_send(const pattern::Flow& flow, ShardRun run) {
 
 void FragmentFlows::open(bool sends_at_once) {
   turns_.enter(this);
-  keeps_step_ =
-      members_.topology().nodes() > 2 && operation_.plan().pattern != pattern::Pattern::kLog &&
-      std::any_of(receives_.begin(), receives_.end(),
-                  [](const ReceiveFlow& receive) { return receive.run.bytes() > kSmallFlow; });
+  keeps_step_ = members_.topology().nodes() > 2 && terms_.pattern != pattern::Pattern::kLog &&
+                std::any_of(receives_.begin(), receives_.end(), [](const ReceiveFlow& receive) {
+                  return receive.run.bytes() > kSmallFlow;
+                });
   for (SendFlow& send : sends_) {
     if (send.eager()) clear_early(send);
   }
@@ -80,7 +84,7 @@ bool FragmentFlows::needs_no_ready(const ReceiveFlow& receive) const {
 
 bool FragmentFlows::clear_early(SendFlow& send) {
   if (!send.cleared && send.eager_prefix > 0) {
-    send.cleared = remote_.may_send_early(send.target, seq_, send.eager_prefix);
+    send.cleared = remote_.may_send_early(send.target, terms_.seq, send.eager_prefix);
     if (send.cleared) send.allowed = send.eager_prefix;
   }
   return send.cleared;
@@ -89,8 +93,8 @@ bool FragmentFlows::clear_early(SendFlow& send) {
 void FragmentFlows::grant(ReceiveFlow& receive) {
   if (receive.eager() || receive.memory == nullptr) return;
   fabric::Endpoint& endpoint = remote_.endpoint();
-  size_t chunk = std::min(operation_.plan().chunk_bytes, payload_of(endpoint.max_message()));
-  receive.granted = endpoint.open_region(
+  size_t chunk = std::min(terms_.chunk_bytes, payload_of(endpoint.max_message()));
+  receive.granted = endpoint.chunk_receiver().open(
       remote_.peer(receive.source), receive.memory + receive.eager_prefix,
       receive.run.bytes() - receive.eager_prefix, chunk, &receive, &receive.grant);
 }
@@ -130,7 +134,7 @@ size_t FragmentFlows::allowance(const ReceiveFlow& receive) {
   if (receive.eager()) return before;
   size_t here = std::max(receive.eager_prefix, receive.coverage.total());
   ReceiveBudget& budget = remote_.receive_budget();
-  size_t chunk = receive.granted ? receive.grant.chunk_bytes : operation_.plan().chunk_bytes;
+  size_t chunk = receive.granted ? receive.grant.chunk_bytes : terms_.chunk_bytes;
   size_t turns = keeps_step_ ? std::min<size_t>(kStepsAhead, receives_.size()) : receives_.size();
   size_t part = std::max(chunk, budget.bytes() / turns);
   // Of the fragments that keep step, one has the turn, and the first steps of the next are prepared.
@@ -152,7 +156,7 @@ size_t FragmentFlows::allowance(const ReceiveFlow& receive) {
 }
 
 void FragmentFlows::send_ready(const ReceiveFlow& receive) {
-  remote_.send_ready(receive.source, seq_, operation_.signature(), receive.allowed,
+  remote_.send_ready(receive.source, terms_.seq, terms_.signature, receive.allowed,
                      receive.granted ? &receive.grant : nullptr);
 }
 
@@ -168,7 +172,7 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
   for (SendFlow& send : sends_) {
     if (send.target != source) continue;
     size_t bytes = send.run.bytes();
-    if (operation_.on_device && grant == nullptr) {
+    if (terms_.on_device && grant == nullptr) {
       return {Code::kUnavailable,
               members_.describe(source) + " could not have its NIC write into its GPU's memory"};
     }
@@ -211,21 +215,23 @@ size_t FragmentFlows::message_bytes(const SendFlow& send) const {
 }
 
 bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {
-  return remote_.endpoint().send_chunk(remote_.peer(send.target), send.grant, chunk_index(send),
-                                       send.memory + send.sent, bytes, &send.pending);
+  return remote_.endpoint().chunk_sender().send(remote_.peer(send.target), send.grant,
+                                                chunk_index(send), send.memory + send.sent, bytes,
+                                                &send.pending);
 }
 
 fabric::SendBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte** to) {
-  fabric::SendBuffer* buffer = remote_.endpoint().acquire(remote_.peer(send.target), false);
+  fabric::SendBuffer* buffer =
+      remote_.endpoint().messages().acquire(remote_.peer(send.target), false);
   if (buffer != nullptr) *to = buffer->data + (send.in_chunks() ? 0 : sizeof(wire::Header));
   return buffer;
 }
 
 void FragmentFlows::post(const SendFlow& send, fabric::SendBuffer* buffer, size_t bytes) {
   if (send.in_chunks()) {
-    remote_.endpoint().post_chunk(buffer, send.grant, chunk_index(send), bytes);
+    remote_.endpoint().messages().post_chunk(buffer, send.grant, chunk_index(send), bytes);
   } else {
-    remote_.send_data(buffer, seq_, operation_.signature(), send.sent, bytes);
+    remote_.send_data(buffer, terms_.seq, terms_.signature, send.sent, bytes);
   }
 }
 
@@ -243,7 +249,7 @@ void FragmentFlows::close() {
   turns_.leave(this);
   for (ReceiveFlow& receive : receives_) {
     if (std::exchange(receive.granted, false))
-      remote_.endpoint().close_region(receive.grant.region, true);
+      remote_.endpoint().chunk_receiver().close(receive.grant.region, true);
   }
 }
 
@@ -253,7 +259,7 @@ bool FragmentFlows::abandon() {
   for (ReceiveFlow& receive : receives_) {
     if (!std::exchange(receive.granted, false)) continue;
     entangled = true;
-    remote_.endpoint().close_region(receive.grant.region, false);
+    remote_.endpoint().chunk_receiver().close(receive.grant.region, false);
   }
   for (const SendFlow& send : sends_) entangled = entangled || send.pending > 0;
   return entangled;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "fabric/endpoint.h"
+#include "fabric/rail/types.h"
 
 struct fi_info;
 struct sockaddr;

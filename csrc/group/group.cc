@@ -1,4 +1,4 @@
-#include "collectives/group.h"
+#include "group/group.h"
 
 #include <algorithm>
 #include <set>

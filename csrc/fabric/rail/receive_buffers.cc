@@ -1,4 +1,4 @@
-#include "fabric/receive_buffers.h"
+#include "fabric/rail/receive_buffers.h"
 
 namespace smddp::fabric {
 
@@ -12,7 +12,7 @@ int ReceiveBuffers::post_all(fid_ep* endpoint, uint8_t rail, Slab slab, MrHandle
   unposted_.reserve(count);
   std::byte* at = slab_.data();
   for (ReceiveSlot& slot : slots_) {
-    slot.operation = Operation::kReceive;
+    slot.kind = SlotKind::kReceive;
     slot.rail = rail;
     slot.data = at;
     at += bytes;

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "fabric/mr_cache.h"
-#include "fabric/provider.h"
-#include "fabric/receive_buffers.h"
-#include "fabric/resource.h"
-#include "fabric/slots.h"
+#include "fabric/rail/mr_cache.h"
+#include "fabric/rail/provider.h"
+#include "fabric/rail/receive_buffers.h"
+#include "fabric/rail/resource.h"
+#include "fabric/rail/slot.h"
 
 namespace smddp::fabric {
 
@@ -38,6 +38,7 @@ class Rail {
                                             Counters* counters);
   ~Rail();
 
+  size_t index() const { return index_; }  // among the endpoint's rails
   const fi_info& info() const { return *info_; }
   const std::string& text() const { return text_; }  // "tcp;ofi_rxm on lo (127.0.0.1)"
   const std::vector<uint8_t>& name() const { return name_; }

@@ -1,4 +1,4 @@
-#include "collectives/fragment_queue.h"
+#include "group/fragment_queue.h"
 
 namespace smddp {
 namespace {

@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "bootstrap/store.h"
-#include "collectives/failure_detector.h"
 #include "collectives/fragment.h"
-#include "collectives/fragment_queue.h"
-#include "collectives/health.h"
-#include "collectives/local_peers.h"
-#include "collectives/members.h"
 #include "collectives/operation.h"
-#include "collectives/rail_turns.h"
-#include "collectives/remote_peers.h"
 #include "collectives/selector.h"
+#include "group/failure_detector.h"
+#include "group/fragment_queue.h"
+#include "peers/health.h"
+#include "peers/local_peers.h"
+#include "peers/members.h"
+#include "peers/rail_turns.h"
+#include "peers/remote_peers.h"
 #include "progress/engine.h"
 
 namespace smddp {

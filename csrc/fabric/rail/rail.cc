@@ -1,5 +1,5 @@
 // A rail's data path. Nothing here allocates, locks or formats text except for an error.
-#include "fabric/rail.h"
+#include "fabric/rail/rail.h"
 
 #include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
@@ -68,7 +68,7 @@ Result<size_t> Rail::poll(std::span<Event, kBatch> events) {
       events[i] = {Event::kDone, slot, entry.len, 0};
     }
     Slot* done = events[i].slot;
-    if (done != nullptr && done->operation == Operation::kReceive) receives_.count_completion();
+    if (done != nullptr && done->kind == SlotKind::kReceive) receives_.count_completion();
   }
   return static_cast<size_t>(n);
 }
@@ -82,7 +82,7 @@ Result<size_t> Rail::read_error(Event* event) {
                                        " (" + text_ + ")");
   }
   *event = {Event::kFailed, Slot::of(entry.op_context), 0, 0};
-  if (event->slot != nullptr && event->slot->operation == Operation::kReceive) {
+  if (event->slot != nullptr && event->slot->kind == SlotKind::kReceive) {
     receives_.count_completion();
   }
   error_ = library_.error_text(entry.err);

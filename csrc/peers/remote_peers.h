@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "collectives/flow.h"
 #include "common/types.h"
-#include "fabric/endpoint.h"
+#include "fabric/message_sender.h"
 #include "fabric/wire.h"
+#include "peers/flow.h"
 
 namespace smddp {
 

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "bootstrap/prefix_store.h"
-#include "collectives/group.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "group/group.h"
 #include "patterns/pattern.h"
 
 namespace smddp {

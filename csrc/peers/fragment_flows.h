@@ -11,29 +11,32 @@
 #include <algorithm>
 #include <cstring>
 
-#include "collectives/flow.h"
-#include "collectives/members.h"
-#include "collectives/operation.h"
-#include "collectives/rail_turns.h"
-#include "collectives/remote_peers.h"
 #include "patterns/pattern.h"
+#include "peers/flow.h"
+#include "peers/members.h"
+#include "peers/rail_turns.h"
+#include "peers/remote_peers.h"
 
 namespace smddp {
+
+// What both ends of a fragment's flows have in common.
+struct FlowTerms {
+  Signature signature;  // of the operation, as every message carries it
+  uint64_t seq;         // of the fragment
+  pattern::Pattern pattern;
+  size_t chunk_bytes;
+  bool first;      // the fragment covers the start of the operation's blocks
+  bool on_device;  // no processor touches the memory: the flows have to be chunks
+};
 
 // READYs leave this many steps before their flows: they queue behind a step's data on the way.
 inline constexpr int kStepsAhead = 2;
 
 class FragmentFlows {
  public:
-  // `first`: the fragment covers the start of the operation's blocks.
   FragmentFlows(const Members& members, RemotePeers& remote, RailTurns& turns,
-                const Operation& operation, uint64_t seq, bool first)
-      : members_(members),
-        remote_(remote),
-        turns_(turns),
-        operation_(operation),
-        seq_(seq),
-        first_(first) {}
+                const FlowTerms& terms)
+      : members_(members), remote_(remote), turns_(turns), terms_(terms) {}
   FragmentFlows(const FragmentFlows&) = delete;
   FragmentFlows& operator=(const FragmentFlows&) = delete;
 
@@ -97,9 +100,7 @@ class FragmentFlows {
   const Members& members_;
   RemotePeers& remote_;
   RailTurns& turns_;
-  const Operation& operation_;
-  const uint64_t seq_;
-  const bool first_;
+  const FlowTerms terms_;
   bool keeps_step_ = false;
   size_t arrived_ =
       0;  // receive flows, from the first on, with enough of their bytes for the next step

@@ -27,8 +27,8 @@
 #include <tuple>
 #include <vector>
 
-#include "fabric/endpoint.h"
-#include "fabric/resource.h"
+#include "fabric/rail/resource.h"
+#include "fabric/rail/types.h"
 
 namespace smddp::fabric {
 

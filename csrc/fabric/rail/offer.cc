@@ -1,4 +1,4 @@
-#include "fabric/offer.h"
+#include "fabric/rail/offer.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,4 +1,4 @@
-#include "fabric/loader.h"
+#include "fabric/rail/loader.h"
 
 #include <dlfcn.h>
 #include <glob.h>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/env.h"
-#include "fabric/endpoint.h"
+#include "fabric/rail/types.h"
 
 namespace smddp::fabric {
 namespace {

@@ -1,4 +1,4 @@
-#include "collectives/remote_peers.h"
+#include "peers/remote_peers.h"
 
 #include <algorithm>
 #include <cstring>
@@ -73,7 +73,7 @@ wire::Header RemotePeers::header(wire::Type type, uint64_t seq, const Signature&
 
 void RemotePeers::post(fabric::SendBuffer* buffer, const wire::Header& header) {
   std::memcpy(buffer->data, &header, sizeof header);
-  endpoint_->post(buffer, sizeof header + header.bytes);
+  endpoint_->messages().post(buffer, sizeof header + header.bytes);
 }
 
 void RemotePeers::send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
@@ -93,7 +93,7 @@ bool RemotePeers::flush_ready() {
   bool moved = false;
   while (!unsent_ready_.empty()) {
     const Ready& ready = unsent_ready_.front();
-    fabric::SendBuffer* buffer = endpoint_->acquire(peer(ready.to), true);
+    fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(ready.to), true);
     if (buffer == nullptr) break;
     std::memcpy(buffer->data + sizeof(wire::Header), &ready.grant, sizeof ready.grant);
     post(buffer, ready.header);
@@ -120,7 +120,7 @@ void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {
 void RemotePeers::flush_aborts() {
   unsent_ready_.clear();
   while (!unsent_aborts_.empty()) {
-    fabric::SendBuffer* buffer = endpoint_->acquire(peer(unsent_aborts_.back()), true);
+    fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(unsent_aborts_.back()), true);
     if (buffer == nullptr) return;
     unsent_aborts_.pop_back();
     wire::Header h = header(wire::Type::kAbort, abort_from_, {});

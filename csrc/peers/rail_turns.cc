@@ -1,6 +1,6 @@
-#include "collectives/rail_turns.h"
+#include "peers/rail_turns.h"
 
-#include "collectives/fragment_flows.h"
+#include "peers/fragment_flows.h"
 
 namespace smddp {
 

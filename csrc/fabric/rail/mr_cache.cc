@@ -1,4 +1,4 @@
-#include "fabric/mr_cache.h"
+#include "fabric/rail/mr_cache.h"
 
 #include <sys/random.h>
 #include <sys/uio.h>

@@ -1,4 +1,4 @@
-#include "collectives/failure_detector.h"
+#include "group/failure_detector.h"
 
 #include <algorithm>
 #include <cstdio>

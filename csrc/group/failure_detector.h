@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <string>
 
-#include "collectives/fragment_queue.h"
-#include "collectives/health.h"
-#include "collectives/local_peers.h"
-#include "collectives/members.h"
-#include "collectives/remote_peers.h"
+#include "group/fragment_queue.h"
+#include "peers/health.h"
+#include "peers/local_peers.h"
+#include "peers/members.h"
+#include "peers/remote_peers.h"
 
 namespace smddp {
 

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "common/log.h"
-#include "fabric/loader.h"
+#include "fabric/rail/loader.h"
 
 namespace smddp::fabric {
 

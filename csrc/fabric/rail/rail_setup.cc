@@ -7,16 +7,15 @@
 #include <string_view>
 
 #include "common/log.h"
-#include "fabric/address.h"
-#include "fabric/rail.h"
+#include "fabric/rail/address.h"
+#include "fabric/rail/rail.h"
 
 namespace smddp::fabric {
 namespace {
 
 // Entries for the completions that may be outstanding at once, and 256 more for writes by peers and
 // for errors of the provider's own.
-constexpr size_t kQueue =
-    kReceives + kDataSends + kControlSends + kChunkSends + kChunkReceives + 256;
+constexpr size_t kQueue = kReceives + kMostOperations + 256;
 constexpr size_t kIdleRegistrations = 256;
 // FI_OPT_EFA_EMULATED_WRITE, which is newer than the oldest headers this builds with.
 constexpr int kEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;

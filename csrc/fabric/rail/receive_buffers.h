@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "fabric/resource.h"
-#include "fabric/slots.h"
+#include "fabric/rail/resource.h"
+#include "fabric/rail/slot.h"
 
 namespace smddp::fabric {
 

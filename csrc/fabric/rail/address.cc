@@ -1,4 +1,4 @@
-#include "fabric/address.h"
+#include "fabric/rail/address.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -115,8 +115,7 @@ Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uin
                                       "SMDDP_FABRIC_PROVIDER to the same on every host");
   }
   std::span<const uint8_t> names = published.subspan(sizeof theirs);
-  if (theirs.rails == 0 || theirs.rails > wire::kMaxRails ||
-      names.size() != theirs.rails * name_size ||
+  if (theirs.rails == 0 || theirs.rails > kMaxRails || names.size() != theirs.rails * name_size ||
       theirs.transfer > static_cast<uint8_t>(Transfer::kWrites)) {
     return Status(Code::kInvalid, "a peer's fabric address holds " + std::to_string(names.size()) +
                                       " bytes for " + std::to_string(theirs.rails) +

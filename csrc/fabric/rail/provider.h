@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "common/status.h"
-#include "fabric/endpoint.h"
-#include "fabric/loader.h"
-#include "fabric/offer.h"
-#include "fabric/resource.h"
+#include "fabric/rail/loader.h"
+#include "fabric/rail/offer.h"
+#include "fabric/rail/resource.h"
+#include "fabric/rail/types.h"
 
 namespace smddp::fabric {
 

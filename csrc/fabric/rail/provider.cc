@@ -1,4 +1,4 @@
-#include "fabric/provider.h"
+#include "fabric/rail/provider.h"
 
 #include <ifaddrs.h>
 #include <netinet/in.h>
@@ -12,8 +12,8 @@
 #include <set>
 #include <string>
 
-#include "fabric/address.h"
-#include "fabric/slots.h"
+#include "fabric/rail/address.h"
+#include "fabric/rail/slot.h"
 
 namespace smddp::fabric {
 namespace {
@@ -133,7 +133,7 @@ Result<std::vector<RailChoices>> choose(const Library& library, const Options& o
   Result<List> list = list_offers(library, options.provider, options.device_memory);
   if (!list) return list.status();
   auto sets = [&] {
-    return rail_sets(list.value().offers, options.provider, options.interface, wire::kMaxRails);
+    return rail_sets(list.value().offers, options.provider, options.interface, kMaxRails);
   };
   std::vector<std::vector<size_t>> found = sets();
   if (found.empty() && !options.provider.empty()) {
