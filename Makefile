@@ -102,7 +102,7 @@ build/.stamp-deepspeed-op: $(VENV)/.stamp-requirements
 
 TEST_EXTENSIONS := build/torch_extensions
 $(TEST_EXTENSIONS)/.stamp: $(VENV)/.stamp-requirements
-	@TORCH_EXTENSIONS_DIR=$(CURDIR)/$(TEST_EXTENSIONS) $(PY) tools/compile_deepspeed_op.py && touch $@
+	@$(PY) tools/compile_deepspeed_op.py $(CURDIR)/$(TEST_EXTENSIONS) && touch $@
 
 # --- use ------------------------------------------------------------------------------------------
 

@@ -12,8 +12,9 @@ BUILT_WITH_TORCH: str
 class StatisticsRow(TypedDict):
     """One collective on one path since the start or the last reset.
 
-    A call runs in one or more rounds, each within the bucket's bound; ``largest_round`` is in
-    bytes. ``seconds`` counts from a call to its completion, ``wait_seconds`` inside ``wait()``.
+    A call runs in ``rounds`` fragments, each within the bucket's bound; ``largest_round`` is the
+    largest of them, in bytes. ``seconds`` counts from a call to its completion,
+    ``wait_seconds`` inside ``wait()``.
 
     This rank reads the bytes of the other ranks of its host in three ways: ``slot_bytes`` went
     through a slot of shared memory, ``in_place_bytes`` were read in place, in memory that the ranks
