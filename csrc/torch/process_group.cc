@@ -130,7 +130,7 @@ ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(TensorRefs tensors) {
   if (!TorchDevice::concerns(tensors))
     return {tensors.empty() || tensors[0]->is_cpu() ? nullptr : device_.refusal()};
   DeviceCollectives* device = device_.of(tensors, group(), timeout_);
-  // Memory of the device that threads play can be carried by the CPU, too.
+  // Memory of the device that threads simulate can be carried by the CPU, too.
   if (device == nullptr && !tensors[0]->is_cpu()) return {device_.refusal()};
   return {nullptr, device};
 }

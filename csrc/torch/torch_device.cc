@@ -29,7 +29,7 @@ Use use() {
 
 struct Known {
   std::mutex mutex;
-  std::map<int, Result<TorchDevice*>> by_index;  // -1: the device that threads play
+  std::map<int, Result<TorchDevice*>> by_index;  // -1: the device that threads simulate
 };
 
 Known& known() {
@@ -38,13 +38,13 @@ Known& known() {
 }
 
 bool of_host_device(const at::Tensor& t) {
-  return t.is_cpu() && TorchDevice::plays_host() &&
+  return t.is_cpu() && TorchDevice::is_simulated() &&
          TorchDevice::host_device().owns(t.const_data_ptr(), t.nbytes());
 }
 
 }  // namespace
 
-bool TorchDevice::plays_host() { return use() == Use::kHost; }
+bool TorchDevice::is_simulated() { return use() == Use::kHost; }
 
 device::HostDevice& TorchDevice::host_device() {
   static auto* device = new device::HostDevice();
@@ -52,7 +52,7 @@ device::HostDevice& TorchDevice::host_device() {
 }
 
 at::Tensor TorchDevice::host_empty(int64_t bytes) {
-  require(plays_host(), "memory of the host device needs SMDDP_DEVICE=host");
+  require(is_simulated(), "memory of the host device needs SMDDP_DEVICE=host");
   auto memory = host_device().allocate(static_cast<size_t>(bytes));
   if (!memory) throw_status(memory.status());
   return at::from_blob(
@@ -66,7 +66,7 @@ bool TorchDevice::concerns(TensorRefs tensors) {
     // An empty tensor has no memory, so any device can carry it.
     if (!t->is_cuda() && !of_host_device(*t) && !(t->is_cpu() && t->numel() == 0)) return false;
   }
-  return tensors[0]->is_cuda() || plays_host();
+  return tensors[0]->is_cuda() || is_simulated();
 }
 
 Result<TorchDevice*> TorchDevice::of(TensorRefs tensors) {

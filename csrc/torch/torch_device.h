@@ -16,9 +16,9 @@ namespace smddp {
 class TorchDevice {
  public:
   // True if SMDDP_DEVICE is "host": CPU tensors in memory of host_device() then lie on a device too.
-  static bool plays_host();
+  static bool is_simulated();
   static device::HostDevice& host_device();
-  // A tensor in that memory, for tests. Throws unless plays_host().
+  // A tensor in that memory, for tests. Throws unless is_simulated().
   static at::Tensor host_empty(int64_t bytes);
   // The device that all of these tensors lie on; an error if they lie on several, or if it cannot be used.
   static Result<TorchDevice*> of(TensorRefs tensors);
