@@ -139,7 +139,7 @@ test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS=
 test-quick: build  ## the edit loop's choice of C++ and Python tests, under two minutes after a build
 	$(BIN)/cmake --build build --parallel $(JOBS) --target quick_tests
 	$(BIN)/ctest --test-dir build -L quick --output-on-failure --no-tests=error --parallel $(CORES)
-	$(PYTEST) $(SIDE_BY_SIDE) -m quick $(PYTEST_ARGS)
+	$(PYTEST) $(SIDE_BY_SIDE) --alone skip -m quick $(PYTEST_ARGS)
 
 # Whatever runs between hosts, on each provider that the installed libfabric may have; SMDDP_LIBFABRIC
 # names another libfabric.

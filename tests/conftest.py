@@ -119,8 +119,9 @@ def side_by_side_group(item: pytest.Item) -> str:
     return f"{file}::{getattr(item, 'originalname', item.name)}"
 
 
+# pytest looks only at functions whose names start with pytest_.
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
-def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Heeds ``--alone``, after ``-k`` and ``-m``."""
     choice = config.getoption("--alone")
     if choice is None:

@@ -293,6 +293,7 @@ def abort_while_waiting(ctx: Context) -> str:
     raise AssertionError("the operation is complete without rank 0")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_abort_ends_a_wait(layout: str) -> None:
     with fresh(layout, env={"SMDDP_TIMEOUT_SECONDS": "20"}) as world:
@@ -358,6 +359,7 @@ def own_limit(ctx: Context) -> float:
     raise AssertionError("no error")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", ["AA", "AB"])
 def test_a_group_with_its_own_time_limit(layout: str) -> None:
     """torch's limit applies if SMDDP_TIMEOUT_SECONDS is not set."""

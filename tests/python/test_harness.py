@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,3 +75,12 @@ def test_a_server_that_failed_is_replaced() -> None:
     with pytest.raises(AssertionError, match="the server ended"):
         server.with_imports(PREAMBLE).ask({"no": "job"})
     assert ask("print(2)")[0]["output"] == "2\n"
+
+
+@pytest.mark.parametrize(("choice", "alone"), [("skip", False), ("only", True)])
+def test_tests_that_must_run_alone_are_told_apart(choice: str, alone: bool) -> None:
+    files = [str(Path(__file__).parent / name) for name in ("test_wire_bytes.py", "test_walls.py")]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--alone", choice, *files]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    assert ("test_wire_bytes.py::" in found) == alone
+    assert ("test_walls.py::" in found) != alone

@@ -136,6 +136,7 @@ def shaped(bed: Testbed) -> dict[tuple[int, int, str], int]:
     return {(h, nic, way): row[way]["bytes"] for h, nic, row in rows for way in row}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("hosts", "nics"), [(2, 1), (3, 1), (2, 2)])
 def test_links_hold_their_rate_both_ways_at_once(testbed: MAKE, hosts: int, nics: int) -> None:
     bed = testbed(hosts=hosts, rate="100mbit", nics=nics)
@@ -188,6 +189,7 @@ connection.sendall(bytes({size}))
     assert set(bed.drops(1)[0]) == {"egress", "ingress"}
 
 
+@pytest.mark.alone
 def test_rate_changes_while_traffic_flows(testbed: MAKE) -> None:
     bed = testbed(hosts=2, rate="200mbit")
     with bulk(bed, 0, 1):

@@ -16,6 +16,7 @@ from harness.world import BACKEND, Pool
 COUNTER = Path("/sys/class/net/lo/statistics/tx_bytes")
 SHARD = 8 << 20  # bytes
 
+pytestmark = pytest.mark.alone  # every byte on the loopback device counts
 needs_smddp = pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}")
 
 

@@ -276,6 +276,7 @@ def short_wait(ctx: Context) -> str:
     return "no error"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", ["AA", "AB"])
 def test_wait_with_a_shorter_time_limit(layout: str) -> None:
     with fresh(layout) as world:
@@ -302,6 +303,7 @@ def idle(_: Context) -> float:
     return time.process_time() - before
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
 def test_waiting_and_idle_ranks_use_little_processor_time(worlds: Pool, layout: str) -> None:
     if BACKEND == "gloo":
