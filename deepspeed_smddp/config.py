@@ -93,6 +93,7 @@ class Variable:
     meaning: str
     key: str | None = None
     in_core: bool = False  # also a row of csrc/common/env.h, with the same default
+    secret: bool = False  # its value is shown to nobody
 
     @property
     def environment_name(self) -> str:
@@ -241,6 +242,19 @@ VARIABLES: tuple[Variable, ...] = (
         "0",
         "1: CPU tensors of 64 KiB and more are in memory that local ranks map",
         in_core=True,
+    ),
+    Variable(
+        "JOB_SECRET_FILE",
+        "",
+        "file with the job's secret; empty: SMDDP_JOB_SECRET",
+        in_core=True,
+    ),
+    Variable(
+        "JOB_SECRET",
+        "",
+        "the job's secret; empty: random, handed out through the store",
+        in_core=True,
+        secret=True,
     ),
     Variable(
         "FORK_COPY_MIB",

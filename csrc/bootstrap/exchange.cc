@@ -5,7 +5,7 @@
 namespace smddp {
 namespace {
 
-constexpr uint32_t kRankInfoVersion = 0x534d0002;
+constexpr uint32_t kRankInfoVersion = 0x534d0003;
 
 class Writer {
  public:
@@ -88,6 +88,9 @@ std::vector<uint8_t> encode(const RankInfo& info) {
   w.bytes(info.host);
   w.bytes(info.host_name);
   w.number(info.key);
+  w.number(static_cast<uint8_t>(info.has_secret));
+  w.number(info.proof);
+  w.number(info.drawn);
   w.number(info.token);
   w.number(info.pid);
   w.number(info.presence_fd);
@@ -105,6 +108,9 @@ Result<RankInfo> decode(const std::vector<uint8_t>& blob) {
   info.host = r.bytes<std::string>();
   info.host_name = r.bytes<std::string>();
   info.key = r.number<JobKey>();
+  info.has_secret = r.number<uint8_t>() != 0;
+  info.proof = r.number<uint64_t>();
+  info.drawn = r.number<siphash::Key>();
   info.token = r.number<uint64_t>();
   info.pid = r.number<int32_t>();
   info.presence_fd = r.number<int32_t>();

@@ -19,6 +19,8 @@ namespace smddp::env {
   X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, separated by commas")         \
   X(FABRIC_TRANSFER, "", "how large data is sent: writes, tagged or messages")                     \
   X(FABRIC_HMEM, "0", "1: NICs read and write GPU memory if the provider has FI_HMEM")             \
+  X(JOB_SECRET_FILE, "", "file with the job's secret; empty: SMDDP_JOB_SECRET")                    \
+  X(JOB_SECRET, "", "the job's secret; empty: random, handed out through the store")               \
   X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                           \
   X(FABRIC_CURVE, "20,4,1.25", "network: latency in us, us per message, GB/s of a host")           \
   X(ALGORITHM, "auto", "pattern between hosts: auto, direct, log or joint")                        \

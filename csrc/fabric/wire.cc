@@ -18,6 +18,13 @@ bool check(const void* data, size_t size) {
   return false;
 }
 
+uint64_t mac_of(const siphash::Key& key, const Header& header, const void* payload) {
+  siphash::Hash hash(key);
+  hash.add(&header, offsetof(Header, mac));
+  if (header.type != Type::kData) hash.add(payload, header.bytes);
+  return hash.value();
+}
+
 bool check(const Grant& grant, uint64_t bytes) {
   return grant.region < kMaxRegions && bytes > 0 && grant.bytes == bytes && grant.chunk_bytes > 0 &&
          (bytes - 1) / grant.chunk_bytes < kMaxChunks;

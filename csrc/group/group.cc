@@ -203,8 +203,13 @@ bool Group::give_up() {
   return !over.empty();
 }
 
-void Group::on_message(const wire::Header& header, const std::byte* payload) {
-  if (!health_.ok() || header.source >= static_cast<uint32_t>(ranks())) return;
+bool Group::on_message(const wire::Header& header, const std::byte* payload) {
+  if (!remote_.accept(header, payload)) return false;
+  if (health_.ok()) take(header, payload);
+  return true;
+}
+
+void Group::take(const wire::Header& header, const std::byte* payload) {
   if (header.type == wire::Type::kAbort) return failures_.on_abort(header, payload);
   auto source = static_cast<Rank>(header.source);
   remote_.has_started(source, header.seq);

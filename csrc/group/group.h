@@ -72,11 +72,14 @@ class Group : private Progressable {
   bool progress() override;
   bool watch(uint64_t now_ns) override { return failures_.watch(now_ns); }
   uint64_t deadline_ns() const override { return failures_.deadline_ns(); }
-  void on_message(const wire::Header& header, const std::byte* payload) override;
+  bool on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override {
     failures_.on_peer_lost(peer, why);
   }
   void leave() override;
+
+  // An authentic message.
+  void take(const wire::Header& header, const std::byte* payload);
 
   void enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning);
   // Settles how an operation is carried out, and so what its messages say of it.

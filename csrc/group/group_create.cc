@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "bootstrap/job_secret.h"
 #include "bootstrap/prefix_store.h"
 #include "common/clock.h"
 #include "common/env.h"
@@ -61,7 +62,9 @@ class GroupBuilder {
 
  private:
   Status describe_itself(RankInfo* mine);
+  Status describe_secret(RankInfo* mine);
   Status exchange_infos();
+  Status agree_on_secret();
   Status exchange_fabrics();
   Status join_host();
   Status await_host();
@@ -76,7 +79,8 @@ class GroupBuilder {
   const int ranks_;
   const Group::Options& options_;
   std::unique_ptr<intranode::Outbox> outbox_;
-  std::vector<RankInfo> infos_;  // by rank
+  std::vector<RankInfo> infos_;         // by rank
+  std::optional<siphash::Key> secret_;  // the job's
   std::optional<Members> members_;
   LocalPeers local_;
   std::optional<RemotePeers> remote_;
@@ -88,10 +92,11 @@ Result<GroupParts> GroupBuilder::build() {
   Result<NetworkModel> network = parse_network_model(env::get("FABRIC_CURVE"));
   if (!network) return network.status();
   if (Status known = exchange_infos(); !known) return known;
+  if (Status known = agree_on_secret(); !known) return known;
   // First of all the errors that all ranks find alike: then no rank waits for a rank that gave up.
   if (Status known = exchange_fabrics(); !known) return known;
   Shape shape{ranks_, topology().nodes(), false, pattern::equal_nodes(topology()), network.value()};
-  remote_.emplace(infos_[0].key, rank_, ranks_,
+  remote_.emplace(infos_[0].key, message_key(*secret_, infos_[0].key), rank_, ranks_,
                   topology().nodes() > 1 ? engine_.open_fabric() : nullptr,
                   receive_budget_bytes(shape));
   Status joined = join_host();
@@ -115,6 +120,7 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
                                                   : env::get("HOST_ID");
   if (getrandom(mine->key.data(), mine->key.size(), 0) != static_cast<ssize_t>(mine->key.size()))
     return {Code::kUnavailable, "could not draw a random group key"};
+  if (Status secret = describe_secret(mine); !secret) return secret;
   mine->token = engine_.presence().token();
   mine->pid = getpid();
   mine->presence_fd = engine_.presence().presence_fd();
@@ -127,6 +133,41 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   mine->outbox_fd = outbox_->fd();
   if (engine_.open_fabric() != nullptr || options_.several_hosts || launched_on_several_hosts())
     mine->fabric = open_fabric(engine_);
+  return {};
+}
+
+Status GroupBuilder::describe_secret(RankInfo* mine) {
+  auto configured = configured_secret();
+  if (!configured) return configured.status();
+  secret_ = configured.value();
+  mine->has_secret = secret_.has_value();
+  if (mine->has_secret) {
+    mine->proof = proof_of_secret(*secret_, mine->key);
+    return {};
+  }
+  auto drawn = random_secret();
+  if (!drawn) return drawn.status();
+  mine->drawn = drawn.value();
+  return {};
+}
+
+// All ranks find alike that two of them differ.
+Status GroupBuilder::agree_on_secret() {
+  for (Rank r = 0; r < ranks_; ++r) {
+    if (info(r).has_secret == info(0).has_secret) continue;
+    const char* has = info(r).has_secret ? " has a job secret and " : " has no job secret and ";
+    return {Code::kInvalid,
+            members_->describe(r) + has + members_->describe(0) +
+                (info(0).has_secret ? " has one" : " has none") +
+                ": give SMDDP_JOB_SECRET_FILE or SMDDP_JOB_SECRET to all ranks, or to none"};
+  }
+  if (!info(0).has_secret) secret_ = info(0).drawn;
+  for (Rank r = 0; r < ranks_ && info(0).has_secret; ++r) {
+    if (info(r).proof == proof_of_secret(*secret_, info(r).key)) continue;
+    return {Code::kInvalid,
+            members_->describe(r) + " has another job secret than " + members_->describe(rank_) +
+                ": give all ranks the same SMDDP_JOB_SECRET_FILE or SMDDP_JOB_SECRET"};
+  }
   return {};
 }
 

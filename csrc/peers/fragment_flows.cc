@@ -231,7 +231,7 @@ void FragmentFlows::post(const SendFlow& send, fabric::SendBuffer* buffer, size_
   if (send.in_chunks()) {
     remote_.endpoint().messages().post_chunk(buffer, send.grant, chunk_index(send), bytes);
   } else {
-    remote_.send_data(buffer, terms_.seq, terms_.signature, send.sent, bytes);
+    remote_.send_data(send.target, buffer, terms_.seq, terms_.signature, send.sent, bytes);
   }
 }
 

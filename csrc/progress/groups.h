@@ -37,12 +37,14 @@ class Groups : public fabric::Sink {
   // Progressable::watch() of every busy group.
   bool watch(uint64_t now_ns);
   uint64_t deadline_ns() const;  // the earliest, UINT64_MAX for none
-  // Messages dropped because they carried no group's key, or were malformed.
+  // Messages dropped because they carried no group's key, were malformed, or were not authentic.
   uint64_t foreign_messages() const { return foreign_ + early_.dropped(); }
 
  private:
   void on_message(const std::byte* data, size_t size) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override;
+  // Counts a message that was dropped; the log tells of the first.
+  void refuse(const char* why);
 
   std::map<JobKey, Progressable*> by_key_;
   EarlyMessages early_;

@@ -16,6 +16,9 @@ RankInfo a_rank_info() {
   info.host = "identity";
   info.host_name = "name";
   info.key[3] = 7;
+  info.has_secret = true;
+  info.proof = 77;
+  info.drawn = {5, 6};
   info.token = 0x1234567890abcdef;
   info.pid = 42;
   info.presence_fd = 5;
@@ -31,6 +34,9 @@ TEST(RankInfo, IsTheSameAfterEncodingAndDecoding) {
   EXPECT_EQ(read.value().host, "identity");
   EXPECT_EQ(read.value().host_name, "name");
   EXPECT_EQ(read.value().key, a_rank_info().key);
+  EXPECT_TRUE(read.value().has_secret);
+  EXPECT_EQ(read.value().proof, 77u);
+  EXPECT_EQ(read.value().drawn, a_rank_info().drawn);
   EXPECT_EQ(read.value().token, a_rank_info().token);
   EXPECT_EQ(read.value().pid, 42);
   EXPECT_EQ(read.value().presence_fd, 5);

@@ -74,13 +74,14 @@ struct CountingGroup : Progressable {
   bool progress() override { return ++progressed > 0; }
   bool watch(uint64_t) override { return ++watched > 0; }
   uint64_t deadline_ns() const override { return deadline; }
-  void on_message(const wire::Header& header, const std::byte*) override {
+  bool on_message(const wire::Header& header, const std::byte*) override {
     messages.push_back(header.seq);
+    return authentic;
   }
   void on_peer_lost(fabric::Peer, const Status&) override { ++losses; }
   void leave() override { ++left; }
 
-  bool is_busy = false;
+  bool is_busy = false, authentic = true;
   uint64_t deadline = UINT64_MAX;
   int progressed = 0, watched = 0, losses = 0, left = 0;
   std::vector<uint64_t> messages;
@@ -111,6 +112,21 @@ TEST(Groups, AMessageGoesToItsGroupEvenIfItCameFirst) {
   groups.detach(key_of(1));
   deliver(groups, 1, 12);
   EXPECT_EQ(one.messages.size(), 1u);
+}
+
+TEST(Groups, MessagesThatAreNotAuthenticAreCounted) {
+  Groups groups;
+  CountingGroup group;
+  group.authentic = false;
+  deliver(groups, 1, 10);
+  EXPECT_EQ(groups.foreign_messages(), 0u) << "it may be of a group that is being made";
+  groups.attach(key_of(1), &group);
+  EXPECT_EQ(groups.foreign_messages(), 1u);
+  deliver(groups, 1, 11);
+  EXPECT_EQ(groups.foreign_messages(), 2u);
+  group.authentic = true;
+  deliver(groups, 1, 12);
+  EXPECT_EQ(groups.foreign_messages(), 2u);
 }
 
 TEST(Groups, OnlyBusyGroupsAreAdvancedAndAllAreToldOfALostPeer) {

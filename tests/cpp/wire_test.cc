@@ -39,6 +39,30 @@ TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
   }
 }
 
+// Every byte of the header and of a READY's or an abort's payload counts, and so does the key.
+TEST(Wire, TheKeyedHashCoversTheHeaderAndShortPayloads) {
+  constexpr siphash::Key key{1, 2};
+  for (Type type : {Type::kReady, Type::kAbort, Type::kData}) {
+    std::vector<uint8_t> good = message(type, 40);
+    auto mac = [&](const std::vector<uint8_t>& bytes, const siphash::Key& with) {
+      Header header;
+      std::memcpy(&header, bytes.data(), sizeof header);
+      return mac_of(with, header, bytes.data() + sizeof header);
+    };
+    uint64_t expected = mac(good, key);
+    EXPECT_NE(mac(good, {1, 3}), expected);
+    for (size_t at = 0; at < good.size(); ++at) {
+      std::vector<uint8_t> other = good;
+      other[at] ^= 0x10;
+      // The hash itself, the length that says how much is hashed, and data lie outside.
+      bool outside = at >= offsetof(Header, mac) && (at < sizeof(Header) || type == Type::kData);
+      if (at >= offsetof(Header, bytes) && at < offsetof(Header, bytes) + 8 && type != Type::kData)
+        continue;
+      EXPECT_EQ(mac(other, key) == expected, outside) << "byte " << at;
+    }
+  }
+}
+
 TEST(Wire, RejectsAMessageShorterThanAHeader) {
   std::vector<uint8_t> whole = message(Type::kData, 0);
   for (size_t size = 0; size < sizeof(Header); ++size) {
