@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -84,3 +85,12 @@ def test_tests_that_must_run_alone_are_told_apart(choice: str, alone: bool) -> N
     found = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     assert ("test_wire_bytes.py::" in found) == alone
     assert ("test_walls.py::" in found) != alone
+
+
+def test_cases_of_a_test_run_in_one_process() -> None:
+    file = str(Path(__file__).parent / "test_scratch.py")
+    command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "--dist", "loadgroup", file]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    ran = re.findall(r"\[(gw\d)\] .* PASSED tests/python/test_scratch.py::(\w+)\[", said)
+    assert len(ran) > 6, said
+    assert len(set(ran)) == len({name for _, name in ran}), ran
