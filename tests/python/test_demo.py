@@ -165,17 +165,15 @@ def run(trainer: Trainer, *arguments: str) -> str:
     return printed
 
 
-@pytest.mark.timeout(2 * DEADLINE + 60)
-def test_a_longer_run_is_a_shorter_one_continued(files: Path, straight: Path) -> None:
+@pytest.mark.timeout(DEADLINE + 60)
+def test_a_longer_run_is_a_shorter_one_continued(
+    trainer: Trainer, files: Path, straight: Path
+) -> None:
     output = files / "continued"
-    process = launch(files, output, "--steps", str(STEPS // 2))
-    said = finish(process)
-    assert process.returncode == 0, said
+    arguments = demo_arguments(files, output)
+    run(trainer, *arguments, "--steps", str(STEPS // 2))
     assert losses(output) == losses(straight)[: STEPS // 2]
-    process = launch(files, output, "--resume")
-    said = finish(process)
-    assert process.returncode == 0, said
-    assert f"resuming after step {STEPS // 2}" in said
+    assert f"resuming after step {STEPS // 2}" in run(trainer, *arguments, "--resume")
     assert losses(output) == losses(straight)
 
 
