@@ -37,6 +37,7 @@ _Bytes = Annotated[int, Field(strict=True, ge=MIN_BUCKET_BYTES, le=1 << 62)]
 _Bucket = Annotated[Literal["auto"] | _Bytes, BeforeValidator(_whole)]
 _Count = Annotated[int, Field(strict=True, ge=0, le=1 << 31), BeforeValidator(_whole)]
 _Positive = Annotated[int, Field(strict=True, ge=1, le=1 << 31), BeforeValidator(_whole)]
+_SecondsOrNone = Annotated[float, Field(strict=True, ge=0, le=1e9), BeforeValidator(_number)]
 _Seconds = Annotated[float, Field(strict=True, gt=0, le=1e9), BeforeValidator(_number)]
 
 _BUCKET_HOLDS = f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'
@@ -79,6 +80,9 @@ class SmddpConfig(_Section):
         "warn", description='"warn", "silent" or "error"'
     )
     timeout_seconds: _Seconds = Field(600.0, description="a number of seconds above 0")
+    silence_seconds: _SecondsOrNone = Field(
+        30.0, description="a number of seconds, or 0 to wait until the deadline"
+    )
     activation_offload: ActivationOffload = Field(
         default_factory=ActivationOffload, description='{"enabled": false, "horizon": 2}'
     )
@@ -161,6 +165,12 @@ VARIABLES: tuple[Variable, ...] = (
         "deadline of one operation; if not set, the timeout given to the group",
         key="timeout_seconds",
         in_core=True,
+    ),
+    Variable(
+        "SILENCE_SECONDS",
+        "30",
+        "how long a rank of another host that is waited for may be silent; 0: until the deadline",
+        key="silence_seconds",
     ),
     Variable(
         "ACTIVATION_OFFLOAD_ENABLED",

@@ -59,6 +59,7 @@ void write(Writer& w, const FabricAddress& fabric) {
   w.number(fabric.state);
   w.bytes(fabric.address);
   w.bytes(fabric.reason);
+  w.bytes(fabric.liveness);
 }
 
 FabricAddress read_fabric(Reader& r) {
@@ -67,6 +68,7 @@ FabricAddress read_fabric(Reader& r) {
   if (fabric.state > FabricAddress::State::kUnavailable) r.good = false;
   fabric.address = r.bytes<std::vector<uint8_t>>();
   fabric.reason = r.bytes<std::string>();
+  fabric.liveness = r.bytes<std::vector<uint8_t>>();
   return fabric;
 }
 

@@ -18,8 +18,9 @@ namespace smddp {
 struct FabricAddress {
   enum class State : uint8_t { kUnopened, kOpen, kUnavailable };
   State state = State::kUnopened;
-  std::vector<uint8_t> address;  // kOpen: the endpoint's address, as it publishes it
-  std::string reason;            // kUnavailable: why there is no endpoint
+  std::vector<uint8_t> address;   // kOpen: the endpoint's address, as it publishes it
+  std::string reason;             // kUnavailable: why there is no endpoint
+  std::vector<uint8_t> liveness;  // how to ask whether the process lives; empty: it can't be asked
 };
 
 // What a rank tells the others about itself when a group is made.

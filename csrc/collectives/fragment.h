@@ -72,6 +72,8 @@ class Fragment {
   Status on_message(const wire::Header& header, const std::byte* payload);
   // Repeats the READYs to the remote ranks whose data is still to come.
   void remind() { flows_.remind(); }
+  // The flows to and from other hosts.
+  const FragmentFlows& flows() const { return flows_; }
   // Ends a fragment that is complete. Only the destructor may be called after it.
   std::shared_ptr<Operation> finish();
   // Ends it after a failure. True if the fabric may still touch memory of the operation: then the

@@ -85,6 +85,10 @@ Endpoint::~Endpoint() {
 
 const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }
 const std::string& Endpoint::description() const { return rails_->description(); }
+std::string Endpoint::ip() const {
+  const std::vector<uint8_t>& name = (*rails_)[0].name();
+  return describe_ip(name.data(), name.size()).text;
+}
 size_t Endpoint::max_message() const { return rails_->max_message(); }
 Transfer Endpoint::transfer() const { return rails_->transfer(); }
 const Counters& Endpoint::counters() const { return rails_->counters(); }
@@ -92,6 +96,10 @@ const Counters& Endpoint::counters() const { return rails_->counters(); }
 Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
   return peers_->add(address);
 }
+
+void Endpoint::give_up(Peer peer, const std::string& why) { peers_->lose(peer, why); }
+
+bool Endpoint::is_lost(Peer peer) const { return (*peers_)[peer].lost; }
 
 // ---- lent memory
 

@@ -76,16 +76,23 @@ class Endpoint {
   ~Endpoint();
 
   const std::vector<uint8_t>& address() const;
+  // The IP address of its first NIC; empty if the provider's addresses are no IP addresses.
+  std::string ip() const;
   // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"; with all its NICs
   const std::string& description() const;
   size_t max_message() const;
   Transfer transfer() const;
   const Counters& counters() const;
 
-  // Equal addresses give the same Peer. Connects on first use. Both sides of a region must have
+  // Equal addresses give the same Peer, until it is lost: then a new one. Connects on first use. Both sides of a region must have
   // added each other before it is opened: EFA drops writes from an endpoint that has not been
   // added.
   Result<Peer> add_peer(const std::vector<uint8_t>& address);
+
+  // Gives a peer up: messages to it are dropped, and the sink is told. If the peer is added again, it is
+  // a new one.
+  void give_up(Peer peer, const std::string& why);
+  bool is_lost(Peer peer) const;
 
   MessageSender& messages() { return *messages_; }
   ChunkSender& chunk_sender() { return *chunk_sender_; }

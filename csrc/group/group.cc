@@ -31,6 +31,7 @@ void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin
 Group::~Group() {
   if (engine_.ended()) return;
   abort("the group was destroyed while operations were in flight");
+  leave_peers();
   engine_.detach(key_);
 }
 
@@ -143,7 +144,9 @@ std::string Group::path_of(const Operation& op) const {
   return path;
 }
 
-bool Group::busy() const { return !fragments_.empty() || remote_.has_unsent(); }
+bool Group::busy() const {
+  return !fragments_.empty() || remote_.has_unsent() || failures_.has_suspects();
+}
 
 bool Group::progress() {
   bool moved = false;
@@ -225,6 +228,11 @@ void Group::leave() {
   if (!health_.ok() || !busy()) return;
   failures_.fail({Code::kAborted, describe(rank()) + " ended with operations in flight"});
   progress();
+}
+
+void Group::leave_peers() {
+  Engine::Lock lock = engine_.lock();
+  failures_.leave();
 }
 
 void Group::abort(const std::string& reason, bool idle_too) {

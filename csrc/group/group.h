@@ -14,6 +14,7 @@
 #include "collectives/selector.h"
 #include "group/failure_detector.h"
 #include "group/fragment_queue.h"
+#include "group/remote_watch.h"
 #include "peers/health.h"
 #include "peers/local_peers.h"
 #include "peers/members.h"
@@ -39,6 +40,8 @@ class Group : private Progressable {
     bool several_hosts = false;
     // The number that sentences for the user give each rank; empty: its rank in this group.
     std::vector<Rank> called = {};
+    // How long a rank of another host that is waited for may leave questions unanswered; 0: for ever.
+    uint64_t silence_ns = 30'000'000'000ull;
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.
@@ -90,6 +93,7 @@ class Group : private Progressable {
   bool progress_fragments();
   bool finish_fragments();
   bool give_up();
+  void leave_peers();
   std::string path_of(const Operation& operation) const;
 
   Engine& engine_;
@@ -103,6 +107,7 @@ class Group : private Progressable {
   RailTurns turns_;
   Health health_;
   FragmentQueue fragments_;
+  RemoteWatch remote_watch_;
   FailureDetector failures_;
   const FragmentContext context_;
   uint64_t operations_ = 0;  // submitted so far

@@ -26,6 +26,7 @@ struct GroupParts {
   Algorithm algorithm;
   LocalPeers local;
   RemotePeers remote;
+  LivenessOfRanks liveness;
 };
 
 namespace {
@@ -49,8 +50,12 @@ bool launched_on_several_hosts() {
 // wait.
 FabricAddress open_fabric(Engine& engine) {
   auto endpoint = engine.fabric();
-  if (!endpoint) return {Fabric::kUnavailable, {}, endpoint.status().message()};
-  return {Fabric::kOpen, endpoint.value()->address(), {}};
+  if (!endpoint) return {Fabric::kUnavailable, {}, endpoint.status().message(), {}};
+  liveness::Liveness* liveness = engine.liveness();
+  return {Fabric::kOpen,
+          endpoint.value()->address(),
+          {},
+          liveness != nullptr ? liveness->contact() : std::vector<uint8_t>()};
 }
 
 class GroupBuilder {
@@ -69,6 +74,7 @@ class GroupBuilder {
   Status join_host();
   Status await_host();
   Status join_remote_peers();
+  void meet(Rank rank);
 
   RankInfo& info(Rank rank) { return infos_[static_cast<size_t>(rank)]; }
   const Topology& topology() const { return members_->topology(); }
@@ -84,6 +90,7 @@ class GroupBuilder {
   std::optional<Members> members_;
   LocalPeers local_;
   std::optional<RemotePeers> remote_;
+  LivenessOfRanks liveness_;
 };
 
 Result<GroupParts> GroupBuilder::build() {
@@ -107,8 +114,9 @@ Result<GroupParts> GroupBuilder::build() {
     return joined;
   }
   shape.single_copy = local_.may_read_memory();
-  return GroupParts{infos_[0].key,     std::move(*members_), shape,
-                    algorithm.value(), std::move(local_),    std::move(*remote_)};
+  return GroupParts{infos_[0].key,       std::move(*members_), shape,
+                    algorithm.value(),   std::move(local_),    std::move(*remote_),
+                    std::move(liveness_)};
 }
 
 // Makes this rank's outbox, too.
@@ -293,6 +301,8 @@ Status GroupBuilder::join_remote_peers() {
         peers.push_back(flow.peer);
     }
   }
+  liveness_.service = engine_.liveness();
+  for (Rank r : peers) meet(r);
   Engine::Lock lock = engine_.lock();
   for (Rank r : peers) {
     auto peer = remote_->endpoint().add_peer(info(r).fabric.address);
@@ -301,6 +311,15 @@ Status GroupBuilder::join_remote_peers() {
     remote_->add(r, peer.value());
   }
   return {};
+}
+
+void GroupBuilder::meet(Rank rank) {
+  const std::vector<uint8_t>& contact = info(rank).fabric.liveness;
+  bool asks = liveness_.service != nullptr && !contact.empty();
+  Result<liveness::Process> process = liveness::Process{0};
+  if (asks) process = liveness_.service->meet(contact);
+  liveness_.known.push_back(asks && process.ok());
+  liveness_.processes.push_back(process.ok() ? process.value() : liveness::Process{0});
 }
 
 }  // namespace
@@ -327,7 +346,9 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       algorithm_(parts.algorithm),
       local_(std::move(parts.local)),
       remote_(std::move(parts.remote)),
-      failures_(members_, local_, remote_, fragments_, health_, options_.timeout_ns),
+      remote_watch_(key_, members_, remote_, fragments_, std::move(parts.liveness),
+                    options_.silence_ns),
+      failures_(members_, local_, remote_, fragments_, health_, remote_watch_, options_.timeout_ns),
       context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()} {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,

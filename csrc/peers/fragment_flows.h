@@ -59,6 +59,10 @@ class FragmentFlows {
   template <class Fill>
   bool send_one(SendFlow& send, size_t available, Fill&& fill);
   bool done() const;
+  // f(rank, amount) for each rank whose data is still to come, or that is still to get data. As long as
+  // nothing moves between that rank and this one, `amount` stays the same.
+  template <class F>
+  void for_each_awaited(F&& f) const;
 
   // `source` has started the fragment, and takes `allowed` bytes of the flow to it, with `grant` where
   // its memory is open for them (else nullptr).
@@ -107,6 +111,16 @@ class FragmentFlows {
   FlowList<ReceiveFlow> receives_;
   FlowList<SendFlow> sends_;
 };
+
+template <class F>
+void FragmentFlows::for_each_awaited(F&& f) const {
+  for (const ReceiveFlow& receive : receives_) {
+    if (!receive.coverage.complete()) f(receive.source, uint64_t{receive.coverage.total()});
+  }
+  for (const SendFlow& send : sends_) {
+    if (!send.done()) f(send.target, uint64_t{send.sent + send.allowed} - send.pending);
+  }
+}
 
 template <class Fill>
 bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {

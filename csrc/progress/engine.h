@@ -33,6 +33,7 @@
 #include "fabric/endpoint.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
+#include "liveness/liveness.h"
 #include "progress/groups.h"
 #include "progress/task.h"
 #include "progress/wait_policy.h"
@@ -49,6 +50,8 @@ class Engine {
   Result<fabric::Endpoint*> fabric();
   // nullptr if it is not open.
   fabric::Endpoint* open_fabric();
+  // Opened with the endpoint; nullptr if it could not be, or there is no endpoint.
+  liveness::Liveness* liveness();
   // As the endpoint's; kUnavailable if it is not open.
   Status reaches(const fabric::MemoryOwner& owner);
   Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner);
@@ -126,6 +129,7 @@ class Engine {
   StagingPool staging_;
   std::vector<std::shared_ptr<void>> kept_until_fabric_closes_;
   std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
+  std::unique_ptr<liveness::Liveness> liveness_;
   Groups groups_;
   intranode::Neighbors neighbors_;
   std::deque<std::shared_ptr<Task>> finished_;

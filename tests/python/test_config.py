@@ -29,6 +29,7 @@ DESIGN_SECTION = {
     "reduce_precision": "wire",
     "fallback": "warn",
     "timeout_seconds": 600,
+    "silence_seconds": 30,
     "activation_offload": {"enabled": False, "horizon": 2, "directory": ""},
 }
 
@@ -235,6 +236,7 @@ def test_the_core_receives_the_options(core: list[dict[str, Any]]) -> None:
             "fallback": "error",
             "max_sms": 9,
             "reduce_on_cpu": False,
+            "silence_seconds": 30.0,
         }
     ]
 
