@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace smddp::env {
 
@@ -35,5 +36,13 @@ namespace smddp::env {
 std::string get(const char* name);
 // The same as a number; std::nullopt if it is none.
 std::optional<double> get_number(const char* name);
+
+// A variable that a library reads, with its whole name.
+struct Default {
+  std::string name, value;
+};
+// Sets those of the variables that are not set. Other threads may read the environment meanwhile, which
+// they may not beside setenv(): that frees the list of variables that they read. They may not change it.
+void set_defaults(const std::vector<Default>& defaults);
 
 }  // namespace smddp::env

@@ -73,6 +73,7 @@ TEST_F(Stubbed, SetUpInTheOrderThatEfaAsksFor) {
   EXPECT_EQ(a.endpoint->transfer(), Transfer::kWrites);
   EXPECT_STREQ(std::getenv("FI_EFA_FORK_SAFE"), "1");
   EXPECT_STREQ(std::getenv("RDMAV_FORK_SAFE"), "1");
+  EXPECT_STREQ(std::getenv("RDMAV_HUGEPAGES_SAFE"), "1");
 }
 
 TEST_F(Stubbed, EmulatedWritesLeadToTaggedMessages) {
