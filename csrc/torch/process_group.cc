@@ -103,7 +103,7 @@ c10d::ErrorType ProcessGroupSMDDP::getError() {
 void ProcessGroupSMDDP::abort() {
   if (DeviceCollectives* device = device_.existing())
     device->group().abort("the group was aborted by " + group_->describe(rank_));
-  if (group_) group_->abort("the group was aborted by " + group_->describe(rank_));
+  if (group_) group_->abort("the group was aborted by " + group_->describe(rank_), true);
   fallback_.abort();
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import threading
 import time
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -301,6 +302,21 @@ def test_survivors_of_a_death_make_a_new_group(layout: str) -> None:
         heard(world, rest, began)
         world.submit_to(rest, join_anew, port(world), rest, "again")
         world.collect(rest, timeout=30)
+
+
+def abort_at_once(ctx: Context) -> None:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if ctx.rank == 0:
+        threading.Timer(0.5, backend.abort).start()
+    endless(ctx, "all_reduce")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_make_a_new_group_after_an_abort(layout: str) -> None:
+    with fresh(layout, env=LONG) as world:
+        for name in ("first", "second"):
+            world.failures(abort_at_once, timeout=HEARD + 2)
+            world.run(join_anew, port(world), list(range(world.size)), name, timeout=30)
 
 
 def test_all_make_a_new_group_after_one_was_silent() -> None:
