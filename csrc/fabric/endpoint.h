@@ -82,6 +82,9 @@ class Endpoint {
   const std::string& description() const;
   size_t max_message() const;
   Transfer transfer() const;
+  // True: a message is taken after the chunks written before it to the same peer. False: in any order; a
+  // chunk is in the receiver's memory once its sending has completed.
+  bool orders_messages() const;
   const Counters& counters() const;
 
   // Equal addresses give the same Peer, until it is lost: then a new one. Connects on first use. Both sides of a region must have
@@ -105,7 +108,7 @@ class Endpoint {
   // memory: flows there must be chunks. The observer of a region there is told of the last chunk
   // once the owner sees all chunks.
   Status lend(std::byte* at, size_t bytes, const MemoryOwner& owner);
-  // If a region there was closed before it was complete, the memory has to outlive the endpoint.
+  // If a region there was closed before it was over, the memory has to outlive the endpoint.
   void take_back(std::byte* at);
 
   // Reaps completions, gives the messages that have arrived to the sink and the chunks to their
@@ -128,6 +131,7 @@ class Endpoint {
   explicit Endpoint(std::unique_ptr<RailSet> rails);
   void handle(Rail& rail, const Event& event, Sink& sink);
   void handle_failure(Rail& rail, const Event& event);
+  void count_foreign_write();
   void count_receive_error(const std::string& why);
 
   // Memory that libfabric uses comes before the rails: members are destroyed from the last to the

@@ -13,6 +13,8 @@ bool check(const void* data, size_t size) {
     case Type::kReady:
     case Type::kData:
     case Type::kAbort:
+    case Type::kWritten:
+    case Type::kOver:
       return header.bytes == size - sizeof(Header);
   }
   return false;

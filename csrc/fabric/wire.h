@@ -18,24 +18,24 @@ enum class Type : uint8_t {
   kReady = 1,  // src has started fragment `seq` and can take dst's data for it; maybe with a Grant
   kData = 2,   // `bytes` bytes at `offset` of the flow that goes from src to dst in this fragment
   kAbort = 3,  // src gave the group up from fragment `seq` on; the payload is the reason, as text
+  kWritten =
+      4,      // the first `offset` chunks of src's flow to dst in this fragment are in dst's memory
+  kOver = 5,  // src has given the group up, and writes no more into dst's memory for it
 };
 
 // The most NICs that one endpoint may be striped over.
 inline constexpr size_t kMaxRails = 8;
 
-// A write's immediate data has 32 bits (EFA and verbs carry no more): region, then chunk.
-inline constexpr uint32_t kRegionBits = 12, kChunkBits = 20;
-inline constexpr uint32_t kMaxRegions = 1u << kRegionBits;
+inline constexpr uint32_t kMaxRegions = 1u << 12;
+inline constexpr uint32_t kChunkBits = 20;
 inline constexpr uint32_t kMaxChunks = 1u << kChunkBits;
-constexpr uint32_t immediate(uint32_t region, uint32_t chunk) {
-  return region << kChunkBits | chunk;
-}
-constexpr uint32_t region_of(uint32_t immediate) { return immediate >> kChunkBits; }
-constexpr uint32_t chunk_of(uint32_t immediate) { return immediate & (kMaxChunks - 1); }
+// The tag of a tagged chunk. `base` is random and differs from region to region; its last bits are 0.
+constexpr uint64_t tag_of(uint64_t base, uint32_t chunk) { return base | chunk; }
+constexpr uint64_t tag_base(uint64_t random) { return random & ~uint64_t{kMaxChunks - 1}; }
 
 // The payload of a READY if its sender has opened a region for the peer: where the chunks go. For
 // writes the keys are the provider's own, one per NIC of the receiver; they open that memory and no
-// other. For tagged messages keys[0] is the upper half of the tags.
+// other. For tagged messages keys[0] is the base of the tags.
 struct Grant {
   uint32_t region;       // the receiver's number for it
   uint32_t chunk_bytes;  // of every chunk but the last

@@ -3,6 +3,7 @@
 // know how a fragment moves bytes. Callers submit operations; the progress engine drives the group.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "collectives/fragment.h"
 #include "collectives/operation.h"
 #include "collectives/selector.h"
+#include "group/ending.h"
 #include "group/failure_detector.h"
 #include "group/fragment_queue.h"
 #include "group/remote_watch.h"
@@ -73,10 +75,13 @@ class Group : private Progressable {
 
   bool busy() const override;
   bool progress() override;
-  bool watch(uint64_t now_ns) override { return failures_.watch(now_ns); }
-  uint64_t deadline_ns() const override { return failures_.deadline_ns(); }
+  bool watch(uint64_t now_ns) override;
+  uint64_t deadline_ns() const override {
+    return std::min(failures_.deadline_ns(), ending_.limit_ns());
+  }
   bool on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override {
+    remote_.on_peer_lost(peer);
     failures_.on_peer_lost(peer, why);
   }
   void leave() override;
@@ -94,6 +99,7 @@ class Group : private Progressable {
   bool finish_fragments();
   bool give_up();
   void leave_peers();
+  void finish_ending();
   std::string path_of(const Operation& operation) const;
 
   Engine& engine_;
@@ -109,6 +115,7 @@ class Group : private Progressable {
   FragmentQueue fragments_;
   RemoteWatch remote_watch_;
   FailureDetector failures_;
+  Ending ending_;
   const FragmentContext context_;
   uint64_t operations_ = 0;  // submitted so far
 };

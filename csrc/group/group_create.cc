@@ -58,6 +58,17 @@ FabricAddress open_fabric(Engine& engine) {
           liveness != nullptr ? liveness->contact() : std::vector<uint8_t>()};
 }
 
+class Making {
+ public:
+  explicit Making(Engine& engine) : engine_(engine) { engine_.count_making(1); }
+  ~Making() { engine_.count_making(-1); }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
 class GroupBuilder {
  public:
   GroupBuilder(Engine& engine, Store& store, Rank rank, int ranks, const Group::Options& options)
@@ -330,6 +341,7 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
     return Status(Code::kInvalid,
                   "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
   }
+  Making making(engine);
   auto parts = GroupBuilder(engine, store, rank, ranks, options).build();
   if (!parts) return parts.status();
   std::unique_ptr<Group> group(new Group(engine, std::move(options), std::move(parts.value())));
@@ -349,6 +361,7 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       remote_watch_(key_, members_, remote_, fragments_, std::move(parts.liveness),
                     options_.silence_ns),
       failures_(members_, local_, remote_, fragments_, health_, remote_watch_, options_.timeout_ns),
+      ending_(remote_),
       context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()} {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,

@@ -134,6 +134,31 @@ void RemotePeers::send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq,
   post(buffer, h);
 }
 
+bool RemotePeers::send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks) {
+  fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
+  if (buffer == nullptr) return false;
+  wire::Header h = header(wire::Type::kWritten, to, seq, signature);
+  h.offset = chunks;
+  post(buffer, h);
+  return true;
+}
+
+void RemotePeers::on_peer_lost(fabric::Peer peer) {
+  for (Rank rank : ranks_) {
+    RemotePeer& state = peers_[static_cast<size_t>(rank)];
+    if (state.address == peer) state.writes_over = true;
+  }
+}
+
+bool RemotePeers::tell_over(Rank to) {
+  RemotePeer& state = peers_[static_cast<size_t>(to)];
+  if (state.told_over) return true;
+  fabric::SendBuffer* buffer = endpoint_->messages().acquire(state.address, true);
+  if (buffer == nullptr) return false;
+  post(buffer, header(wire::Type::kOver, to, 0, {}));
+  return state.told_over = true;
+}
+
 void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {
   unsent_aborts_ = ranks_;
   abort_from_ = from;

@@ -48,6 +48,13 @@ class RemotePeers {
   template <class F>
   void take_early(uint64_t seq, F&& f);
 
+  // `source` has said that it writes no more into this rank's memory.
+  void heard_over(Rank source) { peers_[static_cast<size_t>(source)].writes_over = true; }
+  // The connection to `peer` is lost: nothing more comes from there.
+  void on_peer_lost(fabric::Peer peer);
+  // Whether one of the two has happened.
+  bool writes_over(Rank source) const { return peers_[static_cast<size_t>(source)].writes_over; }
+
   // --- messages that leave
 
   // Bytes of data that each remote rank keeps for this one in fragments that it has not started. The
@@ -66,6 +73,11 @@ class RemotePeers {
   // offset + bytes) of the flow of fragment `seq`.
   void send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
                  uint64_t offset, size_t bytes);
+  // Tells `to` that the first `chunks` chunks of the flow to it are in its memory once this message is
+  // taken. False: no buffer is free now.
+  bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks);
+  // Tells `to`, once, that this rank writes no more into its memory. False: no buffer is free now.
+  bool tell_over(Rank to);
   // Puts into line for all of them that this rank gives up the group from fragment `from` on.
   void send_aborts(uint64_t from, const std::string& reason);
   // True while READYs or aborts wait for a send buffer.
@@ -82,6 +94,7 @@ class RemotePeers {
     size_t ahead_bytes = 0;
     std::set<uint64_t> refused;  // fragments that found no credit: later ones wait behind them
     bool greeted = false;
+    bool writes_over = false, told_over = false;
     size_t kept_bytes = 0;  // of its early data, here
     uint64_t sent = 0;      // messages: the counter of the next one
     std::unique_ptr<Coverage>

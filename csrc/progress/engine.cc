@@ -108,6 +108,11 @@ Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& in
   return neighbors_.open(info.pid, info.token, info.presence_fd, info.doorbell_fd);
 }
 
+uint64_t Engine::refused() {
+  Lock lk = lock();
+  return groups_.foreign_messages() + (endpoint_ ? endpoint_->counters().foreign_chunks : 0);
+}
+
 void Engine::attach(const JobKey& key, Progressable* group) {
   Lock lk = lock();
   groups_.attach(key, group);

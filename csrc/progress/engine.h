@@ -62,6 +62,7 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   Lock lock();
 
+  void count_making(int groups) { (void)lock(), groups_.count_making(groups); }
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
   void detach(const JobKey& key);
@@ -93,8 +94,8 @@ class Engine {
   // groups must not touch it.
   bool ended() const;
   bool forked() const;
-  // As Groups::foreign_messages().
-  uint64_t foreign_messages() const { return groups_.foreign_messages(); }
+  // Messages and writes of no member of the job, which were dropped.
+  uint64_t refused();
   // How often a waiting thread left the driving to the background thread.
   uint64_t waits_left_to_background() const { return waits_left_to_background_; }
 

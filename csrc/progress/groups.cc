@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "common/log.h"
 
@@ -20,7 +21,8 @@ void Groups::attach(const JobKey& key, Progressable* group) {
 }
 
 void Groups::refuse(const char* why) {
-  if (foreign_++ > 0) return;
+  ++foreign_;
+  if (std::exchange(warned_, true)) return;
   log(LogLevel::kWarning, std::string("a message ") + why +
                               " was dropped: another process sends to this rank's endpoint; "
                               "further ones are counted only");
@@ -52,9 +54,16 @@ void Groups::on_message(const std::byte* data, size_t size) {
   auto group = by_key_.find(header.key);
   if (group != by_key_.end()) {
     if (!group->second->on_message(header, data + sizeof header)) refuse(kNotAuthentic);
-  } else {
+  } else if (making_ > 0) {
     early_.keep(header, data + sizeof header);
+  } else {
+    ++foreign_;  // without a warning: it may be the last word of a group that this rank has left
   }
+}
+
+void Groups::count_making(int groups) {
+  making_ += groups;
+  if (making_ == 0) early_.drop_all();
 }
 
 void Groups::on_peer_lost(fabric::Peer peer, const Status& why) {

@@ -16,6 +16,10 @@ namespace smddp {
 
 class Groups : public fabric::Sink {
  public:
+  // So many more groups are being made, or fewer. As long as there is one, messages of unknown groups are
+  // kept, as they may be of that one. Otherwise they are dropped, so that strangers can't fill the memory of
+  // early messages long before.
+  void count_making(int groups);
   // Hands the group the messages that came for it before.
   void attach(const JobKey& key, Progressable* group);
   void detach(const JobKey& key) { by_key_.erase(key); }
@@ -49,6 +53,8 @@ class Groups : public fabric::Sink {
   std::map<JobKey, Progressable*> by_key_;
   EarlyMessages early_;
   uint64_t foreign_ = 0;
+  bool warned_ = false;
+  int making_ = 0;  // groups
 };
 
 }  // namespace smddp

@@ -100,15 +100,20 @@ void deliver(Groups& groups, uint8_t group, uint64_t seq, uint32_t magic = wire:
 TEST(Groups, AMessageGoesToItsGroupEvenIfItCameFirst) {
   Groups groups;
   CountingGroup one, two;
+  deliver(groups, 2, 19);
+  EXPECT_EQ(groups.foreign_messages(), 1u) << "no group is being made";
+  groups.count_making(1);
   groups.attach(key_of(1), &one);
   deliver(groups, 2, 20);
   deliver(groups, 1, 10);
   deliver(groups, 1, 11, 0);
+  deliver(groups, 3, 30);
   groups.attach(key_of(2), &two);
+  groups.count_making(-1);
   deliver(groups, 2, 21);
   EXPECT_EQ(one.messages, (std::vector<uint64_t>{10}));
   EXPECT_EQ(two.messages, (std::vector<uint64_t>{20, 21}));
-  EXPECT_EQ(groups.foreign_messages(), 1u) << "the one with another magic number";
+  EXPECT_EQ(groups.foreign_messages(), 3u) << "one with another magic number, one of no group";
   groups.detach(key_of(1));
   deliver(groups, 1, 12);
   EXPECT_EQ(one.messages.size(), 1u);
@@ -118,6 +123,7 @@ TEST(Groups, MessagesThatAreNotAuthenticAreCounted) {
   Groups groups;
   CountingGroup group;
   group.authentic = false;
+  groups.count_making(1);
   deliver(groups, 1, 10);
   EXPECT_EQ(groups.foreign_messages(), 0u) << "it may be of a group that is being made";
   groups.attach(key_of(1), &group);

@@ -25,8 +25,8 @@ namespace smddp {
 // connection: then works() is false, and the stranger opens another.
 class Stranger {
  public:
-  explicit Stranger(const std::vector<uint8_t>& victim) {
-    fabric::Options options = fabric::options_from_env();
+  explicit Stranger(const std::vector<uint8_t>& victim,
+                    const fabric::Options& options = fabric::options_from_env()) {
     auto library = fabric::load_library(options.library);
     if (!library) return;
     library_ = library.value();
