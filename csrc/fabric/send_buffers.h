@@ -5,7 +5,6 @@
 
 #include <array>
 #include <cstddef>
-#include <utility>
 #include <vector>
 
 #include "fabric/rail/resource.h"
@@ -29,7 +28,6 @@ class SendBuffers {
   void post(const SendSlot*) { ++posted_; }
   void take_back(SendSlot* slot) {
     --posted_;
-    if (slot->pending != nullptr) --*std::exchange(slot->pending, nullptr);
     release(slot);
   }
   bool idle() const { return posted_ == 0; }
