@@ -1,22 +1,15 @@
 #include "fabric/tagged_receives.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
+#include <utility>
 
+#include "common/random.h"
 #include "fabric/chunk.h"
 
 namespace smddp::fabric {
 namespace {
 
 constexpr uint32_t kFewestExpected = 8;
-
-// A stale or foreign message must not match a region that it was not meant for.
-uint32_t random_tag() {
-  uint32_t tag = 0;
-  if (::getrandom(&tag, sizeof tag, 0) != sizeof tag) return 0x5bd1e995;
-  return tag;
-}
 
 }  // namespace
 
@@ -29,14 +22,19 @@ TaggedReceives::TaggedReceives(RailSet& rails, PeerTable& peers, ReceiveRegionTa
     slot.kind = SlotKind::kChunkReceive;
     free_.push(&slot);
   }
+  if (!slots_.empty()) short_.reserve(wire::kMaxRegions);
 }
 
 bool TaggedReceives::has_room(uint32_t chunks) const {
   return free_.size() >= std::min(chunks, kFewestExpected);
 }
 
+// A stale or foreign message must not match a region that it was not meant for.
+bool TaggedReceives::draw_tag(ReceiveRegion& region) {
+  return fill_random(&region.tag, sizeof region.tag);
+}
+
 void TaggedReceives::open(ReceiveRegion& region) {
-  region.tag = random_tag();
   region.most_expected = static_cast<uint32_t>(
       std::min({size_t{region.chunks}, kChunkReceivesPerRegion, free_.size()}));
   expect(region);
@@ -67,8 +65,9 @@ void TaggedReceives::expect(ReceiveRegion& region) {
     ++region.expected;
     ++region.next;
   }
-  if (region.next < region.chunks && region.expected < region.most_expected) {
-    short_.push_back(region.number);
+  if (region.next < region.chunks && region.expected < region.most_expected &&
+      !std::exchange(region.waits, true)) {
+    short_.push_back(region.number);  // has room for every region
   }
 }
 
@@ -83,6 +82,7 @@ void TaggedReceives::retry() {
   for (size_t n = short_.size(); n > 0; --n) {
     uint32_t number = short_.front();
     short_.erase(short_.begin());
+    regions_.at(number).waits = false;
     expect(regions_.at(number));
   }
 }
