@@ -35,7 +35,6 @@
 #include "fabric/endpoint.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
-#include "liveness/liveness.h"
 #include "progress/groups.h"
 #include "progress/network.h"
 #include "progress/task.h"
@@ -48,22 +47,37 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create();
   ~Engine();
 
+  using Lock = std::unique_lock<std::mutex>;
+  Lock lock();
+
   const intranode::Presence& presence() const { return *presence_; }
   // Opens the process's endpoint on first use. An error if it has failed.
   Result<fabric::Endpoint*> fabric();
   // nullptr if it is not open.
-  fabric::Endpoint* open_fabric();
+  fabric::Endpoint* open_fabric() {
+    Lock lk = lock();
+    return network_.endpoint();
+  }
   // Opened with the endpoint; nullptr if it could not be, or there is no endpoint.
-  liveness::Liveness* liveness();
+  liveness::Liveness* liveness() {
+    Lock lk = lock();
+    return network_.liveness();
+  }
   // As the endpoint's; kUnavailable if it is not open.
-  Status reaches(const fabric::MemoryOwner& owner);
-  Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner);
-  void take_back(std::byte* at);
+  Status reaches(const fabric::MemoryOwner& owner) {
+    Lock lk = lock();
+    return network_.reaches(owner);
+  }
+  Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
+    Lock lk = lock();
+    return network_.lend(at, bytes, owner);
+  }
+  void take_back(std::byte* at) {
+    Lock lk = lock();
+    network_.take_back(at);
+  }
   // The process that `info` names, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
-
-  using Lock = std::unique_lock<std::mutex>;
-  Lock lock();
 
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
@@ -100,7 +114,6 @@ class Engine {
   // groups must not touch it.
   bool ended() const;
   bool forked() const;
-  // As Groups::foreign_messages().
   uint64_t foreign_messages() const { return groups_.foreign_messages(); }
   // How often a waiting thread left the driving to the background thread.
   uint64_t waits_left_to_background() const { return waits_left_to_background_; }
@@ -139,7 +152,6 @@ class Engine {
   std::unique_ptr<intranode::Presence> presence_;
   StagingPool staging_;
   Network network_;
-  std::unique_ptr<liveness::Liveness> liveness_;
   Groups groups_;
   intranode::Neighbors neighbors_;
   TaskQueue finished_;
