@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ HERE = Path(__file__).resolve().parent / "python"
 # torch's run-time compilations, outside the user's cache: trees with different interpreters would
 # each discard the other's files there.
 EXTENSIONS = HERE.parent.parent / "build" / "torch_extensions"
-OLD_LOCK_SECONDS = 300
 # Files that `make test-quick` runs: no or few processes, and a second or two for each.
 QUICK = {
     "test_activation_offload",
@@ -44,6 +42,7 @@ QUICK = {
     "test_wrapped_models",
 }
 sys.path.insert(0, str(HERE))
+sys.path.append(str(HERE.parent.parent / "tools"))
 # tests.testbed is this tree's, even if the package is installed in place from another tree.
 sys.modules["tests"] = types.ModuleType("tests")
 sys.modules["tests"].__path__ = [str(HERE.parent)]
@@ -62,6 +61,7 @@ os.environ.update(
     }
 )
 
+from compile_deepspeed_op import STALE, remove_stale_locks  # noqa: E402
 from harness import world as world_module  # noqa: E402
 from tests.testbed import Testbed  # noqa: E402
 
@@ -77,11 +77,7 @@ settings.load_profile(PROFILE)
 
 
 def pytest_sessionstart() -> None:
-    # A process that was killed while it compiled leaves its lock; torch would wait for it for ever.
-    for lock in EXTENSIONS.glob("*/*/lock"):
-        with contextlib.suppress(FileNotFoundError):
-            if time.time() - lock.stat().st_mtime > OLD_LOCK_SECONDS:
-                lock.unlink()
+    remove_stale_locks(EXTENSIONS, STALE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,19 +18,23 @@ from pathlib import Path
 STALE = 600.0  # seconds; a compile takes less than one minute
 
 
-def remove_stale_locks(cache: Path, age: float) -> None:
+def remove_stale_locks(cache: Path, age: float) -> list[Path]:
     """Remove what killed compiles left: torch waits without end for the lock of another process.
 
-    ``age``: seconds from which on a lock counts as left.
+    ``age``: seconds from which on a lock counts as left. Returns the locks that are left alone, as
+    other processes seem to compile.
     """
+    held = []
     for lock in cache.glob("**/lock"):
-        held = time.time() - lock.stat().st_mtime
-        if held >= age:
-            print(f"removing {lock}: the compile that made it was killed")
-            lock.unlink(missing_ok=True)
-        else:
-            print(f"waiting for the process that has held {lock} for {held:.0f} s")
-            print("(if it has been killed: interrupt, and remove that file)", flush=True)
+        try:
+            if time.time() - lock.stat().st_mtime < age:
+                held.append(lock)
+                continue
+            lock.unlink()
+        except FileNotFoundError:  # its process has just finished
+            continue
+        print(f"removed {lock}: the compile that made it was killed")
+    return held
 
 
 def main(arguments: list[str]) -> None:
@@ -45,7 +49,9 @@ def main(arguments: list[str]) -> None:
     from torch.utils.cpp_extension import get_default_build_root
 
     cache = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
-    remove_stale_locks(cache, 0.0 if arguments else STALE)
+    for lock in remove_stale_locks(cache, 0.0 if arguments else STALE):
+        print(f"waiting for the process that compiles; {lock} is its lock")
+        print("(if it has been killed: interrupt, and remove that file)", flush=True)
     builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
     if builder is not None:
         builder.load(verbose=False)

@@ -111,13 +111,7 @@ Result<PeerAddress> RailSet::insert(const PublishedAddress& peer) {
 ssize_t RailSet::send(Slot* slot, const PeerAddress& to, const std::byte* data, size_t bytes) {
   size_t rail = balance_.choose();
   ssize_t rc = rails_[rail]->send(slot, to.by_rail[rail], data, bytes);
-  if (rc == 0) {
-    balance_.sent(rail, bytes);
-    ++counters_.messages_sent;
-    counters_.bytes_sent += bytes;
-  } else if (rc == -FI_EAGAIN) {
-    ++counters_.retries;
-  }
+  count(rail, bytes, rc, &counters_.messages_sent, &counters_.bytes_sent);
   return rc;
 }
 
@@ -129,10 +123,15 @@ size_t RailSet::rail_of_chunk(const PeerAddress& to, uint32_t index) const {
 }
 
 void RailSet::on_chunk_started(const Rail& rail, size_t bytes, ssize_t rc) {
+  count(rail.index(), bytes, rc, &counters_.chunks_sent, &counters_.chunk_bytes_sent);
+}
+
+void RailSet::count(size_t rail, size_t bytes, ssize_t rc, uint64_t* starts,
+                    uint64_t* started_bytes) {
   if (rc == 0) {
-    balance_.sent(rail.index(), bytes);
-    ++counters_.chunks_sent;
-    counters_.chunk_bytes_sent += bytes;
+    balance_.sent(rail, bytes);
+    ++*starts;
+    *started_bytes += bytes;
   } else if (rc == -FI_EAGAIN) {
     ++counters_.retries;
   }

@@ -1,6 +1,6 @@
-// The rails of one endpoint: which rail a message or a chunk takes, and the file descriptor to
-// sleep on. Knows nothing of lost peers and of operations that wait for
-// room. Called by the classes of this room only.
+// The rails of one endpoint: which rail a message or a chunk takes, and the file descriptor to sleep
+// on. Knows nothing of lost peers and of operations that wait for room. Called by the classes of
+// this room only.
 //
 // Which rails meet: rail i of n here and rail i mod m of a peer's m. So all rails of the side that
 // has more are used, and each address vector holds the addresses that its rail sends to and those
@@ -76,6 +76,8 @@ class RailSet {
   Status set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait);
   Status limit_sizes(const RailChoices& choices);
   Status open_wait_fd();
+  // What came of a start: `rc` as of Rail::send. Adds to the counters of its kind.
+  void count(size_t rail, size_t bytes, ssize_t rc, uint64_t* starts, uint64_t* started_bytes);
 
   Library library_;
   Counters counters_;
