@@ -145,7 +145,7 @@ test-quick: build  ## the edit loop's choice of C++ and Python tests, under two 
 # names another libfabric.
 PROVIDERS ?= tcp;ofi_rxm net udp;ofi_rxd
 PROVIDER_TESTS = $(patsubst %,tests/python/test_%.py,collectives numerics properties groups work futures \
-  failures lifecycle)
+  failures death lifecycle)
 test-providers: build-tests  ## collectives between hosts on every provider in PROVIDERS; takes a while
 	@for provider in $(foreach p,$(PROVIDERS),'$(p)'); do \
 	  echo "=== $$provider"; export SMDDP_FABRIC_PROVIDER="$$provider"; \
@@ -246,7 +246,7 @@ walls: $(VENV)/.stamp-requirements  ## rooms and what they may include, import a
 
 tidy: build  ## clang-tidy on the core; takes minutes, so lint leaves it out
 	$(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build -j $(JOBS) \
-	  '$(CURDIR)/csrc/(common|topology|bootstrap|intranode|kernels|fabric|patterns|progress|peers|collectives|group|gpu_collectives)/.*\.cc'
+	  '$(CURDIR)/csrc/(common|topology|bootstrap|intranode|kernels|fabric|patterns|progress|peers|liveness|collectives|group|gpu_collectives)/.*\.cc'
 
 clean:  ## remove what a build made; .venv and runs/ stay
 	rm -rf build dist *.egg-info deepspeed_smddp/_C*.so deepspeed_smddp/_build_info.py

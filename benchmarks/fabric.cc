@@ -107,6 +107,7 @@ class Side : Sink, ChunkObserver {
       });
     }
     drive([&] { return pending == 0; });
+    if (endpoint_->transfer() == Transfer::kWrites) tell((bytes + chunk_ - 1) / chunk_);
   }
   void finish() {
     drive([&] { return endpoint_->idle(); });
@@ -124,7 +125,20 @@ class Side : Sink, ChunkObserver {
       if (now_ns() > until) give_up("not done within 20 s");
     }
   }
+  // That so many chunks have been written; on this connection the message comes after them.
+  void tell(uint64_t chunks) {
+    SendBuffer* buffer = nullptr;
+    drive([&] { return (buffer = endpoint_->messages().acquire(peer_, true)) != nullptr; });
+    std::memcpy(buffer->data, &chunks, sizeof chunks);
+    endpoint_->messages().post(buffer, sizeof chunks);
+  }
   void on_message(const std::byte* data, size_t size) override {
+    if (size == sizeof(uint64_t) && endpoint_->transfer() == Transfer::kWrites) {
+      uint64_t chunks = 0;
+      std::memcpy(&chunks, data, sizeof chunks);
+      if (!endpoint_->chunk_receiver().confirm(region_, chunks)) give_up("more than expected");
+      return;
+    }
     if (size != sizeof grant_) {
       std::memcpy(in_.data() + std::min(received_, in_.size() - size), data, size);
       received_ += size;

@@ -37,6 +37,7 @@ _Bytes = Annotated[int, Field(strict=True, ge=MIN_BUCKET_BYTES, le=1 << 62)]
 _Bucket = Annotated[Literal["auto"] | _Bytes, BeforeValidator(_whole)]
 _Count = Annotated[int, Field(strict=True, ge=0, le=1 << 31), BeforeValidator(_whole)]
 _Positive = Annotated[int, Field(strict=True, ge=1, le=1 << 31), BeforeValidator(_whole)]
+_SecondsOrNone = Annotated[float, Field(strict=True, ge=0, le=1e9), BeforeValidator(_number)]
 _Seconds = Annotated[float, Field(strict=True, gt=0, le=1e9), BeforeValidator(_number)]
 
 _BUCKET_HOLDS = f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'
@@ -79,6 +80,9 @@ class SmddpConfig(_Section):
         "warn", description='"warn", "silent" or "error"'
     )
     timeout_seconds: _Seconds = Field(600.0, description="a number of seconds above 0")
+    silence_seconds: _SecondsOrNone = Field(
+        30.0, description="a number of seconds, or 0 to wait until the deadline"
+    )
     activation_offload: ActivationOffload = Field(
         default_factory=ActivationOffload, description='{"enabled": false, "horizon": 2}'
     )
@@ -93,6 +97,7 @@ class Variable:
     meaning: str
     key: str | None = None
     in_core: bool = False  # also a row of csrc/common/env.h, with the same default
+    secret: bool = False  # its value is shown to nobody
 
     @property
     def environment_name(self) -> str:
@@ -160,6 +165,12 @@ VARIABLES: tuple[Variable, ...] = (
         "deadline of one operation; if not set, the timeout given to the group",
         key="timeout_seconds",
         in_core=True,
+    ),
+    Variable(
+        "SILENCE_SECONDS",
+        "30",
+        "how long a rank of another host that is waited for may be silent; 0: until the deadline",
+        key="silence_seconds",
     ),
     Variable(
         "ACTIVATION_OFFLOAD_ENABLED",
@@ -241,6 +252,19 @@ VARIABLES: tuple[Variable, ...] = (
         "0",
         "1: CPU tensors of 64 KiB and more are in memory that local ranks map",
         in_core=True,
+    ),
+    Variable(
+        "JOB_SECRET_FILE",
+        "",
+        "file with the job's secret; empty: SMDDP_JOB_SECRET",
+        in_core=True,
+    ),
+    Variable(
+        "JOB_SECRET",
+        "",
+        "the job's secret; empty: random, handed out through the store",
+        in_core=True,
+        secret=True,
     ),
     Variable(
         "FORK_COPY_MIB",

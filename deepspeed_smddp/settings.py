@@ -73,6 +73,7 @@ class Settings:
             "fallback": section.fallback,
             "max_sms": min(max(section.max_sms, 1), 1024),  # no GPU has as many
             "reduce_on_cpu": section.reduce_on == "cpu",
+            "silence_seconds": section.silence_seconds,
         }
 
     def _bytes(self, key: str) -> int:
@@ -108,8 +109,9 @@ def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys:
     """Sets keys of the "smddp" section from Python, for programs without a DeepSpeed config.
 
     It replaces the section of an earlier call or of a DeepSpeed config, and applies to operations
-    that start afterwards, in every group of the process; ``timeout_seconds`` applies to groups made
-    afterwards. Environment variables still have precedence::
+    that start afterwards, in every group of the process; ``timeout_seconds`` and
+    ``silence_seconds`` apply to groups made afterwards. Environment variables still have
+    precedence::
 
         deepspeed_smddp.configure(fallback="error", allgather_bucket_size=64 << 20)
 

@@ -2,8 +2,8 @@
 dependencies point one way, without cycles.
 
 torch -> gpu_collectives -> group -> collectives -> {progress, peers}
-      -> {patterns, fabric, intranode} -> {fabric/rail, device, kernels, bootstrap, topology}
-      -> common
+      -> {patterns, fabric, intranode, liveness}
+      -> {fabric/rail, device, kernels, bootstrap, topology} -> common
 
 ``tools/check_walls.py`` calls it.
 """
@@ -28,9 +28,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "device": ("common", "kernels"),
     "fabric/rail": ("common",),  # one NIC
     "fabric": ("common", "fabric/rail"),
+    "liveness": ("common",),  # beside libfabric: plain TCP
     "intranode": ("common", "kernels", "device"),
     "patterns": ("common", "topology"),  # index arithmetic: moves no bytes
-    "progress": ("common", "bootstrap", "fabric", "intranode"),
+    "progress": ("common", "bootstrap", "fabric", "intranode", "liveness"),
     "peers": ("common", "topology", "fabric", "intranode", "patterns"),
     "collectives": (  # of CPU tensors: no device
         "common",
@@ -48,6 +49,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "bootstrap",
         "fabric",
         "intranode",
+        "liveness",
         "patterns",
         "progress",
         "peers",

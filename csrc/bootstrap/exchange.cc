@@ -5,7 +5,7 @@
 namespace smddp {
 namespace {
 
-constexpr uint32_t kRankInfoVersion = 0x534d0002;
+constexpr uint32_t kRankInfoVersion = 0x534d0003;
 
 class Writer {
  public:
@@ -59,6 +59,7 @@ void write(Writer& w, const FabricAddress& fabric) {
   w.number(fabric.state);
   w.bytes(fabric.address);
   w.bytes(fabric.reason);
+  w.bytes(fabric.liveness);
 }
 
 FabricAddress read_fabric(Reader& r) {
@@ -67,6 +68,7 @@ FabricAddress read_fabric(Reader& r) {
   if (fabric.state > FabricAddress::State::kUnavailable) r.good = false;
   fabric.address = r.bytes<std::vector<uint8_t>>();
   fabric.reason = r.bytes<std::string>();
+  fabric.liveness = r.bytes<std::vector<uint8_t>>();
   return fabric;
 }
 
@@ -88,6 +90,9 @@ std::vector<uint8_t> encode(const RankInfo& info) {
   w.bytes(info.host);
   w.bytes(info.host_name);
   w.number(info.key);
+  w.number(static_cast<uint8_t>(info.has_secret));
+  w.number(info.proof);
+  w.number(info.drawn);
   w.number(info.token);
   w.number(info.pid);
   w.number(info.presence_fd);
@@ -105,6 +110,9 @@ Result<RankInfo> decode(const std::vector<uint8_t>& blob) {
   info.host = r.bytes<std::string>();
   info.host_name = r.bytes<std::string>();
   info.key = r.number<JobKey>();
+  info.has_secret = r.number<uint8_t>() != 0;
+  info.proof = r.number<uint64_t>();
+  info.drawn = r.number<siphash::Key>();
   info.token = r.number<uint64_t>();
   info.pid = r.number<int32_t>();
   info.presence_fd = r.number<int32_t>();

@@ -9,6 +9,7 @@
 
 #include "bootstrap/store.h"
 #include "common/signature.h"
+#include "common/siphash.h"
 #include "common/status.h"
 
 namespace smddp {
@@ -17,8 +18,9 @@ namespace smddp {
 struct FabricAddress {
   enum class State : uint8_t { kUnopened, kOpen, kUnavailable };
   State state = State::kUnopened;
-  std::vector<uint8_t> address;  // kOpen: the endpoint's address, as it publishes it
-  std::string reason;            // kUnavailable: why there is no endpoint
+  std::vector<uint8_t> address;   // kOpen: the endpoint's address, as it publishes it
+  std::string reason;             // kUnavailable: why there is no endpoint
+  std::vector<uint8_t> liveness;  // how to ask whether the process lives; empty: it can't be asked
 };
 
 // What a rank tells the others about itself when a group is made.
@@ -26,7 +28,12 @@ struct RankInfo {
   std::string host;       // identity: ranks with equal identity share memory
   std::string host_name;  // for people
   JobKey key{};           // rank 0's is the group's
-  uint64_t token = 0;     // random; tells the process from another one with the same pid
+  // Whether the user has given this rank a job secret, and then the proof that the rank has it. If not,
+  // `drawn` of rank 0 is the group's secret.
+  bool has_secret = false;
+  uint64_t proof = 0;
+  siphash::Key drawn;
+  uint64_t token = 0;  // random; tells the process from another one with the same pid
   int32_t pid = 0;
   int32_t presence_fd = -1;  // memfd and pipe that neighbors open through /proc/<pid>/fd
   int32_t doorbell_fd = -1;

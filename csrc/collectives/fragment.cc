@@ -68,6 +68,7 @@ Status Fragment::on_message(const wire::Header& h, const std::byte* payload) {
     if (granted) std::memcpy(&grant, payload, sizeof grant);
     return flows_.on_ready(source, h.offset, granted ? &grant : nullptr);
   }
+  if (h.type == wire::Type::kWritten) return flows_.on_written(source, h.offset);
   ReceiveFlow* receive = flows_.on_data(source, h.offset, h.bytes);
   if (receive == nullptr) {
     return {Code::kMismatch,

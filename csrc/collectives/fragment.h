@@ -72,11 +72,15 @@ class Fragment {
   Status on_message(const wire::Header& header, const std::byte* payload);
   // Repeats the READYs to the remote ranks whose data is still to come.
   void remind() { flows_.remind(); }
+  // The flows to and from other hosts.
+  const FragmentFlows& flows() const { return flows_; }
   // Ends a fragment that is complete. Only the destructor may be called after it.
   std::shared_ptr<Operation> finish();
-  // Ends it after a failure. True if the fabric may still touch memory of the operation: then the
-  // fragment has to be kept. Closes the regions.
-  bool abandon() { return flows_.abandon(); }
+  // After a failure, in this order; as of FragmentFlows. If end() returns true, the fragment has to be kept.
+  void stop() { flows_.stop(); }
+  bool over() const { return flows_.over(); }
+  bool may_overtake(Rank peer) const { return flows_.may_overtake(peer); }
+  bool end() { return flows_.end(); }
 
   Operation& operation() const { return *operation_; }
   const std::shared_ptr<Operation>& operation_ptr() const { return operation_; }

@@ -1,7 +1,13 @@
 #include "common/env.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <mutex>
 
 namespace smddp::env {
 namespace {
@@ -34,6 +40,26 @@ std::optional<double> get_number(const char* name) {
   double value = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0') return std::nullopt;
   return value;
+}
+
+// A longer list takes the place of the old one, which is never freed. So a reader sees either list, and
+// each stays as it is. The readers' loads depend on one load of `environ`, so the release suffices.
+void set_defaults(const std::vector<Default>& defaults) {
+  static std::mutex mutex;
+  static auto& kept = *new std::vector<std::unique_ptr<char*[]>>();  // never freed, as said above
+  std::lock_guard lock(mutex);
+  std::vector<char*> list;
+  for (char** at = environ; at != nullptr && *at != nullptr; ++at) list.push_back(*at);
+  size_t before = list.size();
+  for (const Default& variable : defaults) {
+    if (std::getenv(variable.name.c_str()) != nullptr) continue;
+    std::string text = variable.name + "=" + variable.value;
+    list.push_back(::strdup(text.c_str()));
+  }
+  if (list.size() == before) return;
+  kept.push_back(std::make_unique<char*[]>(list.size() + 1));
+  std::copy(list.begin(), list.end(), kept.back().get());
+  std::atomic_ref(environ).store(kept.back().get(), std::memory_order_release);
 }
 
 }  // namespace smddp::env

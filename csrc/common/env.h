@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace smddp::env {
 
@@ -19,6 +20,8 @@ namespace smddp::env {
   X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, separated by commas")         \
   X(FABRIC_TRANSFER, "", "how large data is sent: writes, tagged or messages")                     \
   X(FABRIC_HMEM, "0", "1: NICs read and write GPU memory if the provider has FI_HMEM")             \
+  X(JOB_SECRET_FILE, "", "file with the job's secret; empty: SMDDP_JOB_SECRET")                    \
+  X(JOB_SECRET, "", "the job's secret; empty: random, handed out through the store")               \
   X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                           \
   X(FABRIC_CURVE, "20,4,1.25", "network: latency in us, us per message, GB/s of a host")           \
   X(ALGORITHM, "auto", "pattern between hosts: auto, direct, log or joint")                        \
@@ -33,5 +36,13 @@ namespace smddp::env {
 std::string get(const char* name);
 // The same as a number; std::nullopt if it is none.
 std::optional<double> get_number(const char* name);
+
+// A variable that a library reads, with its whole name.
+struct Default {
+  std::string name, value;
+};
+// Sets those of the variables that are not set. Other threads may read the environment meanwhile, which
+// they may not beside setenv(): that frees the list of variables that they read. They may not change it.
+void set_defaults(const std::vector<Default>& defaults);
 
 }  // namespace smddp::env

@@ -7,11 +7,6 @@
 
 namespace smddp::fabric {
 
-// The tag of a tagged chunk. `upper` is random and differs from region to region.
-constexpr uint64_t tag_of(uint32_t upper, uint32_t region, uint32_t chunk) {
-  return uint64_t{upper} << 32 | wire::immediate(region, chunk);
-}
-
 struct Chunk {
   const wire::Grant& grant;  // of its region
   uint32_t index;
@@ -20,19 +15,17 @@ struct Chunk {
 };
 
 // Starts the chunk: 0, -FI_EAGAIN, or the error that refused it. `descriptor`: as of Rail::write().
-inline ssize_t start(const Chunk& chunk, Transfer transfer, Rail& rail, Slot* slot,
+inline ssize_t start(const Chunk& chunk, const RailSet& rails, Rail& rail, Slot* slot,
                      const PeerAddress& to, void* descriptor) {
   const wire::Grant& grant = chunk.grant;
   fi_addr_t address = to.by_rail[rail.index()];
-  if (transfer == Transfer::kTagged) {
-    return rail.send_tagged(
-        slot, address, chunk.data, chunk.bytes, descriptor,
-        tag_of(static_cast<uint32_t>(grant.keys[0]), grant.region, chunk.index));
+  if (rails.transfer() == Transfer::kTagged) {
+    return rail.send_tagged(slot, address, chunk.data, chunk.bytes, descriptor,
+                            wire::tag_of(grant.keys[0], chunk.index));
   }
   return rail.write(slot, address, chunk.data, chunk.bytes, descriptor,
                     grant.address + uint64_t{chunk.index} * grant.chunk_bytes,
-                    grant.keys[rail.index() % to.rails],
-                    wire::immediate(grant.region, chunk.index));
+                    grant.keys[rail.index() % to.rails], !rails.orders_messages());
 }
 
 }  // namespace smddp::fabric

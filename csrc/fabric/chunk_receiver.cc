@@ -29,7 +29,7 @@ bool ChunkReceiver::open(Peer from, std::byte* memory, size_t bytes, size_t chun
   if (region == nullptr) return false;
   region->lent = rails_[0].registrations().is_lent(memory);
   if (!register_memory(*region)) {
-    regions_.close(region, true);
+    regions_.close(region);
     return false;
   }
   *grant = {};
@@ -62,30 +62,48 @@ bool ChunkReceiver::register_memory(ReceiveRegion& region) {
   return true;
 }
 
-// A region that is closed too early still takes the chunks that its sender sends; its observer is
-// not told of them. Revoking the key, or cancelling the receives, would do harm instead: tcp and
-// verbs break the connection on a write without a key, and with it everything else between the two;
-// an unexpected tagged message stops a tcp connection, and its sender never gets its buffer back.
-void ChunkReceiver::close(uint32_t number, bool complete) {
+// A tagged receive is cancelled only once its sender sends no more: an unexpected tagged message stops a tcp
+// connection, and its sender never gets its buffer back.
+void ChunkReceiver::close(uint32_t number, bool over) {
   ReceiveRegion* region = regions_.find(number);
   if (region == nullptr) return;
-  complete = complete && region->missing == 0;
-  regions_.close(region, complete);
-  if (!complete) return;
-  for (size_t i = 0; i < rails_.size(); ++i) {
-    Registration* registration = region->registrations[i];
-    if (registration != nullptr) rails_[i].registrations().give_back(registration);
-  }
+  bool tagged = rails_.transfer() == Transfer::kTagged;
+  region->open = false;
+  region->observer = nullptr;
+  flushes_->forget(number);
+  if (tagged && !over && region->missing > 0) return;
+  if (tagged) tagged_->cancel(*region);
+  release(*region);
 }
 
-void ChunkReceiver::on_written(uint32_t immediate) {
-  arrived(wire::region_of(immediate), wire::chunk_of(immediate));
+bool ChunkReceiver::complete(uint32_t number) {
+  ReceiveRegion* region = regions_.find(number);
+  return region != nullptr && region->missing == 0;
+}
+
+// The registrations and the number come back when no operation on the region is with libfabric.
+void ChunkReceiver::release(ReceiveRegion& region) {
+  if (region.open || region.expected > 0 || region.flushing > region.flushed) return;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    Registration* registration = region.registrations[i];
+    if (registration != nullptr) rails_[i].registrations().give_back(registration);
+  }
+  regions_.close(&region);
+}
+
+bool ChunkReceiver::confirm(uint32_t number, uint64_t chunks) {
+  ReceiveRegion* region = regions_.find(number);
+  if (region == nullptr || chunks > region->chunks) return false;
+  while (region->chunks - region->missing < chunks)
+    arrived(number, region->chunks - region->missing);
+  return true;
 }
 
 void ChunkReceiver::on_received(ChunkReceiveSlot* slot, size_t bytes) {
   TaggedReceives::Chunk chunk = tagged_->finish(slot);
   ReceiveRegion& region = regions_.at(chunk.region);
   tagged_->expect(region);
+  if (!region.open) return release(region);
   if (bytes == region.size_of(chunk.index)) return arrived(chunk.region, chunk.index);
   ++rails_.counters().foreign_chunks;
 }
@@ -104,15 +122,25 @@ void ChunkReceiver::arrived(uint32_t number, uint32_t index) {
   region->observer->on_chunk(index);
 }
 
-void ChunkReceiver::on_receive_failed(ChunkReceiveSlot* slot) { (void)tagged_->finish(slot); }
+bool ChunkReceiver::on_receive_failed(ChunkReceiveSlot* slot) {
+  ReceiveRegion& region = regions_.at(tagged_->finish(slot).region);
+  if (region.open) return true;
+  release(region);
+  return false;
+}
 
 void ChunkReceiver::on_flushed(FlushSlot* slot) {
-  ReceiveRegion* region = flushes_->on_read(slot);
-  if (region != nullptr) region->observer->on_chunk(region->last);
+  ReceiveRegion& region = flushes_->finish(slot);
+  if (!region.open) return release(region);
+  if (region.flushed == rails_.size() && !region.flush_failed)
+    region.observer->on_chunk(region.last);
 }
 
 void ChunkReceiver::on_flush_failed(FlushSlot* slot, const std::string& why) {
-  flushes_->on_failed(slot, why);
+  ReceiveRegion& region = flushes_->finish(slot);
+  if (!region.open) return release(region);
+  region.flush_failed = true;
+  peers_.lose(region.from, "a device's memory could not be flushed: " + why);
 }
 
 Status ChunkReceiver::prepare_flushes() { return flushes_->prepare(); }

@@ -30,22 +30,30 @@ class ChunkReceiver {
   // Endpoint::transfer() is kMessages; then the data has to travel in messages.
   bool open(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes, ChunkObserver* observer,
             wire::Grant* grant);
-  // `complete`: every chunk has arrived. Otherwise the region's number is never used again, and
-  // chunks that its sender has not sent yet may still be written: the memory has to outlive the
-  // endpoint. Revoking the sender's right to write would break the connection to it, with all other
-  // traffic on it.
-  void close(uint32_t region, bool complete);
+  // Ends the sender's right to write into the region's memory. `over`: all chunks have arrived, or the
+  // sender sends no more. Otherwise the memory has to outlive the endpoint: a chunk that is under way may
+  // still arrive. A chunk that is written later breaks the connection to its sender, and one that is sent as
+  // a tagged message still arrives.
+  void close(uint32_t region, bool over);
+  // Whether all chunks of an open region have arrived.
+  bool complete(uint32_t region);
 
   // For memory of a device. Later calls do nothing.
   Status prepare_flushes();
 
-  // A peer has written a chunk; a tagged receive or a flush read has completed, or completed with
-  // an error.
-  void on_written(uint32_t immediate);
+  // The sender of the region has said that its first `chunks` chunks have been written. False: the
+  // region has fewer, or is not open.
+  bool confirm(uint32_t region, uint64_t chunks);
+
+  // A tagged receive or a flush read has completed, or completed with an error.
   void on_received(ChunkReceiveSlot* slot, size_t bytes);
-  void on_receive_failed(ChunkReceiveSlot* slot);
+  // False: the receive was cancelled, because its region is closed.
+  bool on_receive_failed(ChunkReceiveSlot* slot);
   void on_flushed(FlushSlot* slot);
   void on_flush_failed(FlushSlot* slot, const std::string& why);
+
+  // Region numbers that have been given out so far; those of closed regions are given out again.
+  size_t numbers() const { return regions_.size(); }
 
   // Whether there are receives or flush reads to start again.
   bool waits() const;
@@ -55,6 +63,7 @@ class ChunkReceiver {
  private:
   bool register_memory(ReceiveRegion& region);
   void arrived(uint32_t number, uint32_t index);
+  void release(ReceiveRegion& region);  // one that is closed
 
   RailSet& rails_;
   PeerTable& peers_;

@@ -48,7 +48,7 @@ bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const 
     }
   }
   ChunkSendSlot* slot = free_.pop();
-  ssize_t rc = start({grant, index, data, bytes}, rails_.transfer(), rail, slot, peer.address,
+  ssize_t rc = start({grant, index, data, bytes}, rails_, rail, slot, peer.address,
                      registration != nullptr ? registration->descriptor() : nullptr);
   rails_.on_chunk_started(rail, bytes, rc);
   if (rc == 0) {

@@ -85,13 +85,22 @@ Endpoint::~Endpoint() {
 
 const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }
 const std::string& Endpoint::description() const { return rails_->description(); }
+std::string Endpoint::ip() const {
+  const std::vector<uint8_t>& name = (*rails_)[0].name();
+  return describe_ip(name.data(), name.size()).text;
+}
 size_t Endpoint::max_message() const { return rails_->max_message(); }
 Transfer Endpoint::transfer() const { return rails_->transfer(); }
+bool Endpoint::orders_messages() const { return rails_->orders_messages(); }
 const Counters& Endpoint::counters() const { return rails_->counters(); }
 
 Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
   return peers_->add(address);
 }
+
+void Endpoint::give_up(Peer peer, const std::string& why) { peers_->lose(peer, why); }
+
+bool Endpoint::is_lost(Peer peer) const { return (*peers_)[peer].lost; }
 
 // ---- lent memory
 
@@ -133,7 +142,7 @@ Result<int> Endpoint::progress(Sink& sink) {
 void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
   if (event.kind == Event::kWritten) {
     if (event.slot != nullptr) rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
-    return chunk_receiver_->on_written(event.immediate);
+    return count_foreign_write();
   }
   if (event.kind == Event::kFailed) return handle_failure(rail, event);
   switch (event.slot->kind) {
@@ -164,8 +173,9 @@ void Endpoint::handle_failure(Rail& rail, const Event& event) {
       count_receive_error(why);
       return rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
     case SlotKind::kChunkReceive:
-      count_receive_error(why);
-      return chunk_receiver_->on_receive_failed(static_cast<ChunkReceiveSlot*>(event.slot));
+      if (chunk_receiver_->on_receive_failed(static_cast<ChunkReceiveSlot*>(event.slot)))
+        count_receive_error(why);
+      return;
     case SlotKind::kSend:
       return messages_->on_failed(static_cast<SendSlot*>(event.slot), why);
     case SlotKind::kChunkSend:
@@ -173,6 +183,11 @@ void Endpoint::handle_failure(Rail& rail, const Event& event) {
     case SlotKind::kFlush:
       return chunk_receiver_->on_flush_failed(static_cast<FlushSlot*>(event.slot), why);
   }
+}
+
+void Endpoint::count_foreign_write() {
+  if (rails_->counters().foreign_chunks++ > 0) return;
+  log(LogLevel::kWarning, "fabric: a write that no rank of the job makes was ignored");
 }
 
 void Endpoint::count_receive_error(const std::string& why) {

@@ -76,16 +76,26 @@ class Endpoint {
   ~Endpoint();
 
   const std::vector<uint8_t>& address() const;
+  // The IP address of its first NIC; empty if the provider's addresses are no IP addresses.
+  std::string ip() const;
   // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"; with all its NICs
   const std::string& description() const;
   size_t max_message() const;
   Transfer transfer() const;
+  // True: a message is taken after the chunks written before it to the same peer. False: in any order; a
+  // chunk is in the receiver's memory once its sending has completed.
+  bool orders_messages() const;
   const Counters& counters() const;
 
-  // Equal addresses give the same Peer. Connects on first use. Both sides of a region must have
+  // Equal addresses give the same Peer, until it is lost: then a new one. Connects on first use. Both sides of a region must have
   // added each other before it is opened: EFA drops writes from an endpoint that has not been
   // added.
   Result<Peer> add_peer(const std::vector<uint8_t>& address);
+
+  // Gives a peer up: messages to it are dropped, and the sink is told. If the peer is added again, it is
+  // a new one.
+  void give_up(Peer peer, const std::string& why);
+  bool is_lost(Peer peer) const;
 
   MessageSender& messages() { return *messages_; }
   ChunkSender& chunk_sender() { return *chunk_sender_; }
@@ -98,7 +108,7 @@ class Endpoint {
   // memory: flows there must be chunks. The observer of a region there is told of the last chunk
   // once the owner sees all chunks.
   Status lend(std::byte* at, size_t bytes, const MemoryOwner& owner);
-  // If a region there was closed before it was complete, the memory has to outlive the endpoint.
+  // If a region there was closed before it was over, the memory has to outlive the endpoint.
   void take_back(std::byte* at);
 
   // Reaps completions, gives the messages that have arrived to the sink and the chunks to their
@@ -121,6 +131,7 @@ class Endpoint {
   explicit Endpoint(std::unique_ptr<RailSet> rails);
   void handle(Rail& rail, const Event& event, Sink& sink);
   void handle_failure(Rail& rail, const Event& event);
+  void count_foreign_write();
   void count_receive_error(const std::string& why);
 
   // Memory that libfabric uses comes before the rails: members are destroyed from the last to the

@@ -61,20 +61,11 @@ void FlushReads::begin(ReceiveRegion& region) {
   if (region.flushing < rails_.size()) unflushed_.push_back(region.number);
 }
 
-ReceiveRegion* FlushReads::finish(FlushSlot* slot) {
+ReceiveRegion& FlushReads::finish(FlushSlot* slot) {
   free_.push_front(slot);
-  return regions_.find(slot->region);
-}
-
-ReceiveRegion* FlushReads::on_read(FlushSlot* slot) {
-  ReceiveRegion* region = finish(slot);
-  return region != nullptr && ++region->flushed == rails_.size() ? region : nullptr;
-}
-
-void FlushReads::on_failed(FlushSlot* slot, const std::string& why) {
-  ReceiveRegion* region = finish(slot);
-  if (region == nullptr) return;
-  peers_.lose(region->from, "a device's memory could not be flushed: " + why);
+  ReceiveRegion& region = regions_.at(slot->region);
+  ++region.flushed;
+  return region;
 }
 
 void FlushReads::retry() {

@@ -5,7 +5,6 @@
 // Called by ChunkReceiver only.
 #pragma once
 
-#include <string>
 #include <vector>
 
 #include "fabric/peer_table.h"
@@ -25,12 +24,11 @@ class FlushReads {
   // Starts each rail's read of the region. A read that is refused for good loses the region's
   // sender.
   void begin(ReceiveRegion& region);
-  // A read has completed. The region, if it is open and this was the last of its reads; else
-  // nullptr.
-  ReceiveRegion* on_read(FlushSlot* slot);
-  // A read has completed with an error, which loses the region's sender unless the region is
-  // closed.
-  void on_failed(FlushSlot* slot, const std::string& why);
+  // A read has completed, or completed with an error. Its region, which may be closed.
+  ReceiveRegion& finish(FlushSlot* slot);
+
+  // Starts no more reads of the region.
+  void forget(uint32_t region) { std::erase(unflushed_, region); }
 
   // Regions with reads that could not be started.
   bool waits() const { return !unflushed_.empty(); }
@@ -38,8 +36,6 @@ class FlushReads {
   bool idle() const { return free_.size() == slots_.size(); }
 
  private:
-  ReceiveRegion* finish(FlushSlot* slot);  // nullptr: the region has been closed
-
   RailSet& rails_;
   PeerTable& peers_;
   ReceiveRegionTable& regions_;

@@ -26,13 +26,15 @@ void MessageSender::post(SendBuffer* buffer, size_t size) {
 }
 
 void MessageSender::post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
-                               size_t bytes) {
+                               size_t bytes, uint32_t* pending) {
   assert(bytes <= buffer->capacity && bytes <= grant.chunk_bytes);
   auto* slot = static_cast<SendSlot*>(buffer);
   slot->size = bytes;
   slot->chunk = true;
   slot->grant = grant;
   slot->index = index;
+  slot->pending = pending;
+  if (pending != nullptr) ++*pending;
   enqueue(slot);
 }
 
@@ -49,8 +51,8 @@ bool MessageSender::try_send(SendSlot* slot) {
   ssize_t rc;
   if (slot->chunk) {
     Rail& rail = rails_[rails_.rail_of_chunk(to, slot->index)];
-    rc = start({slot->grant, slot->index, slot->data, slot->size}, rails_.transfer(), rail, slot,
-               to, rail.sends_descriptor());
+    rc = start({slot->grant, slot->index, slot->data, slot->size}, rails_, rail, slot, to,
+               rail.sends_descriptor());
     rails_.on_chunk_started(rail, slot->size, rc);
   } else {
     rc = rails_.send(slot, to, slot->data, slot->size);

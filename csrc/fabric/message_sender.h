@@ -33,8 +33,10 @@ class MessageSender {
   // Sends the first `size` bytes of `buffer` to the peer it was acquired for, and takes it back. A
   // message to a lost peer is dropped.
   void post(SendBuffer* buffer, size_t size);
-  // Sends them as chunk `index` of the region that the peer granted.
-  void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index, size_t bytes);
+  // Sends them as chunk `index` of the region that the peer granted. If `pending` is not nullptr, it is
+  // incremented now and decremented once the buffer is free again.
+  void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index, size_t bytes,
+                  uint32_t* pending);
   // Gives back a buffer without sending it.
   void release(SendBuffer* buffer);
 

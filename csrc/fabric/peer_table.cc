@@ -8,7 +8,8 @@ Result<Peer> PeerTable::add(const std::vector<uint8_t>& published) {
   Result<PublishedAddress> address = rails_.unpack(published);
   if (!address) return address.status();
   std::string key(published.begin(), published.end());
-  if (auto found = known_.find(key); found != known_.end()) return found->second;
+  auto found = known_.find(key);
+  if (found != known_.end() && !peers_[found->second].lost) return found->second;
 
   Result<PeerAddress> inserted = rails_.insert(address.value());
   if (!inserted) return inserted.status();
@@ -20,7 +21,7 @@ Result<Peer> PeerTable::add(const std::vector<uint8_t>& published) {
   stalled_.reserve(peers_.size());
   buffers_.add_peer();
   Peer index = static_cast<Peer>(peers_.size() - 1);
-  known_.emplace(std::move(key), index);
+  known_[std::move(key)] = index;
   return index;
 }
 

@@ -26,7 +26,8 @@ class PeerTable {
  public:
   PeerTable(RailSet& rails, SendBuffers& buffers) : rails_(rails), buffers_(buffers) {}
 
-  // Equal addresses give the same Peer.
+  // Equal addresses give the same Peer, until it is lost. A peer that was lost is a new one, so that
+  // what the older groups still send to it stays dropped.
   Result<Peer> add(const std::vector<uint8_t>& published);
   size_t size() const { return peers_.size(); }
   PeerState& operator[](Peer peer) { return peers_[peer]; }

@@ -39,6 +39,8 @@ class RailSet {
   const std::vector<uint8_t>& address() const { return address_; }
   const std::string& description() const { return description_; }
   Transfer transfer() const { return transfer_; }
+  // A message is processed by its receiver after the chunks that were started before it.
+  bool orders_messages() const { return rails_.size() == 1 && rails_[0]->orders_messages(); }
   size_t max_message() const { return max_message_; }
   size_t max_chunk() const { return max_chunk_; }
   Counters& counters() { return counters_; }

@@ -29,14 +29,16 @@ ReceiveRegion* ReceiveRegionTable::open(Peer from, std::byte* memory, size_t byt
   region->address = 0;
   region->lent = false;
   region->last = region->flushing = region->flushed = 0;
-  region->tag = region->next = region->most_expected = region->expected = 0;
+  region->flush_failed = false;
+  region->tag = 0;
+  region->next = region->most_expected = region->expected = 0;
   return region;
 }
 
-void ReceiveRegionTable::close(ReceiveRegion* region, bool again) {
+void ReceiveRegionTable::close(ReceiveRegion* region) {
   region->open = false;
   region->observer = nullptr;
-  if (again) free_.push_back(region->number);
+  free_.push_back(region->number);
 }
 
 ReceiveRegion* ReceiveRegionTable::find(uint32_t number) {

@@ -32,8 +32,9 @@ struct ReceiveRegion {
   bool lent = false;
   uint32_t last = 0;                   // the chunk that arrived last: told after the flush
   uint32_t flushing = 0, flushed = 0;  // rails whose flush read has begun, has completed
+  bool flush_failed = false;           // one of them
   // For tagged messages only:
-  uint32_t tag = 0;            // upper half of the chunks' tags
+  uint64_t tag = 0;            // base of the chunks' tags
   uint32_t next = 0;           // first chunk whose receive has not been posted
   uint32_t most_expected = 0;  // receives that may be posted at once
   uint32_t expected = 0;       // receives that are posted
@@ -49,12 +50,13 @@ class ReceiveRegionTable {
   // nullptr: no number is free, or the region would have too many chunks.
   ReceiveRegion* open(Peer from, std::byte* memory, size_t bytes, size_t chunk_bytes,
                       ChunkObserver* observer);
-  // `again`: its number may be given to a later region.
-  void close(ReceiveRegion* region, bool again);
-  // nullptr if no region of that number is open; a region that was closed too early is not open.
+  // Its number may be given to a later region.
+  void close(ReceiveRegion* region);
+  // nullptr if no region of that number is open.
   ReceiveRegion* find(uint32_t number);
   // Open or closed; `number` must be that of a region that was opened.
   ReceiveRegion& at(uint32_t number) { return regions_[number]; }
+  size_t size() const { return regions_.size(); }
   // Marks the chunk as arrived. False if it is not one of the region's, or has arrived before.
   static bool arrive(ReceiveRegion& region, uint32_t chunk);
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "fabric/rail/resource.h"
@@ -28,6 +29,7 @@ class SendBuffers {
   void post(const SendSlot*) { ++posted_; }
   void take_back(SendSlot* slot) {
     --posted_;
+    if (slot->pending != nullptr) --*std::exchange(slot->pending, nullptr);
     release(slot);
   }
   bool idle() const { return posted_ == 0; }

@@ -36,9 +36,10 @@ struct SendSlot : Slot, SendBuffer {
   size_t size;
   bool control;
   bool chunk;
-  uint32_t index;     // of the chunk, in
-  wire::Grant grant;  // this region
-  SendSlot* next;     // in the free list or in a peer's FIFO
+  uint32_t index;               // of the chunk, in
+  wire::Grant grant;            // this region
+  uint32_t* pending = nullptr;  // of the chunk; nullptr: nobody counts
+  SendSlot* next;               // in the free list or in a peer's FIFO
 };
 
 // A chunk sent from the caller's memory.
@@ -54,6 +55,7 @@ struct ChunkSendSlot : Slot {
 struct ChunkReceiveSlot : Slot {
   uint32_t region;
   uint32_t index;
+  bool posted = false;
   ChunkReceiveSlot* next;  // in the free list
 };
 

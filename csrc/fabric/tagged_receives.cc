@@ -1,22 +1,13 @@
 #include "fabric/tagged_receives.h"
 
-#include <sys/random.h>
-
 #include <algorithm>
 
-#include "fabric/chunk.h"
+#include "common/unguessable.h"
 
 namespace smddp::fabric {
 namespace {
 
 constexpr uint32_t kFewestExpected = 8;
-
-// A stale or foreign message must not match a region that it was not meant for.
-uint32_t random_tag() {
-  uint32_t tag = 0;
-  if (::getrandom(&tag, sizeof tag, 0) != sizeof tag) return 0x5bd1e995;
-  return tag;
-}
 
 }  // namespace
 
@@ -36,7 +27,7 @@ bool TaggedReceives::has_room(uint32_t chunks) const {
 }
 
 void TaggedReceives::open(ReceiveRegion& region) {
-  region.tag = random_tag();
+  region.tag = wire::tag_base(unguessable());
   region.most_expected = static_cast<uint32_t>(
       std::min({size_t{region.chunks}, kChunkReceivesPerRegion, free_.size()}));
   expect(region);
@@ -56,7 +47,7 @@ void TaggedReceives::expect(ReceiveRegion& region) {
     ssize_t rc = rails_[rail].receive_tagged(
         slot, region.memory + size_t{index} * region.chunk_bytes, region.size_of(index),
         registration != nullptr ? registration->descriptor() : nullptr,
-        tag_of(region.tag, region.number, index));
+        wire::tag_of(region.tag, index));
     if (rc != 0) {
       free_.push_front(slot);
       ++rails_.counters().retries;
@@ -64,6 +55,7 @@ void TaggedReceives::expect(ReceiveRegion& region) {
     }
     slot->region = region.number;
     slot->index = index;
+    slot->posted = true;
     ++region.expected;
     ++region.next;
   }
@@ -74,9 +66,18 @@ void TaggedReceives::expect(ReceiveRegion& region) {
 
 TaggedReceives::Chunk TaggedReceives::finish(ChunkReceiveSlot* slot) {
   Chunk chunk{slot->region, slot->index};
+  slot->posted = false;
   --regions_.at(chunk.region).expected;
   free_.push_front(slot);
   return chunk;
+}
+
+void TaggedReceives::cancel(ReceiveRegion& region) {
+  region.next = region.chunks;
+  if (region.expected == 0) return;
+  for (ChunkReceiveSlot& slot : slots_) {
+    if (slot.posted && slot.region == region.number) rails_[slot.rail].cancel(&slot);
+  }
 }
 
 void TaggedReceives::retry() {

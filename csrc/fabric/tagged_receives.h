@@ -27,6 +27,9 @@ class TaggedReceives {
   // Posts the receives that may be posted by now.
   void expect(ReceiveRegion& region);
 
+  // Takes back the receives of a closed region; finish() is called for each.
+  void cancel(ReceiveRegion& region);
+
   // Regions with receives that the provider has refused, or for which no slot was free.
   bool waits() const { return !short_.empty(); }
   void retry();

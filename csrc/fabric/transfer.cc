@@ -19,8 +19,6 @@ namespace {
 // measured: there a write saves a copy and a matching receive.
 constexpr std::string_view kWriters[] = {"tcp", "tcp;ofi_rxm", "net", "efa", "verbs;ofi_rxm"};
 
-constexpr size_t kImmediateBytes = 4;
-
 bool can(const fi_info& info, bool emulated, Transfer transfer) {
   switch (transfer) {
     case Transfer::kMessages:
@@ -30,7 +28,6 @@ bool can(const fi_info& info, bool emulated, Transfer transfer) {
     case Transfer::kWrites:
       // A Grant holds keys of 64 bits.
       return !emulated && (info.caps & FI_RMA) != 0 &&
-             info.domain_attr->cq_data_size >= kImmediateBytes &&
              (info.domain_attr->mr_mode & FI_MR_RAW) == 0 &&
              info.domain_attr->mr_key_size <= sizeof(uint64_t);
   }

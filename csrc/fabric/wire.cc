@@ -13,9 +13,18 @@ bool check(const void* data, size_t size) {
     case Type::kReady:
     case Type::kData:
     case Type::kAbort:
+    case Type::kWritten:
+    case Type::kOver:
       return header.bytes == size - sizeof(Header);
   }
   return false;
+}
+
+uint64_t mac_of(const siphash::Key& key, const Header& header, const void* payload) {
+  siphash::Hash hash(key);
+  hash.add(&header, offsetof(Header, mac));
+  if (header.type != Type::kData) hash.add(payload, header.bytes);
+  return hash.value();
 }
 
 bool check(const Grant& grant, uint64_t bytes) {

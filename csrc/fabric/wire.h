@@ -1,40 +1,41 @@
 // Every struct that crosses the network. Little-endian, no padding, fixed width. A receiver checks
-// magic, key, type and bounds (check() in wire.cc) before it uses any other field: no byte from the
-// network chooses an address or a length. Knows nothing of libfabric. Used by the fabric and by the
-// groups.
+// magic, key, type and bounds (check() in wire.cc), and then the keyed hash, before it uses any other
+// field: no byte from the network chooses an address or a length, and no process without the job's
+// secret says anything. Knows nothing of libfabric. Used by the fabric and by the groups.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "common/signature.h"
+#include "common/siphash.h"
 
 namespace smddp::wire {
 
-inline constexpr uint32_t kMagic = 0x31444d53;  // "SMD1"; the digit is the protocol's version
+inline constexpr uint32_t kMagic = 0x32444d53;  // "SMD2"; the digit is the protocol's version
 
 enum class Type : uint8_t {
   kReady = 1,  // src has started fragment `seq` and can take dst's data for it; maybe with a Grant
   kData = 2,   // `bytes` bytes at `offset` of the flow that goes from src to dst in this fragment
   kAbort = 3,  // src gave the group up from fragment `seq` on; the payload is the reason, as text
+  kWritten =
+      4,      // the first `offset` chunks of src's flow to dst in this fragment are in dst's memory
+  kOver = 5,  // src has given the group up, and writes no more into dst's memory for it
 };
 
 // The most NICs that one endpoint may be striped over.
 inline constexpr size_t kMaxRails = 8;
 
-// A write's immediate data has 32 bits (EFA and verbs carry no more): region, then chunk.
-inline constexpr uint32_t kRegionBits = 12, kChunkBits = 20;
-inline constexpr uint32_t kMaxRegions = 1u << kRegionBits;
+inline constexpr uint32_t kMaxRegions = 1u << 12;
+inline constexpr uint32_t kChunkBits = 20;
 inline constexpr uint32_t kMaxChunks = 1u << kChunkBits;
-constexpr uint32_t immediate(uint32_t region, uint32_t chunk) {
-  return region << kChunkBits | chunk;
-}
-constexpr uint32_t region_of(uint32_t immediate) { return immediate >> kChunkBits; }
-constexpr uint32_t chunk_of(uint32_t immediate) { return immediate & (kMaxChunks - 1); }
+// The tag of a tagged chunk. `base` is random and differs from region to region; its last bits are 0.
+constexpr uint64_t tag_of(uint64_t base, uint32_t chunk) { return base | chunk; }
+constexpr uint64_t tag_base(uint64_t random) { return random & ~uint64_t{kMaxChunks - 1}; }
 
 // The payload of a READY if its sender has opened a region for the peer: where the chunks go. For
 // writes the keys are the provider's own, one per NIC of the receiver; they open that memory and no
-// other. For tagged messages keys[0] is the upper half of the tags.
+// other. For tagged messages keys[0] is the base of the tags.
 struct Grant {
   uint32_t region;       // the receiver's number for it
   uint32_t chunk_bytes;  // of every chunk but the last
@@ -51,13 +52,20 @@ struct Header {
   JobKey key;       // the group's; a message without it is dropped and counted
   uint64_t seq;     // the fragment's number in its group
   uint32_t source;  // sender's rank in the group
-  uint32_t zero;
+  uint32_t target;  // receiver's
   uint64_t
       offset;  // DATA: into the flow. READY: how many bytes of its flow the peer may send by now
   uint64_t bytes;  // of the payload after this header
+  uint64_t
+      counter;  // of the messages from source to target in this group, from 0: none comes twice
   Signature signature;
+  uint64_t mac;  // keyed hash of all that stands before it, and of the payload if that is no data
 };
-static_assert(sizeof(Header) == 88);
+static_assert(sizeof(Header) == 104);
+
+// The keyed hash of a message whose header is complete but for it. It does not cover DATA's payload: a
+// stranger who can't change packets on their way can't get a payload behind a valid header.
+uint64_t mac_of(const siphash::Key& key, const Header& header, const void* payload);
 
 // True if `data` (`size` bytes) starts with a header of this protocol and `bytes` is exactly the
 // number of bytes after it.

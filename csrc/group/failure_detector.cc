@@ -10,8 +10,8 @@ namespace smddp {
 namespace {
 
 constexpr uint64_t kGraceNs = 1'000'000'000;
-// Long after anything could still be under way from a peer that did its part and ended.
-constexpr uint64_t kReminderNs = 5'000'000'000;
+// A rank that only receives finds out by a reminder that its connection broke: ofi_rxm tells nothing.
+constexpr uint64_t kReminderNs = 2'000'000'000;
 
 // When a fragment's operation has to be done. A rank that can't tell which of several ranks holds it up
 // leaves a moment to the rank that can: all deadlines expire together, and the first verdict is the one
@@ -33,6 +33,7 @@ void FailureDetector::tell_peers() {
   uint64_t from = fragments_.first_unfinished();
   local_.abort(health_.status().message(), from);
   remote_.send_aborts(from, health_.status().message());
+  remote_watch_.leave(from, health_.status().message());
 }
 
 // A peer that gave up from a later fragment on has pushed all that the oldest one here needs of it: the
@@ -56,23 +57,24 @@ void FailureDetector::on_abort(const wire::Header& header, const std::byte* reas
   check_aborts();
 }
 
-void FailureDetector::on_peer_lost(fabric::Peer peer, const Status& why) {
-  if (!health_.ok() || fragments_.in_flight().empty()) return;
-  for (Rank rank : remote_.ranks()) {
-    if (remote_.peer(rank) != peer) continue;
-    fail({Code::kPeerLost, "the connection to " + members_.describe(rank) + " broke during " +
-                               fragments_.in_flight().front()->describe() + ": " + why.message()});
-  }
+void FailureDetector::leave() {
+  remote_watch_.leave(
+      fragments_.first_unfinished(),
+      members_.describe(members_.rank()) + " has destroyed group '" + members_.group_name() + "'");
 }
 
 bool FailureDetector::watch(uint64_t now) {
   if (health_.ok()) set_deadlines(now);
   if (std::exchange(moved_lately_, false)) moved_ns_ = now;
-  if (health_.ok() && !moved_) {
-    check_neighbors();
-    check_deadline(now);
-  }
+  if (health_.ok() && !moved_) check_neighbors();
+  if (health_.ok()) check_remote(now);
+  if (health_.ok() && !moved_) check_deadline(now);
   return !health_.ok();
+}
+
+void FailureDetector::check_remote(uint64_t now) {
+  if (Status fine = remote_watch_.look(now); !fine) return fail(std::move(fine));
+  if (auto reason = remote_watch_.left()) fail({Code::kAborted, std::move(*reason)});
 }
 
 // At the first watch() after a call, at most some microseconds later: operations that are done before

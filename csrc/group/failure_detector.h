@@ -7,6 +7,7 @@
 #include <string>
 
 #include "group/fragment_queue.h"
+#include "group/remote_watch.h"
 #include "peers/health.h"
 #include "peers/local_peers.h"
 #include "peers/members.h"
@@ -17,12 +18,14 @@ namespace smddp {
 class FailureDetector {
  public:
   FailureDetector(const Members& members, LocalPeers& local, RemotePeers& remote,
-                  const FragmentQueue& fragments, Health& health, uint64_t timeout_ns)
+                  const FragmentQueue& fragments, Health& health, RemoteWatch& remote_watch,
+                  uint64_t timeout_ns)
       : members_(members),
         local_(local),
         remote_(remote),
         fragments_(fragments),
         health_(health),
+        remote_watch_(remote_watch),
         timeout_ns_(timeout_ns) {}
 
   // Of operations that have no timeout of their own.
@@ -38,7 +41,12 @@ class FailureDetector {
   void check_aborts();
   // A remote rank gave the group up: it says from which fragment on, and why.
   void on_abort(const wire::Header& header, const std::byte* reason);
-  void on_peer_lost(fabric::Peer peer, const Status& why);
+  // A connection broke. watch() finds out whether the process at its end lives.
+  void on_peer_lost(fabric::Peer peer, const Status& why) { remote_watch_.on_lost(peer, why); }
+  // True if watch() has something to find out though nothing is in flight.
+  bool has_suspects() const { return health_.ok() && remote_watch_.has_broken(); }
+  // The group is destroyed here: peers that still need this rank are to know.
+  void leave();
 
   void on_enqueued() { moved_lately_ = true; }
   // Whether the last progress() moved anything.
@@ -53,6 +61,7 @@ class FailureDetector {
  private:
   void set_deadlines(uint64_t now);
   void check_neighbors();
+  void check_remote(uint64_t now);
   void check_deadline(uint64_t now);
   void remind();
 
@@ -61,6 +70,7 @@ class FailureDetector {
   RemotePeers& remote_;
   const FragmentQueue& fragments_;
   Health& health_;
+  RemoteWatch& remote_watch_;
   uint64_t timeout_ns_;
   bool told_ = false;
   // Of the remote ranks that gave the group up, the one whose first such fragment is the earliest.

@@ -1,11 +1,16 @@
 #include "group/group.h"
 
-#include <algorithm>
+#include <chrono>
 #include <set>
+#include <thread>
 #include <utility>
+
+#include "common/clock.h"
 
 namespace smddp {
 namespace {
+
+constexpr std::chrono::microseconds kLook(100);
 
 // Shards of a list of at least this size get fragments of their own: copied twice, they would cost more
 // than the messages of a fragment do.
@@ -31,7 +36,21 @@ void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin
 Group::~Group() {
   if (engine_.ended()) return;
   abort("the group was destroyed while operations were in flight");
+  finish_ending();
+  leave_peers();
   engine_.detach(key_);
+}
+
+// The peers still have to hear the last of a broken group, and fragments refer to it.
+void Group::finish_ending() {
+  for (uint64_t until = now_ns() + 2 * Ending::kLongestNs; now_ns() < until;) {
+    {
+      Engine::Lock lock = engine_.lock();
+      if (!ending_.busy()) return;
+    }
+    engine_.kick(engine_.lock());
+    std::this_thread::sleep_for(kLook);
+  }
 }
 
 Status Group::status() {
@@ -143,7 +162,14 @@ std::string Group::path_of(const Operation& op) const {
   return path;
 }
 
-bool Group::busy() const { return !fragments_.empty() || remote_.has_unsent(); }
+bool Group::busy() const {
+  return !fragments_.empty() || remote_.has_unsent() || failures_.has_suspects() || ending_.busy();
+}
+
+bool Group::watch(uint64_t now_ns) {
+  bool broken = !health_.ok();
+  return failures_.watch(now_ns) && (!broken || now_ns >= ending_.limit_ns());
+}
 
 bool Group::progress() {
   bool moved = false;
@@ -189,22 +215,35 @@ bool Group::finish_fragments() {
   });
 }
 
-// Ends everything in flight, once the group is broken.
+// Ends everything in flight, once the group is broken and no peer writes into this rank's memory.
 bool Group::give_up() {
+  uint64_t now = now_ns();
   failures_.tell_peers();
-  std::set<std::shared_ptr<Operation>> over;
-  fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {
-    over.insert(fragment->operation_ptr());
-    if (fragment->abandon())
-      engine_.keep_until_fabric_closes(std::shared_ptr<Fragment>(std::move(fragment)));
+  ending_.begin(now);
+  fragments_.take_all(
+      [&](std::unique_ptr<Fragment> fragment) { ending_.add(std::move(fragment)); });
+  remote_.flush_aborts();
+  if (!ending_.progress(now)) return false;
+  auto over = ending_.take([&](std::unique_ptr<Fragment> fragment) {
+    engine_.keep_until_fabric_closes(std::shared_ptr<Fragment>(std::move(fragment)));
   });
   for (const auto& op : over) engine_.finish(op, health_.status());
-  remote_.flush_aborts();
-  return !over.empty();
+  return true;
 }
 
-void Group::on_message(const wire::Header& header, const std::byte* payload) {
-  if (!health_.ok() || header.source >= static_cast<uint32_t>(ranks())) return;
+bool Group::on_message(const wire::Header& header, const std::byte* payload) {
+  if (!remote_.accept(header, payload)) return false;
+  if (header.type == wire::Type::kOver) {
+    remote_.heard_over(static_cast<Rank>(header.source));
+  } else if (health_.ok()) {
+    take(header, payload);
+  } else if (header.type == wire::Type::kWritten) {
+    ending_.on_written(header);
+  }
+  return true;
+}
+
+void Group::take(const wire::Header& header, const std::byte* payload) {
   if (header.type == wire::Type::kAbort) return failures_.on_abort(header, payload);
   auto source = static_cast<Rank>(header.source);
   remote_.has_started(source, header.seq);
@@ -220,6 +259,11 @@ void Group::leave() {
   if (!health_.ok() || !busy()) return;
   failures_.fail({Code::kAborted, describe(rank()) + " ended with operations in flight"});
   progress();
+}
+
+void Group::leave_peers() {
+  Engine::Lock lock = engine_.lock();
+  failures_.leave();
 }
 
 void Group::abort(const std::string& reason, bool idle_too) {

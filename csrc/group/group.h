@@ -3,6 +3,7 @@
 // know how a fragment moves bytes. Callers submit operations; the progress engine drives the group.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,8 +13,10 @@
 #include "collectives/fragment.h"
 #include "collectives/operation.h"
 #include "collectives/selector.h"
+#include "group/ending.h"
 #include "group/failure_detector.h"
 #include "group/fragment_queue.h"
+#include "group/remote_watch.h"
 #include "peers/health.h"
 #include "peers/local_peers.h"
 #include "peers/members.h"
@@ -39,6 +42,8 @@ class Group : private Progressable {
     bool several_hosts = false;
     // The number that sentences for the user give each rank; empty: its rank in this group.
     std::vector<Rank> called = {};
+    // How long a rank of another host that is waited for may leave questions unanswered; 0: for ever.
+    uint64_t silence_ns = 30'000'000'000ull;
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.
@@ -70,13 +75,19 @@ class Group : private Progressable {
 
   bool busy() const override;
   bool progress() override;
-  bool watch(uint64_t now_ns) override { return failures_.watch(now_ns); }
-  uint64_t deadline_ns() const override { return failures_.deadline_ns(); }
-  void on_message(const wire::Header& header, const std::byte* payload) override;
+  bool watch(uint64_t now_ns) override;
+  uint64_t deadline_ns() const override {
+    return std::min(failures_.deadline_ns(), ending_.limit_ns());
+  }
+  bool on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override {
+    remote_.on_peer_lost(peer);
     failures_.on_peer_lost(peer, why);
   }
   void leave() override;
+
+  // An authentic message.
+  void take(const wire::Header& header, const std::byte* payload);
 
   void enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning);
   // Settles how an operation is carried out, and so what its messages say of it.
@@ -87,6 +98,8 @@ class Group : private Progressable {
   bool progress_fragments();
   bool finish_fragments();
   bool give_up();
+  void leave_peers();
+  void finish_ending();
   std::string path_of(const Operation& operation) const;
 
   Engine& engine_;
@@ -100,7 +113,9 @@ class Group : private Progressable {
   RailTurns turns_;
   Health health_;
   FragmentQueue fragments_;
+  RemoteWatch remote_watch_;
   FailureDetector failures_;
+  Ending ending_;
   const FragmentContext context_;
   uint64_t operations_ = 0;  // submitted so far
 };

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "bootstrap/job_secret.h"
 #include "bootstrap/prefix_store.h"
 #include "common/clock.h"
 #include "common/env.h"
@@ -25,6 +26,7 @@ struct GroupParts {
   Algorithm algorithm;
   LocalPeers local;
   RemotePeers remote;
+  LivenessOfRanks liveness;
 };
 
 namespace {
@@ -48,9 +50,24 @@ bool launched_on_several_hosts() {
 // wait.
 FabricAddress open_fabric(Engine& engine) {
   auto endpoint = engine.fabric();
-  if (!endpoint) return {Fabric::kUnavailable, {}, endpoint.status().message()};
-  return {Fabric::kOpen, endpoint.value()->address(), {}};
+  if (!endpoint) return {Fabric::kUnavailable, {}, endpoint.status().message(), {}};
+  liveness::Liveness* liveness = engine.liveness();
+  return {Fabric::kOpen,
+          endpoint.value()->address(),
+          {},
+          liveness != nullptr ? liveness->contact() : std::vector<uint8_t>()};
 }
+
+class Making {
+ public:
+  explicit Making(Engine& engine) : engine_(engine) { engine_.count_making(1); }
+  ~Making() { engine_.count_making(-1); }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
+
+ private:
+  Engine& engine_;
+};
 
 class GroupBuilder {
  public:
@@ -61,11 +78,14 @@ class GroupBuilder {
 
  private:
   Status describe_itself(RankInfo* mine);
+  Status describe_secret(RankInfo* mine);
   Status exchange_infos();
+  Status agree_on_secret();
   Status exchange_fabrics();
   Status join_host();
   Status await_host();
   Status join_remote_peers();
+  void meet(Rank rank);
 
   RankInfo& info(Rank rank) { return infos_[static_cast<size_t>(rank)]; }
   const Topology& topology() const { return members_->topology(); }
@@ -76,10 +96,12 @@ class GroupBuilder {
   const int ranks_;
   const Group::Options& options_;
   std::unique_ptr<intranode::Outbox> outbox_;
-  std::vector<RankInfo> infos_;  // by rank
+  std::vector<RankInfo> infos_;         // by rank
+  std::optional<siphash::Key> secret_;  // the job's
   std::optional<Members> members_;
   LocalPeers local_;
   std::optional<RemotePeers> remote_;
+  LivenessOfRanks liveness_;
 };
 
 Result<GroupParts> GroupBuilder::build() {
@@ -88,10 +110,11 @@ Result<GroupParts> GroupBuilder::build() {
   Result<NetworkModel> network = parse_network_model(env::get("FABRIC_CURVE"));
   if (!network) return network.status();
   if (Status known = exchange_infos(); !known) return known;
+  if (Status known = agree_on_secret(); !known) return known;
   // First of all the errors that all ranks find alike: then no rank waits for a rank that gave up.
   if (Status known = exchange_fabrics(); !known) return known;
   Shape shape{ranks_, topology().nodes(), false, pattern::equal_nodes(topology()), network.value()};
-  remote_.emplace(infos_[0].key, rank_, ranks_,
+  remote_.emplace(infos_[0].key, message_key(*secret_, infos_[0].key), rank_, ranks_,
                   topology().nodes() > 1 ? engine_.open_fabric() : nullptr,
                   receive_budget_bytes(shape));
   Status joined = join_host();
@@ -102,8 +125,9 @@ Result<GroupParts> GroupBuilder::build() {
     return joined;
   }
   shape.single_copy = local_.may_read_memory();
-  return GroupParts{infos_[0].key,     std::move(*members_), shape,
-                    algorithm.value(), std::move(local_),    std::move(*remote_)};
+  return GroupParts{infos_[0].key,       std::move(*members_), shape,
+                    algorithm.value(),   std::move(local_),    std::move(*remote_),
+                    std::move(liveness_)};
 }
 
 // Makes this rank's outbox, too.
@@ -115,6 +139,7 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
                                                   : env::get("HOST_ID");
   if (getrandom(mine->key.data(), mine->key.size(), 0) != static_cast<ssize_t>(mine->key.size()))
     return {Code::kUnavailable, "could not draw a random group key"};
+  if (Status secret = describe_secret(mine); !secret) return secret;
   mine->token = engine_.presence().token();
   mine->pid = getpid();
   mine->presence_fd = engine_.presence().presence_fd();
@@ -127,6 +152,41 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   mine->outbox_fd = outbox_->fd();
   if (engine_.open_fabric() != nullptr || options_.several_hosts || launched_on_several_hosts())
     mine->fabric = open_fabric(engine_);
+  return {};
+}
+
+Status GroupBuilder::describe_secret(RankInfo* mine) {
+  auto configured = configured_secret();
+  if (!configured) return configured.status();
+  secret_ = configured.value();
+  mine->has_secret = secret_.has_value();
+  if (mine->has_secret) {
+    mine->proof = proof_of_secret(*secret_, mine->key);
+    return {};
+  }
+  auto drawn = random_secret();
+  if (!drawn) return drawn.status();
+  mine->drawn = drawn.value();
+  return {};
+}
+
+// All ranks find alike that two of them differ.
+Status GroupBuilder::agree_on_secret() {
+  for (Rank r = 0; r < ranks_; ++r) {
+    if (info(r).has_secret == info(0).has_secret) continue;
+    const char* has = info(r).has_secret ? " has a job secret and " : " has no job secret and ";
+    return {Code::kInvalid,
+            members_->describe(r) + has + members_->describe(0) +
+                (info(0).has_secret ? " has one" : " has none") +
+                ": give SMDDP_JOB_SECRET_FILE or SMDDP_JOB_SECRET to all ranks, or to none"};
+  }
+  if (!info(0).has_secret) secret_ = info(0).drawn;
+  for (Rank r = 0; r < ranks_ && info(0).has_secret; ++r) {
+    if (info(r).proof == proof_of_secret(*secret_, info(r).key)) continue;
+    return {Code::kInvalid,
+            members_->describe(r) + " has another job secret than " + members_->describe(rank_) +
+                ": give all ranks the same SMDDP_JOB_SECRET_FILE or SMDDP_JOB_SECRET"};
+  }
   return {};
 }
 
@@ -252,6 +312,8 @@ Status GroupBuilder::join_remote_peers() {
         peers.push_back(flow.peer);
     }
   }
+  liveness_.service = engine_.liveness();
+  for (Rank r : peers) meet(r);
   Engine::Lock lock = engine_.lock();
   for (Rank r : peers) {
     auto peer = remote_->endpoint().add_peer(info(r).fabric.address);
@@ -262,6 +324,15 @@ Status GroupBuilder::join_remote_peers() {
   return {};
 }
 
+void GroupBuilder::meet(Rank rank) {
+  const std::vector<uint8_t>& contact = info(rank).fabric.liveness;
+  bool asks = liveness_.service != nullptr && !contact.empty();
+  Result<liveness::Process> process = liveness::Process{0};
+  if (asks) process = liveness_.service->meet(contact);
+  liveness_.known.push_back(asks && process.ok());
+  liveness_.processes.push_back(process.ok() ? process.value() : liveness::Process{0});
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int rank, int ranks,
@@ -270,6 +341,7 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
     return Status(Code::kInvalid,
                   "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
   }
+  Making making(engine);
   auto parts = GroupBuilder(engine, store, rank, ranks, options).build();
   if (!parts) return parts.status();
   std::unique_ptr<Group> group(new Group(engine, std::move(options), std::move(parts.value())));
@@ -286,7 +358,10 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       algorithm_(parts.algorithm),
       local_(std::move(parts.local)),
       remote_(std::move(parts.remote)),
-      failures_(members_, local_, remote_, fragments_, health_, options_.timeout_ns),
+      remote_watch_(key_, members_, remote_, fragments_, std::move(parts.liveness),
+                    options_.silence_ns),
+      failures_(members_, local_, remote_, fragments_, health_, remote_watch_, options_.timeout_ns),
+      ending_(remote_),
       context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()} {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,

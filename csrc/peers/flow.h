@@ -7,7 +7,8 @@
 // behind the prefix the sender may send as many as the READYs have allowed so far: so a receiver bounds
 // what is under way to it from all sides, and no switch has to drop it. A READY may carry a grant: then
 // those bytes go as chunks straight into the receiver's memory; without a grant they go as messages.
-// Flows do not depend on the order of arrival.
+// Flows do not depend on the order of arrival. The receiver learns from the sender's messages which written
+// chunks are there: nothing else that comes from the network can make it believe that.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 
 #include "common/types.h"
 #include "fabric/endpoint.h"
+#include "peers/write_batches.h"
 
 namespace smddp {
 
@@ -53,7 +55,7 @@ class ReceiveBudget {
   size_t bytes() const { return bytes_; }
   size_t room() const { return under_way_ < bytes_ ? bytes_ - under_way_ : 0; }
   void open(size_t bytes) { under_way_ += bytes; }
-  void close(size_t bytes) { under_way_ -= bytes; }
+  void close(size_t bytes) { under_way_ -= std::min(bytes, under_way_); }
 
  private:
   size_t bytes_ = 0;
@@ -137,13 +139,15 @@ struct SendFlow {
   bool cleared = false;  // the target has started the fragment, or keeps the eager prefix
   size_t allowed = 0;    // bytes of the run that the target takes by now
   bool granted = false;
+  bool in_writes = false;  // chunks are written, which the target does not notice
   wire::Grant grant{};
   size_t sent = 0;
-  uint32_t pending = 0;  // chunks that the fabric still reads from `memory`
+  WriteBatches chunks;  // that the fabric still works on
+  size_t told = 0;      // bytes of the run of which the target knows that they are there
 
   bool eager() const { return eager_prefix == run.bytes(); }
   bool in_chunks() const { return granted && sent >= eager_prefix; }  // what goes out next
-  bool done() const { return sent == run.bytes() && pending == 0; }
+  bool done() const { return sent == run.bytes() && told == sent && chunks.idle(); }
 };
 
 // Flows of a fragment, in the order in which they start. They stay at their addresses. Inside a host there

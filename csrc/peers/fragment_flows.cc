@@ -13,6 +13,8 @@ namespace {
 constexpr size_t kGrain = 64;
 // Flows up to this size go out at once, whatever the steps: the start-ups cost more than queues.
 constexpr size_t kSmallFlow = 4 << 10;
+// Fewer written bytes are not worth a message while more are sent.
+constexpr size_t kLeastTold = 128 << 10;
 
 // Bytes of a receive flow that may still be missing when the next step starts. They cover the time until
 // the processor that has to act is free, so that the link never idles. If a whole step might be
@@ -182,6 +184,7 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
              grant->chunk_bytes <= payload_of(remote_.endpoint().max_message());
       send.granted = true;
       send.grant = *grant;
+      send.in_writes = remote_.endpoint().transfer() == fabric::Transfer::kWrites;
     }
     if (!fits) {
       return {Code::kMismatch,
@@ -191,6 +194,16 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
     send.allowed = std::max<size_t>(send.allowed, allowed);
   }
   return {};
+}
+
+Status FragmentFlows::on_written(Rank source, uint64_t chunks) {
+  for (ReceiveFlow& receive : receives_) {
+    if (receive.source != source) continue;
+    if (receive.granted &&
+        remote_.endpoint().chunk_receiver().confirm(receive.grant.region, chunks))
+      return {};
+  }
+  return {Code::kMismatch, members_.describe(source) + " wrote more than it was allowed to"};
 }
 
 ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {
@@ -217,7 +230,7 @@ size_t FragmentFlows::message_bytes(const SendFlow& send) const {
 bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {
   return remote_.endpoint().chunk_sender().send(remote_.peer(send.target), send.grant,
                                                 chunk_index(send), send.memory + send.sent, bytes,
-                                                &send.pending);
+                                                send.chunks.pending());
 }
 
 fabric::SendBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte** to) {
@@ -227,12 +240,37 @@ fabric::SendBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte** to)
   return buffer;
 }
 
-void FragmentFlows::post(const SendFlow& send, fabric::SendBuffer* buffer, size_t bytes) {
+void FragmentFlows::post(SendFlow& send, fabric::SendBuffer* buffer, size_t bytes) {
   if (send.in_chunks()) {
-    remote_.endpoint().messages().post_chunk(buffer, send.grant, chunk_index(send), bytes);
+    fabric::Endpoint& endpoint = remote_.endpoint();
+    // A message that follows a write over the same connection tells as much as the write's completion.
+    bool counts = !send.in_writes || !endpoint.orders_messages();
+    endpoint.messages().post_chunk(buffer, send.grant, chunk_index(send), bytes,
+                                   counts ? send.chunks.pending() : nullptr);
   } else {
-    remote_.send_data(buffer, terms_.seq, terms_.signature, send.sent, bytes);
+    remote_.send_data(send.target, buffer, terms_.seq, terms_.signature, send.sent, bytes);
   }
+}
+
+bool FragmentFlows::progress_matters(const SendFlow& send) const {
+  const Topology& topology = members_.topology();
+  return keeps_step_ || topology.ranks() > topology.nodes() || send.allowed < send.run.bytes() ||
+         terms_.signature.collective != Collective::kAllGather;
+}
+
+// A flow that goes on tells each quarter of what the target allows, and each eighth of what is left, so that
+// the target passes bytes on and allows more while further ones are under way. A flow that waits tells all:
+// what it waits for may depend on these bytes.
+void FragmentFlows::tell_written(SendFlow& send, bool waits) {
+  size_t written =
+      remote_.endpoint().orders_messages() ? send.sent : send.chunks.completed(send.sent);
+  if (written <= send.told) return;
+  size_t worth = std::max(
+      kLeastTold, std::min((send.allowed - send.told) / 4, (send.run.bytes() - send.told) / 8));
+  if (!waits && (!progress_matters(send) || written - send.told < worth)) return;
+  size_t bytes = written - send.eager_prefix;
+  uint64_t chunks = (bytes + send.grant.chunk_bytes - 1) / send.grant.chunk_bytes;
+  if (remote_.send_written(send.target, terms_.seq, terms_.signature, chunks)) send.told = written;
 }
 
 bool FragmentFlows::done() const {
@@ -253,15 +291,36 @@ void FragmentFlows::close() {
   }
 }
 
-bool FragmentFlows::abandon() {
-  turns_.leave(this);
-  bool entangled = false;
-  for (ReceiveFlow& receive : receives_) {
-    if (!std::exchange(receive.granted, false)) continue;
-    entangled = true;
-    remote_.endpoint().chunk_receiver().close(receive.grant.region, false);
+bool FragmentFlows::may_write(const ReceiveFlow& receive) const {
+  return receive.granted && !remote_.writes_over(receive.source) &&
+         !remote_.endpoint().chunk_receiver().complete(receive.grant.region);
+}
+
+bool FragmentFlows::over() const {
+  for (const ReceiveFlow& receive : receives_) {
+    if (may_write(receive)) return false;
   }
-  for (const SendFlow& send : sends_) entangled = entangled || send.pending > 0;
+  for (const SendFlow& send : sends_) {
+    if (!send.chunks.idle()) return false;
+  }
+  return true;
+}
+
+bool FragmentFlows::may_overtake(Rank peer) const {
+  for (const SendFlow& send : sends_) {
+    bool follows = send.in_writes && remote_.endpoint().orders_messages();
+    if (send.target == peer && !follows && !send.chunks.idle()) return true;
+  }
+  return false;
+}
+
+bool FragmentFlows::end() {
+  bool entangled = !over();
+  for (ReceiveFlow& receive : receives_) {
+    if (!receive.granted) continue;
+    remote_.endpoint().chunk_receiver().close(receive.grant.region, !may_write(receive));
+    receive.granted = false;
+  }
   return entangled;
 }
 

@@ -59,6 +59,10 @@ class FragmentFlows {
   template <class Fill>
   bool send_one(SendFlow& send, size_t available, Fill&& fill);
   bool done() const;
+  // f(rank, amount) for each rank whose data is still to come, or that is still to get data. As long as
+  // nothing moves between that rank and this one, `amount` stays the same.
+  template <class F>
+  void for_each_awaited(F&& f) const;
 
   // `source` has started the fragment, and takes `allowed` bytes of the flow to it, with `grant` where
   // its memory is open for them (else nullptr).
@@ -66,14 +70,21 @@ class FragmentFlows {
   // The flow that bytes [offset, offset + bytes) from `source` belong to, which counts them as arrived.
   // nullptr: they are not part of this fragment, or came before.
   ReceiveFlow* on_data(Rank source, uint64_t offset, uint64_t bytes);
+  // `source` says that the first `chunks` chunks of its flow are in this rank's memory.
+  Status on_written(Rank source, uint64_t chunks);
   // Repeats the READYs to the senders whose data is still to come.
   void remind();
 
   // At the end of a fragment that is complete: the peers may no longer write into its memory.
   void close();
-  // The same after a failure. True if the fabric may still touch memory of the operation, which then
-  // has to be kept.
-  bool abandon();
+  // After a failure: first stop(); then, once over() or if that takes too long, end().
+  void stop() { turns_.leave(this); }
+  // Whether no peer writes into memory of the operation any more, and the fabric reads none of it.
+  bool over() const;
+  // Whether bytes for `peer` are under way that a message to it may overtake.
+  bool may_overtake(Rank peer) const;
+  // Closes the regions. True if it was not over(): then the memory of the operation has to be kept.
+  bool end();
 
   // True if later fragments that keep step have to wait until enough of this one's data is here.
   bool hold_rails() const { return keeps_step_ && arrived_ < receives_.size(); }
@@ -94,8 +105,15 @@ class FragmentFlows {
   bool send_chunk(SendFlow& send, size_t bytes);
   // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
   fabric::SendBuffer* acquire(const SendFlow& send, std::byte** to);
-  void post(const SendFlow& send, fabric::SendBuffer* buffer, size_t bytes);
+  void post(SendFlow& send, fabric::SendBuffer* buffer, size_t bytes);
+  // Tells the target which chunks are in its memory, if that is worth a message. `waits`: the flow can't go
+  // on for now.
+  void tell_written(SendFlow& send, bool waits);
+  // Whether the target does something with a part of the flow: it passes it on, sums it, starts a step with
+  // it, or allows more.
+  bool progress_matters(const SendFlow& send) const;
   void send_ready(const ReceiveFlow& receive);
+  bool may_write(const ReceiveFlow& receive) const;  // its sender, still
 
   const Members& members_;
   RemotePeers& remote_;
@@ -108,11 +126,27 @@ class FragmentFlows {
   FlowList<SendFlow> sends_;
 };
 
+template <class F>
+void FragmentFlows::for_each_awaited(F&& f) const {
+  for (const ReceiveFlow& receive : receives_) {
+    if (!receive.coverage.complete()) f(receive.source, uint64_t{receive.coverage.total()});
+  }
+  for (const SendFlow& send : sends_) {
+    if (!send.done()) f(send.target, uint64_t{send.sent + send.allowed} - send.chunks.count());
+  }
+}
+
 template <class Fill>
 bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
-  if (send.sent == send.run.bytes() || !has_turn(send) || !clear_early(send)) return false;
-  size_t bytes = std::min(message_bytes(send), send.allowed - send.sent);
-  if (bytes == 0 || available < send.sent + bytes) return false;
+  auto may_send = [&](size_t* bytes) {
+    if (send.sent == send.run.bytes() || !has_turn(send) || !clear_early(send)) return false;
+    *bytes = std::min(message_bytes(send), send.allowed - send.sent);
+    return *bytes > 0 && available >= send.sent + *bytes;
+  };
+  size_t bytes = 0;
+  bool goes_on = may_send(&bytes), writes = send.in_chunks() && send.in_writes;
+  if (send.told < send.sent) tell_written(send, !goes_on);
+  if (!goes_on) return false;
   if (send.in_chunks() && send.memory != nullptr) {
     if (!send_chunk(send, bytes)) return false;
   } else {
@@ -127,6 +161,7 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
     post(send, buffer, bytes);
   }
   send.sent += bytes;
+  if (!writes) send.told = send.sent;  // the target notices what is not written
   return true;
 }
 

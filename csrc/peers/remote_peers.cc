@@ -13,9 +13,10 @@ constexpr size_t kEarlyMessages = 65536;
 
 }  // namespace
 
-RemotePeers::RemotePeers(const JobKey& key, Rank rank, int ranks, fabric::Endpoint* endpoint,
-                         size_t budget_bytes)
+RemotePeers::RemotePeers(const JobKey& key, const siphash::Key& message_key, Rank rank, int ranks,
+                         fabric::Endpoint* endpoint, size_t budget_bytes)
     : key_(key),
+      message_key_(message_key),
       rank_(rank),
       endpoint_(endpoint),
       peers_(static_cast<size_t>(ranks)),
@@ -23,7 +24,18 @@ RemotePeers::RemotePeers(const JobKey& key, Rank rank, int ranks, fabric::Endpoi
 
 void RemotePeers::add(Rank rank, fabric::Peer peer) {
   ranks_.push_back(rank);
-  peers_[static_cast<size_t>(rank)].address = peer;
+  RemotePeer& added = peers_[static_cast<size_t>(rank)];
+  added.address = peer;
+  added.seen = std::make_unique<Coverage>(SIZE_MAX);
+}
+
+// Counters may arrive in any order, as rails and providers reorder messages: a set of runs remembers all
+// of them, in one run as long as none is missing.
+bool RemotePeers::accept(const wire::Header& h, const std::byte* payload) {
+  if (h.source >= peers_.size() || h.target != static_cast<uint32_t>(rank_)) return false;
+  Coverage* seen = peers_[h.source].seen.get();
+  return seen != nullptr && h.mac == wire::mac_of(message_key_, h, payload) &&
+         seen->add(h.counter, 1);
 }
 
 void RemotePeers::has_started(Rank source, uint64_t seq) {
@@ -67,18 +79,29 @@ bool RemotePeers::may_send_early(Rank to, uint64_t seq, size_t bytes) {
   return true;
 }
 
-wire::Header RemotePeers::header(wire::Type type, uint64_t seq, const Signature& signature) const {
-  return {wire::kMagic, type, {}, key_, seq, static_cast<uint32_t>(rank_), 0, 0, 0, signature};
+wire::Header RemotePeers::header(wire::Type type, Rank to, uint64_t seq,
+                                 const Signature& signature) const {
+  wire::Header header{};
+  header.magic = wire::kMagic;
+  header.type = type;
+  header.key = key_;
+  header.seq = seq;
+  header.source = static_cast<uint32_t>(rank_);
+  header.target = static_cast<uint32_t>(to);
+  header.signature = signature;
+  return header;
 }
 
-void RemotePeers::post(fabric::SendBuffer* buffer, const wire::Header& header) {
+void RemotePeers::post(fabric::SendBuffer* buffer, wire::Header header) {
+  header.counter = peers_[header.target].sent++;
+  header.mac = wire::mac_of(message_key_, header, buffer->data + sizeof header);
   std::memcpy(buffer->data, &header, sizeof header);
   endpoint_->messages().post(buffer, sizeof header + header.bytes);
 }
 
 void RemotePeers::send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
                              const wire::Grant* grant) {
-  Ready ready{to, header(wire::Type::kReady, seq, signature), {}};
+  Ready ready{to, header(wire::Type::kReady, to, seq, signature), {}};
   ready.header.offset = allowed;
   if (grant != nullptr) {
     ready.grant = *grant;
@@ -103,12 +126,37 @@ bool RemotePeers::flush_ready() {
   return moved;
 }
 
-void RemotePeers::send_data(fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
-                            uint64_t offset, size_t bytes) {
-  wire::Header h = header(wire::Type::kData, seq, signature);
+void RemotePeers::send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq,
+                            const Signature& signature, uint64_t offset, size_t bytes) {
+  wire::Header h = header(wire::Type::kData, to, seq, signature);
   h.offset = offset;
   h.bytes = bytes;
   post(buffer, h);
+}
+
+bool RemotePeers::send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks) {
+  fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
+  if (buffer == nullptr) return false;
+  wire::Header h = header(wire::Type::kWritten, to, seq, signature);
+  h.offset = chunks;
+  post(buffer, h);
+  return true;
+}
+
+void RemotePeers::on_peer_lost(fabric::Peer peer) {
+  for (Rank rank : ranks_) {
+    RemotePeer& state = peers_[static_cast<size_t>(rank)];
+    if (state.address == peer) state.writes_over = true;
+  }
+}
+
+bool RemotePeers::tell_over(Rank to) {
+  RemotePeer& state = peers_[static_cast<size_t>(to)];
+  if (state.told_over) return true;
+  fabric::SendBuffer* buffer = endpoint_->messages().acquire(state.address, true);
+  if (buffer == nullptr) return false;
+  post(buffer, header(wire::Type::kOver, to, 0, {}));
+  return state.told_over = true;
 }
 
 void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {
@@ -120,10 +168,11 @@ void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {
 void RemotePeers::flush_aborts() {
   unsent_ready_.clear();
   while (!unsent_aborts_.empty()) {
-    fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(unsent_aborts_.back()), true);
+    Rank to = unsent_aborts_.back();
+    fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
     if (buffer == nullptr) return;
     unsent_aborts_.pop_back();
-    wire::Header h = header(wire::Type::kAbort, abort_from_, {});
+    wire::Header h = header(wire::Type::kAbort, to, abort_from_, {});
     h.bytes = abort_reason_.size();
     std::memcpy(buffer->data + sizeof h, abort_reason_.data(), abort_reason_.size());
     post(buffer, h);

@@ -1,12 +1,13 @@
 // The ranks of other hosts that this rank exchanges messages with, as one group sees them: what each
 // is known to have started, the credit for data that it may get before, messages that came before their
-// fragment was started here, and messages that wait for a send buffer. Must not know operations or
-// what the data is for. The group's fragments and its FailureDetector call it, under the engine's lock.
+// fragment was started here, and messages that wait for a send buffer. Signs what leaves, and takes only
+// what is authentic. Must not know operations or what the data is for. The group's fragments and its FailureDetector call it, under the engine's lock.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -21,10 +22,10 @@ namespace smddp {
 
 class RemotePeers {
  public:
-  // `rank`: this one. `endpoint`: nullptr if the group stays inside a host. `budget_bytes`: of data that
-  // may be under way to this rank.
-  RemotePeers(const JobKey& key, Rank rank, int ranks, fabric::Endpoint* endpoint,
-              size_t budget_bytes);
+  // `key` names the group, `message_key` signs its messages. `rank`: this one. `endpoint`: nullptr if the
+  // group stays inside a host. `budget_bytes`: of data that may be under way to this rank.
+  RemotePeers(const JobKey& key, const siphash::Key& message_key, Rank rank, int ranks,
+              fabric::Endpoint* endpoint, size_t budget_bytes);
   void add(Rank rank, fabric::Peer peer);
 
   fabric::Endpoint& endpoint() { return *endpoint_; }
@@ -35,6 +36,9 @@ class RemotePeers {
 
   // --- messages that arrive
 
+  // Whether a rank of this group has sent this message, to this rank, and it has not come before. Called
+  // once for each message, before anything is done with it.
+  bool accept(const wire::Header& header, const std::byte* payload);
   // `source` has started fragment `seq`: a message of it belongs to that fragment.
   void has_started(Rank source, uint64_t seq);
   // Keeps a message of a fragment that this rank has not started. False if `source` sends more than
@@ -43,6 +47,13 @@ class RemotePeers {
   // Calls f(header, payload) for each message kept for fragment `seq`; drops those of earlier fragments.
   template <class F>
   void take_early(uint64_t seq, F&& f);
+
+  // `source` has said that it writes no more into this rank's memory.
+  void heard_over(Rank source) { peers_[static_cast<size_t>(source)].writes_over = true; }
+  // The connection to `peer` is lost: nothing more comes from there.
+  void on_peer_lost(fabric::Peer peer);
+  // Whether one of the two has happened.
+  bool writes_over(Rank source) const { return peers_[static_cast<size_t>(source)].writes_over; }
 
   // --- messages that leave
 
@@ -58,10 +69,15 @@ class RemotePeers {
   // if not nullptr, opens this rank's memory for it.
   void send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
                   const wire::Grant* grant);
-  // Sends what lies behind the header's room in `buffer` as bytes [offset, offset + bytes) of the flow
-  // of fragment `seq` to the peer that the buffer was acquired for.
-  void send_data(fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
+  // Sends what lies behind the header's room in `buffer`, which was acquired for `to`, as bytes [offset,
+  // offset + bytes) of the flow of fragment `seq`.
+  void send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
                  uint64_t offset, size_t bytes);
+  // Tells `to` that the first `chunks` chunks of the flow to it are in its memory once this message is
+  // taken. False: no buffer is free now.
+  bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks);
+  // Tells `to`, once, that this rank writes no more into its memory. False: no buffer is free now.
+  bool tell_over(Rank to);
   // Puts into line for all of them that this rank gives up the group from fragment `from` on.
   void send_aborts(uint64_t from, const std::string& reason);
   // True while READYs or aborts wait for a send buffer.
@@ -78,7 +94,11 @@ class RemotePeers {
     size_t ahead_bytes = 0;
     std::set<uint64_t> refused;  // fragments that found no credit: later ones wait behind them
     bool greeted = false;
+    bool writes_over = false, told_over = false;
     size_t kept_bytes = 0;  // of its early data, here
+    uint64_t sent = 0;      // messages: the counter of the next one
+    std::unique_ptr<Coverage>
+        seen;  // counters of its messages that were accepted; nullptr: no peer
   };
   struct Early {
     wire::Header header;
@@ -90,10 +110,12 @@ class RemotePeers {
     wire::Grant grant;
   };
 
-  wire::Header header(wire::Type type, uint64_t seq, const Signature& signature) const;
-  void post(fabric::SendBuffer* buffer, const wire::Header& header);
+  wire::Header header(wire::Type type, Rank to, uint64_t seq, const Signature& signature) const;
+  // Signs and sends a message to header.target, whose payload stands behind the header's room.
+  void post(fabric::SendBuffer* buffer, wire::Header header);
 
   JobKey key_;
+  siphash::Key message_key_;
   Rank rank_;
   fabric::Endpoint* endpoint_;
   std::vector<Rank> ranks_;

@@ -24,7 +24,11 @@ class EarlyMessages {
   void keep(const wire::Header& header, const std::byte* payload);
   // Those of `key`, in the order in which they came; they are no longer here.
   std::vector<Message> take(const JobKey& key);
-  uint64_t dropped() const { return dropped_; }  // messages, because they were too many or too long
+  void drop_all() {
+    dropped_ += messages_.size();
+    messages_.clear();
+  }
+  uint64_t dropped() const { return dropped_; }  // messages
 
  private:
   static constexpr size_t kMost = 4096;

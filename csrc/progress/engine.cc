@@ -54,6 +54,8 @@ void Engine::shutdown() {
   presence_->ring_self();
   lk.unlock();
   thread_.join();
+  // Before the connections, so that the peers find that this process has ended.
+  if (liveness_) liveness_->close();
   lk.lock();
   groups_.leave();
   uint64_t until = now_ns() + kFlushNs;
@@ -70,6 +72,7 @@ Result<fabric::Endpoint*> Engine::fabric() {
     if (!endpoint) return endpoint.status();
     endpoint_ = std::move(endpoint.value());
     wait_policy_.expect_network();
+    liveness_ = liveness::open_if_possible(endpoint_->ip());
   }
   return endpoint_.get();
 }
@@ -77,6 +80,11 @@ Result<fabric::Endpoint*> Engine::fabric() {
 fabric::Endpoint* Engine::open_fabric() {
   Lock lk = lock();
   return endpoint_.get();
+}
+
+liveness::Liveness* Engine::liveness() {
+  Lock lk = lock();
+  return liveness_.get();
 }
 
 Status Engine::reaches(const fabric::MemoryOwner& owner) {
@@ -98,6 +106,11 @@ void Engine::take_back(std::byte* at) {
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& info) {
   Lock lk = lock();
   return neighbors_.open(info.pid, info.token, info.presence_fd, info.doorbell_fd);
+}
+
+uint64_t Engine::refused() {
+  Lock lk = lock();
+  return groups_.foreign_messages() + (endpoint_ ? endpoint_->counters().foreign_chunks : 0);
 }
 
 void Engine::attach(const JobKey& key, Progressable* group) {

@@ -33,6 +33,7 @@
 #include "fabric/endpoint.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
+#include "liveness/liveness.h"
 #include "progress/groups.h"
 #include "progress/task.h"
 #include "progress/wait_policy.h"
@@ -49,6 +50,8 @@ class Engine {
   Result<fabric::Endpoint*> fabric();
   // nullptr if it is not open.
   fabric::Endpoint* open_fabric();
+  // Opened with the endpoint; nullptr if it could not be, or there is no endpoint.
+  liveness::Liveness* liveness();
   // As the endpoint's; kUnavailable if it is not open.
   Status reaches(const fabric::MemoryOwner& owner);
   Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner);
@@ -59,6 +62,7 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   Lock lock();
 
+  void count_making(int groups) { (void)lock(), groups_.count_making(groups); }
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
   void detach(const JobKey& key);
@@ -90,8 +94,8 @@ class Engine {
   // groups must not touch it.
   bool ended() const;
   bool forked() const;
-  // As Groups::foreign_messages().
-  uint64_t foreign_messages() const { return groups_.foreign_messages(); }
+  // Messages and writes of no member of the job, which were dropped.
+  uint64_t refused();
   // How often a waiting thread left the driving to the background thread.
   uint64_t waits_left_to_background() const { return waits_left_to_background_; }
 
@@ -126,6 +130,7 @@ class Engine {
   StagingPool staging_;
   std::vector<std::shared_ptr<void>> kept_until_fabric_closes_;
   std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
+  std::unique_ptr<liveness::Liveness> liveness_;
   Groups groups_;
   intranode::Neighbors neighbors_;
   std::deque<std::shared_ptr<Task>> finished_;

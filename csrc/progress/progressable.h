@@ -21,7 +21,8 @@ class Progressable {
   // then has something to do.
   virtual bool watch(uint64_t now_ns) = 0;
   virtual uint64_t deadline_ns() const = 0;  // the earliest, UINT64_MAX for none
-  virtual void on_message(const wire::Header& header, const std::byte* payload) = 0;
+  // False: the message is not authentic, and has changed nothing.
+  virtual bool on_message(const wire::Header& header, const std::byte* payload) = 0;
   virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
   // The process ends: tells the peers if they still wait for this rank. The last call.
   virtual void leave() = 0;

@@ -41,7 +41,8 @@ Fallback::Factory hold(py::object factory) {
 
 void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
                            size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32,
-                           const std::string& fallback, int max_sms, bool reduce_on_cpu) {
+                           const std::string& fallback, int max_sms, bool reduce_on_cpu,
+                           double silence_seconds) {
   FallbackMode mode = FallbackMode::kWarn;
   if (fallback == "silent") {
     mode = FallbackMode::kSilent;
@@ -55,6 +56,7 @@ void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucke
               reduce_precision_fp32},
              mode,
              max_sms,
+             static_cast<uint64_t>(silence_seconds * 1e9),
              reduce_on_cpu});
 }
 
@@ -141,7 +143,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
         py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
         py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn",
-        py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false);
+        py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false,
+        py::arg("silence_seconds") = 30.0);
   m.def("statistics", &statistics);
   m.def("reset_statistics", [] { Statistics::process().reset(); });
   m.def(

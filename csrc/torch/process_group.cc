@@ -65,6 +65,7 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
   Group::Options options;
   options.name = group_name;
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
+  options.silence_ns = settings().silence_ns;
   auto created = Group::create(engine_, *store_, rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
@@ -102,7 +103,7 @@ c10d::ErrorType ProcessGroupSMDDP::getError() {
 void ProcessGroupSMDDP::abort() {
   if (DeviceCollectives* device = device_.existing())
     device->group().abort("the group was aborted by " + group_->describe(rank_));
-  if (group_) group_->abort("the group was aborted by " + group_->describe(rank_));
+  if (group_) group_->abort("the group was aborted by " + group_->describe(rank_), true);
   fallback_.abort();
 }
 

@@ -14,7 +14,8 @@ enum class FallbackMode { kWarn, kSilent, kError };
 struct Settings {
   Tuning tuning;
   FallbackMode fallback = FallbackMode::kWarn;
-  int max_sms = 9;             // multiprocessors that one sum on a GPU occupies at most
+  int max_sms = 9;  // multiprocessors that one sum on a GPU occupies at most
+  uint64_t silence_ns = 30'000'000'000ull;  // Group::Options::silence_ns
   bool reduce_on_cpu = false;  // the CPU sums tensors on a GPU: no multiprocessor is used
 };
 

@@ -5,6 +5,7 @@ A checkpoint is DeepSpeed's, or one file with the whole model.
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -84,12 +85,14 @@ def resume_from_checkpoint(
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
+        pickle.UnpicklingError: a full checkpoint holds objects of a class that was not allowed, as
+            in :func:`load`.
     """
     model = modelparallel.state.model
     if not partial:
         if tag is None:
             refuse("the newest full checkpoint", "name it by tag=")
-        content = torch.load(Path(path) / tag, map_location="cpu", weights_only=False)
+        content = _read(Path(path) / tag, "cpu")
         parameters = content["model"]
         if translate_function is not None:
             parameters = translate_function(parameters)
@@ -113,6 +116,21 @@ def save(thing: Any, path: str, partial: bool = True, **kwargs: Any) -> None:
 
 
 def load(path: str, map_location: Any = None, partial: bool = True, **kwargs: Any) -> Any:
-    """``torch.load`` of a file that :func:`save` wrote."""
-    name = f"{path}_{modelparallel.rank()}" if partial else path
-    return torch.load(name, map_location=map_location or "cpu", weights_only=False)
+    """``torch.load`` of a file that :func:`save` wrote.
+
+    Raises:
+        pickle.UnpicklingError: the file holds objects of a class that is neither a tensor, a number
+            nor a container, and that ``torch.serialization.add_safe_globals`` has not allowed.
+            Such objects run code of the file when they are read.
+    """
+    return _read(f"{path}_{modelparallel.rank()}" if partial else path, map_location or "cpu")
+
+
+def _read(path: str | Path, map_location: Any) -> Any:
+    try:
+        return torch.load(path, map_location=map_location, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise pickle.UnpicklingError(
+            f"{path} holds objects that could run code when they are read; if you trust the file, "
+            f"allow their classes with torch.serialization.add_safe_globals: {error}"
+        ) from error

@@ -23,6 +23,9 @@ from deepspeed_smddp.diagnose import gpu
 from deepspeed_smddp.diagnose.finding import Finding as Finding
 from deepspeed_smddp.diagnose.finding import Verdict as Verdict
 
+# csrc/bootstrap/job_secret.h has the same.
+SHORTEST_SECRET = 16
+
 
 @dataclass(frozen=True)
 class SettingRow:
@@ -45,6 +48,8 @@ def findings() -> Iterator[Finding]:
     yield extension
     if extension.verdict is Verdict.OK:
         yield _fabric()
+    yield _job_secret()
+    if extension.verdict is Verdict.OK:
         yield from gpu.findings()
     yield _single_copy()
     yield Finding("host identity", host_identity())
@@ -86,6 +91,8 @@ def setting_rows(ds_config: Any = None) -> list[SettingRow]:
         else:
             given = os.environ.get(name, "")
             shown, source = given or variable.default, name if given else settings.DEFAULT
+            if variable.secret and given:
+                shown = "set"
         rows.append(SettingRow(variable.key or name, shown or "-", source, variable.meaning))
     return rows
 
@@ -125,6 +132,26 @@ def _fabric() -> Finding:
         return Finding("libfabric", _C.fabric_description())
     except RuntimeError as error:
         return Finding("libfabric", f"{error} (groups on one host work)", Verdict.LIMITED)
+
+
+def _job_secret() -> Finding:
+    name = "job secret"
+    path = os.environ.get(PREFIX + "JOB_SECRET_FILE", "")
+    if path:
+        try:
+            size = len(Path(path).read_bytes().rstrip(b" \t\r\n"))
+        except OSError as error:
+            return Finding(name, f"{path} can't be read: {error.strerror}", Verdict.FAILED)
+        origin = f"from {path}"
+    else:
+        size = len(os.environ.get(PREFIX + "JOB_SECRET", ""))
+        origin = f"from {PREFIX}JOB_SECRET"
+    if size == 0 and not path:
+        return Finding(name, "random for each group, handed out through the store")
+    if size < SHORTEST_SECRET:
+        wanted = f"{origin}: {size} characters, at least {SHORTEST_SECRET} are needed"
+        return Finding(name, wanted, Verdict.FAILED)
+    return Finding(name, origin)
 
 
 # Reads 8 bytes of its parent's memory: the same ptrace rules apply between the ranks of a host.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 from deepspeed_smddp.tune.choice import NetworkModel, Point
@@ -25,6 +27,13 @@ _VARIABLES = (
     "SMDDP_SHARED_ALLOCATOR",
     "OMP_NUM_THREADS",
 )
+
+
+# Bounds of what a model may hold. The start-up measures one of its sizes again: a size that no run
+# has measured would take the job's memory.
+_LARGEST_SIZE = 64 << 20  # bytes
+_LONGEST_SECONDS = 3600.0
+_MOST_POINTS = 64
 
 
 def directory() -> Path:
@@ -45,34 +54,48 @@ def load(name: str) -> NetworkModel | None:
     try:
         found = json.loads((directory() / f"{name}.json").read_text(encoding="utf-8"))
         return from_json(found)
-    except (OSError, RuntimeError, ValueError, TypeError, KeyError):
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
 def store(name: str, curve: NetworkModel) -> None:
     """Stores a network model. If the directory can't be written, the next job measures again."""
+    part = None
     try:
         directory().mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             "w", dir=directory(), suffix=".part", delete=False, encoding="utf-8"
         ) as file:
+            part = Path(file.name)
             json.dump(asdict(curve), file)
-        os.replace(file.name, directory() / f"{name}.json")
+        os.replace(part, directory() / f"{name}.json")
     except (OSError, RuntimeError):
-        return
+        if part is not None:  # on a full disk
+            part.unlink(missing_ok=True)
 
 
 def from_json(found: dict[str, list[dict[str, float]]]) -> NetworkModel:
     """The inverse of ``dataclasses.asdict``.
 
     Raises:
-        ValueError, KeyError, TypeError: it is not a network model's JSON.
+        ValueError, KeyError, TypeError: it is not the JSON of a network model that was measured.
     """
+    return NetworkModel(_points(found, "allgather"), _points(found, "reduce_scatter"))
 
-    def points(key: str) -> tuple[Point, ...]:
-        read = tuple(Point(int(p["size"]), float(p["seconds"])) for p in found[key])
-        if len(read) < 2 or any(p.size <= 0 or p.seconds <= 0 for p in read):
-            raise ValueError(f"{key} is not a measured curve")
-        return read
 
-    return NetworkModel(points("allgather"), points("reduce_scatter"))
+def _points(found: dict[str, list[dict[str, float]]], key: str) -> tuple[Point, ...]:
+    given = found[key]
+    if not 2 <= len(given) <= _MOST_POINTS:
+        raise ValueError(f"{key} is not a measured curve")
+    read = tuple(_point(p["size"], p["seconds"]) for p in given)
+    if any(a.size >= b.size for a, b in pairwise(read)):
+        raise ValueError(f"the sizes of {key} do not rise")
+    return read
+
+
+def _point(size: float, seconds: float) -> Point:
+    if not isinstance(size, int) or not 0 < size <= _LARGEST_SIZE:
+        raise ValueError(f"a size is {size}; it may be 1 to {_LARGEST_SIZE} bytes")
+    if not math.isfinite(seconds) or not 0 < seconds <= _LONGEST_SECONDS:
+        raise ValueError(f"a time is {seconds} s")
+    return Point(size, float(seconds))

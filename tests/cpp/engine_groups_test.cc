@@ -74,13 +74,14 @@ struct CountingGroup : Progressable {
   bool progress() override { return ++progressed > 0; }
   bool watch(uint64_t) override { return ++watched > 0; }
   uint64_t deadline_ns() const override { return deadline; }
-  void on_message(const wire::Header& header, const std::byte*) override {
+  bool on_message(const wire::Header& header, const std::byte*) override {
     messages.push_back(header.seq);
+    return authentic;
   }
   void on_peer_lost(fabric::Peer, const Status&) override { ++losses; }
   void leave() override { ++left; }
 
-  bool is_busy = false;
+  bool is_busy = false, authentic = true;
   uint64_t deadline = UINT64_MAX;
   int progressed = 0, watched = 0, losses = 0, left = 0;
   std::vector<uint64_t> messages;
@@ -99,18 +100,39 @@ void deliver(Groups& groups, uint8_t group, uint64_t seq, uint32_t magic = wire:
 TEST(Groups, AMessageGoesToItsGroupEvenIfItCameFirst) {
   Groups groups;
   CountingGroup one, two;
+  deliver(groups, 2, 19);
+  EXPECT_EQ(groups.foreign_messages(), 1u) << "no group is being made";
+  groups.count_making(1);
   groups.attach(key_of(1), &one);
   deliver(groups, 2, 20);
   deliver(groups, 1, 10);
   deliver(groups, 1, 11, 0);
+  deliver(groups, 3, 30);
   groups.attach(key_of(2), &two);
+  groups.count_making(-1);
   deliver(groups, 2, 21);
   EXPECT_EQ(one.messages, (std::vector<uint64_t>{10}));
   EXPECT_EQ(two.messages, (std::vector<uint64_t>{20, 21}));
-  EXPECT_EQ(groups.foreign_messages(), 1u) << "the one with another magic number";
+  EXPECT_EQ(groups.foreign_messages(), 3u) << "one with another magic number, one of no group";
   groups.detach(key_of(1));
   deliver(groups, 1, 12);
   EXPECT_EQ(one.messages.size(), 1u);
+}
+
+TEST(Groups, MessagesThatAreNotAuthenticAreCounted) {
+  Groups groups;
+  CountingGroup group;
+  group.authentic = false;
+  groups.count_making(1);
+  deliver(groups, 1, 10);
+  EXPECT_EQ(groups.foreign_messages(), 0u) << "it may be of a group that is being made";
+  groups.attach(key_of(1), &group);
+  EXPECT_EQ(groups.foreign_messages(), 1u);
+  deliver(groups, 1, 11);
+  EXPECT_EQ(groups.foreign_messages(), 2u);
+  group.authentic = true;
+  deliver(groups, 1, 12);
+  EXPECT_EQ(groups.foreign_messages(), 2u);
 }
 
 TEST(Groups, OnlyBusyGroupsAreAdvancedAndAllAreToldOfALostPeer) {

@@ -40,12 +40,26 @@ inline void write_message(std::byte* data, size_t size, Stamp stamp) {
   for (size_t i = sizeof stamp; i < size; ++i) data[i] = pattern(stamp, i);
 }
 
+// A message that says how many chunks of a flow have been written, for flows of one process.
+class WrittenChunks {
+ public:
+  virtual ~WrittenChunks() = default;
+  virtual void on_written(uint32_t chunks) = 0;
+};
+inline constexpr uint32_t kWritten =
+    0xffffffff;  // as the source of a stamp, and as its index the chunks
+
 class Inbox : public Sink {
  public:
   void on_message(const std::byte* data, size_t size) override {
     ASSERT_GE(size, sizeof(Stamp));
     Stamp stamp;
     std::memcpy(&stamp, data, sizeof stamp);
+    if (stamp.source == kWritten) {
+      WrittenChunks* flow = nullptr;
+      std::memcpy(&flow, data + sizeof stamp, sizeof flow);
+      return flow->on_written(stamp.index);
+    }
     size_t wrong = 0;
     for (size_t i = sizeof stamp; i < size; ++i) wrong += data[i] != pattern(stamp, i);
     EXPECT_EQ(wrong, 0u) << "of " << size << " bytes from " << stamp.source;

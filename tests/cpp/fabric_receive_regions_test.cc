@@ -3,6 +3,7 @@
 #include <random>
 
 #include "fabric_flow.h"
+#include "stranger.h"
 
 namespace smddp::fabric {
 namespace {
@@ -79,69 +80,85 @@ TEST_P(Fabric, ManyRegionsAtOnceOfAllSizes) {
   for (TestEndpoint& each : endpoints) EXPECT_EQ(each.endpoint->counters().foreign_chunks, 0u);
 }
 
-// Chunks of no region, beyond the region's end, or that come a second time are counted and not
-// told.
-TEST_P(Fabric, ForeignAndSecondChunksAreDropped) {
+// A write with immediate data, as earlier versions of the protocol sent, is counted and changes nothing:
+// neither one without bytes, for which any process needs no key, nor a sender's second word.
+TEST_P(Fabric, ForeignWritesAndRepeatedWordsChangeNothing) {
   if (std::string(GetParam().transfer) == "tagged") {
     GTEST_SKIP() << "nothing receives a tagged chunk that is not expected";
   }
+  if (std::string(GetParam().provider) == "udp;ofi_rxd") {
+    GTEST_SKIP() << "libfabric 1.17 crashes in the stranger's own call";
+  }
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
-  Flow flow(40000, 10000, 3), other(40000, 10000, 4);
+  Flow flow(40000, 10000, 3);
   ASSERT_TRUE(flow.open(b, to_a));
-  ASSERT_TRUE(other.open(b, to_a));
-  auto send = [&](const wire::Grant& grant, uint32_t index, const std::byte* data) {
-    drive({&a, &b}, [&] {
-      return a.endpoint->chunk_sender().send(to_b, grant, index, data, 10000, &flow.pending);
-    });
-  };
-  wire::Grant closed = flow.grant, beyond = flow.grant;
-  closed.region = 777;
-  beyond.address -= 5 * 10000;  // chunk 5 of the region's 4 would be written to its start
-  send(closed, 0, flow.source.data());
-  send(beyond, 5, flow.source.data());
-  send(flow.grant, 0, flow.source.data());
-  send(flow.grant, 0, flow.source.data());
+  Stranger stranger(b.endpoint->address(), options());
+  ASSERT_TRUE(stranger.works());
+  const uint32_t numbers[] = {flow.grant.region, flow.grant.region << 20, 777u << 20, 3u};
   drive({&a, &b}, [&] {
-    return b.endpoint->counters().foreign_chunks == 3 && flow.pending == 0 && a.endpoint->idle();
+    if (stranger.sent() < 4) stranger.write_nothing(numbers[stranger.sent()]);
+    EXPECT_TRUE(stranger.progress());
+    return b.endpoint->counters().foreign_chunks == 4;
   });
-  EXPECT_EQ(flow.arrived.size(), 1u);
-  flow.sent = 1;
+  EXPECT_TRUE(flow.arrived.empty());
+  ChunkReceiver& receiver = b.endpoint->chunk_receiver();
+  EXPECT_FALSE(receiver.confirm(flow.grant.region, 5)) << "of four chunks";
+  EXPECT_FALSE(receiver.confirm(flow.grant.region + 1, 1)) << "no such region";
+  EXPECT_TRUE(flow.arrived.empty());
   drive({&a, &b}, [&] {
     flow.send(a, to_b);
-    other.send(a, to_b);
-    return flow.over() && other.over();
+    return flow.over();
   });
-  EXPECT_EQ(b.endpoint->counters().foreign_chunks, 3u);
+  EXPECT_TRUE(receiver.confirm(flow.grant.region, 2));
+  EXPECT_TRUE(receiver.confirm(flow.grant.region, 4));
+  EXPECT_EQ(b.endpoint->counters().chunks_received, 4u);
   EXPECT_TRUE(a.inbox.lost.empty());
 }
 
-// A region is closed before its sender has sent all chunks: the rest arrives, its observer is not
-// told, and all other transfers between the two go on.
-TEST_P(Fabric, LateChunksOfAClosedRegionDoNoHarm) {
+// The bytes of all chunks that a sender speaks of are in memory when its word is taken: Flow compares them
+// then. Many chunks are under way at once, and some leave from message buffers.
+TEST_P(Fabric, WrittenBytesAreThereWhenTheSenderSaysSo) {
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
-  Flow late(200 * 20000, 20000, 5), next(100 * 20000, 20000, 6);
-  ASSERT_TRUE(late.open(b, to_a));
-  drive({&a, &b}, [&] {
-    if (late.sent < 20) late.send(a, to_b);
-    return late.arrived.size() >= 3;
-  });
-  b.endpoint->chunk_receiver().close(late.grant.region, false);
-  size_t told = late.arrived.size();
-  ASSERT_TRUE(next.open(b, to_a));
-  EXPECT_NE(next.grant.region, late.grant.region);
-  ASSERT_TRUE(a.send(to_b, 5000));
-  drive({&a, &b}, [&] {
-    late.send(a, to_b);
-    next.send(a, to_b);
-    return next.over() && late.sent == late.chunks() && late.pending == 0 && a.endpoint->idle() &&
-           b.endpoint->counters().foreign_chunks == late.chunks() - told;
-  });
-  EXPECT_EQ(late.arrived.size(), told);
-  EXPECT_EQ(b.inbox.messages, 1u);
-  EXPECT_TRUE(a.inbox.lost.empty());
-  late.check_margins();
+  for (size_t chunk : {70'000, 4'000}) {
+    for (uint32_t turn = 0; turn < 40; ++turn) {
+      Flow flow(12 * chunk + 1, chunk, turn);
+      ASSERT_TRUE(flow.open(b, to_a));
+      drive({&a, &b}, [&] {
+        flow.send(a, to_b);
+        return flow.over() && flow.told == (a.endpoint->transfer() == Transfer::kWrites ? 13 : 0);
+      });
+      flow.close(true);
+    }
+  }
+}
+
+// A region is closed before its sender has sent all chunks, and the sender sends no more of it: its number
+// comes back, and all other transfers between the two go on.
+TEST_P(Fabric, ARegionThatIsClosedEarlyGivesItsNumberBack) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  Peer to_b = introduce(a, b), to_a = introduce(b, a);
+  for (uint32_t turn = 0; turn < 30; ++turn) {
+    Flow late(200 * 20000, 20000, turn), next(100 * 20000, 20000, turn + 1);
+    ASSERT_TRUE(late.open(b, to_a));
+    ASSERT_TRUE(next.open(b, to_a));
+    drive({&a, &b}, [&] {
+      if (late.sent < 20) late.send(a, to_b);
+      late.tell(a, to_b);
+      next.send(a, to_b);
+      return late.sent >= 20 && late.arrived.size() == late.sent && late.pending() == 0 &&
+             next.over();
+    });
+    late.close(true);
+    next.close(true);
+    ASSERT_TRUE(a.send(to_b, 5000));
+    drive({&a, &b}, [&] { return b.inbox.messages == turn + 1 && a.endpoint->idle(); });
+    late.check_margins();
+  }
+  EXPECT_LE(b.endpoint->chunk_receiver().numbers(), 4u);
+  EXPECT_EQ(b.endpoint->counters().receive_errors, 0u);
+  EXPECT_TRUE(a.inbox.lost.empty() && b.inbox.lost.empty());
 }
 
 // The receiver makes no progress: its sender's chunks in flight stay bounded, another peer gets all
@@ -162,10 +179,10 @@ TEST_P(Fabric, SilentReceiverDelaysOnlyWhatIsSentToIt) {
   drive({&a, &c}, [&] {
     stalled.send(a, to_b);
     served.send(a, to_c);
-    most_pending = std::max<size_t>(most_pending, stalled.pending);
+    most_pending = std::max<size_t>(most_pending, stalled.pending());
     return served.over();
   });
-  EXPECT_LE(most_pending, 16u);
+  EXPECT_LE(most_pending, 16u + 24u) << "from memory, and from message buffers";
   if (stalled.chunks() > 500) {
     EXPECT_LT(stalled.sent, stalled.chunks());
   }
@@ -199,63 +216,46 @@ TEST_P(Fabric, SenderGetsItsMemoryBackIfTheReceiverDies) {
   drive({&a, &b}, [&] {
     cut.send(a, to_gone);
     whole.send(a, to_b);
-    return whole.over() && a.inbox.lost.count(to_gone) == 1 && cut.pending == 0;
+    return whole.over() && a.inbox.lost.count(to_gone) == 1 && cut.pending() == 0;
   });
-  EXPECT_TRUE(
-      a.endpoint->chunk_sender().send(to_gone, cut.grant, 399, cut.source.data(), 1, &cut.pending));
-  EXPECT_EQ(cut.pending, 0u);
+  EXPECT_TRUE(a.endpoint->chunk_sender().send(to_gone, cut.grant, 399, cut.source.data(), 1,
+                                              cut.batches.pending()));
+  EXPECT_EQ(cut.pending(), 0u);
   EXPECT_EQ(a.inbox.lost.count(to_b), 0u);
 }
 
-// Providers that pin nothing keep a bounded number of registrations, and no two regions share one.
-TEST_P(Fabric, RegistrationsAreReused) {
+// Regions in the same memory, one after the other and two at once.
+TEST_P(Fabric, KeysAreFreshAndEndWithTheirRegion) {
   if (std::string(GetParam().transfer) == "tagged") {
     GTEST_SKIP() << "needs no registration over these providers";
   }
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
-  std::vector<std::byte> memory(6000), source(5000);
-  struct Count : ChunkObserver {
-    void on_chunk(uint32_t) override { ++chunks; }
-    size_t chunks = 0;
-  } count;
-  auto open = [&](size_t offset) {
-    wire::Grant grant = {};
-    EXPECT_TRUE(b.endpoint->chunk_receiver().open(to_a, memory.data() + offset, 5000, 5000, &count,
-                                                  &grant));
-    return grant;
-  };
-  auto fill = [&](const wire::Grant& grant) {
-    uint32_t pending = 0;
-    size_t before = count.chunks;
-    bool sent = false;
+  Flow flow(5000, 5000, 1), beside(5000, 5000, 1);
+  ASSERT_TRUE(beside.open(b, to_a));
+  std::set<uint64_t> keys = {beside.grant.keys[0]};
+  for (size_t turn = 1; turn <= 20; ++turn) {
+    flow.reset();
+    ASSERT_TRUE(flow.open(b, to_a));
+    keys.insert(flow.grant.keys[0]);
+    EXPECT_EQ(keys.size(), turn + 1);
+    EXPECT_EQ(b.endpoint->counters().registrations, turn + 1);
     drive({&a, &b}, [&] {
-      sent = sent || a.endpoint->chunk_sender().send(to_b, grant, 0, source.data(), 5000, &pending);
-      return sent && pending == 0 && count.chunks == before + 1;
+      flow.send(a, to_b);
+      return flow.over() && a.endpoint->idle();
     });
-    b.endpoint->chunk_receiver().close(grant.region, true);
-  };
-  const Counters& counters = b.endpoint->counters();
-  wire::Grant first = open(0), second = open(0);
-  EXPECT_NE(first.keys[0], second.keys[0]);
-  EXPECT_EQ(counters.registrations, 2u);
-  fill(first);
-  wire::Grant third = open(0);
-  EXPECT_EQ(third.keys[0], first.keys[0]);
-  EXPECT_EQ(counters.registration_hits, 1u);
-  fill(third);
-  // Of the registrations without a user the least recently used ones are closed.
-  for (size_t i = 1; i <= 300; ++i) fill(open(i));
-  EXPECT_EQ(counters.registrations, 302u);
-  fill(open(300));
-  EXPECT_EQ(counters.registration_hits, 2u);
-  fill(open(0));
-  EXPECT_EQ(counters.registrations, 303u);
-  // The registration of a region that is closed too early is never reused, even if the caller says
-  // that the region is complete.
-  wire::Grant early = open(0);
-  b.endpoint->chunk_receiver().close(early.region, true);
-  EXPECT_NE(open(0).keys[0], early.keys[0]);
+    flow.close(true);
+  }
+  // A write by the last key: the provider refuses it. Not every provider tells the sender.
+  std::fill(flow.memory.begin(), flow.memory.end(), Flow::kUntouched);
+  flow.sent = 0;
+  drive({&a, &b}, [&] {
+    flow.send_chunks(a, to_b);
+    return flow.sent == 1;
+  });
+  settle({&a, &b}, kSecond / 5);
+  EXPECT_EQ(std::count(flow.memory.begin(), flow.memory.end(), Flow::kUntouched),
+            static_cast<std::ptrdiff_t>(flow.memory.size()));
 }
 
 TEST_P(Fabric, RefusesImpossibleRegions) {

@@ -59,6 +59,50 @@ TEST(Coverage, AnyOrderOfAnyPiecesCompletesIt) {
   }
 }
 
+// More bytes arrive than were opened only if a peer's figures are wrong: the room stays what it may be.
+TEST(ReceiveBudget, NeverHasMoreRoomThanItsBytes) {
+  ReceiveBudget budget(100);
+  budget.open(70);
+  EXPECT_EQ(budget.room(), 30u);
+  budget.close(80);
+  EXPECT_EQ(budget.room(), 100u);
+  budget.open(100);
+  EXPECT_EQ(budget.room(), 0u);
+}
+
+// Writes start in order and complete in any: a byte counts as complete only if all before it are.
+TEST(WriteBatches, CountOnlyBytesWithoutAGap) {
+  std::mt19937 random(3);
+  for (int trial = 0; trial < 200; ++trial) {
+    WriteBatches batches;
+    std::vector<uint32_t*> counters;  // of the writes in flight, in order; nullptr: complete
+    std::vector<bool> done;
+    size_t sent = 0, told = 0;
+    for (int step = 0; step < 300; ++step) {
+      if (random() % 2 == 0) {
+        counters.push_back(batches.pending());
+        ++*counters.back();
+        done.push_back(false);
+        sent += 10;
+      } else if (!counters.empty()) {
+        size_t i = counters.size() - 1 - random() % std::min<size_t>(counters.size(), 12);
+        if (!done[i]) --*counters[i];
+        done[i] = true;
+      }
+      size_t gap = static_cast<size_t>(std::find(done.begin(), done.end(), false) - done.begin());
+      size_t completed = batches.completed(sent);
+      EXPECT_LE(completed, gap * 10);
+      EXPECT_GE(completed, told);
+      told = completed;
+    }
+    for (size_t i = 0; i < done.size(); ++i) {
+      if (!done[i]) --*counters[i];
+    }
+    EXPECT_TRUE(batches.idle());
+    EXPECT_EQ(batches.completed(sent), sent);
+  }
+}
+
 TEST(ShardRun, FindsTheShardsOfARange) {
   ShardRun s;
   s.add(7, 10);

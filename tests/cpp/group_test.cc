@@ -1,7 +1,12 @@
 // Groups: how they fail, how much they may have in flight, how they are made.
+#include <algorithm>
 #include <barrier>
+#include <numeric>
+#include <random>
 #include <set>
 
+#include "common/clock.h"
+#include "fabric/chunk_receiver.h"
 #include "world.h"
 
 namespace smddp {
@@ -157,6 +162,68 @@ TEST(Failure, APeerThatGivesUpALaterOperationDoesNotBreakEarlierOnes) {
       }
     });
   }
+}
+
+// Each turn one rank aborts while large flows are under way. From the error on the memory is the caller's
+// again: what it writes there stays.
+TEST(Failure, NoByteComesAfterTheError) {
+  for (std::string layout : {"AB", "AAB", "ABC"}) {
+    std::barrier all(static_cast<std::ptrdiff_t>(layout.size()));
+    run_world(layout, [&](RankContext& c) {
+      auto ranks = static_cast<size_t>(c.ranks);
+      std::vector<Rank> everyone(ranks);
+      std::iota(everyone.begin(), everyone.end(), 0);
+      std::mt19937 random(static_cast<unsigned>(c.rank));
+      std::vector<float> in(1 << 19, 1.0f), out(in.size() * ranks);
+      int broken = 0;
+      for (int turn = 0; turn < 30; ++turn) {
+        auto group = c.group.subgroup(c.store, "turn" + std::to_string(turn), everyone);
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        std::fill(out.begin(), out.end(), 2.0f);
+        auto op = gather_of(in, out, c.ranks);
+        all.arrive_and_wait();
+        group.value()->submit(op, {}, true);
+        if (turn % c.ranks == c.rank) {
+          std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+          group.value()->abort("asked to");
+        }
+        c.engine.wait(*op);
+        broken += !op->status().ok();
+        std::fill(out.begin(), out.end(), 3.0f);
+        for (int i = 0; i < 50; ++i) {
+          c.engine.kick(c.engine.lock());
+          std::this_thread::sleep_for(std::chrono::microseconds(200));
+        }
+        size_t kept = static_cast<size_t>(std::count(out.begin(), out.end(), 3.0f));
+        EXPECT_EQ(kept, out.size()) << layout << " turn " << turn;
+        all.arrive_and_wait();
+      }
+      EXPECT_GT(broken, 3);
+      std::vector<float> result(in.size() * ranks);
+      EXPECT_TRUE(c.run(gather_of(in, result, c.ranks)).ok());
+      EXPECT_LE(c.engine.open_fabric()->chunk_receiver().numbers(), 64u);
+    });
+  }
+}
+
+// A rank that does not answer, because it drives nothing, delays the error of the others by a moment only.
+TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorByAMoment) {
+  std::barrier both(2);
+  run_world("AB",
+            [&](RankContext& c) {
+              std::vector<float> in(1 << 19), out(1 << 20);
+              ASSERT_TRUE(c.run(gather_of(in, out, 2)).ok());
+              both.arrive_and_wait();
+              if (c.rank == 0) {
+                uint64_t began = now_ns();
+                Status status = c.run(gather_of(in, out, 2));
+                EXPECT_EQ(status.code(), Code::kTimeout);
+                EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+                EXPECT_LT(now_ns() - began, 5'000'000'000u);
+              }
+              both.arrive_and_wait();
+            },
+            {.timeout_seconds = 0.5});
 }
 
 TEST(Bootstrap, AMissingRankIsNamed) {

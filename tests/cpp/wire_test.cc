@@ -32,10 +32,34 @@ bool accepts_edited(std::vector<uint8_t> bytes, Edit edit) {
 }
 
 TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
-  for (Type type : {Type::kReady, Type::kData, Type::kAbort}) {
+  for (Type type : {Type::kReady, Type::kData, Type::kAbort, Type::kWritten, Type::kOver}) {
     EXPECT_TRUE(accepts(message(type, 0)));
     EXPECT_TRUE(accepts(message(type, 1)));
     EXPECT_TRUE(accepts(message(type, 128 * 1024)));
+  }
+}
+
+// Every byte of the header and of a READY's or an abort's payload counts, and so does the key.
+TEST(Wire, TheKeyedHashCoversTheHeaderAndShortPayloads) {
+  constexpr siphash::Key key{1, 2};
+  for (Type type : {Type::kReady, Type::kAbort, Type::kData}) {
+    std::vector<uint8_t> good = message(type, 40);
+    auto mac = [&](const std::vector<uint8_t>& bytes, const siphash::Key& with) {
+      Header header;
+      std::memcpy(&header, bytes.data(), sizeof header);
+      return mac_of(with, header, bytes.data() + sizeof header);
+    };
+    uint64_t expected = mac(good, key);
+    EXPECT_NE(mac(good, {1, 3}), expected);
+    for (size_t at = 0; at < good.size(); ++at) {
+      std::vector<uint8_t> other = good;
+      other[at] ^= 0x10;
+      // The hash itself, the length that says how much is hashed, and data lie outside.
+      bool outside = at >= offsetof(Header, mac) && (at < sizeof(Header) || type == Type::kData);
+      if (at >= offsetof(Header, bytes) && at < offsetof(Header, bytes) + 8 && type != Type::kData)
+        continue;
+      EXPECT_EQ(mac(other, key) == expected, outside) << "byte " << at;
+    }
   }
 }
 
@@ -58,7 +82,7 @@ TEST(Wire, RejectsAnotherMagicOrVersion) {
 TEST(Wire, RejectsUnknownTypes) {
   std::vector<uint8_t> good = message(Type::kData, 8);
   for (int type = 0; type < 256; ++type) {
-    bool known = type >= 1 && type <= 3;
+    bool known = type >= 1 && type <= 5;
     EXPECT_EQ(accepts_edited(good, [&](Header& h) { h.type = static_cast<Type>(type); }), known)
         << type;
   }
@@ -102,13 +126,12 @@ TEST(Wire, AcceptsOnlyGrantsWithinBounds) {
   EXPECT_FALSE(edited([](Grant& g) { g.bytes = g.chunk_bytes * uint64_t{kMaxChunks} + 1; }));
 }
 
-TEST(Wire, ImmediateDataHoldsRegionAndChunk) {
-  for (uint32_t region : {0u, 1u, kMaxRegions - 1}) {
-    for (uint32_t chunk : {0u, 1u, kMaxChunks - 1}) {
-      EXPECT_EQ(region_of(immediate(region, chunk)), region);
-      EXPECT_EQ(chunk_of(immediate(region, chunk)), chunk);
-    }
-  }
+TEST(Wire, TagsOfARegionAreApart) {
+  uint64_t base = tag_base(~uint64_t{0});
+  EXPECT_EQ(tag_of(base, 0), base);
+  EXPECT_EQ(tag_of(base, kMaxChunks - 1), ~uint64_t{0});
+  EXPECT_NE(tag_of(base, 1), tag_of(base, 2));
+  EXPECT_NE(tag_of(base, 1), tag_of(tag_base(uint64_t{1} << 63), 1));
 }
 
 // An accepted message has the properties that the receiver relies on, for all bytes.
@@ -134,7 +157,7 @@ TEST(Wire, AcceptsOfRandomBytesOnlyValidMessages) {
     EXPECT_EQ(header.magic, kMagic);
     EXPECT_EQ(header.bytes, bytes.size() - sizeof header);
     EXPECT_GE(static_cast<int>(header.type), 1);
-    EXPECT_LE(static_cast<int>(header.type), 3);
+    EXPECT_LE(static_cast<int>(header.type), 5);
   }
   EXPECT_GT(accepted, 1000);
 }

@@ -69,6 +69,8 @@ def main() -> None:
     dist.init_process_group("smddp")
     world = dist.group.WORLD
     assert world is not None
+    store = dist.distributed_c10d._get_default_store()
+    rank, size = dist.get_rank(), dist.get_world_size()
     pair: dist.ProcessGroup | None = None
     pending: tuple[Call, dist.Work] | None = None
     answer_with("ready")
@@ -84,6 +86,13 @@ def main() -> None:
             assert pair is not None
             answer = run(*rest, pair)
             answer_with([answer, pending is not None and pending[1].is_completed()])
+        elif command == "again":  # all ranks join anew, in the same process
+            dist.destroy_process_group()
+            anew = dist.PrefixStore(rest[0], store)
+            dist.init_process_group("smddp", store=anew, rank=rank, world_size=size)
+            world = dist.group.WORLD
+            assert world is not None
+            answer_with("joined")
         elif command == "start":
             call = Call(*rest, world)
             pending = (call, call.start())

@@ -134,6 +134,29 @@ def test_a_cut_link_gives_an_error_that_names_the_peer_or_the_right_result(
 
 
 @pytest.mark.testbed
+def test_a_host_that_is_cut_off_is_called_silent_and_joins_again(
+    testbed: MAKE, tmp_path: Path
+) -> None:
+    """All raise after `silence_seconds`, of a deadline of 120 s; later, all make a new group."""
+    bed = testbed(hosts=3, rate="1gbit")
+    limits = {"SMDDP_TIMEOUT_SECONDS": "120", "SMDDP_SILENCE_SECONDS": "4"}
+    ranks = Ranks(bed, 1, tmp_path, **limits)
+    for name in ("second", "third"):
+        assert ranks.all("run", "all_gather", 3 << 20, 2) == ["right"] * 3
+        bed.cut(2, 0)
+        begun = time.monotonic()
+        ranks.tell("run", "all_gather", 3 << 20, 1)
+        answers = [ranks.answer(rank) for rank in range(3)]
+        assert time.monotonic() - begun < 6.5
+        assert all("rank 2 (" in answer for answer in answers[:2]), answers
+        assert all("has not answered for" in answer for answer in answers), answers
+        bed.restore(2, 0)
+        assert ranks.all("again", name) == ["joined"] * 3
+    assert ranks.all("run", "all_reduce", 3 << 20, 2) == ["right"] * 3
+    ranks.end()
+
+
+@pytest.mark.testbed
 def test_a_slow_host_slows_only_those_that_wait_for_it(testbed: MAKE, tmp_path: Path) -> None:
     bed = testbed(hosts=3, rate="1gbit")
     ranks = Ranks(bed, 1, tmp_path)

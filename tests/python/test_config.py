@@ -29,6 +29,7 @@ DESIGN_SECTION = {
     "reduce_precision": "wire",
     "fallback": "warn",
     "timeout_seconds": 600,
+    "silence_seconds": 30,
     "activation_offload": {"enabled": False, "horizon": 2, "directory": ""},
 }
 
@@ -235,6 +236,7 @@ def test_the_core_receives_the_options(core: list[dict[str, Any]]) -> None:
             "fallback": "error",
             "max_sms": 9,
             "reduce_on_cpu": False,
+            "silence_seconds": 30.0,
         }
     ]
 
@@ -324,6 +326,28 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert rows["SMDDP_HOST_ID"] == ("left", "SMDDP_HOST_ID")
     assert rows["SMDDP_SPIN_MICROSECONDS"] == ("200", "default")
     assert doctor.host_identity() == "left"
+
+
+def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from deepspeed_smddp.diagnose import doctor
+
+    def job_secret() -> doctor.Finding:
+        return next(found for found in doctor.findings() if found.name == "job secret")
+
+    assert "random" in job_secret().text
+    monkeypatch.setenv("SMDDP_JOB_SECRET", "fifteen letters")
+    assert job_secret().verdict is doctor.Verdict.FAILED
+    monkeypatch.setenv("SMDDP_JOB_SECRET", "0123456789abcdef")
+    assert job_secret().text == "from SMDDP_JOB_SECRET"
+    rows = {row.name: row.value for row in doctor.setting_rows()}
+    assert rows["SMDDP_JOB_SECRET"] == "set"
+    path = tmp_path / "secret"
+    monkeypatch.setenv("SMDDP_JOB_SECRET_FILE", str(path))
+    assert job_secret().verdict is doctor.Verdict.FAILED
+    path.write_text("0123456789abcdef\n")
+    assert job_secret().text == f"from {path}"
 
 
 def test_doctor_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

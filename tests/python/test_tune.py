@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,43 @@ def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert name != cache.topology("0", ["a", "a", "b"])
     (cache.directory() / f"{name}.json").write_text('{"allgather": []}')
     assert cache.load(name) is None
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        '{"size": 1000000000000000000000, "seconds": 1.0}',
+        '{"size": 1e21, "seconds": 1.0}',
+        '{"size": 1e999, "seconds": 1.0}',
+        '{"size": 8192, "seconds": NaN}',
+        '{"size": 8192, "seconds": 1e999}',
+        '{"size": 8192, "seconds": "1"}',
+        '{"size": 4096, "seconds": 1.0}',
+        "[8192, 1.0]",
+        "null",
+    ],
+)
+def test_cache_with_a_point_that_no_run_has_measured(
+    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache.store("name", NetworkModel(line(1e-5, 1e9), line(2e-5, 1e9)))
+    curve = f'[{{"size": 4096, "seconds": 0.1}}, {point}]'
+    (cache.directory() / "name.json").write_text(
+        f'{{"allgather": {curve}, "reduce_scatter": {curve}}}'
+    )
+    assert cache.load("name") is None
+
+
+def test_cache_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    cache.store("name", NetworkModel(line(1e-5, 1e9), line(1e-5, 1e9)))
+    assert list(cache.directory().iterdir()) == []
 
 
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,25 +53,28 @@ bool has_rdma_device() { return !glob_paths("/sys/class/infiniband/*").empty(); 
 // limit's size. The limit is one header more than the default, so that a flow whose size is a round
 // number needs no further message for its last bytes. These settings exist as environment variables
 // only. A variable that the user has set keeps its value.
-void tune_provider_buffers() {
-  ::setenv("FI_OFI_RXM_MSG_RX_SIZE", "64", 0);
-  ::setenv("FI_TCP_MAX_RX_SIZE", "256", 0);
-  if (std::getenv("FI_OFI_RXM_BUFFER_SIZE") != nullptr) return;
+std::vector<env::Default> provider_buffers() {
+  std::vector<env::Default> sizes{{"FI_OFI_RXM_MSG_RX_SIZE", "64"}, {"FI_TCP_MAX_RX_SIZE", "256"}};
+  if (std::getenv("FI_OFI_RXM_BUFFER_SIZE") != nullptr) return sizes;
   std::string limit = std::to_string(kEagerMessage);
-  ::setenv("FI_OFI_RXM_BUFFER_SIZE", has_rdma_device() ? limit.c_str() : "2048", 0);
-  ::setenv("FI_OFI_RXM_EAGER_LIMIT", limit.c_str(), 0);
+  sizes.push_back({"FI_OFI_RXM_BUFFER_SIZE", has_rdma_device() ? limit : "2048"});
+  sizes.push_back({"FI_OFI_RXM_EAGER_LIMIT", limit});
+  return sizes;
 }
 
-// efa and verbs read these when the library opens: registered pages must survive fork().
-void ask_for_fork_safety() {
-  for (const char* name : {"FI_EFA_FORK_SAFE", "RDMAV_FORK_SAFE", "IBV_FORK_SAFE"}) {
-    ::setenv(name, "1", 0);
-  }
+// efa and verbs read these when the library opens: registered pages must survive fork(). Without the
+// last one libibverbs takes all pages for 4 KiB, and the kernel refuses to protect a part of a huge page:
+// a registration in the shared memory of the arena would fail.
+std::vector<env::Default> fork_safety() {
+  return {{"FI_EFA_FORK_SAFE", "1"},
+          {"RDMAV_FORK_SAFE", "1"},
+          {"IBV_FORK_SAFE", "1"},
+          {"RDMAV_HUGEPAGES_SAFE", "1"}};
 }
 
 Result<Library> open_one(const std::string& path) {
-  tune_provider_buffers();
-  ask_for_fork_safety();
+  env::set_defaults(provider_buffers());
+  env::set_defaults(fork_safety());
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();

@@ -1,10 +1,11 @@
 #include "fabric/rail/mr_cache.h"
 
-#include <sys/random.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+
+#include "common/unguessable.h"
 
 namespace smddp::fabric {
 namespace {
@@ -38,13 +39,6 @@ fi_mr_attr attributes(const iovec& memory, uint64_t access, uint64_t key,
   return attr;
 }
 
-// A process that was not granted the key must not be able to guess it.
-uint64_t random_key() {
-  uint64_t key = 0;
-  if (::getrandom(&key, sizeof key, 0) != sizeof key) key = reinterpret_cast<uintptr_t>(&key);
-  return key;
-}
-
 }  // namespace
 
 MrCache::MrCache(const Library& library, fid_domain* domain, fid_ep* endpoint, const fi_info& info,
@@ -64,7 +58,7 @@ Result<MrHandle> MrCache::open(const RegistrationKey& range, const Loan* loan) {
   auto [base, bytes, access] = range;
   int rc = 0;
   for (int attempt = 0; attempt < kKeyTries; ++attempt) {
-    uint64_t wanted = provider_keys_ ? 0 : random_key() & key_mask_;
+    uint64_t wanted = provider_keys_ ? 0 : unguessable() & key_mask_;
     fid_mr* raw = nullptr;
     if (loan != nullptr) {
       iovec memory = {reinterpret_cast<void*>(base), bytes};
@@ -103,9 +97,8 @@ Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) 
   }
   RegistrationKey range(base, bytes, access);
   auto [first, last] = table_.equal_range(range);
-  for (auto at = first; at != last; ++at) {
+  for (auto at = first; at != last && !exclusive; ++at) {
     Registration& found = at->second;
-    if (exclusive && found.users > 0) continue;
     if (found.users++ == 0 && !found.lent) idle_.erase(found.idle);
     ++counters_->registration_hits;
     return &found;
@@ -128,7 +121,8 @@ Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) 
 
 void MrCache::give_back(Registration* registration) {
   if (--registration->users > 0 || registration->lent) return;
-  if (bound_ == 0) {
+  bool exclusive = std::get<Access>(registration->self->first) == Access::kRemoteWrite;
+  if (bound_ == 0 || exclusive) {
     table_.erase(registration->self);
     return;
   }

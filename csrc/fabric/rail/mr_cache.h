@@ -10,10 +10,9 @@
 // providers keep the pages pinned in a cache of their own, which watches munmap.
 //
 // Which users share a registration. A range to send from is widened to whole pages and shared by
-// all sends from it at the time. A range that a peer may write into is registered byte for byte,
-// and has one user at a time: so its key opens the region that it was granted for and nothing
-// beside it. The next user has the same key: by then the peer that had it before has sent all its
-// chunks. A region whose sender has not sent all chunks never gives its registration back.
+// all sends from it at the time. A range that a peer may write into is registered byte for byte, and
+// has one user: so its key opens the region that it was granted for and nothing beside it, and ends
+// with it. The key is random where the provider leaves the choice to this class.
 //
 // Lent memory (a device's) stays where it is until it is taken back. It is registered as a whole,
 // once to send from and once for all regions in it. So the key of one region opens all of it: its

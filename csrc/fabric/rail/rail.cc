@@ -22,10 +22,15 @@ ssize_t Rail::send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes
 }
 
 ssize_t Rail::write(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes, void* descriptor,
-                    uint64_t address, uint64_t key, uint32_t immediate) {
+                    uint64_t address, uint64_t key, bool delivered) {
   slot->rail = index_;
-  return ::fi_writedata(ep_.get(), data, bytes, descriptor, immediate, to, address, key,
-                        &slot->context);
+  if (!delivered) {
+    return ::fi_write(ep_.get(), data, bytes, descriptor, to, address, key, &slot->context);
+  }
+  iovec local = {const_cast<std::byte*>(data), bytes};
+  fi_rma_iov remote = {address, bytes, key};
+  fi_msg_rma message = {&local, &descriptor, 1, to, &remote, 1, &slot->context, 0};
+  return ::fi_writemsg(ep_.get(), &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
 }
 
 ssize_t Rail::read(Slot* slot, fi_addr_t from, std::byte* to, size_t bytes, void* descriptor,
@@ -62,10 +67,9 @@ Result<size_t> Rail::poll(std::span<Event, kBatch> events) {
     Slot* slot = Slot::of(entry.op_context);
     if ((entry.flags & FI_REMOTE_CQ_DATA) != 0 && (entry.flags & (FI_RMA | FI_REMOTE_WRITE)) != 0) {
       // Without FI_RX_CQ_DATA the context belongs to no slot; its value has no meaning.
-      events[i] = {Event::kWritten, consumes_receives_ ? slot : nullptr, entry.len,
-                   static_cast<uint32_t>(entry.data)};
+      events[i] = {Event::kWritten, consumes_receives_ ? slot : nullptr, entry.len};
     } else {
-      events[i] = {Event::kDone, slot, entry.len, 0};
+      events[i] = {Event::kDone, slot, entry.len};
     }
     Slot* done = events[i].slot;
     if (done != nullptr && done->kind == SlotKind::kReceive) receives_.count_completion();
@@ -81,7 +85,7 @@ Result<size_t> Rail::read_error(Event* event) {
     return Status(Code::kInternal, "fi_cq_readerr: " + library_.error_text(static_cast<int>(rc)) +
                                        " (" + text_ + ")");
   }
-  *event = {Event::kFailed, Slot::of(entry.op_context), 0, 0};
+  *event = {Event::kFailed, Slot::of(entry.op_context), 0};
   if (event->slot != nullptr && event->slot->kind == SlotKind::kReceive) {
     receives_.count_completion();
   }

@@ -20,12 +20,11 @@ namespace smddp::fabric {
 struct Event {
   enum Kind : uint8_t {
     kDone,     // `slot`'s operation; a receive has `bytes`
-    kWritten,  // a peer's write into a region, with its `immediate` data
+    kWritten,  // a write with immediate data, as no member of the job sends it
     kFailed    // `slot`'s operation, or nullptr: a receive that had none; Rail::error() says why
   } kind;
   Slot* slot;
   size_t bytes;
-  uint32_t immediate;
 };
 
 class Rail {
@@ -43,6 +42,10 @@ class Rail {
   const std::string& text() const { return text_; }  // "tcp;ofi_rxm on lo (127.0.0.1)"
   const std::vector<uint8_t>& name() const { return name_; }
   bool reaches_devices() const { return reaches_devices_; }
+  // A message is processed by the peer after the writes that were started before it.
+  bool orders_messages() const {
+    return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0;
+  }
   bool local_registration() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
   MrCache& registrations() { return *registrations_; }
   ReceiveBuffers& receives() { return receives_; }
@@ -54,13 +57,16 @@ class Rail {
   // Start an operation: 0, -FI_EAGAIN, or the error that refused it. `descriptor`: of memory that
   // is neither this rail's nor adopted.
   ssize_t send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes);
+  // `delivered`: completes when the bytes are in the peer's memory, not before.
   ssize_t write(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes, void* descriptor,
-                uint64_t address, uint64_t key, uint32_t immediate);
+                uint64_t address, uint64_t key, bool delivered);
   ssize_t read(Slot* slot, fi_addr_t from, std::byte* to, size_t bytes, void* descriptor,
                uint64_t address, uint64_t key);
   ssize_t send_tagged(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes,
                       void* descriptor, uint64_t tag);
   ssize_t receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* descriptor, uint64_t tag);
+  // Asks for an operation back; it completes all the same.
+  void cancel(Slot* slot) { (void)::fi_cancel(&ep_->fid, &slot->context); }
   void* sends_descriptor() const { return sends_mr_ ? ::fi_mr_desc(sends_mr_.get()) : nullptr; }
 
   // Takes the receives back, so that the rail may be closed: ofi_rxm crashes (1.17) when it closes

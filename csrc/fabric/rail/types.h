@@ -33,7 +33,8 @@ struct Counters {
   uint64_t receive_errors = 0;  // messages lost on arrival: truncated, or their connection broke
   uint64_t chunks_sent = 0, chunk_bytes_sent = 0;
   uint64_t chunks_received = 0;
-  uint64_t foreign_chunks = 0;                        // arrived for no region, or a second time
+  uint64_t foreign_chunks = 0;                        // arrived for no region, or were not written
+                                                      // as members of the job write
   uint64_t registrations = 0, registration_hits = 0;  // asked of the provider; found in the cache
 };
 

@@ -49,14 +49,25 @@ ssize_t send_tagged(fid_ep* ep, const void* data, size_t bytes, void* descriptor
   return start(ep, flight, to, descriptor, FI_SEND);
 }
 
-ssize_t write(fid_ep* ep, const void* data, size_t bytes, void* descriptor, uint64_t immediate,
-              fi_addr_t to, uint64_t address, uint64_t key, void* context) {
-  if (immediate > UINT32_MAX) violation("immediate data of more than 32 bits");
+ssize_t write(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
+              uint64_t address, uint64_t key, void* context) {
   Flight flight = flight_of(Flight::kWrite, data, bytes, context);
   flight.address = address;
   flight.key = key;
-  flight.immediate = static_cast<uint32_t>(immediate);
   return start(ep, flight, to, descriptor, FI_WRITE);
+}
+
+ssize_t write_message(fid_ep* ep, const fi_msg_rma* message, uint64_t flags) {
+  if (message->iov_count != 1 || message->rma_iov_count != 1) violation("a write in parts");
+  if ((flags & FI_COMPLETION) == 0) violation("a write without a completion");
+  const iovec& local = message->msg_iov[0];
+  const fi_rma_iov& remote = message->rma_iov[0];
+  if (local.iov_len != remote.len) violation("a write of two lengths");
+  Flight flight = flight_of(Flight::kWrite, local.iov_base, local.iov_len, message->context);
+  flight.address = remote.addr;
+  flight.key = remote.key;
+  flight.delivered = (flags & FI_DELIVERY_COMPLETE) != 0;
+  return start(ep, flight, message->addr, message->desc[0], FI_WRITE);
 }
 
 ssize_t read(fid_ep* ep, void* to, size_t bytes, void* descriptor, fi_addr_t from, uint64_t address,
@@ -84,6 +95,10 @@ ssize_t receive_tagged(fid_ep* ep, void* data, size_t bytes, void* descriptor, f
                        uint64_t tag, uint64_t ignore, void* context) {
   if (ignore != 0) violation("a tag with bits ignored");
   return post(ep, {data, bytes, tag, true, context}, descriptor);
+}
+
+ssize_t cancel_receive(fid* object, void* context) {
+  return cancel(*of(object), context) ? 0 : -FI_ENOENT;
 }
 
 int set_option(fid* object, int, int option, const void* value, size_t size) {
@@ -134,12 +149,14 @@ int endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
   static fi_ops_msg messages = sized<fi_ops_msg>();
   static fi_ops_rma writes = sized<fi_ops_rma>();
   static fi_ops_tagged tags = sized<fi_ops_tagged>();
+  general.cancel = cancel_receive;
   general.setopt = set_option;
   general.getopt = get_option;
   names.getname = name;
   messages.recv = receive;
   messages.send = send;
-  writes.writedata = write;
+  writes.write = write;
+  writes.writemsg = write_message;
   writes.read = read;
   tags.recv = receive_tagged;
   tags.send = send_tagged;

@@ -84,9 +84,12 @@ struct Flight {
   const void* data;  // kRead: where it goes
   size_t bytes;
   uint64_t tag, address, key;
-  uint32_t immediate;
   void* context;
   uint64_t sequence;
+  // Of a write: its sender hears of it when it has arrived, and may before if it did not ask for that. Then
+  // its memory has been copied.
+  bool delivered = false, acknowledged = false;
+  std::vector<std::byte> copy = {};
 };
 
 struct World {
@@ -102,6 +105,8 @@ void pump();
 // A violation unless `descriptor` is that of a registration of that memory for `access`.
 void check_descriptor(const Ep& ep, const void* data, size_t bytes, void* descriptor,
                       uint64_t access);
+// Takes a receive back; false if there is none with that context.
+bool cancel(Ep& ep, void* context);
 int endpoint(fid_domain* domain, fi_info* info, fid_ep** out, void*);
 bool busy();
 

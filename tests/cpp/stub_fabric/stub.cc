@@ -34,6 +34,7 @@ fi_info* info_of(const std::string& domain, bool device_memory) {
   info->mode = settings.consumes_receives ? FI_RX_CQ_DATA : 0;
   info->addr_format = FI_ADDR_EFA;
   info->rx_attr->size = info->tx_attr->size = 512;
+  if (settings.orders_messages) info->rx_attr->msg_order = info->tx_attr->msg_order = FI_ORDER_SAW;
   info->ep_attr->type = FI_EP_RDM;
   info->ep_attr->protocol = FI_PROTO_EFA;
   info->ep_attr->max_msg_size = settings.longest_message;

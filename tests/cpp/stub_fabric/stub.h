@@ -16,6 +16,7 @@ struct Settings {
   bool messages_only = false;         // has neither FI_RMA nor FI_TAGGED
   bool consumes_receives = false;     // FI_RX_CQ_DATA: a write's immediate data takes a receive
   bool binds_registrations = false;   // FI_MR_ENDPOINT
+  bool orders_messages = false;       // claims FI_ORDER_SAW; the stub itself orders nothing
   bool emulates_writes = false;       // what FI_OPT_EFA_EMULATED_WRITE says
   bool knows_efa_options = true;      // false: a library older than that option
   bool device_memory = false;         // FI_HMEM

@@ -56,22 +56,12 @@ int arrive(const Flight& flight, Ep& target) {
       violation("a write by an endpoint that the target's address vector lacks");
       return FI_EHOSTUNREACH;
     }
-    void* context = reinterpret_cast<void*>(0x10);  // of no operation
-    if (state().settings.consumes_receives) {
-      auto receive = std::find_if(target.receives.begin(), target.receives.end(),
-                                  [](const PostedReceive& r) { return !r.tagged; });
-      if (receive == target.receives.end()) return -1;
-      context = receive->context;
-      target.receives.erase(receive);
-    }
     if (mr->gpu) {
       auto data = static_cast<const std::byte*>(flight.data);
       mr->late.emplace_back(flight.address, std::vector<std::byte>(data, data + flight.bytes));
     } else {
       std::memcpy(reinterpret_cast<void*>(flight.address), flight.data, flight.bytes);
     }
-    complete(target.cq, context, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, flight.bytes,
-             flight.immediate, 0);
     return 0;
   }
   bool tagged = flight.kind == Flight::kTagged;
@@ -93,6 +83,14 @@ void pump() {
   std::deque<Flight>& flights = world().flights;
   for (size_t turns = chance()() % 8; turns > 0 && !flights.empty(); --turns) {
     auto at = flights.begin() + static_cast<ptrdiff_t>(chance()() % flights.size());
+    if (at->kind == Flight::kWrite && !at->delivered && !at->acknowledged) {
+      auto data = static_cast<const std::byte*>(at->data);
+      at->copy.assign(data, data + at->bytes);
+      at->data = at->copy.data();
+      at->acknowledged = true;
+      complete(at->from->cq, at->context, FI_RMA | FI_WRITE, 0, 0, 0);
+      continue;
+    }
     Flight flight = *at;
     auto target = world().endpoints.find(flight.to);
     int error = FI_ECONNRESET;
@@ -110,8 +108,17 @@ void pump() {
                      : flight.kind == Flight::kRead   ? FI_RMA | FI_READ
                      : flight.kind == Flight::kTagged ? FI_TAGGED | FI_SEND
                                                       : FI_MSG | FI_SEND;
-    complete(flight.from->cq, flight.context, flags, 0, 0, error);
+    if (!flight.acknowledged) complete(flight.from->cq, flight.context, flags, 0, 0, error);
   }
+}
+
+bool cancel(Ep& ep, void* context) {
+  auto receive = std::find_if(ep.receives.begin(), ep.receives.end(),
+                              [&](const PostedReceive& r) { return r.context == context; });
+  if (receive == ep.receives.end()) return false;
+  ep.receives.erase(receive);
+  complete(ep.cq, context, FI_RECV, 0, 0, FI_ECANCELED);
+  return true;
 }
 
 void check_descriptor(const Ep& ep, const void* data, size_t bytes, void* descriptor,

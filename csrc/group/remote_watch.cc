@@ -1,0 +1,147 @@
+#include "group/remote_watch.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+namespace smddp {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+constexpr uint64_t kLookNs = kSecond / 10;
+// A rank of which nothing has come for so long is asked whether it lives.
+constexpr uint64_t kQuietNs = kSecond;
+// What a rank sent before it ended, or left the group, may arrive until so long after anything else of
+// it. Later it will not: it was lost with a connection.
+constexpr uint64_t kInFlightNs = 2 * kSecond;
+// For how long a connection that broke waits for the answer whether the process has ended.
+constexpr uint64_t kSuspectNs = 3 * kSecond;
+
+std::string seconds(uint64_t ns) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(ns) * 1e-9);
+  return text;
+}
+
+}  // namespace
+
+RemoteWatch::RemoteWatch(const JobKey& key, const Members& members, RemotePeers& remote,
+                         const FragmentQueue& fragments, LivenessOfRanks liveness,
+                         uint64_t silence_ns)
+    : key_(key),
+      members_(members),
+      remote_(remote),
+      fragments_(fragments),
+      liveness_(std::move(liveness)),
+      silence_ns_(silence_ns) {
+  by_rank_.resize(static_cast<size_t>(members_.ranks()));
+  for (Rank rank : remote_.ranks()) {
+    by_rank_[static_cast<size_t>(rank)] = static_cast<uint32_t>(remotes_.size());
+    remotes_.emplace_back().rank = rank;
+  }
+}
+
+void RemoteWatch::on_lost(fabric::Peer peer, const Status& why) {
+  for (Remote& remote : remotes_) {
+    if (remote_.peer(remote.rank) != peer || !remote.why_broken.empty()) continue;
+    remote.why_broken = why.message();
+    remote.broken_ns = UINT64_MAX;  // look() reads the clock
+    ++broken_;
+  }
+  next_look_ns_ = 0;
+}
+
+void RemoteWatch::leave(uint64_t from, const std::string& reason) noexcept {
+  if (liveness_.service == nullptr) return;
+  try {
+    liveness_.service->left(key_, from, reason);
+  } catch (const std::exception&) {  // then the others learn it by the aborts only
+  }
+}
+
+std::optional<std::string> RemoteWatch::left() { return std::exchange(left_, std::nullopt); }
+
+Status RemoteWatch::look(uint64_t now) {
+  if (now < next_look_ns_ || (fragments_.in_flight().empty() && broken_ == 0)) return {};
+  next_look_ns_ = now + kLookNs;
+  find_awaited(now);
+  for (size_t i = 0; i < remotes_.size(); ++i) {
+    if (Status status = judge(i, now); !status) return status;
+    if (left_) break;
+  }
+  return {};
+}
+
+void RemoteWatch::find_awaited(uint64_t now) {
+  for (Remote& remote : remotes_) {
+    remote.awaited = false;
+    remote.amount = 0;
+  }
+  for (const auto& fragment : fragments_.in_flight()) {
+    fragment->flows().for_each_awaited([&](Rank rank, uint64_t amount) {
+      Remote& remote = remotes_[by_rank_[static_cast<size_t>(rank)]];
+      remote.awaited = true;
+      remote.amount += amount + (fragment->seq() << 32);
+    });
+  }
+  for (Remote& remote : remotes_) {
+    bool moved = std::exchange(remote.last_amount, remote.amount) != remote.amount;
+    if (!remote.awaited) {
+      remote.quiet_since_ns = 0;
+    } else if (moved || remote.quiet_since_ns == 0) {
+      remote.quiet_since_ns = now;
+    }
+  }
+}
+
+Status RemoteWatch::judge(size_t i, uint64_t now) {
+  Remote& remote = remotes_[i];
+  if (remote.broken_ns == UINT64_MAX) remote.broken_ns = now;
+  bool broken = remote.broken_ns != 0;
+  uint64_t quiet = remote.awaited ? now - remote.quiet_since_ns : 0;
+  if (quiet < kQuietNs && !broken) return {};
+  // It may have been lost before this group could be told.
+  if (!broken && remote_.endpoint().is_lost(remote_.peer(remote.rank)))
+    on_lost(remote_.peer(remote.rank), {Code::kPeerLost, "it was lost before"});
+  liveness::Verdict verdict;
+  bool asks = liveness_.service != nullptr && liveness_.known[i];
+  if (asks) verdict = liveness_.service->ask(liveness_.processes[i], key_);
+  bool left = verdict.left_from != UINT64_MAX;
+  if (left && (verdict.left_from <= fragments_.first_unfinished() || quiet >= kInFlightNs)) {
+    left_ = verdict.reason;
+    return {};
+  }
+  if (verdict.ended) {
+    if (broken && !remote.awaited) {  // it may have done its part; the next operation asks again
+      remote.broken_ns = 0;
+      --broken_;
+    }
+    if (quiet < kInFlightNs) return {};
+    return lost(remote, "its process has ended (" +
+                            liveness_.service->text(liveness_.processes[i]) +
+                            " refuses connections)");
+  }
+  if (broken && (verdict.answered_ns > remote.broken_ns || now - remote.broken_ns > kSuspectNs))
+    return lost(remote, "the connection to it broke: " + remote.why_broken);
+  if (silence_ns_ != 0 && verdict.silent_ns >= silence_ns_) {
+    return lost(remote, "it has not answered for " + seconds(verdict.silent_ns) +
+                            ". Its process was not seen to end: it is stopped, or its host or "
+                            "network is gone (silence_seconds is " +
+                            seconds(silence_ns_) + ")");
+  }
+  return {};
+}
+
+Status RemoteWatch::lost(const Remote& remote, const std::string& what) {
+  std::string text = members_.describe(remote.rank) + " is lost" + during() + ": " + what;
+  remote_.endpoint().give_up(remote_.peer(remote.rank), text);
+  return {Code::kPeerLost, text};
+}
+
+std::string RemoteWatch::during() const {
+  if (fragments_.in_flight().empty()) return "";
+  return " during " + fragments_.in_flight().front()->describe();
+}
+
+}  // namespace smddp

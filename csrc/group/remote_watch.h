@@ -1,0 +1,71 @@
+// Which ranks of other hosts a group waits for, for how long nothing has come of each, and what became of
+// them: ended, silent, connection broken, or out of the group. Must not know how operations move their
+// bytes, nor how processes are asked. The FailureDetector calls it, under the engine's lock.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "group/fragment_queue.h"
+#include "liveness/liveness.h"
+#include "peers/members.h"
+#include "peers/remote_peers.h"
+
+namespace smddp {
+
+// What a group needs to ask whether its remote ranks live.
+struct LivenessOfRanks {
+  liveness::Liveness* service = nullptr;     // nullptr: it can't ask
+  std::vector<liveness::Process> processes;  // in the order of RemotePeers::ranks()
+  std::vector<bool> known;                   // false: that rank can't be asked
+};
+
+class RemoteWatch {
+ public:
+  // `silence_ns`: 0 for no limit.
+  RemoteWatch(const JobKey& key, const Members& members, RemotePeers& remote,
+              const FragmentQueue& fragments, LivenessOfRanks liveness, uint64_t silence_ns);
+
+  // A message to `peer` could not be sent. Whether its process has ended is found out by look().
+  void on_lost(fabric::Peer peer, const Status& why);
+  // True if look() has to be called though the group has nothing in flight.
+  bool has_broken() const { return broken_ > 0; }
+  // Not ok: why the group can't go on. Cheap if called more often than needed.
+  Status look(uint64_t now);
+  // A remote rank has left the group from a fragment on that is needed here; its reason.
+  std::optional<std::string> left();
+  // Tells the peers that ask that this rank takes no part in the group from fragment `from` on.
+  void leave(uint64_t from, const std::string& reason) noexcept;
+
+ private:
+  struct Remote {
+    Rank rank = 0;
+    bool awaited = false;
+    uint64_t amount = 0;  // as FragmentFlows::for_each_awaited(), over all fragments in flight
+    uint64_t last_amount = 0;
+    uint64_t quiet_since_ns = 0;  // 0: not awaited
+    uint64_t broken_ns = 0;       // 0: its connection works
+    std::string why_broken;
+  };
+
+  void find_awaited(uint64_t now);
+  Status judge(size_t i, uint64_t now);
+  Status lost(const Remote& remote, const std::string& what);
+  std::string during() const;
+
+  const JobKey key_;
+  const Members& members_;
+  RemotePeers& remote_;
+  const FragmentQueue& fragments_;
+  const LivenessOfRanks liveness_;
+  const uint64_t silence_ns_;
+  std::vector<Remote> remotes_;    // in the order of RemotePeers::ranks()
+  std::vector<uint32_t> by_rank_;  // where in remotes_
+  int broken_ = 0;
+  uint64_t next_look_ns_ = 0;
+  std::optional<std::string> left_;
+};
+
+}  // namespace smddp

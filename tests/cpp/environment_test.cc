@@ -1,0 +1,79 @@
+// The process's environment while the fabric opens: other threads may read it.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/env.h"
+#include "fabric_endpoints.h"
+
+namespace {
+
+std::atomic<int> changes_in_place{0};
+
+}  // namespace
+
+// Stands before the C library's: counts the calls of the core.
+extern "C" int setenv(const char* name, const char* value, int replace) {
+  ++changes_in_place;
+  static auto* real =
+      reinterpret_cast<int (*)(const char*, const char*, int)>(::dlsym(RTLD_NEXT, "setenv"));
+  return real(name, value, replace);
+}
+
+namespace smddp {
+namespace {
+
+std::vector<std::string> texts(char** list) {
+  std::vector<std::string> all;
+  for (; *list != nullptr; ++list) all.emplace_back(*list);
+  return all;
+}
+
+TEST(Environment, TheFabricOpensWithoutChangingTheListThatOthersRead) {
+  ::unsetenv("FI_TCP_MAX_RX_SIZE");
+  char** list = environ;
+  std::vector<std::string> before = texts(list);
+  changes_in_place = 0;
+  auto endpoint = fabric::Endpoint::open(fabric::loopback(""));
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
+  EXPECT_EQ(changes_in_place, 0);
+  EXPECT_EQ(texts(list), before);
+  EXPECT_STREQ(std::getenv("FI_TCP_MAX_RX_SIZE"), "256");
+}
+
+TEST(Environment, AVariableThatIsSetKeepsItsValue) {
+  ::setenv("SMDDP_TEST_KEPT", "user's", 1);
+  env::set_defaults({{"SMDDP_TEST_KEPT", "ours"}, {"SMDDP_TEST_NEW", "ours"}});
+  EXPECT_STREQ(std::getenv("SMDDP_TEST_KEPT"), "user's");
+  EXPECT_STREQ(std::getenv("SMDDP_TEST_NEW"), "ours");
+  ::setenv("SMDDP_TEST_NEW", "user's", 1);  // as any variable
+  EXPECT_STREQ(std::getenv("SMDDP_TEST_NEW"), "user's");
+  ::unsetenv("SMDDP_TEST_NEW");
+  EXPECT_EQ(std::getenv("SMDDP_TEST_NEW"), nullptr);
+}
+
+TEST(Environment, ThreadsReadItWhileDefaultsAreSet) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 4; ++i) {
+    readers.emplace_back([&] {
+      while (!stop) EXPECT_EQ(std::getenv("SMDDP_TEST_NEVER_SET"), nullptr);
+    });
+  }
+  for (int i = 0; i < 500; ++i) {
+    std::string name = "SMDDP_TEST_" + std::to_string(i);
+    env::set_defaults({{name, "1"}});
+    EXPECT_STREQ(std::getenv(name.c_str()), "1");
+  }
+  stop = true;
+  for (std::thread& reader : readers) reader.join();
+}
+
+}  // namespace
+}  // namespace smddp

@@ -1,0 +1,207 @@
+// Whether a process finds out what became of another one: it answers, has left a group, is stopped, has
+// ended; and what strangers and forked children can't change about that.
+#include "liveness/liveness.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "common/clock.h"
+#include "liveness/sockets.h"
+
+namespace smddp::liveness {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+constexpr JobKey kGroup = {1, 2, 3};
+
+std::unique_ptr<Liveness> open() {
+  auto opened = Liveness::open("127.0.0.1");
+  EXPECT_TRUE(opened.ok()) << opened.status().message();
+  return std::move(opened.value());
+}
+
+// Asks until `done`, for at most `limit_ns`.
+bool asks_until(Liveness& asker, Process process, const std::function<bool(const Verdict&)>& done,
+                uint64_t limit_ns = 5 * kSecond) {
+  for (uint64_t until = now_ns() + limit_ns; now_ns() < until; usleep(10'000)) {
+    if (done(asker.ask(process, kGroup))) return true;
+  }
+  return false;
+}
+
+bool answers(const Verdict& verdict) { return verdict.answered_ns != 0; }
+bool ended(const Verdict& verdict) { return verdict.ended; }
+
+// A child process that runs `body`, which gets a pipe to write to; it ends with the object.
+class Child {
+ public:
+  explicit Child(const std::function<void(int)>& body) {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      body(ends[1]);
+      for (;;) pause();
+    }
+    ::close(ends[1]);
+    from_ = ends[0];
+  }
+  ~Child() {
+    end();
+    ::close(from_);
+  }
+  std::vector<uint8_t> read(size_t bytes) {
+    std::vector<uint8_t> data(bytes);
+    EXPECT_EQ(::read(from_, data.data(), bytes), static_cast<ssize_t>(bytes));
+    return data;
+  }
+  void signal(int number) { kill(pid_, number); }
+  void end() {
+    if (pid_ <= 0) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+ private:
+  pid_t pid_ = 0;
+  int from_ = -1;
+};
+
+void publish(int to) {
+  static Liveness* liveness = open().release();
+  std::vector<uint8_t> contact = liveness->contact();
+  ASSERT_EQ(write(to, contact.data(), contact.size()), static_cast<ssize_t>(contact.size()));
+}
+
+TEST(Liveness, AProcessThatLivesAnswersAndOneThatClosedHasEnded) {
+  auto asker = open(), other = open();
+  Process process = asker->meet(other->contact()).value();
+  EXPECT_EQ(asker->meet(other->contact()).value(), process);
+  ASSERT_TRUE(asks_until(*asker, process, answers));
+  Verdict verdict = asker->ask(process, kGroup);
+  EXPECT_FALSE(verdict.ended);
+  EXPECT_EQ(verdict.left_from, UINT64_MAX);
+  other->close();
+  EXPECT_TRUE(asks_until(*asker, process, ended, 3 * kSecond));
+}
+
+TEST(Liveness, AProcessThatEndedWhileNobodyAskedIsFoundAtOnce) {
+  auto asker = open(), other = open();
+  Process process = asker->meet(other->contact()).value();
+  ASSERT_TRUE(asks_until(*asker, process, answers));
+  usleep(4'000'000);  // the questions have stopped
+  other->close();
+  EXPECT_TRUE(asks_until(*asker, process, ended, kSecond / 2));
+}
+
+TEST(Liveness, AProcessThatWasNeverReachedIsNeverCalledDeadOrSilent) {
+  auto asker = open(), other = open();
+  std::vector<uint8_t> contact = other->contact();
+  other.reset();
+  Process process = asker->meet(contact).value();
+  EXPECT_FALSE(asks_until(
+      *asker, process, [](const Verdict& v) { return v.ended || v.silent_ns > 0; }, 3 * kSecond));
+}
+
+TEST(Liveness, AGroupThatWasLeftIsToldWithTheReason) {
+  auto asker = open(), other = open();
+  Process process = asker->meet(other->contact()).value();
+  other->left(kGroup, 7, "rank 1 gave up");
+  other->left(kGroup, 9, "later");
+  ASSERT_TRUE(asks_until(*asker, process, [](const Verdict& v) { return v.left_from == 7; }));
+  EXPECT_EQ(asker->ask(process, kGroup).reason, "rank 1 gave up");
+  EXPECT_EQ(asker->ask(process, {9}).left_from, UINT64_MAX);
+}
+
+TEST(Liveness, AStoppedProcessIsSilentAndNotDead) {
+  Child child(publish);
+  auto asker = open();
+  Process process = asker->meet(child.read(sizeof(Contact))).value();
+  ASSERT_TRUE(asks_until(*asker, process, answers));
+  child.signal(SIGSTOP);
+  EXPECT_TRUE(asks_until(
+      *asker, process, [](const Verdict& v) { return v.silent_ns > 3 * kSecond; }, 6 * kSecond));
+  EXPECT_FALSE(asker->ask(process, kGroup).ended);
+  uint64_t continued = now_ns();
+  child.signal(SIGCONT);
+  EXPECT_TRUE(asks_until(*asker, process, [&](const Verdict& v) {
+    return v.answered_ns > continued && v.silent_ns == 0;
+  }));
+  child.end();
+  EXPECT_TRUE(asks_until(*asker, process, ended, 3 * kSecond));
+}
+
+TEST(Liveness, AForkedChildDoesNotHideItsParentsDeath) {
+  Child child([](int to) {
+    publish(to);
+    pid_t grandchild = fork();
+    if (grandchild == 0) {
+      for (;;) pause();
+    }
+    ASSERT_EQ(write(to, &grandchild, sizeof grandchild), static_cast<ssize_t>(sizeof grandchild));
+  });
+  auto asker = open();
+  Process process = asker->meet(child.read(sizeof(Contact))).value();
+  pid_t grandchild = 0;
+  std::vector<uint8_t> bytes = child.read(sizeof grandchild);
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<uint8_t*>(&grandchild));
+  ASSERT_TRUE(asks_until(*asker, process, answers));
+  child.end();
+  EXPECT_TRUE(asks_until(*asker, process, ended, 3 * kSecond));
+  kill(grandchild, SIGKILL);
+}
+
+TEST(Liveness, AStrangerLearnsNothingAndTakesNoPlace) {
+  auto asker = open(), other = open();
+  Process process = asker->meet(other->contact()).value();
+  Contact contact = unpack(other->contact()).value();
+  std::vector<FileDescriptor> held(300);
+  for (FileDescriptor& socket : held) ASSERT_EQ(begin_connect(contact, &socket), 0);
+  ASSERT_TRUE(asks_until(*asker, process, answers));
+  FileDescriptor stranger;
+  ASSERT_EQ(begin_connect(contact, &stranger), 0);
+  usleep(50'000);
+  Question question;
+  question.secret[0] = static_cast<uint8_t>(contact.ask[0] + 1);
+  size_t sent = 0, got = 0;
+  ASSERT_EQ(write_some(stranger, &question, sizeof question, &sent), Moved::kAll);
+  usleep(200'000);
+  int error = 0;
+  char byte;
+  EXPECT_EQ(read_some(stranger, &byte, 1, &got, &error), Moved::kFailed);
+  EXPECT_EQ(got, 0u);
+}
+
+TEST(Liveness, OneThatHoldsThePortButNotTheSecretDoesNotAnswer) {
+  auto asker = open(), other = open();
+  Contact contact = unpack(other->contact()).value();
+  contact.answer[5] ^= 1;
+  Process process = asker->meet(pack(contact)).value();
+  EXPECT_FALSE(asks_until(*asker, process, answers, kSecond));
+}
+
+TEST(Liveness, ADamagedContactIsRefused) {
+  auto asker = open();
+  EXPECT_FALSE(asker->meet({}).ok());
+  EXPECT_FALSE(asker->meet(std::vector<uint8_t>(sizeof(Contact) + 1)).ok());
+}
+
+TEST(Liveness, ManyAreAskedAtOnce) {
+  auto asker = open();
+  std::vector<std::unique_ptr<Liveness>> others;
+  std::vector<Process> processes;
+  for (int i = 0; i < 200; ++i) {
+    others.push_back(open());
+    processes.push_back(asker->meet(others.back()->contact()).value());
+  }
+  for (Process process : processes) EXPECT_TRUE(asks_until(*asker, process, answers));
+}
+
+}  // namespace
+}  // namespace smddp::liveness

@@ -1,0 +1,331 @@
+"""Ranks of other hosts that die, stop or lose their connection, long before any deadline.
+
+Every operation has a deadline of 120 s. All survivors have to raise within seconds, and to say
+which rank it is and what became of it. A rank that is only slow is waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.resets import reset_connections
+from harness.worker import Context, Failure
+from harness.world import BACKEND, World, fresh
+
+pytestmark = pytest.mark.skipif(
+    BACKEND == "gloo", reason="development run on gloo, which does not promise this"
+)
+
+HEARD = 6.0  # seconds from a death to the last survivor's error
+SILENCE = 4
+LAYOUTS = ("AB", "ABC", "AABB")
+PROVIDERS = ("tcp;ofi_rxm", "udp;ofi_rxd")
+LONG = {"SMDDP_TIMEOUT_SECONDS": "120", "SMDDP_SILENCE_SECONDS": "30"}
+
+
+@contextmanager
+def at_once(
+    cases: Iterable[tuple[Hashable, str]], env: dict[str, str | None] | None = None
+) -> Iterator[dict[Any, World]]:
+    """Several worlds side by side, by key: (key, layout)."""
+    with ExitStack() as stack:
+        yield {
+            key: stack.enter_context(fresh(layout, env={**LONG, **(env or {})}))
+            for key, layout in cases
+        }
+
+
+def collective(ctx: Context, name: str = "all_reduce", numel: int = 1000) -> None:
+    small, large = torch.ones(numel), torch.ones(numel * ctx.size)
+    if name == "all_gather":
+        dist.all_gather_into_tensor(large, small)
+    elif name == "reduce_scatter":
+        dist.reduce_scatter_tensor(small, large)
+    elif name == "all_reduce":
+        dist.all_reduce(large)
+        assert bool((large == ctx.size).all())
+    else:
+        dist.barrier()
+
+
+def endless(ctx: Context, name: str) -> None:
+    while True:
+        collective(ctx, name, 300_000)
+
+
+def others(world: World, victim: int) -> list[int]:
+    return [rank for rank in range(world.size) if rank != victim]
+
+
+def heard(world: World, ranks: list[int], since: float, limit: float = HEARD) -> list[Failure]:
+    """The errors of ``ranks``, all within ``limit`` seconds."""
+    left = max(0.1, since + limit - time.monotonic())
+    outcomes = world.outcomes(ranks, timeout=left)
+    for rank, outcome in outcomes.items():
+        assert isinstance(outcome, Failure), f"rank {rank} returned {outcome!r}"
+        assert outcome.kind == "DistBackendError", outcome.trace
+    return list(outcomes.values())
+
+
+def assert_ended(failures: list[Failure], victim: int, layout: str) -> None:
+    for failure in failures:
+        assert f"rank {victim} (host-{layout[victim]})" in failure.message, failure.message
+        assert "ended" in failure.message, failure.message
+
+
+# ---- death
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_rank_that_was_killed_is_named_within_seconds(layout: str, provider: str) -> None:
+    """Before an operation, during one, in the middle of a transfer, and between operations."""
+    victim = len(layout) - 1
+    phases = ("before", "during", "transfer", "between")
+    with at_once(((p, layout) for p in phases), {"SMDDP_FABRIC_PROVIDER": provider}) as worlds:
+        for phase, world in worlds.items():
+            if phase != "before":
+                world.run(collective)
+        worlds["during"].submit_to(others(worlds["during"], victim), collective, "all_gather")
+        worlds["transfer"].submit(endless, "all_gather")
+        time.sleep(0.7)
+        began = time.monotonic()
+        for world in worlds.values():
+            world.signal(victim, signal.SIGKILL)
+        for phase in ("before", "between"):
+            worlds[phase].submit_to(others(worlds[phase], victim), collective, "reduce_scatter")
+        for world in worlds.values():
+            assert_ended(heard(world, others(world, victim), began), victim, layout)
+
+
+def test_a_rank_that_ended_after_its_last_operation_is_no_error() -> None:
+    """It has done its part; the others finish, and fail in the operation that needs it."""
+    with fresh("ABC", env=LONG) as world:
+        world.run(collective)
+        world.submit_to([2], finish_and_exit)
+        world.submit_to([0, 1], late_collective, 3.0)
+        assert world.outcomes([0, 1], timeout=20) == {0: None, 1: None}
+        began = time.monotonic()
+        world.submit_to([0, 1], collective)
+        assert_ended(heard(world, [0, 1], began), 2, "ABC")
+
+
+def finish_and_exit(ctx: Context) -> None:
+    import os
+
+    dist.all_gather_into_tensor(torch.ones(10 * ctx.size), torch.ones(10), async_op=True)
+    time.sleep(1)
+    os._exit(0)
+
+
+def late_collective(ctx: Context, seconds: float) -> None:
+    time.sleep(seconds)
+    dist.all_gather_into_tensor(torch.ones(10 * ctx.size), torch.ones(10))
+
+
+# ---- connections
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_reset_connection_is_told_on_both_sides(layout: str) -> None:
+    first, last = 0, len(layout) - (1 if len(layout) < 4 else 2)
+    with at_once((p, layout) for p in ("during", "between")) as worlds:
+        for world in worlds.values():
+            world.run(collective)
+        worlds["during"].submit_to(others(worlds["during"], last), collective, "all_gather")
+        time.sleep(0.7)
+        began = time.monotonic()
+        for world in worlds.values():
+            assert reset_connections(world.pid(first), world.pid(last)) > 0
+        worlds["during"].submit_to([last], collective, "all_gather")
+        worlds["between"].submit(collective)
+        for world in worlds.values():
+            outcomes = world.outcomes(timeout=began + HEARD - time.monotonic())
+            # The provider may connect anew without a loss. If a message was lost, a rank that has
+            # all it needs finishes this operation, but no other one.
+            finished = [r for r, outcome in outcomes.items() if not isinstance(outcome, Failure)]
+            if len(finished) < world.size:
+                again = time.monotonic()
+                world.submit_to(finished, collective)
+                heard(world, finished, again)
+
+
+# ---- silence
+
+
+def test_a_stopped_rank_is_called_silent_and_not_dead() -> None:
+    env: dict[str, str | None] = {"SMDDP_SILENCE_SECONDS": str(SILENCE)}
+    with at_once(((layout, layout) for layout in LAYOUTS), env) as worlds:
+        for layout, world in worlds.items():
+            world.run(collective)
+            world.submit_to(others(world, len(layout) - 1), collective)
+        time.sleep(0.3)
+        began = time.monotonic()
+        for world in worlds.values():
+            world.signal(world.size - 1, signal.SIGSTOP)
+        for layout, world in worlds.items():
+            victim = len(layout) - 1
+            for failure in heard(world, others(world, victim), began, SILENCE + 2):
+                assert f"rank {victim} (host-{layout[victim]})" in failure.message
+                assert "has not answered for" in failure.message, failure.message
+                assert "was not seen to end" in failure.message, failure.message
+        assert time.monotonic() - began > SILENCE - 1
+
+
+def test_a_rank_that_was_stopped_for_a_while_goes_on() -> None:
+    env: dict[str, str | None] = {"SMDDP_SILENCE_SECONDS": str(2 * SILENCE)}
+    with at_once(((layout, layout) for layout in LAYOUTS), env) as worlds:
+        for world in worlds.values():
+            world.submit(several, 100)
+            world.signal(0, signal.SIGSTOP)
+        time.sleep(SILENCE + 1)
+        for world in worlds.values():
+            world.signal(0, signal.SIGCONT)
+        for world in worlds.values():
+            world.collect(timeout=20)
+
+
+def several(ctx: Context, count: int) -> None:
+    for _ in range(count):
+        collective(ctx)
+
+
+def hold_interpreter(ctx: Context, seconds: int) -> None:
+    """The last rank computes without ever giving up the interpreter's lock."""
+    collective(ctx)
+    if ctx.rank == ctx.size - 1:
+        ctypes.PyDLL(None).sleep(seconds)
+    collective(ctx)
+
+
+def test_a_rank_that_computes_and_holds_the_interpreter_is_waited_for() -> None:
+    env: dict[str, str | None] = {"SMDDP_SILENCE_SECONDS": "2"}
+    with at_once(((layout, layout) for layout in LAYOUTS), env) as worlds:
+        for world in worlds.values():
+            world.submit(hold_interpreter, 8)
+        for world in worlds.values():
+            world.collect(timeout=30)
+
+
+def test_without_a_limit_silence_lasts_until_the_deadline() -> None:
+    env: dict[str, str | None] = {"SMDDP_SILENCE_SECONDS": "0", "SMDDP_TIMEOUT_SECONDS": "7"}
+    with fresh("AB", env={**LONG, **env}) as world:
+        world.run(collective)
+        world.signal(1, signal.SIGSTOP)
+        world.submit_to([0], collective)
+        began = time.monotonic()
+        (failure,) = heard(world, [0], began, 12)
+        assert time.monotonic() - began > 6
+        assert "did not finish within 7 s" in failure.message
+
+
+# ---- groups that were left
+
+
+def leave_one_of_two(ctx: Context) -> None:
+    """Rank 0 destroys a group; the others still use it."""
+    ranks = list(range(ctx.size))
+    group = dist.new_group(ranks)
+    dist.all_reduce(torch.ones(10), group=group)
+    if ctx.rank == 0:
+        dist.destroy_process_group(group)
+        time.sleep(8)  # lives on
+        return
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(10), group=group)
+    except RuntimeError as error:
+        assert time.monotonic() - began < HEARD
+        assert "destroyed" in str(error), error
+        assert "rank 0 (host-A)" in str(error), error
+        return
+    raise AssertionError("the operation is complete without rank 0")
+
+
+@pytest.mark.parametrize("layout", ["AB", "ABC"])
+def test_a_group_that_a_rank_has_destroyed_tells_those_that_wait(layout: str) -> None:
+    with fresh(layout, env=LONG) as world:
+        world.run(leave_one_of_two)
+
+
+# ---- new groups after a failure
+
+
+def join_anew(ctx: Context, port: int, ranks: list[int], name: str) -> None:
+    """A new default group of ``ranks`` in the same interpreter, and every collective over it."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    dist.init_process_group(
+        "smddp",
+        store=dist.PrefixStore(name, store),
+        rank=ranks.index(ctx.rank),
+        world_size=len(ranks),
+        timeout=timedelta(seconds=30),
+    )
+    n = len(ranks)
+    for numel in (10, 30_000, 1_000_000):
+        for round_ in range(3):
+            value = torch.full((numel,), float(ranks.index(ctx.rank) + round_))
+            gathered = torch.zeros(numel * n)
+            dist.all_gather_into_tensor(gathered, value)
+            wanted = torch.arange(n).repeat_interleave(numel) + float(round_)
+            assert torch.equal(gathered, wanted)
+            dist.all_reduce(value)
+            assert bool((value == sum(range(n)) + n * round_).all())
+
+
+def port(world: World) -> int:
+    return world._store.port
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_survivors_of_a_death_make_a_new_group(layout: str) -> None:
+    victim = len(layout) - 1
+    with fresh(layout, env=LONG) as world:
+        world.submit(endless, "all_reduce")
+        time.sleep(0.5)
+        began = time.monotonic()
+        world.signal(victim, signal.SIGKILL)
+        rest = others(world, victim)
+        heard(world, rest, began)
+        world.submit_to(rest, join_anew, port(world), rest, "again")
+        world.collect(rest, timeout=30)
+
+
+def abort_at_once(ctx: Context) -> None:
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if ctx.rank == 0:
+        threading.Timer(0.5, backend.abort).start()
+    endless(ctx, "all_reduce")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_make_a_new_group_after_an_abort(layout: str) -> None:
+    with fresh(layout, env=LONG) as world:
+        for name in ("first", "second"):
+            world.failures(abort_at_once, timeout=HEARD + 2)
+            world.run(join_anew, port(world), list(range(world.size)), name, timeout=30)
+
+
+def test_all_make_a_new_group_after_one_was_silent() -> None:
+    with fresh("ABC", env={**LONG, "SMDDP_SILENCE_SECONDS": "2"}) as world:
+        world.submit(endless, "all_gather")
+        time.sleep(0.5)
+        began = time.monotonic()
+        world.signal(2, signal.SIGSTOP)
+        heard(world, [0, 1], began)
+        world.signal(2, signal.SIGCONT)
+        heard(world, [2], time.monotonic())
+        world.run(join_anew, port(world), [0, 1, 2], "again", timeout=30)
