@@ -19,6 +19,10 @@ class StatisticsRow(TypedDict):
     This rank reads the bytes of the other ranks of its host in three ways: ``slot_bytes`` went
     through a slot of shared memory, ``in_place_bytes`` were read in place, in memory that the ranks
     share (``deepspeed_smddp.memory``), and ``single_copy_bytes`` came by ``process_vm_readv``.
+
+    If processes outside the job have sent to this rank, the row of ``collective`` ``"refused"``
+    counts in ``calls`` what was dropped (docs/security.md). The last messages of a group that this
+    rank has left count, too.
     """
 
     collective: str

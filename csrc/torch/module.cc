@@ -62,7 +62,9 @@ void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucke
 
 py::list statistics() {
   py::list rows;
-  for (const auto& [key, row] : Statistics::process().rows()) {
+  Statistics::Rows counted = Statistics::process().rows();
+  if (uint64_t messages = refused()) counted[{"refused", "fabric"}].calls = messages;
+  for (const auto& [key, row] : counted) {
     py::dict d;
     d["collective"] = key.first;
     d["path"] = key.second;
@@ -146,7 +148,10 @@ PYBIND11_MODULE(_C, m) {
         py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false,
         py::arg("silence_seconds") = 30.0);
   m.def("statistics", &statistics);
-  m.def("reset_statistics", [] { Statistics::process().reset(); });
+  m.def("reset_statistics", [] {
+    Statistics::process().reset();
+    reset_refused();
+  });
   m.def(
       "shared_empty",
       [](const std::vector<int64_t>& size, at::ScalarType dtype) {

@@ -9,6 +9,7 @@ namespace {
 
 std::mutex mutex;
 Engine* engine = nullptr;  // never freed: at exit a thread may still be inside it
+uint64_t refused_before = 0;
 // Never freed: readers hold no lock. A process is configured a few times at most.
 std::atomic<const Settings*> current{new Settings()};
 
@@ -29,6 +30,17 @@ Engine& process_engine() {
 void shutdown_process_engine() {
   std::lock_guard lock(mutex);
   if (engine != nullptr && !engine->forked()) engine->shutdown();
+}
+
+uint64_t refused() {
+  std::lock_guard lock(mutex);
+  return engine != nullptr && !engine->forked() ? engine->refused() - refused_before : 0;
+}
+
+void reset_refused() {
+  uint64_t now = refused();
+  std::lock_guard lock(mutex);
+  refused_before += now;
 }
 
 const Settings& settings() { return *current.load(std::memory_order_acquire); }

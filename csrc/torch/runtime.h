@@ -24,6 +24,10 @@ Engine& process_engine();
 // Ends the engine's thread. Must run before the interpreter unloads the modules. Idempotent.
 void shutdown_process_engine();
 
+// Engine::refused() since the last reset_refused(); 0 if there is no engine.
+uint64_t refused();
+void reset_refused();
+
 // Takes no lock, as every operation calls it.
 const Settings& settings();
 // References that settings() returned before stay valid, with their old values.
