@@ -76,11 +76,13 @@ class Fragment {
   const FragmentFlows& flows() const { return flows_; }
   // Ends a fragment that is complete. Only the destructor may be called after it.
   std::shared_ptr<Operation> finish();
-  // After a failure, in this order; as of FragmentFlows. If end() returns true, the fragment has to be kept.
+  // After a failure, in this order; as of FragmentFlows.
   void stop() { flows_.stop(); }
   bool over() const { return flows_.over(); }
   bool may_overtake(Rank peer) const { return flows_.may_overtake(peer); }
-  bool end() { return flows_.end(); }
+  void close_flows() { entangled_ = flows_.end(); }
+  // After it: whether the network may still touch memory of the operation, so that both have to be kept.
+  bool entangled() const { return entangled_; }
 
   Operation& operation() const { return *operation_; }
   const std::shared_ptr<Operation>& operation_ptr() const { return operation_; }
@@ -148,6 +150,8 @@ class Fragment {
 
  private:
   Status disagreement(Rank other, const Signature& theirs) const;
+
+  bool entangled_ = false;
 };
 
 std::unique_ptr<Fragment> make_allgather(const FragmentContext& context,

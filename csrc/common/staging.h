@@ -68,10 +68,14 @@ class StagingPool {
   static constexpr size_t kPage = 4096;
   static constexpr size_t kIdleBytes = 64 << 20;
 
-  void give_back(std::byte* data, size_t size) {
+  void give_back(std::byte* data, size_t size) noexcept {
     if (idle_bytes_ + size > kIdleBytes) return std::free(data);
-    idle_bytes_ += size;
-    idle_.emplace_back(size, data);
+    try {
+      idle_.emplace_back(size, data);
+      idle_bytes_ += size;
+    } catch (const std::bad_alloc&) {
+      std::free(data);
+    }
   }
 
   std::vector<std::pair<size_t, std::byte*>> idle_;

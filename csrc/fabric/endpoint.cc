@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/env.h"
+#include "common/exceptions.h"
 #include "common/log.h"
 #include "common/signals.h"
 #include "fabric/chunk_receiver.h"
@@ -127,7 +128,7 @@ Result<int> Endpoint::progress(Sink& sink) {
       Result<size_t> reaped = rail.poll(events);
       if (!reaped) return reaped.status();
       size_t count = reaped.value();
-      for (size_t n = 0; n < count; ++n) handle(rail, events[n], sink);
+      for (size_t n = 0; n < count; ++n) take(rail, events[n], sink);
       handled += static_cast<int>(count);
       // After an error, which comes alone, there may be more.
       bool more = count == Rail::kBatch || (count == 1 && events[0].kind == Event::kFailed);
@@ -137,6 +138,15 @@ Result<int> Endpoint::progress(Sink& sink) {
   handled += messages_->retry_stalled();
   chunk_receiver_->retry();
   return peers_->has_losses() ? handled + peers_->tell_losses(sink) : handled;
+}
+
+// An exception must not cost the events behind this one.
+void Endpoint::take(Rail& rail, const Event& event, Sink& sink) {
+  try {
+    handle(rail, event, sink);
+  } catch (...) {
+    sink.on_exception(status_of_exception());
+  }
 }
 
 void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
@@ -151,7 +161,11 @@ void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
       Counters& counters = rails_->counters();
       ++counters.messages_received;
       counters.bytes_received += event.bytes;
-      sink.on_message(slot->data, std::min(event.bytes, max_message()));
+      try {
+        sink.on_message(slot->data, std::min(event.bytes, max_message()));
+      } catch (...) {  // the buffer goes back in any case
+        sink.on_exception(status_of_exception());
+      }
       return rail.receives().repost(slot);
     }
     case SlotKind::kSend:

@@ -52,6 +52,9 @@ class Sink {
   virtual void on_message(const std::byte* data, size_t size) = 0;
   // A message to `to` could not be sent; nothing further will reach that peer.
   virtual void on_peer_lost(Peer to, const Status& why) = 0;
+  // Something has arrived or completed, and an exception kept the endpoint from seeing to it: it may
+  // never be told. The endpoint goes on.
+  virtual void on_exception(const Status&) {}
 };
 
 // The values of SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE, SMDDP_FABRIC_TRANSFER and
@@ -129,6 +132,7 @@ class Endpoint {
 
  private:
   explicit Endpoint(std::unique_ptr<RailSet> rails);
+  void take(Rail& rail, const Event& event, Sink& sink);
   void handle(Rail& rail, const Event& event, Sink& sink);
   void handle_failure(Rail& rail, const Event& event);
   void count_foreign_write();

@@ -34,6 +34,7 @@ Status FlushReads::prepare() {
     slot.kind = SlotKind::kFlush;
     free_.push(&slot);
   }
+  unflushed_.reserve(wire::kMaxRegions);
   own_addresses_ = std::move(addresses);
   registrations_ = std::move(registrations);
   return {};

@@ -1,21 +1,22 @@
 #include "fabric/receive_region.h"
 
+#include <new>
+
 namespace smddp::fabric {
 
 ReceiveRegion* ReceiveRegionTable::open(Peer from, std::byte* memory, size_t bytes,
                                         size_t chunk_bytes, ChunkObserver* observer) {
   if (bytes == 0 || chunk_bytes == 0 || chunk_bytes > UINT32_MAX) return nullptr;
   if ((bytes - 1) / chunk_bytes >= wire::kMaxChunks) return nullptr;
-  ReceiveRegion* region = nullptr;
-  if (!free_.empty()) {
-    region = &regions_[free_.front()];
-    free_.pop_front();
-  } else if (regions_.size() < wire::kMaxRegions) {
-    region = &regions_.emplace_back();
-    region->number = static_cast<uint32_t>(regions_.size() - 1);
-  } else {
-    return nullptr;
+  if (free_.empty()) {
+    if (regions_.size() == wire::kMaxRegions) return nullptr;
+    free_.push_back(static_cast<uint32_t>(regions_.size()));
   }
+  if (free_.front() == regions_.size()) regions_.emplace_back().number = free_.front();
+  ReceiveRegion* region = &regions_[free_.front()];
+  // The last call that may throw: the number is still free.
+  region->arrived.assign(((bytes - 1) / chunk_bytes) / 64 + 1, 0);
+  free_.pop_front();
   region->open = true;
   region->from = from;
   region->memory = memory;
@@ -24,7 +25,6 @@ ReceiveRegion* ReceiveRegionTable::open(Peer from, std::byte* memory, size_t byt
   region->chunks = static_cast<uint32_t>((bytes - 1) / chunk_bytes + 1);
   region->missing = region->chunks;
   region->observer = observer;
-  region->arrived.assign((region->chunks + 63) / 64, 0);
   region->registrations.fill(nullptr);
   region->address = 0;
   region->lent = false;
@@ -38,7 +38,10 @@ ReceiveRegion* ReceiveRegionTable::open(Peer from, std::byte* memory, size_t byt
 void ReceiveRegionTable::close(ReceiveRegion* region) {
   region->open = false;
   region->observer = nullptr;
-  free_.push_back(region->number);
+  try {
+    free_.push_back(region->number);
+  } catch (const std::bad_alloc&) {  // the number is never used again
+  }
 }
 
 ReceiveRegion* ReceiveRegionTable::find(uint32_t number) {

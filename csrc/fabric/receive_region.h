@@ -38,6 +38,7 @@ struct ReceiveRegion {
   uint32_t next = 0;           // first chunk whose receive has not been posted
   uint32_t most_expected = 0;  // receives that may be posted at once
   uint32_t expected = 0;       // receives that are posted
+  bool waits = false;          // in the list of TaggedReceives
 
   size_t size_of(uint32_t chunk) const {
     size_t offset = size_t{chunk} * chunk_bytes;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/clock.h"
+#include "common/exceptions.h"
 #include "common/log.h"
 
 namespace smddp {
@@ -117,13 +118,12 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
                                const DeviceOperation* captured) {
   std::vector<std::shared_ptr<DeviceOperation>> started;
   while (may_submit(captured)) {
-    std::shared_ptr<DeviceOperation> op = std::move(pending_.front());
+    const auto& op = started.emplace_back(std::move(pending_.front()));
     pending_.pop_front();
     op->outcome_ = start(*op);
     op->began_ = op->outcome_.ok();
     op->submitted_ = true;
     if ((op->began_ || op->in_part_) && !op->captured_) in_flight_.push_back(op);
-    started.push_back(std::move(op));
   }
   if (started.empty()) return;
   lock.unlock();
@@ -131,7 +131,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
   // These calls may start further operations.
   for (const auto& op : started) {
     if (op->began_) op->on_submitted();
-    if (op->captured_ || !(op->began_ || op->in_part_)) op->on_finished(op->outcome_);
+    if (op->captured_ || !(op->began_ || op->in_part_)) op->finish();
   }
   started.clear();
   lock.lock();
@@ -139,7 +139,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
 
 Status DeviceGroup::start(DeviceOperation& op) {
   if (!broken_) return broken_;
-  Status started = op.status() ? start_with(op) : op.status();
+  Status started = without_exceptions([&] { return op.status() ? start_with(op) : op.status(); });
   // Peers may have submitted what this rank has not. An operation that is refused as invalid is refused
   // by all ranks of this host, but other hosts may have submitted it.
   if (!started && (started.code() != Code::kInvalid || op.exchange)) give_up(started);

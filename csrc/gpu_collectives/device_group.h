@@ -77,7 +77,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   Status start_with(DeviceOperation& operation);
   void give_up(Status why);  // under mutex_
   void watch();
-  void look(std::unique_lock<std::mutex>& lock);
+  Status look(std::unique_lock<std::mutex>& lock);
   Status trouble();
   void tell();
 

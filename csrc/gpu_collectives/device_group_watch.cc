@@ -37,14 +37,16 @@ void DeviceGroup::watch() {
     changed_.wait(lock,
                   [this] { return stop_ || !told_ || !pending_.empty() || !in_flight_.empty(); });
     if (stop_) break;
-    if (pipelines_.any()) submit_ready(lock, nullptr);
-    look(lock);
+    Status looked = without_exceptions([&] { return look(lock); });
+    if (!lock.owns_lock()) lock.lock();
+    if (!looked) give_up(std::move(looked));
     changed_.wait_for(lock, kLook,
                       [this] { return stop_ || (pipelines_.any() && may_submit(nullptr)); });
   }
 }
 
-void DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
+Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
+  if (pipelines_.any()) submit_ready(lock, nullptr);
   std::vector<std::shared_ptr<DeviceOperation>> over;
   while (!in_flight_.empty()) {
     auto done = device_.done(in_flight_.front()->finished_);
@@ -67,9 +69,8 @@ void DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   changed_.notify_all();
   if (untold) tell();
-  for (auto& op : over) op->on_finished(op->outcome_);
-  over.clear();  // may free tensors: not under the lock
-  lock.lock();
+  for (auto& op : over) op->finish();
+  return {};  // destroys `over`, which may free tensors: not under the lock
 }
 
 // Called without mutex_, which threads that drive the engine take.

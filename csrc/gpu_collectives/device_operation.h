@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "collectives/operation.h"
+#include "common/exceptions.h"
 #include "gpu_collectives/host_peers.h"
 #include "gpu_collectives/pinned_pipeline.h"
 #include "intranode/copy_engine.h"
@@ -51,6 +52,10 @@ class DeviceOperation : public Operation {
   // collective, or refuses: the same refusal on all ranks is kInvalid.
   Result<std::vector<intranode::Offer>> offers(const HostPeers& peers) const;
   void on_done() override;
+  // Calls on_finished(). If that throws, the operations behind this one still end.
+  void finish() noexcept {
+    (void)without_exceptions([this] { return on_finished(outcome_), Status(); });
+  }
 
   std::shared_ptr<DeviceGroup> group_;
   device::Event ready_ = nullptr, finished_ = nullptr;

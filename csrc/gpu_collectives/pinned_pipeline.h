@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/exceptions.h"
 #include "device/device.h"
 #include "group/group.h"
 
@@ -58,11 +59,11 @@ class PinnedPipeline {
    public:
     Status get() const {
       std::lock_guard lock(mutex_);
-      return status_;
+      return copy_of(status_);
     }
     void fail(const Status& why) {
       std::lock_guard lock(mutex_);
-      if (status_) status_ = why;
+      if (status_) status_ = copy_of(why);
     }
 
     std::atomic<int> under_way{0};  // collectives of the CPU

@@ -1,15 +1,12 @@
 // The end of a broken group: it tells the peers once this rank's writes into their memory are over, and
-// keeps the group's operations until theirs into its own are. Until then an operation has not ended, so
-// that no byte comes after its error. Must not know why the group is broken. The Group calls it, under the
-// engine's lock.
+// holds the group's fragments back until theirs into its own are. Until then an operation has not ended, so
+// that no byte comes after its error. Needs no memory, and must not know why the group is broken. The Group
+// calls it, under the engine's lock.
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <set>
-#include <vector>
 
-#include "collectives/fragment.h"
+#include "group/fragment_queue.h"
 #include "peers/remote_peers.h"
 
 namespace smddp {
@@ -20,17 +17,15 @@ class Ending {
   // without its word. A write that it makes all the same breaks its connection.
   static constexpr uint64_t kLongestNs = 2'000'000'000;
 
-  explicit Ending(RemotePeers& remote) : remote_(remote) {}
+  Ending(RemotePeers& remote, FragmentQueue& fragments) : remote_(remote), fragments_(fragments) {}
 
-  // The group is broken. Later calls do nothing.
+  // The group is broken: its fragments stop. Later calls do nothing.
   void begin(uint64_t now_ns);
-  void add(std::unique_ptr<Fragment> fragment);
-  // Tells peers, and returns whether the fragments can end, which then have to be taken.
+  // Tells peers, and returns whether the fragments can end: then close_flows(), and they have to be taken
+  // out of the queue.
   bool progress(uint64_t now_ns);
-  // Ends the fragments: calls keep(fragment) for those whose memory the network may still touch, and
-  // returns their operations.
-  template <class Keep>
-  std::set<std::shared_ptr<Operation>> take(Keep&& keep);
+  // Ends the right of every peer to write into memory of the group's fragments.
+  void close_flows();
   // `header`: of the peer's word on what it has written.
   void on_written(const wire::Header& header);
 
@@ -43,20 +38,9 @@ class Ending {
   bool tell_peers();
 
   RemotePeers& remote_;
-  std::vector<std::unique_ptr<Fragment>> fragments_;
+  FragmentQueue& fragments_;
   uint64_t began_ns_ = 0;
   bool told_ = false;  // every peer, or there is no hope of that
 };
-
-template <class Keep>
-std::set<std::shared_ptr<Operation>> Ending::take(Keep&& keep) {
-  std::set<std::shared_ptr<Operation>> operations;
-  for (auto& fragment : fragments_) {
-    operations.insert(fragment->operation_ptr());
-    if (fragment->end()) keep(std::move(fragment));
-  }
-  fragments_.clear();
-  return operations;
-}
 
 }  // namespace smddp

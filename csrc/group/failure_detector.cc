@@ -23,12 +23,12 @@ uint64_t expires_ns(const Fragment& fragment) {
 
 }  // namespace
 
-void FailureDetector::fail(Status why) {
+void FailureDetector::fail(Status why) noexcept {
   health_.fail(std::move(why));
   tell_peers();
 }
 
-void FailureDetector::tell_peers() {
+void FailureDetector::tell_peers() noexcept {
   if (health_.ok() || std::exchange(told_, true)) return;
   uint64_t from = fragments_.first_unfinished();
   local_.abort(health_.status().message(), from);

@@ -32,10 +32,10 @@ class FailureDetector {
   uint64_t timeout_ns() const { return timeout_ns_; }
   void set_timeout(uint64_t timeout_ns) { timeout_ns_ = timeout_ns; }
 
-  // Breaks the group and tells all peers.
-  void fail(Status why);
+  // Breaks the group and tells all peers. Both need no memory.
+  void fail(Status why) noexcept;
   // Tells them once, if the group is broken.
-  void tell_peers();
+  void tell_peers() noexcept;
 
   // Fails the group if a peer gave it up.
   void check_aborts();

@@ -28,6 +28,12 @@ class FragmentQueue {
   // Takes all fragments and calls f(fragment) for each, a std::unique_ptr.
   template <class F>
   void take_all(F&& f);
+  // Calls f(fragment) for each.
+  template <class F>
+  void for_each(F&& f) const;
+  // Whether test(fragment) is false for all of them.
+  template <class F>
+  bool none_of(F&& test) const;
 
   bool empty() const { return in_flight_.empty() && waiting_.empty(); }
   const std::deque<std::unique_ptr<Fragment>>& in_flight() const { return in_flight_; }
@@ -69,6 +75,20 @@ void FragmentQueue::take_all(F&& f) {
     for (auto& fragment : *fragments) f(std::move(fragment));
     fragments->clear();
   }
+}
+
+template <class F>
+void FragmentQueue::for_each(F&& f) const {
+  for (auto* fragments : {&in_flight_, &waiting_}) {
+    for (const auto& fragment : *fragments) f(*fragment);
+  }
+}
+
+template <class F>
+bool FragmentQueue::none_of(F&& test) const {
+  bool found = false;
+  for_each([&](const Fragment& fragment) { found = found || test(fragment); });
+  return !found;
 }
 
 }  // namespace smddp

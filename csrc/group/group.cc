@@ -1,11 +1,12 @@
 #include "group/group.h"
 
+#include <algorithm>
 #include <chrono>
-#include <set>
 #include <thread>
 #include <utility>
 
 #include "common/clock.h"
+#include "common/exceptions.h"
 
 namespace smddp {
 namespace {
@@ -58,19 +59,56 @@ Status Group::status() {
   return health_.status();
 }
 
+void Group::set_timeout(uint64_t timeout_ns) {
+  Engine::Lock lock = engine_.lock();
+  failures_.set_timeout(timeout_ns);
+}
+
 void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning,
                    bool background) {
   Engine::Lock lock = engine_.lock();
   operation->number_ = ++operations_;
   if (engine_.ended()) {
     engine_.finish(operation, {Code::kAborted, "the process is ending, or was forked"});
-  } else if (!health_.ok()) {
-    engine_.finish(operation, health_.status());
   } else {
-    enqueue(operation, tuning);
+    bool enqueued = health_.ok() && guarded([&] { enqueue(operation, tuning); });
+    guarded([&] { progress(); });
+    // If only some of its fragments could be made, they never start.
+    if (!enqueued) engine_.finish(operation, health_.verdict());
   }
-  progress();
   engine_.release(std::move(lock), background ? nullptr : operation.get());
+}
+
+void Group::on_fabric_failed(const Status& why) {
+  if (remote_.ranks().empty()) return;
+  failures_.fail({Code::kUnavailable, "the network of " + describe(rank()) +
+                                          " failed: " + why.message() + "; group '" + name() +
+                                          "' can't go on, restart this process"});
+  remote_.drop_unsent();
+}
+
+// The other ranks carry out what this one can't: the whole group breaks.
+void Group::fail(Status why) noexcept {
+  if (!health_.ok()) return;
+  try {
+    std::string what = fragments_.in_flight().empty()
+                           ? ""
+                           : " during " + fragments_.in_flight().front()->describe();
+    why = {why.code(), describe(rank()) + ": " + why.message() + what};
+  } catch (...) {  // then without a name
+  }
+  failures_.fail(std::move(why));
+}
+
+template <class F>
+bool Group::guarded(F&& f) noexcept {
+  try {
+    f();
+    return true;
+  } catch (...) {
+    fail(status_of_exception());
+    return false;
+  }
 }
 
 void Group::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
@@ -215,19 +253,19 @@ bool Group::finish_fragments() {
   });
 }
 
-// Ends everything in flight, once the group is broken and no peer writes into this rank's memory.
+// Ends everything in flight, once the group is broken and no peer writes into this rank's memory. Needs no
+// memory.
 bool Group::give_up() {
   uint64_t now = now_ns();
   failures_.tell_peers();
   ending_.begin(now);
-  fragments_.take_all(
-      [&](std::unique_ptr<Fragment> fragment) { ending_.add(std::move(fragment)); });
   remote_.flush_aborts();
   if (!ending_.progress(now)) return false;
-  auto over = ending_.take([&](std::unique_ptr<Fragment> fragment) {
-    engine_.keep_until_fabric_closes(std::shared_ptr<Fragment>(std::move(fragment)));
+  ending_.close_flows();
+  fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {
+    engine_.finish(fragment->operation_ptr(), health_.verdict());
+    if (fragment->entangled()) engine_.keep_until_fabric_closes(std::move(fragment));
   });
-  for (const auto& op : over) engine_.finish(op, health_.status());
   return true;
 }
 
@@ -270,7 +308,7 @@ void Group::abort(const std::string& reason, bool idle_too) {
   Engine::Lock lock = engine_.lock();
   if (health_.ok() && (idle_too || busy()) && !engine_.ended()) {
     failures_.fail({Code::kAborted, reason});
-    progress();
+    guarded([&] { progress(); });
   }
   engine_.kick(std::move(lock));
 }

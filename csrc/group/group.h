@@ -68,7 +68,7 @@ class Group : private Progressable {
   const std::string& name() const { return members_.group_name(); }
   std::string describe(Rank rank) const { return members_.describe(rank); }  // "rank 3 (host b)"
   Status status();  // ok until the group is broken
-  void set_timeout(uint64_t timeout_ns) { failures_.set_timeout(timeout_ns); }
+  void set_timeout(uint64_t timeout_ns);
 
  private:
   Group(Engine& engine, Options options, GroupParts parts);
@@ -77,18 +77,23 @@ class Group : private Progressable {
   bool progress() override;
   bool watch(uint64_t now_ns) override;
   uint64_t deadline_ns() const override {
-    return std::min(failures_.deadline_ns(), ending_.limit_ns());
+    return health_.ok() ? failures_.deadline_ns() : ending_.limit_ns();
   }
   bool on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override {
     remote_.on_peer_lost(peer);
     failures_.on_peer_lost(peer, why);
   }
+  void on_fabric_failed(const Status& why) override;
+  void fail(Status why) noexcept override;
   void leave() override;
 
   // An authentic message.
   void take(const wire::Header& header, const std::byte* payload);
 
+  // Calls f(); what it throws breaks the group.
+  template <class F>
+  bool guarded(F&& f) noexcept;
   void enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning);
   // Settles how an operation is carried out, and so what its messages say of it.
   void plan(Operation& operation, const Tuning& tuning) const;

@@ -361,7 +361,7 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       remote_watch_(key_, members_, remote_, fragments_, std::move(parts.liveness),
                     options_.silence_ns),
       failures_(members_, local_, remote_, fragments_, health_, remote_watch_, options_.timeout_ns),
-      ending_(remote_),
+      ending_(remote_, fragments_),
       context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()} {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "common/exceptions.h"
 #include "common/status.h"
 
 namespace smddp {
@@ -12,6 +13,8 @@ class Health {
  public:
   bool ok() const { return status_.ok(); }
   const Status& status() const { return status_; }
+  // For the operations that end with it; throws nothing.
+  Status verdict() const noexcept { return copy_of(status_); }
   // Breaks the group. The first reason stays.
   void fail(Status why) {
     if (ok()) status_ = std::move(why);

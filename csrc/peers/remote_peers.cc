@@ -20,10 +20,13 @@ RemotePeers::RemotePeers(const JobKey& key, const siphash::Key& message_key, Ran
       rank_(rank),
       endpoint_(endpoint),
       peers_(static_cast<size_t>(ranks)),
-      receive_budget_(budget_bytes) {}
+      receive_budget_(budget_bytes) {
+  abort_reason_.reserve(kReasonBytes);
+}
 
 void RemotePeers::add(Rank rank, fabric::Peer peer) {
   ranks_.push_back(rank);
+  unsent_aborts_.reserve(ranks_.capacity());
   RemotePeer& added = peers_[static_cast<size_t>(rank)];
   added.address = peer;
   added.seen = std::make_unique<Coverage>(SIZE_MAX);
@@ -160,23 +163,22 @@ bool RemotePeers::tell_over(Rank to) {
 }
 
 void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {
-  unsent_aborts_ = ranks_;
+  unsent_aborts_.assign(ranks_.begin(), ranks_.end());
   abort_from_ = from;
-  abort_reason_ = reason.substr(0, kReasonBytes - 1);
+  abort_reason_.assign(reason, 0, kReasonBytes - 1);
 }
 
 void RemotePeers::flush_aborts() {
   unsent_ready_.clear();
-  while (!unsent_aborts_.empty()) {
-    Rank to = unsent_aborts_.back();
+  std::erase_if(unsent_aborts_, [&](Rank to) {
     fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
-    if (buffer == nullptr) return;
-    unsent_aborts_.pop_back();
+    if (buffer == nullptr) return false;
     wire::Header h = header(wire::Type::kAbort, to, abort_from_, {});
     h.bytes = abort_reason_.size();
     std::memcpy(buffer->data + sizeof h, abort_reason_.data(), abort_reason_.size());
     post(buffer, h);
-  }
+    return true;
+  });
 }
 
 }  // namespace smddp

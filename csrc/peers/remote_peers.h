@@ -78,13 +78,19 @@ class RemotePeers {
   bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks);
   // Tells `to`, once, that this rank writes no more into its memory. False: no buffer is free now.
   bool tell_over(Rank to);
-  // Puts into line for all of them that this rank gives up the group from fragment `from` on.
+  // Puts into line for all of them that this rank gives up the group from fragment `from` on. Needs no
+  // memory.
   void send_aborts(uint64_t from, const std::string& reason);
   // True while READYs or aborts wait for a send buffer.
   bool has_unsent() const { return !unsent_ready_.empty() || !unsent_aborts_.empty(); }
   bool flush_ready();  // true if one left
   // Drops the READYs that wait.
   void flush_aborts();
+  // The endpoint has failed: what waits for it is dropped.
+  void drop_unsent() {
+    unsent_ready_.clear();
+    unsent_aborts_.clear();
+  }
 
  private:
   struct RemotePeer {

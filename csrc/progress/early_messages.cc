@@ -1,12 +1,13 @@
 #include "progress/early_messages.h"
 
+#include <new>
 #include <utility>
 
 #include "common/signature.h"
 
 namespace smddp {
 
-void EarlyMessages::keep(const wire::Header& header, const std::byte* payload) {
+void EarlyMessages::keep(const wire::Header& header, const std::byte* payload) noexcept {
   // Data only follows a READY that this rank has sent, so an early message is small.
   if (header.type == wire::Type::kData || header.bytes > kReasonBytes) {
     ++dropped_;
@@ -16,7 +17,12 @@ void EarlyMessages::keep(const wire::Header& header, const std::byte* payload) {
     messages_.pop_front();
     ++dropped_;
   }
-  messages_.push_back({header, std::vector<std::byte>(payload, payload + header.bytes)});
+  try {
+    messages_.push_back({header, std::vector<std::byte>(payload, payload + header.bytes)});
+  } catch (const std::bad_alloc&) {
+    ++dropped_;
+    lost_[next_lost_++ % lost_.size()] = header.key;
+  }
 }
 
 std::vector<EarlyMessages::Message> EarlyMessages::take(const JobKey& key) {

@@ -4,6 +4,8 @@
 // under the engine's lock.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -21,20 +23,27 @@ class EarlyMessages {
   };
 
   // Keeps a message for which wire::check() is true. If there are too many, the oldest is dropped.
-  void keep(const wire::Header& header, const std::byte* payload);
+  void keep(const wire::Header& header, const std::byte* payload) noexcept;
   // Those of `key`, in the order in which they came; they are no longer here.
   std::vector<Message> take(const JobKey& key);
-  void drop_all() {
+  void drop_all() noexcept {
     dropped_ += messages_.size();
     messages_.clear();
+    lost_.fill({});
   }
-  uint64_t dropped() const { return dropped_; }  // messages
+  // True if a message of `key` was lost because there was no memory for it.
+  bool has_lost(const JobKey& key) const {
+    return std::find(lost_.begin(), lost_.end(), key) != lost_.end();
+  }
+  uint64_t dropped() const { return dropped_; }  // messages, because they were too many or too long
 
  private:
   static constexpr size_t kMost = 4096;
 
   std::deque<Message> messages_;
   uint64_t dropped_ = 0;
+  std::array<JobKey, 16> lost_{};  // the latest
+  size_t next_lost_ = 0;
 };
 
 }  // namespace smddp

@@ -3,10 +3,11 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "common/clock.h"
-#include "common/log.h"
+#include "common/exceptions.h"
 #include "common/processor.h"
 #include "progress/time_slice.h"
 
@@ -31,7 +32,13 @@ Result<std::unique_ptr<Engine>> Engine::create() {
   if (!presence) return presence.status();
   engine->presence_ = std::move(presence.value());
   engine->wait_policy_ = WaitPolicy::from_env();
-  engine->thread_ = std::thread([raw = engine.get()] { raw->background(); });
+  try {
+    engine->thread_ = std::thread([raw = engine.get()] { raw->background(); });
+  } catch (const std::system_error& error) {
+    engine->stop_ = true;
+    return Status(Code::kUnavailable,
+                  std::string("could not start the engine's thread: ") + error.what());
+  }
   return engine;
 }
 
@@ -59,27 +66,26 @@ void Engine::shutdown() {
   lk.lock();
   groups_.leave();
   uint64_t until = now_ns() + kFlushNs;
-  while (endpoint_ && !endpoint_->idle() && now_ns() < until) {
-    if (auto moved = endpoint_->progress(groups_); !moved || moved.value() == 0) sched_yield();
+  while (network_.works() && busy() && now_ns() < until) {
+    bool moved = groups_.progress();
+    if (!network_.progress(groups_) && !moved) sched_yield();
   }
-  endpoint_.reset();
+  groups_.detach_all();
+  network_.close();
 }
 
 Result<fabric::Endpoint*> Engine::fabric() {
   Lock lk = lock();
-  if (!endpoint_) {
-    auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
-    if (!endpoint) return endpoint.status();
-    endpoint_ = std::move(endpoint.value());
-    wait_policy_.expect_network();
-    liveness_ = liveness::open_if_possible(endpoint_->ip());
-  }
-  return endpoint_.get();
+  auto endpoint = network_.open();
+  if (!endpoint) return endpoint;
+  wait_policy_.expect_network();
+  if (!liveness_) liveness_ = liveness::open_if_possible(endpoint.value()->ip());
+  return endpoint;
 }
 
 fabric::Endpoint* Engine::open_fabric() {
   Lock lk = lock();
-  return endpoint_.get();
+  return network_.endpoint();
 }
 
 liveness::Liveness* Engine::liveness() {
@@ -89,18 +95,19 @@ liveness::Liveness* Engine::liveness() {
 
 Status Engine::reaches(const fabric::MemoryOwner& owner) {
   Lock lk = lock();
-  return endpoint_ ? endpoint_->reaches(owner) : Status(Code::kUnavailable, "no fabric is open");
+  if (!network_.works()) return {Code::kUnavailable, "no fabric is open"};
+  return network_.endpoint()->reaches(owner);
 }
 
 Status Engine::lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
   Lock lk = lock();
-  if (!endpoint_) return {Code::kUnavailable, "no fabric is open"};
-  return endpoint_->lend(at, bytes, owner);
+  if (!network_.works()) return {Code::kUnavailable, "no fabric is open"};
+  return network_.endpoint()->lend(at, bytes, owner);
 }
 
 void Engine::take_back(std::byte* at) {
   Lock lk = lock();
-  if (endpoint_) endpoint_->take_back(at);
+  if (network_.endpoint() != nullptr) network_.endpoint()->take_back(at);
 }
 
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& info) {
@@ -129,30 +136,18 @@ void Engine::expect_local_ranks(int ranks) {
   wait_policy_.expect_local_ranks(ranks, std::thread::hardware_concurrency());
 }
 
-void Engine::finish(std::shared_ptr<Task> task, Status status) {
-  task->status_ = std::move(status);
-  finished_.push_back(std::move(task));
-}
-
 bool Engine::pass() {
   bool moved = groups_.progress();
-  moved |= progress_network();
+  moved |= network_.progress(groups_);
   if (++passes_ % kPassesPerWatch == 0) moved |= groups_.watch(now_ns());
   return moved;
-}
-
-bool Engine::progress_network() {
-  if (!endpoint_) return false;
-  auto events = endpoint_->progress(groups_);
-  if (!events) log(LogLevel::kError, events.status().message());
-  return events && events.value() > 0;
 }
 
 void Engine::leave_to_background() {
   // The last sends are likely over: to find that out costs less than to wake a thread, which would
   // then compete with the next operation for the lock.
   if (!busy()) return;
-  if (!groups_.busy()) progress_network();
+  if (!groups_.busy()) network_.progress(groups_);
   if (!busy()) return;
   want_background_ = true;
   background_cv_.notify_one();
@@ -187,21 +182,40 @@ bool Engine::spin() {
   }
 }
 
-void Engine::spin_once(Lock& lk) {
+template <class Turn>
+void Engine::drive(Lock& lk, Turn&& turn) {
   driving_ = true;
-  wait_policy_.restart_spin();
-  spin();
+  try {
+    turn();
+  } catch (...) {
+    if (!lk.owns_lock()) lk.lock();
+    groups_.fail_busy(status_of_exception());
+  }
   driving_ = false;
   run_finished(lk);
 }
 
+void Engine::spin_once(Lock& lk) {
+  drive(lk, [&] {
+    wait_policy_.restart_spin();
+    spin();
+  });
+}
+
+void Engine::complete(Task& task) noexcept {
+  try {
+    task.on_done();
+  } catch (...) {
+    task.fail(status_of_exception());
+  }
+  task.done_.store(true);
+}
+
 void Engine::run_finished(Lock& lk) {
   while (!finished_.empty()) {
-    std::shared_ptr<Task> task = std::move(finished_.front());
-    finished_.pop_front();
+    std::shared_ptr<Task> task = finished_.pop();
     lk.unlock();
-    task->on_done();
-    task->done_.store(true, std::memory_order_release);
+    complete(*task);
     task.reset();  // may free tensors: not under the lock
     lk = lock();
     notify_waiters();
@@ -219,11 +233,9 @@ void Engine::notify_waiters() {
 // then reads waiters_. All four are sequentially consistent: either that thread sees done_, or this
 // one sees waiters_.
 void Engine::finish_alone(Lock lk) {
-  std::shared_ptr<Task> task = std::move(finished_.front());
-  finished_.pop_front();
+  std::shared_ptr<Task> task = finished_.pop();
   lk.unlock();
-  task->on_done();
-  task->done_.store(true);
+  complete(*task);
   task.reset();  // may free tensors: not under the lock
   if (waiters_.load() == 0) return;
   lk = lock();
@@ -237,51 +249,49 @@ void Engine::kick(Lock lk) {
 
 void Engine::release(Lock lk, const Task* awaited) {
   // The awaited task is over, or there is none: this thread will not drive the work in flight.
-  bool undriven =
-      awaited == nullptr || std::any_of(finished_.begin(), finished_.end(),
-                                        [&](const auto& task) { return task.get() == awaited; });
+  bool undriven = awaited == nullptr || finished_.contains(awaited);
   if (undriven && !driving_ && waiters_ == 0) leave_to_background();
   if (undriven && driving_ && sleeping_ && busy()) presence_->ring_self();  // for the new work
-  if (finished_.size() == 1) return finish_alone(std::move(lk));
+  if (finished_.has_one()) return finish_alone(std::move(lk));
   run_finished(lk);
 }
 
 void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
-  driving_ = true;
-  if (spin()) {
-    wait_policy_.restart_spin();
-    if (contenders_.load(std::memory_order_relaxed) > 0 ||
-        (spin_ns > 0 && wait_policy_.turn_is_over(now_ns)))
+  drive(lk, [&] {
+    if (spin()) {
+      wait_policy_.restart_spin();
+      if (contenders_.load(std::memory_order_relaxed) > 0 ||
+          (spin_ns > 0 && wait_policy_.turn_is_over(now_ns)))
+        yield(lk);
+    } else if (wait_policy_.keeps_polling(now_ns(), spin_ns)) {
       yield(lk);
-  } else if (wait_policy_.keeps_polling(now_ns(), spin_ns)) {
-    yield(lk);
-  } else {
-    sleep(lk, until);
-  }
-  driving_ = false;
-  run_finished(lk);
+    } else {
+      sleep(lk, until);
+    }
+  });
 }
 
-std::vector<pollfd> Engine::events_to_sleep_on() {
-  std::vector<pollfd> fds{{presence_->wait_fd(), POLLIN, 0}};
-  if (endpoint_ && endpoint_->wait_fd() >= 0) fds.push_back({endpoint_->wait_fd(), POLLIN, 0});
-  neighbors_.watch_deaths(fds);
-  return fds;
+bool Engine::gather_events() {
+  try {
+    events_.assign(1, {presence_->wait_fd(), POLLIN, 0});
+    if (network_.wait_fd() >= 0) events_.push_back({network_.wait_fd(), POLLIN, 0});
+    neighbors_.watch_deaths(events_);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
 }
 
 uint64_t Engine::wake_time(uint64_t now, uint64_t until) const {
   uint64_t wake = std::min({until, now + kLongestSleepNs, groups_.deadline_ns()});
-  if (endpoint_) {
-    bool exact = endpoint_->wait_fd() >= 0 && endpoint_->may_sleep();
-    int limit_ms = exact ? endpoint_->sleep_limit_ms() : 1;
-    if (limit_ms >= 0) wake = std::min(wake, now + static_cast<uint64_t>(limit_ms) * 1'000'000);
-  }
+  if (int limit_ms = network_.sleep_limit_ms(); limit_ms >= 0)
+    wake = std::min(wake, now + static_cast<uint64_t>(limit_ms) * 1'000'000);
   return wake;
 }
 
 void Engine::sleep(Lock& lk, uint64_t until) {
   // Deaths first: a process that died may have published before, and the pass below sees all of it.
-  std::vector<pollfd> fds = events_to_sleep_on();
+  if (!gather_events()) return yield(lk);
   presence_->announce_sleep();
   uint64_t now = now_ns();
   bool moved = pass() || groups_.watch(now);
@@ -294,7 +304,7 @@ void Engine::sleep(Lock& lk, uint64_t until) {
     }
     sleeping_ = true;
     lk.unlock();
-    ppoll(fds.data(), fds.size(), &timeout, nullptr);
+    ppoll(events_.data(), events_.size(), &timeout, nullptr);
     lk.lock();
     sleeping_ = false;
   }

@@ -9,6 +9,9 @@
 // other threads need the cores for computing. Groups and the fabric endpoint are touched only under
 // the lock.
 //
+// Nothing throws through the engine. What a call into a group throws breaks that group, what a task's
+// on_done() throws becomes the task's status, and the engine drives on.
+//
 // A driver that finds nothing to do first polls again at once, for a microsecond or two, then
 // yields the processor between polls, then sleeps. If the ranks of a host outnumber its cores, the
 // rank that the driver waits for may need this very core: there the driver yields after the first
@@ -20,7 +23,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -35,6 +37,7 @@
 #include "intranode/presence.h"
 #include "liveness/liveness.h"
 #include "progress/groups.h"
+#include "progress/network.h"
 #include "progress/task.h"
 #include "progress/wait_policy.h"
 
@@ -46,7 +49,7 @@ class Engine {
   ~Engine();
 
   const intranode::Presence& presence() const { return *presence_; }
-  // Opens the process's endpoint on first use.
+  // Opens the process's endpoint on first use. An error if it has failed.
   Result<fabric::Endpoint*> fabric();
   // nullptr if it is not open.
   fabric::Endpoint* open_fabric();
@@ -66,14 +69,18 @@ class Engine {
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
   void detach(const JobKey& key);
-  // Puts a task that is over into the queue of those whose on_done() runs next. Under the lock.
-  void finish(std::shared_ptr<Task> task, Status status);
+  // Puts a task that is over into the queue of those whose on_done() runs next. Under the lock. Once for
+  // each task: later calls change nothing.
+  void finish(std::shared_ptr<Task> task, Status status) {
+    finished_.push(std::move(task), std::move(status));
+  }
 
   // Memory for the groups' fragments. Under the lock.
   StagingPool& staging() { return staging_; }
   // Keeps `what` until the endpoint is closed: memory that the network may still touch.
-  void keep_until_fabric_closes(std::shared_ptr<void> what) {
-    kept_until_fabric_closes_.push_back(std::move(what));
+  template <class T>
+  void keep_until_fabric_closes(std::unique_ptr<T> what) noexcept {
+    network_.keep(std::move(what));
   }
 
   // Releases `lock`, under which the caller added work, and runs what finished. The caller is going
@@ -102,12 +109,15 @@ class Engine {
  private:
   Engine() = default;
 
-  bool busy() const { return (endpoint_ && !endpoint_->idle()) || groups_.busy(); }
-  bool pass();  // under the lock, like all that follow
-  bool progress_network();
+  bool busy() const { return network_.busy() || groups_.busy(); }
+  // Under the lock, like all that follow. Throws nothing.
+  bool pass();
   // Wakes the background thread if something is in flight.
   void leave_to_background();
 
+  // Calls turn() as the driver, then runs what finished.
+  template <class Turn>
+  void drive(Lock& lock, Turn&& turn);
   // One turn as the driver, with sleep after `spin_ns` without success; runs what finished.
   void step(Lock& lock, uint64_t until, uint64_t spin_ns);
   // A short spin as the driver, without a clock; runs what finished.
@@ -115,11 +125,12 @@ class Engine {
   bool spin();             // passes until one moves something, for a moment
   void yield(Lock& lock);  // lets other threads of this process have the lock, and others the core
   void sleep(Lock& lock, uint64_t until);
-  std::vector<pollfd> events_to_sleep_on();
+  bool gather_events();  // to sleep on; false: there is no memory for them
   uint64_t wake_time(uint64_t now, uint64_t until) const;
   // Waits until the driver has finished a task or lets another thread drive.
   void sleep_beside_driver(Lock& lock, uint64_t until);
 
+  static void complete(Task& task) noexcept;
   void run_finished(Lock& lock);
   void finish_alone(Lock lock);
   void notify_waiters();
@@ -128,13 +139,13 @@ class Engine {
   std::mutex mutex_;
   std::unique_ptr<intranode::Presence> presence_;
   StagingPool staging_;
-  std::vector<std::shared_ptr<void>> kept_until_fabric_closes_;
-  std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
+  Network network_;
   std::unique_ptr<liveness::Liveness> liveness_;
   Groups groups_;
   intranode::Neighbors neighbors_;
-  std::deque<std::shared_ptr<Task>> finished_;
+  TaskQueue finished_;
   WaitPolicy wait_policy_;
+  std::vector<pollfd> events_;
 
   std::condition_variable waiters_cv_, background_cv_;
   // Changes under the lock; finish_alone() reads it without.

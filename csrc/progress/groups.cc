@@ -1,6 +1,7 @@
 #include "progress/groups.h"
 
 #include <cstring>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -14,29 +15,54 @@ constexpr const char* kNotAuthentic = "that no rank of its group has sent";
 }  // namespace
 
 void Groups::attach(const JobKey& key, Progressable* group) {
+  auto messages = early_.take(key);
+  in_turn_.reserve(in_turn_.size() + 1);
   by_key_[key] = group;
-  for (const auto& message : early_.take(key)) {
-    if (!group->on_message(message.header, message.payload.data())) refuse(kNotAuthentic);
+  in_turn_.push_back(group);
+  for (const auto& message : messages) give(*group, message.header, message.payload.data());
+  if (early_.has_lost(key)) group->fail({Code::kUnavailable, "out of memory"});
+}
+
+void Groups::detach(const JobKey& key) {
+  auto entry = by_key_.find(key);
+  if (entry == by_key_.end()) return;
+  std::erase(in_turn_, entry->second);
+  by_key_.erase(entry);
+}
+
+void Groups::refuse(const char* why) noexcept {
+  ++foreign_;
+  if (std::exchange(warned_, true)) return;
+  try {
+    log(LogLevel::kWarning, std::string("a message ") + why +
+                                " was dropped: another process sends to this rank's endpoint; "
+                                "further ones are counted only");
+  } catch (const std::bad_alloc&) {  // the counter tells
   }
 }
 
-void Groups::refuse(const char* why) {
-  ++foreign_;
-  if (std::exchange(warned_, true)) return;
-  log(LogLevel::kWarning, std::string("a message ") + why +
-                              " was dropped: another process sends to this rank's endpoint; "
-                              "further ones are counted only");
+void Groups::leave() {
+  for (auto& [key, group] : by_key_) {
+    guarded(*group, [at = group] {
+      at->leave();
+      return true;
+    });
+  }
 }
 
-void Groups::leave() {
-  for (auto& [key, group] : by_key_) group->leave();
-  by_key_.clear();
+void Groups::on_fabric_failed(const Status& why) {
+  for (auto& [key, group] : by_key_) {
+    guarded(*group, [&, at = group] {
+      at->on_fabric_failed(why);
+      return true;
+    });
+  }
 }
 
 bool Groups::watch(uint64_t now_ns) {
   bool moved = false;
   for (auto& [key, group] : by_key_) {
-    if (group->busy()) moved |= group->watch(now_ns);
+    if (group->busy()) moved |= guarded(*group, [&, at = group] { return at->watch(now_ns); });
   }
   return moved;
 }
@@ -47,13 +73,23 @@ uint64_t Groups::deadline_ns() const {
   return earliest;
 }
 
+void Groups::fail_busy(const Status& why) noexcept {
+  for (auto& [key, group] : by_key_) {
+    if (group->busy()) group->fail(copy_of(why));
+  }
+}
+
+void Groups::give(Progressable& group, const wire::Header& header, const std::byte* payload) {
+  if (!guarded(group, [&] { return group.on_message(header, payload); })) refuse(kNotAuthentic);
+}
+
 void Groups::on_message(const std::byte* data, size_t size) {
   if (!wire::check(data, size)) return refuse("that is none of this protocol");
   wire::Header header;
   std::memcpy(&header, data, sizeof header);
   auto group = by_key_.find(header.key);
   if (group != by_key_.end()) {
-    if (!group->second->on_message(header, data + sizeof header)) refuse(kNotAuthentic);
+    give(*group->second, header, data + sizeof header);
   } else if (making_ > 0) {
     early_.keep(header, data + sizeof header);
   } else {
@@ -67,7 +103,12 @@ void Groups::count_making(int groups) {
 }
 
 void Groups::on_peer_lost(fabric::Peer peer, const Status& why) {
-  for (auto& [key, group] : by_key_) group->on_peer_lost(peer, why);
+  for (auto& [key, group] : by_key_) {
+    guarded(*group, [&, at = group] {
+      at->on_peer_lost(peer, why);
+      return true;
+    });
+  }
 }
 
 }  // namespace smddp

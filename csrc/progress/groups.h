@@ -1,13 +1,17 @@
 // The groups of a process: the engine advances all of them through this class, and the network
-// hands it the messages, which it gives to the group that they name. Knows no task and no thread.
-// Called by Engine, under its lock.
+// hands it the messages, which it gives to the group that they name. A call into a group that throws breaks
+// that group; nothing here throws but attach(). Knows no task and no thread. Called by Engine, under its
+// lock.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <utility>
+#include <vector>
 
+#include "common/exceptions.h"
 #include "fabric/endpoint.h"
 #include "progress/early_messages.h"
 #include "progress/progressable.h"
@@ -22,22 +26,28 @@ class Groups : public fabric::Sink {
   void count_making(int groups);
   // Hands the group the messages that came for it before.
   void attach(const JobKey& key, Progressable* group);
-  void detach(const JobKey& key) { by_key_.erase(key); }
-  // The process ends: every group leaves.
+  void detach(const JobKey& key);
+  // The process ends: every group leaves. Those that are busy still send aborts.
   void leave();
+  void detach_all() {
+    in_turn_.clear();
+    by_key_.clear();
+  }
 
   bool busy() const {
-    return std::any_of(by_key_.begin(), by_key_.end(),
-                       [](const auto& entry) { return entry.second->busy(); });
+    return std::any_of(in_turn_.begin(), in_turn_.end(),
+                       [](const Progressable* group) { return group->busy(); });
   }
-  // Advances every busy group. True if anything moved.
+  // Advances every busy group, another one first each time: what the first one takes, the others find
+  // taken. True if anything moved.
   bool progress() {
-    bool moved = false;
-    for (auto& [key, group] : by_key_) {
-      if (group->busy()) moved |= group->progress();
-    }
-    return moved;
+    if (++first_ >= in_turn_.size()) first_ = 0;
+    return progress(first_, in_turn_.size()) | progress(0, first_);
   }
+  // The endpoint has failed for good: tells all groups.
+  void on_fabric_failed(const Status& why);
+  // Breaks every group that is busy: an exception that no single group has caused.
+  void fail_busy(const Status& why) noexcept;
   // Progressable::watch() of every busy group.
   bool watch(uint64_t now_ns);
   uint64_t deadline_ns() const;  // the earliest, UINT64_MAX for none
@@ -45,12 +55,33 @@ class Groups : public fabric::Sink {
   uint64_t foreign_messages() const { return foreign_ + early_.dropped(); }
 
  private:
+  template <class F>
+  static bool guarded(Progressable& group, F&& call) noexcept {
+    try {
+      return call();
+    } catch (...) {
+      group.fail(status_of_exception());
+      return true;
+    }
+  }
+  bool progress(size_t from, size_t to) {
+    bool moved = false;
+    for (size_t i = from; i < to; ++i) {
+      Progressable* group = in_turn_[i];
+      if (group->busy()) moved |= guarded(*group, [=] { return group->progress(); });
+    }
+    return moved;
+  }
+  void give(Progressable& group, const wire::Header& header, const std::byte* payload);
   void on_message(const std::byte* data, size_t size) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override;
   // Counts a message that was dropped; the log tells of the first.
-  void refuse(const char* why);
+  void refuse(const char* why) noexcept;
+  void on_exception(const Status& why) override { fail_busy(why); }
 
   std::map<JobKey, Progressable*> by_key_;
+  std::vector<Progressable*> in_turn_;
+  size_t first_ = 0;
   EarlyMessages early_;
   uint64_t foreign_ = 0;
   bool warned_ = false;

@@ -24,6 +24,11 @@ class Progressable {
   // False: the message is not authentic, and has changed nothing.
   virtual bool on_message(const wire::Header& header, const std::byte* payload) = 0;
   virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
+  // The process's endpoint has failed: nothing more is sent or received over it.
+  virtual void on_fabric_failed(const Status& why) = 0;
+  // A call into the group threw, for want of memory for instance: breaks it. progress() then ends its
+  // operations.
+  virtual void fail(Status why) noexcept = 0;
   // The process ends: tells the peers if they still wait for this rank. The last call.
   virtual void leave() = 0;
 };

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <memory>
+#include <utility>
 
 #include "common/status.h"
 
@@ -18,13 +19,49 @@ class Task {
 
  protected:
   // Runs once, on the thread that drives the engine, without the engine's lock: it may wait for
-  // other tasks. A thread that sees done() also sees what on_done() wrote.
+  // other tasks. A thread that sees done() also sees what on_done() wrote. If it throws, the task's
+  // status says so.
   virtual void on_done() {}
+  // For on_done(): the result can't be delivered.
+  void fail(Status why) { status_ = std::move(why); }
 
  private:
   friend class Engine;
+  friend class TaskQueue;
   Status status_;
   std::atomic<bool> done_{false};
+  bool over_ = false;           // has been in a queue
+  std::shared_ptr<Task> next_;  // in the queue
+};
+
+// Tasks that are over, in their order. Allocates nothing.
+class TaskQueue {
+ public:
+  bool empty() const { return first_ == nullptr; }
+  bool has_one() const { return first_ != nullptr && first_.get() == last_; }
+  bool contains(const Task* task) const {
+    for (const Task* at = first_.get(); at != nullptr; at = at->next_.get()) {
+      if (at == task) return true;
+    }
+    return false;
+  }
+  // A task that has been in a queue stays out.
+  void push(std::shared_ptr<Task> task, Status status) {
+    if (std::exchange(task->over_, true)) return;
+    task->status_ = std::move(status);
+    Task* raw = task.get();
+    (empty() ? first_ : last_->next_) = std::move(task);
+    last_ = raw;
+  }
+  std::shared_ptr<Task> pop() {
+    std::shared_ptr<Task> task = std::move(first_);
+    first_ = std::move(task->next_);
+    return task;
+  }
+
+ private:
+  std::shared_ptr<Task> first_;
+  Task* last_ = nullptr;  // valid unless empty
 };
 
 }  // namespace smddp

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/clock.h"
+#include "common/exceptions.h"
 #include "torch/interruptible.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
@@ -42,27 +43,36 @@ void TensorOperation::complete(c10::ivalue::Future& future) const {
   }
 }
 
+void TensorOperation::deliver() {
+  for (auto& [to, from] : copy_back) {
+    // Autograd does not see the write, as with any backend.
+    at::AutoDispatchBelowADInplaceOrView raw;
+    to.copy_(from);
+  }
+  uint64_t bytes = signature().bytes;
+  ended_ns = now_ns();
+  Statistics::process().update(name_of(collective), path, [&](StatisticsRow& row) {
+    ++row.calls;
+    row.bytes += bytes;
+    row.fragments += fragments;
+    row.largest_fragment = std::max(row.largest_fragment, largest_fragment);
+    row.taken.slots += taken.slots;
+    row.taken.in_place += taken.in_place;
+    row.taken.single_copy += taken.single_copy;
+    row.seconds += in_seconds(ended_ns - started_ns);
+  });
+  keep.clear();
+  copy_back.clear();
+}
+
+// Whatever throws, a thread that waits for the future is told.
 void TensorOperation::on_done() {
   if (status()) {
-    for (auto& [to, from] : copy_back) {
-      // Autograd does not see the write, as with any backend.
-      at::AutoDispatchBelowADInplaceOrView raw;
-      to.copy_(from);
+    try {
+      deliver();
+    } catch (...) {
+      fail(status_of_exception());
     }
-    uint64_t bytes = signature().bytes;
-    ended_ns = now_ns();
-    Statistics::process().update(name_of(collective), path, [&](StatisticsRow& row) {
-      ++row.calls;
-      row.bytes += bytes;
-      row.fragments += fragments;
-      row.largest_fragment = std::max(row.largest_fragment, largest_fragment);
-      row.taken.slots += taken.slots;
-      row.taken.in_place += taken.in_place;
-      row.taken.single_copy += taken.single_copy;
-      row.seconds += in_seconds(ended_ns - started_ns);
-    });
-    keep.clear();
-    copy_back.clear();
   }
   c10::intrusive_ptr<c10::ivalue::Future> asked;
   {

@@ -32,6 +32,7 @@ class TensorOperation final : public Operation {
   void on_done() override;
 
  private:
+  void deliver();
   void complete(c10::ivalue::Future& future) const;
 
   std::mutex mutex_;

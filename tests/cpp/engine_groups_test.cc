@@ -5,7 +5,10 @@
 
 #include <cstddef>
 #include <cstring>
+#include <map>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/signature.h"
@@ -68,20 +71,32 @@ TEST(EarlyMessages, TheOldestIsDroppedIfThereAreTooMany) {
   EXPECT_EQ(messages.back().header.seq, 4099u);
 }
 
-// A group that only counts.
+// A group that only counts, or throws.
 struct CountingGroup : Progressable {
   bool busy() const override { return is_busy; }
-  bool progress() override { return ++progressed > 0; }
+  bool progress() override {
+    if (order != nullptr) order->push_back(this);
+    if (throws) throw std::bad_alloc();
+    return ++progressed > 0;
+  }
   bool watch(uint64_t) override { return ++watched > 0; }
   uint64_t deadline_ns() const override { return deadline; }
   bool on_message(const wire::Header& header, const std::byte*) override {
     messages.push_back(header.seq);
     return authentic;
   }
-  void on_peer_lost(fabric::Peer, const Status&) override { ++losses; }
+  void on_peer_lost(fabric::Peer, const Status&) override {
+    if (throws) throw 5;
+    ++losses;
+  }
+  void on_fabric_failed(const Status&) override { ++fabric_failures; }
+  void fail(Status why) noexcept override { failure = std::move(why); }
   void leave() override { ++left; }
 
-  bool is_busy = false, authentic = true;
+  bool is_busy = false, throws = false, authentic = true;
+  std::vector<CountingGroup*>* order = nullptr;  // of the calls of progress(), among groups
+  Status failure;
+  int fabric_failures = 0;
   uint64_t deadline = UINT64_MAX;
   int progressed = 0, watched = 0, losses = 0, left = 0;
   std::vector<uint64_t> messages;
@@ -157,7 +172,54 @@ TEST(Groups, OnlyBusyGroupsAreAdvancedAndAllAreToldOfALostPeer) {
     EXPECT_EQ(group->losses, 1);
     EXPECT_EQ(group->left, 1);
   }
+  groups.detach_all();
   EXPECT_FALSE(groups.busy());
+}
+
+TEST(Groups, AnExceptionBreaksTheGroupThatItComesFromAndNoOther) {
+  Groups groups;
+  CountingGroup good, bad;
+  groups.attach(key_of(1), &bad);
+  groups.attach(key_of(2), &good);
+  good.is_busy = bad.is_busy = bad.throws = true;
+  EXPECT_TRUE(groups.progress());
+  EXPECT_EQ(good.progressed, 1);
+  EXPECT_TRUE(good.failure.ok());
+  EXPECT_EQ(bad.failure.message(), "out of memory");
+  static_cast<fabric::Sink&>(groups).on_peer_lost(0, Status());
+  EXPECT_EQ(good.losses, 1);
+  EXPECT_EQ(bad.failure.code(), Code::kInternal);
+}
+
+TEST(Groups, AnExceptionOfTheEndpointBreaksThoseThatAreBusy) {
+  Groups groups;
+  CountingGroup idle, busy;
+  groups.attach(key_of(1), &idle);
+  groups.attach(key_of(2), &busy);
+  busy.is_busy = true;
+  static_cast<fabric::Sink&>(groups).on_exception({Code::kUnavailable, "out of memory"});
+  EXPECT_TRUE(idle.failure.ok());
+  EXPECT_EQ(busy.failure.message(), "out of memory");
+}
+
+// A group that fills all slots of the endpoint in each pass must not always be the first to get them.
+TEST(Groups, TakeTurnsToBeTheFirstOfAPass) {
+  Groups groups;
+  std::vector<CountingGroup*> order;
+  std::vector<CountingGroup> three(3);
+  for (uint8_t i = 0; i < 3; ++i) {
+    three[i].is_busy = true;
+    three[i].order = &order;
+    groups.attach(key_of(i), &three[i]);
+  }
+  std::map<CountingGroup*, int> first;
+  for (int pass = 0; pass < 30; ++pass) {
+    order.clear();
+    groups.progress();
+    ASSERT_EQ(order.size(), 3u);
+    ++first[order[0]];
+  }
+  for (CountingGroup& group : three) EXPECT_EQ(first[&group], 10);
 }
 
 }  // namespace

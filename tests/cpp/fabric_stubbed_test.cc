@@ -7,6 +7,7 @@
 
 #include "fabric_flow.h"
 #include "stub_fabric/stub.h"
+#include "world.h"
 
 namespace smddp::fabric {
 namespace {
@@ -158,6 +159,14 @@ TEST_F(Stubbed, ImmediateDataMayTakeAReceive) {
 }
 
 TEST_F(Stubbed, RegistrationsBoundToTheEndpoint) {
+  stub_->settings.binds_registrations = true;
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  exchange(a, b);
+}
+
+// With several rails, and message buffers of the endpoint's own: no two registrations have one key.
+TEST_F(Stubbed, KeysThatTheCallerChoosesCanNotBeGuessed) {
+  stub_->settings.provider_keys = false;
   stub_->settings.binds_registrations = true;
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   exchange(a, b);
@@ -362,6 +371,47 @@ TEST_F(StubbedGpus, OnlyIfTheProviderReachesThemAndMovesChunksByWrites) {
   stub_->settings.needs_cuda = false;
   stub_->settings.messages_only = true;
   EXPECT_FALSE(open_gpu_endpoint(2).endpoint->reaches({}).ok());
+}
+
+// ---- a group over it. The other rank does not exist but for an endpoint.
+
+TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
+  ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
+  auto engine = Engine::create();
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  TestEndpoint other = open_endpoint(1);
+  MemoryStore store(std::chrono::seconds(5));
+  RankInfo info;
+  info.host = info.host_name = "host-B";
+  info.fabric = {FabricAddress::State::kOpen, other.endpoint->address(), ""};
+  ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
+  ASSERT_TRUE(store.set("joined/1", {1}).ok());
+  auto group =
+      Group::create(*engine.value(), store, 0, 2, {"test", 20'000'000'000, "host-A", true, true});
+  ASSERT_TRUE(group.ok()) << group.status().message();
+  std::vector<int> in(10), out(20);
+  testing::internal::CaptureStderr();
+  for (int turn = 0; turn < 2; ++turn) {
+    auto op = gather_of(in, out, 2);
+    group.value()->submit(op, {}, false);
+    {
+      auto lock = engine.value()->lock();
+      stub_->fail_queues = true;
+    }
+    ASSERT_TRUE(engine.value()->wait(*op, std::chrono::seconds(5)));
+    EXPECT_NE(op->status().message().find("the network of rank 0 (host-A) failed"),
+              std::string::npos)
+        << op->status().message();
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_FALSE(engine.value()->fabric().ok());
+  std::string log = testing::internal::GetCapturedStderr();
+  size_t lines = 0;
+  for (size_t at = 0; (at = log.find("fi_cq_read", at)) != std::string::npos; ++at) ++lines;
+  EXPECT_EQ(lines, 1u) << log;
+  group.value().reset();
+  engine.value().reset();
+  ::unsetenv("SMDDP_LIBFABRIC");
 }
 
 }  // namespace

@@ -39,7 +39,8 @@ fi_info* info_of(const std::string& domain, bool device_memory) {
   info->ep_attr->protocol = FI_PROTO_EFA;
   info->ep_attr->max_msg_size = settings.longest_message;
   info->domain_attr->name = copy(domain.c_str());
-  info->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+  info->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED;
+  if (settings.provider_keys) info->domain_attr->mr_mode |= FI_MR_PROV_KEY;
   if (settings.binds_registrations) info->domain_attr->mr_mode |= FI_MR_ENDPOINT;
   if (device_memory) info->domain_attr->mr_mode |= FI_MR_HMEM;
   info->domain_attr->mr_key_size = 4;
@@ -58,6 +59,7 @@ size_t index_of(const char* domain) {
 // ---- completion queues
 
 ssize_t read_queue(fid_cq* raw, void* buffer, size_t count) {
+  if (state().fail_queues) return -FI_EIO;
   Cq* cq = static_cast<Cq*>(raw);
   pump();
   if (cq->ready.empty()) return -FI_EAGAIN;
@@ -102,8 +104,11 @@ int insert(fid_av* raw, const void* address, size_t count, fi_addr_t* out, uint6
 // ---- registrations
 
 int register_memory(fid* domain, const void* data, size_t bytes, uint64_t access, uint64_t,
-                    uint64_t, uint64_t, fid_mr** out, void*) {
+                    uint64_t wanted_key, uint64_t, fid_mr** out, void*) {
   if (state().registrations >= state().settings.pinned_limit) return -FI_ENOMEM;
+  bool chosen = !state().settings.provider_keys;
+  if (chosen && wanted_key == 0) violation("a key that can be guessed");
+  if (chosen && world().registrations.count(wanted_key) > 0) return -FI_ENOKEY;
   Registered* mr = new Registered();
   mr->fid = {FI_CLASS_MR, nullptr, &fid_ops};
   mr->mem_desc = static_cast<fid_mr*>(mr);
@@ -111,7 +116,7 @@ int register_memory(fid* domain, const void* data, size_t bytes, uint64_t access
   mr->base = reinterpret_cast<uintptr_t>(data);
   mr->bytes = bytes;
   mr->access = access;
-  mr->key = world().next_key++;
+  mr->key = chosen ? wanted_key : world().next_key++;
   mr->enabled = !state().settings.binds_registrations;
   mr->mem_desc = mr;
   world().registrations[mr->key] = mr;
@@ -229,7 +234,7 @@ int close_fid(fid* object) {
     case FI_CLASS_EP: {
       Ep* ep = static_cast<Ep*>(reinterpret_cast<fid_ep*>(object));
       for (auto& [key, mr] : world().registrations) {
-        if (mr->bound && mr->domain == ep->domain && (mr->access & FI_REMOTE_WRITE) != 0) {
+        if (mr->bound && mr->domain == ep->domain) {
           violation("an endpoint closed before what is bound to it");
         }
       }

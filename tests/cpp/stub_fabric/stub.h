@@ -17,6 +17,7 @@ struct Settings {
   bool consumes_receives = false;     // FI_RX_CQ_DATA: a write's immediate data takes a receive
   bool binds_registrations = false;   // FI_MR_ENDPOINT
   bool orders_messages = false;       // claims FI_ORDER_SAW; the stub itself orders nothing
+  bool provider_keys = true;          // FI_MR_PROV_KEY; false: the caller chooses the keys
   bool emulates_writes = false;       // what FI_OPT_EFA_EMULATED_WRITE says
   bool knows_efa_options = true;      // false: a library older than that option
   bool device_memory = false;         // FI_HMEM
@@ -36,6 +37,7 @@ struct State {
   size_t objects = 0;                     // fids open now, of any kind
   std::vector<uint64_t> bytes_of_domain;  // sent by each
   int fail_operations = 0;                // the next so many complete with an error
+  bool fail_queues = false;               // fi_cq_read returns an error
   std::vector<int> gpus;                  // of each registration of a GPU's memory, in order
 };
 

@@ -131,6 +131,7 @@ void check_descriptor(const Ep& ep, const void* data, size_t bytes, void* descri
       violation("a descriptor of other memory");
     }
     if ((mr->access & access) != access) violation("a descriptor without the access");
+    if (!mr->enabled) violation("a registration that is not bound and enabled");
     return;
   }
   violation("memory without a descriptor");

@@ -1,0 +1,37 @@
+#include "progress/network.h"
+
+#include "common/exceptions.h"
+#include "common/log.h"
+
+namespace smddp {
+
+Result<fabric::Endpoint*> Network::open() {
+  if (!status_.ok()) return status_;
+  if (!endpoint_) {
+    auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
+    if (!endpoint) return endpoint.status();
+    endpoint_ = std::move(endpoint.value());
+  }
+  return endpoint_.get();
+}
+
+bool Network::progress(Groups& groups) noexcept {
+  if (!works()) return false;
+  try {
+    auto events = endpoint_->progress(groups);
+    if (events) return events.value() > 0;
+    status_ = events.status();
+    groups.on_fabric_failed(status_);
+    log(LogLevel::kError, "the network failed: " + status_.message());
+  } catch (...) {
+    groups.fail_busy(status_of_exception());
+  }
+  return true;
+}
+
+int Network::sleep_limit_ms() const {
+  if (!works()) return -1;
+  return wait_fd() >= 0 && endpoint_->may_sleep() ? endpoint_->sleep_limit_ms() : 1;
+}
+
+}  // namespace smddp

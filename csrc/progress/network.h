@@ -1,0 +1,53 @@
+// The process's endpoint on the network, as the engine uses it: opened by the first group that needs it,
+// driven, and given up if it fails. Knows no task and no thread. Called by Engine, under its lock.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "fabric/endpoint.h"
+#include "progress/groups.h"
+
+namespace smddp {
+
+class Network {
+ public:
+  // Opens the endpoint on first use. An error if it has failed.
+  Result<fabric::Endpoint*> open();
+  fabric::Endpoint* endpoint() const { return endpoint_.get(); }  // nullptr if it is not open
+  // Keeps `what` until the endpoint is closed: memory that the network may still touch.
+  template <class T>
+  void keep(std::unique_ptr<T> what) noexcept;
+  void close() { endpoint_.reset(); }
+
+  // The endpoint is open, and has not failed.
+  bool works() const { return endpoint_ && status_.ok(); }
+  // Some of what was sent is still here.
+  bool busy() const { return works() && !endpoint_->idle(); }
+  // Gives the groups what has arrived. True if anything moved. If the endpoint fails, tells them once.
+  bool progress(Groups& groups) noexcept;
+
+  // To sleep on; -1: nothing.
+  int wait_fd() const { return works() ? endpoint_->wait_fd() : -1; }
+  // The longest sleep from now on, in milliseconds; -1: no limit.
+  int sleep_limit_ms() const;
+
+ private:
+  std::vector<std::shared_ptr<void>> kept_;
+  std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
+  Status status_;                               // not ok: why the endpoint has failed
+};
+
+template <class T>
+void Network::keep(std::unique_ptr<T> what) noexcept {
+  try {
+    kept_.emplace_back();
+    kept_.back() = std::shared_ptr<T>(std::move(what));
+  } catch (...) {
+    (void)what.release();  // never freed, rather than freed too early
+  }
+}
+
+}  // namespace smddp
