@@ -5,6 +5,8 @@
 namespace smddp {
 namespace {
 
+constexpr const char* kFailed = "failed";
+constexpr size_t kLongestReason = 4096;
 constexpr uint32_t kRankInfoVersion = 0x534d0003;
 
 class Writer {
@@ -147,7 +149,10 @@ Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::strin
                                                   const std::vector<int>& from) {
   std::vector<std::string> keys;
   for (int peer : from) keys.push_back(key_of(topic, peer));
-  auto values = store.get(keys);
+  auto values = store.get(keys, kFailed);
+  if (!values.ok() && values.status().code() == Code::kAborted) {
+    if (Status failure = published_failure(store); !failure) return failure;
+  }
   if (values.ok() || values.status().code() != Code::kTimeout) return values;
   std::string missing;
   for (int peer : from) {
@@ -158,6 +163,31 @@ Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::strin
                 "ranks " + missing +
                     " did not join the group in time; look at their logs, or raise the "
                     "timeout of init_process_group / new_group");
+}
+
+void publish_failure(Store& store, const Status& why) noexcept {
+  try {
+    if (store.has(kFailed)) return;
+    std::string reason = why.message().substr(0, kLongestReason);
+    Writer w;
+    w.out.reserve(reason.size() + 2 * sizeof(uint32_t));
+    w.number(static_cast<uint32_t>(why.code()));
+    w.bytes(reason);
+    (void)store.set(kFailed, w.out);
+  } catch (...) {  // the other ranks learn it from the timeout of the store
+  }
+}
+
+Status published_failure(Store& store) {
+  if (!store.has(kFailed)) return {};
+  auto values = store.get({kFailed}, "");
+  if (!values) return {};
+  Reader r(values.value()[0]);
+  auto code = r.number<uint32_t>();
+  auto reason = r.bytes<std::string>();
+  bool known = r.good && code > 0 && code <= static_cast<uint32_t>(Code::kInternal);
+  return {known ? static_cast<Code>(code) : Code::kUnavailable,
+          r.good ? reason : "a rank could not join the group, and published a damaged reason"};
 }
 
 }  // namespace smddp

@@ -49,10 +49,15 @@ std::vector<uint8_t> encode(const FabricAddress& fabric);
 Result<FabricAddress> decode_fabric(const std::vector<uint8_t>& blob);
 
 // An exchange over the store: every rank publishes `blob` under `topic`/`rank` and collects the
-// blobs of `from`, in order, with one multi-get. On a timeout the error names the ranks that did
-// not publish.
+// blobs of `from`, in order, with one multi-get. If a rank has published that it can't join, that is the
+// error. On a timeout the error names the ranks that did not publish.
 Status publish(Store& store, const std::string& topic, int rank, const std::vector<uint8_t>& blob);
 Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::string& topic,
                                                   const std::vector<int>& from);
+// Tells all ranks of the group that it can't be made, in a sentence that names the rank. The first such
+// sentence counts: it is the cause of the others.
+void publish_failure(Store& store, const Status& why) noexcept;
+// Ok if no rank has.
+Status published_failure(Store& store);
 
 }  // namespace smddp

@@ -43,7 +43,8 @@ Status FileStore::set(const std::string& key, const std::vector<uint8_t>& value)
   return {};
 }
 
-Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::string>& keys) {
+Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::string>& keys,
+                                                         const std::string& stop) {
   auto until = std::chrono::steady_clock::now() + timeout_;
   std::vector<std::vector<uint8_t>> values;
   auto pause = kShortestPause;
@@ -55,6 +56,7 @@ Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::
         values.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
         break;
       }
+      if (has(stop)) return Status(Code::kAborted, stop + " is in " + directory_.string());
       if (std::chrono::steady_clock::now() > until) {
         return Status(Code::kTimeout, "no " + key + " in " + directory_.string());
       }

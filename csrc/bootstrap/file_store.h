@@ -15,7 +15,8 @@ class FileStore : public Store {
   FileStore(std::filesystem::path directory, std::chrono::milliseconds timeout)
       : directory_(std::move(directory)), timeout_(timeout) {}
   Status set(const std::string& key, const std::vector<uint8_t>& value) override;
-  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override;
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override;
   bool has(const std::string& key) override;
 
  private:

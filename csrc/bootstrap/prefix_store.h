@@ -18,10 +18,11 @@ class PrefixStore : public Store {
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     return store_.set(prefix_ + key, value);
   }
-  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
     std::vector<std::string> prefixed;
     for (const std::string& key : keys) prefixed.push_back(prefix_ + key);
-    return store_.get(prefixed);
+    return store_.get(prefixed, prefix_ + stop);
   }
   bool has(const std::string& key) override { return store_.has(prefix_ + key); }
 

@@ -14,8 +14,10 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual Status set(const std::string& key, const std::vector<uint8_t>& value) = 0;
-  // The values, once every key is set; kTimeout if that takes too long.
-  virtual Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) = 0;
+  // The values, once every key is set. kAborted within a second once key `stop` is set; kTimeout if the
+  // keys take too long.
+  virtual Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                        const std::string& stop) = 0;
   virtual bool has(const std::string& key) = 0;
 };
 

@@ -3,7 +3,6 @@
 // know how a fragment moves bytes. Callers submit operations; the progress engine drives the group.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -49,6 +48,10 @@ class Group : private Progressable {
   // Blocks until every rank of the group has joined, or the store's timeout is over.
   static Result<std::unique_ptr<Group>> create(Engine& engine, Store& store, int rank, int ranks,
                                                Options options);
+  // This rank can't join the group for the reason `why`, which the other ranks are told. The error of the
+  // group: another rank's, if that one has failed first.
+  static Status tell_failure(Store& store, int rank, const Options& options,
+                             const Status& why) noexcept;
   // A group of some of its ranks, in the order given, of which this rank must be one. Those ranks call
   // it together. `store` is one that the group's ranks share, `label` tells their groups apart.
   Result<std::unique_ptr<Group>> subgroup(Store& store, const std::string& label,

@@ -1,7 +1,10 @@
 // How a group is made: its ranks exchange what they are, then join the segments of their host, then get
 // to know their remote peers. A rank that could not know that there are several hosts says nothing of
-// its fabric in the first exchange; only such ranks publish it in a second one.
-#include <sys/random.h>
+// its fabric in the first exchange; only such ranks publish it in a second one. At the end a rank of each host
+// says in the store that its host has joined, and every rank waits for all hosts.
+//
+// A rank that fails publishes why, so that the others fail at once, with the same sentence. It does so before
+// it gives up what its neighbours open: theirs is then not the cause.
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +17,8 @@
 #include "bootstrap/prefix_store.h"
 #include "common/clock.h"
 #include "common/env.h"
+#include "common/exceptions.h"
+#include "common/random.h"
 #include "group/group.h"
 #include "patterns/pattern.h"
 
@@ -74,7 +79,12 @@ class GroupBuilder {
   GroupBuilder(Engine& engine, Store& store, Rank rank, int ranks, const Group::Options& options)
       : engine_(engine), store_(store), rank_(rank), ranks_(ranks), options_(options) {}
 
+  // Both may throw. After build() this rank has joined its host.
   Result<GroupParts> build();
+  // Waits until all hosts of `topology`, the group's, have joined.
+  Status await_hosts(const Topology& topology);
+  // The error of the group, of which `why` is this rank's; tells it to the other ranks.
+  Status fail(const Status& why) noexcept;
 
  private:
   Status describe_itself(RankInfo* mine);
@@ -95,6 +105,7 @@ class GroupBuilder {
   const Rank rank_;
   const int ranks_;
   const Group::Options& options_;
+  bool alike_ = false;  // all ranks have found the error
   std::unique_ptr<intranode::Outbox> outbox_;
   std::vector<RankInfo> infos_;         // by rank
   std::optional<siphash::Key> secret_;  // the job's
@@ -110,24 +121,33 @@ Result<GroupParts> GroupBuilder::build() {
   Result<NetworkModel> network = parse_network_model(env::get("FABRIC_CURVE"));
   if (!network) return network.status();
   if (Status known = exchange_infos(); !known) return known;
-  if (Status known = agree_on_secret(); !known) return known;
+  if (Status known = agree_on_secret(); !known) {
+    alike_ = true;
+    return known;
+  }
   // First of all the errors that all ranks find alike: then no rank waits for a rank that gave up.
   if (Status known = exchange_fabrics(); !known) return known;
   Shape shape{ranks_, topology().nodes(), false, pattern::equal_nodes(topology()), network.value()};
   remote_.emplace(infos_[0].key, message_key(*secret_, infos_[0].key), rank_, ranks_,
                   topology().nodes() > 1 ? engine_.open_fabric() : nullptr,
                   receive_budget_bytes(shape));
-  Status joined = join_host();
-  if (joined.ok()) joined = join_remote_peers();
+  // The host last: a rank that has attached to the last segment has nothing left that may fail.
+  Status joined = join_remote_peers();
+  if (joined.ok()) joined = join_host();
   if (joined.ok()) joined = await_host();
-  if (!joined) {
-    local_.abort(joined.message(), 0);
-    return joined;
-  }
+  if (!joined) return joined;
   shape.single_copy = local_.may_read_memory();
   return GroupParts{infos_[0].key,       std::move(*members_), shape,
                     algorithm.value(),   std::move(local_),    std::move(*remote_),
                     std::move(liveness_)};
+}
+
+Status GroupBuilder::fail(const Status& why) noexcept {
+  if (alike_) return copy_of(why);
+  Status cause = Group::tell_failure(store_, rank_, options_, why);
+  local_.abort(cause.message(), 0);
+  if (outbox_) outbox_->abort(cause.message(), 0);
+  return cause;
 }
 
 // Makes this rank's outbox, too.
@@ -137,7 +157,7 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   mine->host_name = !given.empty()                ? given
                     : env::get("HOST_ID").empty() ? host_name()
                                                   : env::get("HOST_ID");
-  if (getrandom(mine->key.data(), mine->key.size(), 0) != static_cast<ssize_t>(mine->key.size()))
+  if (!fill_random(mine->key.data(), mine->key.size()))
     return {Code::kUnavailable, "could not draw a random group key"};
   if (Status secret = describe_secret(mine); !secret) return secret;
   mine->token = engine_.presence().token();
@@ -240,6 +260,7 @@ Status GroupBuilder::exchange_fabrics() {
   for (Rank r = 0; r < ranks_; ++r) {
     const FabricAddress& fabric = info(r).fabric;
     if (fabric.state == Fabric::kOpen) continue;
+    alike_ = true;
     return {Code::kUnavailable, "group '" + options_.name + "' spans " +
                                     std::to_string(topology().nodes()) + " hosts and " +
                                     members_->describe(r) + " has no fabric: " + fabric.reason};
@@ -257,19 +278,25 @@ Status GroupBuilder::join_host() {
   std::string wanted = env::get("SINGLE_COPY");
   bool allow = options_.single_copy.value_or(wanted == "1" ||
                                              (wanted != "0" && intranode::single_copy_pays()));
+  auto failed = [&](Rank peer, const Status& why) {
+    return Status(why.code(), members_->describe(peer) + ": " + why.message());
+  };
+  std::vector<std::shared_ptr<intranode::Neighbor>> neighbors;
+  for (Rank peer : here) {
+    if (peer == rank_) continue;
+    auto neighbor = engine_.neighbor(info(peer));
+    if (!neighbor) return failed(peer, neighbor.status());
+    neighbors.push_back(std::move(neighbor.value()));
+  }
   for (Rank peer : here) {
     if (peer == rank_) continue;
     // Among the readers of a peer's outbox, in order of local index, the peer itself is left out.
     int reader = topology().local_index(rank_) - (peer < rank_ ? 1 : 0);
     auto inbox = intranode::Inbox::open(info(peer).pid, info(peer).outbox_fd, info(peer).key,
                                         reader, readers, allow);
-    auto failed = [&](const Status& why) {
-      return Status(why.code(), members_->describe(peer) + ": " + why.message());
-    };
-    if (!inbox) return failed(inbox.status());
-    auto neighbor = engine_.neighbor(info(peer));
-    if (!neighbor) return failed(neighbor.status());
-    local_.add(peer, std::move(inbox.value()), std::move(neighbor.value()));
+    if (!inbox) return failed(peer, inbox.status());
+    auto neighbor = std::move(neighbors[static_cast<size_t>(local_.count())]);
+    local_.add(peer, std::move(inbox.value()), std::move(neighbor));
   }
   return {};
 }
@@ -286,7 +313,7 @@ Status GroupBuilder::await_host() {
       // A rank that got past this point, and then ended, did so after the last rank had attached.
       if (local_.all_attached()) return {};
       std::string peer = members_->describe(local_.rank(i));
-      if (reason != nullptr) return {Code::kAborted, peer + " could not join: " + reason};
+      if (reason != nullptr) return {Code::kAborted, reason};
       return {Code::kPeerLost, peer + " (process " + std::to_string(local_.inbox(i).pid()) +
                                    ") ended while group '" + options_.name + "' was made"};
     }
@@ -300,6 +327,16 @@ Status GroupBuilder::await_host() {
     }
   }
   return {};
+}
+
+Status GroupBuilder::await_hosts(const Topology& topology) {
+  if (topology.nodes() == 1) return {};
+  std::vector<int> first_of_hosts;
+  for (int n = 0; n < topology.nodes(); ++n) first_of_hosts.push_back(topology.node(n)[0]);
+  if (topology.local_index(rank_) == 0) {
+    if (Status out = publish(store_, "joined", rank_, {1}); !out) return out;
+  }
+  return collect(store_, "joined", first_of_hosts).status();
 }
 
 Status GroupBuilder::join_remote_peers() {
@@ -335,6 +372,21 @@ void GroupBuilder::meet(Rank rank) {
 
 }  // namespace
 
+Status Group::tell_failure(Store& store, int rank, const Options& options,
+                           const Status& why) noexcept {
+  try {
+    if (Status cause = published_failure(store); !cause) return cause;
+    int called = options.called.empty() ? rank : options.called[static_cast<size_t>(rank)];
+    std::string host = options.host.empty() ? host_name() : options.host;
+    Status cause{why.code(), "rank " + std::to_string(called) + " (" + host +
+                                 ") could not join group '" + options.name + "': " + why.message()};
+    publish_failure(store, cause);
+    return cause;
+  } catch (...) {
+    return copy_of(why);
+  }
+}
+
 Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int rank, int ranks,
                                              Options options) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
@@ -342,11 +394,24 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
                   "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
   }
   Making making(engine);
-  auto parts = GroupBuilder(engine, store, rank, ranks, options).build();
-  if (!parts) return parts.status();
-  std::unique_ptr<Group> group(new Group(engine, std::move(options), std::move(parts.value())));
-  engine.attach(group->key_, group.get());
-  return group;
+  GroupBuilder builder(engine, store, rank, ranks, options);
+  std::unique_ptr<Group> group;
+  Status made;
+  try {
+    auto parts = builder.build();
+    made = parts.status();
+    if (made) {
+      group.reset(new Group(engine, options, std::move(parts.value())));
+      engine.attach(group->key_, group.get());
+      made = builder.await_hosts(group->topology());
+    }
+  } catch (...) {
+    made = status_of_exception();
+  }
+  if (made) return group;
+  made = builder.fail(made);
+  if (group) group->abort(made.message(), true);
+  return made;
 }
 
 Group::Group(Engine& engine, Options options, GroupParts parts)
@@ -367,7 +432,10 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
                                                const std::vector<Rank>& ranks) {
   Options options = options_;
-  options.timeout_ns = failures_.timeout_ns();
+  {
+    Engine::Lock lock = engine_.lock();
+    options.timeout_ns = failures_.timeout_ns();
+  }
   options.several_hosts = topology().nodes() > 1;
   options.called.clear();
   int mine = -1;

@@ -51,14 +51,27 @@ c10d::ErrorType error_type(const Status& status) {
   }
 }
 
+// The other ranks of the group wait for this one: they are told if it has no engine.
+Engine& engine_for(Store& store, int rank, const std::string& group_name) {
+  try {
+    return process_engine();
+  } catch (const c10::Error& error) {
+    Group::Options options;
+    options.name = group_name;
+    (void)Group::tell_failure(store, rank, options,
+                              {Code::kUnavailable, error.what_without_backtrace()});
+    throw;
+  }
+}
+
 }  // namespace
 
 ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
                                      std::chrono::milliseconds timeout,
                                      const std::string& group_name, Fallback::Factory factory)
     : Backend(rank, size),
-      engine_(process_engine()),
       store_(std::make_unique<StoreAdapter>(store, rank, timeout)),
+      engine_(engine_for(*store_, rank, group_name)),
       timeout_(timeout),
       fallback_(group_name, std::move(factory)),
       device_(engine_, *store_) {

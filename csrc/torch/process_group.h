@@ -116,8 +116,8 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
   intrusive_ptr<c10d::Work> forwarded(intrusive_ptr<c10d::Work> work);
 
-  Engine& engine_;
   std::unique_ptr<Store> store_;
+  Engine& engine_;
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
   std::unique_ptr<Group> group_;

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <string>
 
 #include "bootstrap/store.h"
@@ -23,14 +24,13 @@ class StoreAdapter final : public Store {
     return guarded([&] { store_->set(prefix_ + key, value); });
   }
 
-  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
     std::vector<std::string> names;
     for (const std::string& key : keys) names.push_back(prefix_ + key);
+    if (Status waited = wait(names, stop); !waited) return waited;
     std::vector<std::vector<uint8_t>> values;
     Status status = guarded([&] {
-      // multiGet of every store waits for the keys, with the store's own timeout.
-      bool waits = store_->hasExtendedApi() && store_->getTimeout() == timeout_;
-      if (!waits) store_->wait(names, timeout_);
       if (store_->hasExtendedApi()) {
         values = store_->multiGet(names);
       } else {
@@ -48,6 +48,30 @@ class StoreAdapter final : public Store {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kLook = std::chrono::milliseconds(500);  // how often `stop` is looked for
+  static constexpr std::ptrdiff_t kPart = 64;
+
+  // For all keys at once; after the first look, for kPart at a time: each wait sends its keys again.
+  Status wait(const std::vector<std::string>& names, const std::string& stop) {
+    auto until = Clock::now() + timeout_;
+    auto first = names.begin(), last = names.end();
+    while (first != names.end()) {
+      auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+      auto turn = std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), kLook);
+      Status waited = guarded([&] { store_->wait({first, last}, turn); });
+      if (waited) {
+        first = last;
+      } else if (waited.code() != Code::kTimeout || left <= turn) {
+        return waited;
+      } else if (has(stop)) {
+        return {Code::kAborted, stop + " is in the store"};
+      }
+      last = first + std::min(kPart, names.end() - first);
+    }
+    return {};
+  }
+
   template <class F>
   Status guarded(F&& call) {
     try {

@@ -32,6 +32,10 @@ struct Layout {
     for (int r = 0; r < ranks(); ++r) hosts_of.push_back(host_of(r));
     return hosts_of;
   }
+  // Requests of the store that make a group: the exchange of the ranks' information; between hosts, the first
+  // rank of each host then says that it has joined, and all wait for that.
+  int sets(int rank) const { return hosts > 1 && rank % ranks_per_host == 0 ? 2 : 1; }
+  int gets() const { return hosts > 1 ? 2 : 1; }
   std::string text() const {
     return std::to_string(hosts) + " hosts x " + std::to_string(ranks_per_host);
   }

@@ -28,9 +28,11 @@ class MemoryStore : public Store {
       if (--waiter->missing == 0) waiter->changed.notify_one();
     }
     entry.waiters.clear();
+    for (Waiter* waiter : entry.stopped) waiter->changed.notify_one();
     return {};
   }
-  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
     std::unique_lock lock(mutex_);
     Waiter waiter;
     for (const auto& key : keys) {
@@ -39,9 +41,13 @@ class MemoryStore : public Store {
       entry.waiters.push_back(&waiter);
       ++waiter.missing;
     }
-    if (!waiter.changed.wait_for(lock, timeout_, [&] { return waiter.missing == 0; })) {
+    Entry& stops = entries_[stop];
+    stops.stopped.push_back(&waiter);
+    waiter.changed.wait_for(lock, timeout_, [&] { return waiter.missing == 0 || stops.set; });
+    std::erase(stops.stopped, &waiter);
+    if (waiter.missing > 0) {
       for (auto& [key, entry] : entries_) std::erase(entry.waiters, &waiter);
-      return Status(Code::kTimeout, "a key is missing");
+      return stops.set ? Status(Code::kAborted, stop) : Status(Code::kTimeout, "a key is missing");
     }
     std::vector<std::vector<uint8_t>> out;
     for (const auto& key : keys) out.push_back(entries_[key].value);
@@ -61,7 +67,7 @@ class MemoryStore : public Store {
   struct Entry {
     bool set = false;
     std::vector<uint8_t> value;
-    std::vector<Waiter*> waiters;
+    std::vector<Waiter*> waiters, stopped;
   };
   std::chrono::milliseconds timeout_;
   std::mutex mutex_;
@@ -76,11 +82,12 @@ class CountingStore : public Store {
     ++sets;
     return store_.set(prefix_ + key, value);
   }
-  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys) override {
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
     ++gets;
     std::vector<std::string> names;
     for (const auto& key : keys) names.push_back(prefix_ + key);
-    return store_.get(names);
+    return store_.get(names, prefix_ + stop);
   }
   bool has(const std::string& key) override {
     ++looks;

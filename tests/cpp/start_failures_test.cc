@@ -1,0 +1,371 @@
+// A rank that can't make a group, for want of descriptors, memory, disk or a store: all ranks get an error that
+// names it, at once and not when the store's timeout is over. The ranks are processes, each with limits of its
+// own, or threads.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <new>
+
+#include "bootstrap/file_store.h"
+#include "common/clock.h"
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+constexpr double kAtOnce = 3;  // seconds
+constexpr uint64_t kTimeoutNs = 30'000'000'000;
+constexpr size_t kMostRanks = 4;
+
+// A store in memory that forked processes share: it needs no descriptor, as a store's open connection.
+class SharedStore : public Store {
+ public:
+  SharedStore() {
+    void* at = mmap(nullptr, sizeof(Entry) * kEntries, PROT_READ | PROT_WRITE,
+                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    entries_ = static_cast<Entry*>(at);
+  }
+  ~SharedStore() override { munmap(entries_, sizeof(Entry) * kEntries); }
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    for (size_t i = 0; i < kEntries; ++i) {
+      int free = 0;
+      Entry& entry = entries_[i];
+      if (!entry.state.compare_exchange_strong(free, 1)) continue;
+      std::strncpy(entry.key, key.c_str(), sizeof entry.key - 1);
+      entry.bytes = value.size();
+      std::memcpy(entry.value, value.data(), value.size());
+      entry.state = 2;
+      return {};
+    }
+    return {Code::kInternal, "the test's store is full"};
+  }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    std::vector<std::vector<uint8_t>> values;
+    uint64_t until = now_ns() + kTimeoutNs;
+    for (const std::string& key : keys) {
+      const Entry* entry = nullptr;
+      while ((entry = find(key)) == nullptr) {
+        if (has(stop)) return Status(Code::kAborted, stop);
+        if (now_ns() > until) return Status(Code::kTimeout, "a key is missing");
+        usleep(1000);
+      }
+      values.emplace_back(entry->value, entry->value + entry->bytes);
+    }
+    return values;
+  }
+  bool has(const std::string& key) override { return find(key) != nullptr; }
+
+ private:
+  static constexpr size_t kEntries = 32;
+  struct Entry {
+    std::atomic<int> state;  // 0: free, 1: being written, 2: set
+    char key[64];
+    size_t bytes;
+    uint8_t value[8192];
+  };
+  const Entry* find(const std::string& key) const {
+    for (size_t i = 0; i < kEntries; ++i) {
+      if (entries_[i].state == 2 && key == entries_[i].key) return &entries_[i];
+    }
+    return nullptr;
+  }
+  Entry* entries_;
+};
+
+struct Report {
+  bool ended, made;
+  double seconds;
+  char text[2000];
+};
+
+Group::Options options_of(const std::string& layout, int rank) {
+  Group::Options options;
+  options.name = "test";
+  options.timeout_ns = kTimeoutNs;
+  options.host = std::string("host-") + layout[static_cast<size_t>(rank)];
+  return options;
+}
+
+// What one rank does: makes a group, and uses it.
+Status be_rank(const std::string& layout, int rank, Store& store,
+               const std::function<void()>& before_group) {
+  auto engine = Engine::create();
+  if (!engine) return engine.status();
+  before_group();
+  auto ranks = static_cast<int>(layout.size());
+  auto group = Group::create(*engine.value(), store, rank, ranks, options_of(layout, rank));
+  if (!group) return group.status();
+  std::vector<int> in(10, rank), out(in.size() * layout.size());
+  auto op = gather_of(in, out, ranks);
+  group.value()->submit(op, {}, false);
+  engine.value()->wait(*op);
+  return op->status();
+}
+
+// Forks a process per rank; before(rank) runs in each before its group is made.
+std::vector<Report> fork_ranks(const std::string& layout, Store& store,
+                               const std::function<void(int)>& before) {
+  auto* reports =
+      static_cast<Report*>(mmap(nullptr, sizeof(Report) * kMostRanks, PROT_READ | PROT_WRITE,
+                                MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  std::vector<pid_t> children;
+  for (size_t r = 0; r < layout.size(); ++r) {
+    pid_t child = fork();
+    if (child == 0) {
+      alarm(60);
+      Report& report = reports[r];
+      uint64_t begun = now_ns();
+      auto rank = static_cast<int>(r);
+      Status status = be_rank(layout, rank, store, [&] { before(rank); });
+      report.seconds = static_cast<double>(now_ns() - begun) * 1e-9;
+      std::strncpy(report.text, status.message().c_str(), sizeof report.text - 1);
+      report.made = status.ok();
+      report.ended = true;
+      _exit(0);
+    }
+    children.push_back(child);
+  }
+  for (pid_t child : children) waitpid(child, nullptr, 0);
+  std::vector<Report> all(reports, reports + layout.size());
+  munmap(reports, sizeof(Report) * kMostRanks);
+  return all;
+}
+
+// All ranks have a group that works; or none, and all say that it is because of `victim`, at once.
+bool expect_one_mind(const std::vector<Report>& reports, size_t victim, const std::string& what) {
+  std::string name = "rank " + std::to_string(victim) + " (host-";
+  for (size_t r = 0; r < reports.size(); ++r) {
+    const Report& report = reports[r];
+    EXPECT_TRUE(report.ended) << what << ": rank " << r << " crashed or hung";
+    EXPECT_EQ(report.made, reports[0].made) << what << ": rank " << r << ": " << report.text;
+    EXPECT_LT(report.seconds, kAtOnce) << what << ": rank " << r << ": " << report.text;
+    if (report.made) continue;
+    EXPECT_NE(std::string(report.text).find(name), std::string::npos)
+        << what << ": rank " << r << ": " << report.text;
+  }
+  return reports[0].made;
+}
+
+// A limit below which as many descriptors are free.
+size_t limit_with(int free) {
+  int at = 0;
+  for (; free > 0 || fcntl(at, F_GETFD) >= 0; ++at) free -= fcntl(at, F_GETFD) < 0 ? 1 : 0;
+  return static_cast<size_t>(at);
+}
+
+size_t address_space() {
+  std::ifstream file("/proc/self/statm");
+  size_t pages = 0;
+  file >> pages;
+  return pages * 4096;
+}
+
+void limit(decltype(RLIMIT_AS) which, size_t most) {
+  rlimit both{most, most};
+  setrlimit(which, &both);
+}
+
+class StartFailure : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Layouts, StartFailure, testing::Values("AAA", "AAB", "ABB", "AB"));
+
+// One descriptor more each time, until they suffice: each step of the making of a group fails once.
+TEST_P(StartFailure, DescriptorsThatRunOutOnOneRankAreToldToAll) {
+  bool made = false;
+  int failures = 0;
+  for (int extra = 0; extra < 60 && !made && !HasFailure(); ++extra) {
+    SharedStore store;
+    auto before = [&](int rank) {
+      if (rank == 1) limit(RLIMIT_NOFILE, limit_with(extra));
+    };
+    auto reports = fork_ranks(GetParam(), store, before);
+    made = expect_one_mind(reports, 1, std::to_string(extra) + " descriptors");
+    failures += made ? 0 : 1;
+  }
+  EXPECT_TRUE(made);
+  EXPECT_GT(failures, 1);
+}
+
+TEST_P(StartFailure, MemoryThatRunsOutOnOneRankIsToldToAll) {
+  bool made = false;
+  int failures = 0;
+  for (size_t extra = 0; extra < 512 && !made && !HasFailure(); extra += extra < 8 ? 1 : 8) {
+    SharedStore store;
+    auto before = [&](int rank) {
+      if (rank == 1) limit(RLIMIT_AS, address_space() + (extra << 20));
+    };
+    auto reports = fork_ranks(GetParam(), store, before);
+    made = expect_one_mind(reports, 1, std::to_string(extra) + " MiB");
+    failures += made ? 0 : 1;
+  }
+  EXPECT_TRUE(made);
+  EXPECT_GT(failures, 0);
+}
+
+// A flag that forked processes share.
+class Flag {
+ public:
+  ~Flag() { munmap(at_, sizeof *at_); }
+  void raise() { *at_ = 1; }
+  bool set() const { return *at_ != 0; }
+
+ private:
+  std::atomic<int>* at_ = static_cast<std::atomic<int>*>(
+      mmap(nullptr, sizeof *at_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+};
+
+// Puts a full file system in the place of `directory`, for this process.
+void mount_full(const char* directory, Flag& denied) {
+  if (unshare(CLONE_NEWNS) != 0 || mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      mount("tmpfs", directory, "tmpfs", 0, "size=4096") != 0) {
+    return denied.raise();
+  }
+  std::ofstream fill(std::string(directory) + "/fill");
+  fill << std::string(8192, 'x');
+}
+
+// Nothing of a group lies in /dev/shm.
+TEST(StartFailures, AFullDevShmDoesNoHarm) {
+  SharedStore store;
+  Flag denied;
+  auto before = [&](int) { mount_full("/dev/shm", denied); };
+  auto reports = fork_ranks("AAB", store, before);
+  if (denied.set()) GTEST_SKIP() << "this process may not mount";
+  for (const Report& report : reports) EXPECT_TRUE(report.made) << report.text;
+}
+
+// The store's directory is on a full disk: for all ranks, as they share it.
+TEST(StartFailures, AFullDiskUnderTheStoreIsAnErrorAtOnce) {
+  char name[] = "/tmp/smddp-store-XXXXXX";
+  std::filesystem::path directory = mkdtemp(name);
+  FileStore store(directory, std::chrono::seconds(30));
+  Flag denied;
+  auto before = [&](int) { mount_full(directory.c_str(), denied); };
+  auto reports = fork_ranks("AAB", store, before);
+  std::filesystem::remove_all(directory);
+  if (denied.set()) GTEST_SKIP() << "this process may not mount";
+  for (const Report& report : reports) {
+    EXPECT_TRUE(report.ended);
+    EXPECT_FALSE(report.made);
+    EXPECT_LT(report.seconds, kAtOnce);
+    EXPECT_NE(std::string(report.text).find("could not write " + directory.string()),
+              std::string::npos)
+        << report.text;
+  }
+}
+
+// --- ranks as threads ----------------------------------------------------------------------------
+
+// A store whose connections break after `requests` requests of all ranks: those that wait are told, too.
+class DyingStore : public Store {
+ public:
+  DyingStore(Store& store, std::atomic<int>& requests) : store_(store), requests_(requests) {}
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    return dead() ? broken() : store_.set(key, value);
+  }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    if (dead()) return broken();
+    while (!all_set(keys)) {
+      if (requests_ < 0) return broken();
+      if (store_.has(stop)) return Status(Code::kAborted, stop);
+      usleep(1000);
+    }
+    return store_.get(keys, stop);
+  }
+  bool has(const std::string& key) override { return requests_ >= 0 && store_.has(key); }
+
+ private:
+  bool all_set(const std::vector<std::string>& keys) {
+    return std::all_of(keys.begin(), keys.end(), [&](const auto& key) { return store_.has(key); });
+  }
+  bool dead() { return --requests_ < 0; }
+  static Status broken() { return {Code::kUnavailable, "the rendezvous store failed: broken"}; }
+  Store& store_;
+  std::atomic<int>& requests_;
+};
+
+// Makes a group over one store per rank, each on a thread.
+template <class S>
+std::vector<Status> make_group(const std::string& layout, std::vector<S>& stores, double* seconds) {
+  std::vector<Status> made(layout.size());
+  std::vector<std::thread> threads;
+  uint64_t begun = now_ns();
+  for (size_t r = 0; r < layout.size(); ++r) {
+    threads.emplace_back(
+        [&, r] { made[r] = be_rank(layout, static_cast<int>(r), stores[r], [] {}); });
+  }
+  for (auto& thread : threads) thread.join();
+  *seconds = static_cast<double>(now_ns() - begun) * 1e-9;
+  return made;
+}
+
+TEST_P(StartFailure, AStoreThatDiesAtAnyRequestIsAnErrorAtOnce) {
+  std::string layout = GetParam();
+  bool made = false;
+  for (int requests = 0; requests < 40 && !made && !HasFailure(); ++requests) {
+    MemoryStore memory;
+    std::atomic<int> left{requests};
+    std::vector<DyingStore> stores(layout.size(), DyingStore(memory, left));
+    double seconds = 0;
+    auto statuses = make_group(layout, stores, &seconds);
+    EXPECT_LT(seconds, kAtOnce) << requests;
+    made = left >= 0;
+    for (const Status& status : statuses) {
+      if (made) EXPECT_TRUE(status.ok()) << status.message();
+      // The cause can't be told through the store: a rank may only see that another one is gone.
+      bool of_store = status.message().find("the rendezvous store failed") != std::string::npos;
+      bool of_rank = status.message().find("shared segment of a rank") != std::string::npos;
+      EXPECT_TRUE(status.ok() || of_store || of_rank) << requests << ": " << status.message();
+    }
+  }
+  EXPECT_TRUE(made);
+}
+
+// Throws where a rank reads what the others have published.
+class ThrowingStore : public CountingStore {
+ public:
+  ThrowingStore(Store& store, int at) : CountingStore(store, ""), at_(at) {}
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    if (at_-- == 0) throw std::bad_alloc();
+    return CountingStore::get(keys, stop);
+  }
+
+ private:
+  int at_;
+};
+
+TEST_P(StartFailure, AnExceptionOnOneRankIsToldToAll) {
+  std::string layout = GetParam();
+  for (int at = 0; at < 3; ++at) {
+    MemoryStore memory;
+    std::vector<ThrowingStore> stores;
+    for (size_t r = 0; r < layout.size(); ++r) stores.emplace_back(memory, r == 1 ? at : -1);
+    double seconds = 0;
+    auto statuses = make_group(layout, stores, &seconds);
+    EXPECT_LT(seconds, kAtOnce);
+    bool thrown = stores[1].gets < (layout.find('B') == std::string::npos ? 1 : 3);
+    for (const Status& status : statuses) {
+      EXPECT_EQ(status.ok(), !thrown) << at << ": " << status.message();
+      if (status.ok()) continue;
+      EXPECT_NE(status.message().find("rank 1 (host-"), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find("out of memory"), std::string::npos) << status.message();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace smddp

@@ -1,0 +1,125 @@
+"""A group that can't be made: all ranks raise at once, with the rank that failed and its reason.
+
+The C++ tests fail every single step of it; these go through torch's store and its ``new_group``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+
+import pytest
+
+import ranks
+from harness.ports import free_port
+from harness.world import BACKEND
+
+pytestmark = pytest.mark.skipif(
+    BACKEND == "gloo", reason="development run on gloo, which does not promise this"
+)
+
+NEW_GROUP = """
+    import os, resource, sys, time
+
+    if HOSTS == 2:
+        os.environ["SMDDP_HOST_ID"] = "host-" + "AAB"[int(os.environ["RANK"])]
+    import torch.distributed as dist
+
+    dist.init_process_group("smddp")
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == 1:
+        LIMIT
+    began = time.monotonic()
+    try:
+        dist.new_group(backend="smddp")
+    except RuntimeError as error:
+        seconds = time.monotonic() - began
+        print("RAISED", round(seconds, 2), error)
+        assert seconds < 5, seconds
+    else:
+        print("MADE")
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+DESCRIPTORS = """
+        most = max(int(name) for name in os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most + 1, most + 1))
+        try:
+            while True:
+                os.open("/dev/null", os.O_RDONLY)
+        except OSError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_descriptors_that_one_rank_lacks_are_told_to_all(hosts: int) -> None:
+    program = NEW_GROUP.replace("LIMIT", DESCRIPTORS).replace("HOSTS", str(hosts))
+    for text in ranks.run(program, 3):
+        assert "RAISED" in text, text
+        assert "rank 1 (" in text, text
+        assert "could not join group" in text, text
+
+
+STORE = """
+    import sys, time
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+    print("up", flush=True)
+    time.sleep(60)
+"""
+WAITS = """
+    import os, sys
+    from datetime import timedelta
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", int(os.environ["STORE"]), timeout=timedelta(seconds=50))
+    print("up", flush=True)
+    try:
+        dist.init_process_group("smddp", store=store, rank=0, world_size=2)
+    except RuntimeError as error:
+        print("RAISED", error, flush=True)
+    os._exit(0)
+"""
+
+
+def _start(program: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        env=ranks.environment(**env),
+        cwd=tempfile.gettempdir(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_store_that_dies_ends_the_wait_for_the_others() -> None:
+    port = str(free_port())
+    store = _start(STORE, port)
+    waits = None
+    try:
+        assert store.stdout is not None
+        assert store.stdout.readline() == "up\n"
+        waits = _start(WAITS, STORE=port)
+        assert waits.stdout is not None
+        assert waits.stdout.readline() == "up\n"
+        time.sleep(2)
+        store.kill()
+        died = time.monotonic()
+        printed, _ = waits.communicate(timeout=20)
+        assert time.monotonic() - died < 5
+        assert "RAISED" in printed, printed
+        assert "the rendezvous store failed" in printed, printed
+    finally:
+        for process in (store, waits):
+            if process is not None:
+                process.kill()
+                process.communicate()
