@@ -110,22 +110,32 @@ void RemotePeers::send_ready(Rank to, uint64_t seq, const Signature& signature, 
     ready.grant = *grant;
     ready.header.bytes = sizeof *grant;
   }
+  bool alone = unsent_ready_.empty();
   unsent_ready_.push_back(ready);
   peers_[static_cast<size_t>(to)].greeted = true;
-  flush_ready();
+  if (alone) flush_ready();  // else those before it have found no buffer, or wait for the next pass
 }
 
+// A peer that has no buffer holds up no other. To each, READYs go in their order.
 bool RemotePeers::flush_ready() {
-  bool moved = false;
-  while (!unsent_ready_.empty()) {
-    const Ready& ready = unsent_ready_.front();
-    fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(ready.to), true);
-    if (buffer == nullptr) break;
+  ++flushes_;
+  size_t kept = 0;
+  for (size_t i = 0; i < unsent_ready_.size(); ++i) {
+    const Ready& ready = unsent_ready_[i];
+    RemotePeer& to = peers_[static_cast<size_t>(ready.to)];
+    fabric::SendBuffer* buffer =
+        to.full_at == flushes_ ? nullptr : endpoint_->messages().acquire(to.address, true);
+    if (buffer == nullptr) {
+      to.full_at = flushes_;
+      if (kept != i) unsent_ready_[kept] = ready;
+      ++kept;
+      continue;
+    }
     std::memcpy(buffer->data + sizeof(wire::Header), &ready.grant, sizeof ready.grant);
     post(buffer, ready.header);
-    unsent_ready_.pop_front();
-    moved = true;
   }
+  bool moved = kept < unsent_ready_.size();
+  unsent_ready_.resize(kept);
   return moved;
 }
 

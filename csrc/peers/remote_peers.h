@@ -104,7 +104,8 @@ class RemotePeers {
     size_t kept_bytes = 0;  // of its early data, here
     uint64_t sent = 0;      // messages: the counter of the next one
     std::unique_ptr<Coverage>
-        seen;  // counters of its messages that were accepted; nullptr: no peer
+        seen;              // counters of its messages that were accepted; nullptr: no peer
+    uint64_t full_at = 0;  // the last flush that found no buffer for it
   };
   struct Early {
     wire::Header header;
@@ -129,6 +130,7 @@ class RemotePeers {
   ReceiveBudget receive_budget_;
   std::vector<Early> early_;
   std::deque<Ready> unsent_ready_;
+  uint64_t flushes_ = 0;  // of READYs
   std::vector<Rank> unsent_aborts_;
   uint64_t abort_from_ = 0;
   std::string abort_reason_;

@@ -1,0 +1,125 @@
+// READYs and aborts to many peers of which some take none, and the end of a process with many of them.
+#include "peers/remote_peers.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "fabric_endpoints.h"
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+using fabric::Endpoint;
+using fabric::Peer;
+
+// Counts messages by the rank and the type that their headers name.
+struct Heard : fabric::Sink {
+  void on_message(const std::byte* data, size_t size) override {
+    ASSERT_GE(size, sizeof(wire::Header));
+    wire::Header header;
+    std::memcpy(&header, data, sizeof header);
+    ++(header.type == wire::Type::kReady ? readies : aborts);
+    EXPECT_GE(header.seq, last) << "READYs to one peer are in order";
+    if (header.type == wire::Type::kReady) last = header.seq;
+  }
+  void on_peer_lost(Peer, const Status&) override {}
+  int readies = 0, aborts = 0;
+  uint64_t last = 0;
+};
+
+// An endpoint that takes nothing, since nothing drives it, holds its share of the buffers.
+struct StuckAndLive {
+  explicit StuckAndLive(bool stuck_first) {
+    for (auto* endpoint : {&own, &stuck, &live})
+      *endpoint = std::move(Endpoint::open(fabric::loopback("tcp;ofi_rxm")).value());
+    remote.emplace(JobKey{}, siphash::Key{}, 0, 3, own.get(), size_t{1} << 20);
+    remote->add(1, own->add_peer((stuck_first ? stuck : live)->address()).value());
+    remote->add(2, own->add_peer((stuck_first ? live : stuck)->address()).value());
+  }
+  // Drives all but the stuck one for a while, or until done() is true.
+  template <class Done>
+  void drive(Done&& done) {
+    for (int turn = 0; turn < 3000 && !done(); ++turn) {
+      (void)own->progress(nobody);
+      (void)live->progress(heard);
+      if (turn % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  std::unique_ptr<Endpoint> own, stuck, live;
+  std::optional<RemotePeers> remote;
+  Heard nobody, heard;
+};
+
+TEST(RemotePeers, APeerThatTakesNoReadyHoldsUpNoOther) {
+  StuckAndLive world(true);
+  RemotePeers& remote = *world.remote;
+  for (uint64_t seq = 0; seq < 200; ++seq) remote.send_ready(1, seq, {}, 0, nullptr);
+  EXPECT_TRUE(remote.has_unsent());
+  for (uint64_t seq = 0; seq < 50; ++seq) remote.send_ready(2, seq, {}, 0, nullptr);
+  world.drive([&] {
+    remote.flush_ready();
+    return world.heard.readies == 50;
+  });
+  EXPECT_EQ(world.heard.readies, 50);
+  EXPECT_TRUE(remote.has_unsent()) << "the other peer's";
+}
+
+TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
+  for (bool stuck_first : {false, true}) {
+    StuckAndLive world(stuck_first);
+    RemotePeers& remote = *world.remote;
+    Rank stuck = stuck_first ? 1 : 2;
+    for (uint64_t seq = 0; seq < 200; ++seq) remote.send_ready(stuck, seq, {}, 0, nullptr);
+    remote.send_aborts(0, "why");
+    world.drive([&] {
+      remote.flush_aborts();
+      return world.heard.aborts == 1;
+    });
+    EXPECT_EQ(world.heard.aborts, 1);
+    EXPECT_TRUE(remote.has_unsent());
+  }
+}
+
+// More peers than the endpoint has buffers for: all are told, and later calls find no endpoint that is gone.
+TEST(RemotePeers, AProcessThatEndsTellsAllOfMoreThanItHasBuffersFor) {
+  constexpr size_t kHosts = 70;
+  std::vector<std::string> hosts;
+  for (size_t h = 0; h < kHosts; ++h) hosts.push_back("host-" + std::to_string(h));
+  std::atomic<size_t> told{0};
+  run_world(hosts,
+            [&](RankContext& c) {
+              std::vector<int> in(10, c.rank), out(in.size() * kHosts);
+              ASSERT_TRUE(c.run(gather_of(in, out, c.ranks)).ok());
+              if (c.rank == 1) {  // makes no call, so that those of all others don't end
+                while (told < kHosts - 1)
+                  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                return;
+              }
+              auto op = gather_of(in, out, c.ranks);
+              c.group.submit(op, {}, c.rank == 0);
+              if (c.rank == 0) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(500));
+                c.engine.shutdown();
+                for (int turn = 0; turn < 3; ++turn) {
+                  auto later = gather_of(in, out, c.ranks);
+                  c.group.submit(later, {}, false);
+                  EXPECT_TRUE(later->done());
+                  EXPECT_FALSE(later->status().ok());
+                }
+              } else {
+                EXPECT_TRUE(c.engine.wait(*op, std::chrono::seconds(20))) << c.rank;
+                EXPECT_NE(
+                    op->status().message().find("rank 0 (host-0) ended with operations in flight"),
+                    std::string::npos)
+                    << op->status().message();
+              }
+              ++told;
+            },
+            {.timeout_seconds = 60, .several_hosts = true});
+}
+
+}  // namespace
+}  // namespace smddp
