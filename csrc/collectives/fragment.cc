@@ -43,12 +43,20 @@ std::vector<Extent> Fragment::readable(const Blocks& blocks, Rank block, size_t 
 const intranode::Piece* Fragment::inbox_head(int i) {
   const intranode::Piece* piece = local_.inbox(i).head();
   if (!health_.ok() || piece == nullptr || piece->seq != seq_) return nullptr;
-  if (piece->signature == operation_->signature()) return piece;
-  fail(disagreement(local_.rank(i), piece->signature));
+  bool fits = piece->extents > 0 ? piece->extents <= intranode::kSlotExtents
+                                 : piece->bytes <= intranode::kSlotBytes;
+  if (fits && piece->signature == operation_->signature()) return piece;
+  if (fits) {
+    fail(disagreement(local_.rank(i), piece->signature));
+  } else {
+    fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a damaged piece"});
+  }
   return nullptr;
 }
 
 void Fragment::take(int i, const intranode::Piece& piece) {
+  if (piece.extents > 0 && local_.inbox(i).gave_up(seq_))
+    fail({Code::kAborted, local_.inbox(i).aborted()});
   if (piece.last != 0) heard_[static_cast<size_t>(i)] = true;
   local_.pop(i);
 }

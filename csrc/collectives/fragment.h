@@ -119,7 +119,8 @@ class Fragment {
   // Local peer i's oldest piece if it belongs to this fragment, else nullptr. Fails the group if the
   // two ranks disagree about what this fragment is.
   const intranode::Piece* inbox_head(int i);
-  // Pops that piece, and notes whether it was the peer's last of this fragment.
+  // Pops that piece, and notes whether it was the peer's last of this fragment. Fails the group if the peer
+  // gave the fragment up while this rank read its memory: the peer may have changed it meanwhile.
   void take(int i, const intranode::Piece& piece);
   // Counts bytes of a local peer's piece that this rank has read, `fetched` with a single-copy read.
   void count(const intranode::Piece& piece, size_t bytes, bool fetched) {

@@ -132,6 +132,8 @@ void Outbox::abort(const std::string& reason, uint64_t first) {
   std::strncpy(h->reason, reason.c_str(), kReasonBytes - 1);
   h->aborted_from = first;
   h->aborted.store(1, std::memory_order_release);
+  // What the owner writes into its memory from now on comes after: see Inbox::gave_up().
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 
 Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, int reader,
@@ -143,8 +145,10 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   inbox->pid_ = pid;
   inbox->reader_ = static_cast<uint32_t>(reader);
   OutboxHead* head = head_of(inbox->mapping_);
-  if (inbox->mapping_.size() < sizeof(OutboxHead) || head->key != key ||
-      inbox->mapping_.size() != segment_size(head->capacity) || inbox->reader_ >= head->capacity) {
+  bool whole = inbox->mapping_.size() >= sizeof(OutboxHead);
+  if (whole) inbox->capacity_ = std::atomic_ref(head->capacity).load(std::memory_order_relaxed);
+  if (!whole || head->key != key || inbox->mapping_.size() != segment_size(inbox->capacity_) ||
+      inbox->reader_ >= inbox->capacity_) {
     return Status(Code::kUnavailable, "the shared segment of process " + std::to_string(pid) +
                                           " does not belong to this group; did a rank restart?");
   }
@@ -163,22 +167,23 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   return inbox;
 }
 
-SlotHead* Inbox::slot() const { return slot_head(mapping_, head_of(mapping_)->capacity, read_); }
+SlotHead* Inbox::slot() const { return slot_head(mapping_, capacity_, read_); }
 
 const Piece* Inbox::head() const {
   SlotHead* s = slot();
   // Equal, not greater: the owner does not reuse a slot before this reader has popped its piece.
   if (s->published.load(std::memory_order_acquire) != read_ + 1) return nullptr;
+  if (copied_ == read_ + 1) return &piece_;
   // The caller reads the number of bytes from the piece first. Prefetching the first bytes at the same
   // time saves one cache miss.
   prefetch(reinterpret_cast<const std::byte*>(s) + kCacheLine, sizeof(SlotHead) - kCacheLine);
   prefetch(bytes(), kSmallPiece);
-  return &s->piece;
+  piece_ = s->piece;
+  copied_ = read_ + 1;
+  return &piece_;
 }
 
-const std::byte* Inbox::bytes() const {
-  return slot_bytes(mapping_, head_of(mapping_)->capacity, read_);
-}
+const std::byte* Inbox::bytes() const { return slot_bytes(mapping_, capacity_, read_); }
 
 const Extent* Inbox::extents() const { return reinterpret_cast<const Extent*>(bytes()); }
 
@@ -206,5 +211,10 @@ const char* Inbox::aborted() const {
 }
 
 uint64_t Inbox::aborted_from() const { return head_of(mapping_)->aborted_from; }
+
+bool Inbox::gave_up(uint64_t seq) const {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return aborted() != nullptr && aborted_from() <= seq;
+}
 
 }  // namespace smddp::intranode

@@ -122,13 +122,16 @@ class Inbox {
   static Result<std::unique_ptr<Inbox>> open(int pid, int fd, const JobKey& key, int reader,
                                              int readers, bool allow_single_copy);
 
-  // The oldest piece not yet popped, or nullptr.
+  // The oldest piece not yet popped, or nullptr. A copy: what the owner writes later does not change it.
   const Piece* head() const;
   const std::byte* bytes() const;  // of head()
   const Extent* extents() const;   // of head(); addresses in the owner's space
   void pop();
   const char* aborted() const;    // the owner's reason, or nullptr
   uint64_t aborted_from() const;  // if aborted(): the first fragment that the owner gave up
+  // True if the owner gave up fragment `seq`. Everything read before this call was read before the owner
+  // got its memory back, if it returns false.
+  bool gave_up(uint64_t seq) const;
   // True if all `readers` readers of this outbox have attached. any_denied() is final then.
   bool all_attached(int readers) const;
   void wait_attached(int readers, uint64_t timeout_ns) const;
@@ -140,7 +143,10 @@ class Inbox {
   Mapping mapping_;
   int pid_ = 0;
   uint32_t reader_ = 0;
+  uint32_t capacity_ = 0;  // of the layout, as checked by open()
   uint64_t read_ = 0;
+  mutable uint64_t copied_ = 0;  // the index, plus one, of the piece in `piece_`
+  mutable Piece piece_;
 };
 
 // Copies `bytes` bytes, from byte `offset` of the extents `from` of process `pid` on, to the extents

@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -13,7 +12,9 @@
 
 #include <utility>
 
+#include "common/env.h"
 #include "common/errno_status.h"
+#include "common/random.h"
 #include "intranode/arena.h"
 
 namespace smddp::intranode {
@@ -44,13 +45,14 @@ Result<std::unique_ptr<Presence>> Presence::create() {
   presence->bell_read_ = FileDescriptor(ends[0]);
   presence->bell_write_ = FileDescriptor(ends[1]);
   uint64_t token = 0;
-  if (getrandom(&token, sizeof token, 0) != sizeof token)
-    return errno_status("could not draw a random token");
+  if (!fill_random(&token, sizeof token))
+    return Status(Code::kUnavailable, "could not draw a random token");
   presence->page()->token = token;
   presence->page()->arena_fd = Arena::process().table_fd();
   // With Yama's ptrace_scope 1, only a process's ancestors can read its memory, unless the process allows
-  // more. If the kernel has no Yama, the call fails, and reads are not restricted.
-  prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  // more. If the kernel has no Yama, the call fails, and reads are not restricted. Where the user wants no
+  // such reads, nothing more is allowed.
+  if (env::get("SINGLE_COPY") != "0") prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   return presence;
 }
 

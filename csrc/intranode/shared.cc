@@ -35,13 +35,15 @@ Mapping::~Mapping() {
 
 Result<Shared> create_shared(const char* label, size_t size) {
   Shared shared;
-  shared.fd = FileDescriptor(memfd_create(label, MFD_CLOEXEC));
+  shared.fd = FileDescriptor(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!shared.fd) return errno_status("could not create a shared segment (memfd_create)");
   if (fchmod(shared.fd.get(), 0600) != 0 ||
       ftruncate(shared.fd.get(), static_cast<off_t>(size)) != 0) {
     return errno_status("could not set the size of a shared segment to " + std::to_string(size) +
                         " bytes");
   }
+  if (fcntl(shared.fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return errno_status("could not seal a shared segment");
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, shared.fd.get(), 0);
   if (address == MAP_FAILED)
     return errno_status("could not map a shared segment of " + std::to_string(size) + " bytes");
@@ -57,9 +59,15 @@ Result<Mapping> map_shared(int pid, int fd, const std::string& what) {
         "): it has ended or could not join, or runs as another user or in another pid namespace; "
         "give ranks that can't share memory different SMDDP_HOST_ID");
   }
+  // A segment that could shrink would end an access to it with SIGBUS.
   struct stat info;
-  if (fstat(opened.get(), &info) != 0 || info.st_size == 0)
-    return errno_status("could not read the size of the segment of " + what);
+  int seals = fcntl(opened.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(opened.get(), &info) != 0 ||
+      info.st_size == 0) {
+    return Status(Code::kUnavailable, "descriptor " + std::to_string(fd) + " of process " +
+                                          std::to_string(pid) + " is not a shared segment of " +
+                                          what + "; did a rank restart?");
+  }
   auto size = static_cast<size_t>(info.st_size);
   void* address = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, opened.get(), 0);
   if (address == MAP_FAILED) return errno_status("could not map the shared segment of " + what);

@@ -32,9 +32,9 @@ struct Shared {
   Mapping mapping;
 };
 
-// A zeroed anonymous shared segment, mode 0600.
+// A zeroed anonymous shared segment, mode 0600, whose size no process can change.
 Result<Shared> create_shared(const char* label, size_t size);
-// Maps the segment that is descriptor `fd` of process `pid`. `what` names the segment's owner in error
+// Maps the segment that is descriptor `fd` of process `pid`; an error if it is not one of create_shared(). `what` names the segment's owner in error
 // texts.
 Result<Mapping> map_shared(int pid, int fd, const std::string& what);
 

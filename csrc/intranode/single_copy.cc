@@ -23,12 +23,13 @@ size_t fill(const Extent* extents, size_t count, size_t offset, size_t limit, io
   size_t covered = 0;
   *used = 0;
   for (size_t i = 0; i < count && covered < limit && *used < kRuns; ++i) {
-    if (offset >= extents[i].bytes) {
-      offset -= extents[i].bytes;
+    const Extent extent = extents[i];  // may lie in memory that another process writes
+    if (offset >= extent.bytes) {
+      offset -= extent.bytes;
       continue;
     }
-    size_t bytes = std::min(extents[i].bytes - offset, limit - covered);
-    runs[(*used)++] = {extents[i].address + offset, bytes};
+    size_t bytes = std::min(extent.bytes - offset, limit - covered);
+    runs[(*used)++] = {extent.address + offset, bytes};
     covered += bytes;
     offset = 0;
   }

@@ -44,7 +44,7 @@ size_t LocalPeers::reach(int i, size_t offset, const std::byte** at) {
     return piece.bytes - offset;
   }
   for (uint32_t e = 0; e < piece.extents; ++e) {
-    const intranode::Extent& extent = inbox(i).extents()[e];
+    const intranode::Extent extent = inbox(i).extents()[e];
     if (offset < extent.bytes) {
       size_t bytes = extent.bytes - offset;
       *at = neighbor(i).find(extent.address + offset, bytes);

@@ -1,0 +1,232 @@
+// The segments that the ranks of a host share: no process can shrink them, what a reader has checked does not
+// change under it, and what it reads from a rank that gives up meanwhile is not handed out. And what a process
+// allows others: to read its memory, to guess its keys.
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstdarg>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "common/random.h"
+#include "intranode/presence.h"
+#include "world.h"
+
+namespace {
+
+std::atomic<int> ptracers_allowed{0};
+std::atomic<bool> no_getrandom{false};
+// Before process_vm_readv(), on the threads that say that they are readers.
+std::function<void()> before_read;
+thread_local bool is_reader = false;
+
+template <class F>
+F next(const char* name) {
+  return reinterpret_cast<F>(::dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+// These stand before the C library's.
+
+extern "C" int prctl(int option, ...) {
+  va_list list;
+  va_start(list, option);
+  unsigned long first = va_arg(list, unsigned long), second = va_arg(list, unsigned long);
+  unsigned long third = va_arg(list, unsigned long), fourth = va_arg(list, unsigned long);
+  va_end(list);
+  if (option == PR_SET_PTRACER) ++ptracers_allowed;
+  using Prctl = int (*)(int, ...);
+  static auto real = next<Prctl>("prctl");
+  return real(option, first, second, third, fourth);
+}
+
+extern "C" ssize_t getrandom(void* to, size_t bytes, unsigned flags) {
+  if (no_getrandom) {
+    errno = ENOSYS;
+    return -1;
+  }
+  static auto real = next<ssize_t (*)(void*, size_t, unsigned)>("getrandom");
+  return real(to, bytes, flags);
+}
+
+extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long locals,
+                                    const iovec* remote, unsigned long remotes,
+                                    unsigned long flags) {
+  if (is_reader && before_read) before_read();
+  using Read =
+      ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+  static auto real = next<Read>("process_vm_readv");
+  return real(pid, local, locals, remote, remotes, flags);
+}
+
+namespace smddp {
+namespace {
+
+using intranode::Inbox;
+using intranode::Outbox;
+using intranode::Piece;
+
+FileDescriptor reopened(int fd) {
+  return FileDescriptor(::open(intranode::fd_path(getpid(), fd).c_str(), O_RDWR | O_CLOEXEC));
+}
+
+TEST(Segments, NoProcessCanShrinkThem) {
+  auto outbox = Outbox::create({}, 1);
+  ASSERT_TRUE(outbox.ok());
+  auto presence = intranode::Presence::create();
+  ASSERT_TRUE(presence.ok());
+  for (int fd : {outbox.value()->fd(), presence.value()->presence_fd()}) {
+    FileDescriptor other = reopened(fd);
+    ASSERT_TRUE(other);
+    EXPECT_NE(ftruncate(other.get(), 0), 0);
+    EXPECT_EQ(errno, EPERM);
+  }
+}
+
+TEST(Segments, OneThatCouldShrinkIsRefused) {
+  FileDescriptor fd(memfd_create("test", MFD_CLOEXEC));
+  ASSERT_EQ(ftruncate(fd.get(), 1 << 20), 0);
+  auto inbox = Inbox::open(getpid(), fd.get(), {}, 0, 1, false);
+  ASSERT_FALSE(inbox.ok());
+  EXPECT_NE(inbox.status().message().find("not a shared segment"), std::string::npos)
+      << inbox.status().message();
+}
+
+// The head of an outbox and its pieces, as another process sees them.
+struct Raw {
+  explicit Raw(const Outbox& outbox) : fd(reopened(outbox.fd())) {
+    struct stat info{};
+    fstat(fd.get(), &info);
+    bytes = static_cast<size_t>(info.st_size);
+    at = static_cast<std::byte*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0));
+  }
+  ~Raw() { munmap(at, bytes); }
+  intranode::OutboxHead& head() { return *reinterpret_cast<intranode::OutboxHead*>(at); }
+  FileDescriptor fd;
+  size_t bytes = 0;
+  std::byte* at = nullptr;
+};
+
+TEST(Segments, WhatWasCheckedDoesNotChange) {
+  auto outbox = Outbox::create({}, 1);
+  ASSERT_TRUE(outbox.ok());
+  outbox.value()->expect(1);
+  Raw raw(*outbox.value());
+  auto inbox = Inbox::open(getpid(), outbox.value()->fd(), {}, 0, 1, false);
+  ASSERT_TRUE(inbox.ok());
+  raw.head().capacity = 1 << 30;  // a reader that used it would read far beyond the segment
+  std::byte* slot = outbox.value()->next();
+  std::memset(slot, 7, 100);
+  Piece piece;
+  piece.bytes = 100;
+  piece.shard = 5;
+  outbox.value()->publish(piece);
+  const Piece* head = inbox.value()->head();
+  ASSERT_NE(head, nullptr);
+  EXPECT_EQ(head->bytes, 100u);
+  EXPECT_EQ(inbox.value()->bytes()[99], std::byte{7});
+  // The owner rewrites the piece.
+  for (size_t i = 0; i + sizeof piece <= raw.bytes; i += 8) {
+    if (std::memcmp(raw.at + i, &piece, sizeof piece) != 0) continue;
+    piece.bytes = 1 << 30;
+    std::memcpy(raw.at + i, &piece, sizeof piece);
+    break;
+  }
+  EXPECT_EQ(inbox.value()->head(), head);
+  EXPECT_EQ(head->bytes, 100u);
+}
+
+// Two groups of one process, and operations whose memory is read with process_vm_readv().
+TEST(DirectReads, FromARankThatGivesUpMeanwhileAreNotHandedOut) {
+  constexpr size_t kCount = 1 << 18;
+  std::atomic<int> reads{0};
+  std::atomic<bool> submitted{false}, over{false};
+  std::vector<std::shared_ptr<Operation>> ops(2);
+  std::vector<RankContext*> contexts(2);
+  std::vector<std::vector<int>> in(2), out(2);
+  std::barrier both(2);
+  run_world("AA", [&](RankContext& c) {
+    auto me = static_cast<size_t>(c.rank);
+    contexts[me] = &c;
+    in[me].assign(kCount, c.rank + 1);
+    out[me].assign(2 * kCount, -1);
+    ops[me] = gather_of(in[me], out[me], 2);
+    // When rank 1 reads, rank 0 gives up, and its caller reuses its memory.
+    if (c.rank == 0) {
+      before_read = [&] {
+        if (++reads != 1) return;
+        contexts[0]->group.abort("asked to");
+        while (!ops[0]->done()) contexts[0]->engine.wait(*ops[0], std::chrono::milliseconds(10));
+        std::fill(in[0].begin(), in[0].end(), 99);
+      };
+    }
+    both.arrive_and_wait();
+    if (c.rank == 0) {
+      c.group.submit(ops[0], {}, false);
+      submitted = true;
+      while (!over) sched_yield();  // rank 0 does not read
+      c.engine.wait(*ops[0]);
+      EXPECT_FALSE(ops[0]->status().ok());
+    } else {
+      is_reader = true;
+      while (!submitted) sched_yield();
+      c.group.submit(ops[1], {}, false);
+      c.engine.wait(*ops[1]);
+      if (ops[1]->status()) {
+        for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(out[1][i], 1) << i;
+      } else {
+        EXPECT_NE(ops[1]->status().message().find("asked to"), std::string::npos)
+            << ops[1]->status().message();
+      }
+      over = true;
+    }
+    both.arrive_and_wait();
+  });
+  before_read = nullptr;
+  EXPECT_GT(reads, 0);
+}
+
+TEST(Permissions, OnlyRanksThatReadMemoryAllowIt) {
+  for (const char* wanted : {"0", "1", "auto"}) {
+    ::setenv("SMDDP_SINGLE_COPY", wanted, 1);
+    ptracers_allowed = 0;
+    ASSERT_TRUE(intranode::Presence::create().ok());
+    EXPECT_EQ(ptracers_allowed, std::string(wanted) == "0" ? 0 : 1) << wanted;
+  }
+  ::unsetenv("SMDDP_SINGLE_COPY");
+}
+
+TEST(Random, IsNeverAConstantWithoutGetrandom) {
+  no_getrandom = true;
+  std::set<uint64_t> drawn;
+  for (int i = 0; i < 100; ++i) {
+    uint64_t number = 0;
+    ASSERT_TRUE(fill_random(&number, sizeof number));
+    drawn.insert(number);
+  }
+  EXPECT_EQ(drawn.size(), 100u);
+  // Without /dev/urandom there is none, and no endpoint.
+  rlimit before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit none{0, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  uint64_t number = 0;
+  bool filled = fill_random(&number, sizeof number);
+  setrlimit(RLIMIT_NOFILE, &before);
+  no_getrandom = false;
+  EXPECT_FALSE(filled);
+}
+
+}  // namespace
+}  // namespace smddp
