@@ -6,7 +6,11 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <atomic>
+
 #include "common/file_descriptor.h"
+#include "common/forks.h"
+#include "common/siphash.h"
 
 namespace smddp {
 namespace {
@@ -31,6 +35,16 @@ bool fill_random(void* to, size_t bytes) noexcept {
   if (fill(at, bytes, [](void* p, size_t n) { return ::getrandom(p, n, 0); })) return true;
   FileDescriptor device(::open("/dev/urandom", O_RDONLY | O_CLOEXEC));
   return device && fill(at, bytes, [&](void* p, size_t n) { return ::read(device.get(), p, n); });
+}
+
+// A forked child has the same key and counter, but another number of forks.
+bool draw_number(uint64_t* number) noexcept {
+  static siphash::Key key;
+  static const bool drawn = fill_random(&key, sizeof key);
+  static std::atomic<uint64_t> counter{0};
+  uint64_t input[] = {counter.fetch_add(1, std::memory_order_relaxed), fork_count()};
+  *number = siphash::hash(key, input, sizeof input);
+  return drawn;
 }
 
 }  // namespace smddp

@@ -50,7 +50,8 @@ bool ChunkReceiver::open(Peer from, std::byte* memory, size_t bytes, size_t chun
 
 bool ChunkReceiver::register_memory(ReceiveRegion& region) {
   bool writes = rails_.transfer() == Transfer::kWrites;
-  if (!writes && !tagged_->has_room(region.chunks)) return false;
+  if (!writes && !(tagged_->has_room(region.chunks) && TaggedReceives::draw_tag(region)))
+    return false;
   if (!writes && !rails_[0].local_registration()) return true;
   for (size_t i = 0; i < rails_.size(); ++i) {
     region.registrations[i] = rails_[i].registrations().take(

@@ -1,8 +1,9 @@
 #include "fabric/tagged_receives.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "common/unguessable.h"
+#include "common/random.h"
 
 namespace smddp::fabric {
 namespace {
@@ -20,14 +21,22 @@ TaggedReceives::TaggedReceives(RailSet& rails, PeerTable& peers, ReceiveRegionTa
     slot.kind = SlotKind::kChunkReceive;
     free_.push(&slot);
   }
+  if (!slots_.empty()) short_.reserve(wire::kMaxRegions);
 }
 
 bool TaggedReceives::has_room(uint32_t chunks) const {
   return free_.size() >= std::min(chunks, kFewestExpected);
 }
 
+// A stale or foreign message must not match a region that it was not meant for.
+bool TaggedReceives::draw_tag(ReceiveRegion& region) {
+  uint64_t random;
+  if (!draw_number(&random)) return false;
+  region.tag = wire::tag_base(random);
+  return true;
+}
+
 void TaggedReceives::open(ReceiveRegion& region) {
-  region.tag = wire::tag_base(unguessable());
   region.most_expected = static_cast<uint32_t>(
       std::min({size_t{region.chunks}, kChunkReceivesPerRegion, free_.size()}));
   expect(region);
@@ -59,8 +68,9 @@ void TaggedReceives::expect(ReceiveRegion& region) {
     ++region.expected;
     ++region.next;
   }
-  if (region.next < region.chunks && region.expected < region.most_expected) {
-    short_.push_back(region.number);
+  if (region.next < region.chunks && region.expected < region.most_expected &&
+      !std::exchange(region.waits, true)) {
+    short_.push_back(region.number);  // has room for every region
   }
 }
 
@@ -84,6 +94,7 @@ void TaggedReceives::retry() {
   for (size_t n = short_.size(); n > 0; --n) {
     uint32_t number = short_.front();
     short_.erase(short_.begin());
+    regions_.at(number).waits = false;
     expect(regions_.at(number));
   }
 }

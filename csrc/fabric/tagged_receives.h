@@ -16,7 +16,9 @@ class TaggedReceives {
 
   // Whether there are enough free receives for a region of so many chunks.
   bool has_room(uint32_t chunks) const;
-  // Gives the region a tag and posts its first receives.
+  // Gives the region a tag; false: there are no random numbers for it.
+  static bool draw_tag(ReceiveRegion& region);
+  // Posts its first receives.
   void open(ReceiveRegion& region);
 
   struct Chunk {

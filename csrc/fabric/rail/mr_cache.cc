@@ -1,16 +1,14 @@
 #include "fabric/rail/mr_cache.h"
 
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
-#include "common/unguessable.h"
+#include "common/exceptions.h"
 
 namespace smddp::fabric {
 namespace {
-
-constexpr int kKeyTries = 8;  // random keys may collide if a provider has few bits for them
 
 uint64_t access_flags(Access access) {
   switch (access) {
@@ -26,63 +24,21 @@ uint64_t access_flags(Access access) {
   return 0;
 }
 
-// For a device's memory, after fi_mr_regattr(3). A region there is also read, by flush reads.
-fi_mr_attr attributes(const iovec& memory, uint64_t access, uint64_t key,
-                      const MemoryOwner& owner) {
-  fi_mr_attr attr = {};
-  attr.mr_iov = &memory;
-  attr.iov_count = 1;
-  attr.access = access | ((access & FI_REMOTE_WRITE) != 0 ? FI_REMOTE_READ : 0);
-  attr.requested_key = key;
-  attr.iface = owner.kind == MemoryOwner::Kind::kCuda ? FI_HMEM_CUDA : FI_HMEM_SYSTEM;
-  if (attr.iface == FI_HMEM_CUDA) attr.device.cuda = owner.ordinal;
-  return attr;
-}
-
 }  // namespace
 
-MrCache::MrCache(const Library& library, fid_domain* domain, fid_ep* endpoint, const fi_info& info,
-                 size_t bound, Counters* counters)
-    : library_(library),
-      domain_(domain),
-      endpoint_((info.domain_attr->mr_mode & FI_MR_ENDPOINT) != 0 ? endpoint : nullptr),
-      pins_((info.domain_attr->mr_mode & FI_MR_ALLOCATED) != 0),
-      provider_keys_((info.domain_attr->mr_mode & FI_MR_PROV_KEY) != 0),
-      key_mask_(info.domain_attr->mr_key_size >= 8
-                    ? ~uint64_t{0}
-                    : (uint64_t{1} << 8 * info.domain_attr->mr_key_size) - 1),
-      bound_(pins_ ? 0 : bound),
-      counters_(counters) {}
-
-Result<MrHandle> MrCache::open(const RegistrationKey& range, const Loan* loan) {
-  auto [base, bytes, access] = range;
-  int rc = 0;
-  for (int attempt = 0; attempt < kKeyTries; ++attempt) {
-    uint64_t wanted = provider_keys_ ? 0 : unguessable() & key_mask_;
-    fid_mr* raw = nullptr;
-    if (loan != nullptr) {
-      iovec memory = {reinterpret_cast<void*>(base), bytes};
-      fi_mr_attr attr = attributes(memory, access_flags(access), wanted, loan->owner);
-      rc = ::fi_mr_regattr(domain_, &attr, 0, &raw);
-    } else {
-      rc = ::fi_mr_reg(domain_, reinterpret_cast<const void*>(base), bytes, access_flags(access), 0,
-                       wanted, 0, &raw, nullptr);
-    }
-    if (rc == -FI_ENOKEY && !provider_keys_) continue;
-    if (rc != 0) break;
-    MrHandle mr(raw);
-    if (endpoint_ != nullptr) {
-      if (rc = ::fi_mr_bind(raw, &endpoint_->fid, 0); rc != 0) break;
-      if (rc = ::fi_mr_enable(raw); rc != 0) break;
-    }
-    return mr;
-  }
-  return Status(Code::kUnavailable, std::string(loan != nullptr ? "fi_mr_regattr" : "fi_mr_reg") +
-                                        " of " + std::to_string(bytes) +
-                                        " bytes: " + library_.error_text(rc));
-}
+MrCache::MrCache(const Registrar& registrar, size_t bound, Counters* counters)
+    : registrar_(registrar), bound_(registrar.pins() ? 0 : bound), counters_(counters) {}
 
 Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) {
+  try {
+    return find_or_open(data, bytes, access);
+  } catch (const std::bad_alloc&) {
+    error_ = status_of_exception();
+    return nullptr;
+  }
+}
+
+Registration* MrCache::find_or_open(const std::byte* data, size_t bytes, Access access) {
   uintptr_t base = reinterpret_cast<uintptr_t>(data);
   const Loan* loan = loan_of(data);
   bool exclusive = access == Access::kRemoteWrite && loan == nullptr;
@@ -103,7 +59,8 @@ Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) 
     ++counters_->registration_hits;
     return &found;
   }
-  Result<MrHandle> mr = open(range, loan);
+  Result<MrHandle> mr = registrar_.open(reinterpret_cast<const void*>(base), bytes,
+                                        access_flags(access), loan ? &loan->owner : nullptr);
   if (!mr) {
     error_ = mr.status();
     return nullptr;
@@ -122,11 +79,18 @@ Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) 
 void MrCache::give_back(Registration* registration) {
   if (--registration->users > 0 || registration->lent) return;
   bool exclusive = std::get<Access>(registration->self->first) == Access::kRemoteWrite;
-  if (bound_ == 0 || exclusive) {
+  bool keep = bound_ > 0 && !exclusive;
+  if (keep) {
+    try {
+      registration->idle = idle_.insert(idle_.end(), registration);
+    } catch (const std::bad_alloc&) {
+      keep = false;
+    }
+  }
+  if (!keep) {
     table_.erase(registration->self);
     return;
   }
-  registration->idle = idle_.insert(idle_.end(), registration);
   if (idle_.size() <= bound_) return;
   Registration* oldest = idle_.front();
   idle_.pop_front();

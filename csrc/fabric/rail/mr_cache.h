@@ -26,6 +26,7 @@
 #include <tuple>
 #include <vector>
 
+#include "fabric/rail/registrar.h"
 #include "fabric/rail/resource.h"
 #include "fabric/rail/types.h"
 
@@ -53,11 +54,11 @@ class MrCache {
  public:
   // `bound`: the most registrations that are kept without a user. `counters` gets registrations and
   // hits.
-  MrCache(const Library& library, fid_domain* domain, fid_ep* endpoint, const fi_info& info,
-          size_t bound, Counters* counters);
+  MrCache(const Registrar& registrar, size_t bound, Counters* counters);
 
-  // nullptr: the provider refused; error() says why.
+  // nullptr: the provider refused, or there is no memory; error() says why.
   Registration* take(const std::byte* data, size_t bytes, Access access);
+  // Throws nothing.
   void give_back(Registration* registration);
 
   void lend(const std::byte* at, size_t bytes, const MemoryOwner& owner);
@@ -79,14 +80,9 @@ class MrCache {
   };
 
   const Loan* loan_of(const std::byte* data) const;
-  Result<MrHandle> open(const RegistrationKey& range, const Loan* loan);
+  Registration* find_or_open(const std::byte* data, size_t bytes, Access access);
 
-  const Library& library_;
-  fid_domain* domain_;
-  fid_ep* endpoint_;  // to bind registrations to; nullptr without FI_MR_ENDPOINT
-  bool pins_;
-  bool provider_keys_;
-  uint64_t key_mask_;
+  const Registrar registrar_;
   size_t bound_;
   Counters* counters_;
   RegistrationTable table_;

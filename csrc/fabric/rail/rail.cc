@@ -6,6 +6,7 @@
 #include <sched.h>
 
 #include <array>
+#include <new>
 
 #include "common/clock.h"
 
@@ -89,6 +90,15 @@ Result<size_t> Rail::read_error(Event* event) {
   if (event->slot != nullptr && event->slot->kind == SlotKind::kReceive) {
     receives_.count_completion();
   }
+  try {
+    describe_error(entry);
+  } catch (const std::bad_alloc&) {  // the event must not be lost
+    error_.clear();
+  }
+  return size_t{1};
+}
+
+void Rail::describe_error(const fi_cq_err_entry& entry) {
   error_ = library_.error_text(entry.err);
   char text[256] = {};
   const char* detail =
@@ -96,7 +106,6 @@ Result<size_t> Rail::read_error(Event* event) {
   if (entry.prov_errno != 0 && detail != nullptr && *detail != '\0' && error_ != detail) {
     error_ += std::string(", ") + detail;
   }
-  return size_t{1};
 }
 
 bool Rail::withdraw() {

@@ -98,8 +98,10 @@ class Rail {
   void set_efa_options();
   Status read_name();
   Status cut_receives();
+  Registrar registrar() const;
   Result<MrHandle> pin(const Slab& slab, uint64_t access);
   Result<size_t> read_error(Event* event);
+  void describe_error(const fi_cq_err_entry& entry);
   Status receives_status(int rc) const;  // of an fi_recv that returned `rc`
 
   // In the order of opening; members are destroyed from the last to the first.

@@ -40,9 +40,10 @@ Result<std::unique_ptr<Rail>> Rail::open(const Library& library, const Choice& c
 
 Rail::~Rail() {
   // Registrations that are bound to the endpoint must be closed before it, all others after it.
-  if (info_ && registrations_ && (info_->domain_attr->mr_mode & FI_MR_ENDPOINT) != 0) {
-    registrations_->clear();
-  }
+  if (!info_ || (info_->domain_attr->mr_mode & FI_MR_ENDPOINT) == 0) return;
+  if (registrations_) registrations_->clear();
+  sends_mr_.reset();
+  receives_.close_registration();
 }
 
 Status Rail::set_up(const Choice& choice, fi_wait_obj wait, Counters* counters) {
@@ -57,8 +58,7 @@ Status Rail::set_up(const Choice& choice, fi_wait_obj wait, Counters* counters) 
   if (wait == FI_WAIT_FD) {
     if (Status status = read_wait_fd(); !status) return status;
   }
-  registrations_ = std::make_unique<MrCache>(library_, domain_.get(), ep_.get(), *info_,
-                                             kIdleRegistrations, counters);
+  registrations_ = std::make_unique<MrCache>(registrar(), kIdleRegistrations, counters);
   if (Status status = read_name(); !status) return status;
   return cut_receives();
 }
@@ -171,10 +171,10 @@ Status Rail::read_name() {
   return Status();
 }
 
+Registrar Rail::registrar() const { return {library_, domain_.get(), ep_.get(), *info_}; }
+
 Result<MrHandle> Rail::pin(const Slab& slab, uint64_t access) {
-  auto mr = open_handle<MrHandle>(library_, "fi_mr_reg", [&](fid_mr** raw) {
-    return ::fi_mr_reg(domain_.get(), slab.data(), slab.size(), access, 0, 0, 0, raw, nullptr);
-  });
+  auto mr = registrar().open(slab.data(), slab.size(), access);
   // Pinned pages must stay the parent's when the process forks. A child that shared them could make
   // the kernel give the parent a copy of a page, while the device goes on using the old one.
   if (mr && ::madvise(slab.data(), slab.size(), MADV_DONTFORK) != 0) {

@@ -27,6 +27,8 @@ class ReceiveBuffers {
   void count_completion() { --posted_; }  // of one posted buffer
   bool all_posted() const { return unposted_.empty(); }
   size_t posted() const { return posted_; }
+  // Before the endpoint closes, if the registration is bound to it. No buffer is posted any more.
+  void close_registration() { mr_.reset(); }
   // Asks the provider for all buffers; each comes back with a completion.
   void cancel_all();
 
