@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
 #include <utility>
 
 #include "common/clock.h"
@@ -33,7 +34,10 @@ void FailureDetector::tell_peers() noexcept {
   uint64_t from = fragments_.first_unfinished();
   local_.abort(health_.status().message(), from);
   remote_.send_aborts(from, health_.status().message());
-  remote_watch_.leave(from, health_.status().message());
+  try {
+    remote_watch_.leave(from, health_.status().message());
+  } catch (const std::bad_alloc&) {  // the peers are told by messages
+  }
 }
 
 // A peer that gave up from a later fragment on has pushed all that the oldest one here needs of it: the

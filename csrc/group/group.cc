@@ -301,7 +301,7 @@ void Group::leave() {
 
 void Group::leave_peers() {
   Engine::Lock lock = engine_.lock();
-  failures_.leave();
+  guarded([&] { failures_.leave(); });
 }
 
 void Group::abort(const std::string& reason, bool idle_too) {

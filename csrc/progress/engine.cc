@@ -62,7 +62,7 @@ void Engine::shutdown() {
   lk.unlock();
   thread_.join();
   // Before the connections, so that the peers find that this process has ended.
-  if (liveness_) liveness_->close();
+  network_.close_liveness();
   lk.lock();
   groups_.leave();
   uint64_t until = now_ns() + kFlushNs;
@@ -77,47 +77,13 @@ void Engine::shutdown() {
 Result<fabric::Endpoint*> Engine::fabric() {
   Lock lk = lock();
   auto endpoint = network_.open();
-  if (!endpoint) return endpoint;
-  wait_policy_.expect_network();
-  if (!liveness_) liveness_ = liveness::open_if_possible(endpoint.value()->ip());
+  if (endpoint) wait_policy_.expect_network();
   return endpoint;
-}
-
-fabric::Endpoint* Engine::open_fabric() {
-  Lock lk = lock();
-  return network_.endpoint();
-}
-
-liveness::Liveness* Engine::liveness() {
-  Lock lk = lock();
-  return liveness_.get();
-}
-
-Status Engine::reaches(const fabric::MemoryOwner& owner) {
-  Lock lk = lock();
-  if (!network_.works()) return {Code::kUnavailable, "no fabric is open"};
-  return network_.endpoint()->reaches(owner);
-}
-
-Status Engine::lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
-  Lock lk = lock();
-  if (!network_.works()) return {Code::kUnavailable, "no fabric is open"};
-  return network_.endpoint()->lend(at, bytes, owner);
-}
-
-void Engine::take_back(std::byte* at) {
-  Lock lk = lock();
-  if (network_.endpoint() != nullptr) network_.endpoint()->take_back(at);
 }
 
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& info) {
   Lock lk = lock();
   return neighbors_.open(info.pid, info.token, info.presence_fd, info.doorbell_fd);
-}
-
-uint64_t Engine::refused() {
-  Lock lk = lock();
-  return groups_.foreign_messages() + (endpoint_ ? endpoint_->counters().foreign_chunks : 0);
 }
 
 void Engine::attach(const JobKey& key, Progressable* group) {

@@ -35,7 +35,6 @@
 #include "fabric/endpoint.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
-#include "liveness/liveness.h"
 #include "progress/groups.h"
 #include "progress/network.h"
 #include "progress/task.h"
@@ -48,24 +47,42 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create();
   ~Engine();
 
+  using Lock = std::unique_lock<std::mutex>;
+  Lock lock();
+
   const intranode::Presence& presence() const { return *presence_; }
   // Opens the process's endpoint on first use. An error if it has failed.
   Result<fabric::Endpoint*> fabric();
   // nullptr if it is not open.
-  fabric::Endpoint* open_fabric();
+  fabric::Endpoint* open_fabric() {
+    Lock lk = lock();
+    return network_.endpoint();
+  }
   // Opened with the endpoint; nullptr if it could not be, or there is no endpoint.
-  liveness::Liveness* liveness();
+  liveness::Liveness* liveness() {
+    Lock lk = lock();
+    return network_.liveness();
+  }
   // As the endpoint's; kUnavailable if it is not open.
-  Status reaches(const fabric::MemoryOwner& owner);
-  Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner);
-  void take_back(std::byte* at);
+  Status reaches(const fabric::MemoryOwner& owner) {
+    Lock lk = lock();
+    return network_.reaches(owner);
+  }
+  Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
+    Lock lk = lock();
+    return network_.lend(at, bytes, owner);
+  }
+  void take_back(std::byte* at) {
+    Lock lk = lock();
+    network_.take_back(at);
+  }
   // The process that `info` names, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
 
-  using Lock = std::unique_lock<std::mutex>;
-  Lock lock();
-
-  void count_making(int groups) { (void)lock(), groups_.count_making(groups); }
+  void count_making(int groups) {
+    Lock lk = lock();
+    groups_.count_making(groups);
+  }
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
   void detach(const JobKey& key);
@@ -102,7 +119,10 @@ class Engine {
   bool ended() const;
   bool forked() const;
   // Messages and writes of no member of the job, which were dropped.
-  uint64_t refused();
+  uint64_t refused() {
+    Lock lk = lock();
+    return groups_.foreign_messages() + network_.foreign_chunks();
+  }
   // How often a waiting thread left the driving to the background thread.
   uint64_t waits_left_to_background() const { return waits_left_to_background_; }
 
@@ -140,7 +160,6 @@ class Engine {
   std::unique_ptr<intranode::Presence> presence_;
   StagingPool staging_;
   Network network_;
-  std::unique_ptr<liveness::Liveness> liveness_;
   Groups groups_;
   intranode::Neighbors neighbors_;
   TaskQueue finished_;

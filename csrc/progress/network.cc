@@ -11,8 +11,19 @@ Result<fabric::Endpoint*> Network::open() {
     auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
     if (!endpoint) return endpoint.status();
     endpoint_ = std::move(endpoint.value());
+    liveness_ = liveness::open_if_possible(endpoint_->ip());
   }
   return endpoint_.get();
+}
+
+Status Network::reaches(const fabric::MemoryOwner& owner) const {
+  if (!works()) return {Code::kUnavailable, "no fabric is open"};
+  return endpoint_->reaches(owner);
+}
+
+Status Network::lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
+  if (!works()) return {Code::kUnavailable, "no fabric is open"};
+  return endpoint_->lend(at, bytes, owner);
 }
 
 bool Network::progress(Groups& groups) noexcept {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fabric/endpoint.h"
+#include "liveness/liveness.h"
 #include "progress/groups.h"
 
 namespace smddp {
@@ -16,11 +17,25 @@ class Network {
  public:
   // Opens the endpoint on first use. An error if it has failed.
   Result<fabric::Endpoint*> open();
+  // As of the endpoint's counters.
+  uint64_t foreign_chunks() const { return endpoint_ ? endpoint_->counters().foreign_chunks : 0; }
   fabric::Endpoint* endpoint() const { return endpoint_.get(); }  // nullptr if it is not open
   // Keeps `what` until the endpoint is closed: memory that the network may still touch.
   template <class T>
   void keep(std::unique_ptr<T> what) noexcept;
   void close() { endpoint_.reset(); }
+  // Opened with the endpoint; nullptr if it could not be.
+  liveness::Liveness* liveness() const { return liveness_.get(); }
+  void close_liveness() {
+    if (liveness_) liveness_->close();
+  }
+
+  // As the endpoint's; kUnavailable if it is not open.
+  Status reaches(const fabric::MemoryOwner& owner) const;
+  Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner);
+  void take_back(std::byte* at) {
+    if (endpoint_) endpoint_->take_back(at);
+  }
 
   // The endpoint is open, and has not failed.
   bool works() const { return endpoint_ && status_.ok(); }
@@ -37,7 +52,8 @@ class Network {
  private:
   std::vector<std::shared_ptr<void>> kept_;
   std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
-  Status status_;                               // not ok: why the endpoint has failed
+  std::unique_ptr<liveness::Liveness> liveness_;
+  Status status_;  // not ok: why the endpoint has failed
 };
 
 template <class T>

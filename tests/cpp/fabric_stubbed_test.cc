@@ -376,7 +376,10 @@ TEST_F(StubbedGpus, OnlyIfTheProviderReachesThemAndMovesChunksByWrites) {
 // ---- a group over it. The other rank does not exist but for an endpoint.
 
 TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
+  const char* given = std::getenv("SMDDP_FABRIC_INTERFACE");
+  std::string interface = given != nullptr ? given : "";
   ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
+  ::setenv("SMDDP_FABRIC_INTERFACE", "", 1);
   auto engine = Engine::create();
   ASSERT_TRUE(engine.ok()) << engine.status().message();
   TestEndpoint other = open_endpoint(1);
@@ -412,6 +415,7 @@ TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
   group.value().reset();
   engine.value().reset();
   ::unsetenv("SMDDP_LIBFABRIC");
+  ::setenv("SMDDP_FABRIC_INTERFACE", interface.c_str(), 1);
 }
 
 }  // namespace
