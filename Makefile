@@ -41,7 +41,7 @@ WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $(CORES) || echo 8)
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -153,6 +153,10 @@ test-providers: build-tests  ## collectives between hosts on every provider in P
 	    --output-on-failure || exit 1; \
 	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q $(PROVIDER_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done
+
+# The matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
+test-faults: build  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
+	$(PYTEST) -q tests/fault $(PYTEST_ARGS)
 
 # A checkout of DeepSpeed at (or near) the installed version; DEEPSPEED_ARGS="unit/comm" picks some.
 DEEPSPEED_SOURCE ?=

@@ -1,0 +1,308 @@
+"""The matrix of faults: what hits which rank, in which phase, over which way; and what is promised.
+
+Each cell is one test. The phases of a fault over a way run side by side, each in its own world.
+`tools/draw_failures.py` makes the table of docs/failures.md from the promises below.
+
+    make test-faults                            # all; PYTEST_ARGS="-k 'kill and udp'" picks some
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.resets import reset_connections
+from harness.worker import Context, Failure
+from harness.world import World, WorldError
+
+SILENCE = 4
+JOIN = 8  # seconds: the limit of making a group
+DEADLINE = {"host": 10, "between": 90}
+NEWER_LIBFABRIC = os.environ.get("SMDDP_TEST_NEWER_LIBFABRIC", "")
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    layout: str
+    environment: tuple[tuple[str, str], ...]
+
+    @property
+    def victim(self) -> int:
+        return len(self.layout) - 1
+
+    @property
+    def in_host(self) -> bool:
+        return len(set(self.layout)) == 1
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What the other ranks see: an error with all of ``words`` within ``seconds``, or none."""
+
+    text: str
+    words: tuple[str, ...] = ()
+    seconds: float = 30
+
+    @property
+    def error(self) -> bool:
+        return bool(self.words)
+
+
+WAYS = (
+    Way("in a host", "AAA", (("SMDDP_TIMEOUT_SECONDS", str(DEADLINE["host"])),)),
+    Way("tcp;ofi_rxm", "ABC", (("SMDDP_FABRIC_PROVIDER", "tcp;ofi_rxm"),)),
+    Way(
+        "tcp (2.5)",
+        "ABC",
+        (("SMDDP_FABRIC_PROVIDER", "tcp"), ("SMDDP_LIBFABRIC", NEWER_LIBFABRIC)),
+    ),
+    Way("udp;ofi_rxd", "ABC", (("SMDDP_FABRIC_PROVIDER", "udp;ofi_rxd"),)),
+)
+PHASES = ("start-up", "before", "during", "transfer", "part done", "idle", "shutdown")
+DEATHS = ("SIGKILL", "exit", "SIGSEGV", "SIGABRT")
+FAULTS = (*DEATHS, "SIGSTOP", "SIGSTOP for 3 s", "reset", "store death")
+
+NOTHING = Promise("goes on")
+NOT_JOINED = Promise(
+    "named at the limit of making a group", ("ranks 2 did not join",), 3 * JOIN + 6
+)
+
+
+def promise(phase: str, fault: str, way: Way) -> Promise | None:
+    """None: the fault can't happen there."""
+    if fault == "reset" and (way.in_host or way.name.startswith("udp") or phase == "start-up"):
+        return None
+    if fault == "store death":
+        return NOTHING if phase != "start-up" else Promise("error at once", (" ",), JOIN + 6)
+    if fault == "SIGSTOP for 3 s" or phase == "shutdown":
+        return NOTHING
+    if phase == "start-up":
+        return NOT_JOINED
+    name = f"rank {way.victim} (host-{way.layout[-1]})"
+    if fault == "reset":
+        if phase in ("before", "part done"):
+            return None  # no connection to break, or no rank that waits
+        if phase == "transfer":
+            return Promise("told on both sides in 6 s", ("connection", "rank "), 6)
+        return Promise("goes on, or told on both sides in 6 s", (), 6)
+    late = 2 if phase == "part done" else 0
+    if fault == "SIGSTOP" and way.in_host:
+        return Promise("named at the deadline", (name,), DEADLINE["host"] + 3 + late)
+    if fault == "SIGSTOP":
+        text = "named and called silent after `silence_seconds` + 2"
+        return Promise(text, (name, "has not answered"), SILENCE + 2 + late)
+    return Promise("named and called dead in 6 s", (name, "ended"), 6 + late)
+
+
+CELLS = [
+    (way, fault, phase)
+    for way in WAYS
+    for fault in FAULTS
+    for phase in PHASES
+    if promise(phase, fault, way) is not None
+]
+
+
+# ---- what the ranks do
+
+
+def prepare(ctx: Context) -> None:
+    signal.signal(signal.SIGUSR2, lambda *_: os._exit(3))
+
+
+def join(ctx: Context, port: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=JOIN))
+    dist.init_process_group(
+        "smddp",
+        store=dist.PrefixStore("world", store),
+        rank=ctx.rank,
+        world_size=ctx.size,
+        timeout=timedelta(seconds=JOIN),
+    )
+
+
+def reduce_once(ctx: Context) -> None:
+    value = torch.full((1000,), float(ctx.rank))
+    dist.all_reduce(value)
+    assert bool((value == sum(range(ctx.size))).all())
+
+
+def gather_small(ctx: Context) -> None:
+    whole = torch.zeros(10 * ctx.size)
+    dist.all_gather_into_tensor(whole, torch.full((10,), float(ctx.rank)))
+    assert torch.equal(whole, torch.arange(ctx.size).repeat_interleave(10).float())
+
+
+def gather_for_ever(ctx: Context) -> None:
+    whole, part = torch.zeros(300_000 * ctx.size), torch.ones(300_000)
+    while True:
+        dist.all_gather_into_tensor(whole, part)
+
+
+def gather_for_a_while(ctx: Context) -> None:
+    whole, part = torch.zeros(300_000 * ctx.size), torch.ones(300_000)
+    for _ in range(20):
+        dist.all_gather_into_tensor(whole, part)
+        time.sleep(0.15)
+
+
+def do_own_part(ctx: Context) -> None:
+    dist.all_gather_into_tensor(
+        torch.zeros(10 * ctx.size), torch.full((10,), float(ctx.rank)), async_op=True
+    )
+
+
+def finish_then_fail(ctx: Context, and_next: bool) -> None:
+    """The victim has done its part of the first operation, and none of the second."""
+    time.sleep(1)
+    gather_small(ctx)
+    if and_next:
+        reduce_once(ctx)
+
+
+def destroy(ctx: Context) -> None:
+    dist.destroy_process_group()
+
+
+# ---- one batch: all phases of a fault over a way
+
+
+@dataclass
+class Outcome:
+    results: dict[int, Any]  # by rank, of those that answered
+    seconds: float
+    trouble: str = ""
+
+
+class Cell:
+    """One world from its start to the answers of the ranks that were not hit."""
+
+    def __init__(self, way: Way, fault: str, phase: str, world: World) -> None:
+        self.way, self.fault, self.phase, self.world = way, fault, phase, world
+        self.promise = promise(phase, fault, way)
+        assert self.promise is not None
+        lives = fault in ("SIGSTOP for 3 s", "reset", "store death")
+        self.rest = [r for r in range(world.size) if r != way.victim]
+        self.asked = list(range(world.size)) if lives else self.rest
+
+    def set_up(self) -> None:
+        world = self.world
+        world.submit(prepare)
+        world.collect()
+        if self.phase == "start-up":
+            if self.fault != "store death":
+                world.submit_to(self.asked, join, world._store.port)
+            return
+        world.run(join, world._store.port)
+        if self.phase != "before":
+            world.run(reduce_once)
+        if self.phase == "during":
+            world.submit_to(self.rest, reduce_once)
+        elif self.phase == "transfer":
+            world.submit(gather_for_ever if self.promise.error else gather_for_a_while)
+        elif self.phase == "part done":
+            world.submit_to([self.way.victim], do_own_part)
+            world.outcomes([self.way.victim])
+
+    def hit(self) -> None:
+        world, victim = self.world, self.way.victim
+        if self.fault == "exit":
+            world.signal(victim, signal.SIGUSR2)
+        elif self.fault == "reset":
+            reset_connections(world.pid(0), world.pid(victim))
+        elif self.fault == "store death":
+            self.port = world._store.port
+            world._store = "ended"  # type: ignore[assignment]
+        else:
+            world.signal(victim, getattr(signal, self.fault.split()[0]))
+
+    def call(self) -> None:
+        """What the ranks do after the fault."""
+        assert self.promise is not None
+        world, victim = self.world, self.way.victim
+        if self.phase in ("before", "idle"):
+            world.submit_to(self.asked, reduce_once)
+        elif self.phase == "during" and victim in self.asked:
+            world.submit_to([victim], reduce_once)
+        elif self.phase == "part done":
+            world.submit_to(self.rest, finish_then_fail, self.promise.error)
+        elif self.phase == "shutdown":
+            world.submit_to(self.asked, destroy)
+        elif self.phase == "start-up" and self.fault == "store death":
+            world.submit_to(self.asked, join, self.port)
+
+    def outcome(self, began: float) -> Outcome:
+        assert self.promise is not None
+        ranks = [r for r in self.asked if r in self.world._busy]
+        try:
+            results = self.world.outcomes(
+                ranks, timeout=max(0.1, began + self.promise.seconds - time.monotonic())
+            )
+        except WorldError as error:
+            return Outcome({}, time.monotonic() - began, str(error))
+        return Outcome(results, time.monotonic() - began)
+
+
+@functools.cache
+def batch(way: Way, fault: str) -> dict[str, Outcome]:
+    environment = {
+        "SMDDP_TIMEOUT_SECONDS": str(DEADLINE["between"]),
+        "SMDDP_SILENCE_SECONDS": str(SILENCE),
+        **dict(way.environment),
+    }
+    with ExitStack() as stack:
+        cells = {}
+        for phase in PHASES:
+            if promise(phase, fault, way) is None:
+                continue
+            world = World(way.layout, None, dict(environment))
+            stack.callback(world.close)
+            cells[phase] = Cell(way, fault, phase, world)
+        for cell in cells.values():
+            cell.world.join()
+        for cell in cells.values():
+            cell.set_up()
+        time.sleep(0.5)
+        began = time.monotonic()
+        for cell in cells.values():
+            cell.hit()
+        for cell in cells.values():
+            cell.call()
+        if fault == "SIGSTOP for 3 s":
+            time.sleep(3)
+            for cell in cells.values():
+                cell.world.signal(way.victim, signal.SIGCONT)
+        return {phase: cell.outcome(began) for phase, cell in cells.items()}
+
+
+def name_of(value: Any) -> str:
+    return value.name if isinstance(value, Way) else str(value)
+
+
+@pytest.mark.parametrize(("way", "fault", "phase"), CELLS, ids=name_of)
+def test_cell(way: Way, fault: str, phase: str) -> None:
+    if way.name == "tcp (2.5)" and not NEWER_LIBFABRIC:
+        pytest.skip("SMDDP_TEST_NEWER_LIBFABRIC does not name a libfabric 2.5")
+    promised = promise(phase, fault, way)
+    assert promised is not None
+    outcome = batch(way, fault)[phase]
+    assert not outcome.trouble, outcome.trouble
+    for rank, result in outcome.results.items():
+        if not promised.error:
+            allowed = fault == "reset" and "connection" in str(getattr(result, "message", ""))
+            assert not isinstance(result, Failure) or allowed, f"rank {rank}: {result}"
+            continue
+        assert isinstance(result, Failure), f"rank {rank} returned {result!r}"
+        missing = [word for word in promised.words if word not in result.message]
+        assert not missing, f"rank {rank} does not say {missing}: {result.message}"
