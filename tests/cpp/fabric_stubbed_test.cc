@@ -185,6 +185,7 @@ TEST_F(Stubbed, RegistrationsOfPinningProvidersEndWithTheirUse) {
 // The same memory sent to many at once is registered once for all of them.
 TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
   stub_->settings.domains = {"a"};
+  stub_->settings.busy_one_in = UINT_MAX;  // each attempt would register anew
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1), c = open_endpoint(2);
   Peer to_b = introduce(a, b), to_c = introduce(a, c);
   Flow one(1000, 1000, 1), two(1000, 1000, 1);
