@@ -75,7 +75,7 @@ class PinnedPipeline {
 
   // A call of all ranks of the group `ranks`, which the pipeline owns. `grace_ns` is added to all limits, so
   // that ranks that know the cause of a delay report it first. `by_nic`: equal on all ranks; if true, each
-  // rank is alone on its host, and Engine::reaches() its device.
+  // rank is alone on its host, and Network::reaches() its device.
   static Result<std::unique_ptr<PinnedPipeline>> create(Engine& engine,
                                                         std::unique_ptr<Group> ranks,
                                                         device::Device& device, uint64_t limit_ns,

@@ -32,6 +32,20 @@ void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin
   op.largest_fragment = std::max<uint64_t>(op.largest_fragment, bytes);
 }
 
+// The ways that the bytes of `op` take, as statistics() names them.
+std::string path_of(const Operation& op, const Shape& shape, int local_peers) {
+  std::string path;
+  if (shape.ranks == 1) {
+    path = "copy";
+  } else if (local_peers > 0) {
+    path = read_directly(op.signature().fragment_bytes, shape) ? "single-copy" : "shm";
+  }
+  if (shape.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
+  if (op.plan().pattern != Pattern::kDirect)
+    path += std::string(" (") + pattern::name_of(op.plan().pattern) + ")";
+  return path;
+}
+
 }  // namespace
 
 Group::~Group() {
@@ -188,18 +202,6 @@ void Group::enqueue_sums(const std::shared_ptr<Operation>& operation) {
   op.fragments_left_ = gathers ? 2 * op.fragments : op.fragments;
 }
 
-std::string Group::path_of(const Operation& op) const {
-  bool direct = read_directly(op.signature_.fragment_bytes, shape_);
-  std::string path = ranks() == 1          ? "copy"
-                     : local_.count() == 0 ? ""
-                     : direct              ? "single-copy"
-                                           : "shm";
-  if (shape_.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
-  if (op.plan_.pattern != Pattern::kDirect)
-    path += std::string(" (") + pattern::name_of(op.plan_.pattern) + ")";
-  return path;
-}
-
 bool Group::busy() const {
   return !fragments_.empty() || remote_.has_unsent() || failures_.has_suspects() || ending_.busy();
 }
@@ -227,7 +229,7 @@ bool Group::start_fragments() {
   while (Fragment* next = fragments_.advance()) {
     next->start();
     Operation& op = next->operation();
-    if (op.path.empty()) op.path = path_of(op);
+    if (op.path.empty()) op.path = path_of(op, shape_, local_.count());
     remote_.take_early(next->seq(), [&](const wire::Header& header, const std::byte* payload) {
       if (!health_.ok()) return;
       if (Status taken = next->on_message(header, payload); !taken) failures_.fail(taken);

@@ -108,7 +108,6 @@ class Group : private Progressable {
   bool give_up();
   void leave_peers();
   void finish_ending();
-  std::string path_of(const Operation& operation) const;
 
   Engine& engine_;
   const Options options_;

@@ -56,7 +56,8 @@ bool launched_on_several_hosts() {
 FabricAddress open_fabric(Engine& engine) {
   auto endpoint = engine.fabric();
   if (!endpoint) return {Fabric::kUnavailable, {}, endpoint.status().message(), {}};
-  liveness::Liveness* liveness = engine.liveness();
+  Engine::Lock lock = engine.lock();
+  liveness::Liveness* liveness = engine.network().liveness();
   return {Fabric::kOpen,
           endpoint.value()->address(),
           {},
@@ -349,10 +350,10 @@ Status GroupBuilder::join_remote_peers() {
         peers.push_back(flow.peer);
     }
   }
-  liveness_.service = engine_.liveness();
-  for (Rank r : peers) meet(r);
   Engine::Lock lock = engine_.lock();
+  liveness_.service = engine_.network().liveness();
   for (Rank r : peers) {
+    meet(r);
     auto peer = remote_->endpoint().add_peer(info(r).fabric.address);
     if (!peer)
       return {peer.status().code(), members_->describe(r) + ": " + peer.status().message()};

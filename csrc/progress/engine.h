@@ -58,24 +58,8 @@ class Engine {
     Lock lk = lock();
     return network_.endpoint();
   }
-  // Opened with the endpoint; nullptr if it could not be, or there is no endpoint.
-  liveness::Liveness* liveness() {
-    Lock lk = lock();
-    return network_.liveness();
-  }
-  // As the endpoint's; kUnavailable if it is not open.
-  Status reaches(const fabric::MemoryOwner& owner) {
-    Lock lk = lock();
-    return network_.reaches(owner);
-  }
-  Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
-    Lock lk = lock();
-    return network_.lend(at, bytes, owner);
-  }
-  void take_back(std::byte* at) {
-    Lock lk = lock();
-    network_.take_back(at);
-  }
+  // Under the lock.
+  Network& network() { return network_; }
   // The process that `info` names, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
 

@@ -4,7 +4,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "bootstrap/store.h"
 
@@ -49,23 +52,30 @@ class StoreAdapter final : public Store {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr auto kLook = std::chrono::milliseconds(500);  // how often `stop` is looked for
+  using Milliseconds = std::chrono::milliseconds;
+  static constexpr Milliseconds kShortestPause{1};
+  static constexpr Milliseconds kLongestPause{50};
   static constexpr std::ptrdiff_t kPart = 64;
 
-  // For all keys at once; after the first look, for kPart at a time: each wait sends its keys again.
+  // By looks with pauses between them: a wait() of c10d that ends at a short deadline, to look for `stop`,
+  // writes a warning each time. Looks for all keys at once, then for kPart at a time, as each look sends
+  // its keys; the more keys, the more ranks look, and the longer they pause.
   Status wait(const std::vector<std::string>& names, const std::string& stop) {
     auto until = Clock::now() + timeout_;
+    Milliseconds longest = std::max(kLongestPause, Milliseconds(names.size() / 4));
+    Milliseconds pause = kShortestPause;
     auto first = names.begin(), last = names.end();
     while (first != names.end()) {
-      auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-      auto turn = std::clamp<std::chrono::milliseconds>(left, std::chrono::milliseconds(1), kLook);
-      Status waited = guarded([&] { store_->wait({first, last}, turn); });
-      if (waited) {
+      bool found = false;
+      Status looked = guarded([&] { found = store_->check({first, last}); });
+      if (!looked) return looked;
+      if (found) {
         first = last;
-      } else if (waited.code() != Code::kTimeout || left <= turn) {
-        return waited;
-      } else if (has(stop)) {
-        return {Code::kAborted, stop + " is in the store"};
+      } else {
+        if (has(stop)) return {Code::kAborted, stop + " is in the store"};
+        if (Clock::now() >= until) return {Code::kTimeout, "not all keys are in the store"};
+        std::this_thread::sleep_for(pause);
+        pause = std::min(2 * pause, longest);
       }
       last = first + std::min(kPart, names.end() - first);
     }

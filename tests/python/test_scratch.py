@@ -65,6 +65,7 @@ def test_clean_tree(tmp_path: Path) -> None:
         ("docs/large.csv", "1,2\n" * 100_000, "docs/large.csv: 400,000 bytes, more than"),
         ("benchmarks/results/a.csv", "1,2,3,4\n" * 600_000, "a.csv: 4,800,000 bytes, more than"),
     ],
+    ids=lambda value: value[:20].strip(),  # the environment holds the name of the running test
 )
 def test_scratch_file_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:
     result = check(tmp_path, {**CLEAN, name: text})
