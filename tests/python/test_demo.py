@@ -1,4 +1,4 @@
-"""The demo as its users run it: launched by deepspeed, interrupted, resumed."""
+"""The demo: launched by deepspeed as its users do, interrupted, resumed; and its parts."""
 
 from __future__ import annotations
 
@@ -104,14 +104,20 @@ def losses(output: Path) -> list[tuple[int, float, str]]:
         return [(int(r["step"]), float(r["loss"]), r["held_out"]) for r in csv.DictReader(f)]
 
 
+def run(trainer: Trainer, *arguments: str) -> str:
+    """The output of rank 0 of two ranks, forked from a process that has imported DeepSpeed."""
+    answers = trainer.call(
+        "harness.scripts:example", "AA", BACKEND, 200, script="train.py", arguments=arguments
+    )
+    printed: str = answers[0]["printed"]
+    return printed
+
+
 @pytest.fixture(scope="module")
-def straight(files: Path) -> Path:
+def straight(trainer: Trainer, files: Path) -> Path:
     """An uninterrupted run."""
     output = files / "straight"
-    process = launch(files, output)
-    said = finish(process)
-    assert process.returncode == 0, said
-    assert "final loss" in said
+    assert "final loss" in run(trainer, *demo_arguments(files, output))
     return output
 
 
@@ -154,15 +160,6 @@ def test_interrupted_and_resumed_run_has_the_same_losses(files: Path, straight: 
     assert process.returncode == 0, said
     assert f"resuming after step {done}" in said
     assert losses(output) == losses(straight)
-
-
-def run(trainer: Trainer, *arguments: str) -> str:
-    """The output of rank 0 of two ranks, forked from a process that has imported DeepSpeed."""
-    answers = trainer.call(
-        "harness.scripts:example", "AA", BACKEND, 200, script="train.py", arguments=arguments
-    )
-    printed: str = answers[0]["printed"]
-    return printed
 
 
 @pytest.mark.timeout(DEADLINE + 60)
