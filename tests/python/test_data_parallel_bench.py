@@ -60,6 +60,7 @@ def test_a_bucket_can_cross_when_it_is_full_on_all_ranks(hiding: Any) -> None:
     assert hiding.Trace.read(trace.text()) == trace
 
 
+@pytest.mark.slow
 def test_ddp_of_a_tiny_model(tmp_path: Path) -> None:
     path = tmp_path / "ddp.csv"
     small = "--scheme DDP --ranks 2 --layers 1 --hidden 64 --heads 2 --bucket-mb 0.1"

@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 
 import ranks
+from harness.training import IMPORTS
 
-pytestmark = pytest.mark.timeout(400)  # DeepSpeed may compile its shared-memory operation first
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),  # DeepSpeed may compile its shared-memory operation first
+]
 
 CONFIG = {
     "comm_backend": "smddp",
@@ -80,16 +84,17 @@ if backend == "gloo":  # only the reference: torch's Gloo now and then aborts wh
 """
 
 
-def train(config: object, **env: str) -> dict[str, list[str]]:
-    """The lines that rank 0 printed, by their first word."""
-    output = ranks.run(PROGRAM.replace("__CONFIG__", repr(config)), 2, timeout=300, env=env)[0]
+def train(config: object, imports: str | None = IMPORTS) -> dict[str, list[str]]:
+    """The lines that rank 0 printed, by their first word. ``imports``: as of :func:`ranks.run`."""
+    program = PROGRAM.replace("__CONFIG__", repr(config))
+    output = ranks.run(program, 2, timeout=300, imports=imports)[0]
     lines = [line.split() for line in output.splitlines()]
     known = ("backend", "losses", "own")
     return {words[0]: words[1:] for words in lines if words and words[0] in known}
 
 
 def test_the_config_alone_chooses_smddp_and_losses_equal_those_over_gloo() -> None:
-    smddp = train(CONFIG)
+    smddp = train(CONFIG, imports=None)  # the program itself imports all, as a user's does
     assert smddp["backend"] == ["smddp"]
     assert {"all_gather", "reduce_scatter"} <= set(smddp["own"])
     gloo = train({key: value for key, value in CONFIG.items() if "smddp" not in (key, value)})

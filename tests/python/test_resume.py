@@ -10,6 +10,7 @@ from harness.training import Trainer
 from harness.world import BACKEND
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(BACKEND != "smddp", reason="DeepSpeed needs a conversion for it"),
     pytest.mark.timeout(300, method="signal"),
 ]

@@ -13,6 +13,7 @@ from harness.training import Trainer
 from harness.world import BACKEND
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}"),
     pytest.mark.timeout(300, method="signal"),
 ]

@@ -32,6 +32,7 @@ def expected(ranks: int, per_host: int, degree: int) -> float:
     return within + across
 
 
+@pytest.mark.slow
 @pytest.mark.testbed
 @pytest.mark.parametrize(("hosts", "per_host", "degrees"), [(4, 1, (4, 2)), (2, 2, (4, 2))])
 def test_bytes_between_hosts_equal_the_formula(

@@ -11,6 +11,7 @@ from harness.world import BACKEND
 from harness.zero_jobs import SCENARIOS
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(300, method="signal"),  # at first DeepSpeed compiles an operation
     pytest.mark.skipif(BACKEND != "smddp", reason="needs smddp's own operations"),
 ]

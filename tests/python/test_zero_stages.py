@@ -13,7 +13,10 @@ import pytest
 
 from harness.training import Trainer
 
-pytestmark = pytest.mark.timeout(400, method="signal")  # at first DeepSpeed compiles operations
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400, method="signal"),  # at first DeepSpeed compiles operations
+]
 
 # On two ranks of one host.
 TWO = [
