@@ -78,7 +78,7 @@ class Fragment {
   std::shared_ptr<Operation> finish();
   // After a failure, in this order; as of FragmentFlows.
   void stop() { flows_.stop(); }
-  bool over() const { return flows_.over(); }
+  bool settled() const { return flows_.settled(); }
   bool may_overtake(Rank peer) const { return flows_.may_overtake(peer); }
   void close_flows() { entangled_ = flows_.end(); }
   // After it: whether the network may still touch memory of the operation, so that both have to be kept.

@@ -76,12 +76,15 @@ Endpoint::Endpoint(std::unique_ptr<RailSet> rails)
       chunk_receiver_(std::make_unique<ChunkReceiver>(*rails, *peers_)),
       rails_(std::move(rails)) {}
 
-Endpoint::~Endpoint() {
-  if (rails_->withdraw()) return;
+Endpoint::~Endpoint() { (void)close(); }
+
+bool Endpoint::close() {
+  if (rails_->withdraw()) return true;
   // libfabric may still use this memory: it is never freed.
   (void)buffers_.release();
   (void)chunk_sender_.release();
   (void)chunk_receiver_.release();
+  return false;
 }
 
 const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }

@@ -77,6 +77,9 @@ class Endpoint {
   // kUnavailable with a sentence that names the library, provider or interface and the remedy.
   static Result<std::unique_ptr<Endpoint>> open(const Options& options);
   ~Endpoint();
+  // Ends all traffic; only the destructor may be called after it. False: libfabric may still use memory
+  // that it was given, for the rest of the process.
+  bool close();
 
   const std::vector<uint8_t>& address() const;
   // The IP address of its first NIC; empty if the provider's addresses are no IP addresses.

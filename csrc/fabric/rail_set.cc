@@ -80,6 +80,7 @@ bool RailSet::withdraw() {
     (void)rail.release();
     all = false;
   }
+  std::erase(rails_, nullptr);
   return all;
 }
 

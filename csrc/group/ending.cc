@@ -12,12 +12,13 @@ bool Ending::progress(uint64_t now_ns) {
   bool late = now_ns >= began_ns_ + kLongestNs;
   told_ = told_ || tell_peers() || late;
   if (fragments_.empty()) return false;
-  return late || fragments_.none_of([](const Fragment& fragment) { return !fragment.over(); });
+  return late || fragments_.none_of([](const Fragment& fragment) { return !fragment.settled(); });
 }
 
 bool Ending::tell_peers() {
   bool all = true;
   for (Rank peer : remote_.ranks()) {
+    if (remote_.is_silent(peer)) continue;
     bool last = fragments_.none_of([=](const Fragment& f) { return f.may_overtake(peer); });
     all &= last && remote_.tell_over(peer);
   }

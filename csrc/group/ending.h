@@ -13,8 +13,8 @@ namespace smddp {
 
 class Ending {
  public:
-  // A peer that has not answered after so long has stopped, or has not yet heard: its right to write ends
-  // without its word. A write that it makes all the same breaks its connection.
+  // A peer that has not told after so long has stopped, or has not yet heard: its right to write ends
+  // without its word, as does that of a peer that answers no questions (RemoteWatch). A write that it makes all the same breaks its connection.
   static constexpr uint64_t kLongestNs = 2'000'000'000;
 
   Ending(RemotePeers& remote, FragmentQueue& fragments) : remote_(remote), fragments_(fragments) {}

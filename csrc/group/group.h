@@ -84,6 +84,7 @@ class Group : private Progressable {
   }
   bool on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override {
+    engine_.network().retire();
     remote_.on_peer_lost(peer);
     failures_.on_peer_lost(peer, why);
   }

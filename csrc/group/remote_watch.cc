@@ -133,6 +133,19 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   return {};
 }
 
+void RemoteWatch::find_silent(uint64_t now) noexcept {
+  if (liveness_.service == nullptr || now < next_look_ns_) return;
+  next_look_ns_ = now + kLookNs;
+  try {
+    for (size_t i = 0; i < remotes_.size(); ++i) {
+      if (!liveness_.known[i]) continue;
+      liveness::Verdict verdict = liveness_.service->ask(liveness_.processes[i], key_);
+      if (verdict.ended || verdict.silent_ns >= kQuietNs) remote_.expect_nothing(remotes_[i].rank);
+    }
+  } catch (const std::exception&) {  // then the end takes its longest
+  }
+}
+
 Status RemoteWatch::lost(const Remote& remote, const std::string& what) {
   std::string text = members_.describe(remote.rank) + " is lost" + during() + ": " + what;
   remote_.endpoint().give_up(remote_.peer(remote.rank), text);

@@ -34,6 +34,8 @@ class RemoteWatch {
   bool has_broken() const { return broken_ > 0; }
   // Not ok: why the group can't go on. Cheap if called more often than needed.
   Status look(uint64_t now);
+  // Once the group is broken: finds the ranks that do not answer (RemotePeers::expect_nothing()).
+  void find_silent(uint64_t now) noexcept;
   // A remote rank has left the group from a fragment on that is needed here; its reason.
   std::optional<std::string> left();
   // Tells the peers that ask that this rank takes no part in the group from fragment `from` on.

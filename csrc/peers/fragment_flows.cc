@@ -306,6 +306,16 @@ bool FragmentFlows::over() const {
   return true;
 }
 
+bool FragmentFlows::settled() const {
+  for (const ReceiveFlow& receive : receives_) {
+    if (may_write(receive) && !remote_.is_silent(receive.source)) return false;
+  }
+  for (const SendFlow& send : sends_) {
+    if (!send.chunks.idle() && !remote_.is_silent(send.target)) return false;
+  }
+  return true;
+}
+
 bool FragmentFlows::may_overtake(Rank peer) const {
   for (const SendFlow& send : sends_) {
     bool follows = send.in_writes && remote_.endpoint().orders_messages();

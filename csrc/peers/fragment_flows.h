@@ -77,10 +77,12 @@ class FragmentFlows {
 
   // At the end of a fragment that is complete: the peers may no longer write into its memory.
   void close();
-  // After a failure: first stop(); then, once over() or if that takes too long, end().
+  // After a failure: first stop(); then, once settled() or if that takes too long, end().
   void stop() { turns_.leave(this); }
   // Whether no peer writes into memory of the operation any more, and the fabric reads none of it.
   bool over() const;
+  // The same, but for peers that do not answer: whether there is nothing to wait for.
+  bool settled() const;
   // Whether bytes for `peer` are under way that a message to it may overtake.
   bool may_overtake(Rank peer) const;
   // Closes the regions. True if it was not over(): then the memory of the operation has to be kept.

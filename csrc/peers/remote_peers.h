@@ -54,6 +54,9 @@ class RemotePeers {
   void on_peer_lost(fabric::Peer peer);
   // Whether one of the two has happened.
   bool writes_over(Rank source) const { return peers_[static_cast<size_t>(source)].writes_over; }
+  // `peer` does not answer. The end of a broken group does not wait for it.
+  void expect_nothing(Rank peer) { peers_[static_cast<size_t>(peer)].silent = true; }
+  bool is_silent(Rank peer) const { return peers_[static_cast<size_t>(peer)].silent; }
 
   // --- messages that leave
 
@@ -100,7 +103,7 @@ class RemotePeers {
     size_t ahead_bytes = 0;
     std::set<uint64_t> refused;  // fragments that found no credit: later ones wait behind them
     bool greeted = false;
-    bool writes_over = false, told_over = false;
+    bool writes_over = false, told_over = false, silent = false;
     size_t kept_bytes = 0;  // of its early data, here
     uint64_t sent = 0;      // messages: the counter of the next one
     std::unique_ptr<Coverage>

@@ -76,7 +76,7 @@ void Engine::shutdown() {
 
 Result<fabric::Endpoint*> Engine::fabric() {
   Lock lk = lock();
-  auto endpoint = network_.open();
+  auto endpoint = network_.open(groups_.only_being_made());
   if (endpoint) wait_policy_.expect_network();
   return endpoint;
 }

@@ -38,6 +38,8 @@ class Groups : public fabric::Sink {
     return std::any_of(in_turn_.begin(), in_turn_.end(),
                        [](const Progressable* group) { return group->busy(); });
   }
+  // No group is made but for the one whose maker asks.
+  bool only_being_made() const { return in_turn_.empty() && making_ <= 1; }
   // Advances every busy group, another one first each time: what the first one takes, the others find
   // taken. True if anything moved.
   bool progress() {

@@ -1,19 +1,35 @@
 #include "progress/network.h"
 
+#include <new>
+
 #include "common/exceptions.h"
 #include "common/log.h"
 
 namespace smddp {
 
-Result<fabric::Endpoint*> Network::open() {
+Result<fabric::Endpoint*> Network::open(bool unused) {
+  if (unused && (retired_ || !status_.ok())) {
+    close();
+    status_ = {};
+  }
   if (!status_.ok()) return status_;
   if (!endpoint_) {
     auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
     if (!endpoint) return endpoint.status();
     endpoint_ = std::move(endpoint.value());
-    liveness_ = liveness::open_if_possible(endpoint_->ip());
+    retired_ = false;
+    if (!liveness_) liveness_ = liveness::open_if_possible(endpoint_->ip());
   }
   return endpoint_.get();
+}
+
+void Network::close() {
+  if (!endpoint_) return;
+  earlier_foreign_chunks_ = foreign_chunks();
+  // What libfabric may still use is never freed.
+  if (!endpoint_->close()) (void)new (std::nothrow) auto(std::move(kept_));
+  kept_.clear();
+  endpoint_.reset();
 }
 
 Status Network::reaches(const fabric::MemoryOwner& owner) const {

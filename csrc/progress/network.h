@@ -15,15 +15,21 @@ namespace smddp {
 
 class Network {
  public:
-  // Opens the endpoint on first use. An error if it has failed.
-  Result<fabric::Endpoint*> open();
-  // As of the endpoint's counters.
-  uint64_t foreign_chunks() const { return endpoint_ ? endpoint_->counters().foreign_chunks : 0; }
+  // Opens the endpoint on first use, and another one in its place if `unused`, which says that no group
+  // works over it, and it has failed or was retired. An error if it has failed.
+  Result<fabric::Endpoint*> open(bool unused);
+  // A group over the endpoint broke, or a peer was lost: connections may be broken without a word of
+  // libfabric, and messages of old groups be on their way. Groups to come are to have a new one.
+  void retire() { retired_ = true; }
+  // As of the counters of all endpoints so far.
+  uint64_t foreign_chunks() const {
+    return earlier_foreign_chunks_ + (endpoint_ ? endpoint_->counters().foreign_chunks : 0);
+  }
   fabric::Endpoint* endpoint() const { return endpoint_.get(); }  // nullptr if it is not open
   // Keeps `what` until the endpoint is closed: memory that the network may still touch.
   template <class T>
   void keep(std::unique_ptr<T> what) noexcept;
-  void close() { endpoint_.reset(); }
+  void close();
   // Opened with the endpoint; nullptr if it could not be.
   liveness::Liveness* liveness() const { return liveness_.get(); }
   void close_liveness() {
@@ -54,6 +60,8 @@ class Network {
   std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
   std::unique_ptr<liveness::Liveness> liveness_;
   Status status_;  // not ok: why the endpoint has failed
+  bool retired_ = false;
+  uint64_t earlier_foreign_chunks_ = 0;
 };
 
 template <class T>

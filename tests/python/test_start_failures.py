@@ -43,6 +43,8 @@ NEW_GROUP = """
     else:
         print("MADE")
     sys.stdout.flush()
+    if rank == 0:  # its process is the store, where the others read why
+        time.sleep(1)
     os._exit(0)
 """
 
