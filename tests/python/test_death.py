@@ -159,6 +159,7 @@ def test_a_reset_connection_is_told_on_both_sides(layout: str) -> None:
                 again = time.monotonic()
                 world.submit_to(finished, collective)
                 heard(world, finished, again)
+            world.run(join_anew, port(world), list(range(world.size)), "again", timeout=30)
 
 
 # ---- silence
