@@ -237,6 +237,39 @@ TEST(Bootstrap, AMissingRankIsNamed) {
       << group.status().message();
 }
 
+// Connections of a group that broke may be broken, too. After one that ended well they go on.
+TEST(Bootstrap, TheGroupAfterABrokenOneHasAnEndpointOfItsOwn) {
+  MemoryStore stores[3];
+  std::barrier both(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      auto engine = Engine::create();
+      ASSERT_TRUE(engine.ok());
+      std::vector<std::vector<uint8_t>> addresses;
+      for (int turn = 0; turn < 3; ++turn) {
+        auto group = Group::create(*engine.value(), stores[turn], r, 2,
+                                   {.name = "g", .host = r == 0 ? "A" : "B"});
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        addresses.push_back(engine.value()->open_fabric()->address());
+        std::vector<int> in(300'000, r), out(600'000, 2);
+        auto op = gather_of(in, out, 2);
+        group.value()->submit(op, {}, false);
+        engine.value()->wait(*op);
+        EXPECT_TRUE(op->status().ok()) << op->status().message();
+        EXPECT_EQ(std::count(out.begin(), out.end(), 1), 300'000);
+        both.arrive_and_wait();
+        if (turn == 1) group.value()->abort("asked to", true);
+        group.value().reset();
+        both.arrive_and_wait();
+      }
+      EXPECT_EQ(addresses[0], addresses[1]);
+      EXPECT_NE(addresses[1], addresses[2]);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+}
+
 TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
   MemoryStore stores[20];
   std::vector<std::thread> threads;
