@@ -77,11 +77,17 @@ Endpoint::Endpoint(std::unique_ptr<RailSet> rails)
       rails_(std::move(rails)) {}
 
 Endpoint::~Endpoint() {
-  if (rails_->withdraw()) return;
+  if (!withdrawn_) withdraw();
+}
+
+bool Endpoint::withdraw() {
+  withdrawn_ = true;
+  if (rails_->withdraw()) return true;
   // libfabric may still use this memory: it is never freed.
   (void)buffers_.release();
   (void)chunk_sender_.release();
   (void)chunk_receiver_.release();
+  return false;
 }
 
 const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }
@@ -102,6 +108,8 @@ Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
 void Endpoint::give_up(Peer peer, const std::string& why) { peers_->lose(peer, why); }
 
 bool Endpoint::is_lost(Peer peer) const { return (*peers_)[peer].lost; }
+
+bool Endpoint::has_lost_peers() const { return peers_->has_lost(); }
 
 // ---- lent memory
 

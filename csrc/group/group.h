@@ -88,6 +88,10 @@ class Group : private Progressable {
     failures_.on_peer_lost(peer, why);
   }
   void on_fabric_failed(const Status& why) override;
+  bool needs_network() const override {
+    return !remote_.ranks().empty() && (health_.ok() || (busy() && !ending_.over()));
+  }
+  void on_network_closed() override { remote_.on_network_closed(); }
   void fail(Status why) noexcept override;
   void leave() override;
 

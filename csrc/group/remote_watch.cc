@@ -17,6 +17,8 @@ constexpr uint64_t kQuietNs = kSecond;
 constexpr uint64_t kInFlightNs = 2 * kSecond;
 // For how long a connection that broke waits for the answer whether the process has ended.
 constexpr uint64_t kSuspectNs = 3 * kSecond;
+// Ranks that are silent since the same moment are found so within this time.
+constexpr uint64_t kAlmostNs = kSecond / 2;
 
 std::string seconds(uint64_t ns) {
   char text[32];
@@ -125,12 +127,24 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   if (broken && (verdict.answered_ns > remote.broken_ns || now - remote.broken_ns > kSuspectNs))
     return lost(remote, "the connection to it broke: " + remote.why_broken);
   if (silence_ns_ != 0 && verdict.silent_ns >= silence_ns_) {
+    give_up_silent();
     return lost(remote, "it has not answered for " + seconds(verdict.silent_ns) +
                             ". Its process was not seen to end: it is stopped, or its host or "
                             "network is gone (silence_seconds is " +
                             seconds(silence_ns_) + ")");
   }
   return {};
+}
+
+// A rank that is cut off finds all others silent at the same time: it must not wait for the last words of
+// those whose turn would be a moment later.
+void RemoteWatch::give_up_silent() {
+  for (size_t i = 0; i < remotes_.size(); ++i) {
+    if (!remotes_[i].awaited || !liveness_.known[i]) continue;
+    liveness::Verdict verdict = liveness_.service->ask(liveness_.processes[i], key_);
+    if (verdict.silent_ns + kAlmostNs < silence_ns_) continue;
+    remote_.endpoint().give_up(remote_.peer(remotes_[i].rank), "it is silent");
+  }
 }
 
 Status RemoteWatch::lost(const Remote& remote, const std::string& what) {

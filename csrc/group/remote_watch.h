@@ -52,6 +52,7 @@ class RemoteWatch {
 
   void find_awaited(uint64_t now);
   Status judge(size_t i, uint64_t now);
+  void give_up_silent();
   Status lost(const Remote& remote, const std::string& what);
   std::string during() const;
 

@@ -19,6 +19,7 @@ namespace {
 constexpr uint64_t kLongestSleepNs = 100'000'000;
 // How long the end of the process waits for messages under way.
 constexpr uint64_t kFlushNs = 1'000'000'000;
+constexpr uint64_t kLastWordsNs = 100'000'000;
 // While something moves, groups check for late or dead ranks once in this many passes.
 constexpr uint32_t kPassesPerWatch = 1024;
 // A driver that yields to a thread that waits for the lock yields at most so often.
@@ -79,6 +80,19 @@ Result<fabric::Endpoint*> Engine::fabric() {
   auto endpoint = network_.open();
   if (endpoint) wait_policy_.expect_network();
   return endpoint;
+}
+
+void Engine::begin_making() {
+  Lock lk = lock();
+  groups_.count_making(1);
+  if (!network_.is_worn() || groups_.needs_network()) return;
+  // What the broken groups have sent last gets a moment to go out.
+  for (uint64_t until = now_ns() + kLastWordsNs; network_.busy() && now_ns() < until;) {
+    if (!network_.progress(groups_)) sched_yield();
+  }
+  groups_.on_network_closed();
+  network_.close_worn();
+  if (driving_ && sleeping_) presence_->ring_self();  // it sleeps on the old endpoint
 }
 
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& info) {

@@ -79,9 +79,12 @@ class Engine {
   // The process that `info` names, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
 
-  void count_making(int groups) {
+  // A group is being made, until end_making(). It gets a new endpoint if the old one is worn and no group
+  // needs it.
+  void begin_making();
+  void end_making() {
     Lock lk = lock();
-    groups_.count_making(groups);
+    groups_.count_making(-1);
   }
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
@@ -91,6 +94,10 @@ class Engine {
   void finish(std::shared_ptr<Task> task, Status status) {
     finished_.push(std::move(task), std::move(status));
   }
+
+  // A group with remote ranks broke: later groups get a new endpoint as soon as no group needs this one.
+  // Under the lock.
+  void wear_network() { network_.wear(); }
 
   // Memory for the groups' fragments. Under the lock.
   StagingPool& staging() { return staging_; }

@@ -11,9 +11,17 @@ Result<fabric::Endpoint*> Network::open() {
     auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
     if (!endpoint) return endpoint.status();
     endpoint_ = std::move(endpoint.value());
-    liveness_ = liveness::open_if_possible(endpoint_->ip());
+    if (!liveness_) liveness_ = liveness::open_if_possible(endpoint_->ip());
   }
   return endpoint_.get();
+}
+
+void Network::close_worn() {
+  foreign_before_ += endpoint_->counters().foreign_chunks;
+  // Else libfabric may still use what is kept, for the rest of the process.
+  if (fabric::Endpoint::close(std::move(endpoint_))) kept_.clear();
+  status_ = Status();
+  worn_ = false;
 }
 
 Status Network::reaches(const fabric::MemoryOwner& owner) const {
@@ -23,7 +31,15 @@ Status Network::reaches(const fabric::MemoryOwner& owner) const {
 
 Status Network::lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
   if (!works()) return {Code::kUnavailable, "no fabric is open"};
-  return endpoint_->lend(at, bytes, owner);
+  auto entry = lent_.insert(at).first;
+  Status lent = endpoint_->lend(at, bytes, owner);
+  if (!lent) lent_.erase(entry);
+  return lent;
+}
+
+void Network::take_back(std::byte* at) {
+  if (endpoint_) endpoint_->take_back(at);
+  lent_.erase(at);
 }
 
 bool Network::progress(Groups& groups) noexcept {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -17,13 +19,30 @@ class Network {
  public:
   // Opens the endpoint on first use. An error if it has failed.
   Result<fabric::Endpoint*> open();
-  // As of the endpoint's counters.
-  uint64_t foreign_chunks() const { return endpoint_ ? endpoint_->counters().foreign_chunks : 0; }
+  // As of the endpoint's counters, over all endpoints of this process.
+  uint64_t foreign_chunks() const {
+    return foreign_before_ + (endpoint_ ? endpoint_->counters().foreign_chunks : 0);
+  }
   fabric::Endpoint* endpoint() const { return endpoint_.get(); }  // nullptr if it is not open
   // Keeps `what` until the endpoint is closed: memory that the network may still touch.
   template <class T>
   void keep(std::unique_ptr<T> what) noexcept;
   void close() { endpoint_.reset(); }
+
+  // A group over the endpoint broke.
+  void wear() { worn_ = true; }
+  // Some of its connections may be broken, and nothing but messages uses it.
+  bool is_worn() const {
+    bool worn = worn_ || !status_.ok() || (endpoint_ && endpoint_->has_lost_peers());
+    return endpoint_ && worn && lent_.empty();
+  }
+  // Closes a worn endpoint, which no group needs. open() opens a new one.
+  //
+  // Why not the old one: a provider connects by address, and gives no say in which connection it takes.
+  // tcp;ofi_rxm 1.17 finds the broken one again if the same address is inserted again. The address of a new
+  // endpoint goes through the store with the new group, so nothing that an older group has sent arrives
+  // there.
+  void close_worn();
   // Opened with the endpoint; nullptr if it could not be.
   liveness::Liveness* liveness() const { return liveness_.get(); }
   void close_liveness() {
@@ -33,9 +52,7 @@ class Network {
   // As the endpoint's; kUnavailable if it is not open.
   Status reaches(const fabric::MemoryOwner& owner) const;
   Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner);
-  void take_back(std::byte* at) {
-    if (endpoint_) endpoint_->take_back(at);
-  }
+  void take_back(std::byte* at);
 
   // The endpoint is open, and has not failed.
   bool works() const { return endpoint_ && status_.ok(); }
@@ -54,6 +71,9 @@ class Network {
   std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
   std::unique_ptr<liveness::Liveness> liveness_;
   Status status_;  // not ok: why the endpoint has failed
+  bool worn_ = false;
+  uint64_t foreign_before_ = 0;
+  std::set<const std::byte*> lent_;
 };
 
 template <class T>
