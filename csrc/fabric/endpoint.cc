@@ -76,9 +76,12 @@ Endpoint::Endpoint(std::unique_ptr<RailSet> rails)
       chunk_receiver_(std::make_unique<ChunkReceiver>(*rails, *peers_)),
       rails_(std::move(rails)) {}
 
-Endpoint::~Endpoint() { (void)close(); }
+Endpoint::~Endpoint() {
+  if (!withdrawn_) withdraw();
+}
 
-bool Endpoint::close() {
+bool Endpoint::withdraw() {
+  withdrawn_ = true;
   if (rails_->withdraw()) return true;
   // libfabric may still use this memory: it is never freed.
   (void)buffers_.release();
@@ -105,6 +108,8 @@ Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
 void Endpoint::give_up(Peer peer, const std::string& why) { peers_->lose(peer, why); }
 
 bool Endpoint::is_lost(Peer peer) const { return (*peers_)[peer].lost; }
+
+bool Endpoint::has_lost_peers() const { return peers_->has_lost(); }
 
 // ---- lent memory
 

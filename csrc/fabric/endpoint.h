@@ -77,9 +77,8 @@ class Endpoint {
   // kUnavailable with a sentence that names the library, provider or interface and the remedy.
   static Result<std::unique_ptr<Endpoint>> open(const Options& options);
   ~Endpoint();
-  // Ends all traffic; only the destructor may be called after it. False: libfabric may still use memory
-  // that it was given, for the rest of the process.
-  bool close();
+  // False: libfabric may use memory that was sent from, or written into, for the rest of the process.
+  static bool close(std::unique_ptr<Endpoint> endpoint) { return endpoint->withdraw(); }
 
   const std::vector<uint8_t>& address() const;
   // The IP address of its first NIC; empty if the provider's addresses are no IP addresses.
@@ -102,6 +101,7 @@ class Endpoint {
   // a new one.
   void give_up(Peer peer, const std::string& why);
   bool is_lost(Peer peer) const;
+  bool has_lost_peers() const;
 
   MessageSender& messages() { return *messages_; }
   ChunkSender& chunk_sender() { return *chunk_sender_; }
@@ -135,6 +135,7 @@ class Endpoint {
 
  private:
   explicit Endpoint(std::unique_ptr<RailSet> rails);
+  bool withdraw();
   void take(Rail& rail, const Event& event, Sink& sink);
   void handle(Rail& rail, const Event& event, Sink& sink);
   void handle_failure(Rail& rail, const Event& event);
@@ -149,6 +150,7 @@ class Endpoint {
   std::unique_ptr<ChunkSender> chunk_sender_;
   std::unique_ptr<ChunkReceiver> chunk_receiver_;
   std::unique_ptr<RailSet> rails_;
+  bool withdrawn_ = false;
 };
 
 }  // namespace smddp::fabric

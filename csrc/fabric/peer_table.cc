@@ -36,7 +36,7 @@ void PeerTable::wait(SendSlot* slot) {
 void PeerTable::lose(Peer peer, const std::string& why) {
   PeerState& state = peers_[peer];
   if (state.lost) return;
-  state.lost = true;
+  state.lost = has_lost_ = true;
   while (!state.waiting.empty()) buffers_.take_back(state.waiting.pop());
   losses_.push_back({peer, Status(Code::kPeerLost, why)});
 }

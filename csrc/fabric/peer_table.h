@@ -40,6 +40,7 @@ class PeerTable {
   // Marks the peer as lost and drops the messages that wait for it.
   void lose(Peer peer, const std::string& why);
   bool has_losses() const { return !losses_.empty(); }
+  bool has_lost() const { return has_lost_; }
   // Tells the sink of each loss once; how many there were.
   int tell_losses(Sink& sink);
 
@@ -55,6 +56,7 @@ class PeerTable {
   std::unordered_map<std::string, Peer> known_;  // by published address
   std::vector<Peer> stalled_;
   std::vector<Loss> losses_;  // not told yet
+  bool has_lost_ = false;
 };
 
 }  // namespace smddp::fabric

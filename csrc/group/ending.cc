@@ -2,10 +2,11 @@
 
 namespace smddp {
 
-void Ending::begin(uint64_t now_ns) {
-  if (began_ns_ != 0) return;
+bool Ending::begin(uint64_t now_ns) {
+  if (began_ns_ != 0) return false;
   began_ns_ = now_ns;
   fragments_.for_each([](Fragment& fragment) { fragment.stop(); });
+  return true;
 }
 
 bool Ending::progress(uint64_t now_ns) {

@@ -19,8 +19,8 @@ class Ending {
 
   Ending(RemotePeers& remote, FragmentQueue& fragments) : remote_(remote), fragments_(fragments) {}
 
-  // The group is broken: its fragments stop. Later calls do nothing.
-  void begin(uint64_t now_ns);
+  // The group is broken: its fragments stop. Later calls do nothing, and return false.
+  bool begin(uint64_t now_ns);
   // Tells peers, and returns whether the fragments can end: then close_flows(), and they have to be taken
   // out of the queue.
   bool progress(uint64_t now_ns);
@@ -30,7 +30,9 @@ class Ending {
   void on_written(const wire::Header& header);
 
   // Whether peers have to be told, or fragments wait for peers.
-  bool busy() const { return began_ns_ != 0 && !(told_ && fragments_.empty()); }
+  bool busy() const { return began_ns_ != 0 && !over(); }
+  // Peers were told, or can't be, and no fragment is left.
+  bool over() const { return told_ && fragments_.empty(); }
   // When the waiting ends in any case; UINT64_MAX: nothing waits.
   uint64_t limit_ns() const { return busy() ? began_ns_ + kLongestNs : UINT64_MAX; }
 

@@ -95,10 +95,8 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
 
 void Group::on_fabric_failed(const Status& why) {
   if (remote_.ranks().empty()) return;
-  failures_.fail({Code::kUnavailable,
-                  "the network of " + describe(rank()) + " failed: " + why.message() + "; group '" +
-                      name() +
-                      "' can't go on; destroy all groups of this process and make them anew"});
+  failures_.fail({Code::kUnavailable, "the network of " + describe(rank()) + " failed: " +
+                                          why.message() + "; group '" + name() + "' can't go on"});
   remote_.drop_unsent();
 }
 
@@ -261,10 +259,9 @@ bool Group::finish_fragments() {
 bool Group::give_up() {
   uint64_t now = now_ns();
   failures_.tell_peers();
-  ending_.begin(now);
+  if (ending_.begin(now) && !remote_.ranks().empty()) engine_.network().wear();
   remote_watch_.find_silent(now);
   remote_.flush_aborts();
-  if (!remote_.ranks().empty()) engine_.network().retire();
   if (!ending_.progress(now)) return false;
   ending_.close_flows();
   fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {

@@ -84,11 +84,14 @@ class Group : private Progressable {
   }
   bool on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override {
-    engine_.network().retire();
     remote_.on_peer_lost(peer);
     failures_.on_peer_lost(peer, why);
   }
   void on_fabric_failed(const Status& why) override;
+  bool needs_network() const override {
+    return !remote_.ranks().empty() && (health_.ok() || (busy() && !ending_.over()));
+  }
+  void on_network_closed() override { remote_.on_network_closed(); }
   void fail(Status why) noexcept override;
   void leave() override;
 

@@ -66,8 +66,8 @@ FabricAddress open_fabric(Engine& engine) {
 
 class Making {
  public:
-  explicit Making(Engine& engine) : engine_(engine) { engine_.count_making(1); }
-  ~Making() { engine_.count_making(-1); }
+  explicit Making(Engine& engine) : engine_(engine) { engine_.begin_making(); }
+  ~Making() { engine_.end_making(); }
   Making(const Making&) = delete;
   Making& operator=(const Making&) = delete;
 

@@ -163,6 +163,11 @@ void RemotePeers::on_peer_lost(fabric::Peer peer) {
   }
 }
 
+void RemotePeers::on_network_closed() {
+  drop_unsent();
+  for (RemotePeer& peer : peers_) peer.writes_over = peer.told_over = true;
+}
+
 bool RemotePeers::tell_over(Rank to) {
   RemotePeer& state = peers_[static_cast<size_t>(to)];
   if (state.told_over) return true;

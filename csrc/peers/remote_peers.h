@@ -52,6 +52,8 @@ class RemotePeers {
   void heard_over(Rank source) { peers_[static_cast<size_t>(source)].writes_over = true; }
   // The connection to `peer` is lost: nothing more comes from there.
   void on_peer_lost(fabric::Peer peer);
+  // The endpoint is closed: no peer is told anything more.
+  void on_network_closed();
   // Whether one of the two has happened.
   bool writes_over(Rank source) const { return peers_[static_cast<size_t>(source)].writes_over; }
   // `peer` does not answer. The end of a broken group does not wait for it.

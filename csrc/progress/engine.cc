@@ -44,10 +44,6 @@ Result<std::unique_ptr<Engine>> Engine::create() {
 
 Engine::~Engine() { shutdown(); }
 
-bool Engine::forked() const { return fork_count() != forks_; }
-
-bool Engine::ended() const { return stop_ || forked(); }
-
 void Engine::shutdown() {
   if (forked()) {  // the thread is the parent's
     if (thread_.joinable()) thread_.detach();
@@ -76,9 +72,17 @@ void Engine::shutdown() {
 
 Result<fabric::Endpoint*> Engine::fabric() {
   Lock lk = lock();
-  auto endpoint = network_.open(groups_.only_being_made());
+  auto endpoint = network_.open();
   if (endpoint) wait_policy_.expect_network();
   return endpoint;
+}
+
+void Engine::begin_making() {
+  Lock lk = lock();
+  groups_.count_making(1);
+  if (!network_.is_worn() || groups_.needs_network()) return;
+  network_.close_worn(groups_);
+  if (driving_ && sleeping_) presence_->ring_self();  // it sleeps on the old endpoint
 }
 
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& info) {

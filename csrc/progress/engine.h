@@ -63,9 +63,12 @@ class Engine {
   // The process that `info` names, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
 
-  void count_making(int groups) {
+  // A group is being made, until end_making(). It gets a new endpoint if the old one is worn and no group
+  // needs it.
+  void begin_making();
+  void end_making() {
     Lock lk = lock();
-    groups_.count_making(groups);
+    groups_.count_making(-1);
   }
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
@@ -100,8 +103,8 @@ class Engine {
   void shutdown();
   // True after shutdown(), and in a child that was forked from the process that made the engine:
   // groups must not touch it.
-  bool ended() const;
-  bool forked() const;
+  bool ended() const { return stop_ || forked(); }
+  bool forked() const { return fork_count() != forks_; }
   // Messages and writes of no member of the job, which were dropped.
   uint64_t refused() {
     Lock lk = lock();

@@ -24,6 +24,16 @@ class Groups : public fabric::Sink {
   // kept, as they may be of that one. Otherwise they are dropped, so that strangers can't fill the memory of
   // early messages long before.
   void count_making(int groups);
+  // Whether a group needs the endpoint, but for one that is being made.
+  bool needs_network() const {
+    return making_ > 1 ||
+           std::any_of(in_turn_.begin(), in_turn_.end(),
+                       [](const Progressable* group) { return group->needs_network(); });
+  }
+  // The endpoint is closed, which none of them needs.
+  void on_network_closed() {
+    for (Progressable* group : in_turn_) group->on_network_closed();
+  }
   // Hands the group the messages that came for it before.
   void attach(const JobKey& key, Progressable* group);
   void detach(const JobKey& key);
@@ -38,8 +48,6 @@ class Groups : public fabric::Sink {
     return std::any_of(in_turn_.begin(), in_turn_.end(),
                        [](const Progressable* group) { return group->busy(); });
   }
-  // No group is made but for the one whose maker asks.
-  bool only_being_made() const { return in_turn_.empty() && making_ <= 1; }
   // Advances every busy group, another one first each time: what the first one takes, the others find
   // taken. True if anything moved.
   bool progress() {

@@ -1,35 +1,40 @@
 #include "progress/network.h"
 
-#include <new>
+#include <sched.h>
 
+#include "common/clock.h"
 #include "common/exceptions.h"
 #include "common/log.h"
 
 namespace smddp {
+namespace {
 
-Result<fabric::Endpoint*> Network::open(bool unused) {
-  if (unused && (retired_ || !status_.ok())) {
-    close();
-    status_ = {};
-  }
+constexpr uint64_t kLastWordsNs = 100'000'000;
+
+}  // namespace
+
+Result<fabric::Endpoint*> Network::open() {
   if (!status_.ok()) return status_;
   if (!endpoint_) {
     auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
     if (!endpoint) return endpoint.status();
     endpoint_ = std::move(endpoint.value());
-    retired_ = false;
     if (!liveness_) liveness_ = liveness::open_if_possible(endpoint_->ip());
   }
   return endpoint_.get();
 }
 
-void Network::close() {
-  if (!endpoint_) return;
-  earlier_foreign_chunks_ = foreign_chunks();
-  // What libfabric may still use is never freed.
-  if (!endpoint_->close()) (void)new (std::nothrow) auto(std::move(kept_));
-  kept_.clear();
-  endpoint_.reset();
+void Network::close_worn(Groups& groups) {
+  // What the broken groups have sent last gets a moment to go out.
+  for (uint64_t until = now_ns() + kLastWordsNs; busy() && now_ns() < until;) {
+    if (!progress(groups)) sched_yield();
+  }
+  groups.on_network_closed();
+  foreign_before_ += endpoint_->counters().foreign_chunks;
+  // Else libfabric may still use what is kept, for the rest of the process.
+  if (fabric::Endpoint::close(std::move(endpoint_))) kept_.clear();
+  status_ = Status();
+  worn_ = false;
 }
 
 Status Network::reaches(const fabric::MemoryOwner& owner) const {
@@ -39,7 +44,15 @@ Status Network::reaches(const fabric::MemoryOwner& owner) const {
 
 Status Network::lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
   if (!works()) return {Code::kUnavailable, "no fabric is open"};
-  return endpoint_->lend(at, bytes, owner);
+  auto entry = lent_.insert(at).first;
+  Status lent = endpoint_->lend(at, bytes, owner);
+  if (!lent) lent_.erase(entry);
+  return lent;
+}
+
+void Network::take_back(std::byte* at) {
+  if (endpoint_) endpoint_->take_back(at);
+  lent_.erase(at);
 }
 
 bool Network::progress(Groups& groups) noexcept {

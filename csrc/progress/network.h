@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -15,21 +17,32 @@ namespace smddp {
 
 class Network {
  public:
-  // Opens the endpoint on first use, and another one in its place if `unused`, which says that no group
-  // works over it, and it has failed or was retired. An error if it has failed.
-  Result<fabric::Endpoint*> open(bool unused);
-  // A group over the endpoint broke, or a peer was lost: connections may be broken without a word of
-  // libfabric, and messages of old groups be on their way. Groups to come are to have a new one.
-  void retire() { retired_ = true; }
-  // As of the counters of all endpoints so far.
+  // Opens the endpoint on first use. An error if it has failed.
+  Result<fabric::Endpoint*> open();
+  // As of the endpoint's counters, over all endpoints of this process.
   uint64_t foreign_chunks() const {
-    return earlier_foreign_chunks_ + (endpoint_ ? endpoint_->counters().foreign_chunks : 0);
+    return foreign_before_ + (endpoint_ ? endpoint_->counters().foreign_chunks : 0);
   }
   fabric::Endpoint* endpoint() const { return endpoint_.get(); }  // nullptr if it is not open
   // Keeps `what` until the endpoint is closed: memory that the network may still touch.
   template <class T>
   void keep(std::unique_ptr<T> what) noexcept;
-  void close();
+  void close() { endpoint_.reset(); }
+
+  // A group over the endpoint broke.
+  void wear() { worn_ = true; }
+  // Some of its connections may be broken, and nothing but messages uses it.
+  bool is_worn() const {
+    bool worn = worn_ || !status_.ok() || (endpoint_ && endpoint_->has_lost_peers());
+    return endpoint_ && worn && lent_.empty();
+  }
+  // Closes a worn endpoint, which none of the groups needs. open() opens a new one.
+  //
+  // Why not the old one: a provider connects by address, and gives no say in which connection it takes.
+  // tcp;ofi_rxm 1.17 finds the broken one again if the same address is inserted again. The address of a new
+  // endpoint goes through the store with the new group, so nothing that an older group has sent arrives
+  // there.
+  void close_worn(Groups& groups);
   // Opened with the endpoint; nullptr if it could not be.
   liveness::Liveness* liveness() const { return liveness_.get(); }
   void close_liveness() {
@@ -39,9 +52,7 @@ class Network {
   // As the endpoint's; kUnavailable if it is not open.
   Status reaches(const fabric::MemoryOwner& owner) const;
   Status lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner);
-  void take_back(std::byte* at) {
-    if (endpoint_) endpoint_->take_back(at);
-  }
+  void take_back(std::byte* at);
 
   // The endpoint is open, and has not failed.
   bool works() const { return endpoint_ && status_.ok(); }
@@ -60,8 +71,9 @@ class Network {
   std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
   std::unique_ptr<liveness::Liveness> liveness_;
   Status status_;  // not ok: why the endpoint has failed
-  bool retired_ = false;
-  uint64_t earlier_foreign_chunks_ = 0;
+  bool worn_ = false;
+  uint64_t foreign_before_ = 0;
+  std::set<const std::byte*> lent_;
 };
 
 template <class T>

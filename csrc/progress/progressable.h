@@ -26,6 +26,10 @@ class Progressable {
   virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
   // The process's endpoint has failed: nothing more is sent or received over it.
   virtual void on_fabric_failed(const Status& why) = 0;
+  // False: it sends and receives nothing over the endpoint any more, which may be closed.
+  virtual bool needs_network() const = 0;
+  // The endpoint is closed. Only if the group does not need it.
+  virtual void on_network_closed() = 0;
   // A call into the group threw, for want of memory for instance: breaks it. progress() then ends its
   // operations.
   virtual void fail(Status why) noexcept = 0;

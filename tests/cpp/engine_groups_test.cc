@@ -90,6 +90,8 @@ struct CountingGroup : Progressable {
     ++losses;
   }
   void on_fabric_failed(const Status&) override { ++fabric_failures; }
+  bool needs_network() const override { return false; }
+  void on_network_closed() override {}
   void fail(Status why) noexcept override { failure = std::move(why); }
   void leave() override { ++left; }
 

@@ -237,39 +237,6 @@ TEST(Bootstrap, AMissingRankIsNamed) {
       << group.status().message();
 }
 
-// Connections of a group that broke may be broken, too. After one that ended well they go on.
-TEST(Bootstrap, TheGroupAfterABrokenOneHasAnEndpointOfItsOwn) {
-  MemoryStore stores[3];
-  std::barrier both(2);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 2; ++r) {
-    threads.emplace_back([&, r] {
-      auto engine = Engine::create();
-      ASSERT_TRUE(engine.ok());
-      std::vector<std::vector<uint8_t>> addresses;
-      for (int turn = 0; turn < 3; ++turn) {
-        auto group = Group::create(*engine.value(), stores[turn], r, 2,
-                                   {.name = "g", .host = r == 0 ? "A" : "B"});
-        ASSERT_TRUE(group.ok()) << group.status().message();
-        addresses.push_back(engine.value()->open_fabric()->address());
-        std::vector<int> in(300'000, r), out(600'000, 2);
-        auto op = gather_of(in, out, 2);
-        group.value()->submit(op, {}, false);
-        engine.value()->wait(*op);
-        EXPECT_TRUE(op->status().ok()) << op->status().message();
-        EXPECT_EQ(std::count(out.begin(), out.end(), 1), 300'000);
-        both.arrive_and_wait();
-        if (turn == 1) group.value()->abort("asked to", true);
-        group.value().reset();
-        both.arrive_and_wait();
-      }
-      EXPECT_EQ(addresses[0], addresses[1]);
-      EXPECT_NE(addresses[1], addresses[2]);
-    });
-  }
-  for (std::thread& t : threads) t.join();
-}
-
 TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
   MemoryStore stores[20];
   std::vector<std::thread> threads;
@@ -303,6 +270,100 @@ TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
     });
   }
   for (auto& t : threads) t.join();
+}
+
+// One rank of those that break a group and make the next one, in one process.
+class HealingRank {
+ public:
+  HealingRank(std::vector<MemoryStore>& stores, std::barrier<>& all, int rank, int ranks)
+      : stores_(stores), all_(all), rank_(rank), ranks_(ranks) {}
+
+  std::unique_ptr<Group> make() {
+    std::string host(1, static_cast<char>('A' + rank_));
+    auto group =
+        Group::create(*engine_, stores_[made_++], rank_, ranks_, {.name = "g", .host = host});
+    EXPECT_TRUE(group.ok()) << group.status().message();
+    return std::move(group.value());
+  }
+  Status gather(Group& group) {
+    std::vector<int> in(1 << 18, rank_), out(in.size() * static_cast<size_t>(ranks_));
+    auto op = gather_of(in, out, ranks_);
+    group.submit(op, {}, false);
+    engine_->wait(*op);
+    for (int r = 0; r < ranks_ && op->status().ok(); ++r) {
+      auto begin = out.begin() + static_cast<std::ptrdiff_t>(in.size()) * r;
+      EXPECT_EQ(std::count(begin, begin + (1 << 18), r), 1 << 18);
+    }
+    return op->status();
+  }
+  // Rank 0 aborts an operation that the others have begun.
+  void break_group(Group& group) {
+    if (rank_ == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      group.abort("asked to", true);
+    } else {
+      EXPECT_FALSE(gather(group).ok());
+    }
+    all_.arrive_and_wait();
+  }
+  std::vector<uint8_t> address() { return engine_->open_fabric()->address(); }
+
+ private:
+  std::vector<MemoryStore>& stores_;
+  std::barrier<>& all_;
+  int rank_, ranks_;
+  size_t made_ = 0;
+  std::unique_ptr<Engine> engine_ = std::move(Engine::create().value());
+};
+
+void heal_together(int ranks, const std::function<void(HealingRank&)>& body) {
+  std::vector<MemoryStore> stores(8);
+  std::barrier<> all(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      HealingRank rank(stores, all, r, ranks);
+      body(rank);
+      all.arrive_and_wait();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Healing, AGroupAfterABrokenOneHasANewEndpoint) {
+  for (int ranks : {2, 3}) {
+    for (bool keeps_broken : {false, true}) {
+      heal_together(ranks, [&](HealingRank& rank) {
+        std::vector<std::unique_ptr<Group>> broken;
+        for (int turn = 0; turn < 4; ++turn) {
+          auto group = rank.make();
+          EXPECT_TRUE(rank.gather(*group).ok());
+          std::vector<uint8_t> before = rank.address();
+          rank.break_group(*group);
+          if (keeps_broken) broken.push_back(std::move(group));
+          group.reset();
+          auto next = rank.make();
+          EXPECT_NE(rank.address(), before);
+          EXPECT_TRUE(rank.gather(*next).ok());
+          if (keeps_broken) EXPECT_FALSE(rank.gather(*broken.back()).ok());
+        }
+      });
+    }
+  }
+}
+
+TEST(Healing, TheEndpointStaysWhileAnotherGroupUsesIt) {
+  heal_together(3, [&](HealingRank& rank) {
+    auto works = rank.make();
+    auto group = rank.make();
+    EXPECT_TRUE(rank.gather(*group).ok());
+    std::vector<uint8_t> before = rank.address();
+    rank.break_group(*group);
+    auto next = rank.make();
+    EXPECT_EQ(rank.address(), before);
+    EXPECT_TRUE(rank.gather(*next).ok());
+    EXPECT_TRUE(rank.gather(*works).ok());
+  });
 }
 
 }  // namespace
