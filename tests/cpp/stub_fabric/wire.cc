@@ -136,17 +136,16 @@ void repeat(const Flight& flight) {
   ++state().duplicated;
 }
 
-// False: the flight's turn has passed.
-bool advance(size_t index) {
+void advance(size_t index) {
   std::deque<Flight>& flights = world().flights;
   Flight& flight = flights[index];
-  if (flight.rests > 0) return --flight.rests == 0;
-  if (may_acknowledge(flight)) {
-    acknowledge(flight);
-    return true;
+  if (flight.rests > 0) {
+    --flight.rests;
+    return;
   }
+  if (may_acknowledge(flight)) return acknowledge(flight);
   int error = flight.arrived ? 0 : land(flight);
-  if (error < 0) return false;
+  if (error < 0) return;
   if (!flight.arrived) {
     state().overtaken += flight.sequence < world().last_arrived;
     world().last_arrived = std::max(world().last_arrived, flight.sequence);
@@ -167,7 +166,6 @@ bool advance(size_t index) {
   if (doubles) repeat(done);
   if (!late && !done.acknowledged)
     complete(done.from->cq, done.context, flags_of(done), 0, 0, error);
-  return true;
 }
 
 }  // namespace
