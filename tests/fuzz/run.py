@@ -135,10 +135,10 @@ def merge(build: Path, target: str) -> int:
     chosen = {files[int(i * step)].name for i in range(min(len(files), _MOST_FILES))}
     for old in seeds.iterdir():
         # Inputs that have found something have names of their own, and stay.
-        if re.fullmatch(r"[0-9a-f]{40}", old.name):
+        if re.fullmatch(r"[0-9a-f]{40}[.]bin", old.name):
             old.unlink()
     for name in chosen:
-        shutil.copy(least / name, seeds / name)
+        shutil.copy(least / name, seeds / f"{name}.bin")
     return len(chosen)
 
 
