@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 PIP := $(BIN)/pip --disable-pip-version-check
 # Not what benchmarks/peers.py fetched.
-CXX_SOURCES = $(shell find csrc tests/cpp benchmarks -path '*/.*' -prune -o -name '*.h' -print \
+CXX_SOURCES = $(shell find csrc tests/cpp tests/fuzz benchmarks -path '*/.*' -prune -o -name '*.h' -print \
   -o -name '*.c' -print -o -name '*.cc' -print | sort)
 
 # DeepSpeed compiles one small operation on its first run and looks for ninja on the PATH.
@@ -42,7 +42,7 @@ WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $$(($(CORES) + 1)) || echo 8)
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults sanitize deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled sanitize fuzz deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -155,6 +155,17 @@ test-providers: build-tests  ## collectives between hosts on every provider in P
 	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q $(PROVIDER_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done
 
+# Over a libfabric of the tests' own, which delivers in any order, late, and, with DUPLICATING=1, twice.
+SEEDS ?= 1 2 3
+DUPLICATING ?= 1
+SHUFFLED_TESTS ?= collectives_test group_test numerics_test pressure_test
+test-shuffled: build-tests  ## C++ tests of groups over a network that reorders; SEEDS="1 2 3"
+	@for seed in $(SEEDS); do for name in $(SHUFFLED_TESTS); do \
+	  echo "=== seed $$seed, $$name"; \
+	  SMDDP_LIBFABRIC=$(CURDIR)/build/tests/libstub_fabric.so STUB_FABRIC_SEED=$$seed \
+	    STUB_FABRIC_DUPLICATING=$(DUPLICATING) build/tests/$$name --gtest_brief=1 || exit 1; \
+	done; done
+
 # The matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
 test-faults: build  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
 	$(PYTEST) -q tests/fault $(PYTEST_ARGS)
@@ -181,6 +192,18 @@ sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undef
 	$(BIN)/cmake --build $(SANITIZED) --parallel $(JOBS)
 	LSAN_OPTIONS=suppressions=$(CURDIR)/tests/cpp/lsan.supp \
 	  $(BIN)/ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
+
+# FUZZ_ARGS="wire messages" picks some; "--merge" also updates the committed corpora.
+FUZZ_SECONDS ?= 600
+FUZZ_ARGS ?=
+FUZZ_SANITIZE := fuzzer-no-link,address,undefined
+fuzz: $(VENV)/.stamp-requirements  ## fuzz every parser of bytes from outside, FUZZ_SECONDS each; needs clang
+	@command -v clang++ >/dev/null || { echo "clang++ is not on the PATH: apt install clang"; exit 2; }
+	$(BIN)/cmake -S . -B build/fuzz -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSMDDP_TORCH=OFF \
+	  -DSMDDP_FUZZ=ON -DSMDDP_SANITIZE=$(FUZZ_SANITIZE) -DCMAKE_CXX_COMPILER=clang++ \
+	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+	$(BIN)/cmake --build build/fuzz --parallel $(JOBS)
+	@$(PY) tests/fuzz/run.py --build build/fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 bench: bench-programs  ## measure inside this host beside Gloo and the peers that are there, a minute
 	$(PY) benchmarks/collectives.py --short --ranks $(RANKS)

@@ -15,7 +15,7 @@ constexpr uint64_t kPipelineGraceNs = 3'000'000'000;
 Status gave_up(const intranode::CopyEngine& copy_engine, const HostPeers& peers) {
   for (int r = 0; r < peers.count(); ++r) {
     if (r == peers.own()) continue;
-    if (const char* reason = copy_engine.gave_up(r)) return {Code::kAborted, reason};
+    if (auto reason = copy_engine.gave_up(r)) return {Code::kAborted, std::move(*reason)};
   }
   return {};
 }

@@ -184,11 +184,11 @@ void CopyEngine::give_up(const std::string& reason) {
   std::atomic_ref(flags->given_up).store(1, std::memory_order_release);
 }
 
-const char* CopyEngine::gave_up(int index) const {
+std::optional<std::string> CopyEngine::gave_up(int index) const {
   auto* flags = static_cast<Flags*>(mappings_[static_cast<size_t>(index)].address());
   if (flags == nullptr || std::atomic_ref(flags->given_up).load(std::memory_order_acquire) == 0)
-    return nullptr;
-  return flags->reason;
+    return std::nullopt;
+  return std::string(flags->reason, ::strnlen(flags->reason, sizeof flags->reason));
 }
 
 }  // namespace smddp::intranode

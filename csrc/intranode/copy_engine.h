@@ -15,6 +15,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "device/device.h"
@@ -68,9 +70,9 @@ class CopyEngine {
   // the streams are empty. After the first call nothing may be submitted any more.
   void release();
   // give_up() tells the peers that this rank gave the group up, and why. gave_up() returns the reason of
-  // rank `index`, or nullptr if it has not given up.
+  // rank `index`, if it has given up.
   void give_up(const std::string& reason);
-  const char* gave_up(int index) const;
+  std::optional<std::string> gave_up(int index) const;
 
  private:
   enum Phase { kReady, kPrepared, kDone, kPhases };

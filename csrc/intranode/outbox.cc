@@ -207,7 +207,9 @@ bool Inbox::any_denied() const {
 
 const char* Inbox::aborted() const {
   OutboxHead* head = head_of(mapping_);
-  return head->aborted.load(std::memory_order_acquire) != 0 ? head->reason : nullptr;
+  if (head->aborted.load(std::memory_order_acquire) == 0) return nullptr;
+  if (reason_[0] == 0) std::memcpy(reason_, head->reason, sizeof reason_ - 1);
+  return reason_;
 }
 
 uint64_t Inbox::aborted_from() const { return head_of(mapping_)->aborted_from; }

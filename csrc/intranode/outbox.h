@@ -127,7 +127,8 @@ class Inbox {
   const std::byte* bytes() const;  // of head()
   const Extent* extents() const;   // of head(); addresses in the owner's space
   void pop();
-  const char* aborted() const;    // the owner's reason, or nullptr
+  // The owner's reason, or nullptr. A copy that ends, whatever the owner has written.
+  const char* aborted() const;
   uint64_t aborted_from() const;  // if aborted(): the first fragment that the owner gave up
   // True if the owner gave up fragment `seq`. Everything read before this call was read before the owner
   // got its memory back, if it returns false.
@@ -147,6 +148,7 @@ class Inbox {
   uint64_t read_ = 0;
   mutable uint64_t copied_ = 0;  // the index, plus one, of the piece in `piece_`
   mutable Piece piece_;
+  mutable char reason_[kReasonBytes] = {};
 };
 
 // Copies `bytes` bytes, from byte `offset` of the extents `from` of process `pid` on, to the extents

@@ -53,6 +53,7 @@ void RemotePeers::has_started(Rank source, uint64_t seq) {
 bool RemotePeers::keep_early(const wire::Header& h, const std::byte* payload) {
   size_t& kept = peers_[h.source].kept_bytes;
   bool data = h.type == wire::Type::kData;
+  if (!data && h.bytes > sizeof(wire::Grant)) return false;
   if (early_.size() == kEarlyMessages || (data && kept + h.bytes > credit())) return false;
   if (data) kept += h.bytes;
   early_.push_back({h, {payload, payload + h.bytes}});

@@ -42,7 +42,7 @@ class RemotePeers {
   // `source` has started fragment `seq`: a message of it belongs to that fragment.
   void has_started(Rank source, uint64_t seq);
   // Keeps a message of a fragment that this rank has not started. False if `source` sends more than
-  // its credit.
+  // its credit, or anything but data that is longer than a grant.
   bool keep_early(const wire::Header& header, const std::byte* payload);
   // Calls f(header, payload) for each message kept for fragment `seq`; drops those of earlier fragments.
   template <class F>

@@ -67,6 +67,24 @@ TEST(RemotePeers, APeerThatTakesNoReadyHoldsUpNoOther) {
   EXPECT_TRUE(remote.has_unsent()) << "the other peer's";
 }
 
+// 65,536 messages of the longest kind would be gigabytes.
+TEST(RemotePeers, WhatIsKeptForLaterIsShortButForDataWithinTheCredit) {
+  RemotePeers remote(JobKey{}, siphash::Key{}, 0, 2, nullptr, size_t{1} << 20);
+  remote.add(1, 0);
+  std::vector<std::byte> payload(100'000);
+  wire::Header header{};
+  header.source = 1;
+  auto keeps = [&](wire::Type type, size_t bytes) {
+    header.type = type;
+    header.bytes = bytes;
+    return remote.keep_early(header, payload.data());
+  };
+  EXPECT_TRUE(keeps(wire::Type::kReady, sizeof(wire::Grant)));
+  EXPECT_FALSE(keeps(wire::Type::kReady, sizeof(wire::Grant) + 1));
+  EXPECT_FALSE(keeps(wire::Type::kWritten, payload.size()));
+  EXPECT_TRUE(keeps(wire::Type::kData, payload.size()));
+}
+
 TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
   for (bool stuck_first : {false, true}) {
     StuckAndLive world(stuck_first);

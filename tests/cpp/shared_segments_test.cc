@@ -147,6 +147,19 @@ TEST(Segments, WhatWasCheckedDoesNotChange) {
   EXPECT_EQ(head->bytes, 100u);
 }
 
+TEST(Segments, AReasonThatDoesNotEndIsCutOff) {
+  auto outbox = Outbox::create({}, 1);
+  ASSERT_TRUE(outbox.ok());
+  Raw raw(*outbox.value());
+  auto inbox = Inbox::open(getpid(), outbox.value()->fd(), {}, 0, 1, false);
+  ASSERT_TRUE(inbox.ok());
+  EXPECT_EQ(inbox.value()->aborted(), nullptr);
+  size_t behind = offsetof(intranode::OutboxHead, reason);
+  std::memset(raw.at + behind, 'x', raw.bytes - behind);
+  raw.head().aborted = 1;
+  EXPECT_EQ(inbox.value()->aborted(), std::string(kReasonBytes - 1, 'x'));
+}
+
 // Two groups of one process, and operations whose memory is read with process_vm_readv().
 TEST(DirectReads, FromARankThatGivesUpMeanwhileAreNotHandedOut) {
   constexpr size_t kCount = 1 << 18;

@@ -199,6 +199,38 @@ def test_cache_with_a_point_that_no_run_has_measured(
     assert cache.load("name") is None
 
 
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=12,
+)
+_POINTS = st.lists(
+    st.fixed_dictionaries({"size": st.integers(-1, 1 << 70), "seconds": st.floats()})
+    | st.fixed_dictionaries({"size": st.integers(1, 1 << 27), "seconds": st.floats(1e-9, 1e4)})
+    | _JSON,
+    max_size=70,
+)
+_CURVES = st.fixed_dictionaries({"allgather": _POINTS, "reduce_scatter": _POINTS})
+
+
+@given(text=st.binary(max_size=200) | (_CURVES | _JSON).map(lambda o: json.dumps(o).encode()))
+def test_any_file_in_the_cache_is_a_curve_within_bounds_or_none(
+    tmp_path_factory: pytest.TempPathFactory, text: bytes
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "any"))
+        cache.directory().mkdir(parents=True, exist_ok=True)
+        (cache.directory() / "any.json").write_bytes(text)
+        found = cache.load("any")
+    for curve in () if found is None else (found.allgather, found.reduce_scatter):
+        sizes = [point.size for point in curve]
+        assert sizes == sorted(set(sizes))
+        assert 2 <= len(sizes) <= 64
+        assert sizes[0] > 0
+        assert sizes[-1] <= 64 << 20
+        assert all(0 < point.seconds <= 3600 for point in curve)
+
+
 def test_cache_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 

@@ -12,6 +12,7 @@ constexpr int kCudaPermitted = FI_OPT_XPU_TRIGGER + 1;
 Ep* of(fid* object) { return static_cast<Ep*>(reinterpret_cast<fid_ep*>(object)); }
 
 ssize_t start(fid_ep* raw, Flight flight, fi_addr_t to, void* descriptor, uint64_t access) {
+  Lock lock(mutex());
   Ep* ep = static_cast<Ep*>(raw);
   if (!ep->enabled) violation("an operation before fi_enable");
   if (to >= ep->av->names.size()) {
@@ -21,9 +22,12 @@ ssize_t start(fid_ep* raw, Flight flight, fi_addr_t to, void* descriptor, uint64
   check_descriptor(*ep, flight.data, flight.bytes, descriptor, access);
   if (busy()) return -FI_EAGAIN;
   flight.from = ep;
+  flight.from_name = ep->name;
   flight.to = ep->av->names[to];
   flight.sequence = world().next_sequence++;
   state().bytes_of_domain[ep->domain->index] += flight.bytes;
+  // Some rest so long that much of what follows overtakes them.
+  if (state().settings.shuffles && chance()() % 8 == 0) flight.rests = chance()() % 32;
   world().flights.push_back(flight);
   return 0;
 }
@@ -79,6 +83,7 @@ ssize_t read(fid_ep* ep, void* to, size_t bytes, void* descriptor, fi_addr_t fro
 }
 
 ssize_t post(fid_ep* raw, PostedReceive receive, void* descriptor) {
+  Lock lock(mutex());
   Ep* ep = static_cast<Ep*>(raw);
   if (!ep->enabled) violation("a receive before fi_enable");
   check_descriptor(*ep, receive.data, receive.bytes, descriptor, FI_RECV);
@@ -98,10 +103,12 @@ ssize_t receive_tagged(fid_ep* ep, void* data, size_t bytes, void* descriptor, f
 }
 
 ssize_t cancel_receive(fid* object, void* context) {
+  Lock lock(mutex());
   return cancel(*of(object), context) ? 0 : -FI_ENOENT;
 }
 
 int set_option(fid* object, int, int option, const void* value, size_t size) {
+  Lock lock(mutex());
   Ep* ep = of(object);
   if (ep->enabled) violation("fi_setopt after fi_enable");
   if (ep->cq == nullptr || ep->av == nullptr) violation("fi_setopt before fi_ep_bind");
@@ -117,6 +124,7 @@ int set_option(fid* object, int, int option, const void* value, size_t size) {
 }
 
 int get_option(fid*, int, int option, void* value, size_t* size) {
+  Lock lock(mutex());
   if (option != kEmulatedWrite || !state().settings.knows_efa_options) return -FI_ENOPROTOOPT;
   if (*size < sizeof(bool)) return -FI_ETOOSMALL;
   *static_cast<bool*>(value) = state().settings.emulates_writes;
@@ -144,6 +152,7 @@ Ops sized() {
 }  // namespace
 
 int endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
+  Lock lock(mutex());
   static fi_ops_ep general = sized<fi_ops_ep>();
   static fi_ops_cm names = sized<fi_ops_cm>();
   static fi_ops_msg messages = sized<fi_ops_msg>();

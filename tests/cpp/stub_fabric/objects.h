@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <mutex>
 #include <random>
 #include <string>
 #include <type_traits>
@@ -27,6 +28,9 @@ namespace stub {
 
 State& state();
 std::mt19937& chance();
+// Held by every call: the endpoints of a process belong to different threads.
+using Lock = std::lock_guard<std::recursive_mutex>;
+std::recursive_mutex& mutex();
 void violation(const std::string& what);
 void called(const std::string& what);
 
@@ -79,7 +83,8 @@ struct Ep : fid_ep {
 // An operation between its post and its completion. The sender's memory is read on arrival.
 struct Flight {
   enum Kind { kSend, kTagged, kWrite, kRead } kind;
-  Ep* from;
+  Ep* from;  // nullptr: closed since; its memory has been copied
+  uint64_t from_name;
   uint64_t to;       // endpoint's name
   const void* data;  // kRead: where it goes
   size_t bytes;
@@ -87,8 +92,11 @@ struct Flight {
   void* context;
   uint64_t sequence;
   // Of a write: its sender hears of it when it has arrived, and may before if it did not ask for that. Then
-  // its memory has been copied.
+  // its memory has been copied. The same may be so of a message, if Settings::shuffles.
   bool delivered = false, acknowledged = false;
+  bool repeated = false;  // has come before
+  bool arrived = false;   // its completion is still to come
+  unsigned rests = 0;     // times that its turn passes
   std::vector<std::byte> copy = {};
 };
 

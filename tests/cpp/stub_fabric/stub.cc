@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "stub_fabric/objects.h"
@@ -51,6 +52,11 @@ fi_info* info_of(const std::string& domain, bool device_memory) {
   return info;
 }
 
+unsigned number(const char* variable, unsigned fallback) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? static_cast<unsigned>(std::strtoul(text, nullptr, 10)) : fallback;
+}
+
 size_t index_of(const char* domain) {
   const std::vector<std::string>& all = state().settings.domains;
   return static_cast<size_t>(std::find(all.begin(), all.end(), domain) - all.begin());
@@ -59,6 +65,7 @@ size_t index_of(const char* domain) {
 // ---- completion queues
 
 ssize_t read_queue(fid_cq* raw, void* buffer, size_t count) {
+  Lock lock(mutex());
   if (state().fail_queues) return -FI_EIO;
   Cq* cq = static_cast<Cq*>(raw);
   pump();
@@ -75,6 +82,7 @@ ssize_t read_queue(fid_cq* raw, void* buffer, size_t count) {
 }
 
 ssize_t read_error(fid_cq* raw, fi_cq_err_entry* entry, uint64_t) {
+  Lock lock(mutex());
   Cq* cq = static_cast<Cq*>(raw);
   if (entry->err_data != nullptr || entry->err_data_size != 0 || entry->err != 0) {
     violation("fi_cq_readerr with an entry that is not zeroed");
@@ -92,6 +100,7 @@ const char* error_detail(fid_cq*, int, const void*, char*, size_t) {
 // ---- address vectors
 
 int insert(fid_av* raw, const void* address, size_t count, fi_addr_t* out, uint64_t, void*) {
+  Lock lock(mutex());
   Av* av = static_cast<Av*>(raw);
   if (count != 1) violation("fi_av_insert of more than one");
   uint64_t name = 0;
@@ -105,6 +114,7 @@ int insert(fid_av* raw, const void* address, size_t count, fi_addr_t* out, uint6
 
 int register_memory(fid* domain, const void* data, size_t bytes, uint64_t access, uint64_t,
                     uint64_t wanted_key, uint64_t, fid_mr** out, void*) {
+  Lock lock(mutex());
   if (state().registrations >= state().settings.pinned_limit) return -FI_ENOMEM;
   bool chosen = !state().settings.provider_keys;
   if (chosen && wanted_key == 0) violation("a key that can be guessed");
@@ -127,6 +137,7 @@ int register_memory(fid* domain, const void* data, size_t bytes, uint64_t access
 }
 
 int register_attributes(fid* domain, const fi_mr_attr* attr, uint64_t flags, fid_mr** out) {
+  Lock lock(mutex());
   if (attr->iov_count != 1) violation("a registration of several pieces");
   bool gpu = attr->iface == FI_HMEM_CUDA;
   if (gpu && !state().settings.device_memory) return -FI_ENOSYS;
@@ -141,6 +152,7 @@ int register_attributes(fid* domain, const fi_mr_attr* attr, uint64_t flags, fid
 // ---- domains and fabrics
 
 int open_av(fid_domain*, fi_av_attr*, fid_av** out, void*) {
+  Lock lock(mutex());
   static fi_ops_av ops = {sizeof ops, insert};
   Av* av = new Av();
   av->fid = {FI_CLASS_AV, nullptr, &fid_ops};
@@ -151,6 +163,7 @@ int open_av(fid_domain*, fi_av_attr*, fid_av** out, void*) {
 }
 
 int open_cq(fid_domain*, fi_cq_attr* attr, fid_cq** out, void*) {
+  Lock lock(mutex());
   static fi_ops_cq ops = {};
   ops.size = sizeof ops;
   ops.read = read_queue;
@@ -167,6 +180,7 @@ int open_cq(fid_domain*, fi_cq_attr* attr, fid_cq** out, void*) {
 }
 
 int open_domain(fid_fabric*, fi_info* info, fid_domain** out, void*) {
+  Lock lock(mutex());
   static fi_ops_domain ops = {};
   static fi_ops_mr registration = {};
   ops.size = sizeof ops;
@@ -190,7 +204,12 @@ int open_domain(fid_fabric*, fi_info* info, fid_domain** out, void*) {
 }  // namespace
 
 State& state() {
-  static State only;
+  static State only = [] {
+    State fresh;
+    fresh.settings.shuffles = std::getenv("STUB_FABRIC_SEED") != nullptr;
+    fresh.settings.duplicates = number("STUB_FABRIC_DUPLICATING", 0) != 0;
+    return fresh;
+  }();
   return only;
 }
 World& world() {
@@ -198,13 +217,18 @@ World& world() {
   return only;
 }
 std::mt19937& chance() {
-  static std::mt19937 only(20240607);
+  static std::mt19937 only(number("STUB_FABRIC_SEED", 20240607));
+  return only;
+}
+std::recursive_mutex& mutex() {
+  static std::recursive_mutex only;
   return only;
 }
 void violation(const std::string& what) { state().violations.push_back(what); }
 void called(const std::string& what) { state().calls.push_back(what); }
 
 int close_fid(fid* object) {
+  Lock lock(mutex());
   --state().objects;
   switch (object->fclass) {
     case FI_CLASS_FABRIC:
@@ -239,7 +263,12 @@ int close_fid(fid* object) {
         }
       }
       world().endpoints.erase(ep->name);
-      std::erase_if(world().flights, [&](const Flight& flight) { return flight.from == ep; });
+      std::erase_if(world().flights, [&](const Flight& flight) {
+        return flight.from == ep && !(flight.acknowledged && state().settings.shuffles);
+      });
+      for (Flight& flight : world().flights) {
+        if (flight.from == ep) flight.from = nullptr;
+      }
       delete ep;
       break;
     }
@@ -248,6 +277,7 @@ int close_fid(fid* object) {
 }
 
 int bind_fid(fid* object, fid* other, uint64_t) {
+  Lock lock(mutex());
   if (object->fclass == FI_CLASS_MR) {
     static_cast<Registered*>(reinterpret_cast<fid_mr*>(object))->bound = true;
     return 0;
@@ -261,6 +291,7 @@ int bind_fid(fid* object, fid* other, uint64_t) {
 }
 
 int control_fid(fid* object, int command, void*) {
+  Lock lock(mutex());
   if (command != FI_ENABLE) return -FI_ENOSYS;
   if (object->fclass == FI_CLASS_MR) {
     Registered* mr = static_cast<Registered*>(reinterpret_cast<fid_mr*>(object));
@@ -326,6 +357,7 @@ STUB_SYMBOL fi_info* fi_dupinfo(const fi_info* info) {
 
 STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const fi_info* hints,
                            fi_info** out) {
+  Lock lock(mutex());
   const Settings& settings = state().settings;
   *out = nullptr;
   bool wants_more = (hints->caps & (FI_RMA | FI_TAGGED)) != 0;
@@ -349,6 +381,7 @@ STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const f
 }
 
 STUB_SYMBOL int fi_fabric(fi_fabric_attr*, fid_fabric** out, void*) {
+  Lock lock(mutex());
   static fi_ops_fabric ops = {};
   ops.size = sizeof ops;
   ops.domain = open_domain;

@@ -1,7 +1,10 @@
 // A stub of libfabric. It moves bytes between endpoints of one process, and claims to be a provider
 // that this host lacks. It uses the freedom that the interface gives a provider: it completes
 // operations in shuffled order, and is busy now and then. It checks every call against the rules of
-// the provider that it simulates. Opened like the real library, through Options::library.
+// the provider that it simulates. Opened like the real library, through Options::library, or, for whole
+// tests of groups, by SMDDP_LIBFABRIC with STUB_FABRIC_SEED=number: then it holds operations back as well,
+// and with STUB_FABRIC_DUPLICATING=1 it delivers messages twice. Its endpoints may belong to different
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +28,11 @@ struct Settings {
   size_t pinned_limit = SIZE_MAX;     // registrations that may be open at once
   unsigned busy_one_in = 5;           // answers -FI_EAGAIN to one in so many operations
   size_t longest_message = SIZE_MAX;  // max_msg_size
+  // Holds operations back, completes sends before and long after they arrive.
+  bool shuffles = false;
+  // Delivers some messages twice. Not writes: the same bytes in the same place change nothing, and as long
+  // as the operation is under way no others may follow.
+  bool duplicates = false;
 };
 
 struct State {
@@ -33,6 +41,7 @@ struct State {
   std::vector<std::string> violations;    // of the rules
   uint64_t busy = 0;                      // -FI_EAGAIN answers
   uint64_t overtaken = 0;                 // operations that completed before an earlier one
+  uint64_t duplicated = 0;                // messages that were delivered twice
   size_t registrations = 0;               // open now
   size_t objects = 0;                     // fids open now, of any kind
   std::vector<uint64_t> bytes_of_domain;  // sent by each

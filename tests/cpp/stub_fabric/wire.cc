@@ -52,7 +52,7 @@ int arrive(const Flight& flight, Ep& target) {
   if (flight.kind == Flight::kWrite) {
     Registered* mr = opened(flight, target, FI_REMOTE_WRITE);
     if (mr == nullptr) return FI_EKEYREJECTED;
-    if (!knows(target, flight.from->name)) {
+    if (!knows(target, flight.from_name)) {
       violation("a write by an endpoint that the target's address vector lacks");
       return FI_EHOSTUNREACH;
     }
@@ -79,37 +79,101 @@ int arrive(const Flight& flight, Ep& target) {
 
 }  // namespace
 
-void pump() {
+namespace {
+
+bool one_in(unsigned n) { return state().settings.shuffles && chance()() % n == 0; }
+
+// Completes the operation before it arrives. Its memory is the sender's again.
+void acknowledge(Flight& flight) {
+  auto data = static_cast<const std::byte*>(flight.data);
+  flight.copy.assign(data, data + flight.bytes);
+  flight.data = flight.copy.data();
+  flight.acknowledged = true;
+  uint64_t flags = flight.kind == Flight::kWrite ? FI_RMA | FI_WRITE : FI_MSG | FI_SEND;
+  complete(flight.from->cq, flight.context, flags, 0, 0, 0);
+}
+
+bool may_acknowledge(const Flight& flight) {
+  if (flight.acknowledged || flight.arrived) return false;
+  return flight.kind == Flight::kWrite ? !flight.delivered
+                                       : flight.kind == Flight::kSend && one_in(4);
+}
+
+uint64_t flags_of(const Flight& flight) {
+  switch (flight.kind) {
+    case Flight::kWrite:
+      return FI_RMA | FI_WRITE;
+    case Flight::kRead:
+      return FI_RMA | FI_READ;
+    case Flight::kTagged:
+      return FI_TAGGED | FI_SEND;
+    case Flight::kSend:
+      break;
+  }
+  return FI_MSG | FI_SEND;
+}
+
+// As arrive(), of a flight that may be lost on the way.
+int land(const Flight& flight) {
+  if (state().fail_operations > 0) {
+    --state().fail_operations;
+    return FI_EIO;
+  }
+  auto target = world().endpoints.find(flight.to);
+  return target != world().endpoints.end() ? arrive(flight, *target->second) : FI_ECONNRESET;
+}
+
+// Lets a message that has arrived come once more, later.
+void repeat(const Flight& flight) {
+  Flight again = flight;
+  auto data = static_cast<const std::byte*>(flight.data);
+  again.copy.assign(data, data + flight.bytes);
+  again.acknowledged = again.repeated = true;
+  again.arrived = false;
+  again.rests = chance()() % 8;
+  world().flights.push_back(std::move(again));
+  world().flights.back().data = world().flights.back().copy.data();
+  ++state().duplicated;
+}
+
+void advance(size_t index) {
   std::deque<Flight>& flights = world().flights;
-  for (size_t turns = chance()() % 8; turns > 0 && !flights.empty(); --turns) {
-    auto at = flights.begin() + static_cast<ptrdiff_t>(chance()() % flights.size());
-    if (at->kind == Flight::kWrite && !at->delivered && !at->acknowledged) {
-      auto data = static_cast<const std::byte*>(at->data);
-      at->copy.assign(data, data + at->bytes);
-      at->data = at->copy.data();
-      at->acknowledged = true;
-      complete(at->from->cq, at->context, FI_RMA | FI_WRITE, 0, 0, 0);
-      continue;
-    }
-    Flight flight = *at;
-    auto target = world().endpoints.find(flight.to);
-    int error = FI_ECONNRESET;
-    if (state().fail_operations > 0) {
-      --state().fail_operations;
-      error = FI_EIO;
-    } else if (target != world().endpoints.end()) {
-      error = arrive(flight, *target->second);
-    }
-    if (error < 0) continue;
-    flights.erase(at);
+  Flight& flight = flights[index];
+  if (flight.rests > 0) {
+    --flight.rests;
+    return;
+  }
+  if (may_acknowledge(flight)) return acknowledge(flight);
+  int error = flight.arrived ? 0 : land(flight);
+  if (error < 0) return;
+  if (!flight.arrived) {
     state().overtaken += flight.sequence < world().last_arrived;
     world().last_arrived = std::max(world().last_arrived, flight.sequence);
-    uint64_t flags = flight.kind == Flight::kWrite    ? FI_RMA | FI_WRITE
-                     : flight.kind == Flight::kRead   ? FI_RMA | FI_READ
-                     : flight.kind == Flight::kTagged ? FI_TAGGED | FI_SEND
-                                                      : FI_MSG | FI_SEND;
-    if (!flight.acknowledged) complete(flight.from->cq, flight.context, flags, 0, 0, error);
   }
+  bool doubles = state().settings.duplicates && flight.kind == Flight::kSend && error == 0 &&
+                 !flight.arrived && !flight.repeated && chance()() % 4 == 0;
+  flight.arrived = true;
+  // The completion may come much later.
+  bool late = error == 0 && !flight.acknowledged && one_in(4);
+  if (late) flight.rests = 1 + chance()() % 16;
+  Flight done = std::move(flight);
+  if (done.acknowledged) done.data = done.copy.data();
+  if (late) {
+    flight = done;
+  } else {
+    flights.erase(flights.begin() + static_cast<ptrdiff_t>(index));
+  }
+  if (doubles) repeat(done);
+  if (!late && !done.acknowledged)
+    complete(done.from->cq, done.context, flags_of(done), 0, 0, error);
+}
+
+}  // namespace
+
+void pump() {
+  std::deque<Flight>& flights = world().flights;
+  for (size_t turns = chance()() % 8; turns > 0 && !flights.empty(); --turns)
+    advance(chance()() % flights.size());
 }
 
 bool cancel(Ep& ep, void* context) {

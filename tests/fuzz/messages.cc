@@ -1,0 +1,183 @@
+// What two ranks on other hosts, which know the job's secret, may send to this one: any type, fragment,
+// offset, payload and order, also forged and repeated messages. Over the stubbed libfabric, which delivers in
+// any order.
+#include <unistd.h>
+
+#include "bootstrap/job_secret.h"
+#include "fabric/message_sender.h"
+#include "group.h"
+
+using namespace smddp;
+
+namespace {
+
+constexpr int kOwn = 1;
+constexpr int kRanks = 3;
+constexpr size_t kMostOperations = 4;
+constexpr int kTurns = 6;
+
+struct Deaf : fabric::Sink {
+  void on_message(const std::byte*, size_t) override {}
+  void on_peer_lost(fabric::Peer, const Status&) override {}
+};
+
+struct Other {
+  std::unique_ptr<fabric::Endpoint> endpoint;
+  fabric::Peer victim = 0;
+  uint64_t sent = 0;
+  Deaf sink;
+};
+
+class Job {
+ public:
+  Job() {
+    ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
+    ::unsetenv("SMDDP_FABRIC_INTERFACE");
+    engine_ = fuzz::value_of(Engine::create());
+    for (int r : {0, 2}) {
+      others_[r].endpoint = fuzz::value_of(fabric::Endpoint::open({STUB_FABRIC, "", "", ""}));
+    }
+  }
+
+  void run(fuzz::Input& input) {
+    infos_.assign(kRanks, {});
+    for (int r : {0, 2}) {
+      infos_[static_cast<size_t>(r)].host = "host-" + std::to_string(r);
+      infos_[static_cast<size_t>(r)].fabric = {
+          FabricAddress::State::kOpen, others_[r].endpoint->address(), {}, {}};
+      others_[r].sent = 0;
+    }
+    ++runs_;
+    std::memcpy(infos_[0].key.data(), &runs_, sizeof runs_);
+    infos_[0].drawn = {3, 4};
+    key_ = message_key(infos_[0].drawn, infos_[0].key);
+    fuzz::OthersStore store(infos_, kOwn, [&](const RankInfo& own) {
+      for (int r : {0, 2})
+        others_[r].victim = fuzz::value_of(others_[r].endpoint->add_peer(own.fabric.address));
+    });
+    Group::Options options{"fuzz", 60'000'000'000ull, "host-1", false, true};
+    auto group = fuzz::value_of(Group::create(*engine_, store, kOwn, kRanks, options));
+    fuzz::Operations operations;
+    for (int actions = 0; actions < 64 && !input.empty(); ++actions) {
+      size_t action = input.up_to(7);
+      if (action == 0) {
+        if (operations.size() < kMostOperations) operations.submit(*group, input);
+      } else {
+        send(input, operations);
+      }
+      turn();
+    }
+    // Both say that they write no more: the group's end waits for no one.
+    for (uint32_t r : {0u, 2u}) {
+      wire::Header header = header_of(r);
+      header.type = wire::Type::kOver;
+      header.counter = uint64_t{1} << 40;
+      post(header, {}, false);
+    }
+    turn();
+    group.reset();
+    turn();
+  }
+
+ private:
+  void turn() {
+    for (int i = 0; i < kTurns; ++i) {
+      engine_->kick(engine_->lock());
+      for (auto& [rank, other] : others_) (void)other.endpoint->progress(other.sink);
+    }
+  }
+
+  wire::Header header_of(uint32_t source) {
+    wire::Header header{};
+    header.magic = wire::kMagic;
+    header.key = infos_[0].key;
+    header.source = source;
+    header.target = kOwn;
+    return header;
+  }
+
+  void send(fuzz::Input& input, const fuzz::Operations& operations) {
+    wire::Header header = header_of(input.up_to(1) == 0 ? 0 : 2);
+    header.type = static_cast<wire::Type>(1 + input.up_to(4));
+    header.seq = input.up_to(7) == 7 ? input.offset(1) : input.up_to(5);
+    header.signature = fuzz::signature_from(input, operations);
+    uint64_t shard = header.signature.bytes / kRanks;
+    header.offset = input.offset(shard);
+    std::vector<uint8_t> payload = payload_from(input, shard);
+    header.bytes = payload.size();
+    header.counter = others_[static_cast<int>(header.source)].sent++;
+    bool forged = false;
+    switch (input.up_to(15)) {
+      case 12:  // one that may have come
+        header.counter = input.offset(header.counter);
+        break;
+      case 13:
+        header.source = input.number<uint32_t>();
+        break;
+      case 14:
+        header.target = input.number<uint32_t>();
+        break;
+      case 15:
+        forged = true;
+        break;
+      default:
+        break;
+    }
+    post(header, payload, forged);
+  }
+
+  std::vector<uint8_t> payload_from(fuzz::Input& input, uint64_t shard) {
+    switch (input.up_to(4)) {
+      case 0:
+        return {};
+      case 1: {
+        wire::Grant grant{};
+        grant.region = static_cast<uint32_t>(input.offset(wire::kMaxRegions));
+        grant.chunk_bytes = static_cast<uint32_t>(input.offset(64 << 10));
+        grant.bytes = input.offset(shard);
+        grant.address = input.number<uint64_t>();
+        grant.keys[0] = input.number<uint8_t>();
+        std::vector<uint8_t> bytes(sizeof grant);
+        std::memcpy(bytes.data(), &grant, sizeof grant);
+        return bytes;
+      }
+      case 2:
+        return std::vector<uint8_t>(std::min<uint64_t>(shard, 16 << 10), 7);
+      case 3:
+        return std::vector<uint8_t>(input.number<uint16_t>() / 4, 8);
+      default:
+        return input.some(255);
+    }
+  }
+
+  void post(wire::Header header, const std::vector<uint8_t>& payload, bool forged) {
+    Other& other = others_[header.source == 0 ? 0 : 2];
+    const void* hashed = payload.empty() ? static_cast<const void*>(&header) : payload.data();
+    header.mac = wire::mac_of(key_, header, hashed) ^ static_cast<uint64_t>(forged);
+    size_t size = sizeof header + payload.size();
+    fabric::SendBuffer* buffer = nullptr;
+    for (int i = 0; i < 1000 && buffer == nullptr; ++i) {
+      buffer = other.endpoint->messages().acquire(other.victim, size <= fabric::kControlMessage);
+      if (buffer == nullptr) turn();
+    }
+    if (buffer == nullptr) return;
+    std::memcpy(buffer->data, &header, sizeof header);
+    if (!payload.empty()) std::memcpy(buffer->data + sizeof header, payload.data(), payload.size());
+    other.endpoint->messages().post(buffer, size);
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::map<int, Other> others_;
+  std::vector<RankInfo> infos_;
+  siphash::Key key_;
+  uint64_t runs_ = 0;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static Job& job = *new Job();  // never destroyed: the engine's thread runs to the end
+  fuzz::Input input(data, size);
+  job.run(input);
+  return 0;
+}
