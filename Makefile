@@ -42,7 +42,7 @@ WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $$(($(CORES) + 1)) || echo 8)
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled sanitize fuzz deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak sanitize fuzz deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -168,7 +168,12 @@ test-shuffled: build-tests  ## C++ tests of groups over a network that reorders;
 
 # The matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
 test-faults: build  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
-	$(PYTEST) -q tests/fault $(PYTEST_ARGS)
+	$(PYTEST) -q tests/fault/test_matrix.py $(PYTEST_ARGS)
+
+SECONDS ?= 1800
+SEED ?= 0
+soak: build  ## SECONDS of random operations, groups and faults, every byte checked; SEED=7 repeats a run
+	SMDDP_SOAK_SECONDS=$(SECONDS) SMDDP_SOAK_SEED=$(SEED) $(PYTEST) -q tests/fault/test_soak.py
 
 # A checkout of DeepSpeed at (or near) the installed version; DEEPSPEED_ARGS="unit/comm" picks some.
 DEEPSPEED_SOURCE ?=

@@ -80,28 +80,43 @@ class World:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._pipes: list[connection.Connection] = []
         self._processes: list[Any] = []
+        self._backend, self._env = backend, env or {}
         for rank in range(len(layout)):
-            ours, theirs = _processes.Pipe()
-            environment = {**rank_environment(layout, rank, self._store.port), **(env or {})}
-            process = _processes.Process(
-                target=worker.main,
-                args=(
-                    rank,
-                    layout,
-                    backend,
-                    environment,
-                    self._store.port,
-                    str(self._logs / f"rank{rank}.log"),
-                    theirs,
-                ),
-                daemon=True,
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
+            pipe, process = self._start(rank)
+            self._pipes.append(pipe)
             self._processes.append(process)
         self._busy = set(range(len(layout)))  # each rank answers once when it has joined
         self._joined = False
+
+    def _start(self, rank: int) -> tuple[connection.Connection, Any]:
+        ours, theirs = _processes.Pipe()
+        environment = {**rank_environment(self.layout, rank, self._store.port), **self._env}
+        process = _processes.Process(
+            target=worker.main,
+            args=(
+                rank,
+                self.layout,
+                self._backend,
+                environment,
+                self._store.port,
+                str(self._logs / f"rank{rank}.log"),
+                theirs,
+            ),
+            daemon=True,
+        )
+        process.start()
+        theirs.close()
+        return ours, process
+
+    def replace(self, rank: int) -> None:
+        """Kills a rank and starts another process for it, if ranks make their groups themselves."""
+        assert self._backend is None
+        self._processes[rank].kill()
+        self._processes[rank].join(10)
+        self._pipes[rank].close()
+        self._pipes[rank], self._processes[rank] = self._start(rank)
+        self._busy.add(rank)
+        self.collect([rank])
 
     def join(self, timeout: float | None = None) -> World:
         if not self._joined:

@@ -1,0 +1,255 @@
+"""A random run: six ranks on three hosts, random groups and operations, a fault every few seconds.
+
+The run is cut into epochs. In each, some of the ranks make a group and perhaps groups of some of
+its ranks, and run operations of random kinds, sizes and types, several at a time. Every byte of
+every result is compared with what follows from the seed. One rank may be hit. Then the others must
+end the epoch, with all results right or with an error, within seconds; an epoch in which no rank is
+hit has no error. After an error no byte may change in memory that the failed operations had.
+
+    make soak SECONDS=1800                      # SEED=7 repeats a run
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness.resets import reset_connections
+from harness.worker import Context, Failure
+from harness.world import World
+
+SECONDS = float(os.environ.get("SMDDP_SOAK_SECONDS", "60"))
+SEED = int(os.environ.get("SMDDP_SOAK_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+LAYOUT = "AABBCC"
+DEADLINE = 20  # seconds, of an operation
+SILENCE = 4
+ENDED = 45  # seconds from the start of an epoch to its last answer
+FAULTS = ("none", "kill", "stop", "stop for long", "reset", "abort")
+DTYPES = (torch.int32, torch.int64, torch.uint8, torch.float32, torch.bfloat16)
+MARK = 7
+
+
+# ---- what a rank does
+
+
+@dataclass
+class Report:
+    operations: int = 0
+    bytes: int = 0
+    error: str = ""
+
+
+# Outputs of operations that have failed, filled with MARK when the error was raised.
+_given_up: list[torch.Tensor] = []
+
+
+def values(seed: int, rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Small integers: sums of six of them are exact in every type."""
+    start = (seed * 31 + rank * 17) % 997
+    return ((torch.arange(start, start + numel) * 7919) % 23).to(dtype)
+
+
+class Call:
+    """One operation of a group: its tensors, and what must be in the output afterwards."""
+
+    def __init__(self, choose: random.Random, group: Any, ranks: list[int], me: int) -> None:
+        self.kind = choose.choice(("gather", "reduce_scatter", "all_reduce", "max"))
+        self.numel = int(2 ** choose.uniform(0, 18))
+        self.dtype = choose.choice(DTYPES)
+        self.seed = choose.randrange(10**6)
+        self.group, self.ranks, self.me = group, ranks, me
+        whole = self.numel * (len(ranks) if self.kind == "reduce_scatter" else 1)
+        self.input = values(self.seed, me, whole, self.dtype)
+        count = self.numel * (len(ranks) if self.kind == "gather" else 1)
+        self.output = torch.full((count,), 99, dtype=self.dtype)
+
+    def start(self) -> Any:
+        if self.kind == "gather":
+            return dist.all_gather_into_tensor(
+                self.output, self.input, group=self.group, async_op=True
+            )
+        if self.kind == "reduce_scatter":
+            return dist.reduce_scatter_tensor(
+                self.output, self.input, group=self.group, async_op=True
+            )
+        self.output.copy_(self.input)
+        operation = dist.ReduceOp.MAX if self.kind == "max" else dist.ReduceOp.SUM
+        return dist.all_reduce(self.output, operation, group=self.group, async_op=True)
+
+    def check(self) -> None:
+        inputs = [values(self.seed, rank, len(self.input), torch.int64) for rank in self.ranks]
+        if self.kind == "gather":
+            wanted = torch.cat(inputs)
+        elif self.kind == "max":
+            wanted = torch.stack(inputs).amax(0)
+        else:
+            wanted = torch.stack(inputs).sum(0)
+            if self.kind == "reduce_scatter":
+                at = self.ranks.index(self.me) * self.numel
+                wanted = wanted[at : at + self.numel]
+        right = torch.equal(self.output.to(torch.int64), wanted)
+        assert right, f"WRONG: {self.kind} of {self.numel} {self.dtype} on ranks {self.ranks}"
+
+
+def epoch(ctx: Context, port: int, number: int, seed: int, ranks: list[int], aborts: int) -> Report:
+    """Some seconds of operations. Rank ``aborts``, unless -1, aborts the group in the middle."""
+    for memory in _given_up:
+        assert bool((memory == MARK).all()), "WRONG: bytes came after an error"
+    _given_up.clear()
+    report = Report()
+    calls: list[Call] = []
+    try:
+        _run(ctx, port, number, random.Random(seed), ranks, aborts, report, calls)
+    except RuntimeError as error:
+        report.error = str(error)
+        for call in calls:
+            call.output.fill_(MARK)
+            _given_up.append(call.output)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    return report
+
+
+def _run(
+    ctx: Context,
+    port: int,
+    number: int,
+    choose: random.Random,
+    ranks: list[int],
+    aborts: int,
+    report: Report,
+    calls: list[Call],
+) -> None:
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=DEADLINE))
+    dist.init_process_group(
+        "smddp",
+        store=dist.PrefixStore(f"epoch{number}", store),
+        rank=ranks.index(ctx.rank),
+        world_size=len(ranks),
+        timeout=timedelta(seconds=DEADLINE),
+    )
+    groups = [(dist.group.WORLD, ranks)]
+    for _ in range(choose.randrange(3)):
+        some = sorted(choose.sample(range(len(ranks)), choose.randrange(2, len(ranks) + 1)))
+        groups.append((dist.new_group(some), [ranks[i] for i in some]))
+    rounds = choose.randrange(20, 60)
+    for turn in range(rounds):
+        group, members = choose.choice(groups)
+        batch = choose.randrange(1, 5)
+        batch_seed = choose.randrange(10**9)
+        if turn == rounds // 2 and ctx.rank == aborts:
+            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        if ctx.rank not in members:
+            continue
+        chooser = random.Random(batch_seed)
+        calls[:] = [Call(chooser, group, members, ctx.rank) for _ in range(batch)]
+        works = [call.start() for call in calls]
+        for i in chooser.sample(range(batch), batch):
+            works[i].wait()
+        for call in calls:
+            call.check()
+            report.operations += 1
+            report.bytes += call.output.nbytes
+        calls.clear()
+
+
+# ---- what the run does
+
+
+@dataclass
+class Totals:
+    epochs: int = 0
+    operations: int = 0
+    bytes: int = 0
+    errors: int = 0
+    late: int = 0  # errors of a deadline
+
+
+class Soak:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.choose = random.Random(SEED)
+        self.totals = Totals()
+        self.faults = dict.fromkeys(FAULTS, 0)
+
+    def run_epoch(self) -> None:
+        fault = self.choose.choice(FAULTS)
+        self.faults[fault] += 1
+        ranks = sorted(
+            self.choose.sample(range(len(LAYOUT)), self.choose.randrange(2, len(LAYOUT) + 1))
+        )
+        victim = self.choose.choice(ranks)
+        self.totals.epochs += 1
+        port, seed = self.world._store.port, self.choose.randrange(10**9)
+        aborts = victim if fault == "abort" else -1
+        self.world.submit_to(ranks, epoch, port, self.totals.epochs, seed, ranks, aborts)
+        time.sleep(self.choose.uniform(0.05, 0.8))
+        asked = self.hit(fault, victim, ranks)
+        outcomes = self.world.outcomes(asked, timeout=ENDED)
+        if fault == "kill":
+            self.world.replace(victim)
+        what = f"seed {SEED}, epoch {self.totals.epochs}, {fault} of rank {victim} in {ranks}"
+        for rank, outcome in outcomes.items():
+            assert not isinstance(outcome, Failure), f"{what}: rank {rank}: {outcome.trace}"
+            assert fault != "none" or not outcome.error, f"{what}: rank {rank}: {outcome.error}"
+            self.totals.operations += outcome.operations
+            self.totals.bytes += outcome.bytes
+            self.totals.errors += bool(outcome.error)
+            self.totals.late += "did not finish" in outcome.error
+
+    def hit(self, fault: str, victim: int, ranks: list[int]) -> list[int]:
+        """The ranks that answer."""
+        if fault == "kill":
+            self.world.signal(victim, signal.SIGKILL)
+            self.world._busy.discard(victim)
+            return [rank for rank in ranks if rank != victim]
+        if fault.startswith("stop"):
+            self.world.signal(victim, signal.SIGSTOP)
+            time.sleep(self.choose.uniform(0.2, 2) if fault == "stop" else SILENCE + 3)
+            self.world.signal(victim, signal.SIGCONT)
+        elif fault == "reset":
+            other = self.choose.choice([rank for rank in ranks if rank != victim])
+            reset_connections(self.world.pid(victim), self.world.pid(other))
+        return ranks
+
+    def line(self, seconds: float) -> str:
+        t = self.totals
+        faults = ", ".join(f"{count} {name}" for name, count in self.faults.items())
+        return (
+            f"soak: seed {SEED}, {seconds:.0f} s, {t.epochs} epochs ({faults}), "
+            f"{t.operations} operations, {t.bytes / 1e9:.2f} GB checked, {t.errors} errors raised, "
+            f"{t.late} of them at a deadline"
+        )
+
+
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 300)
+def test_soak(capsys: pytest.CaptureFixture[str]) -> None:
+    env: dict[str, str | None] = {
+        "SMDDP_TIMEOUT_SECONDS": str(DEADLINE),
+        "SMDDP_SILENCE_SECONDS": str(SILENCE),
+    }
+    world = World(LAYOUT, None, env).join()
+    began = shown = time.monotonic()
+    try:
+        soak = Soak(world)
+        while time.monotonic() < began + SECONDS:
+            soak.run_epoch()
+            if time.monotonic() > shown + 10:
+                shown = time.monotonic()
+                with capsys.disabled():
+                    print(soak.line(shown - began), flush=True)
+        with capsys.disabled():
+            print(soak.line(time.monotonic() - began), flush=True)
+    finally:
+        world.close()
