@@ -29,6 +29,8 @@ struct CheckingGroup : Progressable {
   }
   void on_peer_lost(fabric::Peer, const Status&) override {}
   void on_fabric_failed(const Status&) override {}
+  bool needs_network() const override { return true; }
+  void on_network_closed() override {}
   void fail(Status) noexcept override {}
   void leave() override {}
   JobKey key{};
