@@ -180,7 +180,10 @@ PinnedPipeline::~PinnedPipeline() {
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   ranks_.reset();
-  for (const auto& ring : rings_[true]) engine_.take_back(ring->buffer(0));
+  for (const auto& ring : rings_[true]) {
+    Engine::Lock lock = engine_.lock();
+    engine_.network().take_back(ring->buffer(0));
+  }
   for (const auto& left : queue_) left->give_up({Code::kAborted, "the group was destroyed"});
   for (device::Stream stream : {out_, in_}) {
     if (stream != nullptr) device_.destroy_stream(stream);
@@ -210,7 +213,8 @@ Status PinnedPipeline::reserve(const Exchange& exchange) {
   if (!made) return made.status();
   const std::shared_ptr<Ring>& ring = made.value();
   if (on_device) {
-    Status lent = engine_.lend(ring->buffer(0), ring->all_buffers(), owner_of(device_));
+    Engine::Lock lock = engine_.lock();
+    Status lent = engine_.network().lend(ring->buffer(0), ring->all_buffers(), owner_of(device_));
     if (!lent) return lent;
   }
   std::lock_guard lock(mutex_);

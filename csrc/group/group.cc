@@ -32,6 +32,19 @@ void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin
   op.largest_fragment = std::max<uint64_t>(op.largest_fragment, bytes);
 }
 
+// How the bytes of an operation move, for the user.
+std::string path_of(pattern::Pattern pattern, size_t fragment_bytes, const Shape& shape,
+                    int neighbours) {
+  bool direct = read_directly(fragment_bytes, shape);
+  std::string path = shape.ranks == 1  ? "copy"
+                     : neighbours == 0 ? ""
+                     : direct          ? "single-copy"
+                                       : "shm";
+  if (shape.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
+  if (pattern != Pattern::kDirect) path += std::string(" (") + pattern::name_of(pattern) + ")";
+  return path;
+}
+
 }  // namespace
 
 Group::~Group() {
@@ -187,18 +200,6 @@ void Group::enqueue_sums(const std::shared_ptr<Operation>& operation) {
   op.fragments_left_ = gathers ? 2 * op.fragments : op.fragments;
 }
 
-std::string Group::path_of(const Operation& op) const {
-  bool direct = read_directly(op.signature_.fragment_bytes, shape_);
-  std::string path = ranks() == 1          ? "copy"
-                     : local_.count() == 0 ? ""
-                     : direct              ? "single-copy"
-                                           : "shm";
-  if (shape_.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
-  if (op.plan_.pattern != Pattern::kDirect)
-    path += std::string(" (") + pattern::name_of(op.plan_.pattern) + ")";
-  return path;
-}
-
 bool Group::busy() const {
   return !fragments_.empty() || remote_.has_unsent() || failures_.has_suspects() || ending_.busy();
 }
@@ -226,7 +227,8 @@ bool Group::start_fragments() {
   while (Fragment* next = fragments_.advance()) {
     next->start();
     Operation& op = next->operation();
-    if (op.path.empty()) op.path = path_of(op);
+    if (op.path.empty())
+      op.path = path_of(op.plan_.pattern, op.signature_.fragment_bytes, shape_, local_.count());
     remote_.take_early(next->seq(), [&](const wire::Header& header, const std::byte* payload) {
       if (!health_.ok()) return;
       if (Status taken = next->on_message(header, payload); !taken) failures_.fail(taken);
@@ -257,13 +259,13 @@ bool Group::finish_fragments() {
 bool Group::give_up() {
   uint64_t now = now_ns();
   failures_.tell_peers();
-  if (ending_.begin(now) && !remote_.ranks().empty()) engine_.wear_network();
+  if (ending_.begin(now) && !remote_.ranks().empty()) engine_.network().wear();
   remote_.flush_aborts();
   if (!ending_.progress(now)) return false;
   ending_.close_flows();
   fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {
     engine_.finish(fragment->operation_ptr(), health_.verdict());
-    if (fragment->entangled()) engine_.keep_until_fabric_closes(std::move(fragment));
+    if (fragment->entangled()) engine_.network().keep(std::move(fragment));
   });
   return true;
 }

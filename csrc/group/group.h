@@ -15,6 +15,7 @@
 #include "group/ending.h"
 #include "group/failure_detector.h"
 #include "group/fragment_queue.h"
+#include "group/local_watch.h"
 #include "group/remote_watch.h"
 #include "peers/health.h"
 #include "peers/local_peers.h"
@@ -112,7 +113,6 @@ class Group : private Progressable {
   bool give_up();
   void leave_peers();
   void finish_ending();
-  std::string path_of(const Operation& operation) const;
 
   Engine& engine_;
   const Options options_;
@@ -126,6 +126,7 @@ class Group : private Progressable {
   Health health_;
   FragmentQueue fragments_;
   RemoteWatch remote_watch_;
+  LocalWatch local_watch_;
   FailureDetector failures_;
   Ending ending_;
   const FragmentContext context_;

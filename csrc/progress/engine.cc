@@ -19,7 +19,6 @@ namespace {
 constexpr uint64_t kLongestSleepNs = 100'000'000;
 // How long the end of the process waits for messages under way.
 constexpr uint64_t kFlushNs = 1'000'000'000;
-constexpr uint64_t kLastWordsNs = 100'000'000;
 // While something moves, groups check for late or dead ranks once in this many passes.
 constexpr uint32_t kPassesPerWatch = 1024;
 // A driver that yields to a thread that waits for the lock yields at most so often.
@@ -66,11 +65,7 @@ void Engine::shutdown() {
   network_.close_liveness();
   lk.lock();
   groups_.leave();
-  uint64_t until = now_ns() + kFlushNs;
-  while (network_.works() && busy() && now_ns() < until) {
-    bool moved = groups_.progress();
-    if (!network_.progress(groups_) && !moved) sched_yield();
-  }
+  network_.drain(groups_, kFlushNs);
   groups_.detach_all();
   network_.close();
 }
@@ -82,17 +77,11 @@ Result<fabric::Endpoint*> Engine::fabric() {
   return endpoint;
 }
 
-void Engine::begin_making() {
+void Engine::count_making(int groups) {
   Lock lk = lock();
-  groups_.count_making(1);
-  if (!network_.is_worn() || groups_.needs_network()) return;
-  // What the broken groups have sent last gets a moment to go out.
-  for (uint64_t until = now_ns() + kLastWordsNs; network_.busy() && now_ns() < until;) {
-    if (!network_.progress(groups_)) sched_yield();
-  }
-  groups_.on_network_closed();
-  network_.close_worn();
-  if (driving_ && sleeping_) presence_->ring_self();  // it sleeps on the old endpoint
+  groups_.count_making(groups);
+  bool closed = groups > 0 && network_.close_if_worn(groups_);
+  if (closed && sleeping_) presence_->ring_self();  // the driver sleeps on the old endpoint
 }
 
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& info) {

@@ -1,9 +1,18 @@
 #include "progress/network.h"
 
+#include <sched.h>
+
+#include "common/clock.h"
 #include "common/exceptions.h"
 #include "common/log.h"
 
 namespace smddp {
+namespace {
+
+// What broken groups have sent last gets so long to go out.
+constexpr uint64_t kLastWordsNs = 100'000'000;
+
+}  // namespace
 
 Result<fabric::Endpoint*> Network::open() {
   if (!status_.ok()) return status_;
@@ -16,12 +25,25 @@ Result<fabric::Endpoint*> Network::open() {
   return endpoint_.get();
 }
 
-void Network::close_worn() {
+bool Network::close_if_worn(Groups& groups) {
+  if (!endpoint_ || !lent_.empty() || groups.needs_network()) return false;
+  if (!worn_ && status_.ok() && !endpoint_->has_lost_peers()) return false;
+  drain(groups, kLastWordsNs);
+  groups.on_network_closed();
   foreign_before_ += endpoint_->counters().foreign_chunks;
-  // Else libfabric may still use what is kept, for the rest of the process.
-  if (fabric::Endpoint::close(std::move(endpoint_))) kept_.clear();
+  keeps_for_good_ |= !fabric::Endpoint::close(std::move(endpoint_));
+  if (!keeps_for_good_) kept_.clear();
   status_ = Status();
   worn_ = false;
+  return true;
+}
+
+void Network::drain(Groups& groups, uint64_t ns) noexcept {
+  uint64_t until = now_ns() + ns;
+  while (works() && (busy() || groups.busy()) && now_ns() < until) {
+    bool moved = groups.progress();
+    if (!progress(groups) && !moved) sched_yield();
+  }
 }
 
 Status Network::reaches(const fabric::MemoryOwner& owner) const {
