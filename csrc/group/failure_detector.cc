@@ -70,7 +70,7 @@ void FailureDetector::leave() {
 bool FailureDetector::watch(uint64_t now) {
   if (health_.ok()) set_deadlines(now);
   if (std::exchange(moved_lately_, false)) moved_ns_ = now;
-  if (health_.ok() && !moved_) check_neighbors();
+  if (health_.ok() && !moved_) check_neighbors(now);
   if (health_.ok()) check_remote(now);
   if (health_.ok() && !moved_) check_deadline(now);
   return !health_.ok();
@@ -97,13 +97,14 @@ void FailureDetector::set_deadlines(uint64_t now) {
 
 // A dead local peer is an error only if a fragment still needs it: a rank that has done its part may
 // have ended.
-void FailureDetector::check_neighbors() {
+void FailureDetector::check_neighbors(uint64_t now) {
   for (int i = 0; i < local_.count(); ++i) {
     if (!local_.neighbor(i).dead()) continue;
     for (const auto& fragment : fragments_.in_flight()) {
       if (fragment->needs(i)) return fail(fragment->lost(i));
     }
   }
+  if (Status fine = local_watch_.look(now); !fine) fail(std::move(fine));
 }
 
 uint64_t FailureDetector::deadline_ns() const {

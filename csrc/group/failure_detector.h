@@ -7,6 +7,7 @@
 #include <string>
 
 #include "group/fragment_queue.h"
+#include "group/local_watch.h"
 #include "group/remote_watch.h"
 #include "peers/health.h"
 #include "peers/local_peers.h"
@@ -19,13 +20,14 @@ class FailureDetector {
  public:
   FailureDetector(const Members& members, LocalPeers& local, RemotePeers& remote,
                   const FragmentQueue& fragments, Health& health, RemoteWatch& remote_watch,
-                  uint64_t timeout_ns)
+                  LocalWatch& local_watch, uint64_t timeout_ns)
       : members_(members),
         local_(local),
         remote_(remote),
         fragments_(fragments),
         health_(health),
         remote_watch_(remote_watch),
+        local_watch_(local_watch),
         timeout_ns_(timeout_ns) {}
 
   // Of operations that have no timeout of their own.
@@ -60,7 +62,7 @@ class FailureDetector {
 
  private:
   void set_deadlines(uint64_t now);
-  void check_neighbors();
+  void check_neighbors(uint64_t now);
   void check_remote(uint64_t now);
   void check_deadline(uint64_t now);
   void remind();
@@ -71,6 +73,7 @@ class FailureDetector {
   const FragmentQueue& fragments_;
   Health& health_;
   RemoteWatch& remote_watch_;
+  LocalWatch& local_watch_;
   uint64_t timeout_ns_;
   bool told_ = false;
   // Of the remote ranks that gave the group up, the one whose first such fragment is the earliest.

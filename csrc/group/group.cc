@@ -266,7 +266,7 @@ bool Group::give_up() {
   ending_.close_flows();
   fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {
     engine_.finish(fragment->operation_ptr(), health_.verdict());
-    if (fragment->entangled()) engine_.keep_until_fabric_closes(std::move(fragment));
+    if (fragment->entangled()) engine_.network().keep(std::move(fragment));
   });
   return true;
 }

@@ -15,6 +15,7 @@
 #include "group/ending.h"
 #include "group/failure_detector.h"
 #include "group/fragment_queue.h"
+#include "group/local_watch.h"
 #include "group/remote_watch.h"
 #include "peers/health.h"
 #include "peers/local_peers.h"
@@ -125,6 +126,7 @@ class Group : private Progressable {
   Health health_;
   FragmentQueue fragments_;
   RemoteWatch remote_watch_;
+  LocalWatch local_watch_;
   FailureDetector failures_;
   Ending ending_;
   const FragmentContext context_;

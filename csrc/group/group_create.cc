@@ -66,8 +66,8 @@ FabricAddress open_fabric(Engine& engine) {
 
 class Making {
  public:
-  explicit Making(Engine& engine) : engine_(engine) { engine_.begin_making(); }
-  ~Making() { engine_.end_making(); }
+  explicit Making(Engine& engine) : engine_(engine) { engine_.count_making(1); }
+  ~Making() { engine_.count_making(-1); }
   Making(const Making&) = delete;
   Making& operator=(const Making&) = delete;
 
@@ -426,7 +426,9 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       remote_(std::move(parts.remote)),
       remote_watch_(key_, members_, remote_, fragments_, std::move(parts.liveness),
                     options_.silence_ns),
-      failures_(members_, local_, remote_, fragments_, health_, remote_watch_, options_.timeout_ns),
+      local_watch_(members_, local_, fragments_, options_.silence_ns),
+      failures_(members_, local_, remote_, fragments_, health_, remote_watch_, local_watch_,
+                options_.timeout_ns),
       ending_(remote_, fragments_),
       context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()} {}
 

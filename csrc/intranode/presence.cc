@@ -10,6 +10,8 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <cstdio>
+#include <string_view>
 #include <utility>
 
 #include "common/env.h"
@@ -119,6 +121,18 @@ std::byte* Neighbor::find(const std::byte* owner_address, size_t bytes) {
     if (memory) memory_ = std::move(memory.value());
   }
   return memory_ ? memory_->find(owner_address, bytes) : nullptr;
+}
+
+// The state is the letter behind the name in parentheses, which may itself contain any character: proc(5).
+bool Neighbor::is_stopped() const {
+  char path[32], text[256];
+  std::snprintf(path, sizeof path, "/proc/%d/stat", pid_);
+  FileDescriptor file(::open(path, O_RDONLY | O_CLOEXEC));
+  ssize_t bytes = file ? ::read(file.get(), text, sizeof text) : -1;
+  if (bytes <= 0) return false;
+  size_t name_end = std::string_view(text, static_cast<size_t>(bytes)).rfind(") ");
+  return name_end != std::string_view::npos && name_end + 2 < static_cast<size_t>(bytes) &&
+         text[name_end + 2] == 'T';
 }
 
 }  // namespace smddp::intranode

@@ -70,6 +70,8 @@ class Neighbor {
   // Called by the caller of poll() that saw death_fd() readable.
   void mark_dead() { dead_ = true; }
   bool dead() const { return dead_; }  // as last seen
+  // Whether the process is stopped now, as by SIGSTOP. Reads /proc. False if that can't be read.
+  bool is_stopped() const;
 
  private:
   PresencePage* page() const { return static_cast<PresencePage*>(mapping_.address()); }

@@ -61,11 +61,7 @@ void Engine::shutdown() {
   network_.close_liveness();
   lk.lock();
   groups_.leave();
-  uint64_t until = now_ns() + kFlushNs;
-  while (network_.works() && busy() && now_ns() < until) {
-    bool moved = groups_.progress();
-    if (!network_.progress(groups_) && !moved) sched_yield();
-  }
+  network_.drain(groups_, kFlushNs);
   groups_.detach_all();
   network_.close();
 }
@@ -77,12 +73,11 @@ Result<fabric::Endpoint*> Engine::fabric() {
   return endpoint;
 }
 
-void Engine::begin_making() {
+void Engine::count_making(int groups) {
   Lock lk = lock();
-  groups_.count_making(1);
-  if (!network_.is_worn() || groups_.needs_network()) return;
-  network_.close_worn(groups_);
-  if (driving_ && sleeping_) presence_->ring_self();  // it sleeps on the old endpoint
+  groups_.count_making(groups);
+  bool closed = groups > 0 && network_.close_if_worn(groups_);
+  if (closed && sleeping_) presence_->ring_self();  // the driver sleeps on the old endpoint
 }
 
 Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& info) {

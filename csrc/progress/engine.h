@@ -63,13 +63,9 @@ class Engine {
   // The process that `info` names, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
 
-  // A group is being made, until end_making(). It gets a new endpoint if the old one is worn and no group
-  // needs it.
-  void begin_making();
-  void end_making() {
-    Lock lk = lock();
-    groups_.count_making(-1);
-  }
+  // So many more groups are being made, or fewer. A new one gets a new endpoint if the old one is worn and
+  // no other group needs it.
+  void count_making(int groups);
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
   void detach(const JobKey& key);
@@ -81,11 +77,6 @@ class Engine {
 
   // Memory for the groups' fragments. Under the lock.
   StagingPool& staging() { return staging_; }
-  // Keeps `what` until the endpoint is closed: memory that the network may still touch.
-  template <class T>
-  void keep_until_fabric_closes(std::unique_ptr<T> what) noexcept {
-    network_.keep(std::move(what));
-  }
 
   // Releases `lock`, under which the caller added work, and runs what finished. The caller is going
   // to wait for `awaited` (nullptr: for nothing). Work that this wait will not drive, because the

@@ -9,6 +9,7 @@
 namespace smddp {
 namespace {
 
+// What broken groups have sent last gets so long to go out.
 constexpr uint64_t kLastWordsNs = 100'000'000;
 
 }  // namespace
@@ -24,17 +25,25 @@ Result<fabric::Endpoint*> Network::open() {
   return endpoint_.get();
 }
 
-void Network::close_worn(Groups& groups) {
-  // What the broken groups have sent last gets a moment to go out.
-  for (uint64_t until = now_ns() + kLastWordsNs; busy() && now_ns() < until;) {
-    if (!progress(groups)) sched_yield();
-  }
+bool Network::close_if_worn(Groups& groups) {
+  if (!endpoint_ || !lent_.empty() || groups.needs_network()) return false;
+  if (!worn_ && status_.ok() && !endpoint_->has_lost_peers()) return false;
+  drain(groups, kLastWordsNs);
   groups.on_network_closed();
   foreign_before_ += endpoint_->counters().foreign_chunks;
-  // Else libfabric may still use what is kept, for the rest of the process.
-  if (fabric::Endpoint::close(std::move(endpoint_))) kept_.clear();
+  keeps_for_good_ |= !fabric::Endpoint::close(std::move(endpoint_));
+  if (!keeps_for_good_) kept_.clear();
   status_ = Status();
   worn_ = false;
+  return true;
+}
+
+void Network::drain(Groups& groups, uint64_t ns) noexcept {
+  uint64_t until = now_ns() + ns;
+  while (works() && (busy() || groups.busy()) && now_ns() < until) {
+    bool moved = groups.progress();
+    if (!progress(groups) && !moved) sched_yield();
+  }
 }
 
 Status Network::reaches(const fabric::MemoryOwner& owner) const {

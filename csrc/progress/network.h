@@ -29,20 +29,16 @@ class Network {
   void keep(std::unique_ptr<T> what) noexcept;
   void close() { endpoint_.reset(); }
 
-  // A group over the endpoint broke.
+  // A group over the endpoint broke: later groups get a new one as soon as no group needs this one.
   void wear() { worn_ = true; }
-  // Some of its connections may be broken, and nothing but messages uses it.
-  bool is_worn() const {
-    bool worn = worn_ || !status_.ok() || (endpoint_ && endpoint_->has_lost_peers());
-    return endpoint_ && worn && lent_.empty();
-  }
-  // Closes a worn endpoint, which none of the groups needs. open() opens a new one.
+  // Closes an endpoint of which some connections may be broken, if no group needs it and no memory is lent to
+  // it: true. open() opens a new one.
   //
   // Why not the old one: a provider connects by address, and gives no say in which connection it takes.
   // tcp;ofi_rxm 1.17 finds the broken one again if the same address is inserted again. The address of a new
   // endpoint goes through the store with the new group, so nothing that an older group has sent arrives
   // there.
-  void close_worn(Groups& groups);
+  bool close_if_worn(Groups& groups);
   // Opened with the endpoint; nullptr if it could not be.
   liveness::Liveness* liveness() const { return liveness_.get(); }
   void close_liveness() {
@@ -60,6 +56,8 @@ class Network {
   bool busy() const { return works() && !endpoint_->idle(); }
   // Gives the groups what has arrived. True if anything moved. If the endpoint fails, tells them once.
   bool progress(Groups& groups) noexcept;
+  // Drives the groups and the endpoint until nothing is under way, but not longer than `ns`.
+  void drain(Groups& groups, uint64_t ns) noexcept;
 
   // To sleep on; -1: nothing.
   int wait_fd() const { return works() ? endpoint_->wait_fd() : -1; }
@@ -72,6 +70,7 @@ class Network {
   std::unique_ptr<liveness::Liveness> liveness_;
   Status status_;  // not ok: why the endpoint has failed
   bool worn_ = false;
+  bool keeps_for_good_ = false;  // libfabric may use what is kept for the rest of the process
   uint64_t foreign_before_ = 0;
   std::set<const std::byte*> lent_;
 };

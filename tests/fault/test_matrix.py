@@ -27,7 +27,7 @@ from harness.world import World, WorldError
 
 SILENCE = 4
 JOIN = 8  # seconds: the limit of making a group
-DEADLINE = {"host": 10, "between": 90}
+DEADLINE = 90
 NEWER_LIBFABRIC = os.environ.get("SMDDP_TEST_NEWER_LIBFABRIC", "")
 
 
@@ -60,7 +60,7 @@ class Promise:
 
 
 WAYS = (
-    Way("in a host", "AAA", (("SMDDP_TIMEOUT_SECONDS", str(DEADLINE["host"])),)),
+    Way("in a host", "AAA", ()),
     Way("tcp;ofi_rxm", "ABC", (("SMDDP_FABRIC_PROVIDER", "tcp;ofi_rxm"),)),
     Way(
         "tcp (2.5)",
@@ -97,8 +97,6 @@ def promise(phase: str, fault: str, way: Way) -> Promise | None:
             return Promise("told on both sides in 6 s", ("connection", "rank "), 6)
         return Promise("goes on, or told on both sides in 6 s", (), 6)
     late = 2 if phase == "part done" else 0
-    if fault == "SIGSTOP" and way.in_host:
-        return Promise("named at the deadline", (name,), DEADLINE["host"] + 3 + late)
     if fault == "SIGSTOP":
         text = "named and called silent after `silence_seconds` + 2"
         return Promise(text, (name, "has not answered"), SILENCE + 2 + late)
@@ -257,7 +255,7 @@ class Cell:
 @functools.cache
 def batch(way: Way, fault: str) -> dict[str, Outcome]:
     environment = {
-        "SMDDP_TIMEOUT_SECONDS": str(DEADLINE["between"]),
+        "SMDDP_TIMEOUT_SECONDS": str(DEADLINE),
         "SMDDP_SILENCE_SECONDS": str(SILENCE),
         **dict(way.environment),
     }

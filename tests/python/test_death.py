@@ -167,7 +167,7 @@ def test_a_reset_connection_is_told_on_both_sides(layout: str) -> None:
 
 def test_a_stopped_rank_is_called_silent_and_not_dead() -> None:
     env: dict[str, str | None] = {"SMDDP_SILENCE_SECONDS": str(SILENCE)}
-    with at_once(((layout, layout) for layout in LAYOUTS), env) as worlds:
+    with at_once(((layout, layout) for layout in ("AA", "AAA", *LAYOUTS)), env) as worlds:
         for layout, world in worlds.items():
             world.run(collective)
             world.submit_to(others(world, len(layout) - 1), collective)
@@ -212,7 +212,7 @@ def hold_interpreter(ctx: Context, seconds: int) -> None:
 
 def test_a_rank_that_computes_and_holds_the_interpreter_is_waited_for() -> None:
     env: dict[str, str | None] = {"SMDDP_SILENCE_SECONDS": "2"}
-    with at_once(((layout, layout) for layout in LAYOUTS), env) as worlds:
+    with at_once(((layout, layout) for layout in ("AAA", *LAYOUTS)), env) as worlds:
         for world in worlds.values():
             world.submit(hold_interpreter, 8)
         for world in worlds.values():
