@@ -168,7 +168,7 @@ test-shuffled: build-tests  ## C++ tests of groups over a network that reorders;
 
 # The matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
 test-faults: build  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
-	$(PYTEST) -q tests/fault/test_matrix.py $(PYTEST_ARGS)
+	$(PYTEST) -q tests/fault/test_matrix.py tests/fault/test_elastic.py $(PYTEST_ARGS)
 
 SECONDS ?= 1800
 SEED ?= 0

@@ -67,6 +67,11 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--save-every", type=int, default=100, help="steps; 0: only at the end")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="continue from the last checkpoint if there is one, with any number of ranks",
+    )
     parser.add_argument("--no-progress", action="store_true", help="plain lines, no progress bar")
     parser.add_argument("--local_rank", type=int, default=-1, help="set by the launcher")
     parser = deepspeed.add_config_arguments(parser)
@@ -206,16 +211,20 @@ class Checkpoints:
         if dist.get_rank() == 0:
             self._remove(except_tag=tag)
 
-    def load(self, engine: Any) -> int:
+    @property
+    def exists(self) -> bool:
+        return (self.directory / "latest").exists()
+
+    def load(self, engine: Any, any_ranks: bool = False) -> int:
         """Loads the checkpoint and returns the number of completed steps."""
-        if not (self.directory / "latest").exists():
+        if not self.exists:
             raise UsageError(f"--resume finds no checkpoint in {self.directory}.")
         _, state = engine.load_checkpoint(str(self.directory))
         if state is None:
             raise UsageError(f"the checkpoint in {self.directory} can't be loaded.")
         for name, now in self.identity.items():
             then = state["identity"].get(name)
-            if then != now:
+            if then != now and not (any_ranks and name == "ranks"):
                 raise UsageError(
                     f"the checkpoint was trained with {name} = {then}, this run has {now}; "
                     "resume with the same settings or start anew without --resume."
@@ -332,8 +341,8 @@ def train(args: argparse.Namespace) -> int:
     checkpoints = Checkpoints(args.output / "checkpoint", identity)
     rows: list[report.Row] = []
     first = 0
-    if args.resume:
-        first = checkpoints.load(engine)
+    if args.resume or (args.elastic and checkpoints.exists):
+        first = checkpoints.load(engine, any_ranks=args.elastic)
         rows = report.read_losses(losses_path, first)
         if first >= args.steps:
             raise UsageError(
