@@ -35,9 +35,8 @@ LOCAL := MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo
 # Compile jobs beyond one per 2 GiB of memory end in a killed compiler.
 JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/meminfo); \
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
-# Python tests run side by side in this many processes, each with worlds of ranks of its own. One more
-# than there are cores: many tests wait for deadlines, and for ranks that were stopped.
-WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $$(($(CORES) + 1)) || echo 8)
+# Python tests run side by side in this many processes, each with worlds of ranks of its own.
+WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $(CORES) || echo 8)
 # ninja's progress: files that are done, of how many, and the seconds since the start.
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
@@ -124,7 +123,7 @@ test: $(VENV)/.stamp-editable  ## all C++ and Python tests, after a build
 
 test-cpp: build-tests  ## C++ tests only; CTEST_ARGS="-R wire" picks some
 	$(BIN)/ctest --test-dir build -C slow --output-on-failure --no-tests=error \
-	  --parallel $$(($(CORES) + 1)) $(CTEST_ARGS)
+	  --parallel $(CORES) $(CTEST_ARGS)
 
 PYTEST = DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
