@@ -41,7 +41,7 @@ WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $(CORES) || echo 8)
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak sanitize fuzz deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -196,6 +196,13 @@ sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undef
 	$(BIN)/cmake --build $(SANITIZED) --parallel $(JOBS)
 	LSAN_OPTIONS=suppressions=$(CURDIR)/tests/cpp/lsan.supp \
 	  $(BIN)/ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
+
+# Five attacks for each provider and layout, of so many seconds; ATTACK="*tcp_AB*" picks some.
+ATTACK_SECONDS ?= 120
+ATTACK ?= *
+attack: build-tests  ## strangers attack ranks over each provider, ATTACK_SECONDS for each of five attacks
+	SMDDP_FABRIC_INTERFACE=lo SMDDP_TEST_ATTACK_SECONDS=$(ATTACK_SECONDS) \
+	  build/tests/stranger_test --gtest_filter='*UnderAttack.$(ATTACK)'
 
 # FUZZ_ARGS="wire messages" picks some; "--merge" also updates the committed corpora.
 FUZZ_SECONDS ?= 600
