@@ -283,8 +283,10 @@ walls: $(VENV)/.stamp-requirements  ## rooms and what they may include, import a
 	$(PY) tools/check_walls.py
 	$(PY) tools/check_sizes.py
 
-tidy: build  ## clang-tidy on the core; takes minutes, so lint leaves it out
-	$(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build -j $(JOBS) \
+tidy: $(VENV)/.stamp-requirements  ## clang-tidy on the core, each source by itself; takes minutes, so lint leaves it out
+	$(BIN)/cmake -S . -B build/tidy -G Ninja -DSMDDP_TORCH=OFF -DSMDDP_CUDA=OFF -DSMDDP_UNITY=OFF \
+	  -DSMDDP_PRECOMPILE=OFF -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+	$(BIN)/run-clang-tidy.py -quiet -clang-tidy-binary $(BIN)/clang-tidy -p build/tidy -j $(JOBS) \
 	  '$(CURDIR)/csrc/(common|topology|bootstrap|intranode|kernels|fabric|patterns|progress|peers|liveness|collectives|group|gpu_collectives)/.*\.cc'
 
 clean:  ## remove what a build made; .venv and runs/ stay

@@ -5,6 +5,8 @@
 
 namespace smddp {
 
+inline constexpr size_t kPage = 4096;
+
 // The lowest multiple of `unit` that is not below `n`.
 constexpr size_t align_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/align.h"
+
 namespace smddp {
 
 class StagingPool;
@@ -65,7 +67,6 @@ class StagingPool {
 
  private:
   friend class Staging;
-  static constexpr size_t kPage = 4096;
   static constexpr size_t kIdleBytes = 64 << 20;
 
   void give_back(std::byte* data, size_t size) noexcept {

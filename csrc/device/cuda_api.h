@@ -36,6 +36,8 @@ struct CUmemAccessDesc {
   int flags;
 };
 
+inline CUdeviceptr pointer(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
+
 inline constexpr CUresult kSuccess = 0;             // CUDA_SUCCESS
 inline constexpr CUresult kNotReady = 600;          // CUDA_ERROR_NOT_READY
 inline constexpr int kMultiprocessorCount = 16;     // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT

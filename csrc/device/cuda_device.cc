@@ -21,7 +21,6 @@ constexpr unsigned kThreads = 1024;  // equal to the kernels' launch bounds
 // With fewer bytes per block, the start of a block costs more than its work.
 constexpr size_t kBytesPerBlock = 64 << 10;
 
-CUdeviceptr pointer(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
 CUstream stream_of(Stream stream) { return static_cast<CUstream>(stream); }
 CUevent event_of(Event event) { return static_cast<CUevent>(event); }
 

@@ -13,8 +13,6 @@ using namespace cuda;
 
 namespace {
 
-CUdeviceptr pointer(const void* address) { return reinterpret_cast<CUdeviceptr>(address); }
-
 // SYS_pidfd_open and SYS_pidfd_getfd, which older C libraries do not define. The numbers are the same on
 // all architectures.
 constexpr long kPidfdOpen = 434, kPidfdGetfd = 438;

@@ -4,12 +4,11 @@
 
 #include <atomic>
 
+#include "common/align.h"
 #include "common/errno_status.h"
 
 namespace smddp::device {
 namespace {
-
-constexpr size_t kPage = 4096;
 
 // Flags in pinned host memory, one per cache line.
 class PinnedFlags final : public HostFlags {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(2);
 // Of three ranks, one may have finished and ended while the second still reads the third's memory.
-constexpr uint64_t kGraceNs = 5'000'000'000;
+constexpr uint64_t kLostGraceNs = 5'000'000'000;
 constexpr uint64_t kPipelineGraceNs = 3'000'000'000;
 
 Status gave_up(const intranode::CopyEngine& copy_engine, const HostPeers& peers) {
@@ -89,7 +89,7 @@ Status DeviceGroup::trouble() {
   const DeviceOperation& oldest = *in_flight_.front();
   uint64_t now = now_ns(), age = now - oldest.started_ns_;
   std::string what = describe(oldest.what) + " on a GPU";
-  if (Status lost = peers_.lost(now, oldest.started_ns_, kGraceNs, what); !lost) return lost;
+  if (Status lost = peers_.lost(now, oldest.started_ns_, kLostGraceNs, what); !lost) return lost;
   uint64_t limit = oldest.limit_ns != 0 ? oldest.limit_ns : limit_ns_.load();
   PinnedPipeline* pipeline = pipelines_.of(oldest);
   if (pipeline != nullptr && engine_.ended())

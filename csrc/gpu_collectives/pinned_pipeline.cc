@@ -23,7 +23,6 @@ constexpr size_t kLeastSlot = 64 << 10;
 constexpr size_t kLeastRing = 64 << 10;
 // Slots begin at cache lines and hold whole elements.
 constexpr size_t kGrain = 256;
-constexpr size_t kPage = 4096;
 // How long the thread sleeps between two reads of a flag that a stream sets; the longer it waits, the longer
 // it sleeps.
 constexpr uint64_t kShortestNapNs = 20'000, kLongestNapNs = 500'000;

@@ -37,7 +37,7 @@ struct GroupParts {
 namespace {
 
 // How long a rank that waits for the others of its host sleeps between looks for ranks that ended.
-constexpr uint64_t kLookNs = 100'000'000;
+constexpr uint64_t kAttachLookNs = 100'000'000;
 
 using Fabric = FabricAddress::State;
 
@@ -322,9 +322,9 @@ Status GroupBuilder::await_host() {
       return {Code::kTimeout,
               "not every rank of this host joined group '" + options_.name + "' in time"};
     }
-    local_.outbox().wait_attached(kLookNs);
+    local_.outbox().wait_attached(kAttachLookNs);
     for (int i = 0; i < local_.count(); ++i) {
-      local_.inbox(i).wait_attached(local_.count(), kLookNs);
+      local_.inbox(i).wait_attached(local_.count(), kAttachLookNs);
     }
   }
   return {};

@@ -1,25 +1,20 @@
 #include "group/local_watch.h"
 
 #include <algorithm>
-#include <cstdio>
+
+#include "common/clock.h"
 
 namespace smddp {
 namespace {
 
-constexpr uint64_t kLookNs = 500'000'000;
+constexpr uint64_t kStateLookNs = 500'000'000;
 // A process that was stopped itself must not count that time.
 constexpr uint64_t kLongestNs = 1'000'000'000;
-
-std::string seconds(uint64_t ns) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(ns) * 1e-9);
-  return text;
-}
 
 }  // namespace
 
 Status LocalWatch::look(uint64_t now) {
-  if (silence_ns_ == 0 || now < last_look_ns_ + kLookNs) return {};
+  if (silence_ns_ == 0 || now < last_look_ns_ + kStateLookNs) return {};
   uint64_t passed = std::min(now - last_look_ns_, kLongestNs);
   last_look_ns_ = now;
   stopped_ns_.resize(static_cast<size_t>(local_.count()));
@@ -33,10 +28,10 @@ Status LocalWatch::look(uint64_t now) {
     if (stopped < silence_ns_) continue;
     return {Code::kPeerLost, members_.describe(local_.rank(i)) + " is lost during " +
                                  fragments_.in_flight().front()->describe() +
-                                 ": it has not answered for " + seconds(stopped) +
+                                 ": it has not answered for " + seconds_text(stopped) +
                                  ". Its process " + std::to_string(local_.neighbor(i).pid()) +
                                  " was not seen to end: it is stopped (silence_seconds is " +
-                                 seconds(silence_ns_) + ")"};
+                                 seconds_text(silence_ns_) + ")"};
   }
   return {};
 }

@@ -1,9 +1,10 @@
 #include "group/remote_watch.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <exception>
 #include <utility>
+
+#include "common/clock.h"
 
 namespace smddp {
 namespace {
@@ -17,12 +18,6 @@ constexpr uint64_t kQuietNs = kSecond;
 constexpr uint64_t kInFlightNs = 2 * kSecond;
 // For how long a connection that broke waits for the answer whether the process has ended.
 constexpr uint64_t kSuspectNs = 3 * kSecond;
-
-std::string seconds(uint64_t ns) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g s", static_cast<double>(ns) * 1e-9);
-  return text;
-}
 
 }  // namespace
 
@@ -125,10 +120,10 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   if (broken && (verdict.answered_ns > remote.broken_ns || now - remote.broken_ns > kSuspectNs))
     return lost(remote, "the connection to it broke: " + remote.why_broken);
   if (silence_ns_ != 0 && verdict.silent_ns >= silence_ns_) {
-    return lost(remote, "it has not answered for " + seconds(verdict.silent_ns) +
+    return lost(remote, "it has not answered for " + seconds_text(verdict.silent_ns) +
                             ". Its process was not seen to end: it is stopped, or its host or "
                             "network is gone (silence_seconds is " +
-                            seconds(silence_ns_) + ")");
+                            seconds_text(silence_ns_) + ")");
   }
   return {};
 }

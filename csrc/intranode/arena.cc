@@ -16,7 +16,6 @@ namespace smddp::intranode {
 namespace {
 
 constexpr size_t kLine = 64;
-constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = 2 << 20;
 
 // The arena refuses requests that are larger than the host's memory. The kernel would grant them, as

@@ -8,13 +8,12 @@
 #include <algorithm>
 #include <string>
 
+#include "common/align.h"
 #include "common/log.h"
 #include "intranode/arena.h"
 
 namespace smddp::intranode {
 namespace {
-
-constexpr size_t kPage = 4096;
 
 // Copies `bytes` bytes at `offset` of the memfd to new, zeroed memory. Skips holes: reading a hole
 // through a mapping would allocate pages for it.

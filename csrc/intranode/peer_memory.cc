@@ -7,10 +7,11 @@
 #include <algorithm>
 #include <climits>
 
+#include "common/align.h"
+
 namespace smddp::intranode {
 namespace {
 
-constexpr uint64_t kPage = 4096;
 // Attempts to read an entry. If an owner died in the middle of a change, the version stays odd for ever.
 constexpr int kLooks = 64;
 
