@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
 
@@ -46,15 +47,16 @@ std::optional<double> get_number(const char* name) {
 // each stays as it is. The readers' loads depend on one load of `environ`, so the release suffices.
 void set_defaults(const std::vector<Default>& defaults) {
   static std::mutex mutex;
-  static auto& kept = *new std::vector<std::unique_ptr<char*[]>>();  // never freed, as said above
+  // Never freed, as said above.
+  static auto& kept = *new std::vector<std::unique_ptr<char*[]>>();
+  static auto& texts = *new std::deque<std::string>();
   std::lock_guard lock(mutex);
   std::vector<char*> list;
   for (char** at = environ; at != nullptr && *at != nullptr; ++at) list.push_back(*at);
   size_t before = list.size();
   for (const Default& variable : defaults) {
     if (std::getenv(variable.name.c_str()) != nullptr) continue;
-    std::string text = variable.name + "=" + variable.value;
-    list.push_back(::strdup(text.c_str()));
+    list.push_back(texts.emplace_back(variable.name + "=" + variable.value).data());
   }
   if (list.size() == before) return;
   kept.push_back(std::make_unique<char*[]>(list.size() + 1));

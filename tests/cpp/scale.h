@@ -13,12 +13,6 @@
 
 namespace smddp::scale {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
-
 inline constexpr double kMiB = 1 << 20;
 
 struct Layout {

@@ -212,6 +212,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, StartFailure, testing::Values("AAA", "AAB", "A
 
 // One descriptor more each time, until they suffice: each step of the making of a group fails once.
 TEST_P(StartFailure, DescriptorsThatRunOutOnOneRankAreToldToAll) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer takes descriptors";
   bool made = false;
   int failures = 0;
   for (int extra = 0; extra < 60 && !made && !HasFailure(); ++extra) {
@@ -228,6 +229,7 @@ TEST_P(StartFailure, DescriptorsThatRunOutOnOneRankAreToldToAll) {
 }
 
 TEST_P(StartFailure, MemoryThatRunsOutOnOneRankIsToldToAll) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer takes address space";
   bool made = false;
   int failures = 0;
   for (size_t extra = 0; extra < 512 && !made && !HasFailure(); extra += extra < 4 ? 1 : extra) {

@@ -13,6 +13,13 @@
 
 namespace smddp {
 
+// Sanitizers take memory, address space and descriptors of their own.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 // Wakes a waiting rank once, when its last key is set, as a real store's server does. A condition that all
 // ranks check after each key would wake all of them every time.
 class MemoryStore : public Store {
