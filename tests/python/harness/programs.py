@@ -1,12 +1,13 @@
-"""Whole Python interpreters as ranks, for tests of the start and the end of a process."""
+"""Whole programs as ranks, for tests of the first group and of the end of a process.
+
+They are forked from a process that has imported torch, and end like interpreters.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 import time
@@ -16,12 +17,16 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from harness import server
 from harness.world import BACKEND, rank_environment
 
-PRELUDE = """
-import os, sys, time
+IMPORTS = """
+import os, sys, time, warnings
 import torch, torch.distributed as dist
+warnings.simplefilter("ignore")
 torch.set_num_threads(1)
+"""
+PRELUDE = """
 rank, size, backend = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), {backend!r}
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
 def join(name="job"):
@@ -41,8 +46,26 @@ class Ended:
     errors: str
 
 
+class Rank:
+    """The process of one rank; as ``subprocess.Popen``, though another process is its parent."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended = server.with_imports(IMPORTS).ask({"ended": [self.pid]})
+            self.returncode = ended.get(str(self.pid))
+        return self.returncode
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(0.01)
+
+
 class Programs:
-    """The same program in one interpreter per rank of ``layout``.
+    """The same program in one process per rank of ``layout``.
 
     ``rank``, ``size``, ``backend``, ``store`` and ``join()`` are defined in the program. The store
     lives in this process, so that it stays when a rank ends.
@@ -57,41 +80,25 @@ class Programs:
     ) -> None:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = tempfile.TemporaryDirectory(prefix="smddp-test-")
-        path = Path(self._folder.name) / "program.py"
-        path.write_text(PRELUDE.format(backend=backend) + textwrap.dedent(program))
         self._began = time.monotonic()
         self._ended: dict[int, float] = {}
-        self.processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(len(layout)):
-            with (
-                self._file(rank, "out").open("wb") as out,
-                self._file(rank, "err").open("wb") as err,
-            ):
-                process = subprocess.Popen(
-                    [sys.executable, str(path)],
-                    env={
-                        **os.environ,
-                        **rank_environment(layout, rank, self._store.port),
-                        "PYTHONUNBUFFERED": "1",
-                        "PYTHONWARNINGS": "ignore",
-                        **(env or {}),
-                    },
-                    cwd=self._folder.name,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
-            self.processes.append(process)
+        envs = [
+            {**os.environ, **rank_environment(layout, rank, self._store.port), **(env or {})}
+            for rank in range(len(layout))
+        ]
+        text = PRELUDE.format(backend=backend) + textwrap.dedent(program)
+        job = {"start": text, "envs": envs, "folder": self._folder.name}
+        self.processes = [Rank(pid) for pid in server.with_imports(IMPORTS).ask(job)]
 
-    def _file(self, rank: int, kind: str) -> Path:
-        return Path(self._folder.name) / f"{rank}.{kind}"
+    def _read(self, rank: int, kind: str) -> str:
+        path = Path(self._folder.name) / f"{rank}.{kind}"
+        return path.read_text(errors="replace") if path.exists() else ""
 
     def wait_for(self, rank: int, text: str, limit: float = 40) -> None:
         """Waits until the rank has printed ``text``."""
         end = time.monotonic() + limit
-        while text not in self._file(rank, "out").read_text():
-            errors = self._file(rank, "err").read_text()
+        while text not in self._read(rank, "out"):
+            errors = self._read(rank, "err")
             assert self.processes[rank].poll() is None, f"rank {rank} ended:\n{errors}"
             assert time.monotonic() < end, f"rank {rank} never printed {text!r}:\n{errors}"
             time.sleep(0.02)
@@ -112,8 +119,8 @@ class Programs:
                 rank,
                 process.returncode if rank in self._ended else None,
                 self._ended.get(rank, limit),
-                self._file(rank, "out").read_text(errors="replace"),
-                self._file(rank, "err").read_text(errors="replace"),
+                self._read(rank, "out"),
+                self._read(rank, "err"),
             )
             for rank, process in enumerate(self.processes)
         ]
@@ -122,6 +129,8 @@ class Programs:
 
     def kill(self) -> None:
         for process in self.processes:
+            if process.poll() is not None:
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # the session: its children included
             process.wait()

@@ -4,8 +4,9 @@ Importing torch, DeepSpeed and transformers takes seconds per process, most of w
 models costs. The server executes a preamble, the imports, and then reads one job per line of
 standard input; it answers each job with one line, what each rank returned.
 
-Called by ``harness.training`` (functions of the harness as ranks) and by ``ranks`` (texts of
-programs as ranks). A test of the imports themselves starts interpreters of its own.
+Called by ``harness.training`` (functions of the harness as ranks), and by ``ranks`` and
+``harness.programs`` (texts of programs as ranks). A test of the imports themselves starts
+interpreters of its own.
 """
 
 from __future__ import annotations
@@ -97,7 +98,11 @@ def close_all() -> None:
 def serve() -> None:
     """Execute the preamble, then answer jobs until standard input ends.
 
-    A job has ``size``, the number of ranks; ``limit``, in seconds; and either ``main``, the
+    ``start`` in a job is a program that is not waited for: its ranks write into ``folder``, each
+    has a session of its own, and the answer is their process ids. ``ended`` names such processes;
+    the answer is the exit codes of those that have ended.
+
+    Any other job has ``size``, the number of ranks; ``limit``, in seconds; and either ``main``, the
     function ("module:name") that each rank calls with the job, its rank and the job's ``port``, and
     whose answer is returned; or ``program``, the text that each rank executes as ``__main__``, and
     ``envs``, the environment of each rank. A program's answer is its exit ``code`` (None if it was
@@ -117,6 +122,12 @@ def serve() -> None:
     answer("ready")
     for line in sys.stdin:
         job = json.loads(line)
+        if "start" in job:
+            answer(_start(job, namespace))
+            continue
+        if "ended" in job:
+            answer(_codes(job["ended"]))
+            continue
         # No context manager: a rank that ends like an interpreter would remove the folder.
         folder = Path(tempfile.mkdtemp())
         if "program" in job:
@@ -125,6 +136,23 @@ def serve() -> None:
             results = _run_functions(job, folder)
         shutil.rmtree(folder)
         answer(results)
+
+
+def _start(job: dict[str, Any], namespace: dict[str, Any]) -> list[int]:
+    pids = []
+    for rank, env in enumerate(job["envs"]):
+        pids.append(_fork())
+        if pids[-1] == 0:
+            os.setsid()
+            os.chdir(job["folder"])
+            out, err = (_new_file(Path(f"{rank}.{kind}")) for kind in ("out", "err"))
+            _execute(job["start"], env, (out, err), namespace)
+    return pids
+
+
+def _codes(pids: list[int]) -> dict[int, int]:
+    ended = (os.waitpid(pid, os.WNOHANG) for pid in pids)
+    return {pid: os.waitstatus_to_exitcode(status) for pid, status in ended if pid}
 
 
 def _run_functions(job: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
@@ -164,7 +192,9 @@ def _run_programs(
     for rank, env in enumerate(job["envs"]):
         child = _fork()
         if child == 0:
-            _execute(job["program"], env, folder / str(rank), namespace)
+            output = _new_file(folder / str(rank))
+            os.chdir(tempfile.gettempdir())
+            _execute(job["program"], env, (output, output), namespace)
         children[child] = rank
     codes = _reap(children, job["limit"], GRACE)
     return [
@@ -173,15 +203,22 @@ def _run_programs(
     ]
 
 
-def _execute(program: str, env: dict[str, str], path: Path, namespace: dict[str, Any]) -> None:
-    """Ends like an interpreter that was given ``program``: with its exit handlers, and its code."""
-    output = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+def _new_file(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+
+
+def _execute(
+    program: str, env: dict[str, str], files: tuple[int, int], namespace: dict[str, Any]
+) -> None:
+    """Ends like an interpreter that was given ``program``: with its exit handlers, and its code.
+
+    ``files``: the descriptors of its standard output and standard error.
+    """
     nothing = os.open(os.devnull, os.O_RDONLY)
-    for file, number in ((nothing, 0), (output, 1), (output, 2)):
+    for file, number in zip((nothing, *files), (0, 1, 2), strict=True):
         os.dup2(file, number)
     os.environ.clear()
     os.environ.update(env)
-    os.chdir(tempfile.gettempdir())
     sys.argv = ["-c"]
     try:
         exec(compile(program, "<program>", "exec"), namespace)

@@ -12,12 +12,18 @@ from typing import Any
 from harness import layout as layouts
 from harness import ports, server
 
-# What deepspeed.initialize imports and loads besides: torch's compiler, by the way of an optimizer
-# that no test uses, and the shared-memory operation, which is compiled once and then cached.
+# What deepspeed.initialize imports and loads besides: the builders of its operations (which run the
+# C compiler), torch's compiler, by the way of an optimizer that no test uses, and the shared-memory
+# operation, which is compiled once and then cached.
 INITIALIZE = """
 import contextlib
+import harness.sharding_jobs, harness.training, harness.world, harness.zero
 from deepspeed.accelerator import get_accelerator
 with contextlib.suppress(Exception):
+    import deepspeed.ops.op_builder.all_ops
+    import deepspeed.module_inject.auto_ep_layer
+    import deepspeed.runtime.superoffload.superoffload_stage3
+    import torch._subclasses.schema_check_mode
     import deepspeed.runtime.zero.muon.muon_optimizer
     get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
 """

@@ -195,6 +195,11 @@ def offload_to_cpu(backend: str) -> list[float]:
 
 @case
 def offload_to_nvme(backend: str) -> list[float]:
+    from deepspeed.accelerator import get_accelerator
+
+    operation = get_accelerator().create_op_builder("AsyncIOBuilder")
+    if not operation.is_compatible(verbose=False):
+        operation.jit_load(verbose=False)  # raises, before DeepSpeed compiles what it needs besides
     folders: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(folders)
     place = {"device": "nvme", "nvme_path": str(Path(folders[0])), "pin_memory": False}
