@@ -142,33 +142,29 @@ int name(fid* object, void* address, size_t* size) {
   return 0;
 }
 
-template <class Ops>
-Ops sized() {
-  Ops ops = {};
-  ops.size = sizeof ops;
-  return ops;
-}
-
 }  // namespace
 
 int endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
   Lock lock(mutex());
-  static fi_ops_ep general = sized<fi_ops_ep>();
-  static fi_ops_cm names = sized<fi_ops_cm>();
-  static fi_ops_msg messages = sized<fi_ops_msg>();
-  static fi_ops_rma writes = sized<fi_ops_rma>();
-  static fi_ops_tagged tags = sized<fi_ops_tagged>();
-  general.cancel = cancel_receive;
-  general.setopt = set_option;
-  general.getopt = get_option;
-  names.getname = name;
-  messages.recv = receive;
-  messages.send = send;
-  writes.write = write;
-  writes.writemsg = write_message;
-  writes.read = read;
-  tags.recv = receive_tagged;
-  tags.send = send_tagged;
+  static auto general = table<fi_ops_ep>([](fi_ops_ep& ep) {
+    ep.cancel = cancel_receive;
+    ep.setopt = set_option;
+    ep.getopt = get_option;
+  });
+  static auto names = table<fi_ops_cm>([](fi_ops_cm& cm) { cm.getname = name; });
+  static auto messages = table<fi_ops_msg>([](fi_ops_msg& msg) {
+    msg.recv = receive;
+    msg.send = send;
+  });
+  static auto writes = table<fi_ops_rma>([](fi_ops_rma& rma) {
+    rma.write = write;
+    rma.writemsg = write_message;
+    rma.read = read;
+  });
+  static auto tags = table<fi_ops_tagged>([](fi_ops_tagged& tagged) {
+    tagged.recv = receive_tagged;
+    tagged.send = send_tagged;
+  });
   Ep* ep = new Ep();
   ep->fid = {FI_CLASS_EP, nullptr, &fid_ops};
   ep->ops = &general;

@@ -31,6 +31,15 @@ std::mt19937& chance();
 // Held by every call: the endpoints of a process belong to different threads.
 using Lock = std::lock_guard<std::recursive_mutex>;
 std::recursive_mutex& mutex();
+
+// A table of functions, written before any thread sees it: libfabric's inline functions read it without a lock.
+template <class Ops, class Fill>
+Ops table(Fill&& fill) {
+  Ops ops = {};
+  ops.size = sizeof ops;
+  fill(ops);
+  return ops;
+}
 void violation(const std::string& what);
 void called(const std::string& what);
 

@@ -164,11 +164,11 @@ int open_av(fid_domain*, fi_av_attr*, fid_av** out, void*) {
 
 int open_cq(fid_domain*, fi_cq_attr* attr, fid_cq** out, void*) {
   Lock lock(mutex());
-  static fi_ops_cq ops = {};
-  ops.size = sizeof ops;
-  ops.read = read_queue;
-  ops.readerr = read_error;
-  ops.strerror = error_detail;
+  static auto ops = table<fi_ops_cq>([](fi_ops_cq& cq) {
+    cq.read = read_queue;
+    cq.readerr = read_error;
+    cq.strerror = error_detail;
+  });
   if (attr->wait_obj != FI_WAIT_NONE) return -FI_ENOSYS;
   if (attr->format != FI_CQ_FORMAT_DATA) violation("a queue without room for immediate data");
   Cq* cq = new Cq();
@@ -181,15 +181,15 @@ int open_cq(fid_domain*, fi_cq_attr* attr, fid_cq** out, void*) {
 
 int open_domain(fid_fabric*, fi_info* info, fid_domain** out, void*) {
   Lock lock(mutex());
-  static fi_ops_domain ops = {};
-  static fi_ops_mr registration = {};
-  ops.size = sizeof ops;
-  ops.av_open = open_av;
-  ops.cq_open = open_cq;
-  ops.endpoint = endpoint;
-  registration.size = sizeof registration;
-  registration.reg = register_memory;
-  registration.regattr = register_attributes;
+  static auto ops = table<fi_ops_domain>([](fi_ops_domain& domain) {
+    domain.av_open = open_av;
+    domain.cq_open = open_cq;
+    domain.endpoint = endpoint;
+  });
+  static auto registration = table<fi_ops_mr>([](fi_ops_mr& mr) {
+    mr.reg = register_memory;
+    mr.regattr = register_attributes;
+  });
   Domain* domain = new Domain();
   domain->fid = {FI_CLASS_DOMAIN, nullptr, &fid_ops};
   domain->ops = &ops;
@@ -382,9 +382,8 @@ STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const f
 
 STUB_SYMBOL int fi_fabric(fi_fabric_attr*, fid_fabric** out, void*) {
   Lock lock(mutex());
-  static fi_ops_fabric ops = {};
-  ops.size = sizeof ops;
-  ops.domain = open_domain;
+  static auto ops =
+      table<fi_ops_fabric>([](fi_ops_fabric& fabric) { fabric.domain = open_domain; });
   Fabric* fabric = new Fabric();
   fabric->fid = {FI_CLASS_FABRIC, nullptr, &fid_ops};
   fabric->ops = &ops;
