@@ -238,7 +238,7 @@ def test_collectives_and_death_with_everything_shared() -> None:
         os.kill(os.getpid(), 9)
     dist.destroy_process_group()
     """
-    ends = programs.run("AA", program, env={"SMDDP_SHARED_ALLOCATOR": "1"})
+    ends = programs.run("AA", program, env={"SMDDP_SHARED_ALLOCATOR": "1"}, imports="")
     assert all("done" in end.output for end in ends), ends
     assert shared_memory_left() == []
 

@@ -20,13 +20,12 @@ import torch.distributed as dist
 from harness import server
 from harness.world import BACKEND, rank_environment
 
-IMPORTS = """
+IMPORTS = "import torch, torch.distributed"
+PRELUDE = """
 import os, sys, time, warnings
 import torch, torch.distributed as dist
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
-"""
-PRELUDE = """
 rank, size, backend = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), {backend!r}
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
 def join(name="job"):
@@ -49,14 +48,13 @@ class Ended:
 class Rank:
     """The process of one rank; as ``subprocess.Popen``, though another process is its parent."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, parent: server.Server, pid: int) -> None:
+        self._parent, self.pid = parent, pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            ended = server.with_imports(IMPORTS).ask({"ended": [self.pid]})
-            self.returncode = ended.get(str(self.pid))
+            self.returncode = self._parent.ask({"ended": [self.pid]}).get(str(self.pid))
         return self.returncode
 
     def wait(self) -> None:
@@ -68,7 +66,8 @@ class Programs:
     """The same program in one process per rank of ``layout``.
 
     ``rank``, ``size``, ``backend``, ``store`` and ``join()`` are defined in the program. The store
-    lives in this process, so that it stays when a rank ends.
+    lives in this process, so that it stays when a rank ends. ``imports``: what the process that the
+    ranks are forked from has imported; nothing, if ``env`` has variables that the import reads.
     """
 
     def __init__(
@@ -77,6 +76,7 @@ class Programs:
         program: str,
         env: Mapping[str, str] | None = None,
         backend: str = BACKEND,
+        imports: str = IMPORTS,
     ) -> None:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = tempfile.TemporaryDirectory(prefix="smddp-test-")
@@ -88,7 +88,8 @@ class Programs:
         ]
         text = PRELUDE.format(backend=backend) + textwrap.dedent(program)
         job = {"start": text, "envs": envs, "folder": self._folder.name}
-        self.processes = [Rank(pid) for pid in server.with_imports(IMPORTS).ask(job)]
+        parent = server.with_imports(imports)
+        self.processes = [Rank(parent, pid) for pid in parent.ask(job)]
 
     def _read(self, rank: int, kind: str) -> str:
         path = Path(self._folder.name) / f"{rank}.{kind}"
@@ -137,9 +138,13 @@ class Programs:
 
 
 def run(
-    layout: str, program: str, limit: float = 60, env: Mapping[str, str] | None = None
+    layout: str,
+    program: str,
+    limit: float = 60,
+    env: Mapping[str, str] | None = None,
+    imports: str = IMPORTS,
 ) -> list[Ended]:
-    return Programs(layout, program, env).end(limit)
+    return Programs(layout, program, env, imports=imports).end(limit)
 
 
 def assert_clean(ends: list[Ended]) -> None:
