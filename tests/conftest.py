@@ -41,6 +41,9 @@ QUICK = {
     "test_work",
     "test_wrapped_models",
 }
+# Files whose tests mostly wait, for silences and deadlines: one after another, so that a test that
+# computes runs beside each.
+WAITING = {"test_death", "test_failures", "test_start_failures"}
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent.parent / "tools"))
 # tests.testbed is this tree's, even if the package is installed in place from another tree.
@@ -101,7 +104,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.stem in QUICK:
             item.add_marker(pytest.mark.quick)
     # Long tests first: at the end no process waits for another's long one.
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(
+        key=lambda item: item.path.stem not in WAITING and item.get_closest_marker("slow") is None
+    )
 
 
 def side_by_side_group(item: pytest.Item) -> str:
@@ -109,6 +114,8 @@ def side_by_side_group(item: pytest.Item) -> str:
 
     The tests of a file if its tests share a fixture, else the cases of one test function.
     """
+    if item.path.stem in WAITING:
+        return "waiting"
     definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009
     file = item.path.stem
     if any(definition.scope == "module" for found in definitions for definition in found):
