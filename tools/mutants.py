@@ -48,18 +48,43 @@ PAGE = ROOT / "docs" / "mutants.md"
 BUILD = ROOT / "build" / "mutants"
 # What the core and its tests are built from.
 SOURCES = ("CMakeLists.txt", "csrc", "tests/cpp", "tests/fuzz", "docs/selector.md")
-SWITCH = "SMDDP_MUTANT"
-HEADER = f"""\
+SWITCH, REACHED = "SMDDP_MUTANT", "SMDDP_MUTANTS_REACHED"
+NUMBERS = 1 << 20
+# A fault asks before it shows whether it is switched on; where it asks is noted in the file that
+# REACHED names, a byte for each number.
+HEADER = """\
 #pragma once
+namespace smddp {
+extern const unsigned long kMutant;
+extern unsigned char* const kReached;
+inline bool mutant(unsigned long number) {
+  if (kReached != nullptr) kReached[number] = 1;
+  return kMutant == number;
+}
+}  // namespace smddp
+"""
+SOURCE = f"""\
+#include "mutant.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <cstdlib>
 namespace smddp {{
-inline const unsigned long kMutant = [] {{
+const unsigned long kMutant = [] {{
   const char* number = std::getenv("{SWITCH}");
   return number != nullptr ? std::strtoul(number, nullptr, 10) : 0;
 }}();
-inline bool mutant(unsigned long number) {{ return kMutant == number; }}
+unsigned char* const kReached = []() -> unsigned char* {{
+  const char* path = std::getenv("{REACHED}");
+  int fd = path != nullptr ? ::open(path, O_RDWR | O_CLOEXEC) : -1;
+  if (fd < 0) return nullptr;
+  void* at = ::mmap(nullptr, {NUMBERS}, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  return at != MAP_FAILED ? static_cast<unsigned char*>(at) : nullptr;
+}}();
 }}  // namespace smddp
 """
+GENERATED = {Path("csrc/mutant.h"): HEADER, Path("csrc/common/mutant.cc"): SOURCE}
 # A program with a fault may take so many times as long as without, and so many seconds more.
 TIMES, MORE_SECONDS = 5, 20
 _RUNNING = re.compile(rb"^\[ RUN      \] (\S+)", re.MULTILINE)
@@ -88,7 +113,7 @@ class Fault:
     @property
     def number(self) -> int:
         """What the switch says for this fault. It does not change with the rest of the list."""
-        return zlib.crc32(self.name.encode())
+        return zlib.crc32(self.name.encode()) % NUMBERS
 
     def switched(self) -> str:
         """Both versions, and the switch between them."""
@@ -102,12 +127,13 @@ class Fault:
 
 @dataclass
 class Program:
-    """A test of ctest, and how long it takes without a fault."""
+    """A test of ctest; how long it takes, and the numbers of the faults whose lines it reaches."""
 
     name: str
     command: list[str]
     environment: dict[str, str]
     seconds: float = 0.0
+    reached: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -164,9 +190,8 @@ def source_files() -> list[Path]:
 def make_tree(faults: list[Fault], tree: Path) -> None:
     """A copy of the sources with all faults in it, none of them switched on."""
     files = source_files()
-    switch = Path("csrc/mutant.h")
     for old in [p for p in tree.rglob("*") if p.is_file()]:
-        if old.relative_to(tree) not in [*files, switch]:
+        if old.relative_to(tree) not in [*files, *GENERATED]:
             old.unlink()
     for name in files:
         data = (ROOT / name).read_bytes()
@@ -178,7 +203,8 @@ def make_tree(faults: list[Fault], tree: Path) -> None:
                 text = text.replace(fault.text, fault.switched())
             data = f'#include "mutant.h"\n{text}'.encode()
         _write(tree / name, data)
-    _write(tree / switch, HEADER.encode())
+    for name, text in GENERATED.items():
+        _write(tree / name, text.encode())
 
 
 def build(faults: list[Fault], jobs: int) -> list[Program]:
@@ -229,11 +255,17 @@ class Runner:
                 _kill(process)
 
     def run(
-        self, program: Program, fault: Fault | None, limit: float, only: str = ""
+        self,
+        program: Program,
+        fault: Fault | None,
+        limit: float,
+        only: str = "",
+        more: dict[str, str] | None = None,
     ) -> tuple[str, bytes, float]:
         """ "" or how it went wrong, its output, its seconds. `only`: one test of the program."""
         environment = {**os.environ, **program.environment, "GTEST_FAIL_FAST": "1"}
         environment.pop(SWITCH, None)
+        environment |= more or {}
         if fault is not None:
             environment[SWITCH] = str(fault.number)
         command = program.command + ([f"--gtest_filter={only}"] if only else [])
@@ -295,8 +327,9 @@ def limit_of(program: Program) -> float:
 
 
 def try_fault(runner: Runner, fault: Fault, programs: list[Program], digest: str) -> Outcome:
-    """Runs the programs with the fault until one notices it."""
+    """Runs the programs that reach the fault's line until one notices it."""
     outcome = Outcome(digest)
+    programs = [program for program in programs if fault.number in program.reached]
     first = [p for name in fault.first for p in programs if p.name == name]
     rest = sorted((p for p in programs if p not in first), key=lambda p: p.seconds)
     for program in first + rest:
@@ -319,7 +352,11 @@ def measure(runner: Runner, programs: list[Program], jobs: int) -> None:
     """Runs all programs without a fault."""
 
     def one(program: Program) -> None:
-        how, output, program.seconds = runner.run(program, None, 600)
+        reached = BUILD / "reached" / program.name
+        _write(reached, bytes(NUMBERS))
+        more = {REACHED: str(reached)}
+        how, output, program.seconds = runner.run(program, None, 600, more=more)
+        program.reached = frozenset(n for n, was in enumerate(reached.read_bytes()) if was)
         if how:
             _write(BUILD / "logs" / f"{program.name}.txt", output)
             log = BUILD / "logs" / f"{program.name}.txt"
@@ -428,7 +465,7 @@ def page(faults: list[Fault], results: dict[str, Outcome]) -> str:
         "",
         f"{len(noticed)} of {len(faults)} faults are noticed by the C++ tests. `make mutants` puts",
         "one fault after the other into the core and runs the tests until one fails. The seconds",
-        "are those of the test program, of which several ran side by side. A program that took more",
+        "are those of the test program; several ran side by side. A program that took more",
         f"than {TIMES} times its time without a fault, and {MORE_SECONDS} s, hangs.",
         "",
         "| file | fault | what it breaks | noticed by |",

@@ -2,6 +2,9 @@
 #include "gpu_collectives/device_group.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -247,6 +250,28 @@ TEST(DeviceGroup, AnAbortReachesAllRanks) {
       EXPECT_NE(s.message().find("stopped by rank 0"), std::string::npos) << s.message();
     }
   });
+}
+
+// A rank may have ended after its part was done: the operations of the others get a while to end.
+TEST(HostPeers, OnesThatEndedAreMissedAWhileAfterTheirEndAndTheOperationsStart) {
+  pid_t child = fork();
+  if (child == 0) {
+    for (;;) ::pause();
+  }
+  HostPeers peers({"rank 0", "rank 1"}, 0);
+  peers.join({getpid(), child});
+  constexpr uint64_t kGrace = 10;
+  EXPECT_TRUE(peers.lost(1000, 1, kGrace, "it").ok());
+  kill(child, SIGKILL);
+  siginfo_t info;
+  waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
+  EXPECT_TRUE(peers.lost(2000, 1, kGrace, "it").ok());
+  EXPECT_TRUE(peers.lost(2009, 1, kGrace, "it").ok());
+  EXPECT_TRUE(peers.lost(2012, 2005, kGrace, "a later one").ok());
+  Status lost = peers.lost(2015, 2005, kGrace, "a later one");
+  EXPECT_EQ(lost.code(), Code::kPeerLost);
+  EXPECT_NE(lost.message().find("rank 1 (process"), std::string::npos) << lost.message();
+  waitpid(child, nullptr, 0);
 }
 
 TEST(Imports, AreKeptUntilTheOwnerAllocatesTheAddressAgain) {

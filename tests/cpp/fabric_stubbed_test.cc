@@ -209,6 +209,32 @@ TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
   });
 }
 
+// Each peer may hold as many buffers as are free, so seven hold all but one of them. The stub refuses
+// messages from memory that is not registered.
+TEST_F(Stubbed, AllMessageBuffersLieInTheirMemory) {
+  TestEndpoint a = open_endpoint(0);
+  std::vector<TestEndpoint> others;
+  std::vector<SendBuffer*> held;
+  for (uint32_t id = 1; id <= 7; ++id) {
+    Peer to = introduce(a, others.emplace_back(open_endpoint(id)));
+    for (bool control : {false, true}) {
+      while (SendBuffer* buffer = a.endpoint->messages().acquire(to, control)) {
+        write_message(buffer->data, buffer->capacity, {0, a.sent[to]++});
+        held.push_back(buffer);
+      }
+    }
+  }
+  EXPECT_GT(held.size(), 80u);
+  for (SendBuffer* buffer : held) a.endpoint->messages().post(buffer, buffer->capacity);
+  std::vector<TestEndpoint*> all{&a};
+  for (TestEndpoint& other : others) all.push_back(&other);
+  drive(all, [&] {
+    size_t messages = 0;
+    for (TestEndpoint& other : others) messages += other.inbox.messages;
+    return messages == held.size() && a.endpoint->idle();
+  });
+}
+
 // If no more memory can be pinned, a chunk waits for those in flight, and a region is refused.
 TEST_F(Stubbed, LimitOnPinnedMemory) {
   stub_->settings.domains = {"a"};

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <vector>
@@ -413,6 +416,38 @@ TYPED_TEST(ReduceHalf, EveryInstructionSetRoundsAlike) {
       ASSERT_EQ(out[i].bits, expected.bits) << name_of(isa) << ' ' << std::hexfloat << values[i];
     }
   }
+}
+
+// As a rank reads a slot: it sees the word that was stored after the copy, and then the bytes of the copy.
+TEST(Reduce, StreamedBytesAreVisibleBeforeWhatIsStoredAfterThem) {
+  constexpr size_t kBytes = 4096;
+  alignas(64) static char from[kBytes], to[kBytes];
+  std::atomic<uint64_t> written{0}, read{0};
+  std::atomic<bool> stop{false};
+  auto await = [&](std::atomic<uint64_t>& what, uint64_t value) {
+    for (int looks = 0; what.load(std::memory_order_acquire) != value && !stop; ++looks) {
+      if (looks > 1000) std::this_thread::yield();
+    }
+  };
+  std::thread writer([&] {
+    for (uint64_t i = 1; !stop; ++i) {
+      std::memset(from, static_cast<int>(i % 100), kBytes);
+      kernels::copy(to, from, kBytes, true);
+      written.store(i, std::memory_order_release);
+      await(read, i);
+    }
+  });
+  int old = 0;
+  auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);
+  for (uint64_t i = 1; std::chrono::steady_clock::now() < until; ++i) {
+    await(written, i);
+    old += std::atomic_ref(to[kBytes - 1]).load(std::memory_order_relaxed) !=
+           static_cast<char>(i % 100);
+    read.store(i, std::memory_order_release);
+  }
+  stop = true;
+  writer.join();
+  EXPECT_EQ(old, 0);
 }
 
 TEST(Reduce, CopiesOfAnySizeToAnyAddress) {
