@@ -398,7 +398,8 @@ def run_all(
                     if outcome.program
                     else "[bold red]unnoticed[/]"
                 )
-                + (f" (flaky: {', '.join(outcome.flaky)})" if outcome.flaky else "")
+                + (f" (flaky: {', '.join(outcome.flaky)})" if outcome.flaky else ""),
+                soft_wrap=True,
             )
     except KeyboardInterrupt:
         return False

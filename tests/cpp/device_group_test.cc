@@ -300,6 +300,15 @@ TEST(Imports, AreKeptUntilTheOwnerAllocatesTheAddressAgain) {
   EXPECT_EQ(static_cast<char>(there.value()[0]), 'y');
   EXPECT_EQ(imports.statistics().replaced, 1u);
   EXPECT_EQ(imports.statistics().mapped, 4096u);
+  // And memory of the same size in the same place.
+  void* third = owner.allocate(4096).value();
+  device::Allocation same = owner.export_memory(third, 1).value()[0];
+  same.base = second.base;
+  auto where = imports.find(getpid(), same);
+  ASSERT_TRUE(where.ok());
+  static_cast<char*>(third)[0] = 'z';
+  EXPECT_EQ(static_cast<char>(where.value()[0]), 'z');
+  EXPECT_EQ(imports.statistics().replaced, 2u);
 }
 
 TEST(Offer, EncodesDecodesAndChecksItsRoom) {

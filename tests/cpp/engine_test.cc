@@ -250,7 +250,7 @@ TEST(Driving, PassesToAnotherThreadThatWaitsIfTheDriverStopsWaiting) {
     return false;
   };
   std::thread first([&] {
-    EXPECT_FALSE(group.engine().wait(*never, milliseconds(100)));
+    EXPECT_FALSE(group.engine().wait(*never, milliseconds(500)));
     Engine::Lock lock = group.engine().lock();
     left = true;
   });

@@ -257,7 +257,8 @@ TEST(Failure, NoByteComesAfterTheError) {
   }
 }
 
-// A rank that does not answer, because it drives nothing, delays the error of the others by a moment only.
+// A rank that does not answer, because it drives nothing, delays the error of the others by a moment only. As
+// it may still write, what it may write into stays.
 TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorByAMoment) {
   std::barrier both(2);
   run_world("AB",
@@ -267,10 +268,13 @@ TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorByAMoment) {
               both.arrive_and_wait();
               if (c.rank == 0) {
                 uint64_t began = now_ns();
-                Status status = c.run(gather_of(in, out, 2));
+                auto op = gather_of(in, out, 2);
+                Status status = c.run(op);
                 EXPECT_EQ(status.code(), Code::kTimeout);
                 EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
                 EXPECT_LT(now_ns() - began, 5'000'000'000u);
+                std::weak_ptr<Operation> kept = std::exchange(op, nullptr);
+                EXPECT_FALSE(kept.expired());
               }
               both.arrive_and_wait();
             },

@@ -138,6 +138,31 @@ TEST(Pressure, AnAllReduceInPlaceIsPushedBeforeItIsSummed) {
             {.single_copy = false, .timeout_seconds = 10});
 }
 
+// Rank 1 has pushed all that rank 0 needs, and has read nothing of what rank 0 gives: rank 0's caller may not
+// have its memory back.
+TEST(Pressure, AnOperationIsNotOverWhileALocalRankHasToReadItsMemory) {
+  constexpr size_t kCount = 1 << 18;
+  for (bool gathers : {true, false}) {
+    std::barrier both(2);
+    run_world("AA", [&](RankContext& c) {
+      std::vector<int> in(gathers ? kCount : 2 * kCount, c.rank + 1);
+      std::vector<int> out(gathers ? 2 * kCount : kCount);
+      auto op = gathers ? gather_of(in, out, 2)
+                        : scatter_of(in, out, 2, Dtype::kInt32, ReduceOp::kSum);
+      if (c.rank == 0) both.arrive_and_wait();
+      c.group.submit(op, {}, false);
+      if (c.rank == 1) both.arrive_and_wait();
+      if (op->path == "single-copy" && c.rank == 0)
+        EXPECT_FALSE(c.engine.wait(*op, milliseconds(50)));
+      both.arrive_and_wait();
+      c.engine.wait(*op);
+      ASSERT_TRUE(op->status().ok()) << op->status().message();
+      EXPECT_EQ(out[0], gathers ? 1 : 3);
+      EXPECT_EQ(out.back(), gathers ? 2 : 3);
+    });
+  }
+}
+
 TEST(Pressure, AllRanksSendToOneAtOnce) {
   run_world("ABCDEFG", [](RankContext& c) {
     for (int i = 0; i < 5; ++i) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "fabric_endpoints.h"
+#include "peers/fragment_flows.h"
 #include "world.h"
 
 namespace smddp {
@@ -169,6 +170,34 @@ TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
     });
     EXPECT_EQ(world.heard.aborts, 1);
     EXPECT_TRUE(remote.has_unsent());
+  }
+}
+
+// Rank 0 has credit from rank 1, and has sent it nothing: rank 1 may not know this group yet. Its flow to rank
+// 1 may have to wait for the one from there, so rank 1 has to get a READY.
+TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
+  StuckAndLive world(false);
+  RemotePeers& remote = *world.remote;
+  Members members(0, Topology({"A", "B", "C"}), "g", {"A", "B", "C"}, {});
+  RailTurns turns;
+  for (uint64_t seq = 0; seq < 2; ++seq) {
+    for (Rank peer : {1, 2}) remote.has_started(peer, seq);
+    FragmentFlows flows(members, remote, turns,
+                        {{}, seq, pattern::Pattern::kDirect, 16 << 10, true, false});
+    for (int step : {1, 2}) {
+      pattern::Flow flow{step, {0}, step};
+      ShardRun in, out;
+      in.add(step, 16 << 10);
+      out.add(0, 16 << 10);
+      ASSERT_NE(flows.add_receive(flow, std::move(in)), nullptr);
+      ASSERT_NE(flows.add_send(flow, std::move(out)), nullptr);
+    }
+    uint64_t before = world.own->counters().messages_sent;
+    flows.open(true);
+    world.drive([&] { return world.own->counters().messages_sent >= before + 2; });
+    EXPECT_EQ(world.own->counters().messages_sent - before, seq == 0 ? 2u : 0u);
+    EXPECT_TRUE(remote.has_greeted(1) && remote.has_greeted(2));
+    flows.close();
   }
 }
 

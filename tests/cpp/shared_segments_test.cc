@@ -21,9 +21,10 @@
 #include <set>
 
 #include "common/clock.h"
-#include "common/processor.h"
 #include "common/random.h"
 #include "intranode/presence.h"
+#include "peers/local_peers.h"
+#include "two_cores.h"
 #include "world.h"
 
 namespace {
@@ -268,41 +269,85 @@ TEST(DirectReads, GoOnAfterAShortOne) {
   EXPECT_EQ(to[9500], std::byte{0});
 }
 
-// A rank that publishes looks whether the other one sleeps; the other one says that it sleeps, and looks for
-// what was published. One of the two sees the other.
-TEST(Doorbell, IsRungIfTheSleeperHasNotSeenWhatWasPublished) {
-  auto presence = std::move(intranode::Presence::create().value());
-  auto neighbor =
+// A presence, and the view that the neighbours have of it.
+struct Bell {
+  std::unique_ptr<intranode::Presence> presence =
+      std::move(intranode::Presence::create().value());
+  std::shared_ptr<intranode::Neighbor> neighbor =
       std::move(intranode::Neighbor::open(getpid(), presence->token(), presence->presence_fd(),
                                           presence->doorbell_fd())
                     .value());
-  std::atomic<uint64_t> word{0}, round{0}, over{0};
+  bool rung() const {
+    pollfd bell{presence->wait_fd(), POLLIN, 0};
+    return poll(&bell, 1, 0) == 1;
+  }
+};
+
+TEST(Doorbell, IsRungAfterAPushAndAfterAPopIfTheNeighbourSleeps) {
+  auto theirs = std::move(Outbox::create({}, 1).value());
+  theirs->expect(1);
+  auto own = std::move(Outbox::create({}, 1).value());
+  own->expect(1);
+  Bell bell;
+  LocalPeers peers(std::move(own));
+  peers.add(1, std::move(Inbox::open(getpid(), theirs->fd(), {}, 0, 1, false).value()),
+            bell.neighbor);
+  theirs->publish({});
+  for (const char* what : {"nothing", "pop", "push", "nothing"}) {
+    bell.presence->announce_sleep();
+    if (what == std::string("pop")) peers.pop(0);
+    if (what == std::string("push")) peers.push({});
+    peers.wake();
+    EXPECT_EQ(bell.rung(), what != std::string("nothing")) << what;
+    bell.presence->announce_awake();
+    bell.presence->drain();
+  }
+}
+
+// A rank that publishes looks whether the other one sleeps; the other one says that it sleeps, and looks for
+// what was published. One of the two sees the other. Each has in its cache what it looks at.
+TEST(Doorbell, IsRungIfTheSleeperHasNotSeenWhatWasPublished) {
+  Bell bell;
+  alignas(64) std::atomic<uint64_t> word{0};
+  alignas(64) std::atomic<uint64_t> round{0};
+  alignas(64) std::atomic<uint64_t> go{0};
+  alignas(64) std::atomic<uint64_t> over{0};
   std::atomic<bool> stop{false};
   auto await = [&](std::atomic<uint64_t>& what, uint64_t value) {
     for (int looks = 0; what.load() != value && !stop; ++looks) {
       if (looks > 1000) sched_yield();
     }
   };
+  auto spend = [](uint64_t turns) {
+    for (; turns > 0; --turns) std::atomic_signal_fence(std::memory_order_seq_cst);
+  };
+  TwoCores cores;
+  if (!cores.take(0)) GTEST_SKIP() << "this process may not choose its core";
   std::thread publisher([&] {
+    cores.take(1);
     for (uint64_t i = 1; !stop; ++i) {
       await(round, i);
+      bell.neighbor->wake();  // which does not sleep
+      go.store(i);
+      spend(i % 61 * 16);
       word.store(i, std::memory_order_release);
-      neighbor->wake();
+      bell.neighbor->wake();
       over.store(i);
     }
   });
   int missed = 0;
-  uint64_t until = now_ns() + 300'000'000;
+  uint64_t until = now_ns() + 500'000'000;
   for (uint64_t i = 1; now_ns() < until; ++i) {
     round.store(i);
-    for (uint64_t n = i % 64; n > 0; --n) smddp::pause();  // the two meet at different points
-    presence->announce_sleep();
+    await(go, i);
+    (void)word.load();
+    spend(i % 17 * 16);
+    bell.presence->announce_sleep();
     bool seen = word.load(std::memory_order_acquire) == i;
     await(over, i);
-    pollfd bell{presence->wait_fd(), POLLIN, 0};
-    if (!seen && poll(&bell, 1, 0) != 1) ++missed;
-    presence->announce_awake();
-    presence->drain();
+    if (!seen && !bell.rung()) ++missed;
+    bell.presence->announce_awake();
+    bell.presence->drain();
   }
   stop = true;
   publisher.join();
