@@ -89,7 +89,7 @@ TEST(RankInfo, RandomBytesAreHarmless) {
 }
 
 TEST(Failures, TheFirstIsTheCauseOfTheOthers) {
-  MemoryStore store;
+  MemoryStore store(std::chrono::seconds(1));
   EXPECT_TRUE(published_failure(store).ok());
   publish_failure(store, {Code::kUnavailable, "the cause"});
   publish_failure(store, {Code::kTimeout, "a consequence"});

@@ -66,11 +66,13 @@ TEST(Failure, AnOperationMayHaveAShorterLimitThanItsGroup) {
         std::vector<float> in(1000), out(2000);
         auto op = gather_of(in, out, 2);
         op->timeout_ns = 300'000'000;
-        uint64_t began = now_ns();
-        Status status = c.run(op);
+        c.group.submit(op, {}, false);
+        EXPECT_TRUE(c.engine.wait(*op, std::chrono::seconds(5)));
+        c.group.abort("took too long");
+        c.engine.wait(*op);
+        const Status& status = op->status();
         EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
         EXPECT_NE(status.message().find("within 0.3 s"), std::string::npos) << status.message();
-        EXPECT_LT(now_ns() - began, 10'000'000'000u);
       }
       both.arrive_and_wait();
     });
@@ -87,7 +89,9 @@ TEST(Failure, ASubgroupHasTheLimitThatItsGroupHasByNow) {
       std::vector<float> in(1000), out(2000);
       auto op = gather_of(in, out, 2);
       group.value()->submit(op, {}, false);
-      EXPECT_TRUE(c.engine.wait(*op, std::chrono::seconds(10)));
+      EXPECT_TRUE(c.engine.wait(*op, std::chrono::seconds(5)));
+      group.value()->abort("took too long");
+      c.engine.wait(*op);
       EXPECT_EQ(op->status().code(), Code::kTimeout) << op->status().message();
     }
     both.arrive_and_wait();

@@ -135,7 +135,7 @@ TEST(Pressure, AnAllReduceInPlaceIsPushedBeforeItIsSummed) {
               EXPECT_EQ(out, in);
               EXPECT_EQ(data, std::vector<float>(100, 3.0f));
             },
-            {.single_copy = false, .timeout_seconds = 10});
+            {.single_copy = false, .timeout_seconds = 5});
 }
 
 // Rank 1 has pushed all that rank 0 needs, and has read nothing of what rank 0 gives: rank 0's caller may not
@@ -147,8 +147,8 @@ TEST(Pressure, AnOperationIsNotOverWhileALocalRankHasToReadItsMemory) {
     run_world("AA", [&](RankContext& c) {
       std::vector<int> in(gathers ? kCount : 2 * kCount, c.rank + 1);
       std::vector<int> out(gathers ? 2 * kCount : kCount);
-      auto op = gathers ? gather_of(in, out, 2)
-                        : scatter_of(in, out, 2, Dtype::kInt32, ReduceOp::kSum);
+      auto op =
+          gathers ? gather_of(in, out, 2) : scatter_of(in, out, 2, Dtype::kInt32, ReduceOp::kSum);
       if (c.rank == 0) both.arrive_and_wait();
       c.group.submit(op, {}, false);
       if (c.rank == 1) both.arrive_and_wait();
