@@ -6,8 +6,9 @@
 ``tests/mutants/faults.toml`` lists the faults. All of them are compiled once, into a copy of the
 sources, behind a switch that is read at run time. A fault is noticed if a test program fails, or
 takes more than 20 s and five times its time without a fault, and the test that failed passes
-without the fault at once, and fails with it again. The outcomes go to ``tests/mutants/results.json`` and ``docs/mutants.md``.
-The exit status is 1 if a fault is unnoticed that the list does not explain.
+without the fault at once, and fails with it again. The outcomes go to
+``tests/mutants/results.json`` and ``docs/mutants.md``. The exit status is 1 if a fault is unnoticed
+that the list does not explain.
 
 NAMEs pick some faults, ``--resume`` leaves out those with an outcome for the same sources, and
 ``--page`` only writes the page again. Called by ``make mutants``.
