@@ -241,6 +241,29 @@ TEST(Sleep, EndsWhenAnotherThreadEndsTheTask) {
   EXPECT_LT(now_ns() - began, kTimeOfRounds);
 }
 
+// An operation of several fragments may meet its end several times.
+TEST(Tasks, EndOnceWithTheFirstStatus) {
+  struct Counted : Operation {
+    void on_done() override { ++ends; }
+    int ends = 0;
+  };
+  Stepping group;
+  group.works = false;
+  auto task = std::make_shared<Counted>(), other = std::make_shared<Counted>();
+  for (int turn = 0; turn < 2; ++turn) {
+    Engine::Lock lock = group.engine().lock();
+    for (const Status& status : {Status(), Status(Code::kAborted, "later")}) {
+      group.engine().finish(task, status);
+      group.engine().finish(other, status);
+    }
+    group.engine().release(std::move(lock), nullptr);
+  }
+  for (const auto& each : {task, other}) {
+    EXPECT_TRUE(each->done() && each->status().ok());
+    EXPECT_EQ(each->ends, 1);
+  }
+}
+
 TEST(Driving, PassesToAnotherThreadThatWaitsIfTheDriverStopsWaiting) {
   Stepping group;
   auto never = std::make_shared<Operation>(), task = std::make_shared<Operation>();
