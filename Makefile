@@ -41,7 +41,7 @@ WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $(CORES) || echo 8)
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -215,6 +215,11 @@ fuzz: $(VENV)/.stamp-requirements  ## fuzz every parser of bytes from outside, F
 	  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 	$(BIN)/cmake --build build/fuzz --parallel $(JOBS)
 	@$(PY) tests/fuzz/run.py --build build/fuzz --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
+
+# All faults are compiled once, into build/mutants; MUTANTS="name --jobs 1" picks some.
+MUTANTS ?=
+mutants: $(VENV)/.stamp-requirements  ## which C++ test notices each fault in tests/mutants/faults.toml; half an hour
+	$(PY) tools/mutants.py --build-jobs $(JOBS) $(MUTANTS)
 
 bench: bench-programs  ## measure inside this host beside Gloo and the peers that are there, a minute
 	$(PY) benchmarks/collectives.py --short --ranks $(RANKS)

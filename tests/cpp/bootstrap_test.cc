@@ -88,6 +88,18 @@ TEST(RankInfo, RandomBytesAreHarmless) {
   }
 }
 
+TEST(Failures, TheFirstIsTheCauseOfTheOthers) {
+  MemoryStore store(std::chrono::seconds(1));
+  EXPECT_TRUE(published_failure(store).ok());
+  publish_failure(store, {Code::kUnavailable, "the cause"});
+  publish_failure(store, {Code::kTimeout, "a consequence"});
+  Status failure = published_failure(store);
+  EXPECT_EQ(failure.code(), Code::kUnavailable);
+  EXPECT_EQ(failure.message(), "the cause");
+  auto collected = collect(store, "topic", {0, 1});
+  EXPECT_EQ(collected.status().message(), "the cause");
+}
+
 // --- exchanges over the store --------------------------------------------------------------------
 
 class Variable {

@@ -8,6 +8,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <utility>
 
 #include "device/cuda_report.h"
 #include "device/gdr.h"
@@ -42,6 +45,11 @@ std::byte* reserve(size_t bytes) {
 }
 void free_memory(void* at) { stub<void (*)(void*)>("stub_free")(at); }
 size_t mapped() { return stub<size_t (*)()>("stub_mapped")(); }
+
+size_t open_descriptors() {
+  auto entries = std::filesystem::directory_iterator("/proc/self/fd");
+  return static_cast<size_t>(std::distance(begin(entries), end(entries)));
+}
 
 std::unique_ptr<Device> gpu() {
   auto opened = device::open_cuda_device(0);
@@ -96,6 +104,53 @@ TEST(CudaDevice, SharesMemoryOfEachKind) {
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("PYTORCH_CUDA_ALLOC_CONF"), std::string::npos);
   free_memory(memory);
+}
+
+TEST(CudaDevice, MemoryThatTakesAnAddressAgainIsExportedAnew) {
+  auto owner = gpu(), reader = gpu();
+  std::byte* at = reserve(8192);
+  for (Kind kind : {kMalloc, kExpandable}) {
+    uint64_t before = 0;
+    size_t open = 0;
+    for (int turn = 0; turn < 4; ++turn) {
+      std::byte* memory = allocate(8192, kind, at);
+      memory[5] = static_cast<std::byte>(turn);
+      auto exported = owner->export_memory(memory, 100);
+      ASSERT_TRUE(exported.ok()) << exported.status().message();
+      const Allocation& a = exported.value()[0];
+      EXPECT_NE(a.id, std::exchange(before, a.id));
+      auto here = reader->import_memory(a, getpid());
+      ASSERT_TRUE(here.ok()) << here.status().message();
+      EXPECT_EQ(static_cast<std::byte*>(here.value())[5], static_cast<std::byte>(turn));
+      reader->release_memory(a, here.value());
+      // What the owner keeps open keeps the memory allocated.
+      size_t now = open_descriptors();
+      if (turn > 0) EXPECT_EQ(now, open);
+      open = now;
+      free_memory(memory);
+    }
+  }
+}
+
+TEST(CudaDevice, APieceOfAnOfferEndsWhereTheNextOneBegins) {
+  auto owner = gpu(), reader = gpu();
+  std::byte* first = allocate(8192, kExpandable, reserve(16384));
+  std::byte* second = allocate(8192, kExpandable, first + 8192);
+  second[0] = std::byte{42};
+  auto made = intranode::Offer::make(*owner, {}, {{first + 4096, 8192}});
+  std::vector<std::byte> wire(intranode::Offer::room({8192}));
+  made.encode(wire.data(), wire.size());
+  auto offer = intranode::Offer::decode(wire.data(), wire.size());
+  ASSERT_TRUE(offer.ok());
+  intranode::Imports imports(*reader);
+  for (size_t offset : {size_t{0}, size_t{4096}}) {
+    auto piece = offer.value().locate(imports, 0, offset, 8192 - offset);
+    ASSERT_TRUE(piece.ok()) << piece.status().message();
+    EXPECT_EQ(piece.value().bytes, 4096u) << offset;
+    if (offset > 0) EXPECT_EQ(piece.value().address[0], std::byte{42});
+  }
+  free_memory(first);
+  free_memory(second);
 }
 
 TEST(CudaDevice, ExpandableSegmentsAreExportedAsSeveralPieces) {

@@ -2,6 +2,9 @@
 #include "gpu_collectives/device_group.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstring>
 
@@ -249,6 +252,28 @@ TEST(DeviceGroup, AnAbortReachesAllRanks) {
   });
 }
 
+// A rank may have ended after its part was done: the operations of the others get a while to end.
+TEST(HostPeers, OnesThatEndedAreMissedAWhileAfterTheirEndAndTheOperationsStart) {
+  pid_t child = fork();
+  if (child == 0) {
+    for (;;) ::pause();
+  }
+  HostPeers peers({"rank 0", "rank 1"}, 0);
+  peers.join({getpid(), child});
+  constexpr uint64_t kGrace = 10;
+  EXPECT_TRUE(peers.lost(1000, 1, kGrace, "it").ok());
+  kill(child, SIGKILL);
+  siginfo_t info;
+  waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
+  EXPECT_TRUE(peers.lost(2000, 1, kGrace, "it").ok());
+  EXPECT_TRUE(peers.lost(2009, 1, kGrace, "it").ok());
+  EXPECT_TRUE(peers.lost(2012, 2005, kGrace, "a later one").ok());
+  Status lost = peers.lost(2015, 2005, kGrace, "a later one");
+  EXPECT_EQ(lost.code(), Code::kPeerLost);
+  EXPECT_NE(lost.message().find("rank 1 (process"), std::string::npos) << lost.message();
+  waitpid(child, nullptr, 0);
+}
+
 TEST(Imports, AreKeptUntilTheOwnerAllocatesTheAddressAgain) {
   HostDevice owner, reader;
   Imports imports(reader);
@@ -275,6 +300,15 @@ TEST(Imports, AreKeptUntilTheOwnerAllocatesTheAddressAgain) {
   EXPECT_EQ(static_cast<char>(there.value()[0]), 'y');
   EXPECT_EQ(imports.statistics().replaced, 1u);
   EXPECT_EQ(imports.statistics().mapped, 4096u);
+  // And memory of the same size in the same place.
+  void* third = owner.allocate(4096).value();
+  device::Allocation same = owner.export_memory(third, 1).value()[0];
+  same.base = second.base;
+  auto where = imports.find(getpid(), same);
+  ASSERT_TRUE(where.ok());
+  static_cast<char*>(third)[0] = 'z';
+  EXPECT_EQ(static_cast<char>(where.value()[0]), 'z');
+  EXPECT_EQ(imports.statistics().replaced, 2u);
 }
 
 TEST(Offer, EncodesDecodesAndChecksItsRoom) {

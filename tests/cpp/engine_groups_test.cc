@@ -1,4 +1,5 @@
-// Which group gets a message, and what becomes of messages of groups that a rank has not made yet.
+// Which group gets a message, what becomes of messages of groups that a rank has not made yet, and when the
+// endpoint is closed.
 #include "progress/groups.h"
 
 #include <gtest/gtest.h>
@@ -13,6 +14,7 @@
 
 #include "common/signature.h"
 #include "progress/early_messages.h"
+#include "progress/network.h"
 
 namespace smddp {
 namespace {
@@ -90,12 +92,12 @@ struct CountingGroup : Progressable {
     ++losses;
   }
   void on_fabric_failed(const Status&) override { ++fabric_failures; }
-  bool needs_network() const override { return false; }
+  bool needs_network() const override { return needs; }
   void on_network_closed() override {}
   void fail(Status why) noexcept override { failure = std::move(why); }
   void leave() override { ++left; }
 
-  bool is_busy = false, throws = false, authentic = true;
+  bool is_busy = false, throws = false, authentic = true, needs = false;
   std::vector<CountingGroup*>* order = nullptr;  // of the calls of progress(), among groups
   Status failure;
   int fabric_failures = 0;
@@ -222,6 +224,53 @@ TEST(Groups, TakeTurnsToBeTheFirstOfAPass) {
     ++first[order[0]];
   }
   for (CountingGroup& group : three) EXPECT_EQ(first[&group], 10);
+}
+
+// --- when the endpoint is closed, so that the next group opens a new one
+
+class Endpoints : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto opened = network_.open();
+    if (!opened) GTEST_SKIP() << opened.status().message();
+    endpoint_ = opened.value();
+  }
+  CountingGroup group_;
+  Groups groups_;
+  Network network_;
+  fabric::Endpoint* endpoint_ = nullptr;
+};
+
+TEST_F(Endpoints, AreClosedOnlyIfWornAndNeededByNoGroup) {
+  EXPECT_FALSE(network_.close_if_worn(groups_)) << "nothing is broken";
+  network_.wear();
+  group_.needs = true;
+  groups_.attach(key_of(1), &group_);
+  EXPECT_FALSE(network_.close_if_worn(groups_)) << "a group needs it";
+  group_.needs = false;
+  EXPECT_TRUE(network_.close_if_worn(groups_));
+  EXPECT_EQ(network_.endpoint(), nullptr);
+  EXPECT_TRUE(network_.open().ok());
+  EXPECT_FALSE(network_.close_if_worn(groups_)) << "it is new";
+}
+
+TEST_F(Endpoints, AreWornOnceAPeerIsLost) {
+  auto other = fabric::Endpoint::open(fabric::options_from_env());
+  ASSERT_TRUE(other.ok());
+  auto peer = endpoint_->add_peer(other.value()->address());
+  ASSERT_TRUE(peer.ok());
+  endpoint_->give_up(peer.value(), "asked to");
+  EXPECT_TRUE(network_.close_if_worn(groups_));
+}
+
+TEST_F(Endpoints, StayWhileMemoryIsLentToThem) {
+  std::vector<std::byte> memory(4096);
+  Status lent = network_.lend(memory.data(), memory.size(), {});
+  if (!lent) GTEST_SKIP() << lent.message();
+  network_.wear();
+  EXPECT_FALSE(network_.close_if_worn(groups_));
+  network_.take_back(memory.data());
+  EXPECT_TRUE(network_.close_if_worn(groups_));
 }
 
 }  // namespace

@@ -1,10 +1,13 @@
-// Which thread drives: the one that waits, or the background thread.
+// Which thread drives: the one that waits, another one that waits, or the background thread; and that a
+// driver that sleeps wakes for what happens meanwhile.
 #include <sched.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <thread>
 
+#include "common/clock.h"
 #include "world.h"
 
 namespace smddp {
@@ -107,6 +110,177 @@ TEST(Driving, ShutdownEndsAWaitLeftToTheBackgroundThread) {
     EXPECT_TRUE(c.engine.ended());
     ends.join();
   });
+}
+
+// A group whose passes are the test's, on an engine that sleeps at once if a pass finds nothing.
+class Stepping : private Progressable {
+ public:
+  Stepping() {
+    ::setenv("SMDDP_SPIN_MICROSECONDS", "0", 1);
+    engine_ = std::move(Engine::create().value());
+    ::unsetenv("SMDDP_SPIN_MICROSECONDS");
+    engine_->attach(kKey, this);
+  }
+  ~Stepping() override { engine_->detach(kKey); }
+  Engine& engine() { return *engine_; }
+
+  std::function<bool()> step = [] { return false; };  // under the lock, while `works`
+  std::atomic<bool> works{true};
+  std::atomic<int> passes{0};
+
+ private:
+  static constexpr JobKey kKey{1};
+  bool busy() const override { return works; }
+  bool progress() override {
+    ++passes;
+    return step();
+  }
+  bool watch(uint64_t) override { return false; }
+  uint64_t deadline_ns() const override { return UINT64_MAX; }
+  bool on_message(const wire::Header&, const std::byte*) override { return true; }
+  void on_peer_lost(fabric::Peer, const Status&) override {}
+  void on_fabric_failed(const Status&) override {}
+  bool needs_network() const override { return false; }
+  void on_network_closed() override {}
+  void fail(Status) noexcept override {}
+  void leave() override {}
+  std::unique_ptr<Engine> engine_;
+};
+
+// One sleep that no event ends lasts 100 ms: so many of them can't be overlooked, and so many that an event
+// ends take no time.
+constexpr int kRounds = 20;
+constexpr uint64_t kTimeOfRounds = 1'000'000'000;
+
+TEST(Sleep, BeginsAfterASecondLook) {
+  Stepping group;
+  uint64_t began = now_ns();
+  for (int round = 0; round < kRounds; ++round) {
+    auto task = std::make_shared<Operation>();
+    int before = group.passes;
+    // Nothing is there for the polls of wait(): one on its own, and one before the sleep.
+    group.step = [&] {
+      if (group.passes - before < 3) return false;
+      group.engine().finish(task, Status());
+      return true;
+    };
+    group.engine().wait(*task);
+  }
+  group.works = false;
+  EXPECT_LT(now_ns() - began, kTimeOfRounds);
+}
+
+TEST(Sleep, EndsWhenAnotherThreadBeginsToWait) {
+  Stepping group;
+  auto driven = std::make_shared<Operation>();
+  std::shared_ptr<Operation> next;  // under the lock
+  group.step = [&] {
+    if (next) group.engine().finish(std::exchange(next, nullptr), Status());
+    return false;
+  };
+  std::thread driver([&] { group.engine().wait(*driven); });
+  while (group.passes == 0) sched_yield();
+  uint64_t began = now_ns();
+  for (int round = 0; round < kRounds; ++round) {
+    usleep(2000);  // most likely the driver sleeps
+    auto task = std::make_shared<Operation>();
+    {
+      Engine::Lock lock = group.engine().lock();
+      next = task;
+    }
+    group.engine().wait(*task);
+  }
+  EXPECT_LT(now_ns() - began, kTimeOfRounds);
+  group.works = false;
+  Engine::Lock lock = group.engine().lock();
+  group.engine().finish(driven, Status());
+  group.engine().release(std::move(lock), nullptr);
+  driver.join();
+}
+
+TEST(Sleep, EndsForWorkThatNoThreadWaitsFor) {
+  Stepping group;
+  auto driven = std::make_shared<Operation>();
+  std::shared_ptr<Operation> next;  // under the lock
+  group.step = [&] {
+    if (next) group.engine().finish(std::exchange(next, nullptr), Status());
+    return false;
+  };
+  std::thread driver([&] { group.engine().wait(*driven); });
+  while (group.passes == 0) sched_yield();
+  uint64_t began = now_ns();
+  for (int round = 0; round < kRounds; ++round) {
+    usleep(2000);  // most likely the driver sleeps
+    auto task = std::make_shared<Operation>();
+    Engine::Lock lock = group.engine().lock();
+    next = task;
+    group.engine().release(std::move(lock), nullptr);
+    while (!task->done()) usleep(100);
+  }
+  EXPECT_LT(now_ns() - began, kTimeOfRounds);
+  group.works = false;
+  Engine::Lock lock = group.engine().lock();
+  group.engine().finish(driven, Status());
+  group.engine().release(std::move(lock), nullptr);
+  driver.join();
+}
+
+TEST(Sleep, EndsWhenAnotherThreadEndsTheTask) {
+  Stepping group;
+  group.works = false;
+  uint64_t began = now_ns();
+  for (int round = 0; round < kRounds; ++round) {
+    auto task = std::make_shared<Operation>();
+    std::thread driver([&] { group.engine().wait(*task); });
+    usleep(2000);  // most likely the driver sleeps
+    Engine::Lock lock = group.engine().lock();
+    group.engine().finish(task, Status());
+    group.engine().release(std::move(lock), nullptr);
+    driver.join();
+  }
+  EXPECT_LT(now_ns() - began, kTimeOfRounds);
+}
+
+// An operation of several fragments may meet its end several times.
+TEST(Tasks, EndOnceWithTheFirstStatus) {
+  struct Counted : Operation {
+    void on_done() override { ++ends; }
+    int ends = 0;
+  };
+  Stepping group;
+  group.works = false;
+  auto task = std::make_shared<Counted>(), other = std::make_shared<Counted>();
+  for (int turn = 0; turn < 2; ++turn) {
+    Engine::Lock lock = group.engine().lock();
+    for (const Status& status : {Status(), Status(Code::kAborted, "later")}) {
+      group.engine().finish(task, status);
+      group.engine().finish(other, status);
+    }
+    group.engine().release(std::move(lock), nullptr);
+  }
+  for (const auto& each : {task, other}) {
+    EXPECT_TRUE(each->done() && each->status().ok());
+    EXPECT_EQ(each->ends, 1);
+  }
+}
+
+TEST(Driving, PassesToAnotherThreadThatWaitsIfTheDriverStopsWaiting) {
+  Stepping group;
+  auto never = std::make_shared<Operation>(), task = std::make_shared<Operation>();
+  bool left = false;  // under the lock
+  group.step = [&] {
+    if (left) group.engine().finish(task, Status());
+    return false;
+  };
+  std::thread first([&] {
+    EXPECT_FALSE(group.engine().wait(*never, milliseconds(500)));
+    Engine::Lock lock = group.engine().lock();
+    left = true;
+  });
+  while (group.passes == 0) sched_yield();
+  EXPECT_TRUE(group.engine().wait(*task, std::chrono::seconds(3)));
+  first.join();
+  group.works = false;
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
-// The process's environment while the fabric opens: other threads may read it.
+// The process's environment while the fabric opens, which other threads may read, and its signal handlers.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "common/env.h"
+#include "common/signals.h"
 #include "fabric_endpoints.h"
 
 namespace {
@@ -56,6 +58,21 @@ TEST(Environment, AVariableThatIsSetKeepsItsValue) {
   EXPECT_STREQ(std::getenv("SMDDP_TEST_NEW"), "user's");
   ::unsetenv("SMDDP_TEST_NEW");
   EXPECT_EQ(std::getenv("SMDDP_TEST_NEW"), nullptr);
+}
+
+void of_the_program(int) {}
+void of_a_library(int) {}
+
+TEST(Signals, HandlersThatALibraryHasChangedAreRestored) {
+  ::signal(SIGUSR1, of_the_program);
+  ::signal(SIGUSR2, SIG_DFL);
+  {
+    KeepSignalHandlers keep;
+    ::signal(SIGUSR1, of_a_library);
+    ::signal(SIGUSR2, of_a_library);
+  }
+  EXPECT_EQ(::signal(SIGUSR1, SIG_DFL), of_the_program);
+  EXPECT_EQ(::signal(SIGUSR2, SIG_DFL), SIG_DFL);
 }
 
 TEST(Environment, ThreadsReadItWhileDefaultsAreSet) {

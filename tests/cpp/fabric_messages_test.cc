@@ -147,6 +147,18 @@ TEST_P(Fabric, EqualAddressesAreOnePeer) {
   EXPECT_EQ(introduce(a, c), to_c);
 }
 
+TEST_P(Fabric, ALostPeerThatIsAddedAgainIsANewOne) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  Peer lost = introduce(a, b);
+  EXPECT_FALSE(a.endpoint->has_lost_peers());
+  a.endpoint->give_up(lost, "asked to");
+  EXPECT_TRUE(a.endpoint->is_lost(lost));
+  EXPECT_TRUE(a.endpoint->has_lost_peers());
+  Peer again = introduce(a, b);
+  EXPECT_NE(again, lost);
+  EXPECT_FALSE(a.endpoint->is_lost(again));
+}
+
 TEST_P(Fabric, RefusesAddressesItCantUse) {
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   std::vector<uint8_t> good = b.endpoint->address();

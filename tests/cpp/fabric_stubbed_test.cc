@@ -158,6 +158,45 @@ TEST_F(Stubbed, ImmediateDataMayTakeAReceive) {
   exchange(a, b);
 }
 
+// A stranger's writes with immediate data take receives, which must come back.
+TEST_F(Stubbed, WritesOfAStrangerLeaveAllReceives) {
+  stub_->settings.provider = "verbs;ofi_rxm";
+  stub_->settings.domains = {"mlx5_0"};
+  for (bool consumes : {true, false}) {
+    stub_->settings.consumes_receives = consumes;
+    TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+    Peer to_b = introduce(a, b);
+    stub_->foreign_writes = 1000;
+    drive({&a, &b}, [&] { return stub_->foreign_writes == 0; });
+    drive({&a, &b}, [&] {
+      if (a.sent[to_b] < 100) a.send(to_b, 100);
+      return b.inbox.messages == 100;
+    });
+    EXPECT_EQ(a.endpoint->counters().foreign_chunks + b.endpoint->counters().foreign_chunks, 1000u);
+  }
+}
+
+// A message that the provider has refused is soon tried again: the endpoint sleeps for a moment only.
+TEST_F(Stubbed, MessagesThatWaitShortenTheSleepAndAreFreedWithTheirPeer) {
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+  Peer to_b = introduce(a, b);
+  EXPECT_LT(a.endpoint->sleep_limit_ms(), 0);
+  stub_->settings.busy_one_in = 1;
+  int posted = 0;
+  while (a.send(to_b, 100)) ++posted;
+  EXPECT_GT(posted, 5);
+  EXPECT_FALSE(a.endpoint->idle());
+  EXPECT_GT(a.endpoint->sleep_limit_ms(), 0);
+  a.endpoint->give_up(to_b, "asked to");
+  EXPECT_TRUE(a.endpoint->idle());
+  stub_->settings.busy_one_in = 5;
+  settle({&a, &b}, kSecond / 100);
+  EXPECT_LT(a.endpoint->sleep_limit_ms(), 0);
+  Peer again = introduce(a, b);
+  for (int i = 0; i < posted; ++i) EXPECT_TRUE(a.send(again, 100)) << i;
+  drive({&a, &b}, [&] { return a.endpoint->idle(); });
+}
+
 TEST_F(Stubbed, RegistrationsBoundToTheEndpoint) {
   stub_->settings.binds_registrations = true;
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
@@ -206,6 +245,32 @@ TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
     one.tell(a, to_b);
     two.tell(a, to_c);
     return one.over() && two.over();
+  });
+}
+
+// Each peer may hold as many buffers as are free, so seven hold all but one of them. The stub refuses
+// messages from memory that is not registered.
+TEST_F(Stubbed, AllMessageBuffersLieInTheirMemory) {
+  TestEndpoint a = open_endpoint(0);
+  std::vector<TestEndpoint> others;
+  std::vector<SendBuffer*> held;
+  for (uint32_t id = 1; id <= 7; ++id) {
+    Peer to = introduce(a, others.emplace_back(open_endpoint(id)));
+    for (bool control : {false, true}) {
+      while (SendBuffer* buffer = a.endpoint->messages().acquire(to, control)) {
+        write_message(buffer->data, buffer->capacity, {0, a.sent[to]++});
+        held.push_back(buffer);
+      }
+    }
+  }
+  EXPECT_GT(held.size(), 80u);
+  for (SendBuffer* buffer : held) a.endpoint->messages().post(buffer, buffer->capacity);
+  std::vector<TestEndpoint*> all{&a};
+  for (TestEndpoint& other : others) all.push_back(&other);
+  drive(all, [&] {
+    size_t messages = 0;
+    for (TestEndpoint& other : others) messages += other.inbox.messages;
+    return messages == held.size() && a.endpoint->idle();
   });
 }
 
@@ -314,6 +379,21 @@ TEST_F(StubbedGpus, TheLastChunkIsToldAfterAFlushReadByEveryNic) {
   EXPECT_EQ(stub_->gpus, (std::vector<int>{2, 2, 2, 5, 5, 5}));
   a.endpoint->take_back(flow.source.data());
   b.endpoint->take_back(flow.memory.data());
+  EXPECT_EQ(stub_->registrations, own);
+}
+
+TEST_F(StubbedGpus, ARegistrationThatIsUsedOutlivesTheLoan) {
+  TestEndpoint a = open_gpu_endpoint(0), b = open_gpu_endpoint(1);
+  Peer to_a = introduce(b, a);
+  Flow flow(5000, 5000, 1);
+  lend(b, flow.memory, gpu(0));
+  size_t own = stub_->registrations;
+  ASSERT_TRUE(flow.open(b, to_a));
+  size_t used = stub_->registrations;
+  EXPECT_EQ(used, own + 3);
+  b.endpoint->take_back(flow.memory.data());
+  EXPECT_EQ(stub_->registrations, used);
+  flow.close(true);
   EXPECT_EQ(stub_->registrations, own);
 }
 

@@ -58,6 +58,61 @@ TEST(Failure, ARankThatStaysAwayIsNamedWithinTheDeadline) {
   }
 }
 
+TEST(Failure, AnOperationMayHaveAShorterLimitThanItsGroup) {
+  for (std::string layout : {"AA", "AB"}) {
+    std::barrier both(2);
+    run_world(layout, [&](RankContext& c) {
+      if (c.rank == 0) {
+        std::vector<float> in(1000), out(2000);
+        auto op = gather_of(in, out, 2);
+        op->timeout_ns = 300'000'000;
+        c.group.submit(op, {}, false);
+        EXPECT_TRUE(c.engine.wait(*op, std::chrono::seconds(5)));
+        c.group.abort("took too long");
+        c.engine.wait(*op);
+        const Status& status = op->status();
+        EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
+        EXPECT_NE(status.message().find("within 0.3 s"), std::string::npos) << status.message();
+      }
+      both.arrive_and_wait();
+    });
+  }
+}
+
+TEST(Failure, ASubgroupHasTheLimitThatItsGroupHasByNow) {
+  std::barrier both(2);
+  run_world("AA", [&](RankContext& c) {
+    c.group.set_timeout(300'000'000);
+    auto group = c.group.subgroup(c.store, "sub", {0, 1});
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    if (c.rank == 0) {
+      std::vector<float> in(1000), out(2000);
+      auto op = gather_of(in, out, 2);
+      group.value()->submit(op, {}, false);
+      EXPECT_TRUE(c.engine.wait(*op, std::chrono::seconds(5)));
+      group.value()->abort("took too long");
+      c.engine.wait(*op);
+      EXPECT_EQ(op->status().code(), Code::kTimeout) << op->status().message();
+    }
+    both.arrive_and_wait();
+  });
+}
+
+TEST(Failure, RanksThatReduceDifferentlyDisagree) {
+  for (std::string layout : {"AA", "AB"}) {
+    for (size_t size : {100, 100'000}) {
+      run_world(layout, [&](RankContext& c) {
+        std::vector<float> data(size, 1.0f);
+        ReduceOp op = c.rank == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+        Status status = c.run(all_reduce_of(data, 2, Dtype::kFloat32, op));
+        ASSERT_FALSE(status.ok());
+        EXPECT_NE(status.message().find(", sum"), std::string::npos) << status.message();
+        EXPECT_NE(status.message().find(", max"), std::string::npos) << status.message();
+      });
+    }
+  }
+}
+
 // More early data than a peer has credit for, in flows that keep step: a rank that may not send early
 // must be told that its peer has started, though the peer's own data has to wait for its turn.
 TEST(Fragments, ManyInFlightOfFlowsThatKeepStep) {
@@ -206,7 +261,8 @@ TEST(Failure, NoByteComesAfterTheError) {
   }
 }
 
-// A rank that does not answer, because it drives nothing, delays the error of the others by a moment only.
+// A rank that does not answer, because it drives nothing, delays the error of the others by a moment only. As
+// it may still write, what it may write into stays.
 TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorByAMoment) {
   std::barrier both(2);
   run_world("AB",
@@ -216,10 +272,13 @@ TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorByAMoment) {
               both.arrive_and_wait();
               if (c.rank == 0) {
                 uint64_t began = now_ns();
-                Status status = c.run(gather_of(in, out, 2));
+                auto op = gather_of(in, out, 2);
+                Status status = c.run(op);
                 EXPECT_EQ(status.code(), Code::kTimeout);
                 EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
                 EXPECT_LT(now_ns() - began, 5'000'000'000u);
+                std::weak_ptr<Operation> kept = std::exchange(op, nullptr);
+                EXPECT_FALSE(kept.expired());
               }
               both.arrive_and_wait();
             },

@@ -3,7 +3,10 @@
 #include "liveness/liveness.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,6 +14,7 @@
 #include <functional>
 
 #include "common/clock.h"
+#include "liveness/prober.h"
 #include "liveness/sockets.h"
 
 namespace smddp::liveness {
@@ -164,6 +168,13 @@ TEST(Liveness, AStrangerLearnsNothingAndTakesNoPlace) {
   std::vector<FileDescriptor> held(300);
   for (FileDescriptor& socket : held) ASSERT_EQ(begin_connect(contact, &socket), 0);
   ASSERT_TRUE(asks_until(*asker, process, answers));
+  int error = 0, closed = 0;
+  char byte;
+  for (const FileDescriptor& socket : held) {
+    size_t none = 0;
+    closed += read_some(socket, &byte, 1, &none, &error) == Moved::kFailed;
+  }
+  EXPECT_GT(closed, 150) << "those that were opened first";
   FileDescriptor stranger;
   ASSERT_EQ(begin_connect(contact, &stranger), 0);
   usleep(50'000);
@@ -172,8 +183,6 @@ TEST(Liveness, AStrangerLearnsNothingAndTakesNoPlace) {
   size_t sent = 0, got = 0;
   ASSERT_EQ(write_some(stranger, &question, sizeof question, &sent), Moved::kAll);
   usleep(200'000);
-  int error = 0;
-  char byte;
   EXPECT_EQ(read_some(stranger, &byte, 1, &got, &error), Moved::kFailed);
   EXPECT_EQ(got, 0u);
 }
@@ -201,6 +210,97 @@ TEST(Liveness, ManyAreAskedAtOnce) {
     processes.push_back(asker->meet(others.back()->contact()).value());
   }
   for (Process process : processes) EXPECT_TRUE(asks_until(*asker, process, answers));
+}
+
+// One that asks, by a clock of the test's, and a port that answers if it is told to.
+class ByTheClock : public testing::Test {
+ protected:
+  void SetUp() override {
+    contact_.ask.fill(1);
+    contact_.answer.fill(2);
+    auto listener = listen_at("127.0.0.1", &contact_);
+    ASSERT_TRUE(listener.ok()) << listener.status().message();
+    listener_ = std::move(listener.value());
+    bool fresh = false;
+    process_ = prober_.meet(contact_, &fresh);
+    EXPECT_TRUE(fresh);
+  }
+  Verdict ask() {
+    bool fresh = false;
+    return prober_.ask(process_, kGroup, now_, &fresh);
+  }
+  // Time goes on by `ns`, in which the process is asked.
+  void pass(uint64_t ns) {
+    now_ += ns;
+    ask();
+    std::vector<pollfd> fds;
+    prober_.watch(fds, now_);
+    ::poll(fds.data(), fds.size(), 1);
+    prober_.serve(fds.data(), now_);
+  }
+  void pass_seconds(double seconds) {
+    for (int i = 0; i < static_cast<int>(5 * seconds + 0.5); ++i) pass(kSecond / 5);
+  }
+  // Until the question that is asked now, or next, is answered.
+  void answer() {
+    uint64_t before = ask().answered_ns;
+    for (int turn = 0; turn < 1000 && ask().answered_ns == before; ++turn) {
+      int fd = ::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      if (fd >= 0) asked_.emplace_back(fd);
+      for (FileDescriptor& socket : asked_) {
+        Answer answer;
+        answer.secret = contact_.answer;
+        size_t sent = 0;
+        write_some(socket, &answer, sizeof answer, &sent);
+      }
+      pass(kSecond / 100);
+    }
+    asked_.clear();
+    EXPECT_NE(ask().answered_ns, before);
+  }
+
+  Contact contact_;
+  FileDescriptor listener_;
+  std::vector<FileDescriptor> asked_;
+  Prober prober_;
+  Process process_ = 0;
+  uint64_t now_ = 1000 * kSecond;
+};
+
+TEST_F(ByTheClock, SilenceCountsFromAQuestionToTheNextAnswer) {
+  pass_seconds(2);
+  EXPECT_EQ(ask().silent_ns, 0u) << "it was never reached";
+  answer();
+  for (int turn = 0; turn < 3; ++turn) {
+    EXPECT_EQ(ask().silent_ns, 0u);
+    pass_seconds(4);
+    EXPECT_GT(ask().silent_ns, 2 * kSecond);
+    EXPECT_LE(ask().silent_ns, 4 * kSecond);
+    answer();
+  }
+  EXPECT_FALSE(ask().ended);
+}
+
+TEST_F(ByTheClock, TimeInWhichThisProcessDidNotRunIsNoSilence) {
+  answer();
+  pass_seconds(4);
+  uint64_t before = ask().silent_ns;
+  pass(100 * kSecond);
+  EXPECT_LE(ask().silent_ns, before + kSecond);
+}
+
+TEST_F(ByTheClock, WithoutADescriptorToAskWithNothingIsSilence) {
+  answer();
+  pass_seconds(4);  // the connection is given up after three seconds, and another one is due
+  rlimit before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit none{0, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  pass_seconds(4);
+  uint64_t silent = ask().silent_ns;
+  pass_seconds(4);
+  EXPECT_EQ(ask().silent_ns, silent);
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 }  // namespace

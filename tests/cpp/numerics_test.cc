@@ -79,6 +79,21 @@ TEST(Numerics, HalfTypesAreSummedInFp32AndRoundedOncePerHop) {
   });
 }
 
+// (2^27 + 1) - 2^27 is 0 in fp32, and 1 if the last two are added first.
+TEST(Numerics, PartialSumsAreAddedInTheOrderOfHosts) {
+  for (std::string layout : {"ABC", "AABBCC"}) {
+    run_world(layout, [&](RankContext& c) {
+      float mine[] = {0x1p27f, 1.0f, -0x1p27f};
+      int host = c.group.topology().node_of(c.rank);
+      bool first = c.group.topology().local_index(c.rank) == 0;
+      auto ranks = static_cast<size_t>(c.ranks);
+      std::vector<float> in(1000 * ranks, first ? mine[host] : 0.0f), out(1000);
+      ASSERT_TRUE(c.run(scatter_of(in, out, c.ranks, Dtype::kFloat32, ReduceOp::kSum)).ok());
+      EXPECT_EQ(out, std::vector<float>(1000, 0.0f));
+    });
+  }
+}
+
 TEST(Numerics, PartialSumsTravelInFp32IfTheTuningSaysSo) {
   auto bf16 = [](float x) { return static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16); };
   run_world("AABB", [&](RankContext& c) {

@@ -7,7 +7,9 @@
 #include <sys/syscall.h>
 
 #include <csignal>
+#include <fstream>
 #include <random>
+#include <thread>
 
 #include "arena_blocks.h"
 #include "intranode/presence.h"
@@ -258,6 +260,65 @@ TEST(PeerMemory, RefusesADescriptorNumberThatMeansAnotherFile) {
   EXPECT_EQ(peer.value()->find(there, 4096), nullptr) << "change under way";
   entry.version += 1;
   EXPECT_NE(peer.value()->find(there, 4096), nullptr) << "the change is over";
+}
+
+// The owner changes an entry when a reader has read all of it but the last field: that one lies in the next
+// page, whose first read calls `change_entry`.
+std::byte* unread_page = nullptr;
+std::function<void()> change_entry;
+
+void on_first_read(int, siginfo_t*, void*) {
+  change_entry();
+  if (mprotect(unread_page, 4096, PROT_READ) != 0) _exit(1);
+}
+
+std::byte* read_only_mapping_of(const std::string& name) {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("r--s") == std::string::npos || line.find(name) == std::string::npos) continue;
+    return reinterpret_cast<std::byte*>(std::stoull(line, nullptr, 16));
+  }
+  return nullptr;
+}
+
+TEST(PeerMemory, ReadsAnEntryAgainThatChangesMeanwhile) {
+  constexpr uint32_t kEntry = 84;
+  ForgedTable forged;
+  ArenaEntry& entry = forged.table()->entries[kEntry];
+  ASSERT_EQ(word(&entry.fd) % 4096, 0u);
+  forged.table()->used = kEntry + 1;
+  Shared segments[2];
+  auto base = [](size_t i) { return reinterpret_cast<std::byte*>((1 + i) << 20); };
+  auto announce = [&](size_t i) {
+    struct stat info{};
+    fstat(segments[i].fd.get(), &info);
+    entry.version += 2;
+    entry.base = word(base(i));
+    entry.bytes = 4096;
+    entry.device = info.st_dev;
+    entry.inode = info.st_ino;
+    entry.fd = static_cast<uint64_t>(segments[i].fd.get());
+  };
+  for (Shared& segment : segments) segment = std::move(create_shared("smddp-test", 4096).value());
+  *static_cast<std::byte*>(segments[1].mapping.address()) = std::byte{42};
+  announce(0);
+  auto peer = PeerMemory::open(getpid(), forged.fd.get());
+  ASSERT_TRUE(peer.ok());
+  std::byte* table = read_only_mapping_of("smddp-forged");
+  ASSERT_NE(table, nullptr);
+  unread_page = table + 4096;
+  change_entry = [&] { announce(1); };
+  struct sigaction handler{}, before{};
+  handler.sa_sigaction = on_first_read;
+  handler.sa_flags = SA_SIGINFO;
+  ASSERT_EQ(sigaction(SIGSEGV, &handler, &before), 0);
+  ASSERT_EQ(mprotect(unread_page, 4096, PROT_NONE), 0);
+  std::byte* here = peer.value()->find(base(1), 4096);
+  ASSERT_EQ(sigaction(SIGSEGV, &before, nullptr), 0);
+  EXPECT_EQ(entry.version, 4u) << "the change came in between";
+  ASSERT_NE(here, nullptr);
+  EXPECT_EQ(*here, std::byte{42});
+  EXPECT_EQ(peer.value()->find(base(0), 1), nullptr);
 }
 
 TEST(PeerMemory, FollowsAnArenaThatChanges) {

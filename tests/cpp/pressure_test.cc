@@ -1,5 +1,6 @@
 // Ranks that are late: the bytes that their peers send them meanwhile are bounded, and none is lost.
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <thread>
 
@@ -76,6 +77,90 @@ TEST(Pressure, OfLargeFragmentsOnlyEagerPrefixesGoToALateRank) {
     EXPECT_GE(sent, kEagerPrefixBytes);
     EXPECT_LE(sent, (256u << 10) + 8192);  // a peer's credit, and READYs
   });
+}
+
+// What has arrived makes room for more: so the receiver allows large parts at a time.
+TEST(Pressure, OneLargeFlowTakesFewReadys) {
+  constexpr size_t kBytes = 32 << 20;
+  run_world("AB", [&](RankContext& c) {
+    std::vector<float> first(1, 1.0f), all(2);
+    ASSERT_TRUE(c.run(gather_of(first, all, 2)).ok());
+    std::vector<char> in(kBytes, 5), out(kBytes);
+    auto op = std::make_shared<Operation>();
+    op->collective = Collective::kAllGather;
+    if (c.rank == 0) op->input.add(in.data(), kBytes);
+    op->input.end_block();
+    op->output.add(out.data(), kBytes);
+    op->output.end_block();
+    op->output.end_block();  // rank 1 has nothing
+    auto sent = [&] {
+      Engine::Lock lock = c.engine.lock();
+      return c.engine.network().endpoint()->counters().messages_sent;
+    };
+    uint64_t before = sent();
+    Status status = c.run(op);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(out, in);
+    // A rank's budget is at least 256 KiB, of which a READY allows at least a quarter.
+    if (c.rank == 1) EXPECT_LT(sent() - before, kBytes / (receive_budget_bytes({}) / 4) + 10);
+  });
+}
+
+// Rank 0 fills its outbox. Rank 1 reads nothing, but has pushed what rank 0 is to add to its own vector. Rank
+// 0 must not sum before it has pushed that vector itself: the sums take its place.
+TEST(Pressure, AnAllReduceInPlaceIsPushedBeforeItIsSummed) {
+  constexpr size_t kBytes = 4 << 20;
+  std::barrier both(2);
+  run_world("AA",
+            [&](RankContext& c) {
+              std::vector<char> in(kBytes, 5), out(kBytes);
+              auto gather = std::make_shared<Operation>();
+              gather->collective = Collective::kAllGather;
+              if (c.rank == 0) gather->input.add(in.data(), kBytes);
+              gather->input.end_block();
+              gather->output.add(out.data(), kBytes);
+              gather->output.end_block();
+              gather->output.end_block();  // rank 1 has nothing
+              std::vector<float> data(100, static_cast<float>(c.rank + 1));
+              auto sum = all_reduce_of(data, 2, Dtype::kFloat32, ReduceOp::kSum);
+              if (c.rank == 0) both.arrive_and_wait();
+              c.group.submit(gather, {}, false);
+              c.group.submit(sum, {}, false);
+              if (c.rank == 1) both.arrive_and_wait();
+              both.arrive_and_wait();  // rank 1 does nothing until rank 0 has looked
+              for (auto& op : {gather, sum}) {
+                c.engine.wait(*op);
+                ASSERT_TRUE(op->status().ok()) << op->status().message();
+              }
+              EXPECT_EQ(out, in);
+              EXPECT_EQ(data, std::vector<float>(100, 3.0f));
+            },
+            {.single_copy = false, .timeout_seconds = 5});
+}
+
+// Rank 1 has pushed all that rank 0 needs, and has read nothing of what rank 0 gives: rank 0's caller may not
+// have its memory back.
+TEST(Pressure, AnOperationIsNotOverWhileALocalRankHasToReadItsMemory) {
+  constexpr size_t kCount = 1 << 18;
+  for (bool gathers : {true, false}) {
+    std::barrier both(2);
+    run_world("AA", [&](RankContext& c) {
+      std::vector<int> in(gathers ? kCount : 2 * kCount, c.rank + 1);
+      std::vector<int> out(gathers ? 2 * kCount : kCount);
+      auto op =
+          gathers ? gather_of(in, out, 2) : scatter_of(in, out, 2, Dtype::kInt32, ReduceOp::kSum);
+      if (c.rank == 0) both.arrive_and_wait();
+      c.group.submit(op, {}, false);
+      if (c.rank == 1) both.arrive_and_wait();
+      if (op->path == "single-copy" && c.rank == 0)
+        EXPECT_FALSE(c.engine.wait(*op, milliseconds(50)));
+      both.arrive_and_wait();
+      c.engine.wait(*op);
+      ASSERT_TRUE(op->status().ok()) << op->status().message();
+      EXPECT_EQ(out[0], gathers ? 1 : 3);
+      EXPECT_EQ(out.back(), gathers ? 2 : 3);
+    });
+  }
 }
 
 TEST(Pressure, AllRanksSendToOneAtOnce) {

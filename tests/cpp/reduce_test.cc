@@ -3,14 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <random>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <vector>
+
+#include "two_cores.h"
 
 namespace smddp {
 namespace {
@@ -413,6 +418,52 @@ TYPED_TEST(ReduceHalf, EveryInstructionSetRoundsAlike) {
       ASSERT_EQ(out[i].bits, expected.bits) << name_of(isa) << ' ' << std::hexfloat << values[i];
     }
   }
+}
+
+// As a rank reads a slot: it sees the word that was stored after the copy, and then the bytes of the copy.
+// How often it found old bytes.
+int streams_and_reads(size_t bytes, std::chrono::milliseconds time) {
+  alignas(64) static char from[4096], to[4096];
+  alignas(64) static std::atomic<uint64_t> written, read;
+  written = read = 0;
+  std::atomic<bool> stop{false};
+  auto await = [&](std::atomic<uint64_t>& what, uint64_t value) {
+    for (int looks = 0; what.load(std::memory_order_acquire) != value && !stop; ++looks) {
+      if (looks > 10'000) std::this_thread::yield();
+    }
+  };
+  TwoCores cores;
+  cores.take(0);
+  std::thread writer([&] {
+    cores.take(1);
+    for (uint64_t i = 1; !stop; ++i) {
+      std::memset(from, static_cast<int>(i % 100), bytes);
+      kernels::copy_twice(to, from, from, bytes, true);
+      written.store(i, std::memory_order_release);
+      await(read, i);
+    }
+  });
+  int old = 0;
+  auto until = std::chrono::steady_clock::now() + time;
+  for (uint64_t i = 1; std::chrono::steady_clock::now() < until; ++i) {
+    await(written, i);
+    old += std::atomic_ref(to[bytes - 1]).load(std::memory_order_relaxed) !=
+           static_cast<char>(i % 100);
+    read.store(i, std::memory_order_release);
+  }
+  stop = true;
+  writer.join();
+  return old;
+}
+
+TEST(Reduce, StreamedBytesAreVisibleBeforeWhatIsStoredAfterThem) {
+  kernels::Isa best = kernels::isa();
+  for (kernels::Isa isa : isas()) {
+    kernels::set_isa(isa);
+    for (size_t bytes : {256, 4096})
+      EXPECT_EQ(streams_and_reads(bytes, std::chrono::milliseconds(100)), 0) << name_of(isa);
+  }
+  kernels::set_isa(best);
 }
 
 TEST(Reduce, CopiesOfAnySizeToAnyAddress) {

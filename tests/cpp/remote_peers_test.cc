@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "fabric_endpoints.h"
+#include "peers/fragment_flows.h"
 #include "world.h"
 
 namespace smddp {
@@ -85,6 +86,77 @@ TEST(RemotePeers, WhatIsKeptForLaterIsShortButForDataWithinTheCredit) {
   EXPECT_TRUE(keeps(wire::Type::kData, payload.size()));
 }
 
+// Rank 0 of three, which are not there.
+struct Alone {
+  Alone() {
+    remote.add(1, 0);
+    remote.add(2, 1);
+  }
+  static constexpr siphash::Key kKey{1, 2};
+  RemotePeers remote{JobKey{}, kKey, 0, 3, nullptr, size_t{1} << 20};
+};
+
+TEST(RemotePeers, OnlyMessagesOfARankToThisOneAreTakenAndOnlyOnce) {
+  Alone alone;
+  auto header = [](uint32_t source, uint32_t target, uint64_t counter,
+                   siphash::Key key = Alone::kKey) {
+    wire::Header made{};
+    made.type = wire::Type::kReady;
+    made.source = source;
+    made.target = target;
+    made.counter = counter;
+    made.mac = wire::mac_of(key, made, nullptr);
+    return made;
+  };
+  EXPECT_TRUE(alone.remote.accept(header(1, 0, 5), nullptr));
+  EXPECT_TRUE(alone.remote.accept(header(1, 0, 3), nullptr)) << "in any order";
+  EXPECT_FALSE(alone.remote.accept(header(1, 0, 5), nullptr)) << "again";
+  EXPECT_TRUE(alone.remote.accept(header(2, 0, 5), nullptr)) << "of another rank";
+  EXPECT_FALSE(alone.remote.accept(header(1, 2, 6), nullptr)) << "to another rank";
+  EXPECT_FALSE(alone.remote.accept(header(1, 0, 7, {1, 3}), nullptr)) << "with another key";
+  EXPECT_FALSE(alone.remote.accept(header(0, 0, 8), nullptr)) << "of this rank";
+  EXPECT_FALSE(alone.remote.accept(header(3, 0, 9), nullptr)) << "of no rank";
+}
+
+TEST(RemotePeers, CreditIsTakenInTheOrderOfFragmentsUntilTheyHaveStarted) {
+  Alone alone;
+  RemotePeers& remote = alone.remote;
+  size_t credit = remote.credit();
+  EXPECT_FALSE(remote.may_send_early(1, 0, 1)) << "it may still be making the group";
+  remote.has_started(1, 0);
+  EXPECT_TRUE(remote.may_send_early(1, 0, 2 * credit)) << "it has started that one";
+  EXPECT_TRUE(remote.may_send_early(1, 1, credit - 1));
+  EXPECT_FALSE(remote.may_send_early(1, 2, 2));
+  EXPECT_FALSE(remote.may_send_early(1, 3, 1)) << "before the one that was refused";
+  for (uint64_t seq = 1; seq < 100; ++seq) {
+    remote.has_started(1, seq);
+    EXPECT_TRUE(remote.may_send_early(1, seq + 1, credit)) << seq;
+  }
+}
+
+TEST(RemotePeers, WhatIsKeptIsNoLongerKeptWhenItsFragmentStarts) {
+  Alone alone;
+  std::vector<std::byte> payload(alone.remote.credit());
+  wire::Header header{};
+  header.type = wire::Type::kData;
+  header.source = 1;
+  header.bytes = payload.size();
+  for (header.seq = 0; header.seq < 10; ++header.seq) {
+    EXPECT_TRUE(alone.remote.keep_early(header, payload.data()));
+    EXPECT_FALSE(alone.remote.keep_early(header, payload.data())) << "beyond the credit";
+    int taken = 0;
+    alone.remote.take_early(header.seq, [&](const wire::Header&, const std::byte*) { ++taken; });
+    EXPECT_EQ(taken, 1);
+  }
+}
+
+TEST(RemotePeers, APeerThatIsLostWritesNoMore) {
+  Alone alone;
+  alone.remote.on_peer_lost(1);
+  EXPECT_FALSE(alone.remote.writes_over(1));
+  EXPECT_TRUE(alone.remote.writes_over(2));
+}
+
 TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
   for (bool stuck_first : {false, true}) {
     StuckAndLive world(stuck_first);
@@ -99,6 +171,30 @@ TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
     EXPECT_EQ(world.heard.aborts, 1);
     EXPECT_TRUE(remote.has_unsent());
   }
+}
+
+// Rank 0 has credit from rank 1, and has sent it nothing: rank 1 may not know this group yet. Its flow to rank
+// 1 may have to wait for the one from there, so rank 1 has to get a READY.
+TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
+  StuckAndLive world(false);
+  RemotePeers& remote = *world.remote;
+  Members members(0, Topology({"A", "B", "C"}), "g", {"A", "B", "C"}, {});
+  RailTurns turns;
+  FragmentFlows flows(members, remote, turns,
+                      {{}, 0, pattern::Pattern::kDirect, 16 << 10, true, false});
+  for (Rank peer : {1, 2}) {
+    remote.has_started(peer, 0);
+    pattern::Flow flow{peer, {0}, peer};
+    ShardRun in, out;
+    in.add(peer, 16 << 10);
+    out.add(0, 16 << 10);
+    ASSERT_NE(flows.add_receive(flow, std::move(in)), nullptr);
+    ASSERT_NE(flows.add_send(flow, std::move(out)), nullptr);
+  }
+  flows.open(true);
+  EXPECT_TRUE(remote.has_greeted(1));
+  EXPECT_TRUE(remote.has_greeted(2));
+  flows.close();
 }
 
 // More peers than the endpoint has buffers for: all are told, and later calls find no endpoint that is gone.

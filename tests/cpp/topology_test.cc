@@ -133,6 +133,19 @@ TEST(Pattern, JointFlowsCarryAllShardsOfAHostAndFollowRails) {
   }
 }
 
+// Hosts of three ranks and of two, in turns: those three apart have a third rank at one end only.
+TEST(Pattern, TheTwoEndsOfAJointFlowHaveTheSameLocalIndexOnHostsOfAnySize) {
+  std::vector<std::string> cluster;
+  for (int host = 0; host < 8; ++host) {
+    for (int rank = 0; rank < 2 + host % 2; ++rank) cluster.push_back(std::to_string(host));
+  }
+  Topology t(cluster);
+  for (Rank r = 0; r < t.ranks(); ++r) {
+    for (const auto& flow : pattern::gather_flows(t, r, Pattern::kJoint).out)
+      EXPECT_EQ(t.local_index(flow.peer), t.local_index(r)) << r;
+  }
+}
+
 TEST(Pattern, ARankSendsOnlyShardsThatItAlreadyHas) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);

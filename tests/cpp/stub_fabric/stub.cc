@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "stub_fabric/objects.h"
 
@@ -375,6 +376,11 @@ STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const f
   fi_info** at = out;
   for (const std::string& domain : settings.domains) {
     *at = info_of(domain, device_memory);
+    // What a caller must do for the provider it has to offer.
+    if (((*at)->domain_attr->mr_mode & ~hints->domain_attr->mr_mode) != 0) {
+      fi_freeinfo(std::exchange(*out, nullptr));
+      return -FI_ENODATA;
+    }
     at = &(*at)->next;
   }
   return 0;

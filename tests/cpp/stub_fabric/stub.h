@@ -47,6 +47,7 @@ struct State {
   std::vector<uint64_t> bytes_of_domain;  // sent by each
   int fail_operations = 0;                // the next so many complete with an error
   bool fail_queues = false;               // fi_cq_read returns an error
+  size_t foreign_writes = 0;              // with immediate data, of a stranger: still to come
   std::vector<int> gpus;                  // of each registration of a GPU's memory, in order
 };
 

@@ -170,7 +170,28 @@ void advance(size_t index) {
 
 }  // namespace
 
+namespace {
+
+void write_from_outside() {
+  for (auto& [name, ep] : world().endpoints) {
+    if (state().foreign_writes == 0) return;
+    void* context = nullptr;
+    if (state().settings.consumes_receives) {
+      auto receive = std::find_if(ep->receives.begin(), ep->receives.end(),
+                                  [](const PostedReceive& r) { return !r.tagged; });
+      if (receive == ep->receives.end()) continue;
+      context = receive->context;
+      ep->receives.erase(receive);
+    }
+    complete(ep->cq, context, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, 8, 0, 0);
+    --state().foreign_writes;
+  }
+}
+
+}  // namespace
+
 void pump() {
+  write_from_outside();
   std::deque<Flight>& flights = world().flights;
   for (size_t turns = chance()() % 8; turns > 0 && !flights.empty(); --turns)
     advance(chance()() % flights.size());

@@ -1,0 +1,240 @@
+// Ranks of one host that are processes of their own: what the others learn when one of them ends, or is
+// stopped.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "bootstrap/file_store.h"
+#include "group/local_watch.h"
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+
+// Ranks of one host. Each runs `body` in a process, and says in what it returns what was wrong.
+class Processes {
+ public:
+  using Body = std::function<std::string(RankContext&)>;
+
+  Processes(int ranks, const Body& body)
+      : directory_(
+            std::filesystem::temp_directory_path() /
+            ("smddp-processes-" + std::to_string(getpid()) + "-" + std::to_string(serial_++))),
+        store_(directory_, std::chrono::seconds(30)) {
+    std::filesystem::create_directory(directory_);
+    for (int rank = 0; rank < ranks; ++rank) {
+      pid_t pid = fork();
+      if (pid == 0) _exit(be_rank(rank, ranks, body));
+      pids_.push_back(pid);
+    }
+  }
+  ~Processes() {
+    for (pid_t pid : pids_) {
+      if (pid > 0) kill(pid, SIGKILL);
+      if (pid > 0) waitpid(pid, nullptr, 0);
+    }
+    std::filesystem::remove_all(directory_);
+  }
+  Store& store() { return store_; }
+  void expect_end(int rank) {
+    int status = 0;
+    pid_t& pid = pids_[static_cast<size_t>(rank)];
+    waitpid(pid, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "rank " << rank;
+    pid = 0;
+  }
+
+ private:
+  int be_rank(int rank, int ranks, const Body& body) {
+    auto engine = Engine::create();
+    if (!engine) return 1;
+    CountingStore store(store_, "");
+    auto group =
+        Group::create(*engine.value(), store, rank, ranks,
+                      {.name = "g", .timeout_ns = 20 * kSecond, .host = "A", .single_copy = true});
+    if (!group) return 1;
+    RankContext context{rank, ranks, *engine.value(), *group.value(), store};
+    std::string wrong = body(context);
+    if (!wrong.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, wrong.c_str());
+    return wrong.empty() ? 0 : 1;
+  }
+
+  inline static int serial_ = 0;
+  std::filesystem::path directory_;
+  FileStore store_;
+  std::vector<pid_t> pids_;
+};
+
+void say(Store& store, const std::string& key) { (void)store.set(key, {1}); }
+bool await(Store& store, const std::string& key) { return store.get({key}, "none").ok(); }
+
+// An AllGather to which rank 0 gives so much that the others read it out of its memory, and they a byte each.
+struct Gather {
+  explicit Gather(const RankContext& c) : in(c.rank == 0 ? kLarge : 1, 'a') {
+    out.resize(kLarge + static_cast<size_t>(c.ranks) - 1);
+    op->collective = Collective::kAllGather;
+    op->input.add(in.data(), in.size());
+    op->input.end_block();
+    size_t at = 0;
+    for (int r = 0; r < c.ranks; ++r) {
+      size_t bytes = r == 0 ? kLarge : 1;
+      op->output.add(out.data() + at, bytes);
+      op->output.end_block();
+      at += bytes;
+    }
+  }
+  bool read_directly() const { return op->path == "single-copy"; }
+
+  static constexpr size_t kLarge = 1 << 20;
+  std::vector<char> in, out;
+  std::shared_ptr<Operation> op = std::make_shared<Operation>();
+};
+
+TEST(Processes, ARankThatEndsBeforeItHasReadIsMissed) {
+  Processes ranks(2, [](RankContext& c) -> std::string {
+    Gather gather(c);
+    if (c.rank == 1) {
+      c.group.submit(gather.op, {}, false);  // pushes, and drives no further
+      say(c.store, "pushed");
+      await(c.store, "submitted");
+      _exit(0);
+    }
+    if (!await(c.store, "pushed")) return "rank 1 has not pushed";
+    c.group.submit(gather.op, {}, false);
+    say(c.store, "submitted");
+    if (!gather.read_directly()) return "";  // then rank 0 waits for no reader
+    if (!c.engine.wait(*gather.op, std::chrono::seconds(10))) return "rank 1 is not missed";
+    const Status& status = gather.op->status();
+    bool told = status.code() == Code::kPeerLost &&
+                status.message().find("rank 1 (A) (process ") == 0 &&
+                status.message().find("ended during") != std::string::npos;
+    return told ? "" : "not told: " + status.message();
+  });
+  ranks.expect_end(0);
+  ranks.expect_end(1);
+}
+
+// Rank 2 is late, so rank 0 waits for it. Rank 1 has all that it needs, and no rank needs it any more.
+TEST(Processes, ARankThatHasDoneItsPartMayEnd) {
+  Processes ranks(3, [](RankContext& c) -> std::string {
+    Gather gather(c);
+    if (c.rank == 2) {
+      c.group.submit(gather.op, {}, false);  // pushes, and drives no further
+      say(c.store, "pushed");
+      await(c.store, "rank 1 has ended");
+    } else {
+      if (!await(c.store, "pushed")) return "rank 2 has not pushed";
+      c.group.submit(gather.op, {}, false);
+    }
+    c.engine.wait(*gather.op);
+    if (!gather.op->status()) return gather.op->status().message();
+    if (c.rank == 1) _exit(0);
+    return "";
+  });
+  ranks.expect_end(1);
+  usleep(100'000);  // rank 0 looks
+  say(ranks.store(), "rank 1 has ended");
+  ranks.expect_end(0);
+  ranks.expect_end(2);
+}
+
+// --- ranks that are stopped, by a clock of the test's
+
+// Rank 0 of two, with a fragment in flight. Rank 1 is a process that has joined, and does nothing.
+class Stopped : public testing::Test {
+ protected:
+  struct Joined {
+    uint64_t token;
+    int presence, doorbell, outbox;
+  };
+
+  void SetUp() override {
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      auto presence = intranode::Presence::create();
+      auto outbox = intranode::Outbox::create({}, 1);
+      Joined mine{presence.value()->token(), presence.value()->presence_fd(),
+                  presence.value()->doorbell_fd(), outbox.value()->fd()};
+      if (write(ends[1], &mine, sizeof mine) != sizeof mine) _exit(1);
+      for (;;) ::pause();
+    }
+    Joined theirs{};
+    ASSERT_EQ(read(ends[0], &theirs, sizeof theirs), static_cast<ssize_t>(sizeof theirs));
+    close(ends[0]);
+    close(ends[1]);
+    auto own = std::move(intranode::Outbox::create({}, 1).value());
+    own->expect(1);
+    local_ = LocalPeers(std::move(own));
+    std::shared_ptr<intranode::Neighbor> neighbor = std::move(
+        intranode::Neighbor::open(pid_, theirs.token, theirs.presence, theirs.doorbell).value());
+    local_.add(1, std::move(intranode::Inbox::open(pid_, theirs.outbox, {}, 0, 1, false).value()),
+               std::move(neighbor));
+    auto op = std::make_shared<Operation>();
+    for (Blocks* blocks : {&op->input, &op->output}) {
+      blocks->end_block();
+      blocks->end_block();
+    }
+    fragments_.add(make_allgather(context_, op, 0, 0, 1));
+    fragments_.advance()->start();
+  }
+  void TearDown() override {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  // Sends a signal, and waits until it has stopped, or continued, the process.
+  void signal(int number) {
+    kill(pid_, number);
+    siginfo_t info;
+    waitid(P_PID, static_cast<id_t>(pid_), &info, number == SIGSTOP ? WSTOPPED : WCONTINUED);
+  }
+  Status look() {
+    now_ += kSecond;
+    return watch_.look(now_);
+  }
+
+  pid_t pid_ = 0;
+  Members members_{0, Topology({"A", "A"}), "g", {"A", "A"}, {}};
+  Shape shape_{.ranks = 2};
+  LocalPeers local_;
+  RemotePeers remote_{{}, {}, 0, 2, nullptr, 0};
+  RailTurns turns_;
+  Health health_;
+  StagingPool staging_;
+  FragmentQueue fragments_;
+  FragmentContext context_{members_, shape_, local_, remote_, turns_, health_, staging_};
+  LocalWatch watch_{members_, local_, fragments_, 5 * kSecond};
+  uint64_t now_ = 1000 * kSecond;
+};
+
+TEST_F(Stopped, ForLongIsLost) {
+  signal(SIGSTOP);
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(look().ok()) << i;
+  Status lost = look();
+  EXPECT_EQ(lost.code(), Code::kPeerLost);
+  EXPECT_NE(lost.message().find("rank 1 (A) is lost during"), std::string::npos) << lost.message();
+}
+
+TEST_F(Stopped, ForSeveralShortTimesIsNotLost) {
+  for (int turn = 0; turn < 5; ++turn) {
+    signal(SIGSTOP);
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(look().ok()) << turn;
+    signal(SIGCONT);
+    EXPECT_TRUE(look().ok()) << turn;
+  }
+}
+
+TEST_F(Stopped, WhileThisProcessDidNotRunIsNotLost) {
+  signal(SIGSTOP);
+  EXPECT_TRUE(look().ok());
+  now_ += 100 * kSecond;
+  EXPECT_TRUE(look().ok());
+}
+
+}  // namespace
+}  // namespace smddp

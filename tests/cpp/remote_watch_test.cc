@@ -1,0 +1,117 @@
+// What a rank concludes about another one on another host that it waits for, by a clock of the test's.
+#include "group/remote_watch.h"
+
+#include <unistd.h>
+
+#include "fabric_endpoints.h"
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+constexpr uint64_t kSecond = 1'000'000'000;
+constexpr JobKey kGroup{1};
+
+// Rank 0 of two, which waits for a byte of rank 1. That one is a port that answers questions, and an endpoint.
+class Watched : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (auto* endpoint : {&own_, &other_}) {
+      auto opened = fabric::Endpoint::open(fabric::options_from_env());
+      if (!opened) GTEST_SKIP() << opened.status().message();
+      *endpoint = std::move(opened.value());
+    }
+    asks_ = std::move(liveness::Liveness::open("127.0.0.1").value());
+    answers_ = std::move(liveness::Liveness::open("127.0.0.1").value());
+    remote_.emplace(kGroup, siphash::Key{}, 0, 2, own_.get(), size_t{1} << 20);
+    remote_->add(1, own_->add_peer(other_->address()).value());
+    context_.emplace(
+        FragmentContext{members_, shape_, local_, *remote_, turns_, health_, staging_});
+    for (int rank = 0; rank < 2; ++rank) {
+      op_->output.add(&bytes_[rank], 1);
+      op_->output.end_block();
+    }
+    op_->input.add(&bytes_[0], 1);
+    op_->input.end_block();
+    fragments_.add(make_allgather(*context_, op_, 0, 0, 1));
+    fragments_.advance()->start();
+  }
+  void watch(uint64_t silence_ns) {
+    LivenessOfRanks liveness;
+    liveness.service = asks_.get();
+    liveness.processes = {asks_->meet(answers_->contact()).value()};
+    liveness.known = {true};
+    process_ = liveness.processes[0];
+    await([&] { return asks_->ask(process_, kGroup).answered_ns != 0; });
+    watch_.emplace(kGroup, members_, *remote_, fragments_, std::move(liveness), silence_ns);
+    begin_ = ++now_;
+    EXPECT_TRUE(watch_->look(now_).ok());
+  }
+  template <class Done>
+  static void await(Done&& done) {
+    for (int turn = 0; turn < 500 && !done(); ++turn) usleep(10'000);
+    EXPECT_TRUE(done());
+  }
+  // Looks until so long after the first look, while nothing comes of rank 1. The first bad status.
+  Status look_until(double seconds) {
+    Status status;
+    while (status && now_ < begin_ + static_cast<uint64_t>(seconds * 1e9)) {
+      now_ += kSecond / 10;
+      status = watch_->look(now_);
+    }
+    return status;
+  }
+
+  Members members_{0, Topology({"A", "B"}), "g", {"A", "B"}, {}};
+  Shape shape_{.ranks = 2, .nodes = 2};
+  std::unique_ptr<fabric::Endpoint> own_, other_;
+  std::unique_ptr<liveness::Liveness> asks_, answers_;
+  LocalPeers local_;
+  std::optional<RemotePeers> remote_;
+  RailTurns turns_;
+  Health health_;
+  StagingPool staging_;
+  std::optional<FragmentContext> context_;
+  char bytes_[2] = {};
+  std::shared_ptr<Operation> op_ = std::make_shared<Operation>();
+  FragmentQueue fragments_;
+  std::optional<RemoteWatch> watch_;
+  liveness::Process process_ = 0;
+  uint64_t now_ = 1000 * kSecond, begin_ = 0;
+};
+
+TEST_F(Watched, OneThatAnswersIsWaitedForWithoutALimitOnSilence) {
+  watch(0);
+  Status status = look_until(100);
+  EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_FALSE(watch_->left());
+}
+
+TEST_F(Watched, OneThatHasEndedIsLostOnceNothingMoreCanCome) {
+  watch(0);
+  answers_->close();
+  await([&] { return asks_->ask(process_, kGroup).ended; });
+  EXPECT_TRUE(look_until(1.9).ok()) << "its last data may be on the way";
+  Status lost = look_until(2.5);
+  EXPECT_EQ(lost.code(), Code::kPeerLost);
+  EXPECT_NE(lost.message().find("rank 1 (B) is lost during"), std::string::npos) << lost.message();
+}
+
+TEST_F(Watched, OneThatHasLeftFromALaterFragmentOnIsLostOnceNothingMoreCanCome) {
+  answers_->left(kGroup, 7, "why");
+  watch(0);
+  EXPECT_TRUE(look_until(1.9).ok());
+  EXPECT_FALSE(watch_->left()) << "its last data may be on the way";
+  EXPECT_TRUE(look_until(2.5).ok());
+  EXPECT_EQ(watch_->left(), "why");
+}
+
+TEST_F(Watched, OneThatHasLeftFromThisFragmentOnIsLost) {
+  answers_->left(kGroup, 0, "why");
+  watch(0);
+  EXPECT_TRUE(look_until(1.5).ok());
+  EXPECT_EQ(watch_->left(), "why");
+}
+
+}  // namespace
+}  // namespace smddp
