@@ -37,6 +37,8 @@ JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/memin
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
 # Python tests run side by side in this many processes, each with worlds of ranks of its own.
 WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $(CORES) || echo 8)
+# Of ctest: a test that computes takes two, one that waits takes one.
+SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 # ninja's progress: files that are done, of how many, and the seconds since the start.
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
@@ -123,7 +125,7 @@ test: $(VENV)/.stamp-editable  ## all C++ and Python tests, after a build
 
 test-cpp: build-tests  ## C++ tests only; CTEST_ARGS="-R wire" picks some
 	$(BIN)/ctest --test-dir build -C slow --output-on-failure --no-tests=error \
-	  --parallel $(CORES) $(CTEST_ARGS)
+	  --parallel $(SLOTS) $(CTEST_ARGS)
 
 PYTEST = DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
@@ -138,7 +140,7 @@ test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS=
 # A choice for each edit: all parts, few processes, no long waits. `make test` is the whole.
 test-quick: build  ## the edit loop's choice of C++ and Python tests, under two minutes after a build
 	$(BIN)/cmake --build build --parallel $(JOBS) --target quick_tests
-	$(BIN)/ctest --test-dir build -L quick --output-on-failure --no-tests=error --parallel $(CORES)
+	$(BIN)/ctest --test-dir build -L quick --output-on-failure --no-tests=error --parallel $(SLOTS)
 	$(PYTEST) $(SIDE_BY_SIDE) --alone skip -m quick $(PYTEST_ARGS)
 
 # Whatever runs between hosts, on each provider that the installed libfabric may have; SMDDP_LIBFABRIC
