@@ -123,6 +123,7 @@ TEST(Pressure, AnAllReduceInPlaceIsPushedBeforeItIsSummed) {
               gather->output.end_block();  // rank 1 has nothing
               std::vector<float> data(100, static_cast<float>(c.rank + 1));
               auto sum = all_reduce_of(data, 2, Dtype::kFloat32, ReduceOp::kSum);
+              std::this_thread::sleep_for(milliseconds(5));  // the engine's thread sleeps by now
               if (c.rank == 0) both.arrive_and_wait();
               c.group.submit(gather, {}, false);
               c.group.submit(sum, {}, false);
@@ -136,31 +137,6 @@ TEST(Pressure, AnAllReduceInPlaceIsPushedBeforeItIsSummed) {
               EXPECT_EQ(data, std::vector<float>(100, 3.0f));
             },
             {.single_copy = false, .timeout_seconds = 5});
-}
-
-// Rank 1 has pushed all that rank 0 needs, and has read nothing of what rank 0 gives: rank 0's caller may not
-// have its memory back.
-TEST(Pressure, AnOperationIsNotOverWhileALocalRankHasToReadItsMemory) {
-  constexpr size_t kCount = 1 << 18;
-  for (bool gathers : {true, false}) {
-    std::barrier both(2);
-    run_world("AA", [&](RankContext& c) {
-      std::vector<int> in(gathers ? kCount : 2 * kCount, c.rank + 1);
-      std::vector<int> out(gathers ? 2 * kCount : kCount);
-      auto op =
-          gathers ? gather_of(in, out, 2) : scatter_of(in, out, 2, Dtype::kInt32, ReduceOp::kSum);
-      if (c.rank == 0) both.arrive_and_wait();
-      c.group.submit(op, {}, false);
-      if (c.rank == 1) both.arrive_and_wait();
-      if (op->path == "single-copy" && c.rank == 0)
-        EXPECT_FALSE(c.engine.wait(*op, milliseconds(50)));
-      both.arrive_and_wait();
-      c.engine.wait(*op);
-      ASSERT_TRUE(op->status().ok()) << op->status().message();
-      EXPECT_EQ(out[0], gathers ? 1 : 3);
-      EXPECT_EQ(out.back(), gathers ? 2 : 3);
-    });
-  }
 }
 
 TEST(Pressure, AllRanksSendToOneAtOnce) {

@@ -57,6 +57,8 @@ class Processes {
         Group::create(*engine.value(), store, rank, ranks,
                       {.name = "g", .timeout_ns = 20 * kSecond, .host = "A", .single_copy = true});
     if (!group) return 1;
+    usleep(
+        10'000);  // the engine's thread sleeps by now, and drives nothing that it is not asked to
     RankContext context{rank, ranks, *engine.value(), *group.value(), store};
     std::string wrong = body(context);
     if (!wrong.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, wrong.c_str());

@@ -34,6 +34,8 @@ std::atomic<bool> no_getrandom{false};
 // Before process_vm_readv(), on the threads that say that they are readers.
 std::function<void()> before_read;
 thread_local bool is_reader = false;
+// Before process_vm_readv() reads at an address, on any thread.
+std::function<void(const void*)> before_read_at;
 // Bytes that one process_vm_readv() of this thread copies at most; 0: no bound.
 thread_local size_t most_per_read = 0;
 
@@ -71,6 +73,7 @@ extern "C" ssize_t process_vm_readv(pid_t pid, const iovec* local, unsigned long
                                     const iovec* remote, unsigned long remotes,
                                     unsigned long flags) {
   if (is_reader && before_read) before_read();
+  if (before_read_at) before_read_at(remote[0].iov_base);
   using Read =
       ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
   static auto real = next<Read>("process_vm_readv");
@@ -204,9 +207,9 @@ TEST(Segments, AReaderThatMayNotReadTheOwnersMemorySaysSo) {
   }
 }
 
-// Two groups of one process, and operations whose memory is read with process_vm_readv(). Rank 1 gives
-// `theirs` elements: if few, it has nothing to wait for once it has read.
-void give_up_while_it_is_read(size_t theirs) {
+// Two groups of one process, and operations whose memory is read with process_vm_readv(). If rank 1 gives
+// nothing, it has nothing to wait for once it has read.
+void give_up_while_it_is_read(bool both_give) {
   constexpr size_t kCount = 1 << 18;
   std::atomic<int> reads{0};
   std::atomic<bool> submitted{false}, over{false};
@@ -217,17 +220,19 @@ void give_up_while_it_is_read(size_t theirs) {
   run_world("AA", [&](RankContext& c) {
     auto me = static_cast<size_t>(c.rank);
     contexts[me] = &c;
-    in[me].assign(c.rank == 0 ? kCount : theirs, c.rank + 1);
-    out[me].assign(kCount + theirs, -1);
-    ops[me] = std::make_shared<Operation>();
-    ops[me]->collective = Collective::kAllGather;
-    ops[me]->element_size = sizeof(int);
-    ops[me]->input.add(in[me].data(), in[me].size() * sizeof(int));
-    ops[me]->input.end_block();
-    ops[me]->output.add(out[me].data(), kCount * sizeof(int));
-    ops[me]->output.end_block();
-    ops[me]->output.add(out[me].data() + kCount, theirs * sizeof(int));
-    ops[me]->output.end_block();
+    in[me].assign(kCount, c.rank + 1);
+    out[me].assign(2 * kCount, -1);
+    if (both_give) {
+      ops[me] = gather_of(in[me], out[me], 2);
+    } else {
+      ops[me] = std::make_shared<Operation>();
+      ops[me]->collective = Collective::kAllGather;
+      if (c.rank == 0) ops[me]->input.add(in[me].data(), kCount * sizeof(int));
+      ops[me]->input.end_block();
+      ops[me]->output.add(out[me].data(), kCount * sizeof(int));
+      ops[me]->output.end_block();
+      ops[me]->output.end_block();
+    }
     // When rank 1 reads, rank 0 gives up, and its caller reuses its memory.
     if (c.rank == 0) {
       before_read = [&] {
@@ -250,8 +255,8 @@ void give_up_while_it_is_read(size_t theirs) {
       c.group.submit(ops[1], {}, false);
       c.engine.wait(*ops[1]);
       if (ops[1]->status()) {
-        EXPECT_EQ(static_cast<size_t>(std::count(out[1].begin(), out[1].begin() + kCount, 1)),
-                  kCount);
+        auto right = std::count(out[1].begin(), out[1].begin() + kCount, 1);
+        EXPECT_EQ(static_cast<size_t>(right), kCount);
       } else {
         EXPECT_NE(ops[1]->status().message().find("asked to"), std::string::npos)
             << ops[1]->status().message();
@@ -264,9 +269,40 @@ void give_up_while_it_is_read(size_t theirs) {
   EXPECT_GT(reads, 0);
 }
 
+// Rank 1 has pushed all that rank 0 needs, and reads nothing of what rank 0 gives until that one has looked:
+// its caller may not have its memory back.
+TEST(DirectReads, EndTheOperationWhenTheyAreOver) {
+  constexpr size_t kCount = 1 << 18;
+  for (bool gathers : {true, false}) {
+    std::atomic<bool> looked{false};
+    std::vector<int> given(gathers ? kCount : 2 * kCount, 1);
+    before_read_at = [&](const void* at) {
+      bool held = at >= given.data() && at < given.data() + given.size();
+      while (held && !looked) usleep(100);
+    };
+    run_world("AA", [&](RankContext& c) {
+      std::vector<int> other(given.size(), 2), out(gathers ? 2 * kCount : kCount);
+      std::vector<int>& in = c.rank == 0 ? given : other;
+      auto op =
+          gathers ? gather_of(in, out, 2) : scatter_of(in, out, 2, Dtype::kInt32, ReduceOp::kSum);
+      c.group.submit(op, {}, true);
+      if (c.rank == 0) {
+        EXPECT_FALSE(c.engine.wait(*op, std::chrono::milliseconds(300)));
+        looked = true;
+      }
+      c.engine.wait(*op);
+      ASSERT_TRUE(op->status().ok()) << op->status().message();
+      EXPECT_EQ(op->path, "single-copy");
+      EXPECT_EQ(out[0], gathers ? 1 : 3);
+      EXPECT_EQ(out.back(), gathers ? 2 : 3);
+    });
+    before_read_at = nullptr;
+  }
+}
+
 TEST(DirectReads, FromARankThatGivesUpMeanwhileAreNotHandedOut) {
-  give_up_while_it_is_read(1 << 18);
-  give_up_while_it_is_read(1);
+  give_up_while_it_is_read(true);
+  give_up_while_it_is_read(false);
 }
 
 // The kernel may copy less than it was asked for.
