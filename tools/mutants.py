@@ -464,15 +464,17 @@ def page(faults: list[Fault], results: dict[str, Outcome]) -> str:
     """docs/mutants.md."""
     noticed = [f for f in faults if f.name in results and results[f.name].program]
     rest = [f for f in faults if f not in noticed]
+    tried = sum(f.name in results for f in faults)
+    untried = f" {len(faults) - tried} more have not been tried." if tried < len(faults) else ""
     lines = [
         "# Faults that the tests notice",
         "",
         "<!-- Written by tools/mutants.py from tests/mutants/faults.toml and results.json. -->",
         "",
-        f"{len(noticed)} of {len(faults)} faults are noticed by the C++ tests. `make mutants` puts",
-        "one fault after the other into the core and runs the tests until one fails. The seconds",
-        "are those of the test program; several ran side by side. A program that took more",
-        f"than {TIMES} times its time without a fault, and {MORE_SECONDS} s, hangs.",
+        f"{len(noticed)} of {tried} faults are noticed by the C++ tests.{untried}",
+        "`make mutants` puts one fault after the other into the core and runs the tests until one",
+        "fails. The seconds are those of the test program; several ran side by side. A program",
+        f"that took more than {TIMES} times its time without a fault, and {MORE_SECONDS} s, hangs.",
         "",
         "| file | fault | what it breaks | noticed by |",
         "|---|---|---|---|",
@@ -486,7 +488,7 @@ def page(faults: list[Fault], results: dict[str, Outcome]) -> str:
         return "\n".join([*lines, "None.", ""])
     lines += ["| file | fault | what it breaks | why |", "|---|---|---|---|"]
     for fault in rest:
-        why = fault.equivalent or ("no test" if fault.name in results else "not run")
+        why = fault.equivalent or ("no test" if fault.name in results else "not tried")
         lines.append(_row(fault, why))
     return "\n".join([*lines, ""])
 

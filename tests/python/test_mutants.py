@@ -61,7 +61,8 @@ def test_the_test_that_failed_is_named() -> None:
 def test_unnoticed_faults_are_listed_apart() -> None:
     seen, unseen = (Fault(n, "csrc/a.cc", "x", "y", "It breaks.") for n in ("seen", "unseen"))
     text = mutants.page([seen, unseen], {"seen": Outcome("0", "p", "A.B", "fails", 1.5)})
-    assert "1 of 2 faults" in text
+    assert "1 of 1 faults" in text
+    assert "1 more have not been tried" in text
     noticed, unnoticed = text.split("## Unnoticed")
     assert "| a.cc | seen: `x` becomes `y` | It breaks. | `A.B` fails, 1.5 s |" in noticed
-    assert "| a.cc | unseen: `x` becomes `y` | It breaks. | not run |" in unnoticed
+    assert "| a.cc | unseen: `x` becomes `y` | It breaks. | not tried |" in unnoticed
