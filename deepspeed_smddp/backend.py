@@ -33,19 +33,37 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     Raises:
         ImportError: the extension is missing or was built for another torch.
         SmddpConfigError: an environment variable holds a value that is not allowed.
+        RuntimeError: a rank could not make its part, or did not come in time; says which and why.
     """
     _extension.load()
     from deepspeed_smddp import _C
 
     current = settings.apply()
-    return _C.ProcessGroupSMDDP(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        current.timeout(options.timeout),
-        options.group_id,
-        fallback_factory(options, current.timeout(options.timeout), backend_options),
-    )
+    try:
+        return _C.ProcessGroupSMDDP(
+            options.store,
+            options.group_rank,
+            options.group_size,
+            current.timeout(options.timeout),
+            options.group_id,
+            fallback_factory(options, current.timeout(options.timeout), backend_options),
+        )
+    except RuntimeError:
+        _reset_names_after_failed_world()
+        raise
+
+
+def _reset_names_after_failed_world() -> None:
+    """Lets this process name its next default group as the other ranks name theirs.
+
+    torch numbers groups in the order in which a process makes them, looks for its peers under that
+    number, and begins anew in ``destroy_process_group``. If ``init_process_group`` raises there is
+    nothing to destroy and the number stays, so that no later group of this process would meet its
+    peers. Does nothing where a default group exists: what follows it is counted on all its ranks.
+    """
+    world: Any = getattr(dist.distributed_c10d, "_world", None)
+    if not dist.is_initialized() and isinstance(getattr(world, "group_count", None), int):
+        world.group_count = 0
 
 
 def fallback_factory(

@@ -125,3 +125,43 @@ def test_a_store_that_dies_ends_the_wait_for_the_others() -> None:
             if process is not None:
                 process.kill()
                 process.communicate()
+
+
+AGAIN = """
+    import os, sys
+    from datetime import timedelta
+    import torch, torch.distributed as dist
+
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore(
+        "127.0.0.1", int(os.environ["STORE"]), is_master=rank == 0, timeout=timedelta(seconds=30)
+    )
+    if rank == 1:
+        try:
+            dist.init_process_group(
+                "smddp",
+                store=dist.PrefixStore("first", store),
+                rank=1,
+                world_size=3,
+                timeout=timedelta(seconds=2),
+            )
+        except RuntimeError as error:
+            print("RAISED", error)
+    dist.init_process_group(
+        "smddp",
+        store=dist.PrefixStore("second", store),
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=20),
+    )
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print("SUM", total.item())
+    dist.destroy_process_group()
+"""
+
+
+def test_a_rank_whose_first_world_failed_joins_the_next_one() -> None:
+    texts = ranks.run(AGAIN, 2, env={"STORE": str(free_port())})
+    assert "ranks 0, 2 did not join the group in time" in texts[1], texts[1]
+    assert all("SUM 2.0" in text for text in texts), texts
