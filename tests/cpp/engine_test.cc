@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <thread>
 
 #include "common/clock.h"
@@ -152,6 +153,17 @@ class Stepping : private Progressable {
 constexpr int kRounds = 20;
 constexpr uint64_t kTimeOfRounds = 1'000'000'000;
 
+// Until that thread sleeps: /proc says so.
+void await_sleep(const std::atomic<pid_t>& tid) {
+  for (char state = 0; state != 'S'; sched_yield()) {
+    std::ifstream file("/proc/self/task/" + std::to_string(tid) + "/stat");
+    std::string line;
+    std::getline(file, line);
+    size_t end = line.rfind(") ");
+    if (end != std::string::npos) state = line[end + 2];
+  }
+}
+
 TEST(Sleep, BeginsAfterASecondLook) {
   Stepping group;
   uint64_t began = now_ns();
@@ -178,11 +190,15 @@ TEST(Sleep, EndsWhenAnotherThreadBeginsToWait) {
     if (next) group.engine().finish(std::exchange(next, nullptr), Status());
     return false;
   };
-  std::thread driver([&] { group.engine().wait(*driven); });
+  std::atomic<pid_t> tid{0};
+  std::thread driver([&] {
+    tid = gettid();
+    group.engine().wait(*driven);
+  });
   while (group.passes == 0) sched_yield();
   uint64_t began = now_ns();
   for (int round = 0; round < kRounds; ++round) {
-    usleep(2000);  // most likely the driver sleeps
+    await_sleep(tid);
     auto task = std::make_shared<Operation>();
     {
       Engine::Lock lock = group.engine().lock();
@@ -206,11 +222,15 @@ TEST(Sleep, EndsForWorkThatNoThreadWaitsFor) {
     if (next) group.engine().finish(std::exchange(next, nullptr), Status());
     return false;
   };
-  std::thread driver([&] { group.engine().wait(*driven); });
+  std::atomic<pid_t> tid{0};
+  std::thread driver([&] {
+    tid = gettid();
+    group.engine().wait(*driven);
+  });
   while (group.passes == 0) sched_yield();
   uint64_t began = now_ns();
   for (int round = 0; round < kRounds; ++round) {
-    usleep(2000);  // most likely the driver sleeps
+    await_sleep(tid);
     auto task = std::make_shared<Operation>();
     Engine::Lock lock = group.engine().lock();
     next = task;
@@ -231,8 +251,12 @@ TEST(Sleep, EndsWhenAnotherThreadEndsTheTask) {
   uint64_t began = now_ns();
   for (int round = 0; round < kRounds; ++round) {
     auto task = std::make_shared<Operation>();
-    std::thread driver([&] { group.engine().wait(*task); });
-    usleep(2000);  // most likely the driver sleeps
+    std::atomic<pid_t> tid{0};
+    std::thread driver([&] {
+      tid = gettid();
+      group.engine().wait(*task);
+    });
+    await_sleep(tid);
     Engine::Lock lock = group.engine().lock();
     group.engine().finish(task, Status());
     group.engine().release(std::move(lock), nullptr);
