@@ -93,7 +93,8 @@ build/build.ninja: CMakeLists.txt $(TORCH_STAMP)
 build: $(VENV)/.stamp-editable build/build.ninja  ## compile what changed and install the package into .venv
 	$(BIN)/cmake --build build --parallel $(JOBS) --target _C
 
-build-tests: build build/build.ninja  ## compile the C++ tests as well
+# One run of ninja for product and tests: the last steps of one would leave cores idle.
+build-tests: $(VENV)/.stamp-editable build/build.ninja  ## compile the C++ tests as well
 	$(BIN)/cmake --build build --parallel $(JOBS)
 
 # DeepSpeed compiles a small operation (shared memory between CPU ranks) when a program first makes a
