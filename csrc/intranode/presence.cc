@@ -93,7 +93,10 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   // has ended.
   neighbor->doorbell_ =
       FileDescriptor(::open(fd_path(pid, doorbell_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
-  if (!neighbor->doorbell_) return errno_status("could not open the doorbell of " + what);
+  if (!neighbor->doorbell_) {
+    return errno_status("could not open the doorbell of " + what + " (process " +
+                        std::to_string(pid) + "): it has ended or could not join; look at its log");
+  }
   if (pid != getpid()) {
     neighbor->pidfd_ = FileDescriptor(
         static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));  // kernel >= 5.3, else -1

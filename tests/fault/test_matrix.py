@@ -8,13 +8,16 @@ Each cell is one test. The phases of a fault over a way run side by side, each i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import resource
 import signal
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,11 +51,15 @@ class Way:
 
 @dataclass(frozen=True)
 class Promise:
-    """What the other ranks see: an error with all of ``words`` within ``seconds``, or none."""
+    """What the ranks see: an error with all of ``words`` within ``seconds``, or none.
+
+    ``allowed``: there may be an error, and then each of these words is in its message.
+    """
 
     text: str
     words: tuple[str, ...] = ()
     seconds: float = 30
+    allowed: tuple[str, ...] = ()
 
     @property
     def error(self) -> bool:
@@ -71,7 +78,8 @@ WAYS = (
 )
 PHASES = ("start-up", "before", "during", "transfer", "part done", "idle", "shutdown")
 DEATHS = ("SIGKILL", "exit", "SIGSEGV", "SIGABRT")
-FAULTS = (*DEATHS, "SIGSTOP", "SIGSTOP for 3 s", "reset", "store death")
+LIMITS = ("no descriptors", "no memory")  # the rank may have no more than it has
+FAULTS = (*DEATHS, "SIGSTOP", "SIGSTOP for 3 s", "reset", "store death", *LIMITS)
 
 NOTHING = Promise("goes on")
 NOT_JOINED = Promise(
@@ -83,6 +91,14 @@ def promise(phase: str, fault: str, way: Way) -> Promise | None:
     """None: the fault can't happen there."""
     if fault == "reset" and (way.in_host or way.name.startswith("udp") or phase == "start-up"):
         return None
+    if fault in LIMITS:
+        if phase in ("transfer", "part done"):
+            return None  # it changes nothing that is under way
+        if phase == "start-up":
+            text = "all name the rank and the reason in 6 s"
+            return Promise(text, ("rank 2 (", "could not join"), 6)
+        text = "goes on, or all name the rank and the reason in 6 s"
+        return Promise(text, (), 6, allowed=("rank 2 (",))
     if fault == "store death":
         return NOTHING if phase != "start-up" else Promise("error at once", (" ",), JOIN + 6)
     if fault == "SIGSTOP for 3 s" or phase == "shutdown":
@@ -95,7 +111,7 @@ def promise(phase: str, fault: str, way: Way) -> Promise | None:
             return None  # no connection to break, or no rank that waits
         if phase == "transfer":
             return Promise("told on both sides in 6 s", ("connection", "rank "), 6)
-        return Promise("goes on, or told on both sides in 6 s", (), 6)
+        return Promise("goes on, or told on both sides in 6 s", (), 6, allowed=("connection",))
     late = 2 if phase == "part done" else 0
     if fault == "SIGSTOP":
         text = "named and called silent after `silence_seconds` + 2"
@@ -119,15 +135,38 @@ def prepare(ctx: Context) -> None:
     signal.signal(signal.SIGUSR2, lambda *_: os._exit(3))
 
 
-def join(ctx: Context, port: int) -> None:
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=JOIN))
+_stores: list[dist.Store] = []
+
+
+def connect(ctx: Context, port: int) -> None:
+    _stores.append(
+        dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=JOIN))
+    )
+
+
+def join(ctx: Context) -> None:
     dist.init_process_group(
         "smddp",
-        store=dist.PrefixStore("world", store),
+        store=dist.PrefixStore("world", _stores[-1]),
         rank=ctx.rank,
         world_size=ctx.size,
         timeout=timedelta(seconds=JOIN),
     )
+
+
+def take_descriptors(ctx: Context) -> None:
+    most = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most + 1, most + 1))
+    with contextlib.suppress(OSError):
+        while True:
+            os.open("/dev/null", os.O_RDONLY)
+
+
+def take_memory(ctx: Context) -> None:
+    """Leaves 64 KiB of address space, less than one more buffer or thread takes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    size = pages * os.sysconf("SC_PAGE_SIZE") + 65536
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def reduce_once(ctx: Context) -> None:
@@ -190,19 +229,19 @@ class Cell:
         self.way, self.fault, self.phase, self.world = way, fault, phase, world
         self.promise = promise(phase, fault, way)
         assert self.promise is not None
-        lives = fault in ("SIGSTOP for 3 s", "reset", "store death")
+        lives = fault in ("SIGSTOP for 3 s", "reset", "store death", *LIMITS)
         self.rest = [r for r in range(world.size) if r != way.victim]
         self.asked = list(range(world.size)) if lives else self.rest
 
     def set_up(self) -> None:
         world = self.world
-        world.submit(prepare)
-        world.collect()
+        world.run(prepare)
+        world.run(connect, world._store.port)
         if self.phase == "start-up":
             if self.fault != "store death":
-                world.submit_to(self.asked, join, world._store.port)
+                world.submit_to(self.rest, join)
             return
-        world.run(join, world._store.port)
+        world.run(join)
         if self.phase != "before":
             world.run(reduce_once)
         if self.phase == "during":
@@ -220,8 +259,11 @@ class Cell:
         elif self.fault == "reset":
             reset_connections(world.pid(0), world.pid(victim))
         elif self.fault == "store death":
-            self.port = world._store.port
             world._store = "ended"  # type: ignore[assignment]
+        elif self.fault in LIMITS:
+            take = take_memory if self.fault == "no memory" else take_descriptors
+            world.submit_to([victim], take)
+            world.outcomes([victim])
         else:
             world.signal(victim, getattr(signal, self.fault.split()[0]))
 
@@ -237,8 +279,9 @@ class Cell:
             world.submit_to(self.rest, finish_then_fail, self.promise.error)
         elif self.phase == "shutdown":
             world.submit_to(self.asked, destroy)
-        elif self.phase == "start-up" and self.fault == "store death":
-            world.submit_to(self.asked, join, self.port)
+        elif self.phase == "start-up":
+            late = self.asked if self.fault == "store death" else [victim]
+            world.submit_to([rank for rank in late if rank in self.asked], join)
 
     def outcome(self, began: float) -> Outcome:
         assert self.promise is not None
@@ -254,17 +297,14 @@ class Cell:
 
 @functools.cache
 def batch(way: Way, fault: str) -> dict[str, Outcome]:
-    environment = {
-        "SMDDP_TIMEOUT_SECONDS": str(DEADLINE),
-        "SMDDP_SILENCE_SECONDS": str(SILENCE),
-        **dict(way.environment),
-    }
+    environment = {"SMDDP_SILENCE_SECONDS": str(SILENCE), **dict(way.environment)}
     with ExitStack() as stack:
         cells = {}
         for phase in PHASES:
             if promise(phase, fault, way) is None:
                 continue
-            world = World(way.layout, None, dict(environment))
+            limit = JOIN if phase == "start-up" else DEADLINE
+            world = World(way.layout, None, {**environment, "SMDDP_TIMEOUT_SECONDS": str(limit)})
             stack.callback(world.close)
             cells[phase] = Cell(way, fault, phase, world)
         for cell in cells.values():
@@ -298,8 +338,10 @@ def test_cell(way: Way, fault: str, phase: str) -> None:
     assert not outcome.trouble, outcome.trouble
     for rank, result in outcome.results.items():
         if not promised.error:
-            allowed = fault == "reset" and "connection" in str(getattr(result, "message", ""))
-            assert not isinstance(result, Failure) or allowed, f"rank {rank}: {result}"
+            if isinstance(result, Failure):
+                assert promised.allowed, f"rank {rank}: {result}"
+                missing = [word for word in promised.allowed if word not in result.message]
+                assert not missing, f"rank {rank} does not say {missing}: {result.message}"
             continue
         assert isinstance(result, Failure), f"rank {rank} returned {result!r}"
         missing = [word for word in promised.words if word not in result.message]
