@@ -88,9 +88,14 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
     bool enqueued = health_.ok() && guarded([&] { enqueue(operation, tuning); });
     guarded([&] { progress(); });
     // If only some of its fragments could be made, they never start.
-    if (!enqueued) engine_.finish(operation, health_.verdict());
+    if (!enqueued) refuse(operation);
   }
   engine_.release(std::move(lock), background ? nullptr : operation.get());
+}
+
+void Group::refuse(const std::shared_ptr<Operation>& operation) {
+  if (fragments_.empty()) return engine_.finish(operation, health_.verdict());
+  refused_.push(operation, health_.verdict());
 }
 
 void Group::on_fabric_failed(const Status& why) {
@@ -268,6 +273,7 @@ bool Group::give_up() {
     engine_.finish(fragment->operation_ptr(), health_.verdict());
     if (fragment->entangled()) engine_.network().keep(std::move(fragment));
   });
+  engine_.finish(std::move(refused_));
   return true;
 }
 

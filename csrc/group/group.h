@@ -107,6 +107,9 @@ class Group : private Progressable {
   void plan(Operation& operation, const Tuning& tuning) const;
   void enqueue_gathers(const std::shared_ptr<Operation>& operation);
   void enqueue_sums(const std::shared_ptr<Operation>& operation);
+  // Ends an operation that came after the error: with those that came before it, as an error says that no
+  // peer writes into the memory of any of them.
+  void refuse(const std::shared_ptr<Operation>& operation);
   bool start_fragments();
   bool progress_fragments();
   bool finish_fragments();
@@ -129,6 +132,7 @@ class Group : private Progressable {
   LocalWatch local_watch_;
   FailureDetector failures_;
   Ending ending_;
+  TaskQueue refused_;  // to end once no fragment is left
   const FragmentContext context_;
   uint64_t operations_ = 0;  // submitted so far
 };

@@ -75,6 +75,8 @@ class Engine {
     finished_.push(std::move(task), std::move(status));
   }
 
+  void finish(TaskQueue&& tasks) { finished_.append(std::move(tasks)); }
+
   // Memory for the groups' fragments. Under the lock.
   StagingPool& staging() { return staging_; }
 

@@ -53,6 +53,12 @@ class TaskQueue {
     (empty() ? first_ : last_->next_) = std::move(task);
     last_ = raw;
   }
+  // Takes those of another queue, in their order.
+  void append(TaskQueue&& others) {
+    if (others.empty()) return;
+    (empty() ? first_ : last_->next_) = std::move(others.first_);
+    last_ = others.last_;
+  }
   std::shared_ptr<Task> pop() {
     std::shared_ptr<Task> task = std::move(first_);
     first_ = std::move(task->next_);

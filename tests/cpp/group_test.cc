@@ -285,6 +285,32 @@ TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorByAMoment) {
             {.timeout_seconds = 0.5});
 }
 
+// An error says that no peer writes into the memory of the group's operations, of none of them: one that is
+// submitted to a broken group does not end before those that peers may still write for.
+TEST(Failure, ALaterOperationEndsNoSoonerThanThoseBeforeIt) {
+  std::barrier both(2);
+  run_world("AB",
+            [&](RankContext& c) {
+              std::vector<float> in(1 << 19), out(1 << 20), later(1 << 20);
+              ASSERT_TRUE(c.run(gather_of(in, out, 2)).ok());
+              both.arrive_and_wait();
+              if (c.rank == 0) {
+                auto first = gather_of(in, out, 2);
+                c.group.submit(first, {}, true);
+                while (c.group.status().ok())
+                  std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                EXPECT_FALSE(first->done());
+                for (int i = 0; i < 3; ++i) {
+                  auto second = gather_of(in, later, 2);
+                  EXPECT_EQ(c.run(second).code(), Code::kTimeout);
+                  EXPECT_TRUE(first->done());
+                }
+              }
+              both.arrive_and_wait();
+            },
+            {.timeout_seconds = 0.5});
+}
+
 TEST(Bootstrap, AMissingRankIsNamed) {
   MemoryStore store(std::chrono::milliseconds(300));
   auto engine = Engine::create();

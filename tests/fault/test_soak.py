@@ -7,6 +7,7 @@ end the epoch, with all results right or with an error, within seconds; an epoch
 hit has no error. After an error no byte may change in memory that the failed operations had.
 
     make soak SECONDS=1800                      # SEED=7 repeats a run
+    SMDDP_SOAK_FAULTS=kill,abort make soak      # these faults alone
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LAYOUT = "AABBCC"
 DEADLINE = 20  # seconds, of an operation
 SILENCE = 4
 ENDED = 45  # seconds from the start of an epoch to its last answer
-FAULTS = ("none", "kill", "stop", "stop for long", "reset", "abort")
+ALL_FAULTS = "none,kill,stop,stop for long,reset,abort"
+FAULTS = os.environ.get("SMDDP_SOAK_FAULTS", ALL_FAULTS).split(",")
 DTYPES = (torch.int32, torch.int64, torch.uint8, torch.float32, torch.bfloat16)
 MARK = 7
 
