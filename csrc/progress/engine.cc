@@ -26,10 +26,10 @@ constexpr int kYieldsToContenders = 64;
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create() {
-  std::unique_ptr<Engine> engine(new Engine());
+Result<std::unique_ptr<Engine>> Engine::create() try {
   auto presence = intranode::Presence::create();
   if (!presence) return presence.status();
+  std::unique_ptr<Engine> engine(new Engine());
   engine->presence_ = std::move(presence.value());
   engine->wait_policy_ = WaitPolicy::from_env();
   try {
@@ -40,6 +40,8 @@ Result<std::unique_ptr<Engine>> Engine::create() {
                   std::string("could not start the engine's thread: ") + error.what());
   }
   return engine;
+} catch (...) {
+  return status_of_exception();
 }
 
 Engine::~Engine() { shutdown(); }

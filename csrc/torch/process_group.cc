@@ -53,15 +53,11 @@ c10d::ErrorType error_type(const Status& status) {
 
 // The other ranks of the group wait for this one: they are told if it has no engine.
 Engine& engine_for(Store& store, int rank, const std::string& group_name) {
-  try {
-    return process_engine();
-  } catch (const c10::Error& error) {
-    Group::Options options;
-    options.name = group_name;
-    (void)Group::tell_failure(store, rank, options,
-                              {Code::kUnavailable, error.what_without_backtrace()});
-    throw;
-  }
+  auto engine = process_engine();
+  if (engine) return *engine.value();
+  Group::Options options;
+  options.name = group_name;
+  throw_status(Group::tell_failure(store, rank, options, engine.status()));
 }
 
 }  // namespace

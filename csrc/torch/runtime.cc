@@ -17,14 +17,14 @@ std::atomic<const Settings*> current{new Settings()};
 
 void (*check_interrupt)() = [] {};
 
-Engine& process_engine() {
+Result<Engine*> process_engine() {
   std::lock_guard lock(mutex);
   if (engine == nullptr || engine->forked()) {
     auto created = Engine::create();
-    if (!created) throw_status(created.status());
+    if (!created) return created.status();
     engine = created.value().release();
   }
-  return *engine;
+  return engine;
 }
 
 void shutdown_process_engine() {

@@ -19,8 +19,8 @@ struct Settings {
   bool reduce_on_cpu = false;  // the CPU sums tensors on a GPU: no multiprocessor is used
 };
 
-// Made on first use, and made anew in a forked child. Throws if the host forbids it.
-Engine& process_engine();
+// Made on first use, and made anew in a forked child.
+Result<Engine*> process_engine();
 // Ends the engine's thread. Must run before the interpreter unloads the modules. Idempotent.
 void shutdown_process_engine();
 

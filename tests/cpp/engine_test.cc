@@ -1,6 +1,7 @@
 // Which thread drives: the one that waits, another one that waits, or the background thread; and that a
 // driver that sleeps wakes for what happens meanwhile.
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -162,6 +163,18 @@ void await_sleep(const std::atomic<pid_t>& tid) {
     size_t end = line.rfind(") ");
     if (end != std::string::npos) state = line[end + 2];
   }
+}
+
+TEST(Start, WithoutADescriptorIsAnError) {
+  rlimit before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit none{0, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  auto engine = Engine::create();
+  setrlimit(RLIMIT_NOFILE, &before);
+  ASSERT_FALSE(engine.ok());
+  EXPECT_NE(engine.status().message().find("Too many open files"), std::string::npos)
+      << engine.status().message();
 }
 
 TEST(Sleep, BeginsAfterASecondLook) {

@@ -24,6 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from deepspeed_smddp import _extension
 from harness.resets import reset_connections
 from harness.worker import Context, Failure
 from harness.world import World, WorldError
@@ -31,6 +32,7 @@ from harness.world import World, WorldError
 SILENCE = 4
 JOIN = 8  # seconds: the limit of making a group
 DEADLINE = 90
+SHORT_DEADLINE = 10  # where the promise may be an error at the deadline
 NEWER_LIBFABRIC = os.environ.get("SMDDP_TEST_NEWER_LIBFABRIC", "")
 
 
@@ -53,7 +55,7 @@ class Way:
 class Promise:
     """What the ranks see: an error with all of ``words`` within ``seconds``, or none.
 
-    ``allowed``: there may be an error, and then each of these words is in its message.
+    ``allowed``: there may be an error, and then one of these is in its message.
     """
 
     text: str
@@ -94,11 +96,14 @@ def promise(phase: str, fault: str, way: Way) -> Promise | None:
     if fault in LIMITS:
         if phase in ("transfer", "part done"):
             return None  # it changes nothing that is under way
-        if phase == "start-up":
-            text = "all name the rank and the reason in 6 s"
-            return Promise(text, ("rank 2 (", "could not join"), 6)
-        text = "goes on, or all name the rank and the reason in 6 s"
-        return Promise(text, (), 6, allowed=("rank 2 (",))
+        if phase == "start-up" and fault == "no descriptors":
+            return Promise("all name the rank and the reason in 6 s", ("rank 2 (", "could not"), 6)
+        if phase == "start-up":  # the C library itself may end the process
+            return Promise("named at the limit of making a group", ("could not join",), JOIN + 6)
+        # To connect takes both: a rank without them may seem dead, silent or late.
+        words = ("rank 2 (", "Too many open files", "Cannot allocate memory")
+        text = "goes on, or the rank or the reason is named, at the deadline at the latest"
+        return Promise(text, (), SHORT_DEADLINE + 5, allowed=words)
     if fault == "store death":
         return NOTHING if phase != "start-up" else Promise("error at once", (" ",), JOIN + 6)
     if fault == "SIGSTOP for 3 s" or phase == "shutdown":
@@ -109,8 +114,6 @@ def promise(phase: str, fault: str, way: Way) -> Promise | None:
     if fault == "reset":
         if phase in ("before", "part done"):
             return None  # no connection to break, or no rank that waits
-        if phase == "transfer":
-            return Promise("told on both sides in 6 s", ("connection", "rank "), 6)
         return Promise("goes on, or told on both sides in 6 s", (), 6, allowed=("connection",))
     late = 2 if phase == "part done" else 0
     if fault == "SIGSTOP":
@@ -132,6 +135,7 @@ CELLS = [
 
 
 def prepare(ctx: Context) -> None:
+    _extension.load()  # here, not after the fault
     signal.signal(signal.SIGUSR2, lambda *_: os._exit(3))
 
 
@@ -189,9 +193,8 @@ def gather_for_ever(ctx: Context) -> None:
 
 def gather_for_a_while(ctx: Context) -> None:
     whole, part = torch.zeros(300_000 * ctx.size), torch.ones(300_000)
-    for _ in range(20):
+    for _ in range(200):
         dist.all_gather_into_tensor(whole, part)
-        time.sleep(0.15)
 
 
 def do_own_part(ctx: Context) -> None:
@@ -229,7 +232,7 @@ class Cell:
         self.way, self.fault, self.phase, self.world = way, fault, phase, world
         self.promise = promise(phase, fault, way)
         assert self.promise is not None
-        lives = fault in ("SIGSTOP for 3 s", "reset", "store death", *LIMITS)
+        lives = fault in ("SIGSTOP for 3 s", "reset", "store death", "no descriptors")
         self.rest = [r for r in range(world.size) if r != way.victim]
         self.asked = list(range(world.size)) if lives else self.rest
 
@@ -271,17 +274,18 @@ class Cell:
         """What the ranks do after the fault."""
         assert self.promise is not None
         world, victim = self.world, self.way.victim
+        acts = [*self.asked, victim] if self.fault == "no memory" else self.asked
         if self.phase in ("before", "idle"):
-            world.submit_to(self.asked, reduce_once)
-        elif self.phase == "during" and victim in self.asked:
+            world.submit_to(acts, reduce_once)
+        elif self.phase == "during" and victim in acts:
             world.submit_to([victim], reduce_once)
         elif self.phase == "part done":
             world.submit_to(self.rest, finish_then_fail, self.promise.error)
         elif self.phase == "shutdown":
-            world.submit_to(self.asked, destroy)
+            world.submit_to(acts, destroy)
         elif self.phase == "start-up":
-            late = self.asked if self.fault == "store death" else [victim]
-            world.submit_to([rank for rank in late if rank in self.asked], join)
+            late = acts if self.fault == "store death" else [victim]
+            world.submit_to([rank for rank in late if rank in acts], join)
 
     def outcome(self, began: float) -> Outcome:
         assert self.promise is not None
@@ -303,7 +307,8 @@ def batch(way: Way, fault: str) -> dict[str, Outcome]:
         for phase in PHASES:
             if promise(phase, fault, way) is None:
                 continue
-            limit = JOIN if phase == "start-up" else DEADLINE
+            limit = SHORT_DEADLINE if fault in LIMITS else DEADLINE
+            limit = JOIN if phase == "start-up" else limit
             world = World(way.layout, None, {**environment, "SMDDP_TIMEOUT_SECONDS": str(limit)})
             stack.callback(world.close)
             cells[phase] = Cell(way, fault, phase, world)
@@ -340,8 +345,8 @@ def test_cell(way: Way, fault: str, phase: str) -> None:
         if not promised.error:
             if isinstance(result, Failure):
                 assert promised.allowed, f"rank {rank}: {result}"
-                missing = [word for word in promised.allowed if word not in result.message]
-                assert not missing, f"rank {rank} does not say {missing}: {result.message}"
+                words = promised.allowed
+                assert any(word in result.message for word in words), f"rank {rank}: {result}"
             continue
         assert isinstance(result, Failure), f"rank {rank} returned {result!r}"
         missing = [word for word in promised.words if word not in result.message]
