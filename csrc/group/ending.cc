@@ -30,6 +30,12 @@ void Ending::close_flows() {
   fragments_.for_each([](Fragment& fragment) { fragment.close_flows(); });
 }
 
+bool Ending::holds(const std::shared_ptr<Task>& task, Status why) {
+  if (fragments_.empty()) return false;
+  held_.push(task, std::move(why));
+  return true;
+}
+
 void Ending::on_written(const wire::Header& header) {
   // What a peer says wrongly now is of no consequence: the group is broken already.
   if (Fragment* fragment = fragments_.find(header.seq)) (void)fragment->on_message(header, nullptr);

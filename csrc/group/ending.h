@@ -8,6 +8,7 @@
 
 #include "group/fragment_queue.h"
 #include "peers/remote_peers.h"
+#include "progress/task.h"
 
 namespace smddp {
 
@@ -29,6 +30,11 @@ class Ending {
   // `header`: of the peer's word on what it has written.
   void on_written(const wire::Header& header);
 
+  // Takes a task that came after the error, to end with the fragments: peers may still write into memory of
+  // theirs, and an error says that they don't. False: there is no fragment left.
+  bool holds(const std::shared_ptr<Task>& task, Status why);
+  TaskQueue take_held() { return std::move(held_); }
+
   // Whether peers have to be told, or fragments wait for peers.
   bool busy() const { return began_ns_ != 0 && !over(); }
   // Peers were told, or can't be, and no fragment is left.
@@ -41,6 +47,7 @@ class Ending {
 
   RemotePeers& remote_;
   FragmentQueue& fragments_;
+  TaskQueue held_;
   uint64_t began_ns_ = 0;
   bool told_ = false;  // every peer, or there is no hope of that
 };

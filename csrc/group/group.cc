@@ -88,14 +88,10 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
     bool enqueued = health_.ok() && guarded([&] { enqueue(operation, tuning); });
     guarded([&] { progress(); });
     // If only some of its fragments could be made, they never start.
-    if (!enqueued) refuse(operation);
+    if (!enqueued && !ending_.holds(operation, health_.verdict()))
+      engine_.finish(operation, health_.verdict());
   }
   engine_.release(std::move(lock), background ? nullptr : operation.get());
-}
-
-void Group::refuse(const std::shared_ptr<Operation>& operation) {
-  if (fragments_.empty()) return engine_.finish(operation, health_.verdict());
-  refused_.push(operation, health_.verdict());
 }
 
 void Group::on_fabric_failed(const Status& why) {
@@ -259,8 +255,7 @@ bool Group::finish_fragments() {
   });
 }
 
-// Ends everything in flight, once the group is broken and no peer writes into this rank's memory. Needs no
-// memory.
+// Ends everything in flight, without memory, once the group is broken and no peer writes for it.
 bool Group::give_up() {
   uint64_t now = now_ns();
   failures_.tell_peers();
@@ -273,7 +268,7 @@ bool Group::give_up() {
     engine_.finish(fragment->operation_ptr(), health_.verdict());
     if (fragment->entangled()) engine_.network().keep(std::move(fragment));
   });
-  engine_.finish(std::move(refused_));
+  engine_.finish(ending_.take_held());
   return true;
 }
 

@@ -59,11 +59,10 @@ class Group : private Progressable {
                                           const std::vector<Rank>& ranks);
   ~Group() override;
 
-  // Starts `operation`, after all earlier ones of this group. `background`: no thread is going to wait
-  // for it at once. Its end, good or bad, is the operation's status.
+  // Starts `operation`, after all earlier ones of this group. `background`: no thread is going to wait for it
+  // at once. Its end, good or bad, is the operation's status.
   void submit(const std::shared_ptr<Operation>& operation, const Tuning& tuning, bool background);
-  // Fails everything in flight, here and on the other ranks, and everything to come. If nothing is in
-  // flight it does nothing, unless `idle_too`.
+  // Fails everything in flight, on all ranks, and everything to come; with nothing in flight if `idle_too`.
   void abort(const std::string& reason, bool idle_too = false);
 
   int rank() const { return members_.rank(); }
@@ -96,8 +95,7 @@ class Group : private Progressable {
   void fail(Status why) noexcept override;
   void leave() override;
 
-  // An authentic message.
-  void take(const wire::Header& header, const std::byte* payload);
+  void take(const wire::Header& header, const std::byte* payload);  // an authentic message
 
   // Calls f(); what it throws breaks the group.
   template <class F>
@@ -107,9 +105,6 @@ class Group : private Progressable {
   void plan(Operation& operation, const Tuning& tuning) const;
   void enqueue_gathers(const std::shared_ptr<Operation>& operation);
   void enqueue_sums(const std::shared_ptr<Operation>& operation);
-  // Ends an operation that came after the error: with those that came before it, as an error says that no
-  // peer writes into the memory of any of them.
-  void refuse(const std::shared_ptr<Operation>& operation);
   bool start_fragments();
   bool progress_fragments();
   bool finish_fragments();
@@ -132,7 +127,6 @@ class Group : private Progressable {
   LocalWatch local_watch_;
   FailureDetector failures_;
   Ending ending_;
-  TaskQueue refused_;  // to end once no fragment is left
   const FragmentContext context_;
   uint64_t operations_ = 0;  // submitted so far
 };
