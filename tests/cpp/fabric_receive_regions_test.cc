@@ -238,12 +238,18 @@ TEST_P(Fabric, KeysAreFreshAndEndWithTheirRegion) {
     flow.reset();
     ASSERT_TRUE(flow.open(b, to_a));
     keys.insert(flow.grant.keys[0]);
-    EXPECT_EQ(keys.size(), turn + 1);
-    EXPECT_EQ(b.endpoint->counters().registrations, turn + 1);
+    Grant second;
+    ChunkReceiver& receiver = b.endpoint->chunk_receiver();
+    ASSERT_TRUE(
+        receiver.open(to_a, flow.memory.data() + Flow::kMargin, 5000, 5000, &beside, &second));
+    keys.insert(second.keys[0]);
+    EXPECT_EQ(keys.size(), 2 * turn + 1);
+    EXPECT_EQ(b.endpoint->counters().registrations, 2 * turn + 1);
     drive({&a, &b}, [&] {
       flow.send(a, to_b);
       return flow.over() && a.endpoint->idle();
     });
+    receiver.close(second.region, false);
     flow.close(true);
   }
   // A write by the last key: the provider refuses it. Not every provider tells the sender.
