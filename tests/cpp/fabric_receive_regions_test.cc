@@ -238,7 +238,7 @@ TEST_P(Fabric, KeysAreFreshAndEndWithTheirRegion) {
     flow.reset();
     ASSERT_TRUE(flow.open(b, to_a));
     keys.insert(flow.grant.keys[0]);
-    Grant second;
+    wire::Grant second;
     ChunkReceiver& receiver = b.endpoint->chunk_receiver();
     ASSERT_TRUE(
         receiver.open(to_a, flow.memory.data() + Flow::kMargin, 5000, 5000, &beside, &second));
