@@ -137,11 +137,11 @@ void ChunkReceiver::on_flushed(FlushSlot* slot) {
     region.observer->on_chunk(region.last);
 }
 
-void ChunkReceiver::on_flush_failed(FlushSlot* slot, const std::string& why) {
+void ChunkReceiver::on_flush_failed(FlushSlot* slot, const Status& why) {
   ReceiveRegion& region = flushes_->finish(slot);
   if (!region.open) return release(region);
   region.flush_failed = true;
-  peers_.lose(region.from, "a device's memory could not be flushed: " + why);
+  peers_.lose(region.from, {why.code(), "a device's memory could not be flushed: " + why.message()});
 }
 
 Status ChunkReceiver::prepare_flushes() { return flushes_->prepare(); }

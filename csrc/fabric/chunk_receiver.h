@@ -50,7 +50,7 @@ class ChunkReceiver {
   // False: the receive was cancelled, because its region is closed.
   bool on_receive_failed(ChunkReceiveSlot* slot);
   void on_flushed(FlushSlot* slot);
-  void on_flush_failed(FlushSlot* slot, const std::string& why);
+  void on_flush_failed(FlushSlot* slot, const Status& why);
 
   // Region numbers that have been given out so far; those of closed regions are given out again.
   size_t numbers() const { return regions_.size(); }

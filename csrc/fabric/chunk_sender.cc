@@ -42,8 +42,9 @@ bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const 
     if (registration == nullptr) {
       // The limit on pinned memory may allow it once other chunks have completed.
       if (peer.chunks > 0) return false;
-      peers_.lose(to, "a chunk could not be sent: " + registrations.error().message() + " (" +
-                          rail.text() + ")");
+      peers_.lose(to, {Code::kUnavailable, "a chunk could not be sent: " +
+                                               registrations.error().message() + " (" +
+                                               rail.text() + ")"});
       return true;
     }
   }
@@ -63,7 +64,7 @@ bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const 
   if (registration != nullptr) registrations.give_back(registration);
   free_.push_front(slot);
   if (rc == -FI_EAGAIN) return false;
-  peers_.lose(to, "a chunk could not be sent: " + rails_.refusal(rc, rail));
+  peers_.lose(to, rails_.refusal("a chunk could not be sent", rc, rail));
   return true;
 }
 
@@ -77,10 +78,10 @@ void ChunkSender::on_sent(ChunkSendSlot* slot) {
   free_.push_front(slot);
 }
 
-void ChunkSender::on_failed(ChunkSendSlot* slot, const std::string& why) {
+void ChunkSender::on_failed(ChunkSendSlot* slot, const Status& why) {
   Peer to = slot->to;
   on_sent(slot);
-  peers_.lose(to, "a chunk could not be sent: " + why);
+  peers_.lose(to, {why.code(), "a chunk could not be sent: " + why.message()});
 }
 
 }  // namespace smddp::fabric

@@ -30,7 +30,7 @@ class ChunkSender {
 
   // A chunk has completed, or completed with an error that loses the peer.
   void on_sent(ChunkSendSlot* slot);
-  void on_failed(ChunkSendSlot* slot, const std::string& why);
+  void on_failed(ChunkSendSlot* slot, const Status& why);
 
   bool idle() const;
 

@@ -105,7 +105,9 @@ Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
   return peers_->add(address);
 }
 
-void Endpoint::give_up(Peer peer, const std::string& why) { peers_->lose(peer, why); }
+void Endpoint::give_up(Peer peer, const std::string& why) {
+  peers_->lose(peer, {Code::kPeerLost, why});
+}
 
 bool Endpoint::is_lost(Peer peer) const { return (*peers_)[peer].lost; }
 
@@ -188,15 +190,15 @@ void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
 }
 
 void Endpoint::handle_failure(Rail& rail, const Event& event) {
-  std::string why = rail.error() + " (" + rail.text() + ")";
-  if (event.slot == nullptr) return count_receive_error(why);
+  Status why{rail.error().code(), rail.error().message() + " (" + rail.text() + ")"};
+  if (event.slot == nullptr) return count_receive_error(why.message());
   switch (event.slot->kind) {
     case SlotKind::kReceive:
-      count_receive_error(why);
+      count_receive_error(why.message());
       return rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
     case SlotKind::kChunkReceive:
       if (chunk_receiver_->on_receive_failed(static_cast<ChunkReceiveSlot*>(event.slot)))
-        count_receive_error(why);
+        count_receive_error(why.message());
       return;
     case SlotKind::kSend:
       return messages_->on_failed(static_cast<SendSlot*>(event.slot), why);

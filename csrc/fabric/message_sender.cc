@@ -61,7 +61,7 @@ bool MessageSender::try_send(SendSlot* slot) {
   if (rc == -FI_EAGAIN) return false;
   Peer peer = slot->to;
   buffers_.take_back(slot);
-  peers_.lose(peer, "a message could not be sent: " + rails_.refusal(rc, rails_[slot->rail]));
+  peers_.lose(peer, rails_.refusal("a message could not be sent", rc, rails_[slot->rail]));
   return true;
 }
 
@@ -94,10 +94,10 @@ void MessageSender::on_sent(SendSlot* slot) {
   buffers_.take_back(slot);
 }
 
-void MessageSender::on_failed(SendSlot* slot, const std::string& why) {
+void MessageSender::on_failed(SendSlot* slot, const Status& why) {
   Peer to = slot->to;
   on_sent(slot);
-  peers_.lose(to, "a message could not be sent: " + why);
+  peers_.lose(to, {why.code(), "a message could not be sent: " + why.message()});
 }
 
 }  // namespace smddp::fabric

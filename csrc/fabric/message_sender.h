@@ -42,7 +42,7 @@ class MessageSender {
 
   // A send has completed, or completed with an error that loses the peer.
   void on_sent(SendSlot* slot);
-  void on_failed(SendSlot* slot, const std::string& why);
+  void on_failed(SendSlot* slot, const Status& why);
 
   // Tries again the messages that wait. How many it has sent or dropped.
   int retry_stalled();

@@ -33,12 +33,12 @@ void PeerTable::wait(SendSlot* slot) {
   stalled_.push_back(slot->to);
 }
 
-void PeerTable::lose(Peer peer, const std::string& why) {
+void PeerTable::lose(Peer peer, Status why) {
   PeerState& state = peers_[peer];
   if (state.lost) return;
   state.lost = has_lost_ = true;
   while (!state.waiting.empty()) buffers_.take_back(state.waiting.pop());
-  losses_.push_back({peer, Status(Code::kPeerLost, why)});
+  losses_.push_back({peer, std::move(why)});
 }
 
 // The sink may post, and so lose another peer: the next call tells of it.

@@ -38,7 +38,7 @@ class PeerTable {
   std::vector<Peer>& stalled() { return stalled_; }
 
   // Marks the peer as lost and drops the messages that wait for it.
-  void lose(Peer peer, const std::string& why);
+  void lose(Peer peer, Status why);
   bool has_losses() const { return !losses_.empty(); }
   bool has_lost() const { return has_lost_; }
   // Tells the sink of each loss once; how many there were.

@@ -138,8 +138,10 @@ void RailSet::count(size_t rail, size_t bytes, ssize_t rc, uint64_t* starts,
   }
 }
 
-std::string RailSet::refusal(ssize_t rc, const Rail& rail) const {
-  return library_.error_text(static_cast<int>(rc)) + " (" + rail.text() + ")";
+Status RailSet::refusal(const char* what, ssize_t rc, const Rail& rail) const {
+  int error = static_cast<int>(-rc);
+  return {code_of(error),
+          std::string(what) + ": " + library_.error_text(error) + " (" + rail.text() + ")"};
 }
 
 // ---- memory of devices

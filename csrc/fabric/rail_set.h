@@ -44,8 +44,8 @@ class RailSet {
   size_t max_message() const { return max_message_; }
   size_t max_chunk() const { return max_chunk_; }
   Counters& counters() { return counters_; }
-  // "reason (rail)": why operation `rc` on `rail` was refused.
-  std::string refusal(ssize_t rc, const Rail& rail) const;
+  // Why operation `rc` on `rail` was refused: "`what`: reason (rail)", with the code of code_of().
+  Status refusal(const char* what, ssize_t rc, const Rail& rail) const;
 
   // The peer's published address in this endpoint's terms; kInvalid if it can't be used.
   Result<PublishedAddress> unpack(const std::vector<uint8_t>& published) const;

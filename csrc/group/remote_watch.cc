@@ -39,8 +39,8 @@ RemoteWatch::RemoteWatch(const JobKey& key, const Members& members, RemotePeers&
 
 void RemoteWatch::on_lost(fabric::Peer peer, const Status& why) {
   for (Remote& remote : remotes_) {
-    if (remote_.peer(remote.rank) != peer || !remote.why_broken.empty()) continue;
-    remote.why_broken = why.message();
+    if (remote_.peer(remote.rank) != peer || !remote.why_broken.ok()) continue;
+    remote.why_broken = why;
     remote.broken_ns = UINT64_MAX;  // look() reads the clock
     ++broken_;
   }
@@ -96,6 +96,7 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   bool broken = remote.broken_ns != 0;
   uint64_t quiet = remote.awaited ? now - remote.quiet_since_ns : 0;
   if (quiet < kQuietNs && !broken) return {};
+  if (broken && remote.why_broken.code() == Code::kUnavailable) return at_limit(remote);
   // It may have been lost before this group could be told.
   if (!broken && remote_.endpoint().is_lost(remote_.peer(remote.rank)))
     on_lost(remote_.peer(remote.rank), {Code::kPeerLost, "it was lost before"});
@@ -118,7 +119,7 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
                             " refuses connections)");
   }
   if (broken && (verdict.answered_ns > remote.broken_ns || now - remote.broken_ns > kSuspectNs))
-    return lost(remote, "the connection to it broke: " + remote.why_broken);
+    return lost(remote, "the connection to it broke: " + remote.why_broken.message());
   if (silence_ns_ != 0 && verdict.silent_ns >= silence_ns_) {
     return lost(remote, "it has not answered for " + seconds_text(verdict.silent_ns) +
                             ". Its process was not seen to end: it is stopped, or its host or "
@@ -145,6 +146,14 @@ Status RemoteWatch::lost(const Remote& remote, const std::string& what) {
   std::string text = members_.describe(remote.rank) + " is lost" + during() + ": " + what;
   remote_.endpoint().give_up(remote_.peer(remote.rank), text);
   return {Code::kPeerLost, text};
+}
+
+// The other rank may well live: it is this one that can't go on.
+Status RemoteWatch::at_limit(const Remote& remote) {
+  return {Code::kUnavailable,
+          members_.describe(members_.rank()) + " can't send to " + members_.describe(remote.rank) +
+              during() + ": " + remote.why_broken.message() +
+              ". Raise the limits of its process: files (ulimit -n), pinned memory (ulimit -l), memory"};
 }
 
 std::string RemoteWatch::during() const {

@@ -28,7 +28,8 @@ class RemoteWatch {
   RemoteWatch(const JobKey& key, const Members& members, RemotePeers& remote,
               const FragmentQueue& fragments, LivenessOfRanks liveness, uint64_t silence_ns);
 
-  // A message to `peer` could not be sent. Whether its process has ended is found out by look().
+  // Something could not be sent to `peer`. kUnavailable: by a limit of this process. Otherwise look() finds
+  // out whether the peer's process has ended.
   void on_lost(fabric::Peer peer, const Status& why);
   // True if look() has to be called though the group has nothing in flight.
   bool has_broken() const { return broken_ > 0; }
@@ -49,12 +50,13 @@ class RemoteWatch {
     uint64_t last_amount = 0;
     uint64_t quiet_since_ns = 0;  // 0: not awaited
     uint64_t broken_ns = 0;       // 0: its connection works
-    std::string why_broken;
+    Status why_broken;
   };
 
   void find_awaited(uint64_t now);
   Status judge(size_t i, uint64_t now);
   Status lost(const Remote& remote, const std::string& what);
+  Status at_limit(const Remote& remote);
   std::string during() const;
 
   const JobKey key_;

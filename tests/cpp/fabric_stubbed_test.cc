@@ -314,6 +314,19 @@ TEST_F(Stubbed, ErrorCompletionLosesThePeerAndSaysWhy) {
   const std::string& why = a.inbox.lost[to_b];
   EXPECT_NE(why.find("the stub's own reason"), std::string::npos) << why;
   EXPECT_NE(why.find("efa on rdmap0s"), std::string::npos) << why;
+  EXPECT_EQ(a.inbox.loss, Code::kPeerLost);
+}
+
+TEST_F(Stubbed, AnErrorThatIsALimitOfThisProcessIsToldApart) {
+  for (int error : {EMFILE, ENFILE, ENOMEM}) {
+    TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
+    Peer to_b = introduce(a, b);
+    stub_->error = error;
+    stub_->fail_operations = 1;
+    EXPECT_TRUE(a.send(to_b, 100));
+    drive({&a, &b}, [&] { return !a.inbox.lost.empty(); });
+    EXPECT_EQ(a.inbox.loss, Code::kUnavailable) << a.inbox.lost[to_b];
+  }
 }
 
 // ---- memory of GPUs

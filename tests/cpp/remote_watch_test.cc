@@ -113,5 +113,15 @@ TEST_F(Watched, OneThatHasLeftFromThisFragmentOnIsLost) {
   EXPECT_EQ(watch_->left(), "why");
 }
 
+TEST_F(Watched, OneThatCanNotBeReachedByALimitOfThisRankIsNotBlamed) {
+  watch(0);
+  watch_->on_lost(remote_->peer(1), {Code::kUnavailable, "no file is left"});
+  Status status = look_until(0.5);
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  EXPECT_EQ(status.message().find("rank 0 (A) can't send to rank 1 (B) during"), 0u)
+      << status.message();
+  EXPECT_NE(status.message().find(": no file is left. Raise the limits"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace smddp

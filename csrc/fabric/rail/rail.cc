@@ -6,6 +6,7 @@
 #include <sched.h>
 
 #include <array>
+#include <cerrno>
 #include <new>
 
 #include "common/clock.h"
@@ -16,6 +17,11 @@ namespace {
 constexpr uint64_t kWithdrawNs = 200'000'000;
 
 }  // namespace
+
+Code code_of(int error) {
+  bool own = error == FI_EMFILE || error == ENFILE || error == FI_ENOMEM;
+  return own ? Code::kUnavailable : Code::kPeerLost;
+}
 
 ssize_t Rail::send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes) {
   slot->rail = index_;
@@ -93,19 +99,20 @@ Result<size_t> Rail::read_error(Event* event) {
   try {
     describe_error(entry);
   } catch (const std::bad_alloc&) {  // the event must not be lost
-    error_.clear();
+    error_ = {code_of(entry.err), ""};
   }
   return size_t{1};
 }
 
 void Rail::describe_error(const fi_cq_err_entry& entry) {
-  error_ = library_.error_text(entry.err);
+  std::string why = library_.error_text(entry.err);
   char text[256] = {};
   const char* detail =
       ::fi_cq_strerror(cq_.get(), entry.prov_errno, entry.err_data, text, sizeof text - 1);
-  if (entry.prov_errno != 0 && detail != nullptr && *detail != '\0' && error_ != detail) {
-    error_ += std::string(", ") + detail;
+  if (entry.prov_errno != 0 && detail != nullptr && *detail != '\0' && why != detail) {
+    why += std::string(", ") + detail;
   }
+  error_ = {code_of(entry.err), why};
 }
 
 bool Rail::withdraw() {

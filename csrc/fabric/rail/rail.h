@@ -27,6 +27,10 @@ struct Event {
   size_t bytes;
 };
 
+// Of a refusal or failure by a (positive) fi_errno value: kUnavailable if this process is at a limit of its
+// own, whatever the peer does; else kPeerLost.
+Code code_of(int error);
+
 class Rail {
  public:
   static constexpr size_t kBatch = 16;  // events per poll()
@@ -78,7 +82,7 @@ class Rail {
   // ends the rail.
   Status repost_refused();
   Result<size_t> poll(std::span<Event, kBatch> events);
-  const std::string& error() const { return error_; }
+  const Status& error() const { return error_; }
 
   int wait_fd() const { return wait_fd_; }
   bool may_sleep();
@@ -125,7 +129,7 @@ class Rail {
   bool reaches_devices_ = false;  // the NIC reads and writes GPUs' memory by itself
   bool emulates_writes_ = false;
   bool loses_wakeups_ = false;
-  std::string error_;
+  Status error_;
 };
 
 }  // namespace smddp::fabric

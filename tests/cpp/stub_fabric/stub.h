@@ -45,7 +45,8 @@ struct State {
   size_t registrations = 0;               // open now
   size_t objects = 0;                     // fids open now, of any kind
   std::vector<uint64_t> bytes_of_domain;  // sent by each
-  int fail_operations = 0;                // the next so many complete with an error
+  int fail_operations = 0;                // the next so many complete with an error, this one
+  int error = 5;                          // (EIO)
   bool fail_queues = false;               // fi_cq_read returns an error
   size_t foreign_writes = 0;              // with immediate data, of a stranger: still to come
   std::vector<int> gpus;                  // of each registration of a GPU's memory, in order

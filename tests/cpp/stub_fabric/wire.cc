@@ -117,7 +117,7 @@ uint64_t flags_of(const Flight& flight) {
 int land(const Flight& flight) {
   if (state().fail_operations > 0) {
     --state().fail_operations;
-    return FI_EIO;
+    return state().error;
   }
   auto target = world().endpoints.find(flight.to);
   return target != world().endpoints.end() ? arrive(flight, *target->second) : FI_ECONNRESET;
