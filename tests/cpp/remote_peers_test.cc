@@ -197,6 +197,32 @@ TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
   flows.close();
 }
 
+// Later fragments can't end before the oldest one: if they have filled the budget, it still moves.
+TEST(FragmentFlows, TheOldestFragmentMayReceiveAChunkThoughTheBudgetIsFull) {
+  StuckAndLive world(false);
+  RemotePeers& remote = *world.remote;
+  Members members(0, Topology({"A", "B"}), "g", {"A", "B"}, {});
+  RailTurns turns;
+  constexpr size_t kChunk = 16 << 10;
+  auto flows_of = [&](uint64_t fragment) {
+    return FragmentFlows(members, remote, turns,
+                         {{}, fragment, pattern::Pattern::kDirect, kChunk, false, false});
+  };
+  FragmentFlows oldest = flows_of(0), later = flows_of(1);
+  remote.receive_budget().open(remote.receive_budget().bytes());
+  auto allowed = [](FragmentFlows& flows) {
+    ShardRun run;
+    run.add(1, 1 << 20);
+    ReceiveFlow* receive = flows.add_receive({1, {0}, 1}, std::move(run));
+    flows.open(true);
+    return receive->allowed;
+  };
+  EXPECT_EQ(allowed(oldest), kChunk);
+  EXPECT_EQ(allowed(later), 0u);
+  later.close();
+  oldest.close();
+}
+
 // More peers than the endpoint has buffers for: all are told, and later calls find no endpoint that is gone.
 TEST(RemotePeers, AProcessThatEndsTellsAllOfMoreThanItHasBuffersFor) {
   constexpr size_t kHosts = 70;
