@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch._C._distributed_c10d import Backend, Store
@@ -114,6 +114,55 @@ def statistics() -> list[StatisticsRow]:
 
 def reset_statistics() -> None:
     """Sets all counters to zero."""
+
+class RecordedOperation(TypedDict):
+    """One operation in the flight recorder; times are seconds since 1970, or None."""
+
+    id: int
+    group: str
+    sequence: int
+    operation: str
+    bytes: int
+    dtype: str
+    path: str
+    label: str
+    state: str
+    called: float | None
+    started: float | None
+    first_byte: float | None
+    last_byte: float | None
+    wait_entered: float | None
+    wait_left: float | None
+
+def flight_record() -> list[RecordedOperation]:
+    """The last operations of this process over all groups, in the order of their calls."""
+
+def group_states() -> list[dict[str, Any]]:
+    """Each group that is not destroyed: members, counts of operations, and what the oldest awaits."""
+
+def label_number(label: str) -> int:
+    """The number of a label for :func:`set_label`; "" has 0."""
+
+def set_label(number: int) -> None:
+    """The operations that this thread calls from now on have the label, until the next call."""
+
+def trouble_bell() -> int:
+    """A file descriptor that is readable once an operation has failed or a report is asked for."""
+
+def take_trouble() -> str:
+    """What came since the last call; "" if nothing did."""
+
+def ask_for_report(why: str) -> None:
+    """Makes trouble of ``why``."""
+
+def reported() -> None:
+    """The report of what :func:`take_trouble` returned is made: errors are held back no longer."""
+
+def hold_errors(limit: timedelta) -> None:
+    """From now on errors of operations wait until :func:`reported`, at most for ``limit``."""
+
+def report_at_signal(number: int) -> bool:
+    """Makes trouble of a signal; False if the program handles that signal itself."""
 
 def shared_empty(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A CPU tensor in shared memory, or in ordinary memory if there is none."""

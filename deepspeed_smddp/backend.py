@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FALLBACK_PREFIX = "fallback:"
 
+# Called with the store, the rank and the number of ranks once the default group is made.
+after_default_group: list[Callable[[Any, int, int], None]] = []
+
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     """Makes one group; torch calls it for ``init_process_group("smddp")`` and ``new_group``.
@@ -39,8 +42,9 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     from deepspeed_smddp import _C
 
     current = settings.apply()
+    is_default = not dist.is_initialized()
     try:
-        return _C.ProcessGroupSMDDP(
+        group = _C.ProcessGroupSMDDP(
             options.store,
             options.group_rank,
             options.group_size,
@@ -51,6 +55,9 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     except RuntimeError:
         _reset_names_after_failed_world()
         raise
+    for follow in after_default_group if is_default else ():
+        follow(options.store, options.group_rank, options.group_size)
+    return group
 
 
 def _reset_names_after_failed_world() -> None:

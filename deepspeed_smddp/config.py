@@ -278,9 +278,17 @@ VARIABLES: tuple[Variable, ...] = (
         "how long a waiting thread polls and yields before it sleeps",
         in_core=True,
     ),
+    Variable(
+        "FLIGHT_RECORDER",
+        "2000",
+        "the latest operations that are kept for reports; 0: none",
+        in_core=True,
+    ),
     Variable("LOG_LEVEL", "warning", "error, warning, info or debug", in_core=True),
     Variable("AUTOLOAD", "1", "0: do not register the backend at the end of import torch"),
     Variable("DEEPSPEED_HOOK", "1", '0: do not read "comm_backend" from a DeepSpeed config'),
+    Variable("REPORT", "1", "0: no report when an operation fails or at SIGUSR2"),
+    Variable("REPORT_DIR", "", "folder for reports; empty: in the one for temporary files"),
     Variable("ZERO_PATHS", "1", "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies"),
 )
 

@@ -3,7 +3,7 @@ dependencies point one way, without cycles.
 
 torch -> gpu_collectives -> group -> collectives -> {progress, peers}
       -> {patterns, fabric, intranode, liveness}
-      -> {fabric/rail, device, kernels, bootstrap, topology} -> common
+      -> {fabric/rail, device, kernels, bootstrap, topology, recorder} -> common
 
 ``tools/check_walls.py`` calls it.
 """
@@ -22,6 +22,7 @@ SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".cuh", ".inc"}
 # Room -> the rooms whose headers its files may include, besides its own.
 ROOMS: dict[str, tuple[str, ...]] = {
     "common": (),
+    "recorder": ("common",),  # written by all who carry out operations
     "topology": ("common",),
     "bootstrap": ("common",),
     "kernels": ("common",),
@@ -42,9 +43,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "patterns",
         "progress",
         "peers",
+        "recorder",
     ),
     "group": (
         "common",
+        "recorder",
         "topology",
         "bootstrap",
         "fabric",
@@ -75,6 +78,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "collectives",
         "group",
         "gpu_collectives",
+        "recorder",
     ),
 }
 

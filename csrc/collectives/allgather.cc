@@ -16,7 +16,7 @@ void AllGather::start() {
   Rank me = members_.rank();
   direct_ = read_directly(limit_, shape_);
   streaming_ = streams();
-  heard_.assign(static_cast<size_t>(local_.count()), false);
+  expect_pieces();
   received_.assign(static_cast<size_t>(members_.ranks()), 0);
   own_.start(streaming_);
   make_flows();
@@ -73,6 +73,14 @@ std::string AllGather::waiting_for() const {
     }
   }
   return "nothing";
+}
+
+uint64_t AllGather::expected_from(int i) const {
+  uint64_t bytes = 0;
+  for (Rank shard = 0; shard < members_.ranks(); ++shard) {
+    if (pusher(shard) == local_.rank(i)) bytes += part(operation_->output, shard);
+  }
+  return bytes;
 }
 
 void AllGather::make_flows() {

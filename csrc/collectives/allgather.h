@@ -59,6 +59,7 @@ class AllGather final : public Fragment {
   void add_source(Rank shard, const ReceiveFlow* flow, size_t start);
   // The rank of this host that pushes `shard`: its owner, or the rank that receives it from another host.
   Rank pusher(Rank shard) const;
+  uint64_t expected_from(int i) const override;
   size_t available(const Source& source) const;
   bool push_one();
   NextPiece next_piece();

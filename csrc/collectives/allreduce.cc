@@ -15,7 +15,7 @@ class AllReduce final : public Fragment {
   using Fragment::Fragment;
 
   void start() override {
-    heard_.assign(static_cast<size_t>(local_.count()), false);
+    expect_pieces();
     for (Rank block = 0; block < members_.ranks(); ++block)
       bytes_ += operation_->input.bytes(block);
     theirs_.assign(heard_.size(), nullptr);

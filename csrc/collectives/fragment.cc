@@ -57,6 +57,8 @@ const intranode::Piece* Fragment::inbox_head(int i) {
 void Fragment::take(int i, const intranode::Piece& piece) {
   if (piece.extents > 0 && local_.inbox(i).gave_up(seq_))
     fail({Code::kAborted, local_.inbox(i).aborted()});
+  has_received_ = true;
+  taken_from_[static_cast<size_t>(i)] += piece.bytes;
   if (piece.last != 0) heard_[static_cast<size_t>(i)] = true;
   local_.pop(i);
 }
@@ -76,6 +78,7 @@ Status Fragment::on_message(const wire::Header& h, const std::byte* payload) {
     if (granted) std::memcpy(&grant, payload, sizeof grant);
     return flows_.on_ready(source, h.offset, granted ? &grant : nullptr);
   }
+  has_received_ = true;
   if (h.type == wire::Type::kWritten) return flows_.on_written(source, h.offset);
   ReceiveFlow* receive = flows_.on_data(source, h.offset, h.bytes);
   if (receive == nullptr) {

@@ -72,6 +72,12 @@ class Fragment {
   Status on_message(const wire::Header& header, const std::byte* payload);
   // Repeats the READYs to the remote ranks whose data is still to come.
   void remind() { flows_.remind(); }
+  // Whether bytes of another rank have come.
+  bool has_received() const { return has_received_; }
+  // f(rank, bytes that are expected from it or 0 if that is not known, bytes that have come) for each rank
+  // that still has to send something, or to take something.
+  template <class F>
+  void for_each_awaited(F&& f) const;
   // The flows to and from other hosts.
   const FragmentFlows& flows() const { return flows_; }
   // Ends a fragment that is complete. Only the destructor may be called after it.
@@ -105,6 +111,8 @@ class Fragment {
   // Puts the bytes of a message where they belong; `offset` is into the flow's run.
   virtual void place(const ReceiveFlow& receive, size_t offset, const std::byte* payload,
                      size_t bytes) = 0;
+  // Bytes that local peer i pushes in all; 0: not known.
+  virtual uint64_t expected_from(int) const { return 0; }
 
   // Whether results are to be written past the caches.
   bool streams() const;
@@ -116,6 +124,11 @@ class Fragment {
   std::vector<Extent> readable(const Blocks& blocks, Rank block, size_t at, size_t bytes,
                                bool direct) const;
 
+  // Before the first piece.
+  void expect_pieces() {
+    heard_.assign(static_cast<size_t>(local_.count()), false);
+    taken_from_.assign(static_cast<size_t>(local_.count()), 0);
+  }
   // Local peer i's oldest piece if it belongs to this fragment, else nullptr. Fails the group if the
   // two ranks disagree about what this fragment is.
   const intranode::Piece* inbox_head(int i);
@@ -153,7 +166,18 @@ class Fragment {
   Status disagreement(Rank other, const Signature& theirs) const;
 
   bool entangled_ = false;
+  bool has_received_ = false;
+  SmallVector<uint64_t, 16> taken_from_;  // bytes, by local peer
 };
+
+template <class F>
+void Fragment::for_each_awaited(F&& f) const {
+  for (int i = 0; i < local_.count() && !heard_.empty(); ++i) {
+    if (needs(i)) f(local_.rank(i), expected_from(i), taken_from_[static_cast<size_t>(i)]);
+  }
+  flows_.for_each_unfinished(f);
+}
+
 
 std::unique_ptr<Fragment> make_allgather(const FragmentContext& context,
                                          std::shared_ptr<Operation> operation, uint64_t seq,

@@ -8,8 +8,10 @@
 
 #include "collectives/blocks.h"
 #include "collectives/selector.h"
+#include "common/clock.h"
 #include "common/signature.h"
 #include "progress/task.h"
+#include "recorder/flight_recorder.h"
 
 namespace smddp {
 
@@ -37,6 +39,7 @@ class Operation : public Task {
   // end, this rank's own block is in place, and the group has one rank per host. No processor touches them.
   bool on_device = false;
   uint64_t timeout_ns = 0;  // 0: the group's
+  uint64_t called_ns = now_ns();
 
   // Valid once done: how many fragments it took on the wire, the largest of them (bytes of all ranks'
   // blocks), and the way the bytes went.
@@ -52,7 +55,11 @@ class Operation : public Task {
   const Signature& signature() const { return signature_; }
   const Plan& plan() const { return plan_; }
   uint64_t number() const { return number_; }  // its place among the group's operations
+  recorder::Mark record;
   uint64_t deadline_ns = 0;                    // of the FailureDetector; 0: not set yet
+
+ protected:
+  void on_done() override { record.end(now_ns(), status().ok()); }
 
  private:
   friend class Group;

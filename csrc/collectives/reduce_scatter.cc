@@ -27,7 +27,7 @@ void ReduceScatter::start() {
   alone_ = local_.count() == 0;
   own_position_ = members_.topology().local_index(members_.rank());
   direct_ = read_directly(limit_, shape_) && operation_->tensors <= intranode::kSlotExtents;
-  heard_.assign(static_cast<size_t>(local_.count()), false);
+  expect_pieces();
   pieces_.start(direct_ ? kDirectPiece : intranode::kSlotBytes);
   sums_.start(streams());
   make_flows();

@@ -9,6 +9,7 @@ namespace smddp {
 using Rank = int32_t;
 
 enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBarrier };
+inline constexpr size_t kCollectives = 4;
 
 // kBytes is any type that is only moved, never summed; its element size is part of the byte counts.
 enum class Dtype : uint8_t {
@@ -26,6 +27,7 @@ enum class Dtype : uint8_t {
   kInt64,
   kUInt64,
 };
+inline constexpr size_t kDtypes = 13;
 
 enum class ReduceOp : uint8_t { kNone, kSum, kAvg, kMin, kMax, kProduct };
 

@@ -50,6 +50,8 @@ class FailureDetector {
   // The group is destroyed here: peers that still need this rank are to know.
   void leave();
 
+  // When anything of the group last moved, as far as watch() has seen.
+  uint64_t moved_ns() const { return moved_ns_; }
   void on_enqueued() { moved_lately_ = true; }
   // Whether the last progress() moved anything.
   void on_progress(bool moved) {

@@ -86,7 +86,9 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
     engine_.finish(operation, {Code::kAborted, "the process is ending, or was forked"});
   } else {
     bool enqueued = health_.ok() && guarded([&] { enqueue(operation, tuning); });
+    recorder_.begin(*operation);
     guarded([&] { progress(); });
+    recorder_.end_call();
     // If only some of its fragments could be made, they never start.
     if (!enqueued && !ending_.holds(operation, health_.verdict()))
       engine_.finish(operation, health_.verdict());
@@ -229,7 +231,10 @@ bool Group::start_fragments() {
   while (Fragment* next = fragments_.advance()) {
     next->start();
     Operation& op = next->operation();
-    if (op.path.empty()) op.path = path_of(op, shape_, local_.count());
+    if (op.path.empty()) {
+      op.path = path_of(op, shape_, local_.count());
+      recorder_.start(op);
+    }
     remote_.take_early(next->seq(), [&](const wire::Header& header, const std::byte* payload) {
       if (!health_.ok()) return;
       if (Status taken = next->on_message(header, payload); !taken) failures_.fail(taken);
@@ -244,6 +249,10 @@ bool Group::progress_fragments() {
   for (const auto& fragment : fragments_.in_flight()) {
     if (!health_.ok()) break;
     moved |= fragment->progress(may_push);
+    // What is complete at once needs no clock: its first byte is its last.
+    const recorder::Mark& record = fragment->operation().record;
+    if (fragment->has_received() && record.awaits_first_byte() && !fragment->complete())
+      record.first_byte(now_ns());
     may_push = may_push && fragment->pushed();
   }
   return moved;
@@ -251,13 +260,16 @@ bool Group::progress_fragments() {
 
 bool Group::finish_fragments() {
   return fragments_.finish_complete([&](std::shared_ptr<Operation> op) {
-    if (--op->fragments_left_ == 0) engine_.finish(std::move(op), Status());
+    if (--op->fragments_left_ > 0) return;
+    ++finished_;
+    engine_.finish(std::move(op), Status());
   });
 }
 
 // Ends everything in flight, without memory, once the group is broken and no peer writes for it.
 bool Group::give_up() {
   uint64_t now = now_ns();
+  if (!broken_at_ && !ending_.busy()) guarded([&] { broken_at_ = oldest(now); });
   failures_.tell_peers();
   if (ending_.begin(now) && !remote_.ranks().empty()) engine_.network().wear();
   remote_watch_.find_silent(now);
@@ -270,6 +282,33 @@ bool Group::give_up() {
   });
   engine_.finish(ending_.take_held());
   return true;
+}
+
+GroupState Group::state() {
+  Engine::Lock lock = engine_.lock();
+  GroupState state{name(), rank(), {}, {}, operations_, finished_, health_.status(), {}};
+  for (Rank r = 0; r < ranks(); ++r) {
+    state.members.push_back(members_.called(r));
+    state.hosts.push_back(members_.host(r));
+  }
+  state.oldest = health_.ok() ? oldest(now_ns()) : broken_at_;
+  return state;
+}
+
+std::optional<OldestOperation> Group::oldest(uint64_t now) const {
+  if (fragments_.in_flight().empty()) return std::nullopt;
+  const Fragment& fragment = *fragments_.in_flight().front();
+  const Operation& op = fragment.operation();
+  OldestOperation found{op.number(), op.collective, fragment.describe(), {}};
+  fragment.for_each_awaited([&](Rank rank, uint64_t expected, uint64_t arrived) {
+    for (AwaitedRank& known : found.awaited) {
+      if (known.rank == rank) return;
+    }
+    uint64_t since = remote_watch_.quiet_since_ns(rank);
+    if (since == 0) since = std::max(failures_.moved_ns(), op.called_ns);
+    found.awaited.push_back({rank, expected, arrived, now - std::min(now, since)});
+  });
+  return found;
 }
 
 bool Group::on_message(const wire::Header& header, const std::byte* payload) {

@@ -15,7 +15,9 @@
 #include "group/ending.h"
 #include "group/failure_detector.h"
 #include "group/fragment_queue.h"
+#include "group/group_state.h"
 #include "group/local_watch.h"
+#include "group/operation_recorder.h"
 #include "group/remote_watch.h"
 #include "peers/health.h"
 #include "peers/local_peers.h"
@@ -71,6 +73,7 @@ class Group : private Progressable {
   const std::string& name() const { return members_.group_name(); }
   std::string describe(Rank rank) const { return members_.describe(rank); }  // "rank 3 (host b)"
   Status status();  // ok until the group is broken
+  GroupState state();
   void set_timeout(uint64_t timeout_ns);
 
  private:
@@ -109,6 +112,7 @@ class Group : private Progressable {
   bool progress_fragments();
   bool finish_fragments();
   bool give_up();
+  std::optional<OldestOperation> oldest(uint64_t now) const;
   void leave_peers();
   void finish_ending();
 
@@ -127,8 +131,11 @@ class Group : private Progressable {
   LocalWatch local_watch_;
   FailureDetector failures_;
   Ending ending_;
+  OperationRecorder recorder_;
+  std::optional<OldestOperation> broken_at_;
   const FragmentContext context_;
   uint64_t operations_ = 0;  // submitted so far
+  uint64_t finished_ = 0;
 };
 
 }  // namespace smddp

@@ -430,6 +430,7 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       failures_(members_, local_, remote_, fragments_, health_, remote_watch_, local_watch_,
                 options_.timeout_ns),
       ending_(remote_, fragments_),
+      recorder_(options_.name),
       context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()} {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,

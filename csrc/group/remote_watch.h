@@ -39,6 +39,11 @@ class RemoteWatch {
   void find_silent(uint64_t now) noexcept;
   // A remote rank has left the group from a fragment on that is needed here; its reason.
   std::optional<std::string> left();
+  // Since when nothing has moved between this rank and a remote one that it waits for; 0: it does not.
+  uint64_t quiet_since_ns(Rank rank) const {
+    uint32_t i = by_rank_[static_cast<size_t>(rank)];
+    return i < remotes_.size() && remotes_[i].rank == rank ? remotes_[i].quiet_since_ns : 0;
+  }
   // Tells the peers that ask that this rank takes no part in the group from fragment `from` on.
   void leave(uint64_t from, const std::string& reason) noexcept;
 

@@ -63,6 +63,10 @@ class FragmentFlows {
   // nothing moves between that rank and this one, `amount` stays the same.
   template <class F>
   void for_each_awaited(F&& f) const;
+  // f(rank, bytes of its flow, bytes of them that have come) for the same ranks; (rank, 0, 0) for those that
+  // are still to get data.
+  template <class F>
+  void for_each_unfinished(F&& f) const;
 
   // `source` has started the fragment, and takes `allowed` bytes of the flow to it, with `grant` where
   // its memory is open for them (else nullptr).
@@ -135,6 +139,17 @@ void FragmentFlows::for_each_awaited(F&& f) const {
   }
   for (const SendFlow& send : sends_) {
     if (!send.done()) f(send.target, uint64_t{send.sent + send.allowed} - send.chunks.count());
+  }
+}
+
+template <class F>
+void FragmentFlows::for_each_unfinished(F&& f) const {
+  for (const ReceiveFlow& receive : receives_) {
+    if (receive.coverage.complete()) continue;
+    f(receive.source, uint64_t{receive.run.bytes()}, uint64_t{receive.coverage.total()});
+  }
+  for (const SendFlow& send : sends_) {
+    if (!send.done()) f(send.target, uint64_t{0}, uint64_t{0});
   }
 }
 

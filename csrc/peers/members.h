@@ -28,6 +28,7 @@ class Members {
   Rank called(Rank rank) const {
     return called_.empty() ? rank : called_[static_cast<size_t>(rank)];
   }
+  const std::string& host(Rank rank) const { return host_names_[static_cast<size_t>(rank)]; }
   std::string describe(Rank rank) const;  // "rank 3 (host b)"
 
  private:

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/clock.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
 
@@ -13,17 +14,30 @@ namespace {
 
 constexpr std::chrono::milliseconds kSettle{500}, kStep{2};
 
+struct NotedWork {
+  c10::weak_intrusive_ptr<c10d::Work> work;
+  recorder::Mark record;
+};
+
 struct Works {
   std::mutex mutex;
-  std::vector<c10::weak_intrusive_ptr<c10d::Work>> under_way;
+  std::vector<NotedWork> under_way;
 };
+
+// Of the operation that this thread took last.
+thread_local recorder::Mark taken;
 
 Works& works() {
   static auto* all = new Works();  // never freed, as threads may use it until the process ends
   return *all;
 }
 
-bool gone(const c10::weak_intrusive_ptr<c10d::Work>& work) { return work.expired(); }
+// A work that nothing refers to any more is over. When it ended is not known.
+bool gone(const NotedWork& noted) {
+  if (!noted.work.expired()) return false;
+  noted.record.end(0, true);
+  return true;
+}
 
 const char* name_for(c10::DeviceType device) { return device == c10::kCUDA ? "nccl" : "gloo"; }
 
@@ -40,8 +54,23 @@ bool first_time(const std::string& operation, const std::string& backend) {
 void Fallback::note(const c10::intrusive_ptr<c10d::Work>& work) {
   std::lock_guard lock(works().mutex);
   if (works().under_way.size() >= 64) std::erase_if(works().under_way, gone);
-  works().under_way.emplace_back(work);
+  works().under_way.push_back({c10::weak_intrusive_ptr<c10d::Work>(work), taken});
 }
+
+void Fallback::look_at_works() {
+  std::lock_guard lock(works().mutex);
+  std::erase_if(works().under_way, gone);
+  for (const NotedWork& noted : works().under_way) {
+    auto work = noted.work.lock();
+    if (work && work->isCompleted()) noted.record.end(0, work->isSuccess());
+  }
+}
+
+Fallback::Fallback(std::string group, Factory factory)
+    : group_(std::move(group)),
+      recorded_group_(
+          recorder::FlightRecorder::process().text(group_ + " (operations that are not smddp's)")),
+      factory_(std::move(factory)) {}
 
 void Fallback::settle() {
   std::unique_lock lock(works().mutex);
@@ -79,6 +108,10 @@ c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uin
                  operation, name, reason);
   }
   c10d::Backend& chosen = backend(device);
+  auto& recorder = recorder::FlightRecorder::process();
+  taken = recorder.begin(
+      {recorded_group_, recorder.text(operation), 0, ++calls_, bytes, now_ns()});
+  taken.start(now_ns(), recorder.text(std::string("fallback:") + name));
   Statistics::process().update(operation, std::string("fallback:") + name, [&](StatisticsRow& row) {
     ++row.calls;
     row.bytes += bytes;

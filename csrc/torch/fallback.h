@@ -4,12 +4,14 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <set>
 #include <string>
 
+#include "recorder/flight_recorder.h"
 #include "torch/tensors.h"
 
 namespace smddp {
@@ -18,8 +20,7 @@ class Fallback {
  public:
   using Factory = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& device_type)>;
 
-  Fallback(std::string group, Factory factory)
-      : group_(std::move(group)), factory_(std::move(factory)) {}
+  Fallback(std::string group, Factory factory);
 
   // Counts `operation` with `bytes`, and returns the backend for tensors on `device`. `reason`: why smddp
   // does not carry it. Throws if the settings forbid fallbacks.
@@ -27,8 +28,10 @@ class Fallback {
                       const char* reason);
   // The backend for `device`; nullptr if it was never needed.
   c10d::Backend* existing(c10::DeviceType device);
-  // Notes a work that the fallback carries out, for settle().
+  // Notes the work of the operation that this thread took last, for settle() and the flight recorder.
   static void note(const c10::intrusive_ptr<c10d::Work>& work);
+  // Lets the flight recorder know of works that are over.
+  static void look_at_works();
   // For the end of the process; called without the GIL. Gives the fallback's threads at most half a second
   // to release works that are done. A thread that drops the last reference to a tensor after the interpreter
   // is gone ends the process with std::terminate; this happens with Gloo alone as well.
@@ -41,6 +44,8 @@ class Fallback {
   c10d::Backend& backend(c10::DeviceType device);
 
   std::string group_;
+  recorder::Text recorded_group_;
+  std::atomic<uint64_t> calls_{0};
   Factory factory_;
   std::mutex mutex_;
   std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>> backends_;

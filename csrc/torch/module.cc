@@ -10,6 +10,7 @@
 #include "device/cuda_device.h"
 #include "device/cuda_report.h"
 #include "torch/allocator.h"
+#include "torch/diagnosis.h"
 #include "torch/gil.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
@@ -158,6 +159,7 @@ PYBIND11_MODULE(_C, m) {
         return shared_empty(size, at::TensorOptions(dtype));
       },
       py::arg("size"), py::arg("dtype"));
+  define_diagnosis(m);
   m.def("share_storage", &share_storage, py::arg("tensor"));
   m.def("is_shared", &is_shared, py::arg("tensor"));
   m.def("memory_statistics", &memory_statistics);

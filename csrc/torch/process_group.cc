@@ -4,8 +4,10 @@
 
 #include "torch/allocator.h"
 #include "torch/host_operations.h"
+#include "torch/live_groups.h"
 #include "torch/runtime.h"
 #include "torch/store_adapter.h"
+#include "torch/trouble.h"
 
 namespace smddp {
 namespace {
@@ -78,9 +80,10 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
   auto created = Group::create(engine_, *store_, rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
+  LiveGroups::process().add(group_.get());
 }
 
-ProcessGroupSMDDP::~ProcessGroupSMDDP() = default;
+ProcessGroupSMDDP::~ProcessGroupSMDDP() { LiveGroups::process().remove(group_.get()); }
 
 Group& ProcessGroupSMDDP::group() const {
   require(group_ != nullptr, "the group was destroyed; no operation can use it any more");
@@ -111,13 +114,14 @@ c10d::ErrorType ProcessGroupSMDDP::getError() {
 
 void ProcessGroupSMDDP::abort() {
   if (DeviceCollectives* device = device_.existing())
-    device->group().abort("the group was aborted by " + group_->describe(rank_));
-  if (group_) group_->abort("the group was aborted by " + group_->describe(rank_), true);
+    device->group().abort(kAbortedByCaller + group_->describe(rank_));
+  if (group_) group_->abort(kAbortedByCaller + group_->describe(rank_), true);
   fallback_.abort();
 }
 
 void ProcessGroupSMDDP::shutdown() {
   device_.release();
+  LiveGroups::process().remove(group_.get());
   group_.reset();
   fallback_.shutdown();
 }

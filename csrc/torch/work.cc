@@ -7,6 +7,7 @@
 #include "torch/interruptible.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
+#include "torch/trouble.h"
 
 namespace smddp {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 double in_seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 }  // namespace
-
-TensorOperation::TensorOperation() : started_ns(now_ns()) {}
 
 std::exception_ptr TensorOperation::exception() const {
   try {
@@ -59,7 +58,7 @@ void TensorOperation::deliver() {
     row.taken.slots += taken.slots;
     row.taken.in_place += taken.in_place;
     row.taken.single_copy += taken.single_copy;
-    row.seconds += in_seconds(ended_ns - started_ns);
+    row.seconds += in_seconds(ended_ns - called_ns);
   });
   keep.clear();
   copy_back.clear();
@@ -74,6 +73,8 @@ void TensorOperation::on_done() {
       fail(status_of_exception());
     }
   }
+  record.end(status() ? ended_ns : now_ns(), status().ok());
+  if (!status()) Trouble::process().tell(status());
   c10::intrusive_ptr<c10::ivalue::Future> asked;
   {
     std::lock_guard lock(mutex_);
@@ -89,11 +90,13 @@ void await(Engine& engine, const TensorOperation& operation, std::chrono::millis
     bool done = wait_interruptibly(
         timeout, [&](std::chrono::nanoseconds turn) { return engine.wait(operation, turn); });
     uint64_t until = now_ns();
+    operation.record.enter_wait(from);
     if (!done) {
       throw_status({Code::kTimeout, std::string(name_of(operation.collective)) + " #" +
                                         std::to_string(operation.number()) +
                                         " was not done within the time given to wait()"});
     }
+    operation.record.leave_wait(until);
     if (operation.status()) {
       Statistics::process().update(
           name_of(operation.collective), operation.path, [&](StatisticsRow& row) {
@@ -103,7 +106,9 @@ void await(Engine& engine, const TensorOperation& operation, std::chrono::millis
           });
     }
   }
-  if (!operation.status()) throw_status(operation.status());
+  if (operation.status()) return;
+  Trouble::process().hold();
+  throw_status(operation.status());
 }
 
 std::exception_ptr WorkSMDDP::exception() const {

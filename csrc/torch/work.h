@@ -14,14 +14,11 @@ namespace smddp {
 
 class TensorOperation final : public Operation {
  public:
-  TensorOperation();
-
   c10::SmallVector<at::Tensor, 2> results;  // what the caller gets; mostly written in place
   c10::SmallVector<at::Tensor, 2> keep;     // kept alive: everything else that the operation reads
   // Contiguous stand-ins: copied to the caller's tensors at the end.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
   c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
-  uint64_t started_ns = 0;
   uint64_t ended_ns = 0;  // set before done()
 
   std::exception_ptr exception() const;

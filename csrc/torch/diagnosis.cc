@@ -1,0 +1,143 @@
+#include "torch/diagnosis.h"
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <time.h>
+
+#include "common/clock.h"
+#include "recorder/flight_recorder.h"
+#include "torch/fallback.h"
+#include "torch/live_groups.h"
+#include "torch/trouble.h"
+
+namespace py = pybind11;
+
+namespace smddp {
+namespace {
+
+const char* name_of(recorder::State state) {
+  constexpr const char* kNames[] = {"queued", "running", "done", "failed"};
+  return kNames[static_cast<size_t>(state)];
+}
+
+// Turns times of now_ns() into seconds since 1970.
+class WallClock {
+ public:
+  WallClock() {
+    timespec t;
+    ::clock_gettime(CLOCK_REALTIME, &t);
+    offset_ns_ = static_cast<int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec -
+                 static_cast<int64_t>(now_ns());
+  }
+  py::object seconds(uint64_t ns) const {
+    if (ns == 0) return py::none();
+    return py::float_(static_cast<double>(static_cast<int64_t>(ns) + offset_ns_) * 1e-9);
+  }
+
+ private:
+  int64_t offset_ns_;
+};
+
+py::list flight_record() {
+  Fallback::look_at_works();
+  auto& recorder = recorder::FlightRecorder::process();
+  std::vector<recorder::Record> records;
+  {
+    py::gil_scoped_release no_gil;
+    records = recorder.records();
+  }
+  WallClock clock;
+  py::list rows;
+  for (const recorder::Record& r : records) {
+    py::dict d;
+    d["id"] = r.id;
+    d["group"] = recorder.text(r.call.group);
+    d["sequence"] = r.call.sequence;
+    d["operation"] = recorder.text(r.call.operation);
+    d["bytes"] = r.call.bytes;
+    d["dtype"] = recorder.text(r.call.dtype);
+    d["path"] = recorder.text(r.path);
+    d["label"] = recorder.text(r.label);
+    d["state"] = name_of(r.state);
+    d["called"] = clock.seconds(r.call.called_ns);
+    d["started"] = clock.seconds(r.started_ns);
+    d["first_byte"] = clock.seconds(r.first_byte_ns);
+    d["last_byte"] = clock.seconds(r.ended_ns);
+    d["wait_entered"] = clock.seconds(r.wait_entered_ns);
+    d["wait_left"] = clock.seconds(r.wait_left_ns);
+    rows.append(d);
+  }
+  return rows;
+}
+
+py::object described(const GroupState& group) {
+  if (!group.oldest) return py::none();
+  auto called = [&](Rank rank) { return group.members[static_cast<size_t>(rank)]; };
+  py::list awaited;
+  for (const AwaitedRank& rank : group.oldest->awaited) {
+    py::dict d;
+    d["rank"] = called(rank.rank);
+    d["expected"] = rank.expected;
+    d["arrived"] = rank.arrived;
+    d["seconds"] = static_cast<double>(rank.quiet_ns) * 1e-9;
+    awaited.append(d);
+  }
+  py::dict d;
+  d["sequence"] = group.oldest->sequence;
+  d["operation"] = smddp::name_of(group.oldest->collective);
+  d["text"] = group.oldest->text;
+  d["awaited"] = awaited;
+  return d;
+}
+
+py::list group_states() {
+  std::vector<GroupState> states;
+  {
+    py::gil_scoped_release no_gil;
+    states = LiveGroups::process().states();
+  }
+  py::list rows;
+  for (const GroupState& group : states) {
+    py::dict d;
+    d["name"] = group.name;
+    d["rank"] = group.rank;
+    d["members"] = group.members;
+    d["hosts"] = group.hosts;
+    d["submitted"] = group.submitted;
+    d["finished"] = group.finished;
+    d["error"] = group.status.message();
+    d["oldest"] = described(group);
+    rows.append(d);
+  }
+  return rows;
+}
+
+}  // namespace
+
+void define_diagnosis(py::module_& m) {
+  m.def("flight_record", &flight_record);
+  m.def("group_states", &group_states);
+  m.def(
+      "label_number",
+      [](const std::string& label) { return recorder::FlightRecorder::process().text(label); },
+      py::arg("label"));
+  m.def("set_label", &recorder::FlightRecorder::set_label, py::arg("number"));
+  m.def("trouble_bell", [] { return Trouble::process().bell(); });
+  m.def(
+      "take_trouble", [] { return Trouble::process().take(); },
+      py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "ask_for_report", [](const std::string& why) { Trouble::process().ask(why); },
+      py::arg("why"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "reported", [] { Trouble::process().reported(); }, py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "hold_errors",
+      [](std::chrono::milliseconds limit) { Trouble::process().set_reporter(limit); },
+      py::arg("limit"), py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "report_at_signal", [](int number) { return Trouble::process().watch_signal(number); },
+      py::arg("number"));
+}
+
+}  // namespace smddp

@@ -1,0 +1,115 @@
+#include "torch/trouble.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdint>
+
+#include "torch/interruptible.h"
+
+namespace smddp {
+namespace {
+
+// Of the one handler; async-signal-safe.
+std::atomic<int> signal_bell{-1};
+std::atomic<int> signal_seen{0};
+
+void ring(int bell) {
+  uint64_t one = 1;
+  [[maybe_unused]] ssize_t n = ::write(bell, &one, sizeof one);
+}
+
+void on_signal(int number) {
+  int saved = errno;
+  signal_seen = number;
+  ring(signal_bell);
+  errno = saved;
+}
+
+}  // namespace
+
+Trouble& Trouble::process() {
+  static auto* trouble = new Trouble();  // never freed, as threads may wait until the process ends
+  return *trouble;
+}
+
+Trouble::Trouble() : bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+void Trouble::set_reporter(std::chrono::milliseconds hold) {
+  std::lock_guard lock(mutex_);
+  hold_ = hold;
+  changed_.notify_all();
+}
+
+void Trouble::raise(const std::string& why) {
+  std::lock_guard lock(mutex_);
+  if (raised_ > taken_) return;  // the reporter has not begun yet: one report says both
+  why_ = why;
+  ++raised_;
+  ring(bell_);
+}
+
+void Trouble::tell(const Status& why) noexcept {
+  const std::string& text = why.message();
+  if (text.starts_with(kAbortedByCaller) || text.starts_with(kDestroyedByCaller)) return;
+  try {
+    {
+      std::lock_guard lock(mutex_);
+      if (text == failure_) return;
+      failure_ = text;
+    }
+    raise(text);
+  } catch (const std::exception&) {  // without memory there is no report
+  }
+}
+
+void Trouble::ask(const std::string& why) { raise(why); }
+
+bool Trouble::watch_signal(int number) {
+  struct sigaction old {};
+  if (::sigaction(number, nullptr, &old) != 0) return false;
+  if (old.sa_handler == on_signal) return true;
+  if (old.sa_handler != SIG_DFL) return false;
+  signal_bell = bell_;
+  struct sigaction own {};
+  own.sa_handler = on_signal;
+  own.sa_flags = SA_RESTART;
+  return ::sigaction(number, &own, nullptr) == 0;
+}
+
+std::string Trouble::take() {
+  uint64_t rings;
+  while (::read(bell_, &rings, sizeof rings) > 0) {
+  }
+  if (int number = signal_seen.exchange(0)) raise("signal " + std::to_string(number));
+  std::lock_guard lock(mutex_);
+  if (raised_ == taken_) return "";
+  taken_ = raised_;
+  return why_;
+}
+
+void Trouble::reported() {
+  std::lock_guard lock(mutex_);
+  reported_ = taken_;
+  changed_.notify_all();
+}
+
+void Trouble::hold() {
+  std::chrono::milliseconds limit;
+  uint64_t raised;
+  {
+    std::lock_guard lock(mutex_);
+    limit = hold_;
+    raised = raised_;
+    if (limit.count() == 0 || reported_ >= raised) return;
+  }
+  wait_interruptibly(limit, [&](std::chrono::nanoseconds turn) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, turn,
+                             [&] { return reported_ >= raised || hold_.count() == 0; });
+  });
+}
+
+}  // namespace smddp

@@ -1,0 +1,91 @@
+"""What one rank knows for a report: its operations, its groups, the stacks of its threads.
+
+The result is plain data for JSON; ``diagnose/report/dump.py`` describes its fields.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+VERSION = 1
+_MOST_FRAMES = 60
+
+
+def collect(job: str, rank: int, ranks: int, reason: str) -> dict[str, Any]:
+    """The dump of this process, which is ``rank`` of the job's ``ranks``.
+
+    Args:
+        reason: why a report is made: the error of an operation, a signal, another rank's words.
+    """
+    from deepspeed_smddp import _C
+
+    groups = _C.group_states()
+    return {
+        "version": VERSION,
+        "job": job,
+        "rank": rank,
+        "ranks": ranks,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "reason": reason,
+        "error": next((group["error"] for group in groups if group["error"]), ""),
+        "operations": _C.flight_record(),
+        "groups": groups,
+        "stacks": stacks(),
+        "network": _network(),
+    }
+
+
+def stacks() -> list[dict[str, Any]]:
+    """The Python stack of each thread but the calling one, innermost frame last."""
+    names = {thread.ident: thread for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():
+        if ident == threading.get_ident():
+            continue
+        thread = names.get(ident)
+        found.append(
+            {
+                "thread": thread.name if thread is not None else f"thread {ident}",
+                "main": thread is threading.main_thread(),
+                "frames": _frames(frame),
+            }
+        )
+    return sorted(found, key=lambda stack: not stack["main"])
+
+
+def _frames(innermost: FrameType | None) -> list[dict[str, Any]]:
+    frames: list[dict[str, Any]] = []
+    while innermost is not None and len(frames) < _MOST_FRAMES:
+        code = innermost.f_code
+        line = innermost.f_lineno or code.co_firstlineno
+        frames.append(
+            {
+                "file": code.co_filename,
+                "line": line,
+                "function": code.co_name,
+                "text": linecache.getline(code.co_filename, line).strip(),
+            }
+        )
+        innermost = innermost.f_back
+    return frames[::-1]
+
+
+def _network() -> dict[str, str | float]:
+    from deepspeed_smddp import backend
+
+    refused = [row["calls"] for row in backend.statistics() if row["collective"] == "refused"]
+    chosen = {
+        name: value
+        for name in ("FABRIC_PROVIDER", "FABRIC_INTERFACE")
+        if (value := os.environ.get(f"SMDDP_{name}", ""))
+    }
+    return {**chosen, "refused messages": float(sum(refused))}

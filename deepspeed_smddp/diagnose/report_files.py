@@ -1,0 +1,111 @@
+"""Where reports lie, and which processes can be asked for one.
+
+``<folder>/<job>/running-<pid>.json`` names a rank of this host that runs;
+``<folder>/<job>/report-<n>-<time>/`` holds the dumps of the ranks of this host, and ``page.txt`` where
+the page was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PAGE = "page.txt"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process of this host that takes part in a job."""
+
+    job: str
+    rank: int
+    pid: int
+    folder: Path
+
+
+def root() -> Path:
+    """The folder of all reports: ``SMDDP_REPORT_DIR``, or one in the directory for temporary files."""
+    given = os.environ.get("SMDDP_REPORT_DIR", "")
+    return Path(given) if given else Path(tempfile.gettempdir()) / f"smddp-reports-{os.getuid()}"
+
+
+def job_name() -> str:
+    """The launcher's name of this job, or the address where its ranks meet."""
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    address = os.environ.get("MASTER_ADDR", "job"), os.environ.get("MASTER_PORT", "")
+    return run if run not in ("", "none") else "-".join(part for part in address if part)
+
+
+class JobFiles:
+    """The files of one rank of a job.
+
+    Raises:
+        OSError: the folder can't be made, or belongs to another user.
+    """
+
+    def __init__(self, job: str, rank: int) -> None:
+        self.job, self.rank = job, rank
+        base = root()
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if base.stat().st_uid != os.getuid():
+            raise PermissionError(f"{base} belongs to another user; set SMDDP_REPORT_DIR")
+        self.folder = base / re.sub(r"[^\w.-]", "_", job)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self._running = self.folder / f"running-{os.getpid()}.json"
+        self._write(self._running, json.dumps({"job": job, "rank": rank, "pid": os.getpid()}))
+
+    def report_folder(self, number: int) -> Path:
+        """The folder of report ``number`` on this host, made by whichever rank comes first."""
+        existing = sorted(self.folder.glob(f"report-{number}-*"))
+        recent = [path for path in existing if time.time() - path.stat().st_mtime < 60]
+        if recent:
+            return recent[-1]
+        folder = self.folder / f"report-{number}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def write_dump(self, number: int, dump: dict[str, Any]) -> Path:
+        """Writes the whole dump of this rank; returns its file."""
+        path = self.report_folder(number) / f"rank-{self.rank}.json"
+        self._write(path, json.dumps(dump))
+        return path
+
+    def write_page(self, number: int, page: str) -> None:
+        """Writes the page beside the dumps."""
+        self._write(self.report_folder(number) / PAGE, page)
+
+    def close(self) -> None:
+        """The process ends. Removes what holds no report."""
+        self._running.unlink(missing_ok=True)
+        for folder in (self.folder, self.folder.parent):
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+
+
+def running() -> Iterator[Running]:
+    """The ranks of this host that can be asked; the notes of processes that are gone are removed."""
+    for path in sorted(root().glob("*/running-*.json")):
+        try:
+            note = json.loads(path.read_text(encoding="utf-8"))
+            os.kill(note["pid"], 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except (OSError, ValueError, KeyError):
+            continue
+        else:
+            yield Running(note["job"], note["rank"], note["pid"], path.parent)

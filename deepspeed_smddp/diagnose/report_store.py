@@ -1,0 +1,142 @@
+"""How the ranks of a job exchange their dumps: over the store that they met at.
+
+Must not know what a dump holds. All keys of report ``n`` begin with ``<n>/``; the first rank that has
+trouble sets ``<n>/reason``.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+_PREFIX = "smddp-report"
+# A store that does not answer must not hold up the report.
+_ANSWER = timedelta(seconds=3)
+_LOOK_SECONDS = 0.05
+
+
+class ReportStore:
+    """The exchange of one rank, for one report or for its contact.
+
+    It uses a connection of its own: others may wait for minutes on the store's, under its lock. A store
+    that fails is not asked again: :attr:`works` turns false.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self.works = True
+        self._store: Any = None
+        self._store = self._try(
+            lambda: dist.PrefixStore(_PREFIX, store).clone(),  # type: ignore[attr-defined]
+            None,
+        )
+        self._try(lambda: self._store.set_timeout(_ANSWER), None)
+
+    def _try(self, call: Callable[[], Any], otherwise: Any) -> Any:
+        if not self.works:
+            return otherwise
+        try:
+            return call()
+        except RuntimeError:
+            self.works = False
+            return otherwise
+
+    def introduce(self, rank: int, contact: str) -> None:
+        """Publishes how this rank is asked for a report."""
+        self._try(lambda: self._store.set(f"contact/{rank}", contact), None)
+
+    def contacts(self, ranks: list[int]) -> list[tuple[int, str]]:
+        """How the given ranks are asked, as far as they have said it."""
+        keys = [f"contact/{rank}" for rank in ranks]
+        found = self._try(lambda: self._store.multi_get(keys) if keys else [], [])
+        return [(rank, contact.decode()) for rank, contact in zip(ranks, found, strict=False)]
+
+    def begin(self, number: int, reason: str) -> tuple[str, bool]:
+        """Why report ``number`` is made, and whether this rank is the first to say so."""
+        mine = f"{secrets.token_hex(8)} {reason}"
+        key = f"{number}/reason"
+        first = self._try(lambda: self._store.compare_set(key, "", mine), b"").decode()
+        return (first.partition(" ")[2], first == mine) if first else (reason, False)
+
+    def note_ended(self, number: int, ended: set[int]) -> None:
+        """Tells which ranks' processes have ended."""
+        self._try(lambda: self._store.set(f"{number}/ended", json.dumps(sorted(ended))), None)
+
+    def ended(self, number: int) -> set[int]:
+        """The ranks whose processes have ended, as far as a rank has said so."""
+        key = f"{number}/ended"
+        if not self._try(lambda: self._store.check([key]), False):
+            return set()
+        return set(json.loads(self._try(lambda: self._store.get(key), b"[]")))
+
+    def publish(self, number: int, rank: int, dump: dict[str, Any]) -> None:
+        """Gives the dump of this rank to the rank that writes the page."""
+        packed = zlib.compress(json.dumps(dump).encode(), 1)
+
+        def put() -> None:
+            self._store.set(f"{number}/{rank}", packed)
+            self._store.add(f"{number}/published", 1)
+
+        self._try(put, None)
+
+    def leads(self, number: int, rank: int, patience: float) -> bool:
+        """Whether this rank writes the page: the first that claims it, after ``patience`` seconds.
+
+        True if the store is gone as well: then this rank has only itself.
+        """
+        key = f"{number}/leader"
+        until = time.monotonic() + patience
+        while time.monotonic() < until:
+            if self._try(lambda: self._store.check([key]), True):
+                break
+            time.sleep(_LOOK_SECONDS)
+        claimed = self._try(lambda: self._store.compare_set(key, "", str(rank)), None)
+        return claimed is None or int(claimed) == rank
+
+    def gather(
+        self, number: int, ranks: list[int], seconds: float, enough: Callable[[set[int]], bool]
+    ) -> dict[int, dict[str, Any]]:
+        """The dumps of ``ranks`` that arrive within ``seconds``.
+
+        Args:
+            enough: whether the ranks that are still missing, given as a set, need no waiting for.
+        """
+        until = time.monotonic() + seconds
+        missing, count = set(ranks), -1
+        while True:
+            published = self._try(lambda: self._store.add(f"{number}/published", 0), len(ranks))
+            if published != count:
+                count = published
+                missing = {rank for rank in missing if not self._has(number, rank)}
+            if not missing or enough(missing) or time.monotonic() > until or not self.works:
+                break
+            time.sleep(_LOOK_SECONDS)
+        dumps = {}
+        for rank in ranks:
+            if rank in missing:
+                continue
+            packed = self._try(lambda rank=rank: self._store.get(f"{number}/{rank}"), None)
+            if packed is not None:
+                dumps[rank] = json.loads(zlib.decompress(packed))
+        return dumps
+
+    def _has(self, number: int, rank: int) -> bool:
+        return bool(self._try(lambda: self._store.check([f"{number}/{rank}"]), False))
+
+    def finish(self, number: int) -> None:
+        """The page is written."""
+        self._try(lambda: self._store.set(f"{number}/done", "1"), None)
+
+    def await_finish(self, number: int, seconds: float) -> None:
+        """Returns once the page is written, or after ``seconds``."""
+        until = time.monotonic() + seconds
+        while self.works and time.monotonic() < until:
+            if self._try(lambda: self._store.check([f"{number}/done"]), True):
+                return
+            time.sleep(_LOOK_SECONDS)

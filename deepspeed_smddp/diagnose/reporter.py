@@ -1,0 +1,174 @@
+"""Makes a report when an operation fails, at SIGUSR2, or when another rank makes one.
+
+One thread of each rank waits for trouble. It collects what this rank knows, gives it to the other ranks
+over the store, and one of them prints a page that says why the job hangs. Errors are held back meanwhile,
+as they may end the process before the page is written.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from deepspeed_smddp.diagnose import flight_dump
+from deepspeed_smddp.diagnose.report_files import JobFiles, job_name
+from deepspeed_smddp.diagnose.report_listener import Listener, ask
+from deepspeed_smddp.diagnose.report_store import ReportStore
+from deepspeed_smddp.errors import logger
+
+# For how long the rank that writes the page waits for the others' dumps.
+GATHER_SECONDS = 10.0
+# How long connecting to the other ranks may take.
+_ASK_SECONDS = 2.0
+# Trouble so soon after a report belongs to it: errors of one cause reach the ranks one by one.
+_SAME_CAUSE_SECONDS = 10.0
+# A rank that would write the page in place of rank 0 gives it so much time.
+_PATIENCE_SECONDS = 1.0
+# Operations of a dump that goes over the store; the file holds all.
+_SENT_OPERATIONS = 300
+
+_LOST = re.compile(r"rank (\d+) \([^)]*\)(?: \(process \d+\))? (?:is lost|ended)")
+
+
+class Reporter(threading.Thread):
+    """The thread of one rank. It ends with :meth:`stop`, or with the process.
+
+    Raises:
+        OSError: there is no folder for reports, or no port to listen at.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+        super().__init__(name="smddp-report", daemon=True)
+        self._store, self._rank, self._ranks = store, rank, ranks
+        self._listener = Listener(os.environ.get("MASTER_ADDR", "localhost"))
+        self._files = JobFiles(job_name(), rank)
+        ReportStore(store).introduce(rank, self._listener.contact())
+        self._number = 0
+        self._ended = False
+        self._latest = -_SAME_CAUSE_SECONDS
+
+    def run(self) -> None:
+        """Waits for trouble, and reports it."""
+        from deepspeed_smddp import _C
+
+        bell = _C.trouble_bell()
+        while not self._ended:
+            select.select([bell, self._listener], [], [])
+            why = _C.take_trouble()
+            asked = self._listener.was_asked()
+            if self._ended:
+                return
+            is_news = time.monotonic() > self._latest + _SAME_CAUSE_SECONDS
+            if asked or (why and (is_news or why.startswith("signal "))):
+                self._report(why)
+            _C.reported()
+
+    def stop(self) -> None:
+        """Ends the thread, in at most the time of one request to the store."""
+        from deepspeed_smddp import _C
+
+        self._ended = True
+        _C.hold_errors(timedelta(0))
+        _C.ask_for_report("the process ends")
+        if self is not threading.current_thread():
+            self.join(timeout=3)
+        self._listener.close()
+        self._files.close()
+
+    def _report(self, why: str) -> None:
+        from deepspeed_smddp import _C
+
+        try:
+            self._exchange(why, ReportStore(self._store))
+        except Exception as error:  # a report must not end the job
+            logger.warning("smddp: the report failed: %s: %s", type(error).__name__, error)
+        self._number += 1
+        self._latest = time.monotonic()
+        _C.take_trouble()  # what came meanwhile is in it
+
+    def _exchange(self, why: str, store: ReportStore) -> None:
+        number = self._number
+        reason, first = store.begin(number, f"rank {self._rank}: {why or 'another rank asked'}")
+        dump = flight_dump.collect(self._files.job, self._rank, self._ranks, why or reason)
+        path = self._files.write_dump(number, dump)
+        short = {**dump, "operations": dump["operations"][-_SENT_OPERATIONS:]}
+        store.publish(number, self._rank, short)
+        others = [rank for rank in range(self._ranks) if rank != self._rank]
+        if first:
+            store.note_ended(number, ask(store.contacts(others), _ASK_SECONDS))
+        if store.leads(number, self._rank, 0.0 if self._rank == 0 else _PATIENCE_SECONDS):
+            self._lead(store, short, reason, path.parent)
+            store.finish(number)
+        elif why:
+            store.await_finish(number, GATHER_SECONDS)
+
+    def _lead(self, store: ReportStore, own: dict[str, Any], reason: str, folder: Path) -> None:
+        from deepspeed_smddp.diagnose.report import page
+
+        gone = lost_ranks([own["error"], reason])
+
+        def enough(missing: set[int]) -> bool:
+            for rank in store.ended(self._number):
+                gone.setdefault(rank, f"rank {rank} is gone: its process has ended")
+            return missing <= gone.keys()
+
+        others = [rank for rank in range(self._ranks) if rank != self._rank]
+        dumps = {
+            **store.gather(self._number, others, GATHER_SECONDS, enough),
+            self._rank: own,
+        }
+        gone = {**lost_ranks([dump["error"] for dump in dumps.values()]), **gone}
+        text = page.of_dumps(
+            dumps, {rank: why for rank, why in gone.items() if rank not in dumps}, reason, folder
+        )
+        self._files.write_page(self._number, text)
+        print(text, file=sys.__stderr__, flush=True)
+
+
+def lost_ranks(errors: list[str]) -> dict[int, str]:
+    """The ranks that errors call lost, each with the first error that does."""
+    found: dict[int, str] = {}
+    for error in errors:
+        for match in _LOST.finditer(error):
+            found.setdefault(int(match[1]), error)
+    return found
+
+
+_reporter: Reporter | None = None
+
+
+def start(store: Any, rank: int, ranks: int) -> None:
+    """A default group is made: its rank ``rank`` reports from now on, unless ``SMDDP_REPORT`` is 0."""
+    from deepspeed_smddp import _C
+
+    global _reporter
+    stop()
+    if os.environ.get("SMDDP_REPORT") == "0":
+        return
+    try:
+        _reporter = Reporter(store, rank, ranks)
+    except (OSError, RuntimeError, AttributeError) as error:
+        logger.warning("smddp: there will be no report if the job hangs: %s", error)
+        return
+    _C.report_at_signal(signal.SIGUSR2)
+    _C.hold_errors(timedelta(seconds=2 * GATHER_SECONDS))
+    _reporter.start()
+    atexit.register(stop)
+
+
+def stop() -> None:
+    """The process, or its default group, ends."""
+    global _reporter
+    if _reporter is not None:
+        _reporter.stop()
+        _reporter = None
+    atexit.unregister(stop)
