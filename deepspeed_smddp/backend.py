@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import _extension, settings
+from deepspeed_smddp import _extension, deadline, settings
 from deepspeed_smddp.errors import logger
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     _extension.load()
     from deepspeed_smddp import _C
 
-    current = settings.apply()
+    timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
     try:
         return _C.ProcessGroupSMDDP(
             options.store,
             options.group_rank,
             options.group_size,
-            current.timeout(options.timeout),
+            timeout,
             options.group_id,
-            fallback_factory(options, current.timeout(options.timeout), backend_options),
+            fallback_factory(options, timeout, backend_options),
         )
     except RuntimeError:
         _reset_names_after_failed_world()

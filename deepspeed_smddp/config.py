@@ -162,7 +162,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "TIMEOUT_SECONDS",
         "600",
-        "deadline of one operation; if not set, the timeout given to the group",
+        "deadline of one operation, if nobody asks torch for another one",
         key="timeout_seconds",
         in_core=True,
     ),

@@ -51,10 +51,13 @@ class Settings:
         """``default``, ``ds_config``, ``configure()`` or the name of an environment variable."""
         return self.sources.get(key, DEFAULT)
 
-    def timeout(self, given: timedelta) -> timedelta:
-        """The deadline of a group's operations: ``timeout_seconds`` if it was set, else torch's."""
-        if self.source("timeout_seconds") == DEFAULT:
-            return given
+    def timeout(self, asked: timedelta | None) -> timedelta:
+        """The deadline of a group's operations: ``timeout_seconds`` if it was set, else ``asked``.
+
+        ``asked`` is None if nobody asked for a timeout: then the key's default applies.
+        """
+        if self.source("timeout_seconds") == DEFAULT and asked is not None:
+            return asked
         return timedelta(seconds=self.section.timeout_seconds)
 
     def exceeds_allgather(self, size: int, elements: int) -> bool:

@@ -205,9 +205,10 @@ def test_wrong_variable_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_timeout_is_torchs_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_is_what_was_asked_for_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
     given = timedelta(minutes=30)
     assert settings.resolve().timeout(given) == given
+    assert settings.resolve().timeout(None) == timedelta(seconds=600)
     # Also if the value that was set equals the default.
     assert settings.resolve(parse_section({"timeout_seconds": 600})).timeout(given) == timedelta(
         seconds=600
