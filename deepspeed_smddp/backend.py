@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 FALLBACK_PREFIX = "fallback:"
 
+_default_rank: int | None = None
+
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     """Makes one group; torch calls it for ``init_process_group("smddp")`` and ``new_group``.
@@ -38,6 +40,7 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     _extension.load()
     from deepspeed_smddp import _C
 
+    _note_rank(options.group_rank)
     timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
     try:
         return _C.ProcessGroupSMDDP(
@@ -51,6 +54,17 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     except RuntimeError:
         _reset_names_after_failed_world()
         raise
+
+
+def default_rank() -> int | None:
+    """This process's rank in the latest default group of smddp; None if there was none."""
+    return _default_rank
+
+
+def _note_rank(rank: int) -> None:
+    global _default_rank
+    if not dist.is_initialized():  # this group is the default one
+        _default_rank = rank
 
 
 def _reset_names_after_failed_world() -> None:

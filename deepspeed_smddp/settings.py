@@ -88,6 +88,7 @@ _measured: Mapping[str, int] = {}
 _file: tuple[SmddpConfig, str, int] = (SmddpConfig(), DS_CONFIG, 0)
 _applied: Settings | None = None
 _warned: set[str] = set()
+_followers: list[Callable[[Settings], None]] = []
 
 
 def resolve(
@@ -162,9 +163,17 @@ def apply(force: bool = False) -> Settings:
 
     _C.configure(**settings.core_options())
     _applied = settings
+    for follower in _followers:
+        follower(settings)
     warn_of_later_keys(settings)
     warn_of_unknown_variables()
     return settings
+
+
+def follow(follower: Callable[[Settings], None]) -> None:
+    """Calls ``follower`` with the settings whenever they are passed to the core."""
+    if follower not in _followers:
+        _followers.append(follower)
 
 
 def warn_of_later_keys(settings: Settings) -> None:

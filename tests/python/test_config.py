@@ -15,6 +15,7 @@ import pytest
 from deepspeed_smddp import config, settings
 from deepspeed_smddp.config import SmddpConfig, parse_section
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.sections import Section
 
 ROOT = Path(__file__).resolve().parents[2]
 DESIGN_SECTION = {
@@ -31,6 +32,14 @@ DESIGN_SECTION = {
     "timeout_seconds": 600,
     "silence_seconds": 30,
     "activation_offload": {"enabled": False, "horizon": 2, "directory": ""},
+    "ledger": {
+        "table": False,
+        "json_file": "",
+        "json_lines": "",
+        "prometheus_file": "",
+        "interval_seconds": 0,
+        "monitor": True,
+    },
 }
 
 
@@ -73,8 +82,10 @@ def test_environment_table_equals_that_of_the_core() -> None:
 
 
 def test_every_key_has_a_variable_with_the_same_default() -> None:
-    keys = set(SmddpConfig.model_fields) - {"activation_offload"}
-    keys |= {f"activation_offload.{name}" for name in config.ActivationOffload.model_fields}
+    keys = set()
+    for name, value in SmddpConfig():
+        inner = type(value).model_fields if isinstance(value, Section) else None
+        keys |= {f"{name}.{key}" for key in inner} if inner else {name}
     variables = {variable.key: variable for variable in config.VARIABLES if variable.key}
     assert set(variables) == keys
     for key, variable in variables.items():
@@ -140,6 +151,16 @@ def test_section_of_the_documentation_is_all_defaults() -> None:
             {"activation_offload": {"horizon": 0}},
             '"smddp.activation_offload.horizon" is 0, but may hold a number of layers of at least '
             "1",
+        ),
+        (
+            {"ledger": {"promtheus_file": "x"}},
+            '"promtheus_file": "x" is not a key of the section "smddp.ledger"; '
+            'did you mean "prometheus_file"?',
+        ),
+        (
+            {"ledger": {"interval_seconds": -1}},
+            '"smddp.ledger.interval_seconds" is -1, but may hold a number of seconds, or 0 to '
+            "write only when the process ends",
         ),
     ],
 )
