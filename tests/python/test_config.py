@@ -350,6 +350,22 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert doctor.host_identity() == "left"
 
 
+def test_doctor_shows_the_timeout_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed_smddp.diagnose import doctor
+
+    def row() -> doctor.SettingRow | None:
+        return next((r for r in doctor.setting_rows() if r.name == "DEEPSPEED_TIMEOUT"), None)
+
+    monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
+    assert row() is None
+    monkeypatch.setenv("DEEPSPEED_TIMEOUT", "20")
+    shown = row()
+    assert shown is not None and shown.value == "20" and "applies to" in shown.meaning
+    monkeypatch.setenv("SMDDP_TIMEOUT_SECONDS", "7")
+    shown = row()
+    assert shown is not None and "timeout_seconds has precedence" in shown.meaning
+
+
 def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
