@@ -15,6 +15,7 @@ from torch.distributed import c10d_logger
 import ranks
 from deepspeed_smddp import config, deadline, settings
 from deepspeed_smddp.config import SmddpConfig, parse_section
+from harness.ports import free_port
 from harness.training import INITIALIZE
 from test_ds_config import CONFIG
 
@@ -185,9 +186,12 @@ def test_groups_of_every_maker() -> None:
     outputs = ranks.run(
         f"""
         CONFIG = {config!r}
+        PORTS = {[free_port() for _ in range(7)]!r}
 
         def forked(name, action):
             print("case", name, flush=True)
+            # One rank may end a case before the other: the next one has a store of its own.
+            os.environ["MASTER_PORT"] = str(PORTS.pop())
             child = os.fork()
             if child == 0:
                 try:

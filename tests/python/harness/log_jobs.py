@@ -29,7 +29,7 @@ def comms_log(job: dict[str, Any]) -> dict[str, Any]:
         deepspeed.comm.reset_log()
         losses = [zero.forward_and_step(engine, dist.get_rank()) for _ in range(3)]
         rows = [dict(row) for row in deepspeed_smddp.statistics()]
-        summary = deepspeed.comm.log_summary(return_dict=True)["summary"]
+        summary = deepspeed.comm.log_summary(show_straggler=True, return_dict=True)["summary"]
     deepspeed.comm.configure(enabled=False)
     dist.destroy_process_group()
     entries = {
