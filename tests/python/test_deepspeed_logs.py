@@ -82,30 +82,56 @@ def test_csv_monitor(trainer: Trainer, tmp_path: Path, wanted: bool) -> None:
         assert 0 < values[0] < values[1] <= row[key]
 
 
-def test_a_monitor_that_fails_does_not_stop_training(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def step(engine: Any) -> str:
+    engine.global_steps += 1
+    return "stepped"
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """An engine on rank 0 of a default group of smddp; its monitor's disk is full."""
     from deepspeed_smddp import backend, settings
     from deepspeed_smddp.config import SmddpConfig
-    from deepspeed_smddp.zero import monitoring
 
-    class Full:
-        enabled = True
-
-        def write_events(self, events: Any) -> None:
-            raise OSError("the disk is full")
-
-    def step(engine: Any) -> str:
-        engine.global_steps += 1
-        return "stepped"
+    def write_events(events: Any) -> None:
+        raise OSError("the disk is full")
 
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(settings, "_warned", set())
     monkeypatch.setattr(settings, "_applied", settings.resolve(SmddpConfig()))
     monkeypatch.setattr(backend, "_default_rank", 0)
-    engine = SimpleNamespace(
-        monitor=Full(), global_steps=0, global_samples=0, steps_per_print=lambda: 1
+    return SimpleNamespace(
+        monitor=SimpleNamespace(enabled=True, write_events=write_events),
+        global_steps=0,
+        global_samples=0,
+        steps_per_print=lambda: None,
     )
+
+
+def test_a_monitor_that_fails_does_not_stop_training(
+    engine: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    from deepspeed_smddp.zero import monitoring
+
     with caplog.at_level("WARNING"):
-        assert [monitoring._step(step, engine) for _ in range(3)] == ["stepped"] * 3
+        assert [monitoring._step(step, engine) for _ in range(9)] == ["stepped"] * 9
+        assert not caplog.records, "without steps_per_print the tenth step is the first"
+        assert [monitoring._step(step, engine) for _ in range(21)] == ["stepped"] * 21
     assert len(caplog.records) == 1 and "the disk is full" in caplog.text
+
+
+def test_an_unknown_engine_gets_no_counters(
+    engine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from deepspeed_smddp.upstream import source
+    from deepspeed_smddp.zero import monitoring
+
+    place = next(iter(source.READ["monitor"]))
+    monkeypatch.setitem(source.READ["monitor"], place, "another digest")
+    source.known.cache_clear()
+    try:
+        with caplog.at_level("WARNING"):
+            assert [monitoring._step(step, engine) for _ in range(20)] == ["stepped"] * 20
+    finally:
+        source.known.cache_clear()
+    assert len(caplog.records) == 1 and "gets no counters" in caplog.text
