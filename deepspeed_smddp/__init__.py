@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import smddp_autoload as _autoload
 from deepspeed_smddp import memory
+from deepspeed_smddp import settings as _settings
 from deepspeed_smddp.backend import fallback_ledger, reset_statistics, statistics
 from deepspeed_smddp.config import SmddpConfig
 from deepspeed_smddp.delayed_init import delayed_init, materialize
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.ledger import reporter as _reporter
 from deepspeed_smddp.offload import offload_activations
 from deepspeed_smddp.settings import configure
 
@@ -51,4 +53,5 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'deepspeed_smddp' has no attribute {name!r}")
 
 
+_settings.follow(_reporter.follow)
 _autoload.register_once()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import _extension, settings
+from deepspeed_smddp import _extension, deadline, settings
 from deepspeed_smddp.errors import logger
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from deepspeed_smddp._C import ProcessGroupSMDDP, StatisticsRow
 
 FALLBACK_PREFIX = "fallback:"
+
+_default_rank: int | None = None
 
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
@@ -38,19 +40,31 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     _extension.load()
     from deepspeed_smddp import _C
 
-    current = settings.apply()
+    _note_rank(options.group_rank)
+    timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
     try:
         return _C.ProcessGroupSMDDP(
             options.store,
             options.group_rank,
             options.group_size,
-            current.timeout(options.timeout),
+            timeout,
             options.group_id,
-            fallback_factory(options, current.timeout(options.timeout), backend_options),
+            fallback_factory(options, timeout, backend_options),
         )
     except RuntimeError:
         _reset_names_after_failed_world()
         raise
+
+
+def default_rank() -> int | None:
+    """This process's rank in the latest default group of smddp; None if there was none."""
+    return _default_rank
+
+
+def _note_rank(rank: int) -> None:
+    global _default_rank
+    if not dist.is_initialized():  # this group is the default one
+        _default_rank = rank
 
 
 def _reset_names_after_failed_world() -> None:
