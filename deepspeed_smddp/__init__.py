@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import smddp_autoload as _autoload
 from deepspeed_smddp import memory
+from deepspeed_smddp import settings as _settings
 from deepspeed_smddp.backend import (
     after_default_group,
     fallback_ledger,
@@ -22,8 +23,9 @@ from deepspeed_smddp.backend import (
 )
 from deepspeed_smddp.config import SmddpConfig
 from deepspeed_smddp.delayed_init import delayed_init, materialize
-from deepspeed_smddp.diagnose import reporter
+from deepspeed_smddp.diagnose import hang_reporter as _hang_reporter
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.ledger import reporter as _ledger_reporter
 from deepspeed_smddp.offload import offload_activations
 from deepspeed_smddp.settings import configure
 
@@ -57,5 +59,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'deepspeed_smddp' has no attribute {name!r}")
 
 
-after_default_group.append(reporter.start)
+after_default_group.append(_hang_reporter.start)
+_settings.follow(_ledger_reporter.follow)
 _autoload.register_once()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import _extension, settings
+from deepspeed_smddp import _extension, deadline, settings
 from deepspeed_smddp.errors import logger
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ FALLBACK_PREFIX = "fallback:"
 
 # Called with the store, the rank and the number of ranks once the default group is made.
 after_default_group: list[Callable[[Any, int, int], None]] = []
+
+_default_rank: int | None = None
 
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
@@ -41,16 +43,17 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     _extension.load()
     from deepspeed_smddp import _C
 
-    current = settings.apply()
     is_default = not dist.is_initialized()
+    _note_rank(options.group_rank)
+    timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
     try:
         group = _C.ProcessGroupSMDDP(
             options.store,
             options.group_rank,
             options.group_size,
-            current.timeout(options.timeout),
+            timeout,
             options.group_id,
-            fallback_factory(options, current.timeout(options.timeout), backend_options),
+            fallback_factory(options, timeout, backend_options),
         )
     except RuntimeError:
         _reset_names_after_failed_world()
@@ -58,6 +61,17 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     for follow in after_default_group if is_default else ():
         follow(options.store, options.group_rank, options.group_size)
     return group
+
+
+def default_rank() -> int | None:
+    """This process's rank in the latest default group of smddp; None if there was none."""
+    return _default_rank
+
+
+def _note_rank(rank: int) -> None:
+    global _default_rank
+    if not dist.is_initialized():  # this group is the default one
+        _default_rank = rank
 
 
 def _reset_names_after_failed_world() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import ds_config, settings
+from deepspeed_smddp import deadline, ds_config, settings
 from deepspeed_smddp.config import SECTION, SmddpConfig, parse_section, show
 from deepspeed_smddp.errors import SmddpConfigError
 
@@ -174,7 +174,7 @@ def _set_timeout() -> None:
     current = settings.current()
     if current.source("timeout_seconds") == settings.DEFAULT:
         return
-    timeout = current.timeout(timedelta())
+    timeout = deadline.changed(current, dist.get_rank())
     pairs = (pair.split(":") for pair in str(dist.get_backend_config()).split(","))
     device = next(device for device, name in pairs if name == NAME)
     group = dist.distributed_c10d._get_default_group()

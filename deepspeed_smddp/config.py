@@ -6,86 +6,17 @@ import difflib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationError
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.sections import Section
+from deepspeed_smddp.sections import SmddpConfig as SmddpConfig
 
 SECTION = "smddp"
 PREFIX = "SMDDP_"
-MIN_BUCKET_BYTES = 4096
-
-
-def _whole(value: Any) -> Any:
-    # JSON and hjson read 5e8 as a float; DeepSpeed accepts that for a count, and so does this.
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, bool):
-        raise ValueError("a number is expected")
-    return value
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("a number is expected")
-    return value
-
-
-_Bytes = Annotated[int, Field(strict=True, ge=MIN_BUCKET_BYTES, le=1 << 62)]
-_Bucket = Annotated[Literal["auto"] | _Bytes, BeforeValidator(_whole)]
-_Count = Annotated[int, Field(strict=True, ge=0, le=1 << 31), BeforeValidator(_whole)]
-_Positive = Annotated[int, Field(strict=True, ge=1, le=1 << 31), BeforeValidator(_whole)]
-_SecondsOrNone = Annotated[float, Field(strict=True, ge=0, le=1e9), BeforeValidator(_number)]
-_Seconds = Annotated[float, Field(strict=True, gt=0, le=1e9), BeforeValidator(_number)]
-
-_BUCKET_HOLDS = f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'
-
-
-class _Section(BaseModel):
-    # The description of a field completes the sentence "<key> is ..., but may hold ...".
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ActivationOffload(_Section):
-    """``smddp.activation_offload``: activations are in host memory until the backward pass."""
-
-    enabled: StrictBool = Field(False, description="true or false")
-    horizon: _Positive = Field(2, description="a number of layers of at least 1")
-    directory: str = Field(
-        "", description="a directory to map host memory from, or an empty text for none"
-    )
-
-
-class SmddpConfig(_Section):
-    """The "smddp" section of a DeepSpeed config (JSON or hjson). Every key is optional."""
-
-    allgather_bucket_size: _Bucket = Field("auto", description=_BUCKET_HOLDS)
-    reduce_scatter_bucket_size: _Bucket = Field("auto", description=_BUCKET_HOLDS)
-    sharded_data_parallel_degree: _Count = Field(
-        0, description="0 (all ranks) or the number of ranks that share one copy of the state"
-    )
-    tensor_parallel_degree: _Positive = Field(
-        1, description="the number of ranks that divide each layer, at least 1"
-    )
-    tensor_parallel_seed: _Count = Field(
-        0, description="a number of at least 0, a seed for the random values of divided layers"
-    )
-    hierarchical_allgather: StrictBool = Field(True, description="true or false")
-    max_sms: _Count = Field(9, description="a number of streaming multiprocessors")
-    reduce_on: Literal["gpu", "cpu"] = Field("gpu", description='"gpu" or "cpu"')
-    reduce_precision: Literal["wire", "fp32"] = Field("wire", description='"wire" or "fp32"')
-    fallback: Literal["warn", "silent", "error"] = Field(
-        "warn", description='"warn", "silent" or "error"'
-    )
-    timeout_seconds: _Seconds = Field(600.0, description="a number of seconds above 0")
-    silence_seconds: _SecondsOrNone = Field(
-        30.0, description="a number of seconds, or 0 to wait until the deadline"
-    )
-    activation_offload: ActivationOffload = Field(
-        default_factory=ActivationOffload, description='{"enabled": false, "horizon": 2}'
-    )
 
 
 @dataclass(frozen=True)
@@ -162,7 +93,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "TIMEOUT_SECONDS",
         "600",
-        "deadline of one operation; if not set, the timeout given to the group",
+        "deadline of one operation, if nobody asks torch for another one",
         key="timeout_seconds",
         in_core=True,
     ),
@@ -189,6 +120,42 @@ VARIABLES: tuple[Variable, ...] = (
         "",
         "map host memory for activations from files in this directory",
         key="activation_offload.directory",
+    ),
+    Variable(
+        "LEDGER_TABLE",
+        "false",
+        "print the counters of rank 0 when the process ends",
+        key="ledger.table",
+    ),
+    Variable(
+        "LEDGER_JSON_FILE",
+        "",
+        "file for the counters when the process ends",
+        key="ledger.json_file",
+    ),
+    Variable(
+        "LEDGER_JSON_LINES",
+        "",
+        "file that gets a line of JSON with the counters in each interval",
+        key="ledger.json_lines",
+    ),
+    Variable(
+        "LEDGER_PROMETHEUS_FILE",
+        "",
+        "file with the counters for the textfile collector of Prometheus's node exporter",
+        key="ledger.prometheus_file",
+    ),
+    Variable(
+        "LEDGER_INTERVAL_SECONDS",
+        "0",
+        "seconds between two writes of the counters; 0: only when the process ends",
+        key="ledger.interval_seconds",
+    ),
+    Variable(
+        "LEDGER_MONITOR",
+        "true",
+        "pass the counters to DeepSpeed's monitor if a DeepSpeed config enables one",
+        key="ledger.monitor",
     ),
     Variable(
         "HOST_ID",
@@ -317,7 +284,7 @@ def set_keys(section: SmddpConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in section.model_fields_set:
         value = getattr(section, name)
-        if isinstance(value, _Section):
+        if isinstance(value, Section):
             found.update({f"{name}.{key}": getattr(value, key) for key in value.model_fields_set})
         else:
             found[name] = value
@@ -355,8 +322,18 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def field_of(path: str) -> FieldInfo:
     """The model's field at a dotted path."""
-    first, _, rest = path.partition(".")
-    return ActivationOffload.model_fields[rest] if rest else SmddpConfig.model_fields[first]
+    *parents, last = path.split(".")
+    return _model(parents).model_fields[last]
+
+
+def _model(parents: Iterable[str]) -> type[Section]:
+    """The model of a sub-section, by the keys that lead to it; without keys, the whole section."""
+    model: type[Section] = SmddpConfig
+    for key in parents:
+        inner = model.model_fields[key].annotation
+        assert isinstance(inner, type) and issubclass(inner, Section)
+        model = inner
+    return model
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -396,7 +373,7 @@ def _sentence(error: ValidationError) -> str:
     held = show(first["input"])
     if first["type"] == "extra_forbidden":
         *parents, key = location
-        model = ActivationOffload if parents else SmddpConfig
+        model = _model(parents)
         where = ".".join([SECTION, *parents])
         guess = nearest(key, model.model_fields)
         hint = (
@@ -405,7 +382,7 @@ def _sentence(error: ValidationError) -> str:
         return f'"{key}": {held} is not a key of the section "{where}"; {hint}'
     # pydantic adds a union's branches to the location; only the part that names a field is kept.
     names = [part for part in location[:1] if part in SmddpConfig.model_fields]
-    if names == ["activation_offload"] and len(location) > 1:
+    if names and len(location) > 1 and isinstance(getattr(SmddpConfig(), names[0]), Section):
         names.append(location[1])
     key = ".".join(names)
     return f'"{SECTION}.{key}" is {held}, but may hold {field_of(key).description}'

@@ -51,10 +51,13 @@ class Settings:
         """``default``, ``ds_config``, ``configure()`` or the name of an environment variable."""
         return self.sources.get(key, DEFAULT)
 
-    def timeout(self, given: timedelta) -> timedelta:
-        """The deadline of a group's operations: ``timeout_seconds`` if it was set, else torch's."""
-        if self.source("timeout_seconds") == DEFAULT:
-            return given
+    def timeout(self, asked: timedelta | None) -> timedelta:
+        """The deadline of a group's operations: ``timeout_seconds`` if it was set, else ``asked``.
+
+        ``asked`` is None if nobody asked for a timeout: then the key's default applies.
+        """
+        if self.source("timeout_seconds") == DEFAULT and asked is not None:
+            return asked
         return timedelta(seconds=self.section.timeout_seconds)
 
     def exceeds_allgather(self, size: int, elements: int) -> bool:
@@ -85,6 +88,7 @@ _measured: Mapping[str, int] = {}
 _file: tuple[SmddpConfig, str, int] = (SmddpConfig(), DS_CONFIG, 0)
 _applied: Settings | None = None
 _warned: set[str] = set()
+_followers: list[Callable[[Settings], None]] = []
 
 
 def resolve(
@@ -159,9 +163,17 @@ def apply(force: bool = False) -> Settings:
 
     _C.configure(**settings.core_options())
     _applied = settings
+    for follower in _followers:
+        follower(settings)
     warn_of_later_keys(settings)
     warn_of_unknown_variables()
     return settings
+
+
+def follow(follower: Callable[[Settings], None]) -> None:
+    """Calls ``follower`` with the settings whenever they are passed to the core."""
+    if follower not in _followers:
+        _followers.append(follower)
 
 
 def warn_of_later_keys(settings: Settings) -> None:

@@ -23,6 +23,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "upstream": (),
     "tune": (),
     "diagnose": (),
+    "ledger": (),
     "offload": ("upstream",),
     "fsdp": ("upstream",),
     "delayed_init": ("upstream",),

@@ -94,7 +94,19 @@ def setting_rows(ds_config: Any = None) -> list[SettingRow]:
             if variable.secret and given:
                 shown = "set"
         rows.append(SettingRow(variable.key or name, shown or "-", source, variable.meaning))
+        if variable.key == "timeout_seconds":
+            rows.extend(_deepspeeds_timeout(source == settings.DEFAULT))
     return rows
+
+
+def _deepspeeds_timeout(applies: bool) -> Iterator[SettingRow]:
+    name = "DEEPSPEED_TIMEOUT"
+    given = os.environ.get(name)
+    if given:
+        effect = (
+            "applies to the groups that it makes" if applies else "timeout_seconds has precedence"
+        )
+        yield SettingRow(name, given, name, f"minutes that DeepSpeed asks torch for; {effect}")
 
 
 def host_identity() -> str:

@@ -26,6 +26,7 @@ _COORDINATOR = (
     "deepspeed.runtime.zero.partitioned_param_coordinator:PartitionedParameterCoordinator"
 )
 _STAGE3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+_ENGINE = "deepspeed.runtime.engine:DeepSpeedEngine"
 _COLLECTIVES = "deepspeed.runtime.comm.coalesced_collectives"
 
 _FSDP = "torch.distributed.fsdp._fully_shard"
@@ -58,6 +59,17 @@ READ: dict[str, dict[str, str]] = {
         f"{_STAGE3}.independent_gradient_partition_epilogue": "6e7985344eba7b7a",
         f"{_STAGE3}._pre_step": "cff910fadf3d7004",
     },
+    "comms log": {
+        "deepspeed.utils.comms_logging:calc_bw_log": "8c68922ecc78094c",
+        "deepspeed.utils.comms_logging:CommsLogger.append": "9d0968189a6eff92",
+        "deepspeed.comm.comm:timed_op": "d707a652014ac713",
+        "deepspeed.comm.utils:get_msg_size_from_args": "07005526596027c9",
+    },
+    "monitor": {
+        "deepspeed.monitor.monitor:MonitorMaster": "e9d21abb15668764",
+        f"{_ENGINE}._take_model_step": "468476ce9cfed9c4",
+        f"{_ENGINE}.steps_per_print": "a9fd01b688d8c599",
+    },
     "fsdp backward": {
         f"{_FSDP}._fsdp_collectives:foreach_reduce": "18035a2b90ea2724",
         f"{_FSDP}._fsdp_param_group:FSDPParamGroup.post_backward": "af80d905ca6e9833",
@@ -68,6 +80,8 @@ _CONSEQUENCE = {
     "gather": "ZeRO-3 gathers parameters the way DeepSpeed does, with copies",
     "reduce": "ZeRO-3 reduces gradients the way DeepSpeed does, with copies",
     "overlap": "ZeRO-3 waits for each bucket of gradients on the CPU, as DeepSpeed does",
+    "comms log": "with comms_logger, ZeRO-3 gathers and reduces the way DeepSpeed does",
+    "monitor": "DeepSpeed's monitor gets no counters of smddp",
     "fsdp backward": "FSDP2 waits for each reduction on the CPU",
 }
 

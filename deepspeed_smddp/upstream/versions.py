@@ -35,10 +35,12 @@ SUPPORT: dict[str, Support] = {
     # Rest on stage 3, the engine and the process groups in many places.
     "sharded_data_parallel_degree": Support("DeepSpeed", releases=("0.19.8",)),
     "tensor_parallel_degree": Support("DeepSpeed", releases=("0.19.8",)),
-    # Replace single functions.
+    # Replace single functions, or call them.
     "gather": Support("DeepSpeed", source_of="0.19.8"),
     "reduce": Support("DeepSpeed", source_of="0.19.8"),
     "overlap": Support("DeepSpeed", source_of="0.19.8"),
+    "comms log": Support("DeepSpeed", source_of="0.19.8"),
+    "monitor": Support("DeepSpeed", source_of="0.19.8"),
     "fsdp backward": Support("torch", source_of="2.13"),
 }
 

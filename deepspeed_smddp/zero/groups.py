@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.upstream import source
+from deepspeed_smddp.zero import comms_log
 
 _CPU = torch.device("cpu")
 _served: WeakKeyDictionary[dist.ProcessGroup, bool] = WeakKeyDictionary()
@@ -22,14 +23,12 @@ def resolve(group: Any) -> Any:
 def serves(group: Any, feature: str) -> bool:
     """Whether ``feature`` may use smddp's coalesced operations on CPU tensors of ``group``.
 
-    False while DeepSpeed logs its own operations: a user who asks for that log gets DeepSpeed's
-    operations. The first call for a group of several ranks is collective: the ranks gather and
+    False while DeepSpeed logs operations in a way that this package does not know: the log then has
+    DeepSpeed's own. The first call for a group of several ranks is collective: the ranks gather and
     reduce a few numbers in both ways, coalesced and one by one, and agree on whether the results
     are the same.
     """
-    from deepspeed.comm import comm
-
-    if comm.comms_logger.enabled:
+    if comms_log.is_on() and not source.known(comms_log.FEATURE):
         return False
     group = resolve(group)
     served = _served.get(group)

@@ -17,6 +17,7 @@ from deepspeed_smddp.zero import (
     auto,
     default_group,
     gather,
+    monitoring,
     overlap,
     pipeline,
     reduce,
@@ -54,7 +55,7 @@ def hook_deepspeed(deepspeed: Any) -> None:
     ):
         if getattr(module, "init_distributed", None) is init_distributed:
             module.init_distributed = wrapped
-    for feature in (auto, gather, reduce, overlap):
+    for feature in (auto, gather, reduce, overlap, monitoring):
         feature.install(deepspeed)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from deepspeed_smddp.upstream import wrapping
-from deepspeed_smddp.zero import groups
+from deepspeed_smddp.zero import comms_log, groups
 
 FEATURE = "reduce"
 
@@ -74,7 +74,12 @@ def start(tensors: Sequence[torch.Tensor], group: Any) -> tuple[list[torch.Tenso
         inputs.append(flat if part * ranks == count else _padded(flat, part * ranks))
         outputs.append(output)
         results.append(output.narrow(0, 0, have))
-    return results, group.reduce_scatter_tensor_coalesced(outputs, inputs)
+    work = comms_log.start(
+        "reduce_scatter_tensor",
+        inputs,
+        lambda: group.reduce_scatter_tensor_coalesced(outputs, inputs),
+    )
+    return results, work
 
 
 def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:

@@ -125,8 +125,11 @@ class Stepping : private Progressable {
   }
   ~Stepping() override { engine_->detach(kKey); }
   Engine& engine() { return *engine_; }
+  void set_step(std::function<bool()> step) {
+    Engine::Lock lock = engine_->lock();
+    step_ = std::move(step);
+  }
 
-  std::function<bool()> step = [] { return false; };  // under the lock, while `works`
   std::atomic<bool> works{true};
   std::atomic<int> passes{0};
 
@@ -135,7 +138,7 @@ class Stepping : private Progressable {
   bool busy() const override { return works; }
   bool progress() override {
     ++passes;
-    return step();
+    return step_();
   }
   bool watch(uint64_t) override { return false; }
   uint64_t deadline_ns() const override { return UINT64_MAX; }
@@ -147,6 +150,7 @@ class Stepping : private Progressable {
   void fail(Status) noexcept override {}
   void leave() override {}
   std::unique_ptr<Engine> engine_;
+  std::function<bool()> step_ = [] { return false; };  // under the lock
 };
 
 // One sleep that no event ends lasts 100 ms: so many of them can't be overlooked, and so many that an event
@@ -184,11 +188,11 @@ TEST(Sleep, BeginsAfterASecondLook) {
     auto task = std::make_shared<Operation>();
     int before = group.passes;
     // Nothing is there for the polls of wait(): one on its own, and one before the sleep.
-    group.step = [&] {
+    group.set_step([&] {
       if (group.passes - before < 3) return false;
       group.engine().finish(task, Status());
       return true;
-    };
+    });
     group.engine().wait(*task);
   }
   group.works = false;
@@ -199,10 +203,10 @@ TEST(Sleep, EndsWhenAnotherThreadBeginsToWait) {
   Stepping group;
   auto driven = std::make_shared<Operation>();
   std::shared_ptr<Operation> next;  // under the lock
-  group.step = [&] {
+  group.set_step([&] {
     if (next) group.engine().finish(std::exchange(next, nullptr), Status());
     return false;
-  };
+  });
   std::atomic<pid_t> tid{0};
   std::thread driver([&] {
     tid = gettid();
@@ -231,10 +235,10 @@ TEST(Sleep, EndsForWorkThatNoThreadWaitsFor) {
   Stepping group;
   auto driven = std::make_shared<Operation>();
   std::shared_ptr<Operation> next;  // under the lock
-  group.step = [&] {
+  group.set_step([&] {
     if (next) group.engine().finish(std::exchange(next, nullptr), Status());
     return false;
-  };
+  });
   std::atomic<pid_t> tid{0};
   std::thread driver([&] {
     tid = gettid();
@@ -305,10 +309,10 @@ TEST(Driving, PassesToAnotherThreadThatWaitsIfTheDriverStopsWaiting) {
   Stepping group;
   bool left = false;  // under the lock
   std::shared_ptr<Operation> never, task;
-  group.step = [&] {
+  group.set_step([&] {
     if (left) group.engine().finish(task, Status());
     return false;
-  };
+  });
   // Sometimes the driver has changed before it leaves.
   for (int round = 0; round < 5; ++round) {
     {

@@ -15,6 +15,7 @@ import pytest
 from deepspeed_smddp import config, settings
 from deepspeed_smddp.config import SmddpConfig, parse_section
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.sections import Section
 
 ROOT = Path(__file__).resolve().parents[2]
 DESIGN_SECTION = {
@@ -31,6 +32,14 @@ DESIGN_SECTION = {
     "timeout_seconds": 600,
     "silence_seconds": 30,
     "activation_offload": {"enabled": False, "horizon": 2, "directory": ""},
+    "ledger": {
+        "table": False,
+        "json_file": "",
+        "json_lines": "",
+        "prometheus_file": "",
+        "interval_seconds": 0,
+        "monitor": True,
+    },
 }
 
 
@@ -73,8 +82,10 @@ def test_environment_table_equals_that_of_the_core() -> None:
 
 
 def test_every_key_has_a_variable_with_the_same_default() -> None:
-    keys = set(SmddpConfig.model_fields) - {"activation_offload"}
-    keys |= {f"activation_offload.{name}" for name in config.ActivationOffload.model_fields}
+    keys = set()
+    for name, value in SmddpConfig():
+        inner = type(value).model_fields if isinstance(value, Section) else None
+        keys |= {f"{name}.{key}" for key in inner} if inner else {name}
     variables = {variable.key: variable for variable in config.VARIABLES if variable.key}
     assert set(variables) == keys
     for key, variable in variables.items():
@@ -141,6 +152,16 @@ def test_section_of_the_documentation_is_all_defaults() -> None:
             '"smddp.activation_offload.horizon" is 0, but may hold a number of layers of at least '
             "1",
         ),
+        (
+            {"ledger": {"promtheus_file": "x"}},
+            '"promtheus_file": "x" is not a key of the section "smddp.ledger"; '
+            'did you mean "prometheus_file"?',
+        ),
+        (
+            {"ledger": {"interval_seconds": -1}},
+            '"smddp.ledger.interval_seconds" is -1, but may hold a number of seconds, or 0 to '
+            "write only when the process ends",
+        ),
     ],
 )
 def test_wrong_section_gives_one_sentence(section: dict[str, Any], sentence: str) -> None:
@@ -205,9 +226,10 @@ def test_wrong_variable_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-def test_timeout_is_torchs_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_is_what_was_asked_for_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
     given = timedelta(minutes=30)
     assert settings.resolve().timeout(given) == given
+    assert settings.resolve().timeout(None) == timedelta(seconds=600)
     # Also if the value that was set equals the default.
     assert settings.resolve(parse_section({"timeout_seconds": 600})).timeout(given) == timedelta(
         seconds=600
@@ -326,6 +348,22 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert rows["SMDDP_HOST_ID"] == ("left", "SMDDP_HOST_ID")
     assert rows["SMDDP_SPIN_MICROSECONDS"] == ("200", "default")
     assert doctor.host_identity() == "left"
+
+
+def test_doctor_shows_the_timeout_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed_smddp.diagnose import doctor
+
+    def row() -> doctor.SettingRow | None:
+        return next((r for r in doctor.setting_rows() if r.name == "DEEPSPEED_TIMEOUT"), None)
+
+    monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
+    assert row() is None
+    monkeypatch.setenv("DEEPSPEED_TIMEOUT", "20")
+    shown = row()
+    assert shown is not None and shown.value == "20" and "applies to" in shown.meaning
+    monkeypatch.setenv("SMDDP_TIMEOUT_SECONDS", "7")
+    shown = row()
+    assert shown is not None and "timeout_seconds has precedence" in shown.meaning
 
 
 def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(

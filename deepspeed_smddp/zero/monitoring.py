@@ -1,0 +1,66 @@
+"""DeepSpeed's monitor (TensorBoard, CSV, wandb, Comet) gets the counters of the collectives.
+
+An engine whose config enables a monitor writes them on rank 0 at every ``steps_per_print``-th step,
+over the number of samples, as DeepSpeed does with its own events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from deepspeed_smddp import backend, settings
+from deepspeed_smddp.upstream import source, wrapping
+
+FEATURE = "monitor"
+
+_EVERY = 10  # steps, if the config has no steps_per_print
+_KEYS = ("calls", "bytes", "seconds", "wait_seconds")
+
+Event = tuple[str, float, int]
+
+
+def install(deepspeed: Any) -> None:
+    """Wraps the engine's step."""
+    engine_type = getattr(deepspeed.runtime.engine, "DeepSpeedEngine", None)
+    if not callable(getattr(engine_type, "step", None)):
+        return  # an unknown version of DeepSpeed; it is left as it is
+    wrapping.wrap(engine_type, "step", _step)
+
+
+def events(rows: list[Any], samples: int) -> list[Event]:
+    """One event per counter, named ``smddp/<collective>/<path>/<counter>``; totals, not rates."""
+    return [
+        (f"smddp/{row['collective']}/{row['path']}/{key}", row[key], samples)
+        for row in rows
+        for key in _KEYS
+    ]
+
+
+def _step(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+    monitor = getattr(engine, "monitor", None)
+    if not getattr(monitor, "enabled", False) or not _is_due_here():
+        return original(engine, *args, **kwargs)
+    before = engine.global_steps
+    result = original(engine, *args, **kwargs)
+    every = engine.steps_per_print() or _EVERY
+    if engine.global_steps != before and engine.global_steps % every == 0:
+        _write(monitor, engine.global_samples)
+    return result
+
+
+def _is_due_here() -> bool:
+    return (
+        backend.default_rank() == 0
+        and settings.apply().section.ledger.monitor
+        and source.known(FEATURE)
+    )
+
+
+def _write(monitor: Any, samples: int) -> None:
+    try:
+        monitor.write_events(events(list(backend.statistics()), samples))
+    except Exception as error:  # training goes on
+        settings.warn_once(
+            "monitor", f"smddp: DeepSpeed's monitor did not take the counters: {error}"
+        )

@@ -1,0 +1,264 @@
+"""Which timeout applies to a group, and the line that says who asked for it."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import c10d_logger
+
+import ranks
+from deepspeed_smddp import config, deadline, settings
+from deepspeed_smddp.config import SmddpConfig, parse_section
+from harness.ports import free_port
+from harness.training import INITIALIZE
+from test_ds_config import CONFIG
+
+TORCHS = dist.constants.default_pg_timeout
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in config.VARIABLES:
+        monkeypatch.delenv(variable.environment_name, raising=False)
+    monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
+    monkeypatch.setattr(settings, "_file", (SmddpConfig(), settings.DS_CONFIG, 0))
+    monkeypatch.setattr(deadline, "_of_default_group", None)
+    monkeypatch.setattr(deadline, "_said", False)
+
+
+def in_module(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a module of that name, which calls ``inner`` with its own arguments."""
+    module = types.ModuleType(name)
+    module.inner = inner  # type: ignore[attr-defined]
+    exec("def call(*args, **kwargs):\n    return inner(*args, **kwargs)", module.__dict__)
+    return module.call  # type: ignore[no-any-return]
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def test_nobody_asked() -> None:
+    assert deadline.asked_for(TORCHS) == deadline.Asked(TORCHS, None)
+
+
+@pytest.fixture
+def torchs_call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Like init_process_group, in torch's module, with torch's loggers around it."""
+    source = (
+        "def init_process_group(backend=None, timeout=None):\n"
+        "    return asked_for(timeout or default)"
+    )
+    module = types.ModuleType("torch.distributed.distributed_c10d")
+    module.asked_for, module.default = deadline.asked_for, TORCHS  # type: ignore[attr-defined]
+    exec(source, module.__dict__)
+    logged = c10d_logger._time_logger(module.init_process_group)
+    return c10d_logger._exception_logger(logged)
+
+
+def test_the_program(torchs_call: Callable[..., Any]) -> None:
+    assert torchs_call("smddp").by is None
+    assert torchs_call("smddp", timeout=None).by is None
+    assert torchs_call("smddp", timeout=MINUTE).by == "the program"
+    # Also if it asks for what torch would have filled in.
+    assert torchs_call("smddp", TORCHS).by == "the program"
+    assert torchs_call("smddp", TORCHS).explicit == TORCHS
+
+
+def test_a_package(torchs_call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline.sysconfig, "get_path", lambda _: "/opt/site")
+    module = types.ModuleType("lightning.fabric.strategy")
+    module.call = torchs_call  # type: ignore[attr-defined]
+    code = compile("def start(t):\n    return call('smddp', t)", "/opt/site/lightning/s.py", "exec")
+    exec(code, module.__dict__)
+    assert module.start(MINUTE).by == "lightning"
+
+
+def test_deepspeed(torchs_call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("deepspeed")
+    call = in_module("deepspeed.comm.torch", torchs_call)
+    ten = timedelta(minutes=10)
+    assert call("smddp", timeout=ten).by == "DeepSpeed's default"
+    assert call("smddp", timeout=MINUTE).by == "the program, by way of DeepSpeed"
+    monkeypatch.setenv("DEEPSPEED_TIMEOUT", "10")
+    assert call("smddp", timeout=ten).by == "DEEPSPEED_TIMEOUT"
+
+
+def test_accelerate_and_transformers(torchs_call: Callable[..., Any]) -> None:
+    direct = in_module("accelerate.state", torchs_call)
+    assert direct("smddp", timeout=MINUTE).by == "InitProcessGroupKwargs of accelerate"
+    assert direct("smddp").by is None
+    by_deepspeed = in_module("accelerate.state", in_module("deepspeed.comm.torch", torchs_call))
+    assert by_deepspeed("smddp", timeout=MINUTE).by == "InitProcessGroupKwargs of accelerate"
+    trainer = in_module("transformers.training_args", by_deepspeed)
+    assert trainer("smddp", timeout=MINUTE).by == "ddp_timeout of transformers"
+
+
+def test_a_launcher_below_the_program_asks_for_nothing(torchs_call: Callable[..., Any]) -> None:
+    def program(timeout: timedelta) -> Any:
+        return torchs_call("smddp", timeout)
+
+    launched = in_module("accelerate.utils.launch", program)
+    assert launched(MINUTE).by == "the program"
+
+
+SECTION = {"timeout_seconds": 60}
+
+
+@pytest.mark.parametrize(
+    ("section", "variable", "by", "said"),
+    [
+        (
+            {},
+            "",
+            None,
+            "600 s (the default of timeout_seconds); torch's own default of 1800 s does not apply",
+        ),
+        ({}, "", "the program", "1800 s (asked for by the program)"),
+        (
+            SECTION,
+            "",
+            "ddp_timeout of transformers",
+            '60 s (timeout_seconds of the section "smddp" of the DeepSpeed config); torch was '
+            "asked for 1800 s (by ddp_timeout of transformers)",
+        ),
+        (
+            SECTION,
+            "7.5",
+            None,
+            "7.5 s (SMDDP_TIMEOUT_SECONDS); torch's own default of 1800 s does not apply",
+        ),
+    ],
+)
+def test_the_sentence(
+    section: dict[str, Any],
+    variable: str,
+    by: str | None,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SMDDP_TIMEOUT_SECONDS", variable)
+    current = settings.resolve(parse_section(section))
+    asked = deadline.Asked(TORCHS, by)
+    assert deadline.sentence(current, asked) == f"smddp: operations time out after {said}"
+
+
+def test_configure_is_named() -> None:
+    current = settings.resolve(parse_section(SECTION), "configure()")
+    said = deadline.sentence(current, deadline.Asked(MINUTE, None))
+    assert said == "smddp: operations time out after 60 s (timeout_seconds by configure())"
+
+
+def test_once_and_on_rank_0_only(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        for rank in (1, 0, 0):
+            assert deadline.of_group(settings.resolve(), TORCHS, rank) == timedelta(seconds=600)
+    assert len(caplog.records) == 1
+
+
+def test_a_further_group_has_the_deadline_of_the_default_group(
+    monkeypatch: pytest.MonkeyPatch, torchs_call: Callable[..., Any]
+) -> None:
+    current = settings.resolve()
+    assert deadline.of_group(current, MINUTE, 1) == MINUTE
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    assert deadline.of_group(current, TORCHS, 0) == MINUTE
+    assert deadline.of_group(current, 2 * MINUTE, 0) == 2 * MINUTE
+    set_here = settings.resolve(parse_section({"timeout_seconds": 5}))
+    assert deadline.of_group(set_here, 2 * MINUTE, 0) == timedelta(seconds=5)
+
+
+IMPORTS = f"""
+import os, time, traceback
+from datetime import timedelta
+import deepspeed, torch, torch.distributed as dist
+{INITIALIZE}"""
+
+
+@pytest.mark.timeout(400)
+def test_groups_of_every_maker() -> None:
+    config = {**CONFIG, "smddp": {"timeout_seconds": 77}}
+    outputs = ranks.run(
+        f"""
+        CONFIG = {config!r}
+        PORTS = {[free_port() for _ in range(7)]!r}
+
+        def forked(name, action):
+            print("case", name, flush=True)
+            # One rank may end a case before the other: the next one has a store of its own.
+            os.environ["MASTER_PORT"] = str(PORTS.pop())
+            child = os.fork()
+            if child == 0:
+                try:
+                    action()
+                    dist.destroy_process_group()
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                    os._exit(1)
+            assert os.waitpid(child, 0)[1] == 0, name
+
+        def accelerated():
+            from accelerate import Accelerator, InitProcessGroupKwargs
+            from accelerate.utils import DeepSpeedPlugin
+            handler = InitProcessGroupKwargs(timeout=timedelta(seconds=50))
+            bare = {{key: value for key, value in CONFIG.items() if key not in ("smddp",)}}
+            Accelerator(
+                deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=bare), kwargs_handlers=[handler]
+            )
+            assert dist.get_backend() == "smddp"
+
+        def late():
+            dist.init_process_group("smddp")
+            model = torch.nn.Linear(8, 8)
+            deepspeed.initialize(
+                model=model, model_parameters=model.parameters(), config=CONFIG
+            )
+
+        def trained():
+            from transformers import TrainingArguments
+            bare = {{key: value for key, value in CONFIG.items() if key not in ("smddp",)}}
+            TrainingArguments(output_dir="/tmp/none", deepspeed=bare, ddp_timeout=70, use_cpu=True)
+
+        forked("torch", lambda: dist.init_process_group("smddp"))
+        forked("program", lambda: dist.init_process_group("smddp", timeout=timedelta(seconds=40)))
+        forked("deepspeed", lambda: deepspeed.init_distributed(dist_backend="smddp"))
+        forked("accelerate", accelerated)
+        forked("transformers", trained)
+        forked("late", late)
+        os.environ["SMDDP_TIMEOUT_SECONDS"] = "30"
+        forked("environment", lambda: deepspeed.init_distributed(dist_backend="smddp"))
+        """,
+        2,
+        timeout=300,
+        imports=IMPORTS,
+    )
+    said = "smddp: operations time out after "
+    section = '77 s (timeout_seconds of the section "smddp" of the DeepSpeed config)'
+    wanted = {
+        "torch": "600 s (the default of timeout_seconds); torch's own default of 1800 s does not "
+        "apply",
+        "program": "40 s (asked for by the program)",
+        "deepspeed": "600 s (asked for by DeepSpeed's default)",
+        "accelerate": "50 s (asked for by InitProcessGroupKwargs of accelerate)",
+        "transformers": "70 s (asked for by ddp_timeout of transformers)",
+        "late": "600 s (the default of timeout_seconds); torch's own default of 1800 s does not "
+        "apply",
+        "environment": "30 s (SMDDP_TIMEOUT_SECONDS); torch was asked for 600 s (by DeepSpeed's "
+        "default)",
+    }
+    parts = outputs[0].split("case ")[1:]
+    assert [part.split()[0] for part in parts] == list(wanted)
+    for part, (name, text) in zip(parts, wanted.items(), strict=True):
+        lines = [line for line in part.splitlines() if said in line]
+        assert len(lines) == 1 and lines[0].endswith(said + text), (name, lines)
+    assert (
+        f"smddp: from now on operations time out after {section}, no longer after 600 s"
+        in (parts[list(wanted).index("late")])
+    )
+    assert "time out after" not in outputs[1]
