@@ -93,8 +93,7 @@ def first_differences(view: GroupView) -> list[Difference]:
         if not what or (what == "label" and found):
             continue
         sides = [
-            Side(tuple(ranks), view.rings[ranks[0]][sequence])
-            for ranks in calls[sequence].values()
+            Side(tuple(ranks), view.rings[ranks[0]][sequence]) for ranks in calls[sequence].values()
         ]
         sides.sort(key=lambda s: (-len(s.ranks), s.ranks[0]))
         before = calls.get(sequence - 1, {})

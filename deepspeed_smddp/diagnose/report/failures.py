@@ -49,9 +49,7 @@ def errors(job: Job) -> Iterator[Cause]:
                 f"read the error of {rank_list(ranks)}; the other ranks wait for it",
             )
         else:
-            yield Cause(
-                Weight.LATER_ERROR, f"{job.named(ranks)} raised: {shown}", tuple(ranks)
-            )
+            yield Cause(Weight.LATER_ERROR, f"{job.named(ranks)} raised: {shown}", tuple(ranks))
 
 
 def absent(job: Job, within: float) -> Iterator[Cause]:

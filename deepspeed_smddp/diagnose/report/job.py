@@ -59,6 +59,11 @@ class Stall:
     late: tuple[int, ...]
     absent: tuple[int, ...]
 
+    @cached_property
+    def late_set(self) -> frozenset[int]:
+        """The late ranks, for look-ups."""
+        return frozenset(self.late)
+
 
 class Job:
     """The dumps by rank, sentences about ranks known to be gone, and the size of the world."""
@@ -96,6 +101,18 @@ class Job:
     def stalls(self) -> list[Stall]:
         """One for each group with an unfinished operation."""
         return [stall for view in self.groups.values() if (stall := self._stall(view)) is not None]
+
+    def stalls_of(self, rank: int) -> list[Stall]:
+        """The stalls of the groups that the rank is in."""
+        return self._stalls_by_rank.get(rank, [])
+
+    @cached_property
+    def _stalls_by_rank(self) -> dict[int, list[Stall]]:
+        found: dict[int, list[Stall]] = {}
+        for stall in self.stalls:
+            for rank in stall.group.members:
+                found.setdefault(rank, []).append(stall)
+        return found
 
     def _stall(self, view: GroupView) -> Stall | None:
         pending = {r: op for r in view.seen if (op := view.pending(r)) is not None}

@@ -83,7 +83,11 @@ _LINES = (
     (re.compile(r"\btorch\.save\("), Doing.SAVE, "torch.save"),
     (re.compile(r"\btorch\.load\("), Doing.LOAD, "torch.load"),
     (re.compile(r"\bsleep\("), Doing.SLEEP, "time.sleep"),
-    (re.compile(r"(?<![\w.])input\("), Doing.INPUT, "input() (it waits for a line from a terminal)"),
+    (
+        re.compile(r"(?<![\w.])input\("),
+        Doing.INPUT,
+        "input() (it waits for a line from a terminal)",
+    ),
     (re.compile(r"\.acquire\("), Doing.LOCK, "the wait for a lock"),
     (re.compile(r"\.join\(\s*(?:timeout\b|\))"), Doing.LOCK, "the wait for a thread or process"),
     (re.compile(r"\.wait\("), Doing.LOCK, "a wait"),

@@ -8,17 +8,18 @@ from deepspeed_smddp.diagnose.report.job import Job
 
 ALIKE = "ZeRO-3 needs all ranks to run the same modules in the same order"
 _GENERATES = {"generate", "_sample", "_beam_search", "_greedy_search"}
-_MOST_STACKS = 64
 
 
 def remedy(job: Job, ranks: Iterable[int]) -> str:
     """``synced_gpus=True`` if one of the ranks generates text, and else what to change."""
-    if any(generates(job, rank) for rank in sorted(ranks)[:_MOST_STACKS]):
+    if any(generates(job, rank) for rank in ranks):
         return (
             "pass synced_gpus=True to generate(), so that ranks that are done run the model until "
             "all are"
         )
-    return "run the module on all ranks: take it out of `if rank == 0` and of loops of unlike length"
+    return (
+        "run the module on all ranks: take it out of `if rank == 0` and of loops of unlike length"
+    )
 
 
 def generates(job: Job, rank: int) -> bool:
