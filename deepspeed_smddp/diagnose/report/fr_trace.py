@@ -6,6 +6,7 @@ a file of every member of every group, or ``--allow-incomplete-ranks``.
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -164,4 +165,4 @@ def _sizes(operation: Operation, members: int) -> tuple[str, tuple[list[int], li
 
 
 def _nanoseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1e9)
+    return None if seconds is None or not math.isfinite(seconds) else int(seconds * 1e9)

@@ -129,7 +129,9 @@ def _section(title: str, rows: list[list[str]], most: int, thing: str = "row") -
 def _table(job: Job, found: list[Cause]) -> Section:
     header, rows, rest = tables.where(job, _suspects(found))
     return Section(
-        "Where each rank is:", [[f"  {row}"] for row in [header, *rows]] if rows else [], rest
+        "Where each rank is (since: time in the operation, or since the last call of one):",
+        [[f"  {row}"] for row in [header, *rows]] if rows else [],
+        rest,
     )
 
 

@@ -191,7 +191,8 @@ def _by_module(frame: Frame) -> tuple[Doing | None, str]:
     if not module:
         return None, ""
     if module.startswith(_DEBUGGERS):
-        kind, text = Doing.DEBUGGER, f"the debugger ({module.partition('.')[0]})"
+        name = module.partition(".")[0].replace("bdb", "pdb")
+        kind, text = Doing.DEBUGGER, f"the debugger ({name})"
     elif module in _COLLECTIVE_MODULES and _COLLECTIVE.match(frame.function):
         kind, text = Doing.COLLECTIVE, frame.function
     elif full in _SAVES or module.startswith("torch.distributed.checkpoint.state_dict_saver"):

@@ -20,8 +20,10 @@ from deepspeed_smddp.diagnose.report.wording import (
 )
 
 MOST_ROWS = 12
-_WIDTHS = (16, 12, 21, 36)  # ranks, host, last finished, now in; "since" takes the rest
+_WIDTH = 98
+_MOST_WIDTHS = (24, 16, 28)  # of ranks, host and last finished; "now" takes what is left
 _MOST_SOURCES = 3
+_Cells = tuple[str, str, str, str, str]
 _Row = tuple[list[int], str, str, list[float]]
 
 
@@ -35,11 +37,12 @@ def where(job: Job, suspects: set[int]) -> tuple[str, list[str], int]:
     if len(rows) > MOST_ROWS:
         rows.sort(key=lambda row: not suspects.intersection(row[0]))
         rows[:MOST_ROWS] = sorted(rows[:MOST_ROWS], key=lambda row: row[0][0])
-    header = _columns("ranks", "host", "last finished", "now", "since")
-    shown = [
-        _columns(_short(ranks), _host(job, ranks), last, now, span(times))
+    cells = [("ranks", "host", "last finished", "now", "since")]
+    cells += [
+        (_short(ranks), _host(job, ranks), last, now, span(times))
         for ranks, last, now, times in rows[:MOST_ROWS]
     ]
+    header, *shown = _aligned(cells)
     return header, shown, max(len(rows) - MOST_ROWS, 0)
 
 
@@ -81,9 +84,16 @@ def _host(job: Job, ranks: list[int]) -> str:
     return names[0] if len(names) == 1 else count(len(names), "host")
 
 
-def _columns(*cells: str) -> str:
-    parts = [f"{cut(c, w):{w}}" for c, w in zip(cells, _WIDTHS, strict=False)]
-    return " ".join([*parts, cells[-1]])
+def _aligned(rows: list[_Cells]) -> list[str]:
+    """Rows with columns as wide as they need, within the page."""
+    longest = [max(len(row[column]) for row in rows) for column in range(5)]
+    widths = [min(*pair) for pair in zip(longest, _MOST_WIDTHS, strict=False)]
+    left = _WIDTH - sum(widths) - longest[4] - 4
+    widths.append(max(min(longest[3], left), 0))
+    return [
+        " ".join([*(f"{cut(c, w):{w}}" for c, w in zip(row, widths, strict=False)), row[4]])
+        for row in rows
+    ]
 
 
 def waits(job: Job) -> list[str]:
@@ -94,9 +104,10 @@ def waits(job: Job) -> list[str]:
         name = _brief(stall.operation)
         who = rank_list(stall.waiting)
         gist = f"{name}: {who} {verb(stall.waiting, 'waits', 'wait')}"
-        for what, ranks in (("call of", stall.late), ("process of", stall.absent)):
+        for what, ranks in (("not called by", stall.late), ("no dump of", stall.absent)):
             if ranks:
-                rows.append(f"{gist} for the {what} {rank_list(ranks)}")
+                waiting = verb(stall.waiting, "waits", "wait")
+                rows.append(f"{name}: {what} {rank_list(ranks)}; {who} {waiting}")
         sources = sorted(missing, key=lambda r: (-len(missing[r][0]), -missing[r][3], r))
         for source in sources[:_MOST_SOURCES]:
             by, expected, arrived, since = missing[source]

@@ -89,14 +89,6 @@ def named(operation: Operation) -> str:
     return f"{text} ({more})" if more else text
 
 
-def sentence(text: str) -> str:
-    """The text with a capital letter, and a full stop at its end."""
-    text = " ".join(text.split())
-    if not text:
-        return text
-    return text[0].upper() + text[1:] + ("" if text[-1] in ".!?" else ".")
-
-
 def cut(text: str, width: int) -> str:
     """One line of at most ``width`` columns."""
     text = " ".join(text.split())
