@@ -24,6 +24,8 @@ FALLBACK_PREFIX = "fallback:"
 after_default_group: list[Callable[[Any, int, int], None]] = []
 
 _default_rank: int | None = None
+# The global ranks of the groups that this process has made since the default group, by name.
+_members: dict[str, list[int]] = {}
 
 
 def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
@@ -58,9 +60,17 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     except RuntimeError:
         _reset_names_after_failed_world()
         raise
+    _members[options.group_id] = list(options.global_ranks_in_group) or list(
+        range(options.group_size)
+    )
     for follow in after_default_group if is_default else ():
         follow(options.store, options.group_rank, options.group_size)
     return group
+
+
+def global_ranks(group: str) -> list[int]:
+    """The global ranks of a group, by its name, in the order of the group; empty if not known."""
+    return _members.get(group, [])
 
 
 def default_rank() -> int | None:

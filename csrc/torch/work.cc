@@ -87,10 +87,10 @@ void TensorOperation::on_done() {
 void await(Engine& engine, const TensorOperation& operation, std::chrono::milliseconds timeout) {
   if (!operation.done()) {
     uint64_t from = now_ns();
+    operation.record.enter_wait(from);
     bool done = wait_interruptibly(
         timeout, [&](std::chrono::nanoseconds turn) { return engine.wait(operation, turn); });
     uint64_t until = now_ns();
-    operation.record.enter_wait(from);
     if (!done) {
       throw_status({Code::kTimeout, std::string(name_of(operation.collective)) + " #" +
                                         std::to_string(operation.number()) +

@@ -14,6 +14,8 @@ import time
 from types import FrameType
 from typing import Any
 
+from deepspeed_smddp import backend
+
 VERSION = 1
 _MOST_FRAMES = 60
 
@@ -26,7 +28,7 @@ def collect(job: str, rank: int, ranks: int, reason: str) -> dict[str, Any]:
     """
     from deepspeed_smddp import _C
 
-    groups = _C.group_states()
+    groups = [_by_global_ranks(group) for group in _C.group_states()]
     return {
         "version": VERSION,
         "job": job,
@@ -42,6 +44,18 @@ def collect(job: str, rank: int, ranks: int, reason: str) -> dict[str, Any]:
         "stacks": stacks(),
         "network": _network(),
     }
+
+
+def _by_global_ranks(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's state with the job's numbers of its ranks."""
+    ranks = backend.global_ranks(group["name"])
+    if len(ranks) != len(group["members"]):
+        return group
+    oldest = group["oldest"]
+    if oldest is not None:
+        awaited = [{**peer, "rank": ranks[peer["rank"]]} for peer in oldest["awaited"]]
+        oldest = {**oldest, "awaited": awaited}
+    return {**group, "members": ranks, "oldest": oldest}
 
 
 def stacks() -> list[dict[str, Any]]:
@@ -80,8 +94,6 @@ def _frames(innermost: FrameType | None) -> list[dict[str, Any]]:
 
 
 def _network() -> dict[str, str | float]:
-    from deepspeed_smddp import backend
-
     refused = [row["calls"] for row in backend.statistics() if row["collective"] == "refused"]
     chosen = {
         name: value

@@ -112,7 +112,8 @@ class Reporter(threading.Thread):
             store.await_finish(number, GATHER_SECONDS)
 
     def _lead(self, store: ReportStore, own: dict[str, Any], reason: str, folder: Path) -> None:
-        from deepspeed_smddp.diagnose.report import page
+        from deepspeed_smddp.diagnose.report.dump import Dump
+        from deepspeed_smddp.diagnose.report.page import page
 
         gone = lost_ranks([own["error"], reason])
 
@@ -127,8 +128,12 @@ class Reporter(threading.Thread):
             self._rank: own,
         }
         gone = {**lost_ranks([dump["error"] for dump in dumps.values()]), **gone}
-        text = page.of_dumps(
-            dumps, {rank: why for rank, why in gone.items() if rank not in dumps}, reason, folder
+        text = page(
+            {rank: Dump.model_validate(dump) for rank, dump in dumps.items()},
+            {rank: why for rank, why in gone.items() if rank not in dumps},
+            self._ranks,
+            str(folder),
+            GATHER_SECONDS,
         )
         self._files.write_page(self._number, text)
         print(text, file=sys.__stderr__, flush=True)

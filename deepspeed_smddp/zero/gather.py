@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deepspeed_smddp import settings
+from deepspeed_smddp.operation_labels import labelled
 from deepspeed_smddp.upstream import wrapping
-from deepspeed_smddp.zero import comms_log, groups
+from deepspeed_smddp.zero import comms_log, groups, parameter_names
 
 FEATURE = "gather"
 
@@ -36,11 +37,12 @@ class Piece:
         self.params = [param for param, _ in sources]
         shards = [shard for _, shard in sources]
         self._memory = [torch.empty(s.numel() * group.size(), dtype=s.dtype) for s in shards]
-        self._work = comms_log.start(
-            "all_gather_into_tensor",
-            shards,
-            lambda: group.allgather_into_tensor_coalesced(self._memory, shards),
-        )
+        with labelled(parameter_names.label(self.params)):
+            self._work = comms_log.start(
+                "all_gather_into_tensor",
+                shards,
+                lambda: group.allgather_into_tensor_coalesced(self._memory, shards),
+            )
         self._done = False
 
     def wait(self, handle_dependency: bool = True) -> None:

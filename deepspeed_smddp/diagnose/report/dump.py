@@ -1,0 +1,158 @@
+"""What one rank leaves when a report is asked for, as JSON."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+Number = float | int | str | None
+
+
+class DumpError(ValueError):
+    """A dump is damaged or can't be read; one sentence names the file and what is wrong with it."""
+
+
+@dataclass(slots=True, config=ConfigDict(extra="ignore"))
+class Operation:
+    """One operation that a rank has called.
+
+    ``id`` counts the calls of the process, over all groups, and ``sequence`` those of the group,
+    both from 1. ``bytes`` are of all ranks' blocks. Times are unix seconds by the host's clock,
+    None if that has not happened. ``label`` says what called it; "" is the user's code.
+    """
+
+    id: int
+    group: str
+    sequence: int
+    operation: str
+    bytes: int = 0
+    dtype: str = ""
+    path: str = ""
+    label: str = ""
+    called: float | None = None
+    started: float | None = None
+    first_byte: float | None = None
+    last_byte: float | None = None
+    wait_entered: float | None = None
+    wait_left: float | None = None
+    state: str = "done"
+
+    @property
+    def unfinished(self) -> bool:
+        """If it has neither ended nor failed."""
+        return self.state in ("queued", "running")
+
+    @property
+    def waited_for(self) -> bool:
+        """If a thread of the rank stands in the wait for it."""
+        return self.unfinished and self.wait_entered is not None and self.wait_left is None
+
+
+class _Part(BaseModel):
+    """Fields that a newer version adds are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Awaited(_Part):
+    """A rank (global) whose bytes have not all arrived; ``seconds`` since the last of them."""
+
+    rank: int
+    expected: int = 0
+    arrived: int = 0
+    seconds: float = 0.0
+
+
+class Oldest(_Part):
+    """The oldest unfinished operation of a group."""
+
+    sequence: int
+    operation: str
+    text: str = ""
+    awaited: list[Awaited] = Field(default_factory=list)
+
+
+class Group(_Part):
+    """One group as the rank sees it: ``rank`` is that in the group, ``members`` are global ranks.
+
+    ``submitted`` and ``finished`` count operations; ``hosts`` are those of the members.
+    """
+
+    name: str
+    rank: int = 0
+    members: list[int] = Field(default_factory=list)
+    hosts: list[str] = Field(default_factory=list)
+    submitted: int = 0
+    finished: int = 0
+    error: str = ""
+    oldest: Oldest | None = None
+
+
+class Frame(_Part):
+    """One call of a thread; ``text`` is the source line, "" if it is not at hand."""
+
+    file: str
+    line: int = 0
+    function: str = ""
+    text: str = ""
+
+
+class Stack(_Part):
+    """The calls of one thread, the innermost last."""
+
+    thread: str = ""
+    main: bool = False
+    frames: list[Frame] = Field(default_factory=list)
+
+
+class Dump(_Part):
+    """The state of one rank: ``rank`` is global, ``ranks`` the size of the world.
+
+    ``time`` is when it was made, in unix seconds, ``reason`` why, and ``error`` what this rank has
+    raised ("" for nothing). ``operations`` are the last ones, the oldest first.
+    """
+
+    version: int
+    job: str = ""
+    rank: int
+    ranks: int
+    host: str = ""
+    pid: int = 0
+    time: float = 0.0
+    reason: str = ""
+    error: str = ""
+    operations: list[Operation] = Field(default_factory=list)
+    groups: list[Group] = Field(default_factory=list)
+    stacks: list[Stack] = Field(default_factory=list)
+    network: dict[str, Number] = Field(default_factory=dict)
+
+
+def load(source: str | PathLike[str] | bytes, name: str = "") -> Dump:
+    """The dump in a file, or in bytes of JSON that came from ``name``.
+
+    Raises:
+        DumpError: the file can't be read, or it holds no dump.
+    """
+    if isinstance(source, bytes):
+        shown, content = name or "dump", source
+    else:
+        shown = name or fspath(source)
+        try:
+            content = Path(source).read_bytes()
+        except OSError as error:
+            raise DumpError(f"{shown} can't be read: {error.strerror}") from None
+    try:
+        return Dump.model_validate_json(content)
+    except ValidationError as error:
+        raise DumpError(f"{shown} holds no dump of a rank: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    problems = error.errors(include_url=False, include_input=False)
+    where = ".".join(str(part) for part in problems[0]["loc"])
+    text = f"{where}: {problems[0]['msg']}" if where else problems[0]["msg"]
+    more = len(problems) - 1
+    return f"{text} (and {more} more)" if more else text

@@ -1,0 +1,41 @@
+"""Names of ZeRO-3's parameters, for the labels of the operations that gather and reduce them."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+_labels: dict[tuple[int, int, int], str] = {}
+
+
+def label(params: Sequence[Any]) -> str:
+    """The label of an operation on parameters: the smallest module that holds all of them.
+
+    DeepSpeed's engine knows the names once it is made; before, the label has their numbers.
+    """
+    key = (params[0].ds_id, params[-1].ds_id, len(params))
+    known = _labels.get(key)
+    if known is not None:
+        return known
+    count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
+    names = [_name_of()(param) for param in params]
+    if "unknown" in names:
+        return f"ZeRO-3 parameter {params[0].ds_id} of the model ({count})"
+    _labels[key] = f"ZeRO-3 module {_module_of(names)} ({count})"
+    return _labels[key]
+
+
+def _module_of(names: Sequence[str]) -> str:
+    modules = [name.split(".")[:-1] for name in names]
+    return ".".join(os.path.commonprefix(modules)) or "(the model itself)"
+
+
+@cache
+def _name_of() -> Callable[[Any], str]:
+    try:
+        from deepspeed.utils.debug import debug_param2name
+    except ImportError:  # DeepSpeed moved it
+        return lambda param: "unknown"
+    return debug_param2name

@@ -1,0 +1,395 @@
+"""The hang report: one page of text made of the dumps of all ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepspeed_smddp.diagnose.report.dump import Awaited, Dump, DumpError, Group, Oldest, load
+from deepspeed_smddp.diagnose.report.dump import Operation as Op
+from deepspeed_smddp.diagnose.report.page import COLUMNS, LINES, page
+from deepspeed_smddp.diagnose.report.stack import Doing, doing
+from harness.dumps import MIB, NOW, SITE, Rank, frame, in_gather, main_thread, user
+
+LAYER = "ZeRO-3 module transformer.h.{} (2 parameters)"
+
+
+def report(ranks: Iterable[Rank], size: int = 4, gone: dict[int, str] | None = None) -> str:
+    dumps = {r.rank: Dump.model_validate_json(r.dump().model_dump_json()) for r in ranks}
+    text = page(dumps, gone or {}, size, folder="/shared/dumps")
+    lines = text.splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+    return text
+
+
+def why(text: str) -> str:
+    """The verdict, on one line."""
+    found = re.search(r"^Why: (.*?)\n\n", text, re.S | re.M)
+    assert found, text
+    return " ".join(found.group(1).split())
+
+
+def three_waiting(**more: object) -> list[Rank]:
+    return [Rank(r, 4).call().wait(**more) for r in range(3)]
+
+
+def late(*frames: object) -> str:
+    return report([*three_waiting(label="DDP bucket 2"), Rank(3, 4).call().at(*frames)])
+
+
+def test_a_rank_saves() -> None:
+    text = late(
+        user(20, "main"),
+        user(88, "save_checkpoint", "torch.save(state, path)"),
+        frame(f"{SITE}/torch/serialization.py", 970, "save"),
+        frame(f"{SITE}/torch/serialization.py", 1200, "_save"),
+    )
+    assert why(text).startswith(
+        "rank 3 (host-b) is in torch.save, called at train.py:88 in save_checkpoint, and has not "
+        "called all_gather #2 of group 'default' (4 MiB, DDP bucket 2), in which ranks 0-2 wait, "
+        "for 35 s. It is 1 call behind in this group"
+    )
+    assert "What to do: save on all ranks" in text
+    assert "/shared/dumps" in text
+    assert "torch.save(state, path)" in text
+
+
+def test_a_rank_loads_data() -> None:
+    loader = f"{SITE}/torch/utils/data/dataloader.py"
+    text = late(
+        user(30, "main", "for batch in loader:"),
+        frame(loader, 700, "__next__"),
+        frame(loader, 1400, "_get_data"),
+        frame("/usr/lib/python3.11/queue.py", 180, "get"),
+        frame("/usr/lib/python3.11/threading.py", 331, "wait", "gotit = waiter.acquire(True)"),
+    )
+    assert why(text).startswith(
+        "rank 3 (host-b) is in a DataLoader's next batch, called at train.py:30 in main, and has "
+        "not called"
+    )
+
+
+def test_a_rank_is_in_a_breakpoint() -> None:
+    text = late(
+        user(31, "main", "breakpoint()"),
+        frame("/usr/lib/python3.11/bdb.py", 90, "trace_dispatch"),
+        frame("/usr/lib/python3.11/pdb.py", 260, "user_line"),
+        frame("/usr/lib/python3.11/cmd.py", 126, "cmdloop", "line = input(self.prompt)"),
+    )
+    assert "is in the debugger (pdb), called at train.py:31 in main" in why(text)
+    assert "continue the debugger" in text
+
+
+def test_a_rank_is_gone() -> None:
+    ended = "its process has ended (192.0.2.2:41234 refuses connections)"
+    text = report(three_waiting(), gone={3: ended})
+    assert why(text).startswith(f"rank 3 (host-b) is gone: {ended}; ranks 0-2 wait in all_gather")
+    silent = report(three_waiting(), gone={3: "it has not answered for 30 s"})
+    assert why(silent).startswith("rank 3 (host-b) is silent: it has not answered for 30 s")
+
+
+def test_a_rank_left_no_dump() -> None:
+    assert why(report(three_waiting())).startswith(
+        "rank 3 (host-b) left no dump within 10 s: it is stopped, or its interpreter does not run "
+        "(something holds the GIL); ranks 0-2 wait in all_gather #2"
+    )
+
+
+def test_another_size() -> None:
+    ranks = [*three_waiting(), Rank(3, 4).call().wait(bytes=2 * MIB)]
+    text = report(ranks)
+    assert why(text) == (
+        "rank 3 (host-b) calls all_gather #2 of group 'default' with another size: ranks 0-2: "
+        "all_gather of 4 MiB; rank 3: all_gather of 2 MiB."
+    )
+    assert "group 'default', operation #2 (#1 is the same on them):" in text
+
+
+def test_a_skipped_collective() -> None:
+    ranks = [
+        Rank(r, 4).call().wait("barrier", bytes=0).wait("all_gather", label="layers.1")
+        for r in range(3)
+    ]
+    text = report([*ranks, Rank(3, 4).call().wait("all_gather", label="layers.1")])
+    assert why(text).startswith(
+        "rank 3 (host-b) calls another operation as #2 of group 'default': ranks 0-2: barrier; "
+        "rank 3: all_gather of 4 MiB for layers.1. Rank 3 has left out barrier: its calls from #2 "
+        "on are those of ranks 0-2 from #3 on (1 compared)"
+    )
+
+
+def test_one_call_more() -> None:
+    ranks = [Rank(r, 4).call().wait("all_reduce", bytes=8) for r in range(3)]
+    odd = Rank(3, 4).call().wait("broadcast").wait("all_reduce", bytes=8)
+    assert "Rank 3 has called broadcast of 4 MiB once more" in why(report([*ranks, odd]))
+
+
+def test_modules_in_another_order() -> None:
+    def run(rank: int, *layers: int) -> Rank:
+        calls = Rank(rank, 4)
+        for layer in layers[:-1]:
+            calls.call(label=f"layers.{layer}")
+        return calls.wait(label=f"layers.{layers[-1]}")
+
+    text = report([run(0, 0, 2, 3), *(run(r, 0, 1, 2, 3) for r in (1, 2, 3))])
+    assert why(text).startswith(
+        "rank 0 (host-a) calls the operations of group 'default' in another order from #2 on: "
+        "ranks 1-3 gather 'layers.1', rank 0 gathers 'layers.2'. Rank 0 has left out"
+    )
+
+
+def test_a_ring_that_starts_later_is_compared_where_both_have_it() -> None:
+    dumps = []
+    for r in range(4):
+        calls = Rank(r, 4)
+        for i in range(20):
+            calls.call(label=f"layers.{i}")
+        dumps.append(calls.wait(bytes=(1 if r else 2) * MIB))
+    dumps[2].operations = dumps[2].operations[-3:]
+    assert "rank 0 (host-a) calls all_gather #21" in why(report(dumps))
+
+
+def crossed() -> str:
+    groups = {"tp": [0, 1], "dp": [0, 1]}
+    first, second = Rank(0, 2, groups), Rank(1, 2, groups)
+    for rank in (first, second):
+        for _ in range(4):
+            rank.call(group="tp")
+        for _ in range(6):
+            rank.call("all_reduce", group="dp")
+    first.stacks = [in_gather(10, "forward")]
+    second.stacks = [in_gather(24, "average")]
+    first.wait(group="tp")
+    second.wait("all_reduce", group="dp")
+    return report([first, second], 2)
+
+
+def test_two_groups_in_another_order() -> None:
+    text = crossed()
+    assert why(text) == (
+        "ranks 0, 1 use the groups 'tp' and 'dp' in another order: rank 0 (host-a) waits in "
+        "all_gather #5 of group 'tp' (4 MiB) at train.py:10 in forward and has not called "
+        "all_reduce #7 of group 'dp'; rank 1 (host-b) waits in all_reduce #7 of group 'dp' (4 MiB) "
+        "at train.py:24 in average and has not called all_gather #5 of group 'tp'."
+    )
+    assert "in the same order on all ranks, or make the calls" in text
+
+
+def test_generate_with_fewer_tokens() -> None:
+    generate = frame(f"{SITE}/transformers/generation/utils.py", 2000, "_sample")
+    ranks = []
+    for r in range(4):
+        calls = Rank(r, 4).call(label=LAYER.format(0))
+        if r == 1:
+            calls.at(user(70, "main", "print(tokenizer.decode(tokens[0]))"))
+        else:
+            calls.wait(label=LAYER.format(1)).at(user(69), generate, in_gather().frames[1])
+        ranks.append(calls)
+    text = report(ranks)
+    assert why(text).startswith(
+        "rank 1 (host-a) does not run ZeRO-3 module transformer.h.1 (2 parameters), for which "
+        "ranks 0, 2, 3 wait in all_gather #2 of group 'default' (4 MiB), for 35 s: rank 1 (host-a) "
+        "is at train.py:70 in main. ZeRO-3 needs all ranks to run the same modules"
+    )
+    assert "synced_gpus=True" in text
+
+
+def test_a_forward_pass_on_one_rank() -> None:
+    """Of a ZeRO-3 model: the others compute, or are in another collective."""
+    alone = Rank(0, 4).call().wait(label=LAYER.format(0))
+    others = [Rank(r, 4).call().at(user(92, "evaluate")) for r in (1, 2, 3)]
+    text = report([alone, *others])
+    assert why(text).startswith(
+        "only rank 0 (host-a) runs ZeRO-3 module transformer.h.0 (2 parameters): it waits in "
+    )
+    assert "ranks 1-3 are at train.py:92 in evaluate. ZeRO-3 needs all ranks" in why(text)
+    assert "`if rank == 0`" in text
+    others = [Rank(r, 4).call().wait("barrier", bytes=0) for r in (1, 2, 3)]
+    text = why(report([alone, *others]))
+    assert "rank 0: all_gather of 4 MiB for ZeRO-3 module transformer.h.0" in text
+    assert "ZeRO-3 needs all ranks to run the same modules" in text
+
+
+def test_the_rank_that_raised_comes_first() -> None:
+    ranks = three_waiting()
+    ranks[0].fields["error"] = "rank 3 (host-b) (process 9) ended during all_gather #2"
+    odd = Rank(3, 4).call()
+    odd.fields["error"] = "RuntimeError: CUDA out of memory"
+    text = report([*ranks, odd])
+    assert why(text).startswith("rank 3 (host-b) raised an error first, by the times of the dumps")
+    assert "CUDA out of memory" in why(text)
+    ranks[1].fields["error"] = (
+        "rank 3 (host-b) called all_gather(8 bytes in all) while rank 1 (host-a) called all_gather("
+        "4 bytes in all)"
+    )
+    assert why(report([*ranks, odd])).startswith("rank 1 (host-a) raised that ranks call different")
+
+
+def test_bytes_that_do_not_arrive() -> None:
+    dumps = {r: Rank(r, 4).call().wait().dump() for r in range(4)}
+    for rank in (0, 1, 3):
+        oldest = dumps[rank].groups[0].oldest
+        assert oldest is not None
+        oldest.awaited = [Awaited(rank=2, expected=MIB, arrived=4096, seconds=34)]
+    text = page(dumps, {}, 4)
+    assert "but ranks 0, 1, 3 lack bytes of rank 2: 4 KiB of 1 MiB have arrived" in why(text)
+
+
+def test_a_healthy_job() -> None:
+    idle = [Rank(r, 4).call().at(user(12, "main", "loss = model(batch)")) for r in range(4)]
+    assert why(report(idle)).startswith("all 4 ranks wait in nothing: no operation of any group")
+    short = {"called": NOW - 0.1, "wait_entered": NOW - 0.1}
+    running = [Rank(r, 4).call().wait(**short) for r in range(3)]
+    text = report([*running, Rank(3, 4).call().at(user(12))])
+    assert why(text).startswith("the dumps show no hang")
+
+
+def test_a_thousand_ranks_fit_one_page() -> None:
+    calls: list[Rank] = []
+    for r in range(999):
+        if r % 7:
+            calls.append(Rank(r, 1000).call().wait(label=f"layers.{r % 50}"))
+        else:
+            calls.append(Rank(r, 1000).call().at(user(r + 1, f"function_{r}")))
+    text = report(calls, 1000)
+    assert "rank 999 (host-b) left no dump" in why(text)
+    assert re.search(r"and \d+ more rows", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("time.sleep(100)", Doing.SLEEP),
+        ("name = input('?')", Doing.INPUT),
+        ("lock.acquire()", Doing.LOCK),
+        ("thread.join()", Doing.LOCK),
+        ("value = loss.item()", Doing.DEVICE),
+        ("x = x + 1", Doing.USER),
+    ],
+)
+def test_the_source_line_tells_what_has_no_frame(text: str, kind: Doing) -> None:
+    assert doing([user(5, "main", text)]).doing is kind
+
+
+def test_calls_within_others() -> None:
+    saving = doing(
+        [
+            user(5),
+            frame(f"{SITE}/deepspeed/runtime/engine.py", 3000, "save_checkpoint"),
+            frame(f"{SITE}/torch/serialization.py", 970, "save"),
+        ]
+    )
+    assert saving.sentence == (
+        "in torch.save, in a checkpoint by DeepSpeed (save_checkpoint), called at train.py:5 in "
+        "main"
+    )
+    dataset = user(9, "__getitem__", "x = Image.open(path)", "data.py")
+    loader = frame(f"{SITE}/torch/utils/data/dataloader.py", 700, "__next__")
+    assert (
+        "in a DataLoader's next batch, called at data.py:9"
+        in doing([user(5), loader, dataset]).sentence
+    )
+    child = frame("/usr/lib/python3.11/subprocess.py", 550, "run")
+    assert doing([user(5), child]).doing is Doing.SUBPROCESS
+    assert doing([user(5), frame(f"{SITE}/numpy/linalg/_linalg.py", 1, "svd")]).sentence == (
+        "in numpy.linalg._linalg.svd, called at train.py:5 in main"
+    )
+    own = frame("/src/deepspeed_smddp/zero/gather.py", 8, "wait")
+    assert "no frame of the user's code" in doing([own]).sentence
+
+
+def test_a_collective_in_a_thread_of_the_backward_pass() -> None:
+    backward = frame(f"{SITE}/torch/_tensor.py", 600, "backward")
+    stacks = [main_thread(user(5), backward), in_gather()]
+    stacks[1].main = False
+    rank = Rank(0, 1).call()
+    rank.stacks = stacks
+    assert "whose thread is in all_gather_into_tensor" in " ".join(report([rank], 1).split())
+
+
+def test_a_damaged_dump_is_named() -> None:
+    with pytest.raises(DumpError, match=r"rank_3\.json holds no dump of a rank: "):
+        load(b'{"version": 1, "rank', "rank_3.json")
+    with pytest.raises(DumpError, match=r"x holds no dump of a rank: ranks: Field required"):
+        load(b'{"version": 1, "rank": 2}', "x")
+    with pytest.raises(DumpError, match=r"missing\.json can't be read"):
+        load("/missing.json")
+    assert load(b'{"version": 9, "rank": 2, "ranks": 4, "colour": "red"}').rank == 2
+
+
+TIMES = st.none() | st.floats(NOW - 1e4, NOW)
+WORDS = st.sampled_from(["", "layers.1", LAYER.format(1), "\x1b[2Jw\n", "x" * 300])
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[dict[int, Dump], dict[int, str], int]:
+    ranks = draw(st.integers(1, 5))
+    dumps, gone = {}, {}
+    for rank in range(ranks):
+        kind = draw(st.sampled_from(["dump", "dump", "dump", "gone", "none"]))
+        if kind == "gone":
+            gone[rank] = draw(WORDS)
+        if kind != "dump":
+            continue
+        operations, groups = [], []
+        for name in ("default", "dp"):
+            low, calls = draw(st.integers(1, 4)), draw(st.integers(0, 4))
+            for sequence in range(low, low + calls):
+                values = [draw(TIMES) for _ in range(4)]
+                operations.append(
+                    Op(
+                        id=len(operations) + 1,
+                        group=name,
+                        sequence=sequence,
+                        operation=draw(st.sampled_from(["all_gather", "barrier", "scatter"])),
+                        bytes=draw(st.sampled_from([0, 5, MIB])),
+                        dtype=draw(st.sampled_from(["", "float32"])),
+                        label=draw(WORDS),
+                        called=values[0],
+                        started=values[1],
+                        wait_entered=values[2],
+                        wait_left=values[3],
+                        state=draw(st.sampled_from(["queued", "running", "done", "failed"])),
+                    )
+                )
+            awaited = Awaited(rank=draw(st.integers(0, 5)), expected=9, seconds=draw(st.floats()))
+            oldest = Oldest(sequence=draw(st.integers(1, 9)), operation="all_gather")
+            oldest.awaited = [awaited] * draw(st.integers(0, 2))
+            group = Group(
+                name=name,
+                members=list(range(ranks)),
+                hosts=draw(st.lists(WORDS, max_size=ranks)),
+                submitted=low + calls,
+                error=draw(WORDS),
+                oldest=draw(st.none() | st.just(oldest)),
+            )
+            groups.append(group)
+        lines = draw(st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=3))
+        dumps[rank] = Dump(
+            version=1,
+            rank=rank,
+            ranks=ranks,
+            host=draw(WORDS),
+            time=draw(st.floats(0, 1e18)),
+            reason=draw(WORDS),
+            error=draw(WORDS),
+            operations=operations,
+            groups=draw(st.just(groups) | st.just(groups[:1])),
+            stacks=[main_thread(*(frame(f, 1, n, t) for f, n, t in lines))],
+        )
+    return dumps, gone, ranks
+
+
+@settings(deadline=None, max_examples=150)
+@given(jobs())
+def test_any_dumps_make_a_page(job: tuple[dict[int, Dump], dict[int, str], int]) -> None:
+    text = page(*job, folder="/dumps")
+    lines = text.splitlines()
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+    assert any(line.startswith("Why: ") for line in lines)
