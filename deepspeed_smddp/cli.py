@@ -104,6 +104,30 @@ def tune(
         console.print(Text(f"Written to {write}."))
 
 
+@app.command()
+def report(
+    target: Annotated[
+        str,
+        typer.Argument(help="A process, a job, or a folder with dumps; none: the job of this host."),
+    ] = "",
+) -> None:
+    """Say why a job hangs: which rank is where, who waits for whom, and what to do.
+
+    Asks a running job (SIGUSR2 to one of its ranks does the same), or reads the dumps in a folder.
+    """
+    from deepspeed_smddp.diagnose import report_command
+
+    try:
+        if target and Path(target).is_dir():
+            text = report_command.of_folder(Path(target))
+        else:
+            text = report_command.of_job(target)
+    except report_command.ReportError as error:
+        Console(stderr=True).print(Text(f"failed  {error}", _STYLES["failed"]))
+        raise typer.Exit(1) from None
+    typer.echo(text, nl=False)
+
+
 def main() -> None:
     """The console script."""
     app()
