@@ -75,6 +75,8 @@ Mark FlightRecorder::begin(const Call& call) {
 
 void FlightRecorder::set_label(Text label) { thread_label = label; }
 
+Text FlightRecorder::label() { return thread_label; }
+
 Text FlightRecorder::text(std::string_view text) {
   std::lock_guard lock(mutex_);
   auto [at, fresh] = numbers_.try_emplace(std::string(text), static_cast<Text>(texts_.size()));

@@ -107,6 +107,7 @@ class FlightRecorder {
   Mark begin(const Call& call);
   // The operations that the calling thread begins from now on get this label.
   static void set_label(Text label);
+  static Text label();
 
   // Takes a lock: for what is known ahead.
   Text text(std::string_view text);

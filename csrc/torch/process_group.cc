@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "torch/allocator.h"
+#include "torch/gradient_label.h"
 #include "torch/host_operations.h"
 #include "torch/live_groups.h"
 #include "torch/runtime.h"
@@ -299,6 +300,7 @@ intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors,
                                                  const c10d::AllreduceOptions& opts) {
+  GradientLabel label;
   TensorRefList all = refs(tensors);
   Carrier by = carrier(all, opts.reduceOp);
   if (by.reason != nullptr) {

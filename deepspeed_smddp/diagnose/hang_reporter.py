@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_smddp.diagnose import flight_dump
-from deepspeed_smddp.diagnose.report_files import JobFiles, job_name
+from deepspeed_smddp.diagnose.report_files import FR_TRACE, JobFiles, job_name
 from deepspeed_smddp.diagnose.report_listener import Listener, ask
 from deepspeed_smddp.diagnose.report_store import ReportStore
 from deepspeed_smddp.errors import logger
@@ -112,6 +112,7 @@ class Reporter(threading.Thread):
             store.await_finish(number, GATHER_SECONDS)
 
     def _lead(self, store: ReportStore, own: dict[str, Any], reason: str, folder: Path) -> None:
+        from deepspeed_smddp.diagnose.report import fr_trace
         from deepspeed_smddp.diagnose.report.dump import Dump
         from deepspeed_smddp.diagnose.report.page import page
 
@@ -128,8 +129,9 @@ class Reporter(threading.Thread):
             self._rank: own,
         }
         gone = {**lost_ranks([dump["error"] for dump in dumps.values()]), **gone}
+        read = {rank: Dump.model_validate(dump) for rank, dump in dumps.items()}
         text = page(
-            {rank: Dump.model_validate(dump) for rank, dump in dumps.items()},
+            read,
             {rank: why for rank, why in gone.items() if rank not in dumps},
             self._ranks,
             str(folder),
@@ -137,6 +139,7 @@ class Reporter(threading.Thread):
         )
         self._files.write_page(self._number, text)
         print(text, file=sys.__stderr__, flush=True)
+        fr_trace.write(read, folder / FR_TRACE)
 
 
 def lost_ranks(errors: list[str]) -> dict[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -9,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deepspeed_smddp.diagnose import report_files
-from deepspeed_smddp.diagnose.report import dump, page
-from deepspeed_smddp.diagnose.report_files import PAGE, Running
+from deepspeed_smddp.diagnose.report import dump, fr_trace, page
+from deepspeed_smddp.diagnose.report_files import FR_TRACE, PAGE, Running
 
 # The rank that writes the page waits for ten seconds for the dumps of the others.
 _PATIENCE_SECONDS = 15.0
@@ -23,6 +24,8 @@ class ReportError(Exception):
 
 def of_folder(folder: Path) -> str:
     """The page of the dumps ``rank-*.json`` in a folder, as of several hosts put together.
+
+    Writes the same dumps for torch's analyzer into ``fr_trace/``.
 
     Raises:
         ReportError: there are none.
@@ -37,6 +40,8 @@ def of_folder(folder: Path) -> str:
             damaged[rank] = f"rank {rank}: {error}"
     if not dumps:
         raise ReportError(f"{folder} holds no dump (rank-*.json)")
+    with contextlib.suppress(OSError):  # the folder may be read-only
+        fr_trace.write(dumps, folder / FR_TRACE)
     ranks = max(found.ranks for found in dumps.values())
     return page.page(dumps, damaged, ranks, str(folder))
 

@@ -1,8 +1,8 @@
 """Where reports lie, and which processes can be asked for one.
 
 ``<folder>/<job>/running-<pid>.json`` names a rank of this host that runs;
-``<folder>/<job>/report-<n>-<time>/`` holds the dumps of the ranks of this host, and ``page.txt`` where
-the page was written.
+``<folder>/<job>/report-<n>-<time>/`` holds the dumps of the ranks of this host, and, where the page was
+written, ``page.txt`` and ``fr_trace/``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 PAGE = "page.txt"
+# The same dumps for torch.distributed.flight_recorder.fr_trace.
+FR_TRACE = "fr_trace"
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,9 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     reductions = background.Reductions() if on_cpu and source.known("fsdp backward") else None
     for module in sharded:
-        module.set_custom_all_gather(SharedAllGather())
         groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
         group = groups[0] if groups else None
+        module.set_custom_all_gather(SharedAllGather(group))
         module.set_custom_reduce_scatter(SharedReduceScatter(group, reductions if group else None))
     if on_cpu:
         for i, module in enumerate(sharded):

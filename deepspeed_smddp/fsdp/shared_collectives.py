@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from deepspeed_smddp import memory
 from deepspeed_smddp.fsdp import background
+from deepspeed_smddp.operation_labels import labelled
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
@@ -28,7 +30,18 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 class _SharedBuffers:
-    """FSDP2's ``Comm.allocate``: on the CPU, memory that the host's ranks share."""
+    """FSDP2's ``Comm.allocate``: on the CPU, memory that the host's ranks share.
+
+    Args:
+        group: FSDP2's object for the module's parameters, an ``FSDPParamGroup``.
+    """
+
+    def __init__(self, group: Any = None) -> None:
+        self._group = group
+
+    def _labelled(self) -> contextlib.AbstractContextManager[None]:
+        name = getattr(self._group, "_module_fqn", None)
+        return labelled(f"FSDP2 module {name or '(the model itself)'}")
 
     def allocate(
         self, size: Sequence[Any], *, dtype: torch.dtype, device: torch.device
@@ -52,9 +65,10 @@ class SharedAllGather(_SharedBuffers, AllGather):
         # A CPU has no streams on which a gather could run ahead, so it is always asynchronous
         # there; FSDP2 waits for the Work before it copies the output.
         asynchronous = async_op or output_tensor.device.type == "cpu"
-        work: dist.Work | None = _all_gather(
-            output_tensor, input_tensor, group=group, async_op=asynchronous
-        )
+        with self._labelled():
+            work: dist.Work | None = _all_gather(
+                output_tensor, input_tensor, group=group, async_op=asynchronous
+            )
         return work
 
 
@@ -68,7 +82,7 @@ class SharedReduceScatter(_SharedBuffers, ReduceScatter):
     """
 
     def __init__(self, group: Any = None, reductions: background.Reductions | None = None) -> None:
-        self._group = group
+        super().__init__(group)
         self._reductions = reductions
 
     def __call__(
@@ -86,14 +100,16 @@ class SharedReduceScatter(_SharedBuffers, ReduceScatter):
             op = dist.ReduceOp.SUM
         reductions = self._reductions
         if reductions is not None and background.may_defer(self._group, output_tensor, op):
-            work: dist.Work = _reduce_scatter(
-                output_tensor, input_tensor, group=group, op=op, async_op=True
-            )
+            with self._labelled():
+                work: dist.Work = _reduce_scatter(
+                    output_tensor, input_tensor, group=group, op=op, async_op=True
+                )
             reductions.add(work, output_tensor, input_tensor)
             return None
         if reductions is not None:
             reductions.settle()  # FSDP2 may be about to add to the result of one of them
-        done: dist.Work | None = _reduce_scatter(
-            output_tensor, input_tensor, group=group, op=op, async_op=async_op
-        )
+        with self._labelled():
+            done: dist.Work | None = _reduce_scatter(
+                output_tensor, input_tensor, group=group, op=op, async_op=async_op
+            )
         return done

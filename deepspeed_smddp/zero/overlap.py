@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deepspeed_smddp.upstream import wrapping
-from deepspeed_smddp.zero import groups, reduce
+from deepspeed_smddp.zero import groups, parameter_names, reduce
 
 FEATURE = "overlap"
 
@@ -70,7 +70,9 @@ class Overlap:
             assert param.ds_id not in started, "a bucket has one gradient per parameter"
             started.add(param.ds_id)
         gradients = [param.grad.to(dtype) for param in params]
-        sums, work = reduce.start(gradients, groups.resolve(bucket.process_group))
+        group = groups.resolve(bucket.process_group)
+        label = parameter_names.label(params, "gradients of ")
+        sums, work = reduce.start(gradients, group, label)
         self._latest[dtype] = _Piece(params, sums, gradients, work)
         self._in_flight.append(self._latest[dtype])
         for param in params:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from deepspeed_smddp.operation_labels import labelled
 from deepspeed_smddp.upstream import wrapping
 from deepspeed_smddp.zero import comms_log, groups
 
@@ -45,7 +46,9 @@ def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Te
 
 
 @torch.no_grad()
-def start(tensors: Sequence[torch.Tensor], group: Any) -> tuple[list[torch.Tensor], Any]:
+def start(
+    tensors: Sequence[torch.Tensor], group: Any, label: str = ""
+) -> tuple[list[torch.Tensor], Any]:
     """Starts to compute this rank's part of each tensor's mean over the ranks.
 
     Overwrites the tensors.
@@ -54,6 +57,7 @@ def start(tensors: Sequence[torch.Tensor], group: Any) -> tuple[list[torch.Tenso
         tensors: contiguous, of one floating type; equal shapes on all ranks. No other code may use
             their memory until the operation has ended.
         group: a process group of n ranks.
+        label: what the flight recorder calls the operation.
 
     Returns:
         For rank r and each tensor of N elements, the elements of the range [r c, (r + 1) c) that
@@ -74,11 +78,12 @@ def start(tensors: Sequence[torch.Tensor], group: Any) -> tuple[list[torch.Tenso
         inputs.append(flat if part * ranks == count else _padded(flat, part * ranks))
         outputs.append(output)
         results.append(output.narrow(0, 0, have))
-    work = comms_log.start(
-        "reduce_scatter_tensor",
-        inputs,
-        lambda: group.reduce_scatter_tensor_coalesced(outputs, inputs),
-    )
+    with labelled(label or f"ZeRO-3 gradients ({len(tensors)})"):
+        work = comms_log.start(
+            "reduce_scatter_tensor",
+            inputs,
+            lambda: group.reduce_scatter_tensor_coalesced(outputs, inputs),
+        )
     return results, work
 
 

@@ -134,3 +134,45 @@ def test_nothing_is_left_without_trouble(tmp_path: Path) -> None:
     ends = run(LAYOUT, START, env=environment(tmp_path / "reports"))
     assert all(end.code == 0 for end in ends)
     assert not (tmp_path / "reports").exists()
+
+
+ZERO3 = """
+import deepspeed, transformers
+join()
+torch.manual_seed(5)
+with deepspeed.zero.Init(config_dict_or_path={"zero_optimization": {"stage": 3}, "train_batch_size": 4}):
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=3, n_head=2)
+    )
+engine = deepspeed.initialize(model=model, config={
+    "comm_backend": backend, "train_batch_size": 4, "zero_optimization": {
+        "stage": 3, "stage3_param_persistence_threshold": 0}})[0]
+engine.eval()
+tokens = torch.ones(1, 4, dtype=torch.long)
+"""
+
+
+def zero3_page(tmp_path: Path, program: str) -> str:
+    env = {**environment(tmp_path, 5), "DS_ACCELERATOR": "cpu"}
+    imports = "import torch, torch.distributed, deepspeed, transformers"
+    return why(run(LAYOUT, ZERO3 + program, env=env, imports=imports))
+
+
+def test_zero3_a_forward_pass_on_rank_0_only(tmp_path: Path) -> None:
+    text = zero3_page(tmp_path, "if rank == 0:\n    engine(tokens)\nelse:\n    time.sleep(60)\n")
+    assert "rank 0 waits" in text
+    assert "module transformer" in text
+    assert "time.sleep" in text
+    assert "if rank == 0" in text
+
+
+def test_zero3_a_rank_that_generates_fewer_tokens(tmp_path: Path) -> None:
+    program = """
+new = 2 if rank == 3 else 6
+engine.module.generate(tokens, max_new_tokens=new, min_new_tokens=new, do_sample=False,
+                       pad_token_id=0, eos_token_id=63, synced_gpus=False)
+dist.barrier()
+"""
+    text = zero3_page(tmp_path, program)
+    assert "rank 3" in text
+    assert "synced_gpus=True" in text

@@ -42,12 +42,14 @@ class Operation:
 
     @property
     def unfinished(self) -> bool:
-        """If it has neither ended nor failed."""
-        return self.state in ("queued", "running")
+        """If it has not come to its end; one that failed never will."""
+        return self.state != "done"
 
     @property
     def waited_for(self) -> bool:
-        """If a thread of the rank stands in the wait for it."""
+        """If a thread of the rank stands in the wait for it, or stood there when it failed."""
+        if self.state == "failed":
+            return self.wait_entered is not None
         return self.unfinished and self.wait_entered is not None and self.wait_left is None
 
 

@@ -13,7 +13,7 @@ from deepspeed_smddp.diagnose.report.wording import cut, named, rank_list, secon
 _MOST_ERROR = 400
 _MISMATCH = re.compile(r"\bcalled .+ while .+ called |not part of this operation|mismatch", re.S)
 _OF_ANOTHER = re.compile(
-    r"\bis lost\b|\bended during\b|time[d -]*out|deadline|not done within|was lost before|"
+    r"\bis lost\b|\bended during\b|time[d -]*out|deadline|not (done|finish) within|was lost before|"
     r"\bgave up\b|\babort(ed)?\b",
     re.I,
 )

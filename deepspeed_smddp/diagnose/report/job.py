@@ -39,6 +39,11 @@ class GroupView:
             )
         return next((ring[s] for s in sorted(ring) if ring[s].unfinished), None)
 
+    @property
+    def broken(self) -> bool:
+        """If a rank has raised an error of this group: no operation of it goes on."""
+        return any(group.error for group in self.seen.values())
+
     def submitted(self, rank: int) -> int:
         """How many operations the rank has called in this group; 0 without the group."""
         group = self.seen.get(rank)
@@ -162,11 +167,16 @@ class Job:
     def _waits(self) -> dict[int, Operation]:
         found: dict[int, Operation] = {}
         for rank, dump in self.dumps.items():
-            entered = [op for op in dump.operations if op.waited_for]
+            alive = {group.name for group in dump.groups}
+            unfinished = [
+                op
+                for op in dump.operations
+                if op.unfinished and (op.state != "failed" or op.group in alive)
+            ]
+            entered = [op for op in unfinished if op.waited_for]
             if entered:
                 found[rank] = entered[-1]
                 continue
-            unfinished = [op for op in dump.operations if op.unfinished]
             if unfinished:
                 found[rank] = unfinished[0]
         for view in self.groups.values():

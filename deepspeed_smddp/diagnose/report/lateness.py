@@ -45,7 +45,7 @@ def late(job: Job) -> Iterator[Cause]:
             continue
         free = tuple(r for r in stall.late if not blocked_elsewhere(job, r, stall))
         times = [t for r in stall.waiting if (t := _age(job, stall, r)) is not None]
-        if times and max(times) < STILL_SECONDS:
+        if times and max(times) < STILL_SECONDS and not stall.group.broken:
             text = f"{waiters(job, stall)}, which {_have(stall.late)} not called yet"
             yield Cause(Weight.NOTE, text, stall.late)
         elif free:
@@ -130,7 +130,7 @@ def transfers(job: Job) -> Iterator[Cause]:
         missing = missing_bytes(stall)
         known = [seconds for _, _, _, seconds in missing.values()]
         times = [t for r in stall.waiting if (t := _age(job, stall, r)) is not None]
-        if max(known or times, default=0.0) < STILL_SECONDS:
+        if max(known or times, default=0.0) < STILL_SECONDS and not stall.group.broken:
             continue
         operation = named(stall.operation)
         if not missing:
