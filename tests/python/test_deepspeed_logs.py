@@ -79,7 +79,9 @@ def test_csv_monitor(trainer: Trainer, tmp_path: Path, wanted: bool) -> None:
         # Five steps of 2 x 2 x 2 samples, events after the second and the fourth.
         assert [line[0] for line in lines] == ["step", "16", "32"]
         values = [float(line[1]) for line in lines[1:]]
-        assert 0 < values[0] < values[1] <= row[key]
+        assert 0 <= values[0] <= values[1] <= row[key]
+        if key != "wait_seconds":  # a gather may be complete before a step waits for it
+            assert 0 < values[0] < values[1]
 
 
 def step(engine: Any) -> str:
