@@ -85,7 +85,9 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
   if (engine_.ended()) {
     engine_.finish(operation, {Code::kAborted, "the process is ending, or was forked"});
   } else {
-    bool enqueued = health_.ok() && guarded([&] { enqueue(operation, tuning); });
+    // Planned in any case, as the plan is what the recorder and errors tell of it.
+    bool planned = guarded([&] { plan(*operation, tuning); });
+    bool enqueued = planned && health_.ok() && guarded([&] { enqueue(operation); });
     recorder_.begin(*operation);
     guarded([&] { progress(); });
     recorder_.end_call();
@@ -127,10 +129,9 @@ bool Group::guarded(F&& f) noexcept {
   }
 }
 
-void Group::enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning) {
+void Group::enqueue(const std::shared_ptr<Operation>& operation) {
   Operation& op = *operation;
   failures_.on_enqueued();
-  plan(op, tuning);
   if (op.plan_.whole) {
     fragments_.add(make_allreduce(context_, operation, fragments_.next_seq()));
     op.fragments = op.fragments_left_ = 1;

@@ -103,7 +103,7 @@ class Group : private Progressable {
   // Calls f(); what it throws breaks the group.
   template <class F>
   bool guarded(F&& f) noexcept;
-  void enqueue(const std::shared_ptr<Operation>& operation, const Tuning& tuning);
+  void enqueue(const std::shared_ptr<Operation>& operation);
   // Settles how an operation is carried out, and so what its messages say of it.
   void plan(Operation& operation, const Tuning& tuning) const;
   void enqueue_gathers(const std::shared_ptr<Operation>& operation);

@@ -2,10 +2,12 @@
 
 #include <chrono>
 #include <cstdio>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "common/clock.h"
+#include "torch/forwarded_work.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
 
@@ -24,8 +26,13 @@ struct Works {
   std::vector<NotedWork> under_way;
 };
 
-// Of the operation that this thread took last.
-thread_local recorder::Mark taken;
+// The operation that this thread took last.
+struct Taken {
+  recorder::Mark record;
+  bool on_gloo = false;
+  std::string what;
+};
+thread_local Taken taken;
 
 Works& works() {
   static auto* all = new Works();  // never freed, as threads may use it until the process ends
@@ -41,6 +48,10 @@ bool gone(const NotedWork& noted) {
 
 const char* name_for(c10::DeviceType device) { return device == c10::kCUDA ? "nccl" : "gloo"; }
 
+bool is_point_to_point(std::string_view operation) {
+  return operation == "send" || operation == "recv";
+}
+
 // True the first time that this process hands `operation` to `backend`.
 bool first_time(const std::string& operation, const std::string& backend) {
   static std::mutex mutex;
@@ -51,10 +62,14 @@ bool first_time(const std::string& operation, const std::string& backend) {
 
 }  // namespace
 
-void Fallback::note(const c10::intrusive_ptr<c10d::Work>& work) {
-  std::lock_guard lock(works().mutex);
-  if (works().under_way.size() >= 64) std::erase_if(works().under_way, gone);
-  works().under_way.push_back({c10::weak_intrusive_ptr<c10d::Work>(work), taken});
+c10::intrusive_ptr<c10d::Work> Fallback::note(c10::intrusive_ptr<c10d::Work> work) {
+  {
+    std::lock_guard lock(works().mutex);
+    if (works().under_way.size() >= 64) std::erase_if(works().under_way, gone);
+    works().under_way.push_back({c10::weak_intrusive_ptr<c10d::Work>(work), taken.record});
+  }
+  if (!taken.on_gloo) return work;
+  return c10::make_intrusive<ForwardedWork>(std::move(work), taken.record, taken.what);
 }
 
 void Fallback::look_at_works() {
@@ -109,9 +124,14 @@ c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uin
   }
   c10d::Backend& chosen = backend(device);
   auto& recorder = recorder::FlightRecorder::process();
-  taken = recorder.begin(
-      {recorded_group_, recorder.text(operation), 0, ++calls_, bytes, now_ns()});
-  taken.start(now_ns(), recorder.text(std::string("fallback:") + name));
+  // Two ranks alone call a send and its receive, so that these have no place among the group's operations.
+  uint64_t number = is_point_to_point(operation) ? 0 : ++collectives_;
+  uint64_t now = now_ns();
+  taken = {recorder.begin({recorded_group_, recorder.text(operation), 0, number, bytes, now}),
+           device != c10::kCUDA,
+           std::string(operation) + (number > 0 ? " #" + std::to_string(number) : "") +
+               " of group '" + group_ + "' over " + name};
+  taken.record.start(now, recorder.text(std::string("fallback:") + name));
   Statistics::process().update(operation, std::string("fallback:") + name, [&](StatisticsRow& row) {
     ++row.calls;
     row.bytes += bytes;

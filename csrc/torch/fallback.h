@@ -28,8 +28,9 @@ class Fallback {
                       const char* reason);
   // The backend for `device`; nullptr if it was never needed.
   c10d::Backend* existing(c10::DeviceType device);
-  // Notes the work of the operation that this thread took last, for settle() and the flight recorder.
-  static void note(const c10::intrusive_ptr<c10d::Work>& work);
+  // Notes the work of the operation that this thread took last, for settle() and the flight recorder; returns
+  // the one for the caller.
+  static c10::intrusive_ptr<c10d::Work> note(c10::intrusive_ptr<c10d::Work> work);
   // Lets the flight recorder know of works that are over.
   static void look_at_works();
   // For the end of the process; called without the GIL. Gives the fallback's threads at most half a second
@@ -45,7 +46,7 @@ class Fallback {
 
   std::string group_;
   recorder::Text recorded_group_;
-  std::atomic<uint64_t> calls_{0};
+  std::atomic<uint64_t> collectives_{0};
   Factory factory_;
   std::mutex mutex_;
   std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>> backends_;

@@ -20,7 +20,7 @@ c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, TensorRefs ten
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::forwarded(intrusive_ptr<Work> work) {
-  if (work) Fallback::note(work);
+  if (work) work = Fallback::note(std::move(work));
   return coalesced_.note(std::move(work));
 }
 

@@ -17,29 +17,34 @@ from typing import Any
 from deepspeed_smddp import backend
 
 VERSION = 1
+# What follows the name of a group in records of operations that it hands to another backend.
+FORWARDED = " (operations that are not smddp's)"
 _MOST_FRAMES = 60
 
 
-def collect(job: str, rank: int, ranks: int, reason: str) -> dict[str, Any]:
+def collect(job: str, rank: int, ranks: int, reason: str, error: str = "") -> dict[str, Any]:
     """The dump of this process, which is ``rank`` of the job's ``ranks``.
 
     Args:
         reason: why a report is made: the error of an operation, a signal, another rank's words.
+        error: of an operation of this rank, "" if none has failed.
     """
     from deepspeed_smddp import _C
 
     groups = [_by_global_ranks(group) for group in _C.group_states()]
+    operations = _C.flight_record()
+    groups += [_forwarded(group, operations, error) for group in groups]
     return {
         "version": VERSION,
         "job": job,
         "rank": rank,
         "ranks": ranks,
-        "host": socket.gethostname(),
+        "host": next((group["hosts"][group["rank"]] for group in groups), socket.gethostname()),
         "pid": os.getpid(),
         "time": time.time(),
         "reason": reason,
-        "error": next((group["error"] for group in groups if group["error"]), ""),
-        "operations": _C.flight_record(),
+        "error": next((group["error"] for group in groups if group["error"]), error),
+        "operations": operations,
         "groups": groups,
         "stacks": stacks(),
         "network": _network(),
@@ -56,6 +61,22 @@ def _by_global_ranks(group: dict[str, Any]) -> dict[str, Any]:
         awaited = [{**peer, "rank": ranks[peer["rank"]]} for peer in oldest["awaited"]]
         oldest = {**oldest, "awaited": awaited}
     return {**group, "members": ranks, "oldest": oldest}
+
+
+def _forwarded(
+    group: dict[str, Any], operations: list[dict[str, Any]], error: str
+) -> dict[str, Any]:
+    """The operations of a group that Gloo or NCCL carries out, as a group of their own."""
+    name = group["name"] + FORWARDED
+    numbers = [row["sequence"] for row in operations if row["group"] == name]
+    return {
+        **group,
+        "name": name,
+        "submitted": max(numbers, default=0),
+        "finished": 0,
+        "oldest": None,
+        "error": error if f"of group '{group['name']}' over " in error else "",
+    }
 
 
 def stacks() -> list[dict[str, Any]]:

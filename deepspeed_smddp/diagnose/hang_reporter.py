@@ -16,17 +16,15 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from deepspeed_smddp.diagnose import flight_dump
+from deepspeed_smddp.diagnose.report.failures import DUMP_SECONDS
 from deepspeed_smddp.diagnose.report_files import FR_TRACE, JobFiles, job_name
 from deepspeed_smddp.diagnose.report_listener import Listener, ask
 from deepspeed_smddp.diagnose.report_store import ReportStore
 from deepspeed_smddp.errors import logger
 
-# For how long the rank that writes the page waits for the others' dumps.
-GATHER_SECONDS = 10.0
 # How long connecting to the other ranks may take.
 _ASK_SECONDS = 2.0
 # Trouble so soon after a report belongs to it: errors of one cause reach the ranks one by one.
@@ -35,6 +33,9 @@ _SAME_CAUSE_SECONDS = 10.0
 _PATIENCE_SECONDS = 1.0
 # Operations of a dump that goes over the store; the file holds all.
 _SENT_OPERATIONS = 300
+
+# How a request by a signal begins.
+_SIGNAL = "signal "
 
 _LOST = re.compile(r"rank (\d+) \([^)]*\)(?: \(process \d+\))? (?:is lost|ended)")
 
@@ -68,7 +69,7 @@ class Reporter(threading.Thread):
             if self._ended:
                 return
             is_news = time.monotonic() > self._latest + _SAME_CAUSE_SECONDS
-            if asked or (why and (is_news or why.startswith("signal "))):
+            if asked or (why and (is_news or why.startswith(_SIGNAL))):
                 self._report(why)
             _C.reported()
 
@@ -88,34 +89,44 @@ class Reporter(threading.Thread):
         from deepspeed_smddp import _C
 
         try:
-            self._exchange(why, ReportStore(self._store))
+            if not self._exchange(why, ReportStore(self._store)):
+                return
         except Exception as error:  # a report must not end the job
             logger.warning("smddp: the report failed: %s: %s", type(error).__name__, error)
         self._number += 1
         self._latest = time.monotonic()
         _C.take_trouble()  # what came meanwhile is in it
 
-    def _exchange(self, why: str, store: ReportStore) -> None:
+    def _exchange(self, why: str, store: ReportStore) -> bool:
+        """Makes a report, or takes part in the one that has begun. False if there is none."""
+        self._number = store.latest(self._number)
+        if not why and not store.has_begun(self._number):
+            return False  # asked for a report that this rank has taken part in
+        if why and store.has_ended(self._number):
+            self._number += 1
         number = self._number
         reason, first = store.begin(number, f"rank {self._rank}: {why or 'another rank asked'}")
-        dump = flight_dump.collect(self._files.job, self._rank, self._ranks, why or reason)
-        path = self._files.write_dump(number, dump)
+        error = "" if why.startswith(_SIGNAL) else why
+        dump = flight_dump.collect(self._files.job, self._rank, self._ranks, why or reason, error)
+        self._files.write_dump(number, dump)
         short = {**dump, "operations": dump["operations"][-_SENT_OPERATIONS:]}
         store.publish(number, self._rank, short)
-        others = [rank for rank in range(self._ranks) if rank != self._rank]
         if first:
-            store.note_ended(number, ask(store.contacts(others), _ASK_SECONDS))
-        if store.leads(number, self._rank, 0.0 if self._rank == 0 else _PATIENCE_SECONDS):
-            self._lead(store, short, reason, path.parent)
+            store.note_ended(number, ask(store.contacts(self._others()), _ASK_SECONDS))
+        leads = store.leads(number, self._rank, 0.0 if self._rank == 0 else _PATIENCE_SECONDS)
+        if leads:
+            self._lead(store, short, reason)
             store.finish(number)
+        elif leads is None:
+            self._report_without_store(short, why)
         elif why:
-            store.await_finish(number, GATHER_SECONDS)
+            store.await_finish(number, DUMP_SECONDS)
+        return True
 
-    def _lead(self, store: ReportStore, own: dict[str, Any], reason: str, folder: Path) -> None:
-        from deepspeed_smddp.diagnose.report import fr_trace
-        from deepspeed_smddp.diagnose.report.dump import Dump
-        from deepspeed_smddp.diagnose.report.page import page
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._ranks) if rank != self._rank]
 
+    def _lead(self, store: ReportStore, own: dict[str, Any], reason: str) -> None:
         gone = lost_ranks([own["error"], reason])
 
         def enough(missing: set[int]) -> bool:
@@ -123,19 +134,40 @@ class Reporter(threading.Thread):
                 gone.setdefault(rank, f"rank {rank} is gone: its process has ended")
             return missing <= gone.keys()
 
-        others = [rank for rank in range(self._ranks) if rank != self._rank]
-        dumps = {
-            **store.gather(self._number, others, GATHER_SECONDS, enough),
-            self._rank: own,
-        }
+        dumps = store.gather(self._number, self._others(), DUMP_SECONDS, enough)
+        dumps[self._rank] = own
         gone = {**lost_ranks([dump["error"] for dump in dumps.values()]), **gone}
+        self._print(dumps, gone)
+
+    def _report_without_store(self, own: dict[str, Any], why: str) -> None:
+        """The store has ended, often with rank 0: one rank makes a page of what lies on its host."""
+        gone = lost_ranks([own["error"], why])
+        if self._rank != min(rank for rank in range(self._ranks) if rank not in gone):
+            return
+        time.sleep(_PATIENCE_SECONDS)  # the other ranks of this host write their dumps meanwhile
+        dumps = {**self._files.dumps(self._number), self._rank: own}
+        self._print(
+            dumps,
+            gone,
+            "could not be asked: the store of the job has ended. `smddp report FOLDER` makes the "
+            "whole page once the dumps of all hosts lie in one folder",
+        )
+
+    def _print(
+        self, dumps: dict[int, dict[str, Any]], gone: dict[int, str], unreached: str = ""
+    ) -> None:
+        from deepspeed_smddp.diagnose.report import fr_trace
+        from deepspeed_smddp.diagnose.report.dump import Dump
+        from deepspeed_smddp.diagnose.report.page import page
+
         read = {rank: Dump.model_validate(dump) for rank, dump in dumps.items()}
+        folder = self._files.report_folder(self._number)
         text = page(
             read,
             {rank: why for rank, why in gone.items() if rank not in dumps},
             self._ranks,
             str(folder),
-            GATHER_SECONDS,
+            unreached,
         )
         self._files.write_page(self._number, text)
         print(text, file=sys.__stderr__, flush=True)
@@ -168,7 +200,7 @@ def start(store: Any, rank: int, ranks: int) -> None:
         logger.warning("smddp: there will be no report if the job hangs: %s", error)
         return
     _C.report_at_signal(signal.SIGUSR2)
-    _C.hold_errors(timedelta(seconds=2 * GATHER_SECONDS))
+    _C.hold_errors(timedelta(seconds=2 * DUMP_SECONDS))
     _reporter.start()
     atexit.register(stop)
 

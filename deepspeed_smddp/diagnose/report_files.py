@@ -73,11 +73,17 @@ class JobFiles:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def write_dump(self, number: int, dump: dict[str, Any]) -> Path:
-        """Writes the whole dump of this rank; returns its file."""
-        path = self.report_folder(number) / f"rank-{self.rank}.json"
-        self._write(path, json.dumps(dump))
-        return path
+    def write_dump(self, number: int, dump: dict[str, Any]) -> None:
+        """Writes the whole dump of this rank."""
+        self._write(self.report_folder(number) / f"rank-{self.rank}.json", json.dumps(dump))
+
+    def dumps(self, number: int) -> dict[int, dict[str, Any]]:
+        """The dumps that ranks of this host have written for a report."""
+        found = {}
+        for path in self.report_folder(number).glob("rank-*.json"):
+            dump = json.loads(path.read_text(encoding="utf-8"))
+            found[int(dump["rank"])] = dump
+        return found
 
     def write_page(self, number: int, page: str) -> None:
         """Writes the page beside the dumps."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import time
 import zlib
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class ReportStore:
     """
 
     def __init__(self, store: Any) -> None:
-        self.works = True
+        self.works = _answers(store)
         self._store: Any = None
         self._store = self._try(
             lambda: dist.PrefixStore(_PREFIX, store).clone(),  # type: ignore[attr-defined]
@@ -57,6 +58,20 @@ class ReportStore:
         found = self._try(lambda: self._store.multi_get(keys) if keys else [], [])
         return [(rank, contact.decode()) for rank, contact in zip(ranks, found, strict=False)]
 
+    def latest(self, number: int) -> int:
+        """The latest report that has begun, or ``number`` if no later one has."""
+        while self._exists(f"{number + 1}/reason"):
+            number += 1
+        return number
+
+    def has_begun(self, number: int) -> bool:
+        """Whether a rank has asked for report ``number``."""
+        return self._exists(f"{number}/reason")
+
+    def has_ended(self, number: int) -> bool:
+        """Whether the page of report ``number`` is written."""
+        return self._exists(f"{number}/done")
+
     def begin(self, number: int, reason: str) -> tuple[str, bool]:
         """Why report ``number`` is made, and whether this rank is the first to say so."""
         mine = f"{secrets.token_hex(8)} {reason}"
@@ -71,7 +86,7 @@ class ReportStore:
     def ended(self, number: int) -> set[int]:
         """The ranks whose processes have ended, as far as a rank has said so."""
         key = f"{number}/ended"
-        if not self._try(lambda: self._store.check([key]), False):
+        if not self._exists(key):
             return set()
         return set(json.loads(self._try(lambda: self._store.get(key), b"[]")))
 
@@ -85,19 +100,19 @@ class ReportStore:
 
         self._try(put, None)
 
-    def leads(self, number: int, rank: int, patience: float) -> bool:
+    def leads(self, number: int, rank: int, patience: float) -> bool | None:
         """Whether this rank writes the page: the first that claims it, after ``patience`` seconds.
 
-        True if the store is gone as well: then this rank has only itself.
+        None if the store is gone.
         """
         key = f"{number}/leader"
         until = time.monotonic() + patience
         while time.monotonic() < until:
-            if self._try(lambda: self._store.check([key]), True):
+            if self._exists(key) or not self.works:
                 break
             time.sleep(_LOOK_SECONDS)
         claimed = self._try(lambda: self._store.compare_set(key, "", str(rank)), None)
-        return claimed is None or int(claimed) == rank
+        return None if claimed is None else int(claimed) == rank
 
     def gather(
         self, number: int, ranks: list[int], seconds: float, enough: Callable[[set[int]], bool]
@@ -127,7 +142,10 @@ class ReportStore:
         return dumps
 
     def _has(self, number: int, rank: int) -> bool:
-        return bool(self._try(lambda: self._store.check([f"{number}/{rank}"]), False))
+        return self._exists(f"{number}/{rank}")
+
+    def _exists(self, key: str) -> bool:
+        return bool(self._try(lambda: self._store.check([key]), False))
 
     def finish(self, number: int) -> None:
         """The page is written."""
@@ -137,6 +155,20 @@ class ReportStore:
         """Returns once the page is written, or after ``seconds``."""
         until = time.monotonic() + seconds
         while self.works and time.monotonic() < until:
-            if self._try(lambda: self._store.check([f"{number}/done"]), True):
+            if self.has_ended(number):
                 return
             time.sleep(_LOOK_SECONDS)
+
+
+def _answers(store: Any) -> bool:
+    """False if the process that serves a TCPStore has ended: its clients would try for minutes."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
+        store = inner
+    host, port = getattr(store, "host", ""), getattr(store, "port", 0)
+    if not host or not port:
+        return True
+    try:
+        socket.create_connection((host, port), _ANSWER.total_seconds()).close()
+    except OSError:
+        return False
+    return True

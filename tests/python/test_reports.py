@@ -5,82 +5,142 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
-from harness.programs import Ended, Programs, run
+from harness import programs
+from harness.ports import free_port
+from harness.programs import Ended, Programs
 from harness.world import BACKEND
 
 pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="reports are smddp's")
 
 LAYOUT = "AABB"
-SECONDS = 3  # the operations' deadline
+SECONDS = 2  # the operations' deadline
 START = """
 join()
 x, y = torch.ones(1000), torch.ones(4000)
 dist.all_reduce(x)
+print("ready", flush=True)
 """
 GATHER = "dist.all_gather_into_tensor(y, x)\n"
 
 
-def environment(folder: Path, seconds: float = SECONDS) -> dict[str, str]:
-    return {
+def job(
+    tmp_path: Path, program: str, seconds: float = SECONDS, imports: str = programs.IMPORTS
+) -> Programs:
+    """Ranks that run a program from a file, as a user's: its lines are in the report."""
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(program))
+    environment = {
         "SMDDP_REPORT": "1",
-        "SMDDP_REPORT_DIR": str(folder),
+        "SMDDP_REPORT_DIR": str(tmp_path / "reports"),
         "SMDDP_TIMEOUT_SECONDS": str(seconds),
         "SMDDP_SILENCE_SECONDS": "4",
+        "DS_ACCELERATOR": "cpu",
     }
+    start = f"exec(compile(open({str(file)!r}).read(), {str(file)!r}, 'exec'))"
+    return Programs(LAYOUT, start, env=environment, imports=imports)
+
+
+def end_after(running: Programs, waiting: tuple[int, ...]) -> list[Ended]:
+    """Ends a job as soon as some of its ranks have ended themselves."""
+    try:
+        for rank in waiting:
+            running.processes[rank].wait()
+    finally:
+        ends = running.end(limit=0.3)
+    return ends
 
 
 def why(ends: list[Ended]) -> str:
     """The sentence after "Why:" on the one page that a rank printed."""
     pages = [end.errors for end in ends if "Why: " in end.errors]
-    assert len(pages) == 1, "\n".join(f"rank {end.rank}:\n{end.errors}" for end in ends)
+    story = "\n".join(f"rank {end.rank}:\n{end.errors}" for end in ends)
+    assert len(pages) == 1 and pages[0].count("Why: ") == 1, story
     sentence = re.search(r"Why: (.*?)\n\n", pages[0], re.DOTALL)
     assert sentence is not None
     return re.sub(r"\s+", " ", sentence[1])
 
 
-def page_of(tmp_path: Path, program: str, seconds: float = SECONDS) -> str:
-    return why(run(LAYOUT, START + program, env=environment(tmp_path, seconds)))
+def page(folder: Path) -> str:
+    (file,) = folder.rglob("page.txt")
+    return re.sub(r"\s+", " ", file.read_text())
 
 
-def instead(statement: str) -> str:
-    """A program whose rank 3 runs a statement where the others gather."""
-    return f"if rank == 3:\n    {statement}\n{GATHER}"
+def sentence_of(tmp_path: Path, program: str, waiting: tuple[int, ...] = (0, 1, 2)) -> str:
+    return why(end_after(job(tmp_path, START + program), waiting))
+
+
+def fr_trace(folder: Path) -> str:
+    """What torch's own analyzer says of the dumps of a report."""
+    (files,) = folder.rglob("fr_trace")
+    analyzer = "torch.distributed.flight_recorder.fr_trace"
+    done = subprocess.run(
+        [sys.executable, "-m", analyzer, "--prefix", "rank_", str(files)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+SAVE = """import io
+    class Slow(io.BytesIO):
+        def write(self, data):
+            time.sleep(60)
+    torch.save(x, Slow())"""
+LOAD = """def collate(rows):
+        time.sleep(60)
+    next(iter(torch.utils.data.DataLoader([0], collate_fn=collate)))"""
 
 
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("time.sleep(60)", "in time.sleep"),
-        ("import io; torch.save(x, type('F', (io.BytesIO,), {'write': lambda s, b: time.sleep(60)})())",
-         "in torch.save"),
-        ("next(iter(torch.utils.data.DataLoader([0], collate_fn=lambda b: time.sleep(60))))",
-         "DataLoader"),
-        ("os.dup2(os.pipe()[0], 0); breakpoint()", "breakpoint"),
+        ("time.sleep(60)", "in time.sleep, called at train.py:7"),
+        (SAVE, "torch.save"),
+        (LOAD, "in a DataLoader's next batch"),
+        ("os.dup2(os.pipe()[0], 0)\n    breakpoint()", "in the debugger (pdb)"),
     ],
     ids=["sleep", "save", "dataloader", "breakpoint"],
 )
 def test_a_rank_that_does_something_else(tmp_path: Path, statement: str, words: str) -> None:
-    text = page_of(tmp_path, instead(statement))
-    assert "rank 3 (" in text
-    assert words in text
-    assert "has not called all_gather #2" in text
-    assert "ranks 0-2 wait" in text
+    program = f"if rank == 3:\n    {statement}\n{GATHER}"
+    sentence = sentence_of(tmp_path, program)
+    assert sentence.startswith("rank 3 (host-B) is in ")
+    assert words in sentence
+    assert "train.py:" in sentence
+    assert "has not called all_gather #2 of group '0'" in sentence
+    assert "in which ranks 0-2 wait" in sentence
 
 
 def test_a_rank_that_skips_a_collective(tmp_path: Path) -> None:
-    text = page_of(tmp_path, f"if rank != 2:\n    {GATHER}time.sleep(20)")
-    assert "rank 2 (" in text
-    assert "all_gather #2" in text
+    sentence = sentence_of(tmp_path, f"if rank != 2:\n    {GATHER}time.sleep(60)", (0, 1, 3))
+    assert sentence.startswith("rank 2 (host-B) is in time.sleep, called at train.py:8")
+    assert "has not called all_gather #2" in sentence
+
+
+def test_a_rank_that_skips_a_collective_and_calls_the_next(tmp_path: Path) -> None:
+    program = f"if rank != 2:\n    {GATHER}dist.all_reduce(x)"
+    sentence = sentence_of(tmp_path, program, (0, 1, 2, 3))
+    assert sentence.startswith("rank 2 (host-B) calls another operation as #2 of group '0'")
+    assert "rank 2: all_reduce of 4000 bytes" in sentence
 
 
 def test_another_size(tmp_path: Path) -> None:
     program = "n = 500 if rank == 1 else 1000\ndist.all_gather_into_tensor(y[:4 * n], x[:n])"
-    text = page_of(tmp_path, program)
-    assert "another size" in text
-    assert "rank 1" in text
+    sentence = sentence_of(tmp_path, program, (0, 1, 2, 3))
+    assert sentence.startswith("rank 1 (host-A) calls all_gather #2 of group '0' with another size")
+    assert "rank 1: all_gather of 8000 bytes" in sentence
+    text = fr_trace(tmp_path)
+    assert "Collective sequence number: 2 has errors" in text
+    assert "SIZE_OR_SYNTAX_MISMATCH" in text
 
 
 def test_two_groups_in_another_order(tmp_path: Path) -> None:
@@ -89,81 +149,98 @@ a, b = dist.new_group(range(4)), dist.new_group(range(4))
 for group in (a, b) if rank != 3 else (b, a):
     dist.all_reduce(x, group=group)
 """
-    text = page_of(tmp_path, program)
-    assert "in another order" in text
+    sentence = sentence_of(tmp_path, program, (0, 1, 2, 3))
+    assert "in another order" in sentence
+    assert "rank 3 (host-B) waits in all_reduce #1" in sentence
 
 
 @pytest.mark.parametrize(("number", "words"), [("SIGKILL", "ended"), ("SIGSTOP", "answered")])
 def test_a_rank_that_is_gone(tmp_path: Path, number: str, words: str) -> None:
-    job = Programs(
-        LAYOUT, START + "print('ready', flush=True)\n" + instead("time.sleep(60)"),
-        env=environment(tmp_path, 60),
+    running = job(tmp_path, START + f"if rank == 3:\n    time.sleep(60)\n{GATHER}", 60)
+    running.wait_for(3, "ready")
+    os.kill(running.processes[3].pid, getattr(signal, number))
+    sentence = why(end_after(running, (0, 1, 2)))
+    assert sentence.startswith("rank 3 (host-B)")
+    assert words in sentence
+    assert "ranks 0-2 wait in all_gather #2" in sentence
+
+
+def test_the_rank_with_the_store_is_gone(tmp_path: Path) -> None:
+    start = START.replace(
+        "join()",
+        f'method = "tcp://127.0.0.1:{free_port()}"\n'
+        "dist.init_process_group(backend, init_method=method, rank=rank, world_size=size)",
     )
-    job.wait_for(3, "ready")
-    os.kill(job.processes[3].pid, getattr(signal, number))
-    try:
-        for rank in range(3):
-            job.processes[rank].wait()
-    finally:
-        ends = job.end(limit=0)
-    text = why(ends[:3])
-    assert "rank 3 (" in text
-    assert words in text
+    running = job(tmp_path, start + f"if rank == 0:\n    time.sleep(60)\n{GATHER}", 60)
+    running.wait_for(0, "ready")
+    os.kill(running.processes[0].pid, signal.SIGKILL)
+    ends = end_after(running, (1, 2, 3))
+    sentence = why(ends)
+    assert sentence.startswith("rank 0 (host-A)")
+    assert "ended" in sentence
+    assert "Why:" in ends[1].errors
 
 
 def test_a_signal_asks_for_a_report_and_nothing_ends(tmp_path: Path) -> None:
     program = START + (
-        "print('ready', flush=True)\n"
-        "end = time.monotonic() + 4\n"
-        "while time.monotonic() < end: time.sleep(0.05)\n"
-        "dist.all_reduce(x)\n"
+        "while not os.path.exists(__file__ + '.end'):\n    time.sleep(0.05)\ndist.all_reduce(x)\n"
     )
-    job = Programs(LAYOUT, program, env=environment(tmp_path, 60))
+    program = f"__file__ = {str(tmp_path / 'train.py')!r}\n{program}"
+    running = job(tmp_path, program, 60)
     for rank in range(4):
-        job.wait_for(rank, "ready")
-    os.kill(job.processes[2].pid, signal.SIGUSR2)
-    ends = job.end()
+        running.wait_for(rank, "ready")
+    asked = running.processes[2].pid
+    command = "from deepspeed_smddp.cli import app; app()"
+    environment = {**os.environ, "SMDDP_REPORT_DIR": str(tmp_path / "reports")}
+    report = subprocess.run(
+        [sys.executable, "-c", command, "report", str(asked)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=environment,
+    )
+    (tmp_path / "train.py.end").touch()
+    ends = running.end()
     assert [end.code for end in ends] == [0, 0, 0, 0]
-    assert "time.sleep" in "".join(end.errors for end in ends)
-    why(ends)
+    assert report.returncode == 0, report.stderr
+    assert "ranks 0-3 are in time.sleep, called at train.py:8" in report.stdout
+    assert "all 4 ranks wait in nothing" in why(ends)
     assert len(list(tmp_path.rglob("rank-*.json"))) == 4
-    assert len(list(tmp_path.rglob("page.txt"))) == 1
+    assert not list(tmp_path.rglob("running-*.json"))
 
 
 def test_nothing_is_left_without_trouble(tmp_path: Path) -> None:
-    ends = run(LAYOUT, START, env=environment(tmp_path / "reports"))
-    assert all(end.code == 0 for end in ends)
+    ends = job(tmp_path, START).end()
+    assert [end.code for end in ends] == [0, 0, 0, 0]
     assert not (tmp_path / "reports").exists()
 
 
 ZERO3 = """
-import deepspeed, transformers
+import deepspeed
+from transformers import GPT2Config, GPT2LMHeadModel
 join()
 torch.manual_seed(5)
-with deepspeed.zero.Init(config_dict_or_path={"zero_optimization": {"stage": 3}, "train_batch_size": 4}):
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=3, n_head=2)
-    )
-engine = deepspeed.initialize(model=model, config={
-    "comm_backend": backend, "train_batch_size": 4, "zero_optimization": {
-        "stage": 3, "stage3_param_persistence_threshold": 0}})[0]
+zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
+config = {"comm_backend": backend, "train_batch_size": 4, "zero_optimization": zero}
+shape = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=3, n_head=2)
+engine = deepspeed.initialize(model=GPT2LMHeadModel(shape), config=config)[0]
 engine.eval()
 tokens = torch.ones(1, 4, dtype=torch.long)
 """
+IMPORTS = f"{programs.IMPORTS}, deepspeed; from transformers import GPT2LMHeadModel"
 
 
-def zero3_page(tmp_path: Path, program: str) -> str:
-    env = {**environment(tmp_path, 5), "DS_ACCELERATOR": "cpu"}
-    imports = "import torch, torch.distributed, deepspeed, transformers"
-    return why(run(LAYOUT, ZERO3 + program, env=env, imports=imports))
+def zero3_sentence(tmp_path: Path, program: str, waiting: tuple[int, ...]) -> str:
+    return why(end_after(job(tmp_path, ZERO3 + program, imports=IMPORTS), waiting))
 
 
 def test_zero3_a_forward_pass_on_rank_0_only(tmp_path: Path) -> None:
-    text = zero3_page(tmp_path, "if rank == 0:\n    engine(tokens)\nelse:\n    time.sleep(60)\n")
-    assert "rank 0 waits" in text
-    assert "module transformer" in text
-    assert "time.sleep" in text
-    assert "if rank == 0" in text
+    program = "if rank == 0:\n    engine(tokens)\nelse:\n    time.sleep(60)\n"
+    sentence = zero3_sentence(tmp_path, program, (0,))
+    assert "only rank 0 (host-A) runs ZeRO-3 module transformer" in sentence
+    assert "in time.sleep" in sentence
+    assert "if rank == 0" in page(tmp_path)
 
 
 def test_zero3_a_rank_that_generates_fewer_tokens(tmp_path: Path) -> None:
@@ -173,6 +250,6 @@ engine.module.generate(tokens, max_new_tokens=new, min_new_tokens=new, do_sample
                        pad_token_id=0, eos_token_id=63, synced_gpus=False)
 dist.barrier()
 """
-    text = zero3_page(tmp_path, program)
-    assert "rank 3" in text
-    assert "synced_gpus=True" in text
+    sentence = zero3_sentence(tmp_path, program, (0, 1, 2, 3))
+    assert "rank 3" in sentence
+    assert "synced_gpus=True" in page(tmp_path)

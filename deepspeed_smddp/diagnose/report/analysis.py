@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from deepspeed_smddp.diagnose.report import crossed, differences, failures, lateness
 from deepspeed_smddp.diagnose.report.cause import Cause, Weight
 from deepspeed_smddp.diagnose.report.failures import waiters
 from deepspeed_smddp.diagnose.report.job import Job
 from deepspeed_smddp.diagnose.report.wording import rank_list
 
-DUMP_SECONDS = 10.0
-
-
-def causes(job: Job, within: float = DUMP_SECONDS) -> list[Cause]:
+def causes(job: Job, unreached: str = "") -> list[Cause]:
     """All causes that the dumps show, by weight; at least one, which may be that nothing is wrong.
 
-    ``within`` is how many seconds ranks had for their dumps.
+    ``unreached`` says why ranks without a dump could not be asked for one; "" if they could.
     """
     found = [
         *failures.errors(job),
-        *failures.absent(job, within),
+        *failures.absent(job, unreached),
         *differences.causes(job),
         *crossed.causes(job),
         *lateness.late(job),
         *lateness.transfers(job),
     ]
+    if any(cause.weight is Weight.MISMATCH_ERROR for cause in found):
+        found = [_raised(cause) for cause in found]
     if all(cause.weight >= Weight.NOTE for cause in found):
         found.append(_nothing(job))
     return sorted(found, key=lambda cause: _order(cause))
+
+
+def _raised(cause: Cause) -> Cause:
+    # The records of all ranks tell more of a mismatch than the error, which names two of them.
+    if cause.weight is not Weight.DIFFERENT_CALLS:
+        return cause
+    return replace(cause, weight=Weight.DIFFERENT_CALLS_RAISED)
 
 
 def _order(cause: Cause) -> tuple[int, int]:

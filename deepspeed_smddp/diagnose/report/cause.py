@@ -9,6 +9,7 @@ from enum import IntEnum
 class Weight(IntEnum):
     """How likely a cause of this kind is the first one; the least number comes first."""
 
+    DIFFERENT_CALLS_RAISED = 5
     MISMATCH_ERROR = 10
     OWN_ERROR = 20
     GONE = 30

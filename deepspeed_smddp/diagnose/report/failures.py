@@ -10,6 +10,8 @@ from deepspeed_smddp.diagnose.report.cause import Cause, Weight
 from deepspeed_smddp.diagnose.report.job import Job, Stall
 from deepspeed_smddp.diagnose.report.wording import cut, named, rank_list, seconds, span, verb
 
+# For how long the rank that writes the page waits for the dumps of the others.
+DUMP_SECONDS = 10.0
 _MOST_ERROR = 400
 _MISMATCH = re.compile(r"\bcalled .+ while .+ called |not part of this operation|mismatch", re.S)
 _OF_ANOTHER = re.compile(
@@ -52,7 +54,7 @@ def errors(job: Job) -> Iterator[Cause]:
             yield Cause(Weight.LATER_ERROR, f"{job.named(ranks)} raised: {shown}", tuple(ranks))
 
 
-def absent(job: Job, within: float) -> Iterator[Cause]:
+def absent(job: Job, unreached: str) -> Iterator[Cause]:
     """Ranks that are known to be gone or silent, and ranks that left no dump in time."""
     known: dict[str, list[int]] = defaultdict(list)
     for rank, text in job.gone.items():
@@ -65,11 +67,13 @@ def absent(job: Job, within: float) -> Iterator[Cause]:
             f"read the last lines of the log of {rank_list(ranks)}, and the kernel's log of the "
             "host (a process that took too much memory is named there)",
         )
-    if job.missing:
+    if job.missing and unreached:
+        yield Cause(Weight.NOTE, f"{job.named(job.missing)} {unreached}", tuple(job.missing))
+    elif job.missing:
         waited = _waiting(job, job.missing)
         yield Cause(
             Weight.NO_DUMP if waited or not job.dumps else Weight.NOTE,
-            f"{job.named(job.missing)} left no dump within {within:g} s: "
+            f"{job.named(job.missing)} left no dump within {DUMP_SECONDS:g} s: "
             f"{verb(job.missing, 'it is', 'each is')} stopped, or its interpreter does not run "
             f"(something holds the GIL){waited}",
             tuple(job.missing),

@@ -21,6 +21,7 @@ _IN_PLACE = re.compile(
 _FROZEN = re.compile(r"<frozen ([^>]+)>$")
 _GENERATED = re.compile(r"<(?:eval_with_key|__array_function__|attrs generated|decorator)")
 _LAUNCHER = re.compile(r"/bin/[^/.]+$")
+_DECORATORS = ("torch.utils._contextlib", "contextlib", "functools")
 
 # Where a function lies -> the name that users call it by. A trailing dot replaces a module.
 _PUBLIC = (
@@ -51,6 +52,11 @@ def is_user(frame: Frame) -> bool:
 def is_own(frame: Frame) -> bool:
     """If the frame runs code of this package."""
     return _dotted_or_empty(_OWN, frame.file) != ""
+
+
+def is_decorator(frame: Frame) -> bool:
+    """If the frame only calls the function that it is wrapped around."""
+    return module(frame) in _DECORATORS
 
 
 def module(frame: Frame) -> str:

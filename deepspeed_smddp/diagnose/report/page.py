@@ -50,16 +50,16 @@ def page(
     gone: Mapping[int, str],
     ranks: int,
     folder: str = "",
-    within: float = analysis.DUMP_SECONDS,
+    unreached: str = "",
 ) -> str:
-    """The report of a job, at most 60 lines of 100 columns.
+    """The report of a job, at most 60 lines of 100 columns, but for the one with the folder.
 
     ``dumps`` are by global rank, ``gone`` holds a sentence about each rank known to be gone or
-    silent, ``ranks`` is the size of the world. ``folder`` is where the dumps lie, and ``within``
-    how many seconds ranks had for theirs.
+    silent, ``ranks`` is the size of the world. ``folder`` is where the dumps lie. ``unreached``
+    says why the other ranks could not be asked; "" if they had their time.
     """
     job = Job(dumps, gone, ranks)
-    found = analysis.causes(job, within)
+    found = analysis.causes(job, unreached)
     first, others = found[0], found[1:]
     head = [*_headline(job), "", *_wrapped(f"Why: {first.text}.", "     ", _WHY_LINES)]
     sections = [
@@ -69,10 +69,11 @@ def page(
         _section("First difference between ranks:", _single(tables.differences(job)), 6),
         _section("Lines of the program:", _single(tables.program(job, _suspects(found))), 8),
     ]
-    tail = _tail(job, found, folder)
-    _fit(sections, LINES - len(head) - len(tail))
+    tail = _tail(found)
+    _fit(sections, LINES - 1 - len(head) - len(tail))
     body = [line for section in sections for line in section.lines()]
-    return "\n".join(cut_line(line) for line in [*head, *body, *tail]) + "\n"
+    text = "\n".join(cut_line(line) for line in [*head, *body, *tail]) + "\n"
+    return f"{text}Full dumps: {folder}\n" if folder else text
 
 
 def cut_line(line: str) -> str:
@@ -139,13 +140,11 @@ def _suspects(found: list[Cause]) -> set[int]:
     return {rank for cause in found if cause.weight < Weight.NOTE for rank in cause.ranks}
 
 
-def _tail(job: Job, found: list[Cause], folder: str) -> list[str]:
+def _tail(found: list[Cause]) -> list[str]:
     advice = next((c.remedy for c in found if c.remedy and c.weight < Weight.NOTE), "")
     lines = [""]
     if advice:
         lines += _wrapped(f"What to do: {advice}.", "  ", 3)
-    if folder:
-        lines.append(cut(f"Full dumps: {folder}", COLUMNS))
     return lines if len(lines) > 1 else []
 
 

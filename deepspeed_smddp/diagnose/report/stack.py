@@ -134,7 +134,8 @@ def doing(frames: Sequence[Frame]) -> Place:
         kind = first
     elif inner:
         # The function that the user called; without a user, the innermost one.
-        what = f"in {library.called(inner[0] if at is not None else inner[-1])}"
+        called = next((f for f in inner if not library.is_decorator(f)), inner[0])
+        what = f"in {library.called(called if at is not None else inner[-1])}"
         kind = Doing.LIBRARY
     else:
         what, kind = "in the user's code", Doing.USER
