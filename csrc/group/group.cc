@@ -345,6 +345,7 @@ void Group::leave() {
 void Group::leave_peers() {
   Engine::Lock lock = engine_.lock();
   guarded([&] { failures_.leave(); });
+  if (!remote_.ranks().empty()) engine_.network().wear();
 }
 
 void Group::abort(const std::string& reason, bool idle_too) {

@@ -29,7 +29,8 @@ class Network {
   void keep(std::unique_ptr<T> what) noexcept;
   void close() { endpoint_.reset(); }
 
-  // A group over the endpoint broke: later groups get a new one as soon as no group needs this one.
+  // A group over the endpoint broke, or ended: its connections are broken, or may break unnoticed while no
+  // group uses them. Later groups get a new endpoint as soon as no group needs this one.
   void wear() { worn_ = true; }
   // Closes an endpoint of which some connections may be broken, if no group needs it and no memory is lent to
   // it: true. open() opens a new one.

@@ -294,7 +294,8 @@ TEST_F(Stubbed, LimitOnPinnedMemory) {
 TEST_F(Stubbed, ErrorCompletionLosesThePeerAndSaysWhy) {
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1), c = open_endpoint(2);
   Peer to_b = introduce(a, b), to_c = introduce(a, c), c_to_a = introduce(c, a);
-  Flow flow(100 * 5000, 5000, 1), other(100 * 5000, 5000, 2);
+  // More than sockets hold: some of it is still to be sent when the first chunks have arrived.
+  Flow flow(4000 * 5000, 5000, 1), other(100 * 5000, 5000, 2);
   ASSERT_TRUE(flow.open(b, introduce(b, a)));
   drive({&a, &b}, [&] {
     flow.send(a, to_b);

@@ -162,6 +162,15 @@ def test_a_reset_connection_is_told_on_both_sides(layout: str) -> None:
             world.run(join_anew, port(world), list(range(world.size)), "again", timeout=30)
 
 
+def test_a_new_group_minds_no_connection_that_was_reset_before_it() -> None:
+    with fresh("AB", env=LONG) as world:
+        ranks = list(range(world.size))
+        world.run(join_anew, port(world), ranks, "first", timeout=30)
+        for turn in range(20):
+            assert reset_connections(world.pid(0), world.pid(1)) > 0
+            world.run(join_anew, port(world), ranks, f"turn {turn}", timeout=30)
+
+
 # ---- silence
 
 
