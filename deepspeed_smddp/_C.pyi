@@ -138,7 +138,7 @@ def flight_record() -> list[RecordedOperation]:
     """The last operations of this process over all groups, in the order of their calls."""
 
 def group_states() -> list[dict[str, Any]]:
-    """Each group that is not destroyed: members, counts of operations, and what the oldest awaits."""
+    """Each group that is not destroyed: members, operations counted, what the oldest awaits."""
 
 def label_number(label: str) -> int:
     """The number of a label for :func:`set_label`; "" has 0."""

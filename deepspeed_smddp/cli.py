@@ -108,7 +108,9 @@ def tune(
 def report(
     target: Annotated[
         str,
-        typer.Argument(help="A process, a job, or a folder with dumps; none: the job of this host."),
+        typer.Argument(
+            help="A process, a job, or a folder with dumps; none: the job of this host."
+        ),
     ] = "",
 ) -> None:
     """Say why a job hangs: which rank is where, who waits for whom, and what to do.

@@ -178,7 +178,6 @@ void Fragment::for_each_awaited(F&& f) const {
   flows_.for_each_unfinished(f);
 }
 
-
 std::unique_ptr<Fragment> make_allgather(const FragmentContext& context,
                                          std::shared_ptr<Operation> operation, uint64_t seq,
                                          size_t begin, size_t limit);

@@ -56,13 +56,14 @@ class Operation : public Task {
   const Plan& plan() const { return plan_; }
   uint64_t number() const { return number_; }  // its place among the group's operations
   recorder::Mark record;
-  uint64_t deadline_ns = 0;                    // of the FailureDetector; 0: not set yet
+  uint64_t deadline_ns = 0;  // of the FailureDetector; 0: not set yet
 
  protected:
   void on_done() override { record.end(now_ns(), status().ok()); }
 
  private:
   friend class Group;
+  friend class FragmentMaker;
   Signature signature_;
   Plan plan_{};
   uint64_t number_ = 0;

@@ -13,25 +13,6 @@ namespace {
 
 constexpr std::chrono::microseconds kLook(100);
 
-// Shards of a list of at least this size get fragments of their own: copied twice, they would cost more
-// than the messages of a fragment do.
-constexpr size_t kOwnFragment = 128 << 10;
-
-bool sums(const Operation& op) {
-  return op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
-}
-
-// What a fragment from `begin` on, of at most `limit` bytes of each block, adds to its operation's
-// figures.
-void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin, size_t limit) {
-  ++op.fragments;
-  size_t bytes = 0;
-  for (Rank r = 0; r < ranks; ++r) {
-    bytes += std::min(limit, std::max(blocks.bytes(r), begin) - begin);
-  }
-  op.largest_fragment = std::max<uint64_t>(op.largest_fragment, bytes);
-}
-
 // The ways that the bytes of `op` take, as statistics() names them.
 std::string path_of(const Operation& op, const Shape& shape, int local_peers) {
   std::string path;
@@ -86,8 +67,11 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
     engine_.finish(operation, {Code::kAborted, "the process is ending, or was forked"});
   } else {
     // Planned in any case, as the plan is what the recorder and errors tell of it.
-    bool planned = guarded([&] { plan(*operation, tuning); });
-    bool enqueued = planned && health_.ok() && guarded([&] { enqueue(operation); });
+    bool planned = guarded([&] { maker_.plan(*operation, tuning); });
+    bool enqueued = planned && health_.ok() && guarded([&] {
+                      failures_.on_enqueued();
+                      maker_.enqueue(operation);
+                    });
     recorder_.begin(*operation);
     guarded([&] { progress(); });
     recorder_.end_call();
@@ -127,82 +111,6 @@ bool Group::guarded(F&& f) noexcept {
     fail(status_of_exception());
     return false;
   }
-}
-
-void Group::enqueue(const std::shared_ptr<Operation>& operation) {
-  Operation& op = *operation;
-  failures_.on_enqueued();
-  if (op.plan_.whole) {
-    fragments_.add(make_allreduce(context_, operation, fragments_.next_seq()));
-    op.fragments = op.fragments_left_ = 1;
-    op.largest_fragment = op.signature_.bytes;
-  } else if (sums(op)) {
-    enqueue_sums(operation);
-  } else {
-    enqueue_gathers(operation);
-  }
-}
-
-void Group::plan(Operation& op, const Tuning& tuning) const {
-  const Blocks& blocks = sums(op) ? op.input : op.output;
-  Tuning settled = tuning;
-  if (settled.algorithm == Algorithm::kAuto) settled.algorithm = algorithm_;
-  op.plan_ = select({op.collective, blocks.largest(), op.element_size}, shape_, settled);
-  size_t total = 0;
-  for (Rank r = 0; r < ranks(); ++r) total += blocks.bytes(r);
-  int options = pattern::signature_option(op.plan_.pattern);
-  if (sums(op) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
-  op.signature_ = {op.collective,
-                   op.dtype,
-                   op.reduce_op,
-                   static_cast<uint8_t>(options),
-                   op.tensors,
-                   total,
-                   op.plan_.fragment_bytes,
-                   op.digest};
-}
-
-void Group::enqueue_gathers(const std::shared_ptr<Operation>& operation) {
-  Operation& op = *operation;
-  const Blocks& blocks = op.output;
-  // Between hosts, memory that lies end to end goes straight from memory to memory, if the fragment
-  // holds nothing else: large tensors of a list get fragments of their own.
-  bool apart = op.tensors > 1 && shape_.nodes > 1 &&
-               op.signature_.bytes == blocks.largest() * static_cast<size_t>(ranks());
-  size_t step = op.plan_.fragment_bytes;
-  for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += step) {
-    if (apart && begin < blocks.largest())
-      step = std::min(op.plan_.fragment_bytes, blocks.stretch(0, begin, kOwnFragment));
-    fragments_.add(make_allgather(context_, operation, fragments_.next_seq(), begin, step));
-    count_fragment(op, blocks, ranks(), begin, step);
-  }
-  op.fragments_left_ = op.fragments;
-}
-
-void Group::enqueue_sums(const std::shared_ptr<Operation>& operation) {
-  Operation& op = *operation;
-  bool gathers = op.collective == Collective::kAllReduce;
-  size_t step = op.plan_.fragment_bytes;
-  // The part whose sums were enqueued last, if it is still to be gathered.
-  size_t summed_begin = 0;
-  uint64_t after_sums = 0;
-  auto gather = [&] {
-    if (after_sums == 0) return;
-    auto fragment = make_allgather(context_, operation, fragments_.next_seq(), summed_begin, step);
-    fragment->after = after_sums;
-    fragments_.add(std::move(fragment));
-  };
-  for (size_t begin = 0; begin == 0 || begin < op.input.largest(); begin += step) {
-    uint64_t seq = fragments_.next_seq();
-    fragments_.add(make_reduce_scatter(context_, operation, seq, begin, step));
-    // A part is gathered behind the next part's sums, so that the rails never idle between.
-    gather();
-    if (gathers) after_sums = seq + 1;
-    summed_begin = begin;
-    count_fragment(op, op.input, ranks(), begin, step);
-  }
-  gather();
-  op.fragments_left_ = gathers ? 2 * op.fragments : op.fragments;
 }
 
 bool Group::busy() const {

@@ -11,9 +11,9 @@
 #include "bootstrap/store.h"
 #include "collectives/fragment.h"
 #include "collectives/operation.h"
-#include "collectives/selector.h"
 #include "group/ending.h"
 #include "group/failure_detector.h"
+#include "group/fragment_maker.h"
 #include "group/fragment_queue.h"
 #include "group/group_state.h"
 #include "group/local_watch.h"
@@ -103,11 +103,6 @@ class Group : private Progressable {
   // Calls f(); what it throws breaks the group.
   template <class F>
   bool guarded(F&& f) noexcept;
-  void enqueue(const std::shared_ptr<Operation>& operation);
-  // Settles how an operation is carried out, and so what its messages say of it.
-  void plan(Operation& operation, const Tuning& tuning) const;
-  void enqueue_gathers(const std::shared_ptr<Operation>& operation);
-  void enqueue_sums(const std::shared_ptr<Operation>& operation);
   bool start_fragments();
   bool progress_fragments();
   bool finish_fragments();
@@ -121,7 +116,6 @@ class Group : private Progressable {
   const JobKey key_;
   const Members members_;
   const Shape shape_;
-  const Algorithm algorithm_;  // if an operation's tuning leaves it open
   LocalPeers local_;
   RemotePeers remote_;
   RailTurns turns_;
@@ -134,8 +128,8 @@ class Group : private Progressable {
   OperationRecorder recorder_;
   std::optional<OldestOperation> broken_at_;
   const FragmentContext context_;
-  uint64_t operations_ = 0;  // submitted so far
-  uint64_t finished_ = 0;
+  FragmentMaker maker_;
+  uint64_t operations_ = 0, finished_ = 0;  // submitted and finished so far
 };
 
 }  // namespace smddp

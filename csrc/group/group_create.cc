@@ -421,7 +421,6 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       key_(parts.key),
       members_(std::move(parts.members)),
       shape_(parts.shape),
-      algorithm_(parts.algorithm),
       local_(std::move(parts.local)),
       remote_(std::move(parts.remote)),
       remote_watch_(key_, members_, remote_, fragments_, std::move(parts.liveness),
@@ -431,7 +430,8 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
                 options_.timeout_ns),
       ending_(remote_, fragments_),
       recorder_(options_.name),
-      context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()} {}
+      context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()},
+      maker_(context_, parts.algorithm, fragments_) {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
                                                const std::vector<Rank>& ranks) {

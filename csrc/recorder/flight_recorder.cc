@@ -96,8 +96,7 @@ std::vector<Record> FlightRecorder::records() const {
     Record record;
     if (read(slots_[i], &record)) all.push_back(record);
   }
-  std::sort(all.begin(), all.end(),
-            [](const Record& a, const Record& b) { return a.id < b.id; });
+  std::sort(all.begin(), all.end(), [](const Record& a, const Record& b) { return a.id < b.id; });
   return all;
 }
 

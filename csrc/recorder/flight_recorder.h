@@ -86,7 +86,9 @@ class Mark {
   }
 
  private:
-  bool valid() const { return slot_ != nullptr && slot_->id.load(std::memory_order_relaxed) == id_; }
+  bool valid() const {
+    return slot_ != nullptr && slot_->id.load(std::memory_order_relaxed) == id_;
+  }
   template <class T>
   static void put(std::atomic<T>& field, T value) {
     field.store(value, std::memory_order_relaxed);

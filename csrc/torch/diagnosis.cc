@@ -26,8 +26,8 @@ class WallClock {
   WallClock() {
     timespec t;
     ::clock_gettime(CLOCK_REALTIME, &t);
-    offset_ns_ = static_cast<int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec -
-                 static_cast<int64_t>(now_ns());
+    offset_ns_ =
+        static_cast<int64_t>(t.tv_sec) * 1'000'000'000 + t.tv_nsec - static_cast<int64_t>(now_ns());
   }
   py::object seconds(uint64_t ns) const {
     if (ns == 0) return py::none();
@@ -127,8 +127,8 @@ void define_diagnosis(py::module_& m) {
       "take_trouble", [] { return Trouble::process().take(); },
       py::call_guard<py::gil_scoped_release>());
   m.def(
-      "ask_for_report", [](const std::string& why) { Trouble::process().ask(why); },
-      py::arg("why"), py::call_guard<py::gil_scoped_release>());
+      "ask_for_report", [](const std::string& why) { Trouble::process().ask(why); }, py::arg("why"),
+      py::call_guard<py::gil_scoped_release>());
   m.def(
       "reported", [] { Trouble::process().reported(); }, py::call_guard<py::gil_scoped_release>());
   m.def(

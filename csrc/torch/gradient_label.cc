@@ -41,8 +41,7 @@ Text next_label() {
 
 }  // namespace
 
-GradientLabel::GradientLabel()
-    : labels_(FlightRecorder::label() == 0 && accumulates_gradient()) {
+GradientLabel::GradientLabel() : labels_(FlightRecorder::label() == 0 && accumulates_gradient()) {
   if (labels_) FlightRecorder::set_label(next_label());
 }
 

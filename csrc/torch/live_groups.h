@@ -12,7 +12,8 @@ namespace smddp {
 class LiveGroups {
  public:
   static LiveGroups& process() {
-    static auto* groups = new LiveGroups();  // never freed, as threads may use it until the process ends
+    static auto* groups =
+        new LiveGroups();  // never freed, as threads may use it until the process ends
     return *groups;
   }
   void add(Group* group) {

@@ -125,6 +125,11 @@ std::string fabric_description() {
   return endpoint.value()->description();
 }
 
+void reset_statistics() {
+  Statistics::process().reset();
+  reset_refused();
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -149,17 +154,13 @@ PYBIND11_MODULE(_C, m) {
         py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false,
         py::arg("silence_seconds") = 30.0);
   m.def("statistics", &statistics);
-  m.def("reset_statistics", [] {
-    Statistics::process().reset();
-    reset_refused();
-  });
+  m.def("reset_statistics", &reset_statistics);
   m.def(
       "shared_empty",
       [](const std::vector<int64_t>& size, at::ScalarType dtype) {
         return shared_empty(size, at::TensorOptions(dtype));
       },
       py::arg("size"), py::arg("dtype"));
-  define_diagnosis(m);
   m.def("share_storage", &share_storage, py::arg("tensor"));
   m.def("is_shared", &is_shared, py::arg("tensor"));
   m.def("memory_statistics", &memory_statistics);
@@ -168,6 +169,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("shared_allocator_installed", &shared_allocator_installed);
   m.def("device_statistics", &device_statistics);
   m.def("cuda_report", &cuda_report);
+  define_diagnosis(m);
   m.def("host_device_empty", &TorchDevice::host_empty, py::arg("bytes"));
   m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
   check_interrupt = [] {

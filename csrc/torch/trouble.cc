@@ -68,12 +68,12 @@ void Trouble::tell(const Status& why) noexcept {
 void Trouble::ask(const std::string& why) { raise(why); }
 
 bool Trouble::watch_signal(int number) {
-  struct sigaction old {};
+  struct sigaction old{};
   if (::sigaction(number, nullptr, &old) != 0) return false;
   if (old.sa_handler == on_signal) return true;
   if (old.sa_handler != SIG_DFL) return false;
   signal_bell = bell_;
-  struct sigaction own {};
+  struct sigaction own{};
   own.sa_handler = on_signal;
   own.sa_flags = SA_RESTART;
   return ::sigaction(number, &own, nullptr) == 0;
@@ -107,8 +107,7 @@ void Trouble::hold() {
   }
   wait_interruptibly(limit, [&](std::chrono::nanoseconds turn) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, turn,
-                             [&] { return reported_ >= raised || hold_.count() == 0; });
+    return changed_.wait_for(lock, turn, [&] { return reported_ >= raised || hold_.count() == 0; });
   });
 }
 

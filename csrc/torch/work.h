@@ -19,7 +19,7 @@ class TensorOperation final : public Operation {
   // Contiguous stand-ins: copied to the caller's tensors at the end.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
   c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
-  uint64_t ended_ns = 0;  // set before done()
+  uint64_t ended_ns = 0;                                     // set before done()
 
   std::exception_ptr exception() const;
   // Made by the first call, as few callers ask for it. May be called from any thread at any time.

@@ -14,6 +14,8 @@ import time
 from types import FrameType
 from typing import Any
 
+import torch
+
 from deepspeed_smddp import backend
 
 VERSION = 1
@@ -32,7 +34,7 @@ def collect(job: str, rank: int, ranks: int, reason: str, error: str = "") -> di
     from deepspeed_smddp import _C
 
     groups = [_by_global_ranks(group) for group in _C.group_states()]
-    operations = _C.flight_record()
+    operations: list[dict[str, Any]] = [dict(row) for row in _C.flight_record()]
     groups += [_forwarded(group, operations, error) for group in groups]
     return {
         "version": VERSION,
@@ -108,10 +110,18 @@ def _frames(innermost: FrameType | None) -> list[dict[str, Any]]:
                 "line": line,
                 "function": code.co_name,
                 "text": linecache.getline(code.co_filename, line).strip(),
+                "owner": _module_called(innermost),
             }
         )
         innermost = innermost.f_back
     return frames[::-1]
+
+
+def _module_called(frame: FrameType) -> str:
+    """The class of the model's module whose hooks and forward a frame of torch calls."""
+    if frame.f_code is not torch.nn.Module._call_impl.__code__:
+        return ""
+    return type(frame.f_locals.get("self")).__name__
 
 
 def _network() -> dict[str, str | float]:

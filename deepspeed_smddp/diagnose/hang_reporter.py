@@ -1,8 +1,8 @@
 """Makes a report when an operation fails, at SIGUSR2, or when another rank makes one.
 
-One thread of each rank waits for trouble. It collects what this rank knows, gives it to the other ranks
-over the store, and one of them prints a page that says why the job hangs. Errors are held back meanwhile,
-as they may end the process before the page is written.
+One thread of each rank waits for trouble. It collects what this rank knows, gives it to the other
+ranks over the store, and one of them prints a page that says why the job hangs. Errors are held
+back meanwhile, as they may end the process before the page is written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Reporter(threading.Thread):
         self._files = JobFiles(job_name(), rank)
         ReportStore(store).introduce(rank, self._listener.contact())
         self._number = 0
-        self._ended = False
+        self._ended = threading.Event()
         self._latest = -_SAME_CAUSE_SECONDS
 
     def run(self) -> None:
@@ -62,11 +62,11 @@ class Reporter(threading.Thread):
         from deepspeed_smddp import _C
 
         bell = _C.trouble_bell()
-        while not self._ended:
-            select.select([bell, self._listener], [], [])
+        while not self._ended.is_set():
+            select.select([bell, self._listener.fileno()], [], [])
             why = _C.take_trouble()
             asked = self._listener.was_asked()
-            if self._ended:
+            if self._ended.is_set():
                 return
             is_news = time.monotonic() > self._latest + _SAME_CAUSE_SECONDS
             if asked or (why and (is_news or why.startswith(_SIGNAL))):
@@ -77,7 +77,7 @@ class Reporter(threading.Thread):
         """Ends the thread, in at most the time of one request to the store."""
         from deepspeed_smddp import _C
 
-        self._ended = True
+        self._ended.set()
         _C.hold_errors(timedelta(0))
         _C.ask_for_report("the process ends")
         if self is not threading.current_thread():
@@ -140,7 +140,7 @@ class Reporter(threading.Thread):
         self._print(dumps, gone)
 
     def _report_without_store(self, own: dict[str, Any], why: str) -> None:
-        """The store has ended, often with rank 0: one rank makes a page of what lies on its host."""
+        """The store has ended, often with rank 0: one rank makes a page of its host's dumps."""
         gone = lost_ranks([own["error"], why])
         if self._rank != min(rank for rank in range(self._ranks) if rank not in gone):
             return
@@ -187,7 +187,10 @@ _reporter: Reporter | None = None
 
 
 def start(store: Any, rank: int, ranks: int) -> None:
-    """A default group is made: its rank ``rank`` reports from now on, unless ``SMDDP_REPORT`` is 0."""
+    """A default group is made: its rank ``rank`` reports from now on, or not at all.
+
+    ``SMDDP_REPORT=0`` in the environment means not at all.
+    """
     from deepspeed_smddp import _C
 
     global _reporter

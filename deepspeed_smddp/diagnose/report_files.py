@@ -1,8 +1,8 @@
 """Where reports lie, and which processes can be asked for one.
 
 ``<folder>/<job>/running-<pid>.json`` names a rank of this host that runs;
-``<folder>/<job>/report-<n>-<time>/`` holds the dumps of the ranks of this host, and, where the page was
-written, ``page.txt`` and ``fr_trace/``.
+``<folder>/<job>/report-<n>-<time>/`` holds the dumps of the ranks of this host, and, where the page
+was written, ``page.txt`` and ``fr_trace/``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Running:
 
 
 def root() -> Path:
-    """The folder of all reports: ``SMDDP_REPORT_DIR``, or one in the directory for temporary files."""
+    """The folder of all reports: ``SMDDP_REPORT_DIR``, or one among temporary files."""
     given = os.environ.get("SMDDP_REPORT_DIR", "")
     return Path(given) if given else Path(tempfile.gettempdir()) / f"smddp-reports-{os.getuid()}"
 
@@ -106,7 +106,7 @@ class JobFiles:
 
 
 def running() -> Iterator[Running]:
-    """The ranks of this host that can be asked; the notes of processes that are gone are removed."""
+    """The ranks of this host that can be asked; notes of processes that are gone are removed."""
     for path in sorted(root().glob("*/running-*.json")):
         try:
             note = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """How one rank asks all others for a report: each listens at a TCP port, whatever its program does.
 
-A rank publishes its address and a token of its own through the store. Who connects and sends the token is
-one of the job; anything else is closed. Must not know what a report is.
+A rank publishes its address and a token of its own through the store. Who connects and sends the
+token is one of the job; anything else is closed. Must not know what a report is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _BACKLOG = 64
 
 
 class Listener:
-    """The port of this rank. ``towards`` is a host of the job: the address that reaches it is published.
+    """The port of this rank.
+
+    ``towards`` is a host of the job: the address that reaches it is published.
 
     Raises:
         OSError: no port can be opened.
@@ -104,7 +106,9 @@ def _received(visitor: socket.socket) -> bytes:
 
 def _own_address(towards: str) -> str:
     """This host's address on the way to a host of the job."""
-    for family, kind, protocol, _, address in socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM):
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        towards, 9, type=socket.SOCK_DGRAM
+    ):
         with socket.socket(family, kind, protocol) as probe:
             try:
                 probe.connect(address)  # sends nothing

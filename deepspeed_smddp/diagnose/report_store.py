@@ -1,7 +1,7 @@
 """How the ranks of a job exchange their dumps: over the store that they met at.
 
-Must not know what a dump holds. All keys of report ``n`` begin with ``<n>/``; the first rank that has
-trouble sets ``<n>/reason``.
+Must not know what a dump holds. All keys of report ``n`` begin with ``<n>/``; the first rank that
+has trouble sets ``<n>/reason``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LOOK_SECONDS = 0.05
 class ReportStore:
     """The exchange of one rank, for one report or for its contact.
 
-    It uses a connection of its own: others may wait for minutes on the store's, under its lock. A store
-    that fails is not asked again: :attr:`works` turns false.
+    It uses a connection of its own: others may wait for minutes on the store's, under its lock. A
+    store that fails is not asked again: :attr:`works` turns false.
     """
 
     def __init__(self, store: Any) -> None:
@@ -136,10 +136,13 @@ class ReportStore:
         for rank in ranks:
             if rank in missing:
                 continue
-            packed = self._try(lambda rank=rank: self._store.get(f"{number}/{rank}"), None)
-            if packed is not None:
+            packed = self._get(f"{number}/{rank}")
+            if packed:
                 dumps[rank] = json.loads(zlib.decompress(packed))
         return dumps
+
+    def _get(self, key: str) -> bytes:
+        return bytes(self._try(lambda: self._store.get(key), b""))
 
     def _has(self, number: int, rank: int) -> bool:
         return self._exists(f"{number}/{rank}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -30,8 +29,12 @@ def label(params: Sequence[Any], what: str = "") -> str:
 
 
 def _module_of(names: Sequence[str]) -> str:
-    modules = [name.split(".")[:-1] for name in names]
-    return ".".join(os.path.commonprefix(modules)) or "(the model itself)"
+    shared = []
+    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared) or "(the model itself)"
 
 
 @cache
@@ -40,4 +43,5 @@ def _name_of() -> Callable[[Any], str]:
         from deepspeed.utils.debug import debug_param2name
     except ImportError:  # DeepSpeed moved it
         return lambda param: "unknown"
-    return debug_param2name
+    names: Callable[[Any], str] = debug_param2name
+    return names

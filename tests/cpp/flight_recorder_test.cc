@@ -73,7 +73,8 @@ TEST(FlightRecorder, ReadersNeverSeePartsOfTwoOperations) {
   for (uint64_t w = 0; w < 2; ++w) {
     writers.emplace_back([&, w] {
       for (uint64_t i = w + 1; !stop; i += 2) {
-        ring.begin({.group = static_cast<recorder::Text>(i), .sequence = i, .bytes = i, .called_ns = i});
+        ring.begin(
+            {.group = static_cast<recorder::Text>(i), .sequence = i, .bytes = i, .called_ns = i});
         if (i % 64 == w) std::this_thread::yield();
       }
     });
@@ -128,37 +129,37 @@ TEST(GroupRecords, SayWhenAnOperationWasCalledStartedAndEnded) {
 // Rank 2 has called nothing: ranks 0 and 1 say that they wait for it, while they do and once it has broken.
 TEST(GroupRecords, SayWhoIsAwaited) {
   std::atomic<int> ready{0};
-  run_world(
-      "AAB",
-      [&](RankContext& c) {
-        if (c.rank == 2) {
-          while (ready < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          GroupState idle = c.group.state();
-          EXPECT_EQ(idle.submitted, 0u);
-          EXPECT_EQ(idle.hosts, (std::vector<std::string>{"host-A", "host-A", "host-B"}));
-          return;
-        }
-        std::vector<float> in(100, 1.0f), out(300);
-        auto op = gather_of(in, out, c.ranks);
-        c.group.submit(op, {}, false);
-        auto check = [&] {
-          GroupState state = c.group.state();
-          ASSERT_TRUE(state.oldest);
-          EXPECT_EQ(state.oldest->sequence, 1u);
-          bool awaits = false;
-          for (const AwaitedRank& awaited : state.oldest->awaited) awaits |= awaited.rank == 2;
-          if (c.rank == 0) EXPECT_TRUE(awaits) << "rank 0 is the one that rank 2 sends to";
-          EXPECT_EQ(state.submitted, 1u);
-          EXPECT_EQ(state.finished, 0u);
-        };
-        c.engine.wait(*op, std::chrono::milliseconds(300));
-        check();
-        ++ready;
-        c.engine.wait(*op);
-        EXPECT_EQ(op->status().code() == Code::kOk, false);
-        check();
-      },
-      {.timeout_seconds = 2});
+  run_world("AAB",
+            [&](RankContext& c) {
+              if (c.rank == 2) {
+                while (ready < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                GroupState idle = c.group.state();
+                EXPECT_EQ(idle.submitted, 0u);
+                EXPECT_EQ(idle.hosts, (std::vector<std::string>{"host-A", "host-A", "host-B"}));
+                return;
+              }
+              std::vector<float> in(100, 1.0f), out(300);
+              auto op = gather_of(in, out, c.ranks);
+              c.group.submit(op, {}, false);
+              auto check = [&] {
+                GroupState state = c.group.state();
+                ASSERT_TRUE(state.oldest);
+                EXPECT_EQ(state.oldest->sequence, 1u);
+                bool awaits = false;
+                for (const AwaitedRank& awaited : state.oldest->awaited)
+                  awaits |= awaited.rank == 2;
+                if (c.rank == 0) EXPECT_TRUE(awaits) << "rank 0 is the one that rank 2 sends to";
+                EXPECT_EQ(state.submitted, 1u);
+                EXPECT_EQ(state.finished, 0u);
+              };
+              c.engine.wait(*op, std::chrono::milliseconds(300));
+              check();
+              ++ready;
+              c.engine.wait(*op);
+              EXPECT_EQ(op->status().code() == Code::kOk, false);
+              check();
+            },
+            {.timeout_seconds = 2});
   std::vector<Record> records = records_of("test");
   ASSERT_GE(records.size(), 2u);
   for (size_t i = records.size() - 2; i < records.size(); ++i)

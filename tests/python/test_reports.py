@@ -1,4 +1,4 @@
-"""Jobs of four ranks on two hosts that hang: the page says which rank it is, and what it does instead."""
+"""Jobs of four ranks on two hosts that hang: the page says which rank, and what it does instead."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from harness import programs
 from harness.ports import free_port
 from harness.programs import Ended, Programs
@@ -235,10 +236,18 @@ def zero3_sentence(tmp_path: Path, program: str, waiting: tuple[int, ...]) -> st
     return why(end_after(job(tmp_path, ZERO3 + program, imports=IMPORTS), waiting))
 
 
-def test_zero3_a_forward_pass_on_rank_0_only(tmp_path: Path) -> None:
-    program = "if rank == 0:\n    engine(tokens)\nelse:\n    time.sleep(60)\n"
+@pytest.mark.parametrize(("before", "module"), [(0, "GPT2LMHeadModel"), (3, "transformer")])
+def test_zero3_a_forward_pass_on_rank_0_only(tmp_path: Path, before: int, module: str) -> None:
+    program = f"""
+for _ in range({before}):
+    engine(tokens)
+if rank == 0:
+    engine(tokens)
+else:
+    time.sleep(60)
+"""
     sentence = zero3_sentence(tmp_path, program, (0,))
-    assert "only rank 0 (host-A) runs ZeRO-3 module transformer" in sentence
+    assert f"only rank 0 (host-A) runs ZeRO-3 module {module}" in sentence
     assert "in time.sleep" in sentence
     assert "if rank == 0" in page(tmp_path)
 

@@ -10,6 +10,7 @@ from deepspeed_smddp.diagnose.report.failures import waiters
 from deepspeed_smddp.diagnose.report.job import Job
 from deepspeed_smddp.diagnose.report.wording import rank_list
 
+
 def causes(job: Job, unreached: str = "") -> list[Cause]:
     """All causes that the dumps show, by weight; at least one, which may be that nothing is wrong.
 

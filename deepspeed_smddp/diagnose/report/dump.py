@@ -94,12 +94,16 @@ class Group(_Part):
 
 
 class Frame(_Part):
-    """One call of a thread; ``text`` is the source line, "" if it is not at hand."""
+    """One call of a thread; ``text`` is the source line, "" if it is not at hand.
+
+    ``owner`` is the class of the module that the call runs, "" if it is none of a model's.
+    """
 
     file: str
     line: int = 0
     function: str = ""
     text: str = ""
+    owner: str = ""
 
 
 class Stack(_Part):

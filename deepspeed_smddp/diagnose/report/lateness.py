@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from deepspeed_smddp.diagnose.report import zero3
 from deepspeed_smddp.diagnose.report.cause import Cause, Weight
 from deepspeed_smddp.diagnose.report.crossed import blocked_elsewhere
 from deepspeed_smddp.diagnose.report.failures import waited, waiters
 from deepspeed_smddp.diagnose.report.job import Job, Stall
 from deepspeed_smddp.diagnose.report.stack import Doing
 from deepspeed_smddp.diagnose.report.wording import (
-    ZERO3,
     count,
     named,
     rank_list,
@@ -19,7 +19,6 @@ from deepspeed_smddp.diagnose.report.wording import (
     span,
     verb,
 )
-from deepspeed_smddp.diagnose.report.zero3 import ALIKE, remedy
 
 # Operations that have been under way for a shorter time are taken to be going on.
 STILL_SECONDS = 5.0
@@ -58,7 +57,8 @@ def late(job: Job) -> Iterator[Cause]:
 
 def _late(job: Job, stall: Stall, free: tuple[int, ...]) -> Cause:
     telling = next((r for r in free if job.place(r).doing in _TELLING), None)
-    if telling is not None or not stall.operation.label.startswith(ZERO3):
+    label, few = zero3.label(job, stall), len(stall.waiting) < len(free)
+    if not label or (telling is not None and not few):
         text = (
             f"{places(job, free)}, and {verb(free, 'has', 'have')} not called "
             f"{named(stall.operation)}, in which {job.named(stall.waiting)} "
@@ -68,8 +68,7 @@ def _late(job: Job, stall: Stall, free: tuple[int, ...]) -> Cause:
         if telling is not None:
             advice = _TELLING[job.place(telling).doing].format(ranks=rank_list(free))
         return Cause(Weight.LATE, f"{text}. {_behind(job, stall, free)}", free, advice)
-    label = stall.operation.label
-    if len(stall.waiting) < len(free):
+    if few:
         text = (
             f"only {job.named(stall.waiting)} {verb(stall.waiting, 'runs', 'run')} {label}: "
             f"{verb(stall.waiting, 'it waits', 'they wait')} in {_plain(stall)}"
@@ -81,9 +80,9 @@ def _late(job: Job, stall: Stall, free: tuple[int, ...]) -> Cause:
             f"{job.named(stall.waiting)} {verb(stall.waiting, 'waits', 'wait')} in "
             f"{_plain(stall)}{waited(job, stall)}: {places(job, free)}"
         )
-    text += f". {ALIKE}. {_behind(job, stall, free)}"
-    suspects = stall.waiting if len(stall.waiting) < len(free) else free
-    return Cause(Weight.LATE, text, suspects, remedy(job, stall.group.members))
+    text += f". {zero3.ALIKE}. {_behind(job, stall, free)}"
+    suspects = stall.waiting if few else free
+    return Cause(Weight.LATE, text, suspects, zero3.remedy(job, stall.group.members))
 
 
 def _have(ranks: tuple[int, ...]) -> str:

@@ -4,10 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deepspeed_smddp.diagnose.report.job import Job
+from deepspeed_smddp.diagnose.report import library
+from deepspeed_smddp.diagnose.report.job import Job, Stall
+from deepspeed_smddp.diagnose.report.wording import ZERO3
 
 ALIKE = "ZeRO-3 needs all ranks to run the same modules in the same order"
+_ZERO = "deepspeed.runtime.zero."
 _GENERATES = {"generate", "_sample", "_beam_search", "_greedy_search"}
+
+
+def label(job: Job, stall: Stall) -> str:
+    """What the ranks that wait run of a model: the label of the operation, or else of their stacks.
+
+    "" if it is nothing of ZeRO-3's.
+    """
+    if stall.operation.label.startswith(ZERO3):
+        return stall.operation.label
+    found = (module_run(job, rank) for rank in stall.waiting)
+    return next((f"{ZERO3} module {name}" for name in found if name), "")
+
+
+def module_run(job: Job, rank: int) -> str:
+    """The class of the innermost module for which ZeRO-3 works in a thread of the rank."""
+    dump = job.dumps.get(rank)
+    for stack in dump.stacks if dump is not None else []:
+        at = [i for i, f in enumerate(stack.frames) if library.module(f).startswith(_ZERO)]
+        owners = [f.owner for f in stack.frames[: at[-1]] if f.owner] if at else []
+        if owners:
+            return owners[-1]
+    return ""
 
 
 def remedy(job: Job, ranks: Iterable[int]) -> str:

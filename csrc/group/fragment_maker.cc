@@ -1,0 +1,105 @@
+#include "group/fragment_maker.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace smddp {
+namespace {
+
+// Shards of a list of at least this size get fragments of their own: copied twice, they would cost more
+// than the messages of a fragment do.
+constexpr size_t kOwnFragment = 128 << 10;
+
+bool sums(const Operation& op) {
+  return op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
+}
+
+// What a fragment from `begin` on, of at most `limit` bytes of each block, adds to its operation's
+// figures.
+void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin, size_t limit) {
+  ++op.fragments;
+  size_t bytes = 0;
+  for (Rank r = 0; r < ranks; ++r) {
+    bytes += std::min(limit, std::max(blocks.bytes(r), begin) - begin);
+  }
+  op.largest_fragment = std::max<uint64_t>(op.largest_fragment, bytes);
+}
+
+}  // namespace
+
+void FragmentMaker::enqueue(const std::shared_ptr<Operation>& operation) {
+  Operation& op = *operation;
+  if (op.plan_.whole) {
+    queue_.add(make_allreduce(context_, operation, queue_.next_seq()));
+    op.fragments = op.fragments_left_ = 1;
+    op.largest_fragment = op.signature_.bytes;
+  } else if (sums(op)) {
+    enqueue_sums(operation);
+  } else {
+    enqueue_gathers(operation);
+  }
+}
+
+void FragmentMaker::plan(Operation& op, const Tuning& tuning) const {
+  const Blocks& blocks = sums(op) ? op.input : op.output;
+  Tuning settled = tuning;
+  if (settled.algorithm == Algorithm::kAuto) settled.algorithm = algorithm_;
+  op.plan_ = select({op.collective, blocks.largest(), op.element_size}, shape_, settled);
+  size_t total = 0;
+  for (Rank r = 0; r < shape_.ranks; ++r) total += blocks.bytes(r);
+  int options = pattern::signature_option(op.plan_.pattern);
+  if (sums(op) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
+  op.signature_ = {op.collective,
+                   op.dtype,
+                   op.reduce_op,
+                   static_cast<uint8_t>(options),
+                   op.tensors,
+                   total,
+                   op.plan_.fragment_bytes,
+                   op.digest};
+}
+
+void FragmentMaker::enqueue_gathers(const std::shared_ptr<Operation>& operation) {
+  Operation& op = *operation;
+  const Blocks& blocks = op.output;
+  // Between hosts, memory that lies end to end goes straight from memory to memory, if the fragment
+  // holds nothing else: large tensors of a list get fragments of their own.
+  bool apart = op.tensors > 1 && shape_.nodes > 1 &&
+               op.signature_.bytes == blocks.largest() * static_cast<size_t>(shape_.ranks);
+  size_t step = op.plan_.fragment_bytes;
+  for (size_t begin = 0; begin == 0 || begin < blocks.largest(); begin += step) {
+    if (apart && begin < blocks.largest())
+      step = std::min(op.plan_.fragment_bytes, blocks.stretch(0, begin, kOwnFragment));
+    queue_.add(make_allgather(context_, operation, queue_.next_seq(), begin, step));
+    count_fragment(op, blocks, shape_.ranks, begin, step);
+  }
+  op.fragments_left_ = op.fragments;
+}
+
+void FragmentMaker::enqueue_sums(const std::shared_ptr<Operation>& operation) {
+  Operation& op = *operation;
+  bool gathers = op.collective == Collective::kAllReduce;
+  size_t step = op.plan_.fragment_bytes;
+  // The part whose sums were enqueued last, if it is still to be gathered.
+  size_t summed_begin = 0;
+  uint64_t after_sums = 0;
+  auto gather = [&] {
+    if (after_sums == 0) return;
+    auto fragment = make_allgather(context_, operation, queue_.next_seq(), summed_begin, step);
+    fragment->after = after_sums;
+    queue_.add(std::move(fragment));
+  };
+  for (size_t begin = 0; begin == 0 || begin < op.input.largest(); begin += step) {
+    uint64_t seq = queue_.next_seq();
+    queue_.add(make_reduce_scatter(context_, operation, seq, begin, step));
+    // A part is gathered behind the next part's sums, so that the rails never idle between.
+    gather();
+    if (gathers) after_sums = seq + 1;
+    summed_begin = begin;
+    count_fragment(op, op.input, shape_.ranks, begin, step);
+  }
+  gather();
+  op.fragments_left_ = gathers ? 2 * op.fragments : op.fragments;
+}
+
+}  // namespace smddp

@@ -1,0 +1,35 @@
+// Settles how an operation is carried out, and cuts it into fragments. Used by Group alone, under the engine's
+// lock; must not know how the fragments fare.
+#pragma once
+
+#include <memory>
+
+#include "collectives/fragment.h"
+#include "collectives/operation.h"
+#include "collectives/selector.h"
+#include "group/fragment_queue.h"
+
+namespace smddp {
+
+class FragmentMaker {
+ public:
+  // `algorithm`: if an operation's tuning leaves it open.
+  FragmentMaker(const FragmentContext& context, Algorithm algorithm, FragmentQueue& queue)
+      : context_(context), shape_(context.shape), algorithm_(algorithm), queue_(queue) {}
+
+  // Settles the plan of an operation, and so what its messages say of it.
+  void plan(Operation& operation, const Tuning& tuning) const;
+  // Adds the fragments of a planned operation to the queue.
+  void enqueue(const std::shared_ptr<Operation>& operation);
+
+ private:
+  void enqueue_gathers(const std::shared_ptr<Operation>& operation);
+  void enqueue_sums(const std::shared_ptr<Operation>& operation);
+
+  const FragmentContext& context_;
+  const Shape& shape_;
+  const Algorithm algorithm_;
+  FragmentQueue& queue_;
+};
+
+}  // namespace smddp
