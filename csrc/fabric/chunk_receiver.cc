@@ -141,7 +141,8 @@ void ChunkReceiver::on_flush_failed(FlushSlot* slot, const Status& why) {
   ReceiveRegion& region = flushes_->finish(slot);
   if (!region.open) return release(region);
   region.flush_failed = true;
-  peers_.lose(region.from, {why.code(), "a device's memory could not be flushed: " + why.message()});
+  peers_.lose(region.from,
+              {why.code(), "a device's memory could not be flushed: " + why.message()});
 }
 
 Status ChunkReceiver::prepare_flushes() { return flushes_->prepare(); }

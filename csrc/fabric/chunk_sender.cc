@@ -42,9 +42,9 @@ bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const 
     if (registration == nullptr) {
       // The limit on pinned memory may allow it once other chunks have completed.
       if (peer.chunks > 0) return false;
-      peers_.lose(to, {Code::kUnavailable, "a chunk could not be sent: " +
-                                               registrations.error().message() + " (" +
-                                               rail.text() + ")"});
+      peers_.lose(
+          to, {Code::kUnavailable, "a chunk could not be sent: " + registrations.error().message() +
+                                       " (" + rail.text() + ")"});
       return true;
     }
   }

@@ -53,8 +53,8 @@ void FlushReads::begin(ReceiveRegion& region) {
     if (rc == 0) continue;
     free_.push_front(slot);
     if (rc != -FI_EAGAIN) {
-      return peers_.lose(region.from, rails_.refusal("a device's memory could not be flushed", rc,
-                                                     rails_[rail]));
+      return peers_.lose(
+          region.from, rails_.refusal("a device's memory could not be flushed", rc, rails_[rail]));
     }
     ++rails_.counters().retries;
     break;

@@ -150,10 +150,11 @@ Status RemoteWatch::lost(const Remote& remote, const std::string& what) {
 
 // The other rank may well live: it is this one that can't go on.
 Status RemoteWatch::at_limit(const Remote& remote) {
-  return {Code::kUnavailable,
-          members_.describe(members_.rank()) + " can't send to " + members_.describe(remote.rank) +
-              during() + ": " + remote.why_broken.message() +
-              ". Raise the limits of its process: files (ulimit -n), pinned memory (ulimit -l), memory"};
+  return {Code::kUnavailable, members_.describe(members_.rank()) + " can't send to " +
+                                  members_.describe(remote.rank) + during() + ": " +
+                                  remote.why_broken.message() +
+                                  ". Raise the limits of its process: files (ulimit -n), pinned "
+                                  "memory (ulimit -l), memory"};
 }
 
 std::string RemoteWatch::during() const {
