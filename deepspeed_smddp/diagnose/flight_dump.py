@@ -20,7 +20,7 @@ from deepspeed_smddp import backend
 
 VERSION = 1
 # What follows the name of a group in records of operations that it hands to another backend.
-FORWARDED = " (operations that are not smddp's)"
+FORWARDED = " (forwarded)"
 _MOST_FRAMES = 60
 
 

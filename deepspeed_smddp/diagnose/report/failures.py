@@ -60,13 +60,17 @@ def absent(job: Job, unreached: str) -> Iterator[Cause]:
     for rank, text in job.gone.items():
         known[text].append(rank)
     for text, ranks in known.items():
-        yield Cause(
-            Weight.GONE,
-            _gone(job, ranks, text) + _waiting(job, ranks),
-            tuple(ranks),
+        advice = (
             f"read the last lines of the log of {rank_list(ranks)}, and the kernel's log of the "
-            "host (a process that took too much memory is named there)",
+            "host (a process that took too much memory is named there)"
         )
+        if _SILENT.search(text):
+            advice = (
+                f"look at the host of {rank_list(ranks)}: whether it is up and reached by the "
+                "others, and whether the process is stopped (`ps -o stat,wchan PID`: T)"
+            )
+        cause = _gone(job, ranks, text) + _waiting(job, ranks)
+        yield Cause(Weight.GONE, cause, tuple(ranks), advice)
     if job.missing and unreached:
         yield Cause(Weight.NOTE, f"{job.named(job.missing)} {unreached}", tuple(job.missing))
     elif job.missing:

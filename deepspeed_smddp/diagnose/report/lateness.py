@@ -118,7 +118,8 @@ def _behind(job: Job, stall: Stall, ranks: tuple[int, ...]) -> str:
     idle = span([t for r in ranks if (t := job.idle(r)) is not None])
     if not idle:
         return text
-    return f"{text}; {'its last call' if one else 'their last calls'} of any was {idle} ago"
+    last = "its last call of any was" if one else "their last calls of any were"
+    return f"{text}; {last} {idle} ago"
 
 
 def transfers(job: Job) -> Iterator[Cause]:
@@ -171,6 +172,8 @@ def missing_bytes(stall: Stall) -> dict[int, tuple[tuple[int, ...], int, int, fl
     for rank in stall.waiting:
         group = stall.group.seen[rank]
         for awaited in group.oldest.awaited if group.oldest is not None else []:
+            if awaited.expected == 0:
+                continue  # its call is awaited, not its bytes
             by[awaited.rank].append(rank)
             numbers = (awaited.expected, awaited.arrived, awaited.seconds)
             if awaited.rank not in worst or awaited.seconds > worst[awaited.rank][2]:

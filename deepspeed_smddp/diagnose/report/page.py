@@ -73,7 +73,9 @@ def page(
     _fit(sections, LINES - 1 - len(head) - len(tail))
     body = [line for section in sections for line in section.lines()]
     text = "\n".join(cut_line(line) for line in [*head, *body, *tail]) + "\n"
-    return f"{text}Full dumps: {folder}\n" if folder else text
+    if not folder:
+        return text
+    return f"{text}{'' if tail else chr(10)}Full dumps: {folder}\n"
 
 
 def cut_line(line: str) -> str:
