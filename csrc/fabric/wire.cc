@@ -15,6 +15,8 @@ bool check(const void* data, size_t size) {
     case Type::kAbort:
     case Type::kWritten:
     case Type::kOver:
+    case Type::kAsk:
+    case Type::kSentAll:
       return header.bytes == size - sizeof(Header);
   }
   return false;

@@ -21,6 +21,9 @@ enum class Type : uint8_t {
   kWritten =
       4,      // the first `offset` chunks of src's flow to dst in this fragment are in dst's memory
   kOver = 5,  // src has given the group up, and writes no more into dst's memory for it
+  kAsk =
+      6,  // src lacks bytes of dst's flow in this fragment, of which nothing has come for a while
+  kSentAll = 7,  // the answer, if all bytes of src's flow to dst in this fragment have left
 };
 
 // The most NICs that one endpoint may be striped over.

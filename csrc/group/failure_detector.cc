@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kGraceNs = 1'000'000'000;
 // A rank that only receives finds out by a reminder that its connection broke: ofi_rxm tells nothing.
-constexpr uint64_t kReminderNs = 2'000'000'000;
+constexpr uint64_t kReminderNs = 1'000'000'000;
 
 // When a fragment's operation has to be done. A rank that can't tell which of several ranks holds it up
 // leaves a moment to the rank that can: all deadlines expire together, and the first verdict is the one

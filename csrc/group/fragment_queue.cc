@@ -25,4 +25,9 @@ Fragment* FragmentQueue::find(uint64_t seq) const {
   return nullptr;
 }
 
+bool FragmentQueue::has_sent_all(Rank target, uint64_t seq) const {
+  const Fragment* fragment = find(seq);
+  return fragment != nullptr ? fragment->flows().has_sent_all(target) : seq < first_unfinished();
+}
+
 }  // namespace smddp

@@ -236,6 +236,12 @@ void Group::take(const wire::Header& header, const std::byte* payload) {
   if (header.type == wire::Type::kAbort) return failures_.on_abort(header, payload);
   auto source = static_cast<Rank>(header.source);
   remote_.has_started(source, header.seq);
+  if (header.type == wire::Type::kAsk) {
+    if (fragments_.has_sent_all(source, header.seq))
+      remote_.send_question(wire::Type::kSentAll, source, header.seq, header.signature);
+    return;
+  }
+  if (header.type == wire::Type::kSentAll) return remote_watch_.on_sent_all(source, header.seq);
   if (Fragment* fragment = fragments_.find(header.seq)) {
     if (Status taken = fragment->on_message(header, payload); !taken) failures_.fail(taken);
   } else if (header.seq >= fragments_.first_unstarted()) {

@@ -16,6 +16,9 @@ constexpr uint64_t kQuietNs = kSecond;
 // What a rank sent before it ended, or left the group, may arrive until so long after anything else of
 // it. Later it will not: it was lost with a connection.
 constexpr uint64_t kInFlightNs = 2 * kSecond;
+// Bytes that have left, of which none has come for so long, were lost with a connection: some providers
+// connect anew and tell neither side.
+constexpr uint64_t kLostNs = 2 * kSecond;
 // For how long a connection that broke waits for the answer whether the process has ended.
 constexpr uint64_t kSuspectNs = 3 * kSecond;
 
@@ -55,6 +58,10 @@ void RemoteWatch::leave(uint64_t from, const std::string& reason) noexcept {
   }
 }
 
+void RemoteWatch::on_sent_all(Rank source, uint64_t seq) {
+  remotes_[by_rank_[static_cast<size_t>(source)]].sent_all = seq;
+}
+
 std::optional<std::string> RemoteWatch::left() { return std::exchange(left_, std::nullopt); }
 
 Status RemoteWatch::look(uint64_t now) {
@@ -76,12 +83,14 @@ void RemoteWatch::find_awaited(uint64_t now) {
   for (const auto& fragment : fragments_.in_flight()) {
     fragment->flows().for_each_awaited([&](Rank rank, uint64_t amount) {
       Remote& remote = remotes_[by_rank_[static_cast<size_t>(rank)]];
+      if (!remote.awaited) remote.oldest_awaited = fragment->seq();
       remote.awaited = true;
       remote.amount += amount + (fragment->seq() << 32);
     });
   }
   for (Remote& remote : remotes_) {
     bool moved = std::exchange(remote.last_amount, remote.amount) != remote.amount;
+    if (moved) remote.sent_all = UINT64_MAX;
     if (!remote.awaited) {
       remote.quiet_since_ns = 0;
     } else if (moved || remote.quiet_since_ns == 0) {
@@ -120,6 +129,8 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   }
   if (broken && (verdict.answered_ns > remote.broken_ns || now - remote.broken_ns > kSuspectNs))
     return lost(remote, "the connection to it broke: " + remote.why_broken.message());
+  if (remote.awaited && remote.sent_all == remote.oldest_awaited && quiet >= kLostNs)
+    return lost(remote, "the connection to it broke: it has sent all, and not all has arrived");
   if (silence_ns_ != 0 && verdict.silent_ns >= silence_ns_) {
     return lost(remote, "it has not answered for " + seconds_text(verdict.silent_ns) +
                             ". Its process was not seen to end: it is stopped, or its host or "

@@ -31,6 +31,8 @@ class RemoteWatch {
   // Something could not be sent to `peer`. kUnavailable: by a limit of this process. Otherwise look() finds
   // out whether the peer's process has ended.
   void on_lost(fabric::Peer peer, const Status& why);
+  // `source` says that all its bytes for this rank in fragment `seq` have left.
+  void on_sent_all(Rank source, uint64_t seq);
   // True if look() has to be called though the group has nothing in flight.
   bool has_broken() const { return broken_ > 0; }
   // Not ok: why the group can't go on. Cheap if called more often than needed.
@@ -53,8 +55,10 @@ class RemoteWatch {
     bool awaited = false;
     uint64_t amount = 0;  // as FragmentFlows::for_each_awaited(), over all fragments in flight
     uint64_t last_amount = 0;
-    uint64_t quiet_since_ns = 0;  // 0: not awaited
-    uint64_t broken_ns = 0;       // 0: its connection works
+    uint64_t quiet_since_ns = 0;     // 0: not awaited
+    uint64_t oldest_awaited = 0;     // fragment, if awaited
+    uint64_t sent_all = UINT64_MAX;  // fragment of which it says that all has left
+    uint64_t broken_ns = 0;          // 0: its connection works
     Status why_broken;
   };
 

@@ -166,8 +166,15 @@ void FragmentFlows::send_ready(const ReceiveFlow& receive) {
 // connection broke: a rank that only receives would not notice.
 void FragmentFlows::remind() {
   for (const ReceiveFlow& receive : receives_) {
-    if (!receive.coverage.complete()) send_ready(receive);
+    if (receive.coverage.complete()) continue;
+    send_ready(receive);
+    remote_.send_question(wire::Type::kAsk, receive.source, terms_.seq, terms_.signature);
   }
+}
+
+bool FragmentFlows::has_sent_all(Rank target) const {
+  return std::all_of(sends_.begin(), sends_.end(),
+                     [&](const SendFlow& send) { return send.target != target || send.done(); });
 }
 
 Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) {

@@ -76,8 +76,10 @@ class FragmentFlows {
   ReceiveFlow* on_data(Rank source, uint64_t offset, uint64_t bytes);
   // `source` says that the first `chunks` chunks of its flow are in this rank's memory.
   Status on_written(Rank source, uint64_t chunks);
-  // Repeats the READYs to the senders whose data is still to come.
+  // Repeats the READYs to the senders whose data is still to come, and asks them whether it has left.
   void remind();
+  // Whether nothing of this fragment is left to send to `target`.
+  bool has_sent_all(Rank target) const;
 
   // At the end of a fragment that is complete: the peers may no longer write into its memory.
   void close();

@@ -157,6 +157,12 @@ bool RemotePeers::send_written(Rank to, uint64_t seq, const Signature& signature
   return true;
 }
 
+void RemotePeers::send_question(wire::Type type, Rank to, uint64_t seq,
+                                const Signature& signature) {
+  fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
+  if (buffer != nullptr) post(buffer, header(type, to, seq, signature));
+}
+
 void RemotePeers::on_peer_lost(fabric::Peer peer) {
   for (Rank rank : ranks_) {
     RemotePeer& state = peers_[static_cast<size_t>(rank)];

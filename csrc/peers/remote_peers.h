@@ -81,6 +81,8 @@ class RemotePeers {
   // Tells `to` that the first `chunks` chunks of the flow to it are in its memory once this message is
   // taken. False: no buffer is free now.
   bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks);
+  // Asks `to` for kSentAll, or sends it. If no buffer is free now nothing is sent: the question is repeated.
+  void send_question(wire::Type type, Rank to, uint64_t seq, const Signature& signature);
   // Tells `to`, once, that this rank writes no more into its memory. False: no buffer is free now.
   bool tell_over(Rank to);
   // Puts into line for all of them that this rank gives up the group from fragment `from` on. Needs no

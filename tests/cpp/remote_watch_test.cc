@@ -113,6 +113,24 @@ TEST_F(Watched, OneThatHasLeftFromThisFragmentOnIsLost) {
   EXPECT_EQ(watch_->left(), "why");
 }
 
+TEST_F(Watched, OneThatHasSentWhatDoesNotArriveIsLost) {
+  watch(0);
+  watch_->on_sent_all(1, 1);
+  EXPECT_TRUE(look_until(5).ok()) << "a later fragment is not the one that lacks bytes";
+  watch_->on_sent_all(1, 0);
+  Status lost = look_until(5.5);
+  EXPECT_EQ(lost.code(), Code::kPeerLost);
+  EXPECT_NE(lost.message().find("it has sent all, and not all has arrived"), std::string::npos)
+      << lost.message();
+}
+
+TEST_F(Watched, WhatHasLeftMayBeOnTheWayForAMoment) {
+  watch(0);
+  watch_->on_sent_all(1, 0);
+  EXPECT_TRUE(look_until(1.9).ok());
+  EXPECT_FALSE(look_until(2.5).ok());
+}
+
 TEST_F(Watched, OneThatCanNotBeReachedByALimitOfThisRankIsNotBlamed) {
   watch(0);
   watch_->on_lost(remote_->peer(1), {Code::kUnavailable, "no file is left"});

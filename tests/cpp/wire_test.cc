@@ -32,7 +32,8 @@ bool accepts_edited(std::vector<uint8_t> bytes, Edit edit) {
 }
 
 TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
-  for (Type type : {Type::kReady, Type::kData, Type::kAbort, Type::kWritten, Type::kOver}) {
+  for (Type type : {Type::kReady, Type::kData, Type::kAbort, Type::kWritten, Type::kOver,
+                    Type::kAsk, Type::kSentAll}) {
     EXPECT_TRUE(accepts(message(type, 0)));
     EXPECT_TRUE(accepts(message(type, 1)));
     EXPECT_TRUE(accepts(message(type, 128 * 1024)));
@@ -82,7 +83,7 @@ TEST(Wire, RejectsAnotherMagicOrVersion) {
 TEST(Wire, RejectsUnknownTypes) {
   std::vector<uint8_t> good = message(Type::kData, 8);
   for (int type = 0; type < 256; ++type) {
-    bool known = type >= 1 && type <= 5;
+    bool known = type >= 1 && type <= 7;
     EXPECT_EQ(accepts_edited(good, [&](Header& h) { h.type = static_cast<Type>(type); }), known)
         << type;
   }
