@@ -175,7 +175,9 @@ void Fragment::for_each_awaited(F&& f) const {
   for (int i = 0; i < local_.count() && !heard_.empty(); ++i) {
     if (needs(i)) f(local_.rank(i), expected_from(i), taken_from_[static_cast<size_t>(i)]);
   }
-  flows_.for_each_unfinished(f);
+  flows_.for_each_awaited([&](Rank rank, uint64_t expected, uint64_t arrived, uint64_t) {
+    f(rank, expected, arrived);
+  });
 }
 
 std::unique_ptr<Fragment> make_allgather(const FragmentContext& context,

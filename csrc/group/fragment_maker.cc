@@ -27,6 +27,19 @@ void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin
 
 }  // namespace
 
+std::string FragmentMaker::path_of(const Operation& op) const {
+  std::string path;
+  if (shape_.ranks == 1) {
+    path = "copy";
+  } else if (context_.local.count() > 0) {
+    path = read_directly(op.signature().fragment_bytes, shape_) ? "single-copy" : "shm";
+  }
+  if (shape_.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
+  if (op.plan().pattern != Pattern::kDirect)
+    path += std::string(" (") + pattern::name_of(op.plan().pattern) + ")";
+  return path;
+}
+
 void FragmentMaker::enqueue(const std::shared_ptr<Operation>& operation) {
   Operation& op = *operation;
   if (op.plan_.whole) {

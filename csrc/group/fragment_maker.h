@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "collectives/fragment.h"
 #include "collectives/operation.h"
@@ -19,6 +20,8 @@ class FragmentMaker {
 
   // Settles the plan of an operation, and so what its messages say of it.
   void plan(Operation& operation, const Tuning& tuning) const;
+  // The ways that the bytes of a planned operation take, as statistics() names them.
+  std::string path_of(const Operation& operation) const;
   // Adds the fragments of a planned operation to the queue.
   void enqueue(const std::shared_ptr<Operation>& operation);
 

@@ -13,20 +13,6 @@ namespace {
 
 constexpr std::chrono::microseconds kLook(100);
 
-// The ways that the bytes of `op` take, as statistics() names them.
-std::string path_of(const Operation& op, const Shape& shape, int local_peers) {
-  std::string path;
-  if (shape.ranks == 1) {
-    path = "copy";
-  } else if (local_peers > 0) {
-    path = read_directly(op.signature().fragment_bytes, shape) ? "single-copy" : "shm";
-  }
-  if (shape.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
-  if (op.plan().pattern != Pattern::kDirect)
-    path += std::string(" (") + pattern::name_of(op.plan().pattern) + ")";
-  return path;
-}
-
 }  // namespace
 
 Group::~Group() {
@@ -141,7 +127,7 @@ bool Group::start_fragments() {
     next->start();
     Operation& op = next->operation();
     if (op.path.empty()) {
-      op.path = path_of(op, shape_, local_.count());
+      op.path = maker_.path_of(op);
       recorder_.start(op);
     }
     remote_.take_early(next->seq(), [&](const wire::Header& header, const std::byte* payload) {

@@ -81,7 +81,7 @@ void RemoteWatch::find_awaited(uint64_t now) {
     remote.amount = 0;
   }
   for (const auto& fragment : fragments_.in_flight()) {
-    fragment->flows().for_each_awaited([&](Rank rank, uint64_t amount) {
+    fragment->flows().for_each_awaited([&](Rank rank, uint64_t, uint64_t, uint64_t amount) {
       Remote& remote = remotes_[by_rank_[static_cast<size_t>(rank)]];
       if (!remote.awaited) remote.oldest_awaited = fragment->seq();
       remote.awaited = true;

@@ -59,14 +59,11 @@ class FragmentFlows {
   template <class Fill>
   bool send_one(SendFlow& send, size_t available, Fill&& fill);
   bool done() const;
-  // f(rank, amount) for each rank whose data is still to come, or that is still to get data. As long as
-  // nothing moves between that rank and this one, `amount` stays the same.
+  // f(rank, bytes of its flow, bytes of them that have come, amount) for each rank whose data is still to come,
+  // and with (rank, 0, 0, amount) for each that is still to get data. As long as nothing moves between that
+  // rank and this one, `amount` stays the same.
   template <class F>
   void for_each_awaited(F&& f) const;
-  // f(rank, bytes of its flow, bytes of them that have come) for the same ranks; (rank, 0, 0) for those that
-  // are still to get data.
-  template <class F>
-  void for_each_unfinished(F&& f) const;
 
   // `source` has started the fragment, and takes `allowed` bytes of the flow to it, with `grant` where
   // its memory is open for them (else nullptr).
@@ -137,21 +134,11 @@ class FragmentFlows {
 template <class F>
 void FragmentFlows::for_each_awaited(F&& f) const {
   for (const ReceiveFlow& receive : receives_) {
-    if (!receive.coverage.complete()) f(receive.source, uint64_t{receive.coverage.total()});
+    uint64_t come = receive.coverage.total();
+    if (!receive.coverage.complete()) f(receive.source, receive.run.bytes(), come, come);
   }
   for (const SendFlow& send : sends_) {
-    if (!send.done()) f(send.target, uint64_t{send.sent + send.allowed} - send.chunks.count());
-  }
-}
-
-template <class F>
-void FragmentFlows::for_each_unfinished(F&& f) const {
-  for (const ReceiveFlow& receive : receives_) {
-    if (receive.coverage.complete()) continue;
-    f(receive.source, uint64_t{receive.run.bytes()}, uint64_t{receive.coverage.total()});
-  }
-  for (const SendFlow& send : sends_) {
-    if (!send.done()) f(send.target, uint64_t{0}, uint64_t{0});
+    if (!send.done()) f(send.target, 0, 0, send.sent + send.allowed - send.chunks.count());
   }
 }
 

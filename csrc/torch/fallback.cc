@@ -83,8 +83,7 @@ void Fallback::look_at_works() {
 
 Fallback::Fallback(std::string group, Factory factory)
     : group_(std::move(group)),
-      recorded_group_(
-          recorder::FlightRecorder::process().text(group_ + " (forwarded)")),
+      recorded_group_(recorder::FlightRecorder::process().text(group_ + " (forwarded)")),
       factory_(std::move(factory)) {}
 
 void Fallback::settle() {

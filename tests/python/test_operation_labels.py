@@ -1,0 +1,87 @@
+"""The flight recorder names what of a model calls an operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import deepspeed_smddp
+from deepspeed_smddp.operation_labels import labelled
+from harness.worker import Context
+from harness.world import BACKEND, Pool
+
+pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="the flight recorder is smddp's")
+
+WIDTH = 64
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)])
+
+
+def records_since(before: int) -> list[dict[str, Any]]:
+    from deepspeed_smddp import _C
+
+    return [dict(row) for row in _C.flight_record() if row["id"] > before]
+
+
+def latest() -> int:
+    from deepspeed_smddp import _C
+
+    return max((row["id"] for row in _C.flight_record()), default=0)
+
+
+def data_parallel(ctx: Context) -> list[str]:
+    layer_mib = WIDTH * WIDTH * 4 / (1 << 20)
+    parallel = DistributedDataParallel(model(), bucket_cap_mb=layer_mib)
+    labels = []
+    for _ in range(3):  # after the first backward pass DDP cuts its buckets anew
+        before = latest()
+        parallel(torch.ones(2, WIDTH)).sum().backward()
+        dist.all_reduce(torch.ones(1))
+        labels = [r["label"] for r in records_since(before) if r["operation"] == "all_reduce"]
+    return labels
+
+
+def fully_sharded(ctx: Context) -> list[tuple[str, str]]:
+    layers = model()
+    for layer in layers:
+        fully_shard(layer)
+    fully_shard(layers)
+    deepspeed_smddp.fsdp.enable(layers)
+    before = latest()
+    layers(torch.ones(2, WIDTH)).sum().backward()
+    return [(r["operation"], r["label"]) for r in records_since(before)]
+
+
+def own_label(ctx: Context) -> list[str]:
+    before = latest()
+    with labelled("my label"):
+        dist.all_reduce(torch.ones(4))
+    dist.all_reduce(torch.ones(4))
+    return [row["label"] for row in records_since(before)]
+
+
+def test_gradient_buckets_are_numbered_in_each_backward_pass(worlds: Pool) -> None:
+    for labels in worlds("AA").run(data_parallel).values():
+        assert len(labels) >= 3
+        numbered = [f"gradient bucket {i} of the backward pass" for i in range(1, len(labels))]
+        assert labels == [*numbered, ""], "the last one is the user's own"
+
+
+def test_operations_of_fsdp2_have_the_name_of_the_module(worlds: Pool) -> None:
+    for calls in worlds("AA").run(fully_sharded).values():
+        for operation in ("all_gather", "reduce_scatter"):
+            named = {label for name, label in calls if name == operation}
+            assert {"FSDP2 module 0", "FSDP2 module 1", "FSDP2 module 2"} <= named
+
+
+def test_a_label_ends_with_its_context(worlds: Pool) -> None:
+    assert set(map(tuple, worlds("AA").run(own_label).values())) == {("my label", "")}
