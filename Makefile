@@ -128,7 +128,9 @@ test-cpp: build-tests  ## C++ tests only; CTEST_ARGS="-R wire" picks some
 	$(BIN)/ctest --test-dir build -C slow --output-on-failure --no-tests=error \
 	  --parallel $(SLOTS) $(CTEST_ARGS)
 
-PYTEST = DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -rs
+# A run that never ends is interrupted after 50 minutes, so that it says what failed until then.
+PYTEST = DS_ACCELERATOR=cpu $(LOCAL) timeout --foreground --signal=INT --kill-after=60 3000 \
+  $(PY) -m pytest -rfEs
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Two runs, of which one may have no test to run (pytest's exit status 5) if PYTEST_ARGS picks some.
 test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS="-k name" picks some

@@ -22,7 +22,7 @@ from deepspeed_smddp.diagnose import flight_dump
 from deepspeed_smddp.diagnose.report.failures import DUMP_SECONDS
 from deepspeed_smddp.diagnose.report_files import FR_TRACE, JobFiles, job_name
 from deepspeed_smddp.diagnose.report_listener import Listener, ask
-from deepspeed_smddp.diagnose.report_store import ReportStore
+from deepspeed_smddp.diagnose.report_store import ReportStore, introduce
 from deepspeed_smddp.errors import logger
 
 # How long connecting to the other ranks may take.
@@ -52,7 +52,7 @@ class Reporter(threading.Thread):
         self._store, self._rank, self._ranks = store, rank, ranks
         self._listener = Listener(os.environ.get("MASTER_ADDR", "localhost"))
         self._files = JobFiles(job_name(), rank)
-        ReportStore(store).introduce(rank, self._listener.contact())
+        introduce(store, rank, self._listener.contact())
         self._number = 0
         self._ended = threading.Event()
         self._latest = -_SAME_CAUSE_SECONDS

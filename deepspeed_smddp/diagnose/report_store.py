@@ -6,6 +6,7 @@ has trouble sets ``<n>/reason``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import socket
@@ -23,8 +24,18 @@ _ANSWER = timedelta(seconds=3)
 _LOOK_SECONDS = 0.05
 
 
+def introduce(store: Any, rank: int, contact: str) -> None:
+    """Publishes how this rank is asked for a report, over the store's own connection.
+
+    Nobody else waits on it while a group is made. Another connection to a store whose process has
+    just ended would be tried for minutes.
+    """
+    with contextlib.suppress(RuntimeError):
+        dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)
+
+
 class ReportStore:
-    """The exchange of one rank, for one report or for its contact.
+    """The exchange of one rank, for one report.
 
     It uses a connection of its own: others may wait for minutes on the store's, under its lock. A
     store that fails is not asked again: :attr:`works` turns false.
@@ -47,10 +58,6 @@ class ReportStore:
         except RuntimeError:
             self.works = False
             return otherwise
-
-    def introduce(self, rank: int, contact: str) -> None:
-        """Publishes how this rank is asked for a report."""
-        self._try(lambda: self._store.set(f"contact/{rank}", contact), None)
 
     def contacts(self, ranks: list[int]) -> list[tuple[int, str]]:
         """How the given ranks are asked, as far as they have said it."""
