@@ -31,7 +31,7 @@ def introduce(store: Any, rank: int, contact: str) -> None:
     just ended would be tried for minutes.
     """
     with contextlib.suppress(RuntimeError):
-        dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)
+        dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)  # type: ignore[attr-defined]
 
 
 class ReportStore:
