@@ -17,8 +17,11 @@ constexpr uint64_t kQuietNs = kSecond;
 // it. Later it will not: it was lost with a connection.
 constexpr uint64_t kInFlightNs = 2 * kSecond;
 // Bytes that have left, of which none has come for so long, were lost with a connection: some providers
-// connect anew and tell neither side.
+// connect anew and tell neither side. The sender has to say twice that they have left, a reminder apart:
+// the second answer shows that this rank has looked for them since the first one. A rank that was stopped,
+// or that shares its core with many, has not.
 constexpr uint64_t kLostNs = 2 * kSecond;
+constexpr int kLostAnswers = 2;
 // For how long a connection that broke waits for the answer whether the process has ended.
 constexpr uint64_t kSuspectNs = 3 * kSecond;
 
@@ -59,7 +62,9 @@ void RemoteWatch::leave(uint64_t from, const std::string& reason) noexcept {
 }
 
 void RemoteWatch::on_sent_all(Rank source, uint64_t seq) {
-  remotes_[by_rank_[static_cast<size_t>(source)]].sent_all = seq;
+  Remote& remote = remotes_[by_rank_[static_cast<size_t>(source)]];
+  if (std::exchange(remote.sent_all, seq) != seq) remote.said_sent_all = 0;
+  ++remote.said_sent_all;
 }
 
 std::optional<std::string> RemoteWatch::left() { return std::exchange(left_, std::nullopt); }
@@ -79,18 +84,19 @@ void RemoteWatch::find_awaited(uint64_t now) {
   for (Remote& remote : remotes_) {
     remote.awaited = false;
     remote.amount = 0;
+    remote.oldest_lacking = UINT64_MAX;
   }
   for (const auto& fragment : fragments_.in_flight()) {
-    fragment->flows().for_each_awaited([&](Rank rank, uint64_t, uint64_t, uint64_t amount) {
+    fragment->flows().for_each_awaited([&](Rank rank, uint64_t bytes, uint64_t, uint64_t amount) {
       Remote& remote = remotes_[by_rank_[static_cast<size_t>(rank)]];
-      if (!remote.awaited) remote.oldest_awaited = fragment->seq();
+      if (bytes > 0) remote.oldest_lacking = std::min(remote.oldest_lacking, fragment->seq());
       remote.awaited = true;
       remote.amount += amount + (fragment->seq() << 32);
     });
   }
   for (Remote& remote : remotes_) {
     bool moved = std::exchange(remote.last_amount, remote.amount) != remote.amount;
-    if (moved) remote.sent_all = UINT64_MAX;
+    if (moved) remote.sent_all = UINT64_MAX;  // and on_sent_all() counts anew
     if (!remote.awaited) {
       remote.quiet_since_ns = 0;
     } else if (moved || remote.quiet_since_ns == 0) {
@@ -129,7 +135,8 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   }
   if (broken && (verdict.answered_ns > remote.broken_ns || now - remote.broken_ns > kSuspectNs))
     return lost(remote, "the connection to it broke: " + remote.why_broken.message());
-  if (remote.awaited && remote.sent_all == remote.oldest_awaited && quiet >= kLostNs)
+  if (remote.oldest_lacking != UINT64_MAX && remote.sent_all == remote.oldest_lacking &&
+      remote.said_sent_all >= kLostAnswers && quiet >= kLostNs)
     return lost(remote, "the connection to it broke: it has sent all, and not all has arrived");
   if (silence_ns_ != 0 && verdict.silent_ns >= silence_ns_) {
     return lost(remote, "it has not answered for " + seconds_text(verdict.silent_ns) +

@@ -55,10 +55,11 @@ class RemoteWatch {
     bool awaited = false;
     uint64_t amount = 0;  // as FragmentFlows::for_each_awaited(), over all fragments in flight
     uint64_t last_amount = 0;
-    uint64_t quiet_since_ns = 0;     // 0: not awaited
-    uint64_t oldest_awaited = 0;     // fragment, if awaited
-    uint64_t sent_all = UINT64_MAX;  // fragment of which it says that all has left
-    uint64_t broken_ns = 0;          // 0: its connection works
+    uint64_t quiet_since_ns = 0;           // 0: not awaited
+    uint64_t oldest_lacking = UINT64_MAX;  // the first fragment that lacks bytes of it
+    uint64_t sent_all = UINT64_MAX;        // fragment of which it says that all has left
+    int said_sent_all = 0;                 // how often, since anything of it last came
+    uint64_t broken_ns = 0;                // 0: its connection works
     Status why_broken;
   };
 
