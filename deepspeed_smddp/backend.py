@@ -73,6 +73,11 @@ def global_ranks(group: str) -> list[int]:
     return _members.get(group, [])
 
 
+def has_made_group() -> bool:
+    """Whether this process has made a group of smddp."""
+    return bool(_members)
+
+
 def default_rank() -> int | None:
     """This process's rank in the latest default group of smddp; None if there was none."""
     return _default_rank

@@ -59,6 +59,7 @@ READ: dict[str, dict[str, str]] = {
         f"{_STAGE3}.independent_gradient_partition_epilogue": "6e7985344eba7b7a",
         f"{_STAGE3}._pre_step": "cff910fadf3d7004",
     },
+    "bucket sizes": {"deepspeed.runtime.zero.config:get_zero_config": "d5a3dd19580ff27c"},
     "comms log": {
         "deepspeed.utils.comms_logging:calc_bw_log": "8c68922ecc78094c",
         "deepspeed.utils.comms_logging:CommsLogger.append": "9d0968189a6eff92",
@@ -80,6 +81,7 @@ _CONSEQUENCE = {
     "gather": "ZeRO-3 gathers parameters the way DeepSpeed does, with copies",
     "reduce": "ZeRO-3 reduces gradients the way DeepSpeed does, with copies",
     "overlap": "ZeRO-3 waits for each bucket of gradients on the CPU, as DeepSpeed does",
+    "bucket sizes": 'sizes that "zero_optimization" leaves open stay at DeepSpeed\'s defaults',
     "comms log": "with comms_logger, ZeRO-3 gathers and reduces the way DeepSpeed does",
     "monitor": "DeepSpeed's monitor gets no counters of smddp",
     "fsdp backward": "FSDP2 waits for each reduction on the CPU",

@@ -39,6 +39,7 @@ SUPPORT: dict[str, Support] = {
     "gather": Support("DeepSpeed", source_of="0.19.8"),
     "reduce": Support("DeepSpeed", source_of="0.19.8"),
     "overlap": Support("DeepSpeed", source_of="0.19.8"),
+    "bucket sizes": Support("DeepSpeed", source_of="0.19.8"),
     "comms log": Support("DeepSpeed", source_of="0.19.8"),
     "monitor": Support("DeepSpeed", source_of="0.19.8"),
     "fsdp backward": Support("torch", source_of="2.13"),

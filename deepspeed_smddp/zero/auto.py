@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import ds_config, settings
+from deepspeed_smddp import ds_config
 from deepspeed_smddp.tune import auto_keys, startup
-from deepspeed_smddp.upstream import wrapping
+from deepspeed_smddp.upstream import source, wrapping
 from deepspeed_smddp.upstream.wrapping import Call
 from deepspeed_smddp.zero import groups
+
+FEATURE = "bucket sizes"
 
 
 @contextmanager
@@ -38,22 +39,16 @@ def choose(config: Any) -> None:
     if found is None or not dist.is_initialized() or get_accelerator().device_name() != "cpu":
         return
     if groups.is_ours(dist.group.WORLD):
+        _install()
         startup.tune(found, groups.resolve(None))
 
 
-def install(deepspeed: Any) -> None:
-    """Wraps the function that makes DeepSpeed's ZeRO settings out of the whole config."""
-    module = deepspeed.runtime.config
-    original = getattr(module, "get_zero_config", None)
-    if original is None or list(inspect.signature(original).parameters) != ["param_dict"]:
-        settings.warn_once(
-            "zero auto",
-            'smddp: this DeepSpeed reads "zero_optimization" in a way that is not known, so what '
-            "it leaves open stays at DeepSpeed's defaults; `smddp tune` writes a config",
-        )
-        return
+def _install() -> None:
+    # Wraps the function that makes DeepSpeed's ZeRO settings out of the whole config.
+    from deepspeed.runtime import config
 
-    wrapping.wrap(module, "get_zero_config", _fill_in)
+    if source.known(FEATURE) and not wrapping.is_wrapped(config.get_zero_config):
+        wrapping.wrap(config, "get_zero_config", _fill_in)
 
 
 def _fill_in(original: Callable[[Any], Any], param_dict: Any) -> Any:

@@ -79,28 +79,23 @@ def install(deepspeed: Any) -> None:
     zero = deepspeed.runtime.zero
     init = zero.partition_parameters.Init
     registry = zero.partitioned_param_coordinator.InflightParamRegistry
-    for owner, name in (
-        (init, "_convert_to_deepspeed_param"),
-        (init, "_allgather_params_coalesced"),
-        (registry, "__setitem__"),
-    ):
-        if not callable(getattr(owner, name, None)):
-            return  # an unknown version of DeepSpeed; it is left as it is
     wrapping.wrap(init, "_convert_to_deepspeed_param", _convert)
     wrapping.wrap(init, "_allgather_params_coalesced", _gather_at_once)
     wrapping.wrap(registry, "__setitem__", _remember_piece)
 
 
-def _convert(original: Callable[..., None], init: Any, param: Any) -> None:
-    original(init, param)
+def _convert(
+    original: Callable[..., None], init: Any, param: Any, *args: Any, **kwargs: Any
+) -> None:
+    original(init, param, *args, **kwargs)
     theirs = param.all_gather_coalesced
 
-    def all_gather_coalesced(
-        params: Iterable[Any], safe_mode: bool = False, quantize: bool = False
-    ) -> Any:
+    def all_gather_coalesced(params: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
         params = sorted(params, key=lambda p: p.ds_id)  # the same order on all ranks
-        if safe_mode or quantize or init.allgather_sequential or not _direct(init, params, True):
-            return theirs(params, safe_mode=safe_mode, quantize=quantize)
+        other_way = any(args) or any(kwargs.values())  # safe_mode, quantize
+        one_by_one = getattr(init, "allgather_sequential", False)  # from 0.18.6 on
+        if other_way or one_by_one or not _direct(init, params, True):
+            return theirs(params, *args, **kwargs)
         init._ensure_availability_of_partitioned_params(params)
         for param in params:
             if param.ds_status is not type(param.ds_status).NOT_AVAILABLE:
@@ -117,12 +112,13 @@ def _gather_at_once(
     original: Callable[..., None],
     init: Any,
     param_list: Sequence[Any],
-    hierarchy: int = 0,
-    quantize: bool = False,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     # DeepSpeed calls it for persistent parameters after a step and for zero.GatheredParameters.
-    if quantize or not _direct(init, param_list, False):
-        original(init, param_list, hierarchy, quantize)
+    # The other arguments ask for other ways: hierarchy (without effect), quantize.
+    if any(args[1:]) or kwargs.get("quantize") or not _direct(init, param_list, False):
+        original(init, param_list, *args, **kwargs)
     else:
         _start(init, param_list, hpz=False).wait()
 

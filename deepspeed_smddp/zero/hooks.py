@@ -13,19 +13,14 @@ from deepspeed_smddp import comm_backend
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import is_wrapped, missing_argument, surround
-from deepspeed_smddp.zero import (
-    auto,
-    default_group,
-    gather,
-    monitoring,
-    overlap,
-    pipeline,
-    reduce,
-)
+from deepspeed_smddp.zero import default_group, pipeline
 
 
 def hook_deepspeed(deepspeed: Any) -> None:
-    """Wraps ``initialize``, ``zero.Init.__init__`` and ``init_distributed``; installs features."""
+    """Wraps ``initialize``, ``zero.Init.__init__`` and ``init_distributed``.
+
+    They read the config, and pass all arguments on as they are unless smddp is chosen.
+    """
     unsupported = versions.refusal("comm_backend", deepspeed)
     if unsupported is not None:
         _leave("deepspeed", f"that {unsupported}")
@@ -46,7 +41,7 @@ def hook_deepspeed(deepspeed: Any) -> None:
         return
     deepspeed.initialize = surround(deepspeed.initialize, pipeline.AROUND_INITIALIZE)
     init_type.__init__ = surround(init_type.__init__, pipeline.AROUND_ZERO_INIT)
-    wrapped = surround(init_distributed, [default_group.around_init_distributed])
+    wrapped = surround(init_distributed, pipeline.AROUND_INIT_DISTRIBUTED)
     for module in (
         deepspeed,
         deepspeed.comm,
@@ -55,8 +50,6 @@ def hook_deepspeed(deepspeed: Any) -> None:
     ):
         if getattr(module, "init_distributed", None) is init_distributed:
             module.init_distributed = wrapped
-    for feature in (auto, gather, reduce, overlap, monitoring):
-        feature.install(deepspeed)
 
 
 def hook_accelerate(module: Any) -> None:

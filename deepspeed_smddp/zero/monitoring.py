@@ -6,11 +6,13 @@ over the number of samples, as DeepSpeed does with its own events.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from deepspeed_smddp import backend, settings
 from deepspeed_smddp.upstream import source, wrapping
+from deepspeed_smddp.upstream.wrapping import Call
 
 FEATURE = "monitor"
 
@@ -20,12 +22,15 @@ _KEYS = ("calls", "bytes", "seconds", "wait_seconds")
 Event = tuple[str, float, int]
 
 
-def install(deepspeed: Any) -> None:
-    """Wraps the engine's step."""
-    engine_type = getattr(deepspeed.runtime.engine, "DeepSpeedEngine", None)
-    if not callable(getattr(engine_type, "step", None)):
-        return  # an unknown version of DeepSpeed; it is left as it is
-    wrapping.wrap(engine_type, "step", _step)
+@contextmanager
+def around_initialize(call: Call) -> Iterator[None]:
+    """Wraps the engine's step, if the engine has a monitor that is to get the counters."""
+    yield
+    if getattr(getattr(call.result[0], "monitor", None), "enabled", False) and _is_due_here():
+        from deepspeed.runtime.engine import DeepSpeedEngine
+
+        if not wrapping.is_wrapped(DeepSpeedEngine.step):
+            wrapping.wrap(DeepSpeedEngine, "step", _step)
 
 
 def events(rows: list[Any], samples: int) -> list[Event]:

@@ -133,16 +133,14 @@ _overlaps: WeakKeyDictionary[Any, Overlap] = WeakKeyDictionary()
 
 def install(deepspeed: Any) -> None:
     """Wraps stage 3's set-up, its reduction of a bucket and the end of its backward pass."""
-    optimizer_type = getattr(deepspeed.runtime.zero.stage3, "DeepSpeedZeroOptimizer_Stage3", None)
-    known = {name: getattr(optimizer_type, name, None) for name in _NOT_OVERRIDDEN}
+    optimizer_type = deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3
+    known = {name: getattr(optimizer_type, name) for name in _NOT_OVERRIDDEN}
     replacements = (
         ("__init__", functools.partial(_init, known)),
         ("_DeepSpeedZeroOptimizer_Stage3__add_grad_to_ipg_bucket", _add_gradient),
         ("_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads", _reduce_bucket),
         (_EPILOGUE, _end_backward),
     )
-    if any(not callable(getattr(optimizer_type, name, None)) for name, _ in replacements):
-        return  # an unknown version of DeepSpeed; it is left as it is
     for name, around in replacements:
         wrapping.wrap(optimizer_type, name, around)
     known[_EPILOGUE] = getattr(optimizer_type, _EPILOGUE)

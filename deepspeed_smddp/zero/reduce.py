@@ -22,20 +22,19 @@ FEATURE = "reduce"
 
 def install(deepspeed: Any) -> None:
     """Wraps the function that stage 3 calls, so that :func:`reduce_scatter` does its work."""
-    stage3 = deepspeed.runtime.zero.stage3
-    if getattr(stage3, "reduce_scatter_coalesced", None) is None:
-        return  # an unknown version of DeepSpeed; it is left as it is
-    wrapping.wrap(stage3, "reduce_scatter_coalesced", _reduce)
+    wrapping.wrap(deepspeed.runtime.zero.stage3, "reduce_scatter_coalesced", _reduce)
 
 
 def _reduce(
     original: Callable[..., list[torch.Tensor]],
     tensors: Sequence[torch.Tensor],
     group: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> list[torch.Tensor]:
-    if plain(tensors) and groups.serves(group, FEATURE):
+    if not args and not kwargs and plain(tensors) and groups.serves(group, FEATURE):
         return reduce_scatter(tensors, groups.resolve(group))
-    return original(tensors, group)
+    return original(tensors, group, *args, **kwargs)
 
 
 def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import comm_backend, ds_config
+from deepspeed_smddp import comm_backend, ds_config, settings
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import Call
 from deepspeed_smddp.zero.sharding import advice, replica_broadcast, requirements
@@ -75,15 +75,21 @@ def _attach_checkpoints(engine: Any, sharding: Sharding | None) -> None:
     # Also without a degree: a checkpoint of any number of shards resumes on any number of ranks.
     import deepspeed
 
-    if (
-        not comm_backend.serves_default_group()
-        or versions.refusal("sharded_data_parallel_degree", deepspeed) is not None
-    ):
+    if not comm_backend.serves_default_group():
         return
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
-    if isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
+    if not isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):
+        return
+    unsupported = versions.refusal("sharded_data_parallel_degree", deepspeed)
+    if unsupported is None:
         ShardCheckpoints(engine, sharding)
+    else:
+        settings.warn_once(
+            "resharding",
+            "smddp: a ZeRO-3 checkpoint resumes only on as many ranks as wrote it, as smddp's way "
+            f"to divide it anew {unsupported}",
+        )
 
 
 def _job_size() -> int:
