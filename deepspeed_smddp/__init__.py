@@ -28,6 +28,7 @@ from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.ledger import reporter as _ledger_reporter
 from deepspeed_smddp.offload import offload_activations
 from deepspeed_smddp.settings import configure
+from deepspeed_smddp.subgroups import install as _install_split_group
 
 if TYPE_CHECKING:
     from deepspeed_smddp import fsdp
@@ -60,5 +61,6 @@ def __getattr__(name: str) -> Any:
 
 
 after_default_group.append(_hang_reporter.start)
+after_default_group.append(_install_split_group)
 _settings.follow(_ledger_reporter.follow)
 _autoload.register_once()

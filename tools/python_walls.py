@@ -24,6 +24,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "tune": (),
     "diagnose": (),
     "ledger": (),
+    "subgroups": ("upstream",),
     "offload": ("upstream",),
     "fsdp": ("upstream",),
     "delayed_init": ("upstream",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ def mesh(hybrid_shard_degree: int = 0, device_type: str | None = None) -> Device
         SmddpConfigError: the degree does not divide the number of ranks.
         RuntimeError: there is no default process group.
     """
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
 
     if not dist.is_initialized():
         raise RuntimeError('fsdp.mesh() divides ranks: call init_process_group("smddp") first')
@@ -53,8 +53,6 @@ def mesh(hybrid_shard_degree: int = 0, device_type: str | None = None) -> Device
             f"hybrid_shard_degree is {degree}, but may hold a divisor of the {ranks} ranks: "
             f"{divisors} (or 0 for all of them)"
         )
-    # init_device_mesh() splits a default group that is bound to a device; smddp can't split groups.
-    divide: Any = dist.new_subgroups_by_enumeration
-    copies = torch.arange(ranks).view(-1, degree)
-    groups = [divide(members.tolist())[0] for members in (copies.T, copies)]
-    return DeviceMesh.from_group(groups, device_type, copies, mesh_dim_names=(REPLICATE, SHARD))
+    return init_device_mesh(
+        device_type, (ranks // degree, degree), mesh_dim_names=(REPLICATE, SHARD)
+    )

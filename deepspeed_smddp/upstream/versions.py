@@ -43,6 +43,8 @@ SUPPORT: dict[str, Support] = {
     "comms log": Support("DeepSpeed", source_of="0.19.8"),
     "monitor": Support("DeepSpeed", source_of="0.19.8"),
     "fsdp backward": Support("torch", source_of="2.13"),
+    # Wraps a public function, and checks its signature.
+    "split_group": Support("torch", minors=((2, 11), (2, 15))),
 }
 
 
