@@ -83,8 +83,9 @@ class CudaReport(TypedDict):
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.
 
-    ``fallback_factory(device_type)`` makes the backend for all other operations. The first
-    operation that needs it calls it, at most once per device type, under the GIL.
+    ``fallback_factory(device_type, meeting)`` makes the backend for all other operations. The first
+    operation that needs it calls it, at most once per device type, under the GIL. ``meeting`` names
+    this making of the group and is the same on all its ranks.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class ProcessGroupSMDDP(Backend):
         size: int,
         timeout: timedelta,
         group_name: str,
-        fallback_factory: Callable[[str], Backend],
+        fallback_factory: Callable[[str, str], Backend],
     ) -> None: ...
 
 def configure(

@@ -104,8 +104,11 @@ def _reset_names_after_failed_world() -> None:
 
 def fallback_factory(
     options: Any, timeout: timedelta, backend_options: Any = None
-) -> Callable[[str], Backend]:
+) -> Callable[[str, str], Backend]:
     """A function that makes the fallback backend for a device type.
+
+    Its second argument names this making of the group and is the same on all its ranks: a store
+    that outlives them (torchrun's, after a restart) still holds the addresses of earlier ranks.
 
     The group calls it at its first operation that smddp does not own. The constructors of Gloo and
     NCCL do not wait for the other ranks, so that this operation may be a send between two of many
@@ -120,9 +123,9 @@ def fallback_factory(
             type(backend_options).__name__,
         )
 
-    def make(device_type: str) -> Backend:
+    def make(device_type: str, meeting: str) -> Backend:
         store = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"smddp-fallback/{device_type}", options.store
+            f"smddp-fallback/{meeting}/{device_type}", options.store
         )
         if device_type == "cuda":
             return _nccl(store, options, timeout, backend_options if is_nccl_options else None)

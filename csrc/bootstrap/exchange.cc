@@ -154,15 +154,19 @@ Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::strin
     if (Status failure = published_failure(store); !failure) return failure;
   }
   if (values.ok() || values.status().code() != Code::kTimeout) return values;
-  std::string missing;
+  std::vector<int> missing;
   for (int peer : from) {
-    if (store.has(key_of(topic, peer))) continue;
-    missing += (missing.empty() ? "" : ", ") + std::to_string(peer);
+    if (!store.has(key_of(topic, peer))) missing.push_back(peer);
   }
-  return Status(Code::kTimeout,
-                "ranks " + missing +
-                    " did not join the group in time; look at their logs, or raise the "
-                    "timeout of init_process_group / new_group");
+  return did_not_join(missing);
+}
+
+Status did_not_join(const std::vector<int>& ranks) {
+  std::string names;
+  for (int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  return {Code::kTimeout, "ranks " + names +
+                              " did not join the group in time; look at their logs, or raise the "
+                              "timeout of init_process_group / new_group"};
 }
 
 void publish_failure(Store& store, const Status& why) noexcept {

@@ -54,6 +54,8 @@ Result<FabricAddress> decode_fabric(const std::vector<uint8_t>& blob);
 Status publish(Store& store, const std::string& topic, int rank, const std::vector<uint8_t>& blob);
 Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::string& topic,
                                                   const std::vector<int>& from);
+// The error of a rank that has waited for `ranks`: kTimeout.
+Status did_not_join(const std::vector<int>& ranks);
 // Tells all ranks of the group that it can't be made, in a sentence that names the rank. The first such
 // sentence counts: it is the cause of the others.
 void publish_failure(Store& store, const Status& why) noexcept;

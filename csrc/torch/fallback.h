@@ -18,9 +18,11 @@ namespace smddp {
 
 class Fallback {
  public:
-  using Factory = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& device_type)>;
+  // `meeting` names the making of the group, for keys in a store that earlier ranks have used.
+  using Factory = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& device_type,
+                                                                  const std::string& meeting)>;
 
-  Fallback(std::string group, Factory factory);
+  Fallback(std::string group, std::string meeting, Factory factory);
 
   // Counts `operation` with `bytes`, and returns the backend for tensors on `device`. `reason`: why smddp
   // does not carry it. Throws if the settings forbid fallbacks.
@@ -45,6 +47,7 @@ class Fallback {
   c10d::Backend& backend(c10::DeviceType device);
 
   std::string group_;
+  std::string meeting_;
   recorder::Text recorded_group_;
   std::atomic<uint64_t> collectives_{0};
   Factory factory_;

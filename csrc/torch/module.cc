@@ -34,9 +34,9 @@ Fallback::Factory hold(py::object factory) {
     }
     delete object;
   });
-  return [held](const std::string& device_type) {
+  return [held](const std::string& device_type, const std::string& meeting) {
     py::gil_scoped_acquire gil;
-    return (*held)(device_type).cast<c10::intrusive_ptr<c10d::Backend>>();
+    return (*held)(device_type, meeting).cast<c10::intrusive_ptr<c10d::Backend>>();
   };
 }
 

@@ -7,7 +7,6 @@
 #include "torch/host_operations.h"
 #include "torch/live_groups.h"
 #include "torch/runtime.h"
-#include "torch/store_adapter.h"
 #include "torch/trouble.h"
 
 namespace smddp {
@@ -69,16 +68,16 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
                                      std::chrono::milliseconds timeout,
                                      const std::string& group_name, Fallback::Factory factory)
     : Backend(rank, size),
-      store_(std::make_unique<StoreAdapter>(store, rank, timeout)),
-      engine_(engine_for(*store_, rank, group_name)),
+      store_(store, rank, size, timeout),
+      engine_(engine_for(store_.part(), rank, group_name)),
       timeout_(timeout),
-      fallback_(group_name, std::move(factory)),
-      device_(engine_, *store_) {
+      fallback_(group_name, store_.meeting(), std::move(factory)),
+      device_(engine_, store_.part()) {
   Group::Options options;
   options.name = group_name;
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   options.silence_ns = settings().silence_ns;
-  auto created = Group::create(engine_, *store_, rank, size, std::move(options));
+  auto created = Group::create(engine_, store_.part(), rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
   LiveGroups::process().add(group_.get());

@@ -10,6 +10,7 @@
 #include "torch/coalesced_section.h"
 #include "torch/fallback.h"
 #include "torch/group_device.h"
+#include "torch/group_store.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
 
@@ -116,7 +117,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
   intrusive_ptr<c10d::Work> forwarded(intrusive_ptr<c10d::Work> work);
 
-  std::unique_ptr<Store> store_;
+  GroupStore store_;
   Engine& engine_;
   std::chrono::milliseconds timeout_;
   Fallback fallback_;

@@ -15,13 +15,8 @@ namespace smddp {
 
 class StoreAdapter final : public Store {
  public:
-  // A group that is made again over the same store must not read its predecessor's values. So each rank
-  // counts how often it has joined, and the count is part of every key.
-  StoreAdapter(c10::intrusive_ptr<c10d::Store> store, int rank, std::chrono::milliseconds timeout)
-      : store_(std::move(store)), timeout_(timeout) {
-    prefix_ =
-        "smddp/" + std::to_string(store_->add("smddp/joined/" + std::to_string(rank), 1)) + "/";
-  }
+  StoreAdapter(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
+      : store_(std::move(store)), timeout_(timeout) {}
 
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     return guarded([&] { store_->set(prefix_ + key, value); });
@@ -97,7 +92,7 @@ class StoreAdapter final : public Store {
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::chrono::milliseconds timeout_;
-  std::string prefix_;
+  const std::string prefix_ = "smddp/";
 };
 
 }  // namespace smddp

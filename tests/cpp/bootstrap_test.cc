@@ -3,9 +3,13 @@
 #include <barrier>
 #include <cstdlib>
 #include <filesystem>
+#include <future>
 #include <optional>
 #include <random>
+#include <set>
+#include <thread>
 
+#include "bootstrap/rendezvous.h"
 #include "world.h"
 
 namespace smddp {
@@ -366,6 +370,83 @@ TEST(ForeignMessages, ChangeNothing) {
     }
     if (c.rank == 0) EXPECT_GT(c.engine.refused(), 0u);
   });
+}
+
+// --- the rendezvous -------------------------------------------------------------------------------
+
+std::vector<Result<std::string>> meet(
+    Store& store, int ranks, std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  std::vector<std::future<Result<std::string>>> meetings;
+  for (int rank = 0; rank < ranks; ++rank) {
+    meetings.push_back(std::async(
+        std::launch::async, [&, rank] { return Rendezvous(store, rank, ranks, timeout).meet(); }));
+  }
+  std::vector<Result<std::string>> names;
+  for (auto& meeting : meetings) names.push_back(meeting.get());
+  return names;
+}
+
+TEST(Rendezvous, RanksOfOneMakingGetOneNameAndEachMakingAnother) {
+  MemoryStore store;
+  std::set<std::string> names;
+  for (int ranks : {3, 2, 1, 4, 3}) {  // as torchrun restarts ranks over one store
+    auto met = meet(store, ranks);
+    for (const auto& name : met) {
+      ASSERT_TRUE(name.ok()) << name.status().message();
+      EXPECT_EQ(name.value(), met[0].value());
+    }
+    EXPECT_TRUE(names.insert(met[0].value()).second);
+  }
+}
+
+TEST(Rendezvous, RanksThatComeInAnyOrderDoNotMeetTheirPredecessors) {
+  MemoryStore store;
+  for (int late = 0; late < 3; ++late) {
+    ASSERT_TRUE(meet(store, 3)[0].ok());
+    std::vector<std::string> names(3);
+    auto join = [&](int rank) {
+      auto name = Rendezvous(store, rank, 3, std::chrono::seconds(20)).meet();
+      names[static_cast<size_t>(rank)] = name.ok() ? name.value() : name.status().message();
+    };
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank != late) ranks.emplace_back(join, rank);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
+    join(late);
+    for (std::thread& rank : ranks) rank.join();
+    EXPECT_EQ(names[1], names[0]);
+    EXPECT_EQ(names[2], names[0]);
+  }
+}
+
+TEST(Rendezvous, ARankThatDiedBeforeItMetTheOthersIsNotMissedByItsSuccessor) {
+  MemoryStore store;
+  ASSERT_TRUE(store.set("arrived/1", std::vector<uint8_t>(8, 1)).ok());
+  ASSERT_TRUE(store.set("answered/1", std::vector<uint8_t>(24, 1)).ok());
+  auto met = meet(store, 2);
+  ASSERT_TRUE(met[0].ok() && met[1].ok());
+  EXPECT_EQ(met[0].value(), met[1].value());
+}
+
+TEST(Rendezvous, TheErrorNamesTheRanksThatDidNotCome) {
+  MemoryStore fresh(std::chrono::milliseconds(200));
+  auto alone = Rendezvous(fresh, 0, 3, std::chrono::milliseconds(200)).meet();
+  ASSERT_FALSE(alone.ok());
+  EXPECT_EQ(alone.status().code(), Code::kTimeout);
+  EXPECT_NE(alone.status().message().find("ranks 1, 2 did not join"), std::string::npos);
+  auto waiting = Rendezvous(fresh, 2, 3, std::chrono::milliseconds(200)).meet();
+  ASSERT_FALSE(waiting.ok());
+  EXPECT_NE(waiting.status().message().find("ranks 1 did not join"), std::string::npos);
+
+  MemoryStore used(std::chrono::milliseconds(200));
+  ASSERT_TRUE(meet(used, 3)[0].ok());
+  auto again = Rendezvous(used, 0, 3, std::chrono::milliseconds(200)).meet();
+  ASSERT_FALSE(again.ok());
+  EXPECT_NE(again.status().message().find("ranks 1 did not join"), std::string::npos);
+  auto without_first = Rendezvous(used, 1, 3, std::chrono::milliseconds(200)).meet();
+  ASSERT_FALSE(without_first.ok());
+  EXPECT_NE(without_first.status().message().find("ranks 0 did not join"), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,42 @@
+"""Ranks that meet at a store that earlier ranks have used, as torchrun's restarted ranks do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+import ranks
+from harness.world import BACKEND
+
+pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="torch's Gloo reads old addresses")
+SCRIPT = Path(__file__).parent / "scripts" / "restarted_rank.py"
+
+
+def start(port: int, rank: int, size: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(port), str(rank), str(size)],
+        env=ranks.environment(SMDDP_HOST_ID=f"host-{rank % 2}"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_ranks_restart_over_one_store_in_other_numbers() -> None:
+    """With fewer ranks, with more again, the fallback included; one rank comes late each time."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60))
+    for size, late in ((3, 2), (2, 0), (3, 1)):
+        job = [start(store.port, rank, size) for rank in range(size) if rank != late]
+        time.sleep(0.5)
+        job.append(start(store.port, late, size))
+        outputs = [process.communicate(timeout=60)[0] for process in job]
+        for process, output in zip(job, outputs, strict=True):
+            assert process.returncode == 0, output
+            assert f"sum {sum(range(size))}" in output
