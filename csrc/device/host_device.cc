@@ -23,6 +23,9 @@ namespace {
 using Step = std::function<bool()>;
 
 constexpr auto kLook = std::chrono::microseconds(20);
+// The commands that a stream holds, among them the one that runs. A GPU's driver has room for about a
+// thousand; the fewer, the more often tests see a full queue.
+constexpr size_t kCommands = 64;
 
 struct Moment {
   std::atomic<uint64_t> recorded{0}, reached{0};
@@ -31,7 +34,7 @@ using MomentPtr = std::shared_ptr<Moment>;
 
 class Queue {
  public:
-  Queue() : thread_([this] { run(); }) {}
+  explicit Queue(std::mutex& context) : context_(context), thread_([this] { run(); }) {}
   // Steps that have not run by now never run.
   ~Queue() {
     {
@@ -42,9 +45,13 @@ class Queue {
     thread_.join();
   }
 
+  // As in a GPU's driver, a thread that submits to a full stream blocks, and every other thread that calls
+  // the device then blocks too.
   void push(Step step) {
+    std::lock_guard context(context_);
     {
-      std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return pushed_ - run_ < kCommands; });
       steps_.push_back(std::move(step));
       ++pushed_;
     }
@@ -77,6 +84,7 @@ class Queue {
     }
   }
 
+  std::mutex& context_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Step> steps_;
@@ -103,6 +111,7 @@ HostDevice::~HostDevice() {
 }
 
 Result<void*> HostDevice::allocate(size_t bytes) {
+  std::lock_guard context(context_);
   bytes = pages(std::max<size_t>(bytes, 1));
   int descriptor = memfd_create("smddp-host-device", MFD_CLOEXEC);
   if (descriptor < 0) return errno_status("could not create a segment (memfd_create)");
@@ -128,6 +137,7 @@ Result<void*> HostDevice::allocate(size_t bytes) {
 }
 
 void HostDevice::free(void* address) {
+  std::lock_guard context(context_);
   std::lock_guard lock(mutex_);
   auto found = allocations_.find(reinterpret_cast<uintptr_t>(address));
   if (found == allocations_.end()) return;
@@ -145,9 +155,13 @@ bool HostDevice::owns(const void* address, size_t bytes) const {
   return at + bytes <= a.base + a.bytes;
 }
 
-Result<Stream> HostDevice::create_stream() { return static_cast<Stream>(new Queue()); }
+Result<Stream> HostDevice::create_stream() {
+  std::lock_guard context(context_);
+  return static_cast<Stream>(new Queue(context_));
+}
 void HostDevice::destroy_stream(Stream stream) { delete static_cast<Queue*>(stream); }
 Result<Event> HostDevice::create_event() {
+  std::lock_guard context(context_);
   return static_cast<Event>(new MomentPtr(std::make_shared<Moment>()));
 }
 void HostDevice::destroy_event(Event event) { delete static_cast<MomentPtr*>(event); }
@@ -171,6 +185,7 @@ Status HostDevice::wait(Stream stream, Event event) {
 }
 
 Result<bool> HostDevice::done(Event event) {
+  std::lock_guard context(context_);
   const MomentPtr& m = moment(event);
   return m->reached.load(std::memory_order_acquire) >= m->recorded.load();
 }
@@ -180,7 +195,10 @@ Status HostDevice::synchronize(Stream stream) {
   return {};
 }
 
-Result<bool> HostDevice::capturing(Stream) { return false; }
+Result<bool> HostDevice::capturing(Stream) {
+  std::lock_guard context(context_);
+  return false;
+}
 
 Status HostDevice::copy(Stream stream, void* to, const void* from, size_t bytes) {
   queue(stream).push([=] {
@@ -224,6 +242,7 @@ Status HostDevice::call(Stream stream, void (*function)(void*), void* argument) 
 }
 
 Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, size_t bytes) {
+  std::lock_guard context(context_);
   if (!owns(address, bytes)) return Status(Code::kInvalid, "this is not memory of the device");
   std::lock_guard lock(mutex_);
   return std::vector<Allocation>{
@@ -231,6 +250,7 @@ Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, s
 }
 
 Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
+  std::lock_guard context(context_);
   std::string path =
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(allocation.descriptor);
   int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
@@ -242,10 +262,14 @@ Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
 }
 
 void HostDevice::release_memory(const Allocation& allocation, void* address) {
+  std::lock_guard context(context_);
   munmap(address, allocation.bytes);
 }
 
-Result<void*> HostDevice::map_host(void* address, size_t) { return address; }
-void HostDevice::unmap_host(void*) {}
+Result<void*> HostDevice::map_host(void* address, size_t) {
+  std::lock_guard context(context_);
+  return address;
+}
+void HostDevice::unmap_host(void*) { std::lock_guard context(context_); }
 
 }  // namespace smddp::device

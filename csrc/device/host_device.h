@@ -1,6 +1,7 @@
 // A device simulated by threads and shared memory. Each stream is a thread that does its work in order,
 // and the memory is in segments that other processes map. Its speed means nothing; it lets all code above
-// it run, with several processes, on machines without a GPU. It knows no CUDA, group or operation. The
+// it run, with several processes, on machines without a GPU. It is as strict as a GPU's driver: a stream
+// holds few commands, and a thread that submits to a full one blocks all threads that call the device. It knows no CUDA, group or operation. The
 // torch module and the tests make it.
 #pragma once
 
@@ -45,6 +46,8 @@ class HostDevice final : public Device {
   void unmap_host(void* address) override;
 
  private:
+  // Held through every call but synchronize(), also while a call waits for room in a stream.
+  std::mutex context_;
   mutable std::mutex mutex_;
   std::map<uintptr_t, Allocation> allocations_;  // by base
   uint64_t next_id_ = 1;

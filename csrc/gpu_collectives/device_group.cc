@@ -12,51 +12,97 @@ namespace smddp {
 namespace {
 
 constexpr auto kLeave = std::chrono::seconds(2);
+// How often the device is asked for errors while operations are in flight.
+constexpr auto kAsk = std::chrono::milliseconds(100);
 
 }  // namespace
+
+Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Engine& engine, Group& cpu_group,
+                                                         Store& store, Status usable,
+                                                         device::Device* device,
+                                                         intranode::Imports* imports,
+                                                         device::Stream main, uint64_t limit_ns) {
+  auto links = DeviceLinks::open(engine, cpu_group, store, std::move(usable), device, imports, main,
+                                 limit_ns);
+  if (!links) return links.status();
+  std::shared_ptr<DeviceGroup> group(
+      new DeviceGroup(engine, *device, main, limit_ns, std::move(links.value())));
+  group->watch_ = std::thread([raw = group.get()] { raw->watch(); });
+  group->submitter_ = std::thread([raw = group.get()] { raw->submit_all(); });
+  return group;
+}
+
+DeviceGroup::DeviceGroup(Engine& engine, device::Device& device, device::Stream main,
+                         uint64_t limit_ns, std::unique_ptr<DeviceLinks> links)
+    : engine_(engine),
+      device_(device),
+      main_(main),
+      limit_ns_(limit_ns),
+      links_(std::move(links)) {}
 
 DeviceGroup::~DeviceGroup() { leave(); }
 
 void DeviceGroup::leave() {
   if (engine_.forked()) {  // a forked child has neither the thread nor the device
-    if (watch_.joinable()) watch_.detach();
+    for (std::thread* thread : {&watch_, &submitter_}) {
+      if (thread->joinable()) thread->detach();
+    }
     return;
   }
   {
     std::unique_lock lock(mutex_);
     // Ends at the latest when watch() finds a deadline over.
     changed_.wait(lock, [this] {
-      return stop_ || !broken_ ||
-             (in_flight_.empty() && !(pipelines_.any() && may_submit(nullptr)));
+      return closing_ || !broken_ || (in_flight_.empty() && !may_submit(nullptr));
     });
     if (!in_flight_.empty() || !pending_.empty())
       give_up({Code::kAborted, "the group was destroyed while operations were in flight"});
     if (broken_.ok()) broken_ = {Code::kAborted, "the group was destroyed"};
     // Streams that still wait are released before the flags are unmapped.
-    changed_.wait_for(lock, kLeave, [this] { return stop_ || in_flight_.empty(); });
+    changed_.wait_for(lock, kLeave, [this] { return closing_ || in_flight_.empty(); });
+    closing_ = true;
+  }
+  changed_.notify_all();
+  // watch() still releases the streams in which this thread may wait for room.
+  if (submitter_.joinable()) submitter_.join();
+  {
+    std::lock_guard lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
-  if (watch_.joinable() && watch_.get_id() != std::this_thread::get_id()) watch_.join();
+  if (watch_.joinable()) watch_.join();
   {
     // Operations that these still end may call back: they are destroyed without a lock, the pipelines
     // before the group.
     std::unique_ptr<Group> host_group;
     PipelineSet pipelines;
     std::scoped_lock lock(calls_, mutex_);
-    pipelines.take(pipelines_);
-    host_group = std::move(host_group_);
-    cpu_group_ = nullptr;
+    pipelines.take(links_->pipelines);
+    host_group = std::move(links_->own_group);
+    links_->host_group = nullptr;
   }
+  std::vector<std::shared_ptr<DeviceOperation>> finished;
   std::unique_lock lock(mutex_);
   submit_ready(lock, nullptr);  // fails what is left
+  finished.swap(finished_);
+  lock.unlock();
+}
+
+Status DeviceGroup::open_for_all(Group& cpu_group, Store& store) {
+  std::lock_guard calls(calls_);
+  if (links_->pipelines.has_all()) return {};
+  auto made = links_->open_for_all(cpu_group, store, limit_ns_);
+  if (!made) return made.status();
+  std::lock_guard lock(mutex_);
+  links_->pipelines.set_all(std::move(made.value()));
+  return {};
 }
 
 void DeviceGroup::set_limit(uint64_t limit_ns) {
   limit_ns_ = limit_ns;
   std::lock_guard calls(calls_);
-  if (host_group_) host_group_->set_timeout(limit_ns);
-  pipelines_.set_limit(limit_ns);
+  if (links_->own_group) links_->own_group->set_timeout(limit_ns);
+  links_->pipelines.set_limit(limit_ns);
 }
 
 Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
@@ -74,7 +120,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
           "a collective that goes through the CPU can't be recorded in a CUDA graph: one between "
           "hosts, or a sum with reduce_on \"cpu\"; call it outside of the graph"};
     }
-    PinnedPipeline* pipeline = pipelines_.of(op);
+    PinnedPipeline* pipeline = links_->pipelines.of(op);
     if (pipeline == nullptr)
       return {Code::kInternal, "an operation needs a pipeline between ranks that was not opened"};
     if (Status room = pipeline->reserve(*op.exchange); !room) return room;
@@ -84,90 +130,106 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   if (Status made = op.make_events(device_); !made) return made;
   if (Status s = device_.record(op.ready_, callers); !s) return s;
 
-  op.make_offer(device_, peers_.count());
+  op.make_offer(device_, links_->peers.count());
   {
     std::lock_guard lock(mutex_);
     pending_.push_back(operation);
   }
   changed_.notify_all();
-  cpu_group_->submit(operation, {}, !op.captured_);
+  links_->host_group->submit(operation, {}, !op.captured_);
   if (!op.captured_) return {};
   engine_.wait(op);
   std::unique_lock lock(mutex_);
+  // The operations that were called before it are submitted first, or fail.
+  changed_.wait(lock, [&] { return op.submitted_ || may_submit(&op); });
   submit_ready(lock, &op);
   return op.outcome_;
 }
 
-// Runs on the thread that drives the engine. If there is a pipeline, that thread must neither call the
-// device nor wait for a thread that does: if the driver waited for the GPU, and the GPU for the network,
-// no thread would drive the network. watch() looks within kLook, even if it misses the notification.
+// Runs on the thread that drives the engine. That thread must neither call the device nor wait for a thread
+// that does: if the driver waited for the GPU, and the GPU for the network, no thread would drive the
+// network.
 void DeviceGroup::exchanged(DeviceOperation& operation) {
-  operation.exchanged_ = true;
-  if (pipelines_.any() && !stop_) return changed_.notify_all();
   std::unique_lock lock(mutex_);
-  submit_ready(lock, nullptr);
+  operation.exchanged_ = true;
+  if (stop_) return submit_ready(lock, nullptr);  // fails it
+  lock.unlock();
+  changed_.notify_all();
 }
 
 // The thread that records a graph submits what the graph records.
-bool DeviceGroup::may_submit(const DeviceOperation* captured) const {
-  if (pending_.empty() || !pending_.front()->exchanged_) return false;
-  return !pending_.front()->captured_ || pending_.front().get() == captured;
+bool DeviceGroup::may_submit(const DeviceOperation* recorded) const {
+  if (submitting_ || pending_.empty() || !pending_.front()->exchanged_) return false;
+  if (recorded != nullptr) return pending_.front().get() == recorded;
+  return !pending_.front()->captured_ || stop_;
 }
 
+// Without `lock` while it calls the device.
 void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
-                               const DeviceOperation* captured) {
-  std::vector<std::shared_ptr<DeviceOperation>> started;
-  while (may_submit(captured)) {
-    const auto& op = started.emplace_back(std::move(pending_.front()));
+                               const DeviceOperation* recorded) {
+  while (may_submit(recorded)) {
+    std::shared_ptr<DeviceOperation> op = std::move(pending_.front());
     pending_.pop_front();
-    op->outcome_ = start(*op);
-    op->began_ = op->outcome_.ok();
+    op->number_on_device_ = ++numbered_;
+    if (!op->captured_) in_flight_.push_back(op);
+    submitting_ = true;
+    Status started = broken_;
+    PinnedPipeline* pipeline = links_->pipelines.of(*op);
+    lock.unlock();
+    if (started && !op->status()) started = op->status();
+    if (started)
+      started = without_exceptions([&] { return op->launch(device_, main_, *links_, pipeline); });
+    op->sent_ = {};
+    op->received_ = {};
+    lock.lock();
+    // Peers may have submitted what this rank has not. An operation that is refused as invalid is refused
+    // by all ranks of this host, but other hosts may have submitted it.
+    if (!started && (started.code() != Code::kInvalid || op->exchange)) give_up(started);
+    submitting_ = false;
+    op->outcome_ = started;
+    op->began_ = started.ok();
     op->submitted_ = true;
-    if ((op->began_ || op->in_part_) && !op->captured_) in_flight_.push_back(op);
-  }
-  if (started.empty()) return;
-  lock.unlock();
-  changed_.notify_all();
-  // These calls may start further operations.
-  for (const auto& op : started) {
+    bool on_device = (op->began_ || op->in_part_) && !op->captured_;
+    if (!on_device) std::erase(in_flight_, op);
+    lock.unlock();
+    changed_.notify_all();
+    // These calls may start further operations.
     if (op->began_) op->on_submitted();
-    if (op->captured_ || !(op->began_ || op->in_part_)) op->finish();
+    if (!on_device) op->finish();
+    op.reset();
+    lock.lock();
   }
-  started.clear();
+}
+
+void DeviceGroup::submit_all() {
+  std::unique_lock lock(mutex_);
+  auto due = [this] { return closing_ || !finished_.empty() || may_submit(nullptr); };
+  while (!closing_) {
+    if (in_flight_.empty()) {
+      changed_.wait(lock, due);
+    } else if (!changed_.wait_for(lock, kAsk, due)) {
+      ask_device(lock);
+    }
+    std::vector<std::shared_ptr<DeviceOperation>> finished;
+    finished.swap(finished_);
+    if (!finished.empty()) {
+      lock.unlock();
+      finished.clear();
+      lock.lock();
+    }
+    if (!closing_) submit_ready(lock, nullptr);
+  }
+}
+
+// Whether the device has failed: its streams then stand still, and no word is written.
+void DeviceGroup::ask_device(std::unique_lock<std::mutex>& lock) {
+  if (in_flight_.empty() || !in_flight_.front()->submitted_) return;
+  std::shared_ptr<DeviceOperation> oldest = in_flight_.front();
+  lock.unlock();
+  Status asked = device_.done(oldest->finished_event()).status();
+  oldest.reset();
   lock.lock();
-}
-
-Status DeviceGroup::start(DeviceOperation& op) {
-  if (!broken_) return broken_;
-  Status started = without_exceptions([&] { return op.status() ? start_with(op) : op.status(); });
-  // Peers may have submitted what this rank has not. An operation that is refused as invalid is refused
-  // by all ranks of this host, but other hosts may have submitted it.
-  if (!started && (started.code() != Code::kInvalid || op.exchange)) give_up(started);
-  op.sent_ = {};
-  op.received_ = {};
-  return started;
-}
-
-Status DeviceGroup::start_with(DeviceOperation& op) {
-  auto offers = op.offers(peers_);
-  if (!offers) return offers.status();
-  std::function<Status()> between;
-  if (op.exchange) {
-    between = [this, &op]() -> Status {
-      auto outcome = pipelines_.of(op)->submit(main_, *op.exchange);
-      if (outcome) op.exchange_outcome_ = std::move(outcome.value());
-      return outcome.status();
-    };
-  }
-  Status s = device_.wait(main_, op.ready_);
-  if (s) s = copy_engine_->submit(op.plan, offers.value(), between);
-  Status end =
-      device_.record(op.finished_, main_);  // of what was submitted, so that it can be released
-  op.in_part_ = !s && end;
-  if (s) s = end;
-  // kInvalid is for refusals that all ranks share; this one is not.
-  if (!s && s.code() == Code::kInvalid) s = {Code::kInternal, s.message()};
-  return s;
+  if (!asked) give_up(std::move(asked));
 }
 
 Status DeviceGroup::order(DeviceOperation& op, device::Stream stream,
@@ -180,6 +242,7 @@ Status DeviceGroup::order(DeviceOperation& op, device::Stream stream,
   changed_.wait(lock, [&] { return op.submitted_; });
   if (!op.outcome_) return op.outcome_;
   if (!broken_ && !op.ended_) return broken_;
+  lock.unlock();
   return device_.wait(stream, op.finished_);
 }
 
@@ -187,6 +250,7 @@ Status DeviceGroup::verdict(const DeviceOperation& op) {
   std::lock_guard lock(mutex_);
   if (!op.outcome_) return op.outcome_;
   if (op.ended_) return {};
+  if (!op.submitted_) return broken_;
   // Streams go on after a failure too, possibly before watch() has seen it.
   if (op.exchange_outcome_ && broken_) return op.exchange_outcome_->get();
   return broken_;
@@ -195,15 +259,14 @@ Status DeviceGroup::verdict(const DeviceOperation& op) {
 bool DeviceGroup::finished(const DeviceOperation& op) {
   std::lock_guard lock(mutex_);
   if (!op.submitted_) return false;
-  if (!op.outcome_ || op.captured_) return true;
-  auto done = device_.done(op.finished_);
-  return !done || done.value();
+  return !op.outcome_ || op.captured_ || op.ended_ ||
+         links_->copy_engine->reached(op.number_on_device_);
 }
 
 Status DeviceGroup::status() {
   std::lock_guard lock(mutex_);
   Status known = broken_;
-  return known ? pipelines_.status() : known;
+  return known ? links_->pipelines.status() : known;
 }
 
 void DeviceGroup::abort(const std::string& reason) {
@@ -216,7 +279,7 @@ void DeviceGroup::give_up(Status why) {
   if (!broken_) return;
   broken_ = std::move(why);
   told_ = false;
-  copy_engine_->give_up(broken_.message());
+  links_->copy_engine->give_up(broken_.message());
   log(LogLevel::kError, broken_.message());
 }
 

@@ -3,10 +3,14 @@
 // A call returns once this rank has sent its peers of the host, by an AllGather on the CPU, where its
 // memory lies. When all of them have done so, and only then, the whole operation is submitted to the
 // device: so no rank's stream waits for something that a process of this host has yet to submit.
-// Operations are submitted in the order of the calls, by the thread that receives the last message or,
-// if there is a pipeline, by the thread that watches: threads that drive the network never call the
-// device. Waiting for an operation makes a stream wait. The host waits only until the operation is
-// submitted, that is until its peers of the host have made the call.
+// Waiting for an operation makes a stream wait. The host waits only until the operation is submitted,
+// that is until its peers of the host have made the call and its streams have room.
+//
+// A thread that submits blocks in the driver while a stream is full, for as long as the stream waits for a
+// peer or for the network; then every thread blocks that calls the device. So one thread of the group does
+// nothing but submit, in the order of the calls, and holds no lock while it does. The thread that watches
+// learns from a word in host memory what the device has done, and never calls the device; nor do threads
+// that drive the network.
 //
 // The torch module makes it and calls it. It knows the device only by device/device.h.
 #pragma once
@@ -19,11 +23,8 @@
 #include <thread>
 #include <vector>
 
+#include "gpu_collectives/device_links.h"
 #include "gpu_collectives/device_operation.h"
-#include "gpu_collectives/host_peers.h"
-#include "gpu_collectives/pipeline_set.h"
-#include "group/group.h"
-#include "intranode/copy_engine.h"
 
 namespace smddp {
 
@@ -62,50 +63,50 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   void exchanged(DeviceOperation& operation);
 
   device::Device& device() { return device_; }
-  const Topology& topology() const { return topology_; }  // of all ranks
+  const Topology& topology() const { return links_->topology; }  // of all ranks
   // True if NICs read and write this device's memory in an AllGather along the rails.
-  bool by_nic() const { return by_nic_; }
+  bool by_nic() const { return links_->by_nic; }
 
  private:
-  DeviceGroup(Engine& engine, Group& cpu_group, device::Device& device, intranode::Imports& imports,
-              device::Stream main, uint64_t limit_ns);
-  Status open_hosts(Group& cpu_group, Store& store);
-  Status join_host(Status usable);
-  bool may_submit(const DeviceOperation* captured) const;
-  void submit_ready(std::unique_lock<std::mutex>& lock, const DeviceOperation* captured);
-  Status start(DeviceOperation& operation);
-  Status start_with(DeviceOperation& operation);
+  DeviceGroup(Engine& engine, device::Device& device, device::Stream main, uint64_t limit_ns,
+              std::unique_ptr<DeviceLinks> links);
+  // Of `recorded` alone, if that is given.
+  bool may_submit(const DeviceOperation* recorded) const;
+  void submit_ready(std::unique_lock<std::mutex>& lock, const DeviceOperation* recorded);
   void give_up(Status why);  // under mutex_
+  void submit_all();
+  void ask_device(std::unique_lock<std::mutex>& lock);
   void watch();
   Status look(std::unique_lock<std::mutex>& lock);
+  const DeviceOperation* oldest_on_device() const;
   Status trouble();
   void tell();
 
   Engine& engine_;
   device::Device& device_;
-  intranode::Imports& imports_;
   const device::Stream main_;
-  const Topology topology_;
-  HostPeers peers_;
-  std::unique_ptr<intranode::CopyEngine> copy_engine_;
   std::atomic<uint64_t> limit_ns_;
-  bool by_nic_ = false;  // equal on all ranks
+  // A pipeline is added to it under both locks. Left without pipelines and groups once the group is gone.
+  const std::unique_ptr<DeviceLinks> links_;
 
-  // Held through a call: calls are made one after the other. Never taken by a thread that drives the
-  // engine.
+  // Held through a call, also while it calls the device: calls are made one after the other. Taken neither
+  // by a thread that drives the engine nor by the group's own threads.
   std::mutex calls_;
-  Group* cpu_group_;                   // of this host's ranks; nullptr once it is gone
-  std::unique_ptr<Group> host_group_;  // that group, if it is a part of the whole one
-  PipelineSet pipelines_;
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // not held while the device is called
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<DeviceOperation>> pending_;    // called, not submitted
-  std::deque<std::shared_ptr<DeviceOperation>> in_flight_;  // submitted, not finished
+  std::deque<std::shared_ptr<DeviceOperation>> pending_;  // called, not submitted
+  std::deque<std::shared_ptr<DeviceOperation>>
+      in_flight_;  // being submitted or submitted, not finished
+  // Finished. The thread that submits destroys them, as that may call the device.
+  std::vector<std::shared_ptr<DeviceOperation>> finished_;
+  bool submitting_ = false;  // a thread submits an operation
+  uint32_t numbered_ = 0;    // the last number_on_device_
   Status broken_;
-  bool told_ = true;  // the CPU's group and the pipelines know that
+  bool told_ = true;      // the CPU's group and the pipelines know that
+  bool closing_ = false;  // the thread that submits ends
   std::atomic<bool> stop_{false};
-  std::thread watch_;
+  std::thread watch_, submitter_;
 };
 
 }  // namespace smddp

@@ -33,26 +33,22 @@ Status timed_out(const std::string& what, uint64_t limit_ns, const std::string& 
 // No thread blocks on the device: this one polls it while operations are under way.
 void DeviceGroup::watch() {
   std::unique_lock lock(mutex_);
-  while (!stop_) {
+  while (!stop_ || !told_) {
     changed_.wait(lock,
                   [this] { return stop_ || !told_ || !pending_.empty() || !in_flight_.empty(); });
-    if (stop_) break;
+    if (stop_ && told_) break;
     Status looked = without_exceptions([&] { return look(lock); });
     if (!lock.owns_lock()) lock.lock();
     if (!looked) give_up(std::move(looked));
-    changed_.wait_for(lock, kLook,
-                      [this] { return stop_ || (pipelines_.any() && may_submit(nullptr)); });
+    changed_.wait_for(lock, kLook, [this] { return stop_.load(); });
   }
 }
 
 Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
-  if (pipelines_.any()) submit_ready(lock, nullptr);
   std::vector<std::shared_ptr<DeviceOperation>> over;
   while (!in_flight_.empty()) {
-    auto done = device_.done(in_flight_.front()->finished_);
-    if (done && !done.value()) break;
-    if (!done) give_up(done.status());
     DeviceOperation& op = *in_flight_.front();
+    if (!op.submitted_ || !links_->copy_engine->reached(op.number_on_device_)) break;
     if (op.exchange_outcome_) {
       if (Status carried = op.exchange_outcome_->get(); !carried) give_up(std::move(carried));
     }
@@ -64,42 +60,59 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
   if (broken_) {
     if (Status why = trouble(); !why) give_up(std::move(why));
   }
-  if (!broken_ && !in_flight_.empty()) copy_engine_->release();
+  if (!broken_ && !in_flight_.empty()) links_->copy_engine->release();
   bool untold = !std::exchange(told_, true);
   lock.unlock();
   changed_.notify_all();
   if (untold) tell();
+  if (over.empty()) return {};
   for (auto& op : over) op->finish();
-  return {};  // destroys `over`, which may free tensors: not under the lock
+  lock.lock();
+  std::move(over.begin(), over.end(), std::back_inserter(finished_));
+  changed_.notify_all();
+  return {};
 }
 
-// Called without mutex_, which threads that drive the engine take.
+// Called without mutex_, which threads that drive the engine take, and without calls_, which a thread may
+// hold that waits for the device. leave() ends this thread before it destroys what is told here.
 void DeviceGroup::tell() {
-  Status why = status();
-  std::lock_guard calls(calls_);
-  pipelines_.abort(why.message());
-  if (cpu_group_ != nullptr) cpu_group_->abort(why.message());
+  std::unique_lock lock(mutex_);
+  std::string why = broken_.message();
+  auto pipelines = links_->pipelines.all();
+  lock.unlock();
+  for (PinnedPipeline* pipeline : pipelines) pipeline->abort(why);
+  links_->host_group->abort(why);
+}
+
+// The oldest one for which this rank's device is all that is waited for: the device has it, or could have it.
+const DeviceOperation* DeviceGroup::oldest_on_device() const {
+  if (!in_flight_.empty()) return in_flight_.front().get();
+  bool could = !pending_.empty() && pending_.front()->exchanged_ && !pending_.front()->captured_;
+  return could ? pending_.front().get() : nullptr;
 }
 
 // Not ok: why the oldest operation will not end.
 Status DeviceGroup::trouble() {
-  if (Status why = gave_up(*copy_engine_, peers_); !why) return why;
-  if (Status s = pipelines_.status(); !s) return s;
-  if (in_flight_.empty()) return {};
-  const DeviceOperation& oldest = *in_flight_.front();
+  if (Status why = gave_up(*links_->copy_engine, links_->peers); !why) return why;
+  if (Status s = links_->pipelines.status(); !s) return s;
+  const DeviceOperation* called = oldest_on_device();
+  if (called == nullptr) return {};
+  const DeviceOperation& oldest = *called;
   uint64_t now = now_ns(), age = now - oldest.started_ns_;
   std::string what = describe(oldest.what) + " on a GPU";
-  if (Status lost = peers_.lost(now, oldest.started_ns_, kLostGraceNs, what); !lost) return lost;
+  if (Status lost = links_->peers.lost(now, oldest.started_ns_, kLostGraceNs, what); !lost)
+    return lost;
   uint64_t limit = oldest.limit_ns != 0 ? oldest.limit_ns : limit_ns_.load();
-  PinnedPipeline* pipeline = pipelines_.of(oldest);
+  PinnedPipeline* pipeline = links_->pipelines.of(oldest);
   if (pipeline != nullptr && engine_.ended())
     return {Code::kAborted, "the process is ending, with " + what + " under way"};
   if (age < limit + (pipeline != nullptr ? kPipelineGraceNs : 0)) return {};
   if (pipeline != nullptr && pipeline->between_ranks()) return {};
   const char* waits = pipeline != nullptr && pipeline->awaits_copy_out()
                           ? "its GPU has not copied the data out"
-                          : "all ranks have submitted it, and one GPU is not done";
-  return timed_out(what, limit, peers_.name(peers_.own()), waits);
+                      : oldest.submitted_ ? "all ranks have submitted it, and one GPU is not done"
+                                          : "its GPU does not take more work";
+  return timed_out(what, limit, links_->peers.name(links_->peers.own()), waits);
 }
 
 }  // namespace smddp

@@ -78,4 +78,29 @@ Result<std::vector<Offer>> DeviceOperation::offers(const HostPeers& peers) const
   return offers;
 }
 
+Status DeviceOperation::launch(device::Device& device, device::Stream main, DeviceLinks& links,
+                               PinnedPipeline* pipeline) {
+  auto all = offers(links.peers);
+  if (!all) return all.status();
+  std::function<Status()> between;
+  if (exchange) {
+    between = [&]() -> Status {
+      auto outcome = pipeline->submit(main, *exchange);
+      if (outcome) exchange_outcome_ = std::move(outcome.value());
+      return outcome.status();
+    };
+  }
+  Status s = device.wait(main, ready_);
+  if (s) s = links.copy_engine->submit(plan, all.value(), between);
+  // The end of what was submitted, so that it can be released. Streams that wait for the event come after the
+  // word.
+  Status end = captured_ ? Status() : links.copy_engine->mark(number_on_device_);
+  if (end) end = device.record(finished_, main);
+  in_part_ = !s && end;
+  if (s) s = end;
+  // kInvalid is for refusals that all ranks share; this one is not.
+  if (!s && s.code() == Code::kInvalid) s = {Code::kInternal, s.message()};
+  return s;
+}
+
 }  // namespace smddp

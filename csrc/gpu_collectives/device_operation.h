@@ -17,6 +17,7 @@
 namespace smddp {
 
 class DeviceGroup;
+class DeviceLinks;
 
 // For the CPU it is an AllGather in which the ranks of this host tell one another where their memory
 // lies.
@@ -51,6 +52,9 @@ class DeviceOperation : public Operation {
   // What the ranks of the host offer, once that AllGather is over. An error if a rank called another
   // collective, or refuses: the same refusal on all ranks is kInvalid.
   Result<std::vector<intranode::Offer>> offers(const HostPeers& peers) const;
+  // Submits all of it to `main`, and its exchange to `pipeline`. Blocks while a stream is full.
+  Status launch(device::Device& device, device::Stream main, DeviceLinks& links,
+                PinnedPipeline* pipeline);
   void on_done() override;
   // Calls on_finished(). If that throws, the operations behind this one still end.
   void finish() noexcept {
@@ -62,6 +66,8 @@ class DeviceOperation : public Operation {
   std::vector<std::byte> sent_, received_;
   bool captured_ = false;  // into a graph: the thread that records the graph submits it
   std::atomic<bool> exchanged_{false};
+  uint32_t number_on_device_ =
+      0;                    // the group's streams set it once they are done with the operation
   bool submitted_ = false;  // to the device, or failed
   bool began_ = false;      // the device has it; written once, before submitted_
   bool in_part_ = false;    // the device has some of it, and the rest failed

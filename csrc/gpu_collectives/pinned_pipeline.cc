@@ -135,8 +135,12 @@ class PinnedPipeline::Chunk final : public Operation {
  private:
   void on_done() override {
     pipelines->under_way.fetch_sub(1);
-    if (!status()) return give_up(status());
-    ring->set_arrived(buffer, chunk_number);
+    if (!status()) {
+      give_up(status());
+    } else {
+      ring->set_arrived(buffer, chunk_number);
+    }
+    ring.reset();  // the engine may keep the operation for longer than there is a device
   }
 };
 
@@ -242,8 +246,7 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
     if (!copied) return copied;
   }
   if (largest == 0) return std::shared_ptr<const Outcome>(outcome);
-  std::lock_guard lock(mutex_);
-  const std::shared_ptr<Ring>& ring = rings_[stays(exchange)].back();
+  std::shared_ptr<Ring> ring = newest_ring(exchange);
   size_t slot = slot_bytes(exchange);
   Rank me = rank();
   bool gathers = exchange.collective == Collective::kAllGather;
@@ -257,6 +260,7 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
     std::shared_ptr<Chunk> next = chunk(exchange, ring, buffer, begin, slot);
     next->outcome = outcome;
     next->chunk_number = ++chunks_;
+    enqueue(next);
     std::byte* pinned = ring->buffer_on_device(buffer);
     s = device_.wait(out_, ring->copied_in(buffer));
     for (Rank r = 0; r < ranks() && s; ++r) {
@@ -272,16 +276,27 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
       if (!scatters && !(gathers && r == me)) s = copy(in_, exchange.in, r, begin, slot, at, false);
     }
     if (s) s = device_.record(ring->copied_in(buffer), in_);
-    queue_.push_back(std::move(next));
   }
   if (s) s = device_.record(end_, in_);
   if (s) s = device_.wait(main, end_);
-  changed_.notify_all();
   if (!s) {
     outcome_->fail(s);
     return s;
   }
   return std::shared_ptr<const Outcome>(outcome);
+}
+
+std::shared_ptr<PinnedPipeline::Ring> PinnedPipeline::newest_ring(const Exchange& exchange) {
+  std::lock_guard lock(mutex_);
+  return rings_[stays(exchange)].back();
+}
+
+void PinnedPipeline::enqueue(const std::shared_ptr<Chunk>& chunk) {
+  {
+    std::lock_guard lock(mutex_);
+    queue_.push_back(chunk);
+  }
+  changed_.notify_all();
 }
 
 // The slots lie one after the other, one per rank, so the collective works in place.

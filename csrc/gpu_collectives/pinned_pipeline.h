@@ -4,8 +4,11 @@
 // If NICs read and write the device's memory, the chunks of an AllGather stay on the device, and nothing is
 // copied to the host.
 //
-// All copies of an operation are submitted at once, and nothing after that calls the device: streams and host
-// signal each other by flags that both see. A stream sets a chunk's flag `filled` once the chunk is copied
+// All copies of an operation are submitted by one call, and nothing after that calls the device: streams and
+// host signal each other by flags that both see. A stream takes about a thousand commands, and a thread that
+// submits to a full one blocks until the stream goes on. So a chunk is known to this class's thread before its
+// commands are submitted, and no lock is held while they are: the chunks that fill the stream are carried, and
+// the thread that submits goes on. A stream sets a chunk's flag `filled` once the chunk is copied
 // out; this class's thread sees the flag and starts the chunk's collective; the thread that ends the
 // collective sets the flag `arrived`, for which the stream that copies in waits. A flag holds the number of
 // its chunk. If two chunks use the same buffer, the second is copied out after the first has been copied in
@@ -88,7 +91,7 @@ class PinnedPipeline {
   // Makes room for such an exchange. May wait for the device, while submit() does not.
   Status reserve(const Exchange& exchange);
   // Submits the exchange to the device, after what the stream `main` holds; `main` waits for it. All ranks
-  // submit their exchanges in the same order.
+  // submit their exchanges in the same order. Blocks while a stream is full. Called by one thread at a time.
   Result<std::shared_ptr<const Outcome>> submit(device::Stream main, const Exchange& exchange);
 
   // Not ok: why the pipeline is broken. Streams are released all the same.
@@ -124,6 +127,8 @@ class PinnedPipeline {
               std::byte* pinned, bool out);
   std::shared_ptr<Chunk> chunk(const Exchange& exchange, const std::shared_ptr<Ring>& ring,
                                size_t buffer, size_t begin, size_t slot) const;
+  std::shared_ptr<Ring> newest_ring(const Exchange& exchange);
+  void enqueue(const std::shared_ptr<Chunk>& chunk);
   void run();
 
   Engine& engine_;
@@ -136,13 +141,13 @@ class PinnedPipeline {
   device::Stream out_ = nullptr, in_ = nullptr;
   device::Event begin_ = nullptr, end_ = nullptr;
 
-  std::mutex mutex_;
+  std::mutex mutex_;  // not held while the device is called
   std::condition_variable changed_;
   // In host memory [0] and on the device [1]. The last ring is in use; each is twice as large as the one
   // before.
   std::vector<std::shared_ptr<Ring>> rings_[2];
-  uint32_t chunks_ = 0;                       // submitted to the device
-  std::deque<std::shared_ptr<Chunk>> queue_;  // of those, not yet submitted to `ranks_`
+  uint32_t chunks_ = 0;                       // used by the thread that submits
+  std::deque<std::shared_ptr<Chunk>> queue_;  // being submitted to the device, not yet to `ranks_`
   bool stop_ = false;
   std::thread thread_;
 };

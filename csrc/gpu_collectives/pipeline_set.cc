@@ -6,13 +6,9 @@ namespace smddp {
 
 void PipelineSet::set_rail(std::unique_ptr<PinnedPipeline> pipeline) {
   rail_ = std::move(pipeline);
-  any_ = true;
 }
 
-void PipelineSet::set_all(std::unique_ptr<PinnedPipeline> pipeline) {
-  all_ = std::move(pipeline);
-  any_ = true;
-}
+void PipelineSet::set_all(std::unique_ptr<PinnedPipeline> pipeline) { all_ = std::move(pipeline); }
 
 void PipelineSet::take(PipelineSet& other) {
   rail_ = std::move(other.rail_);
@@ -31,9 +27,12 @@ Status PipelineSet::status() const {
   return known;
 }
 
-void PipelineSet::abort(const std::string& reason) {
-  if (rail_) rail_->abort(reason);
-  if (all_) all_->abort(reason);
+std::vector<PinnedPipeline*> PipelineSet::all() const {
+  std::vector<PinnedPipeline*> all;
+  for (PinnedPipeline* each : {rail_.get(), all_.get()}) {
+    if (each != nullptr) all.push_back(each);
+  }
+  return all;
 }
 
 }  // namespace smddp

@@ -3,9 +3,8 @@
 // under both of the group's locks, and used under either.
 #pragma once
 
-#include <atomic>
 #include <memory>
-#include <string>
+#include <vector>
 
 #include "gpu_collectives/device_operation.h"
 #include "gpu_collectives/pinned_pipeline.h"
@@ -14,12 +13,10 @@ namespace smddp {
 
 class PipelineSet {
  public:
-  // True once there is a pipeline; needs no lock.
-  bool any() const { return any_; }
   bool has_all() const { return all_ != nullptr; }
   void set_rail(std::unique_ptr<PinnedPipeline> pipeline);
   void set_all(std::unique_ptr<PinnedPipeline> pipeline);
-  // Takes the other's pipelines; any() stays as it is in both.
+  // Takes the other's pipelines.
   void take(PipelineSet& other);
 
   // The one that carries the operation's exchange; nullptr if it has none, or if that is not open.
@@ -28,11 +25,10 @@ class PipelineSet {
   }
   void set_limit(uint64_t limit_ns);
   Status status() const;  // of the first that is broken
-  void abort(const std::string& reason);
+  std::vector<PinnedPipeline*> all() const;
 
  private:
   std::unique_ptr<PinnedPipeline> all_, rail_;  // the rail's goes first
-  std::atomic<bool> any_{false};
 };
 
 }  // namespace smddp

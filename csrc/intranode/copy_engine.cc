@@ -169,6 +169,16 @@ Status CopyEngine::sum(const Plan& plan, const std::vector<Offer>& offers) {
   return {};
 }
 
+Status CopyEngine::mark(uint32_t number) {
+  return device_.write_flag(main_, &own_flags_->reached.value, number);
+}
+
+bool CopyEngine::reached(uint32_t number) const {
+  auto* flags = static_cast<Flags*>(own_.mapping.address());
+  uint32_t now = std::atomic_ref(flags->reached.value).load(std::memory_order_acquire);
+  return static_cast<int32_t>(now - number) >= 0;
+}
+
 void CopyEngine::release() {
   auto* flags = static_cast<Flags*>(own_.mapping.address());
   for (auto& phase : flags->word) {

@@ -66,6 +66,11 @@ class CopyEngine {
   Status submit(const Plan& plan, const std::vector<Offer>& offers,
                 const std::function<Status()>& between = {});
 
+  // After this, `main` sets a word in host memory to `number`. reached() compares with that word and does
+  // not call the device. Numbers grow; they may wrap.
+  Status mark(uint32_t number);
+  bool reached(uint32_t number) const;
+
   // Ends the waits of all streams of this rank, whatever its peers do. The caller repeats the call until
   // the streams are empty. After the first call nothing may be submitted any more.
   void release();
@@ -82,6 +87,7 @@ class CopyEngine {
       uint32_t value;
     };
     Word word[kPhases][kernels::kMostSources];
+    Word reached;  // set by the owner's stream, read by the owner's CPU
     // Used only by CPUs, not by streams. 1: the owner gave up, and `reason` is set.
     alignas(64) uint32_t given_up;
     char reason[kReasonBytes];

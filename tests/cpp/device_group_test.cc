@@ -153,11 +153,16 @@ TEST(DeviceGroup, SubmittedWorkCanBeSubmittedAgain) {
     }
   }
   constexpr int kTimes = 10;
-  for (int r = 0; r < kRanks; ++r) {  // one rank submits everything before the next rank starts
-    for (int time = 0; time < kTimes; ++time)
-      ASSERT_TRUE(
-          engines[static_cast<size_t>(r)]->submit(plans[static_cast<size_t>(r)], offers).ok());
+  // A thread for each rank: a stream takes fewer commands than these are, so a rank that submits waits for
+  // the others.
+  std::vector<std::thread> submitters;
+  for (size_t r = 0; r < kRanks; ++r) {
+    submitters.emplace_back([&, r] {
+      for (int time = 0; time < kTimes; ++time)
+        EXPECT_TRUE(engines[r]->submit(plans[r], offers).ok());
+    });
   }
+  for (std::thread& submitter : submitters) submitter.join();
   for (size_t r = 0; r < kRanks; ++r) ASSERT_TRUE(gpus[r]->synchronize(mains[r]).ok());
   for (size_t r = 0; r < kRanks; ++r) {
     for (size_t i = 0; i < kCount; ++i) ASSERT_EQ(data[r][i], 59049.0f);  // 3^10

@@ -25,6 +25,7 @@ struct Job {
   DeviceRank& r;
   DevicePlace place;
   std::vector<std::byte*> temporaries;
+  std::shared_ptr<DeviceOperation> last;  // AllGather
 
   explicit Job(DeviceRank& rank, bool on_cpu = false)
       : r(rank),
@@ -59,7 +60,7 @@ struct Job {
     for (int p = 0; p < r.context.ranks; ++p)
       blocks.push_back({bytes(out + static_cast<size_t>(p) * count), count * 4});
     plan_gather(*op, place, {{bytes(in), count * 4}}, blocks);
-    return op;
+    return last = op;
   }
   std::shared_ptr<DeviceOperation> scatter(float* in, float* out, size_t count,
                                            ReduceOp reduce = ReduceOp::kSum) {
@@ -201,6 +202,26 @@ TEST_P(DeviceHostsBy, OperationsLargerThanTheBuffers) {
   });
 }
 
+// The operation has more commands than a stream takes. The thread that submits it waits for room, which the
+// network makes.
+TEST_P(DeviceHostsBy, AnOperationWithMoreCommandsThanAStreamTakes) {
+  constexpr size_t kCount = 33'000'003;  // 63 chunks
+  ByNic by_nic(GetParam());
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Job job(r);
+    float* all = r.floats(2 * kCount);
+    float* own = all + static_cast<size_t>(context.rank) * kCount;
+    for (size_t i = 0; i < kCount; ++i) own[i] = value(context.rank, i, 1);
+    Status s = r.run(job.gather(own, all, kCount));
+    if (s) s = r.group->verdict(*job.last);
+    ASSERT_TRUE(s.ok()) << s.message();
+    for (size_t i = 0; i < 2 * kCount; ++i)
+      ASSERT_EQ(all[i], value(static_cast<int>(i / kCount), i % kCount, 1)) << i;
+  });
+}
+
 // The CPU touches no byte of an AllGather: all bytes are sent as chunks, even of small operations, from
 // the memory of one device into the memory of the other.
 TEST(DeviceHosts, WithNicAccessToTheDeviceAllBytesAreSentInChunks) {
@@ -279,6 +300,27 @@ TEST(DeviceHosts, ARankThatDoesNotCallIsNamedOnAllHosts) {
     auto op = job.scatter(in, out, 32);
     ASSERT_TRUE(r.group->submit(op, r.user).ok());
     expect_failure(r, *op, {"rank 3", "host-b"});
+  });
+}
+
+// The thread that submits waits for room in a stream that nobody empties. Nothing else of the group waits for
+// that thread: the deadline passes, and the streams are released.
+TEST(DeviceHosts, ARankThatDoesNotCallIsMissedWhileAStreamIsFull) {
+  constexpr size_t kCount = 33'000'003;
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    r.group->set_limit(1'000'000'000);
+    Job job(r);
+    if (context.rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3500));
+      return;
+    }
+    float* all = r.floats(2 * kCount);
+    auto op = job.gather(all, all, kCount);
+    ASSERT_TRUE(r.group->submit(op, r.user).ok());
+    std::thread caller([&] { (void)r.group->submit(job.gather(all, all, kCount), r.user); });
+    expect_failure(r, *op, {"rank 1", "host-b"});
+    caller.join();
   });
 }
 

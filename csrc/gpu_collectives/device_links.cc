@@ -1,5 +1,7 @@
-// The creation of a device group: its ranks agree that each of them has a usable device, the ranks of
-// each host map one another's flags, and the pipelines between hosts are opened.
+// The ranks agree that each of them has a usable device, the ranks of each host map one another's flags, and
+// the pipelines between hosts are opened.
+#include "gpu_collectives/device_links.h"
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 
 #include "common/env.h"
 #include "common/log.h"
-#include "gpu_collectives/device_group.h"
 #include "patterns/pattern.h"
 
 namespace smddp {
@@ -128,80 +129,71 @@ bool reached_by_nic(Engine& engine, const device::Device& device) {
 
 }  // namespace
 
-Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Engine& engine, Group& cpu_group,
-                                                         Store& store, Status usable,
-                                                         device::Device* device,
-                                                         intranode::Imports* imports,
-                                                         device::Stream main, uint64_t limit_ns) {
+Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(Engine& engine, Group& cpu_group,
+                                                       Store& store, Status usable,
+                                                       device::Device* device,
+                                                       intranode::Imports* imports,
+                                                       device::Stream main, uint64_t limit_ns) {
   bool several = cpu_group.topology().nodes() > 1;
   Joining mine = joining(usable, -1);
   mine.by_nic = several && usable && reached_by_nic(engine, *device) ? 1 : 0;
   auto all = agree(engine, cpu_group, mine);
   if (!all) return all.status();
-  std::shared_ptr<DeviceGroup> group(
-      new DeviceGroup(engine, cpu_group, *device, *imports, main, limit_ns));
-  group->by_nic_ = std::all_of(all.value().begin(), all.value().end(),
-                               [](const Joining& each) { return each.by_nic != 0; });
-  Status opened = several ? group->open_hosts(cpu_group, store) : Status();
-  if (opened || group->host_group_) opened = group->join_host(std::move(opened));
+  std::unique_ptr<DeviceLinks> links(new DeviceLinks(engine, cpu_group, *device));
+  links->by_nic = std::all_of(all.value().begin(), all.value().end(),
+                              [](const Joining& each) { return each.by_nic != 0; });
+  Status opened = several ? links->open_hosts(cpu_group, store, limit_ns) : Status();
+  if (opened || links->own_group) opened = links->join_host(*imports, main, std::move(opened));
   // In a group of one host, join_host() has agreed on that already.
   if (several) opened = agree(engine, cpu_group, opened);
   if (!opened) return opened;
-  group->watch_ = std::thread([raw = group.get()] { raw->watch(); });
-  return group;
+  return links;
 }
 
-DeviceGroup::DeviceGroup(Engine& engine, Group& cpu_group, device::Device& device,
-                         intranode::Imports& imports, device::Stream main, uint64_t limit_ns)
-    : engine_(engine),
-      device_(device),
-      imports_(imports),
-      main_(main),
-      topology_(cpu_group.topology()),
-      peers_(names_on_host(cpu_group), topology_.local_index(cpu_group.rank())),
-      limit_ns_(limit_ns),
-      cpu_group_(&cpu_group) {}
+DeviceLinks::DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device)
+    : topology(cpu_group.topology()),
+      peers(names_on_host(cpu_group), topology.local_index(cpu_group.rank())),
+      host_group(&cpu_group),
+      engine_(engine),
+      device_(device) {}
 
 // A CPU group for the ranks of this host, and a pipeline to the other hosts: along the rails if all hosts
 // have equally many ranks, else among all ranks.
-Status DeviceGroup::open_hosts(Group& cpu_group, Store& store) {
-  int node = topology_.node_of(cpu_group.rank());
-  auto local =
-      cpu_group.subgroup(store, "device/node" + std::to_string(node), topology_.node(node));
-  cpu_group_ = nullptr;
+Status DeviceLinks::open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns) {
+  int node = topology.node_of(cpu_group.rank());
+  auto local = cpu_group.subgroup(store, "device/node" + std::to_string(node), topology.node(node));
+  host_group = nullptr;
   if (!local) return local.status();
-  host_group_ = std::move(local.value());
-  cpu_group_ = host_group_.get();
-  if (!pattern::equal_nodes(topology_)) return open_for_all(cpu_group, store);
-  auto made = open_pipeline(engine_, cpu_group, store, "device/rail" + std::to_string(peers_.own()),
-                            rail_of(topology_, peers_.own()), device_, limit_ns_,
-                            peers_.count() == 1, by_nic_);
-  if (!made) return made.status();
-  pipelines_.set_rail(std::move(made.value()));
-  return {};
+  own_group = std::move(local.value());
+  host_group = own_group.get();
+  if (!pattern::equal_nodes(topology)) {
+    auto made = open_for_all(cpu_group, store, limit_ns);
+    if (made) pipelines.set_all(std::move(made.value()));
+    return made.status();
+  }
+  auto made =
+      open_pipeline(engine_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
+                    rail_of(topology, peers.own()), device_, limit_ns, peers.count() == 1, by_nic);
+  if (made) pipelines.set_rail(std::move(made.value()));
+  return made.status();
 }
 
-Status DeviceGroup::open_for_all(Group& cpu_group, Store& store) {
-  std::lock_guard calls(calls_);
-  if (pipelines_.has_all()) return {};
-  std::vector<Rank> everyone(static_cast<size_t>(topology_.ranks()));
+Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_for_all(Group& cpu_group, Store& store,
+                                                                  uint64_t limit_ns) {
+  std::vector<Rank> everyone(static_cast<size_t>(topology.ranks()));
   std::iota(everyone.begin(), everyone.end(), 0);
-  auto made = open_pipeline(engine_, cpu_group, store, "device/all", everyone, device_, limit_ns_,
-                            peers_.count() == 1, false);
-  if (!made) return made.status();
-  std::lock_guard lock(mutex_);
-  pipelines_.set_all(std::move(made.value()));
-  return {};
+  return open_pipeline(engine_, cpu_group, store, "device/all", everyone, device_, limit_ns,
+                       peers.count() == 1, false);
 }
 
-Status DeviceGroup::join_host(Status usable) {
-  auto made = CopyEngine::create(device_, imports_, main_, peers_.own(), peers_.count());
+Status DeviceLinks::join_host(intranode::Imports& imports, device::Stream main, Status usable) {
+  auto made = CopyEngine::create(device_, imports, main, peers.own(), peers.count());
   if (usable) usable = made.status();
-  if (made) copy_engine_ = std::move(made.value());
+  if (made) copy_engine = std::move(made.value());
   auto all =
-      agree(engine_, *cpu_group_, joining(usable, made ? copy_engine_->flags_descriptor() : -1));
+      agree(engine_, *host_group, joining(usable, made ? copy_engine->flags_descriptor() : -1));
   if (!all) return all.status();
-  return agree(engine_, *cpu_group_, connect(*copy_engine_, peers_, all.value()));
+  return agree(engine_, *host_group, connect(*copy_engine, peers, all.value()));
 }
 
 }  // namespace smddp

@@ -1,0 +1,44 @@
+// What a device group of this rank is connected to: the processes of its host, their flags, and the CPU's
+// groups that carry data between hosts. Opened by a call of all ranks. DeviceGroup owns it and locks.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "gpu_collectives/host_peers.h"
+#include "gpu_collectives/pipeline_set.h"
+#include "group/group.h"
+#include "intranode/copy_engine.h"
+
+namespace smddp {
+
+class DeviceLinks {
+ public:
+  // A call of all ranks of `cpu_group`, whose store `store` is. `usable`: whether this rank has a device. If
+  // one rank has none, or cannot reach its peers' devices, all ranks get an error that names that rank.
+  static Result<std::unique_ptr<DeviceLinks>> open(Engine& engine, Group& cpu_group, Store& store,
+                                                   Status usable, device::Device* device,
+                                                   intranode::Imports* imports, device::Stream main,
+                                                   uint64_t limit_ns);
+  // A pipeline among all ranks; a call of all ranks.
+  Result<std::unique_ptr<PinnedPipeline>> open_for_all(Group& cpu_group, Store& store,
+                                                       uint64_t limit_ns);
+
+  const Topology topology;  // of all ranks
+  HostPeers peers;
+  std::unique_ptr<intranode::CopyEngine> copy_engine;
+  std::unique_ptr<Group> own_group;  // of this host's ranks, if it is a part of the whole one
+  Group* host_group;                 // of this host's ranks
+  PipelineSet pipelines;
+  bool by_nic = false;  // NICs read and write the device's memory; equal on all ranks
+
+ private:
+  DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device);
+  Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
+  Status join_host(intranode::Imports& imports, device::Stream main, Status usable);
+
+  Engine& engine_;
+  device::Device& device_;
+};
+
+}  // namespace smddp
