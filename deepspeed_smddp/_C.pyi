@@ -97,6 +97,9 @@ class ProcessGroupSMDDP(Backend):
         group_name: str,
         fallback_factory: Callable[[str, str], Backend],
     ) -> None: ...
+    @property
+    def meeting(self) -> str:
+        """The name of this making of the group, for keys in its store."""
 
 def configure(
     *,

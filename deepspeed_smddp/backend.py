@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 FALLBACK_PREFIX = "fallback:"
 
-# Called with the store, the rank and the number of ranks once the default group is made.
+# Called with a store, the rank and the number of ranks once the default group is made. The store
+# belongs to this making of the group: it holds nothing of ranks that were restarted.
 after_default_group: list[Callable[[Any, int, int], None]] = []
 
 _default_rank: int | None = None
@@ -63,8 +64,9 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     _members[options.group_id] = list(options.global_ranks_in_group) or list(
         range(options.group_size)
     )
+    store = dist.PrefixStore(group.meeting, options.store)  # type: ignore[attr-defined]
     for follow in after_default_group if is_default else ():
-        follow(options.store, options.group_rank, options.group_size)
+        follow(store, options.group_rank, options.group_size)
     return group
 
 

@@ -147,7 +147,9 @@ PYBIND11_MODULE(_C, m) {
                                                            std::move(held));
            }),
            py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-           py::arg("group_name"), py::arg("fallback_factory"));
+           py::arg("group_name"), py::arg("fallback_factory"))
+      .def_property_readonly(
+          "meeting", [](const ProcessGroupSMDDP& group) { return group.store().meeting(); });
   m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
         py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
         py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn",

@@ -43,6 +43,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
 
+  const GroupStore& store() const { return store_; }
   // smddp's own.
   intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                             const c10d::AllgatherOptions& opts) override;
