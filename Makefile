@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-check lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -258,22 +258,26 @@ bench-data-parallel: build  ## a step of DDP (or FSDP2) in turns with Gloo, betw
 
 # --- with a GPU -----------------------------------------------------------------------------------
 
-GPU_RESULTS ?= benchmarks/results/$(shell date +%F)-gpu
-SANITIZER ?= compute-sanitizer
-SANITIZED_TESTS := tests/python/test_gpu.py -k 'every_form and (AA or AB)' -q
-gpu-check: build-tests  ## all that needs a GPU: tests, compute-sanitizer, benchmark, ZeRO-3; not yet run on one
-	@$(PY) -c 'import torch, sys; torch.cuda.is_available() or sys.exit("no GPU: torch.cuda is not available (a CPU-only torch? see TORCH_PIP_ARGS)")'
-	$(BIN)/ctest --test-dir build -R '^device_' --output-on-failure --no-tests=error
-	$(LOCAL) $(PY) -m pytest -rs tests/python/test_device_of_threads.py tests/python/test_gpu.py
-	@command -v $(SANITIZER) >/dev/null || { echo "$(SANITIZER) is not on the PATH"; exit 1; }
-	for tool in memcheck racecheck; do \
-	  $(LOCAL) SMDDP_TEST_DEADLINE=600 $(SANITIZER) --tool $$tool --target-processes all \
-	    --error-exitcode 9 $(PY) -m pytest $(SANITIZED_TESTS) || exit 1; \
-	done
-	$(LOCAL) $(PY) benchmarks/gpu.py --ranks 2 --out $(GPU_RESULTS)
-	$(LOCAL) $(PY) benchmarks/gpu.py --ranks 4 --out $(GPU_RESULTS)
-	$(LOCAL) $(PY) benchmarks/gpu.py --ranks 4 --hosts 2 --no-nccl --largest 1073741824 --out $(GPU_RESULTS)
-	$(LOCAL) $(PY) benchmarks/gpu_zero3.py --ranks 2 --out $(GPU_RESULTS)
+# Without a network and without .venv: PYTHON is an interpreter with a CUDA torch; `make gpu-bundle`,
+# on a machine with a package registry, carries the rest. STEPS="build forms" picks some; MINUTES=9
+# begins no step that may take longer than what is left of them, and the next run goes on from there.
+STEPS ?=
+MINUTES ?= 100000
+GPU_OUT ?= runs/gpu-check
+GPU_CHECK = PYTHONPATH=tests:tests/python$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m gpu_check
+gpu-check:  ## all that needs a GPU, step by step, with PYTHON=python3 that has torch; ends with runs/gpu-check/report.md
+	$(GPU_CHECK) --minutes $(MINUTES) --out $(GPU_OUT) $(STEPS)
+
+# The logic of the steps, on CPUs: threads simulate a device.
+gpu-check-simulated: build  ## the steps of gpu-check that need no GPU's streams or allocator, on a simulated device
+	PYTHONPATH=tests:tests/python $(PY) -m gpu_check --device host --again --out runs/gpu-check-simulated $(STEPS)
+
+# What the GPU machine needs beside torch. BUNDLE_WITHOUT="cmake numpy" leaves out what it has.
+BUNDLE_PYTHON ?= 3.12
+BUNDLE_WITHOUT ?=
+gpu-bundle: $(VENV)/.stamp-requirements  ## what gpu-check needs on a machine without a network: gpu-bundle/, dist/smddp-gpu-bundle.tar
+	PYTHONPATH=tests $(PY) -m gpu_check bundle --python $(BUNDLE_PYTHON) \
+	  $(if $(BUNDLE_WITHOUT),--without $(BUNDLE_WITHOUT))
 
 # --- source code ----------------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
-"""GPU collectives of ranks that share one GPU: smddp beside a plain copy and NCCL, in one run.
+"""GPU collectives of the ranks of one machine: smddp beside a plain copy and NCCL, in one run.
 
     python benchmarks/gpu.py --ranks 2 --out runs/gpu
+
+Ranks have a GPU each, or share GPUs if there are more ranks than GPUs.
 
 For each size and collective it times, in turns: smddp; a plain device-to-device copy of as many
 bytes as the collective has to write (the ceiling; the ranks share the GPU there as well); and NCCL
@@ -126,7 +128,7 @@ def matmul_slowdown(case: Case, group: Any) -> float:
 
 
 def nccl_group(rank: int) -> tuple[Any, str]:
-    """A group over NCCL, which takes ranks that share a GPU for separate hosts; or why not."""
+    """A group over NCCL, or why not. It takes ranks that share a GPU for separate hosts."""
     try:
         group = dist.new_group(backend="nccl")
         dist.all_reduce(torch.ones(8, device="cuda"), group=group)
@@ -148,12 +150,15 @@ def kernels_during(case: Case, group: Any) -> list[str]:
 
 
 def rank_main(rank: int, arguments: argparse.Namespace, results: Any) -> None:
-    os.environ.update(NCCL_HOSTID=f"rank{rank}", LOCAL_RANK="0", NCCL_DEBUG="ERROR")
+    gpu = rank % torch.cuda.device_count()
+    os.environ.update(LOCAL_RANK=str(gpu), NCCL_DEBUG="ERROR")
+    if arguments.ranks > torch.cuda.device_count():
+        os.environ["NCCL_HOSTID"] = f"rank{rank}"
     os.environ.setdefault("SMDDP_FALLBACK", "error")
     if arguments.hosts > 1:
         os.environ["SMDDP_HOST_ID"] = f"host{rank * arguments.hosts // arguments.ranks}"
         os.environ.setdefault("SMDDP_FABRIC_INTERFACE", "lo")
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(gpu)
     dist.init_process_group(
         "smddp", init_method=f"file://{arguments.rendezvous}", rank=rank, world_size=arguments.ranks
     )
@@ -233,21 +238,28 @@ def report(
     ranks = rows[0]["ranks"]
     name = f"{ranks}-ranks" + (f"-{hosts}-hosts" if hosts > 1 else "")
     out.mkdir(parents=True, exist_ok=True)
-    fields = sorted({key for row in rows for key in row})
-    with (out / f"{name}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, fields)
-        writer.writeheader()
-        writer.writerows(rows)
-    gpu = torch.cuda.get_device_name(0)
+    write_rows(out / f"{name}.csv", rows)
+    write_rows(out / f"{name}-beside-matmul.csv", beside)
+    count = min(ranks, torch.cuda.device_count())
+    gpu = f"{count} x {torch.cuda.get_device_name(0)}"
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if not why else f"none ({why})"
     versions = f"torch {torch.__version__}, CUDA {torch.version.cuda}, NCCL {nccl}"
     origin = Origin(f"{machine()}; {gpu}", versions, source_version(imported_tree()))
-    title = f"{ranks} ranks on one {gpu}"
+    title = f"{ranks} ranks on {gpu}"
     title += f", as {hosts} hosts over loopback" if hosts > 1 else ""
     text = "\n".join(tables(rows, beside))
     path = write_page(out, name, title, origin, text, figure=False)
     print(f"{title}\n{versions}\n\n{text}")
     print(f"\nwritten: {out / name}.csv and {path}")
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes a CSV file whose columns are the keys of all rows."""
+    fields = sorted({key for row in rows for key in row})
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def tables(rows: list[dict[str, Any]], beside: list[dict[str, Any]]) -> list[str]:

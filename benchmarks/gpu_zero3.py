@@ -1,4 +1,4 @@
-"""The ZeRO-3 demo with ranks that share one GPU: the losses over smddp beside those over NCCL.
+"""The ZeRO-3 demo on the GPUs of one machine: the losses over smddp beside those over NCCL.
 
     python benchmarks/gpu_zero3.py --out runs/gpu
 
@@ -20,22 +20,21 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-# The ranks share a GPU: the device of each rank is number 0, and NCCL takes the ranks for separate
+TRAIN = 'exec python -u examples/train.py --deepspeed_config ds_configs/quickstart.json "$@"'
+# Ranks that share GPU 0: the device of each rank is number 0, and NCCL takes the ranks for separate
 # hosts.
-RANK = (
-    "export NCCL_HOSTID=rank$LOCAL_RANK LOCAL_RANK=0; "
-    'exec python -u examples/train.py --deepspeed_config ds_configs/quickstart.json "$@"'
-)
+SHARED = "export NCCL_HOSTID=rank$LOCAL_RANK LOCAL_RANK=0 CUDA_VISIBLE_DEVICES=0; "
 TOLERANCE = 0.02  # relative, of a loss; both runs round to bf16 in each step
 
 
 def losses(name: str, arguments: argparse.Namespace, directory: Path) -> list[float]:
     """Trains once and returns the loss of every step."""
     output = directory / name
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0", "MASTER_ADDR": "127.0.0.1"}
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1"}
     environment["SMDDP_DEVICE"] = "off" if name == "nccl" else "auto"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
-    command += [str(arguments.ranks), "--no-python", "bash", "-c", RANK, "train"]
+    shared = SHARED if arguments.ranks > torch.cuda.device_count() else ""
+    command += [str(arguments.ranks), "--no-python", "bash", "-c", shared + TRAIN, "train"]
     command += ["--steps", str(arguments.steps), "--output", str(output), "--no-progress"]
     subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=1200)
     with (output / "losses.csv").open() as file:

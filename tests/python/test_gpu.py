@@ -1,4 +1,4 @@
-"""Collectives on a real GPU: several ranks share GPU 0. Skipped, with the reason, without a GPU.
+"""Collectives on a real GPU: several ranks may share one. Skipped, with the reason, without a GPU.
 
 ``make gpu-check`` runs it. Tests that need no GPU are in ``test_device_of_threads.py``.
 """
@@ -208,7 +208,9 @@ def test_memory_is_freed_and_mapped_again(worlds: Pool, segments: str) -> None:
 def ddp(ctx: Context) -> float:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-    model = torch.nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[0])
+    model = torch.nn.parallel.DistributedDataParallel(
+        model.cuda(), device_ids=[torch.cuda.current_device()]
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(1)
     for _ in range(10):

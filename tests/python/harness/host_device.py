@@ -66,11 +66,11 @@ class DeviceArena(cases.Arena):
 
 
 class GpuArena(DeviceArena):
-    """Buffers on GPU 0, for every rank: several ranks may share one GPU."""
+    """Buffers on the GPU of the rank."""
 
     @staticmethod
     def bytes(size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device="cuda:0")
+        return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 _same_bits, _digest, _difference = model.same_bits, cases._digest, cases._difference
@@ -82,8 +82,11 @@ def use_host(ctx: Context) -> None:
 
 
 def use_gpu(ctx: Context) -> None:
-    """From now on, this rank's cases have their buffers on the GPU; the CPU compares them."""
-    torch.cuda.set_device(0)
+    """From now on, this rank's cases have their buffers on the GPU; the CPU compares them.
+
+    Ranks share a GPU if there are more ranks than GPUs.
+    """
+    torch.cuda.set_device(ctx.rank % torch.cuda.device_count())
     cases.Arena = GpuArena  # type: ignore[misc]
     model.same_bits = lambda a, b: _same_bits(a.cpu(), b.cpu())
     cases._digest = lambda tensors: _digest([t.cpu() for t in tensors])

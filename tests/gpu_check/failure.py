@@ -1,0 +1,80 @@
+"""A rank that is killed: the others hear of it, and no stream stays blocked."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from gpu_check import place
+from gpu_check.ranks import world
+from gpu_check.step import Run
+from harness.worker import Context, Failure
+
+BOUND = 15.0  # seconds from the call of the survivors to their errors
+
+
+def death(run: Run) -> None:
+    """Before its call, and after it with its stream busy; on one host and on two."""
+    for layout in ("AAA", "AABB"):
+        for called in (False, True):
+            if called and run.small:
+                continue  # the simulated device has no stream of the caller's to keep busy
+            seconds = one_death(run, layout, called)
+            when = "after its call, its stream busy" if called else "before its call"
+            run.note(f"{layout}: killed {when}", f"all raised after {max(seconds):.1f} s")
+
+
+def one_death(run: Run, layout: str, called: bool) -> list[float]:
+    """Seconds until each survivor raised an error that names the last rank."""
+    last = len(layout) - 1
+    survivors = list(range(last))
+    with world(run, layout) as ranks:
+        ranks.run(call)
+        if called:
+            ranks.submit(call, True)
+            time.sleep(2.0)  # the others wait for this rank's stream, which is busy for longer
+            ranks.signal(last, signal.SIGKILL)
+        else:
+            ranks.signal(last, signal.SIGKILL)
+            ranks.submit_to(survivors, call)
+        killed = time.monotonic()
+        seconds = []
+        for rank in survivors:
+            outcome = ranks.outcomes([rank], timeout=60)[rank]
+            seconds.append(time.monotonic() - killed)
+            assert isinstance(outcome, Failure), f"rank {rank} got {outcome}, no error"
+            assert f"rank {last}" in outcome.message, f"rank {rank}: {outcome.message}"
+        assert max(seconds) < BOUND, f"{layout}: errors came after {seconds} s"
+        ranks.submit_to(survivors, streams_run)
+        after = ranks.outcomes(survivors, timeout=30)
+        assert all(after[rank] is True for rank in survivors), f"after the errors: {after}"
+        return seconds
+
+
+def call(ctx: Context, busy: bool = False) -> bool:
+    """An AllGather, and a look at its result; the last rank's stream may be busy before it."""
+    here = place.here()
+    part, whole = here.empty(1 << 16), here.empty(ctx.size << 16)
+    part.fill_(ctx.rank + 1)
+    here.synchronize()
+    if busy and ctx.rank == ctx.size - 1:
+        here.busy(30.0)
+    work: Any = place.gather(whole, part)
+    work.wait()
+    here.synchronize()
+    if busy:
+        place.reduce(part).wait()  # the group has failed by now
+    return whole.view(ctx.size, -1)[:, -1].tolist() == list(range(1, ctx.size + 1))
+
+
+def streams_run(ctx: Context) -> bool:
+    """Whether this rank can still use its device, and can end the failed group."""
+    here = place.here()
+    ones = here.empty(1000).fill_(1)
+    here.synchronize()
+    right = bool(ones.sum().item() == 1000)
+    dist.destroy_process_group()
+    return right

@@ -1,0 +1,180 @@
+"""The proof that an AllGather takes no multiprocessor: it ends while kernels hold all of them."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu_check import place
+from gpu_check.ranks import world
+from gpu_check.step import Run
+from harness.worker import Context
+
+THREADS = 512
+LONGEST_SECONDS = 20  # a kernel ends by itself after this
+# One thread of a block says that the block runs and then polls; the others wait at the barrier and
+# keep their places. `nanosleep` is in sm_70 and newer.
+HOLD = """
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry hold(.param .u64 p_release, .param .u64 p_started, .param .u64 p_nanoseconds)
+{
+  .reg .pred %p<4>;
+  .reg .b32 %r<4>;
+  .reg .b64 %rd<8>;
+  ld.param.u64 %rd1, [p_release];
+  ld.param.u64 %rd2, [p_started];
+  ld.param.u64 %rd3, [p_nanoseconds];
+  mov.u32 %r1, %tid.x;
+  setp.ne.u32 %p1, %r1, 0;
+  @%p1 bra WAIT;
+  mov.u64 %rd4, %globaltimer;
+  add.u64 %rd5, %rd4, %rd3;
+  mov.u32 %r2, %ctaid.x;
+  mad.wide.u32 %rd7, %r2, 4, %rd2;
+  mov.u32 %r3, 1;
+  st.volatile.global.u32 [%rd7], %r3;
+SPIN:
+  ld.volatile.global.u32 %r2, [%rd1];
+  setp.ne.u32 %p2, %r2, 0;
+  @%p2 bra WAIT;
+  nanosleep.u32 2000;
+  mov.u64 %rd6, %globaltimer;
+  setp.lt.u64 %p3, %rd6, %rd5;
+  @%p3 bra SPIN;
+WAIT:
+  bar.sync 0;
+  ret;
+}
+"""
+
+
+class Driver:
+    """The few functions of CUDA's driver that a kernel from PTX takes."""
+
+    def __init__(self) -> None:
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        torch.cuda.current_stream().synchronize()  # the context of torch is current
+        module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), HOLD.encode() + b"\0")
+        self._call("cuModuleGetFunction", ctypes.byref(self._function), module, b"hold")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        status = getattr(self._cuda, name)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"{name} returned {status}")
+
+    def blocks(self) -> int:
+        """How many blocks of the kernel fill all multiprocessors."""
+        per = ctypes.c_int()
+        name = "cuOccupancyMaxActiveBlocksPerMultiprocessor"
+        self._call(name, ctypes.byref(per), self._function, THREADS, ctypes.c_size_t(0))
+        return per.value * torch.cuda.get_device_properties(None).multi_processor_count
+
+    def hold(self, release: torch.Tensor, started: torch.Tensor, stream: Any, blocks: int) -> None:
+        """Starts the kernel; it ends when ``release`` is not 0 any more.
+
+        Both tensors are pinned memory. Each block sets its element of ``started``.
+        """
+        values = [
+            ctypes.c_uint64(release.data_ptr()),
+            ctypes.c_uint64(started.data_ptr()),
+            ctypes.c_uint64(LONGEST_SECONDS * 10**9),
+        ]
+        pointers = (ctypes.c_void_p * 3)(
+            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
+        )
+        shape = [blocks, 1, 1, THREADS, 1, 1, 0]
+        where = ctypes.c_void_p(stream.cuda_stream)
+        self._call("cuLaunchKernel", self._function, *shape, where, pointers, None)
+
+
+def zero_sm(run: Run) -> None:
+    """On each rank: all multiprocessors held, an AllGather, and a kernel that must not run."""
+    for layout in ("AA", "AAAA"):
+        with world(run, layout, CUDA_DEVICE_MAX_CONNECTIONS="32") as ranks:
+            found = ranks.run(while_held, "all_gather")
+            run.note(f"{layout}: AllGather", found)
+            assert all(rank["held"] for rank in found), "the control kernel ran: SMs were not held"
+            run.goal(
+                f"{layout}: an AllGather of 64 MiB per rank ends while all SMs are held",
+                all(rank["ended"] for rank in found),
+                f"ended on {sum(rank['ended'] for rank in found)} of {len(found)} ranks",
+            )
+    with world(run, "AA", CUDA_DEVICE_MAX_CONNECTIONS="32") as ranks:
+        found = ranks.run(while_held, "reduce_scatter")
+        run.note("AA: ReduceScatter, which needs SMs", found)
+        assert not any(rank["ended"] for rank in found), "a sum ran although all SMs were held"
+
+
+def while_held(ctx: Context, collective: str) -> dict[str, Any]:
+    """Whether the collective ended, and a control kernel did not, while the SMs were held."""
+    numel = 32 << 20
+    part = torch.full((numel,), ctx.rank + 1, dtype=torch.bfloat16, device="cuda")
+    whole = torch.full((numel * ctx.size,), ctx.rank + 1, dtype=torch.bfloat16, device="cuda")
+    control = torch.zeros(32, device="cuda")
+    side, other, holder = (torch.cuda.Stream(priority=p) for p in (0, -1, 0))
+
+    def begin() -> Any:
+        if collective == "all_gather":
+            return place.gather(whole, part)
+        return place.scatter(part, whole)
+
+    begin().wait()  # maps the memory and loads the kernels
+    control.add_(1)
+    if collective == "all_gather":
+        whole.zero_()
+    driver = Driver()
+    release = torch.zeros(1, dtype=torch.int32).pin_memory()
+    blocks = driver.blocks()
+    started = torch.zeros(blocks, dtype=torch.int32).pin_memory()
+    torch.cuda.synchronize()
+    dist.barrier()
+    driver.hold(release, started, holder, blocks)
+    until(lambda: int(started.sum()) == blocks, 5.0, "the kernel did not fill all SMs")
+    dist.barrier()
+    ended = torch.cuda.Event()
+    began = time.monotonic()
+    with torch.cuda.stream(side):
+        work = begin()
+        work.wait()
+        ended.record()
+    took = wait_for(ended, 5.0 if collective == "all_gather" else 0.5)
+    seconds = time.monotonic() - began
+    ran = torch.cuda.Event()
+    with torch.cuda.stream(other):
+        control.add_(1)
+        ran.record()
+    held = not wait_for(ran, 0.3)
+    dist.barrier()
+    release[0] = 1
+    torch.cuda.synchronize()
+    if collective == "all_gather":
+        assert whole.view(ctx.size, -1)[:, -1].tolist() == list(range(1, ctx.size + 1))
+    assert control[0].item() == 2
+    dist.barrier()
+    return {"ended": took, "held": held, "blocks": blocks, "seconds": round(seconds, 4)}
+
+
+def wait_for(event: torch.cuda.Event, seconds: float) -> bool:
+    """Whether the event came within ``seconds``; the host only looks."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if event.query():
+            return True
+        time.sleep(0.0005)
+    return event.query()
+
+
+def until(condition: Any, seconds: float, otherwise: str) -> None:
+    """Waits until ``condition()`` holds; raises with the sentence ``otherwise`` if it does not."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise RuntimeError(otherwise)
+        time.sleep(0.001)

@@ -1,0 +1,64 @@
+"""Ranks of a step: processes that share the GPUs, with NCCL beside smddp where it works."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu_check import place
+from gpu_check.step import Run
+from harness.worker import Context
+from harness.world import World, fresh
+
+# Seconds that the ranks of a world may take for one function.
+DEADLINE = 200.0
+
+
+@contextlib.contextmanager
+def world(run: Run, layout: str, **env: str | None) -> Iterator[World]:
+    """Ranks on ``layout``'s hosts, one letter per rank, that are settled on the step's device."""
+    variables: dict[str, str | None] = {"SMDDP_FALLBACK": "error", "SMDDP_TIMEOUT_SECONDS": "120"}
+    if run.device == "host":
+        variables["SMDDP_DEVICE"] = "host"
+    elif len(layout) > run.gpus:
+        variables["LOCAL_RANK"] = "0"
+    with fresh(layout, env={**variables, **env}, deadline=DEADLINE) as ranks:
+        ranks.run(place.settle, run.device)
+        yield ranks
+
+
+def layouts(run: Run) -> list[str]:
+    """Hosts and ranks that the steps try: more ranks where there are more GPUs."""
+    found = ["A", "AA", "AAAA", "AB", "AABB", "AAB"]
+    if run.gpus > 4:
+        found.append("A" * run.gpus)
+    return found
+
+
+def beside_nccl(ctx: Context) -> tuple[Any, str]:
+    """A group of all ranks over NCCL, or None and the reason; the same on all ranks.
+
+    NCCL takes ranks that share a GPU for ranks of separate hosts if each has its own NCCL_HOSTID.
+    Its bytes then pass through sockets: results count, speeds do not.
+    """
+    if place.here().name != "cuda":
+        return None, "no GPU"
+    if ctx.size > torch.cuda.device_count():
+        os.environ["NCCL_HOSTID"] = f"rank{ctx.rank}"
+    why = ""
+    group = None
+    try:
+        group = dist.new_group(backend="nccl")
+        value = torch.ones(8, device="cuda")
+        dist.all_reduce(value, group=group)
+        torch.cuda.synchronize()
+    except Exception as error:  # what NCCL raises depends on its version
+        why = str(error).strip().splitlines()[0][:200]
+    works = torch.tensor([0 if why else 1])
+    dist.all_reduce(works, dist.ReduceOp.MIN)
+    return (group, "") if int(works) else (None, why or "NCCL failed on another rank")

@@ -1,0 +1,273 @@
+"""The steps of ``make gpu-check`` on the device that threads simulate; its runner, bundle and page.
+
+``make gpu-check-simulated`` runs all steps that such a device can run, in full.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests"))
+# Ranks find the functions of the steps.
+os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], str(ROOT / "tests")])
+
+from gpu_check import (  # noqa: E402
+    build,
+    bundle,
+    catalogue,
+    correctness,
+    failure,
+    machine,
+    order,
+    place,
+    report,
+    speed,
+    training,
+)
+from gpu_check.__main__ import run_one  # noqa: E402
+from gpu_check.runner import NO_GPU, NOT_ALL_YET, SOMETHING_FAILED, Runner  # noqa: E402
+from gpu_check.step import FAILED, LATE, LONGEST, MISSED, PASSED, SKIPPED, Run, Step, read_result  # noqa: E402  # noqa: E402
+
+from harness import host_device  # noqa: E402
+from harness.world import BACKEND, Pool, World, WorldError  # noqa: E402
+
+pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+
+
+# ---- the steps
+
+
+def on_device(worlds: Pool, layout: str) -> World:
+    world = worlds(layout, env={**host_device.ENVIRONMENT, "SMDDP_FALLBACK": "warn"})
+    world.run(place.settle, "host")
+    return world
+
+
+@pytest.mark.parametrize("layout", ["AA", "AB"])
+def test_operations_in_flight(worlds: Pool, layout: str) -> None:
+    world = on_device(worlds, layout)
+    for found in world.run(order.many, 50):
+        assert 0 < found["seconds of the calls"] <= found["seconds until all were done"]
+    assert min(world.run(order.mixed, 10)) > 0
+    assert min(world.run(order.long_call, "reduce_scatter", 1 << 16)) > 0
+
+
+def test_two_groups_and_the_cost_of_a_call(worlds: Pool) -> None:
+    world = on_device(worlds, "AA")
+    assert min(world.run(order.two_groups, 3)) > 0
+    (found, _) = world.run(speed.cost, 10)
+    assert set(found["smddp"]) == {
+        f"{name} {what}"
+        for name in ("all_gather", "all_reduce")
+        for what in ("call", "wait", "back to back")
+    }
+    assert found["nccl"] == "no GPU"
+
+
+@pytest.mark.parametrize("scheme", ["ddp", "fsdp2"])
+def test_losses_are_those_of_the_other_backend(worlds: Pool, scheme: str) -> None:
+    ours, theirs = (on_device(worlds, "AA").run(training.both, scheme)[0][k] for k in LOSSES)
+    assert len(ours) == training.STEPS and ours == pytest.approx(theirs, rel=training.TOLERANCE)
+
+
+LOSSES = ("ours", "theirs")
+
+
+def one_large_with_a_wrong_byte(ctx: Any, collective: str) -> None:
+    """As ``one_large``, but a byte of the result is wrong before it is looked at."""
+    exact = place.is_ramp
+
+    def looked_at(tensor: Any, *rest: int) -> bool:
+        if ctx.rank == 1:
+            tensor[tensor.numel() // 2] += 1
+        return exact(tensor, *rest)
+
+    place.is_ramp = looked_at
+    try:
+        correctness.one_large(ctx, collective, 1 << 20)
+    finally:
+        place.is_ramp = exact
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_a_wrong_element_of_a_large_result_is_noticed(worlds: Pool, collective: str) -> None:
+    world = on_device(worlds, "AA")
+    world.run(correctness.one_large, collective, 1 << 20)
+    with pytest.raises(WorldError, match="is wrong") as raised:
+        world.run(one_large_with_a_wrong_byte, collective)
+    assert set(raised.value.failures) == {1}
+
+
+def test_a_killed_rank_must_be_named(tmp_path: Path) -> None:
+    step = catalogue.by_name("death")
+    assert failure.one_death(Run(step, tmp_path, "host", 0), "AAA", False)
+
+
+def test_shortest_program(tmp_path: Path) -> None:
+    assert run_one("memcheck", tmp_path, "host") == 0
+    found = read_result(tmp_path / "memcheck.json")
+    assert found is not None and found["status"] == PASSED
+    assert "right results" in found["results"]["without a sanitizer"]
+
+
+def test_goals_of_bandwidth(tmp_path: Path) -> None:
+    run = Run(catalogue.by_name("speed-2"), tmp_path, "cuda", 1)
+    fast = {"op": "all_gather", "bytes": str(1 << 30), "of_copy": "0.91"}
+    beside = {"op": "all_gather", "smddp": "0.081", "kernels": "none"}
+    speed.judge(run, [fast], [beside], True)
+    assert [goal["met"] for goal in run.goals] == [True, False]
+    assert run.goals[1]["value"] == "8.1%"
+
+
+# ---- the runner
+
+
+def steps_that(*functions: str, limit: int = 30, gpus: int = 1) -> list[Step]:
+    """Steps of this file's ``stub_steps``, registered in the catalogue of the child too."""
+    return [Step(f"stub-{f}", f"runs {f}", f"stub:{f}", limit, gpus) for f in functions]
+
+
+STUB = """
+import sys, time
+from gpu_check import catalogue, __main__ as command
+from gpu_check.step import Step
+import types
+
+stub = types.ModuleType("gpu_check.stub")
+def good(run): run.note("value", 7)
+def missed(run): run.goal("fast", False, "slow")
+def bad(run): run.note("value", 7); raise AssertionError("a sum is wrong\\nsecond line")
+def absent(run):
+    from gpu_check.step import NotHereError
+    raise NotHereError("there is no switch")
+def slow(run): run.note("value", 7); time.sleep(60)
+def dies(run): import os; os._exit(11)
+for f in (good, missed, bad, absent, slow, dies): setattr(stub, f.__name__, f)
+sys.modules["gpu_check.stub"] = stub
+catalogue.STEPS = tuple(Step(f"stub-{n}", f"runs {n}", f"stub:{n}", 30) for n in
+    ("good", "missed", "bad", "absent", "slow", "dies"))
+sys.exit(command.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The children of a runner know the steps of ``STUB``; returns a folder for results."""
+    script = tmp_path / "stub.py"
+    script.write_text(STUB)
+    popen = __import__("subprocess").Popen
+
+    def started(command: list[str], **options: Any) -> Any:
+        where = command.index("-m")
+        return popen([*command[:where], str(script), *command[where + 2 :]], **options)
+
+    monkeypatch.setattr("gpu_check.runner.subprocess.Popen", started)
+    return tmp_path / "out"
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def test_every_end_of_a_step_is_written_down(stubbed: Path) -> None:
+    wanted = steps_that("good", "missed", "bad", "absent", "dies") + steps_that("slow", limit=3)
+    assert Runner(stubbed, wanted, device="host").run() == SOMETHING_FAILED
+    found = results(stubbed)
+    states = {name.removeprefix("stub-"): result["status"] for name, result in found.items()}
+    assert states == {
+        "good": PASSED,
+        "missed": MISSED,
+        "bad": FAILED,
+        "absent": SKIPPED,
+        "dies": FAILED,
+        "slow": LATE,
+    }
+    assert found["stub-bad"]["sentence"].startswith("a sum is wrong (")
+    assert found["stub-absent"]["sentence"] == "there is no switch"
+    assert "exit status 11" in found["stub-dies"]["sentence"]
+    # What a step that was killed had noted is kept.
+    assert found["stub-slow"]["results"] == {"value": 7}
+    assert "second line" in (stubbed / "stub-bad.log").read_text()
+
+
+def test_a_second_run_goes_on_where_the_first_ended(stubbed: Path) -> None:
+    wanted = steps_that("good", "missed")
+    assert Runner(stubbed, wanted, minutes=0.1, device="host").run() == NOT_ALL_YET
+    assert results(stubbed) == {}
+    assert Runner(stubbed, wanted, device="host").run() == 0
+    before = (stubbed / "stub-good.json").stat().st_mtime_ns
+    assert Runner(stubbed, wanted, minutes=0.1, device="host").run() == 0
+    assert (stubbed / "stub-good.json").stat().st_mtime_ns == before
+    assert Runner(stubbed, wanted, again=True, device="host").run() == 0
+    assert (stubbed / "stub-good.json").stat().st_mtime_ns > before
+
+
+def test_without_a_gpu_each_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    if machine.no_gpu() is None:
+        pytest.skip("a GPU is here")
+    assert Runner(tmp_path, catalogue.STEPS[1:]).run() == NO_GPU
+    found = results(tmp_path)
+    assert len(found) == len(catalogue.STEPS) - 1
+    assert all(result["status"] == SKIPPED for result in found.values())
+    assert all("no GPU: torch" in result["sentence"] for result in found.values())
+    assert "no GPU: torch" in capsys.readouterr().err
+
+
+def test_steps_fit_a_call_of_ten_minutes() -> None:
+    assert len({step.name for step in catalogue.STEPS}) == len(catalogue.STEPS)
+    for step in catalogue.STEPS:
+        assert step.limit <= LONGEST < 8 * 60
+        module, name = step.function.split(":")
+        __import__(f"gpu_check.{module}")
+        assert callable(getattr(sys.modules[f"gpu_check.{module}"], name))
+
+
+# ---- the page
+
+
+def test_report(tmp_path: Path) -> None:
+    run = Run(catalogue.by_name("machine"), tmp_path, "cuda", 1, "abc123")
+    run.note("machine", {"GPUs": "1 x H|100", "torch": "2.11.0"})
+    run.end()
+    run = Run(catalogue.by_name("memory"), tmp_path, "cuda", 1, "abc123")
+    run.note("peak", {"smddp": 10.0, "nccl": 8.0})
+    run.goal("peak at most 1.05 of NCCL's", False, "1.250")
+    run.end()
+    text = report.write(tmp_path).read_text()
+    assert "1 passed, 1 ran but missed a goal, 0 failed" in text
+    assert "1 x H\\|100" in text and "smddp 10.0, nccl 8.0" in text
+    assert "| memory | peak at most 1.05 of NCCL's | **missed** | 1.250 |" in text
+    assert "| zero_sm |" in text and "has not run" in text
+
+
+# ---- the bundle and the environment
+
+
+def test_the_bundle_pins_what_the_check_needs() -> None:
+    wanted = {line.partition("==")[0].lower(): line for line in bundle.requirements([])}
+    for need in build.NEEDS:
+        name = need.partition(">")[0].replace("-", "_").lower()
+        assert name in {pinned.replace("-", "_") for pinned in wanted}, need
+    less = bundle.requirements(["cmake", "numpy"])
+    assert len(less) == len(wanted) - 2
+    with pytest.raises(SystemExit, match="nmpy"):
+        bundle.requirements(["nmpy"])
+
+
+def test_environment_of_the_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "BUNDLE", tmp_path)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
+    monkeypatch.delenv("SMDDP_LIBFABRIC", raising=False)
+    assert machine.libfabric() == {}
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libfabric.so.1").touch()
+    assert machine.libfabric()["SMDDP_LIBFABRIC"] == str(tmp_path / "lib" / "libfabric.so.1")
+    found = build.environment()["PYTHONPATH"].split(os.pathsep)
+    assert found[:2] == [str(ROOT / "tests"), str(ROOT / "tests" / "python")]
