@@ -293,8 +293,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(
     return forwarded(fallback("reduce_scatter", refs(inputs), by.reason)
                          .reduce_scatter_tensor_coalesced(outputs, inputs, opts));
   }
-  return scatter_sums(by, refs(outputs), refs(inputs), false, opts,
-                      OpType::REDUCE_SCATTER_TENSOR_COALESCED);
+  // torch 2.11 has no type of its own for it.
+  return scatter_sums(by, refs(outputs), refs(inputs), false, opts, OpType::COALESCED);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors,
