@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp import comm_backend, ds_config
+from deepspeed_smddp import comm_backend, ds_config, settings
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.upstream.wrapping import Call
 
@@ -53,6 +53,7 @@ def around_init_distributed(call: Call) -> Iterator[None]:
     if request.backend is not None and not dist.is_initialized():
         given = call.arguments.get("dist_backend")
         if given in (None, _accelerator_backend()):
+            _say_overridden(given, request)
             comm_backend.prepare(request)
             call.change(dist_backend=request.backend)
         elif given != request.backend:
@@ -91,6 +92,17 @@ def _request_for(config: Any) -> comm_backend.Request:
     if _hugging_face.backend is not None:
         return _hugging_face
     return comm_backend.parse(ds_config.of_accelerate_launch() or ds_config.of_command_line())
+
+
+def _say_overridden(given: str | None, request: comm_backend.Request) -> None:
+    # transformers and accelerate give the accelerator's backend without having been asked to.
+    unasked = request is _hugging_face or ds_config.of_accelerate_launch() is not None
+    if given is not None and given != request.backend and not unasked:
+        settings.warn_once(
+            "overridden backend",
+            f'smddp: init_distributed was called with "{given}", the accelerator\'s own; '
+            f'"{comm_backend.KEY}": "{request.backend}" of the DeepSpeed config applies',
+        )
 
 
 def _accelerator_backend() -> str:

@@ -9,6 +9,7 @@ initialize              before                                after
 ======================  ====================================  =====================================
 ``default_group``       makes the default group, applies the  -
                         "smddp" section
+``bypasses``            says what goes past smddp             -
 ``features``            installs gathers and reductions       -
 ``auto``                chooses what ``"auto"`` stands for    -
 ``autotp``              makes tensor-parallel groups, passes  lets divided layers draw random
@@ -35,11 +36,12 @@ from __future__ import annotations
 
 from deepspeed_smddp.offload import activation_offload
 from deepspeed_smddp.upstream.wrapping import Around
-from deepspeed_smddp.zero import auto, autotp, default_group, features, monitoring
+from deepspeed_smddp.zero import auto, autotp, bypasses, default_group, features, monitoring
 from deepspeed_smddp.zero.sharding import sharding_degree
 
 AROUND_INITIALIZE: tuple[Around, ...] = (
     default_group.around_initialize,
+    bypasses.around_initialize,
     features.around_initialize,
     auto.around_initialize,
     autotp.around_initialize,
