@@ -1,4 +1,4 @@
-"""Features of DeepSpeed beside training by ZeRO: they work over smddp, or one sentence says how not."""
+"""Features of DeepSpeed beside training by ZeRO: equal over smddp, or a sentence says how not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp.zero import bypasses
+from deepspeed_smddp import comm_backend
+from deepspeed_smddp.upstream.wrapping import surround
+from deepspeed_smddp.zero import bypasses, default_group
 from harness.training import Trainer
 
 pytestmark = [
@@ -97,3 +99,18 @@ def test_configs_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
         "smddp: with DS_SDMA_ALLGATHER=1, DeepSpeed gathers over all ranks by mori where it finds "
         "it, past smddp"
     )
+
+
+def test_a_backend_that_the_config_overrides(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def init_distributed(dist_backend: str | None = None, config: Any = None) -> str | None:
+        return dist_backend
+
+    monkeypatch.setattr(default_group, "_accelerator_backend", lambda: "nccl")
+    monkeypatch.setattr(comm_backend, "prepare", lambda request: None)
+    called = surround(init_distributed, [default_group.around_init_distributed])
+    assert called(config={"comm_backend": "smddp"}) == "smddp"
+    assert not caplog.text
+    assert called("nccl", config={"comm_backend": "smddp"}) == "smddp"
+    assert 'was called with "nccl", the accelerator\'s own; "comm_backend": "smddp"' in caplog.text

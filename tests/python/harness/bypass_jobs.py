@@ -43,7 +43,7 @@ def inference(backend: str) -> list[float]:
     tokens = torch.arange(6).view(1, 6) + rank
     with torch.no_grad():
         scores = engine(input_ids=tokens).logits.double().sum()
-        # Ranks end at different lengths; synced_gpus lets all of them take part until the last ends.
+        # Ranks end at different lengths; with synced_gpus all take part until the last one ends.
         text = engine.module.generate(
             tokens,
             max_new_tokens=4 + 3 * rank,
