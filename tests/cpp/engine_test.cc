@@ -187,8 +187,9 @@ TEST(Sleep, BeginsAfterASecondLook) {
   for (int round = 0; round < kRounds; ++round) {
     auto task = std::make_shared<Operation>();
     int before = group.passes;
-    // Nothing is there for the polls of wait(): one on its own, and one before the sleep.
-    group.set_step([&] {
+    // Nothing is there for the polls of wait(): one on its own, and one before the sleep. By value: the
+    // background thread may still make a pass of this round when the next one begins.
+    group.set_step([&group, task, before] {
       if (group.passes - before < 3) return false;
       group.engine().finish(task, Status());
       return true;
