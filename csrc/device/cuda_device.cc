@@ -130,6 +130,7 @@ class CudaDevice final : public Device {
     return check(api_.cuLaunchHostFunc(stream_of(stream), function, argument), "cuLaunchHostFunc");
   }
 
+  bool can_reduce() const override { return cuda_kernels() != nullptr; }
   Status reduce(Stream stream, const kernels::Reduction& reduction) override {
     if (reduction.count == 0) return {};
     auto function = kernel(reduction.dtype, reduction.op);

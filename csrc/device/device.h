@@ -80,6 +80,8 @@ class Device {
 
   // Each of the two addresses is in this device's memory, mapped memory of peers, or pinned host memory.
   virtual Status copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
+  // Whether reduce() can work: a build may have no kernels.
+  virtual bool can_reduce() const { return true; }
   virtual Status reduce(Stream stream, const kernels::Reduction& reduction) = 0;
   // Flags are in memory of map_host(). Every device and the CPU see a write after all that the stream did
   // before it. The work that follows a wait sees all that came before the write.

@@ -251,6 +251,13 @@ Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, s
 
 Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
   std::lock_guard context(context_);
+  if (peers_ == Peers::kAbsent)
+    return Status(Code::kUnavailable, "peer access is not supported between these two devices");
+  if (peers_ == Peers::kWrong) {
+    void* other =
+        mmap(nullptr, allocation.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return other != MAP_FAILED ? Result<void*>(other) : errno_status("could not map a segment");
+  }
   std::string path =
       "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(allocation.descriptor);
   int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);

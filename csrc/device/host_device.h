@@ -19,6 +19,9 @@ class HostDevice final : public Device {
 
   Result<void*> allocate(size_t bytes) override;  // zeroed
   void free(void* address) override;
+  // What devices without access to one another do: import_memory() fails, or its memory holds other bytes.
+  enum class Peers { kReachable, kAbsent, kWrong };
+  void set_peers(Peers peers) { peers_ = peers; }
   // True if one allocation contains [address, address + bytes).
   bool owns(const void* address, size_t bytes) const;
 
@@ -51,6 +54,7 @@ class HostDevice final : public Device {
   mutable std::mutex mutex_;
   std::map<uintptr_t, Allocation> allocations_;  // by base
   uint64_t next_id_ = 1;
+  Peers peers_ = Peers::kReachable;
 };
 
 }  // namespace smddp::device

@@ -17,13 +17,11 @@ constexpr auto kAsk = std::chrono::milliseconds(100);
 
 }  // namespace
 
-Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(Engine& engine, Group& cpu_group,
-                                                         Store& store, Status usable,
-                                                         device::Device* device,
-                                                         intranode::Imports* imports,
-                                                         device::Stream main, uint64_t limit_ns) {
+Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(
+    Engine& engine, Group& cpu_group, Store& store, Status usable, device::Device* device,
+    intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
   auto links = DeviceLinks::open(engine, cpu_group, store, std::move(usable), device, imports, main,
-                                 limit_ns);
+                                 limit_ns, sums);
   if (!links) return links.status();
   std::shared_ptr<DeviceGroup> group(
       new DeviceGroup(engine, *device, main, limit_ns, std::move(links.value())));

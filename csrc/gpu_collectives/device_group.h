@@ -31,12 +31,14 @@ namespace smddp {
 class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
  public:
   // A call of all ranks of `cpu_group`, whose store `store` is. `usable`: whether this rank has a
-  // device; if one rank has none, no rank gets a group, and the status names that rank. Device, imports
-  // and `main` must outlive the group. Only the group may use the stream `main`.
+  // device; if one rank has none, or its device cannot read the memory of its host's other ranks, no rank
+  // gets a group, and the status names that rank. Device, imports and `main` must outlive the group. Only the
+  // group may use the stream `main`. `sums`: devices sum, not the CPU.
   static Result<std::shared_ptr<DeviceGroup>> create(Engine& engine, Group& cpu_group, Store& store,
                                                      Status usable, device::Device* device,
                                                      intranode::Imports* imports,
-                                                     device::Stream main, uint64_t limit_ns);
+                                                     device::Stream main, uint64_t limit_ns,
+                                                     bool sums = true);
   ~DeviceGroup();
 
   // Starts the operation, after all that the stream `callers` holds.

@@ -11,6 +11,7 @@
 
 #include "common/env.h"
 #include "common/log.h"
+#include "gpu_collectives/peer_trial.h"
 #include "patterns/pattern.h"
 
 namespace smddp {
@@ -129,11 +130,9 @@ bool reached_by_nic(Engine& engine, const device::Device& device) {
 
 }  // namespace
 
-Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(Engine& engine, Group& cpu_group,
-                                                       Store& store, Status usable,
-                                                       device::Device* device,
-                                                       intranode::Imports* imports,
-                                                       device::Stream main, uint64_t limit_ns) {
+Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
+    Engine& engine, Group& cpu_group, Store& store, Status usable, device::Device* device,
+    intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
   bool several = cpu_group.topology().nodes() > 1;
   Joining mine = joining(usable, -1);
   mine.by_nic = several && usable && reached_by_nic(engine, *device) ? 1 : 0;
@@ -143,7 +142,8 @@ Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(Engine& engine, Group& cp
   links->by_nic = std::all_of(all.value().begin(), all.value().end(),
                               [](const Joining& each) { return each.by_nic != 0; });
   Status opened = several ? links->open_hosts(cpu_group, store, limit_ns) : Status();
-  if (opened || links->own_group) opened = links->join_host(*imports, main, std::move(opened));
+  if (opened || links->own_group)
+    opened = links->join_host(*imports, main, sums, std::move(opened));
   // In a group of one host, join_host() has agreed on that already.
   if (several) opened = agree(engine, cpu_group, opened);
   if (!opened) return opened;
@@ -186,14 +186,25 @@ Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_for_all(Group& cpu_gro
                        peers.count() == 1, false);
 }
 
-Status DeviceLinks::join_host(intranode::Imports& imports, device::Stream main, Status usable) {
+Status DeviceLinks::join_host(intranode::Imports& imports, device::Stream main, bool sums,
+                              Status usable) {
   auto made = CopyEngine::create(device_, imports, main, peers.own(), peers.count());
   if (usable) usable = made.status();
   if (made) copy_engine = std::move(made.value());
   auto all =
       agree(engine_, *host_group, joining(usable, made ? copy_engine->flags_descriptor() : -1));
   if (!all) return all.status();
-  return agree(engine_, *host_group, connect(*copy_engine, peers, all.value()));
+  Status joined = agree(engine_, *host_group, connect(*copy_engine, peers, all.value()));
+  return joined && peers.count() > 1 ? try_peers(imports, main, sums) : joined;
+}
+
+Status DeviceLinks::try_peers(intranode::Imports& imports, device::Stream main, bool sums) {
+  PeerTrial trial(device_, peers, main);
+  std::vector<std::byte> mine = trial.offer();
+  auto all = gather(engine_, *host_group, mine.data(), mine.size());
+  if (!all) return all.status();
+  return agree(engine_, *host_group,
+               trial.read(all.value(), imports, sums && device_.can_reduce()));
 }
 
 }  // namespace smddp

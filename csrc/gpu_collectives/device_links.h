@@ -15,11 +15,12 @@ namespace smddp {
 class DeviceLinks {
  public:
   // A call of all ranks of `cpu_group`, whose store `store` is. `usable`: whether this rank has a device. If
-  // one rank has none, or cannot reach its peers' devices, all ranks get an error that names that rank.
+  // one rank has none, or cannot read its peers' memory, all ranks get an error that names that rank. Devices
+  // sum it only if `sums`.
   static Result<std::unique_ptr<DeviceLinks>> open(Engine& engine, Group& cpu_group, Store& store,
                                                    Status usable, device::Device* device,
                                                    intranode::Imports* imports, device::Stream main,
-                                                   uint64_t limit_ns);
+                                                   uint64_t limit_ns, bool sums);
   // A pipeline among all ranks; a call of all ranks.
   Result<std::unique_ptr<PinnedPipeline>> open_for_all(Group& cpu_group, Store& store,
                                                        uint64_t limit_ns);
@@ -35,7 +36,8 @@ class DeviceLinks {
  private:
   DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device);
   Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
-  Status join_host(intranode::Imports& imports, device::Stream main, Status usable);
+  Status join_host(intranode::Imports& imports, device::Stream main, bool sums, Status usable);
+  Status try_peers(intranode::Imports& imports, device::Stream main, bool sums);
 
   Engine& engine_;
   device::Device& device_;

@@ -50,6 +50,15 @@ Result<std::byte*> Imports::find(int pid, const device::Allocation& wanted) {
   return static_cast<std::byte*>(address.value());
 }
 
+void Imports::forget(int pid, const device::Allocation& allocation) {
+  std::lock_guard lock(mutex_);
+  auto known = entries_.find({pid, allocation.base});
+  if (known == entries_.end() || known->second.allocation.id != allocation.id) return;
+  device_.release_memory(known->second.allocation, known->second.address);
+  statistics_.mapped -= known->second.allocation.bytes;
+  entries_.erase(known);
+}
+
 Imports::Statistics Imports::statistics() const {
   std::lock_guard lock(mutex_);
   return statistics_;
@@ -74,10 +83,9 @@ Offer Offer::make(device::Device& device, const Signature& signature,
     if (e.bytes == 0) continue;
     auto found = device.export_memory(e.address, e.bytes);
     if (!found) {
-      offer.refusal_ = found.status().message().substr(0, kRefusalBytes);
-      offer.extents_.clear();
-      offer.allocations_.clear();
-      return offer;
+      Offer refused = refuse(found.status().message());
+      refused.signature_ = signature;
+      return refused;
     }
     for (const device::Allocation& a : found.value()) {
       auto same = [&](const device::Allocation& b) { return a.base == b.base; };
@@ -86,6 +94,19 @@ Offer Offer::make(device::Device& device, const Signature& signature,
     }
   }
   return offer;
+}
+
+Offer Offer::refuse(const std::string& reason) {
+  Offer offer;
+  offer.pid_ = getpid();
+  offer.own_ = true;
+  offer.refusal_ = reason.substr(0, kRefusalBytes);
+  return offer;
+}
+
+void Offer::release(Imports& imports) const {
+  if (own_) return;
+  for (const device::Allocation& a : allocations_) imports.forget(pid_, a);
 }
 
 void Offer::encode(std::byte* to, size_t room) const {

@@ -32,6 +32,9 @@ class Imports {
   // The address in this process at which `allocation` of process `pid` begins.
   Result<std::byte*> find(int pid, const device::Allocation& allocation);
 
+  // Ends the mapping of this allocation, which no stream reads any more. Does nothing without one.
+  void forget(int pid, const device::Allocation& allocation);
+
   struct Statistics {
     uint64_t hits = 0, misses = 0;
     uint64_t replaced = 0;  // mappings replaced because the owner had freed the memory
@@ -60,6 +63,8 @@ class Offer {
   // The offer of this rank. If memory can't be offered, the offer holds the reason: see refusal().
   static Offer make(device::Device& device, const Signature& signature,
                     const std::vector<Extent>& extents);
+  // The offer of a rank that has nothing to offer.
+  static Offer refuse(const std::string& reason);
   void encode(std::byte* to, size_t room) const;
   static Result<Offer> decode(const std::byte* from, size_t room);
 
@@ -83,6 +88,8 @@ class Offer {
     }
     return {};
   }
+  // Ends the mappings of all that it offers.
+  void release(Imports& imports) const;
   // The first of these pieces.
   Result<Extent> locate(Imports& imports, size_t extent, size_t offset, size_t bytes) const;
 

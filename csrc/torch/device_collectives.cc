@@ -134,7 +134,7 @@ Result<std::unique_ptr<DeviceCollectives>> DeviceCollectives::create(
   auto on_device = DeviceGroup::create(
       engine, group, store, usable, usable ? &made->device_.device() : nullptr,
       usable ? &made->device_.imports() : nullptr, usable ? made->stream_ : nullptr,
-      static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
+      static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()), !settings().reduce_on_cpu);
   if (!on_device) return on_device.status();
   made->group_ = std::move(on_device.value());
   return made;

@@ -221,6 +221,29 @@ TEST(DeviceGroup, ARankWithoutADevicePreventsTheGroupOnAllHosts) {
   }
 }
 
+// Found when the group is made, and not by the first collective.
+TEST(DeviceGroup, ADeviceThatCannotReadItsPeersPreventsTheGroupOnAllRanks) {
+  using Peers = HostDevice::Peers;
+  for (Peers peers : {Peers::kAbsent, Peers::kWrong}) {
+    for (std::string layout : {"aa", "aaa", "aabb"}) {
+      run_world(layout, [peers](RankContext& context) {
+        HostDevice gpu;
+        Imports imports(gpu);
+        device::Stream main = gpu.create_stream().value();
+        if (context.rank == 1) gpu.set_peers(peers);
+        auto made = DeviceGroup::create(context.engine, context.group, context.store, {}, &gpu,
+                                        &imports, main, 10'000'000'000);
+        ASSERT_FALSE(made.ok());
+        std::string why = made.status().message();
+        EXPECT_NE(why.find("rank 1 (host-a): its GPU"), std::string::npos) << why;
+        EXPECT_NE(why.find("memory of rank 0"), std::string::npos) << why;
+        EXPECT_EQ(imports.statistics().mapped, 0u);
+        gpu.destroy_stream(main);
+      });
+    }
+  }
+}
+
 // Rank 2 makes the call, but its stream never reaches the operation.
 TEST(DeviceGroup, AStuckDeviceFailsAllRanksWithinTheLimit) {
   run_world("aaa", [](RankContext& context) {
