@@ -63,12 +63,14 @@ class CudaDevice final : public Device {
 
   Result<Stream> create_stream() override {
     Inside inside(*this);
+    Relaxed relaxed(*this);
     CUstream stream = nullptr;
     Status s = check(api_.cuStreamCreate(&stream, kStreamNonBlocking), "cuStreamCreate");
     return s ? Result<Stream>(stream) : Result<Stream>(s);
   }
   void destroy_stream(Stream stream) override {
     Inside inside(*this);
+    Relaxed relaxed(*this);
     api_.cuStreamDestroy(stream_of(stream));
   }
   Result<Event> create_event() override {
@@ -100,6 +102,7 @@ class CudaDevice final : public Device {
   }
   Status synchronize(Stream stream) override {
     Inside inside(*this);
+    Relaxed relaxed(*this);
     return check(api_.cuStreamSynchronize(stream_of(stream)), "cuStreamSynchronize");
   }
   Result<bool> capturing(Stream stream) override {
@@ -157,6 +160,7 @@ class CudaDevice final : public Device {
   void free(void* address) override {
     if (address == nullptr) return;
     Inside inside(*this);
+    Relaxed relaxed(*this);
     api_.cuMemFree(pointer(address));
   }
 
@@ -188,6 +192,7 @@ class CudaDevice final : public Device {
   }
   void unmap_host(void* address) override {
     Inside inside(*this);
+    Relaxed relaxed(*this);
     api_.cuMemHostUnregister(address);
   }
 
@@ -213,6 +218,7 @@ class CudaDevice final : public Device {
     ~FlagsOnGpu() override {
       gdr_.unmap(mapping_);
       Inside inside(device_);
+      Relaxed relaxed(device_);
       device_.api_.cuMemFree(memory_);
     }
     uint32_t* on_device(size_t i) const override {

@@ -16,6 +16,7 @@
 
 #include "common/status.h"
 #include "common/types.h"
+#include "device/submission_order.h"
 #include "kernels/reduction.h"
 
 namespace smddp::device {
@@ -108,6 +109,11 @@ class Device {
   // HostFlags::kMost flags, in the memory where streams see them soonest. The default is pinned host
   // memory.
   virtual Result<std::unique_ptr<HostFlags>> create_flags();
+
+  SubmissionOrder& order() { return order_; }
+
+ private:
+  SubmissionOrder order_;
 };
 
 }  // namespace smddp::device

@@ -131,6 +131,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   op.make_offer(device_, links_->peers.count());
   {
     std::lock_guard lock(mutex_);
+    if (!op.captured_) op.turn_ = device_.order().enter();
     pending_.push_back(operation);
   }
   changed_.notify_all();
@@ -175,8 +176,10 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     PinnedPipeline* pipeline = links_->pipelines.of(*op);
     lock.unlock();
     if (started && !op->status()) started = op->status();
+    if (started && !op->captured_) device_.order().begin(op->turn_);
     if (started)
       started = without_exceptions([&] { return op->launch(device_, main_, *links_, pipeline); });
+    device_.order().end(op->turn_);
     op->sent_ = {};
     op->received_ = {};
     lock.lock();

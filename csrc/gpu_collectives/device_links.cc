@@ -195,16 +195,15 @@ Status DeviceLinks::join_host(intranode::Imports& imports, device::Stream main, 
       agree(engine_, *host_group, joining(usable, made ? copy_engine->flags_descriptor() : -1));
   if (!all) return all.status();
   Status joined = agree(engine_, *host_group, connect(*copy_engine, peers, all.value()));
-  return joined && peers.count() > 1 ? try_peers(imports, main, sums) : joined;
+  return joined && peers.count() > 1 ? try_peers(main, sums) : joined;
 }
 
-Status DeviceLinks::try_peers(intranode::Imports& imports, device::Stream main, bool sums) {
+Status DeviceLinks::try_peers(device::Stream main, bool sums) {
   PeerTrial trial(device_, peers, main);
   std::vector<std::byte> mine = trial.offer();
   auto all = gather(engine_, *host_group, mine.data(), mine.size());
   if (!all) return all.status();
-  return agree(engine_, *host_group,
-               trial.read(all.value(), imports, sums && device_.can_reduce()));
+  return agree(engine_, *host_group, trial.read(all.value(), sums && device_.can_reduce()));
 }
 
 }  // namespace smddp

@@ -37,7 +37,7 @@ class DeviceLinks {
   DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device);
   Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
   Status join_host(intranode::Imports& imports, device::Stream main, bool sums, Status usable);
-  Status try_peers(intranode::Imports& imports, device::Stream main, bool sums);
+  Status try_peers(device::Stream main, bool sums);
 
   Engine& engine_;
   device::Device& device_;

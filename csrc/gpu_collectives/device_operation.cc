@@ -90,8 +90,11 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
       return outcome.status();
     };
   }
+  // The peers' memory is mapped before anything is submitted: mapping may wait for what the streams hold.
+  auto work = links.copy_engine->resolve(plan, all.value());
+  if (!work) return work.status();
   Status s = device.wait(main, ready_);
-  if (s) s = links.copy_engine->submit(plan, all.value(), between);
+  if (s) s = links.copy_engine->submit(work.value(), between);
   // The end of what was submitted, so that it can be released. Streams that wait for the event come after the
   // word.
   Status end = captured_ ? Status() : links.copy_engine->mark(number_on_device_);

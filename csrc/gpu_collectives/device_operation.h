@@ -66,6 +66,7 @@ class DeviceOperation : public Operation {
   std::vector<std::byte> sent_, received_;
   bool captured_ = false;  // into a graph: the thread that records the graph submits it
   std::atomic<bool> exchanged_{false};
+  uint64_t turn_ = 0;  // among all operations of the device
   uint32_t number_on_device_ =
       0;                    // the group's streams set it once they are done with the operation
   bool submitted_ = false;  // to the device, or failed

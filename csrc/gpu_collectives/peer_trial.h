@@ -20,7 +20,7 @@ class PeerTrial {
   std::vector<std::byte> offer();
   // Imports, copies and, if `sums`, sums what all ranks offer, and compares. `offers`: one after the other, by
   // local index. The peers may read this rank's memory until they have ended it too. Waits for the device.
-  Status read(const std::vector<std::byte>& offers, intranode::Imports& imports, bool sums);
+  Status read(const std::vector<std::byte>& offers, bool sums);
 
  private:
   Status open();

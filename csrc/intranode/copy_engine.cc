@@ -78,9 +78,8 @@ Status CopyEngine::await(device::Stream stream, Phase phase, int peer) {
   return s ? device_.write_flag(stream, flag, 0) : s;
 }
 
-Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
-                          const std::function<Status()>& between) {
-  bool sums = !plan.sums.empty(), moves = !plan.moves.empty();
+Status CopyEngine::submit(const Work& work, const std::function<Status()>& between) {
+  bool sums = work.sums_, moves = work.moves_;
   if (between && !sums && !moves) return between();  // does not involve the peers
   bool prepares = sums || between;                   // this rank writes data that peers then move
   Status s;
@@ -91,7 +90,7 @@ Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
   if (sums || !between) with_all([&](int peer) { return signal(main_, kReady, peer); });
   if (sums) {
     with_all([&](int peer) { return await(main_, kReady, peer); });
-    if (s) s = sum(plan, offers);
+    if (s) s = sum(work);
     if (!moves) with_all([&](int peer) { return signal(main_, kDone, peer); });
   }
   if (s && between) s = between();
@@ -107,10 +106,10 @@ Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
       size_t turn = static_cast<size_t>((peer - index_ + ranks_) % ranks_ - 1);
       device::Stream stream = lanes_[turn % lanes_.size()].stream;
       Status done = await(stream, prepares ? kPrepared : kReady, peer);
-      if (done) done = move(stream, plan, offers[static_cast<size_t>(peer)], peer);
+      if (done) done = move(stream, work, peer);
       return done ? signal(stream, kDone, peer) : done;
     });
-    if (s) s = move(main_, plan, offers[static_cast<size_t>(index_)], index_);
+    if (s) s = move(main_, work, index_);
     for (Lane& lane : lanes_) {
       if (s) s = device_.record(lane.end, lane.stream);
       if (s) s = device_.wait(main_, lane.end);
@@ -125,24 +124,50 @@ Status CopyEngine::submit(const Plan& plan, const std::vector<Offer>& offers,
   return s;
 }
 
-Status CopyEngine::move(device::Stream stream, const Plan& plan, const Offer& offer, int from) {
+Status CopyEngine::move(device::Stream stream, const Work& work, int from) {
   Status s;
-  for (const Move& m : plan.moves) {
-    if (m.from != from || !s) continue;
-    std::byte* to = m.destination;
-    Status located =
-        offer.pieces(imports_, m.extent, m.offset, m.bytes, [&](std::byte* at, size_t bytes) {
-          if (s && at != to) s = device_.copy(stream, to, at, bytes);
-          to += bytes;
-        });
-    if (!located) return located;
+  for (const Work::Copy& copy : work.copies_[static_cast<size_t>(from)]) {
+    if (s) s = device_.copy(stream, copy.to, copy.from, copy.bytes);
   }
   return s;
 }
 
+Status CopyEngine::sum(const Work& work) {
+  Status s;
+  for (const kernels::Reduction& reduction : work.reductions_) {
+    if (s) s = device_.reduce(main_, reduction);
+  }
+  return s;
+}
+
+Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan, const std::vector<Offer>& offers) {
+  Work work;
+  work.sums_ = !plan.sums.empty();
+  work.moves_ = !plan.moves.empty();
+  work.copies_.resize(offers.size());
+  Status s = resolve_sums(plan, offers, work);
+  if (s) s = resolve_moves(plan, offers, work);
+  return s ? Result<Work>(std::move(work)) : Result<Work>(s);
+}
+
+Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<Offer>& offers, Work& work) {
+  for (const Move& m : plan.moves) {
+    auto from = static_cast<size_t>(m.from);
+    std::byte* to = m.destination;
+    Status located = offers[from].pieces(imports_, m.extent, m.offset, m.bytes,
+                                         [&](std::byte* at, size_t bytes) {
+                                           if (at != to)
+                                             work.copies_[from].push_back({to, at, bytes});
+                                           to += bytes;
+                                         });
+    if (!located) return located;
+  }
+  return {};
+}
+
 // The memory of a rank may consist of several pieces, and the pieces end at different offsets in
 // different ranks. One kernel sums one range in which no rank's piece ends.
-Status CopyEngine::sum(const Plan& plan, const std::vector<Offer>& offers) {
+Status CopyEngine::resolve_sums(const Plan& plan, const std::vector<Offer>& offers, Work& work) {
   size_t element = size_of(plan.dtype);
   for (const Sum& whole : plan.sums) {
     for (size_t done = 0; done < whole.bytes;) {
@@ -162,7 +187,7 @@ Status CopyEngine::sum(const Plan& plan, const std::vector<Offer>& offers) {
       r.divisor = plan.divisor;
       r.blocks = plan.blocks;
       if (r.count == 0) return {Code::kInternal, "an element lies in two pieces of memory"};
-      if (Status s = device_.reduce(main_, r); !s) return s;
+      work.reductions_.push_back(r);
       done += r.count * element;
     }
   }

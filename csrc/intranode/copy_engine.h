@@ -59,12 +59,26 @@ class CopyEngine {
   // Maps the flags of rank `index`, which is process `pid`.
   Status join(int index, int pid, int flags_descriptor);
 
-  // Submits the plan. `offers` has one entry per rank, by index. The offered memory must not be freed
-  // until `main` has finished this work. The plans of all ranks have the same sums and moves; only the
-  // rank that they belong to differs. `between`, if given, submits more to `main`, after the sums and
-  // before the moves.
-  Status submit(const Plan& plan, const std::vector<Offer>& offers,
-                const std::function<Status()>& between = {});
+  // A plan with addresses of this process.
+  class Work {
+   private:
+    friend class CopyEngine;
+    struct Copy {
+      std::byte* to;
+      const std::byte* from;
+      size_t bytes;
+    };
+    bool sums_ = false, moves_ = false;
+    std::vector<kernels::Reduction> reductions_;
+    std::vector<std::vector<Copy>> copies_;  // by the rank that they read
+  };
+  // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
+  // index.
+  Result<Work> resolve(const Plan& plan, const std::vector<Offer>& offers);
+  // The offered memory must not be freed until `main` has finished this work. The plans of all ranks have the
+  // same sums and moves; only the rank that they belong to differs. `between`, if given, submits more to
+  // `main`, after the sums and before the moves.
+  Status submit(const Work& work, const std::function<Status()>& between = {});
 
   // After this, `main` sets a word in host memory to `number`. reached() compares with that word and does
   // not call the device. Numbers grow; they may wrap.
@@ -104,8 +118,10 @@ class CopyEngine {
   Status open();
   Status signal(device::Stream stream, Phase phase, int peer);
   Status await(device::Stream stream, Phase phase, int peer);
-  Status sum(const Plan& plan, const std::vector<Offer>& offers);
-  Status move(device::Stream stream, const Plan& plan, const Offer& offer, int from);
+  Status resolve_sums(const Plan& plan, const std::vector<Offer>& offers, Work& work);
+  Status resolve_moves(const Plan& plan, const std::vector<Offer>& offers, Work& work);
+  Status sum(const Work& work);
+  Status move(device::Stream stream, const Work& work, int from);
 
   device::Device& device_;
   Imports& imports_;

@@ -50,15 +50,6 @@ Result<std::byte*> Imports::find(int pid, const device::Allocation& wanted) {
   return static_cast<std::byte*>(address.value());
 }
 
-void Imports::forget(int pid, const device::Allocation& allocation) {
-  std::lock_guard lock(mutex_);
-  auto known = entries_.find({pid, allocation.base});
-  if (known == entries_.end() || known->second.allocation.id != allocation.id) return;
-  device_.release_memory(known->second.allocation, known->second.address);
-  statistics_.mapped -= known->second.allocation.bytes;
-  entries_.erase(known);
-}
-
 Imports::Statistics Imports::statistics() const {
   std::lock_guard lock(mutex_);
   return statistics_;
@@ -102,11 +93,6 @@ Offer Offer::refuse(const std::string& reason) {
   offer.own_ = true;
   offer.refusal_ = reason.substr(0, kRefusalBytes);
   return offer;
-}
-
-void Offer::release(Imports& imports) const {
-  if (own_) return;
-  for (const device::Allocation& a : allocations_) imports.forget(pid_, a);
 }
 
 void Offer::encode(std::byte* to, size_t room) const {

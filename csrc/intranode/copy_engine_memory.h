@@ -32,9 +32,6 @@ class Imports {
   // The address in this process at which `allocation` of process `pid` begins.
   Result<std::byte*> find(int pid, const device::Allocation& allocation);
 
-  // Ends the mapping of this allocation, which no stream reads any more. Does nothing without one.
-  void forget(int pid, const device::Allocation& allocation);
-
   struct Statistics {
     uint64_t hits = 0, misses = 0;
     uint64_t replaced = 0;  // mappings replaced because the owner had freed the memory
@@ -88,8 +85,6 @@ class Offer {
     }
     return {};
   }
-  // Ends the mappings of all that it offers.
-  void release(Imports& imports) const;
   // The first of these pieces.
   Result<Extent> locate(Imports& imports, size_t extent, size_t offset, size_t bytes) const;
 

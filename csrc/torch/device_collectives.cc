@@ -43,13 +43,21 @@ at::Tensor end_to_end(const TorchDevice& device, const at::Tensor& t) {
 DeviceTensorOperation::DeviceTensorOperation(TorchDevice& device)
     : device_(device), called_ns_(now_ns()) {}
 
-c10::intrusive_ptr<c10::ivalue::Future> DeviceTensorOperation::future() {
+void DeviceTensorOperation::drop_tensors() {
+  std::vector<at::Tensor> dropped[2];  // destroyed without the lock
+  std::lock_guard lock(mutex_);
+  results.swap(dropped[0]);
+  keep.swap(dropped[1]);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> DeviceTensorOperation::future(
+    const std::vector<at::Tensor>& values) {
   std::unique_lock lock(mutex_);
   if (future_) return future_;
   auto made = c10::make_intrusive<c10::ivalue::Future>(
       c10::ListType::create(c10::TensorType::get()), device_.future_devices());
   future_ = made;
-  for_future_ = results;
+  for_future_ = values;
   settle_future(std::move(lock));
   return made;
 }
@@ -114,6 +122,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   device_.settle(stream);
   // A stream that was released because the group failed has no valid results.
   if (Status bad = group_->verdict(*operation_); !bad) throw_status(bad);
+  operation_->drop_tensors();
   operation_->waited(static_cast<double>(now_ns() - from) * 1e-9);
   return true;
 }

@@ -14,7 +14,8 @@
 
 namespace smddp {
 
-// Keeps its tensors alive until the device is done with them, so no tensor has to be recorded on a stream.
+// Keeps its tensors alive until a stream waits for it, or the device is done with them, so no tensor has to be
+// recorded on a stream.
 class DeviceTensorOperation final : public DeviceOperation {
  public:
   explicit DeviceTensorOperation(TorchDevice& device);
@@ -23,7 +24,10 @@ class DeviceTensorOperation final : public DeviceOperation {
   std::vector<at::Tensor> keep;  // everything else that it reads
   const char* way = "";          // the path, for the statistics
 
-  c10::intrusive_ptr<c10::ivalue::Future> future();
+  // Drops the tensors. To be called once the caller's stream waits for the operation: what that stream does
+  // from then on, also in memory that the allocator hands out again, comes after it.
+  void drop_tensors();
+  c10::intrusive_ptr<c10::ivalue::Future> future(const std::vector<at::Tensor>& values);
   std::exception_ptr exception();  // nullptr unless it failed
   void waited(double seconds) const;
 
@@ -48,24 +52,28 @@ class DeviceWork final : public c10d::Work {
       : Work(rank, type),
         device_(device),
         group_(std::move(group)),
-        operation_(std::move(operation)) {}
+        operation_(std::move(operation)),
+        results_(operation_->results) {}
 
   bool isCompleted() override { return group_->finished(*operation_); }
   bool isSuccess() const override {
     return group_->finished(*operation_) && operation_->exception() == nullptr;
   }
   std::exception_ptr exception() const override { return operation_->exception(); }
-  std::vector<at::Tensor> result() override { return operation_->results; }
+  std::vector<at::Tensor> result() override { return results_; }
   void synchronize() override { wait(kNoTimeout); }
   // Makes the caller's stream wait. Blocks the host only until all ranks of the host have made the call.
   bool wait(std::chrono::milliseconds timeout) override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return operation_->future(); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return operation_->future(results_);
+  }
   uint64_t getSequencenumber() const override { return operation_->number(); }
 
  private:
   TorchDevice& device_;
   std::shared_ptr<DeviceGroup> group_;
   std::shared_ptr<DeviceTensorOperation> operation_;
+  const std::vector<at::Tensor> results_;
 };
 
 // The collectives of one group on one device. Made by a call of all ranks of the group.

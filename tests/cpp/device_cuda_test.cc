@@ -78,6 +78,26 @@ TEST(CudaReport, ReportsDriverAndDevices) {
   EXPECT_TRUE(report.value().apart.empty());
 }
 
+// Another thread of the process may record a graph at any time.
+TEST(CudaDevice, NoCallInvalidatesARecording) {
+  auto device = gpu();
+  {
+    device::Stream stream = device->create_stream().value();
+    device::Event event = device->create_event().value();
+    void* memory = device->allocate(4096).value();
+    auto flags = device->create_flags();
+    ASSERT_TRUE(flags.ok());
+    auto pinned = device->Device::create_flags();  // in host memory
+    ASSERT_TRUE(pinned.ok());
+    EXPECT_TRUE(device->done(event).ok());
+    EXPECT_TRUE(device->synchronize(stream).ok());
+    device->free(memory);
+    device->destroy_event(event);
+    device->destroy_stream(stream);
+  }
+  EXPECT_EQ(stub<int (*)()>("stub_strict_calls")(), 0);
+}
+
 TEST(CudaDevice, SharesMemoryOfEachKind) {
   auto owner = gpu(), reader = gpu();
   for (Kind kind : {kMalloc, kExpandable}) {

@@ -159,7 +159,7 @@ TEST(DeviceGroup, SubmittedWorkCanBeSubmittedAgain) {
   for (size_t r = 0; r < kRanks; ++r) {
     submitters.emplace_back([&, r] {
       for (int time = 0; time < kTimes; ++time)
-        EXPECT_TRUE(engines[r]->submit(plans[r], offers).ok());
+        EXPECT_TRUE(engines[r]->submit(engines[r]->resolve(plans[r], offers).value()).ok());
     });
   }
   for (std::thread& submitter : submitters) submitter.join();
@@ -263,6 +263,72 @@ TEST(DeviceGroup, AStuckDeviceFailsAllRanksWithinTheLimit) {
     EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
     EXPECT_TRUE(r.gpu.synchronize(r.main).ok());  // nothing hangs
   });
+}
+
+// Operations of two groups, each with more commands than a stream takes: while a rank submits one, its device
+// takes no other. So all ranks have to submit them in the same order.
+TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
+  constexpr size_t kTensors = 100, kCount = 8;
+  constexpr int kTurns = 40;
+  run_world("aaa", [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    auto sub = context.group.subgroup(context.store, "second", {0, 1, 2});
+    ASSERT_TRUE(sub.ok());
+    device::Stream main = r.gpu.create_stream().value();
+    auto second = DeviceGroup::create(context.engine, *sub.value(), context.store, {}, &r.gpu,
+                                      &r.imports, main, 60'000'000'000);
+    ASSERT_TRUE(second.ok()) << second.status().message();
+    float *in = r.floats(kTensors * kCount), *out = r.floats(3 * kTensors * kCount);
+    std::vector<std::shared_ptr<DeviceOperation>> ops;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      for (DeviceGroup* group : {r.group.get(), second.value().get()}) {
+        auto op =
+            described(Collective::kAllGather, kTensors * kCount, Dtype::kBytes, ReduceOp::kNone);
+        for (size_t t = 0; t < kTensors; ++t) {
+          op->offered.push_back({bytes(in + t * kCount), kCount * 4});
+          for (size_t p = 0; p < 3; ++p) {
+            op->plan.moves.push_back(
+                {static_cast<int>(p), t, 0, kCount * 4, bytes(out + (p * kTensors + t) * kCount)});
+          }
+        }
+        ASSERT_TRUE(group->submit(op, r.user).ok());
+        ops.push_back(op);
+      }
+    }
+    for (size_t i = 0; i < ops.size(); ++i) {
+      DeviceGroup& group = i % 2 == 0 ? *r.group : *second.value();
+      Status s = group.order(*ops[i], r.user, {});
+      ASSERT_TRUE(s.ok()) << s.message();
+    }
+    EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
+    second.value()->leave();
+    second.value().reset();
+    r.gpu.destroy_stream(main);
+  });
+}
+
+TEST(SubmissionOrder, FollowsTheCallsAndPassesThoseThatCannotStart) {
+  device::SubmissionOrder order;
+  uint64_t first = order.enter(), second = order.enter(), third = order.enter();
+  std::atomic<bool> began{false};
+  std::thread later([&] {
+    order.begin(second);
+    began = true;
+    order.end(second);
+  });
+  order.begin(first);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(began);
+  order.end(first);
+  later.join();
+  uint64_t fourth = order.enter();
+  auto from = std::chrono::steady_clock::now();
+  order.begin(fourth);  // `third` never begins
+  EXPECT_GE(std::chrono::steady_clock::now() - from, std::chrono::milliseconds(900));
+  order.end(fourth);
+  order.begin(third);
+  order.end(third);
 }
 
 TEST(DeviceGroup, AnAbortReachesAllRanks) {

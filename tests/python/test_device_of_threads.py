@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from collections.abc import Sequence
 
 import pytest
@@ -120,6 +121,24 @@ def mixed(ctx: Context) -> None:
 
 def test_tensors_of_both_kinds_in_one_group(worlds: Pool) -> None:
     on_device(worlds, "AAA").run(mixed)
+
+
+def freed_tensors(ctx: Context) -> None:
+    """wait() drops the tensors, though the group and the work still know the operation."""
+    for _ in range(20):
+        part, whole = host_empty(1000, torch.float32), host_empty(1000 * ctx.size, torch.float32)
+        refs = weakref.ref(part), weakref.ref(whole)
+        work = dist.all_gather_into_tensor(whole, part, async_op=True)
+        work.wait()
+        assert work.result()[0].data_ptr() == whole.data_ptr()
+        del part
+        assert refs[0]() is None
+        del work, whole
+        assert refs[1]() is None
+
+
+def test_wait_drops_the_tensors(worlds: Pool) -> None:
+    on_device(worlds, "AA").run(freed_tensors)
 
 
 def futures(ctx: Context) -> None:

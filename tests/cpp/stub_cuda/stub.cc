@@ -55,6 +55,14 @@ const Memory* find(CUdeviceptr at, CUdeviceptr* base) {
   return at < next->first + next->second.bytes ? &next->second : nullptr;
 }
 bool inside() { return contexts > 0; }
+// In any other mode these calls invalidate a graph that another thread records.
+bool relaxed() { return capture_mode == kCaptureRelaxed; }
+std::atomic<int> strict_calls{0};
+CUresult must_be_relaxed() {
+  if (relaxed()) return kSuccess;
+  ++strict_calls;
+  return 900;  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+}
 
 CUresult init(unsigned) { return kSuccess; }
 CUresult error_name(CUresult error, const char** name) {
@@ -115,7 +123,10 @@ CUresult stream_destroy(CUstream stream) {
   host().destroy_stream(stream);
   return kSuccess;
 }
-CUresult stream_synchronize(CUstream stream) { return result(host().synchronize(stream)); }
+CUresult stream_synchronize(CUstream stream) {
+  if (must_be_relaxed() != kSuccess) return 900;
+  return result(host().synchronize(stream));
+}
 CUresult is_capturing(CUstream, int* state) {
   *state = kCaptureNone;
   return kSuccess;
@@ -160,7 +171,10 @@ CUresult event_destroy(CUevent event) {
 CUresult event_record(CUevent event, CUstream stream) {
   return result(host().record(event, stream));
 }
-CUresult event_query(CUevent event) { return host().done(event).value() ? kSuccess : kNotReady; }
+CUresult event_query(CUevent event) {
+  if (must_be_relaxed() != kSuccess) return 900;
+  return host().done(event).value() ? kSuccess : kNotReady;
+}
 CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return result(
       host().copy(stream, reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes));
@@ -169,10 +183,12 @@ CUresult host_function(CUstream stream, void (*function)(void*), void* argument)
   return result(host().call(stream, function, argument));
 }
 CUresult mem_alloc(CUdeviceptr* at, size_t bytes) {
+  if (must_be_relaxed() != kSuccess) return 900;
   *at = reinterpret_cast<CUdeviceptr>(stub_allocate(bytes, 0, nullptr));
   return inside() ? kSuccess : kInvalidContext;
 }
 CUresult mem_free(CUdeviceptr at) {
+  if (must_be_relaxed() != kSuccess) return 900;
   stub_free(reinterpret_cast<void*>(at));
   return inside() ? kSuccess : kInvalidContext;
 }
@@ -182,6 +198,7 @@ CUresult host_register(void* address, size_t bytes, unsigned flags) {
   return pinned.emplace(address, bytes).second ? kSuccess : 712;
 }
 CUresult host_unregister(void* address) {
+  if (must_be_relaxed() != kSuccess) return 900;
   std::lock_guard lock(mutex);
   return pinned.erase(address) == 1 ? kSuccess : kInvalidValue;
 }
@@ -422,6 +439,8 @@ STUB void stub_free(void* at) {
   close(found->second.descriptor);
   memory.erase(found);
 }
+// The number of calls in a mode in which they would have invalidated a recording.
+STUB int stub_strict_calls() { return strict_calls; }
 // The number of open mappings of peers' memory.
 STUB size_t stub_mapped() {
   std::lock_guard lock(mutex);
