@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated docs lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -292,6 +292,15 @@ format: $(VENV)/.stamp-requirements  ## let ruff and clang-format rewrite the so
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_SOURCES)
+
+$(VENV)/.stamp-docs: requirements/docs.txt $(VENV)/.stamp-requirements
+	$(PIP) install --quiet $(PIP_ARGS) -r requirements/docs.txt
+	@touch $@
+
+docs: $(VENV)/.stamp-docs  ## the documentation as a site, in build/site; a link that leads nowhere is an error
+	PYTHONPATH=$(CURDIR) $(PY) tools/site_pages.py build/site-pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "the site is in build/site/index.html"
 
 walls: $(VENV)/.stamp-requirements  ## rooms and what they may include, import and name; sizes; nothing twice
 	$(PY) tools/check_walls.py
