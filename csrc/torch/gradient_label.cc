@@ -1,8 +1,8 @@
 #include "torch/gradient_label.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/node.h>
 
 #include <string>
 #include <vector>
