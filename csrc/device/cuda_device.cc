@@ -169,6 +169,11 @@ class CudaDevice final : public Device {
     Relaxed relaxed(*this);
     return sharing_->export_memory(address, bytes);
   }
+  bool still_allocated(const Allocation& allocation) override {
+    Inside inside(*this);
+    Relaxed relaxed(*this);
+    return sharing_->still_allocated(allocation);
+  }
   Result<void*> import_memory(const Allocation& allocation, int pid) override {
     Inside inside(*this);
     Relaxed relaxed(*this);

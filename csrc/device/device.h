@@ -99,6 +99,9 @@ class Device {
 
   // The allocations that contain [address, address + bytes), in the order of their addresses.
   virtual Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) = 0;
+  // False once this process has freed `allocation`, which it exported. What keeps it allocated here is given
+  // up then.
+  virtual bool still_allocated(const Allocation& allocation) = 0;
   // Maps `allocation` of process `pid` until release_memory(). Returns its first address in this process.
   virtual Result<void*> import_memory(const Allocation& allocation, int pid) = 0;
   virtual void release_memory(const Allocation& allocation, void* address) = 0;

@@ -249,6 +249,12 @@ Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, s
       std::prev(allocations_.upper_bound(reinterpret_cast<uintptr_t>(address)))->second};
 }
 
+bool HostDevice::still_allocated(const Allocation& allocation) {
+  std::scoped_lock lock(context_, mutex_);
+  auto known = allocations_.find(allocation.base);
+  return known != allocations_.end() && known->second.id == allocation.id;
+}
+
 Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
   std::lock_guard context(context_);
   if (peers_ == Peers::kAbsent)

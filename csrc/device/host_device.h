@@ -43,6 +43,7 @@ class HostDevice final : public Device {
   Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) override;
   Status call(Stream stream, void (*function)(void*), void* argument) override;
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) override;
+  bool still_allocated(const Allocation& allocation) override;
   Result<void*> import_memory(const Allocation& allocation, int pid) override;
   void release_memory(const Allocation& allocation, void* address) override;
   Result<void*> map_host(void* address, size_t bytes) override;

@@ -128,7 +128,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   if (Status made = op.make_events(device_); !made) return made;
   if (Status s = device_.record(op.ready_, callers); !s) return s;
 
-  op.make_offer(device_, links_->peers.count());
+  op.make_offer(device_, *links_);
   {
     std::lock_guard lock(mutex_);
     if (!op.captured_) op.turn_ = device_.order().enter();

@@ -28,6 +28,7 @@ class DeviceLinks {
   const Topology topology;  // of all ranks
   HostPeers peers;
   std::unique_ptr<intranode::CopyEngine> copy_engine;
+  intranode::Exports exports;        // to the ranks of the host
   std::unique_ptr<Group> own_group;  // of this host's ranks, if it is a part of the whole one
   Group* host_group;                 // of this host's ranks
   PipelineSet pipelines;

@@ -32,14 +32,15 @@ Status DeviceOperation::make_events(device::Device& device) {
   return {};
 }
 
-void DeviceOperation::make_offer(device::Device& device, int ranks) {
+void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
+  int ranks = links.peers.count();
   std::vector<size_t> sizes;
   for (const Extent& e : offered) sizes.push_back(e.bytes);
   // Rounded up, so that most calls that do not match exchange enough to say where they differ.
   size_t room = std::bit_ceil(std::max(Offer::room(sizes), kLeastRoom));
   sent_.resize(room);
   received_.resize(room * static_cast<size_t>(ranks));
-  Offer::make(device, what, offered).encode(sent_.data(), room);
+  Offer::make(device, what, offered, &links.exports).encode(sent_.data(), room);
   collective = Collective::kAllGather;
   dtype = Dtype::kBytes;
   timeout_ns = limit_ns;

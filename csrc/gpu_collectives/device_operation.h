@@ -47,8 +47,8 @@ class DeviceOperation : public Operation {
  private:
   friend class DeviceGroup;
   Status make_events(device::Device& device);
-  // Makes it an AllGather of what each of the host's `ranks` ranks offers the others.
-  void make_offer(device::Device& device, int ranks);
+  // Makes it an AllGather of what each of the host's ranks offers the others.
+  void make_offer(device::Device& device, DeviceLinks& links);
   // What the ranks of the host offer, once that AllGather is over. An error if a rank called another
   // collective, or refuses: the same refusal on all ranks is kInvalid.
   Result<std::vector<intranode::Offer>> offers(const HostPeers& peers) const;

@@ -145,6 +145,7 @@ Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan, const std::vector
   work.sums_ = !plan.sums.empty();
   work.moves_ = !plan.moves.empty();
   work.copies_.resize(offers.size());
+  for (const Offer& offer : offers) offer.forget_gone(imports_);
   Status s = resolve_sums(plan, offers, work);
   if (s) s = resolve_moves(plan, offers, work);
   return s ? Result<Work>(std::move(work)) : Result<Work>(s);

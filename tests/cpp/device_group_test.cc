@@ -244,6 +244,25 @@ TEST(DeviceGroup, ADeviceThatCannotReadItsPeersPreventsTheGroupOnAllRanks) {
   }
 }
 
+// What a peer has mapped does not return to the device when its owner frees it.
+TEST(DeviceGroup, PeersEndTheirMappingsOfWhatTheOwnerFreed) {
+  constexpr size_t kPieces = 40, kCount = 1024;
+  run_world("aaa", [](RankContext& context) {
+    DeviceRank r(context);
+    float* out = r.floats(3 * kCount);
+    std::vector<float*> pieces;
+    for (size_t i = 0; i < kPieces; ++i) {
+      pieces.push_back(r.floats(kCount));
+      ASSERT_TRUE(r.run(gather(r, pieces.back(), out, kCount)).ok());
+    }
+    EXPECT_EQ(r.imports.statistics().mapped, 2 * kPieces * kCount * 4);
+    float* last = r.floats(kCount);
+    for (float* piece : pieces) r.gpu.free(piece);
+    for (int turn = 0; turn < 6; ++turn) ASSERT_TRUE(r.run(gather(r, last, out, kCount)).ok());
+    EXPECT_EQ(r.imports.statistics().mapped, 2 * kCount * 4);
+  });
+}
+
 // Rank 2 makes the call, but its stream never reaches the operation.
 TEST(DeviceGroup, AStuckDeviceFailsAllRanksWithinTheLimit) {
   run_world("aaa", [](RankContext& context) {
