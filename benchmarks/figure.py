@@ -18,9 +18,9 @@ from pathlib import Path
 
 from calls.call_rows import Row
 from calls.cases import ALL_OPS
-from calls.charts import draw
 from calls.tables import markdown
 from shared import csv_rows
+from shared.command_line import figure_path
 
 
 def latest(paths: Sequence[Path]) -> list[Row]:
@@ -33,7 +33,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("csv", nargs="+", type=Path)
-    parser.add_argument("--figure", type=Path, help="file for the figure: PNG, PDF or SVG")
+    parser.add_argument("--figure", type=figure_path, help="file for the figure: PNG, PDF or SVG")
     parser.add_argument("--table", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--ops", default=",".join(ALL_OPS), help="operations; default: all")
     args = parser.parse_args()
@@ -41,6 +41,8 @@ def main() -> int:
     if not rows:
         parser.error("these files hold no row of these operations")
     if args.figure:
+        from calls.charts import draw
+
         draw(rows, args.figure)
         print(f"wrote {args.figure}")
     if args.table or not args.figure:

@@ -210,8 +210,11 @@ def host_device_empty(bytes: int) -> torch.Tensor:
         ValueError: ``SMDDP_DEVICE`` is not ``host``.
     """
 
+def set_packaged_libfabric(path: str) -> None:
+    """Names a libfabric that a Python package brought; tried if the environment names none."""
+
 def fabric_description() -> str:
-    """Provider, version and interface of libfabric.
+    """Provider and interface, and the version and the path of libfabric.
 
     Raises:
         RuntimeError: libfabric is missing or offers no usable provider; the text is one sentence.

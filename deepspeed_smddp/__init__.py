@@ -33,7 +33,7 @@ from deepspeed_smddp.subgroups import install as _install_split_group
 if TYPE_CHECKING:
     from deepspeed_smddp import fsdp
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "SmddpConfig",

@@ -1,4 +1,8 @@
-"""Loads the compiled module ``_C``; if it can't be loaded, the error says why in one sentence."""
+"""Loads the compiled module ``_C``; if it can't be loaded, the error says why in one sentence.
+
+Any torch of the minor version that the module was built with can load it: CPU-only or CUDA, and any
+bug-fix release. Between minor versions torch's C++ classes change.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import importlib
 import sys
 
 import torch
+
+from deepspeed_smddp import packaged_libfabric
 
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 _NAME = "deepspeed_smddp._C"
@@ -24,21 +30,21 @@ def load() -> None:
     """Makes ``deepspeed_smddp._C`` importable; the caller imports it next.
 
     Raises:
-        ImportError: the extension is missing, or it was built for another torch. torch's C++
-            interface changes with every release, so that loading would fail with an undefined
-            symbol.
+        ImportError: the extension is missing, or it was built for another minor version of torch,
+            so that loading would fail with an undefined symbol.
     """
     if _NAME in sys.modules:
         return
     built = built_for_torch()
     running = str(torch.__version__)
-    if built is not None and built != running:
+    if built is not None and minor(built) != minor(running):
         raise ImportError(
-            f"deepspeed_smddp was built for torch {built} but runs under torch {running}; "
-            f"rebuild it in its source tree with `{REBUILD}`"
+            f"deepspeed_smddp was built for torch {built} but runs under torch {running}; install "
+            f"the wheel for torch {minor(running)}, or rebuild it in its source tree with "
+            f"`{REBUILD}`"
         )
     try:
-        importlib.import_module(_NAME)
+        module = importlib.import_module(_NAME)
     except ModuleNotFoundError as error:
         if error.name != _NAME:
             raise
@@ -52,3 +58,9 @@ def load() -> None:
             f"not load under torch {running} ({error}); rebuild it in its source tree with "
             f"`{REBUILD}`"
         ) from error
+    module.set_packaged_libfabric(packaged_libfabric.find())
+
+
+def minor(version: str) -> str:
+    """``2.13`` of ``2.13.0+cpu``."""
+    return ".".join(version.split("+")[0].split(".")[:2])

@@ -86,8 +86,12 @@ def print_table(console: Console, statistics: list[dict[str, Any]], rank: int) -
     console.print(table)
 
 
-def plot(path: Path, rows: list[Row], entropy: float, title: str) -> None:
-    import matplotlib
+def plot(path: Path, rows: list[Row], entropy: float, title: str) -> str:
+    """Draws the loss curve if matplotlib is there; the end of a sentence that says where it is."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return "no curve: matplotlib is missing (pip install 'deepspeed-smddp[plots]')"
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
@@ -105,6 +109,7 @@ def plot(path: Path, rows: list[Row], entropy: float, title: str) -> None:
     axes.legend(frameon=False)
     figure.savefig(path)
     plt.close(figure)
+    return f"curve in {path}"
 
 
 def _bytes(count: int) -> str:

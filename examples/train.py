@@ -436,8 +436,8 @@ def summarise(
     final = sum(tail) / len(tail)
     held_out = rows[-1]["held_out"]
     backend = torch.distributed.get_backend()
-    curve = args.output / "loss.png"
-    report.plot(curve, rows, entropy, f"GPT-NeoX on bytes, ZeRO-3 over {backend}")
+    title = f"GPT-NeoX on bytes, ZeRO-3 over {backend}"
+    curve = report.plot(args.output / "loss.png", rows, entropy, title)
     summary = {
         "backend": backend,
         "steps": len(rows),
@@ -460,8 +460,9 @@ def summarise(
         f"final loss {final:.3f} nats per byte (mean of the last {len(tail)} steps), "
         f"held-out loss {held_out:.3f}, unigram entropy {entropy:.3f}\n"
         f"{elapsed:.0f} s of training; losses in {args.output / 'losses.csv'}, "
-        f"curve in {curve}",
+        f"{curve}",
         highlight=False,
+        markup=False,
     )
 
 

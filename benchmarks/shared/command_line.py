@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
@@ -42,13 +43,22 @@ def add_other_build(add: argparse._ActionsContainer) -> None:
     add.add_argument("--other-build", type=Path, metavar="TREE", help=OTHER_BUILD_HELP)
 
 
+def figure_path(text: str) -> Path:
+    """The file of a figure; refused, before anything is measured, where it can't be drawn."""
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError(
+            "a figure needs matplotlib: pip install 'deepspeed-smddp[plots]'"
+        )
+    return Path(text)
+
+
 def add_output_options(parser: argparse.ArgumentParser, rows: str) -> argparse._ArgumentGroup:
     group = parser.add_argument_group("output")
     group.add_argument("--csv", type=Path, help=rows)
-    group.add_argument("--figure", type=Path, help="file for the figure: PNG, PDF or SVG")
+    group.add_argument("--figure", type=figure_path, help="file for the figure: PNG, PDF or SVG")
     group.add_argument(
         "--folder",
-        type=Path,
+        type=figure_path,
         help="write CSV, figure and a page of the form in benchmarks/results into this folder, "
         "such as benchmarks/results/DATE-WHAT; --csv and --figure name other files",
     )

@@ -6,13 +6,13 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <thread>
 
 #include "common/align.h"
+#include "common/condition_variable.h"
 #include "common/errno_status.h"
 #include "kernels/reduce_arithmetic.h"
 

@@ -38,7 +38,7 @@ Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, 
   Result<Transfer> chosen = choose_transfer(info, emulated, transfer);
   if (!chosen) return chosen.status();
   published.transfer = transfer_ = chosen.value();
-  description_ += ", libfabric " + library_.version_text();
+  description_ += ", libfabric " + library_.version_text() + " (" + library_.path + ")";
   address_ = pack_address(info, published);
   return open_wait_fd();
 }

@@ -16,7 +16,6 @@
 // The torch module makes it and calls it. It knows the device only by device/device.h.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -24,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/condition_variable.h"
 #include "gpu_collectives/device_links.h"
 #include "gpu_collectives/device_operation.h"
 

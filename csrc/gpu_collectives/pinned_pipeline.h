@@ -18,7 +18,6 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -26,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/condition_variable.h"
 #include "common/exceptions.h"
 #include "device/device.h"
 #include "group/group.h"

@@ -22,7 +22,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -30,6 +29,7 @@
 #include <vector>
 
 #include "bootstrap/exchange.h"
+#include "common/condition_variable.h"
 #include "common/forks.h"
 #include "common/staging.h"
 #include "fabric/endpoint.h"

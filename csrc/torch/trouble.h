@@ -4,10 +4,10 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <mutex>
 #include <string>
 
+#include "common/condition_variable.h"
 #include "common/status.h"
 
 namespace smddp {

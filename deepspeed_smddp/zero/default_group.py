@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from deepspeed_smddp import comm_backend, ds_config, settings
 from deepspeed_smddp.errors import logger
+from deepspeed_smddp.upstream import shared_memory_op
 from deepspeed_smddp.upstream.wrapping import Call
 
 # The latest config that accelerate or transformers built. They call init_distributed with a backend
@@ -64,7 +65,15 @@ def around_init_distributed(call: Call) -> Iterator[None]:
                 request.backend,
                 given,
             )
+    if _makes_or_has_smddp(call):
+        shared_memory_op.leave_out_if_not_compilable()
     yield
+
+
+def _makes_or_has_smddp(call: Call) -> bool:
+    if dist.is_initialized():
+        return comm_backend.serves_default_group()
+    return comm_backend.NAME in str(call.arguments.get("dist_backend"))
 
 
 @contextmanager

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fabric/rail/address.h"
+#include "fabric/rail/loader.h"
 #include "fabric/rail/offer.h"
 #include "fabric_endpoints.h"
 
@@ -39,6 +40,17 @@ TEST(Opening, NamedLibraryThatIsMissing) {
   std::string why = refusal({"/nonexistent/libfabric.so.1", "", "lo"});
   EXPECT_TRUE(contains(why, "/nonexistent/libfabric.so.1")) << why;
   EXPECT_TRUE(contains(why, "apt install libfabric1")) << why;
+}
+
+TEST(Opening, PackagedLibraryComesBeforeTheSystemsUnlessThereIsAnRdmaDevice) {
+  using Paths = std::vector<std::string>;
+  EXPECT_EQ(library_candidates({}, "", false), Paths({"libfabric.so.1"}));
+  EXPECT_EQ(library_candidates({}, "", true), Paths({"libfabric.so.1"}));
+  EXPECT_EQ(library_candidates({}, "/p", false), Paths({"/p", "libfabric.so.1"}));
+  EXPECT_EQ(library_candidates({}, "/p", true), Paths({"libfabric.so.1", "/p"}));
+  EXPECT_EQ(library_candidates({"/efa", "/efa64"}, "/p", false),
+            Paths({"/efa", "/efa64", "/p", "libfabric.so.1"}));
+  EXPECT_EQ(library_candidates({"/efa"}, "/p", true), Paths({"/efa", "libfabric.so.1", "/p"}));
 }
 
 TEST(Opening, NamedLibraryThatIsNotLibfabric) {

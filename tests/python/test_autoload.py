@@ -179,14 +179,15 @@ def test_extension_missing_is_one_sentence(source_copy: Path) -> None:
 def test_extension_for_another_torch_is_one_sentence(source_copy: Path) -> None:
     import torch
 
+    minor = ".".join(torch.__version__.split(".")[:2])
     (source_copy / "deepspeed_smddp/_build_info.py").write_text('TORCH_VERSION = "2.4.1+cu121"\n')
     (source_copy / "deepspeed_smddp/_C.so").write_bytes(b"not for this torch")
     done = ranks.python(GROUP.format(port=free_port()), **first(source_copy))
     assert done.returncode != 0
     assert last_line(done) == (
         f"ImportError: deepspeed_smddp was built for torch 2.4.1+cu121 but runs under torch "
-        f"{torch.__version__}; rebuild it in its source tree with "
-        "`pip install --no-build-isolation --force-reinstall --no-deps .`"
+        f"{torch.__version__}; install the wheel for torch {minor}, or rebuild it in its source "
+        "tree with `pip install --no-build-isolation --force-reinstall --no-deps .`"
     )
 
 

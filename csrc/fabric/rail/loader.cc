@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <mutex>
 #include <vector>
 
 #include "common/env.h"
@@ -18,6 +19,9 @@ constexpr const char* kEfaPattern = "/opt/amazon/efa/lib*/libfabric.so.1";
 constexpr uint32_t kOldest = FI_VERSION(1, 11);
 // efa leaves device RDMA off for callers of an API older than 1.18.
 constexpr uint32_t kApi = FI_VERSION(1, 18);
+
+std::mutex packaged_mutex;
+std::string packaged_library;  // under packaged_mutex
 
 std::string number(uint32_t version) {
   return std::to_string(FI_MAJOR(version)) + "." + std::to_string(FI_MINOR(version));
@@ -100,10 +104,16 @@ Result<Library> open_one(const std::string& path) {
 }
 
 Status named_failure(const std::string& source, const std::string& path, const Status& why) {
-  return Status(Code::kUnavailable,
-                "libfabric could not be opened: " + source + " names " + path + " (" +
-                    why.message() +
-                    "); correct it, or leave it unset and `apt install libfabric1`");
+  return Status(
+      Code::kUnavailable,
+      "libfabric could not be opened: " + source + " names " + path + " (" + why.message() +
+          "); correct it, or leave it unset and install one: `apt install libfabric1`, or "
+          "`pip install 'deepspeed-smddp[fabric]'`");
+}
+
+std::string packaged() {
+  std::lock_guard lock(packaged_mutex);
+  return packaged_library;
 }
 
 }  // namespace
@@ -115,6 +125,19 @@ std::string Library::error_text(int rc) const {
   return text != nullptr ? text : "error " + std::to_string(rc);
 }
 
+void set_packaged_library(const std::string& path) {
+  std::lock_guard lock(packaged_mutex);
+  packaged_library = path;
+}
+
+std::vector<std::string> library_candidates(const std::vector<std::string>& efa,
+                                            const std::string& packaged, bool rdma_device) {
+  std::vector<std::string> candidates = efa;
+  candidates.push_back(kSoname);
+  if (!packaged.empty()) candidates.insert(candidates.end() - (rdma_device ? 0 : 1), packaged);
+  return candidates;
+}
+
 Result<Library> load_library(const std::string& path) {
   if (!path.empty()) {
     Result<Library> library = open_one(path);
@@ -124,10 +147,9 @@ Result<Library> load_library(const std::string& path) {
     Result<Library> library = open_one(named);
     return library ? library : named_failure("SMDDP_LIBFABRIC", named, library.status());
   }
-  std::vector<std::string> candidates = glob_paths(kEfaPattern);
-  candidates.push_back(kSoname);
   std::string tried;
-  for (const std::string& candidate : candidates) {
+  for (const std::string& candidate :
+       library_candidates(glob_paths(kEfaPattern), packaged(), has_rdma_device())) {
     Result<Library> library = open_one(candidate);
     if (library) return library;
     tried += (tried.empty() ? "" : "; ") + library.status().message();
@@ -135,7 +157,8 @@ Result<Library> load_library(const std::string& path) {
   return Status(Code::kUnavailable,
                 "libfabric could not be opened: tried " + std::string(kEfaPattern) + " and " +
                     kSoname + " (" + tried +
-                    "); `apt install libfabric1`, or name its path in SMDDP_LIBFABRIC");
+                    "); `apt install libfabric1`, or `pip install 'deepspeed-smddp[fabric]'`, or "
+                    "name its path in SMDDP_LIBFABRIC");
 }
 
 }  // namespace smddp::fabric

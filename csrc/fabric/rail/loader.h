@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/status.h"
 
@@ -28,10 +29,16 @@ struct Library {
   std::string error_text(int rc) const;  // of a (negative or positive) fi_errno value
 };
 
+// The libraries to try if none is named, in this order: EFA's own; then the packaged one and the
+// loader's libfabric.so.1. With an RDMA device the loader's comes before the packaged one: the system's
+// libfabric was built with the device's driver, the packaged one may know TCP only.
+std::vector<std::string> library_candidates(const std::vector<std::string>& efa,
+                                            const std::string& packaged, bool rdma_device);
+
 // Opens `path`, or if it is empty SMDDP_LIBFABRIC, or if that is empty too the first of
-// /opt/amazon/efa/lib*/libfabric.so.1 and the loader's own libfabric.so.1. A path that was named
-// and can't be opened is an error: another library is never taken in its place. The library stays
-// loaded for the life of the process, as its providers may leave threads and exit handlers behind.
+// library_candidates() that can be opened. A path that was named and can't be opened is an error:
+// another library is never taken in its place. The library stays loaded for the life of the process,
+// as its providers may leave threads and exit handlers behind.
 Result<Library> load_library(const std::string& path);
 
 }  // namespace smddp::fabric

@@ -48,4 +48,8 @@ struct Options {
   bool device_memory = false;  // NICs are to read and write GPUs' memory (FI_HMEM) if they can
 };
 
+// Names a libfabric that a Python package brought; empty: there is none. loader.h says when it is taken.
+// Called before the first library is opened.
+void set_packaged_library(const std::string& path);
+
 }  // namespace smddp::fabric
