@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -67,6 +68,31 @@ def doctor(
     console.print()
     console.print(settings)
     raise typer.Exit(int(failed))
+
+
+@app.command(
+    name="exec",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def execute(
+    context: typer.Context,
+    program: Annotated[str, typer.Argument(help="What to run; its arguments follow.")],
+) -> None:
+    """Run a program as the rank that mpirun or srun started, with the variables of torchrun.
+
+    mpirun -n 8 smddp exec python train.py --its-own options
+    """
+    from deepspeed_smddp import launchers
+
+    try:
+        launchers.apply()
+        os.execvp(program, [program, *context.args])
+    except launchers.LauncherError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = f"{program} could not be started: {error.strerror}"
+    Console(stderr=True).print(Text(f"smddp exec: {problem}", _STYLES["failed"]))
+    raise typer.Exit(1)
 
 
 @app.command()

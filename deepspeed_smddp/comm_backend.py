@@ -10,12 +10,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import deadline, ds_config, settings
+from deepspeed_smddp import deadline, ds_config, launchers, settings
 from deepspeed_smddp.config import SECTION, SmddpConfig, parse_section, show
 from deepspeed_smddp.errors import SmddpConfigError
 
@@ -117,10 +118,21 @@ def serves_default_group() -> bool:
 
 def launched() -> bool:
     """Whether a launcher started this process as one of several ranks."""
-    return all(
-        name in os.environ
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    )
+    return all(name in os.environ for name in launchers.TORCH)
+
+
+def take_place() -> None:
+    """Gives a process that mpirun or srun started the variables that torch joins by.
+
+    Raises:
+        launchers.LauncherError: the launcher does not say where rank 0 is, and there is no mpi4py,
+            by which DeepSpeed asks MPI.
+    """
+    try:
+        launchers.apply()
+    except launchers.LauncherError:
+        if find_spec("mpi4py") is None:
+            raise
 
 
 def _apply_section(request: Request) -> None:

@@ -67,6 +67,8 @@ def around_init_distributed(call: Call) -> Iterator[None]:
             )
     if _makes_or_has_smddp(call):
         shared_memory_op.leave_out_if_not_compilable()
+        if not dist.is_initialized() and call.arguments.get("auto_mpi_discovery", True):
+            comm_backend.take_place()
     yield
 
 
@@ -82,6 +84,8 @@ def around_training_arguments(call: Call) -> Iterator[None]:
     training = call.arguments["self"]
     request = comm_backend.parse(training.deepspeed or ds_config.of_accelerate_launch())
     # Without a launcher the Trainer makes no group here; deepspeed.initialize makes it later.
+    if request.wants_smddp:
+        comm_backend.take_place()
     if request.backend is not None and comm_backend.launched():
         comm_backend.fulfil(request, timeout=timedelta(seconds=training.ddp_timeout))
     yield

@@ -1,0 +1,163 @@
+"""The rank and the address of a process that ``mpirun`` or ``srun`` started.
+
+torch reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, which torchrun and DeepSpeed's
+own launcher set; DeepSpeed and many scripts read ``LOCAL_RANK``, too. The launchers of MPI and Slurm
+set variables of their own. :func:`apply` sets torch's by them. What is set already stays.
+docs/launchers.md has the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# DeepSpeed's and torchrun's default.
+PORT = 29500
+# A Slurm job's port is one of these, by its number: jobs that share a host differ.
+_SLURM_PORTS, _FIRST_SLURM_PORT = 10_000, 20_000
+
+
+class LauncherError(RuntimeError):
+    """The process was started as a rank, and one thing is missing that its variables do not say."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a launcher says of one process; ``hosts`` is empty if it does not name them."""
+
+    launcher: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    first_host: str = ""
+    port: int = PORT
+
+
+def place(env: Mapping[str, str]) -> Place | None:
+    """The place of the process with these variables; None if neither MPI nor Slurm started it.
+
+    Raises:
+        LauncherError: a variable of the launcher holds something else than a number.
+    """
+    for read in (_open_mpi, _slurm, _hydra):
+        try:
+            found = read(env)
+        except (KeyError, ValueError, IndexError) as error:
+            raise LauncherError(
+                f"the variables of the launcher ({read.__name__.strip('_')}) are not complete: "
+                f"{error}; set {', '.join(TORCH)} on each rank"
+            ) from None
+        if found is not None:
+            return found
+    return None
+
+
+def variables(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables to set, by name, so that torch can join; those that ``env`` has are left out.
+
+    Empty if torchrun or DeepSpeed's launcher started the process (``RANK`` is set), or none did.
+
+    Raises:
+        LauncherError: several hosts, and nothing names the host of rank 0.
+    """
+    if "RANK" in env:
+        return {}
+    found = place(env)
+    if found is None:
+        return {}
+    address = env.get("MASTER_ADDR") or found.first_host
+    if not address and found.local_size == found.size:
+        address = "127.0.0.1"
+    if not address:
+        raise LauncherError(
+            f"{found.launcher} started {found.size} ranks on several hosts and does not say which "
+            "one has rank 0: set MASTER_ADDR to its name or address on all ranks "
+            "(`mpirun -x MASTER_ADDR=...`, or `-genv MASTER_ADDR ...` of MPICH and Intel MPI)"
+        )
+    values = {
+        "RANK": str(found.rank),
+        "WORLD_SIZE": str(found.size),
+        "LOCAL_RANK": str(found.local_rank),
+        "LOCAL_WORLD_SIZE": str(found.local_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(found.port),
+    }
+    return {name: value for name, value in values.items() if not env.get(name)}
+
+
+def apply() -> None:
+    """Sets the variables that torch reads in this process; call it before the group is made.
+
+    Raises:
+        LauncherError: as :func:`variables`.
+    """
+    os.environ.update(variables(os.environ))
+
+
+def _open_mpi(env: Mapping[str, str]) -> Place | None:
+    if "OMPI_COMM_WORLD_RANK" not in env:
+        return None
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    return Place(
+        "Open MPI's mpirun",
+        *(int(env[f"OMPI_COMM_WORLD_{name}"]) for name in names),
+        first_host=_sagemaker_host(env),
+    )
+
+
+def _hydra(env: Mapping[str, str]) -> Place | None:
+    """MPICH and Intel MPI."""
+    if "PMI_RANK" not in env or "MPI_LOCALRANKID" not in env:
+        return None
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    return Place("MPICH's mpirun", *(int(env[name]) for name in names))
+
+
+def _slurm(env: Mapping[str, str]) -> Place | None:
+    # A batch script has SLURM_PROCID, too. Only srun says how many tasks the step has.
+    if "SLURM_PROCID" not in env or "SLURM_STEP_NUM_TASKS" not in env:
+        return None
+    job = int(env.get("SLURM_JOB_ID", "0"))
+    return Place(
+        "srun",
+        int(env["SLURM_PROCID"]),
+        int(env["SLURM_STEP_NUM_TASKS"]),
+        int(env["SLURM_LOCALID"]),
+        tasks_per_host(env["SLURM_STEP_TASKS_PER_NODE"])[int(env["SLURM_NODEID"])],
+        first_host=first_of_hostlist(env["SLURM_STEP_NODELIST"]),
+        port=_FIRST_SLURM_PORT + job % _SLURM_PORTS,
+    )
+
+
+def _sagemaker_host(env: Mapping[str, str]) -> str:
+    """The first of SageMaker's hosts, on which its mpirun puts rank 0; empty elsewhere."""
+    hosts = json.loads(env.get("SM_HOSTS", "[]"))
+    return str(min(hosts, key=_number_at_end)) if hosts else ""
+
+
+def _number_at_end(host: str) -> tuple[str, int]:
+    """``("algo-", 10)`` of ``algo-10``, so that it comes after ``algo-9``."""
+    name = host.rstrip("0123456789")
+    return name, int(host[len(name) :] or 0)
+
+
+def tasks_per_host(text: str) -> list[int]:
+    """``[2, 2, 2, 1]`` of Slurm's ``2(x3),1``."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ValueError(f"{text} is no list of tasks per node")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def first_of_hostlist(text: str) -> str:
+    """``gpu-r1n07`` of Slurm's ``gpu-r[1,3]n[07-12],login2``."""
+    first = re.split(r",(?![^\[]*\])", text)[0]
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)

@@ -1,0 +1,252 @@
+"""Ranks that mpirun or srun started: which variables are read, and real runs of each mpirun here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ranks
+from deepspeed_smddp import comm_backend, launchers
+from harness.ports import free_port
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+}
+MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+SLURM = {
+    "SLURM_JOB_ID": "4711123",
+    "SLURM_PROCID": "6",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "3(x2),2",
+    "SLURM_STEP_NODELIST": "gpu[07,11-12]",
+}
+
+
+def joined(rank: int, size: int, local: tuple[int, int], address: str, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local[0]),
+        "LOCAL_WORLD_SIZE": str(local[1]),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
+# ---- the table
+
+
+def test_mpich_on_one_host() -> None:
+    assert launchers.variables(MPICH) == joined(1, 2, (1, 2), "127.0.0.1", 29500)
+
+
+def test_slurm_names_the_host_of_rank_0_and_a_port_of_the_job() -> None:
+    assert launchers.variables(SLURM) == joined(6, 8, (0, 2), "gpu07", 21123)
+
+
+def test_slurms_variables_come_before_those_of_mpich_under_srun() -> None:
+    assert launchers.variables({**MPICH, **SLURM})["MASTER_ADDR"] == "gpu07"
+
+
+def test_sagemakers_hosts_are_sorted_by_their_number() -> None:
+    env = {**OPEN_MPI, "SM_HOSTS": json.dumps(["algo-10", "algo-2"])}
+    assert launchers.variables(env) == joined(5, 8, (1, 4), "algo-2", 29500)
+
+
+def test_what_is_set_stays() -> None:
+    env = {**OPEN_MPI, "MASTER_ADDR": "head", "MASTER_PORT": "1234"}
+    assert launchers.variables(env) == {
+        "RANK": "5",
+        "WORLD_SIZE": "8",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "4",
+    }
+    assert launchers.variables({**OPEN_MPI, "RANK": "0"}) == {}
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        # sbatch's script: no step, so no rank.
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0", "SLURM_JOB_ID": "1"},
+    ],
+)
+def test_a_process_that_no_launcher_started_is_left_alone(env: dict[str, str]) -> None:
+    assert launchers.variables(env) == {}
+
+
+def test_several_hosts_without_an_address_are_one_sentence() -> None:
+    with pytest.raises(launchers.LauncherError, match=r"8 ranks on several hosts .* MASTER_ADDR"):
+        launchers.variables(OPEN_MPI)
+
+
+@pytest.mark.parametrize("broken", [{"OMPI_COMM_WORLD_SIZE": "many"}, {"OMPI_COMM_WORLD_SIZE": ""}])
+def test_variables_that_are_no_numbers_are_one_sentence(broken: dict[str, str]) -> None:
+    with pytest.raises(launchers.LauncherError, match="open_mpi.*set RANK, WORLD_SIZE"):
+        launchers.variables({**OPEN_MPI, **broken})
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("node3", "node3"),
+        ("node3,login2", "node3"),
+        ("gpu[07,11-12]", "gpu07"),
+        ("gpu-r[1,3]n[07-12],login2", "gpu-r1n07"),
+        ("a[1-2]-ib,b", "a1-ib"),
+    ],
+)
+def test_the_first_host_of_slurms_list(text: str, first: str) -> None:
+    assert launchers.first_of_hostlist(text) == first
+
+
+def test_slurms_tasks_per_host() -> None:
+    assert launchers.tasks_per_host("2(x3),1") == [2, 2, 2, 1]
+    with pytest.raises(ValueError, match="2x3"):
+        launchers.tasks_per_host("2x3")
+
+
+def test_the_page_names_every_variable() -> None:
+    """docs/launchers.md is the table of what the module reads."""
+    page = (ranks.ROOT / "docs/launchers.md").read_text()
+    read = {**OPEN_MPI, **MPICH, **SLURM, "SM_HOSTS": "", **dict.fromkeys(launchers.TORCH, "")}
+    for name in read:
+        short = re.sub("^OMPI_COMM_WORLD_(?=SIZE|LOCAL_SIZE)", "_", name)
+        assert f"`{short}`" in page, name
+    source = Path(launchers.__file__).read_text()
+    quoted = set(re.findall(r'"((?:SLURM|PMI|MPI|SM)_[A-Z_]+)"', source))
+    assert quoted == {n for n in read if n.startswith(("SLURM_", "PMI_", "MPI_", "SM_"))}
+
+
+# ---- DeepSpeed
+
+
+@pytest.fixture
+def started_by_mpirun(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in (*launchers.TORCH, "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in OPEN_MPI.items():
+        monkeypatch.setenv(name, value)
+    yield
+
+
+def test_deepspeed_may_ask_mpi_where_rank_0_is(
+    started_by_mpirun: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comm_backend, "find_spec", lambda name: object())
+    comm_backend.take_place()
+    assert "RANK" not in os.environ  # DeepSpeed's own discovery follows
+    monkeypatch.setattr(comm_backend, "find_spec", lambda name: None)
+    with pytest.raises(launchers.LauncherError, match="MASTER_ADDR"):
+        comm_backend.take_place()
+
+
+# ---- real launchers
+
+GATHER = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("smddp")
+out = torch.empty(dist.get_world_size(), dtype=torch.int64)
+dist.all_gather_into_tensor(out, torch.tensor([int(os.environ["LOCAL_RANK"])]))
+print("gathered", out.tolist(), flush=True)
+dist.destroy_process_group()
+"""
+JOIN_BY_DEEPSPEED = """
+import sys
+sys.modules["mpi4py"] = None
+import deepspeed, torch, torch.distributed as dist
+deepspeed.init_distributed(dist_backend="smddp")
+out = torch.empty(dist.get_world_size(), dtype=torch.int64)
+dist.all_gather_into_tensor(out, torch.tensor([dist.get_rank()]))
+print("gathered", out.tolist(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def command_of(launcher: str) -> list[str]:
+    """The launcher's command for two ranks on this host; skips the test where it is missing."""
+    program = shutil.which(f"mpirun.{launcher}")
+    if program is None:
+        pytest.skip(f"mpirun.{launcher} (Debian's name of it) is not installed")
+    more = ["--allow-run-as-root", "--oversubscribe"] if launcher == "openmpi" else []
+    return [program, *more, "-n", "2"]
+
+
+def run_launched(command: list[str], **env: str) -> str:
+    done = subprocess.run(
+        command,
+        env=ranks.environment(MASTER_PORT=str(free_port()), **env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+def test_a_program_of_torch_under_mpirun(launcher: str) -> None:
+    smddp = str(Path(sys.executable).parent / "smddp")
+    said = run_launched([*command_of(launcher), smddp, "exec", sys.executable, "-c", GATHER])
+    assert said.count("gathered [0, 1]") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+def test_deepspeed_under_mpirun_needs_no_mpi4py(launcher: str) -> None:
+    said = run_launched([*command_of(launcher), sys.executable, "-c", JOIN_BY_DEEPSPEED])
+    assert said.count("gathered [0, 1]") == 2
+
+
+def test_a_step_of_slurm() -> None:
+    """Two tasks with the variables that srun sets, on two hosts by name that are this one."""
+    smddp = str(Path(sys.executable).parent / "smddp")
+    step = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_STEP_NODELIST": "localhost,other",
+        "MASTER_PORT": str(free_port()),
+    }
+    tasks = [
+        subprocess.Popen(
+            [smddp, "exec", sys.executable, "-c", GATHER],
+            env=ranks.environment(
+                **step,
+                SLURM_PROCID=str(task),
+                SLURM_NODEID=str(task),
+                SMDDP_HOST_ID=f"host{task}",
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for task in range(2)
+    ]
+    try:
+        for task in tasks:
+            said, _ = task.communicate(timeout=120)
+            assert task.returncode == 0, said
+            assert "gathered [0, 0]" in said
+    finally:
+        for task in tasks:
+            task.kill()
+            task.wait()
