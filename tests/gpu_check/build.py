@@ -21,7 +21,7 @@ PYTHON = FOLDER / "venv" / "bin" / "python"
 NEEDS = (
     "cmake>=3.24",
     "ninja>=1.11",
-    "scikit-build-core>=1.0",
+    "scikit-build-core>=1.1",
     "packaging",
     "setuptools",
     "wheel",

@@ -1,4 +1,4 @@
-"""Ranks that mpirun or srun started: which variables are read, and real runs of each mpirun here."""
+"""Ranks that mpirun or srun started: the variables that are read, and real runs of mpirun."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_several_hosts_without_an_address_are_one_sentence() -> None:
 
 @pytest.mark.parametrize("broken", [{"OMPI_COMM_WORLD_SIZE": "many"}, {"OMPI_COMM_WORLD_SIZE": ""}])
 def test_variables_that_are_no_numbers_are_one_sentence(broken: dict[str, str]) -> None:
-    with pytest.raises(launchers.LauncherError, match="open_mpi.*set RANK, WORLD_SIZE"):
+    with pytest.raises(launchers.LauncherError, match=r"open_mpi.*set RANK, WORLD_SIZE"):
         launchers.variables({**OPEN_MPI, **broken})
 
 

@@ -1,6 +1,6 @@
 # A GPU node's container: CUDA, EFA's libfabric, torch, DeepSpeed and deepspeed-smddp.
 #
-#   docker build -f docker/Dockerfile -t deepspeed-smddp .
+#   docker build -f docker/smddp.Dockerfile -t deepspeed-smddp .
 #   docker run --gpus all --device /dev/infiniband/uverbs0 --ulimit memlock=-1 --shm-size 8g \
 #     --cap-add SYS_PTRACE deepspeed-smddp smddp doctor
 #
