@@ -27,6 +27,7 @@ ROOT_FILES = {
     "LICENSE",
     "Makefile",
     "README.md",
+    "mkdocs.yml",
     "pyproject.toml",
     "smddp_autoload.py",
     "smdistributed.py",

@@ -4,10 +4,11 @@
 // that this rank submits later, both would wait for ever. One per device; DeviceGroup takes turns.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <mutex>
+
+#include "common/condition_variable.h"
 
 namespace smddp::device {
 
