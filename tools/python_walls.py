@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "base": (),
     "upstream": (),
     "tune": (),
-    "diagnose": (),
+    "diagnose": ("upstream",),
     "ledger": (),
     "subgroups": ("upstream",),
     "offload": ("upstream",),

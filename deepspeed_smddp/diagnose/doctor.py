@@ -19,7 +19,7 @@ import torch
 import deepspeed_smddp
 from deepspeed_smddp import _extension, comm_backend, settings
 from deepspeed_smddp.config import PREFIX, VARIABLES, show
-from deepspeed_smddp.diagnose import gpu
+from deepspeed_smddp.diagnose import gpu, version_support
 from deepspeed_smddp.diagnose.finding import Finding as Finding
 from deepspeed_smddp.diagnose.finding import Verdict as Verdict
 
@@ -44,6 +44,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("torch", str(torch.__version__))
     yield Finding("built for torch", _extension.built_for_torch() or "not built")
     yield Finding("DeepSpeed", _version("deepspeed"))
+    yield from version_support.findings()
     extension = _extension_finding()
     yield extension
     if extension.verdict is Verdict.OK:

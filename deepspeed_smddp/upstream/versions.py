@@ -6,8 +6,10 @@ versions.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 
@@ -19,14 +21,15 @@ class Support:
         library: its name in sentences; in lower case the name of its module.
         minors: the oldest and the newest (major, minor) version, both supported.
         releases: exact versions.
-        source_of: the version whose functions were read. Another version is supported if
-            the sources of these functions have the same digests (``upstream.source``).
+        read: the oldest and the newest release whose functions were read, like all releases
+            between them. A version is supported if the sources of these functions have the digests
+            that they have together in one of these releases (``upstream.source``).
     """
 
     library: str
     minors: tuple[tuple[int, int], tuple[int, int]] | None = None
     releases: tuple[str, ...] = ()
-    source_of: str = ""
+    read: tuple[str, str] | None = None
 
 
 SUPPORT: dict[str, Support] = {
@@ -36,13 +39,14 @@ SUPPORT: dict[str, Support] = {
     "sharded_data_parallel_degree": Support("DeepSpeed", releases=("0.19.8",)),
     "tensor_parallel_degree": Support("DeepSpeed", releases=("0.19.8",)),
     # Replace single functions, or call them.
-    "gather": Support("DeepSpeed", source_of="0.19.8"),
-    "reduce": Support("DeepSpeed", source_of="0.19.8"),
-    "overlap": Support("DeepSpeed", source_of="0.19.8"),
-    "bucket sizes": Support("DeepSpeed", source_of="0.19.8"),
-    "comms log": Support("DeepSpeed", source_of="0.19.8"),
-    "monitor": Support("DeepSpeed", source_of="0.19.8"),
-    "fsdp backward": Support("torch", source_of="2.13"),
+    "gather": Support("DeepSpeed", read=("0.16.0", "0.19.8")),
+    "reduce": Support("DeepSpeed", read=("0.16.0", "0.19.8")),
+    # Until 0.17.2 stage 3 has one bucket whose counter of elements is not reset.
+    "overlap": Support("DeepSpeed", read=("0.17.3", "0.19.8")),
+    "bucket sizes": Support("DeepSpeed", read=("0.16.0", "0.19.8")),
+    "comms log": Support("DeepSpeed", read=("0.16.0", "0.19.8")),
+    "monitor": Support("DeepSpeed", read=("0.16.0", "0.19.8")),
+    "fsdp backward": Support("torch", read=("2.13.0", "2.13.0")),
     # Wraps a public function, and checks its signature.
     "split_group": Support("torch", minors=((2, 11), (2, 15))),
 }
@@ -66,8 +70,18 @@ def refusal(feature: str, module: Any) -> str | None:
     return f"works with {support.library} {known}, and this is {module.__version__}"
 
 
+def order(version: str) -> tuple[int, ...]:
+    """A key that sorts versions: the numbers of the release."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 def installed(feature: str) -> str:
     """The name and version of the library that a feature rests on."""
     library = SUPPORT[feature].library
     version = getattr(sys.modules.get(library.lower()), "__version__", None)
-    return f"this {library}" if version is None else f"{library} {version}"
+    if version is None:
+        try:
+            version = metadata.version(library.lower())
+        except metadata.PackageNotFoundError:  # a source tree
+            return f"this {library}"
+    return f"{library} {version}"

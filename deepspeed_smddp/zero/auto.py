@@ -51,8 +51,8 @@ def _install() -> None:
         wrapping.wrap(config, "get_zero_config", _fill_in)
 
 
-def _fill_in(original: Callable[[Any], Any], param_dict: Any) -> Any:
+def _fill_in(original: Callable[..., Any], param_dict: Any, *args: Any, **kwargs: Any) -> Any:
     choice = startup.current()
     if choice is not None and isinstance(param_dict, Mapping):
         param_dict = auto_keys.fill_zero(param_dict, choice)
-    return original(param_dict)
+    return original(param_dict, *args, **kwargs)

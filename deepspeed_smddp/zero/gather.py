@@ -112,24 +112,31 @@ def _gather_at_once(
     original: Callable[..., None],
     init: Any,
     param_list: Sequence[Any],
+    hierarchy: Any = 0,
+    quantize: bool = False,
     *args: Any,
     **kwargs: Any,
 ) -> None:
     # DeepSpeed calls it for persistent parameters after a step and for zero.GatheredParameters.
-    # The other arguments ask for other ways: hierarchy (without effect), quantize.
-    if any(args[1:]) or kwargs.get("quantize") or not _direct(init, param_list, False):
-        original(init, param_list, *args, **kwargs)
+    # ``hierarchy`` has no effect.
+    if quantize or args or kwargs or not _direct(init, param_list, False):
+        original(init, param_list, hierarchy, quantize, *args, **kwargs)
     else:
         _start(init, param_list, hpz=False).wait()
 
 
-def _remember_piece(original: Callable[..., None], registry: Any, param: Any, handle: Any) -> None:
-    original(registry, param, handle.of(param) if isinstance(handle, Gathering) else handle)
+def _remember_piece(
+    original: Callable[..., None], registry: Any, param: Any, handle: Any, *args: Any, **kwargs: Any
+) -> None:
+    piece = handle.of(param) if isinstance(handle, Gathering) else handle
+    original(registry, param, piece, *args, **kwargs)
 
 
 def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
     """Whether this module can gather the parameters: plain CPU shards, in groups smddp serves."""
     if not params or init.use_all_reduce_for_fetch_params or not _computes_on_cpu():
+        return False
+    if type(init).__name__ != "Init":  # MiCS_Init, until 0.19.6, gathers in two steps
         return False
     if any(
         hasattr(param.ds_tensor, "ds_quant_scale")

@@ -25,12 +25,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from deepspeed_smddp.upstream import wrapping
+from deepspeed_smddp.upstream import versions, wrapping
 from deepspeed_smddp.zero import groups, parameter_names, reduce
 
 FEATURE = "overlap"
 
 _EPILOGUE = "independent_gradient_partition_epilogue"
+_REDUCE_BUCKET = "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads"
 _NOT_OVERRIDDEN = (_EPILOGUE, "partition_grads", "reduce_independent_p_g_buckets_and_remove_grads")
 
 # Gradients are sent before their bucket is full if they have at least so many bytes, and each
@@ -70,7 +71,7 @@ class Overlap:
             assert param.ds_id not in started, "a bucket has one gradient per parameter"
             started.add(param.ds_id)
         gradients = [param.grad.to(dtype) for param in params]
-        group = groups.resolve(bucket.process_group)
+        group = groups.resolve(_group_of(self._optimizer, bucket))
         label = parameter_names.label(params, "gradients of ")
         sums, work = reduce.start(gradients, group, label)
         self._latest[dtype] = _Piece(params, sums, gradients, work)
@@ -88,7 +89,10 @@ class Overlap:
         self._started.pop(dtype, None)
         if dtype in self._latest:
             self._before[dtype] = self._latest.pop(dtype)
-        bucket.clear_params()
+        bucket.params.clear()
+        bucket.elements = 0
+        if hasattr(bucket, "process_group"):
+            bucket.process_group = None
         if bucket.buffer is not None:
             spare = self._spare.pop(dtype, None)
             if spare is None or (spare.shape, spare.dtype) != (
@@ -122,7 +126,7 @@ class Overlap:
         # The bucket that fills may hold another gradient of the same parameter.
         waiting = [param.grad for param in piece.params]
         optimizer = self._optimizer
-        sums = [part.to(optimizer.gradient_accumulation_dtype) for part in piece.sums]
+        sums = [part.to(_type_of_sums(optimizer)) for part in piece.sums]
         optimizer.partition_grads(piece.params, sums)
         for param, gradient in zip(piece.params, waiting, strict=True):
             param.grad = gradient
@@ -138,7 +142,7 @@ def install(deepspeed: Any) -> None:
     replacements = (
         ("__init__", functools.partial(_init, known)),
         ("_DeepSpeedZeroOptimizer_Stage3__add_grad_to_ipg_bucket", _add_gradient),
-        ("_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads", _reduce_bucket),
+        (_REDUCE_BUCKET, _reduce_bucket),
         (_EPILOGUE, _end_backward),
     )
     for name, around in replacements:
@@ -165,30 +169,35 @@ def _init(
         _overlaps[optimizer] = Overlap(optimizer)
 
 
-def _add_gradient(original: Callable[..., None], optimizer: Any, param: Any) -> None:
-    original(optimizer, param)
+def _add_gradient(
+    original: Callable[..., None], optimizer: Any, param: Any, *args: Any, **kwargs: Any
+) -> None:
+    original(optimizer, param, *args, **kwargs)
     overlap = _overlaps.get(optimizer)
-    if overlap is None:
+    if overlap is None or args or kwargs:
         return
     overlap.settle()
     dtype = optimizer.get_param_comm_dtype(param)
     bucket = optimizer.ipg_buckets[dtype]
-    ranks = groups.resolve(bucket.process_group).size()
+    ranks = groups.resolve(_group_of(optimizer, bucket)).size()
     if sum(p.grad.nbytes for p in bucket.params) >= max(_PIECE, _PART * ranks) and _can_overlap(
         optimizer, bucket, dtype
     ):
         overlap.start(bucket, dtype)
 
 
-def _reduce_bucket(original: Callable[..., None], optimizer: Any, dtype: torch.dtype) -> None:
+def _reduce_bucket(
+    original: Callable[..., None], optimizer: Any, dtype: torch.dtype, *args: Any, **kwargs: Any
+) -> None:
     overlap = _overlaps.get(optimizer)
     if overlap is None:
-        original(optimizer, dtype)
+        original(optimizer, dtype, *args, **kwargs)
         return
     bucket = optimizer.ipg_buckets[dtype]
-    if bucket.params and not _can_overlap(optimizer, bucket, dtype):
+    other_way = any(args) or any(kwargs.values())  # safe_mode, until 0.17.5
+    if bucket.params and (other_way or not _can_overlap(optimizer, bucket, dtype)):
         overlap.finish()
-        original(optimizer, dtype)
+        original(optimizer, dtype, *args, **kwargs)
         return
     if bucket.params:
         overlap.start(bucket, dtype)
@@ -196,29 +205,57 @@ def _reduce_bucket(original: Callable[..., None], optimizer: Any, dtype: torch.d
         overlap.turn(bucket, dtype)
 
 
-def _end_backward(original: Callable[..., None], optimizer: Any) -> None:
-    original(optimizer)
+def _end_backward(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    # Until 0.18.4 the original ends with the count of micro-steps, which partition_grads reads.
     overlap = _overlaps.get(optimizer)
     if overlap is not None:
+        from deepspeed.runtime.torch_autocast import sort_dtypes
+
+        for dtype in sort_dtypes(optimizer.ipg_buckets.keys()):
+            getattr(optimizer, _REDUCE_BUCKET)(dtype)
         overlap.finish()
+    original(optimizer, *args, **kwargs)
+
+
+def _group_of(optimizer: Any, bucket: Any) -> Any:
+    """The group that reduces a bucket; until 0.19.2 all buckets have the optimizer's."""
+    return getattr(bucket, "process_group", optimizer.dp_process_group)
+
+
+def _type_of_sums(optimizer: Any) -> torch.dtype:
+    """The type in which stage 3 hands sums to ``partition_grads``."""
+    import deepspeed
+
+    before = versions.order(deepspeed.__version__) < (0, 19, 2)
+    kind: torch.dtype = optimizer.dtype if before else optimizer.gradient_accumulation_dtype
+    return kind
 
 
 def _can_overlap(optimizer: Any, bucket: Any, dtype: torch.dtype) -> bool:
     """Whether DeepSpeed only adds the sums, and reads them only after the backward pass."""
-    params, group = bucket.params, bucket.process_group
+    params, group = bucket.params, _group_of(optimizer, bucket)
     count = groups.resolve(group).size()
     if (
         any(param.grad is None or param.grad.numel() != param.ds_numel for param in params)
         or not optimizer.reduce_scatter
-        or optimizer.zenflow
-        or optimizer.enable_sanity_checks
+        or getattr(optimizer, "zenflow", False)  # from 0.18.0 on
+        or getattr(optimizer, "enable_sanity_checks", False)  # from 0.17.6 on
         or optimizer.all2all_process_group is not None
         or (optimizer.postscale_gradients and optimizer.gradient_predivide_factor != 1.0)
         or (dtype == optimizer.dtype and any(p.grad.dtype != dtype for p in params))
-        or optimizer._gradient_averaging_world_size(params, count) != count
-        or any(optimizer._get_param_partition_group(param) != group for param in params)
+        or _has_groups_of_its_own(optimizer, params, group, count)
         or len({param.ds_id for param in params}) != len(params)
     ):
         return False
     gradients = [param.grad for param in params]
     return reduce.plain(gradients) and groups.serves(group, FEATURE)
+
+
+def _has_groups_of_its_own(optimizer: Any, params: Any, group: Any, count: int) -> bool:
+    """Whether a parameter is averaged over other ranks than those of ``group``; from 0.19.3 on."""
+    if not hasattr(optimizer, "_get_param_partition_group"):
+        return False
+    return bool(
+        optimizer._gradient_averaging_world_size(params, count) != count
+        or any(optimizer._get_param_partition_group(param) != group for param in params)
+    )

@@ -254,9 +254,17 @@ def test_accelerate_launch_file_decides_as_well(tmp_path: Path) -> None:
     path.write_text(json.dumps(CONFIG))
     run(
         """
+        import logging
         from deepspeed import comm
+        from deepspeed_smddp.errors import logger
+        said = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())
+        logger.addHandler(handler)
         comm.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
         assert dist.get_backend() == "smddp"
+        assert 'init_distributed was called with "gloo"' in said[0], said
+        assert 'leave that key out to use "gloo"' in said[0], said
         dist.destroy_process_group()
         """,
         1,

@@ -129,7 +129,7 @@ def test_an_unknown_engine_gets_no_counters(
     from deepspeed_smddp.zero import monitoring
 
     place = next(iter(source.READ["monitor"]))
-    monkeypatch.setitem(source.READ["monitor"], place, "another digest")
+    monkeypatch.setitem(source.READ["monitor"], place, {})
     source.known.cache_clear()
     try:
         with caplog.at_level("WARNING"):

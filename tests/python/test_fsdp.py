@@ -116,7 +116,7 @@ def test_reductions_run_in_the_background_of_the_backward_pass(worlds: Pool, lay
 
 def unknown_backward(ctx: Context) -> tuple[int, bool]:
     read = source.READ["fsdp backward"]
-    read[next(iter(read))] = "other"
+    read[next(iter(read))] = {}
     model = deepspeed_smddp.fsdp.enable(fully_shard(torch.nn.Linear(4, 4)))
     model(torch.ones(1, 4)).sum().backward()
     comm = model._get_fsdp_state()._fsdp_param_groups[0]._reduce_scatter_comm

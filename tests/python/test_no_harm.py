@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from deepspeed_smddp.zero import auto, gather, monitoring, overlap, reduce
 from harness.training import Trainer
 
 pytest.importorskip("deepspeed")
@@ -16,8 +18,8 @@ SEAM = ["Init.__init__", "init_distributed", "initialize"]
 SPLIT = ["split_group"]
 
 
-def train(trainer: Trainer, backend: str, known: bool = True) -> dict[str, Any]:
-    job = {"known": known}
+def train(trainer: Trainer, backend: str, known: bool = True, **job: Any) -> dict[str, Any]:
+    job = {"known": known, **job}
     return trainer.call("harness.no_harm_jobs:train", "AA", backend, **job)[0]
 
 
@@ -41,3 +43,36 @@ def test_an_unknown_deepspeed_costs_the_features_and_a_sentence_each(trainer: Tr
     assert len(told) == 4
     for word in ("gathers", "reduces", "waits", "sizes"):
         assert sum(word in sentence.partition(", as ")[0] for sentence in told) == 1, word
+
+
+def test_a_checkpoint_that_is_not_divided_anew_is_said_to_be_so(trainer: Trainer) -> None:
+    sentence = "resumes only on as many ranks as wrote it"
+    for version, count in (("0.19.7", 1), ("0.19.8", 0)):
+        said = train(trainer, "smddp", version=version)["said"]
+        assert sum(sentence in one for one in said) == count, version
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        gather._convert,
+        gather._gather_at_once,
+        gather._remember_piece,
+        reduce._reduce,
+        overlap._add_gradient,
+        overlap._reduce_bucket,
+        overlap._end_backward,
+        auto._fill_in,
+        monitoring._step,
+    ],
+    ids=lambda wrapper: f"{wrapper.__module__.rpartition('.')[2]}.{wrapper.__name__}",
+)
+def test_wrappers_pass_what_they_do_not_know(wrapper: Callable[..., Any]) -> None:
+    class Owner:
+        all_gather_coalesced = None
+
+    owner = Owner()
+    given = ((owner, owner, 1, 2, 3), {"new": 4})
+    calls = []
+    wrapper(lambda *args, **kwargs: calls.append((args, kwargs)), *given[0], **given[1])
+    assert calls == [given]

@@ -126,5 +126,30 @@ def test_versions(feature: str, version: tuple[int, int, int], said: str | None)
 
 
 def test_every_feature_that_rests_on_sources_has_a_version() -> None:
-    by_source = {name for name, support in versions.SUPPORT.items() if support.source_of}
+    by_source = {name for name, support in versions.SUPPORT.items() if support.read}
     assert by_source == set(source.READ)
+
+
+def test_functions_must_have_been_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = "json:loads", "json:dumps"
+    now = {place: source.digest("json", place.partition(":")[2]) for place in (first, second)}
+    read = {first: {now[first]: frozenset({"1"})}, second: {now[second]: frozenset({"1", "2"})}}
+    monkeypatch.setitem(source.READ, "gather", read)
+    assert source.refusal("gather") is None
+    read[first] = {now[first]: frozenset({"3"})}
+    assert "json.dumps of" in str(source.refusal("gather"))
+
+
+def test_a_name_may_be_missing_where_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = {"json:never_was": {source.MISSING: frozenset({"1"})}}
+    monkeypatch.setitem(source.READ, "gather", read)
+    assert source.refusal("gather") is None
+    read["json:never_was"] = {"0" * 16: frozenset({"1"})}
+    assert "has no json.never_was" in str(source.refusal("gather"))
+
+
+@pytest.mark.parametrize("feature", ["gather", "reduce", "bucket sizes"])
+@pytest.mark.parametrize("release", ["0.16.9", "0.17.6", "0.18.9", "0.19.8"])
+def test_features_know_the_last_release_of_each_minor(feature: str, release: str) -> None:
+    for place, read in source.READ[feature].items():
+        assert any(release in releases for releases in read.values()), place

@@ -86,7 +86,7 @@ def test_unknown_functions_are_left_to_deepspeed(
     assert source.refusal("gather") is None, "this DeepSpeed is not the known one"
     assert source.refusal("reduce") is None
     place = next(iter(source.READ["reduce"]))
-    monkeypatch.setitem(source.READ["reduce"], place, "another digest")
+    monkeypatch.setitem(source.READ["reduce"], place, {})
     monkeypatch.setattr(settings, "_warned", set())
     source.known.cache_clear()
     try:
@@ -104,6 +104,6 @@ def test_missing_functions_are_left_to_deepspeed(monkeypatch: pytest.MonkeyPatch
     from deepspeed_smddp.upstream import source
 
     gone = "deepspeed.runtime.zero.partition_parameters:Init._never_was"
-    monkeypatch.setitem(source.READ, "gather", {gone: ""})
+    monkeypatch.setitem(source.READ, "gather", {gone: {}})
     reason = source.refusal("gather")
     assert reason is not None and "Init._never_was" in reason

@@ -32,14 +32,18 @@ def wrapped() -> list[str]:
 def train(job: dict[str, Any]) -> dict[str, Any]:
     """Losses, wrapped functions and the package's sentences, with DeepSpeed's sources or others.
 
-    ``job["known"]`` is False for a DeepSpeed whose functions are all different ones.
+    ``job["known"]`` is False for a DeepSpeed whose functions are all different ones. A
+    ``job["version"]`` is what DeepSpeed says that it is.
     """
+    import deepspeed
+
     from deepspeed_smddp.errors import logger
     from deepspeed_smddp.upstream import source
 
     if not job["known"]:
         for places in source.READ.values():
-            places.update(dict.fromkeys(places, "another digest"))
+            places.update({place: {} for place in places})
+    deepspeed.__version__ = job.get("version", deepspeed.__version__)
     said: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
