@@ -36,6 +36,7 @@ class CoalescedWork final : public Work {
 
 void CoalescedSection::open() {
   open_ = true;
+  entered_ = nullptr;
   works_.clear();
 }
 
@@ -44,10 +45,19 @@ intrusive_ptr<Work> CoalescedSection::note(intrusive_ptr<Work> work) {
   return work;
 }
 
-intrusive_ptr<Work> CoalescedSection::close(intrusive_ptr<Work> last) {
+void CoalescedSection::enter(c10d::Backend& backend) {
+  if (!open_ || entered_ != nullptr) return;
+  backend.startCoalescing();
+  entered_ = &backend;
+}
+
+intrusive_ptr<Work> CoalescedSection::close() {
   open_ = false;
   auto works = std::exchange(works_, {});
-  if (last) works.push_back(std::move(last));
+  c10d::Backend* entered = std::exchange(entered_, nullptr);
+  if (auto last = entered != nullptr ? entered->endCoalescing() : intrusive_ptr<Work>()) {
+    works.push_back(std::move(last));
+  }
   return c10::make_intrusive<CoalescedWork>(std::move(works));
 }
 

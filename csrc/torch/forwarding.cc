@@ -16,7 +16,9 @@ c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, TensorRefs ten
                                            const char* reason) {
   group();  // throws if the group is gone
   c10::DeviceType device = tensors.empty() ? c10::kCPU : tensors[0]->device().type();
-  return fallback_.take(operation, device, bytes_of(tensors), reason);
+  c10d::Backend& chosen = fallback_.take(operation, device, bytes_of(tensors), reason);
+  if (device == c10::kCUDA) coalesced_.enter(chosen);
+  return chosen;
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::forwarded(intrusive_ptr<Work> work) {
@@ -24,21 +26,11 @@ intrusive_ptr<Work> ProcessGroupSMDDP::forwarded(intrusive_ptr<Work> work) {
   return coalesced_.note(std::move(work));
 }
 
-// torch opens a coalesced section only to batch point-to-point operations on GPUs. There, operations
-// outside a section can deadlock, so NCCL must be told where the section begins and ends.
 bool ProcessGroupSMDDP::supportsCoalescing() const { return at::hasCUDA(); }
 
-void ProcessGroupSMDDP::startCoalescing() {
-  coalesced_.open();
-  if (at::hasCUDA()) {
-    fallback_.take("coalesced section", c10::kCUDA, 0, kNotOurs).startCoalescing();
-  }
-}
+void ProcessGroupSMDDP::startCoalescing() { coalesced_.open(); }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::endCoalescing() {
-  return coalesced_.close(at::hasCUDA() ? fallback_.existing(c10::kCUDA)->endCoalescing()
-                                        : intrusive_ptr<Work>());
-}
+intrusive_ptr<Work> ProcessGroupSMDDP::endCoalescing() { return coalesced_.close(); }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_sparse(Tensors& tensors,
                                                         const c10d::AllreduceOptions& opts) {
