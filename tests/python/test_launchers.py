@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -215,26 +215,13 @@ def test_deepspeed_under_mpirun_needs_no_mpi4py(launcher: str) -> None:
     assert said.count("gathered [0, 1]") == 2
 
 
-def test_a_step_of_slurm() -> None:
-    """Two tasks with the variables that srun sets, on two hosts by name that are this one."""
-    smddp = str(Path(sys.executable).parent / "smddp")
-    step = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_LOCALID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-        "SLURM_STEP_NODELIST": "localhost,other",
-        "MASTER_PORT": str(free_port()),
-    }
+def run_tasks(command: list[str], of_task: Callable[[int], dict[str, str]]) -> list[str]:
+    """The output of two tasks, each with its launcher's variables, as two hosts."""
+    port = str(free_port())
     tasks = [
         subprocess.Popen(
-            [smddp, "exec", sys.executable, "-c", GATHER],
-            env=ranks.environment(
-                **step,
-                SLURM_PROCID=str(task),
-                SLURM_NODEID=str(task),
-                SMDDP_HOST_ID=f"host{task}",
-            ),
+            command,
+            env=ranks.environment(**of_task(task), SMDDP_HOST_ID=f"host{task}", MASTER_PORT=port),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -242,11 +229,46 @@ def test_a_step_of_slurm() -> None:
         for task in range(2)
     ]
     try:
-        for task in tasks:
-            said, _ = task.communicate(timeout=120)
-            assert task.returncode == 0, said
-            assert "gathered [0, 0]" in said
+        said = [task.communicate(timeout=120)[0] for task in tasks]
+        assert [task.returncode for task in tasks] == [0, 0], "\n".join(said)
+        return said
     finally:
         for task in tasks:
             task.kill()
             task.wait()
+
+
+def test_a_step_of_slurm() -> None:
+    """Two tasks with the variables that srun sets, on two hosts by name that are this one."""
+    smddp = str(Path(sys.executable).parent / "smddp")
+
+    def variables(task: int) -> dict[str, str]:
+        return {
+            "SLURM_JOB_ID": "1",
+            "SLURM_PROCID": str(task),
+            "SLURM_NODEID": str(task),
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_LOCALID": "0",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+            "SLURM_STEP_NODELIST": "localhost,other",
+        }
+
+    for said in run_tasks([smddp, "exec", sys.executable, "-c", GATHER], variables):
+        assert "gathered [0, 0]" in said
+
+
+def test_a_script_for_the_closed_library_under_sagemakers_mpirun() -> None:
+    """The import of such scripts, before torch's, and the variables that SageMaker's job sets."""
+
+    def variables(task: int) -> dict[str, str]:
+        return {
+            "OMPI_COMM_WORLD_RANK": str(task),
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+            "SM_HOSTS": '["other-2", "localhost"]',
+        }
+
+    script = "import smdistributed.dataparallel.torch.torch_smddp" + GATHER
+    for said in run_tasks([sys.executable, "-c", script], variables):
+        assert "gathered [0, 0]" in said
