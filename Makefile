@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults test-launchers test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -173,6 +173,13 @@ test-shuffled: build-tests  ## C++ tests of groups over a network that reorders;
 # The matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
 test-faults: build  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
 	$(PYTEST) -q tests/fault/test_matrix.py tests/fault/test_elastic.py $(PYTEST_ARGS)
+
+hugging-face-check: build $(VENV)/.stamp-hugging-face  ## Trainer, accelerate and TRL from their own command lines; takes minutes
+	$(PYTEST) -q tests/hugging_face $(PYTEST_ARGS)
+
+$(VENV)/.stamp-hugging-face: requirements/hugging-face.txt requirements/dev.txt | $(VENV)/.stamp-requirements
+	$(PIP) install $(PIP_ARGS) -c requirements/dev.txt -r requirements/hugging-face.txt
+	@touch $@
 
 SECONDS ?= 1800
 SEED ?= 0

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from deepspeed_smddp import comm_backend, ds_config, settings
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.upstream import shared_memory_op
+from deepspeed_smddp.upstream import seams, shared_memory_op
 from deepspeed_smddp.upstream.wrapping import Call
 
 # The latest config that accelerate or transformers built. They call init_distributed with a backend
@@ -53,7 +53,9 @@ def around_init_distributed(call: Call) -> Iterator[None]:
     request = _request_for(call.arguments.get("config"))
     if request.backend is not None and not dist.is_initialized():
         given = call.arguments.get("dist_backend")
-        if given in (None, _accelerator_backend()):
+        if given is None and _deepspeed_reads(call.arguments.get("config")) == request.backend:
+            comm_backend.prepare(request)
+        elif given in (None, _accelerator_backend()):
             _say_overridden(given, request)
             comm_backend.prepare(request)
             call.change(dist_backend=request.backend)
@@ -105,6 +107,12 @@ def _request_for(config: Any) -> comm_backend.Request:
     if _hugging_face.backend is not None:
         return _hugging_face
     return comm_backend.parse(ds_config.of_accelerate_launch() or ds_config.of_command_line())
+
+
+def _deepspeed_reads(config: Any) -> Any:
+    """The backend that DeepSpeed itself takes from the config; None if it does not look there."""
+    backend_of_config = seams.find("comm_backend")
+    return None if config is None or backend_of_config is None else backend_of_config(config)
 
 
 def _say_overridden(given: str | None, request: comm_backend.Request) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from deepspeed_smddp import settings
 from deepspeed_smddp.operation_labels import labelled
-from deepspeed_smddp.upstream import wrapping
+from deepspeed_smddp.upstream import seams, wrapping
 from deepspeed_smddp.zero import comms_log, groups, parameter_names
 
 FEATURE = "gather"
@@ -75,13 +75,36 @@ class Gathering:
 
 
 def install(deepspeed: Any) -> None:
-    """Wraps DeepSpeed's gathers. Calls that this module does not serve take DeepSpeed's path."""
+    """Takes over DeepSpeed's gathers: by its own extension point, or else by wrapping them.
+
+    Calls that this module does not serve take DeepSpeed's path.
+    """
+    set_gatherer = seams.find(FEATURE)
+    if set_gatherer is not None:
+        set_gatherer(gather)
+        return
     zero = deepspeed.runtime.zero
     init = zero.partition_parameters.Init
     registry = zero.partitioned_param_coordinator.InflightParamRegistry
     wrapping.wrap(init, "_convert_to_deepspeed_param", _convert)
     wrapping.wrap(init, "_allgather_params_coalesced", _gather_at_once)
     wrapping.wrap(registry, "__setitem__", _remember_piece)
+
+
+def gather(params: Sequence[Any], shards: Sequence[torch.Tensor], group: Any) -> Gathering | None:
+    """Starts to gather released parameters from this rank's shards; None: DeepSpeed has to.
+
+    The gatherer of ``docs/upstream.md``. The ranks of ``group`` call it with the same parameters.
+    """
+    group = groups.resolve(group)
+    if not params or not _computes_on_cpu() or not _plain(params, shards):
+        return None
+    if not groups.serves(group, FEATURE):
+        return None
+    found = [(param, shard.view(-1)) for param, shard in zip(params, shards, strict=True)]
+    for param in params:
+        param.ds_status = type(param.ds_status).INFLIGHT
+    return Gathering([Piece(piece, group) for piece in _pieces(found, group)])
 
 
 def _convert(
@@ -138,15 +161,20 @@ def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
         return False
     if type(init).__name__ != "Init":  # MiCS_Init, until 0.19.6, gathers in two steps
         return False
-    if any(
-        hasattr(param.ds_tensor, "ds_quant_scale")
-        or not param.ds_tensor.is_cpu
-        or getattr(param, "comm_dtype", param.ds_tensor.dtype) != param.ds_tensor.dtype
-        for param in params
-    ):
+    if not _plain(params, [param.ds_tensor for param in params]):
         return False
     seen = {id(group): group for group in (_source(init, param, hpz)[0] for param in params)}
     return all(groups.serves(group, FEATURE) for group in seen.values())
+
+
+def _plain(params: Sequence[Any], shards: Sequence[torch.Tensor]) -> bool:
+    """Whether the shards are on the CPU and travel as they are."""
+    return all(
+        shard.is_cpu
+        and not hasattr(shard, "ds_quant_scale")
+        and getattr(param, "comm_dtype", shard.dtype) == shard.dtype
+        for param, shard in zip(params, shards, strict=True)
+    )
 
 
 def _computes_on_cpu() -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 import ranks
 from harness.training import IMPORTS
+from tests import hugging_face
 
 pytestmark = [
     pytest.mark.slow,
@@ -107,6 +108,17 @@ def test_a_config_file(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
     path.write_text(json.dumps(CONFIG))
     assert train(str(path))["backend"] == ["smddp"]
+
+
+def test_accelerates_launcher(tmp_path: Path) -> None:
+    """The short form of ``make hugging-face-check``: a user's script by ``accelerate launch``."""
+    place = hugging_face.Place(tmp_path)
+    config = place.trainers_config("smddp")
+    script = [str(hugging_face.SCRIPTS / "trainer.py"), str(place.model), *hugging_face.TRAINING]
+    answer = place.run(hugging_face.launch(*hugging_face.with_deepspeed(config), *script))
+    assert len(answer.losses) == hugging_face.STEPS
+    assert answer.losses[-1] < 0.9 * answer.losses[0]
+    assert answer.own >= {"all_gather", "reduce_scatter"}
 
 
 def test_a_misspelt_backend_stops_training_arguments() -> None:

@@ -1,0 +1,22 @@
+"""A training loop with accelerate: ``loop.py MODEL RATE STEPS``; the launcher says how it runs."""
+
+import sys
+
+import torch
+from accelerate import Accelerator
+from transformers import AutoModelForCausalLM
+
+folder, rate, steps = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+accelerator = Accelerator()
+model = AutoModelForCausalLM.from_pretrained(folder)
+optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+model, optimizer = accelerator.prepare(model, optimizer)
+for step in range(steps):
+    tokens = (torch.arange(16).view(1, 16) + step + accelerator.process_index) % 64
+    loss = model(input_ids=tokens, labels=tokens).loss
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    if accelerator.is_main_process:
+        print({"loss": loss.item()}, flush=True)
+accelerator.end_training()

@@ -1,0 +1,58 @@
+"""Extension points that DeepSpeed may get (docs/upstream.md) are used in place of wrapping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deepspeed_smddp import comm_backend
+from deepspeed_smddp.upstream import seams
+from deepspeed_smddp.upstream.wrapping import surround
+from deepspeed_smddp.zero import default_group
+from harness.training import Trainer
+
+deepspeed = pytest.importorskip("deepspeed")
+
+
+def test_known_versions_have_none() -> None:
+    assert [name for name in seams.SEAMS if seams.find(name)] == []
+
+
+@pytest.mark.parametrize("other", [3, lambda: None, lambda settings: None])
+def test_another_signature_is_none(monkeypatch: pytest.MonkeyPatch, other: Any) -> None:
+    monkeypatch.setattr(deepspeed.comm, "backend_of_config", other, raising=False)
+    monkeypatch.setattr(deepspeed.zero, "set_parameter_gatherer", other, raising=False)
+    assert [name for name in seams.SEAMS if seams.find(name)] == []
+
+
+@pytest.mark.parametrize(
+    ("read", "config", "passed"),
+    [
+        (lambda config: config["comm_backend"], {"comm_backend": "smddp"}, None),
+        (lambda config: None, {"comm_backend": "smddp"}, "smddp"),  # it looks elsewhere
+        (lambda config: config["comm_backend"], None, "nccl"),  # no config at all
+    ],
+)
+def test_deepspeed_reads_the_backend_itself(
+    monkeypatch: pytest.MonkeyPatch, read: Any, config: Any, passed: str | None
+) -> None:
+    def init_distributed(dist_backend: str | None = None, config: Any = None) -> str | None:
+        return dist_backend
+
+    prepared = []
+    monkeypatch.setattr(deepspeed.comm, "backend_of_config", read, raising=False)
+    monkeypatch.setattr(comm_backend, "prepare", prepared.append)
+    called = surround(init_distributed, [default_group.around_init_distributed])
+    given = None if config else "nccl"
+    assert called(given, config=config) == passed
+    assert len(prepared) == (1 if config else 0)
+
+
+def test_the_gatherer_is_handed_over(trainer: Trainer) -> None:
+    for answer in trainer.call("harness.seam_jobs:gather", "AB", "smddp"):
+        assert answer["ours"] == [True]
+        assert set(answer["released"]) == {0}
+        assert answer["same"]
+        assert answer["refused"]
+        assert not answer["wrapped"]
