@@ -77,7 +77,8 @@ def around_init_distributed(call: Call) -> Iterator[None]:
 def _makes_or_has_smddp(call: Call) -> bool:
     if dist.is_initialized():
         return comm_backend.serves_default_group()
-    return comm_backend.NAME in str(call.arguments.get("dist_backend"))
+    given = call.arguments.get("dist_backend")
+    return comm_backend.NAME in str(given or _deepspeed_reads(call.arguments.get("config")))
 
 
 @contextmanager
