@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,22 @@ from deepspeed_smddp.zero import default_group
 from harness.training import Trainer
 
 deepspeed = pytest.importorskip("deepspeed")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_page_names_every_module_that_wraps() -> None:
+    package = ROOT / "deepspeed_smddp"
+    page = (ROOT / "docs" / "upstream.md").read_text()
+    wraps = re.compile(r"(?<!text)(?<!def )\b(wrapping\.)?(wrap|surround|replaced)\(")
+    found = {
+        path.relative_to(package)
+        for path in package.rglob("*.py")
+        if wraps.search(path.read_text().replace("textwrap.wrap(", ""))
+    }
+    found.discard(Path("upstream/wrapping.py"))
+    assert len(found) > 8
+    for path in found:
+        assert f"`{path}`" in page or f"`{path.parent}/`" in page, path
 
 
 def test_known_versions_have_none() -> None:
