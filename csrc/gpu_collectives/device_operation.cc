@@ -21,7 +21,10 @@ DeviceOperation::~DeviceOperation() {
   if (finished_ != nullptr) group_->device().destroy_event(finished_);
 }
 
-void DeviceOperation::on_done() { group_->exchanged(*this); }
+void DeviceOperation::on_done() {
+  Operation::on_done();
+  group_->exchanged(*this);
+}
 
 Status DeviceOperation::make_events(device::Device& device) {
   for (device::Event* event : {&ready_, &finished_}) {

@@ -134,6 +134,7 @@ class PinnedPipeline::Chunk final : public Operation {
 
  private:
   void on_done() override {
+    Operation::on_done();
     pipelines->under_way.fetch_sub(1);
     if (!status()) {
       give_up(status());

@@ -46,6 +46,8 @@ class Group : private Progressable {
     std::vector<Rank> called = {};
     // How long a rank of another host that is waited for may leave questions unanswered; 0: for ever.
     uint64_t silence_ns = 30'000'000'000ull;
+    // Follows the name of a part of a group in the flight recorder, as a part counts operations of its own.
+    std::string part = {};
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.

@@ -429,7 +429,7 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       failures_(members_, local_, remote_, fragments_, health_, remote_watch_, local_watch_,
                 options_.timeout_ns),
       ending_(remote_, fragments_),
-      recorder_(options_.name),
+      recorder_(options_.name + options_.part),
       context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()},
       maker_(context_, parts.algorithm, fragments_) {}
 
@@ -441,6 +441,7 @@ Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& 
     options.timeout_ns = failures_.timeout_ns();
   }
   options.several_hosts = topology().nodes() > 1;
+  options.part += "/" + label;
   options.called.clear();
   int mine = -1;
   for (Rank r : ranks) {

@@ -14,9 +14,13 @@ OperationRecorder::OperationRecorder(const std::string& group_name)
 
 void OperationRecorder::begin(Operation& op) {
   called_ = &op;
-  op.record = recorder_.begin({group_, collectives_[static_cast<size_t>(op.collective)],
-                               dtypes_[static_cast<size_t>(op.dtype)], op.number(),
-                               op.signature().bytes, op.called_ns});
+  op.record = begin(op.collective, op.dtype, op.number(), op.signature().bytes, op.called_ns);
+}
+
+recorder::Mark OperationRecorder::begin(Collective collective, Dtype dtype, uint64_t number,
+                                        uint64_t bytes, uint64_t called_ns) const {
+  return recorder_.begin({group_, collectives_[static_cast<size_t>(collective)],
+                          dtypes_[static_cast<size_t>(dtype)], number, bytes, called_ns});
 }
 
 void OperationRecorder::start(const Operation& op) {

@@ -1,5 +1,5 @@
-// Writes the operations of one group into the flight recorder. Called by the group, under the engine's
-// lock.
+// Writes the operations of one group into the flight recorder. The group calls it under the engine's lock;
+// the torch module has one of its own for operations on a device.
 #pragma once
 
 #include <array>
@@ -17,6 +17,9 @@ class OperationRecorder {
 
   // `op` is submitted. What starts until end_call() starts at the time of the call.
   void begin(Operation& op);
+  // The group's `number`-th operation, of `bytes` bytes. Any thread.
+  recorder::Mark begin(Collective collective, Dtype dtype, uint64_t number, uint64_t bytes,
+                       uint64_t called_ns) const;
   void end_call() { called_ = nullptr; }
   // The first fragment of `op` starts; its path is known.
   void start(const Operation& op);

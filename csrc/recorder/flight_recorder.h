@@ -73,8 +73,12 @@ class Mark {
     if (valid()) put(slot_->first_byte_ns, now);
   }
   void end(uint64_t now, bool ok) const {
-    if (!valid()) return;
     if (ok && awaits_first_byte()) put(slot_->first_byte_ns, now);
+    end_unseen(now, ok);
+  }
+  // The same, where nobody sees when the first byte comes.
+  void end_unseen(uint64_t now, bool ok) const {
+    if (!valid()) return;
     put(slot_->ended_ns, now);
     put(slot_->state, ok ? State::kDone : State::kFailed);
   }

@@ -11,6 +11,7 @@
 #include "torch/operands.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
+#include "torch/trouble.h"
 
 namespace smddp {
 namespace {
@@ -78,12 +79,15 @@ void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
 }
 
 void DeviceTensorOperation::on_submitted() {
+  on_device.start(now_ns(), recorder::FlightRecorder::process().text(way));
   std::unique_lock lock(mutex_);
   usable_ = true;
   settle_future(std::move(lock));
 }
 
 void DeviceTensorOperation::on_finished(const Status& status) {
+  on_device.end_unseen(now_ns(), status.ok());
+  if (!status) Trouble::process().tell(status);
   if (status) {
     uint64_t bytes = what.bytes;
     Statistics::process().update(name_of(what.collective), way, [&](StatisticsRow& row) {
@@ -112,18 +116,26 @@ void DeviceTensorOperation::waited(double seconds) const {
 
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   uint64_t from = now_ns();
+  operation_->on_device.enter_wait(from);
   device::Stream stream = device_.current();
   Status s;
   wait_interruptibly(timeout, [&](std::chrono::nanoseconds turn) {
     s = group_->order(*operation_, stream, turn);
     return s.code() != Code::kTimeout || operation_->done();
   });
-  if (!s) throw_status(s);
-  device_.settle(stream);
-  // A stream that was released because the group failed has no valid results.
-  if (Status bad = group_->verdict(*operation_); !bad) throw_status(bad);
+  if (s) {
+    device_.settle(stream);
+    // A stream that was released because the group failed has no valid results.
+    s = group_->verdict(*operation_);
+  }
+  if (!s) {
+    if (s.code() != Code::kInvalid) Trouble::process().hold();
+    throw_status(s);
+  }
   operation_->drop_tensors();
-  operation_->waited(static_cast<double>(now_ns() - from) * 1e-9);
+  uint64_t until = now_ns();
+  operation_->on_device.leave_wait(until);
+  operation_->waited(static_cast<double>(until - from) * 1e-9);
   return true;
 }
 
@@ -287,7 +299,12 @@ c10::intrusive_ptr<Work> DeviceCollectives::reduce(TensorRefs tensors, ReduceOp 
 }
 
 c10::intrusive_ptr<Work> DeviceCollectives::submit(OperationPtr op, OpType type, bool async) {
-  if (Status s = group_->submit(op, device_.current()); !s) throw_status(s);
+  op->on_device = recorder_.begin(op->what.collective, op->what.dtype, ++called_, op->what.bytes,
+                                   op->made_ns());
+  if (Status s = group_->submit(op, device_.current()); !s) {
+    op->on_device.end_unseen(now_ns(), false);
+    throw_status(s);
+  }
   auto work = c10::make_intrusive<DeviceWork>(rank_, type, device_, group_, std::move(op));
   if (!async && !c10d::allow_inflight_collective_as_graph_input()) {
     work->wait(kNoTimeout);

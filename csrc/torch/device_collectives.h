@@ -4,15 +4,20 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "gpu_collectives/device_plan.h"
+#include "group/operation_recorder.h"
 #include "torch/torch_device.h"
 
 namespace smddp {
+
+// What follows a group's name in the flight recorder for its operations on a device.
+inline constexpr const char* kOnDevice = " (device)";
 
 // Keeps its tensors alive until a stream waits for it, or the device is done with them, so no tensor has to be
 // recorded on a stream.
@@ -23,12 +28,15 @@ class DeviceTensorOperation final : public DeviceOperation {
   std::vector<at::Tensor> results;
   std::vector<at::Tensor> keep;  // everything else that it reads
   const char* way = "";          // the path, for the statistics
+  // Of the collective itself, in the flight recorder; Operation::record is of the exchange on the CPU.
+  recorder::Mark on_device;
 
   // Drops the tensors. To be called once the caller's stream waits for the operation: what that stream does
   // from then on, also in memory that the allocator hands out again, comes after it.
   void drop_tensors();
   c10::intrusive_ptr<c10::ivalue::Future> future(const std::vector<at::Tensor>& values);
   std::exception_ptr exception();  // nullptr unless it failed
+  uint64_t made_ns() const { return called_ns_; }
   void waited(double seconds) const;
 
  private:
@@ -106,6 +114,7 @@ class DeviceCollectives {
       : device_(device),
         ranks_of_(ranks),
         store_(store),
+        recorder_(ranks.name() + kOnDevice),
         rank_(ranks.rank()),
         ranks_(static_cast<size_t>(ranks.ranks())) {}
   // By the settings as they are now.
@@ -117,6 +126,8 @@ class DeviceCollectives {
   TorchDevice& device_;
   Group& ranks_of_;
   Store& store_;
+  const OperationRecorder recorder_;
+  std::atomic<uint64_t> called_{0};  // operations
   const int rank_;
   const size_t ranks_;
   device::Stream stream_ = nullptr;

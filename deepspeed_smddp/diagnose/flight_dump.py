@@ -21,6 +21,8 @@ from deepspeed_smddp import backend
 VERSION = 1
 # What follows the name of a group in records of operations that it hands to another backend.
 FORWARDED = " (forwarded)"
+# The same for operations on tensors of a GPU.
+ON_DEVICE = " (device)"
 _MOST_FRAMES = 60
 
 
@@ -35,7 +37,13 @@ def collect(job: str, rank: int, ranks: int, reason: str, error: str = "") -> di
 
     groups = [_by_global_ranks(group) for group in _C.group_states()]
     operations: list[dict[str, Any]] = [dict(row) for row in _C.flight_record()]
-    groups += [_forwarded(group, operations, error) for group in groups]
+    for group in list(groups):
+        over = f"of group '{group['name']}' over "
+        groups.append(_beside(group, FORWARDED, operations, error if over in error else ""))
+        on_device = _beside(group, ON_DEVICE, operations, "")
+        if on_device["submitted"]:
+            failed = (r["state"] for r in operations if r["group"] == on_device["name"])
+            groups.append({**on_device, "error": error if "failed" in failed else ""})
     return {
         "version": VERSION,
         "job": job,
@@ -65,11 +73,11 @@ def _by_global_ranks(group: dict[str, Any]) -> dict[str, Any]:
     return {**group, "members": ranks, "oldest": oldest}
 
 
-def _forwarded(
-    group: dict[str, Any], operations: list[dict[str, Any]], error: str
+def _beside(
+    group: dict[str, Any], suffix: str, operations: list[dict[str, Any]], error: str
 ) -> dict[str, Any]:
-    """The operations of a group that Gloo or NCCL carries out, as a group of their own."""
-    name = group["name"] + FORWARDED
+    """The operations of a group that are recorded under another name, as a group of their own."""
+    name = group["name"] + suffix
     numbers = [row["sequence"] for row in operations if row["group"] == name]
     return {
         **group,
@@ -77,7 +85,7 @@ def _forwarded(
         "submitted": max(numbers, default=0),
         "finished": 0,
         "oldest": None,
-        "error": error if f"of group '{group['name']}' over " in error else "",
+        "error": error,
     }
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,11 @@ GATHER = "dist.all_gather_into_tensor(y, x)\n"
 
 
 def job(
-    tmp_path: Path, program: str, seconds: float = SECONDS, imports: str = programs.IMPORTS
+    tmp_path: Path,
+    program: str,
+    seconds: float = SECONDS,
+    imports: str = programs.IMPORTS,
+    env: Mapping[str, str | None] | None = None,
 ) -> Programs:
     """Ranks that run a program from a file, as a user's: its lines are in the report."""
     file = tmp_path / "train.py"
@@ -42,6 +47,7 @@ def job(
         "SMDDP_TIMEOUT_SECONDS": str(seconds),
         "SMDDP_SILENCE_SECONDS": "4",
         "DS_ACCELERATOR": "cpu",
+        **(env or {}),
     }
     start = f"exec(compile(open({str(file)!r}).read(), {str(file)!r}, 'exec'))"
     return Programs(LAYOUT, start, env=environment, imports=imports)
