@@ -142,7 +142,10 @@ def flight_record() -> list[RecordedOperation]:
     """The last operations of this process over all groups, in the order of their calls."""
 
 def group_states() -> list[dict[str, Any]]:
-    """Each group that is not destroyed: members, operations counted, what the oldest awaits."""
+    """Each group that is not destroyed: members, operations counted, what the oldest awaits.
+
+    ``peers`` has what was counted of other ranks: see ``diagnose/report/dump.py``.
+    """
 
 def label_number(label: str) -> int:
     """The number of a label for :func:`set_label`; "" has 0."""

@@ -24,7 +24,9 @@ from deepspeed_smddp.backend import (
 from deepspeed_smddp.config import SmddpConfig
 from deepspeed_smddp.delayed_init import delayed_init, materialize
 from deepspeed_smddp.diagnose import hang_reporter as _hang_reporter
+from deepspeed_smddp.diagnose import slow_watch as _slow_watch
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.group_states import peer_statistics
 from deepspeed_smddp.ledger import reporter as _ledger_reporter
 from deepspeed_smddp.offload import offload_activations
 from deepspeed_smddp.settings import configure
@@ -46,6 +48,7 @@ __all__ = [
     "materialize",
     "memory",
     "offload_activations",
+    "peer_statistics",
     "reset_statistics",
     "statistics",
 ]
@@ -60,7 +63,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'deepspeed_smddp' has no attribute {name!r}")
 
 
-after_default_group.append(_hang_reporter.start)
+after_default_group += [_hang_reporter.start, _slow_watch.start]
 after_default_group.append(_install_split_group)
 _settings.follow(_ledger_reporter.follow)
 _autoload.register_once()

@@ -104,6 +104,12 @@ VARIABLES: tuple[Variable, ...] = (
         key="silence_seconds",
     ),
     Variable(
+        "SLOW_SECONDS",
+        "60",
+        "how often ranks are compared, to name one or a link that holds up the others; 0: never",
+        key="slow_seconds",
+    ),
+    Variable(
         "ACTIVATION_OFFLOAD_ENABLED",
         "false",
         "move activations to host memory until the backward pass",

@@ -93,6 +93,9 @@ class SmddpConfig(Section):
     silence_seconds: _SecondsOrNone = Field(
         30.0, description="a number of seconds, or 0 to wait until the deadline"
     )
+    slow_seconds: _SecondsOrNone = Field(
+        60.0, description="a number of seconds, or 0 to name no slow rank or link"
+    )
     activation_offload: ActivationOffload = Field(
         default_factory=ActivationOffload, description='{"enabled": false, "horizon": 2}'
     )

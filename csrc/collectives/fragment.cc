@@ -89,7 +89,34 @@ Status Fragment::on_message(const wire::Header& h, const std::byte* payload) {
   return {};
 }
 
+void Fragment::follow_starts() {
+  if (begin_ != 0 || after != 0) return;
+  starts_.begin(members_.ranks());
+  for (int i = 0; i < local_.count(); ++i) starts_.await(local_.rank(i));
+  FlowTiming::await(starts_, flows_.receives(), remote_, seq_);
+}
+
+// A rank publishes its first piece when it starts, and never waits for another rank with it.
+void Fragment::look_at_inboxes() {
+  uint64_t now = 0;
+  for (int i = 0; i < local_.count(); ++i) {
+    if (!starts_.is_unseen(local_.rank(i))) continue;
+    const intranode::Piece* piece = local_.inbox(i).head();
+    if (piece == nullptr || piece->seq < seq_) continue;
+    if (now == 0) now = now_ns();
+    starts_.seen(local_.rank(i), now);
+  }
+}
+
+void Fragment::on_start(Rank source, wire::Type type) {
+  if (!starts_.is_unseen(source)) return;
+  Collective collective = operation_->signature().collective;
+  starts_.seen(source, now_ns(),
+               flows_.timing().starts_by_itself(flows_.receives(), source, type, collective));
+}
+
 std::shared_ptr<Operation> Fragment::finish() {
+  starts_.count(tallies_, operation_->waited_from_ns.load(std::memory_order_relaxed));
   flows_.close();
   return std::move(operation_);
 }

@@ -31,6 +31,7 @@ struct FragmentContext {
   LocalPeers& local;
   RemotePeers& remote;
   RailTurns& turns;
+  PeerTallies& tallies;
   Health& health;
   StagingPool& staging;
 };
@@ -42,6 +43,8 @@ class Fragment {
       : members_(context.members),
         shape_(context.shape),
         local_(context.local),
+        remote_(context.remote),
+        tallies_(context.tallies),
         health_(context.health),
         staging_pool_(context.staging),
         operation_(std::move(operation)),
@@ -50,7 +53,8 @@ class Fragment {
         limit_(limit),
         flows_(context.members, context.remote, context.turns,
                {operation_->signature(), seq, operation_->plan().pattern,
-                operation_->plan().chunk_bytes, begin == 0, operation_->on_device}) {}
+                operation_->plan().chunk_bytes, begin == 0, operation_->on_device,
+                FlowTiming(context.members, context.tallies, operation_->waited_from_ns)}) {}
   Fragment(const Fragment&) = delete;
   Fragment& operator=(const Fragment&) = delete;
   virtual ~Fragment() = default;
@@ -67,6 +71,16 @@ class Fragment {
   virtual std::string waiting_for() const = 0;
   // False if the ranks that waiting_for() names may themselves wait for a rank that this one can't see.
   virtual bool can_blame() const { return true; }
+
+  // After start(): follows when the other ranks start the operation, if this is its first fragment. Gathers of
+  // sums are not: they wait for other ranks.
+  void follow_starts();
+  // Notes the ranks of this host that have started it since the last look.
+  void look_for_starts() {
+    if (starts_.any_unseen()) look_at_inboxes();
+  }
+  // The first message that `source` sent of this fragment or of a later one is a `type`.
+  void on_start(Rank source, wire::Type type);
 
   // A message for this fragment, whose key has been checked. An error ends the group.
   Status on_message(const wire::Header& header, const std::byte* payload);
@@ -152,6 +166,8 @@ class Fragment {
   const Members& members_;
   const Shape& shape_;
   LocalPeers& local_;
+  const RemotePeers& remote_;
+  PeerTallies& tallies_;
   Health& health_;
   StagingPool& staging_pool_;
   std::shared_ptr<Operation> operation_;
@@ -163,8 +179,10 @@ class Fragment {
   uint64_t exposed_until_ = 0;   // the outbox must be read up to here before memory may change
 
  private:
+  void look_at_inboxes();
   Status disagreement(Rank other, const Signature& theirs) const;
 
+  Starts starts_;
   bool entangled_ = false;
   bool has_received_ = false;
   SmallVector<uint64_t, 16> taken_from_;  // bytes, by local peer

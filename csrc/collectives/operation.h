@@ -2,6 +2,7 @@
 // it out.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,6 +41,8 @@ class Operation : public Task {
   bool on_device = false;
   uint64_t timeout_ns = 0;  // 0: the group's
   uint64_t called_ns = now_ns();
+  // Since when a caller waits for it; 0: none has waited.
+  std::atomic<uint64_t> waited_from_ns{0};
 
   // Valid once done: how many fragments it took on the wire, the largest of them (bytes of all ranks'
   // blocks), and the way the bytes went.

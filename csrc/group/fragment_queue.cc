@@ -25,6 +25,13 @@ Fragment* FragmentQueue::find(uint64_t seq) const {
   return nullptr;
 }
 
+void FragmentQueue::on_start(Rank source, uint64_t from, const wire::Header& header) const {
+  for (const auto& fragment : in_flight_) {
+    if (fragment->seq() >= from && fragment->seq() <= header.seq)
+      fragment->on_start(source, header.type);
+  }
+}
+
 bool FragmentQueue::has_sent_all(Rank target, uint64_t seq) const {
   const Fragment* fragment = find(seq);
   return fragment != nullptr ? fragment->flows().has_sent_all(target) : seq < first_unfinished();

@@ -40,6 +40,8 @@ class FragmentQueue {
   const std::deque<std::unique_ptr<Fragment>>& waiting() const { return waiting_; }
   // The fragment in flight with this sequence number, or nullptr.
   Fragment* find(uint64_t seq) const;
+  // `source` has sent a message of its fragment `header.seq`, and none before of `from` and later ones.
+  void on_start(Rank source, uint64_t from, const wire::Header& header) const;
   // Whether nothing of fragment `seq` is left to send to `target`. A fragment that has not started owes all.
   bool has_sent_all(Rank target, uint64_t seq) const;
   // The sequence numbers of the first fragment that has not started, and that has not finished.

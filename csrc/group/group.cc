@@ -125,6 +125,7 @@ bool Group::start_fragments() {
   bool moved = false;
   while (Fragment* next = fragments_.advance()) {
     next->start();
+    next->follow_starts();
     Operation& op = next->operation();
     if (op.path.empty()) {
       op.path = maker_.path_of(op);
@@ -143,6 +144,7 @@ bool Group::progress_fragments() {
   bool moved = false, may_push = true;
   for (const auto& fragment : fragments_.in_flight()) {
     if (!health_.ok()) break;
+    fragment->look_for_starts();
     moved |= fragment->progress(may_push);
     // What is complete at once needs no clock: its first byte is its last.
     const recorder::Mark& record = fragment->operation().record;
@@ -181,11 +183,12 @@ bool Group::give_up() {
 
 GroupState Group::state() {
   Engine::Lock lock = engine_.lock();
-  GroupState state{name(), rank(), {}, {}, operations_, finished_, health_.status(), {}};
+  GroupState state{name(), rank(), {}, {}, {}, operations_, finished_, health_.status(), {}};
   for (Rank r = 0; r < ranks(); ++r) {
     state.members.push_back(members_.called(r));
     state.hosts.push_back(members_.host(r));
   }
+  state.tallies = tallies_.all();
   state.oldest = health_.ok() ? oldest(now_ns()) : broken_at_;
   return state;
 }
@@ -221,7 +224,8 @@ bool Group::on_message(const wire::Header& header, const std::byte* payload) {
 void Group::take(const wire::Header& header, const std::byte* payload) {
   if (header.type == wire::Type::kAbort) return failures_.on_abort(header, payload);
   auto source = static_cast<Rank>(header.source);
-  remote_.has_started(source, header.seq);
+  uint64_t unheard = remote_.has_started(source, header.seq);
+  if (unheard <= header.seq) fragments_.on_start(source, unheard, header);
   if (header.type == wire::Type::kAsk) {
     if (fragments_.has_sent_all(source, header.seq))
       remote_.send_question(wire::Type::kSentAll, source, header.seq, header.signature);

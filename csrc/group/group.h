@@ -121,6 +121,7 @@ class Group : private Progressable {
   LocalPeers local_;
   RemotePeers remote_;
   RailTurns turns_;
+  PeerTallies tallies_;
   Health health_;
   FragmentQueue fragments_;
   RemoteWatch remote_watch_;

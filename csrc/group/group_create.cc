@@ -423,6 +423,7 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       shape_(parts.shape),
       local_(std::move(parts.local)),
       remote_(std::move(parts.remote)),
+      tallies_(members_.ranks()),
       remote_watch_(key_, members_, remote_, fragments_, std::move(parts.liveness),
                     options_.silence_ns),
       local_watch_(members_, local_, fragments_, options_.silence_ns),
@@ -430,7 +431,7 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
                 options_.timeout_ns),
       ending_(remote_, fragments_),
       recorder_(options_.name + options_.part),
-      context_{members_, shape_, local_, remote_, turns_, health_, engine_.staging()},
+      context_{members_, shape_, local_, remote_, turns_, tallies_, health_, engine_.staging()},
       maker_(context_, parts.algorithm, fragments_) {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,

@@ -8,6 +8,7 @@
 
 #include "common/status.h"
 #include "common/types.h"
+#include "peers/peer_tallies.h"
 
 namespace smddp {
 
@@ -32,6 +33,7 @@ struct GroupState {
   Rank rank = 0;
   std::vector<Rank> members;       // what sentences call each rank
   std::vector<std::string> hosts;  // of each rank
+  std::vector<PeerTally> tallies;  // of each rank
   uint64_t submitted = 0, finished = 0;
   Status status;
   std::optional<OldestOperation> oldest;  // in a broken group: when it broke

@@ -127,6 +127,9 @@ class ReceiveFlow final : public fabric::ChunkObserver {
   size_t allowed;        // bytes of the run that the sender may send
   // Bytes of the eager prefix, and behind it those that the receive budget counts as arrived.
   size_t counted;
+  // When bytes behind the prefix were seen first, and how many bytes were here then; 0: not yet.
+  uint64_t first_ns = 0;
+  size_t first_bytes = 0;
 };
 
 // The sender's end.

@@ -115,6 +115,7 @@ bool FragmentFlows::allow_more() {
   for (ReceiveFlow& receive : receives_) {
     if (receive.eager()) continue;
     size_t arrived = std::max(receive.eager_prefix, receive.coverage.total());
+    if (arrived > receive.counted) terms_.timing.on_bytes(receive);
     remote_.receive_budget().close(arrived - receive.counted);
     receive.counted = arrived;
     if (receive.allowed == receive.run.bytes()) continue;

@@ -13,6 +13,7 @@
 
 #include "patterns/pattern.h"
 #include "peers/flow.h"
+#include "peers/flow_timing.h"
 #include "peers/members.h"
 #include "peers/rail_turns.h"
 #include "peers/remote_peers.h"
@@ -27,6 +28,7 @@ struct FlowTerms {
   size_t chunk_bytes;
   bool first;      // the fragment covers the start of the operation's blocks
   bool on_device;  // no processor touches the memory: the flows have to be chunks
+  FlowTiming timing;
 };
 
 // READYs leave this many steps before their flows: they queue behind a step's data on the way.
@@ -51,6 +53,7 @@ class FragmentFlows {
   const FlowList<ReceiveFlow>& receives() const { return receives_; }
   FlowList<SendFlow>& sends() { return sends_; }
   const FlowList<SendFlow>& sends() const { return sends_; }
+  const FlowTiming& timing() const { return terms_.timing; }
 
   // Allows the senders to send more, as far as the group's receive budget reaches. True if it did.
   bool allow_more();

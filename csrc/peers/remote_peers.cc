@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace smddp {
 namespace {
@@ -41,13 +42,14 @@ bool RemotePeers::accept(const wire::Header& h, const std::byte* payload) {
          seen->add(h.counter, 1);
 }
 
-void RemotePeers::has_started(Rank source, uint64_t seq) {
+uint64_t RemotePeers::has_started(Rank source, uint64_t seq) {
   RemotePeer& peer = peers_[static_cast<size_t>(source)];
-  peer.heard = std::max(peer.heard, seq + 1);
+  uint64_t before = std::exchange(peer.heard, std::max(peer.heard, seq + 1));
   while (!peer.ahead.empty() && peer.ahead.front().first < peer.heard) {
     peer.ahead_bytes -= peer.ahead.front().second;
     peer.ahead.pop_front();
   }
+  return before;
 }
 
 bool RemotePeers::keep_early(const wire::Header& h, const std::byte* payload) {

@@ -39,8 +39,12 @@ class RemotePeers {
   // Whether a rank of this group has sent this message, to this rank, and it has not come before. Called
   // once for each message, before anything is done with it.
   bool accept(const wire::Header& header, const std::byte* payload);
-  // `source` has started fragment `seq`: a message of it belongs to that fragment.
-  void has_started(Rank source, uint64_t seq);
+  // `source` has started fragment `seq`: a message of it belongs to that fragment. Returns the first fragment
+  // that it was not known to have started.
+  uint64_t has_started(Rank source, uint64_t seq);
+  bool is_known_to_have_started(Rank source, uint64_t seq) const {
+    return peers_[static_cast<size_t>(source)].heard > seq;
+  }
   // Keeps a message of a fragment that this rank has not started. False if `source` sends more than
   // its credit, or anything but data that is longer than a grant.
   bool keep_early(const wire::Header& header, const std::byte* payload);

@@ -79,14 +79,19 @@ void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
 }
 
 void DeviceTensorOperation::on_submitted() {
-  on_device.start(now_ns(), recorder::FlightRecorder::process().text(way));
   std::unique_lock lock(mutex_);
+  note_submission();
   usable_ = true;
   settle_future(std::move(lock));
 }
 
+// The device may be done, and another thread see it, before on_submitted() is called.
+void DeviceTensorOperation::note_submission() {
+  if (!std::exchange(noted_, true))
+    on_device.start(now_ns(), recorder::FlightRecorder::process().text(way));
+}
+
 void DeviceTensorOperation::on_finished(const Status& status) {
-  on_device.end_unseen(now_ns(), status.ok());
   if (!status) Trouble::process().tell(status);
   if (status) {
     uint64_t bytes = what.bytes;
@@ -99,6 +104,9 @@ void DeviceTensorOperation::on_finished(const Status& status) {
     });
   }
   std::unique_lock lock(mutex_);
+  if (status) note_submission();
+  noted_ = true;
+  on_device.end_unseen(now_ns(), status.ok());
   over_ = true;
   status_ = status;
   settle_future(std::move(lock));
@@ -117,6 +125,7 @@ void DeviceTensorOperation::waited(double seconds) const {
 bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   uint64_t from = now_ns();
   operation_->on_device.enter_wait(from);
+  operation_->waited_from_ns.store(from, std::memory_order_relaxed);
   device::Stream stream = device_.current();
   Status s;
   wait_interruptibly(timeout, [&](std::chrono::nanoseconds turn) {
@@ -129,7 +138,11 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
     s = group_->verdict(*operation_);
   }
   if (!s) {
-    if (s.code() != Code::kInvalid) Trouble::process().hold();
+    // The error is known here before on_finished() tells it.
+    if (!group_->status()) {
+      Trouble::process().tell(s);
+      Trouble::process().hold();
+    }
     throw_status(s);
   }
   operation_->drop_tensors();
@@ -300,7 +313,7 @@ c10::intrusive_ptr<Work> DeviceCollectives::reduce(TensorRefs tensors, ReduceOp 
 
 c10::intrusive_ptr<Work> DeviceCollectives::submit(OperationPtr op, OpType type, bool async) {
   op->on_device = recorder_.begin(op->what.collective, op->what.dtype, ++called_, op->what.bytes,
-                                   op->made_ns());
+                                  op->made_ns());
   if (Status s = group_->submit(op, device_.current()); !s) {
     op->on_device.end_unseen(now_ns(), false);
     throw_status(s);

@@ -42,12 +42,13 @@ class DeviceTensorOperation final : public DeviceOperation {
  private:
   void on_submitted() override;
   void on_finished(const Status& status) override;
+  void note_submission();  // under mutex_
   void settle_future(std::unique_lock<std::mutex> lock);
 
   TorchDevice& device_;
   const uint64_t called_ns_;
   std::mutex mutex_;
-  bool usable_ = false, over_ = false;
+  bool usable_ = false, over_ = false, noted_ = false;
   Status status_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::vector<at::Tensor> for_future_;

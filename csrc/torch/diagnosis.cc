@@ -90,6 +90,25 @@ py::object described(const GroupState& group) {
   return d;
 }
 
+// Of those ranks that there is something to say of.
+py::list tallies_of(const GroupState& group) {
+  py::list rows;
+  for (size_t rank = 0; rank < group.tallies.size(); ++rank) {
+    const PeerTally& tally = group.tallies[rank];
+    if (tally.late == 0 && tally.flow_ns == 0) continue;
+    auto seconds = [](uint64_t ns) { return static_cast<double>(ns) * 1e-9; };
+    py::dict d;
+    d["rank"] = group.members[rank];
+    d["late"] = tally.late;
+    d["late_seconds"] = seconds(tally.late_ns);
+    d["flow_bytes"] = tally.flow_bytes;
+    d["flow_seconds"] = seconds(tally.flow_ns);
+    d["flow_waited_seconds"] = seconds(tally.flow_waited_ns);
+    rows.append(d);
+  }
+  return rows;
+}
+
 py::list group_states() {
   std::vector<GroupState> states;
   {
@@ -103,6 +122,7 @@ py::list group_states() {
     d["rank"] = group.rank;
     d["members"] = group.members;
     d["hosts"] = group.hosts;
+    d["peers"] = tallies_of(group);
     d["submitted"] = group.submitted;
     d["finished"] = group.finished;
     d["error"] = group.status.message();

@@ -84,10 +84,11 @@ void TensorOperation::on_done() {
   if (asked) complete(*asked);  // without the lock, as it runs callbacks
 }
 
-void await(Engine& engine, const TensorOperation& operation, std::chrono::milliseconds timeout) {
+void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds timeout) {
   if (!operation.done()) {
     uint64_t from = now_ns();
     operation.record.enter_wait(from);
+    operation.waited_from_ns.store(from, std::memory_order_relaxed);
     bool done = wait_interruptibly(
         timeout, [&](std::chrono::nanoseconds turn) { return engine.wait(operation, turn); });
     uint64_t until = now_ns();

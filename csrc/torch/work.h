@@ -39,7 +39,7 @@ class TensorOperation final : public Operation {
 
 // Drives the engine until the operation is done. Throws if the operation failed, or when `timeout` is over
 // (zero: no limit).
-void await(Engine& engine, const TensorOperation& operation, std::chrono::milliseconds timeout);
+void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds timeout);
 
 class WorkSMDDP final : public c10d::Work {
  public:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from deepspeed_smddp import backend
+from deepspeed_smddp import backend, group_states
 
 VERSION = 1
 # What follows the name of a group in records of operations that it hands to another backend.
@@ -35,42 +35,30 @@ def collect(job: str, rank: int, ranks: int, reason: str, error: str = "") -> di
     """
     from deepspeed_smddp import _C
 
-    groups = [_by_global_ranks(group) for group in _C.group_states()]
+    states = group_states.states()
     operations: list[dict[str, Any]] = [dict(row) for row in _C.flight_record()]
-    for group in list(groups):
+    for group in list(states):
         over = f"of group '{group['name']}' over "
-        groups.append(_beside(group, FORWARDED, operations, error if over in error else ""))
+        states.append(_beside(group, FORWARDED, operations, error if over in error else ""))
         on_device = _beside(group, ON_DEVICE, operations, "")
         if on_device["submitted"]:
             failed = (r["state"] for r in operations if r["group"] == on_device["name"])
-            groups.append({**on_device, "error": error if "failed" in failed else ""})
+            states.append({**on_device, "error": error if "failed" in failed else ""})
     return {
         "version": VERSION,
         "job": job,
         "rank": rank,
         "ranks": ranks,
-        "host": next((group["hosts"][group["rank"]] for group in groups), socket.gethostname()),
+        "host": next((group["hosts"][group["rank"]] for group in states), socket.gethostname()),
         "pid": os.getpid(),
         "time": time.time(),
         "reason": reason,
-        "error": next((group["error"] for group in groups if group["error"]), error),
+        "error": next((group["error"] for group in states if group["error"]), error),
         "operations": operations,
-        "groups": groups,
+        "groups": states,
         "stacks": stacks(),
         "network": _network(),
     }
-
-
-def _by_global_ranks(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's state with the job's numbers of its ranks."""
-    ranks = backend.global_ranks(group["name"])
-    if len(ranks) != len(group["members"]):
-        return group
-    oldest = group["oldest"]
-    if oldest is not None:
-        awaited = [{**peer, "rank": ranks[peer["rank"]]} for peer in oldest["awaited"]]
-        oldest = {**oldest, "awaited": awaited}
-    return {**group, "members": ranks, "oldest": oldest}
 
 
 def _beside(
@@ -85,6 +73,7 @@ def _beside(
         "submitted": max(numbers, default=0),
         "finished": 0,
         "oldest": None,
+        "peers": [],
         "error": error,
     }
 

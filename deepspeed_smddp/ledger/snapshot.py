@@ -6,10 +6,10 @@ import json
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deepspeed_smddp import backend, memory
+from deepspeed_smddp import backend, group_states, memory
 
 if TYPE_CHECKING:
     from deepspeed_smddp._C import MemoryStatistics, StatisticsRow
@@ -30,6 +30,7 @@ class Snapshot:
     host: str
     rows: list[StatisticsRow]
     memory: MemoryStatistics
+    peers: dict[str, Any] = field(default_factory=dict)
 
     @property
     def collectives(self) -> list[StatisticsRow]:
@@ -51,6 +52,7 @@ class Snapshot:
             "host": self.host,
             "refused_messages": self.refused,
             "rows": [dict(row) for row in self.collectives],
+            "peers": self.peers,
             "memory": dict(self.memory),
         }
 
@@ -75,4 +77,11 @@ def take(rank: int) -> Snapshot:
     Raises:
         ImportError: the extension is missing or was built for another torch.
     """
-    return Snapshot(time.time(), rank, host(), backend.statistics(), memory.statistics())
+    return Snapshot(
+        time.time(),
+        rank,
+        host(),
+        backend.statistics(),
+        memory.statistics(),
+        group_states.peer_statistics(),
+    )

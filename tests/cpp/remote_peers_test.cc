@@ -180,8 +180,16 @@ TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
   RemotePeers& remote = *world.remote;
   Members members(0, Topology({"A", "B", "C"}), "g", {"A", "B", "C"}, {});
   RailTurns turns;
+  PeerTallies tallies(3);
+  std::atomic<uint64_t> nobody_waits{0};
   FragmentFlows flows(members, remote, turns,
-                      {{}, 0, pattern::Pattern::kDirect, 16 << 10, true, false});
+                      {{},
+                       0,
+                       pattern::Pattern::kDirect,
+                       16 << 10,
+                       true,
+                       false,
+                       FlowTiming(members, tallies, nobody_waits)});
   for (Rank peer : {1, 2}) {
     remote.has_started(peer, 0);
     pattern::Flow flow{peer, {0}, peer};
@@ -204,9 +212,17 @@ TEST(FragmentFlows, TheOldestFragmentMayReceiveAChunkThoughTheBudgetIsFull) {
   Members members(0, Topology({"A", "B"}), "g", {"A", "B"}, {});
   RailTurns turns;
   constexpr size_t kChunk = 16 << 10;
+  PeerTallies tallies(2);
+  std::atomic<uint64_t> nobody_waits{0};
   auto flows_of = [&](uint64_t fragment) {
     return FragmentFlows(members, remote, turns,
-                         {{}, fragment, pattern::Pattern::kDirect, kChunk, false, false});
+                         {{},
+                          fragment,
+                          pattern::Pattern::kDirect,
+                          kChunk,
+                          false,
+                          false,
+                          FlowTiming(members, tallies, nobody_waits)});
   };
   FragmentFlows oldest = flows_of(0), later = flows_of(1);
   remote.receive_budget().open(remote.receive_budget().bytes());

@@ -77,6 +77,22 @@ class Oldest(_Part):
     awaited: list[Awaited] = Field(default_factory=list)
 
 
+class Peer(_Part):
+    """What the rank has counted of another one (global) while nothing failed.
+
+    ``late``: collectives in which its callers waited for that rank to start, ``late_seconds`` how
+    long. ``flow_bytes`` of large flows from there came in ``flow_seconds``, of which a caller
+    waited ``flow_waited_seconds``.
+    """
+
+    rank: int
+    late: int = 0
+    late_seconds: float = 0.0
+    flow_bytes: int = 0
+    flow_seconds: float = 0.0
+    flow_waited_seconds: float = 0.0
+
+
 class Group(_Part):
     """One group as the rank sees it: ``rank`` is that in the group, ``members`` are global ranks.
 
@@ -87,6 +103,7 @@ class Group(_Part):
     rank: int = 0
     members: list[int] = Field(default_factory=list)
     hosts: list[str] = Field(default_factory=list)
+    peers: list[Peer] = Field(default_factory=list)
     submitted: int = 0
     finished: int = 0
     error: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from deepspeed_smddp.diagnose.report import analysis, tables
+from deepspeed_smddp.diagnose.report import analysis, slowness, tables
 from deepspeed_smddp.diagnose.report.cause import Cause, Weight
 from deepspeed_smddp.diagnose.report.dump import Dump
 from deepspeed_smddp.diagnose.report.job import Job
@@ -67,6 +67,11 @@ def page(
         _table(job, found),
         _section("Who waits for whom:", _single(tables.waits(job)), 6),
         _section("First difference between ranks:", _single(tables.differences(job)), 6),
+        _section(
+            "Before that (in wait(), for a rank to start; rates of single large flows):",
+            _single(slowness.rows([slowness.of_dump(dump) for dump in job.dumps.values()])),
+            8,
+        ),
         _section("Lines of the program:", _single(tables.program(job, _suspects(found))), 8),
     ]
     tail = _tail(found)

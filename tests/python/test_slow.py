@@ -1,0 +1,182 @@
+"""The rank and the link that hold the others up while nothing fails: which one is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deepspeed_smddp.diagnose.report.dump import Group
+from deepspeed_smddp.diagnose.report.slowness import Flows, Seen, rows, slow_links, slow_ranks
+from deepspeed_smddp.diagnose.slow_watch import Judge
+from harness.world import BACKEND
+from tests.testbed import Testbed, start_ranks
+
+PROGRAM = Path(__file__).parent / "slow_rank.py"
+SECONDS = 2.0  # between two comparisons
+needs_smddp = pytest.mark.skipif(BACKEND == "gloo", reason="the counters are smddp's")
+
+
+def seen(rank: int, late: dict[int, float] | None = None, host: str = "") -> Seen:
+    late = late or {}
+    return Seen(rank, host or f"host-{rank}", 60.0, late, dict.fromkeys(late, 100))
+
+
+def test_the_rank_that_the_others_wait_for_is_named() -> None:
+    ranks = [seen(r, {2: 15.0, 1: 3.0}) for r in (0, 3)] + [seen(1), seen(2)]
+    (slow,) = slow_ranks(ranks)
+    assert slow.share == pytest.approx(0.25)
+    # Rank 1 does not exchange with rank 2, and can't see when it starts.
+    assert slow.text == (
+        "rank 2 (host-2) is slow: in the last 60 s ranks 0, 3 waited 15 s (25% of the time) "
+        "for it to start collectives, 100 collectives in all"
+    )
+
+
+def test_a_rank_that_is_late_as_it_waits_for_another_one_is_not_named() -> None:
+    ranks = [seen(0, {1: 30.0}), seen(1, {2: 29.0}), seen(2), seen(3)]
+    assert [slow.who for slow in slow_ranks(ranks)] == ["rank 2"]
+
+
+def test_a_slow_rank_is_named_once_and_again_after_an_interval_without() -> None:
+    judge, quiet = Judge(), [seen(0), seen(1)]
+    slow = [seen(0, {1: 30.0}), seen(1)]
+    said = [len(judge.news(ranks)) for ranks in (slow, slow, quiet, slow)]
+    assert said == [1, 0, 0, 1]
+
+
+def network(hosts: str, rates: Callable[[str, str], float], waited: float = 30.0) -> list[Seen]:
+    """Ranks with flows of 30 s from every other host, at so many bytes per second."""
+    return [
+        Seen(
+            rank,
+            host,
+            60.0,
+            flows={h: Flows(int(30 * rates(h, host)), 30.0, waited) for h in hosts if h != host},
+        )
+        for rank, host in enumerate(hosts)
+    ]
+
+
+@pytest.mark.parametrize("hosts", ["abc", "abcd", "abcdefgh"])
+def test_the_host_whose_link_is_slow_is_named(hosts: str) -> None:
+    (slow,) = slow_links(network(hosts, lambda s, t: 50e6 if "b" in (s, t) else 100e6))
+    assert slow.who == "host b"
+    # Its own ranks wait for slow flows from all other hosts.
+    assert slow.share == pytest.approx(min(1.0, 0.25 * (len(hosts) - 1)))
+    assert "the link of host b is slow: a flow from it or to it has 50 MB/s, 100 MB/s" in slow.text
+    assert f"rank 1 lost {slow.share:.0%} of the last 60 s by it" in slow.text
+
+
+def test_noise_between_other_hosts_does_not_hide_the_host_with_the_slow_link() -> None:
+    rates = {"ac": 75e6, "da": 78e6}
+    network_ = network("abcd", lambda s, t: rates.get(s + t, 50e6 if "b" in (s, t) else 100e6))
+    assert [slow.who for slow in slow_links(network_)] == ["host b"]
+
+
+def test_one_direction_between_two_hosts_is_named() -> None:
+    (slow,) = slow_links(network("abc", lambda s, t: 50e6 if s + t == "ab" else 100e6))
+    assert slow.who == "link a b"
+    (slow,) = slow_links(network("ab", lambda s, t: 50e6 if s + t == "ab" else 100e6))
+    assert slow.who == "link a b"
+
+
+def test_links_are_not_named_for_what_nobody_waits_for_or_what_differs_little() -> None:
+    def halved(s: str, t: str) -> float:
+        return 50e6 if "b" in (s, t) else 100e6
+
+    assert slow_links(network("abcd", halved, waited=5.0)) == []
+    assert slow_links(network("abcd", lambda s, t: 85e6 if "b" in (s, t) else 100e6)) == []
+    assert slow_links(network("ab", lambda s, t: 50e6)) == []  # nothing to compare with
+
+
+def group(late: int, late_seconds: float, flow_bytes: int = 0) -> Group:
+    peer = {"rank": 1, "late": late, "late_seconds": late_seconds, "flow_bytes": flow_bytes}
+    peer |= {"flow_seconds": flow_bytes / 100, "flow_waited_seconds": flow_bytes / 200}
+    return Group.model_validate(
+        {"name": "g", "members": [0, 1], "hosts": ["a", "b"], "peers": [peer]}
+    )
+
+
+def test_an_interval_is_what_was_counted_in_it() -> None:
+    interval = Seen(0, "a", 60.0)
+    interval.count(group(5, 2.5, 1000), group(3, 2.0, 400))
+    assert interval.late == {1: 0.5} and interval.operations == {1: 2}
+    assert interval.flows == {"b": Flows(600, 6.0, 3.0)}
+    anew = Seen(0, "a", 60.0)
+    anew.count(group(2, 0.2), group(3, 2.0))  # a new group of the same name
+    assert anew.late == {1: 0.2}
+
+
+def test_the_page_of_a_report_has_the_latest_ranks_and_the_slowest_links() -> None:
+    ranks = network("abc", lambda s, t: 50e6 if s + t == "ab" else 100e6)
+    ranks[0].late[2], ranks[0].operations[2] = 1.5, 40
+    shown = rows(ranks)
+    assert shown[0] == "for rank 2 (c) the others waited 0.750 s each, in 40 collectives"
+    assert shown[1] == "a flow from host a to host b had 50 MB/s (1,500,000,000 bytes)"
+    assert shown[-1] == "the fastest of 6 pairs of hosts had 100 MB/s"
+
+
+class Job:
+    """Ranks on a testbed that gather until :meth:`end`."""
+
+    def __init__(self, bed: Testbed, per_host: int, *arguments: float) -> None:
+        pipe = subprocess.PIPE
+        self.ranks = start_ranks(
+            bed,
+            [sys.executable, str(PROGRAM), *map(str, arguments)],
+            per_host,
+            env={"SMDDP_SLOW_SECONDS": str(SECONDS), "SMDDP_REPORT": "0"},
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        for rank in self.ranks:
+            assert rank.stdout.readline() == "ready\n"
+
+    def end(self) -> tuple[list[str], list[dict[str, list[dict[str, float]]]]]:
+        """The lines about slow ranks and links, and each rank's counters."""
+        self.ranks[0].stdin.close()
+        lines, counted = [], []
+        for rank in self.ranks:
+            counted.append(json.loads(rank.stdout.read()))
+            lines += [line for line in rank.stderr.read().splitlines() if " is slow" in line]
+            assert rank.wait(timeout=20) == 0
+        return lines, counted
+
+
+@needs_smddp
+@pytest.mark.testbed
+def test_the_rank_that_burns_its_processor_is_named(testbed: Callable[..., Testbed]) -> None:
+    job = Job(testbed(hosts=2, rate="1gbit"), 2, 16, 0.01, 2, 0.03)
+    time.sleep(2.5 * SECONDS)
+    lines, counted = job.end()
+    assert len(lines) == 1 and lines[0].startswith("smddp: rank 2 ("), lines
+    late = [{row["rank"]: row["late_seconds"] for row in rows["ranks"]} for rows in counted]
+    for rank in (0, 3):  # those that exchange with it
+        assert late[rank][2] > 0.5 * SECONDS
+        assert all(late[rank][2] > 4 * late[rank][r] for r in late[rank] if r != 2)
+    assert sum(late[2].values()) < late[0][2] / 2
+
+
+@needs_smddp
+@pytest.mark.testbed
+@pytest.mark.alone
+def test_the_halved_link_is_named(testbed: Callable[..., Testbed]) -> None:
+    bed = testbed(hosts=4, rate="200mbit")
+    bed.set_rate(2, 0, "100mbit")
+    job = Job(bed, 1, 2048, 0.0, -1, 0.0)
+    time.sleep(2.5 * SECONDS)
+    lines, counted = job.end()
+    name = bed.hosts[2].name
+    assert [line for line in lines if f"the link of host {name} is slow" in line] == lines, lines
+    assert lines
+    for host in (0, 1, 3):
+        rates = {row["host"]: row["bytes_per_second"] for row in counted[host]["hosts"]}
+        assert min(rates, key=rates.__getitem__) == name
