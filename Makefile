@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -189,6 +189,15 @@ soak: build  ## SECONDS of random operations, groups and faults, every byte chec
 # SMDDP_TEST_MPICH names an mpirun of MPICH beside Debian's. What is not installed is skipped.
 test-launchers: build  ## deepspeed by pdsh, mpirun and srun over a hostfile of two emulated hosts; needs root
 	$(PYTEST) -q tests/launchers tests/python/test_launchers.py $(PYTEST_ARGS)
+
+# Venvs are made one after the other in build/versions and removed. Results go to tests/versions, cells that
+# have one are not run again; VERSIONS_ARGS="'torch 2.14' --again" picks some.
+VERSIONS_ARGS ?=
+test-versions: $(VENV)/.stamp-editable  ## train on every version of DeepSpeed, torch and Python in its matrix; hours
+	$(PY) -m tests.versions $(VERSIONS_ARGS)
+
+test-versions-short: build  ## train on the oldest supported DeepSpeed, with the torch of .venv
+	$(PY) -m tests.versions --short
 
 # A checkout of DeepSpeed at (or near) the installed version; DEEPSPEED_ARGS="unit/comm" picks some.
 DEEPSPEED_SOURCE ?=

@@ -23,6 +23,7 @@ _NAMES = {
     "monitor": "counters in the monitor",
     "sharded_data_parallel_degree": "sharded_data_parallel_degree",
     "tensor_parallel_degree": "tensor_parallel_degree",
+    "split_group": "device meshes on a group that is bound to a GPU",
     "fsdp backward": "FSDP2's reductions during the backward pass on CPUs",
 }
 

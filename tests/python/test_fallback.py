@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import ranks
 from harness import cases
 from harness.cases import Case
 from harness.worker import Context
@@ -252,3 +255,40 @@ def interleaved(ctx: Context) -> None:
 @pytest.mark.parametrize("layout", ["AAA", "AAB"])
 def test_own_and_fallback_operations_in_flight_together(worlds: Pool, layout: str) -> None:
     worlds(layout).run(interleaved)
+
+
+# A process whose CPU-only torch says that there is CUDA: sections are opened on GPUs only.
+CUDA_HOOKS = """
+#include <ATen/detail/CUDAHooksInterface.h>
+namespace at::detail {
+struct Hooks : CUDAHooksInterface {
+  bool hasCUDA() const override { return true; }
+};
+const CUDAHooksInterface& getCUDAHooks() {
+  static Hooks hooks;
+  return hooks;
+}
+}  // namespace at::detail
+"""
+SECTION = """
+import torch, torch.distributed as dist, deepspeed_smddp
+dist.init_process_group("smddp")
+group, cpu = dist.group.WORLD, torch.device("cpu")
+assert group._get_backend(cpu).supports_coalescing, "this torch does not believe in CUDA"
+group._start_coalescing(cpu)
+output = torch.empty(4)
+group._allgather_base(output, torch.ones(4))
+group._end_coalescing(cpu).wait()
+assert output.tolist() == [1.0] * 4
+assert not deepspeed_smddp.fallback_ledger()
+dist.destroy_process_group()
+"""
+
+
+def test_a_section_of_smddps_own_operations_needs_no_fallback(tmp_path: Path) -> None:
+    source, library = tmp_path / "hooks.cc", tmp_path / "hooks.so"
+    source.write_text(CUDA_HOOKS)
+    include = Path(torch.__file__).parent / "include"
+    command = ["c++", "-std=c++20", "-shared", "-fPIC", "-I", str(include), str(source)]
+    subprocess.run([*command, "-o", str(library)], check=True)
+    ranks.run(SECTION, 1, env={"SMDDP_FALLBACK": "error", "LD_PRELOAD": str(library)})
