@@ -212,6 +212,36 @@ build/deepspeed-pytest/.stamp: requirements/deepspeed-tests.txt | $(VENV)/.stamp
 	$(PIP) install $(PIP_ARGS) --upgrade --target build/deepspeed-pytest -r requirements/deepspeed-tests.txt
 	@touch $@
 
+# A checkout of GPT-NeoX and, for the DeepSpeed that it pins, one of DeeperSpeed. NEOX_ARGS="--cases zero3"
+# picks some. The venvs see the packages of .venv; what is installed into them has precedence.
+NEOX_SOURCE ?=
+DEEPERSPEED_SOURCE ?=
+NEOX_ARGS ?=
+NEOX := build/gpt-neox
+.PHONY: neox-check
+neox-check: build $(NEOX)/venv/.stamp $(if $(DEEPERSPEED_SOURCE),$(NEOX)/venv-pinned/.stamp)  ## GPT-NeoX's own train.py over smddp and Gloo; NEOX_SOURCE=path [DEEPERSPEED_SOURCE=path]
+	@[ -n "$(NEOX_SOURCE)" ] || { echo "NEOX_SOURCE=path names a checkout of GPT-NeoX"; exit 2; }
+	$(LOCAL) $(PY) -m tests.real_programs neox --source "$(NEOX_SOURCE)" --folder $(NEOX)/runs \
+	  --python released=$(NEOX)/venv/bin/python \
+	  $(if $(DEEPERSPEED_SOURCE),--python pinned=$(NEOX)/venv-pinned/bin/python \
+	    --fact "DeeperSpeed commit=$$(git -C "$(DEEPERSPEED_SOURCE)" rev-parse HEAD)") $(NEOX_ARGS)
+
+# $(call venv_over,FOLDER,SITE_PACKAGES): a venv that sees the packages of another one.
+SITE = lib/$(notdir $(wildcard $(VENV)/lib/python3*))/site-packages
+venv_over = rm -rf $(1) && $(PY) -m venv --without-pip $(1) && \
+  echo "import site; site.addsitedir('$(CURDIR)/$(2)')" > $(1)/$(SITE)/below.pth
+
+build/%/venv/.stamp: requirements/%.txt $(VENV)/.stamp-editable
+	$(call venv_over,build/$*/venv,$(VENV)/$(SITE))
+	build/$*/venv/bin/python -m pip --disable-pip-version-check install $(PIP_ARGS) -r requirements/$*.txt
+	@touch $@
+
+$(NEOX)/venv-pinned/.stamp: $(NEOX)/venv/.stamp
+	$(call venv_over,$(NEOX)/venv-pinned,$(NEOX)/venv/$(SITE))
+	$(NEOX)/venv-pinned/bin/python -m pip --disable-pip-version-check install $(PIP_ARGS) --no-build-isolation --no-deps \
+	  "$(DEEPERSPEED_SOURCE)"
+	@touch $@
+
 SANITIZE ?= address,undefined
 SANITIZED = build/sanitize-$(subst $(comma),-,$(SANITIZE))
 comma := ,

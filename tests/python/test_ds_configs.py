@@ -22,7 +22,6 @@ FOLDER = ranks.ROOT / "ds_configs"
 OF_DEEPSPEED = (
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
-    "gradient_clipping",
     "optimizer",
     "zero_optimization",
     "steps_per_print",
@@ -31,7 +30,7 @@ OF_DEEPSPEED = (
 KNOWN = {
     *OF_DEEPSPEED,
     *("comm_backend", "smddp", "train_batch_size", "bf16", "scheduler", "prescale_gradients"),
-    "activation_checkpointing",
+    *("activation_checkpointing", "gradient_clipping"),
 }
 
 
@@ -134,7 +133,9 @@ def test_gpt_neox_accepts_the_file() -> None:
     assert found["model_parallel_size"] == 1
     # The value that GPT-NeoX passes to init_distributed, and the one that the JSON hook reads.
     assert found["distributed_backend"] == found["deepspeed_extra_args"]["comm_backend"] == "smddp"
-    # GPT-NeoX refuses a key that is in both places.
+    # At the top level GPT-NeoX drops 1.0, its own default, and DeepSpeed does not clip.
+    assert found["deepspeed_extra_args"]["gradient_clipping"] == 1.0
+    # A key has one place.
     assert not set(found) & set(found["deepspeed_extra_args"])
 
 

@@ -1,6 +1,8 @@
 """The set-up calls of GPT-NeoX and of Megatron-DeepSpeed, in their order, with tiny CPU tensors.
 
-Both programs assert CUDA before these calls, so the calls are copied here. Sources:
+The calls are copied here for tests without the programs' sources and without stand-ins for CUDA,
+which GPT-NeoX asserts before them. (Megatron-DeepSpeed asserts an accelerator; the CPU is one.)
+``make neox-check`` runs GPT-NeoX itself. Sources:
 GPT-NeoX (commit ea7aefd8) ``megatron/initialize.py``, ``megatron/mpu/{initialize,mappings}.py``;
 Megatron-DeepSpeed (commit 4efb479d) ``megatron/{initialize,training}.py``,
 ``megatron/core/parallel_state.py``, ``megatron/core/tensor_parallel/{mappings,layers}.py``.

@@ -1,0 +1,134 @@
+"""The checks that `make neox-check` makes of a run, and the pages that it writes."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.real_programs import neox, page, runs, stand_ins  # noqa: E402
+from tests.real_programs.runs import STEPS, Case, Run  # noqa: E402
+
+CASE = Case("zero3", stage=3)
+LOSSES = {step: 6.0 - 0.1 * step for step in range(1, STEPS + 1)}
+
+
+def row(collective: str, path: str = "shm + fabric") -> dict[str, object]:
+    return {"collective": collective, "path": path, "calls": 3, "bytes": 24}
+
+
+def ledger() -> list[dict[str, object]]:
+    owned = [row(name) for name in ("all_gather", "reduce_scatter", "all_reduce")]
+    return [*owned, row("broadcast", "fallback:gloo")]
+
+
+@pytest.fixture
+def reference() -> Run:
+    return Run("zero3", "released", "gloo", False, dict(LOSSES))
+
+
+@pytest.fixture
+def good() -> Run:
+    return Run("zero3", "released", "smddp", False, dict(LOSSES), ledger())
+
+
+def test_equal_losses_on_own_paths_are_right(good: Run, reference: Run) -> None:
+    assert runs.check(good, reference, CASE) == []
+
+
+def test_resumed_run_begins_after_its_checkpoint(good: Run, reference: Run) -> None:
+    later = {step: loss for step, loss in LOSSES.items() if step > runs.CHECKPOINT}
+    assert runs.check(replace(good, resumed=True, losses=later), reference, CASE) == []
+    assert "steps [1, 2" in runs.check(replace(good, resumed=True), reference, CASE)[0]
+
+
+@pytest.mark.parametrize("precision", runs.TOLERANCE)
+def test_another_loss_is_wrong(good: Run, reference: Run, precision: str) -> None:
+    factor = 1 + 2 * runs.TOLERANCE[precision]
+    changed = replace(good, losses=good.losses | {7: good.losses[7] * factor})
+    [sentence] = runs.check(changed, reference, replace(CASE, precision=precision))
+    assert sentence.startswith("step 7: loss")
+
+
+def test_missing_steps_are_wrong(good: Run, reference: Run) -> None:
+    assert runs.check(replace(good, losses={}), reference, CASE)
+    assert runs.check(good, replace(reference, losses={}), CASE)
+
+
+def test_a_model_that_learns_nothing_is_wrong(good: Run, reference: Run) -> None:
+    flat = dict.fromkeys(LOSSES, 6.0)
+    wrong = runs.check(replace(good, losses=flat), replace(reference, losses=flat), CASE)
+    assert wrong == ["nothing was learnt"]
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_the_fallback_is_wrong(good: Run, reference: Run, collective: str) -> None:
+    rows = [r for r in ledger() if r["collective"] != collective]
+    assert runs.check(replace(good, ledger=rows), reference, CASE)
+    if collective != "reduce_scatter":
+        rows = [*ledger(), row(collective, "fallback:gloo")]
+        assert runs.check(replace(good, ledger=rows), reference, CASE)
+
+
+def test_a_failed_program_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "import sys; print('begin'); sys.exit('no CUDA')"]
+    with pytest.raises(runs.RunError, match="no CUDA\nexit status 1"):
+        runs.start(command, tmp_path, Path(sys.executable), {}, 60)
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(runs.RunError, match="ended after 1 s"):
+        runs.start(command, tmp_path, Path(sys.executable), {}, 1)
+
+
+def test_losses_of_gpt_neox_are_read() -> None:
+    line = (
+        " samples/sec: 8.9 | iteration       12/      20 | elapsed time per iteration (ms): 445.5 "
+        "| learning rate: 8.0E-04 | approx flops per GPU: 0.0GFLOPS | lm_loss: 5.854586E+00 | "
+        "number of skipped iterations:   0 |\n"
+    )
+    assert runs.losses(line, neox.LOSS) == {12: 5.854586}
+
+
+def test_page_shows_every_run(good: Run, reference: Run) -> None:
+    text = page.write("GPT-NeoX", "make neox-check", [CASE], [reference, good], {"cores": "2"})
+    assert "| released | ZeRO-3, bf16 | smddp | 4.000000 | 0.0e+00 | 3, 3, 3 |" in text
+    assert "| 20 | 4.000000 | 4.000000 |" in text
+    assert "Not run" not in text
+    other = replace(CASE, name="zero1-pp2", stage=1, pipe=2)
+    text = page.write("GPT-NeoX", "make neox-check", [CASE, other], [reference, good], {})
+    assert "\n\nNot run: ZeRO-1, PP 2, bf16 with released.\n\n" in text
+
+
+@pytest.mark.parametrize("program", stand_ins.OF)
+def test_page_lists_the_stand_ins(program: str) -> None:
+    name = {"neox": "gpt-neox", "megatron": "megatron-deepspeed"}[program]
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    listed = re.search(r"<!-- stand-ins -->\n.*\n.*\n((?:.*\n)*?)<!-- end -->", text)
+    assert listed is not None
+    assert listed[1] == "".join(f"| {' | '.join(r)} |\n" for r in stand_ins.rows(program))
+
+
+@pytest.mark.parametrize("program", stand_ins.OF)
+def test_committed_results_are_of_all_cases(program: str) -> None:
+    name = {"neox": "gpt-neox", "megatron": "megatron-deepspeed"}[program]
+    text = (ROOT / "docs" / f"{name}-results.md").read_text()
+    commit = re.search(r" commit \| (\w{8})", text)
+    assert commit is not None
+    assert commit[1] in (ROOT / "docs" / f"{name}.md").read_text()
+    for case in {"neox": neox}[program].CASES:
+        rows = re.findall(rf"^\| (.*) \| {case.title} \| (.*?) \| \d", text, re.MULTILINE)
+        kinds = {"gloo", "smddp"} | ({"smddp, resumed"} if case.resume else set())
+        assert rows or f"{case.title} with" in text, case
+        for deepspeed in {deepspeed for deepspeed, _ in rows}:
+            assert {kind for found, kind in rows if found == deepspeed} == kinds
+
+
+def test_runs_are_kept_for_a_later_command(good: Run, reference: Run, tmp_path: Path) -> None:
+    runs.dump([reference, good], {"cores": "2"}, tmp_path / "results.json")
+    assert runs.load(tmp_path / "results.json") == [reference, good]
+    assert runs.load(tmp_path / "other.json") == []

@@ -1,0 +1,135 @@
+"""What stands in, on a machine without GPUs, for the calls of CUDA that the programs make.
+
+Each entry is made only in the ranks of these runs (``cpu_rank``), never in the product. The
+programs' files stay as they are. The pages in ``docs/`` list the entries with their reasons.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """One call and what takes its place."""
+
+    name: str
+    instead: str
+    reason: str
+    install: Callable[[], None]
+
+
+def _missing(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is None
+    except ModuleNotFoundError:
+        return True
+
+
+def _module(name: str, **names: Any) -> None:
+    made = types.ModuleType(name)
+    made.__dict__.update(names, __path__=[])
+    sys.modules[name] = made
+
+
+def _neox_without_cuda() -> None:
+    from megatron import initialize  # type: ignore[import-not-found]
+
+    initialize.initialize_megatron = functools.partial(
+        initialize.initialize_megatron, allow_no_cuda=True
+    )
+
+
+def _device_count() -> None:
+    torch.cuda.device_count = lambda: int(os.environ["LOCAL_SIZE"])
+
+
+def _no_devices() -> None:
+    torch.cuda.set_device = lambda device: None
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
+    torch.cuda.synchronize = lambda device=None: None
+
+
+def _long_tensor() -> None:
+    torch.cuda.LongTensor = torch.LongTensor
+
+
+def _random_state() -> None:
+    torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
+    torch.cuda.set_rng_state = lambda state, device="cuda": torch.set_rng_state(state)
+
+
+def _tensor_cuda() -> None:
+    def cuda(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return tensor
+
+    torch.Tensor.cuda = cuda  # type: ignore[assignment,method-assign]
+
+
+def _apex_adam() -> None:
+    if _missing("apex"):
+        _module("apex")
+        _module("apex.optimizers", FusedAdam=torch.optim.AdamW)
+
+
+NEOX = (
+    StandIn(
+        "initialize_megatron()",
+        "initialize_megatron(allow_no_cuda=True)",
+        "asserts CUDA; the argument is GPT-NeoX's own way around the assertion",
+        _neox_without_cuda,
+    ),
+    StandIn(
+        "torch.cuda.device_count",
+        "the number of ranks on this machine",
+        "GPT-NeoX makes its model-parallel groups only if there are devices",
+        _device_count,
+    ),
+    StandIn(
+        "torch.cuda.set_device, current_device, synchronize",
+        'nothing, "cpu", nothing',
+        "layers and timers name the current device",
+        _no_devices,
+    ),
+    StandIn(
+        "torch.cuda.LongTensor",
+        "torch.LongTensor",
+        "sizes of batches and flags of the data loaders",
+        _long_tensor,
+    ),
+    StandIn(
+        "torch.cuda.get_rng_state, set_rng_state",
+        "those of the CPU",
+        "checkpoints hold the state",
+        _random_state,
+    ),
+    StandIn(
+        "Tensor.cuda",
+        "the tensor itself",
+        "batches and rotary embeddings are put on the device",
+        _tensor_cuda,
+    ),
+    StandIn(
+        "apex.optimizers.FusedAdam",
+        "torch.optim.AdamW, if Apex is not installed",
+        "GPT-NeoX prefers it to DeepSpeed's, whose CPU variant takes minutes to compile",
+        _apex_adam,
+    ),
+)
+
+
+OF: dict[str, tuple[StandIn, ...]] = {"neox": NEOX}
+
+
+def rows(program: str) -> list[tuple[str, str, str]]:
+    """The rows of a page's table."""
+    return [(f"`{entry.name}`", entry.instead, entry.reason) for entry in OF[program]]
