@@ -226,6 +226,16 @@ neox-check: build $(NEOX)/venv/.stamp $(if $(DEEPERSPEED_SOURCE),$(NEOX)/venv-pi
 	  $(if $(DEEPERSPEED_SOURCE),--python pinned=$(NEOX)/venv-pinned/bin/python \
 	    --fact "DeeperSpeed commit=$$(git -C "$(DEEPERSPEED_SOURCE)" rev-parse HEAD)") $(NEOX_ARGS)
 
+# A checkout of Megatron-DeepSpeed; MEGATRON_ARGS="--cases zero3" picks some.
+MEGATRON_SOURCE ?=
+MEGATRON_ARGS ?=
+MEGATRON := build/megatron-deepspeed
+.PHONY: megatron-check
+megatron-check: build $(MEGATRON)/venv/.stamp  ## Megatron-DeepSpeed's own pretrain_gpt.py over smddp and Gloo; MEGATRON_SOURCE=path
+	@[ -n "$(MEGATRON_SOURCE)" ] || { echo "MEGATRON_SOURCE=path names a checkout of Megatron-DeepSpeed"; exit 2; }
+	$(LOCAL) $(PY) -m tests.real_programs megatron --source "$(MEGATRON_SOURCE)" --folder $(MEGATRON)/runs \
+	  --python released=$(MEGATRON)/venv/bin/python $(MEGATRON_ARGS)
+
 # $(call venv_over,FOLDER,SITE_PACKAGES): a venv that sees the packages of another one.
 SITE = lib/$(notdir $(wildcard $(VENV)/lib/python3*))/site-packages
 venv_over = rm -rf $(1) && $(PY) -m venv --without-pip $(1) && \

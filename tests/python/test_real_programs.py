@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.real_programs import neox, page, runs, stand_ins  # noqa: E402
+from tests.real_programs import megatron_deepspeed, neox, page, runs, stand_ins  # noqa: E402
 from tests.real_programs.runs import STEPS, Case, Run  # noqa: E402
 
 CASE = Case("zero3", stage=3)
@@ -120,7 +120,7 @@ def test_committed_results_are_of_all_cases(program: str) -> None:
     commit = re.search(r" commit \| (\w{8})", text)
     assert commit is not None
     assert commit[1] in (ROOT / "docs" / f"{name}.md").read_text()
-    for case in {"neox": neox}[program].CASES:
+    for case in {"neox": neox, "megatron": megatron_deepspeed}[program].CASES:
         rows = re.findall(rf"^\| (.*) \| {case.title} \| (.*?) \| \d", text, re.MULTILINE)
         kinds = {"gloo", "smddp"} | ({"smddp, resumed"} if case.resume else set())
         assert rows or f"{case.title} with" in text, case

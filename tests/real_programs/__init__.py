@@ -1,1 +1,1 @@
-"""GPT-NeoX's own code over smddp and over Gloo on CPUs, compared."""
+"""GPT-NeoX and Megatron-DeepSpeed, their own code, over smddp and over Gloo on CPUs, compared."""

@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import neox, page, runs
+from . import megatron_deepspeed, neox, page, runs
 from .runs import REFERENCE, ROOT, Case, Run, RunError
 
 PROGRAMS = {
     "neox": ("GPT-NeoX", "gpt-neox", neox),
+    "megatron": ("Megatron-DeepSpeed", "megatron-deepspeed", megatron_deepspeed),
 }
 _VERSIONS = (
     "import json, platform, importlib.metadata as m; print(json.dumps({n: m.version(n) for n in "

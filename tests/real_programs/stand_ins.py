@@ -127,7 +127,64 @@ NEOX = (
 )
 
 
-OF: dict[str, tuple[StandIn, ...]] = {"neox": NEOX}
+def _compression() -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("this DeepSpeed has no deepspeed.compression.compress")
+
+    if _missing("deepspeed.compression.compress"):
+        _module("deepspeed.compression")
+        _module("deepspeed.compression.compress", init_compression=refuse, redundancy_clean=refuse)
+
+
+def _torchvision() -> None:
+    if _missing("torchvision"):
+        importlib.import_module("transformers")  # looks for torchvision, and must not find this
+        _module("torchvision")
+        _module("torchvision.transforms")
+        _module("torchvision.datasets", VisionDataset=object)
+        sys.modules["torchvision"].__dict__.update(
+            transforms=sys.modules["torchvision.transforms"],
+            datasets=sys.modules["torchvision.datasets"],
+        )
+
+
+def _contiguous_attention() -> None:
+    from megatron.model import transformer
+
+    original = transformer.CoreAttention.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
+        parts = (part.contiguous() for part in (query, key, value))
+        return original(self, *parts, *rest, **named)
+
+    transformer.CoreAttention.forward = forward
+
+
+MEGATRON = (
+    StandIn(
+        "deepspeed.compression.compress",
+        "functions that raise if they are called",
+        "the program imports it always and calls it only to compress a model; DeepSpeed 0.19.8 has "
+        "dropped it",
+        _compression,
+    ),
+    StandIn(
+        "torchvision",
+        "empty modules, if it is not installed",
+        "imported for image datasets, which GPT does not use",
+        _torchvision,
+    ),
+    StandIn(
+        "CoreAttention.forward",
+        "the same, with query, key and value made contiguous",
+        "attention without FlashAttention calls `view()` on them, which fails with the layout that "
+        "they have here",
+        _contiguous_attention,
+    ),
+)
+
+OF: dict[str, tuple[StandIn, ...]] = {"neox": NEOX, "megatron": MEGATRON}
 
 
 def rows(program: str) -> list[tuple[str, str, str]]:

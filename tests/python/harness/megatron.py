@@ -2,7 +2,7 @@
 
 The calls are copied here for tests without the programs' sources and without stand-ins for CUDA,
 which GPT-NeoX asserts before them. (Megatron-DeepSpeed asserts an accelerator; the CPU is one.)
-``make neox-check`` runs GPT-NeoX itself. Sources:
+``make neox-check`` and ``make megatron-check`` run the programs themselves. Sources:
 GPT-NeoX (commit ea7aefd8) ``megatron/initialize.py``, ``megatron/mpu/{initialize,mappings}.py``;
 Megatron-DeepSpeed (commit 4efb479d) ``megatron/{initialize,training}.py``,
 ``megatron/core/parallel_state.py``, ``megatron/core/tensor_parallel/{mappings,layers}.py``.
