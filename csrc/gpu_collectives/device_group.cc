@@ -12,8 +12,7 @@ namespace smddp {
 namespace {
 
 constexpr auto kLeave = std::chrono::seconds(2);
-// How often the device is asked for errors while operations are in flight.
-constexpr auto kAsk = std::chrono::milliseconds(100);
+constexpr auto kAsk = std::chrono::milliseconds(100);  // between two questions for errors
 
 }  // namespace
 
@@ -79,10 +78,9 @@ void DeviceGroup::leave() {
     host_group = std::move(links_->own_group);
     links_->host_group = nullptr;
   }
-  std::vector<std::shared_ptr<DeviceOperation>> finished;
   std::unique_lock lock(mutex_);
   submit_ready(lock, nullptr);  // fails what is left
-  finished.swap(finished_);
+  auto finished = std::move(finished_);
   lock.unlock();
 }
 
@@ -127,27 +125,28 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   op.started_ns_ = now_ns();
   if (Status made = op.make_events(device_); !made) return made;
   if (Status s = device_.record(op.ready_, callers); !s) return s;
-
   op.make_offer(device_, *links_);
   {
     std::lock_guard lock(mutex_);
     if (!op.captured_) op.turn_ = device_.order().enter();
     pending_.push_back(operation);
   }
-  changed_.notify_all();
   links_->host_group->submit(operation, {}, !op.captured_);
+  {
+    std::lock_guard lock(mutex_);
+    if (!broken_) told_ = false;  // the CPU's group may have been told before it had the call
+  }
+  changed_.notify_all();
   if (!op.captured_) return {};
   engine_.wait(op);
   std::unique_lock lock(mutex_);
-  // The operations that were called before it are submitted first, or fail.
   changed_.wait(lock, [&] { return op.submitted_ || may_submit(&op); });
   submit_ready(lock, &op);
   return op.outcome_;
 }
 
-// Runs on the thread that drives the engine. That thread must neither call the device nor wait for a thread
-// that does: if the driver waited for the GPU, and the GPU for the network, no thread would drive the
-// network.
+// Runs on the thread that drives the engine, which must neither call the device nor wait for a thread that
+// does: if the driver waited for the GPU, and the GPU for the network, both would wait for ever.
 void DeviceGroup::exchanged(DeviceOperation& operation) {
   std::unique_lock lock(mutex_);
   operation.exchanged_ = true;
@@ -156,14 +155,12 @@ void DeviceGroup::exchanged(DeviceOperation& operation) {
   changed_.notify_all();
 }
 
-// The thread that records a graph submits what the graph records.
 bool DeviceGroup::may_submit(const DeviceOperation* recorded) const {
   if (submitting_ || pending_.empty() || !pending_.front()->exchanged_) return false;
   if (recorded != nullptr) return pending_.front().get() == recorded;
   return !pending_.front()->captured_ || stop_;
 }
 
-// Without `lock` while it calls the device.
 void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
                                const DeviceOperation* recorded) {
   while (may_submit(recorded)) {
@@ -222,7 +219,7 @@ void DeviceGroup::submit_all() {
   }
 }
 
-// Whether the device has failed: its streams then stand still, and no word is written.
+// A device that has failed writes no word.
 void DeviceGroup::ask_device(std::unique_lock<std::mutex>& lock) {
   if (in_flight_.empty() || !in_flight_.front()->submitted_) return;
   std::shared_ptr<DeviceOperation> oldest = in_flight_.front();

@@ -73,8 +73,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
  private:
   DeviceGroup(Engine& engine, device::Device& device, device::Stream main, uint64_t limit_ns,
               std::unique_ptr<DeviceLinks> links);
-  // Of `recorded` alone, if that is given.
-  bool may_submit(const DeviceOperation* recorded) const;
+  bool may_submit(const DeviceOperation* recorded) const;  // that one alone, if given
   void submit_ready(std::unique_lock<std::mutex>& lock, const DeviceOperation* recorded);
   void give_up(Status why);  // under mutex_
   void submit_all();

@@ -298,10 +298,13 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
     auto second = DeviceGroup::create(context.engine, *sub.value(), context.store, {}, &r.gpu,
                                       &r.imports, main, 60'000'000'000);
     ASSERT_TRUE(second.ok()) << second.status().message();
-    float *in = r.floats(kTensors * kCount), *out = r.floats(3 * kTensors * kCount);
+    float* in = r.floats(kTensors * kCount);
+    for (size_t i = 0; i < kTensors * kCount; ++i) in[i] = value(context.rank, i, 0);
+    float* outs[2] = {r.floats(3 * kTensors * kCount), r.floats(3 * kTensors * kCount)};
     std::vector<std::shared_ptr<DeviceOperation>> ops;
     for (int turn = 0; turn < kTurns; ++turn) {
       for (DeviceGroup* group : {r.group.get(), second.value().get()}) {
+        float* out = outs[group == r.group.get() ? 0 : 1];
         auto op =
             described(Collective::kAllGather, kTensors * kCount, Dtype::kBytes, ReduceOp::kNone);
         for (size_t t = 0; t < kTensors; ++t) {
@@ -321,6 +324,11 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
       ASSERT_TRUE(s.ok()) << s.message();
     }
     EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
+    for (float* out : outs) {
+      for (size_t i = 0; i < 3 * kTensors * kCount; ++i)
+        ASSERT_EQ(out[i],
+                  value(static_cast<int>(i / (kTensors * kCount)), i % (kTensors * kCount), 0));
+    }
     second.value()->leave();
     second.value().reset();
     r.gpu.destroy_stream(main);
@@ -355,12 +363,14 @@ TEST(DeviceGroup, AnAbortReachesAllRanks) {
     DeviceRank r(context);
     float *in = r.floats(32), *out = r.floats(64);
     ASSERT_TRUE(r.run(gather(r, in, out, 32)).ok());
+    auto from = std::chrono::steady_clock::now();
     if (context.rank == 0) {
       r.group->abort("stopped by rank 0");
     } else {
       Status s = r.run(gather(r, in, out, 32));  // rank 0 does not make this call
       EXPECT_FALSE(s.ok());
       EXPECT_NE(s.message().find("stopped by rank 0"), std::string::npos) << s.message();
+      EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(20));
     }
   });
 }
