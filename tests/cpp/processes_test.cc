@@ -206,10 +206,11 @@ class Stopped : public testing::Test {
   LocalPeers local_;
   RemotePeers remote_{{}, {}, 0, 2, nullptr, 0};
   RailTurns turns_;
+  PeerTallies tallies_{2};
   Health health_;
   StagingPool staging_;
   FragmentQueue fragments_;
-  FragmentContext context_{members_, shape_, local_, remote_, turns_, health_, staging_};
+  FragmentContext context_{members_, shape_, local_, remote_, turns_, tallies_, health_, staging_};
   LocalWatch watch_{members_, local_, fragments_, 5 * kSecond};
   uint64_t now_ = 1000 * kSecond;
 };

@@ -26,7 +26,7 @@ class Watched : public testing::Test {
     remote_.emplace(kGroup, siphash::Key{}, 0, 2, own_.get(), size_t{1} << 20);
     remote_->add(1, own_->add_peer(other_->address()).value());
     context_.emplace(
-        FragmentContext{members_, shape_, local_, *remote_, turns_, health_, staging_});
+        FragmentContext{members_, shape_, local_, *remote_, turns_, tallies_, health_, staging_});
     for (int rank = 0; rank < 2; ++rank) {
       op_->output.add(&bytes_[rank], 1);
       op_->output.end_block();
@@ -79,6 +79,7 @@ class Watched : public testing::Test {
   LocalPeers local_;
   std::optional<RemotePeers> remote_;
   RailTurns turns_;
+  PeerTallies tallies_{2};
   Health health_;
   StagingPool staging_;
   std::optional<FragmentContext> context_;
