@@ -96,7 +96,11 @@ class ProcessGroupSMDDP(Backend):
         timeout: timedelta,
         group_name: str,
         fallback_factory: Callable[[str, str], Backend],
+        measure_routes: Callable[[ProcessGroupSMDDP, str, str], list[tuple[int, str]] | None],
     ) -> None: ...
+    def _force_route(self, route: str) -> None:
+        """For the measurement: its thread's operations take this route; "" ends that."""
+
     @property
     def meeting(self) -> str:
         """The name of this making of the group, for keys in its store."""
@@ -110,6 +114,8 @@ def configure(
     fallback: str = "warn",
     max_sms: int = 9,
     reduce_on_cpu: bool = False,
+    silence_seconds: float = 30.0,
+    routes: dict[str, list[tuple[int, str]]] = ...,
 ) -> None:
     """Sets the process-wide options of operations started from now on; 0 means the default."""
 

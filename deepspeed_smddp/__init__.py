@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import smddp_autoload as _autoload
+from deepspeed_smddp import backend as _backend
 from deepspeed_smddp import memory
 from deepspeed_smddp import settings as _settings
 from deepspeed_smddp.backend import (
@@ -31,11 +32,11 @@ from deepspeed_smddp.ledger import reporter as _ledger_reporter
 from deepspeed_smddp.offload import offload_activations
 from deepspeed_smddp.settings import configure
 from deepspeed_smddp.subgroups import install as _install_split_group
+from deepspeed_smddp.tune import routes as _routes
+from deepspeed_smddp.version import __version__
 
 if TYPE_CHECKING:
     from deepspeed_smddp import fsdp
-
-__version__ = "0.2.0"
 
 __all__ = [
     "SmddpConfig",
@@ -63,6 +64,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'deepspeed_smddp' has no attribute {name!r}")
 
 
+_backend.measure_routes = _routes.resolve
 after_default_group += [_hang_reporter.start, _slow_watch.start]
 after_default_group.append(_install_split_group)
 _settings.follow(_ledger_reporter.follow)

@@ -24,6 +24,10 @@ FALLBACK_PREFIX = "fallback:"
 # belongs to this making of the group: it holds nothing of ranks that were restarted.
 after_default_group: list[Callable[[Any, int, int], None]] = []
 
+# Called with a group, a collective and "cpu" or "cuda" when the first such operation has the route
+# "auto": a call of all ranks. Returns steps of (bytes at most or 0, route), or None if not now.
+measure_routes: Callable[[Any, str, str], list[tuple[int, str]] | None] | None = None
+
 _default_rank: int | None = None
 # The global ranks of the groups that this process has made since the default group, by name.
 _members: dict[str, list[int]] = {}
@@ -57,6 +61,7 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
             timeout,
             options.group_id,
             fallback_factory(options, timeout, backend_options),
+            _measure,
         )
     except RuntimeError:
         _reset_names_after_failed_world()
@@ -68,6 +73,10 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     for follow in after_default_group if is_default else ():
         follow(store, options.group_rank, options.group_size)
     return group
+
+
+def _measure(group: Any, collective: str, device: str) -> Any:
+    return measure_routes(group, collective, device) if measure_routes is not None else None
 
 
 def global_ranks(group: str) -> list[int]:

@@ -91,6 +91,24 @@ VARIABLES: tuple[Variable, ...] = (
         key="fallback",
     ),
     Variable(
+        "ROUTES_ALL_GATHER",
+        "smddp",
+        "who carries AllGather: smddp, nccl, gloo, fallback, auto, or steps by size in JSON",
+        key="routes.all_gather",
+    ),
+    Variable(
+        "ROUTES_REDUCE_SCATTER",
+        "smddp",
+        "the same for ReduceScatter",
+        key="routes.reduce_scatter",
+    ),
+    Variable(
+        "ROUTES_ALL_REDUCE",
+        "smddp",
+        "the same for AllReduce",
+        key="routes.all_reduce",
+    ),
+    Variable(
         "TIMEOUT_SECONDS",
         "600",
         "deadline of one operation, if nobody asks torch for another one",
@@ -367,6 +385,11 @@ def _from_text(text: str, field: FieldInfo) -> Any:
         return {"1": True, "true": True, "0": False, "false": False}.get(lowered, text)
     if field.annotation is str:
         return text
+    if lowered.startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
     try:
         return float(lowered)
     except ValueError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, StrictBool
 
 MIN_BUCKET_BYTES = 4096
 
@@ -36,6 +36,47 @@ _Seconds = Annotated[float, Field(strict=True, gt=0, le=1e9), BeforeValidator(_n
 
 _FILE = "the name of a file, with {rank} and {host} in it if wanted, or an empty text for none"
 _BUCKET_HOLDS = f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'
+
+
+ROUTES = ("smddp", "fallback", "nccl", "gloo", "auto")
+_ROUTE_HOLDS = (
+    '"smddp", "nccl", "gloo", "fallback" (either), "auto", or a list of '
+    '{"up_to": bytes, "path": one of these} in rising order, of which the last may have no "up_to"'
+)
+
+
+def _route(value: Any) -> tuple[tuple[int, str], ...]:
+    """Steps: bytes at most (0: no bound), and the path. A single path is one step."""
+    if isinstance(value, str):
+        value = [{"path": value}]
+    steps = [_route_step(step) for step in value] if isinstance(value, list | tuple) else []
+    bounds = [bound for bound, _ in steps]
+    paths = {path for _, path in steps}
+    # "auto" finds bounds itself.
+    if not steps or 0 in bounds[:-1] or ("auto" in paths and len(steps) > 1):
+        raise ValueError(_ROUTE_HOLDS)
+    bounded = [bound for bound in bounds if bound]
+    if bounded != sorted(set(bounded)):
+        raise ValueError(_ROUTE_HOLDS)
+    return tuple(steps)
+
+
+def _route_step(step: Any) -> tuple[int, str]:
+    if isinstance(step, dict) and set(step) <= {"up_to", "path"} and "path" in step:
+        bound, path = _whole(step.get("up_to", 0)), step["path"]
+        allowed = "up_to" not in step or (isinstance(bound, int) and bound > 0)
+    elif isinstance(step, list | tuple) and len(step) == 2:
+        bound, path = step
+        allowed = isinstance(bound, int) and bound >= 0
+    else:
+        raise ValueError(_ROUTE_HOLDS)
+    if not allowed or path not in ROUTES or bound >= 1 << 62:
+        raise ValueError(_ROUTE_HOLDS)
+    return bound, path
+
+
+_Route = Annotated[tuple[tuple[int, str], ...], PlainValidator(_route)]
+_SMDDP = ((0, "smddp"),)
 
 
 class Section(BaseModel):
@@ -68,6 +109,14 @@ class Ledger(Section):
     monitor: StrictBool = Field(True, description="true or false")
 
 
+class Routes(Section):
+    """``smddp.routes``: who carries which sizes of a collective, in bytes of all ranks' data."""
+
+    all_gather: _Route = Field(_SMDDP, description=_ROUTE_HOLDS)
+    reduce_scatter: _Route = Field(_SMDDP, description=_ROUTE_HOLDS)
+    all_reduce: _Route = Field(_SMDDP, description=_ROUTE_HOLDS)
+
+
 class SmddpConfig(Section):
     """The "smddp" section of a DeepSpeed config (JSON or hjson). Every key is optional."""
 
@@ -88,6 +137,9 @@ class SmddpConfig(Section):
     reduce_precision: Literal["wire", "fp32"] = Field("wire", description='"wire" or "fp32"')
     fallback: Literal["warn", "silent", "error"] = Field(
         "warn", description='"warn", "silent" or "error"'
+    )
+    routes: Routes = Field(
+        default_factory=Routes, description='{"all_gather": "smddp", "reduce_scatter": "auto"}'
     )
     timeout_seconds: _Seconds = Field(600.0, description="a number of seconds above 0")
     silence_seconds: _SecondsOrNone = Field(

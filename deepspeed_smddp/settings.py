@@ -77,6 +77,11 @@ class Settings:
             "max_sms": min(max(section.max_sms, 1), 1024),  # no GPU has as many
             "reduce_on_cpu": section.reduce_on == "cpu",
             "silence_seconds": section.silence_seconds,
+            "routes": {
+                name: list(steps)
+                for name, steps in section.routes
+                if any(path != "smddp" for _, path in steps)
+            },
         }
 
     def _bytes(self, key: str) -> int:
@@ -113,9 +118,9 @@ def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys:
     """Sets keys of the "smddp" section from Python, for programs without a DeepSpeed config.
 
     It replaces the section of an earlier call or of a DeepSpeed config, and applies to operations
-    that start afterwards, in every group of the process; ``timeout_seconds`` and
-    ``silence_seconds`` apply to groups made afterwards. Environment variables still have
-    precedence::
+    that start afterwards, in every group of the process; ``timeout_seconds``,
+    ``silence_seconds`` and ``routes`` apply to groups made afterwards. Environment variables still
+    have precedence::
 
         deepspeed_smddp.configure(fallback="error", allgather_bucket_size=64 << 20)
 

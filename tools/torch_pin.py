@@ -55,7 +55,7 @@ class TorchPin:
         Raises:
             SystemExit: a wheel is to be built, and there is no torch, or one that is too old.
         """
-        version = package_version(Path("deepspeed_smddp/__init__.py"))
+        version = package_version(Path("deepspeed_smddp/version.py"))
         if self._for_sdist:
             torch = ">=" + ".".join(map(str, OLDEST))
         else:

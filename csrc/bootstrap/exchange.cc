@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* kFailed = "failed";
 constexpr size_t kLongestReason = 4096;
-constexpr uint32_t kRankInfoVersion = 0x534d0003;
+constexpr uint32_t kRankInfoVersion = 0x534d0004;
 
 class Writer {
  public:
@@ -101,6 +101,7 @@ std::vector<uint8_t> encode(const RankInfo& info) {
   w.number(info.doorbell_fd);
   w.number(info.outbox_fd);
   write(w, info.fabric);
+  w.number(info.routes);
   return std::move(w.out);
 }
 
@@ -121,6 +122,7 @@ Result<RankInfo> decode(const std::vector<uint8_t>& blob) {
   info.doorbell_fd = r.number<int32_t>();
   info.outbox_fd = r.number<int32_t>();
   info.fabric = read_fabric(r);
+  info.routes = r.number<uint64_t>();
   if (!r.good) return Status(Code::kInternal, "a rank published damaged rank information");
   return info;
 }

@@ -38,6 +38,7 @@ struct RankInfo {
   int32_t presence_fd = -1;  // memfd and pipe that neighbors open through /proc/<pid>/fd
   int32_t doorbell_fd = -1;
   int32_t outbox_fd = -1;  // memfd of this group's outbox, -1 if the rank needs none
+  uint64_t routes = 0;     // digest of Group::Options::routes
   FabricAddress fabric;
 };
 

@@ -48,6 +48,8 @@ class Group : private Progressable {
     uint64_t silence_ns = 30'000'000'000ull;
     // Follows the name of a part of a group in the flight recorder, as a part counts operations of its own.
     std::string part = {};
+    // Which operations the user sends to other backends, as a text that all ranks must have alike.
+    std::string routes = {};
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.

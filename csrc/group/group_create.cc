@@ -92,6 +92,7 @@ class GroupBuilder {
   Status describe_secret(RankInfo* mine);
   Status exchange_infos();
   Status agree_on_secret();
+  Status agree_on_routes() const;
   Status exchange_fabrics();
   Status join_host();
   Status await_host();
@@ -122,7 +123,9 @@ Result<GroupParts> GroupBuilder::build() {
   Result<NetworkModel> network = parse_network_model(env::get("FABRIC_CURVE"));
   if (!network) return network.status();
   if (Status known = exchange_infos(); !known) return known;
-  if (Status known = agree_on_secret(); !known) {
+  Status known = agree_on_secret();
+  if (known) known = agree_on_routes();
+  if (!known) {
     alike_ = true;
     return known;
   }
@@ -163,6 +166,8 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   if (Status secret = describe_secret(mine); !secret) return secret;
   mine->token = engine_.presence().token();
   mine->pid = getpid();
+  for (char c : options_.routes)
+    mine->routes = extend_digest(mine->routes, static_cast<unsigned char>(c));
   mine->presence_fd = engine_.presence().presence_fd();
   mine->doorbell_fd = engine_.presence().doorbell_fd();
   if (ranks_ == 1) return {};
@@ -207,6 +212,17 @@ Status GroupBuilder::agree_on_secret() {
     return {Code::kInvalid,
             members_->describe(r) + " has another job secret than " + members_->describe(rank_) +
                 ": give all ranks the same SMDDP_JOB_SECRET_FILE or SMDDP_JOB_SECRET"};
+  }
+  return {};
+}
+
+// All ranks find alike that two of them differ.
+Status GroupBuilder::agree_on_routes() const {
+  for (size_t r = 1; r < infos_.size(); ++r) {
+    if (infos_[r].routes == infos_[0].routes) continue;
+    return {Code::kInvalid, members_->describe(static_cast<Rank>(r)) +
+                                " has other \"routes\" than " + members_->describe(0) +
+                                ": give all ranks the same smddp.routes"};
   }
   return {};
 }

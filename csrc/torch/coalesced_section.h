@@ -15,6 +15,7 @@ namespace smddp {
 class CoalescedSection {
  public:
   void open();
+  bool is_open() const { return open_; }
   // Notes the work if the section is open; hands it on.
   c10::intrusive_ptr<c10d::Work> note(c10::intrusive_ptr<c10d::Work> work);
   // Opens a section of `backend`, which carries out the next operation, unless that has been done.

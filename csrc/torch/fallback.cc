@@ -107,10 +107,36 @@ uint64_t bytes_of(TensorRefs tensors) {
   return bytes;
 }
 
+// Gloo knows fewer types than NCCL, no averages, and no outputs that are stacked.
+bool Fallback::takes(TensorRefs tensors, const c10d::ReduceOp* op) {
+  if (op != nullptr && *op == c10d::ReduceOp::AVG && tensors[0]->is_cpu()) return false;
+  for (const at::Tensor* t : tensors) {
+    if (!t->is_contiguous() || t->is_conj() || t->is_neg()) return false;
+    if (t->is_cpu() && t->dim() != tensors[0]->dim()) return false;
+    switch (t->scalar_type()) {
+      case at::kFloat:
+      case at::kDouble:
+      case at::kHalf:
+      case at::kBFloat16:
+      case at::kChar:
+      case at::kByte:
+      case at::kInt:
+      case at::kLong:
+        break;
+      default:
+        return false;
+    }
+  }
+  return true;
+}
+
 c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uint64_t bytes,
                               const char* reason) {
   const char* name = name_for(device);
-  FallbackMode mode = settings().fallback;
+  // What was chosen is no surprise: nothing to forbid, and nothing to warn of.
+  bool routed = reason == kRouted;
+  FallbackMode mode = routed ? FallbackMode::kSilent : settings().fallback;
+  const std::string path = std::string(routed ? "route:" : "fallback:") + name;
   if (mode == FallbackMode::kError) {
     throw_status({Code::kUnavailable, std::string(operation) + " on group '" + group_ +
                                           "' would go to " + name + ": " + reason +
@@ -131,8 +157,8 @@ c10d::Backend& Fallback::take(const char* operation, c10::DeviceType device, uin
            device != c10::kCUDA,
            std::string(operation) + (number > 0 ? " #" + std::to_string(number) : "") +
                " of group '" + group_ + "' over " + name};
-  taken.record.start(now, recorder.text(std::string("fallback:") + name));
-  Statistics::process().update(operation, std::string("fallback:") + name, [&](StatisticsRow& row) {
+  taken.record.start(now, recorder.text(path));
+  Statistics::process().update(operation, path, [&](StatisticsRow& row) {
     ++row.calls;
     row.bytes += bytes;
   });

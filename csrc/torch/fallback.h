@@ -25,9 +25,11 @@ class Fallback {
   Fallback(std::string group, std::string meeting, Factory factory);
 
   // Counts `operation` with `bytes`, and returns the backend for tensors on `device`. `reason`: why smddp
-  // does not carry it. Throws if the settings forbid fallbacks.
+  // does not carry it. Throws if the settings forbid fallbacks, unless the reason is kRouted.
   c10d::Backend& take(const char* operation, c10::DeviceType device, uint64_t bytes,
                       const char* reason);
+  // Whether every form of call on such tensors works there: else what the user routes away stays smddp's.
+  static bool takes(TensorRefs tensors, const c10d::ReduceOp* op);
   // The backend for `device`; nullptr if it was never needed.
   c10d::Backend* existing(c10::DeviceType device);
   // Notes the work of the operation that this thread took last, for settle() and the flight recorder; returns

@@ -4,6 +4,7 @@
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 
 #include "common/env.h"
@@ -22,28 +23,58 @@ namespace py = pybind11;
 namespace smddp {
 namespace {
 
-// C++ holds a Python object, the factory: it is called and released under the GIL, and not released once the
-// interpreter is gone.
-Fallback::Factory hold(py::object factory) {
-  std::shared_ptr<py::object> held(new py::object(std::move(factory)), [](py::object* object) {
-    if (!Py_IsInitialized()) {
-      object->release();
-    } else {
-      py::gil_scoped_acquire gil;
-      *object = py::object();
-    }
-    delete object;
-  });
-  return [held](const std::string& device_type, const std::string& meeting) {
+// C++ holds a Python object: it is called and released under the GIL, and not released once the interpreter
+// is gone.
+std::shared_ptr<py::object> hold(py::object given) {
+  return {new py::object(std::move(given)), [](py::object* object) {
+            if (!Py_IsInitialized()) {
+              object->release();
+            } else {
+              py::gil_scoped_acquire gil;
+              *object = py::object();
+            }
+            delete object;
+          }};
+}
+
+Fallback::Factory factory_of(py::object given) {
+  return
+      [held = hold(std::move(given))](const std::string& device_type, const std::string& meeting) {
+        py::gil_scoped_acquire gil;
+        return (*held)(device_type, meeting).cast<c10::intrusive_ptr<c10d::Backend>>();
+      };
+}
+
+RouteSteps steps_of(const std::vector<std::pair<uint64_t, std::string>>& given) {
+  RouteSteps steps;
+  for (const auto& [up_to, name] : given) {
+    auto route = parse_route(name);
+    if (!route) throw py::value_error(name + " is not a route");
+    steps.push_back({up_to == 0 ? UINT64_MAX : up_to, *route});
+  }
+  return steps;
+}
+
+// Calls measure(group, collective, device_type), which returns steps as configure() takes them, or None. What
+// the measurement moved is not counted.
+MeasureRoutes measure_of(py::object given) {
+  return [held = hold(std::move(given))](ProcessGroupSMDDP& group, Collective collective,
+                                         c10::DeviceType device) -> std::optional<RouteSteps> {
+    Statistics::Rows before = Statistics::process().rows();
     py::gil_scoped_acquire gil;
-    return (*held)(device_type, meeting).cast<c10::intrusive_ptr<c10d::Backend>>();
+    auto counted = c10::intrusive_ptr<ProcessGroupSMDDP>::unsafe_reclaim_from_nonowning(&group);
+    py::object steps = (*held)(counted, name_of(collective), device == c10::kCUDA ? "cuda" : "cpu");
+    Statistics::process().restore(std::move(before));
+    if (steps.is_none()) return std::nullopt;
+    return steps_of(steps.cast<std::vector<std::pair<uint64_t, std::string>>>());
   };
 }
 
-void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
-                           size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32,
-                           const std::string& fallback, int max_sms, bool reduce_on_cpu,
-                           double silence_seconds) {
+void configure_from_python(
+    size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
+    size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32, const std::string& fallback,
+    int max_sms, bool reduce_on_cpu, double silence_seconds,
+    const std::map<std::string, std::vector<std::pair<uint64_t, std::string>>>& routes) {
   FallbackMode mode = FallbackMode::kWarn;
   if (fallback == "silent") {
     mode = FallbackMode::kSilent;
@@ -53,11 +84,17 @@ void configure_from_python(size_t allgather_bucket_bytes, size_t allgather_bucke
     throw py::value_error("fallback is \"" + fallback +
                           "\"; it may be \"warn\", \"silent\" or \"error\"");
   }
+  RouteTable table;
+  for (size_t i = 0; i < table.size(); ++i) {
+    auto given = routes.find(name_of(static_cast<Collective>(i)));
+    if (given != routes.end()) table[i] = steps_of(given->second);
+  }
   configure({{allgather_bucket_bytes, allgather_bucket_elements, reduce_scatter_bucket_bytes,
               reduce_precision_fp32},
              mode,
              max_sms,
              static_cast<uint64_t>(silence_seconds * 1e9),
+             std::move(table),
              reduce_on_cpu});
 }
 
@@ -135,31 +172,38 @@ void reset_statistics() {
   reset_refused();
 }
 
+void define_group(py::module_& m) {
+  py::class_<ProcessGroupSMDDP, c10d::Backend, c10::intrusive_ptr<ProcessGroupSMDDP>>(
+      m, "ProcessGroupSMDDP")
+      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                       std::chrono::milliseconds timeout, const std::string& group_name,
+                       py::object factory, py::object measure) {
+             Fallback::Factory make = factory_of(std::move(factory));
+             MeasureRoutes measured = measure_of(std::move(measure));
+             py::gil_scoped_release no_gil;  // the call waits for the other ranks
+             return c10::make_intrusive<ProcessGroupSMDDP>(store, rank, size, timeout, group_name,
+                                                           std::move(make), measured);
+           }),
+           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
+           py::arg("group_name"), py::arg("fallback_factory"), py::arg("measure_routes"))
+      .def("_force_route", [](ProcessGroupSMDDP& group,
+                              const std::string& name) { group.routes().force(parse_route(name)); })
+      .def_property_readonly(
+          "meeting", [](const ProcessGroupSMDDP& group) { return group.store().meeting(); });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The compiled collectives.";
   py::module_::import("torch.distributed");  // Backend and Store must be known to pybind11
   m.attr("BUILT_WITH_TORCH") = SMDDP_TORCH_VERSION;
-  py::class_<ProcessGroupSMDDP, c10d::Backend, c10::intrusive_ptr<ProcessGroupSMDDP>>(
-      m, "ProcessGroupSMDDP")
-      .def(py::init([](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                       std::chrono::milliseconds timeout, const std::string& group_name,
-                       py::object factory) {
-             Fallback::Factory held = hold(std::move(factory));
-             py::gil_scoped_release no_gil;  // the call waits for the other ranks
-             return c10::make_intrusive<ProcessGroupSMDDP>(store, rank, size, timeout, group_name,
-                                                           std::move(held));
-           }),
-           py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
-           py::arg("group_name"), py::arg("fallback_factory"))
-      .def_property_readonly(
-          "meeting", [](const ProcessGroupSMDDP& group) { return group.store().meeting(); });
+  define_group(m);
   m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
         py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
         py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn",
-        py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false,
-        py::arg("silence_seconds") = 30.0);
+        py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false, py::arg("silence_seconds") = 30.0,
+        py::arg("routes") = std::map<std::string, std::vector<std::pair<uint64_t, std::string>>>());
   m.def("statistics", &statistics);
   m.def("reset_statistics", &reset_statistics);
   m.def(

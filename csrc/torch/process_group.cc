@@ -21,10 +21,6 @@ TensorRefList joined(TensorRefs first, TensorRefs rest) {
   return all;
 }
 
-TensorRefList joined(const Tensors& first, const TensorLists& lists) {
-  return joined(refs(first), refs(lists));
-}
-
 // The tensors of all_gather_coalesced's outputs, input by input. torch hands over one list per rank; each
 // list has one tensor per input.
 TensorRefList by_input(const TensorLists& outputs, size_t inputs) {
@@ -66,17 +62,21 @@ Engine& engine_for(Store& store, int rank, const std::string& group_name) {
 
 ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
                                      std::chrono::milliseconds timeout,
-                                     const std::string& group_name, Fallback::Factory factory)
+                                     const std::string& group_name, Fallback::Factory factory,
+                                     const MeasureRoutes& measure)
     : Backend(rank, size),
       store_(store, rank, size, timeout),
       engine_(engine_for(store_.part(), rank, group_name)),
       timeout_(timeout),
       fallback_(group_name, store_.meeting(), std::move(factory)),
+      routes_(size > 1 ? settings().routes : RouteTable(),
+              [this, measure](auto... asked) { return measure(*this, asked...); }),
       device_(engine_, store_.part()) {
   Group::Options options;
   options.name = group_name;
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   options.silence_ns = settings().silence_ns;
+  options.routes = text_of(settings().routes);
   auto created = Group::create(engine_, store_.part(), rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
@@ -97,10 +97,9 @@ intrusive_ptr<c10d::Backend::Options> ProcessGroupSMDDP::getBackendOptions() {
 
 void ProcessGroupSMDDP::setTimeout(std::chrono::milliseconds timeout) {
   timeout_ = timeout;
-  if (DeviceCollectives* device = device_.existing()) {
-    device->group().set_limit(static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
-  }
-  group().set_timeout(static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()));
+  auto limit_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
+  if (DeviceCollectives* device = device_.existing()) device->group().set_limit(limit_ns);
+  group().set_timeout(limit_ns);
   fallback_.set_timeout(timeout);
 }
 
@@ -139,20 +138,19 @@ bool ProcessGroupSMDDP::supportsTensorAlloc(c10::DeviceIndex device) { return de
 
 // --- smddp's own ---------------------------------------------------------------------------------
 
-ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(TensorRefs tensors) {
-  if (const char* reason = why_fallback(tensors)) return {reason};
-  if (!TorchDevice::concerns(tensors))
-    return {tensors.empty() || tensors[0]->is_cpu() ? nullptr : device_.refusal()};
-  DeviceCollectives* device = device_.of(tensors, group(), timeout_);
+ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(Collective collective, TensorRefs whole,
+                                                      TensorRefs parts, const c10d::ReduceOp* op) {
+  TensorRefList tensors = joined(parts, whole);
+  if (const char* reason = op ? why_fallback(tensors, *op) : why_fallback(tensors)) return {reason};
+  DeviceCollectives* device = nullptr;
+  if (TorchDevice::concerns(tensors)) device = device_.of(tensors, group(), timeout_);
+  if (tensors.empty()) return {};
   // Memory of the device that threads simulate can be carried by the CPU, too.
   if (device == nullptr && !tensors[0]->is_cpu()) return {device_.refusal()};
-  return {nullptr, device};
-}
-
-ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(TensorRefs tensors,
-                                                      const c10d::ReduceOp& op) {
-  if (const char* reason = why_fallback(tensors, op)) return {reason};
-  return carrier(tensors);
+  c10::DeviceType type = tensors[0]->device().type();
+  bool away = routes_.any(collective) && Fallback::takes(tensors, op) &&
+              routes_.leads_away(collective, type, bytes_of(whole), !coalesced_.is_open());
+  return {away ? kRouted : nullptr, device};
 }
 
 void ProcessGroupSMDDP::require_one_per_rank(const char* what, const TensorLists& lists) const {
@@ -225,16 +223,15 @@ intrusive_ptr<Work> ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> o
 intrusive_ptr<Work> ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                        const c10d::AllgatherOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  Carrier by = carrier({to, from});
-  if (by.reason != nullptr) {
+  Carrier by = carrier(Collective::kAllGather, to, from);
+  if (by.reason != nullptr)
     return forwarded(fallback("all_gather", to, by.reason)._allgather_base(output, input, opts));
-  }
   return gather_all(by, to, from, false, opts, OpType::_ALLGATHER_BASE);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& inputs,
                                                  const c10d::AllgatherOptions& opts) {
-  Carrier by = carrier(joined(inputs, outputs));
+  Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
   if (by.reason != nullptr) {
     return forwarded(
         fallback("all_gather", refs(outputs), by.reason).allgather(outputs, inputs, opts));
@@ -245,7 +242,7 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& 
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                            const c10d::AllgatherOptions& opts) {
-  Carrier by = carrier(joined(inputs, outputs));
+  Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
   if (by.reason != nullptr) {
     return forwarded(fallback("all_gather", refs(outputs), by.reason)
                          .allgather_coalesced(outputs, inputs, opts));
@@ -256,7 +253,7 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs,
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allgather_into_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
-  Carrier by = carrier(joined(inputs, {outputs}));
+  Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
   if (by.reason != nullptr) {
     return forwarded(fallback("all_gather", refs(outputs), by.reason)
                          .allgather_into_tensor_coalesced(outputs, inputs, opts));
@@ -267,7 +264,7 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allgather_into_tensor_coalesced(
 intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  Carrier by = carrier({to, from}, opts.reduceOp);
+  Carrier by = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
   if (by.reason != nullptr) {
     return forwarded(
         fallback("reduce_scatter", from, by.reason)._reduce_scatter_base(output, input, opts));
@@ -277,7 +274,7 @@ intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(
 
 intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                                       const c10d::ReduceScatterOptions& opts) {
-  Carrier by = carrier(joined(outputs, inputs), opts.reduceOp);
+  Carrier by = carrier(Collective::kReduceScatter, refs(inputs), refs(outputs), &opts.reduceOp);
   if (by.reason != nullptr) {
     return forwarded(
         fallback("reduce_scatter", refs(inputs), by.reason).reduce_scatter(outputs, inputs, opts));
@@ -288,7 +285,7 @@ intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLi
 
 intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
-  Carrier by = carrier(joined(outputs, {inputs}), opts.reduceOp);
+  Carrier by = carrier(Collective::kReduceScatter, refs(inputs), refs(outputs), &opts.reduceOp);
   if (by.reason != nullptr) {
     return forwarded(fallback("reduce_scatter", refs(inputs), by.reason)
                          .reduce_scatter_tensor_coalesced(outputs, inputs, opts));
@@ -301,20 +298,18 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors,
                                                  const c10d::AllreduceOptions& opts) {
   GradientLabel label;
   TensorRefList all = refs(tensors);
-  Carrier by = carrier(all, opts.reduceOp);
-  if (by.reason != nullptr) {
+  Carrier by = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
+  if (by.reason != nullptr)
     return forwarded(fallback("all_reduce", all, by.reason).allreduce(tensors, opts));
-  }
   return sum_all(by, all, opts, OpType::ALLREDUCE);
 }
 
 intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(
     Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   TensorRefList all = refs(tensors);
-  Carrier by = carrier(all, opts.reduceOp);
-  if (by.reason != nullptr) {
+  Carrier by = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
+  if (by.reason != nullptr)
     return forwarded(fallback("all_reduce", all, by.reason).allreduce_coalesced(tensors, opts));
-  }
   return sum_all(by, all, opts, OpType::ALLREDUCE_COALESCED);
 }
 

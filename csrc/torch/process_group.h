@@ -20,11 +20,16 @@ using c10::intrusive_ptr;
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 
+class ProcessGroupSMDDP;
+// Routes::Measure of a group.
+using MeasureRoutes =
+    std::function<std::optional<RouteSteps>(ProcessGroupSMDDP& group, Collective, c10::DeviceType)>;
+
 class ProcessGroupSMDDP final : public c10d::Backend {
  public:
   ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
                     std::chrono::milliseconds timeout, const std::string& group_name,
-                    Fallback::Factory factory);
+                    Fallback::Factory factory, const MeasureRoutes& measure);
   ~ProcessGroupSMDDP() override;
 
   const std::string getBackendName() const override { return "smddp"; }
@@ -44,6 +49,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   bool supportsTensorAlloc(c10::DeviceIndex device) override;
 
   const GroupStore& store() const { return store_; }
+  Routes& routes() { return routes_; }
   // smddp's own.
   intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                             const c10d::AllgatherOptions& opts) override;
@@ -92,10 +98,9 @@ class ProcessGroupSMDDP final : public c10d::Backend {
     const char* reason = nullptr;         // not null: the fallback, and why
     DeviceCollectives* device = nullptr;  // not null: the tensors lie on this device
   };
-  Carrier carrier(TensorRefs tensors);
-  // The same for sums over them.
-  Carrier carrier(TensorRefs tensors, const c10d::ReduceOp& op);
-
+  // By the bytes of `whole`, all ranks' data, the user may route the call. `op`: of sums.
+  Carrier carrier(Collective collective, TensorRefs whole, TensorRefs parts,
+                  const c10d::ReduceOp* op = nullptr);
   // Throws unless each of `lists` has one tensor per rank; `what` begins the sentence.
   void require_one_per_rank(const char* what, const TensorLists& lists) const;
   // The larger side has, per tensor of the smaller side, either one tensor for each rank (`list`), one
@@ -122,6 +127,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   Engine& engine_;
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
+  Routes routes_;
   std::unique_ptr<Group> group_;
   GroupDevice device_;  // destroyed before the group
   std::atomic<uint64_t> operations_{0};

@@ -6,6 +6,7 @@
 
 #include "collectives/selector.h"
 #include "progress/engine.h"
+#include "torch/routes.h"
 
 namespace smddp {
 
@@ -16,6 +17,7 @@ struct Settings {
   FallbackMode fallback = FallbackMode::kWarn;
   int max_sms = 9;  // multiprocessors that one sum on a GPU occupies at most
   uint64_t silence_ns = 30'000'000'000ull;  // Group::Options::silence_ns
+  RouteTable routes;                        // of groups made from now on
   bool reduce_on_cpu = false;  // the CPU sums tensors on a GPU: no multiprocessor is used
 };
 

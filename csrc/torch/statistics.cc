@@ -18,4 +18,9 @@ void Statistics::reset() {
   rows_.clear();
 }
 
+void Statistics::restore(Rows rows) {
+  std::lock_guard lock(mutex_);
+  rows_ = std::move(rows);
+}
+
 }  // namespace smddp

@@ -44,6 +44,7 @@ class Statistics {
   }
   Rows rows() const;
   void reset();
+  void restore(Rows rows);
 
  private:
   mutable std::mutex mutex_;

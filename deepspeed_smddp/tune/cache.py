@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from deepspeed_smddp.tune.choice import NetworkModel, Point
 
@@ -60,6 +61,28 @@ def load(name: str) -> NetworkModel | None:
 
 def store(name: str, curve: NetworkModel) -> None:
     """Stores a network model. If the directory can't be written, the next job measures again."""
+    _write(name, asdict(curve))
+
+
+def load_routes(name: str) -> list[tuple[int, float, float]] | None:
+    """The measured points of a route: bytes, seconds over smddp and over the fallback; or None."""
+    try:
+        found = json.loads((directory() / f"routes-{name}.json").read_text(encoding="utf-8"))
+        points = [(_point(p[0], p[1]), _point(p[0], p[2])) for p in found]
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError):
+        return None
+    sizes = [ours.size for ours, _ in points]
+    if not 2 <= len(points) <= _MOST_POINTS or sizes != sorted(set(sizes)):
+        return None
+    return [(ours.size, ours.seconds, theirs.seconds) for ours, theirs in points]
+
+
+def store_routes(name: str, points: Sequence[tuple[int, float, float]]) -> None:
+    """Stores the measured points of a route, as :func:`store` does."""
+    _write(f"routes-{name}", points)
+
+
+def _write(name: str, value: Any) -> None:
     part = None
     try:
         directory().mkdir(parents=True, exist_ok=True)
@@ -67,7 +90,7 @@ def store(name: str, curve: NetworkModel) -> None:
             "w", dir=directory(), suffix=".part", delete=False, encoding="utf-8"
         ) as file:
             part = Path(file.name)
-            json.dump(asdict(curve), file)
+            json.dump(value, file)
         os.replace(part, directory() / f"{name}.json")
     except (OSError, RuntimeError):
         if part is not None:  # on a full disk

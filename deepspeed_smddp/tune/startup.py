@@ -20,6 +20,7 @@ from deepspeed_smddp.errors import logger
 from deepspeed_smddp.tune import auto_keys, cache
 from deepspeed_smddp.tune.choice import SMDDP_KEYS, Choice, NetworkModel, choose
 from deepspeed_smddp.tune.measure import measure, probe
+from deepspeed_smddp.version import __version__
 
 # A stored model is measured again if one of its sizes now takes more or less time by this factor.
 _STALE = 2.0
@@ -60,12 +61,10 @@ def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
 
 def find(group: dist.ProcessGroup) -> tuple[NetworkModel, str]:
     """The group's network model, and whether it was ``measured`` or ``recalled``; collective."""
-    from deepspeed_smddp import __version__
-
     if group in _curves:
         return _curves[group], "recalled"
 
-    name = cache.topology(__version__, _hosts(group))
+    name = cache.topology(__version__, hosts(group))
     curve = _shared(cache.load(name) if group.rank() == 0 else None, group)
     if curve is not None and _fits(curve, group):
         _curves[group] = curve
@@ -82,24 +81,29 @@ def _fits(curve: NetworkModel, group: dist.ProcessGroup) -> bool:
     return 1 / _STALE < ratio < _STALE
 
 
-def _hosts(group: dist.ProcessGroup) -> list[str]:
+def hosts(group: dist.ProcessGroup) -> list[str]:
+    """The identity of each rank's host, by rank; collective."""
     host = os.environ.get("SMDDP_HOST_ID") or socket.gethostname()
     own = torch.frombuffer(bytearray(hashlib.sha256(host.encode()).digest()), dtype=torch.uint8)
     gathered = torch.empty(own.numel() * group.size(), dtype=torch.uint8)
-    group.allgather_into_tensor_coalesced([gathered], [own]).wait()
+    group._allgather_base(gathered, own).wait()
     return [row.numpy().tobytes().hex() for row in gathered.chunk(group.size())]
 
 
 def _shared(curve: NetworkModel | None, group: dist.ProcessGroup) -> NetworkModel | None:
     """The network model of the group's first rank, on all ranks."""
-    text = json.dumps(None if curve is None else asdict(curve)).encode()
+    found = shared(json.dumps(None if curve is None else asdict(curve)).encode(), group)
+    return None if found is None else cache.from_json(found)
+
+
+def shared(text: bytes, group: dist.ProcessGroup) -> Any:
+    """The JSON value of the first rank, on all ranks; None if it is too long. Collective."""
     if len(text) > _BLOB:
         text = b"null"
     own = torch.frombuffer(bytearray(text.ljust(_BLOB)), dtype=torch.uint8)
     gathered = torch.empty(_BLOB * group.size(), dtype=torch.uint8)
-    group.allgather_into_tensor_coalesced([gathered], [own]).wait()
-    found = json.loads(gathered[:_BLOB].numpy().tobytes())
-    return None if found is None else cache.from_json(found)
+    group._allgather_base(gathered, own).wait()
+    return json.loads(gathered[:_BLOB].numpy().tobytes())
 
 
 def _say(choice: Choice, open_keys: list[str], how: str) -> None:

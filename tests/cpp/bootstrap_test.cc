@@ -28,6 +28,7 @@ RankInfo a_rank_info() {
   info.presence_fd = 5;
   info.doorbell_fd = 6;
   info.outbox_fd = 7;
+  info.routes = 88;
   info.fabric = {FabricAddress::State::kOpen, {1, 2, 3}, ""};
   return info;
 }
@@ -46,6 +47,7 @@ TEST(RankInfo, IsTheSameAfterEncodingAndDecoding) {
   EXPECT_EQ(read.value().presence_fd, 5);
   EXPECT_EQ(read.value().doorbell_fd, 6);
   EXPECT_EQ(read.value().outbox_fd, 7);
+  EXPECT_EQ(read.value().routes, 88u);
   EXPECT_EQ(read.value().fabric.state, FabricAddress::State::kOpen);
   EXPECT_EQ(read.value().fabric.address, a_rank_info().fabric.address);
 }

@@ -259,6 +259,7 @@ def test_the_core_receives_the_options(core: list[dict[str, Any]]) -> None:
             "max_sms": 9,
             "reduce_on_cpu": False,
             "silence_seconds": 30.0,
+            "routes": {},
         }
     ]
 

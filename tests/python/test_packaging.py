@@ -94,7 +94,7 @@ def test_an_isolated_build_is_refused_with_the_command_to_use(tmp_path: Path) ->
     for name in ("pyproject.toml", "README.md", "LICENSE", "CMakeLists.txt"):
         shutil.copy(ROOT / name, tree)
     shutil.copy(ROOT / "tools/torch_pin.py", tree / "tools")
-    shutil.copy(ROOT / "deepspeed_smddp/__init__.py", tree / "deepspeed_smddp")
+    shutil.copy(ROOT / "deepspeed_smddp/version.py", tree / "deepspeed_smddp")
     hook = "from scikit_build_core.build import prepare_metadata_for_build_wheel as p; p('out')"
     done = subprocess.run(
         [sys.executable, "-S", "-c", hook],

@@ -1,0 +1,86 @@
+#include "torch/routes.h"
+
+#include <algorithm>
+
+namespace smddp {
+namespace {
+
+constexpr std::array<const char*, 5> kNames{"smddp", "fallback", "nccl", "gloo", "auto"};
+
+bool leads_away(Route route, c10::DeviceType device) {
+  switch (route) {
+    case Route::kFallback:
+      return true;
+    case Route::kNccl:
+      return device == c10::kCUDA;
+    case Route::kGloo:
+      return device != c10::kCUDA;
+    default:
+      return false;
+  }
+}
+
+Route route_of(const RouteSteps& steps, uint64_t bytes) {
+  auto step = std::find_if(steps.begin(), steps.end(),
+                           [&](const RouteStep& s) { return bytes <= s.up_to; });
+  return step == steps.end() ? Route::kSmddp : step->route;
+}
+
+}  // namespace
+
+const char kRouted[] = "smddp.routes chose it";
+
+std::optional<Route> parse_route(const std::string& name) {
+  auto known = std::find(kNames.begin(), kNames.end(), name);
+  if (known == kNames.end()) return std::nullopt;
+  return static_cast<Route>(known - kNames.begin());
+}
+
+std::string text_of(const RouteTable& table) {
+  std::string text;
+  for (const RouteSteps& steps : table) {
+    for (const RouteStep& step : steps)
+      text += std::to_string(step.up_to) + kNames[static_cast<size_t>(step.route)] + ",";
+    text += ";";
+  }
+  return text;
+}
+
+bool Routes::leads_away(Collective collective, c10::DeviceType device, uint64_t bytes,
+                        bool may_measure) {
+  auto index = static_cast<size_t>(collective);
+  if (index >= table_.size() || table_[index].empty()) return false;
+  if (measuring_ == std::this_thread::get_id())
+    return smddp::leads_away(forced_.value_or(Route::kSmddp), device);
+  Route route = route_of(table_[index], bytes);
+  if (route == Route::kMeasured) {
+    if (!may_measure) return false;
+    const RouteSteps* steps = measured(collective, device);
+    route = steps != nullptr ? route_of(*steps, bytes) : Route::kSmddp;
+  }
+  return smddp::leads_away(route, device);
+}
+
+void Routes::force(std::optional<Route> route) {
+  if (measuring_ == std::this_thread::get_id()) forced_ = route;
+}
+
+const RouteSteps* Routes::measured(Collective collective, c10::DeviceType device) {
+  std::lock_guard lock(mutex_);
+  auto key = std::make_pair(collective, device);
+  auto known = measured_.find(key);
+  if (known != measured_.end()) return &known->second;
+  measuring_ = std::this_thread::get_id();
+  struct End {
+    Routes& routes;
+    ~End() {
+      routes.forced_.reset();
+      routes.measuring_ = std::thread::id();
+    }
+  } end{*this};
+  std::optional<RouteSteps> steps = measure_(collective, device);
+  if (!steps) return nullptr;
+  return &measured_.try_emplace(key, std::move(*steps)).first->second;
+}
+
+}  // namespace smddp

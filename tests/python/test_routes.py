@@ -1,0 +1,256 @@
+"""``smddp.routes``: who carries which sizes of a collective, given or measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from deepspeed_smddp import SmddpConfigError
+from deepspeed_smddp.config import VARIABLES, parse_section, parse_variable, set_keys
+from deepspeed_smddp.tune import cache, routes
+from harness import cases, host_device
+from harness.cases import FORMS, Case
+from harness.worker import Context
+from harness.world import BACKEND, WorldError, fresh
+
+pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+
+GLOO = "route:gloo"
+
+
+# ---- the keys
+
+
+@pytest.mark.parametrize(
+    ("given", "steps"),
+    [
+        ("nccl", ((0, "nccl"),)),
+        ("auto", ((0, "auto"),)),
+        ([{"path": "gloo"}], ((0, "gloo"),)),
+        (
+            [{"up_to": 65536.0, "path": "fallback"}, {"path": "smddp"}],
+            ((65536, "fallback"), (0, "smddp")),
+        ),
+        ([{"up_to": 1, "path": "gloo"}], ((1, "gloo"),)),
+    ],
+)
+def test_steps(given: Any, steps: Any) -> None:
+    section = parse_section({"routes": {"all_gather": given}})
+    assert section.routes.all_gather == steps
+    assert section.routes.all_reduce == ((0, "smddp"),)
+    assert set_keys(section) == {"routes.all_gather": steps}
+    (variable,) = [v for v in VARIABLES if v.key == "routes.all_gather"]
+    text = given if isinstance(given, str) else json.dumps(given)
+    assert parse_variable(variable, text) == steps
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "mpi",
+        7,
+        [],
+        {"path": "gloo"},
+        [{"up_to": 8}],
+        [{"up_to": 0, "path": "gloo"}],
+        [{"up_to": True, "path": "gloo"}],
+        [{"up_to": 8, "path": "gloo", "from": 2}],
+        [{"path": "gloo"}, {"up_to": 8, "path": "smddp"}],
+        [{"up_to": 8, "path": "gloo"}, {"up_to": 8, "path": "smddp"}],
+        [{"up_to": 8, "path": "auto"}, {"path": "smddp"}],
+        [{"up_to": 1 << 62, "path": "gloo"}],
+    ],
+)
+def test_wrong_steps_are_named(given: Any) -> None:
+    with pytest.raises(SmddpConfigError, match=r"smddp\.routes\.all_reduce.* may hold"):
+        parse_section({"routes": {"all_reduce": given}})
+
+
+# ---- given routes
+
+
+def taken(ctx: Context, wanted: list[Case]) -> dict[str, int]:
+    return host_device.check(ctx, wanted)
+
+
+def every_form() -> list[Case]:
+    return [Case(collective, form) for collective, forms in FORMS.items() for form in forms]
+
+
+# Gloo can't: these stay with smddp.
+BEYOND_GLOO = [
+    Case("all_gather", dtype=torch.int16),
+    Case("reduce_scatter", operation="AVG"),
+    Case("all_gather", "stack"),
+    Case("reduce_scatter", "stack"),
+]
+
+
+def environment(**routes: str) -> dict[str, str | None]:
+    return {f"SMDDP_ROUTES_{name.upper()}": value for name, value in routes.items()}
+
+
+def test_a_routed_collective_is_carried_by_gloo_in_every_form() -> None:
+    # An operation that was chosen is not one that smddp lacks.
+    env = environment(all_gather="gloo", reduce_scatter="fallback") | {"SMDDP_FALLBACK": "error"}
+    # Gloo sums in an order of its own; here each element has two addends, in fp32.
+    with fresh("AA", env=env) as world:
+        wanted = [case for case in every_form() if case not in BEYOND_GLOO]
+        for counted in world.run(taken, wanted):
+            paths = {name: calls for name, calls in counted.items() if "route" in name}
+            assert paths == {
+                f"all_gather {GLOO}": len(FORMS["all_gather"]) - 1,
+                f"reduce_scatter {GLOO}": len(FORMS["reduce_scatter"]) - 1,
+            }
+            (own,) = set(counted) - set(paths)
+            assert own.startswith("all_reduce shm") and counted[own] == len(FORMS["all_reduce"])
+        for counted in world.run(taken, BEYOND_GLOO):
+            assert sum(counted.values()) == len(BEYOND_GLOO)
+            assert not any("route" in name for name in counted), counted
+        assert "goes to gloo" not in world.log(0)
+
+
+def test_a_route_by_size_and_one_for_gpus_only() -> None:
+    small, large = 4 * 1000 * 2, 4 * 1001 * 2  # bytes of the output
+    steps = json.dumps([{"up_to": small, "path": "gloo"}, {"path": "smddp"}])
+    with fresh("AA", env=environment(all_gather=steps, all_reduce="nccl")) as world:
+        wanted = [Case("all_gather", numels=(numel,)) for numel in (1000, 1001, 1)]
+        for counted in world.run(taken, [*wanted, Case("all_reduce")]):
+            assert counted.pop(f"all_gather {GLOO}") == 2
+            assert sorted(counted.values()) == [1, 1] and not any("route" in n for n in counted)
+    assert large > small
+
+
+def make_and_gather(ctx: Context) -> None:
+    os.environ["SMDDP_ROUTES_ALL_GATHER"] = "gloo" if ctx.rank == 1 else "smddp"
+    store = dist.FileStore(os.environ["RENDEZVOUS"], ctx.size)
+    dist.init_process_group("smddp", store=store, rank=ctx.rank, world_size=ctx.size)
+
+
+def test_ranks_with_different_routes_make_no_group(tmp_path: Path) -> None:
+    env: dict[str, str | None] = {"RENDEZVOUS": str(tmp_path / "store")}
+    with fresh("AAA", backend=None, env=env) as world:
+        failures = world.failures(make_and_gather)
+        assert all("rank 1" in f.message and '"routes"' in f.message for f in failures), failures
+
+
+def one_rank(ctx: Context) -> None:
+    whole, part = torch.empty(3), torch.ones(3)
+    dist.all_gather_into_tensor(whole, part)
+    assert whole.tolist() == [1, 1, 1]
+
+
+def test_a_group_of_one_rank_has_nothing_to_route() -> None:
+    with fresh("A", env=environment(all_gather="gloo")) as world:
+        world.run(one_rank)
+        assert not any("route" in name for name in world.run(host_device.calls)[0])
+
+
+# ---- measured routes
+
+
+def test_choice_between_measured_sizes() -> None:
+    points = [(4096, 10.0, 5.0), (16384, 10.0, 9.6), (65536, 10.0, 9.0), (262144, 10.0, 2.0)]
+    steps = routes.choose(points)
+    assert steps == [(8192, "fallback"), (32768, "smddp"), (0, "fallback")]
+    assert (
+        routes.describe(steps, "gloo") == "gloo up to 8192 bytes, then smddp up to 32768 bytes"
+        ", then gloo"
+    )
+    assert routes.choose([(1, 1.0, 2.0), (2, 1.0, 2.0)]) == [(0, "smddp")]
+
+
+def test_stored_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    points = [(4096, 1e-4, 2e-4), (16384, 1e-3, 2e-3)]
+    assert cache.load_routes("x") is None
+    cache.store_routes("x", points)
+    assert cache.load_routes("x") == points
+    path = cache.directory() / "routes-x.json"
+    for wrong in ("{", "[]", "[[1, 2]]", "[[2, 1, 1], [1, 1, 1]]", "[[1, 1, -1], [2, 1, 1]]", "3"):
+        path.write_text(wrong)
+        assert cache.load_routes("x") is None, wrong
+
+
+def measured(ctx: Context) -> dict[str, Any]:
+    """What a rank resolves for each collective, and the calls that are counted after it."""
+    chosen: dict[str, Any] = {}
+    resolve = routes.resolve
+
+    def noted(group: Any, collective: str, device: str) -> Any:
+        chosen[collective] = resolve(group, collective, device)
+        return chosen[collective]
+
+    from deepspeed_smddp import backend
+
+    backend.measure_routes = noted
+    counted = taken(ctx, [Case(c, seed=s) for c in FORMS for s in range(3)])
+    other = dist.new_group()  # measures for itself
+    cases.check(ctx, Case("all_gather"), other)
+    return {"chosen": chosen, "counted": counted}
+
+
+def test_auto_measures_once_and_all_ranks_agree(tmp_path: Path) -> None:
+    env = environment(all_gather="auto", reduce_scatter="auto", all_reduce="auto")
+    env |= {"XDG_CACHE_HOME": str(tmp_path)}
+    for found in ("measured", "recalled or measured"):
+        with fresh("AABB", env=env) as world:
+            answers = world.run(measured)
+            said = world.log(0)
+        for answer in answers:
+            assert answer["chosen"] == answers[0]["chosen"]
+            assert set(answer["chosen"]) == set(FORMS)
+            # The measurement's own calls are not counted.
+            assert sum(answer["counted"].values()) == 3 * len(FORMS), answer["counted"]
+        assert said.count("smddp: all_gather on cpu, ") == 2  # two groups
+        assert any(f"all_gather on cpu, {word} in" in said for word in found.split(" or "))
+    assert len(list((tmp_path / "deepspeed_smddp" / "tune").glob("routes-*.json"))) == 3
+
+
+def all_slow(group: Any, collective: str, device: str) -> Any:
+    return [(0, "fallback")]
+
+
+def resolved_away(ctx: Context) -> dict[str, int]:
+    from deepspeed_smddp import backend
+
+    backend.measure_routes = all_slow
+    return taken(ctx, [Case("all_gather", seed=s) for s in range(3)])
+
+
+def not_now(ctx: Context) -> dict[str, int]:
+    from deepspeed_smddp import backend
+
+    backend.measure_routes = lambda *_: None
+    counted = taken(ctx, [Case("all_gather")])
+    backend.measure_routes = all_slow
+    return counted | taken(ctx, [Case("all_gather")])
+
+
+def test_auto_takes_what_was_measured_once_it_was() -> None:
+    with fresh("AA", env=environment(all_gather="auto")) as world:
+        assert world.run(not_now)[0] == {"all_gather shm": 1, f"all_gather {GLOO}": 1}
+    with fresh("AA", env=environment(all_gather="auto")) as world:
+        assert world.run(resolved_away)[0] == {f"all_gather {GLOO}": 3}
+
+
+def failing(ctx: Context) -> None:
+    from deepspeed_smddp import backend
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no clock")
+
+    backend.measure_routes = fails
+    dist.all_gather_into_tensor(torch.empty(2 * ctx.size), torch.ones(2))
+
+
+def test_an_error_of_the_measurement_reaches_the_caller() -> None:
+    env = environment(all_gather="auto")
+    with fresh("AA", env=env) as world, pytest.raises(WorldError, match="no clock"):
+        world.run(failing)
