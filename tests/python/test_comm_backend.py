@@ -263,8 +263,8 @@ def test_accelerate_launch_file_decides_as_well(tmp_path: Path) -> None:
         logger.addHandler(handler)
         comm.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
         assert dist.get_backend() == "smddp"
-        assert 'init_distributed was called with "gloo"' in said[0], said
-        assert 'leave that key out to use "gloo"' in said[0], said
+        # accelerate gives its accelerator's backend without having been asked to: no word about it.
+        assert not any("was called with" in sentence for sentence in said), said
         dist.destroy_process_group()
         """,
         1,

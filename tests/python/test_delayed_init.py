@@ -114,9 +114,13 @@ def test_one_parameter_at_a_time() -> None:
 def replaying(recipe) -> list[torch.UntypedStorage]:
     """The storages that the replay's generator holds now."""
     import gc
+    import inspect
 
     for found in gc.get_objects():
-        if getattr(found, "__name__", "") == "replay" and getattr(found, "gi_frame", None):
+        # Other objects may do anything when they are asked for a name.
+        if not inspect.isgenerator(found):
+            continue
+        if found.__name__ == "replay" and found.gi_frame is not None:
             frame = found.gi_frame
             if frame.f_locals["operations"] is recipe.record._operations:
                 return list(frame.f_locals["memory"].values())
