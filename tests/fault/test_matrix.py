@@ -314,7 +314,8 @@ def batch(way: Way, fault: str) -> dict[str, Outcome]:
             cells[phase] = Cell(way, fault, phase, world)
         for cell in cells.values():
             cell.world.join()
-        for cell in cells.values():
+        # Last the one whose ranks wait from then on for a rank that comes late.
+        for cell in sorted(cells.values(), key=lambda cell: cell.phase == "start-up"):
             cell.set_up()
         time.sleep(0.5)
         began = time.monotonic()
