@@ -65,7 +65,6 @@ def __getattr__(name: str) -> Any:
 
 
 _backend.measure_routes = _routes.resolve
-after_default_group += [_hang_reporter.start, _slow_watch.start]
-after_default_group.append(_install_split_group)
+after_default_group += [_hang_reporter.start, _slow_watch.start, _install_split_group]
 _settings.follow(_ledger_reporter.follow)
 _autoload.register_once()

@@ -2,19 +2,19 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <iterator>
-#include <thread>
+
+#include "bootstrap/pause.h"
 
 namespace smddp {
 namespace {
 
 // Hundreds of processes that look for each other must leave the cores to those that still start.
-constexpr std::chrono::milliseconds kShortestPause{1}, kLongestPause{16};
+constexpr std::chrono::milliseconds kLongestPause{16};
 
 }  // namespace
 
@@ -47,7 +47,7 @@ Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::
                                                          const std::string& stop) {
   auto until = std::chrono::steady_clock::now() + timeout_;
   std::vector<std::vector<uint8_t>> values;
-  auto pause = kShortestPause;
+  Pause pause(kLongestPause);
   for (const std::string& key : keys) {
     std::filesystem::path path = path_of(key);
     for (;;) {
@@ -60,8 +60,7 @@ Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::
       if (std::chrono::steady_clock::now() > until) {
         return Status(Code::kTimeout, "no " + key + " in " + directory_.string());
       }
-      std::this_thread::sleep_for(pause);
-      pause = std::min(2 * pause, kLongestPause);
+      pause.sleep();
     }
   }
   return values;

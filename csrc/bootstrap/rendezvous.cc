@@ -1,10 +1,9 @@
 #include "bootstrap/rendezvous.h"
 
 #include <algorithm>
-#include <array>
-#include <thread>
 
 #include "bootstrap/exchange.h"
+#include "bootstrap/pause.h"
 #include "common/random.h"
 
 namespace smddp {
@@ -12,7 +11,7 @@ namespace {
 
 // How often a rank looks whether it is answered, and rank 0 whether a number has changed. The more
 // ranks, the more look at one store.
-constexpr std::chrono::milliseconds kFirstPause{1}, kLastPause{50}, kReread{100};
+constexpr std::chrono::milliseconds kLastPause{50}, kReread{100};
 constexpr size_t kNumberBytes = 8;
 constexpr const char* kNoStop = "never";
 
@@ -29,18 +28,9 @@ std::string hexadecimal(const std::vector<uint8_t>& bytes) {
   return text;
 }
 
-class Pause {
- public:
-  explicit Pause(int ranks) : longest_(std::max(kLastPause, std::chrono::milliseconds(ranks))) {}
-  void sleep() {
-    std::this_thread::sleep_for(next_);
-    next_ = std::min(2 * next_, longest_);
-  }
-
- private:
-  const std::chrono::milliseconds longest_;
-  std::chrono::milliseconds next_ = kFirstPause;
-};
+std::chrono::milliseconds longest_pause(int ranks) {
+  return std::max(kLastPause, std::chrono::milliseconds(ranks));
+}
 
 }  // namespace
 
@@ -58,7 +48,7 @@ Result<std::string> Rendezvous::lead(const std::string& meeting) {
   std::vector<Value> answered(static_cast<size_t>(ranks_));
   if (Status s = answer(meeting, &answered); !s) return s;
   auto reread = Clock::now() + kReread;
-  Pause pause(ranks_);
+  Pause pause(longest_pause(ranks_));
   for (int rank = 1; rank < ranks_;) {
     if (store_.has(met(meeting, rank))) {
       ++rank;
@@ -94,7 +84,7 @@ Status Rendezvous::answer(const std::string& meeting, std::vector<Value>* answer
 
 Result<std::string> Rendezvous::follow(const Value& number) {
   auto until = Clock::now() + timeout_;
-  Pause pause(ranks_);
+  Pause pause(longest_pause(ranks_));
   for (;;) {
     auto replies = store_.get({answered_key(rank_)}, kNoStop);
     if (!replies) return replies.status().code() == Code::kTimeout ? missing() : replies.status();

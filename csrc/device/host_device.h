@@ -1,8 +1,8 @@
 // A device simulated by threads and shared memory. Each stream is a thread that does its work in order,
 // and the memory is in segments that other processes map. Its speed means nothing; it lets all code above
 // it run, with several processes, on machines without a GPU. It is as strict as a GPU's driver: a stream
-// holds few commands, and a thread that submits to a full one blocks all threads that call the device. It knows no CUDA, group or operation. The
-// torch module and the tests make it.
+// holds few commands, and a thread that submits to a full one blocks all threads that call the device. It
+// knows no CUDA, group or operation. The torch module and the tests make it.
 #pragma once
 
 #include <map>

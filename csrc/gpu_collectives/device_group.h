@@ -9,9 +9,8 @@
 // A thread that submits blocks in the driver while a stream is full, for as long as the stream waits for a
 // peer or for the network; then every thread blocks that calls the device. So one thread of the group does
 // nothing but submit, in the order of the calls of all groups (device/submission_order.h), and holds no lock
-// while it does. The thread that watches
-// learns from a word in host memory what the device has done, and never calls the device; nor do threads
-// that drive the network.
+// while it does. The thread that watches learns from a word in host memory what the device has done, and
+// never calls the device; nor do threads that drive the network.
 //
 // The torch module makes it and calls it. It knows the device only by device/device.h.
 #pragma once

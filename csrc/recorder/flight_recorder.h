@@ -76,7 +76,7 @@ class Mark {
     if (ok && awaits_first_byte()) put(slot_->first_byte_ns, now);
     end_unseen(now, ok);
   }
-  // The same, where nobody sees when the first byte comes.
+  // The same for an operation whose first byte no thread of this process sees.
   void end_unseen(uint64_t now, bool ok) const {
     if (!valid()) return;
     put(slot_->ended_ns, now);

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "bootstrap/pause.h"
 #include "bootstrap/store.h"
 
 namespace smddp {
@@ -48,7 +48,6 @@ class StoreAdapter final : public Store {
  private:
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;
-  static constexpr Milliseconds kShortestPause{1};
   static constexpr Milliseconds kLongestPause{50};
   static constexpr std::ptrdiff_t kPart = 64;
 
@@ -57,8 +56,7 @@ class StoreAdapter final : public Store {
   // its keys; the more keys, the more ranks look, and the longer they pause.
   Status wait(const std::vector<std::string>& names, const std::string& stop) {
     auto until = Clock::now() + timeout_;
-    Milliseconds longest = std::max(kLongestPause, Milliseconds(names.size() / 4));
-    Milliseconds pause = kShortestPause;
+    Pause pause(std::max(kLongestPause, Milliseconds(names.size() / 4)));
     auto first = names.begin(), last = names.end();
     while (first != names.end()) {
       bool found = false;
@@ -69,8 +67,7 @@ class StoreAdapter final : public Store {
       } else {
         if (has(stop)) return {Code::kAborted, stop + " is in the store"};
         if (Clock::now() >= until) return {Code::kTimeout, "not all keys are in the store"};
-        std::this_thread::sleep_for(pause);
-        pause = std::min(2 * pause, longest);
+        pause.sleep();
       }
       last = first + std::min(kPart, names.end() - first);
     }

@@ -303,7 +303,7 @@ TEST(DeviceHosts, ARankThatDoesNotCallIsNamedOnAllHosts) {
   });
 }
 
-// The thread that submits waits for room in a stream that nobody empties. Nothing else of the group waits for
+// The thread that submits waits for room in a stream that does not move. Nothing else of the group waits for
 // that thread: the deadline passes, and the streams are released.
 TEST(DeviceHosts, ARankThatDoesNotCallIsMissedWhileAStreamIsFull) {
   constexpr size_t kCount = 33'000'003;

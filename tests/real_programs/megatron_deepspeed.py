@@ -12,7 +12,19 @@ from typing import Any
 
 import hjson
 
-from .runs import CHECKPOINT, HERE, RANKS, ROOT, STEPS, Case, Run, losses, read_ledger, start
+from .runs import (
+    CHECKPOINT,
+    HERE,
+    RANKS,
+    ROOT,
+    STEPS,
+    Case,
+    Run,
+    copied,
+    losses,
+    read_ledger,
+    start,
+)
 
 CASES = (
     Case("zero3", stage=3),
@@ -36,9 +48,7 @@ class Program:
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.folder = folder
-        self.code = folder / "Megatron-DeepSpeed"
-        shutil.rmtree(self.code, ignore_errors=True)
-        shutil.copytree(source, self.code, ignore=shutil.ignore_patterns(".git"))
+        self.code = copied(source, folder / "Megatron-DeepSpeed")
 
     def prepare(self, python: Path) -> None:
         """Makes a dataset of bytes with the program's own ``tools/preprocess_data.py``."""

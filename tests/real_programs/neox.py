@@ -13,7 +13,19 @@ from typing import Any
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from .runs import CHECKPOINT, HERE, RANKS, ROOT, STEPS, Case, Run, losses, read_ledger, start
+from .runs import (
+    CHECKPOINT,
+    HERE,
+    RANKS,
+    ROOT,
+    STEPS,
+    Case,
+    Run,
+    copied,
+    losses,
+    read_ledger,
+    start,
+)
 
 CASES = (
     Case("zero3", stage=3),
@@ -35,9 +47,7 @@ class Program:
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.folder = folder
-        self.code = folder / "gpt-neox"
-        shutil.rmtree(self.code, ignore_errors=True)
-        shutil.copytree(source, self.code, ignore=shutil.ignore_patterns(".git"))
+        self.code = copied(source, folder / "gpt-neox")
 
     def prepare(self, python: Path) -> None:
         """Makes a dataset of bytes with GPT-NeoX's own ``preprocess_data.py``."""

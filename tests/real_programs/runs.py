@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,12 @@ class Run:
 
 class RunError(Exception):
     """A program ended with an error; the message has the end of its log."""
+
+
+def copied(source: Path, to: Path) -> Path:
+    """A copy of a program's checkout without its history: it compiles into its own folder."""
+    shutil.rmtree(to, ignore_errors=True)
+    return shutil.copytree(source, to, ignore=shutil.ignore_patterns(".git"))
 
 
 def start(
