@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -91,7 +91,7 @@ build/build.ninja: CMakeLists.txt $(TORCH_STAMP)
 	@touch $@
 
 build: $(VENV)/.stamp-editable build/build.ninja  ## compile what changed and install the package into .venv
-	$(BIN)/cmake --build build --parallel $(JOBS) --target _C
+	$(BIN)/cmake --build build --parallel $(JOBS) --target _C smddp_simulate
 
 # One run of ninja for product and tests: the last steps of one would leave cores idle.
 build-tests: $(VENV)/.stamp-editable build/build.ninja  ## compile the C++ tests as well
@@ -130,7 +130,7 @@ test-cpp: build-tests  ## C++ tests only; CTEST_ARGS="-R wire" picks some
 
 # A run that never ends is interrupted after 50 minutes, so that it says what failed until then.
 PYTEST = DS_ACCELERATOR=cpu $(LOCAL) timeout --foreground --signal=INT --kill-after=60 3000 \
-  $(PY) -m pytest -rfEs
+  $(PY) -m pytest -rfEs --durations=30 --durations-min=10
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Two runs, of which one may have no test to run (pytest's exit status 5) if PYTEST_ARGS picks some.
 test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS="-k name" picks some
@@ -171,10 +171,10 @@ test-shuffled: build-tests  ## C++ tests of groups over a network that reorders;
 	done; done
 
 # The matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
-test-faults: build  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
+test-faults: build $(TEST_EXTENSIONS)/.stamp  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
 	$(PYTEST) -q tests/fault/test_matrix.py tests/fault/test_elastic.py $(PYTEST_ARGS)
 
-hugging-face-check: build $(VENV)/.stamp-hugging-face  ## Trainer, accelerate and TRL from their own command lines; takes minutes
+hugging-face-check: build $(VENV)/.stamp-hugging-face $(TEST_EXTENSIONS)/.stamp  ## Trainer, accelerate and TRL from their own command lines; takes minutes
 	$(PYTEST) -q tests/hugging_face $(PYTEST_ARGS)
 
 $(VENV)/.stamp-hugging-face: requirements/hugging-face.txt requirements/dev.txt | $(VENV)/.stamp-requirements
@@ -186,8 +186,9 @@ SEED ?= 0
 soak: build  ## SECONDS of random operations, groups and faults, every byte checked; SEED=7 repeats a run
 	SMDDP_SOAK_SECONDS=$(SECONDS) SMDDP_SOAK_SEED=$(SEED) $(PYTEST) -q tests/fault/test_soak.py
 
-# SMDDP_TEST_MPICH names an mpirun of MPICH beside Debian's. What is not installed is skipped.
-test-launchers: build  ## deepspeed by pdsh, mpirun and srun over a hostfile of two emulated hosts; needs root
+# SMDDP_TEST_MPICH names an mpirun of MPICH beside Debian's, SMDDP_TEST_IMPI one of Intel MPI. What is not
+# installed is skipped.
+test-launchers: build $(TEST_EXTENSIONS)/.stamp  ## deepspeed by pdsh, mpirun and srun over a hostfile of two emulated hosts; needs root
 	$(PYTEST) -q tests/launchers tests/python/test_launchers.py $(PYTEST_ARGS)
 
 # Venvs are made one after the other in build/versions and removed. Results go to tests/versions, cells that
@@ -226,15 +227,25 @@ neox-check: build $(NEOX)/venv/.stamp $(if $(DEEPERSPEED_SOURCE),$(NEOX)/venv-pi
 	  $(if $(DEEPERSPEED_SOURCE),--python pinned=$(NEOX)/venv-pinned/bin/python \
 	    --fact "DeeperSpeed commit=$$(git -C "$(DEEPERSPEED_SOURCE)" rev-parse HEAD)") $(NEOX_ARGS)
 
-# A checkout of Megatron-DeepSpeed; MEGATRON_ARGS="--cases zero3" picks some.
+# A checkout of Megatron-DeepSpeed; MEGATRON_ARGS="--cases zero3" picks some. MEGATRON_DEEPSPEED=0.18.9 runs them
+# with that DeepSpeed of PyPI as well.
 MEGATRON_SOURCE ?=
+MEGATRON_DEEPSPEED ?=
 MEGATRON_ARGS ?=
 MEGATRON := build/megatron-deepspeed
+MEGATRON_OTHER := $(addprefix $(MEGATRON)/venv-,$(MEGATRON_DEEPSPEED))
 .PHONY: megatron-check
-megatron-check: build $(MEGATRON)/venv/.stamp  ## Megatron-DeepSpeed's own pretrain_gpt.py over smddp and Gloo; MEGATRON_SOURCE=path
+megatron-check: build $(MEGATRON)/venv/.stamp $(addsuffix /.stamp,$(MEGATRON_OTHER))  ## Megatron-DeepSpeed's own pretrain_gpt.py over smddp and Gloo; MEGATRON_SOURCE=path
 	@[ -n "$(MEGATRON_SOURCE)" ] || { echo "MEGATRON_SOURCE=path names a checkout of Megatron-DeepSpeed"; exit 2; }
 	$(LOCAL) $(PY) -m tests.real_programs megatron --source "$(MEGATRON_SOURCE)" --folder $(MEGATRON)/runs \
-	  --python released=$(MEGATRON)/venv/bin/python $(MEGATRON_ARGS)
+	  --python released=$(MEGATRON)/venv/bin/python \
+	  $(addprefix --python $(MEGATRON_DEEPSPEED)=,$(addsuffix /bin/python,$(MEGATRON_OTHER))) $(MEGATRON_ARGS)
+
+$(MEGATRON)/venv-%/.stamp: $(MEGATRON)/venv/.stamp
+	$(call venv_over,$(@D),$(MEGATRON)/venv/$(SITE))
+	DS_BUILD_OPS=0 $(@D)/bin/python -m pip --disable-pip-version-check install $(PIP_ARGS) --no-build-isolation --no-deps \
+	  deepspeed==$*
+	@touch $@
 
 # $(call venv_over,FOLDER,SITE_PACKAGES): a venv that sees the packages of another one.
 SITE = lib/$(notdir $(wildcard $(VENV)/lib/python3*))/site-packages
@@ -300,6 +311,10 @@ bench-host: bench-programs  ## measure inside this host, RANKS ranks, in turns w
 	  --peers copy,fake,gloo,mpich,impi,openmpi,oneccl \
 	  --ops all_gather,reduce_scatter,all_reduce,all_gather_64 \
 	  --csv runs/host-$(RANKS).csv --figure runs/host-$(RANKS).png
+
+SCALE_ARGS ?= --out runs/scale
+scale: build  ## simulate 8 to 4,096 ranks and write the tables of docs/scale.md; some minutes
+	$(PY) benchmarks/scale.py $(SCALE_ARGS)
 
 BENCH_ARGS ?= --ranks-per-host 2 --peers gloo,mpich,impi,openmpi,oneccl --csv runs/hosts.csv \
   --figure runs/hosts.png
@@ -378,6 +393,9 @@ format: $(VENV)/.stamp-requirements  ## let ruff and clang-format rewrite the so
 $(VENV)/.stamp-docs: requirements/docs.txt $(VENV)/.stamp-requirements
 	$(PIP) install --quiet $(PIP_ARGS) -r requirements/docs.txt
 	@touch $@
+
+docs/settings.md: deepspeed_smddp/variables.py deepspeed_smddp/sections.py tools/settings_page.py
+	PYTHONPATH=$(CURDIR) $(PY) tools/settings_page.py
 
 docs: $(VENV)/.stamp-docs  ## the documentation as a site, in build/site; a link that leads nowhere is an error
 	PYTHONPATH=$(CURDIR) $(PY) tools/site_pages.py build/site-pages

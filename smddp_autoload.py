@@ -132,6 +132,24 @@ def _watch(spec: ModuleSpec) -> None:
         spec.__class__ = _WatchedSpec
 
 
+class _ReloadLoader:
+    """Runs the hook after a reload, which replaces what it had wrapped; used once."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Executes the module by its own loader, which takes its place again."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _run_hook(module)
+
+
 class _HookFinder:
     """Finds no module itself: it watches the spec that the other finders return."""
 
@@ -149,7 +167,10 @@ class _HookFinder:
                 find: Callable[..., ModuleSpec | None] | None = getattr(finder, "find_spec", None)
                 spec = find(name, path, target) if finder is not self and find else None
                 if spec is not None:
-                    _watch(spec)
+                    if target is None:
+                        _watch(spec)
+                    elif spec.loader is not None:  # importlib.reload
+                        spec.loader = _ReloadLoader(spec.loader)  # type: ignore[assignment]
                     return spec
             return None
         finally:

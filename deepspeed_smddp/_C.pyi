@@ -59,14 +59,16 @@ class DeviceStatistics(TypedDict):
     """The device memory of its peers that the process has mapped.
 
     ``hits`` and ``misses`` count searches for an allocation, ``replaced`` counts mappings whose
-    owner had freed the allocation; ``mapped`` is in bytes. ``kernels``: this build has kernels for
-    GPUs.
+    owner had freed the allocation, or was about to; ``mapped`` is in bytes.
+    ``freed_while_mapped`` counts what the simulated device freed while a peer had it mapped.
+    ``kernels``: this build has kernels for GPUs.
     """
 
     hits: int
     misses: int
     replaced: int
     mapped: int
+    freed_while_mapped: int
     kernels: bool
 
 class CudaReport(TypedDict):
@@ -114,6 +116,7 @@ def configure(
     fallback: str = "warn",
     max_sms: int = 9,
     reduce_on_cpu: bool = False,
+    check_first_use: bool = True,
     silence_seconds: float = 30.0,
     routes: dict[str, list[tuple[int, str]]] = ...,
 ) -> None:
@@ -147,10 +150,11 @@ class RecordedOperation(TypedDict):
 def flight_record() -> list[RecordedOperation]:
     """The last operations of this process over all groups, in the order of their calls."""
 
-def group_states() -> list[dict[str, Any]]:
+def group_states(with_connections: bool = False) -> list[dict[str, Any]]:
     """Each group that is not destroyed: members, operations counted, what the oldest awaits.
 
-    ``peers`` has what was counted of other ranks: see ``diagnose/report/dump.py``.
+    ``peers`` has what was counted of other ranks, ``connections``, if asked for, what is known of
+    the way to each: see ``diagnose/report/dump.py``.
     """
 
 def label_number(label: str) -> int:
@@ -218,6 +222,9 @@ def host_device_empty(bytes: int) -> torch.Tensor:
     Raises:
         ValueError: ``SMDDP_DEVICE`` is not ``host``.
     """
+
+def host_device_misreads_peers(misreads: bool) -> None:
+    """Whether memory of peers that this device maps from now on holds other bytes, for tests."""
 
 def set_packaged_libfabric(path: str) -> None:
     """Names a libfabric that a Python package brought; tried if the environment names none."""

@@ -31,6 +31,7 @@ from deepspeed_smddp.group_states import peer_statistics
 from deepspeed_smddp.ledger import reporter as _ledger_reporter
 from deepspeed_smddp.offload import offload_activations
 from deepspeed_smddp.settings import configure
+from deepspeed_smddp.step_times import follow as _follow_steps
 from deepspeed_smddp.subgroups import install as _install_split_group
 from deepspeed_smddp.tune import routes as _routes
 from deepspeed_smddp.version import __version__
@@ -65,6 +66,8 @@ def __getattr__(name: str) -> Any:
 
 
 _backend.measure_routes = _routes.resolve
-after_default_group += [_hang_reporter.start, _slow_watch.start, _install_split_group]
+for _follow in (_hang_reporter.start, _slow_watch.start, _follow_steps, _install_split_group):
+    if _follow not in after_default_group:  # after importlib.reload
+        after_default_group.append(_follow)
 _settings.follow(_ledger_reporter.follow)
 _autoload.register_once()

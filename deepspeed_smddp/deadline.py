@@ -3,7 +3,7 @@
 Several layers pass a timeout to torch, with and without a user's wish. The rule:
 ``timeout_seconds`` if it is set; else the timeout that the call for this group asked for; else, for
 a further group, the one of the default group; else the default of ``timeout_seconds``. What torch
-fills in if nobody asks does not count. ``backend`` and ``comm_backend`` call this module.
+fills in if no caller asks does not count. ``backend`` and ``comm_backend`` call this module.
 """
 
 from __future__ import annotations

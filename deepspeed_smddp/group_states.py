@@ -11,13 +11,13 @@ from deepspeed_smddp import backend
 _FLOW = {"flow_bytes": "bytes", "flow_seconds": "seconds"}
 
 
-def states() -> list[dict[str, Any]]:
+def states(with_connections: bool = False) -> list[dict[str, Any]]:
     """The state of each group, with the job's numbers of its ranks; none before the first group."""
     if "deepspeed_smddp._C" not in sys.modules:
         return []
     from deepspeed_smddp import _C
 
-    return [_by_global_ranks(group) for group in _C.group_states()]
+    return [_by_global_ranks(group) for group in _C.group_states(with_connections)]
 
 
 def _by_global_ranks(group: dict[str, Any]) -> dict[str, Any]:
@@ -26,10 +26,16 @@ def _by_global_ranks(group: dict[str, Any]) -> dict[str, Any]:
         return group
     oldest = group["oldest"]
     if oldest is not None:
-        awaited = [{**peer, "rank": ranks[peer["rank"]]} for peer in oldest["awaited"]]
-        oldest = {**oldest, "awaited": awaited}
-    peers = [{**peer, "rank": ranks[peer["rank"]]} for peer in group["peers"]]
-    return {**group, "members": ranks, "oldest": oldest, "peers": peers}
+        oldest = {**oldest, "awaited": _renumbered(oldest["awaited"], ranks)}
+    found = {**group, "members": ranks, "oldest": oldest}
+    for key in ("peers", "connections"):
+        if key in group:
+            found[key] = _renumbered(group[key], ranks)
+    return found
+
+
+def _renumbered(rows: list[dict[str, Any]], ranks: list[int]) -> list[dict[str, Any]]:
+    return [{**row, "rank": ranks[row["rank"]]} for row in rows]
 
 
 def peer_statistics() -> dict[str, list[dict[str, Any]]]:

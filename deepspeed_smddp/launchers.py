@@ -1,4 +1,4 @@
-"""The rank and the address of a process that ``mpirun`` or ``srun`` started.
+"""The rank and the address of a process that ``mpirun`` or ``srun`` started, and its host's name.
 
 torch reads ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, which torchrun and
 DeepSpeed's own launcher set; DeepSpeed and many scripts read ``LOCAL_RANK``, too. The launchers of
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,11 @@ _SLURM_PORTS, _FIRST_SLURM_PORT = 10_000, 20_000
 
 class LauncherError(RuntimeError):
     """The process was started as a rank, and one thing is missing that its variables do not say."""
+
+
+def host_name() -> str:
+    """The name of this host: its identity for smddp if one is set, else its network name."""
+    return os.environ.get("SMDDP_HOST_ID") or socket.gethostname()
 
 
 @dataclass(frozen=True)

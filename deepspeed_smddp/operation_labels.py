@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-_numbers: dict[str, int] = {}
+_numbers: dict[tuple[str, tuple[str, ...]], int] = {}
+# Between a label and each name of a parameter, in the recorder's text.
+_SEPARATOR = "\n"
 
 
 @contextlib.contextmanager
-def labelled(label: str) -> Iterator[None]:
+def labelled(label: str, parameters: Sequence[str] = ()) -> Iterator[None]:
     """The operations that the calling thread starts in the context have ``label``.
+
+    ``parameters`` are the names of those that they move, if they are known.
 
     The extension must be loaded. Contexts do not nest: an inner one ends the outer one's label.
     """
     from deepspeed_smddp import _C
 
-    number = _numbers.get(label)
+    key = label, tuple(parameters)
+    number = _numbers.get(key)
     if number is None:
-        number = _numbers[label] = _C.label_number(label)
+        number = _numbers[key] = _C.label_number(_SEPARATOR.join((label, *parameters)))
     _C.set_label(number)
     try:
         yield
     finally:
         _C.set_label(0)
+
+
+def split(text: str) -> tuple[str, list[str]]:
+    """The label and the names of parameters in a text of the recorder."""
+    label, *parameters = text.split(_SEPARATOR)
+    return label, parameters

@@ -133,6 +133,7 @@ class SmddpConfig(Section):
     )
     hierarchical_allgather: StrictBool = Field(True, description="true or false")
     max_sms: _Count = Field(9, description="a number of streaming multiprocessors")
+    check_first_use: StrictBool = Field(True, description="true or false")
     reduce_on: Literal["gpu", "cpu"] = Field("gpu", description='"gpu" or "cpu"')
     reduce_precision: Literal["wire", "fp32"] = Field("wire", description='"wire" or "fp32"')
     fallback: Literal["warn", "silent", "error"] = Field(

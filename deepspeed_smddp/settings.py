@@ -14,8 +14,6 @@ from typing import Any
 
 from deepspeed_smddp import _extension
 from deepspeed_smddp.config import (
-    PREFIX,
-    VARIABLES,
     SmddpConfig,
     nearest,
     nested,
@@ -24,6 +22,7 @@ from deepspeed_smddp.config import (
     set_keys,
 )
 from deepspeed_smddp.errors import logger
+from deepspeed_smddp.variables import PREFIX, VARIABLES
 
 DEFAULT = "default"
 DS_CONFIG = "ds_config"
@@ -54,7 +53,7 @@ class Settings:
     def timeout(self, asked: timedelta | None) -> timedelta:
         """The deadline of a group's operations: ``timeout_seconds`` if it was set, else ``asked``.
 
-        ``asked`` is None if nobody asked for a timeout: then the key's default applies.
+        ``asked`` is None if no caller asked for a timeout: then the key's default applies.
         """
         if self.source("timeout_seconds") == DEFAULT and asked is not None:
             return asked
@@ -76,6 +75,7 @@ class Settings:
             "fallback": section.fallback,
             "max_sms": min(max(section.max_sms, 1), 1024),  # no GPU has as many
             "reduce_on_cpu": section.reduce_on == "cpu",
+            "check_first_use": section.check_first_use,
             "silence_seconds": section.silence_seconds,
             "routes": {
                 name: list(steps)
@@ -123,6 +123,14 @@ def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys:
     have precedence::
 
         deepspeed_smddp.configure(fallback="error", allgather_bucket_size=64 << 20)
+
+    Args:
+        section: the whole section, as a mapping or a model; what ``keys`` name has precedence over
+            a mapping.
+        keys: single keys of the section; without a section, the others get their defaults.
+
+    Returns:
+        The settings that apply now, with the source of each.
 
     Raises:
         SmddpConfigError: an unknown key or a wrong value.

@@ -118,6 +118,13 @@ def division(model: nn.Module) -> dict[str, str]:
 def clip_grad_norm_(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
     """``torch.nn.utils.clip_grad_norm_`` for parameters on one- and two-dimensional meshes.
 
+    All ranks of the meshes call it.
+
+    Args:
+        parameters: those whose gradients are scaled, in place; the ones without a gradient do not
+            count. The same on all ranks, in the same order.
+        max_norm: if the norm is larger, every gradient is multiplied by max_norm / norm.
+
     Returns:
         The norm (2) of all gradients together, before clipping; a scalar, the same on all ranks.
     """

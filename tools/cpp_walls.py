@@ -29,6 +29,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "device": ("common", "kernels"),
     "fabric/rail": ("common",),  # one NIC
     "fabric": ("common", "fabric/rail"),
+    "fabric/simulated": ("common", "fabric/rail"),  # a libfabric in virtual time
     "liveness": ("common",),  # beside libfabric: plain TCP
     "intranode": ("common", "kernels", "device"),
     "patterns": ("common", "topology"),  # index arithmetic: moves no bytes
@@ -65,6 +66,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "device",
         "intranode",
         "patterns",
+        "collectives",
+        "group",
+    ),
+    "simulator": (  # many ranks in one process: the rooms above the fabric, unchanged
+        "common",
+        "bootstrap",
+        "topology",
+        "fabric/rail",
+        "fabric",
+        "fabric/simulated",
+        "progress",
         "collectives",
         "group",
     ),

@@ -1,14 +1,16 @@
 """Writes the pages of the documentation site into a folder: `make docs` builds the site from it.
 
 The README is the first page; the pages of docs/ are at the root of the site; other Markdown pages
-of the repository keep their place. The reference is written from the code. Links are turned from
-paths of the repository into paths of the site, and one that leads to no page of the site becomes
-plain text. A link to a file that does not exist stays, so that the build of the site fails.
+of the repository keep their place. The references of the Python interface and of the commands are
+written from the code. Links are turned from paths of the repository into paths of the site, and one
+that leads to no page of the site becomes plain text. A link to a file that does not exist stays, so
+that the build of the site fails.
 """
 
 from __future__ import annotations
 
 import html
+import inspect
 import posixpath
 import re
 import shutil
@@ -46,8 +48,8 @@ def main() -> None:
             page.write_text(turn_links((ROOT / name).read_text(), name, shown))
         else:
             shutil.copyfile(ROOT / name, page)
-    (folder / "settings.md").write_text("\n".join(settings_page()))
     (folder / "python.md").write_text("\n".join(python_page()))
+    (folder / "commands.md").write_text("\n".join(commands_page()))
 
 
 def site_path(name: str) -> str:
@@ -71,65 +73,111 @@ def turn_links(markdown: str, name: str, shown: set[str]) -> str:
     return LINK.sub(turned, markdown)
 
 
+# The public Python interface: heading, what is said under it, names in deepspeed_smddp.
+PYTHON: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "Settings",
+        "For programs without a DeepSpeed config; [Settings](settings.md) has the keys.",
+        ("configure", "SmddpConfig", "SmddpConfigError"),
+    ),
+    (
+        "Counters",
+        "What a process has sent and received, and for whom it waited; "
+        "[Counters](ledger.md) has the same as files.",
+        (
+            "statistics",
+            "_C.StatisticsRow",
+            "fallback_ledger",
+            "reset_statistics",
+            "peer_statistics",
+        ),
+    ),
+    (
+        "Models larger than memory",
+        "[Delayed initialisation](delayed-init.md), [activation offload](activation-offload.md) "
+        "and [tensor parallelism](tensor-parallel.md).",
+        (
+            "delayed_init.delayed_init",
+            "delayed_init.materialize",
+            "delayed_init.is_delayed",
+            "offload.offload_activations",
+            "offload.Offload",
+            "offload.Statistics",
+            "tensor_parallel.tensor_parallel",
+            "tensor_parallel.clip_grad_norm_",
+        ),
+    ),
+    ("FSDP2", "[FSDP2 and FSDP1](fsdp.md).", ("fsdp.enable", "fsdp.mesh")),
+    (
+        "Shared memory",
+        "[Shared memory of a host](memory.md).",
+        (
+            "memory.shared_empty",
+            "memory.share_",
+            "memory.is_shared",
+            "memory.statistics",
+            "_C.MemoryStatistics",
+            "memory.trim",
+            "memory.install",
+        ),
+    ),
+    (
+        "Launchers",
+        "[Launchers](launchers.md).",
+        ("launchers.apply", "launchers.variables", "launchers.LauncherError"),
+    ),
+)
+
+
 def python_page() -> Iterator[str]:
     """The reference of the public Python interface, for mkdocstrings."""
-    import deepspeed_smddp
-
-    modules = ("fsdp", "memory")
-    members = [n for n in deepspeed_smddp.__all__ if n not in modules and not n.startswith("_")]
     yield "# Python"
     yield ""
     yield "The public interface of the package. The backend alone needs no import: torch finds an"
     yield "installed package by itself."
-    for name in (*members, *modules):
-        yield ""
-        yield f"::: deepspeed_smddp.{name}"
+    for heading, text, names in PYTHON:
+        yield from ("", f"## {heading}", "", text)
+        for name in names:
+            yield from ("", f"::: deepspeed_smddp.{name}")
     yield ""
 
 
-def settings_page() -> Iterator[str]:
-    """The reference of the section's keys and of the environment variables, from the code."""
-    from deepspeed_smddp.config import VARIABLES
-    from deepspeed_smddp.sections import SmddpConfig
+def commands_page() -> Iterator[str]:
+    """The reference of the command ``smddp``, from its own help."""
+    import typer
 
-    variables = {variable.key: variable for variable in VARIABLES if variable.key}
-    yield "# Settings"
+    from deepspeed_smddp.cli import app
+
+    group: Any = typer.main.get_command(app)
+    yield "# Commands"
     yield ""
-    yield "Of each setting the environment has precedence over the section, the section over the"
-    yield "default. `smddp doctor` shows what applies, and why."
-    yield ""
-    yield '## The section `"smddp"` of a DeepSpeed config'
-    for key, default, holds in keys_of(SmddpConfig):
-        variable = variables[key]
-        yield from setting(key, variable.meaning, default)
-        yield f"- May hold: {html.escape(holds, quote=False)}"
-        yield f"- Environment: `{variable.environment_name}`"
-    yield ""
-    yield "## Environment variables without a key"
-    for variable in VARIABLES:
-        if variable.key is None:
-            yield from setting(variable.environment_name, variable.meaning, variable.default)
+    yield "What `smddp --help` and the help of each command say."
+    for name, command in sorted(group.commands.items()):
+        yield from ("", f"## `smddp {name}`", "")
+        yield from html.escape(inspect.cleandoc(command.help), quote=False).splitlines()
+        yield from ("", "| argument or option | meaning | default |", "|---|---|---|")
+        for parameter in command.params:
+            yield "| " + " | ".join(_parameter(parameter)) + " |"
     yield ""
 
 
-def setting(name: str, meaning: str, default: Any) -> Iterator[str]:
-    """The heading of a setting, what it means and its default."""
-    text = str(default).lower() if isinstance(default, bool) else f"{default}".removesuffix(".0")
-    yield ""
-    yield f"### `{name}`"
-    yield ""
-    yield meaning[0].upper() + meaning[1:] + "."
-    yield ""
-    yield f"- Default: `{text}`" if text else "- Default: empty"
-
-
-def keys_of(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Key, default and what it may hold, of a section and of the sections in it."""
-    for name, field in section.model_fields.items():
-        if isinstance(field.default_factory, type):
-            yield from keys_of(field.default_factory, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field.default, field.description or ""
+def _parameter(parameter: Any) -> tuple[str, str, str]:
+    """A parameter's names, its help and its default, for a table."""
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.name.upper()}`"
+    else:
+        names = ", ".join(f"`{n}`" for n in (*parameter.opts, *parameter.secondary_opts))
+    meaning = html.escape(parameter.help or "", quote=False).replace("|", "\\|")
+    default = parameter.default
+    if parameter.required:
+        shown = "required"
+    elif isinstance(default, bool):
+        shown = "on" if default else "off"
+    elif default in (None, "", ()):
+        shown = ""
+    else:
+        shown = f"`{default}`"
+    return names, meaning, shown
 
 
 if __name__ == "__main__":

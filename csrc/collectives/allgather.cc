@@ -64,15 +64,7 @@ std::string AllGather::waiting_for() const {
     if (here(shard) < part(operation_->output, shard)) name(shard);
   }
   if (!names.empty()) return "no data from " + names;
-  for (const SendFlow& flow : flows_.sends()) {
-    if (!flow.done()) return members_.describe(flow.target) + " takes no data";
-  }
-  for (int i = 0; i < local_.count(); ++i) {
-    if (local_.outbox().read_by(i) < exposed_until_) {
-      return members_.describe(local_.rank(i)) + " has not finished it";
-    }
-  }
-  return "nothing";
+  return waiting_for_takers();
 }
 
 uint64_t AllGather::expected_from(int i) const {
@@ -86,9 +78,17 @@ uint64_t AllGather::expected_from(int i) const {
 void AllGather::make_flows() {
   auto gather =
       pattern::gather_flows(members_.topology(), members_.rank(), operation_->plan().pattern);
+  bool passes_on = operation_->plan().pattern == Pattern::kLog;
+  if (passes_on) arrivals_.resize(static_cast<size_t>(members_.ranks()));
   for (const pattern::Flow& flow : gather.in) {
     ReceiveFlow* shards = flows_.add_receive(flow, run_of(flow));
-    if (shards != nullptr) shards->memory = memory_of(shards->run);
+    if (shards == nullptr) continue;
+    shards->memory = memory_of(shards->run);
+    if (passes_on) {
+      for (size_t i = 0; i < shards->run.shards(); ++i)
+        arrivals_[static_cast<size_t>(shards->run.shard(i))] = {shards, shards->run.start(i),
+                                                                shards->run.length(i)};
+    }
   }
   for (const pattern::Flow& flow : gather.out) {
     SendFlow* shards = flows_.add_send(flow, run_of(flow));
@@ -98,7 +98,10 @@ void AllGather::make_flows() {
 
 ShardRun AllGather::run_of(const pattern::Flow& flow) const {
   ShardRun run;
-  for (Rank shard : flow.shards) run.add(shard, part(operation_->output, shard));
+  for (Rank shard : flow.shards) {
+    size_t bytes = part(operation_->output, shard);
+    if (bytes > 0) run.add(shard, bytes);
+  }
   return run;
 }
 
@@ -111,28 +114,22 @@ std::byte* AllGather::memory_of(const ShardRun& run) const {
   return length >= run.bytes() ? at : nullptr;
 }
 
-void AllGather::place(const ReceiveFlow& flow, size_t offset, const std::byte* payload,
-                      size_t bytes) {
-  flow.run.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
-    operation_->output.write(shard, begin_ + at, payload + from, n);
-  });
-}
-
 bool AllGather::send() {
   bool moved = false;
-  for (SendFlow& flow : flows_.sends()) {
+  flows_.for_each_open_send([&](SendFlow& flow) {
     auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
       flow.run.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
         read(shard, at, to + from, n);
       });
     };
     while (flows_.send_one(flow, sendable(flow), fill)) moved = true;
-  }
+  });
   return moved;
 }
 
-size_t AllGather::sendable(const SendFlow& flow) const {
-  for (size_t i = 0; i < flow.run.shards(); ++i) {
+// Shards become whole in any order, but never less so: a look goes on where the last one ended.
+size_t AllGather::sendable(SendFlow& flow) const {
+  for (size_t& i = flow.whole_shards; i < flow.run.shards(); ++i) {
     Rank shard = flow.run.shard(i);
     if (shard == members_.rank()) continue;
     size_t bytes = here(shard);
@@ -142,6 +139,11 @@ size_t AllGather::sendable(const SendFlow& flow) const {
 }
 
 size_t AllGather::arrived(Rank shard) const {
+  if (!arrivals_.empty()) {
+    const Arrival& arrival = arrivals_[static_cast<size_t>(shard)];
+    if (arrival.flow == nullptr) return 0;
+    return std::min(arrival.length, arrival.flow->arrived_from(arrival.start));
+  }
   for (const ReceiveFlow& flow : flows_.receives()) {
     for (size_t i = 0; i < flow.run.shards(); ++i) {
       if (flow.run.shard(i) != shard) continue;

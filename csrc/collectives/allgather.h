@@ -46,12 +46,10 @@ class AllGather final : public Fragment {
   ShardRun run_of(const pattern::Flow& flow) const;
   // Where a run lies end to end, or nullptr.
   std::byte* memory_of(const ShardRun& run) const;
-  void place(const ReceiveFlow& flow, size_t offset, const std::byte* payload,
-             size_t bytes) override;
   bool send();
   // How much of a flow's run is here, from its start. A shard that is passed on has come in one flow, not
   // always the same, or from a local peer.
-  size_t sendable(const SendFlow& flow) const;
+  size_t sendable(SendFlow& flow) const;
   size_t arrived(Rank shard) const;  // by a flow
 
   // --- pieces inside the host.
@@ -66,8 +64,6 @@ class AllGather final : public Fragment {
   // The memory behind the next `bytes` bytes of a source if the peers are to read it there, else nothing.
   std::vector<Extent> exposed(const Source& source, size_t bytes) const;
   bool take_in(int i, const intranode::Piece& head);
-  // Copies the piece at the head of inbox i into the output. False: the group has failed.
-  bool copy_piece(int i, const intranode::Piece& head);
   bool fits(const intranode::Piece& head) const;
 
   // How much of another rank's shard is in the output, from its start.
@@ -81,7 +77,14 @@ class AllGather final : public Fragment {
   bool direct_ = false;  // peers read memory that is not shared, too
   bool streaming_ = false;
   bool pushed_ = false;
+  // By shard, where it arrives; only of a pattern that passes shards on.
+  struct Arrival {
+    const ReceiveFlow* flow = nullptr;
+    size_t start = 0, length = 0;
+  };
+  std::vector<Arrival> arrivals_;
   SmallVector<Source, 2> sources_;
+  size_t first_source_ = 0;           // those before it are pushed
   size_t to_push_ = 0;                // bytes, of all sources
   SmallVector<size_t, 16> received_;  // bytes that local peers have pushed, by shard
   size_t missing_ = 0;                // bytes that they have yet to push

@@ -66,9 +66,13 @@ bool AllGather::push_one() {
 }
 
 AllGather::NextPiece AllGather::next_piece() {
-  for (Source& source : sources_) {
+  for (size_t i = first_source_; i < sources_.size(); ++i) {
+    Source& source = sources_[i];
     size_t bytes = part(operation_->output, source.shard) - source.pushed;
-    if (bytes == 0) continue;
+    if (bytes == 0) {
+      if (i == first_source_) ++first_source_;
+      continue;
+    }
     std::vector<Extent> extents = exposed(source, std::min(bytes, kDirectPiece));
     bytes = std::min(bytes, extents.empty() ? intranode::kSlotBytes : kDirectPiece);
     if (available(source) >= source.pushed + bytes) return {&source, bytes, std::move(extents)};
@@ -89,37 +93,12 @@ bool AllGather::take_in(int i, const Piece& head) {
       fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
       return false;
     }
-    if (!copy_piece(i, head)) return false;
+    auto shard = static_cast<Rank>(head.shard);
+    if (!copy_piece(i, head, shard, begin_ + head.offset, streaming_)) return false;
     received_[head.shard] += head.bytes;
     missing_ -= head.bytes;
   }
   take(i, head);
-  return true;
-}
-
-bool AllGather::copy_piece(int i, const Piece& head) {
-  auto shard = static_cast<Rank>(head.shard);
-  for (size_t done = 0; done < head.bytes;) {
-    size_t at = begin_ + head.offset + done;
-    const std::byte* from = nullptr;
-    size_t n = std::min(local_.reach(i, done, &from), head.bytes - done);
-    bool fetched = n == 0;
-    if (!fetched) {
-      operation_->output.write(shard, at, from, n, streaming_);
-    } else {
-      intranode::Inbox& inbox = local_.inbox(i);
-      n = head.bytes - done;
-      std::vector<Extent> to = operation_->output.slice(shard, at, n);
-      Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, done, n,
-                                                to.data(), to.size());
-      if (!read) {
-        fail_read(i, read);
-        return false;
-      }
-    }
-    count(head, n, fetched);
-    done += n;
-  }
   return true;
 }
 

@@ -41,8 +41,6 @@ class AllReduce final : public Fragment {
   }
 
  private:
-  void place(const ReceiveFlow&, size_t, const std::byte*, size_t) override {}
-
   bool push() {
     std::byte* slot = local_.outbox().next();
     if (slot == nullptr) return false;

@@ -42,6 +42,7 @@ void BlockSums::prepare_host_sums() {
       sum.host_sum = pool_.take(to_sum(sum.bytes));
     // The input of a rank alone on its host is the host's sum.
     if (alone_) sum.summed = sum.bytes;
+    if (!sum.partials.empty()) with_partials_.push_back(&sum);
   }
 }
 
@@ -107,17 +108,25 @@ void BlockSums::reduce(const BlockSum& sum, std::byte* to, size_t bytes,
 
 bool BlockSums::combine() {
   bool moved = false;
-  for (BlockSum& sum : sums_) {
-    if (!sum.partials.empty()) moved |= combine(sum);
-  }
+  for (BlockSum* sum : with_partials_) moved |= combine(*sum);
   return moved;
 }
 
+// A pass looks at all partials only if more has come of the one that had least.
 bool BlockSums::combine(BlockSum& sum) {
-  size_t covered = sum.summed;
-  for (const auto& partial : sum.partials) {
-    covered = std::min(covered, from_wire(partial.flow->arrived_from(partial.start)));
+  auto here = [&](size_t i) {
+    const BlockSum::Partial& partial = sum.partials[i];
+    return from_wire(partial.flow->arrived_from(partial.start));
+  };
+  if (sum.summed == sum.combined || here(sum.least) <= sum.combined) return false;
+  size_t covered = SIZE_MAX;
+  for (size_t i = 0; i < sum.partials.size(); ++i) {
+    if (size_t bytes = here(i); bytes < covered) {
+      covered = bytes;
+      sum.least = i;
+    }
   }
+  covered = std::min(covered, sum.summed);
   bool moved = sum.combined < covered;
   while (sum.combined < covered) {
     if (size_t n = combine_in_one_pass(sum, covered - sum.combined)) {

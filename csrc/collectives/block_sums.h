@@ -35,6 +35,7 @@ struct BlockSum {
   std::byte* out = nullptr;       // from where the result is sent on
   size_t summed = 0;              // bytes to which all of this host has contributed
   size_t combined = 0;            // bytes to which all partials have been added
+  size_t least = 0;               // the partial of which fewest bytes were here at the last look
 
   size_t done() const { return partials.empty() ? summed : combined; }
   // The partial at `position` among the sums of all hosts, which is not own_position.
@@ -150,7 +151,8 @@ class BlockSums {
   Dtype dtype_ = Dtype::kBytes, sum_type_ = Dtype::kBytes, wire_type_ = Dtype::kBytes;
   bool streaming_ = false;
   Sources sources_;
-  std::vector<BlockSum> sums_;     // the own block first
+  std::vector<BlockSum> sums_;  // the own block first
+  std::vector<BlockSum*> with_partials_;
   SmallVector<int, 16> index_of_;  // by block; -1: a local peer sums it
   std::vector<Staging> staging_;   // of flows
 };

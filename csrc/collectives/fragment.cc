@@ -22,6 +22,11 @@ bool all_shared(const std::vector<Extent>& extents) {
 
 }  // namespace
 
+size_t Fragment::reach_of(const FragmentContext& context) {
+  if (context.shape.nodes == 1) return 0;
+  return reach_bytes(context.shape, context.remote.endpoint().orders_messages());
+}
+
 bool Fragment::streams() const {
   auto here = static_cast<size_t>(local_.count()) + 1;
   return operation_->signature().bytes * here >= kStreamedBytes;
@@ -45,12 +50,17 @@ const intranode::Piece* Fragment::inbox_head(int i) {
   if (!health_.ok() || piece == nullptr || piece->seq != seq_) return nullptr;
   bool fits = piece->extents > 0 ? piece->extents <= intranode::kSlotExtents
                                  : piece->bytes <= intranode::kSlotBytes;
-  if (fits && piece->signature == operation_->signature()) return piece;
-  if (fits) {
-    fail(disagreement(local_.rank(i), piece->signature));
-  } else {
+  if (!fits) {
     fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a damaged piece"});
+    return nullptr;
   }
+  const Signature& theirs = piece->signature;
+  // The size of a block for another rank is that rank's to check.
+  bool for_this = piece->shard == static_cast<uint32_t>(members_.rank());
+  Signature ours = between_two(operation_->signature(),
+                               for_this ? pair_bytes(local_.rank(i), true) : theirs.bytes);
+  if (theirs == ours) return piece;
+  fail(disagreement(local_.rank(i), true, theirs, ours));
   return nullptr;
 }
 
@@ -63,15 +73,62 @@ void Fragment::take(int i, const intranode::Piece& piece) {
   local_.pop(i);
 }
 
+bool Fragment::copy_piece(int i, const intranode::Piece& piece, Rank block, size_t at,
+                          bool streaming) {
+  for (size_t done = 0; done < piece.bytes;) {
+    const std::byte* from = nullptr;
+    size_t n = std::min(local_.reach(i, done, &from), piece.bytes - done);
+    bool fetched = n == 0;
+    if (!fetched) {
+      operation_->output.write(block, at + done, from, n, streaming);
+    } else {
+      intranode::Inbox& inbox = local_.inbox(i);
+      n = piece.bytes - done;
+      std::vector<Extent> to = operation_->output.slice(block, at + done, n);
+      Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), piece.extents, done,
+                                                n, to.data(), to.size());
+      if (!read) {
+        fail_read(i, read);
+        return false;
+      }
+    }
+    count(piece, n, fetched);
+    done += n;
+  }
+  return true;
+}
+
 void Fragment::publish(intranode::Piece piece) {
   piece.seq = seq_;
-  piece.signature = operation_->signature();
+  piece.signature =
+      between_two(operation_->signature(), pair_bytes(static_cast<Rank>(piece.shard), false));
   local_.push(piece);
+}
+
+void Fragment::place(const ReceiveFlow& receive, size_t offset, const std::byte* payload,
+                     size_t bytes) {
+  receive.run.for_each(offset, bytes, [&](Rank block, size_t at, size_t n, size_t from) {
+    operation_->output.write(block, begin_ + at, payload + from, n);
+  });
+}
+
+std::string Fragment::waiting_for_takers() const {
+  for (const SendFlow& flow : flows_.sends()) {
+    if (!flow.done()) return members_.describe(flow.target) + " takes no data";
+  }
+  for (int i = 0; i < local_.count(); ++i) {
+    if (local_.outbox().read_by(i) < exposed_until_) {
+      return members_.describe(local_.rank(i)) + " has not finished it";
+    }
+  }
+  return "nothing";
 }
 
 Status Fragment::on_message(const wire::Header& h, const std::byte* payload) {
   auto source = static_cast<Rank>(h.source);
-  if (h.signature != operation_->signature()) return disagreement(source, h.signature);
+  bool sends = h.type != wire::Type::kReady;
+  Signature ours = between_two(operation_->signature(), pair_bytes(source, sends));
+  if (h.signature != ours) return disagreement(source, sends, h.signature, ours);
   if (h.type == wire::Type::kReady) {
     wire::Grant grant;
     bool granted = h.bytes == sizeof grant;
@@ -112,7 +169,8 @@ void Fragment::on_start(Rank source, wire::Type type) {
   if (!starts_.is_unseen(source)) return;
   Collective collective = operation_->signature().collective;
   starts_.seen(source, now_ns(),
-               flows_.timing().starts_by_itself(flows_.receives(), source, type, collective));
+               flows_.timing().starts_by_itself(flows_.receives(), flows_.receive_from(source),
+                                                type, collective));
 }
 
 std::shared_ptr<Operation> Fragment::finish() {
@@ -126,10 +184,26 @@ std::string Fragment::describe() const {
          " of group '" + members_.group_name() + "'";
 }
 
-Status Fragment::disagreement(Rank other, const Signature& theirs) const {
-  return {Code::kMismatch, members_.describe(other) + " called " + smddp::describe(theirs) +
-                               " while " + members_.describe(members_.rank()) + " called " +
-                               smddp::describe(operation_->signature())};
+uint64_t Fragment::pair_bytes(Rank other, bool from_other) const {
+  if (!pairwise(operation_->signature().collective)) return 0;
+  return (from_other ? operation_->output : operation_->input).bytes(other);
+}
+
+Status Fragment::disagreement(Rank other_rank, bool other_sends, const Signature& theirs,
+                              const Signature& ours) const {
+  std::string other = members_.describe(other_rank), self = members_.describe(members_.rank());
+  Signature sized_alike = theirs;
+  sized_alike.bytes = ours.bytes;
+  if (pairwise(ours.collective) && sized_alike == ours) {
+    auto bytes = [](const Signature& s) { return " " + std::to_string(s.bytes) + " bytes"; };
+    std::string text =
+        other_sends
+            ? other + " sends" + bytes(theirs) + " to " + self + ", which takes" + bytes(ours)
+            : self + " sends" + bytes(ours) + " to " + other + ", which takes" + bytes(theirs);
+    return {Code::kMismatch, text + ", in " + describe()};
+  }
+  return {Code::kMismatch, other + " called " + smddp::describe(theirs) + " while " + self +
+                               " called " + smddp::describe(ours)};
 }
 
 Status Fragment::lost(int i) const {

@@ -1,8 +1,8 @@
 // A fragment: the part of one operation that is scheduled as a unit, bytes [begin, begin + limit) of
 // every rank's block. It exchanges pieces with the ranks of this host, through their outboxes, and
 // flows with ranks of other hosts. A fragment is a state machine that progress() advances; it never
-// blocks. allgather.cc, reduce_scatter.cc and allreduce.cc each hold one kind; this class holds what
-// they share. A fragment must not know the group's queue or its other fragments. The Group calls it,
+// blocks. allgather.cc, reduce_scatter.cc, allreduce.cc and all_to_all.cc each hold one kind; this class
+// holds what they share. A fragment must not know the group's queue or its other fragments. The Group calls it,
 // under the engine's lock.
 #pragma once
 
@@ -54,7 +54,8 @@ class Fragment {
         flows_(context.members, context.remote, context.turns,
                {operation_->signature(), seq, operation_->plan().pattern,
                 operation_->plan().chunk_bytes, begin == 0, operation_->on_device,
-                FlowTiming(context.members, context.tallies, operation_->waited_from_ns)}) {}
+                FlowTiming(context.members, context.tallies, operation_->waited_from_ns),
+                reach_of(context)}) {}
   Fragment(const Fragment&) = delete;
   Fragment& operator=(const Fragment&) = delete;
   virtual ~Fragment() = default;
@@ -122,9 +123,9 @@ class Fragment {
   size_t part(const Blocks& blocks, Rank block) const {
     return blocks.bytes(block, begin_, limit_);
   }
-  // Puts the bytes of a message where they belong; `offset` is into the flow's run.
+  // Puts the bytes of a message where they belong, by default into the output; `offset` is into the flow's run.
   virtual void place(const ReceiveFlow& receive, size_t offset, const std::byte* payload,
-                     size_t bytes) = 0;
+                     size_t bytes);
   // Bytes that local peer i pushes in all; 0: not known.
   virtual uint64_t expected_from(int) const { return 0; }
 
@@ -154,8 +155,13 @@ class Fragment {
     Taken& taken = operation_->taken;
     (piece.extents == 0 ? taken.slots : fetched ? taken.single_copy : taken.in_place) += bytes;
   }
+  // Copies the piece at the head of inbox i to bytes [at, at + piece.bytes) of `block` of the output. False: the
+  // group has failed.
+  bool copy_piece(int i, const intranode::Piece& piece, Rank block, size_t at, bool streaming);
   // Publishes the outbox's next slot as `piece` of this fragment.
   void publish(intranode::Piece piece);
+  // The rest of waiting_for(), once all data is here.
+  std::string waiting_for_takers() const;
   bool heard(int i) const { return heard_[static_cast<size_t>(i)]; }
   bool heard_all() const { return std::find(heard_.begin(), heard_.end(), false) == heard_.end(); }
 
@@ -179,8 +185,14 @@ class Fragment {
   uint64_t exposed_until_ = 0;   // the outbox must be read up to here before memory may change
 
  private:
+  static size_t reach_of(const FragmentContext& context);
   void look_at_inboxes();
-  Status disagreement(Rank other, const Signature& theirs) const;
+  // Bytes of the block from another rank, or to it, if each pair of ranks has its own; else 0.
+  uint64_t pair_bytes(Rank other, bool from_other) const;
+  // The error that says that another rank's signature is not this one's; `other_sends`: of a block that the other
+  // rank sends, not this one.
+  Status disagreement(Rank other_rank, bool other_sends, const Signature& theirs,
+                      const Signature& ours) const;
 
   Starts starts_;
   bool entangled_ = false;
@@ -204,6 +216,9 @@ std::unique_ptr<Fragment> make_allgather(const FragmentContext& context,
 std::unique_ptr<Fragment> make_reduce_scatter(const FragmentContext& context,
                                               std::shared_ptr<Operation> operation, uint64_t seq,
                                               size_t begin, size_t limit);
+// An all-to-all, gather or scatter, in one fragment.
+std::unique_ptr<Fragment> make_all_to_all(const FragmentContext& context,
+                                          std::shared_ptr<Operation> operation, uint64_t seq);
 // The whole of an AllReduce whose plan says so.
 std::unique_ptr<Fragment> make_allreduce(const FragmentContext& context,
                                          std::shared_ptr<Operation> operation, uint64_t seq);

@@ -33,9 +33,17 @@ class Operation : public Task {
   uint32_t tensors = 1;
   uint64_t digest = 0;  // over the tensors' sizes
   // AllGather: `input` is one block, `output` one per rank. ReduceScatter: the other way round.
-  // AllReduce: equal parts, one per rank, of the input and of the output. The memory must live, and
+  // AllReduce: equal parts, one per rank, of the input and of the output. Broadcast: as AllGather, with
+  // no input, as the root's bytes are in its output; Reduce: as ReduceScatter. All-to-all, gather and
+  // scatter: one block per rank of both, this rank's own of the same size in both. The memory must live, and
   // the input must not change, until the operation is done.
   Blocks input, output;
+  Rank root = 0;  // of a gather or a scatter
+  // Whether `from` sends a block to `to`, if each pair of ranks has its own.
+  bool sends(Rank from, Rank to) const {
+    return collective == Collective::kAllToAll ||
+           (collective == Collective::kGather ? to : from) == root;
+  }
   // The blocks are memory of a device that is lent to the network: each block of an AllGather lies end to
   // end, this rank's own block is in place, and the group has one rank per host. No processor touches them.
   bool on_device = false;

@@ -16,7 +16,7 @@ bool OwnShard::copy_some() {
 void OwnShard::copy_until(size_t end) {
   while (copied_ < end) {
     std::byte *from = nullptr, *to = nullptr;
-    size_t n = std::min(operation_.input.contiguous(0, begin_ + copied_, &from),
+    size_t n = std::min(blocks().contiguous(block(), begin_ + copied_, &from),
                         operation_.output.contiguous(rank_, begin_ + copied_, &to));
     if (from == to) {
       copied_ = std::min(bytes(), copied_ + n);

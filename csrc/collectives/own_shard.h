@@ -1,5 +1,6 @@
-// The shard that this rank contributes to an AllGather: where its bytes are read from, and its copy into
-// the output. It knows nothing of peers and flows. AllGather calls it.
+// The shard that this rank contributes to an AllGather, or its own block of an all-to-all: where its bytes
+// are read from, and its copy into the output. It knows nothing of peers and flows. AllGather and AllToAll
+// call it.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,7 @@ class OwnShard {
   size_t bytes() const { return operation_.output.bytes(rank_, begin_, limit_); }
   // The memory that the shard is read from.
   const Blocks& blocks() const { return in_place() ? operation_.output : operation_.input; }
-  Rank block() const { return in_place() ? rank_ : 0; }
+  Rank block() const { return in_place() || pairwise(operation_.collective) ? rank_ : 0; }
   void read(size_t offset, std::byte* to, size_t bytes, bool streaming = false) const {
     blocks().read(block(), begin_ + offset, to, bytes, streaming);
   }
@@ -39,8 +40,12 @@ class OwnShard {
   void fill(std::byte* slot, size_t offset, size_t bytes, bool streaming);
 
  private:
-  // AllReduce gathers in place: its sums already lie in their block of the output.
-  bool in_place() const { return operation_.collective == Collective::kAllReduce; }
+  // AllReduce gathers in place: its sums already lie in their block of the output. So do the bytes of the
+  // root of a Broadcast.
+  bool in_place() const {
+    return operation_.collective == Collective::kAllReduce ||
+           operation_.collective == Collective::kBroadcast;
+  }
 
   const Operation& operation_;
   const Rank rank_;

@@ -119,12 +119,12 @@ ShardRun ReduceScatter::run_of(const pattern::Flow& flow) const {
 
 bool ReduceScatter::send() {
   bool moved = false;
-  for (SendFlow& flow : flows_.sends()) {
+  flows_.for_each_open_send([&](SendFlow& flow) {
     auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
       operation_->input.read(flow.run.shard(0), begin_ + offset, to, bytes);
     };
     while (flows_.send_one(flow, sums_.sendable(flow), fill)) moved = true;
-  }
+  });
   return moved;
 }
 

@@ -112,6 +112,39 @@ size_t choose_chunk(size_t fragment_bytes, const NetworkModel& network) {
   return std::bit_floor(std::clamp(static_cast<size_t>(best), kSmallestChunk, kLargestChunk));
 }
 
+// The partial sums of other hosts that wait for a fragment of so many bytes of a block have room.
+size_t bound_by_staging(size_t limit, const Shape& shape) {
+  if (shape.nodes < 2) return limit;
+  return std::min(
+      limit, std::max(kSmallestFragment, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
+}
+
+// Whole elements; whole cache lines if there is more than one fragment.
+size_t whole_elements(size_t limit, const Query& query) {
+  size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size)
+                                                          : query.element_size;
+  return std::max(query.element_size, limit / grain * grain);
+}
+
+// A Broadcast or a Reduce has one block: no bucket bounds it, and no steps of other blocks follow. The
+// logarithmic pattern is a binomial tree then: a host sends to at most ceil(log2 n) others, and each passes on
+// what has come so far. A sum keeps the order of the hosts, which only the owner can.
+Plan plan_of_one_block(const Query& query, const Shape& shape) {
+  bool sums = query.collective == Collective::kReduce;
+  size_t limit = std::max(query.block_bytes, query.element_size);
+  size_t fragment_bytes = whole_elements(sums ? bound_by_staging(limit, shape) : limit, query);
+  bool tree = !sums && shape.nodes > 2 && shape.equal_nodes;
+  return {tree ? Pattern::kLog : Pattern::kDirect, fragment_bytes,
+          choose_chunk(fragment_bytes, shape.network), false};
+}
+
+// An all-to-all, a gather or a scatter goes from rank to rank, in one fragment: a rank does not know the size
+// of the others' blocks.
+Plan plan_of_pairs(const Query& query, const Shape& shape) {
+  size_t bytes = std::max(query.block_bytes, query.element_size);
+  return {Pattern::kDirect, bytes, choose_chunk(bytes, shape.network), false};
+}
+
 }  // namespace
 
 Result<Algorithm> parse_algorithm(const std::string& text) {
@@ -137,13 +170,12 @@ Result<NetworkModel> parse_network_model(const std::string& text) {
 }
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
+  if (pairwise(query.collective)) return plan_of_pairs(query, shape);
+  if (query.collective == Collective::kBroadcast || query.collective == Collective::kReduce)
+    return plan_of_one_block(query, shape);
   size_t limit = std::max(query.block_bytes, query.element_size);
-  bool sums =
-      query.collective == Collective::kReduceScatter || query.collective == Collective::kAllReduce;
-  if (sums && shape.nodes > 1) {
-    limit = std::min(
-        limit, std::max(kSmallestFragment, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
-  }
+  bool sums = smddp::sums(query.collective);
+  if (sums) limit = bound_by_staging(limit, shape);
   if (shape.nodes > 2) limit = std::min(limit, step_bytes(shape.network));
   // An AllReduce is cut into parts, so that the gather of one part overlaps the sums of the next.
   if (query.collective == Collective::kAllReduce) limit = std::min(limit, kStagingBytes);
@@ -152,10 +184,7 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
     limit = bound(limit, tuning.allgather_bucket_elements * query.element_size, shape.ranks);
   }
   if (sums) limit = bound(limit, tuning.reduce_scatter_bucket_bytes, shape.ranks);
-  // Whole elements; whole cache lines if there is more than one fragment.
-  size_t grain = limit >= 64 && limit < query.block_bytes ? std::max<size_t>(64, query.element_size)
-                                                          : query.element_size;
-  size_t fragment_bytes = std::max(query.element_size, limit / grain * grain);
+  size_t fragment_bytes = whole_elements(limit, query);
   auto ranks = static_cast<size_t>(shape.ranks);
   bool whole = query.collective == Collective::kAllReduce && shape.nodes == 1 && ranks > 1 &&
                query.block_bytes <= std::min(fragment_bytes, kWholeBytes / ranks) &&
@@ -172,6 +201,17 @@ size_t receive_budget_bytes(const Shape& shape) {
   auto host = std::max<size_t>(1 << 20, static_cast<size_t>(shape.network.bytes_per_ns * 1e6));
   size_t ranks = static_cast<size_t>(std::max(1, shape.ranks / std::max(1, shape.nodes)));
   return std::max<size_t>(256 << 10, host / ranks);
+}
+
+// A message takes a latency, and the processors of both ends. Where a write is known to be there only once it
+// has completed, it takes a latency to the target, one back, and one for the message that tells of it; a
+// chunk is under way, and another one waits to be told of.
+size_t reach_bytes(const Shape& shape, bool orders_messages) {
+  const NetworkModel& network = shape.network;
+  double ns = (orders_messages ? 1 : 3) * network.latency_ns + 2 * network.overhead_ns;
+  auto bytes = static_cast<size_t>(ns * network.bytes_per_ns / per_host(shape));
+  if (!orders_messages) bytes += 2 * kLargestChunk;
+  return std::min(bytes, receive_budget_bytes(shape));
 }
 
 bool read_directly(size_t fragment_bytes, const Shape& shape) {

@@ -71,6 +71,11 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 // Bytes that may be under way to one rank from all sides together.
 size_t receive_budget_bytes(const Shape& shape);
 
+// Bytes that cross the network to one rank between the time when they leave and the time when the rank knows
+// that they are there; at most the receive budget. `orders_messages`: messages arrive after the writes before
+// them, so that the sender needs not wait for a write's completion to tell of it.
+size_t reach_bytes(const Shape& shape, bool orders_messages);
+
 // Inside a host: true if a fragment is read straight from the peers' memory instead of through slots. It
 // is not if the network sets the pace: slots keep up with the network, in smaller pieces.
 bool read_directly(size_t fragment_bytes, const Shape& shape);

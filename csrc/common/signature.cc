@@ -4,7 +4,7 @@ namespace smddp {
 
 std::string describe(const Signature& s) {
   std::string text = name_of(s.collective);
-  text += "(" + std::to_string(s.bytes) + " bytes in all";
+  text += "(" + std::to_string(s.bytes) + (pairwise(s.collective) ? " bytes" : " bytes in all");
   if (s.segments > 1) text += " in " + std::to_string(s.segments) + " tensors";
   if (s.dtype != Dtype::kBytes) text += std::string(", ") + name_of(s.dtype);
   if (s.reduce_op != ReduceOp::kNone) text += std::string(", ") + name_of(s.reduce_op);
@@ -12,8 +12,9 @@ std::string describe(const Signature& s) {
   if ((s.options & kLogPattern) != 0) text += ", logarithmic pattern";
   if ((s.options & kJointPattern) != 0) text += ", joint pattern";
   if ((s.options & kSumsOnCpu) != 0) text += ", summed by the CPU";
-  text += ", " + std::to_string(s.fragment_bytes) + " of each rank at a time, shapes " +
-          std::to_string(s.digest % 1000000) + ")";
+  if (s.fragment_bytes > 0)
+    text += ", " + std::to_string(s.fragment_bytes) + " of each rank at a time";
+  text += ", shapes " + std::to_string(s.digest % 1000000) + ")";
   return text;
 }
 

@@ -26,14 +26,23 @@ struct Signature {
   Collective collective = Collective::kBarrier;
   Dtype dtype = Dtype::kBytes;
   ReduceOp reduce_op = ReduceOp::kNone;
-  uint8_t options = 0;          // choices on which the ranks must agree: those above
-  uint32_t segments = 0;        // tensors in this operation
-  uint64_t bytes = 0;           // of all ranks' blocks
-  uint64_t fragment_bytes = 0;  // of each rank's block that one fragment carries
+  uint8_t options = 0;    // choices on which the ranks must agree: those above
+  uint32_t segments = 0;  // tensors in this operation
+  // Of all ranks' blocks. If each pair of ranks has a block of its own, what travels between two ranks has the
+  // bytes of their block: so they notice if they disagree about it.
+  uint64_t bytes = 0;
+  uint64_t fragment_bytes = 0;  // of each rank's block that one fragment carries; 0: all
   uint64_t digest = 0;          // over the tensors' sizes and element type
   friend bool operator==(const Signature&, const Signature&) = default;
 };
 static_assert(sizeof(Signature) == 32);
+
+// The signature of what travels between two ranks, in an operation with this one: with the bytes of their block if
+// each pair of ranks has a block of its own.
+inline Signature between_two(Signature signature, uint64_t pair_bytes) {
+  if (pairwise(signature.collective)) signature.bytes = pair_bytes;
+  return signature;
+}
 
 // One step of a digest over the tensors' sizes and types. Two ranks that disagree about one tensor
 // get different digests: each step is invertible.

@@ -26,9 +26,11 @@ size_t size_of(Dtype dtype) {
 }
 
 const char* name_of(Collective collective) {
-  static constexpr const char* kNames[] = {"all_gather", "reduce_scatter", "all_reduce", "barrier"};
+  static constexpr const char* kNames[kCollectives] = {"all_gather", "reduce_scatter", "all_reduce",
+                                                       "barrier",    "broadcast",      "reduce",
+                                                       "all_to_all", "gather",         "scatter"};
   auto i = static_cast<size_t>(collective);
-  return i < std::size_t{4} ? kNames[i] : "unknown collective";
+  return i < kCollectives ? kNames[i] : "unknown collective";
 }
 
 const char* name_of(Dtype dtype) {

@@ -8,8 +8,29 @@ namespace smddp {
 
 using Rank = int32_t;
 
-enum class Collective : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBarrier };
-inline constexpr size_t kCollectives = 4;
+enum class Collective : uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBarrier,
+  kBroadcast,  // an AllGather of which all blocks but the root's are empty
+  kReduce,     // a ReduceScatter of which all blocks but the root's are empty
+  kAllToAll,
+  kGather,   // an all-to-all of which only the blocks for the root exist
+  kScatter,  // an all-to-all of which only the blocks of the root exist
+};
+inline constexpr size_t kCollectives = 9;
+// Whether it sums.
+inline bool sums(Collective collective) {
+  return collective == Collective::kReduceScatter || collective == Collective::kAllReduce ||
+         collective == Collective::kReduce;
+}
+
+// Whether each pair of ranks has a block of its own, of a size that only these two know.
+inline bool pairwise(Collective collective) {
+  return collective == Collective::kAllToAll || collective == Collective::kGather ||
+         collective == Collective::kScatter;
+}
 
 // kBytes is any type that is only moved, never summed; its element size is part of the byte counts.
 enum class Dtype : uint8_t {

@@ -31,6 +31,14 @@ struct CUmemLocation {
   int type;
   int id;
 };
+// A union of the operations of cuStreamBatchMemOp(); of those used here, all have this form.
+struct CUstreamBatchMemOpParams {
+  int operation;
+  CUdeviceptr address;
+  uint32_t value, upper_half;
+  unsigned flags;
+  uint64_t others[2];
+};
 struct CUmemAccessDesc {
   CUmemLocation location;
   int flags;
@@ -53,12 +61,15 @@ inline constexpr unsigned kStreamNonBlocking = 1;   // CU_STREAM_NON_BLOCKING
 inline constexpr unsigned kEventDisableTiming = 2;  // CU_EVENT_DISABLE_TIMING
 inline constexpr unsigned kWaitEqual = 1;           // CU_STREAM_WAIT_VALUE_EQ
 inline constexpr unsigned kWaitFlush = 1u << 30;    // CU_STREAM_WAIT_VALUE_FLUSH
+inline constexpr int kWaitValue = 1;                // CU_STREAM_MEM_OP_WAIT_VALUE_32
+inline constexpr int kWriteValue = 2;               // CU_STREAM_MEM_OP_WRITE_VALUE_32
 inline constexpr int kCaptureNone = 0;              // CU_STREAM_CAPTURE_STATUS_NONE
 inline constexpr int kCaptureRelaxed = 2;           // CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr unsigned kRegisterPortable = 1;    // CU_MEMHOSTREGISTER_PORTABLE
 inline constexpr unsigned kRegisterMapped = 2;      // CU_MEMHOSTREGISTER_DEVICEMAP
 inline constexpr unsigned kLazyPeerAccess = 1;      // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 inline constexpr int kPosixDescriptor = 1;          // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+inline constexpr int kFabricHandle = 8;             // CU_MEM_HANDLE_TYPE_FABRIC: 64 bytes
 inline constexpr int kLocationDevice = 1;           // CU_MEM_LOCATION_TYPE_DEVICE
 inline constexpr int kReadWrite = 3;                // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
@@ -81,13 +92,14 @@ inline constexpr int kVersion = 12000;
   X(cuDevicePrimaryCtxRelease, (CUdevice))                                                        \
   X(cuCtxPushCurrent, (CUcontext))                                                                \
   X(cuCtxPopCurrent, (CUcontext*))                                                                \
-  X(cuStreamCreate, (CUstream*, unsigned))                                                        \
+  X(cuCtxSynchronize, ())                                                                         \
+  X(cuCtxGetStreamPriorityRange, (int*, int*))                                                    \
+  X(cuStreamCreateWithPriority, (CUstream*, unsigned, int))                                       \
   X(cuStreamDestroy, (CUstream))                                                                  \
   X(cuStreamSynchronize, (CUstream))                                                              \
   X(cuStreamIsCapturing, (CUstream, int*))                                                        \
   X(cuStreamWaitEvent, (CUstream, CUevent, unsigned))                                             \
-  X(cuStreamWaitValue32, (CUstream, CUdeviceptr, uint32_t, unsigned))                             \
-  X(cuStreamWriteValue32, (CUstream, CUdeviceptr, uint32_t, unsigned))                            \
+  X(cuStreamBatchMemOp, (CUstream, unsigned, CUstreamBatchMemOpParams*, unsigned))                \
   X(cuThreadExchangeStreamCaptureMode, (int*))                                                    \
   X(cuEventCreate, (CUevent*, unsigned))                                                          \
   X(cuEventDestroy, (CUevent))                                                                    \

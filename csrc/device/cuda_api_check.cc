@@ -15,12 +15,12 @@
 #undef cuCtxPushCurrent
 #undef cuCtxPopCurrent
 #undef cuIpcOpenMemHandle
-#undef cuStreamWaitValue32
-#undef cuStreamWriteValue32
+#undef cuStreamBatchMemOp
 #undef cuDevicePrimaryCtxRelease
 #undef cuDeviceGetUuid
 
 #include "device/cuda_api.h"
+#include "device/device.h"
 
 namespace smddp::device::cuda {
 namespace {
@@ -59,13 +59,14 @@ SMDDP_SAME(cuDevicePrimaryCtxRetain);
 SMDDP_SAME_AS(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease);
 SMDDP_SAME_AS(cuCtxPushCurrent_v2, cuCtxPushCurrent);
 SMDDP_SAME_AS(cuCtxPopCurrent_v2, cuCtxPopCurrent);
-SMDDP_SAME(cuStreamCreate);
+SMDDP_SAME(cuCtxSynchronize);
+SMDDP_SAME(cuCtxGetStreamPriorityRange);
+SMDDP_SAME(cuStreamCreateWithPriority);
 SMDDP_SAME_AS(cuStreamDestroy_v2, cuStreamDestroy);
 SMDDP_SAME(cuStreamSynchronize);
 SMDDP_SAME(cuStreamIsCapturing);
 SMDDP_SAME(cuStreamWaitEvent);
-SMDDP_SAME_AS(cuStreamWaitValue32_v2, cuStreamWaitValue32);
-SMDDP_SAME_AS(cuStreamWriteValue32_v2, cuStreamWriteValue32);
+SMDDP_SAME_AS(cuStreamBatchMemOp_v2, cuStreamBatchMemOp);
 SMDDP_SAME(cuThreadExchangeStreamCaptureMode);
 SMDDP_SAME(cuEventCreate);
 SMDDP_SAME_AS(cuEventDestroy_v2, cuEventDestroy);
@@ -102,6 +103,22 @@ static_assert(sizeof(CUuuid) == sizeof(::CUuuid));
 static_assert(sizeof(CUmemAccessDesc) == sizeof(::CUmemAccessDesc) &&
               offsetof(CUmemAccessDesc, flags) == offsetof(::CUmemAccessDesc, flags) &&
               offsetof(CUmemLocation, id) == offsetof(::CUmemLocation, id));
+using RealStep = ::CUstreamBatchMemOpParams;
+static_assert(sizeof(CUstreamBatchMemOpParams) == sizeof(RealStep) &&
+              offsetof(CUstreamBatchMemOpParams, address) ==
+                  offsetof(RealStep, waitValue.address) &&
+              offsetof(CUstreamBatchMemOpParams, value) == offsetof(RealStep, waitValue.value) &&
+              offsetof(CUstreamBatchMemOpParams, flags) == offsetof(RealStep, waitValue.flags) &&
+              offsetof(CUstreamBatchMemOpParams, address) ==
+                  offsetof(RealStep, writeValue.address) &&
+              offsetof(CUstreamBatchMemOpParams, value) == offsetof(RealStep, writeValue.value) &&
+              offsetof(CUstreamBatchMemOpParams, flags) == offsetof(RealStep, writeValue.flags));
+static_assert(kWaitValue == CU_STREAM_MEM_OP_WAIT_VALUE_32 &&
+              kWriteValue == CU_STREAM_MEM_OP_WRITE_VALUE_32);
+#if CUDA_VERSION >= 12030
+static_assert(kFabricHandle == CU_MEM_HANDLE_TYPE_FABRIC &&
+              sizeof(::CUmemFabricHandle) == sizeof(Allocation::handle));
+#endif
 static_assert(kSuccess == CUDA_SUCCESS && kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(kMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT &&
               kUnifiedAddressing == CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING &&

@@ -1,6 +1,7 @@
 #include "device/cuda_device.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -29,6 +30,7 @@ class CudaDevice final : public Device {
   CudaDevice(const Api& api, int ordinal) : api_(api), ordinal_(ordinal) {}
   ~CudaDevice() override {
     if (context_ == nullptr) return;
+    destroy_lanes();
     {
       Inside inside(*this);
       if (module_ != nullptr) api_.cuModuleUnload(module_);
@@ -54,18 +56,25 @@ class CudaDevice final : public Device {
     if (s) s = check(api_.cuDeviceGetUuid(&uuid, device_), "cuDeviceGetUuid");
     std::memcpy(identity_.data(), uuid.bytes, sizeof uuid.bytes);
     sharing_ = std::make_unique<CudaSharing>(api_, device_);
-    return s;
+    if (!s) return s;
+    Inside inside(*this);
+    int least = 0;
+    return check(api_.cuCtxGetStreamPriorityRange(&least, &priority_),
+                 "cuCtxGetStreamPriorityRange");
   }
 
   std::string name() const override { return name_; }
   int multiprocessors() const override { return multiprocessors_; }
   std::array<uint8_t, 16> identity() const override { return identity_; }
 
+  // Of the highest priority: the blocks of a sum begin as blocks of the model's kernels end, and not after all of
+  // a kernel's blocks.
   Result<Stream> create_stream() override {
     Inside inside(*this);
     Relaxed relaxed(*this);
     CUstream stream = nullptr;
-    Status s = check(api_.cuStreamCreate(&stream, kStreamNonBlocking), "cuStreamCreate");
+    Status s = check(api_.cuStreamCreateWithPriority(&stream, kStreamNonBlocking, priority_),
+                     "cuStreamCreateWithPriority");
     return s ? Result<Stream>(stream) : Result<Stream>(s);
   }
   void destroy_stream(Stream stream) override {
@@ -117,16 +126,28 @@ class CudaDevice final : public Device {
     return check(api_.cuMemcpyAsync(pointer(to), pointer(from), bytes, stream_of(stream)),
                  "cuMemcpyAsync");
   }
-  // `flag` is the flag's address on the device: see map_host().
-  Status write_flag(Stream stream, uint32_t* flag, uint32_t value) override {
+  // The addresses are those on the device: see map_host().
+  Status flags(Stream stream, std::span<const FlagStep> steps) override {
+    if (steps.empty()) return {};
+    if (steps.size() > kMostSteps) return {Code::kInternal, "too many steps in one command"};
+    std::array<CUstreamBatchMemOpParams, kMostSteps> batch;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      bool waits = steps[i].kind == FlagStep::Kind::kWait;
+      batch[i] = {.operation = waits ? kWaitValue : kWriteValue,
+                  .address = pointer(steps[i].flag),
+                  .value = steps[i].value,
+                  .upper_half = 0,
+                  .flags = waits ? wait_flags_ : 0,
+                  .others = {}};
+    }
     Inside inside(*this);
-    return check(api_.cuStreamWriteValue32(stream_of(stream), pointer(flag), value, 0),
-                 "cuStreamWriteValue32");
+    return check(api_.cuStreamBatchMemOp(stream_of(stream), static_cast<unsigned>(steps.size()),
+                                         batch.data(), 0),
+                 "cuStreamBatchMemOp");
   }
-  Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) override {
+  Status together(const std::function<Status()>& submit) override {
     Inside inside(*this);
-    return check(api_.cuStreamWaitValue32(stream_of(stream), pointer(flag), value, wait_flags_),
-                 "cuStreamWaitValue32");
+    return submit();
   }
   Status call(Stream stream, void (*function)(void*), void* argument) override {
     Inside inside(*this);
@@ -173,6 +194,11 @@ class CudaDevice final : public Device {
     Inside inside(*this);
     Relaxed relaxed(*this);
     return sharing_->still_allocated(allocation);
+  }
+  size_t recall(const void* address, size_t bytes) override {
+    Inside inside(*this);
+    Relaxed relaxed(*this);
+    return sharing_->recall(address, bytes);
   }
   Result<void*> import_memory(const Allocation& allocation, int pid) override {
     Inside inside(*this);
@@ -253,13 +279,17 @@ class CudaDevice final : public Device {
         std::make_unique<FlagsOnGpu>(*this, gdr, memory, page, mapping.value()));
   }
 
-  // While an object of this class lives, the device's context is current in this thread.
+  // While an object of this class lives, the device's context is current in this thread. Within another such
+  // object of the device it calls nothing.
   class Inside {
    public:
-    explicit Inside(const CudaDevice& device) : device_(device) {
-      device_.api_.cuCtxPushCurrent(device_.context_);
+    explicit Inside(const CudaDevice& device) : device_(device), outer_(current_) {
+      if (outer_ != &device_) device_.api_.cuCtxPushCurrent(device_.context_);
+      current_ = &device_;
     }
     ~Inside() {
+      current_ = outer_;
+      if (outer_ == &device_) return;
       CUcontext left = nullptr;
       device_.api_.cuCtxPopCurrent(&left);
     }
@@ -267,7 +297,9 @@ class CudaDevice final : public Device {
     Inside& operator=(const Inside&) = delete;
 
    private:
+    static inline thread_local const CudaDevice* current_ = nullptr;
     const CudaDevice& device_;
+    const CudaDevice* const outer_;
   };
   // While an object of this class lives, calls of this thread that are not stream work, such as mapping
   // memory, do not become part of a graph that is being recorded and do not invalidate it.
@@ -317,7 +349,7 @@ class CudaDevice final : public Device {
   const int ordinal_;
   CUdevice device_ = 0;
   CUcontext context_ = nullptr;
-  int multiprocessors_ = 0;
+  int multiprocessors_ = 0, priority_ = 0;
   unsigned wait_flags_ = kWaitEqual;
   std::string name_;
   std::array<uint8_t, 16> identity_{};

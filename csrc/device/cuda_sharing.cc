@@ -1,11 +1,15 @@
 #include "device/cuda_sharing.h"
 
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
+#include <utility>
+
+#include "common/errno_status.h"
+#include "common/log.h"
 
 namespace smddp::device {
 
@@ -17,24 +21,47 @@ namespace {
 // all architectures.
 constexpr long kPidfdOpen = 434, kPidfdGetfd = 438;
 
-Result<int> take_descriptor(int pid, int descriptor) {
-  int process = static_cast<int>(syscall(kPidfdOpen, pid, 0));
-  int taken = process < 0 ? -1 : static_cast<int>(syscall(kPidfdGetfd, process, descriptor, 0));
-  int why = errno;
-  if (process >= 0) close(process);
-  if (taken >= 0) return taken;
+bool is_mapped(const Allocation& allocation) {
+  return allocation.kind == Allocation::Kind::kShareable ||
+         allocation.kind == Allocation::Kind::kFabric;
+}
+
+Result<FileDescriptor> from_process(int pid, int descriptor) {
+  FileDescriptor process(static_cast<int>(syscall(kPidfdOpen, pid, 0)));
+  FileDescriptor taken(
+      process ? static_cast<int>(syscall(kPidfdGetfd, process.get(), descriptor, 0)) : -1);
+  if (taken) return taken;
+  return errno_status("taking it from the process failed");
+}
+
+// By its id first: another descriptor may have taken the number since.
+Result<FileDescriptor> take_descriptor(const Allocation& allocation, int pid) {
+  DescriptorServer::Name name;
+  std::memcpy(name.data(), allocation.handle.data(), name.size());
+  auto served = DescriptorServer::take(name, allocation.id);
+  if (served || served.status().code() != Code::kUnavailable) return served;
+  auto taken = from_process(pid, allocation.descriptor);
+  if (taken) return taken;
   return Status(Code::kUnavailable,
                 "could not get a memory handle of process " + std::to_string(pid) + ": " +
-                    std::strerror(why) +
-                    "; allow ptrace between ranks (kernel 5.6 or newer), or set "
+                    served.status().message() + "; " + taken.status().message() +
+                    "; let the ranks of a host share a network namespace, or set "
                     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False");
 }
 
-}  // namespace
-
-CudaSharing::~CudaSharing() {
-  for (auto& [id, shared] : shareable_) close(shared);
+// Memory in many pieces takes a descriptor each, and the usual limit is 1,024.
+void make_room_for_descriptors(size_t descriptors) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max ||
+      descriptors < limit.rlim_cur / 2)
+    return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
+    log(LogLevel::kInfo, "GPU memory in many pieces: the limit of open files is now " +
+                             std::to_string(limit.rlim_max));
 }
+
+}  // namespace
 
 Result<std::vector<Allocation>> CudaSharing::export_memory(const void* address, size_t bytes) {
   std::vector<Allocation> found;
@@ -64,7 +91,7 @@ bool CudaSharing::still_allocated(const Allocation& allocation) {
 }
 
 Result<void*> CudaSharing::import_memory(const Allocation& allocation, int pid) {
-  if (allocation.kind == Allocation::Kind::kShareable) return import_mapped(allocation, pid);
+  if (is_mapped(allocation)) return import_mapped(allocation, pid);
   if (allocation.kind != Allocation::Kind::kIpc) {
     return Status(Code::kInvalid, "a peer offered memory that is not GPU memory");
   }
@@ -76,7 +103,7 @@ Result<void*> CudaSharing::import_memory(const Allocation& allocation, int pid) 
 }
 
 void CudaSharing::release_memory(const Allocation& allocation, void* address) {
-  if (allocation.kind == Allocation::Kind::kShareable) {
+  if (is_mapped(allocation)) {
     api_.cuMemUnmap(pointer(address), allocation.bytes);
     api_.cuMemAddressFree(pointer(address), allocation.bytes);
   } else {
@@ -96,6 +123,7 @@ Result<Allocation> CudaSharing::export_whole(CUdeviceptr at) {
   a.base = base;
   a.bytes = bytes;
   std::lock_guard lock(mutex_);
+  if (Status opened = open_recalls(); !opened) return opened;
   auto [known, is_new] = handles_.try_emplace(base);
   if (is_new || known->second.id != a.id) {
     CUipcMemHandle handle;
@@ -105,6 +133,7 @@ Result<Allocation> CudaSharing::export_whole(CUdeviceptr at) {
       return s;
     }
     std::memcpy(a.handle.data(), handle.reserved, sizeof handle.reserved);
+    a.owner = recalls_->name();
     known->second = a;
   }
   return known->second;
@@ -113,11 +142,10 @@ Result<Allocation> CudaSharing::export_whole(CUdeviceptr at) {
 // Memory that was made by cuMemCreate() and mapped piece by piece: torch's expandable segments.
 Result<Allocation> CudaSharing::export_mapped(CUdeviceptr at) {
   Allocation a;
-  a.kind = Allocation::Kind::kShareable;
   uint64_t types = 0;
   Status s = query(&types, kAllowedHandleTypes, at);
   if (!s) return s;
-  if ((types & kPosixDescriptor) == 0) {
+  if ((types & (kPosixDescriptor | kFabricHandle)) == 0) {
     return Status(Code::kUnavailable,
                   "this GPU memory can't be shared between processes: use torch's native "
                   "allocator (PYTORCH_CUDA_ALLOC_CONF=backend:native,expandable_segments:False)");
@@ -133,21 +161,81 @@ Result<Allocation> CudaSharing::export_mapped(CUdeviceptr at) {
   std::lock_guard lock(mutex_);
   auto known = shareable_.find(a.id);
   if (known == shareable_.end()) {
-    CUmemGenericAllocationHandle handle = 0;
-    s = check(api_.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(base)),
-              "cuMemRetainAllocationHandle");
+    s = (types & kPosixDescriptor) != 0 ? export_descriptor(a) : export_fabric(a);
+    if (s) s = open_recalls();
     if (!s) return s;
-    int descriptor = -1;
-    s = check(api_.cuMemExportToShareableHandle(&descriptor, handle, kPosixDescriptor, 0),
-              "cuMemExportToShareableHandle");
-    api_.cuMemRelease(handle);
-    if (!s) return s;
+    a.owner = recalls_->name();
     close_freed();
-    known = shareable_.emplace(a.id, descriptor).first;
+    known = shareable_.emplace(a.id, a).first;
     mapped_[base] = a.id;
   }
-  a.descriptor = known->second;
-  return a;
+  return known->second;
+}
+
+Status CudaSharing::export_to(void* shared, const Allocation& a, int type) {
+  CUmemGenericAllocationHandle handle = 0;
+  Status s = check(api_.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(a.base)),
+                   "cuMemRetainAllocationHandle");
+  if (!s) return s;
+  s = check(api_.cuMemExportToShareableHandle(shared, handle, type, 0),
+            "cuMemExportToShareableHandle");
+  api_.cuMemRelease(handle);
+  return s;
+}
+
+Status CudaSharing::export_descriptor(Allocation& a) {
+  a.kind = Allocation::Kind::kShareable;
+  if (!server_) {
+    auto opened = DescriptorServer::open();
+    if (!opened) return opened.status();
+    server_ = std::move(opened.value());
+  }
+  make_room_for_descriptors(shareable_.size());
+  Status s = export_to(&a.descriptor, a, kPosixDescriptor);
+  if (!s) return s;
+  server_->offer(a.id, FileDescriptor(a.descriptor));
+  std::memcpy(a.handle.data(), server_->name().data(), server_->name().size());
+  return {};
+}
+
+// Where there are fabric handles, torch makes memory that has no descriptor.
+Status CudaSharing::export_fabric(Allocation& a) {
+  a.kind = Allocation::Kind::kFabric;
+  return export_to(a.handle.data(), a, kFabricHandle);
+}
+
+Status CudaSharing::open_recalls() {
+  if (recalls_) return {};
+  auto opened = RecallServer::open();
+  if (opened) recalls_ = std::move(opened.value());
+  return opened.status();
+}
+
+// A handle of freed memory is forgotten here as well, and its descriptor closed: that keeps memory allocated.
+size_t CudaSharing::recall(const void* address, size_t bytes) {
+  CUdeviceptr from = pointer(address), to = from + bytes;
+  std::vector<RecalledMemory> recalled;
+  {
+    std::lock_guard lock(mutex_);
+    while (true) {
+      auto whole = handles_.lower_bound(from);
+      if (whole == handles_.end() || whole->first >= to) break;
+      recalled.push_back({whole->first, whole->second.id});
+      handles_.erase(whole);
+    }
+    while (true) {
+      auto piece = mapped_.lower_bound(from);
+      if (piece == mapped_.end() || piece->first >= to) break;
+      recalled.push_back({piece->first, piece->second});
+      if (server_) server_->withdraw(piece->second);
+      shareable_.erase(piece->second);
+      mapped_.erase(piece);
+    }
+    if (recalled.empty()) return 0;
+  }
+  // The peers' mappings may be in use until the streams are done, for which cuMemFree() waits as well.
+  (void)api_.cuCtxSynchronize();
+  return recalls_->recall(recalled, kRecallLimit);
 }
 
 // An open descriptor keeps the memory allocated. Closes the descriptors of memory that its owner has freed
@@ -159,26 +247,38 @@ void CudaSharing::close_freed() {
       ++old;
       continue;
     }
-    auto shared = shareable_.find(old->second);
-    if (shared != shareable_.end()) {
-      close(shared->second);
-      shareable_.erase(shared);
-    }
+    if (server_) server_->withdraw(old->second);
+    shareable_.erase(old->second);
     old = mapped_.erase(old);
   }
 }
 
-Result<void*> CudaSharing::import_mapped(const Allocation& allocation, int pid) {
-  auto descriptor = take_descriptor(pid, allocation.descriptor);
-  if (!descriptor) return descriptor.status();
+Result<CUmemGenericAllocationHandle> CudaSharing::import_handle(const Allocation& allocation,
+                                                                int pid) {
   CUmemGenericAllocationHandle handle = 0;
-  auto as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.value()));
+  if (allocation.kind == Allocation::Kind::kFabric) {
+    auto bytes = allocation.handle;
+    Status s = check(api_.cuMemImportFromShareableHandle(&handle, bytes.data(), kFabricHandle),
+                     "cuMemImportFromShareableHandle");
+    if (!s) return s;
+    return handle;
+  }
+  auto descriptor = take_descriptor(allocation, pid);
+  if (!descriptor) return descriptor.status();
+  auto as_pointer = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.value().get()));
   Status s = check(api_.cuMemImportFromShareableHandle(&handle, as_pointer, kPosixDescriptor),
                    "cuMemImportFromShareableHandle");
-  close(descriptor.value());
   if (!s) return s;
+  return handle;
+}
+
+Result<void*> CudaSharing::import_mapped(const Allocation& allocation, int pid) {
+  auto imported = import_handle(allocation, pid);
+  if (!imported) return imported.status();
+  CUmemGenericAllocationHandle handle = imported.value();
   CUdeviceptr base = 0;
-  s = check(api_.cuMemAddressReserve(&base, allocation.bytes, 0, 0, 0), "cuMemAddressReserve");
+  Status s =
+      check(api_.cuMemAddressReserve(&base, allocation.bytes, 0, 0, 0), "cuMemAddressReserve");
   if (s) {
     s = check(api_.cuMemMap(base, allocation.bytes, 0, handle, 0), "cuMemMap");
     CUmemAccessDesc access{{kLocationDevice, device_}, kReadWrite};

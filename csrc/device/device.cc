@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <atomic>
+#include <utility>
 
 #include "common/align.h"
 #include "common/errno_status.h"
@@ -47,6 +48,22 @@ Result<std::unique_ptr<HostFlags>> Device::create_flags() {
   }
   return std::unique_ptr<HostFlags>(std::make_unique<PinnedFlags>(
       *this, static_cast<std::byte*>(at), static_cast<std::byte*>(mapped.value())));
+}
+
+Result<Stream> Device::lane(size_t i) {
+  std::lock_guard lock(lanes_mutex_);
+  if (lanes_[i] == nullptr) {
+    auto made = create_stream();
+    if (!made) return made.status();
+    lanes_[i] = made.value();
+  }
+  return lanes_[i];
+}
+
+void Device::destroy_lanes() {
+  for (Stream& lane : lanes_) {
+    if (lane != nullptr) destroy_stream(std::exchange(lane, nullptr));
+  }
 }
 
 }  // namespace smddp::device

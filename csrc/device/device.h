@@ -3,19 +3,23 @@
 // GPU, with threads and shared memory (host_device.cc). It knows no group, operation or network. The copy
 // engine, the collectives on device memory and the torch module call it.
 //
-// Only synchronize() waits for work of a device.
+// Only synchronize() and recall() wait for work of a device.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "common/status.h"
 #include "common/types.h"
+#include "device/recall.h"
 #include "device/submission_order.h"
 #include "kernels/reduction.h"
 
@@ -29,9 +33,11 @@ using Event = void*;
 // Processes of one host, which run the same build, send it to each other.
 struct Allocation {
   enum class Kind : uint32_t {
-    kSegment,    // `descriptor` is one of the owner's, to be mapped by mmap()
-    kIpc,        // `handle` is for memory that the driver allocated in one piece
-    kShareable,  // `descriptor` is one of the owner's, for physical memory that was mapped separately
+    kSegment,  // `descriptor` is one of the owner's, to be mapped by mmap()
+    kIpc,      // `handle` is for memory that the driver allocated in one piece
+    kShareable,  // physical memory that was mapped separately: `descriptor` is one of the owner's, `handle`
+                 // the name of its DescriptorServer
+    kFabric,  // the same, where it can be shared only by `handle`
   };
   uint64_t base = 0;  // its first address in the owner
   uint64_t bytes = 0;
@@ -40,8 +46,9 @@ struct Allocation {
   Kind kind = Kind::kSegment;
   int32_t descriptor = -1;
   std::array<uint8_t, 64> handle{};
+  RecallName owner{};  // the owner's server for recalls (recall.h)
 };
-static_assert(std::is_trivially_copyable_v<Allocation> && sizeof(Allocation) == 96);
+static_assert(std::is_trivially_copyable_v<Allocation> && sizeof(Allocation) == 112);
 
 // Words that the CPU writes and streams wait for. They are zero at first.
 class HostFlags {
@@ -53,6 +60,14 @@ class HostFlags {
   // May be called from any thread. Does not call the driver. The work that follows a stream's wait sees
   // all writes that came before set().
   virtual void set(size_t i, uint32_t value) = 0;
+};
+
+// What a stream does with a flag: it sets the flag to `value`, or waits until the flag has it.
+struct FlagStep {
+  enum class Kind { kWrite, kWait };
+  Kind kind;
+  uint32_t* flag;
+  uint32_t value;
 };
 
 class Device {
@@ -84,12 +99,24 @@ class Device {
   // Whether reduce() can work: a build may have no kernels.
   virtual bool can_reduce() const { return true; }
   virtual Status reduce(Stream stream, const kernels::Reduction& reduction) = 0;
-  // Flags are in memory of map_host(). Every device and the CPU see a write after all that the stream did
-  // before it. The work that follows a wait sees all that came before the write.
-  virtual Status write_flag(Stream stream, uint32_t* flag, uint32_t value) = 0;
-  virtual Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) = 0;  // until equal
+  // The stream does the steps in their order, as one command. Flags are in memory of map_host(). Every device
+  // and the CPU see a write after all that the stream did before it. The work that follows a wait sees all
+  // that came before the write.
+  static constexpr size_t kMostSteps = 128;
+  virtual Status flags(Stream stream, std::span<const FlagStep> steps) = 0;
+  Status write_flag(Stream stream, uint32_t* flag, uint32_t value) {
+    FlagStep step{FlagStep::Kind::kWrite, flag, value};
+    return flags(stream, {&step, 1});
+  }
+  Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) {
+    FlagStep step{FlagStep::Kind::kWait, flag, value};
+    return flags(stream, {&step, 1});
+  }
   // The stream calls function(argument), which must not use the device and must be quick.
   virtual Status call(Stream stream, void (*function)(void*), void* argument) = 0;
+
+  // Calls `submit`, whose calls of this device in this thread then cost less than each on its own.
+  virtual Status together(const std::function<Status()>& submit) { return submit(); }
 
   // Memory of the device. free(nullptr) does nothing.
   virtual Result<void*> allocate(size_t bytes) = 0;
@@ -102,6 +129,11 @@ class Device {
   // False once this process has freed `allocation`, which it exported. What keeps it allocated here is given
   // up then.
   virtual bool still_allocated(const Allocation& allocation) = 0;
+  // To be called before memory in [address, address + bytes) is freed, which cuMemFree() and an allocator's
+  // release are: the processes that have mapped it end their mappings. Waits for work of the device and for
+  // these processes, for two seconds at most; the number of those that have not answered by then. They end
+  // their mappings with the next offer.
+  virtual size_t recall(const void* address, size_t bytes) = 0;
   // Maps `allocation` of process `pid` until release_memory(). Returns its first address in this process.
   virtual Result<void*> import_memory(const Allocation& allocation, int pid) = 0;
   virtual void release_memory(const Allocation& allocation, void* address) = 0;
@@ -114,8 +146,19 @@ class Device {
   virtual Result<std::unique_ptr<HostFlags>> create_flags();
 
   SubmissionOrder& order() { return order_; }
+  // Streams for copies, which all groups of the device share. A GPU has eight hardware queues, and a stream
+  // that waits holds up the others of its queue: so they are few, and nothing that is submitted to them waits
+  // for a peer. Made at the first call.
+  static constexpr size_t kLanes = 4;
+  Result<Stream> lane(size_t i);
+
+ protected:
+  // To be called by the destructor of the class that implements destroy_stream().
+  void destroy_lanes();
 
  private:
+  std::mutex lanes_mutex_;
+  std::array<Stream, kLanes> lanes_{};
   SubmissionOrder order_;
 };
 

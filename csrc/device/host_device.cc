@@ -5,108 +5,57 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <thread>
+#include <utility>
 
 #include "common/align.h"
-#include "common/condition_variable.h"
 #include "common/errno_status.h"
 #include "kernels/reduce_arithmetic.h"
 
 namespace smddp::device {
 namespace {
 
-// Returns false if it can't continue yet. The queue then calls it again.
-using Step = std::function<bool()>;
+using EventPtr = std::shared_ptr<HostEvent>;
 
-constexpr auto kLook = std::chrono::microseconds(20);
-// The commands that a stream holds, among them the one that runs. A GPU's driver has room for about a
-// thousand; the fewer, the more often tests see a full queue.
-constexpr size_t kCommands = 64;
-
-struct Moment {
-  std::atomic<uint64_t> recorded{0}, reached{0};
-};
-using MomentPtr = std::shared_ptr<Moment>;
-
-class Queue {
- public:
-  explicit Queue(std::mutex& context) : context_(context), thread_([this] { run(); }) {}
-  // Steps that have not run by now never run.
-  ~Queue() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
-  // As in a GPU's driver, a thread that submits to a full stream blocks, and every other thread that calls
-  // the device then blocks too.
-  void push(Step step) {
-    std::lock_guard context(context_);
-    {
-      std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return pushed_ - run_ < kCommands; });
-      steps_.push_back(std::move(step));
-      ++pushed_;
-    }
-    changed_.notify_all();
-  }
-
-  void drain() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this, until = pushed_] { return run_ >= until; });
-  }
-
- private:
-  void run() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [this] { return stop_ || !steps_.empty(); });
-      if (stop_) return;
-      Step step = std::move(steps_.front());
-      steps_.pop_front();
-      lock.unlock();
-      bool over = step();
-      while (!over && !stop_) {
-        std::this_thread::sleep_for(kLook);
-        over = step();
-      }
-      step = nullptr;
-      lock.lock();
-      ++run_;
-      changed_.notify_all();
-    }
-  }
-
-  std::mutex& context_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Step> steps_;
-  uint64_t pushed_ = 0, run_ = 0;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;  // last: it uses the others
-};
-
-Queue& queue(Stream stream) { return *static_cast<Queue*>(stream); }
-const MomentPtr& moment(Event event) { return *static_cast<MomentPtr*>(event); }
+HostStream& host_stream(Stream stream) { return *static_cast<HostStream*>(stream); }
+const EventPtr& host_event(Event event) { return *static_cast<EventPtr*>(event); }
 
 size_t pages(size_t bytes) { return align_up(bytes, static_cast<size_t>(sysconf(_SC_PAGESIZE))); }
 
+// A page behind each segment counts the mappings of other processes.
+size_t with_counter(size_t bytes) { return bytes + kPage; }
+std::atomic_ref<uint32_t> mappings(void* segment, size_t bytes) {
+  return std::atomic_ref(*reinterpret_cast<uint32_t*>(static_cast<std::byte*>(segment) + bytes));
+}
+
 Result<void*> map_segment(int descriptor, size_t bytes) {
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  void* at = mmap(nullptr, with_counter(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (at == MAP_FAILED) return errno_status("could not map " + std::to_string(bytes) + " bytes");
   return at;
+}
+
+// Calls half(0) at once and half(1) `duration` later.
+template <class Half>
+HostCommand lasting(std::chrono::microseconds duration, Half half) {
+  using Clock = std::chrono::steady_clock;
+  return [=, end = Clock::time_point()]() mutable {
+    if (end == Clock::time_point()) {
+      half(0);
+      end = Clock::now() + duration;
+    }
+    if (Clock::now() < end) return false;
+    half(1);
+    end = {};  // a graph runs it again
+    return true;
+  };
 }
 
 }  // namespace
 
 HostDevice::~HostDevice() {
+  destroy_lanes();
   while (!allocations_.empty()) free(reinterpret_cast<void*>(allocations_.begin()->first));
 }
 
@@ -115,7 +64,7 @@ Result<void*> HostDevice::allocate(size_t bytes) {
   bytes = pages(std::max<size_t>(bytes, 1));
   int descriptor = memfd_create("smddp-host-device", MFD_CLOEXEC);
   if (descriptor < 0) return errno_status("could not create a segment (memfd_create)");
-  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
+  if (ftruncate(descriptor, static_cast<off_t>(with_counter(bytes))) != 0) {
     Status why =
         errno_status("could not set the size of a segment to " + std::to_string(bytes) + " bytes");
     close(descriptor);
@@ -141,7 +90,9 @@ void HostDevice::free(void* address) {
   std::lock_guard lock(mutex_);
   auto found = allocations_.find(reinterpret_cast<uintptr_t>(address));
   if (found == allocations_.end()) return;
-  munmap(address, found->second.bytes);
+  size_t bytes = found->second.bytes;
+  if (mappings(address, bytes) > 0) ++freed_while_mapped_;
+  munmap(address, with_counter(bytes));
   close(found->second.descriptor);
   allocations_.erase(found);
 }
@@ -157,96 +108,153 @@ bool HostDevice::owns(const void* address, size_t bytes) const {
 
 Result<Stream> HostDevice::create_stream() {
   std::lock_guard context(context_);
-  return static_cast<Stream>(new Queue(context_));
+  return static_cast<Stream>(queues_.create_stream().release());
 }
-void HostDevice::destroy_stream(Stream stream) { delete static_cast<Queue*>(stream); }
+void HostDevice::destroy_stream(Stream stream) { delete &host_stream(stream); }
 Result<Event> HostDevice::create_event() {
   std::lock_guard context(context_);
-  return static_cast<Event>(new MomentPtr(std::make_shared<Moment>()));
+  return static_cast<Event>(new EventPtr(std::make_shared<HostEvent>()));
 }
-void HostDevice::destroy_event(Event event) { delete static_cast<MomentPtr*>(event); }
+void HostDevice::destroy_event(Event event) { delete &host_event(event); }
 
 Status HostDevice::record(Event event, Stream stream) {
-  MomentPtr m = moment(event);
-  uint64_t turn = ++m->recorded;
-  queue(stream).push([m, turn] {
-    m->reached.store(turn, std::memory_order_release);
-    return true;
-  });
-  return {};
+  std::lock_guard context(context_);
+  return host_stream(stream).record(host_event(event));
 }
 
 Status HostDevice::wait(Stream stream, Event event) {
-  MomentPtr m = moment(event);
-  queue(stream).push([m, turn = m->recorded.load()] {
-    return m->reached.load(std::memory_order_acquire) >= turn;
-  });
-  return {};
+  std::lock_guard context(context_);
+  return host_stream(stream).wait(host_event(event));
 }
 
 Result<bool> HostDevice::done(Event event) {
   std::lock_guard context(context_);
-  const MomentPtr& m = moment(event);
-  return m->reached.load(std::memory_order_acquire) >= m->recorded.load();
+  const HostEvent& asked = *host_event(event);
+  if (asked.recording) return Status(Code::kInternal, "the event belongs to a recording");
+  return asked.reached.load(std::memory_order_acquire) >= asked.recorded.load();
 }
 
 Status HostDevice::synchronize(Stream stream) {
-  queue(stream).drain();
+  {
+    std::lock_guard context(context_);
+    if (host_stream(stream).recording())
+      return {Code::kInternal, "a stream that records can't be waited for"};
+  }
+  host_stream(stream).drain();
   return {};
 }
 
-Result<bool> HostDevice::capturing(Stream) {
+Result<bool> HostDevice::capturing(Stream stream) {
   std::lock_guard context(context_);
-  return false;
+  return host_stream(stream).recording();
+}
+
+Status HostDevice::begin_recording(Stream stream) {
+  std::lock_guard context(context_);
+  return host_stream(stream).begin_recording();
+}
+
+Result<HostDevice::Graph> HostDevice::end_recording(Stream stream) {
+  std::lock_guard context(context_);
+  auto commands = host_stream(stream).end_recording();
+  if (!commands) return commands.status();
+  return std::make_shared<const std::vector<HostCommand>>(std::move(commands.value()));
+}
+
+// One command of the stream, as the launch of a graph is.
+Status HostDevice::launch(const Graph& graph, Stream stream) {
+  return submit(stream, [graph, next = size_t{0}]() mutable {
+    for (; next < graph->size(); ++next) {
+      if (!(*graph)[next]()) return false;
+    }
+    return true;
+  });
+}
+
+Status HostDevice::submit(Stream stream, HostCommand command) {
+  std::lock_guard context(context_);
+  return host_stream(stream).submit(std::move(command));
 }
 
 Status HostDevice::copy(Stream stream, void* to, const void* from, size_t bytes) {
-  queue(stream).push([=] {
-    std::memcpy(to, from, bytes);
-    return true;
+  HostCommand copying = lasting(duration_, [=](size_t half) {
+    size_t begin = bytes / 2 * half;
+    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
+                half == 0 ? bytes / 2 : bytes - begin);
   });
-  return {};
+  if (!gate_) return submit(stream, std::move(copying));
+  return submit(stream, [=, gate = gate_, copying = std::move(copying)] {
+    return gate(to, from) && copying();
+  });
 }
 
 Status HostDevice::reduce(Stream stream, const kernels::Reduction& reduction) {
   // The threads of a multiprocessor run one after the other.
   constexpr uint32_t kThreads = 8;
-  queue(stream).push([reduction] {
-    uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
-    for (uint32_t thread = 0; thread < all; ++thread) reduce_share(reduction, thread, all);
-    return true;
-  });
-  return {};
+  return submit(stream, lasting(duration_, [reduction](uint32_t half) {
+                  uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
+                  for (uint32_t thread = half; thread < all; thread += 2)
+                    reduce_share(reduction, thread, all);
+                }));
 }
 
-Status HostDevice::write_flag(Stream stream, uint32_t* flag, uint32_t value) {
-  queue(stream).push([=] {
-    std::atomic_ref(*flag).store(value, std::memory_order_release);
-    return true;
-  });
-  return {};
-}
-
-Status HostDevice::wait_flag(Stream stream, uint32_t* flag, uint32_t value) {
-  queue(stream).push(
-      [=] { return std::atomic_ref(*flag).load(std::memory_order_acquire) == value; });
-  return {};
+Status HostDevice::flags(Stream stream, std::span<const FlagStep> steps) {
+  return submit(stream,
+                [all = std::vector(steps.begin(), steps.end()), next = size_t{0}]() mutable {
+                  for (; next < all.size(); ++next) {
+                    std::atomic_ref flag(*all[next].flag);
+                    if (all[next].kind == FlagStep::Kind::kWrite) {
+                      flag.store(all[next].value, std::memory_order_release);
+                    } else if (flag.load(std::memory_order_acquire) != all[next].value) {
+                      return false;
+                    }
+                  }
+                  next = 0;  // a graph runs it again
+                  return true;
+                });
 }
 
 Status HostDevice::call(Stream stream, void (*function)(void*), void* argument) {
-  queue(stream).push([=] {
+  return submit(stream, [=] {
     function(argument);
     return true;
   });
-  return {};
 }
 
 Result<std::vector<Allocation>> HostDevice::export_memory(const void* address, size_t bytes) {
   std::lock_guard context(context_);
   if (!owns(address, bytes)) return Status(Code::kInvalid, "this is not memory of the device");
   std::lock_guard lock(mutex_);
-  return std::vector<Allocation>{
-      std::prev(allocations_.upper_bound(reinterpret_cast<uintptr_t>(address)))->second};
+  if (!recalls_) {
+    auto opened = RecallServer::open();
+    if (!opened) return opened.status();
+    recalls_ = std::move(opened.value());
+  }
+  Allocation& found =
+      std::prev(allocations_.upper_bound(reinterpret_cast<uintptr_t>(address)))->second;
+  auto exported = [](const auto& known) { return known.second.owner != RecallName{}; };
+  if (found.owner == RecallName{} &&
+      static_cast<size_t>(std::count_if(allocations_.begin(), allocations_.end(), exported)) >=
+          most_exported_) {
+    errno = EMFILE;
+    return errno_status("could not export memory of the device");
+  }
+  found.owner = recalls_->name();
+  return std::vector<Allocation>{found};
+}
+
+// Without a lock while it waits: peers may need this device's streams to go on.
+size_t HostDevice::recall(const void* address, size_t bytes) {
+  std::vector<RecalledMemory> recalled;
+  {
+    auto from = reinterpret_cast<uintptr_t>(address);
+    std::lock_guard lock(mutex_);
+    for (auto at = allocations_.lower_bound(from);
+         at != allocations_.end() && at->first < from + bytes; ++at) {
+      if (at->second.owner != RecallName{}) recalled.push_back({at->first, at->second.id});
+    }
+  }
+  return recalled.empty() ? 0 : recalls_->recall(recalled, kRecallLimit);
 }
 
 bool HostDevice::still_allocated(const Allocation& allocation) {
@@ -260,8 +268,8 @@ Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
   if (peers_ == Peers::kAbsent)
     return Status(Code::kUnavailable, "peer access is not supported between these two devices");
   if (peers_ == Peers::kWrong) {
-    void* other =
-        mmap(nullptr, allocation.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* other = mmap(nullptr, with_counter(allocation.bytes), PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return other != MAP_FAILED ? Result<void*>(other) : errno_status("could not map a segment");
   }
   std::string path =
@@ -271,12 +279,14 @@ Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
     return errno_status("could not open a segment of process " + std::to_string(pid));
   auto at = map_segment(descriptor, allocation.bytes);
   close(descriptor);
+  if (at) ++mappings(at.value(), allocation.bytes);
   return at;
 }
 
 void HostDevice::release_memory(const Allocation& allocation, void* address) {
   std::lock_guard context(context_);
-  munmap(address, allocation.bytes);
+  --mappings(address, allocation.bytes);
+  munmap(address, with_counter(allocation.bytes));
 }
 
 Result<void*> HostDevice::map_host(void* address, size_t) {

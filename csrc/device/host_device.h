@@ -1,15 +1,22 @@
 // A device simulated by threads and shared memory. Each stream is a thread that does its work in order,
 // and the memory is in segments that other processes map. Its speed means nothing; it lets all code above
-// it run, with several processes, on machines without a GPU. It is as strict as a GPU's driver: a stream
-// holds few commands, and a thread that submits to a full one blocks all threads that call the device. It
+// it run, with several processes, on machines without a GPU. It is as strict as a GPU's driver: streams hold
+// few commands and share hardware queues (host_streams.h), a thread that submits to a full one blocks all
+// threads that call the device, and a test can have copies take time, peers absent and descriptors run out. It
 // knows no CUDA, group or operation. The torch module and the tests make it.
 #pragma once
 
+#include <atomic>
+#include <chrono>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "device/device.h"
+#include "device/host_streams.h"
 
 namespace smddp::device {
 
@@ -19,9 +26,25 @@ class HostDevice final : public Device {
 
   Result<void*> allocate(size_t bytes) override;  // zeroed
   void free(void* address) override;
+  // How often memory was freed that another process still had mapped, which no device allows.
+  size_t freed_while_mapped() const { return freed_while_mapped_; }
   // What devices without access to one another do: import_memory() fails, or its memory holds other bytes.
   enum class Peers { kReachable, kAbsent, kWrong };
   void set_peers(Peers peers) { peers_ = peers; }
+  // How long each copy and each sum takes that is submitted from now on. It reads and writes one half at its
+  // beginning and the other at its end, so what streams do not order shows as wrong bytes.
+  void set_duration(std::chrono::microseconds duration) { duration_ = duration; }
+  // Each copy that is submitted from now on begins once gate(to, from) is true.
+  using Gate = std::function<bool(const void* to, const void* from)>;
+  void set_gate(Gate gate) { gate_ = std::move(gate); }
+  // As a process's limit of open files: so many allocations can be exported at a time. Freed ones make room.
+  void set_most_exported(size_t most) { most_exported_ = most; }
+  // What torch.cuda.graph does: from begin_recording() to end_recording() the stream's commands, and those of
+  // streams that join it, go into a graph; launch() runs them.
+  using Graph = std::shared_ptr<const std::vector<HostCommand>>;
+  Status begin_recording(Stream stream);
+  Result<Graph> end_recording(Stream stream);
+  Status launch(const Graph& graph, Stream stream);
   // True if one allocation contains [address, address + bytes).
   bool owns(const void* address, size_t bytes) const;
 
@@ -39,23 +62,31 @@ class HostDevice final : public Device {
   Result<bool> capturing(Stream stream) override;
   Status copy(Stream stream, void* to, const void* from, size_t bytes) override;
   Status reduce(Stream stream, const kernels::Reduction& reduction) override;
-  Status write_flag(Stream stream, uint32_t* flag, uint32_t value) override;
-  Status wait_flag(Stream stream, uint32_t* flag, uint32_t value) override;
+  Status flags(Stream stream, std::span<const FlagStep> steps) override;
   Status call(Stream stream, void (*function)(void*), void* argument) override;
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) override;
   bool still_allocated(const Allocation& allocation) override;
+  size_t recall(const void* address, size_t bytes) override;
   Result<void*> import_memory(const Allocation& allocation, int pid) override;
   void release_memory(const Allocation& allocation, void* address) override;
   Result<void*> map_host(void* address, size_t bytes) override;
   void unmap_host(void* address) override;
 
  private:
+  Status submit(Stream stream, HostCommand command);
+
   // Held through every call but synchronize(), also while a call waits for room in a stream.
   std::mutex context_;
+  HostQueues queues_;
   mutable std::mutex mutex_;
   std::map<uintptr_t, Allocation> allocations_;  // by base
   uint64_t next_id_ = 1;
+  std::unique_ptr<RecallServer> recalls_;  // made for the first memory that is exported
+  std::atomic<size_t> freed_while_mapped_{0};
   Peers peers_ = Peers::kReachable;
+  std::chrono::microseconds duration_{0};
+  Gate gate_;
+  size_t most_exported_ = SIZE_MAX;
 };
 
 }  // namespace smddp::device

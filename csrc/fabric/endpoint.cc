@@ -29,13 +29,18 @@ constexpr int kShortSleepMs = 5;
 // ---- opening and closing
 
 Options options_from_env() {
-  return {"", env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE"),
-          env::get("FABRIC_TRANSFER"), env::get("FABRIC_HMEM") == "1"};
+  return {"",
+          env::get("FABRIC_PROVIDER"),
+          env::get("FABRIC_INTERFACE"),
+          env::get("FABRIC_TRANSFER"),
+          env::get("FABRIC_HMEM") == "1",
+          nullptr};
 }
 
 Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
   KeepSignalHandlers keep;  // psm's library takes SIGINT, SIGSEGV and others when it is loaded
-  Result<Library> library = load_library(options.library);
+  Result<Library> library =
+      options.opened != nullptr ? *options.opened : load_library(options.library);
   if (!library) return library.status();
   Result<std::vector<RailChoices>> choices = choose(library.value(), options);
   if (!choices) return choices.status();
@@ -91,6 +96,8 @@ bool Endpoint::withdraw() {
 }
 
 const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }
+const std::string& Endpoint::rails_text() const { return rails_->rails_text(); }
+
 const std::string& Endpoint::description() const { return rails_->description(); }
 std::string Endpoint::ip() const {
   const std::vector<uint8_t>& name = (*rails_)[0].name();

@@ -83,7 +83,9 @@ class Endpoint {
   const std::vector<uint8_t>& address() const;
   // The IP address of its first NIC; empty if the provider's addresses are no IP addresses.
   std::string ip() const;
-  // "tcp;ofi_rxm on lo (127.0.0.1), libfabric 1.17"; with all its NICs
+  // "tcp;ofi_rxm on eth0 (192.0.2.2), eth1 (192.0.2.18)"
+  const std::string& rails_text() const;
+  // The same with the version and the path of libfabric.
   const std::string& description() const;
   size_t max_message() const;
   Transfer transfer() const;

@@ -30,7 +30,7 @@ Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, 
     if (!rail) return rail.status();
     published.names.push_back(rail.value()->name());
     emulated = emulated || rail.value()->emulates_writes();
-    description_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
+    rails_text_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
     rails_.push_back(std::move(rail.value()));
   }
   balance_.set_rails(rails_.size());
@@ -38,7 +38,8 @@ Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, 
   Result<Transfer> chosen = choose_transfer(info, emulated, transfer);
   if (!chosen) return chosen.status();
   published.transfer = transfer_ = chosen.value();
-  description_ += ", libfabric " + library_.version_text() + " (" + library_.path + ")";
+  description_ =
+      rails_text_ + ", libfabric " + library_.version_text() + " (" + library_.path + ")";
   address_ = pack_address(info, published);
   return open_wait_fd();
 }

@@ -37,6 +37,7 @@ class RailSet {
   size_t size() const { return rails_.size(); }
   Rail& operator[](size_t rail) { return *rails_[rail]; }
   const std::vector<uint8_t>& address() const { return address_; }
+  const std::string& rails_text() const { return rails_text_; }
   const std::string& description() const { return description_; }
   Transfer transfer() const { return transfer_; }
   // A message is processed by its receiver after the chunks that were started before it.
@@ -87,7 +88,7 @@ class RailSet {
   RailBalance balance_;
   Transfer transfer_ = Transfer::kMessages;
   std::vector<uint8_t> address_;
-  std::string description_;
+  std::string rails_text_, description_;
   size_t max_message_ = 0;
   size_t max_chunk_ = 0;
   FileDescriptor all_wait_fds_;  // of several rails: an epoll instance

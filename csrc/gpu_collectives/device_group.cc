@@ -123,8 +123,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   }
   op.group_ = shared_from_this();
   op.started_ns_ = now_ns();
-  if (Status made = op.make_events(device_); !made) return made;
-  if (Status s = device_.record(op.ready_, callers); !s) return s;
+  if (Status called = op.begin(device_, callers); !called) return called;
   op.make_offer(device_, *links_);
   {
     std::lock_guard lock(mutex_);

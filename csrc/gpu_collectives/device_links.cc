@@ -74,10 +74,6 @@ Result<std::vector<Joining>> agree(Engine& engine, Group& group, const Joining& 
   return all;
 }
 
-Status agree(Engine& engine, Group& group, const Status& mine) {
-  return agree(engine, group, joining(mine, -1)).status();
-}
-
 // By local index.
 std::vector<std::string> names_on_host(const Group& group) {
   const Topology& topology = group.topology();
@@ -129,6 +125,10 @@ bool reached_by_nic(Engine& engine, const device::Device& device) {
 }
 
 }  // namespace
+
+Status agree(Engine& engine, Group& group, const Status& mine) {
+  return agree(engine, group, joining(mine, -1)).status();
+}
 
 Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
     Engine& engine, Group& cpu_group, Store& store, Status usable, device::Device* device,

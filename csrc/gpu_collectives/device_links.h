@@ -44,4 +44,7 @@ class DeviceLinks {
   device::Device& device_;
 };
 
+// The first error of all ranks of `group`, the same on all of them: a call of all.
+Status agree(Engine& engine, Group& group, const Status& mine);
+
 }  // namespace smddp

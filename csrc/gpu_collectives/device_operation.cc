@@ -26,13 +26,16 @@ void DeviceOperation::on_done() {
   group_->exchanged(*this);
 }
 
-Status DeviceOperation::make_events(device::Device& device) {
-  for (device::Event* event : {&ready_, &finished_}) {
-    auto made = device.create_event();
-    if (!made) return made.status();
-    *event = made.value();
-  }
-  return {};
+Status DeviceOperation::begin(device::Device& device, device::Stream callers) {
+  callers_ = callers;
+  return device.together([&] {
+    for (device::Event* event : {&ready_, &finished_}) {
+      auto made = device.create_event();
+      if (!made) return made.status();
+      *event = made.value();
+    }
+    return device.record(ready_, callers);
+  });
 }
 
 void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
@@ -43,7 +46,10 @@ void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
   size_t room = std::bit_ceil(std::max(Offer::room(sizes), kLeastRoom));
   sent_.resize(room);
   received_.resize(room * static_cast<size_t>(ranks));
-  Offer::make(device, what, offered, &links.exports).encode(sent_.data(), room);
+  (void)device.together([&] {
+    Offer::make(device, what, offered, &links.exports).encode(sent_.data(), room);
+    return Status();
+  });
   collective = Collective::kAllGather;
   dtype = Dtype::kBytes;
   timeout_ns = limit_ns;
@@ -86,28 +92,36 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
                                PinnedPipeline* pipeline) {
   auto all = offers(links.peers);
   if (!all) return all.status();
-  std::function<Status()> between;
-  if (exchange) {
-    between = [&]() -> Status {
-      auto outcome = pipeline->submit(main, *exchange);
-      if (outcome) exchange_outcome_ = std::move(outcome.value());
-      return outcome.status();
-    };
-  }
-  // The peers' memory is mapped before anything is submitted: mapping may wait for what the streams hold.
-  auto work = links.copy_engine->resolve(plan, all.value());
-  if (!work) return work.status();
-  Status s = device.wait(main, ready_);
-  if (s) s = links.copy_engine->submit(work.value(), between);
-  // The end of what was submitted, so that it can be released. Streams that wait for the event come after the
-  // word.
-  Status end = captured_ ? Status() : links.copy_engine->mark(number_on_device_);
-  if (end) end = device.record(finished_, main);
-  in_part_ = !s && end;
-  if (s) s = end;
-  // kInvalid is for refusals that all ranks share; this one is not.
-  if (!s && s.code() == Code::kInvalid) s = {Code::kInternal, s.message()};
-  return s;
+  return device.together([&]() -> Status {
+    intranode::CopyEngine::Between between;
+    if (exchange) {
+      between = [&](const std::function<Status()>& prepared) -> Status {
+        auto outcome = pipeline->submit(main, *exchange, prepared);
+        if (outcome) exchange_outcome_ = std::move(outcome.value());
+        return outcome.status();
+      };
+    }
+    // The peers' memory is mapped before anything is submitted: mapping may wait for what the streams hold.
+    auto work = links.copy_engine->resolve(plan, all.value());
+    if (!work) return work.status();
+    Status s;
+    if (captured_) {
+      main = callers_;
+      s = links.copy_engine->record(work.value(), main);
+    } else {
+      s = device.wait(main, ready_);
+      if (s) s = links.copy_engine->submit(work.value(), between);
+    }
+    // The end of what was submitted, so that it can be released. Streams that wait for the event come after the
+    // word.
+    Status end = captured_ ? Status() : links.copy_engine->mark(number_on_device_);
+    if (end) end = device.record(finished_, main);
+    in_part_ = !s && end;
+    if (s) s = end;
+    // kInvalid is for refusals that all ranks share; this one is not.
+    if (!s && s.code() == Code::kInvalid) s = {Code::kInternal, s.message()};
+    return s;
+  });
 }
 
 }  // namespace smddp

@@ -46,7 +46,8 @@ class DeviceOperation : public Operation {
 
  private:
   friend class DeviceGroup;
-  Status make_events(device::Device& device);
+  // It comes after what the stream `callers` holds now.
+  Status begin(device::Device& device, device::Stream callers);
   // Makes it an AllGather of what each of the host's ranks offers the others.
   void make_offer(device::Device& device, DeviceLinks& links);
   // What the ranks of the host offer, once that AllGather is over. An error if a rank called another
@@ -64,7 +65,9 @@ class DeviceOperation : public Operation {
   std::shared_ptr<DeviceGroup> group_;
   device::Event ready_ = nullptr, finished_ = nullptr;
   std::vector<std::byte> sent_, received_;
-  bool captured_ = false;  // into a graph: the thread that records the graph submits it
+  bool captured_ =
+      false;  // into a graph: the thread that records the graph submits it, to its own stream
+  device::Stream callers_ = nullptr;
   std::atomic<bool> exchanged_{false};
   uint64_t turn_ = 0;  // among all operations of the device
   uint32_t number_on_device_ =

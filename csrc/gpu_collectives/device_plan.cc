@@ -1,9 +1,15 @@
 #include "gpu_collectives/device_plan.h"
 
+#include <algorithm>
+
 #include "patterns/pattern.h"
 
 namespace smddp {
 namespace {
+
+// An AllGather inside a host begins once so many bytes have come along the rail; each part costs some flags and
+// commands.
+constexpr size_t kLeastPart = 4 << 20, kPartGrain = 256;
 
 struct Node {
   const Topology& topology;
@@ -67,6 +73,17 @@ Blocks one_block(const std::vector<Extent>& extents) {
   return blocks;
 }
 
+// Where the parts of a block end, of which one comes from each of `nodes` hosts: in equal parts, the last of them
+// with the block.
+std::vector<size_t> ends_of_parts(size_t bytes, size_t nodes) {
+  size_t parts =
+      std::clamp<size_t>(bytes * nodes / kLeastPart, 1, intranode::CopyEngine::kMostParts);
+  std::vector<size_t> ends;
+  for (size_t p = 1; p < parts; ++p) ends.push_back(bytes / parts * p / kPartGrain * kPartGrain);
+  ends.push_back(bytes);
+  return ends;
+}
+
 }  // namespace
 
 DeviceWay device_way(const DevicePlace& place, bool sums) {
@@ -123,14 +140,23 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
   if (op.among_all || here.ranks() == 1) return;
   // The peers of the host read what this rank received along the rail.
   size_t nodes = others.size();
-  for (size_t m = 0; m < inputs.size(); ++m) {
-    for (size_t n = 0; n < nodes; ++n) {
-      op.offered.push_back(block(m, others[n]));
-      for (int peer = 0; peer < here.ranks(); ++peer) {
-        if (peer == here.index()) continue;
-        Extent to = block(m, here.at(static_cast<int>(n), peer));
-        op.plan.moves.push_back({peer, m * nodes + n, 0, to.bytes, to.address});
+  std::vector<size_t> ends = ends_of_parts(op.exchange->out.largest(), nodes);
+  op.plan.parts = ends.size();
+  op.exchange->part_ends.assign(ends.begin(), ends.end() - 1);
+  size_t begin = 0;  // of the tensor's bytes in a rank's block
+  for (size_t m = 0; m < inputs.size(); begin += inputs[m].bytes, ++m) {
+    for (size_t n = 0; n < nodes; ++n) op.offered.push_back(block(m, others[n]));
+    for (size_t part = 0, from = begin; part < ends.size(); ++part) {
+      size_t to = std::clamp(ends[part], from, begin + inputs[m].bytes);
+      for (size_t n = 0; n < nodes && from < to; ++n) {
+        for (int peer = 0; peer < here.ranks(); ++peer) {
+          if (peer == here.index()) continue;
+          std::byte* at = block(m, here.at(static_cast<int>(n), peer)).address;
+          size_t offset = from - begin;
+          op.plan.moves.push_back({peer, m * nodes + n, offset, to - from, at + offset, part});
+        }
       }
+      from = to;
     }
   }
 }

@@ -238,7 +238,7 @@ Status PinnedPipeline::copy(device::Stream stream, const Blocks& blocks, Rank bl
 }
 
 Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
-    device::Stream main, const Exchange& exchange) {
+    device::Stream main, const Exchange& exchange, const std::function<Status()>& arrived) {
   auto outcome = std::make_shared<Outcome>();
   size_t largest = std::max(exchange.out.largest(), exchange.in.largest());
   for (const Exchange::Copy& c : exchange.copies) {
@@ -246,16 +246,22 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
     Status copied = device_.copy(main, c.to.address, c.from.address, c.to.bytes);
     if (!copied) return copied;
   }
-  if (largest == 0) return std::shared_ptr<const Outcome>(outcome);
+  if (largest == 0) {
+    Status after = arrived();
+    if (!after) return after;
+    return std::shared_ptr<const Outcome>(outcome);
+  }
   std::shared_ptr<Ring> ring = newest_ring(exchange);
   size_t slot = slot_bytes(exchange);
   Rank me = rank();
   bool gathers = exchange.collective == Collective::kAllGather;
   bool scatters = exchange.collective == Collective::kReduceScatter;
+  const std::vector<size_t>& part_ends = exchange.part_ends;
   Status s = device_.record(begin_, main);
   for (device::Stream stream : {out_, in_}) {
     if (s) s = device_.wait(stream, begin_);
   }
+  size_t announced = 0;
   for (size_t begin = 0; begin < largest && s; begin += slot) {
     size_t buffer = chunks_ % kBuffers;
     std::shared_ptr<Chunk> next = chunk(exchange, ring, buffer, begin, slot);
@@ -277,14 +283,23 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
       if (!scatters && !(gathers && r == me)) s = copy(in_, exchange.in, r, begin, slot, at, false);
     }
     if (s) s = device_.record(ring->copied_in(buffer), in_);
+    bool last = begin + slot >= largest;
+    for (; s && announced < part_ends.size() && (last || begin + slot >= part_ends[announced]);
+         ++announced)
+      s = announce(main, arrived);
+    if (s && last) s = announce(main, arrived);
   }
-  if (s) s = device_.record(end_, in_);
-  if (s) s = device_.wait(main, end_);
   if (!s) {
     outcome_->fail(s);
     return s;
   }
   return std::shared_ptr<const Outcome>(outcome);
+}
+
+Status PinnedPipeline::announce(device::Stream main, const std::function<Status()>& arrived) {
+  Status s = device_.record(end_, in_);
+  if (s) s = device_.wait(main, end_);
+  return s ? arrived() : s;
 }
 
 std::shared_ptr<PinnedPipeline::Ring> PinnedPipeline::newest_ring(const Exchange& exchange) {

@@ -19,6 +19,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -51,6 +52,9 @@ class PinnedPipeline {
     uint64_t timeout_ns = 0;
     Tuning tuning;
     Blocks out, in;
+    // Where the parts of a block end that are announced one by one, but for the last part, which ends with the
+    // block. Increasing.
+    std::vector<size_t> part_ends;
     // Copies inside the device that come before everything else.
     struct Copy {
       Extent to, from;
@@ -92,7 +96,10 @@ class PinnedPipeline {
   Status reserve(const Exchange& exchange);
   // Submits the exchange to the device, after what the stream `main` holds; `main` waits for it. All ranks
   // submit their exchanges in the same order. Blocks while a stream is full. Called by one thread at a time.
-  Result<std::shared_ptr<const Outcome>> submit(device::Stream main, const Exchange& exchange);
+  // Calls `arrived` for each part, in their order, once `main` waits for the part; what that submits to `main`
+  // does not hold up the other parts.
+  Result<std::shared_ptr<const Outcome>> submit(device::Stream main, const Exchange& exchange,
+                                                const std::function<Status()>& arrived);
 
   // Not ok: why the pipeline is broken. Streams are released all the same.
   Status status() const { return outcome_->get(); }
@@ -127,6 +134,8 @@ class PinnedPipeline {
               std::byte* pinned, bool out);
   std::shared_ptr<Chunk> chunk(const Exchange& exchange, const std::shared_ptr<Ring>& ring,
                                size_t buffer, size_t begin, size_t slot) const;
+  // `main` waits for what has been copied in up to now; then arrived().
+  Status announce(device::Stream main, const std::function<Status()>& arrived);
   std::shared_ptr<Ring> newest_ring(const Exchange& exchange);
   void enqueue(const std::shared_ptr<Chunk>& chunk);
   void run();

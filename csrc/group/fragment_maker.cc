@@ -10,10 +10,6 @@ namespace {
 // than the messages of a fragment do.
 constexpr size_t kOwnFragment = 128 << 10;
 
-bool sums(const Operation& op) {
-  return op.collective == Collective::kReduceScatter || op.collective == Collective::kAllReduce;
-}
-
 // What a fragment from `begin` on, of at most `limit` bytes of each block, adds to its operation's
 // figures.
 void count_fragment(Operation& op, const Blocks& blocks, int ranks, size_t begin, size_t limit) {
@@ -32,7 +28,7 @@ std::string FragmentMaker::path_of(const Operation& op) const {
   if (shape_.ranks == 1) {
     path = "copy";
   } else if (context_.local.count() > 0) {
-    path = read_directly(op.signature().fragment_bytes, shape_) ? "single-copy" : "shm";
+    path = read_directly(op.plan().fragment_bytes, shape_) ? "single-copy" : "shm";
   }
   if (shape_.nodes > 1) path += path.empty() ? "fabric" : " + fabric";
   if (op.plan().pattern != Pattern::kDirect)
@@ -46,7 +42,11 @@ void FragmentMaker::enqueue(const std::shared_ptr<Operation>& operation) {
     queue_.add(make_allreduce(context_, operation, queue_.next_seq()));
     op.fragments = op.fragments_left_ = 1;
     op.largest_fragment = op.signature_.bytes;
-  } else if (sums(op)) {
+  } else if (pairwise(op.collective)) {
+    queue_.add(make_all_to_all(context_, operation, queue_.next_seq()));
+    op.fragments = op.fragments_left_ = 1;
+    op.largest_fragment = op.signature_.bytes;
+  } else if (sums(op.collective)) {
     enqueue_sums(operation);
   } else {
     enqueue_gathers(operation);
@@ -54,21 +54,26 @@ void FragmentMaker::enqueue(const std::shared_ptr<Operation>& operation) {
 }
 
 void FragmentMaker::plan(Operation& op, const Tuning& tuning) const {
-  const Blocks& blocks = sums(op) ? op.input : op.output;
+  bool pairs = pairwise(op.collective);
+  auto total = [&](const Blocks& blocks) {
+    size_t bytes = 0;
+    for (Rank r = 0; r < shape_.ranks; ++r) bytes += blocks.bytes(r);
+    return bytes;
+  };
+  const Blocks& blocks = sums(op.collective) ? op.input : op.output;
   Tuning settled = tuning;
   if (settled.algorithm == Algorithm::kAuto) settled.algorithm = algorithm_;
-  op.plan_ = select({op.collective, blocks.largest(), op.element_size}, shape_, settled);
-  size_t total = 0;
-  for (Rank r = 0; r < shape_.ranks; ++r) total += blocks.bytes(r);
+  size_t largest = pairs ? std::max(op.input.largest(), op.output.largest()) : blocks.largest();
+  op.plan_ = select({op.collective, largest, op.element_size}, shape_, settled);
   int options = pattern::signature_option(op.plan_.pattern);
-  if (sums(op) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
+  if (sums(op.collective) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
   op.signature_ = {op.collective,
                    op.dtype,
                    op.reduce_op,
                    static_cast<uint8_t>(options),
                    op.tensors,
-                   total,
-                   op.plan_.fragment_bytes,
+                   pairs ? std::max(total(op.input), total(op.output)) : total(blocks),
+                   pairs ? 0 : op.plan_.fragment_bytes,
                    op.digest};
 }
 

@@ -7,6 +7,7 @@
 
 #include "common/clock.h"
 #include "common/exceptions.h"
+#include "group/connections.h"
 
 namespace smddp {
 namespace {
@@ -181,15 +182,16 @@ bool Group::give_up() {
   return true;
 }
 
-GroupState Group::state() {
+GroupState Group::state(bool with_connections) {
   Engine::Lock lock = engine_.lock();
-  GroupState state{name(), rank(), {}, {}, {}, operations_, finished_, health_.status(), {}};
+  GroupState state{name(), rank(), {}, {}, {}, operations_, finished_, health_.status(), {}, {}};
   for (Rank r = 0; r < ranks(); ++r) {
     state.members.push_back(members_.called(r));
     state.hosts.push_back(members_.host(r));
   }
   state.tallies = tallies_.all();
   state.oldest = health_.ok() ? oldest(now_ns()) : broken_at_;
+  if (with_connections) state.connections = connections(local_, remote_, remote_watch_, now_ns());
   return state;
 }
 

@@ -77,10 +77,12 @@ class Group : private Progressable {
   const std::string& name() const { return members_.group_name(); }
   std::string describe(Rank rank) const { return members_.describe(rank); }  // "rank 3 (host b)"
   Status status();  // ok until the group is broken
-  GroupState state();
+  // With its connections: reads /proc for each other rank of this host.
+  GroupState state(bool with_connections = false);
   void set_timeout(uint64_t timeout_ns);
 
  private:
+  friend class GroupMaking;
   Group(Engine& engine, Options options, GroupParts parts);
 
   bool busy() const override;

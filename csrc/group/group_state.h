@@ -28,6 +28,26 @@ struct OldestOperation {
   std::vector<AwaitedRank> awaited;
 };
 
+// What this rank knows of the way to another one.
+struct Connection {
+  enum class State : uint8_t {
+    kNew,         // nothing was sent to it or came of it
+    kUnanswered,  // something was sent to it, and nothing has come
+    kConnected,   // messages of it have come, or it is of this host
+    kSilent,      // it has not answered questions for `silent_ns`
+    kStopped,     // its process, of this host, is stopped
+    kLeft,        // it takes no part in the group any more: `why`
+    kLost,        // the connection broke, or was given up: `why`
+    kEnded        // its process has ended
+  };
+  Rank rank = 0;  // in the group
+  State state = State::kNew;
+  std::string why;
+  uint64_t silent_ns = 0;
+  std::optional<uint64_t> last_message_ns;  // how long ago it came; of another host's rank
+  std::string path;                         // "shared memory", or the provider and its NICs
+};
+
 struct GroupState {
   std::string name;
   Rank rank = 0;
@@ -37,6 +57,7 @@ struct GroupState {
   uint64_t submitted = 0, finished = 0;
   Status status;
   std::optional<OldestOperation> oldest;  // in a broken group: when it broke
+  std::vector<Connection> connections;    // if asked for
 };
 
 }  // namespace smddp

@@ -110,14 +110,13 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   if (remote.broken_ns == UINT64_MAX) remote.broken_ns = now;
   bool broken = remote.broken_ns != 0;
   uint64_t quiet = remote.awaited ? now - remote.quiet_since_ns : 0;
+  remote.verdict = {};
   if (quiet < kQuietNs && !broken) return {};
   if (broken && remote.why_broken.code() == Code::kUnavailable) return at_limit(remote);
   // It may have been lost before this group could be told.
   if (!broken && remote_.endpoint().is_lost(remote_.peer(remote.rank)))
     on_lost(remote_.peer(remote.rank), {Code::kPeerLost, "it was lost before"});
-  liveness::Verdict verdict;
-  bool asks = liveness_.service != nullptr && liveness_.known[i];
-  if (asks) verdict = liveness_.service->ask(liveness_.processes[i], key_);
+  const liveness::Verdict& verdict = ask(i, now);
   bool left = verdict.left_from != UINT64_MAX;
   if (left && (verdict.left_from <= fragments_.first_unfinished() || quiet >= kInFlightNs)) {
     left_ = verdict.reason;
@@ -147,20 +146,55 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   return {};
 }
 
+const liveness::Verdict& RemoteWatch::ask(size_t i, uint64_t now) {
+  Remote& remote = remotes_[i];
+  if (liveness_.service != nullptr && liveness_.known[i]) {
+    remote.verdict = liveness_.service->ask(liveness_.processes[i], key_);
+    remote.verdict_ns = now;
+  }
+  return remote.verdict;
+}
+
 void RemoteWatch::find_silent(uint64_t now) noexcept {
-  if (liveness_.service == nullptr || now < next_look_ns_) return;
+  if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookNs;
   try {
     for (size_t i = 0; i < remotes_.size(); ++i) {
-      if (!liveness_.known[i]) continue;
-      liveness::Verdict verdict = liveness_.service->ask(liveness_.processes[i], key_);
+      const liveness::Verdict& verdict = ask(i, now);
       if (verdict.ended || verdict.silent_ns >= kQuietNs) remote_.expect_nothing(remotes_[i].rank);
     }
   } catch (const std::exception&) {  // then the end takes its longest
   }
 }
 
-Status RemoteWatch::lost(const Remote& remote, const std::string& what) {
+Connection RemoteWatch::connection(Rank rank, uint64_t now) const {
+  using State = Connection::State;
+  const Remote& remote = remotes_[by_rank_[static_cast<size_t>(rank)]];
+  const liveness::Verdict& verdict = remote.verdict;
+  uint64_t last = remote_.last_message_ns(rank);
+  Connection found{rank, State::kNew, {}, 0, {}, remote_.rails_text()};
+  if (last != 0) found.last_message_ns = now - std::min(now, last);
+  if (verdict.ended) {
+    found.state = State::kEnded;
+  } else if (!remote.why_lost.empty() || !remote.why_broken.ok()) {
+    found.state = State::kLost;
+    found.why = remote.why_lost.empty() ? remote.why_broken.message() : remote.why_lost;
+  } else if (verdict.left_from != UINT64_MAX) {
+    found.state = State::kLeft;
+    found.why = verdict.reason;
+  } else if (verdict.silent_ns >= kQuietNs && last <= remote.verdict_ns) {
+    found.state = State::kSilent;
+    found.silent_ns = verdict.silent_ns;
+  } else if (last != 0) {
+    found.state = State::kConnected;
+  } else if (remote_.has_sent(rank)) {
+    found.state = State::kUnanswered;
+  }
+  return found;
+}
+
+Status RemoteWatch::lost(Remote& remote, const std::string& what) {
+  remote.why_lost = what;
   std::string text = members_.describe(remote.rank) + " is lost" + during() + ": " + what;
   remote_.endpoint().give_up(remote_.peer(remote.rank), text);
   return {Code::kPeerLost, text};

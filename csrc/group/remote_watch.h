@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "group/fragment_queue.h"
+#include "group/group_state.h"
 #include "liveness/liveness.h"
 #include "peers/members.h"
 #include "peers/remote_peers.h"
@@ -46,6 +47,8 @@ class RemoteWatch {
     uint32_t i = by_rank_[static_cast<size_t>(rank)];
     return i < remotes_.size() && remotes_[i].rank == rank ? remotes_[i].quiet_since_ns : 0;
   }
+  // What is known of the connection to a remote rank. Asks nothing.
+  Connection connection(Rank rank, uint64_t now) const;
   // Tells the peers that ask that this rank takes no part in the group from fragment `from` on.
   void leave(uint64_t from, const std::string& reason) noexcept;
 
@@ -61,11 +64,15 @@ class RemoteWatch {
     int said_sent_all = 0;                 // how often, since anything of it last came
     uint64_t broken_ns = 0;                // 0: its connection works
     Status why_broken;
+    std::string why_lost;       // once the group has given it up
+    liveness::Verdict verdict;  // the latest, if nothing has moved since
+    uint64_t verdict_ns = 0;    // when it was given
   };
 
   void find_awaited(uint64_t now);
   Status judge(size_t i, uint64_t now);
-  Status lost(const Remote& remote, const std::string& what);
+  const liveness::Verdict& ask(size_t i, uint64_t now);
+  Status lost(Remote& remote, const std::string& what);
   Status at_limit(const Remote& remote);
   std::string during() const;
 

@@ -5,6 +5,8 @@
 
 namespace smddp::intranode {
 
+using device::Device;
+
 Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device, Imports& imports,
                                                        device::Stream main, int index, int ranks) {
   std::unique_ptr<CopyEngine> engine(new CopyEngine(device, imports, main, index, ranks));
@@ -29,10 +31,15 @@ Status CopyEngine::open() {
   auto event = device_.create_event();
   if (!event) return event.status();
   begin_ = event.value();
-  for (size_t i = 0; i < std::min(kLanes, static_cast<size_t>(ranks_) - 1); ++i) {
-    Lane& lane = lanes_.emplace_back();
-    auto stream = device_.create_stream();
+  return open_lanes(lanes_, false);
+}
+
+Status CopyEngine::open_lanes(std::vector<Lane>& lanes, bool own) {
+  for (size_t i = lanes.size(); i < std::min(Device::kLanes, static_cast<size_t>(ranks_) - 1);
+       ++i) {
+    auto stream = own ? device_.create_stream() : device_.lane(i);
     if (!stream) return stream.status();
+    Lane& lane = lanes.emplace_back();
     lane.stream = stream.value();
     auto end = device_.create_event();
     if (!end) return end.status();
@@ -42,9 +49,11 @@ Status CopyEngine::open() {
 }
 
 CopyEngine::~CopyEngine() {
-  for (Lane& lane : lanes_) {
-    if (lane.stream != nullptr) device_.destroy_stream(lane.stream);
-    if (lane.end != nullptr) device_.destroy_event(lane.end);
+  for (Lane& lane : recorded_lanes_) device_.destroy_stream(lane.stream);
+  for (const std::vector<Lane>& lanes : {lanes_, recorded_lanes_}) {
+    for (const Lane& lane : lanes) {
+      if (lane.end != nullptr) device_.destroy_event(lane.end);
+    }
   }
   if (begin_ != nullptr) device_.destroy_event(begin_);
   for (size_t i = 0; i < peers_.size(); ++i) {
@@ -67,75 +76,115 @@ Status CopyEngine::join(int index, int pid, int flags_descriptor) {
   return {};
 }
 
-Status CopyEngine::signal(device::Stream stream, Phase phase, int peer) {
+void CopyEngine::signal(Steps& steps, size_t phase, int peer) const {
   Flags& theirs = *peers_[static_cast<size_t>(peer)];
-  return device_.write_flag(stream, &theirs.word[phase][index_].value, 1);
+  steps.push_back({device::FlagStep::Kind::kWrite, &theirs.word[phase][index_].value, 1});
 }
 
-Status CopyEngine::await(device::Stream stream, Phase phase, int peer) {
+void CopyEngine::await(Steps& steps, size_t phase, int peer) const {
   uint32_t* flag = &own_flags_->word[phase][peer].value;
-  Status s = device_.wait_flag(stream, flag, 1);
-  return s ? device_.write_flag(stream, flag, 0) : s;
+  steps.push_back({device::FlagStep::Kind::kWait, flag, 1});
+  steps.push_back({device::FlagStep::Kind::kWrite, flag, 0});
 }
 
-Status CopyEngine::submit(const Work& work, const std::function<Status()>& between) {
+Status CopyEngine::flush(device::Stream stream, Steps& steps) {
+  Status s = steps.empty() ? Status() : device_.flags(stream, steps);
+  steps.clear();
+  return s;
+}
+
+Status CopyEngine::submit(const Work& work, const Between& between) {
+  return submit(work, main_, lanes_, between);
+}
+
+Status CopyEngine::record(const Work& work, device::Stream stream) {
+  if (Status opened = open_lanes(recorded_lanes_, true); !opened) return opened;
+  return submit(work, stream, recorded_lanes_, {});
+}
+
+Status CopyEngine::submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes,
+                          const Between& between) {
   bool sums = work.sums_, moves = work.moves_;
-  if (between && !sums && !moves) return between();  // does not involve the peers
-  bool prepares = sums || between;                   // this rank writes data that peers then move
+  if (between && !sums && !moves)  // does not involve the peers
+    return between([] { return Status(); });
+  bool prepares = sums || between;  // this rank writes data that peers then move
   Status s;
-  auto with_all = [&](auto&& action) {
-    for (int step = 1; step < ranks_ && s; ++step) s = action((index_ + step) % ranks_);
+  Steps steps;
+  auto with_all = [&](auto action, size_t phase) {
+    for (int step = 1; step < ranks_; ++step)
+      (this->*action)(steps, phase, (index_ + step) % ranks_);
   };
-  // This rank's memory can be read.
-  if (sums || !between) with_all([&](int peer) { return signal(main_, kReady, peer); });
-  if (sums) {
-    with_all([&](int peer) { return await(main_, kReady, peer); });
-    if (s) s = sum(work);
-    if (!moves) with_all([&](int peer) { return signal(main_, kDone, peer); });
-  }
-  if (s && between) s = between();
-  if (moves || !sums) {
+  size_t part = 0;
+  auto move_part = [&] {
+    if (sums && !moves) return Status();
     // Peers can read the data that this rank has prepared. This rank has also read the peers'
     // memory for its sums, so the peers can overwrite it.
-    if (prepares) with_all([&](int peer) { return signal(main_, kPrepared, peer); });
-    if (s && !lanes_.empty()) s = device_.record(begin_, main_);
-    for (Lane& lane : lanes_) {
-      if (s) s = device_.wait(lane.stream, begin_);
-    }
-    with_all([&](int peer) {
-      size_t turn = static_cast<size_t>((peer - index_ + ranks_) % ranks_ - 1);
-      device::Stream stream = lanes_[turn % lanes_.size()].stream;
-      Status done = await(stream, prepares ? kPrepared : kReady, peer);
-      if (done) done = move(stream, work, peer);
-      return done ? signal(stream, kDone, peer) : done;
-    });
-    if (s) s = move(main_, work, index_);
-    for (Lane& lane : lanes_) {
-      if (s) s = device_.record(lane.end, lane.stream);
-      if (s) s = device_.wait(main_, lane.end);
-    }
+    if (prepares) with_all(&CopyEngine::signal, kPrepared + part);
+    // Only `main` waits for peers: other groups use the lanes too.
+    with_all(&CopyEngine::await, prepares ? kPrepared + part : kReady);
+    Status moved = flush(main, steps);
+    return moved ? move_all(work, part++, main, lanes) : moved;
+  };
+  // This rank's memory can be read.
+  if (sums || !between) with_all(&CopyEngine::signal, kReady);
+  if (sums) {
+    with_all(&CopyEngine::await, kReady);
+    s = flush(main, steps);
+    if (s) s = sum(main, work);
+    if (!moves) with_all(&CopyEngine::signal, kDone);
+  }
+  if (s && between) {
+    s = flush(main, steps);
+    if (s) s = between(move_part);
+  } else if (s) {
+    s = move_part();
   }
   // No peer reads this rank's memory any more.
-  with_all([&](int peer) { return await(main_, kDone, peer); });
+  with_all(&CopyEngine::await, kDone);
+  if (s) s = flush(main, steps);
   // After an error, `main` still waits for everything that was submitted to the lanes.
-  for (size_t i = 0; !s && i < lanes_.size(); ++i) {
-    if (device_.record(lanes_[i].end, lanes_[i].stream)) (void)device_.wait(main_, lanes_[i].end);
+  for (size_t i = 0; !s && i < lanes.size(); ++i) {
+    if (device_.record(lanes[i].end, lanes[i].stream)) (void)device_.wait(main, lanes[i].end);
   }
   return s;
 }
 
-Status CopyEngine::move(device::Stream stream, const Work& work, int from) {
+// Each lane reads from some of the peers, and tells them at its end.
+Status CopyEngine::move_all(const Work& work, size_t part, device::Stream main,
+                            const std::vector<Lane>& lanes) {
+  bool last = part + 1 == work.copies_.size();
+  Status s = lanes.empty() ? Status() : device_.record(begin_, main);
+  Steps steps;
+  for (size_t lane = 0; lane < lanes.size() && s; ++lane) {
+    device::Stream stream = lanes[lane].stream;
+    s = device_.wait(stream, begin_);
+    for (size_t step = lane; step + 1 < static_cast<size_t>(ranks_) && s; step += lanes.size()) {
+      int peer = (index_ + static_cast<int>(step) + 1) % ranks_;
+      s = move(stream, work, part, peer);
+      if (last) signal(steps, kDone, peer);
+    }
+    if (s) s = flush(stream, steps);
+    if (s && last) s = device_.record(lanes[lane].end, stream);
+  }
+  if (s) s = move(main, work, part, index_);
+  for (const Lane& lane : lanes) {
+    if (s && last) s = device_.wait(main, lane.end);
+  }
+  return s;
+}
+
+Status CopyEngine::move(device::Stream stream, const Work& work, size_t part, int from) {
   Status s;
-  for (const Work::Copy& copy : work.copies_[static_cast<size_t>(from)]) {
+  for (const Work::Copy& copy : work.copies_[part][static_cast<size_t>(from)]) {
     if (s) s = device_.copy(stream, copy.to, copy.from, copy.bytes);
   }
   return s;
 }
 
-Status CopyEngine::sum(const Work& work) {
+Status CopyEngine::sum(device::Stream stream, const Work& work) {
   Status s;
   for (const kernels::Reduction& reduction : work.reductions_) {
-    if (s) s = device_.reduce(main_, reduction);
+    if (s) s = device_.reduce(stream, reduction);
   }
   return s;
 }
@@ -144,7 +193,7 @@ Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan, const std::vector
   Work work;
   work.sums_ = !plan.sums.empty();
   work.moves_ = !plan.moves.empty();
-  work.copies_.resize(offers.size());
+  work.copies_.assign(plan.parts, std::vector<std::vector<Work::Copy>>(offers.size()));
   for (const Offer& offer : offers) offer.forget_gone(imports_);
   Status s = resolve_sums(plan, offers, work);
   if (s) s = resolve_moves(plan, offers, work);
@@ -158,7 +207,7 @@ Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<Offer>& off
     Status located = offers[from].pieces(imports_, m.extent, m.offset, m.bytes,
                                          [&](std::byte* at, size_t bytes) {
                                            if (at != to)
-                                             work.copies_[from].push_back({to, at, bytes});
+                                             work.copies_[m.part][from].push_back({to, at, bytes});
                                            to += bytes;
                                          });
     if (!located) return located;

@@ -9,7 +9,7 @@
 // of a CUDA graph does. A flag is always back at 0 before it is set again: a rank sets a flag at its peer
 // again only in a later operation, after the peer's `done` of this one, and the peer's stream sets `done`
 // after it has set the other flags back. For `done` itself, the peer's next `ready` or `prepared` proves
-// that it is back at 0.
+// that it is back at 0. Each part of an operation that is prepared on its own has a flag of its own.
 #pragma once
 
 #include <atomic>
@@ -29,8 +29,8 @@ class CopyEngine {
  public:
   // The work of one rank, in terms of the extents that the ranks offer. A Sum adds
   // [offset, offset + bytes) of `extent` of all ranks, in the order of the ranks, into `destination`. A
-  // Move copies that part of the extent of rank `from` into `destination`, after the sums of that rank
-  // if there are any.
+  // Move copies that part of the extent of rank `from` into `destination`, after the sums of that rank if there
+  // are any, and once that rank has prepared part `part` of the operation.
   struct Sum {
     size_t extent, offset, bytes;
     std::byte* destination;
@@ -39,18 +39,21 @@ class CopyEngine {
     int from;
     size_t extent, offset, bytes;
     std::byte* destination;
+    size_t part = 0;
   };
+  static constexpr size_t kMostParts = 4;
   struct Plan {
     std::vector<Sum> sums;
     std::vector<Move> moves;
+    size_t parts = 1;
     Dtype dtype = Dtype::kBytes;
     ReduceOp op = ReduceOp::kNone;
     int divisor = 1;
     int blocks = 1;  // thread blocks of a kernel, at most
   };
 
-  // This process is number `index` of the host's `ranks`. The engine submits to `main`, and to streams
-  // of its own, which wait for `main` at their start and for which `main` waits at their end.
+  // This process is number `index` of the host's `ranks`. The engine submits to `main`, and to the device's
+  // lanes, which wait for `main` before their copies and for which `main` waits.
   static Result<std::unique_ptr<CopyEngine>> create(device::Device& device, Imports& imports,
                                                     device::Stream main, int index, int ranks);
   ~CopyEngine();
@@ -70,15 +73,20 @@ class CopyEngine {
     };
     bool sums_ = false, moves_ = false;
     std::vector<kernels::Reduction> reductions_;
-    std::vector<std::vector<Copy>> copies_;  // by the rank that they read
+    std::vector<std::vector<std::vector<Copy>>> copies_;  // by part, and by the rank that they read
   };
   // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
   // index.
   Result<Work> resolve(const Plan& plan, const std::vector<Offer>& offers);
   // The offered memory must not be freed until `main` has finished this work. The plans of all ranks have the
   // same sums and moves; only the rank that they belong to differs. `between`, if given, submits more to
-  // `main`, after the sums and before the moves.
-  Status submit(const Work& work, const std::function<Status()>& between = {});
+  // `main`, after the sums. It calls its argument for each of the plan's parts, in their order, once `main` holds
+  // what prepares the part; this submits the part's moves.
+  using Between = std::function<Status(const std::function<Status()>& prepared)>;
+  Status submit(const Work& work, const Between& between = {});
+  // Submits the work to `stream`, which records a graph, and to streams of this engine that nothing else uses:
+  // `main` and the lanes stay out of the recording, and so does what others submit to them.
+  Status record(const Work& work, device::Stream stream);
 
   // After this, `main` sets a word in host memory to `number`. reached() compares with that word and does
   // not call the device. Numbers grow; they may wrap.
@@ -94,7 +102,7 @@ class CopyEngine {
   std::optional<std::string> gave_up(int index) const;
 
  private:
-  enum Phase { kReady, kPrepared, kDone, kPhases };
+  enum Phase : size_t { kReady, kDone, kPrepared, kPhases = kPrepared + kMostParts };
   // One cache line per word, as peers write them.
   struct Flags {
     struct alignas(64) Word {
@@ -107,7 +115,6 @@ class CopyEngine {
     char reason[kReasonBytes];
   };
   static constexpr size_t kPageBytes = (sizeof(Flags) + 4095) / 4096 * 4096;
-  static constexpr size_t kLanes = 4;
   struct Lane {
     device::Stream stream = nullptr;
     device::Event end = nullptr;
@@ -116,12 +123,20 @@ class CopyEngine {
   CopyEngine(device::Device& device, Imports& imports, device::Stream main, int index, int ranks)
       : device_(device), imports_(imports), main_(main), index_(index), ranks_(ranks) {}
   Status open();
-  Status signal(device::Stream stream, Phase phase, int peer);
-  Status await(device::Stream stream, Phase phase, int peer);
+  Status open_lanes(std::vector<Lane>& lanes, bool own);
+  Status submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes,
+                const Between& between);
+  // Steps with flags that come one after the other on a stream: one command.
+  using Steps = std::vector<device::FlagStep>;
+  void signal(Steps& steps, size_t phase, int peer) const;
+  void await(Steps& steps, size_t phase, int peer) const;
+  Status flush(device::Stream stream, Steps& steps);
   Status resolve_sums(const Plan& plan, const std::vector<Offer>& offers, Work& work);
   Status resolve_moves(const Plan& plan, const std::vector<Offer>& offers, Work& work);
-  Status sum(const Work& work);
-  Status move(device::Stream stream, const Work& work, int from);
+  Status sum(device::Stream stream, const Work& work);
+  Status move(device::Stream stream, const Work& work, size_t part, int from);
+  Status move_all(const Work& work, size_t part, device::Stream main,
+                  const std::vector<Lane>& lanes);
 
   device::Device& device_;
   Imports& imports_;
@@ -131,7 +146,7 @@ class CopyEngine {
   Flags* own_flags_ = nullptr;  // address on the device
   std::vector<Mapping> mappings_;
   std::vector<Flags*> peers_;  // addresses on the device, by index
-  std::vector<Lane> lanes_;
+  std::vector<Lane> lanes_, recorded_lanes_;
   device::Event begin_ = nullptr;
 };
 

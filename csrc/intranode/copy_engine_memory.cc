@@ -16,7 +16,15 @@ constexpr size_t kAsked = 8;
 
 }  // namespace
 
+Imports::Imports(device::Device& device)
+    : device_(device),
+      recalls_(std::make_unique<device::RecallClient>(
+          [this](int pid, const device::RecalledMemory& memory) {
+            forget(pid, memory.base, memory.id);
+          })) {}
+
 Imports::~Imports() {
+  recalls_.reset();
   for (auto& [key, entry] : entries_) device_.release_memory(entry.allocation, entry.address);
 }
 
@@ -44,6 +52,7 @@ Result<std::byte*> Imports::find(int pid, const device::Allocation& wanted) {
     ++statistics_.replaced;
     at = entries_.erase(at);
   }
+  recalls_->follow(pid, wanted.owner);
   auto address = device_.import_memory(wanted, pid);
   if (!address) return address.status();
   ++statistics_.misses;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -24,7 +25,7 @@ namespace smddp::intranode {
 // device and process.
 class Imports {
  public:
-  explicit Imports(device::Device& device) : device_(device) {}
+  explicit Imports(device::Device& device);
   ~Imports();
   Imports(const Imports&) = delete;
   Imports& operator=(const Imports&) = delete;
@@ -32,7 +33,7 @@ class Imports {
   // The address in this process at which `allocation` of process `pid` begins.
   Result<std::byte*> find(int pid, const device::Allocation& allocation);
 
-  // Ends the mapping of an allocation that its owner has freed. No stream of this process reads it: the
+  // Ends the mapping of an allocation that its owner has freed or is about to free. No stream of this process reads it: the
   // owner's operations end only when their readers are done. Does nothing without one.
   void forget(int pid, uint64_t base, uint64_t id);
 
@@ -52,6 +53,8 @@ class Imports {
   mutable std::mutex mutex_;
   std::map<std::pair<int, uint64_t>, Entry> entries_;  // by owner and the address in the owner
   Statistics statistics_;
+  // Calls forget() when an owner is about to free memory.
+  std::unique_ptr<device::RecallClient> recalls_;
 };
 
 // What a rank has offered the same peers before. Memory that the rank frees returns to its device only once

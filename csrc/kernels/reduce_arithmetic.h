@@ -143,42 +143,79 @@ SMDDP_BOTH S divided(S sum, int by) {
 
 // --- the share of one thread -------------------------------------------------------------------------
 
-// Reduces the elements of kLanes lanes of 16 bytes, `stride` bytes apart, from byte `at` on.
+SMDDP_BOTH size_t place_in_lane(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % sizeof(Lane);
+}
+
+// Which elements are read in lanes of 16 bytes: `lanes` lanes after the first `head` elements. The others, at
+// the beginning and at the end, are reduced one by one. Every address is a multiple of the element's size. There
+// are lanes if all sources have the same remainder by 16, as equal parts of equal tensors have.
+struct Parts {
+  size_t head, lanes;
+};
+SMDDP_BOTH Parts parts_of(const Reduction& r, size_t element_size) {
+  size_t first = place_in_lane(r.sources[0]);
+  bool alike = true;
+  for (size_t k = 1; k < r.sources_count; ++k)
+    alike = alike && place_in_lane(r.sources[k]) == first;
+  size_t head = alike ? (sizeof(Lane) - first) % sizeof(Lane) / element_size : r.count;
+  if (head > r.count) head = r.count;
+  return {head, (r.count - head) * element_size / sizeof(Lane)};
+}
+
+// Reduces the elements of kLanes lanes of 16 bytes, `stride` bytes apart, from byte `at` on. The sources have
+// aligned lanes there. If the destination has not, its elements are written one by one.
 template <class Element, class Op, int kLanes>
 SMDDP_BOTH void reduce_lanes(const Reduction& r, size_t at, size_t stride) {
   using Memory = typename Element::Memory;
   using Sum = typename Element::Sum;
   constexpr int kEach = static_cast<int>(sizeof(Lane) / sizeof(Memory));
-  Sum sum[kLanes][kEach];
-  // Calls f(i, e, element) for every element of source k, after all its lanes are read.
-  auto each = [&](size_t k, auto&& f) {
-    const char* source = static_cast<const char*>(r.sources[k]) + at;
-    Lane lane[kLanes];
+  // So many sources are read before the first of them is added: their reads are under way together. A half
+  // type's sums take twice the registers of its lanes.
+  constexpr int kTogether = sizeof(Memory) == 2 ? 3 : 4;
+  Sum sum[kLanes][kEach] = {};
+  for (size_t k = 0; k < r.sources_count; k += kTogether) {
+    Lane lane[kTogether][kLanes];
     SMDDP_UNROLL
-    for (int i = 0; i < kLanes; ++i) {
-      lane[i] = *reinterpret_cast<const Lane*>(source + static_cast<size_t>(i) * stride);
-    }
-    SMDDP_UNROLL
-    for (int i = 0; i < kLanes; ++i) {
-      Memory x[kEach];
-      memcpy(x, &lane[i], sizeof x);
+    for (int j = 0; j < kTogether; ++j) {
+      if (k + static_cast<size_t>(j) >= r.sources_count) continue;
+      const char* source = static_cast<const char*>(r.sources[k + static_cast<size_t>(j)]) + at;
       SMDDP_UNROLL
-      for (int e = 0; e < kEach; ++e) f(i, e, Element::widen(x[e]));
+      for (int i = 0; i < kLanes; ++i)
+        lane[j][i] = *reinterpret_cast<const Lane*>(source + static_cast<size_t>(i) * stride);
     }
-  };
-  each(0, [&](int i, int e, Sum x) { sum[i][e] = x; });
-  for (size_t k = 1; k < r.sources_count; ++k) {
-    each(k, [&](int i, int e, Sum x) { sum[i][e] = Op::apply(sum[i][e], x); });
+    SMDDP_UNROLL
+    for (int j = 0; j < kTogether; ++j) {
+      if (k + static_cast<size_t>(j) >= r.sources_count) continue;
+      bool first = k == 0 && j == 0;
+      SMDDP_UNROLL
+      for (int i = 0; i < kLanes; ++i) {
+        Memory x[kEach];
+        memcpy(x, &lane[j][i], sizeof x);
+        SMDDP_UNROLL
+        for (int e = 0; e < kEach; ++e) {
+          Sum element = Element::widen(x[e]);
+          sum[i][e] = first ? element : Op::apply(sum[i][e], element);
+        }
+      }
+    }
   }
   char* to = static_cast<char*>(r.destination) + at;
+  const bool in_lanes = place_in_lane(to) == 0;
   SMDDP_UNROLL
   for (int i = 0; i < kLanes; ++i) {
     Memory x[kEach];
     SMDDP_UNROLL
     for (int e = 0; e < kEach; ++e) x[e] = Element::narrow(divided(sum[i][e], r.divisor));
-    Lane lane;
-    memcpy(&lane, x, sizeof lane);
-    *reinterpret_cast<Lane*>(to + static_cast<size_t>(i) * stride) = lane;
+    char* here = to + static_cast<size_t>(i) * stride;
+    if (in_lanes) {
+      Lane lane;
+      memcpy(&lane, x, sizeof lane);
+      *reinterpret_cast<Lane*>(here) = lane;
+    } else {
+      SMDDP_UNROLL
+      for (int e = 0; e < kEach; ++e) reinterpret_cast<Memory*>(here)[e] = x[e];
+    }
   }
 }
 
@@ -194,23 +231,14 @@ SMDDP_BOTH void reduce_one(const Reduction& r, size_t i) {
   static_cast<Memory*>(r.destination)[i] = Element::narrow(divided(sum, r.divisor));
 }
 
-// Reduces the share of thread `thread` of `threads`. Every address is a multiple of the element's size. If
-// all of them have the same remainder by 16, most elements are read and written in lanes; else element by
-// element.
+// Reduces the share of thread `thread` of `threads`.
 template <class Element, class Op>
 SMDDP_BOTH void reduce_share_as(const Reduction& r, size_t thread, size_t threads) {
   constexpr size_t kSize = sizeof(typename Element::Memory);
-  constexpr int kLanes =
-      kSize == 1 ? 2 : 4;  // in flight per source; more would not fit the registers
-  auto place = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % sizeof(Lane); };
-  bool alike = true;
-  for (size_t k = 0; k < r.sources_count; ++k) {
-    alike = alike && place(r.sources[k]) == place(r.destination);
-  }
-  size_t head = alike ? (sizeof(Lane) - place(r.destination)) % sizeof(Lane) / kSize : r.count;
-  if (head > r.count) head = r.count;
+  // Of each source; more would not fit the registers of 1,024 threads.
+  constexpr int kLanes = kSize == 1 ? 1 : 2;
+  const auto [head, lanes] = parts_of(r, kSize);
   for (size_t i = thread; i < head; i += threads) reduce_one<Element, Op>(r, i);
-  size_t lanes = (r.count - head) * kSize / sizeof(Lane);
   size_t lane = thread;
   for (; lane + (kLanes - 1) * threads < lanes; lane += kLanes * threads) {
     reduce_lanes<Element, Op, kLanes>(r, head * kSize + lane * sizeof(Lane),

@@ -102,6 +102,28 @@ Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
   return direct(topology, rank);
 }
 
+Flows pair_flows(const Topology& topology, Rank rank) {
+  Flows flows;
+  int home = topology.node_of(rank), nodes = topology.nodes();
+  auto own = static_cast<size_t>(topology.local_index(rank));
+  size_t here = topology.node(home).size();
+  for (int step = 1; step < nodes; ++step) {
+    const std::vector<Rank>& above = topology.node((home + step) % nodes);
+    const std::vector<Rank>& below = topology.node((home + nodes - step) % nodes);
+    for (size_t turn = 0; turn < above.size(); ++turn) {
+      Rank target = above[(own + turn) % above.size()];
+      flows.out.push_back({target, {rank}, step});
+    }
+    // The sender with local index i sends to this rank in the turn in which i + turn is this rank's own.
+    for (size_t turn = 0; turn < here; ++turn) {
+      for (size_t i = 0; i < below.size(); ++i) {
+        if ((i + turn) % here == own) flows.in.push_back({below[i], {below[i]}, step});
+      }
+    }
+  }
+  return flows;
+}
+
 Rank entry(const Topology& topology, int node, Rank shard, Pattern pattern) {
   int home = topology.node_of(shard);
   bool jointly = pattern == Pattern::kJoint && home != node;

@@ -46,6 +46,16 @@ struct Flows {
 // first, and a flow holds, per block, the sum of the contributions on the sender's side of the
 // tree.
 Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern);
+// The flows of an all-to-all: each rank sends a block to each rank of another host, the one with the
+// receiver's number. In each step a host sends to one other host, and in each turn of a step each rank to
+// another rank of it.
+Flows pair_flows(const Topology& topology, Rank rank);
+// The ranks of groups up to this size that span hosts are connected each to each. In a larger group only those
+// of a rail are, and there are no pair_flows().
+inline constexpr int kPairedRanks = 256;
+inline bool pairs_ranks(const Topology& topology) {
+  return topology.nodes() == 1 || topology.ranks() <= kPairedRanks;
+}
 // True if all hosts have the same number of ranks.
 bool equal_nodes(const Topology& topology);
 

@@ -70,7 +70,10 @@ class ShardRun {
     starts_.push_back(bytes_);
     bytes_ += bytes;
   }
+  // Of a run without shards: one byte that belongs to none, so that the flow still says that there are none.
+  void pad() { bytes_ = 1; }
   size_t bytes() const { return bytes_; }
+  size_t shard_bytes() const { return shards_.empty() ? 0 : bytes_; }
   size_t shards() const { return shards_.size(); }
   Rank shard(size_t i) const { return shards_[i]; }
   size_t start(size_t i) const { return starts_[i]; }
@@ -145,12 +148,14 @@ struct SendFlow {
   bool in_writes = false;  // chunks are written, which the target does not notice
   wire::Grant grant{};
   size_t sent = 0;
-  WriteBatches chunks;  // that the fabric still works on
-  size_t told = 0;      // bytes of the run of which the target knows that they are there
+  size_t whole_shards = 0;  // from the first on: that are known to be whole on this rank
+  WriteBatches chunks;      // that the fabric still works on
+  size_t told = 0;          // bytes of the run of which the target knows that they are there
 
   bool eager() const { return eager_prefix == run.bytes(); }
   bool in_chunks() const { return granted && sent >= eager_prefix; }  // what goes out next
-  bool done() const { return sent == run.bytes() && told == sent && chunks.idle(); }
+  bool told_all() const { return told == run.bytes(); }
+  bool done() const { return told_all() && chunks.idle(); }
 };
 
 // Flows of a fragment, in the order in which they start. They stay at their addresses. Inside a host there

@@ -31,16 +31,15 @@ void FlowTiming::await(Starts& starts, const FlowList<ReceiveFlow>& receives,
 
 // READYs and questions leave at the start of a fragment. Data of a later step may wait for that of an earlier
 // one, and a sum for the other ranks of the sender's host.
-bool FlowTiming::starts_by_itself(const FlowList<ReceiveFlow>& receives, Rank source,
+bool FlowTiming::starts_by_itself(const FlowList<ReceiveFlow>& receives, const ReceiveFlow* receive,
                                   wire::Type type, Collective collective) const {
   if (type != wire::Type::kData && type != wire::Type::kWritten) return true;
   const Topology& topology = members_.topology();
-  bool sums = collective != Collective::kAllGather;
-  if (sums && topology.ranks() > topology.nodes()) return false;
-  for (const ReceiveFlow& receive : receives) {
-    if (receive.source == source) return receive.step == receives[0].step;
-  }
-  return false;
+  // The hosts of a tree pass on what comes from the root.
+  if (collective == Collective::kBroadcast && topology.nodes() > 2) return false;
+  bool moves = collective == Collective::kAllGather || pairwise(collective);
+  if (!moves && topology.ranks() > topology.nodes()) return false;
+  return receive != nullptr && receive->step == receives[0].step;
 }
 
 }  // namespace smddp

@@ -26,9 +26,10 @@ class FlowTiming {
   // Awaits the start of fragment `seq` on each rank that sends to this one.
   static void await(Starts& starts, const FlowList<ReceiveFlow>& receives,
                     const RemotePeers& remote, uint64_t seq);
-  // Whether `source`, whose first message of the fragment is a `type`, sent it as soon as it had started.
-  bool starts_by_itself(const FlowList<ReceiveFlow>& receives, Rank source, wire::Type type,
-                        Collective collective) const;
+  // Whether a rank, whose first message of the fragment is a `type`, sent it as soon as it had started.
+  // `receive`: the flow from it among `receives`, or nullptr.
+  bool starts_by_itself(const FlowList<ReceiveFlow>& receives, const ReceiveFlow* receive,
+                        wire::Type type, Collective collective) const;
 
  private:
   const Members& members_;

@@ -11,20 +11,23 @@ namespace {
 
 // Offsets stay multiples of it, so that every element type lies whole in a message.
 constexpr size_t kGrain = 64;
-// Flows up to this size go out at once, whatever the steps: the start-ups cost more than queues.
-constexpr size_t kSmallFlow = 4 << 10;
 // Fewer written bytes are not worth a message while more are sent.
 constexpr size_t kLeastTold = 128 << 10;
-
-// Bytes of a receive flow that may still be missing when the next step starts. They cover the time until
-// the processor that has to act is free, so that the link never idles. If a whole step might be
-// missing, hosts would get out of step, and two of them would queue for a third.
-size_t slack(const ReceiveFlow& receive) { return receive.run.bytes() / 8 * 5; }
 
 constexpr size_t payload_of(size_t message) {
   return (message - sizeof(wire::Header)) / kGrain * kGrain;
 }
 static_assert(payload_of(fabric::kEagerMessage) == fabric::kEagerPayload);
+
+bool is_complete(const ReceiveFlow& receive) { return receive.coverage.complete(); }
+bool is_done(const SendFlow& send) { return send.done(); }
+
+// The first flow from `from` on for which `test` is false.
+template <class Flow>
+size_t first_not(bool (*test)(const Flow&), const FlowList<Flow>& flows, size_t from) {
+  while (from < flows.size() && test(flows[from])) ++from;
+  return from;
+}
 
 uint32_t chunk_index(const SendFlow& send) {
   return static_cast<uint32_t>((send.sent - send.eager_prefix) / send.grant.chunk_bytes);
@@ -57,10 +60,11 @@ SendFlow* FragmentFlows::add_send(const pattern::Flow& flow, ShardRun run) {
 
 void FragmentFlows::open(bool sends_at_once) {
   turns_.enter(this);
-  keeps_step_ = members_.topology().nodes() > 2 && terms_.pattern != pattern::Pattern::kLog &&
-                std::any_of(receives_.begin(), receives_.end(), [](const ReceiveFlow& receive) {
-                  return receive.run.bytes() > kSmallFlow;
-                });
+  sources_.make(receives_, [](const ReceiveFlow& receive) { return receive.source; });
+  targets_.make(sends_, [](const SendFlow& send) { return send.target; });
+  bool ordered = members_.topology().nodes() > 2 && terms_.pattern != pattern::Pattern::kLog;
+  steps_.begin(receives_, ordered, terms_.reach);
+  open_sends_.make(sends_);
   for (SendFlow& send : sends_) {
     if (send.eager()) clear_early(send);
   }
@@ -78,10 +82,9 @@ void FragmentFlows::open(bool sends_at_once) {
 // then know this group already, which gives it the credit.
 bool FragmentFlows::needs_no_ready(const ReceiveFlow& receive) const {
   if (!receive.eager() || receive.run.bytes() > remote_.credit()) return false;
-  if (keeps_step_ && !remote_.has_greeted(receive.source)) return false;
-  auto back = std::find_if(sends_.begin(), sends_.end(),
-                           [&](const SendFlow& send) { return send.target == receive.source; });
-  return back != sends_.end() && back->eager() && back->cleared;
+  if (steps_.kept() && !remote_.has_greeted(receive.source)) return false;
+  const SendFlow* back = targets_.in(sends_, receive.source);
+  return back != nullptr && back->eager() && back->cleared;
 }
 
 bool FragmentFlows::clear_early(SendFlow& send) {
@@ -102,27 +105,30 @@ void FragmentFlows::grant(ReceiveFlow& receive) {
 }
 
 void FragmentFlows::count_arrived() {
-  while (arrived_ < receives_.size()) {
-    const ReceiveFlow& receive = receives_[arrived_];
-    if (receive.coverage.total() + slack(receive) < receive.run.bytes()) break;
-    ++arrived_;
-  }
+  steps_.look(receives_);
+  complete_ = first_not(is_complete, receives_, complete_);
+  done_ = first_not(is_done, sends_, done_);
 }
 
 bool FragmentFlows::allow_more() {
   bool moved = false;
   count_arrived();
-  for (ReceiveFlow& receive : receives_) {
-    if (receive.eager()) continue;
-    size_t arrived = std::max(receive.eager_prefix, receive.coverage.total());
-    if (arrived > receive.counted) terms_.timing.on_bytes(receive);
-    remote_.receive_budget().close(arrived - receive.counted);
-    receive.counted = arrived;
-    if (receive.allowed == receive.run.bytes()) continue;
-    size_t before = std::exchange(receive.allowed, allowance(receive));
-    if (receive.allowed == before) continue;
-    send_ready(receive);
-    moved = true;
+  for (size_t i = counted_; i < receives_.size() && receives_[i].step <= steps_.near(); ++i) {
+    ReceiveFlow& receive = receives_[i];
+    if (!receive.eager()) {
+      size_t arrived = std::max(receive.eager_prefix, receive.coverage.total());
+      if (arrived > receive.counted) terms_.timing.on_bytes(receive);
+      remote_.receive_budget().close(arrived - receive.counted);
+      receive.counted = arrived;
+      if (receive.allowed < receive.run.bytes()) {
+        size_t before = std::exchange(receive.allowed, allowance(receive));
+        if (receive.allowed > before) {
+          send_ready(receive);
+          moved = true;
+        }
+      }
+    }
+    if (i == counted_ && receive.counted == receive.run.bytes()) ++counted_;
   }
   return moved;
 }
@@ -138,13 +144,12 @@ size_t FragmentFlows::allowance(const ReceiveFlow& receive) {
   size_t here = std::max(receive.eager_prefix, receive.coverage.total());
   ReceiveBudget& budget = remote_.receive_budget();
   size_t chunk = receive.granted ? receive.grant.chunk_bytes : terms_.chunk_bytes;
-  size_t turns = keeps_step_ ? std::min<size_t>(kStepsAhead, receives_.size()) : receives_.size();
+  size_t turns = steps_.kept() ? std::min<size_t>(kStepsAhead, receives_.size()) : receives_.size();
   size_t part = std::max(chunk, budget.bytes() / turns);
   // Of the fragments that keep step, one has the turn, and the first steps of the next are prepared.
-  bool now = keeps_step_ ? turns_.free_for(this) : turns_.is_oldest(this);
-  bool near = !keeps_step_ || arrived_ == receives_.size() ||
-              (receive.step <= receives_[arrived_].step + kStepsAhead &&
-               (now || turns_.soon_free_for(this)));
+  bool now = steps_.kept() ? turns_.free_for(this) : turns_.is_oldest(this);
+  bool near = !steps_.kept() || steps_.over(receives_) ||
+              (receive.step <= steps_.near() && (now || turns_.soon_free_for(this)));
   if (!near) return before;
   size_t wanted = std::min(here + part, before + budget.room()) - receive.eager_prefix;
   wanted = receive.eager_prefix + wanted / chunk * chunk;
@@ -159,7 +164,7 @@ size_t FragmentFlows::allowance(const ReceiveFlow& receive) {
 }
 
 void FragmentFlows::send_ready(const ReceiveFlow& receive) {
-  remote_.send_ready(receive.source, terms_.seq, terms_.signature, receive.allowed,
+  remote_.send_ready(receive.source, terms_.seq, terms_.signature_of(receive.run), receive.allowed,
                      receive.granted ? &receive.grant : nullptr);
 }
 
@@ -169,62 +174,57 @@ void FragmentFlows::remind() {
   for (const ReceiveFlow& receive : receives_) {
     if (receive.coverage.complete()) continue;
     send_ready(receive);
-    remote_.send_question(wire::Type::kAsk, receive.source, terms_.seq, terms_.signature);
+    remote_.send_question(wire::Type::kAsk, receive.source, terms_.seq,
+                          terms_.signature_of(receive.run));
   }
 }
 
 bool FragmentFlows::has_sent_all(Rank target) const {
-  return std::all_of(sends_.begin(), sends_.end(),
-                     [&](const SendFlow& send) { return send.target != target || send.done(); });
+  const SendFlow* send = targets_.in(sends_, target);
+  return send == nullptr || send->done();
 }
 
 Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) {
-  for (SendFlow& send : sends_) {
-    if (send.target != source) continue;
-    size_t bytes = send.run.bytes();
-    if (terms_.on_device && grant == nullptr) {
-      return {Code::kUnavailable,
-              members_.describe(source) + " could not have its NIC write into its GPU's memory"};
-    }
-    bool fits = allowed <= bytes;
-    if (grant != nullptr && !send.granted && send.sent <= send.eager_prefix) {
-      fits = fits && wire::check(*grant, bytes - send.eager_prefix) &&
-             grant->chunk_bytes <= payload_of(remote_.endpoint().max_message());
-      send.granted = true;
-      send.grant = *grant;
-      send.in_writes = remote_.endpoint().transfer() == fabric::Transfer::kWrites;
-    }
-    if (!fits) {
-      return {Code::kMismatch,
-              members_.describe(source) + " is ready for another flow than this rank's"};
-    }
-    send.cleared = true;
-    send.allowed = std::max<size_t>(send.allowed, allowed);
+  SendFlow* found = targets_.in(sends_, source);
+  if (found == nullptr) return {};
+  SendFlow& send = *found;
+  size_t bytes = send.run.bytes();
+  if (terms_.on_device && grant == nullptr) {
+    return {Code::kUnavailable,
+            members_.describe(source) + " could not have its NIC write into its GPU's memory"};
   }
+  bool fits = allowed <= bytes;
+  if (grant != nullptr && !send.granted && send.sent <= send.eager_prefix) {
+    fits = fits && wire::check(*grant, bytes - send.eager_prefix) &&
+           grant->chunk_bytes <= payload_of(remote_.endpoint().max_message());
+    send.granted = true;
+    send.grant = *grant;
+    send.in_writes = remote_.endpoint().transfer() == fabric::Transfer::kWrites;
+  }
+  if (!fits) {
+    return {Code::kMismatch,
+            members_.describe(source) + " is ready for another flow than this rank's"};
+  }
+  send.cleared = true;
+  send.allowed = std::max<size_t>(send.allowed, allowed);
   return {};
 }
 
 Status FragmentFlows::on_written(Rank source, uint64_t chunks) {
-  for (ReceiveFlow& receive : receives_) {
-    if (receive.source != source) continue;
-    if (receive.granted &&
-        remote_.endpoint().chunk_receiver().confirm(receive.grant.region, chunks))
-      return {};
-  }
+  ReceiveFlow* receive = sources_.in(receives_, source);
+  if (receive != nullptr && receive->granted &&
+      remote_.endpoint().chunk_receiver().confirm(receive->grant.region, chunks))
+    return {};
   return {Code::kMismatch, members_.describe(source) + " wrote more than it was allowed to"};
 }
 
 ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {
-  for (ReceiveFlow& receive : receives_) {
-    if (receive.source == source) return receive.coverage.add(offset, bytes) ? &receive : nullptr;
-  }
-  return nullptr;
+  ReceiveFlow* receive = sources_.in(receives_, source);
+  return receive != nullptr && receive->coverage.add(offset, bytes) ? receive : nullptr;
 }
 
 bool FragmentFlows::has_turn(const SendFlow& send) const {
-  if (!keeps_step_) return true;
-  if (arrived_ < receives_.size() && receives_[arrived_].step < send.step) return false;
-  return turns_.free_for(this);
+  return !steps_.kept() || (send.step <= steps_.open() && turns_.free_for(this));
 }
 
 size_t FragmentFlows::message_bytes(const SendFlow& send) const {
@@ -256,13 +256,14 @@ void FragmentFlows::post(SendFlow& send, fabric::SendBuffer* buffer, size_t byte
     endpoint.messages().post_chunk(buffer, send.grant, chunk_index(send), bytes,
                                    counts ? send.chunks.pending() : nullptr);
   } else {
-    remote_.send_data(send.target, buffer, terms_.seq, terms_.signature, send.sent, bytes);
+    remote_.send_data(send.target, buffer, terms_.seq, terms_.signature_of(send.run), send.sent,
+                      bytes);
   }
 }
 
 bool FragmentFlows::progress_matters(const SendFlow& send) const {
   const Topology& topology = members_.topology();
-  return keeps_step_ || topology.ranks() > topology.nodes() || send.allowed < send.run.bytes() ||
+  return steps_.kept() || topology.ranks() > topology.nodes() || send.allowed < send.run.bytes() ||
          terms_.signature.collective != Collective::kAllGather;
 }
 
@@ -278,17 +279,13 @@ void FragmentFlows::tell_written(SendFlow& send, bool waits) {
   if (!waits && (!progress_matters(send) || written - send.told < worth)) return;
   size_t bytes = written - send.eager_prefix;
   uint64_t chunks = (bytes + send.grant.chunk_bytes - 1) / send.grant.chunk_bytes;
-  if (remote_.send_written(send.target, terms_.seq, terms_.signature, chunks)) send.told = written;
+  if (remote_.send_written(send.target, terms_.seq, terms_.signature_of(send.run), chunks))
+    send.told = written;
 }
 
 bool FragmentFlows::done() const {
-  for (const ReceiveFlow& receive : receives_) {
-    if (!receive.coverage.complete()) return false;
-  }
-  for (const SendFlow& send : sends_) {
-    if (!send.done()) return false;
-  }
-  return true;
+  return first_not(is_complete, receives_, complete_) == receives_.size() &&
+         first_not(is_done, sends_, done_) == sends_.size();
 }
 
 void FragmentFlows::close() {

@@ -1,11 +1,6 @@
 // The flows between hosts of one fragment: when each may send, how much each sender is allowed, what has
 // arrived. Must not know which collective they carry: the fragment makes the flows, says what may go
 // out, and puts messages where they belong. Under the engine's lock.
-//
-// Large flows keep the order of the pattern's steps in time: a send flow of step s waits until every
-// receive flow of an earlier step has 3/8 of its bytes. So each host sends to one other host and
-// receives from one, and no port of a switch has to hold two hosts' data while other ports idle. A rank
-// that is late delays the others by no more than the time in which it has to send its own data anyway.
 #pragma once
 
 #include <algorithm>
@@ -13,26 +8,32 @@
 
 #include "patterns/pattern.h"
 #include "peers/flow.h"
+#include "peers/flow_index.h"
 #include "peers/flow_timing.h"
 #include "peers/members.h"
+#include "peers/open_sends.h"
 #include "peers/rail_turns.h"
 #include "peers/remote_peers.h"
+#include "peers/step_order.h"
 
 namespace smddp {
 
 // What both ends of a fragment's flows have in common.
 struct FlowTerms {
-  Signature signature;  // of the operation, as every message carries it
+  Signature signature;  // of the operation
   uint64_t seq;         // of the fragment
   pattern::Pattern pattern;
   size_t chunk_bytes;
   bool first;      // the fragment covers the start of the operation's blocks
   bool on_device;  // no processor touches the memory: the flows have to be chunks
   FlowTiming timing;
-};
+  size_t reach = 0;  // reach_bytes() of collectives/selector.h
 
-// READYs leave this many steps before their flows: they queue behind a step's data on the way.
-inline constexpr int kStepsAhead = 2;
+  // As every message of a flow carries it.
+  Signature signature_of(const ShardRun& run) const {
+    return between_two(signature, run.shard_bytes());
+  }
+};
 
 class FragmentFlows {
  public:
@@ -51,12 +52,18 @@ class FragmentFlows {
 
   FlowList<ReceiveFlow>& receives() { return receives_; }
   const FlowList<ReceiveFlow>& receives() const { return receives_; }
-  FlowList<SendFlow>& sends() { return sends_; }
+  // The flow from `source`, or nullptr. After open().
+  const ReceiveFlow* receive_from(Rank source) const { return sources_.in(receives_, source); }
   const FlowList<SendFlow>& sends() const { return sends_; }
   const FlowTiming& timing() const { return terms_.timing; }
 
   // Allows the senders to send more, as far as the group's receive budget reaches. True if it did.
   bool allow_more();
+  // f(send) for each flow that may have something to send now, or to tell its target, in their order.
+  template <class F>
+  void for_each_open_send(F&& f) {
+    open_sends_.for_each(steps_.open(), f);
+  }
   // Sends one message or chunk of the bytes before `available` of the run; false if none may go now.
   // fill(offset, to, bytes) writes bytes of the run that do not lie in memory end to end.
   template <class Fill>
@@ -95,11 +102,8 @@ class FragmentFlows {
   bool end();
 
   // True if later fragments that keep step have to wait until enough of this one's data is here.
-  bool hold_rails() const { return keeps_step_ && arrived_ < receives_.size(); }
-  bool in_last_steps() const {
-    return arrived_ == receives_.size() ||
-           receives_[arrived_].step + kStepsAhead > receives_.back().step;
-  }
+  bool hold_rails() const { return steps_.kept() && !steps_.over(receives_); }
+  bool in_last_steps() const { return steps_.in_last_steps(receives_); }
 
  private:
   size_t eager_prefix_of(const ShardRun& run) const;
@@ -127,11 +131,14 @@ class FragmentFlows {
   RemotePeers& remote_;
   RailTurns& turns_;
   const FlowTerms terms_;
-  bool keeps_step_ = false;
-  size_t arrived_ =
-      0;  // receive flows, from the first on, with enough of their bytes for the next step
+  StepOrder steps_;
   FlowList<ReceiveFlow> receives_;
   FlowList<SendFlow> sends_;
+  FlowIndex sources_, targets_;
+  OpenSends open_sends_;
+  // What is over stays so. From the first flow on: receive flows that allow_more() is done with, those that are
+  // complete, and send flows that are done.
+  size_t counted_ = 0, complete_ = 0, done_ = 0;
 };
 
 template <class F>

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "common/clock.h"
+
 namespace smddp {
 namespace {
 
@@ -15,12 +17,14 @@ constexpr size_t kEarlyMessages = 65536;
 }  // namespace
 
 RemotePeers::RemotePeers(const JobKey& key, const siphash::Key& message_key, Rank rank, int ranks,
-                         fabric::Endpoint* endpoint, size_t budget_bytes)
+                         fabric::Endpoint* endpoint, size_t budget_bytes, int senders)
     : key_(key),
       message_key_(message_key),
       rank_(rank),
       endpoint_(endpoint),
-      peers_(static_cast<size_t>(ranks)),
+      rails_text_(endpoint != nullptr ? endpoint->rails_text() : ""),
+      position_(static_cast<size_t>(ranks), kNone),
+      senders_(static_cast<size_t>(senders > 0 ? senders : ranks)),
       receive_budget_(budget_bytes) {
   abort_reason_.reserve(kReasonBytes);
 }
@@ -28,32 +32,33 @@ RemotePeers::RemotePeers(const JobKey& key, const siphash::Key& message_key, Ran
 void RemotePeers::add(Rank rank, fabric::Peer peer) {
   ranks_.push_back(rank);
   unsent_aborts_.reserve(ranks_.capacity());
-  RemotePeer& added = peers_[static_cast<size_t>(rank)];
-  added.address = peer;
-  added.seen = std::make_unique<Coverage>(SIZE_MAX);
+  position_[static_cast<size_t>(rank)] = static_cast<uint32_t>(peers_.size());
+  peers_.emplace_back().address = peer;
 }
 
 // Counters may arrive in any order, as rails and providers reorder messages: a set of runs remembers all
 // of them, in one run as long as none is missing.
 bool RemotePeers::accept(const wire::Header& h, const std::byte* payload) {
-  if (h.source >= peers_.size() || h.target != static_cast<uint32_t>(rank_)) return false;
-  Coverage* seen = peers_[h.source].seen.get();
-  return seen != nullptr && h.mac == wire::mac_of(message_key_, h, payload) &&
-         seen->add(h.counter, 1);
+  if (h.source >= position_.size() || h.target != static_cast<uint32_t>(rank_)) return false;
+  uint32_t position = position_[h.source];
+  bool accepted = position != kNone && h.mac == wire::mac_of(message_key_, h, payload) &&
+                  peers_[position].seen.add(h.counter, 1);
+  if (accepted) peers_[position].last_message_ns = recent_ns();
+  return accepted;
 }
 
 uint64_t RemotePeers::has_started(Rank source, uint64_t seq) {
-  RemotePeer& peer = peers_[static_cast<size_t>(source)];
+  RemotePeer& peer = of(source);
   uint64_t before = std::exchange(peer.heard, std::max(peer.heard, seq + 1));
-  while (!peer.ahead.empty() && peer.ahead.front().first < peer.heard) {
-    peer.ahead_bytes -= peer.ahead.front().second;
-    peer.ahead.pop_front();
-  }
+  auto over = peer.ahead.begin();
+  for (; over != peer.ahead.end() && over->first < peer.heard; ++over)
+    peer.ahead_bytes -= over->second;
+  peer.ahead.erase(peer.ahead.begin(), over);
   return before;
 }
 
 bool RemotePeers::keep_early(const wire::Header& h, const std::byte* payload) {
-  size_t& kept = peers_[h.source].kept_bytes;
+  size_t& kept = of(static_cast<Rank>(h.source)).kept_bytes;
   bool data = h.type == wire::Type::kData;
   if (!data && h.bytes > sizeof(wire::Grant)) return false;
   if (early_.size() == kEarlyMessages || (data && kept + h.bytes > credit())) return false;
@@ -63,7 +68,7 @@ bool RemotePeers::keep_early(const wire::Header& h, const std::byte* payload) {
 }
 
 size_t RemotePeers::credit() const {
-  return std::min(kPeerCredit, kGroupCredit / std::max<size_t>(1, peers_.size()));
+  return std::min(kPeerCredit, kGroupCredit / std::max<size_t>(1, senders_));
 }
 
 // Never before the peer's first message of this group: until then the peer may still be making the
@@ -71,7 +76,7 @@ size_t RemotePeers::credit() const {
 // numbers: the oldest fragment has credit once the peer was heard in the fragments before it, whatever
 // later fragments ask for.
 bool RemotePeers::may_send_early(Rank to, uint64_t seq, size_t bytes) {
-  RemotePeer& peer = peers_[static_cast<size_t>(to)];
+  RemotePeer& peer = of(to);
   if (peer.heard > seq) return true;
   peer.refused.erase(peer.refused.begin(), peer.refused.lower_bound(peer.heard));
   bool first = peer.refused.empty() || *peer.refused.begin() >= seq;
@@ -99,7 +104,7 @@ wire::Header RemotePeers::header(wire::Type type, Rank to, uint64_t seq,
 }
 
 void RemotePeers::post(fabric::SendBuffer* buffer, wire::Header header) {
-  header.counter = peers_[header.target].sent++;
+  header.counter = of(static_cast<Rank>(header.target)).sent++;
   header.mac = wire::mac_of(message_key_, header, buffer->data + sizeof header);
   std::memcpy(buffer->data, &header, sizeof header);
   endpoint_->messages().post(buffer, sizeof header + header.bytes);
@@ -115,7 +120,7 @@ void RemotePeers::send_ready(Rank to, uint64_t seq, const Signature& signature, 
   }
   bool alone = unsent_ready_.empty();
   unsent_ready_.push_back(ready);
-  peers_[static_cast<size_t>(to)].greeted = true;
+  of(to).greeted = true;
   if (alone) flush_ready();  // else those before it have found no buffer, or wait for the next pass
 }
 
@@ -125,7 +130,7 @@ bool RemotePeers::flush_ready() {
   size_t kept = 0;
   for (size_t i = 0; i < unsent_ready_.size(); ++i) {
     const Ready& ready = unsent_ready_[i];
-    RemotePeer& to = peers_[static_cast<size_t>(ready.to)];
+    RemotePeer& to = of(ready.to);
     fabric::SendBuffer* buffer =
         to.full_at == flushes_ ? nullptr : endpoint_->messages().acquire(to.address, true);
     if (buffer == nullptr) {
@@ -167,7 +172,7 @@ void RemotePeers::send_question(wire::Type type, Rank to, uint64_t seq,
 
 void RemotePeers::on_peer_lost(fabric::Peer peer) {
   for (Rank rank : ranks_) {
-    RemotePeer& state = peers_[static_cast<size_t>(rank)];
+    RemotePeer& state = of(rank);
     if (state.address == peer) state.writes_over = true;
   }
 }
@@ -178,7 +183,7 @@ void RemotePeers::on_network_closed() {
 }
 
 bool RemotePeers::tell_over(Rank to) {
-  RemotePeer& state = peers_[static_cast<size_t>(to)];
+  RemotePeer& state = of(to);
   if (state.told_over) return true;
   fabric::SendBuffer* buffer = endpoint_->messages().acquire(state.address, true);
   if (buffer == nullptr) return false;

@@ -1,10 +1,12 @@
 // Which of the writes of a send flow are in the target's memory, where writes complete in any order: the
-// writes are counted in two batches, and the older one is over before the newer one. Must not know what is
-// written. SendFlow has one.
+// writes are counted in batches, and what was sent before the oldest batch that is not over is complete. A batch
+// is a single write as long as few are under way. Must not know what is written. SendFlow has one.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 
 namespace smddp {
 
@@ -15,24 +17,25 @@ class WriteBatches {
   WriteBatches& operator=(const WriteBatches&) = delete;
 
   // The counter that the next write increments when it starts and decrements when it completes.
-  uint32_t* pending() { return &pending_[newer_]; }
-  uint32_t count() const { return pending_[0] + pending_[1]; }
+  uint32_t* pending() { return &pending_[newest_]; }
+  uint32_t count() const { return std::accumulate(pending_.begin(), pending_.end(), 0u); }
   bool idle() const { return count() == 0; }
-  // Of the flow's first `sent` bytes, whose writes have started, how many are complete at least.
+  // Of the flow's first `sent` bytes, whose writes have started, how many are complete at least. The next write
+  // begins a batch, if one is free.
   size_t completed(size_t sent) {
-    for (int turn = 0; turn < 2 && pending_[1 - newer_] == 0; ++turn) {
-      completed_ = newer_from_;
-      newer_from_ = sent;
-      newer_ = 1 - newer_;
-    }
-    return completed_;
+    while (oldest_ != newest_ && pending_[oldest_] == 0) oldest_ = after(oldest_);
+    if (pending_[newest_] > 0 && after(newest_) != oldest_) newest_ = after(newest_);
+    if (pending_[newest_] == 0) from_[newest_] = sent;
+    return from_[oldest_];
   }
 
  private:
-  uint32_t pending_[2] = {0, 0};
-  int newer_ = 0;
-  size_t newer_from_ = 0;  // bytes sent before the first write of the newer batch
-  size_t completed_ = 0;
+  static constexpr size_t kBatches = 8;
+  static size_t after(size_t batch) { return (batch + 1) % kBatches; }
+
+  std::array<uint32_t, kBatches> pending_{};
+  std::array<size_t, kBatches> from_{};  // bytes sent before the first write of a batch
+  size_t oldest_ = 0, newest_ = 0;       // in the ring
 };
 
 }  // namespace smddp

@@ -22,13 +22,17 @@ class EarlyMessages {
     std::vector<std::byte> payload;
   };
 
-  // Keeps a message for which wire::check() is true. If there are too many, the oldest is dropped.
+  // Bytes of messages that are kept, of all groups: what 4,095 peers announce of eight fragments each.
+  static constexpr size_t kMostBytes = 8 << 20;
+
+  // Keeps a message for which wire::check() is true. If there are too many, the oldest are dropped.
   void keep(const wire::Header& header, const std::byte* payload) noexcept;
   // Those of `key`, in the order in which they came; they are no longer here.
   std::vector<Message> take(const JobKey& key);
   void drop_all() noexcept {
     dropped_ += messages_.size();
     messages_.clear();
+    bytes_ = 0;
     lost_.fill({});
   }
   // True if a message of `key` was lost because there was no memory for it.
@@ -38,9 +42,12 @@ class EarlyMessages {
   uint64_t dropped() const { return dropped_; }  // messages, because they were too many or too long
 
  private:
-  static constexpr size_t kMost = 4096;
+  static size_t bytes_of(const Message& message) {
+    return sizeof message.header + message.payload.size();
+  }
 
   std::deque<Message> messages_;
+  size_t bytes_ = 0;  // of messages_
   uint64_t dropped_ = 0;
   std::array<JobKey, 16> lost_{};  // the latest
   size_t next_lost_ = 0;

@@ -58,7 +58,7 @@ void Engine::shutdown() {
   waiters_cv_.notify_all();
   presence_->ring_self();
   lk.unlock();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
   // Before the connections, so that the peers find that this process has ended.
   network_.close_liveness();
   lk.lock();
@@ -251,6 +251,7 @@ bool Engine::gather_events() {
 
 uint64_t Engine::wake_time(uint64_t now, uint64_t until) const {
   uint64_t wake = std::min({until, now + kLongestSleepNs, groups_.deadline_ns()});
+  if (!network_.wakes()) return std::min(wake, now + wait_policy_.pause_ns());
   if (int limit_ms = network_.sleep_limit_ms(); limit_ms >= 0)
     wake = std::min(wake, now + static_cast<uint64_t>(limit_ms) * 1'000'000);
   return wake;
@@ -261,8 +262,8 @@ void Engine::sleep(Lock& lk, uint64_t until) {
   if (!gather_events()) return yield(lk);
   presence_->announce_sleep();
   uint64_t now = now_ns();
-  bool moved = pass() || groups_.watch(now);
-  if (!moved && finished_.empty()) {
+  bool by_event = pass() || groups_.watch(now) || !finished_.empty(), pausing = !network_.wakes();
+  if (!by_event) {
     uint64_t wake = wake_time(now, until);
     timespec timeout{};
     if (wake > now) {
@@ -271,13 +272,13 @@ void Engine::sleep(Lock& lk, uint64_t until) {
     }
     sleeping_ = true;
     lk.unlock();
-    ppoll(events_.data(), events_.size(), &timeout, nullptr);
+    by_event = ppoll(events_.data(), events_.size(), &timeout, nullptr) > 0;
     lk.lock();
     sleeping_ = false;
   }
   presence_->announce_awake();
   presence_->drain();
-  wait_policy_.restart_spin();
+  wait_policy_.note_sleep(by_event, pausing);
 }
 
 void Engine::sleep_beside_driver(Lock& lk, uint64_t until) {
@@ -322,12 +323,14 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
 
 void Engine::background() {
   request_short_time_slices();
+  request_exact_timers();
   Lock lk = lock();
   while (!stop_) {
     if ((waiters_ > 0 && !wait_policy_.background_drives(now_ns)) || driving_ || !busy()) {
       if (waiters_ > 0 && !driving_) waiters_cv_.notify_all();
       want_background_ = false;
       background_cv_.wait(lk, [this] { return stop_ || want_background_; });
+      wait_policy_.restart_spin();
       continue;
     }
     step(lk, UINT64_MAX, wait_policy_.background_spin_ns());

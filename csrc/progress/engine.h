@@ -107,6 +107,7 @@ class Engine {
   uint64_t waits_left_to_background() const { return waits_left_to_background_; }
 
  private:
+  friend class SimulatedEngine;
   Engine() = default;
 
   bool busy() const { return network_.busy() || groups_.busy(); }

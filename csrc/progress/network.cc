@@ -17,10 +17,10 @@ constexpr uint64_t kLastWordsNs = 100'000'000;
 Result<fabric::Endpoint*> Network::open() {
   if (!status_.ok()) return status_;
   if (!endpoint_) {
-    auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
+    auto endpoint = fabric::Endpoint::open(simulated_ ? *simulated_ : fabric::options_from_env());
     if (!endpoint) return endpoint.status();
     endpoint_ = std::move(endpoint.value());
-    if (!liveness_) liveness_ = liveness::open_if_possible(endpoint_->ip());
+    if (!liveness_ && !simulated_) liveness_ = liveness::open_if_possible(endpoint_->ip());
   }
   return endpoint_.get();
 }
@@ -80,7 +80,7 @@ bool Network::progress(Groups& groups) noexcept {
 
 int Network::sleep_limit_ms() const {
   if (!works()) return -1;
-  return wait_fd() >= 0 && endpoint_->may_sleep() ? endpoint_->sleep_limit_ms() : 1;
+  return endpoint_->may_sleep() ? endpoint_->sleep_limit_ms() : 1;
 }
 
 }  // namespace smddp

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -17,6 +18,8 @@ namespace smddp {
 
 class Network {
  public:
+  // Instead of what the environment says, before the first open(). No other process is asked whether it lives.
+  void simulate(const fabric::Options& options) { simulated_ = options; }
   // Opens the endpoint on first use. An error if it has failed.
   Result<fabric::Endpoint*> open();
   // As of the endpoint's counters, over all endpoints of this process.
@@ -62,13 +65,16 @@ class Network {
 
   // To sleep on; -1: nothing.
   int wait_fd() const { return works() ? endpoint_->wait_fd() : -1; }
-  // The longest sleep from now on, in milliseconds; -1: no limit.
+  // Whether what happens on it ends a sleep on wait_fd().
+  bool wakes() const { return !works() || wait_fd() >= 0; }
+  // The longest sleep from now on where it wakes, in milliseconds; -1: no limit.
   int sleep_limit_ms() const;
 
  private:
   std::vector<std::shared_ptr<void>> kept_;
   std::unique_ptr<fabric::Endpoint> endpoint_;  // destroyed before what is kept
   std::unique_ptr<liveness::Liveness> liveness_;
+  std::optional<fabric::Options> simulated_;
   Status status_;  // not ok: why the endpoint has failed
   bool worn_ = false;
   bool keeps_for_good_ = false;  // libfabric may use what is kept for the rest of the process

@@ -1,6 +1,7 @@
 #include "progress/time_slice.h"
 
 #include <sched.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -33,5 +34,7 @@ void request_short_time_slices() {
   wanted.runtime = kShortestSliceNs;
   (void)syscall(SYS_sched_setattr, 0, &wanted, 0);
 }
+
+void request_exact_timers() { (void)prctl(PR_SET_TIMERSLACK, 1); }
 
 }  // namespace smddp

@@ -7,5 +7,7 @@ namespace smddp {
 // core at once from a thread that computes, and not at the scheduler's next tick. A thread that
 // already has another policy or priority stays as it is.
 void request_short_time_slices();
+// Sleeps of the calling thread end when their time is over, and not up to 50 us later.
+void request_exact_timers();
 
 }  // namespace smddp

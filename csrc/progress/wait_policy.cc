@@ -22,9 +22,18 @@ bool WaitPolicy::keeps_polling(uint64_t now, uint64_t spin_ns) {
   if (idle_since_ns_ == 0) idle_since_ns_ = now;
   // Two ranks that yield to one another on one core stay there, however idle the next core is; a
   // thread that sleeps is woken on an idle core. Between hosts a sleep costs more than it may
-  // bring.
+  // bring, unless others compute.
   bool crowded = std::exchange(shares_core_, false) && ranks_per_core_ == 1 && !network_;
-  return now - idle_since_ns_ < spin_ns && !crowded;
+  // Where others compute on this core, a yield lasts for their time slice, and a message wakes a sleeping
+  // thread at once.
+  bool taken = network_ && now < taken_until_ns_;
+  return now - idle_since_ns_ < spin_ns && !crowded && !taken;
+}
+
+// After a pause a thread polls once: it has polled for its time before.
+void WaitPolicy::note_sleep(bool by_event, bool pausing) {
+  if (by_event || !pausing) return restart_spin();
+  pause_ns_ = std::min(2 * pause_ns_, kLongestPauseNs);
 }
 
 void WaitPolicy::note_yield(uint64_t began, uint64_t ended) {

@@ -1,5 +1,6 @@
 // How threads wait in the engine: how often a thread polls before it yields, how long it polls and
-// yields before it sleeps, and when the background thread drives for threads that wait. To poll is
+// yields before it sleeps, how long it sleeps where no event of the network ends a sleep, and when the
+// background thread drives for threads that wait. To poll is
 // to advance all groups and the network once.
 //
 // It decides from times alone, and knows no lock, no thread, no group and no network. A time that
@@ -33,9 +34,15 @@ class WaitPolicy {
   uint64_t background_spin_ns() const {
     return network_ ? 0 : std::min(spin_ns_, kBackgroundSpinNs * ranks_per_core_);
   }
-  // A poll found work, a sleep ended, or a wait begins: the time without success begins with the
-  // next poll.
-  void restart_spin() { idle_since_ns_ = 0; }
+  // A poll found work, or a wait begins: the time without success begins with the next poll.
+  void restart_spin() {
+    idle_since_ns_ = 0;
+    pause_ns_ = kShortestPauseNs;
+  }
+  // A sleep ended. `by_event`: not because its time was over. `pausing`: its time was pause_ns().
+  void note_sleep(bool by_event, bool pausing);
+  // The longest sleep while operations are in flight on a network that has no wait object (efa).
+  uint64_t pause_ns() const { return pause_ns_; }
   // The last polls found nothing. True: yield, then poll again. False: sleep. `spin_ns` is one of
   // the two above.
   bool keeps_polling(uint64_t now, uint64_t spin_ns);
@@ -63,6 +70,11 @@ class WaitPolicy {
   // where another thread computes, a yield lasts until the scheduler's next tick (4 ms with 250
   // Hz), while a message wakes a sleeping thread at once.
   static constexpr uint64_t kBackgroundSpinNs = 20'000;
+  // Without a wait object, a thread pauses between two polls for the time in which a few chunks arrive, and
+  // for longer if nothing has moved for longer. It does not yield in place of a pause: a yield may last for a
+  // tick, while a timer that ends gets the core back.
+  static constexpr uint64_t kShortestPauseNs = 20'000;
+  static constexpr uint64_t kLongestPauseNs = 1'000'000;
   // A yield that takes longer has let another thread run.
   static constexpr uint64_t kOwnCoreYieldNs = 2'000;
   // A yield that takes longer than this, times the ranks of this host that share a core, has let
@@ -71,7 +83,8 @@ class WaitPolicy {
   // compute, and lose the core for a time slice at the wrong moment: the peers of the same step
   // wait. The background thread sleeps, and gets a core back when data arrives, because its time
   // slices are short. So it drives for the waiting threads: for kTakenNs after such a yield, and as
-  // long as one of the last kComputingWaits waits came after computing.
+  // long as one of the last kComputingWaits waits came after computing. For kTakenNs after such a yield a
+  // thread between hosts does not yield after a poll in vain, but sleeps.
   static constexpr uint64_t kComputesNs = 1'000'000;
   static constexpr uint64_t kTakenNs = 3'000'000'000;
   static constexpr int kComputingWaits = 8;
@@ -84,6 +97,7 @@ class WaitPolicy {
   uint64_t ranks_per_core_ = 1;  // above 1, the ranks of this host take turns on a core
   bool network_ = false;
   uint64_t idle_since_ns_ = 0;  // the first of the polls without success; 0: none
+  uint64_t pause_ns_ = kShortestPauseNs;
   uint64_t turn_began_ns_ = 0;  // the first of the polls with success; 0: none
   bool shares_core_ = false;    // found by the last yield
   uint64_t taken_until_ns_ =

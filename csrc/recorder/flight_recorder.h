@@ -42,28 +42,49 @@ struct Record {
   uint64_t wait_entered_ns = 0, wait_left_ns = 0;
 };
 
-// One entry of the ring. Everything is atomic, as its reader and its writers share no lock; nothing is
-// ordered but `id`, which is 0 while the entry passes to another operation.
+// One entry of the ring. Everything is atomic, as its reader and its writers share no lock. `id` is kPassing
+// while the entry passes to another operation, and 0 before the first.
+//
+// No writer owns the entry: one that is interrupted in begin() while others go once around the ring may write
+// beside a later one. The two values that hold the operation's id tell a reader: `check` is a sum over the id
+// and what is known at the call, `state` holds the id above the State. The reader leaves out what does not
+// agree.
 struct alignas(64) Slot {
-  std::atomic<uint64_t> id{0};
+  static constexpr uint64_t kPassing = UINT64_MAX;
+  static constexpr int kStateBits = 2;
+  std::atomic<uint64_t> id{0}, check{0}, state{0};
   std::atomic<Text> group{0}, operation{0}, dtype{0}, label{0}, path{0};
-  std::atomic<State> state{State::kQueued};
   std::atomic<uint64_t> sequence{0}, bytes{0}, called_ns{0}, started_ns{0}, first_byte_ns{0},
       ended_ns{0}, wait_entered_ns{0}, wait_left_ns{0};
+
+  static uint64_t tagged(uint64_t id, State state) {
+    return id << kStateBits | static_cast<uint64_t>(state);
+  }
 };
+static_assert(sizeof(Slot) == 128);
+
+// The entry passes to operation `id`, called by a thread with `label`.
+void write(Slot& slot, uint64_t id, const Call& call, Text label);
+// False if the entry passed to another operation meanwhile, or two wrote it together.
+bool read(const Slot& slot, Record* out);
 
 // The entry of one operation, for those that carry it out. An operation that the ring has forgotten, or
-// never had, takes notes in vain. Each function is called by one thread at a time.
+// never had, takes notes in vain; if it is forgotten during the call, a time may be noted in its successor's
+// entry, but no state. Each function is called by one thread at a time.
 class Mark {
  public:
   Mark() = default;
   Mark(Slot* slot, uint64_t id) : slot_(slot), id_(id) {}
 
+  // False: all notes are in vain, so that no clock need be read for them.
+  bool valid() const {
+    return slot_ != nullptr && slot_->id.load(std::memory_order_relaxed) == id_;
+  }
   void start(uint64_t now, Text path) const {
     if (!valid()) return;
     put(slot_->path, path);
     put(slot_->started_ns, now);
-    put(slot_->state, State::kRunning);
+    put(slot_->state, Slot::tagged(id_, State::kRunning));
   }
   // True until first_byte() was called.
   bool awaits_first_byte() const {
@@ -80,7 +101,7 @@ class Mark {
   void end_unseen(uint64_t now, bool ok) const {
     if (!valid()) return;
     put(slot_->ended_ns, now);
-    put(slot_->state, ok ? State::kDone : State::kFailed);
+    put(slot_->state, Slot::tagged(id_, ok ? State::kDone : State::kFailed));
   }
   void enter_wait(uint64_t now) const {
     if (valid()) put(slot_->wait_entered_ns, now);
@@ -90,9 +111,6 @@ class Mark {
   }
 
  private:
-  bool valid() const {
-    return slot_ != nullptr && slot_->id.load(std::memory_order_relaxed) == id_;
-  }
   template <class T>
   static void put(std::atomic<T>& field, T value) {
     field.store(value, std::memory_order_relaxed);
@@ -119,12 +137,13 @@ class FlightRecorder {
   Text text(std::string_view text);
   std::string text(Text number) const;
 
-  // What the ring holds, oldest first; entries that change meanwhile are left out.
+  // The latest operations, oldest first; entries that change meanwhile are left out.
   std::vector<Record> records() const;
   size_t entries() const { return entries_; }
 
  private:
   const size_t entries_;
+  const size_t slots_size_;  // a power of two, at least entries_
   const std::unique_ptr<Slot[]> slots_;
   std::atomic<uint64_t> begun_{0};
   mutable std::mutex mutex_;

@@ -33,16 +33,21 @@ void require_contiguous(const at::Tensor& t, const char* what) {
   });
 }
 
+thread_local bool uncounted = false;
+
 at::Tensor end_to_end(const TorchDevice& device, const at::Tensor& t) {
   return t.is_contiguous() && !t.is_conj() && !t.is_neg() ? t : device.copy_of(t);
 }
 
 }  // namespace
 
+Uncounted::Uncounted() { uncounted = true; }
+Uncounted::~Uncounted() { uncounted = false; }
+
 // --- one operation ---------------------------------------------------------------------------------
 
 DeviceTensorOperation::DeviceTensorOperation(TorchDevice& device)
-    : device_(device), called_ns_(now_ns()) {}
+    : device_(device), called_ns_(now_ns()), counted_(!uncounted) {}
 
 void DeviceTensorOperation::drop_tensors() {
   std::vector<at::Tensor> dropped[2];  // destroyed without the lock
@@ -93,14 +98,14 @@ void DeviceTensorOperation::note_submission() {
 
 void DeviceTensorOperation::on_finished(const Status& status) {
   if (!status) Trouble::process().tell(status);
-  if (status) {
+  if (status && counted_) {
     uint64_t bytes = what.bytes;
     Statistics::process().update(name_of(what.collective), way, [&](StatisticsRow& row) {
       ++row.calls;
       row.bytes += bytes;
       ++row.fragments;
       row.largest_fragment = std::max(row.largest_fragment, bytes);
-      row.seconds += static_cast<double>(now_ns() - called_ns_) * 1e-9;
+      row.seconds += in_seconds(now_ns() - called_ns_);
     });
   }
   std::unique_lock lock(mutex_);
@@ -118,6 +123,7 @@ std::exception_ptr DeviceTensorOperation::exception() {
 }
 
 void DeviceTensorOperation::waited(double seconds) const {
+  if (!counted_) return;
   Statistics::process().update(name_of(what.collective), way,
                                [&](StatisticsRow& row) { row.wait_seconds += seconds; });
 }
@@ -148,7 +154,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   operation_->drop_tensors();
   uint64_t until = now_ns();
   operation_->on_device.leave_wait(until);
-  operation_->waited(static_cast<double>(until - from) * 1e-9);
+  operation_->waited(in_seconds(until - from));
   return true;
 }
 

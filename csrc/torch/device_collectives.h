@@ -19,6 +19,15 @@ namespace smddp {
 // What follows a group's name in the flight recorder for its operations on a device.
 inline constexpr const char* kOnDevice = " (device)";
 
+// While it lives, what this thread starts on a device is not counted in the statistics.
+class Uncounted {
+ public:
+  Uncounted();
+  ~Uncounted();
+  Uncounted(const Uncounted&) = delete;
+  Uncounted& operator=(const Uncounted&) = delete;
+};
+
 // Keeps its tensors alive until a stream waits for it, or the device is done with them, so no tensor has to be
 // recorded on a stream.
 class DeviceTensorOperation final : public DeviceOperation {
@@ -47,6 +56,7 @@ class DeviceTensorOperation final : public DeviceOperation {
 
   TorchDevice& device_;
   const uint64_t called_ns_;
+  const bool counted_;
   std::mutex mutex_;
   bool usable_ = false, over_ = false, noted_ = false;
   Status status_;
@@ -106,8 +116,14 @@ class DeviceCollectives {
                                         std::chrono::milliseconds timeout, c10d::OpType type,
                                         bool async);
 
-  TorchDevice& device() { return device_; }
+  TorchDevice& device() const { return device_; }
   DeviceGroup& group() { return *group_; }
+  int rank() const { return rank_; }
+  int ranks() const { return static_cast<int>(ranks_); }
+  // The path of a collective by the settings as they are now.
+  const char* way(Collective collective) const {
+    return name_of_way(place(), collective != Collective::kAllGather);
+  }
 
  private:
   using OperationPtr = std::shared_ptr<DeviceTensorOperation>;

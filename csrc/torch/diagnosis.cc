@@ -79,7 +79,7 @@ py::object described(const GroupState& group) {
     d["rank"] = called(rank.rank);
     d["expected"] = rank.expected;
     d["arrived"] = rank.arrived;
-    d["seconds"] = static_cast<double>(rank.quiet_ns) * 1e-9;
+    d["seconds"] = in_seconds(rank.quiet_ns);
     awaited.append(d);
   }
   py::dict d;
@@ -96,24 +96,46 @@ py::list tallies_of(const GroupState& group) {
   for (size_t rank = 0; rank < group.tallies.size(); ++rank) {
     const PeerTally& tally = group.tallies[rank];
     if (tally.late == 0 && tally.flow_ns == 0) continue;
-    auto seconds = [](uint64_t ns) { return static_cast<double>(ns) * 1e-9; };
     py::dict d;
     d["rank"] = group.members[rank];
     d["late"] = tally.late;
-    d["late_seconds"] = seconds(tally.late_ns);
+    d["late_seconds"] = in_seconds(tally.late_ns);
     d["flow_bytes"] = tally.flow_bytes;
-    d["flow_seconds"] = seconds(tally.flow_ns);
-    d["flow_waited_seconds"] = seconds(tally.flow_waited_ns);
+    d["flow_seconds"] = in_seconds(tally.flow_ns);
+    d["flow_waited_seconds"] = in_seconds(tally.flow_waited_ns);
     rows.append(d);
   }
   return rows;
 }
 
-py::list group_states() {
+const char* name_of(Connection::State state) {
+  constexpr const char* kNames[] = {"not contacted", "no message yet", "connected", "silent",
+                                    "stopped",       "left",           "lost",      "ended"};
+  return kNames[static_cast<size_t>(state)];
+}
+
+py::list connections_of(const GroupState& group) {
+  py::list rows;
+  for (const Connection& connection : group.connections) {
+    py::dict d;
+    d["rank"] = group.members[static_cast<size_t>(connection.rank)];
+    d["state"] = name_of(connection.state);
+    d["why"] = connection.why;
+    d["silent_seconds"] = in_seconds(connection.silent_ns);
+    d["last_message_seconds"] =
+        connection.last_message_ns ? py::object(py::float_(in_seconds(*connection.last_message_ns)))
+                                   : py::none();
+    d["path"] = connection.path;
+    rows.append(d);
+  }
+  return rows;
+}
+
+py::list group_states(bool with_connections) {
   std::vector<GroupState> states;
   {
     py::gil_scoped_release no_gil;
-    states = LiveGroups::process().states();
+    states = LiveGroups::process().states(with_connections);
   }
   py::list rows;
   for (const GroupState& group : states) {
@@ -127,6 +149,7 @@ py::list group_states() {
     d["finished"] = group.finished;
     d["error"] = group.status.message();
     d["oldest"] = described(group);
+    if (with_connections) d["connections"] = connections_of(group);
     rows.append(d);
   }
   return rows;
@@ -136,7 +159,7 @@ py::list group_states() {
 
 void define_diagnosis(py::module_& m) {
   m.def("flight_record", &flight_record);
-  m.def("group_states", &group_states);
+  m.def("group_states", &group_states, py::arg("with_connections") = false);
   m.def(
       "label_number",
       [](const std::string& label) { return recorder::FlightRecorder::process().text(label); },

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/signature.h"
 #include "patterns/pattern.h"
 #include "torch/operands.h"
 
@@ -22,6 +23,14 @@ void append(Extents& extents, const Extent& whole, size_t count) {
 void fill(Blocks& blocks, const Extents& parts, size_t ranks) {
   for (size_t r = 0; r < ranks; ++r) {
     for (size_t i = r; i < parts.size(); i += ranks) blocks.add(parts[i].address, parts[i].bytes);
+    blocks.end_block();
+  }
+}
+
+// One block, which is `root`'s; the blocks of the other ranks are empty.
+void fill_one(Blocks& blocks, const Extent& block, int64_t root, int size) {
+  for (int r = 0; r < size; ++r) {
+    if (r == root) blocks.add(block.address, block.bytes);
     blocks.end_block();
   }
 }
@@ -131,6 +140,35 @@ OperationPtr sum_of(TensorRefs tensors, ReduceOp reduce_op, int size) {
     op->input.end_block();
   }
   op->output = op->input;
+  return op;
+}
+
+OperationPtr broadcast_of(TensorRefs tensors, int64_t root, int rank, int size) {
+  OperationPtr op = begin(Collective::kBroadcast, tensors);
+  check_root(op->collective, tensors, root, size);
+  op->digest = extend_digest(op->digest, static_cast<uint64_t>(root));
+  const at::Tensor& tensor = *tensors[0];
+  Extent block = rank == root ? readable(*op, tensor) : writable(*op, tensor);
+  if (rank == root) op->results.push_back(tensor);
+  op->input.end_block();
+  fill_one(op->output, block, root, size);
+  return op;
+}
+
+OperationPtr reduce_of(TensorRefs tensors, ReduceOp reduce_op, int64_t root, int rank, int size) {
+  OperationPtr op = begin(Collective::kReduce, tensors);
+  op->reduce_op = reduce_op;
+  check_root(op->collective, tensors, root, size);
+  op->digest = extend_digest(op->digest, static_cast<uint64_t>(root));
+  const at::Tensor& tensor = *tensors[0];
+  fill_one(op->input, readable(*op, tensor), root, size);
+  if (rank == root) {
+    Extent out = writable(*op, tensor);
+    op->output.add(out.address, out.bytes);
+  } else {
+    op->results.push_back(tensor);
+  }
+  op->output.end_block();
   return op;
 }
 

@@ -14,6 +14,11 @@ std::shared_ptr<TensorOperation> gather_of(TensorRefs outputs, TensorRefs inputs
 std::shared_ptr<TensorOperation> scatter_of(TensorRefs outputs, TensorRefs inputs, bool list,
                                             ReduceOp reduce_op, int rank, int size);
 std::shared_ptr<TensorOperation> sum_of(TensorRefs tensors, ReduceOp reduce_op, int size);
+// From the root's tensor to those of all ranks.
+std::shared_ptr<TensorOperation> broadcast_of(TensorRefs tensors, int64_t root, int rank, int size);
+// From all ranks' tensors to the root's. The other ranks' tensors stay as they are.
+std::shared_ptr<TensorOperation> reduce_of(TensorRefs tensors, ReduceOp reduce_op, int64_t root,
+                                           int rank, int size);
 std::shared_ptr<TensorOperation> barrier_of(int size);
 
 }  // namespace smddp

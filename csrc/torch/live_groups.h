@@ -25,10 +25,10 @@ class LiveGroups {
     std::lock_guard lock(mutex_);
     std::erase(groups_, group);
   }
-  std::vector<GroupState> states() const {
+  std::vector<GroupState> states(bool with_connections) const {
     std::lock_guard lock(mutex_);
     std::vector<GroupState> states;
-    for (Group* group : groups_) states.push_back(group->state());
+    for (Group* group : groups_) states.push_back(group->state(with_connections));
     return states;
   }
 

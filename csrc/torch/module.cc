@@ -73,7 +73,7 @@ MeasureRoutes measure_of(py::object given) {
 void configure_from_python(
     size_t allgather_bucket_bytes, size_t allgather_bucket_elements,
     size_t reduce_scatter_bucket_bytes, bool reduce_precision_fp32, const std::string& fallback,
-    int max_sms, bool reduce_on_cpu, double silence_seconds,
+    int max_sms, bool reduce_on_cpu, bool check_first_use, double silence_seconds,
     const std::map<std::string, std::vector<std::pair<uint64_t, std::string>>>& routes) {
   FallbackMode mode = FallbackMode::kWarn;
   if (fallback == "silent") {
@@ -95,7 +95,8 @@ void configure_from_python(
              max_sms,
              static_cast<uint64_t>(silence_seconds * 1e9),
              std::move(table),
-             reduce_on_cpu});
+             reduce_on_cpu,
+             check_first_use});
 }
 
 py::list statistics() {
@@ -141,6 +142,8 @@ py::dict device_statistics() {
   d["misses"] = s.misses;
   d["replaced"] = s.replaced;
   d["mapped"] = s.mapped;
+  d["freed_while_mapped"] =
+      TorchDevice::is_simulated() ? TorchDevice::host_device().freed_while_mapped() : 0;
   d["kernels"] = device::has_cuda_kernels();
   return d;
 }
@@ -202,7 +205,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("configure", &configure_from_python, py::kw_only(), py::arg("allgather_bucket_bytes") = 0,
         py::arg("allgather_bucket_elements") = 0, py::arg("reduce_scatter_bucket_bytes") = 0,
         py::arg("reduce_precision_fp32") = false, py::arg("fallback") = "warn",
-        py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false, py::arg("silence_seconds") = 30.0,
+        py::arg("max_sms") = 9, py::arg("reduce_on_cpu") = false, py::arg("check_first_use") = true,
+        py::arg("silence_seconds") = 30.0,
         py::arg("routes") = std::map<std::string, std::vector<std::pair<uint64_t, std::string>>>());
   m.def("statistics", &statistics);
   m.def("reset_statistics", &reset_statistics);
@@ -222,6 +226,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("cuda_report", &cuda_report);
   define_diagnosis(m);
   m.def("host_device_empty", &TorchDevice::host_empty, py::arg("bytes"));
+  m.def(
+      "host_device_misreads_peers",
+      [](bool misreads) {
+        using Peers = device::HostDevice::Peers;
+        TorchDevice::host_device().set_peers(misreads ? Peers::kWrong : Peers::kReachable);
+      },
+      py::arg("misreads"));
   define_fabric(m);
   check_interrupt = [] {
     if (!Py_IsInitialized()) return;

@@ -49,6 +49,82 @@ void check_one_type(Collective collective, TensorRefs tensors) {
   }
 }
 
+void check_root(Collective collective, TensorRefs tensors, int64_t root, int size) {
+  require(tensors.size() == 1, [&] {
+    return std::string(name_of(collective)) + " needs one tensor; it got " +
+           std::to_string(tensors.size());
+  });
+  require(root >= 0 && root < size, [&] {
+    return std::string(name_of(collective)) + ": the root is rank " + std::to_string(root) +
+           ", and the group has the ranks 0 to " + std::to_string(size - 1);
+  });
+}
+
+void check_splits(const char* name, const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                  int size) {
+  auto begin = [&] { return std::string("all_to_all: the ") + name + " is " + sizes_text(tensor); };
+  require(tensor.dim() > 0, [&] { return begin() + "; it needs a dimension to be cut along"; });
+  if (splits.empty()) {
+    require(tensor.size(0) % size == 0, [&] {
+      return begin() + ", and its first dimension can't be cut into " + std::to_string(size) +
+             " equal parts";
+    });
+    return;
+  }
+  int64_t rows = 0;
+  bool negative = false;
+  for (int64_t split : splits) {
+    rows += split;
+    negative |= split < 0;
+  }
+  require(splits.size() == static_cast<size_t>(size) && !negative && rows == tensor.size(0), [&] {
+    return begin() + ", and " + name + "_split_sizes has " + std::to_string(splits.size()) +
+           " numbers with the sum " + std::to_string(rows) + (negative ? ", some below 0" : "") +
+           "; it needs one for each of the " + std::to_string(size) +
+           " ranks, and the size of the first dimension as their sum";
+  });
+}
+
+void check_one_per_rank(Collective collective, const char* name, TensorRefs tensors, int size) {
+  require(tensors.size() == static_cast<size_t>(size), [&] {
+    return std::string(name_of(collective)) + " needs one " + name + " tensor for each of the " +
+           std::to_string(size) + " ranks; it got " + std::to_string(tensors.size());
+  });
+}
+
+void check_alike(Collective collective, const at::Tensor& a, const at::Tensor& b) {
+  require(a.scalar_type() == b.scalar_type(), [&] {
+    return std::string(name_of(collective)) + ": there are tensors " + sizes_text(a) + " and " +
+           sizes_text(b) + "; the types must be equal";
+  });
+}
+
+void check_own_block(const Extent& input, const Extent& output) {
+  require(input.bytes == output.bytes, [&] {
+    return "all_to_all: this rank sends " + std::to_string(input.bytes) +
+           " bytes to itself and takes " + std::to_string(output.bytes) +
+           " of itself; the two sizes must be equal";
+  });
+}
+
+void check_parts(Collective collective, const char* name, TensorRefs parts, const at::Tensor& part,
+                 int count) {
+  std::string many = std::to_string(count);
+  require(parts.size() == static_cast<size_t>(count), [&] {
+    return std::string(name_of(collective)) + " needs " + many + " " + name + " tensors on this " +
+           "rank, " + (count == 0 ? "as it is not the root" : "the root: one for each rank") +
+           "; it got " + std::to_string(parts.size());
+  });
+  for (const at::Tensor* t : parts) {
+    check_alike(collective, *t, part);
+    require(t->numel() == part.numel(), [&] {
+      return std::string(name_of(collective)) + ": the " + name + " list has " + sizes_text(*t) +
+             ", and this rank's own part is " + sizes_text(part) +
+             "; the numbers of elements must be equal";
+    });
+  }
+}
+
 bool overlaps_blocks(const Extent& source, const Extent* blocks, size_t ranks, size_t own) {
   return std::any_of(blocks, blocks + ranks, [&](const Extent& block) {
     return overlap_askew(source, block) || (block.address != blocks[own].address &&

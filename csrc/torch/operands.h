@@ -22,6 +22,24 @@ void check_one_type(Collective collective, TensorRefs tensors);
 // to, or overlaps the own block other than exactly. `blocks`: one per rank, `own` is this rank's.
 bool overlaps_blocks(const Extent& source, const Extent* blocks, size_t ranks, size_t own);
 
+// Throws unless there is one tensor, and `root` is a rank of a group of `size`.
+void check_root(Collective collective, TensorRefs tensors, int64_t root, int size);
+
+// all_to_all: `tensor`, the "input" or "output", has as many rows as `splits` say, or rows for `size` equal parts
+// if there are none.
+void check_splits(const char* name, const at::Tensor& tensor, const std::vector<int64_t>& splits,
+                  int size);
+// `tensors`, the list of "input" or "output" tensors, has one for each of `size` ranks.
+void check_one_per_rank(Collective collective, const char* name, TensorRefs tensors, int size);
+// The two have the same element type.
+void check_alike(Collective collective, const at::Tensor& a, const at::Tensor& b);
+// all_to_all: what this rank sends to itself is what it takes of itself.
+void check_own_block(const Extent& input, const Extent& output);
+// Gather and scatter: `parts`, the list of "input" or "output" tensors, are `count` tensors that are each as large
+// as `part`.
+void check_parts(Collective collective, const char* name, TensorRefs parts, const at::Tensor& part,
+                 int count);
+
 // A digest of the tensors' sizes and element types, in their order.
 uint64_t digest_of(TensorRefs tensors);
 

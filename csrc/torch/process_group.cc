@@ -4,6 +4,7 @@
 
 #include "torch/allocator.h"
 #include "torch/gradient_label.h"
+#include "torch/host_exchanges.h"
 #include "torch/host_operations.h"
 #include "torch/live_groups.h"
 #include "torch/runtime.h"
@@ -13,7 +14,6 @@ namespace smddp {
 namespace {
 
 using c10d::OpType;
-using c10d::Work;
 
 TensorRefList joined(TensorRefs first, TensorRefs rest) {
   TensorRefList all(first);
@@ -33,6 +33,16 @@ TensorRefList by_input(const TensorLists& outputs, size_t inputs) {
     for (const Tensors& list : outputs) all.push_back(&list[m]);
   }
   return all;
+}
+
+// Throws unless each of `lists` has one tensor per rank; `what` begins the sentence.
+void require_one_per_rank(const char* what, const TensorLists& lists, int size) {
+  for (const Tensors& list : lists) {
+    require(list.size() == static_cast<size_t>(size), [&] {
+      return std::string(what) + " tensor per rank, " + std::to_string(size) + "; it got " +
+             std::to_string(list.size());
+    });
+  }
 }
 
 c10d::ErrorType error_type(const Status& status) {
@@ -150,21 +160,13 @@ ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(Collective collective, Ten
   c10::DeviceType type = tensors[0]->device().type();
   bool away = routes_.any(collective) && Fallback::takes(tensors, op) &&
               routes_.leads_away(collective, type, bytes_of(whole), !coalesced_.is_open());
-  return {away ? kRouted : nullptr, device};
+  if (away) return {kRouted};
+  if (device == nullptr || !settings().check_first_use) return {nullptr, device};
+  return {first_use_.objection(*device, collective, engine_, group()), device};
 }
 
-void ProcessGroupSMDDP::require_one_per_rank(const char* what, const TensorLists& lists) const {
-  for (const Tensors& list : lists) {
-    require(list.size() == static_cast<size_t>(size_), [&] {
-      return std::string(what) + " tensor per rank, " + std::to_string(size_) + "; it got " +
-             std::to_string(list.size());
-    });
-  }
-}
-
-intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(const Carrier& by, TensorRefs outputs,
-                                                  TensorRefs inputs, bool list,
-                                                  const c10d::AllgatherOptions& opts, OpType type) {
+WorkPtr ProcessGroupSMDDP::gather_all(const Carrier& by, TensorRefs outputs, TensorRefs inputs,
+                                      bool list, const c10d::AllgatherOptions& opts, OpType type) {
   require(!inputs.empty() && outputs.size() == inputs.size() * per_tensor(list),
           "all_gather needs as many outputs as inputs, and at least one");
   if (by.device != nullptr) {
@@ -175,10 +177,9 @@ intrusive_ptr<Work> ProcessGroupSMDDP::gather_all(const Carrier& by, TensorRefs 
   return submit(gather_of(outputs, inputs, list, rank_, size_), opts.timeout, type, opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(const Carrier& by, TensorRefs outputs,
-                                                    TensorRefs inputs, bool list,
-                                                    const c10d::ReduceScatterOptions& opts,
-                                                    OpType type) {
+WorkPtr ProcessGroupSMDDP::scatter_sums(const Carrier& by, TensorRefs outputs, TensorRefs inputs,
+                                        bool list, const c10d::ReduceScatterOptions& opts,
+                                        OpType type) {
   require(!outputs.empty() && inputs.size() == outputs.size() * per_tensor(list),
           "reduce_scatter needs as many inputs as outputs, and at least one");
   ReduceOp op = *reduction_of(opts.reduceOp);
@@ -191,8 +192,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::scatter_sums(const Carrier& by, TensorRef
                 opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(const Carrier& by, TensorRefs tensors,
-                                               const c10d::AllreduceOptions& opts, OpType type) {
+WorkPtr ProcessGroupSMDDP::sum_all(const Carrier& by, TensorRefs tensors,
+                                   const c10d::AllreduceOptions& opts, OpType type) {
   require(!tensors.empty(), "all_reduce needs a tensor");
   ReduceOp op = *reduction_of(opts.reduceOp);
   if (by.device != nullptr) {
@@ -202,9 +203,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::sum_all(const Carrier& by, TensorRefs ten
   return submit(sum_of(tensors, op, size_), opts.timeout, type, opts.asyncOp);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op,
-                                              std::chrono::milliseconds timeout, OpType type,
-                                              bool async) {
+WorkPtr ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op,
+                                  std::chrono::milliseconds timeout, OpType type, bool async) {
   Group& core_group = group();
   ++operations_;
   if (timeout != c10d::kUnsetTimeout && timeout != timeout_ && timeout.count() > 0) {
@@ -220,8 +220,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> o
   return c10::make_intrusive<WorkSMDDP>(rank_, type, engine_, std::move(op));
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::Tensor& input,
-                                                       const c10d::AllgatherOptions& opts) {
+WorkPtr ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                           const c10d::AllgatherOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
   Carrier by = carrier(Collective::kAllGather, to, from);
   if (by.reason != nullptr)
@@ -229,19 +229,19 @@ intrusive_ptr<Work> ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::T
   return gather_all(by, to, from, false, opts, OpType::_ALLGATHER_BASE);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& inputs,
-                                                 const c10d::AllgatherOptions& opts) {
+WorkPtr ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& inputs,
+                                     const c10d::AllgatherOptions& opts) {
   Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
   if (by.reason != nullptr) {
     return forwarded(
         fallback("all_gather", refs(outputs), by.reason).allgather(outputs, inputs, opts));
   }
-  require_one_per_rank("all_gather needs one output", outputs);
+  require_one_per_rank("all_gather needs one output", outputs, size_);
   return gather_all(by, refs(outputs), refs(inputs), true, opts, OpType::ALLGATHER);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                                                           const c10d::AllgatherOptions& opts) {
+WorkPtr ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                               const c10d::AllgatherOptions& opts) {
   Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
   if (by.reason != nullptr) {
     return forwarded(fallback("all_gather", refs(outputs), by.reason)
@@ -251,8 +251,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs,
                     OpType::ALLGATHER_COALESCED);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allgather_into_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
+WorkPtr ProcessGroupSMDDP::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                           const c10d::AllgatherOptions& opts) {
   Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
   if (by.reason != nullptr) {
     return forwarded(fallback("all_gather", refs(outputs), by.reason)
@@ -261,8 +261,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allgather_into_tensor_coalesced(
   return gather_all(by, refs(outputs), refs(inputs), false, opts, OpType::COALESCED);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(
-    at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+WorkPtr ProcessGroupSMDDP::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                const c10d::ReduceScatterOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
   Carrier by = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
   if (by.reason != nullptr) {
@@ -272,19 +272,19 @@ intrusive_ptr<Work> ProcessGroupSMDDP::_reduce_scatter_base(
   return scatter_sums(by, to, from, false, opts, OpType::_REDUCE_SCATTER_BASE);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLists& inputs,
-                                                      const c10d::ReduceScatterOptions& opts) {
+WorkPtr ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                          const c10d::ReduceScatterOptions& opts) {
   Carrier by = carrier(Collective::kReduceScatter, refs(inputs), refs(outputs), &opts.reduceOp);
   if (by.reason != nullptr) {
     return forwarded(
         fallback("reduce_scatter", refs(inputs), by.reason).reduce_scatter(outputs, inputs, opts));
   }
-  require_one_per_rank("reduce_scatter needs one input", inputs);
+  require_one_per_rank("reduce_scatter needs one input", inputs, size_);
   return scatter_sums(by, refs(outputs), refs(inputs), true, opts, OpType::REDUCE_SCATTER);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(
-    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+WorkPtr ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                           const c10d::ReduceScatterOptions& opts) {
   Carrier by = carrier(Collective::kReduceScatter, refs(inputs), refs(outputs), &opts.reduceOp);
   if (by.reason != nullptr) {
     return forwarded(fallback("reduce_scatter", refs(inputs), by.reason)
@@ -294,8 +294,7 @@ intrusive_ptr<Work> ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(
   return scatter_sums(by, refs(outputs), refs(inputs), false, opts, OpType::COALESCED);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors,
-                                                 const c10d::AllreduceOptions& opts) {
+WorkPtr ProcessGroupSMDDP::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   GradientLabel label;
   TensorRefList all = refs(tensors);
   Carrier by = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
@@ -304,8 +303,8 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allreduce(Tensors& tensors,
   return sum_all(by, all, opts, OpType::ALLREDUCE);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(
-    Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+WorkPtr ProcessGroupSMDDP::allreduce_coalesced(Tensors& tensors,
+                                               const c10d::AllreduceCoalescedOptions& opts) {
   TensorRefList all = refs(tensors);
   Carrier by = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
   if (by.reason != nullptr)
@@ -313,13 +312,70 @@ intrusive_ptr<Work> ProcessGroupSMDDP::allreduce_coalesced(
   return sum_all(by, all, opts, OpType::ALLREDUCE_COALESCED);
 }
 
-intrusive_ptr<Work> ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {
+WorkPtr ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {
   // As NCCL's barrier does: what the caller's stream holds is done as well.
   if (DeviceCollectives* collectives = device_.existing()) {
     TorchDevice& device = collectives->device();
     if (Status s = device.device().synchronize(device.current()); !s) throw_status(s);
   }
   return submit(barrier_of(size_), opts.timeout, OpType::BARRIER, opts.asyncOp);
+}
+
+WorkPtr ProcessGroupSMDDP::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
+  TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all))
+    return forwarded(fallback("broadcast", all, reason).broadcast(tensors, opts));
+  return submit(broadcast_of(all, opts.rootRank, rank_, size_), opts.timeout, OpType::BROADCAST,
+                opts.asyncOp);
+}
+
+WorkPtr ProcessGroupSMDDP::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
+  TensorRefList all = refs(tensors);
+  if (const char* reason = why_not_on_host(all, &opts.reduceOp))
+    return forwarded(fallback("reduce", all, reason).reduce(tensors, opts));
+  ReduceOp op = *reduction_of(opts.reduceOp);
+  return submit(reduce_of(all, op, opts.rootRank, rank_, size_), opts.timeout, OpType::REDUCE,
+                opts.asyncOp);
+}
+
+WorkPtr ProcessGroupSMDDP::gather(TensorLists& outputs, Tensors& inputs,
+                                  const c10d::GatherOptions& opts) {
+  TensorRefList to = refs(outputs), from = refs(inputs);
+  if (const char* reason = why_not_paired(group().topology(), joined(from, to)))
+    return forwarded(fallback("gather", from, reason).gather(outputs, inputs, opts));
+  return submit(gather_to_root_of(to, from, opts.rootRank, rank_, size_), opts.timeout,
+                OpType::GATHER, opts.asyncOp);
+}
+
+WorkPtr ProcessGroupSMDDP::scatter(Tensors& outputs, TensorLists& inputs,
+                                   const c10d::ScatterOptions& opts) {
+  TensorRefList to = refs(outputs), from = refs(inputs);
+  if (const char* reason = why_not_paired(group().topology(), joined(to, from)))
+    return forwarded(fallback("scatter", to, reason).scatter(outputs, inputs, opts));
+  return submit(scatter_from_root_of(to, from, opts.rootRank, rank_, size_), opts.timeout,
+                OpType::SCATTER, opts.asyncOp);
+}
+
+WorkPtr ProcessGroupSMDDP::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                         std::vector<int64_t>& output_splits,
+                                         std::vector<int64_t>& input_splits,
+                                         const c10d::AllToAllOptions& opts) {
+  const at::Tensor *to = &output, *from = &input;
+  if (const char* reason = why_not_paired(group().topology(), joined(to, from))) {
+    return forwarded(fallback("all_to_all", from, reason)
+                         .alltoall_base(output, input, output_splits, input_splits, opts));
+  }
+  return submit(all_to_all_of(output, input, output_splits, input_splits, rank_, size_),
+                opts.timeout, OpType::ALLTOALL_BASE, opts.asyncOp);
+}
+
+WorkPtr ProcessGroupSMDDP::alltoall(Tensors& outputs, Tensors& inputs,
+                                    const c10d::AllToAllOptions& opts) {
+  TensorRefList to = refs(outputs), from = refs(inputs);
+  if (const char* reason = why_not_paired(group().topology(), joined(from, to)))
+    return forwarded(fallback("all_to_all", from, reason).alltoall(outputs, inputs, opts));
+  return submit(all_to_all_of(to, from, rank_, size_), opts.timeout, OpType::ALLTOALL,
+                opts.asyncOp);
 }
 
 }  // namespace smddp

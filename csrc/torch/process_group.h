@@ -9,6 +9,7 @@
 #include "group/group.h"
 #include "torch/coalesced_section.h"
 #include "torch/fallback.h"
+#include "torch/first_use.h"
 #include "torch/group_device.h"
 #include "torch/group_store.h"
 #include "torch/tensors.h"
@@ -17,6 +18,7 @@
 namespace smddp {
 
 using c10::intrusive_ptr;
+using WorkPtr = intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 
@@ -42,7 +44,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   void shutdown() override;
   bool supportsCoalescing() const override;
   void startCoalescing() override;
-  intrusive_ptr<c10d::Work> endCoalescing() override;
+  WorkPtr endCoalescing() override;
   // CPU tensors in memory that the ranks of the host read and write in place.
   std::shared_ptr<c10::Allocator> getMemAllocator() override;
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
@@ -51,45 +53,39 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   const GroupStore& store() const { return store_; }
   Routes& routes() { return routes_; }
   // smddp's own.
-  intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
-                                            const c10d::AllgatherOptions& opts) override;
-  intrusive_ptr<c10d::Work> allgather(TensorLists& outputs, Tensors& inputs,
-                                      const c10d::AllgatherOptions& opts) override;
-  intrusive_ptr<c10d::Work> allgather_coalesced(TensorLists& outputs, Tensors& inputs,
-                                                const c10d::AllgatherOptions& opts) override;
-  intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
-      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
-  intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                 const c10d::ReduceScatterOptions& opts) override;
-  intrusive_ptr<c10d::Work> reduce_scatter(Tensors& outputs, TensorLists& inputs,
-                                           const c10d::ReduceScatterOptions& opts) override;
-  intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
-      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
-  intrusive_ptr<c10d::Work> allreduce(Tensors& tensors,
-                                      const c10d::AllreduceOptions& opts) override;
-  intrusive_ptr<c10d::Work> allreduce_coalesced(
-      Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
-  intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+  // Of tensors on CPUs; those on GPUs are the fallback's.
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
 
   // The fallback's.
-  intrusive_ptr<c10d::Work> allreduce_sparse(Tensors& tensors,
-                                             const c10d::AllreduceOptions& opts) override;
-  intrusive_ptr<c10d::Work> broadcast(Tensors& tensors,
-                                      const c10d::BroadcastOptions& opts) override;
-  intrusive_ptr<c10d::Work> reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
-  intrusive_ptr<c10d::Work> gather(TensorLists& outputs, Tensors& inputs,
-                                   const c10d::GatherOptions& opts) override;
-  intrusive_ptr<c10d::Work> scatter(Tensors& outputs, TensorLists& inputs,
-                                    const c10d::ScatterOptions& opts) override;
-  intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
-                                          std::vector<int64_t>& output_splits,
-                                          std::vector<int64_t>& input_splits,
-                                          const c10d::AllToAllOptions& opts) override;
-  intrusive_ptr<c10d::Work> alltoall(Tensors& outputs, Tensors& inputs,
-                                     const c10d::AllToAllOptions& opts) override;
-  intrusive_ptr<c10d::Work> send(Tensors& tensors, int to, int tag) override;
-  intrusive_ptr<c10d::Work> recv(Tensors& tensors, int from, int tag) override;
-  intrusive_ptr<c10d::Work> recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
@@ -101,27 +97,22 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   // By the bytes of `whole`, all ranks' data, the user may route the call. `op`: of sums.
   Carrier carrier(Collective collective, TensorRefs whole, TensorRefs parts,
                   const c10d::ReduceOp* op = nullptr);
-  // Throws unless each of `lists` has one tensor per rank; `what` begins the sentence.
-  void require_one_per_rank(const char* what, const TensorLists& lists) const;
   // The larger side has, per tensor of the smaller side, either one tensor for each rank (`list`), one
   // after the other, or one tensor that holds the parts of all ranks.
   size_t per_tensor(bool list) const { return list ? static_cast<size_t>(size_) : 1; }
-  intrusive_ptr<c10d::Work> gather_all(const Carrier& by, TensorRefs outputs, TensorRefs inputs,
-                                       bool list, const c10d::AllgatherOptions& opts,
-                                       c10d::OpType type);
-  intrusive_ptr<c10d::Work> scatter_sums(const Carrier& by, TensorRefs outputs, TensorRefs inputs,
-                                         bool list, const c10d::ReduceScatterOptions& opts,
-                                         c10d::OpType type);
-  intrusive_ptr<c10d::Work> sum_all(const Carrier& by, TensorRefs tensors,
-                                    const c10d::AllreduceOptions& opts, c10d::OpType type);
+  WorkPtr gather_all(const Carrier& by, TensorRefs outputs, TensorRefs inputs, bool list,
+                     const c10d::AllgatherOptions& opts, c10d::OpType type);
+  WorkPtr scatter_sums(const Carrier& by, TensorRefs outputs, TensorRefs inputs, bool list,
+                       const c10d::ReduceScatterOptions& opts, c10d::OpType type);
+  WorkPtr sum_all(const Carrier& by, TensorRefs tensors, const c10d::AllreduceOptions& opts,
+                  c10d::OpType type);
   // nullptr if the call was synchronous: the operation is over then.
-  intrusive_ptr<c10d::Work> submit(std::shared_ptr<TensorOperation> op,
-                                   std::chrono::milliseconds timeout, c10d::OpType type,
-                                   bool async);
+  WorkPtr submit(std::shared_ptr<TensorOperation> op, std::chrono::milliseconds timeout,
+                 c10d::OpType type, bool async);
   Group& group() const;
 
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
-  intrusive_ptr<c10d::Work> forwarded(intrusive_ptr<c10d::Work> work);
+  WorkPtr forwarded(WorkPtr work);
 
   GroupStore store_;
   Engine& engine_;
@@ -130,6 +121,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   Routes routes_;
   std::unique_ptr<Group> group_;
   GroupDevice device_;  // destroyed before the group
+  FirstUse first_use_;  // of device_
   std::atomic<uint64_t> operations_{0};
   CoalescedSection coalesced_;  // operations since startCoalescing()
 };

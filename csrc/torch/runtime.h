@@ -18,7 +18,8 @@ struct Settings {
   int max_sms = 9;  // multiprocessors that one sum on a GPU occupies at most
   uint64_t silence_ns = 30'000'000'000ull;  // Group::Options::silence_ns
   RouteTable routes;                        // of groups made from now on
-  bool reduce_on_cpu = false;  // the CPU sums tensors on a GPU: no multiprocessor is used
+  bool reduce_on_cpu = false;   // the CPU sums tensors on a GPU: no multiprocessor is used
+  bool check_first_use = true;  // a first collective on a GPU is compared with its known result
 };
 
 // Made on first use, and made anew in a forked child.

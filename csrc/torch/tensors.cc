@@ -89,6 +89,21 @@ const char* why_fallback(TensorRefs tensors, const c10d::ReduceOp& op) {
   return nullptr;
 }
 
+const char* why_not_on_host(TensorRefs tensors, const c10d::ReduceOp* op) {
+  for (const at::Tensor* t : tensors) {
+    if (!t->is_cpu()) return "smddp carries it on CPUs only";
+  }
+  return op != nullptr ? why_fallback(tensors, *op) : why_fallback(tensors);
+}
+
+const char* why_not_paired(const Topology& topology, TensorRefs tensors) {
+  if (const char* reason = why_not_on_host(tensors)) return reason;
+  static_assert(pattern::kPairedRanks == 256);
+  return pattern::pairs_ranks(topology)
+             ? nullptr
+             : "between hosts, smddp carries it in groups of at most 256 ranks";
+}
+
 namespace {
 
 bool plain(const at::Tensor& t) { return t.is_contiguous() && !t.is_conj() && !t.is_neg(); }

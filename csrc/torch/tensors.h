@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/types.h"
+#include "patterns/pattern.h"
 #include "torch/work.h"
 
 namespace smddp {
@@ -32,6 +33,12 @@ TensorRefList refs(const std::vector<std::vector<at::Tensor>>& lists);
 const char* why_fallback(TensorRefs tensors);
 // The same for sums over them.
 const char* why_fallback(TensorRefs tensors, const c10d::ReduceOp& op);
+
+// Why the fallback must carry what smddp owns for tensors on CPUs alone. `op`: of sums.
+const char* why_not_on_host(TensorRefs tensors, const c10d::ReduceOp* op = nullptr);
+
+// The same for what each pair of the group's ranks has a block of its own of.
+const char* why_not_paired(const Topology& topology, TensorRefs tensors);
 
 // Contiguous memory with the input's values, kept alive by the operation: the input's own memory if that is
 // contiguous, else a copy.

@@ -7,7 +7,9 @@
 #include <mutex>
 
 #include "common/env.h"
+#include "common/log.h"
 #include "device/cuda_device.h"
+#include "torch/allocator_trace.h"
 #include "torch/runtime.h"
 
 namespace smddp {
@@ -56,7 +58,11 @@ at::Tensor TorchDevice::host_empty(int64_t bytes) {
   auto memory = host_device().allocate(static_cast<size_t>(bytes));
   if (!memory) throw_status(memory.status());
   return at::from_blob(
-      memory.value(), {bytes}, [](void* at) { host_device().free(at); },
+      memory.value(), {bytes},
+      [bytes](void* at) {
+        host_device().recall(at, static_cast<size_t>(bytes));
+        host_device().free(at);
+      },
       at::TensorOptions(at::kByte));
 }
 
@@ -92,8 +98,20 @@ Result<TorchDevice*> TorchDevice::of(TensorRefs tensors) {
     auto gpu = device::open_cuda_device(index);
     made = gpu ? Result<TorchDevice*>(new TorchDevice(place, *gpu.value().release()))
                : Result<TorchDevice*>(gpu.status());
+    if (made) made.value()->recall_what_torch_frees();
   }
   return known().by_index.emplace(index, made).first->second;
+}
+
+// torch's own memory returns to the GPU at empty_cache(), or when an allocation has failed, before it tries again.
+void TorchDevice::recall_what_torch_frees() {
+  Status followed = follow_gpu_allocator(place_.index(), [this](const void* at, size_t bytes) {
+    if (device_->recall(at, bytes) > 0)
+      log(LogLevel::kWarning,
+          "a rank of this host has not ended its mapping of GPU memory that is freed");
+  });
+  if (!followed)
+    log(LogLevel::kInfo, "freed GPU memory returns with later collectives: " + followed.message());
 }
 
 intranode::Imports::Statistics TorchDevice::statistics() {

@@ -43,10 +43,12 @@ class TorchDevice {
                 device::Event finished);
   std::vector<c10::Device> future_devices() const;
   bool is_host() const { return place_.is_cpu(); }
+  c10::Device place() const { return place_; }
 
  private:
   TorchDevice(c10::Device place, device::Device& device)
       : place_(place), device_(&device), imports_(device) {}
+  void recall_what_torch_frees();
   const c10::Device place_;
   device::Device* const device_;
   intranode::Imports imports_;

@@ -10,11 +10,6 @@
 #include "torch/trouble.h"
 
 namespace smddp {
-namespace {
-
-double in_seconds(uint64_t ns) { return static_cast<double>(ns) * 1e-9; }
-
-}  // namespace
 
 std::exception_ptr TensorOperation::exception() const {
   try {

@@ -18,10 +18,11 @@ import torch
 
 import deepspeed_smddp
 from deepspeed_smddp import _extension, comm_backend, settings
-from deepspeed_smddp.config import PREFIX, VARIABLES, show
+from deepspeed_smddp.config import show
 from deepspeed_smddp.diagnose import gpu, version_support
 from deepspeed_smddp.diagnose.finding import Finding as Finding
 from deepspeed_smddp.diagnose.finding import Verdict as Verdict
+from deepspeed_smddp.variables import PREFIX, VARIABLES
 
 # csrc/bootstrap/job_secret.h has the same.
 SHORTEST_SECRET = 16

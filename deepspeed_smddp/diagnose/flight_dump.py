@@ -11,12 +11,15 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 import torch
 
-from deepspeed_smddp import backend, group_states
+from deepspeed_smddp import backend, group_states, operation_labels, step_times
+from deepspeed_smddp.diagnose.job_check import network_facts
+from deepspeed_smddp.diagnose.report.dump import IN_ORDER, LINK
 
 VERSION = 1
 # What follows the name of a group in records of operations that it hands to another backend.
@@ -26,17 +29,25 @@ ON_DEVICE = " (device)"
 _MOST_FRAMES = 60
 
 
-def collect(job: str, rank: int, ranks: int, reason: str, error: str = "") -> dict[str, Any]:
+def collect(
+    job: str,
+    rank: int,
+    ranks: int,
+    reason: str,
+    error: str = "",
+    clock: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """The dump of this process, which is ``rank`` of the job's ``ranks``.
 
     Args:
         reason: why a report is made: the error of an operation, a signal, another rank's words.
         error: of an operation of this rank, "" if none has failed.
+        clock: how far this rank's clock is ahead of rank 0's, if it has asked.
     """
     from deepspeed_smddp import _C
 
-    states = group_states.states()
-    operations: list[dict[str, Any]] = [dict(row) for row in _C.flight_record()]
+    states = group_states.states(with_connections=True)
+    operations: list[dict[str, Any]] = [_with_parameters(row) for row in _C.flight_record()]
     for group in list(states):
         over = f"of group '{group['name']}' over "
         states.append(_beside(group, FORWARDED, operations, error if over in error else ""))
@@ -57,8 +68,29 @@ def collect(job: str, rank: int, ranks: int, reason: str, error: str = "") -> di
         "operations": operations,
         "groups": states,
         "stacks": stacks(),
-        "network": _network(),
+        "network": _network(states),
+        "clock": clock,
+        "steps": step_times.ends(),
     }
+
+
+def shortened(dump: dict[str, Any], operations: int) -> dict[str, Any]:
+    """What a page is made of: the last ``operations``, and connections that are not in order."""
+    last = dump["operations"][-operations:]
+    groups = [
+        {**group, "connections": [c for c in group["connections"] if c["state"] not in IN_ORDER]}
+        for group in dump["groups"]
+    ]
+    return {
+        **dump,
+        "operations": [{**row, "parameters": []} for row in last],
+        "groups": groups,
+    }
+
+
+def _with_parameters(row: Mapping[str, Any]) -> dict[str, Any]:
+    label, parameters = operation_labels.split(row["label"])
+    return {**row, "label": label, **({"parameters": parameters} if parameters else {})}
 
 
 def _beside(
@@ -74,6 +106,7 @@ def _beside(
         "finished": 0,
         "oldest": None,
         "peers": [],
+        "connections": [],
         "error": error,
     }
 
@@ -121,11 +154,14 @@ def _module_called(frame: FrameType) -> str:
     return type(frame.f_locals.get("self")).__name__
 
 
-def _network() -> dict[str, str | float]:
+def _network(states: list[dict[str, Any]]) -> dict[str, str | float]:
     refused = [row["calls"] for row in backend.statistics() if row["collective"] == "refused"]
     chosen = {
         name: value
         for name in ("FABRIC_PROVIDER", "FABRIC_INTERFACE")
         if (value := os.environ.get(f"SMDDP_{name}", ""))
     }
-    return {**chosen, "refused messages": float(sum(refused))}
+    paths = {c["path"] for group in states for c in group["connections"]}
+    nics = {nic for path in paths for nic in network_facts.nics_of(path)}
+    links = {f"{LINK}{nic}": network_facts.link_state(nic) for nic in sorted(nics)}
+    return {**chosen, **links, "refused messages": float(sum(refused))}

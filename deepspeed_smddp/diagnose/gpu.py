@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from deepspeed_smddp import settings
-from deepspeed_smddp.config import PREFIX
 from deepspeed_smddp.diagnose.finding import Finding, Verdict
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.variables import PREFIX
 
 
 def findings() -> Iterator[Finding]:

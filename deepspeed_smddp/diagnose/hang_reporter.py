@@ -18,11 +18,12 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from deepspeed_smddp.diagnose import flight_dump
+from deepspeed_smddp import group_states
+from deepspeed_smddp.diagnose import clock_exchange, flight_dump
 from deepspeed_smddp.diagnose.report.failures import DUMP_SECONDS
 from deepspeed_smddp.diagnose.report_files import FR_TRACE, JobFiles, job_name
 from deepspeed_smddp.diagnose.report_listener import Listener, ask
-from deepspeed_smddp.diagnose.report_store import ReportStore, introduce
+from deepspeed_smddp.diagnose.report_store import ReportStore, introduce, introduce_clock
 from deepspeed_smddp.errors import logger
 
 # How long connecting to the other ranks may take.
@@ -53,6 +54,11 @@ class Reporter(threading.Thread):
         self._listener = Listener(os.environ.get("MASTER_ADDR", "localhost"))
         self._files = JobFiles(job_name(), rank)
         introduce(store, rank, self._listener.contact())
+        self._clock: clock_exchange.ClockServer | None = None
+        if rank == 0 and ranks > 1:
+            self._clock = clock_exchange.ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
+            self._clock.start()
+            introduce_clock(store, self._clock.contact())
         self._number = 0
         self._ended = threading.Event()
         self._latest = -_SAME_CAUSE_SECONDS
@@ -83,6 +89,8 @@ class Reporter(threading.Thread):
         if self is not threading.current_thread():
             self.join(timeout=3)
         self._listener.close()
+        if self._clock is not None:
+            self._clock.close()
         self._files.close()
 
     def _report(self, why: str) -> None:
@@ -107,9 +115,11 @@ class Reporter(threading.Thread):
         number = self._number
         reason, first = store.begin(number, f"rank {self._rank}: {why or 'another rank asked'}")
         error = "" if why.startswith(_SIGNAL) else why
-        dump = flight_dump.collect(self._files.job, self._rank, self._ranks, why or reason, error)
+        dump = flight_dump.collect(
+            self._files.job, self._rank, self._ranks, why or reason, error, self._ask_clock(store)
+        )
         self._files.write_dump(number, dump)
-        short = {**dump, "operations": dump["operations"][-_SENT_OPERATIONS:]}
+        short = flight_dump.shortened(dump, _SENT_OPERATIONS)
         store.publish(number, self._rank, short)
         if first:
             store.note_ended(number, ask(store.contacts(self._others()), _ASK_SECONDS))
@@ -122,6 +132,16 @@ class Reporter(threading.Thread):
         elif why:
             store.await_finish(number, DUMP_SECONDS)
         return True
+
+    def _ask_clock(self, store: ReportStore) -> dict[str, Any] | None:
+        """How far this host's clock is ahead of rank 0's. One rank of each host asks."""
+        for group in group_states.states():
+            hosts = dict(zip(group["members"], group["hosts"], strict=False))
+            own = [rank for rank, host in hosts.items() if host == hosts.get(self._rank)]
+            if own and min(own) < self._rank:
+                return None
+        contact = store.clock() if self._rank != 0 else ""
+        return clock_exchange.measure(contact) if contact else None
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self._ranks) if rank != self._rank]

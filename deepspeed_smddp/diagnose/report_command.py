@@ -52,6 +52,21 @@ def of_job(target: str) -> str:
     Raises:
         ReportError: no such job runs here, or it writes no report.
     """
+    folder = ask(target)
+    if (folder / PAGE).is_file():
+        return (folder / PAGE).read_text(encoding="utf-8")
+    # Another host's rank has written the page: this one is of this host's dumps.
+    return of_folder(folder)
+
+
+def ask(target: str) -> Path:
+    """Makes the ranks of a job write their dumps; the folder of those of this host.
+
+    The page is in it if a rank of this host has written it.
+
+    Raises:
+        ReportError: as :func:`of_job`.
+    """
     asked = _choose(target, list(report_files.running()))
     before = set(asked.folder.glob("report-*"))
     try:
@@ -63,15 +78,14 @@ def of_job(target: str) -> str:
     while time.monotonic() < until:
         folder = next(iter(set(asked.folder.glob("report-*")) - before), folder)
         if folder is not None and (folder / PAGE).is_file():
-            return (folder / PAGE).read_text(encoding="utf-8")
+            break
         time.sleep(_LOOK_SECONDS)
     if folder is None:
         raise ReportError(
             f"process {asked.pid} has made no report within {_PATIENCE_SECONDS:g} s: "
             "its Python does not run (something holds the GIL), or it handles SIGUSR2 itself"
         )
-    # Another host's rank has written the page: this one is of this host's dumps.
-    return of_folder(folder)
+    return folder
 
 
 def _choose(target: str, running: list[Running]) -> Running:

@@ -29,7 +29,7 @@ class Listener:
 
     def __init__(self, towards: str) -> None:
         self._token = secrets.token_bytes(TOKEN_BYTES)
-        address = _own_address(towards)
+        address = own_address(towards)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.bind((address, 0))
@@ -104,7 +104,7 @@ def _received(visitor: socket.socket) -> bytes:
     return received
 
 
-def _own_address(towards: str) -> str:
+def own_address(towards: str) -> str:
     """This host's address on the way to a host of the job."""
     for family, kind, protocol, _, address in socket.getaddrinfo(
         towards, 9, type=socket.SOCK_DGRAM

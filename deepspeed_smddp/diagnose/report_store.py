@@ -22,6 +22,8 @@ _PREFIX = "smddp-report"
 # A store that does not answer must not hold up the report.
 _ANSWER = timedelta(seconds=3)
 _LOOK_SECONDS = 0.05
+# In place of a rank: rank 0's clock.
+_CLOCK = -1
 
 
 def introduce(store: Any, rank: int, contact: str) -> None:
@@ -32,6 +34,11 @@ def introduce(store: Any, rank: int, contact: str) -> None:
     """
     with contextlib.suppress(RuntimeError):
         dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)  # type: ignore[attr-defined]
+
+
+def introduce_clock(store: Any, contact: str) -> None:
+    """Publishes how rank 0 is asked for its time, as :func:`introduce` does."""
+    introduce(store, _CLOCK, contact)
 
 
 class ReportStore:
@@ -64,6 +71,12 @@ class ReportStore:
         keys = [f"contact/{rank}" for rank in ranks]
         found = self._try(lambda: self._store.multi_get(keys) if keys else [], [])
         return [(rank, contact.decode()) for rank, contact in zip(ranks, found, strict=False)]
+
+    def clock(self) -> str:
+        """How rank 0 is asked for its time; "" if it can't be."""
+        if not self._exists(f"contact/{_CLOCK}"):
+            return ""
+        return "".join(contact for _, contact in self.contacts([_CLOCK]))
 
     def latest(self, number: int) -> int:
         """The latest report that has begun, or ``number`` if no later one has."""

@@ -50,21 +50,24 @@ class Watcher(threading.Thread):
 
     def __init__(self, store: Any, rank: int, ranks: int, interval: float) -> None:
         super().__init__(name="smddp-slow", daemon=True)
-        # A connection of its own: others may wait for minutes on the store's, under its lock.
-        self._store = dist.PrefixStore(_PREFIX, store).clone()  # type: ignore[attr-defined]
-        self._store.set_timeout(_ANSWER)
+        self._store: Any = dist.PrefixStore(_PREFIX, store)  # type: ignore[attr-defined]
+        # Over the connection that there is: rank 0 may leave at once, and another connection to a
+        # store whose process has ended would be tried for minutes.
+        self._store.set(str(rank), "")
         self._rank, self._ranks, self._interval = rank, ranks, interval
         self._ended = threading.Event()
         self._known: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._number = 0
         self._taken: dict[int, int] = {}  # the latest number of each rank that rank 0 has seen
         self._judge = Judge()
-        self._store.set(str(rank), "")
 
     def run(self) -> None:
         """Hands over what each interval has counted."""
         started = time.monotonic()
         try:
+            # A connection of its own: others may wait for minutes on the store's, under its lock.
+            self._store = self._store.clone()
+            self._store.set_timeout(_ANSWER)
             while not self._ended.wait(max(0.0, started + self._interval - time.monotonic())):
                 now = time.monotonic()
                 self._hand_over(now - started)

@@ -56,7 +56,7 @@ def may_defer(group: Any, output: torch.Tensor, op: Any) -> bool:
         return False
     if isinstance(group.mesh_info, DDPMeshInfo) or group._all_reduce_hook is not None:
         return False
-    if group._orig_dtype not in (None, output.dtype):
+    if not _types_of_gradients(group) <= {None, output.dtype}:
         return False
     return not any(
         p.offload_to_cpu
@@ -64,3 +64,10 @@ def may_defer(group: Any, output: torch.Tensor, op: Any) -> bool:
         or getattr(p.sharded_param, "_post_accumulate_grad_hooks", None)
         for p in group.fsdp_params
     )
+
+
+def _types_of_gradients(group: Any) -> set[torch.dtype | None]:
+    # What FSDP2 casts the results to; None: it keeps their type.
+    if hasattr(group, "_orig_dtype"):
+        return {group._orig_dtype}
+    return {p.sharded_grad_dtype for p in group.fsdp_params}  # from torch 2.15 on

@@ -6,7 +6,7 @@ It checks what the model's meshes and this torch's FSDP2 offer before it changes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -60,7 +60,7 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
     reductions = background.Reductions() if on_cpu and source.known("fsdp backward") else None
     for module in sharded:
-        groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
+        groups = _parameter_groups(module)
         group = groups[0] if groups else None
         module.set_custom_all_gather(SharedAllGather(group))
         module.set_custom_reduce_scatter(SharedReduceScatter(group, reductions if group else None))
@@ -100,7 +100,16 @@ def _refusal(sharded: Sequence[FSDPModule]) -> str | None:
         if not hasattr(FSDPModule, name):
             return f"torch {torch.__version__} has no FSDPModule.{name}"
     for module in sharded:
-        groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())
-        if len(groups) > 1:
+        if len(_parameter_groups(module)) > 1:
             return f"a {type(module).__name__} is sharded over several meshes"
     return None
+
+
+def _parameter_groups(module: FSDPModule) -> Sequence[Any]:
+    # FSDP2's objects for the module's own parameters, an ``FSDPParamGroup`` per mesh.
+    state = module._get_fsdp_state()
+    several: Sequence[Any] | None = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return several
+    one = getattr(state, "_fsdp_param_group", None)  # torch 2.11
+    return () if one is None else (one,)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deepspeed_smddp import backend, group_states, memory
+from deepspeed_smddp import backend, group_states, launchers, memory
 
 if TYPE_CHECKING:
     from deepspeed_smddp._C import MemoryStatistics, StatisticsRow
@@ -66,11 +64,6 @@ def is_fallback(row: StatisticsRow) -> bool:
     return row["path"].startswith(backend.FALLBACK_PREFIX)
 
 
-def host() -> str:
-    """The name of this host: its identity for smddp if one is set, else its network name."""
-    return os.environ.get("SMDDP_HOST_ID") or socket.gethostname()
-
-
 def take(rank: int) -> Snapshot:
     """The counters of this process now; the extension is loaded.
 
@@ -80,7 +73,7 @@ def take(rank: int) -> Snapshot:
     return Snapshot(
         time.time(),
         rank,
-        host(),
+        launchers.host_name(),
         backend.statistics(),
         memory.statistics(),
         group_states.peer_statistics(),

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from deepspeed_smddp.config import SECTION
-from deepspeed_smddp.tune.choice import SMDDP_KEYS, ZERO_KEYS, Choice
+from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.tune.choice import (
+    LARGEST_PERSISTENT,
+    LARGEST_PREFETCH,
+    LARGEST_REDUCE,
+    SMDDP_KEYS,
+    ZERO_KEYS,
+    Choice,
+)
 
 _ZERO = "zero_optimization"
 # Other names that DeepSpeed accepts for the same key.
@@ -14,6 +22,14 @@ _ALSO = {
     "stage3_prefetch_bucket_size": "prefetch_bucket_size",
     "stage3_param_persistence_threshold": "param_persistence_threshold",
 }
+
+# DeepSpeed's own (deepspeed/runtime/zero/config.py), in elements; smddp's key for no bound.
+_DEFAULTS = {
+    "stage3_prefetch_bucket_size": LARGEST_PREFETCH,
+    "stage3_param_persistence_threshold": LARGEST_PERSISTENT,
+    "reduce_bucket_size": LARGEST_REDUCE,
+}
+_NO_BOUND = 1 << 50
 
 
 def open_keys(config: Mapping[str, Any]) -> list[str]:
@@ -31,6 +47,51 @@ def open_keys(config: Mapping[str, Any]) -> list[str]:
             if zero.get(key, zero.get(_ALSO.get(key, ""), "auto")) == "auto"
         ),
     ]
+
+
+def without_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy that leaves all sizes open."""
+    zero, section = dict(config.get(_ZERO) or {}), dict(config.get(SECTION) or {})
+    for key in ZERO_KEYS:
+        zero.pop(key, None)
+        zero.pop(_ALSO.get(key, ""), None)
+    for key in SMDDP_KEYS:
+        section.pop(key, None)
+    return {**config, _ZERO: zero, **({SECTION: section} if section else {})}
+
+
+def stated(config: Mapping[str, Any]) -> Choice:
+    """The sizes without any choice: the config's, and DeepSpeed's defaults for open keys.
+
+    Raises:
+        SmddpConfigError: one of them is no number.
+    """
+    zero, section = config.get(_ZERO) or {}, config.get(SECTION) or {}
+    found: dict[str, Any] = {}
+    for key in ZERO_KEYS:
+        value = zero.get(key, zero.get(_ALSO.get(key, ""), "auto"))
+        found[key] = _whole(key, _DEFAULTS[key] if value == "auto" else value)
+    for key in SMDDP_KEYS:
+        value = section.get(key, "auto")
+        found[key] = _whole(key, 0 if value == "auto" else value)
+    return Choice(**found)
+
+
+def _whole(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise SmddpConfigError(
+            f'"{key}" in the DeepSpeed config is {value!r}; it may hold "auto" or a number of at '
+            "least 0"
+        )
+    return int(value)
+
+
+def set_all(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
+    """A copy with every size of the choice, so that nothing is left to measure."""
+    zero = {key: getattr(choice, key) for key in ZERO_KEYS}
+    ours = {key: getattr(choice, key) or _NO_BOUND for key in SMDDP_KEYS}
+    bare = without_sizes(config)
+    return {**bare, _ZERO: {**bare[_ZERO], **zero}, SECTION: {**bare.get(SECTION, {}), **ours}}
 
 
 def element_size(config: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ The rules, one for each key:
 - An AllGather is cut into pieces that the network carries at nearly the full rate. They are as long
   as possible up to :data:`LARGEST_PIECE`: each piece takes processor time, which the layers need,
   and early parameters have AllGathers of their own.
+  On GPUs a piece takes no time of a processor that layers need: there it is as short as possible.
 - A ReduceScatter is cut by the same rule, but only if large ones were slower.
 - A bucket of gradients holds a few such pieces. It bounds how far the backward pass is ahead of the
   network.
@@ -78,14 +79,17 @@ ZERO_KEYS = (
 )
 
 
-def choose(curve: NetworkModel, element_size: int = 2) -> Choice:
+def choose(curve: NetworkModel, element_size: int = 2, on_gpu: bool = False) -> Choice:
     """The sizes for this network and parameters of ``element_size`` bytes per element.
+
+    ``on_gpu``: the network model is of GPU tensors.
 
     Raises:
         ValueError: a collective was measured at fewer than two sizes.
     """
-    gather, best_gather = _piece(curve.allgather)
-    reduce, best_reduce = _piece(curve.reduce_scatter)
+    largest_piece = 0 if on_gpu else LARGEST_PIECE
+    gather, best_gather = _piece(curve.allgather, largest_piece)
+    reduce, best_reduce = _piece(curve.reduce_scatter, largest_piece)
     latency = curve.allgather[0].seconds
     bucket = max(SMALLEST_BUCKET, gather.size)
     largest = curve.reduce_scatter[-1]
@@ -129,17 +133,17 @@ def choose(curve: NetworkModel, element_size: int = 2) -> Choice:
     )
 
 
-def _piece(points: Sequence[Point]) -> tuple[Point, Point]:
+def _piece(points: Sequence[Point], largest: int) -> tuple[Point, Point]:
     """The size of a piece, and the size that has the best rate.
 
-    A piece is the largest size up to ``LARGEST_PIECE`` that has nearly the best rate; if there is
+    A piece is the largest size up to ``largest`` bytes that has nearly the best rate; if there is
     none, the smallest above.
     """
     if len(points) < 2:
         raise ValueError("a network model needs at least two sizes")
     best = max(points, key=lambda point: point.rate)
     near = [point for point in points if point.rate >= NEARLY * best.rate]
-    short = [point for point in near if point.size <= LARGEST_PIECE]
+    short = [point for point in near if point.size <= largest]
     return short[-1] if short else near[0], best
 
 

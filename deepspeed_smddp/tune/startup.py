@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,11 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import backend, settings
+from deepspeed_smddp import backend, launchers, settings
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.tune import auto_keys, cache
 from deepspeed_smddp.tune.choice import SMDDP_KEYS, Choice, NetworkModel, choose
-from deepspeed_smddp.tune.measure import measure, probe
+from deepspeed_smddp.tune.measure import CPU, measure, probe
 from deepspeed_smddp.version import __version__
 
 # A stored model is measured again if one of its sizes now takes more or less time by this factor.
@@ -27,7 +26,8 @@ _STALE = 2.0
 _BLOB = 4096  # bytes
 
 _choice: Choice | None = None
-_curves: WeakKeyDictionary[dist.ProcessGroup, NetworkModel] = WeakKeyDictionary()
+# By group and type of device.
+_curves: WeakKeyDictionary[dist.ProcessGroup, dict[str, NetworkModel]] = WeakKeyDictionary()
 _said: set[str] = set()
 
 
@@ -36,8 +36,12 @@ def current() -> Choice | None:
     return _choice
 
 
-def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
+def tune(
+    config: Mapping[str, Any], group: dist.ProcessGroup, device: torch.device = CPU
+) -> Choice | None:
     """Chooses what a ZeRO-3 config leaves open, for ``group``; collective, with equal results.
+
+    ``device`` is where this rank's parameters are.
 
     Measures nothing and returns None if the config leaves nothing open, is not of ZeRO-3, or the
     group has one rank.
@@ -50,41 +54,47 @@ def tune(config: Mapping[str, Any], group: dist.ProcessGroup) -> Choice | None:
         return None
     began = time.perf_counter()
     counted = backend.statistics()
-    curve, source = find(group)
+    curve, source = find(group, device)
     if not counted:
         backend.reset_statistics()  # the counters are to show training alone
-    _choice = choose(curve, auto_keys.element_size(config))
+    _choice = choose(curve, auto_keys.element_size(config), device.type == "cuda")
     settings.set_measured({key: getattr(_choice, key) for key in SMDDP_KEYS})
     _say(_choice, open_keys, f"{source} in {time.perf_counter() - began:.2f} s")
     return _choice
 
 
-def find(group: dist.ProcessGroup) -> tuple[NetworkModel, str]:
+def find(group: dist.ProcessGroup, device: torch.device = CPU) -> tuple[NetworkModel, str]:
     """The group's network model, and whether it was ``measured`` or ``recalled``; collective."""
-    if group in _curves:
-        return _curves[group], "recalled"
+    curves = _curves.setdefault(group, {})
+    if device.type in curves:
+        return curves[device.type], "recalled"
 
-    name = cache.topology(__version__, hosts(group))
+    version = (
+        f"{__version__} {torch.cuda.get_device_name(device)}"
+        if device.type == "cuda"
+        else __version__
+    )
+    name = cache.topology(version, hosts(group))
     curve = _shared(cache.load(name) if group.rank() == 0 else None, group)
-    if curve is not None and _fits(curve, group):
-        _curves[group] = curve
+    if curve is not None and _fits(curve, group, device):
+        curves[device.type] = curve
         return curve, "recalled"
-    _curves[group] = curve = measure(group)
+    curves[device.type] = curve = measure(group, device=device)
     if group.rank() == 0:
         cache.store(name, curve)
     return curve, "measured"
 
 
-def _fits(curve: NetworkModel, group: dist.ProcessGroup) -> bool:
+def _fits(curve: NetworkModel, group: dist.ProcessGroup, device: torch.device) -> bool:
     middle = curve.allgather[len(curve.allgather) // 2]
-    ratio = probe(group, middle.size) / middle.seconds
+    ratio = probe(group, middle.size, device) / middle.seconds
     return 1 / _STALE < ratio < _STALE
 
 
 def hosts(group: dist.ProcessGroup) -> list[str]:
     """The identity of each rank's host, by rank; collective."""
-    host = os.environ.get("SMDDP_HOST_ID") or socket.gethostname()
-    own = torch.frombuffer(bytearray(hashlib.sha256(host.encode()).digest()), dtype=torch.uint8)
+    name = launchers.host_name()
+    own = torch.frombuffer(bytearray(hashlib.sha256(name.encode()).digest()), dtype=torch.uint8)
     gathered = torch.empty(own.numel() * group.size(), dtype=torch.uint8)
     group._allgather_base(gathered, own).wait()
     return [row.numpy().tobytes().hex() for row in gathered.chunk(group.size())]

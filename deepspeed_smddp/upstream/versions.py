@@ -46,7 +46,7 @@ SUPPORT: dict[str, Support] = {
     "bucket sizes": Support("DeepSpeed", read=("0.16.0", "0.19.8")),
     "comms log": Support("DeepSpeed", read=("0.16.0", "0.19.8")),
     "monitor": Support("DeepSpeed", read=("0.16.0", "0.19.8")),
-    "fsdp backward": Support("torch", read=("2.13.0", "2.13.0")),
+    "fsdp backward": Support("torch", read=("2.11.0", "2.15.0")),
     # Wraps a public function, and checks its signature.
     "split_group": Support("torch", minors=((2, 11), (2, 15))),
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from deepspeed_smddp import ds_config
@@ -33,14 +35,27 @@ def around_zero_init(call: Call) -> Iterator[None]:
 
 def choose(config: Any) -> None:
     """Measures what the config leaves open; all ranks call it, after the default group exists."""
+    found = ds_config.read(config)
+    device = _device()
+    if found is None or not dist.is_initialized() or device is None:
+        return
+    if groups.is_ours(dist.group.WORLD, device):
+        _install()
+        startup.tune(found, groups.resolve(None), device)
+
+
+def _device() -> torch.device | None:
+    """Where DeepSpeed will put this rank's parameters; None if it is not known, or not smddp's.
+
+    DeepSpeed makes that GPU the current one only later.
+    """
     from deepspeed.accelerator import get_accelerator
 
-    found = ds_config.read(config)
-    if found is None or not dist.is_initialized() or get_accelerator().device_name() != "cpu":
-        return
-    if groups.is_ours(dist.group.WORLD):
-        _install()
-        startup.tune(found, groups.resolve(None))
+    name = get_accelerator().device_name()
+    if name == "cpu":
+        return torch.device("cpu")
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    return torch.device(f"cuda:{local_rank}") if name == "cuda" and local_rank.isdigit() else None
 
 
 def _install() -> None:
@@ -52,7 +67,9 @@ def _install() -> None:
 
 
 def _fill_in(original: Callable[..., Any], param_dict: Any, *args: Any, **kwargs: Any) -> Any:
-    choice = startup.current()
+    device = _device()
+    ours = device is not None and groups.is_ours(groups.resolve(None), device)
+    choice = startup.current() if ours else None
     if choice is not None and isinstance(param_dict, Mapping):
         param_dict = auto_keys.fill_zero(param_dict, choice)
     return original(param_dict, *args, **kwargs)

@@ -58,7 +58,7 @@ BYPASSES: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     (
         '"zero_optimization.zero_quantized_gradients"',
         _asks("zero_optimization.zero_quantized_gradients"),
-        "gradients travel by all_to_all, which Gloo or NCCL carries out",
+        "gradients travel by all_to_all, which NCCL carries out on GPUs",
     ),
     (
         '"zero_optimization.stage3_use_all_reduce_for_fetch_params"',
@@ -68,8 +68,8 @@ BYPASSES: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     (
         '"zero_optimization.zenflow"',
         _asks("zero_optimization.zenflow"),
-        "smddp does not overlap the reductions of gradients; the columns that stages 1 and 2 "
-        "broadcast go to Gloo or NCCL",
+        "smddp does not overlap the reductions of gradients; on GPUs the columns that stages 1 "
+        "and 2 broadcast go to NCCL",
     ),
     (
         '"zero_optimization.offload_optimizer.super_offload"',
@@ -79,7 +79,7 @@ BYPASSES: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     (
         "a 1-bit optimizer",
         _compresses,
-        "compressed gradients travel by all_to_all, which Gloo or NCCL carries out",
+        "compressed gradients travel by all_to_all, which NCCL carries out on GPUs",
     ),
 )
 

@@ -7,7 +7,8 @@ that makes the group or has the config first. ``hooks`` and ``pipeline`` put the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -19,9 +20,9 @@ from deepspeed_smddp.errors import logger
 from deepspeed_smddp.upstream import seams, shared_memory_op
 from deepspeed_smddp.upstream.wrapping import Call
 
-# The latest config that accelerate or transformers built. They call init_distributed with a backend
-# of their own before DeepSpeed sees the config.
-_hugging_face = comm_backend.Request()
+# The latest config that accelerate or transformers built, while they keep it, and what it asks for.
+# They call init_distributed with a backend of their own before DeepSpeed sees the config.
+_hugging_face: tuple[Callable[[], Any], comm_backend.Request] | None = None
 
 
 @contextmanager
@@ -99,14 +100,22 @@ def around_hf_config(call: Call) -> Iterator[None]:
     """Remembers the config of accelerate's ``HfDeepSpeedConfig`` for ``init_distributed``."""
     global _hugging_face
     yield
-    _hugging_face = comm_backend.parse(call.arguments["self"])
+    config = call.arguments["self"]
+    _hugging_face = weakref.ref(config), comm_backend.parse(config)
+
+
+def _hugging_faces() -> comm_backend.Request | None:
+    if _hugging_face is None or _hugging_face[0]() is None:
+        return None
+    return _hugging_face[1]
 
 
 def _request_for(config: Any) -> comm_backend.Request:
     if config is not None:
         return comm_backend.parse(config)
-    if _hugging_face.backend is not None:
-        return _hugging_face
+    held = _hugging_faces()
+    if held is not None and held.backend is not None:
+        return held
     return comm_backend.parse(ds_config.of_accelerate_launch() or ds_config.of_command_line())
 
 
@@ -118,7 +127,7 @@ def _deepspeed_reads(config: Any) -> Any:
 
 def _say_overridden(given: str | None, request: comm_backend.Request) -> None:
     # transformers and accelerate give the accelerator's backend without having been asked to.
-    unasked = request is _hugging_face or ds_config.of_accelerate_launch() is not None
+    unasked = request is _hugging_faces() or ds_config.of_accelerate_launch() is not None
     if given is not None and given != request.backend and not unasked:
         settings.warn_once(
             "overridden backend",

@@ -4,7 +4,8 @@ DeepSpeed gathers a bucket of parameters into one flat tensor, with a ``cat`` be
 and one per parameter after. This module first allocates each parameter's memory, and AllGathers
 fill it: one for each large parameter, coalesced ones for small parameters. It gathers persistent
 parameters, which DeepSpeed gathers one by one after each step, in the same way. Bits and memory are
-those of DeepSpeed's path, which still serves the calls that :func:`_direct` refuses.
+those of DeepSpeed's path, which still serves the calls that :func:`_direct` refuses. It is the same
+on GPUs, where streams order all of it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class Piece:
     def __init__(self, sources: Sequence[tuple[Any, torch.Tensor]], group: Any) -> None:
         self.params = [param for param, _ in sources]
         shards = [shard for _, shard in sources]
-        self._memory = [torch.empty(s.numel() * group.size(), dtype=s.dtype) for s in shards]
-        with labelled(parameter_names.label(self.params)):
+        self._memory = [_memory(shard, group.size()) for shard in shards]
+        label, names = parameter_names.described(self.params)
+        with labelled(label, names):
             self._work = comms_log.start(
                 "all_gather_into_tensor",
                 shards,
@@ -97,9 +99,9 @@ def gather(params: Sequence[Any], shards: Sequence[torch.Tensor], group: Any) ->
     The gatherer of ``docs/upstream.md``. The ranks of ``group`` call it with the same parameters.
     """
     group = groups.resolve(group)
-    if not params or not _computes_on_cpu() or not _plain(params, shards):
+    if not params or not _plain(params, shards):
         return None
-    if not groups.serves(group, FEATURE):
+    if not groups.serves(group, FEATURE, shards[0].device):
         return None
     found = [(param, shard.view(-1)) for param, shard in zip(params, shards, strict=True)]
     for param in params:
@@ -156,31 +158,37 @@ def _remember_piece(
 
 
 def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
-    """Whether this module can gather the parameters: plain CPU shards, in groups smddp serves."""
-    if not params or init.use_all_reduce_for_fetch_params or not _computes_on_cpu():
+    """Whether this module can gather the parameters: plain shards, in groups smddp serves."""
+    if not params or init.use_all_reduce_for_fetch_params:
         return False
     if type(init).__name__ != "Init":  # MiCS_Init, until 0.19.6, gathers in two steps
         return False
     if not _plain(params, [param.ds_tensor for param in params]):
         return False
     seen = {id(group): group for group in (_source(init, param, hpz)[0] for param in params)}
-    return all(groups.serves(group, FEATURE) for group in seen.values())
+    device = params[0].ds_tensor.device
+    return all(groups.serves(group, FEATURE, device) for group in seen.values())
 
 
 def _plain(params: Sequence[Any], shards: Sequence[torch.Tensor]) -> bool:
-    """Whether the shards are on the CPU and travel as they are."""
-    return all(
-        shard.is_cpu
+    """Whether the shards are on the device that computes and travel as they are."""
+    device = shards[0].device
+    # Not computed on: shards that are kept in host memory.
+    return groups.computes_on(device) and all(
+        shard.device == device
         and not hasattr(shard, "ds_quant_scale")
         and getattr(param, "comm_dtype", shard.dtype) == shard.dtype
         for param, shard in zip(params, shards, strict=True)
     )
 
 
-def _computes_on_cpu() -> bool:
-    from deepspeed.accelerator import get_accelerator
+def _memory(shard: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Memory for a parameter, on the shard's device.
 
-    return bool(get_accelerator().device_name() == "cpu")
+    On a GPU it belongs to the stream that gathers, as DeepSpeed's own does. DeepSpeed makes the
+    stream that computes wait for that one, and records the former when it releases the parameter.
+    """
+    return torch.empty(shard.numel() * ranks, dtype=shard.dtype, device=shard.device)
 
 
 def _source(init: Any, param: Any, hpz: bool) -> tuple[Any, torch.Tensor]:

@@ -37,10 +37,13 @@ def hook_deepspeed(deepspeed: Any) -> None:
         if missing:
             _leave("deepspeed", f"{function.__qualname__} has no argument {missing}")
             return
-    if is_wrapped(deepspeed.initialize):
+    # importlib.reload(deepspeed) replaces some of them.
+    if not is_wrapped(deepspeed.initialize):
+        deepspeed.initialize = surround(deepspeed.initialize, pipeline.AROUND_INITIALIZE)
+    if not is_wrapped(init_type.__init__):
+        init_type.__init__ = surround(init_type.__init__, pipeline.AROUND_ZERO_INIT)
+    if is_wrapped(init_distributed):
         return
-    deepspeed.initialize = surround(deepspeed.initialize, pipeline.AROUND_INITIALIZE)
-    init_type.__init__ = surround(init_type.__init__, pipeline.AROUND_ZERO_INIT)
     wrapped = surround(init_distributed, pipeline.AROUND_INIT_DISTRIBUTED)
     for module in (
         deepspeed,

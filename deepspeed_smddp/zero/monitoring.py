@@ -1,4 +1,6 @@
-"""DeepSpeed's monitor (TensorBoard, CSV, wandb, Comet) gets the counters of the collectives.
+"""Follows the steps of DeepSpeed's engines, for traces and for DeepSpeed's monitor.
+
+The monitor (TensorBoard, CSV, wandb, Comet) gets the counters of the collectives.
 
 An engine whose config enables a monitor writes them on rank 0 at every ``steps_per_print``-th step,
 over the number of samples, as DeepSpeed does with its own events.
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from deepspeed_smddp import backend, settings
+from deepspeed_smddp import backend, comm_backend, settings, step_times
 from deepspeed_smddp.upstream import source, wrapping
 from deepspeed_smddp.upstream.wrapping import Call
 
@@ -24,9 +26,11 @@ Event = tuple[str, float, int]
 
 @contextmanager
 def around_initialize(call: Call) -> Iterator[None]:
-    """Wraps the engine's step, if the engine has a monitor that is to get the counters."""
+    """Wraps the engine's step, if it is one that this package knows."""
     yield
-    if getattr(getattr(call.result[0], "monitor", None), "enabled", False) and _is_due_here():
+    if getattr(getattr(call.result[0], "monitor", None), "enabled", False):
+        _is_due_here()  # says why the monitor gets no counters
+    if comm_backend.serves_default_group() and source.refusal(FEATURE) is None:
         from deepspeed.runtime.engine import DeepSpeedEngine
 
         if not wrapping.is_wrapped(DeepSpeedEngine.step):
@@ -43,13 +47,15 @@ def events(rows: list[Any], samples: int) -> list[Event]:
 
 
 def _step(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+    before = getattr(engine, "global_steps", 0)
+    result = original(engine, *args, **kwargs)
+    if getattr(engine, "global_steps", 0) == before:
+        return result  # gradients accumulate
+    step_times.note(engine.global_steps)
     monitor = getattr(engine, "monitor", None)
     if not getattr(monitor, "enabled", False) or not _is_due_here():
-        return original(engine, *args, **kwargs)
-    before = engine.global_steps
-    result = original(engine, *args, **kwargs)
-    every = engine.steps_per_print() or _EVERY
-    if engine.global_steps != before and engine.global_steps % every == 0:
+        return result
+    if engine.global_steps % (engine.steps_per_print() or _EVERY) == 0:
         _write(monitor, engine.global_samples)
     return result
 
@@ -57,6 +63,7 @@ def _step(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) 
 def _is_due_here() -> bool:
     return (
         backend.default_rank() == 0
+        and comm_backend.serves_default_group()  # not one of before
         and settings.apply().section.ledger.monitor
         and source.known(FEATURE)
     )

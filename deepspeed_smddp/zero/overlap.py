@@ -72,8 +72,8 @@ class Overlap:
             started.add(param.ds_id)
         gradients = [param.grad.to(dtype) for param in params]
         group = groups.resolve(_group_of(self._optimizer, bucket))
-        label = parameter_names.label(params, "gradients of ")
-        sums, work = reduce.start(gradients, group, label)
+        label, names = parameter_names.described(params, "gradients of ")
+        sums, work = reduce.start(gradients, group, label, names)
         self._latest[dtype] = _Piece(params, sums, gradients, work)
         self._in_flight.append(self._latest[dtype])
         for param in params:
@@ -164,6 +164,7 @@ def _init(
     if (
         given.get("overlap_comm")
         and get_accelerator().is_synchronized_device()  # other devices have streams
+        and groups.is_ours(groups.resolve(optimizer.dp_process_group))
         and all(getattr(type(optimizer), name) is known[name] for name in known)
     ):
         _overlaps[optimizer] = Overlap(optimizer)

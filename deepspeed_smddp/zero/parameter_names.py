@@ -6,26 +6,29 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-_labels: dict[tuple[str, int, int, int], str] = {}
+_known: dict[tuple[str, int, int, int], tuple[str, tuple[str, ...]]] = {}
 
 
-def label(params: Sequence[Any], what: str = "") -> str:
-    """The label of an operation on parameters: the smallest module that holds all of them.
+def described(params: Sequence[Any], what: str = "") -> tuple[str, tuple[str, ...]]:
+    """The label of an operation on parameters, and their names.
+
+    The label has the smallest module that holds all of them.
 
     ``what`` of the module it moves: "" for the parameters, "gradients of ".
 
-    DeepSpeed's engine knows the names once it is made; before, the label has their numbers.
+    DeepSpeed's engine knows the names once it is made; before, the label has their numbers, and
+    there are no names.
     """
     key = (what, params[0].ds_id, params[-1].ds_id, len(params))
-    known = _labels.get(key)
+    known = _known.get(key)
     if known is not None:
         return known
     count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
     names = [_name_of()(param) for param in params]
     if "unknown" in names:
-        return f"ZeRO-3 {what}parameter {params[0].ds_id} of the model ({count})"
-    _labels[key] = f"ZeRO-3 {what}module {_module_of(names)} ({count})"
-    return _labels[key]
+        return f"ZeRO-3 {what}parameter {params[0].ds_id} of the model ({count})", ()
+    _known[key] = f"ZeRO-3 {what}module {_module_of(names)} ({count})", tuple(names)
+    return _known[key]
 
 
 def _module_of(names: Sequence[str]) -> str:

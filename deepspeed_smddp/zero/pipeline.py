@@ -17,7 +17,8 @@ initialize              before                                after
 ``activation_offload``  -                                     puts offloading on the module
 ``sharding_degree``     checks versions and config, replaces  verifies the engine, attaches
                         stage 3 for the call                  checkpoints
-``monitoring``          -                                     adds counters to the engine's monitor
+``monitoring``          -                                     follows the engine's steps, adds
+                                                              counters to its monitor
 ======================  ====================================  =====================================
 
 ======================  ===========================================================================

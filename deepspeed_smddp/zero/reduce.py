@@ -3,7 +3,8 @@
 DeepSpeed copies a bucket's gradients, interleaved by rank and padded, into one flat tensor,
 divides it by the number of ranks, and reduces it. This module divides the gradients in place
 (DeepSpeed drops them right after), and one coalesced ReduceScatter reads them there. The sums are
-the same, bit by bit.
+the same, bit by bit. On GPUs all of it is ordered by the stream on which DeepSpeed reduces: the one
+that is current when :func:`reduce_scatter` is called, and that waits for the sums.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ def _reduce(
     *args: Any,
     **kwargs: Any,
 ) -> list[torch.Tensor]:
-    if not args and not kwargs and plain(tensors) and groups.serves(group, FEATURE):
+    if (
+        not args
+        and not kwargs
+        and plain(tensors)
+        and groups.serves(group, FEATURE, tensors[0].device)
+    ):
         return reduce_scatter(tensors, groups.resolve(group))
     return original(tensors, group, *args, **kwargs)
 
@@ -46,7 +52,7 @@ def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Te
 
 @torch.no_grad()
 def start(
-    tensors: Sequence[torch.Tensor], group: Any, label: str = ""
+    tensors: Sequence[torch.Tensor], group: Any, label: str = "", parameters: Sequence[str] = ()
 ) -> tuple[list[torch.Tensor], Any]:
     """Starts to compute this rank's part of each tensor's mean over the ranks.
 
@@ -57,6 +63,7 @@ def start(
             their memory until the operation has ended.
         group: a process group of n ranks.
         label: what the flight recorder calls the operation.
+        parameters: the names of those whose gradients these are, for the recorder.
 
     Returns:
         For rank r and each tensor of N elements, the elements of the range [r c, (r + 1) c) that
@@ -73,17 +80,21 @@ def start(
         start = min(rank * part, count)
         have = min(part, count - start)
         # The sums are written to this rank's part of the input, unless they exceed its end.
-        output = flat.narrow(0, start, part) if have == part else flat.new_empty(part)
+        output = flat.narrow(0, start, part) if have == part else _memory(part, flat)
         inputs.append(flat if part * ranks == count else _padded(flat, part * ranks))
         outputs.append(output)
         results.append(output.narrow(0, 0, have))
-    with labelled(label or f"ZeRO-3 gradients ({len(tensors)})"):
+    with labelled(label or f"ZeRO-3 gradients ({len(tensors)})", parameters):
         work = comms_log.start(
             "reduce_scatter_tensor",
             inputs,
             lambda: group.reduce_scatter_tensor_coalesced(outputs, inputs),
         )
     return results, work
+
+
+def _memory(count: int, like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty(count)
 
 
 def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
@@ -94,14 +105,20 @@ def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
     end = (flat.storage_offset() + count) * flat.element_size()
     if end <= flat.untyped_storage().nbytes():
         return flat.as_strided((count,), (1,))
-    copy = flat.new_zeros(count)
+    copy = _memory(count, flat).zero_()
     copy.narrow(0, 0, flat.numel()).copy_(flat)
     return copy
 
 
 def plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether :func:`start` accepts these tensors."""
-    return bool(tensors) and all(
-        tensor.is_cpu and tensor.dtype == tensors[0].dtype and tensor.is_contiguous()
-        for tensor in tensors
+    return (
+        bool(tensors)
+        and groups.computes_on(tensors[0].device)
+        and all(
+            tensor.device == tensors[0].device
+            and tensor.dtype == tensors[0].dtype
+            and tensor.is_contiguous()
+            for tensor in tensors
+        )
     )

@@ -1,4 +1,5 @@
 // Every collective on every layout of hosts: ranks are threads, segments and libfabric are real.
+#include <numeric>
 #include <random>
 
 #include "intranode/arena.h"
@@ -99,6 +100,7 @@ int64_t value(int rank, size_t i) {
 
 // The last one of each is more than all slots hold.
 const size_t kSizes[] = {0, 1, 3, 1000, 9457, 20000, 280'000};
+const size_t kSizesOfPairs[] = {0, 1, 9457, 280'000};
 const size_t kSizesReduced[] = {0, 1, 3, 1000, 9457, 20000, 450'000};
 
 TEST_P(Layouts, AllGather) {
@@ -185,6 +187,159 @@ TEST_P(Layouts, ReduceScatter) {
       options());
 }
 
+TEST_P(Layouts, BroadcastAndReduce) {
+  fills_rings_ = false;
+  run_world(
+      layout(),
+      [tuning = tuning()](RankContext& c) {
+        for (int root : {0, c.ranks - 1}) {
+          for (size_t size : kSizes) {
+            Vector<int64_t> data(size);
+            for (size_t i = 0; i < size; ++i) data[i] = value(c.rank, i);
+            auto sum = reduce_of(data, root, c.rank, c.ranks, Dtype::kInt64, ReduceOp::kSum);
+            Status status = c.run(sum, tuning);
+            ASSERT_TRUE(status.ok()) << status.message();
+            note(c, *sum);
+            for (size_t i = 0; i < size; ++i) {
+              int64_t wanted = c.rank == root ? 0 : value(c.rank, i);
+              for (int r = 0; c.rank == root && r < c.ranks; ++r) wanted += value(r, i);
+              ASSERT_EQ(data[i], wanted);
+            }
+            auto spread = broadcast_of(data, root, c.ranks);
+            status = c.run(spread, tuning);
+            ASSERT_TRUE(status.ok()) << status.message();
+            note(c, *spread);
+            for (size_t i = 0; i < size; ++i) {
+              int64_t wanted = 0;
+              for (int r = 0; r < c.ranks; ++r) wanted += value(r, i);
+              ASSERT_EQ(data[i], wanted);
+            }
+          }
+        }
+      },
+      options());
+}
+
+// Elements that rank `from` sends to rank `to`: none, few, and more than all slots hold.
+size_t split(size_t most, int from, int to) {
+  return most * static_cast<size_t>((from * 3 + to * 5) % 4) / 3;
+}
+
+TEST_P(Layouts, AllToAll) {
+  run_world(
+      layout(),
+      [tuning = tuning()](RankContext& c) {
+        for (bool equal : {true, false}) {
+          for (size_t size : kSizesOfPairs) {
+            std::vector<size_t> sent, taken;
+            for (int r = 0; r < c.ranks; ++r) {
+              sent.push_back(equal ? size : split(size, c.rank, r));
+              taken.push_back(equal ? size : split(size, r, c.rank));
+            }
+            Vector<int64_t> in, out(std::accumulate(taken.begin(), taken.end(), size_t{0}), -1);
+            for (int r = 0; r < c.ranks; ++r) {
+              for (size_t i = 0; i < sent[static_cast<size_t>(r)]; ++i)
+                in.push_back(value(c.rank * c.ranks + r, i));
+            }
+            auto op = exchange_of(Collective::kAllToAll, in, sent, out, taken);
+            Status status = c.run(op, tuning);
+            ASSERT_TRUE(status.ok()) << status.message();
+            note(c, *op);
+            size_t at = 0;
+            for (int r = 0; r < c.ranks; ++r) {
+              for (size_t i = 0; i < taken[static_cast<size_t>(r)]; ++i)
+                ASSERT_EQ(out[at++], value(r * c.ranks + c.rank, i)) << "from " << r;
+            }
+          }
+        }
+      },
+      options());
+}
+
+TEST_P(Layouts, GatherAndScatter) {
+  fills_rings_ = false;
+  run_world(
+      layout(),
+      [tuning = tuning()](RankContext& c) {
+        auto ranks = static_cast<size_t>(c.ranks);
+        for (int root : {c.ranks - 1, c.ranks / 2}) {
+          for (size_t size : kSizesOfPairs) {
+            std::vector<size_t> to_root(ranks, 0), all(c.rank == root ? ranks : 0, size);
+            to_root[static_cast<size_t>(root)] = size;
+            all.resize(ranks, 0);
+            Vector<int64_t> own(size), whole(c.rank == root ? size * ranks : 0, -1);
+            for (size_t i = 0; i < size; ++i) own[i] = value(c.rank, i);
+            auto op = exchange_of(Collective::kGather, own, to_root, whole, all, root);
+            Status status = c.run(op, tuning);
+            ASSERT_TRUE(status.ok()) << status.message();
+            note(c, *op);
+            for (size_t i = 0; i < whole.size(); ++i)
+              ASSERT_EQ(whole[i], value(static_cast<int>(i / size), i % size));
+            for (int64_t& element : whole) ++element;
+            op = exchange_of(Collective::kScatter, whole, all, own, to_root, root);
+            status = c.run(op, tuning);
+            ASSERT_TRUE(status.ok()) << status.message();
+            note(c, *op);
+            for (size_t i = 0; i < size; ++i) ASSERT_EQ(own[i], value(c.rank, i) + 1);
+          }
+        }
+      },
+      options());
+}
+
+// The sizes that two ranks give for the block between them differ: neither waits for the other, whichever is
+// larger, and also if one of them is empty.
+TEST(Collectives, BlocksOfTwoSizesAreADisagreement) {
+  for (const char* layout : {"AA", "AB", "AAB", "ABC"}) {
+    for (auto [sent, taken] : std::vector<std::pair<size_t, size_t>>{{100, 50},
+                                                                     {50, 100},
+                                                                     {0, 10},
+                                                                     {10, 0},
+                                                                     {0, 1},
+                                                                     {500'000, 10},
+                                                                     {10, 500'000},
+                                                                     {500'000, 0},
+                                                                     {0, 500'000},
+                                                                     {500'000, 400'000}}) {
+      std::atomic<int> named = 0;
+      auto sizes = std::pair(sent, taken);
+      run_world(layout, [&, sizes](RankContext& c) {
+        auto ranks = static_cast<size_t>(c.ranks);
+        std::vector<size_t> out_sizes(ranks, 1000), in_sizes(ranks, 1000);
+        if (c.rank == 0) out_sizes.back() = sizes.first;
+        if (c.rank == c.ranks - 1) in_sizes[0] = sizes.second;
+        std::vector<uint8_t> in(1'000'000), out(1'000'000);
+        Status status = c.run(exchange_of(Collective::kAllToAll, in, out_sizes, out, in_sizes));
+        // A rank may have done its own part before it hears of it.
+        if (status.ok())
+          status = c.run(exchange_of(Collective::kAllToAll, in, out_sizes, out, in_sizes));
+        EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kAborted)
+            << status.message();
+        std::string text = "sends " + std::to_string(sizes.first) + " bytes to rank " +
+                           std::to_string(c.ranks - 1);
+        std::string takes = "which takes " + std::to_string(sizes.second) + " bytes";
+        if (status.message().find(text) != std::string::npos &&
+            status.message().find(takes) != std::string::npos)
+          ++named;
+      });
+      EXPECT_EQ(named, static_cast<int>(std::string(layout).size()))
+          << layout << ' ' << sent << ' ' << taken;
+    }
+  }
+}
+
+// Ranks that disagree about the root are told, as ranks that call different collectives are.
+TEST(Collectives, AnotherRootIsADisagreement) {
+  for (const char* layout : {"AA", "AB", "AAB"}) {
+    run_world(layout, [](RankContext& c) {
+      std::vector<int64_t> data(1000, c.rank);
+      Status status = c.run(broadcast_of(data, (c.rank + 1) % c.ranks, c.ranks));
+      EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kAborted);
+      EXPECT_NE(status.message().find("broadcast"), std::string::npos) << status.message();
+    });
+  }
+}
+
 TEST_P(Layouts, AllReduceInManyFragments) {
   run_world(
       layout(),
@@ -224,7 +379,7 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
           auto flight = std::make_unique<Flight>();
           size_t size = random() % 5 == 0 ? random() % 60000 : random() % 3000;
           size_t ranks = static_cast<size_t>(c.ranks);
-          switch (random() % 3) {
+          switch (random() % 4) {
             case 0:
               flight->in.assign(size, c.rank + f);
               flight->out.resize(size * ranks);
@@ -236,6 +391,14 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
               flight->op =
                   scatter_of(flight->in, flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
               break;
+            case 2: {
+              std::vector<size_t> equal(ranks, size);
+              flight->in.assign(size * ranks, c.rank + f);
+              flight->out.resize(size * ranks);
+              flight->op =
+                  exchange_of(Collective::kAllToAll, flight->in, equal, flight->out, equal);
+              break;
+            }
             default:
               flight->out.assign(size, c.rank + f);
               flight->op = all_reduce_of(flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
@@ -250,8 +413,10 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
           ASSERT_TRUE(flight.op->status().ok()) << flight.op->status().message();
           note(c, *flight.op);
           for (size_t i = 0; i < flight.out.size(); ++i) {
-            int64_t expected = flight.op->collective == Collective::kAllGather
-                                   ? static_cast<int64_t>(i / flight.in.size() + f)
+            // The blocks of all ranks one after the other, or their sums.
+            size_t block = flight.out.size() / static_cast<size_t>(c.ranks);
+            int64_t expected = !sums(flight.op->collective)
+                                   ? static_cast<int64_t>(i / block + f)
                                    : base + static_cast<int64_t>(f) * c.ranks;
             ASSERT_EQ(flight.out[i], expected);
           }

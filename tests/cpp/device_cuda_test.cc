@@ -4,14 +4,21 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
+#include <set>
+#include <thread>
 #include <utility>
 
+#include "device/cuda_kernels.h"
 #include "device/cuda_report.h"
 #include "device/gdr.h"
 #include "device_world.h"
@@ -27,7 +34,7 @@ using device::Device;
 const int stub_is_the_driver = setenv("SMDDP_LIBCUDA", STUB_CUDA, 1);
 const int stub_is_gdrcopy = setenv("SMDDP_LIBGDRAPI", STUB_GDR, 1);
 
-enum Kind { kMalloc, kExpandable, kPrivate };
+enum Kind { kMalloc, kExpandable, kPrivate, kOfFabric };
 
 template <class F>
 F stub(const char* name) {
@@ -70,6 +77,41 @@ TEST(CudaDevice, OpensAndReportsNameAndIdentity) {
   EXPECT_NE(none.status().message().find("error text of the stub"), std::string::npos);
 }
 
+// What nvcc writes for several architectures: a header, and an entry for each, in CUDA's own order.
+struct FatbinHeader {
+  uint32_t magic;
+  uint16_t version, header_bytes;
+  uint64_t bytes;
+};
+struct FatbinEntry {
+  uint16_t kind, version;  // 1: PTX, 2: machine code
+  uint32_t header_bytes;
+  uint64_t bytes;
+  uint32_t unused[3], architecture;
+};
+
+TEST(CudaKernels, AreMachineCodeForThreeArchitecturesAndPtxForNewerOnes) {
+  if (device::cuda_kernels() == nullptr) GTEST_SKIP() << "this build had no nvcc";
+  auto at = static_cast<const std::byte*>(device::cuda_kernels());
+  FatbinHeader header;
+  memcpy(&header, at, sizeof header);
+  ASSERT_EQ(header.magic, 0xba55ed50u);
+  at += header.header_bytes;
+  std::multiset<uint32_t> machine_code, ptx;
+  for (const std::byte* end = at + header.bytes; at < end;) {
+    FatbinEntry entry;
+    memcpy(&entry, at, sizeof entry);
+    (entry.kind == 1 ? ptx : machine_code).insert(entry.architecture);
+    at += entry.header_bytes + entry.bytes;
+  }
+#if defined(NVCC_KNOWS_SM_100)
+  EXPECT_EQ(machine_code, (std::multiset<uint32_t>{80, 90, 100}));
+#else
+  EXPECT_EQ(machine_code, (std::multiset<uint32_t>{80, 90}));
+#endif
+  EXPECT_EQ(ptx, std::multiset<uint32_t>{90});
+}
+
 TEST(CudaReport, ReportsDriverAndDevices) {
   auto report = device::cuda_report();
   ASSERT_TRUE(report.ok()) << report.status().message();
@@ -100,7 +142,7 @@ TEST(CudaDevice, NoCallInvalidatesARecording) {
 
 TEST(CudaDevice, SharesMemoryOfEachKind) {
   auto owner = gpu(), reader = gpu();
-  for (Kind kind : {kMalloc, kExpandable}) {
+  for (Kind kind : {kMalloc, kExpandable, kOfFabric}) {
     std::byte* memory = allocate(10000, kind);
     auto exported = owner->export_memory(memory + 5000, 10);
     ASSERT_TRUE(exported.ok()) << exported.status().message();
@@ -124,6 +166,72 @@ TEST(CudaDevice, SharesMemoryOfEachKind) {
   ASSERT_FALSE(refused.ok());
   EXPECT_NE(refused.status().message().find("PYTORCH_CUDA_ALLOC_CONF"), std::string::npos);
   free_memory(memory);
+}
+
+// As Docker's default rules do.
+void refuse_to_take_descriptors_in_this_thread() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 438, 0, 1),  // pidfd_getfd
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  sock_fprog filter{std::size(program), program};
+  ASSERT_EQ(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+}
+
+TEST(CudaDevice, ExpandableSegmentsAreSharedWherePidfdGetfdIsRefused) {
+  auto owner = gpu(), reader = gpu();
+  std::byte* memory = allocate(8192, kExpandable);
+  Allocation a = owner->export_memory(memory, 10).value()[0];
+  std::thread([&] {
+    refuse_to_take_descriptors_in_this_thread();
+    auto here = reader->import_memory(a, getpid());
+    ASSERT_TRUE(here.ok()) << here.status().message();
+    memory[77] = std::byte{42};
+    EXPECT_EQ(static_cast<std::byte*>(here.value())[77], std::byte{42});
+    reader->release_memory(a, here.value());
+    // What the server does not know is not taken from the process by its number: that may be another file's.
+    Allocation other = a;
+    other.id += 1000;
+    EXPECT_FALSE(reader->import_memory(other, getpid()).ok());
+    other.handle[3] ^= 1;
+    auto unreached = reader->import_memory(other, getpid());
+    ASSERT_FALSE(unreached.ok());
+    EXPECT_NE(unreached.status().message().find("network namespace"), std::string::npos)
+        << unreached.status().message();
+  }).join();
+  // Where the owner's socket is out of reach, the system call is.
+  Allocation unreached = a;
+  unreached.handle[3] ^= 1;
+  auto here = reader->import_memory(unreached, getpid());
+  if (here) {
+    reader->release_memory(a, here.value());
+  } else {
+    EXPECT_NE(here.status().message().find("taking it"), std::string::npos);  // a container's rules
+  }
+  free_memory(memory);
+}
+
+TEST(CudaDevice, ARecallEndsThePeersMappingsAndTheOwnersHandles) {
+  auto owner = gpu(), reader = gpu();
+  intranode::Imports imports(*reader);
+  for (Kind kind : {kMalloc, kExpandable, kOfFabric}) {
+    std::byte* memory = allocate(8192, kind);
+    size_t before = mapped(), open = open_descriptors();
+    Allocation a = owner->export_memory(memory, 10).value()[0];
+    ASSERT_TRUE(imports.find(getpid(), a).ok());
+    EXPECT_EQ(mapped(), before + 1);
+    EXPECT_EQ(owner->recall(memory - 4096, 4096), 0u);
+    EXPECT_EQ(mapped(), before + 1);
+    EXPECT_EQ(owner->recall(memory, 8192), 0u);
+    EXPECT_EQ(mapped(), before);
+    if (kind == kExpandable) EXPECT_LE(open_descriptors(), open + 3);  // sockets, once
+    EXPECT_EQ(imports.statistics().mapped, 0u);
+    free_memory(memory);
+  }
+  EXPECT_EQ(stub<int (*)()>("stub_strict_calls")(), 0);
 }
 
 TEST(CudaDevice, MemoryThatTakesAnAddressAgainIsExportedAnew) {
@@ -249,6 +357,58 @@ TEST(CudaDevice, RunsAllReduceBetweenHosts) {
     ASSERT_TRUE(s.ok()) << s.message();
     for (size_t i = 0; i < kCount; ++i)
       ASSERT_EQ(data[i], static_cast<float>(2 * (i % 100) + 1)) << i;
+  });
+}
+
+// Commands are batched, and the context is made current once for many calls. What the group's thread asks the
+// driver from time to time does not count.
+TEST(CudaDevice, AnAllGatherOfEightRanksTakesFewCallsOfTheDriver) {
+  constexpr size_t kRanks = 8, kBytes = 8192;
+  constexpr int kTimes = 3;
+  auto calls = [](const char* name) { return stub<int (*)(const char*)>("stub_calls")(name); };
+  auto commands = [&] {
+    return calls("cuStreamBatchMemOp") + calls("cuStreamWaitEvent") + calls("cuEventRecord") +
+           calls("cuMemcpyAsync");
+  };
+  auto switches = [&] { return calls("cuCtxPushCurrent") - calls("cuEventQuery"); };
+  Meeting mapped(kRanks), counted(kRanks), done(kRanks);
+  int commands_before = 0, switches_before = 0;
+  run_world("aaaaaaaa", [&](RankContext& context) {
+    auto device = gpu();
+    GroupRank r(context, *device);
+    ASSERT_TRUE(r.group);
+    auto me = static_cast<size_t>(context.rank);
+    std::unique_ptr<std::byte, void (*)(void*)> input(allocate(kBytes, kMalloc), free_memory);
+    std::unique_ptr<std::byte, void (*)(void*)> output(allocate(kRanks * kBytes, kMalloc),
+                                                       free_memory);
+    std::memset(input.get(), context.rank + 1, kBytes);
+    auto gather = [&] {
+      auto op = std::make_shared<DeviceOperation>();
+      op->what.collective = Collective::kAllGather;
+      op->what.bytes = kBytes;
+      op->what.segments = 1;
+      std::vector<Extent> blocks;
+      for (size_t i = 0; i < kRanks; ++i) blocks.push_back({output.get() + i * kBytes, kBytes});
+      plan_gather(*op, {context.group.topology(), context.rank, false, {}}, {{input.get(), kBytes}},
+                  blocks);
+      Status s = r.run(op);
+      ASSERT_TRUE(s.ok()) << s.message();
+    };
+    gather();  // maps the peers' memory
+    mapped.come();
+    if (me == 0) commands_before = commands(), switches_before = switches();
+    counted.come();
+    for (int i = 0; i < kTimes; ++i) gather();
+    done.come();
+    if (me == 0) {
+      int operations = kTimes * static_cast<int>(kRanks);
+      // 7 batches of flags, 10 waits for an event and 7 events, 8 copies.
+      EXPECT_EQ(commands() - commands_before, 32 * operations);
+      EXPECT_LE(switches() - switches_before, 9 * operations);
+    }
+    counted.come();
+    for (size_t i = 0; i < kRanks * kBytes; ++i)
+      ASSERT_EQ(output.get()[i], static_cast<std::byte>(i / kBytes + 1)) << i;
   });
 }
 

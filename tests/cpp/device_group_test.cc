@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "device/unix_sockets.h"
 #include "device_world.h"
 
 namespace smddp {
@@ -202,6 +203,81 @@ TEST(DeviceGroup, MemoryThatCannotBeSharedFailsOnlyThatCallOnAllRanks) {
   });
 }
 
+TEST(DeviceGroup, RunningOutOfDescriptorsFailsOnlyThatCallAndFreedMemoryMakesRoom) {
+  constexpr size_t kPieces = 3;
+  run_world("aa", [](RankContext& context) {
+    DeviceRank r(context);
+    if (context.rank == 1) r.gpu.set_most_exported(kPieces);
+    float* out = r.floats(64);
+    std::vector<float*> pieces;
+    for (size_t i = 0; i <= kPieces; ++i) pieces.push_back(r.floats(32));
+    for (size_t i = 0; i < kPieces; ++i) ASSERT_TRUE(r.run(gather(r, pieces[i], out, 32)).ok());
+    Status s = r.run(gather(r, pieces[kPieces], out, 32));
+    ASSERT_FALSE(s.ok());
+    EXPECT_NE(s.message().find("rank 1"), std::string::npos) << s.message();
+    EXPECT_NE(s.message().find("Too many open files"), std::string::npos) << s.message();
+    EXPECT_EQ(r.gpu.recall(pieces[0], 128), 0u);
+    r.gpu.free(pieces[0]);
+    pieces[kPieces][31] = 5;
+    ASSERT_TRUE(r.run(gather(r, pieces[kPieces], out, 32)).ok());
+    EXPECT_EQ(out[63], 5);
+  });
+}
+
+// The same few buffers in every turn, and only streams order what is done with them: the host waits once, at
+// the end. Each rank's device has its own speed.
+TEST_P(DeviceGroupOf, StreamsOrderCopiesAndSumsThatTakeTime) {
+  constexpr size_t kCount = 1003;
+  constexpr int kTurns = 6;
+  run_world(std::string(static_cast<size_t>(GetParam()), 'a'), [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    r.gpu.set_duration(std::chrono::microseconds(50 + 400 * (context.rank % 2)));
+    auto ranks = static_cast<size_t>(context.ranks);
+    float *in = r.floats(kCount), *gathered = r.floats(kCount * ranks);
+    float *whole = r.floats(kCount * ranks), *part = r.floats(kCount), *all = r.floats(kCount);
+    std::vector<std::vector<float>> given, got;
+    std::vector<std::shared_ptr<DeviceOperation>> ops;
+    auto copy = [&](float* to, const float* from, size_t count) {
+      ASSERT_TRUE(r.gpu.copy(r.user, to, from, count * 4).ok());
+    };
+    auto run = [&](std::shared_ptr<DeviceOperation> op) {
+      ASSERT_TRUE(r.group->submit(op, r.user).ok());
+      ASSERT_TRUE(r.group->order(*op, r.user, {}).ok());
+      ops.push_back(std::move(op));
+    };
+    for (int turn = 0; turn < kTurns; ++turn) {
+      std::vector<float>& values = given.emplace_back(kCount * ranks);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = value(context.rank, i, turn);
+      copy(in, values.data(), kCount);
+      run(gather(r, in, gathered, kCount));
+      copy(in, gathered, kCount);  // nothing that a peer may still read
+      copy(whole, values.data(), values.size());
+      run(scatter(r, whole, part, kCount));
+      copy(whole, gathered, values.size());
+      copy(all, values.data(), kCount);
+      run(reduce(r, all, kCount));
+      for (auto [from, count] : {std::pair(gathered, values.size()), {part, kCount}, {all, kCount}})
+        copy(got.emplace_back(count).data(), from, count);
+    }
+    ASSERT_TRUE(r.gpu.synchronize(r.user).ok());
+    auto mine = static_cast<size_t>(context.rank);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      auto at = static_cast<size_t>(turn) * 3;
+      for (size_t i = 0; i < kCount; ++i) {
+        float sum = 0, scattered = 0;
+        for (int p = 0; p < context.ranks; ++p) {
+          ASSERT_EQ(got[at][static_cast<size_t>(p) * kCount + i], value(p, i, turn));
+          sum += value(p, i, turn);
+          scattered += value(p, mine * kCount + i, turn);
+        }
+        ASSERT_EQ(got[at + 1][i], scattered);
+        ASSERT_EQ(got[at + 2][i], sum);
+      }
+    }
+  });
+}
+
 TEST(DeviceGroup, ARankWithoutADevicePreventsTheGroupOnAllHosts) {
   for (std::string layout : {"aa", "aab"}) {
     int last = static_cast<int>(layout.size()) - 1;
@@ -244,10 +320,12 @@ TEST(DeviceGroup, ADeviceThatCannotReadItsPeersPreventsTheGroupOnAllRanks) {
   }
 }
 
-// What a peer has mapped does not return to the device when its owner frees it.
-TEST(DeviceGroup, PeersEndTheirMappingsOfWhatTheOwnerFreed) {
+// What a peer has mapped does not return to the device when its owner frees it, and what happens to the peer's
+// reads is not defined: the owner frees nothing that is mapped.
+TEST(DeviceGroup, PeersEndTheirMappingsBeforeTheOwnerFreesTheMemory) {
   constexpr size_t kPieces = 40, kCount = 1024;
-  run_world("aaa", [](RankContext& context) {
+  Meeting gathered(3), counted(3), recalled(3);
+  run_world("aaa", [&](RankContext& context) {
     DeviceRank r(context);
     float* out = r.floats(3 * kCount);
     std::vector<float*> pieces;
@@ -255,12 +333,61 @@ TEST(DeviceGroup, PeersEndTheirMappingsOfWhatTheOwnerFreed) {
       pieces.push_back(r.floats(kCount));
       ASSERT_TRUE(r.run(gather(r, pieces.back(), out, kCount)).ok());
     }
+    gathered.come();
     EXPECT_EQ(r.imports.statistics().mapped, 2 * kPieces * kCount * 4);
+    counted.come();
+    for (float* piece : pieces) {
+      EXPECT_EQ(r.gpu.recall(piece, kCount * 4), 0u);
+      r.gpu.free(piece);
+    }
+    EXPECT_EQ(r.gpu.freed_while_mapped(), 0u);
+    recalled.come();
+    EXPECT_EQ(r.imports.statistics().mapped, 0u);
     float* last = r.floats(kCount);
-    for (float* piece : pieces) r.gpu.free(piece);
-    for (int turn = 0; turn < 6; ++turn) ASSERT_TRUE(r.run(gather(r, last, out, kCount)).ok());
-    EXPECT_EQ(r.imports.statistics().mapped, 2 * kCount * 4);
+    ASSERT_TRUE(r.run(gather(r, last, out, kCount)).ok());
   });
+}
+
+// Where a recall does not arrive, the mappings end with the next operations.
+TEST(DeviceGroup, PeersEndTheirMappingsOfWhatTheOwnerFreed) {
+  constexpr size_t kPieces = 40, kCount = 1024;
+  run_world("aaa", [](RankContext& context) {
+    SimulatedDevice device;
+    GroupRank r(context, device.gpu);
+    auto floats = [&] { return static_cast<float*>(device.gpu.allocate(3 * kCount * 4).value()); };
+    auto gather_from = [&](float* in, float* out) {
+      auto op = described(Collective::kAllGather, kCount, Dtype::kBytes, ReduceOp::kNone);
+      op->offered.push_back({bytes(in), kCount * 4});
+      for (int p = 0; p < 3; ++p)
+        op->plan.moves.push_back(
+            {p, 0, 0, kCount * 4, bytes(out + static_cast<size_t>(p) * kCount)});
+      return op;
+    };
+    float* out = floats();
+    std::vector<float*> pieces;
+    for (size_t i = 0; i < kPieces; ++i) {
+      pieces.push_back(floats());
+      ASSERT_TRUE(r.run(gather_from(pieces.back(), out)).ok());
+    }
+    EXPECT_EQ(r.imports.statistics().mapped, 2 * kPieces * 3 * kCount * 4);
+    float* last = floats();
+    for (float* piece : pieces) device.gpu.free(piece);
+    EXPECT_GT(device.gpu.freed_while_mapped(), 0u);
+    for (int turn = 0; turn < 6; ++turn) ASSERT_TRUE(r.run(gather_from(last, out)).ok());
+    EXPECT_EQ(r.imports.statistics().mapped, 2 * 3 * kCount * 4);
+  });
+}
+
+// A process that does not answer, as it is stopped.
+TEST(HostDevice, ARecallWaitsForAProcessThatDoesNotAnswerOnlyForAWhile) {
+  HostDevice owner;
+  void* memory = owner.allocate(100).value();
+  device::Allocation a = owner.export_memory(memory, 1).value()[0];
+  auto silent = device::connect_to("recalls", a.owner);
+  ASSERT_TRUE(silent.ok()) << silent.status().message();
+  EXPECT_EQ(owner.recall(memory, 100), 1u);
+  silent.value() = {};
+  EXPECT_EQ(owner.recall(memory, 100), 0u);
 }
 
 // Rank 2 makes the call, but its stream never reaches the operation.
@@ -332,6 +459,103 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
     second.value()->leave();
     second.value().reset();
     r.gpu.destroy_stream(main);
+  });
+}
+
+// On a GPU streams share eight hardware queues, and a stream that waits holds up all others of its queue.
+TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
+  constexpr size_t kCount = 100;
+  Meeting meeting(3);
+  run_world("aaa", [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    std::vector<std::unique_ptr<Group>> subgroups;
+    std::vector<device::Stream> mains;
+    std::vector<std::shared_ptr<DeviceGroup>> groups{r.group};
+    for (std::string name : {"second", "third", "fourth"}) {
+      auto sub = context.group.subgroup(context.store, name, {0, 1, 2});
+      ASSERT_TRUE(sub.ok());
+      subgroups.push_back(std::move(sub.value()));
+      mains.push_back(r.gpu.create_stream().value());
+      auto made = DeviceGroup::create(context.engine, *subgroups.back(), context.store, {}, &r.gpu,
+                                      &r.imports, mains.back(), 60'000'000'000);
+      ASSERT_TRUE(made.ok()) << made.status().message();
+      groups.push_back(made.value());
+    }
+    device::Stream compute = r.gpu.create_stream().value();
+    float *in = r.floats(kCount), *out = r.floats(3 * kCount * groups.size());
+    // Rank 0's streams wait for the other ranks, which come to the operations later.
+    uint32_t gate = context.rank == 0 ? 1 : 0;
+    ASSERT_TRUE(r.gpu.wait_flag(r.user, &gate, 1).ok());
+    std::vector<std::shared_ptr<DeviceOperation>> ops;
+    for (size_t i = 0; i < groups.size(); ++i) {
+      ops.push_back(gather(r, in, out + 3 * kCount * i, kCount));
+      ASSERT_TRUE(groups[i]->submit(ops[i], r.user).ok());
+    }
+    if (context.rank == 0) {
+      for (size_t i = 0; i < groups.size(); ++i)
+        ASSERT_TRUE(groups[i]->order(*ops[i], r.user, {}).ok());
+      uint32_t computed = 0;
+      ASSERT_TRUE(r.gpu.write_flag(compute, &computed, 1).ok());
+      auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (std::atomic_ref(computed).load() == 0 && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_EQ(std::atomic_ref(computed).load(), 1u);
+      EXPECT_FALSE(groups[0]->finished(*ops[0]));
+    }
+    meeting.come();
+    std::atomic_ref(gate).store(1);
+    for (size_t i = 0; i < groups.size(); ++i) {
+      ASSERT_TRUE(groups[i]->order(*ops[i], r.user, {}).ok());
+      ASSERT_TRUE(r.gpu.synchronize(r.user).ok());
+    }
+    groups.erase(groups.begin());
+    for (auto& group : groups) group->leave();
+    groups.clear();
+    for (device::Stream main : mains) r.gpu.destroy_stream(main);
+    r.gpu.destroy_stream(compute);
+  });
+}
+
+// As torch.cuda.graph does it: all ranks record, then replay without messages between the hosts' CPUs.
+TEST(DeviceGroup, ARecordedGraphHoldsTheCollectivesOfItsStreamAndNoOthers) {
+  constexpr size_t kCount = 500;
+  Meeting meeting(3);
+  run_world("aaa", [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    device::Stream recorder = r.gpu.create_stream().value();
+    float *in = r.floats(kCount), *out = r.floats(3 * kCount), *sum = r.floats(kCount);
+    float *eager_in = r.floats(kCount), *eager_out = r.floats(3 * kCount);
+    auto mine = static_cast<float>(context.rank + 1);
+    std::fill_n(in, kCount, mine);
+    std::fill_n(sum, kCount, 1.0f);
+    std::fill_n(eager_in, kCount, 10 * mine);
+    ASSERT_TRUE(r.gpu.begin_recording(recorder).ok());
+    for (const auto& op : {gather(r, in, out, kCount), reduce(r, sum, kCount)}) {
+      Status s = r.group->submit(op, recorder);
+      ASSERT_TRUE(s.ok()) << s.message();
+      s = r.group->order(*op, recorder, {});
+      ASSERT_TRUE(s.ok()) << s.message();
+    }
+    // What another thread of the process does meanwhile.
+    Status eager = r.run(gather(r, eager_in, eager_out, kCount));
+    ASSERT_TRUE(eager.ok()) << eager.message();
+    EXPECT_EQ(eager_out[3 * kCount - 1], 30);
+    auto graph = r.gpu.end_recording(recorder);
+    ASSERT_TRUE(graph.ok()) << graph.status().message();
+    EXPECT_EQ(out[0], 0);
+    EXPECT_EQ(sum[0], 1);
+    std::fill_n(eager_out, 3 * kCount, 0.0f);
+    for (int turn = 0; turn < 5; ++turn) {
+      ASSERT_TRUE(r.gpu.launch(graph.value(), recorder).ok());
+    }
+    ASSERT_TRUE(r.gpu.synchronize(recorder).ok());
+    for (size_t p = 0; p < 3; ++p) EXPECT_EQ(out[p * kCount + 7], static_cast<float>(p + 1));
+    EXPECT_EQ(sum[7], 243);  // 3^5
+    EXPECT_EQ(eager_out[7], 0);
+    meeting.come();  // the peers read until here
+    r.gpu.destroy_stream(recorder);
   });
 }
 
@@ -476,6 +700,87 @@ TEST(HostDevice, StreamsRunInOrderAndEventsOrderStreams) {
   gpu.destroy_event(event);
   gpu.destroy_stream(a);
   gpu.destroy_stream(b);
+}
+
+TEST(HostDevice, CopiesAndSumsLastAsLongAsTheyAreSetTo) {
+  constexpr std::chrono::milliseconds kEach(20);
+  HostDevice gpu;
+  device::Stream stream = gpu.create_stream().value();
+  auto* memory = static_cast<float*>(gpu.allocate(64).value());
+  const float values[5] = {1, 2, 3, 4, 5};
+  gpu.set_duration(kEach);
+  auto began = std::chrono::steady_clock::now();
+  ASSERT_TRUE(gpu.copy(stream, memory, values, sizeof values).ok());
+  kernels::Reduction twice;
+  twice.destination = memory + 5;
+  twice.sources[0] = twice.sources[1] = memory;
+  twice.sources_count = 2;
+  twice.count = 5;
+  ASSERT_TRUE(gpu.reduce(stream, twice).ok());
+  ASSERT_TRUE(gpu.synchronize(stream).ok());
+  EXPECT_GE(std::chrono::steady_clock::now() - began, 2 * kEach);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(memory[i], values[i]);
+    EXPECT_EQ(memory[i + 5], 2 * values[i]);
+  }
+  gpu.destroy_stream(stream);
+}
+
+// The rules of CUDA's stream capture.
+TEST(HostDevice, RecordsWhatJoinsARecordingAndRefusesTheRest) {
+  HostDevice gpu;
+  device::Stream a = gpu.create_stream().value(), b = gpu.create_stream().value();
+  device::Stream c = gpu.create_stream().value();
+  device::Event event = gpu.create_event().value(), back = gpu.create_event().value();
+  auto* memory = static_cast<uint32_t*>(gpu.allocate(64).value());
+  ASSERT_TRUE(gpu.record(back, b).ok());
+  ASSERT_TRUE(gpu.begin_recording(a).ok());
+  EXPECT_FALSE(gpu.wait(a, back).ok());  // recorded outside
+  EXPECT_FALSE(gpu.synchronize(a).ok());
+  ASSERT_TRUE(gpu.record(event, a).ok());
+  EXPECT_FALSE(gpu.done(event).ok());
+  ASSERT_TRUE(gpu.wait(b, event).ok());
+  EXPECT_TRUE(gpu.capturing(b).value());
+  EXPECT_FALSE(gpu.capturing(c).value());
+  ASSERT_TRUE(gpu.begin_recording(c).ok());
+  EXPECT_FALSE(gpu.wait(c, event).ok());  // of another recording
+  ASSERT_TRUE(gpu.end_recording(c).ok());
+  ASSERT_TRUE(gpu.write_flag(b, memory, 5).ok());
+  EXPECT_FALSE(gpu.end_recording(a).ok());  // `b` has not joined again
+  EXPECT_FALSE(gpu.capturing(b).value());
+
+  ASSERT_TRUE(gpu.begin_recording(a).ok());
+  ASSERT_TRUE(gpu.record(event, a).ok());
+  ASSERT_TRUE(gpu.wait(b, event).ok());
+  ASSERT_TRUE(gpu.write_flag(b, memory, 5).ok());
+  ASSERT_TRUE(gpu.record(back, b).ok());
+  ASSERT_TRUE(gpu.wait(a, back).ok());
+  auto graph = gpu.end_recording(a);
+  ASSERT_TRUE(graph.ok()) << graph.status().message();
+  EXPECT_EQ(memory[0], 0u);
+  ASSERT_TRUE(gpu.launch(graph.value(), c).ok());
+  ASSERT_TRUE(gpu.synchronize(c).ok());
+  EXPECT_EQ(memory[0], 5u);
+  for (device::Stream stream : {a, b, c}) gpu.destroy_stream(stream);
+  for (device::Event each : {event, back}) gpu.destroy_event(each);
+}
+
+TEST(HostDevice, AStreamThatWaitsHoldsUpTheOthersOfItsHardwareQueue) {
+  HostDevice gpu;
+  std::vector<device::Stream> streams;
+  for (size_t i = 0; i < device::HostQueues::kQueues + 1; ++i)
+    streams.push_back(gpu.create_stream().value());
+  uint32_t gate = 0, beside = 0, behind = 0;
+  ASSERT_TRUE(gpu.wait_flag(streams.front(), &gate, 1).ok());
+  ASSERT_TRUE(gpu.write_flag(streams[1], &beside, 1).ok());
+  ASSERT_TRUE(gpu.write_flag(streams.back(), &behind, 1).ok());
+  ASSERT_TRUE(gpu.synchronize(streams[1]).ok());
+  EXPECT_EQ(beside, 1u);
+  EXPECT_EQ(std::atomic_ref(behind).load(), 0u);
+  std::atomic_ref(gate).store(1);
+  ASSERT_TRUE(gpu.synchronize(streams.back()).ok());
+  EXPECT_EQ(behind, 1u);
+  for (device::Stream stream : streams) gpu.destroy_stream(stream);
 }
 
 }  // namespace

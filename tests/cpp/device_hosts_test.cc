@@ -54,12 +54,20 @@ struct Job {
     made->plan.blocks = 2;
     return made;
   }
-  std::shared_ptr<DeviceOperation> gather(float* in, float* out, size_t count) {
+  // Of tensors side by side, in each rank's block of `out` as well; one tensor if `counts` is empty.
+  std::shared_ptr<DeviceOperation> gather(float* in, float* out, size_t count,
+                                          std::vector<size_t> counts = {}) {
     auto op = begin(Collective::kAllGather, ReduceOp::kNone, count);
-    std::vector<Extent> blocks;
-    for (int p = 0; p < r.context.ranks; ++p)
-      blocks.push_back({bytes(out + static_cast<size_t>(p) * count), count * 4});
-    plan_gather(*op, place, {{bytes(in), count * 4}}, blocks);
+    if (counts.empty()) counts = {count};
+    std::vector<Extent> inputs, blocks;
+    size_t at = 0;
+    for (size_t each : counts) {
+      inputs.push_back({bytes(in + at), each * 4});
+      for (int p = 0; p < r.context.ranks; ++p)
+        blocks.push_back({bytes(out + static_cast<size_t>(p) * count + at), each * 4});
+      at += each;
+    }
+    plan_gather(*op, place, inputs, blocks);
     return last = op;
   }
   std::shared_ptr<DeviceOperation> scatter(float* in, float* out, size_t count,
@@ -269,6 +277,33 @@ TEST(DeviceHosts, TheCpuDoesNotWaitAndStreamsKeepTheOrder) {
     ASSERT_TRUE(r.gpu.synchronize(r.user).ok());
     EXPECT_EQ(after[999], 1);
     EXPECT_EQ(after[1999], 2);
+  });
+}
+
+TEST(DeviceHosts, AGathersCopiesInsideTheHostBeginWhileDataComeFromOtherHosts) {
+  constexpr size_t kCount = 2 << 20;  // floats: four chunks, and as many parts
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  std::atomic<bool> began{false}, expired{false};
+  run_world("aabb", [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Job job(r);
+    float *in = r.floats(kCount), *out = r.floats(4 * kCount);
+    for (size_t i = 0; i < kCount; ++i) in[i] = value(context.rank, i, 0);
+    r.gpu.set_gate([&, rank = context.rank](const void* to, const void* from) {
+      // Rank 1 reads from rank 0 what rank 2 has sent. Rank 2 sends its last chunk after that.
+      if (rank == 1 && to == out + 2 * kCount) began = true;
+      if (rank != 2 || from != in + kCount / 4 * 3 || began) return true;
+      if (std::chrono::steady_clock::now() > until) expired = true;
+      return expired.load();
+    });
+    auto op = job.gather(in, out, kCount, {100'003, kCount - 100'010, 0, 7});
+    Status s = r.run(op);
+    if (s) s = r.group->verdict(*op);
+    ASSERT_TRUE(s.ok()) << s.message();
+    EXPECT_FALSE(expired);
+    for (size_t i = 0; i < 4 * kCount; ++i)
+      ASSERT_EQ(out[i], value(static_cast<int>(i / kCount), i % kCount, 0)) << i;
   });
 }
 

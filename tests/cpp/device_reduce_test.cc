@@ -26,9 +26,9 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, Red
                              ReduceOp::kProduct};
 
 // Compares the result of a kernel with `threads` threads with the result of reduce(). The sources begin `offset`
-// bytes after a multiple of 16, the second one `askew` bytes later.
+// bytes after a multiple of 16, the second one `askew` bytes later, the destination `apart` bytes later.
 void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offset, size_t askew,
-             size_t threads, std::mt19937& random) {
+             size_t apart, size_t threads, std::mt19937& random) {
   size_t bytes = count * size_of(dtype);
   std::vector<std::vector<char>> memory(sources, std::vector<char>(bytes + 64));
   Reduction r;
@@ -56,7 +56,7 @@ void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offs
   }
   std::vector<char> want(bytes + 64, 7), got(bytes + 64, 7);
   char* to = got.data();
-  to += -reinterpret_cast<uintptr_t>(to) % 16 + offset;
+  to += -reinterpret_cast<uintptr_t>(to) % 16 + offset + apart;
   int divisor = op == ReduceOp::kAvg ? static_cast<int>(sources) : 1;
   reduce(want.data(), pointers.data(), sources, count, dtype, op, divisor);
   r.destination = to;
@@ -66,9 +66,12 @@ void compare(Dtype dtype, ReduceOp op, size_t count, size_t sources, size_t offs
   r.op = op;
   r.divisor = divisor;
   for (size_t t = 0; t < threads; ++t) reduce_share(r, t, threads);
+  // Only the sources decide whether memory is read in lanes.
+  if (askew == 0 && bytes >= 32) EXPECT_GT(parts_of(r, size_of(dtype)).lanes, 0u);
   ASSERT_EQ(std::memcmp(to, want.data(), bytes), 0)
       << name_of(dtype) << " " << name_of(op) << " " << count << " elements, " << sources
-      << " sources, offset " << offset << ", askew " << askew << ", " << threads << " threads";
+      << " sources, offset " << offset << ", askew " << askew << ", apart " << apart << ", "
+      << threads << " threads";
   EXPECT_EQ(to[bytes], 7);
   if (offset > 0) EXPECT_EQ(to[-1], 7);
 }
@@ -80,7 +83,8 @@ TEST(DeviceReduce, EqualsTheCpuForEveryTypeAndOperation) {
       bool integer =
           accumulator_of(dtype) == dtype && dtype != Dtype::kFloat32 && dtype != Dtype::kFloat64;
       if (op == ReduceOp::kAvg && integer) continue;
-      for (size_t sources : {1, 2, 3, 8}) compare(dtype, op, 1000, sources, 0, 0, 5, random);
+      for (size_t sources : {1, 2, 3, 4, 5, 8, 9})
+        compare(dtype, op, 1000, sources, 0, 0, 0, 5, random);
     }
   }
 }
@@ -92,8 +96,10 @@ TEST(DeviceReduce, AnySizeOffsetAndNumberOfThreads) {
     for (size_t count : {0, 1, 3, 7, 8, 31, 64, 257, 4099}) {
       for (size_t offset : {size_t{0}, size, 16 - size}) {
         for (size_t threads : {1, 3, 32}) {
-          compare(dtype, ReduceOp::kSum, count, 3, offset, 0, threads, random);
-          compare(dtype, ReduceOp::kSum, count, 3, offset, size, threads, random);
+          for (size_t askew : {size_t{0}, size}) {
+            for (size_t apart : {size_t{0}, size, 16 - size})
+              compare(dtype, ReduceOp::kSum, count, 3, offset, askew, apart, threads, random);
+          }
         }
       }
     }

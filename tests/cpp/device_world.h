@@ -53,6 +53,22 @@ struct GroupRank {
   std::shared_ptr<DeviceGroup> group;
 };
 
+// Where the ranks of a test meet once; a rank whose test has failed does not come, and the others go on after
+// a minute.
+class Meeting {
+ public:
+  explicit Meeting(int ranks) : missing_(ranks) {}
+  void come() {
+    --missing_;
+    auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (missing_ > 0 && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+ private:
+  std::atomic<int> missing_;
+};
+
 struct SimulatedDevice {
   device::HostDevice gpu;
 };
@@ -60,6 +76,7 @@ struct SimulatedDevice {
 struct DeviceRank : SimulatedDevice, GroupRank {
   explicit DeviceRank(RankContext& rank, double limit_seconds = 60)
       : GroupRank(rank, gpu, limit_seconds) {}
+  ~DeviceRank() { EXPECT_EQ(gpu.freed_while_mapped(), 0u); }
   float* floats(size_t count) { return static_cast<float*>(gpu.allocate(count * 4).value()); }
 };
 

@@ -65,12 +65,25 @@ TEST(EarlyMessages, DataAndLongMessagesAreDropped) {
 
 TEST(EarlyMessages, TheOldestIsDroppedIfThereAreTooMany) {
   EarlyMessages early;
-  for (uint64_t seq = 0; seq < 4100; ++seq) keep(early, wire::Type::kReady, 1, seq);
+  constexpr uint64_t kMost = EarlyMessages::kMostBytes / sizeof(wire::Header);
+  for (uint64_t seq = 0; seq < kMost + 4; ++seq) keep(early, wire::Type::kReady, 1, seq);
   EXPECT_EQ(early.dropped(), 4u);
   auto messages = early.take(key_of(1));
-  ASSERT_EQ(messages.size(), 4096u);
+  ASSERT_EQ(messages.size(), kMost);
   EXPECT_EQ(messages.front().header.seq, 4u);
-  EXPECT_EQ(messages.back().header.seq, 4099u);
+  EXPECT_EQ(messages.back().header.seq, kMost + 3);
+}
+
+// A rank that makes a group later than the others gets a READY of each fragment in flight, eight at most, from
+// each of its peers. One that is dropped comes again with a reminder only, a second later.
+TEST(EarlyMessages, ThoseOfManyPeersAreAllKept) {
+  EarlyMessages early;
+  for (uint64_t peer = 0; peer < 4095; ++peer) {
+    for (uint64_t seq = 0; seq < 8; ++seq)
+      keep(early, wire::Type::kReady, 1, seq, std::string(64, 'g'));
+  }
+  EXPECT_EQ(early.dropped(), 0u);
+  EXPECT_EQ(early.take(key_of(1)).size(), 8u * 4095);
 }
 
 // A group that only counts, or throws.

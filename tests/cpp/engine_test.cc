@@ -200,6 +200,38 @@ TEST(Sleep, BeginsAfterASecondLook) {
   EXPECT_LT(now_ns() - began, kTimeOfRounds);
 }
 
+// No event tells of data where the provider has no wait object. Once a millisecond would bound what an
+// operation moves that no thread waits for. Other processes may hold up any look, but not each of two hundred.
+TEST(Sleep, IsShortWhereTheNetworkHasNoWaitObject) {
+  Stepping group;
+  const char* given = std::getenv("SMDDP_FABRIC_INTERFACE");
+  std::string interface = given != nullptr ? given : "";
+  ::unsetenv("SMDDP_FABRIC_INTERFACE");
+  ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
+  auto endpoint = group.engine().fabric();
+  ::unsetenv("SMDDP_LIBFABRIC");
+  if (given != nullptr) ::setenv("SMDDP_FABRIC_INTERFACE", interface.c_str(), 1);
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
+  ASSERT_LT(endpoint.value()->wait_fd(), 0);
+  std::vector<uint64_t> looks;  // under the lock
+  group.set_step([&] {
+    looks.push_back(now_ns());
+    return looks.size() % 10 == 0;  // something moves now and then
+  });
+  group.engine().release(group.engine().lock(), nullptr);  // to the background thread
+  for (bool enough = false; !enough; std::this_thread::sleep_for(milliseconds(1))) {
+    Engine::Lock lock = group.engine().lock();
+    enough = looks.size() >= 2000;
+  }
+  group.works = false;
+  Engine::Lock lock = group.engine().lock();
+  // With a sleep of a millisecond, ten looks take at least three: a sleep comes after two of them.
+  uint64_t shortest = UINT64_MAX;
+  for (size_t i = 10; i < looks.size(); ++i)
+    shortest = std::min(shortest, looks[i] - looks[i - 10]);
+  EXPECT_LT(shortest, 3'000'000u);
+}
+
 TEST(Sleep, EndsWhenAnotherThreadBeginsToWait) {
   Stepping group;
   auto driven = std::make_shared<Operation>();

@@ -65,16 +65,46 @@ TEST(FlightRecorder, LabelsAreTheThreadsOwn) {
   EXPECT_EQ(ring.text(ring.records()[1].label), "here");
 }
 
-// Each operation's fields are equal: a reader that mixes two of them sees that they differ.
-TEST(FlightRecorder, ReadersNeverSeePartsOfTwoOperations) {
-  FlightRecorder ring(4);
+// What two writers of one entry may leave.
+TEST(FlightRecorder, AnEntryWithPartsOfTwoOperationsIsNotRead) {
+  recorder::Slot slot;
+  Record record;
+  EXPECT_FALSE(read(slot, &record)) << "it had no operation yet";
+  write(slot, 5,
+        {.group = 1, .operation = 2, .dtype = 3, .sequence = 4, .bytes = 6, .called_ns = 7}, 8);
+  ASSERT_TRUE(read(slot, &record));
+  EXPECT_EQ(record.id, 5u);
+  EXPECT_EQ(record.call.bytes, 6u);
+  EXPECT_EQ(record.label, 8u);
+  EXPECT_EQ(record.state, State::kQueued);
+  auto is_left_out_with = [&](auto& field, auto value) {
+    auto before = field.exchange(value);
+    bool left_out = !read(slot, &record);
+    field = before;
+    return left_out;
+  };
+  for (auto* field : {&slot.sequence, &slot.bytes, &slot.called_ns})
+    EXPECT_TRUE(is_left_out_with(*field, field->load() + 1));
+  for (auto* field : {&slot.group, &slot.operation, &slot.dtype, &slot.label})
+    EXPECT_TRUE(is_left_out_with(*field, field->load() + 1));
+  EXPECT_TRUE(is_left_out_with(slot.state, recorder::Slot::tagged(4, State::kDone)));
+  EXPECT_TRUE(is_left_out_with(slot.id, uint64_t{6}));
+  EXPECT_TRUE(is_left_out_with(slot.id, recorder::Slot::kPassing));
+  EXPECT_TRUE(read(slot, &record));
+}
+
+// Each operation's fields are equal: a reader that mixes two of them sees that they differ. Even ones are done.
+// In a ring of one entry, the writers are in it together all the time.
+void check_that_operations_stay_apart(size_t entries) {
+  FlightRecorder ring(entries);
   std::atomic<bool> stop{false};
   std::vector<std::thread> writers;
   for (uint64_t w = 0; w < 2; ++w) {
     writers.emplace_back([&, w] {
       for (uint64_t i = w + 1; !stop; i += 2) {
-        ring.begin(
+        Mark mark = ring.begin(
             {.group = static_cast<recorder::Text>(i), .sequence = i, .bytes = i, .called_ns = i});
+        if (i % 2 == 0) mark.end(i, true);
         if (i % 64 == w) std::this_thread::yield();
       }
     });
@@ -86,12 +116,18 @@ TEST(FlightRecorder, ReadersNeverSeePartsOfTwoOperations) {
       ASSERT_EQ(r.call.sequence, r.call.bytes);
       ASSERT_EQ(r.call.sequence, r.call.called_ns);
       ASSERT_EQ(static_cast<recorder::Text>(r.call.sequence), r.call.group);
+      ASSERT_TRUE(r.state == State::kQueued || r.call.sequence % 2 == 0);
     }
     std::this_thread::yield();
   }
   stop = true;
   for (auto& writer : writers) writer.join();
   EXPECT_GT(seen, 0u);
+}
+
+TEST(FlightRecorder, ReadersNeverSeePartsOfTwoOperations) {
+  check_that_operations_stay_apart(1);
+  check_that_operations_stay_apart(4);
 }
 
 // The records of the group `name` of this process.
@@ -124,6 +160,32 @@ TEST(GroupRecords, SayWhenAnOperationWasCalledStartedAndEnded) {
     EXPECT_LE(r.started_ns, r.first_byte_ns);
     EXPECT_LT(r.first_byte_ns, r.ended_ns) << "the first of 12 MiB comes before the last";
   }
+}
+
+TEST(GroupConnections, SayWhetherARankWasContactedAndWhenItsLastMessageCame) {
+  using In = Connection::State;
+  std::atomic<int> looked{0};
+  run_world("AAB", [&](RankContext& c) {
+    EXPECT_TRUE(c.group.state().connections.empty()) << "they cost a look at each process";
+    for (const Connection& to : c.group.state(true).connections) {
+      bool local = (to.rank < 2) == (c.rank < 2);
+      EXPECT_EQ(to.state, local ? In::kConnected : In::kNew) << c.rank << " to " << to.rank;
+      EXPECT_FALSE(to.last_message_ns);
+    }
+    for (++looked; looked < 3;) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::vector<float> in(1 << 20, 1.0f), out(3 << 20);
+    ASSERT_TRUE(c.run(gather_of(in, out, c.ranks)).ok());
+    size_t connected = 0;
+    for (const Connection& to : c.group.state(true).connections) {
+      connected += to.state == In::kConnected;
+      if (to.path == "shared memory") continue;
+      EXPECT_NE(to.path.find(" on "), std::string::npos) << to.path;
+      EXPECT_EQ(to.why, "");
+      EXPECT_EQ(to.last_message_ns.has_value(), to.state == In::kConnected);
+      EXPECT_LT(to.last_message_ns.value_or(0), 100'000'000'000u);
+    }
+    EXPECT_GE(connected, 1u);
+  });
 }
 
 // Rank 2 has called nothing: ranks 0 and 1 say that they wait for it, while they do and once it has broken.

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <numeric>
 #include <random>
+
+#include "peers/flow_index.h"
 
 namespace smddp {
 namespace {
@@ -103,6 +106,24 @@ TEST(WriteBatches, CountOnlyBytesWithoutAGap) {
   }
 }
 
+// What completes in order is known at once, while seven writes or fewer are under way.
+TEST(WriteBatches, CountEachOfFewWrites) {
+  WriteBatches batches;
+  std::deque<uint32_t*> counters;
+  size_t sent = 0;
+  for (int write = 0; write < 100; ++write) {
+    if (counters.size() == 7) {
+      --*counters.front();
+      counters.pop_front();
+      EXPECT_EQ(batches.completed(sent), sent - 60);
+    }
+    counters.push_back(batches.pending());
+    ++*counters.back();
+    sent += 10;
+    batches.completed(sent);
+  }
+}
+
 TEST(ShardRun, FindsTheShardsOfARange) {
   ShardRun s;
   s.add(7, 10);
@@ -114,6 +135,15 @@ TEST(ShardRun, FindsTheShardsOfARange) {
     seen.push_back({static_cast<size_t>(shard), at, n, from});
   });
   EXPECT_EQ(seen, (std::vector<std::array<size_t, 4>>{{7, 8, 2, 0}, {5, 0, 3, 2}}));
+}
+
+TEST(FlowIndex, FindsTheFlowOfARankAndNoneOfOthers) {
+  std::vector<Rank> flows = {7, 3, 4000, 5};
+  FlowIndex index;
+  index.make(flows, [](Rank rank) { return rank; });
+  for (size_t i = 0; i < flows.size(); ++i) EXPECT_EQ(index.in(flows, flows[i]), &flows[i]);
+  for (Rank other : {0, 4, 6, 8, 4001}) EXPECT_EQ(index.in(flows, other), nullptr);
+  EXPECT_EQ(FlowIndex().in(flows, 7), nullptr);
 }
 
 }  // namespace

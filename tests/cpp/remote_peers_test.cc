@@ -134,6 +134,15 @@ TEST(RemotePeers, CreditIsTakenInTheOrderOfFragmentsUntilTheyHaveStarted) {
   }
 }
 
+// Of 512 hosts with 8 ranks each, 511 ranks may send to a rank. With the credit divided by all 4,096 ranks
+// no flow of more than 2 KiB would go out before the first READY.
+TEST(RemotePeers, CreditIsDividedAmongTheRanksThatMaySend) {
+  RemotePeers remote(JobKey{}, siphash::Key{}, 0, 4096, nullptr, size_t{1} << 20, 512);
+  EXPECT_EQ(remote.credit(), size_t{16} << 10);
+  RemotePeers any(JobKey{}, siphash::Key{}, 0, 4096, nullptr, size_t{1} << 20);
+  EXPECT_EQ(any.credit(), size_t{2} << 10);
+}
+
 TEST(RemotePeers, WhatIsKeptIsNoLongerKeptWhenItsFragmentStarts) {
   Alone alone;
   std::vector<std::byte> payload(alone.remote.credit());

@@ -62,6 +62,7 @@ class Watched : public testing::Test {
     std::byte byte{};
     EXPECT_TRUE(fragments_.find(0)->on_message(header, &byte).ok());
   }
+  Connection::State state() { return watch_->connection(1, now_).state; }
   // Looks until so long after the first look, while nothing comes of rank 1. The first bad status.
   Status look_until(double seconds) {
     Status status;
@@ -96,6 +97,23 @@ TEST_F(Watched, OneThatAnswersIsWaitedForWithoutALimitOnSilence) {
   Status status = look_until(100);
   EXPECT_TRUE(status.ok()) << status.message();
   EXPECT_FALSE(watch_->left());
+  EXPECT_EQ(state(), Connection::State::kUnanswered);
+  EXPECT_FALSE(watch_->connection(1, now_).last_message_ns);
+}
+
+TEST_F(Watched, OneWhoseMessagesComeIsConnected) {
+  watch(0);
+  wire::Header header{};
+  header.source = 1;
+  EXPECT_FALSE(remote_->accept(header, nullptr)) << "it is not authentic";
+  EXPECT_EQ(state(), Connection::State::kUnanswered);
+  header.mac = wire::mac_of({}, header, nullptr);
+  EXPECT_TRUE(remote_->accept(header, nullptr));
+  Connection connection = watch_->connection(1, recent_ns() + 3 * kSecond);
+  EXPECT_EQ(connection.state, Connection::State::kConnected);
+  ASSERT_TRUE(connection.last_message_ns);
+  EXPECT_GE(*connection.last_message_ns, 3 * kSecond);
+  EXPECT_EQ(connection.path, own_->rails_text());
 }
 
 TEST_F(Watched, OneThatHasEndedIsLostOnceNothingMoreCanCome) {
@@ -106,6 +124,7 @@ TEST_F(Watched, OneThatHasEndedIsLostOnceNothingMoreCanCome) {
   Status lost = look_until(2.5);
   EXPECT_EQ(lost.code(), Code::kPeerLost);
   EXPECT_NE(lost.message().find("rank 1 (B) is lost during"), std::string::npos) << lost.message();
+  EXPECT_EQ(state(), Connection::State::kEnded);
 }
 
 TEST_F(Watched, OneThatHasLeftFromALaterFragmentOnIsLostOnceNothingMoreCanCome) {
@@ -115,6 +134,8 @@ TEST_F(Watched, OneThatHasLeftFromALaterFragmentOnIsLostOnceNothingMoreCanCome) 
   EXPECT_FALSE(watch_->left()) << "its last data may be on the way";
   EXPECT_TRUE(look_until(2.5).ok());
   EXPECT_EQ(watch_->left(), "why");
+  EXPECT_EQ(state(), Connection::State::kLeft);
+  EXPECT_EQ(watch_->connection(1, now_).why, "why");
 }
 
 TEST_F(Watched, OneThatHasLeftFromThisFragmentOnIsLost) {
@@ -135,6 +156,8 @@ TEST_F(Watched, OneThatHasSentWhatDoesNotArriveIsLost) {
   EXPECT_EQ(lost.code(), Code::kPeerLost);
   EXPECT_NE(lost.message().find("it has sent all, and not all has arrived"), std::string::npos)
       << lost.message();
+  EXPECT_EQ(state(), Connection::State::kLost);
+  EXPECT_NE(watch_->connection(1, now_).why.find("it has sent all"), std::string::npos);
 }
 
 TEST_F(Watched, WhatHasLeftMayBeOnTheWayForAMoment) {

@@ -30,6 +30,10 @@ struct Layout {
   // rank of each host then says that it has joined, and all wait for that.
   int sets(int rank) const { return hosts > 1 && rank % ranks_per_host == 0 ? 2 : 1; }
   int gets() const { return hosts > 1 ? 2 : 1; }
+  // Ranks of other hosts whose addresses a rank knows: all, or in a large group those of its rail.
+  int peers() const {
+    return ranks() <= pattern::kPairedRanks ? ranks() - ranks_per_host : hosts - 1;
+  }
   std::string text() const {
     return std::to_string(hosts) + " hosts x " + std::to_string(ranks_per_host);
   }

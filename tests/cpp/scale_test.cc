@@ -48,7 +48,7 @@ void run_as_threads(const Layout& layout) {
     all.arrive_and_wait();
     if (c.rank == 0) after = footprint();
     all.arrive_and_wait();
-    EXPECT_EQ(address_vector_entries(c.engine), layout.hosts - 1);
+    EXPECT_EQ(address_vector_entries(c.engine), layout.peers());
   };
   run_world(layout.host_of_ranks(), body,
             {.timeout_seconds = 120, .several_hosts = layout.hosts > 1});
@@ -156,7 +156,7 @@ void run_as_processes(const Layout& layout) {
     EXPECT_EQ(record.store_sets, layout.sets(r));
     EXPECT_EQ(record.store_gets, layout.gets());
     EXPECT_EQ(record.store_looks, 0);
-    EXPECT_EQ(record.peers, layout.hosts - 1);
+    EXPECT_EQ(record.peers, layout.peers());
     most.started = std::max(most.started, record.started);
     most.exercised = std::max(most.exercised, record.exercised);
     most.held.pss = std::max(most.held.pss, record.held.pss);

@@ -110,6 +110,31 @@ TEST(Selector, SumsHaveNoJointPattern) {
   }
 }
 
+// One block is not cut, whatever the buckets; between more than two hosts it goes down a tree.
+TEST(Selector, BroadcastAndReduceAreOneFragment) {
+  Tuning tuning{.allgather_bucket_bytes = 1 << 16, .reduce_scatter_bucket_bytes = 1 << 16};
+  for (int nodes : {1, 2, 8}) {
+    Plan plan = select({Collective::kBroadcast, 1 << 28, 4}, cluster(nodes, 2), tuning);
+    EXPECT_EQ(plan.fragment_bytes, 1u << 28);
+    EXPECT_EQ(plan.pattern, nodes > 2 ? Pattern::kLog : Pattern::kDirect);
+  }
+  EXPECT_EQ(select({Collective::kReduce, 1 << 28, 4}, cluster(1, 2), tuning).fragment_bytes,
+            1u << 28);
+  EXPECT_EQ(select({Collective::kReduce, 64, 4}, cluster(8, 2), tuning).pattern, Pattern::kDirect);
+}
+
+// A rank does not know the other ranks' sizes, so that nothing may depend on them but what it tells itself.
+TEST(Selector, BlocksOfPairsGoFromRankToRankInOneFragment) {
+  Tuning tuning{.allgather_bucket_bytes = 1 << 16, .algorithm = Algorithm::kLog};
+  for (Collective collective : {Collective::kAllToAll, Collective::kGather, Collective::kScatter}) {
+    for (size_t bytes : {size_t{0}, size_t{64}, size_t{1} << 28}) {
+      Plan plan = select({collective, bytes, 4}, cluster(8, 2), tuning);
+      EXPECT_EQ(plan.pattern, Pattern::kDirect);
+      EXPECT_GE(plan.fragment_bytes, bytes);
+    }
+  }
+}
+
 TEST(Selector, ANetworkWithCheapMessagesDoesNotTakeTheJointPattern) {
   EXPECT_EQ(pattern_of(1 << 10, 16, 8, {5'000, 100, 50}), Pattern::kDirect);
 }
@@ -247,6 +272,18 @@ TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
   std::ifstream file(std::string(SMDDP_SOURCE_DIR) + "/docs/selector.md");
   std::string page(std::istreambuf_iterator<char>(file), {});
   EXPECT_NE(page.find(table), std::string::npos) << "docs/selector.md should hold\n" << table;
+}
+
+// What the network carries in a latency and two overheads; three latencies, and two chunks, where a write's
+// completion has to be waited for. The ranks of a host share it, and no rank takes more than its receive budget.
+TEST(Selector, ReachIsWhatCrossesTheNetworkUntilItIsKnownToBeThere) {
+  NetworkModel network{20'000, 4'000, 1.25};
+  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, true), 35'000u);
+  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, false), 85'000u + 2 * (128 << 10));
+  EXPECT_EQ(reach_bytes({32, 4, false, true, network}, true), 35'000u / 8);
+  network.latency_ns = 10e6;
+  Shape far{4, 4, false, true, network};
+  EXPECT_EQ(reach_bytes(far, true), receive_budget_bytes(far));
 }
 
 }  // namespace

@@ -134,6 +134,13 @@ class UnderAttack : public testing::TestWithParam<Setting> {
   }
   void TearDown() override { ::unsetenv("SMDDP_FABRIC_PROVIDER"); }
 
+  // ofi_rxd, under the load of many messages, gives up one with a truncation error at times: then the
+  // ranks' own connection is at an end, and says so (docs/security.md). No other provider does.
+  static bool may_end_so(const std::string& failure) {
+    bool drops = std::string(GetParam().provider) == "udp;ofi_rxd";
+    return failure.empty() ||
+           (drops && failure.find("the connection to it broke") != std::string::npos);
+  }
   void withstand(const Attack& step) {
     std::string layout = GetParam().layout;
     Victims victims(layout.size());
@@ -166,7 +173,7 @@ class UnderAttack : public testing::TestWithParam<Setting> {
                   good = good && c.run(gather_of(more, all, c.ranks)).ok();
                   more[0] = all[0];
                 }
-                EXPECT_EQ(work.failure, "");
+                EXPECT_TRUE(may_end_so(work.failure)) << work.failure;
                 operations += work.operations;
                 wrong += work.wrong;
                 refused += c.engine.refused();

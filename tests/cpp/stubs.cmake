@@ -15,6 +15,6 @@ endfunction()
 # libfabric, for the providers that need hardware, and for all that may arrive in another order.
 file(GLOB stub CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/stub_fabric/*.cc)
 add_stub(stub_fabric ${stub})
-target_include_directories(stub_fabric PRIVATE ${CMAKE_CURRENT_LIST_DIR})
+target_include_directories(stub_fabric PRIVATE ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_SOURCE_DIR}/csrc)
 target_include_directories(stub_fabric SYSTEM PRIVATE ${LIBFABRIC_INCLUDE})
 sanitize_stub(stub_fabric)

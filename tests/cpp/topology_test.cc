@@ -176,6 +176,31 @@ TEST(Pattern, InEachStepAHostReceivesFromOneOtherHostOnly) {
   }
 }
 
+// Each pair of ranks of two hosts has one flow each way, of the same step at both ends, and in each step a host
+// receives from one other host.
+TEST(Pattern, EachPairOfRanksOfTwoHostsHasAFlow) {
+  for (const char* letters : {"AB", "AABB", "ABAB", "ABBB", "AAABBCC", "ABBBCCD", "ABCDEFGH"}) {
+    Topology t(hosts(letters));
+    std::map<std::pair<Rank, Rank>, int> sent, received;
+    for (Rank rank = 0; rank < t.ranks(); ++rank) {
+      pattern::Flows flows = pattern::pair_flows(t, rank);
+      std::map<int, int> source_of_step;
+      for (const pattern::Flow& flow : flows.out)
+        EXPECT_TRUE(sent.emplace(std::pair(rank, flow.peer), flow.step).second);
+      for (const pattern::Flow& flow : flows.in) {
+        EXPECT_TRUE(received.emplace(std::pair(flow.peer, rank), flow.step).second);
+        int host = t.node_of(flow.peer);
+        EXPECT_EQ(source_of_step.emplace(flow.step, host).first->second, host);
+      }
+    }
+    EXPECT_EQ(sent, received);
+    for (Rank a = 0; a < t.ranks(); ++a) {
+      for (Rank b = 0; b < t.ranks(); ++b)
+        EXPECT_EQ(sent.count({a, b}), t.same_node(a, b) ? 0u : 1u);
+    }
+  }
+}
+
 TEST(Pattern, ABlockIsSummedByItsOwnerOnItsHostAndByItsGatewayElsewhere) {
   for (const auto& cluster : clusters()) {
     Topology t(cluster);

@@ -90,6 +90,40 @@ TEST(Spinning, WithoutTimeForItIsSleepAtOnce) {
   EXPECT_FALSE(policy.keeps_polling(kSecond, policy.background_spin_ns()));
 }
 
+// On a network without a wait object: polls follow one another closely while something moves, and ever less
+// often while nothing does.
+TEST(Pauses, GrowWhileNothingMovesUpToAMillisecond) {
+  WaitPolicy policy = between_hosts();
+  EXPECT_EQ(policy.pause_ns(), 20 * kMicrosecond);
+  for (uint64_t pause = 40; pause <= 640; pause *= 2) {
+    policy.note_sleep(false, true);
+    EXPECT_EQ(policy.pause_ns(), pause * kMicrosecond);
+  }
+  policy.note_sleep(false, true);
+  policy.note_sleep(false, true);
+  EXPECT_EQ(policy.pause_ns(), kMillisecond);
+}
+
+TEST(Pauses, AreShortAgainAfterAnEventOrWork) {
+  WaitPolicy policy = between_hosts();
+  policy.note_sleep(false, true);
+  policy.note_sleep(true, true);
+  EXPECT_EQ(policy.pause_ns(), 20 * kMicrosecond);
+  policy.note_sleep(false, true);
+  policy.restart_spin();
+  EXPECT_EQ(policy.pause_ns(), 20 * kMicrosecond);
+}
+
+TEST(Pauses, AreNotFollowedByPollsForAWhile) {
+  WaitPolicy policy = between_hosts();
+  EXPECT_TRUE(policy.keeps_polling(kSecond, kSpin));
+  EXPECT_FALSE(policy.keeps_polling(kSecond + kSpin, kSpin));
+  policy.note_sleep(false, true);
+  EXPECT_FALSE(policy.keeps_polling(kSecond + kSpin + 20 * kMicrosecond, kSpin));
+  policy.note_sleep(false, false);
+  EXPECT_TRUE(policy.keeps_polling(kSecond + 2 * kSpin, kSpin));
+}
+
 TEST(Yields, ThatLetAnotherThreadRunAreFollowedByOneSleepInsideAHost) {
   WaitPolicy policy = inside_a_host();
   policy.note_yield(kSecond, kSecond + 2 * kMicrosecond);
@@ -108,6 +142,17 @@ TEST(Yields, OfRanksThatShareACoreOrUseTheNetworkAreFollowedByPolls) {
     policy->note_yield(kSecond, kSecond + kMillisecond);
     EXPECT_TRUE(policy->keeps_polling(kSecond + kMillisecond, kSpin));
   }
+}
+
+TEST(Yields, ToThreadsThatComputeAreFollowedBySleepsBetweenHosts) {
+  WaitPolicy policy = between_hosts();
+  uint64_t ended = 2 * kSecond + 1;
+  policy.note_yield(ended - kMillisecond - 1, ended);
+  EXPECT_FALSE(policy.keeps_polling(ended, kSpin));
+  policy.restart_spin();
+  EXPECT_FALSE(policy.keeps_polling(ended + 3 * kSecond - 1, kSpin));
+  policy.restart_spin();
+  EXPECT_TRUE(policy.keeps_polling(ended + 3 * kSecond, kSpin));
 }
 
 TEST(Turns, EndBetweenHostsAfterTheirTimeAtWork) {

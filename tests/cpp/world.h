@@ -198,6 +198,72 @@ std::shared_ptr<Operation> scatter_of(const Vector& in, Vector& out, int ranks, 
   return op;
 }
 
+// One block, which is `root`'s; the blocks of the other ranks are empty.
+template <class Vector>
+void fill_one(Blocks& blocks, Vector& data, int root, int ranks) {
+  for (int r = 0; r < ranks; ++r) {
+    if (r == root) blocks.add(data.data(), data.size() * sizeof(typename Vector::value_type));
+    blocks.end_block();
+  }
+}
+
+// From `data` of `root` to that of all ranks.
+template <class Vector>
+std::shared_ptr<Operation> broadcast_of(Vector& data, int root, int ranks) {
+  using T = typename Vector::value_type;
+  auto op = std::make_shared<Operation>();
+  op->collective = Collective::kBroadcast;
+  op->element_size = sizeof(T);
+  op->digest = data.size() * static_cast<size_t>(ranks) + static_cast<size_t>(root);
+  op->input.end_block();
+  fill_one(op->output, data, root, ranks);
+  return op;
+}
+
+// From `data` of all ranks to that of `root`.
+template <class Vector>
+std::shared_ptr<Operation> reduce_of(Vector& data, int root, int rank, int ranks, Dtype dtype,
+                                     ReduceOp reduce) {
+  using T = typename Vector::value_type;
+  auto op = std::make_shared<Operation>();
+  op->collective = Collective::kReduce;
+  op->dtype = dtype;
+  op->reduce_op = reduce;
+  op->element_size = sizeof(T);
+  op->digest = data.size() * static_cast<size_t>(ranks) + static_cast<size_t>(root);
+  fill_one(op->input, data, root, ranks);
+  if (rank == root) op->output.add(data.data(), data.size() * sizeof(T));
+  op->output.end_block();
+  return op;
+}
+
+// Blocks end to end in `data`, of `sizes` elements by rank.
+template <class Vector>
+void fill_blocks(Blocks& blocks, const Vector& data, const std::vector<size_t>& sizes) {
+  using T = typename Vector::value_type;
+  size_t at = 0;
+  for (size_t size : sizes) {
+    blocks.add(const_cast<T*>(data.data()) + at, size * sizeof(T));
+    blocks.end_block();
+    at += size;
+  }
+}
+
+// An all-to-all of `out_sizes[r]` elements to rank r and `in_sizes[r]` of it; with `root`, a gather or a scatter.
+template <class Vector>
+std::shared_ptr<Operation> exchange_of(Collective collective, const Vector& data,
+                                       const std::vector<size_t>& out_sizes, const Vector& result,
+                                       const std::vector<size_t>& in_sizes, Rank root = 0) {
+  auto op = std::make_shared<Operation>();
+  op->collective = collective;
+  op->element_size = sizeof(typename Vector::value_type);
+  op->root = root;
+  op->digest = static_cast<uint64_t>(root);
+  fill_blocks(op->input, data, out_sizes);
+  fill_blocks(op->output, result, in_sizes);
+  return op;
+}
+
 template <class Vector>
 std::shared_ptr<Operation> all_reduce_of(Vector& data, int ranks, Dtype dtype, ReduceOp reduce) {
   using T = typename Vector::value_type;

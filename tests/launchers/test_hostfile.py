@@ -1,9 +1,9 @@
 """DeepSpeed's own launchers for several hosts, with a hostfile of two emulated hosts.
 
 The hosts are namespaces (tests/testbed). A stand-in for `ssh` enters them, with an empty
-environment as sshd gives one, so that only what a launcher forwards arrives. pdsh, Open MPI's and
-MPICH's mpirun are the real ones; `srun` is a stand-in that sets Slurm's variables. mpi4py is
-hidden.
+environment as sshd gives one, so that only what a launcher forwards arrives. pdsh and the mpirun
+of Open MPI, MPICH and Intel MPI are the real ones; `srun` is a stand-in that sets Slurm's
+variables. mpi4py is hidden.
 
 make test-launchers
 """
@@ -178,6 +178,16 @@ def test_mpich(cluster: Cluster, mpirun: str) -> None:
     cluster.use("mpirun", mpirun)
     cluster.forward()
     check(cluster, cluster.deepspeed("mpich", f"-iface {cluster.bed.hosts[0].interfaces[0]}"))
+
+
+def test_intel_mpi(cluster: Cluster) -> None:
+    """The mpirun that SMDDP_TEST_IMPI names, such as that of PyPI's ``impi-rt``."""
+    mpirun = os.environ.get("SMDDP_TEST_IMPI")
+    if not mpirun:
+        pytest.skip("SMDDP_TEST_IMPI names no mpirun")
+    cluster.use("mpirun", mpirun)
+    cluster.forward()
+    check(cluster, cluster.deepspeed("impi", f"-iface {cluster.bed.hosts[0].interfaces[0]}"))
 
 
 def test_slurm(cluster: Cluster) -> None:

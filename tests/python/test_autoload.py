@@ -222,6 +222,34 @@ def test_deepspeed_imported_first_is_hooked_by_the_import_of_the_package() -> No
     )
 
 
+def test_a_reload_is_hooked_again_and_once() -> None:
+    run(
+        f"""
+        import deepspeed, importlib
+        import accelerate.utils.deepspeed as accelerate, transformers.training_args as transformers
+        import deepspeed_smddp
+        from deepspeed_smddp import backend
+        modules = (deepspeed, accelerate, transformers)
+        loaders = [(type(m.__loader__), m.__spec__.loader is m.__loader__) for m in modules]
+        followers = list(backend.after_default_group)
+        for module in (*modules, deepspeed_smddp):
+            importlib.reload(module)
+        assert {HOOKED}
+        for function in (
+            deepspeed.initialize,
+            deepspeed.init_distributed,
+            deepspeed.zero.Init.__init__,
+            accelerate.HfDeepSpeedConfig.__init__,
+            transformers.TrainingArguments.__post_init__,
+        ):
+            assert not hasattr(function._smddp_wraps, "_smddp_wraps"), function
+        after = [(type(m.__loader__), m.__spec__.loader is m.__loader__) for m in modules]
+        assert after == loaders
+        assert backend.after_default_group == followers
+        """
+    )
+
+
 def test_hook_is_switched_off_by_the_environment() -> None:
     run(
         f"""

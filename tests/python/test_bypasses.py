@@ -14,16 +14,16 @@ from harness.training import Trainer
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(400, method="signal"),  # at first DeepSpeed compiles Muon's kernels
+    pytest.mark.timeout(600, method="signal"),  # at first DeepSpeed compiles Muon's kernels
 ]
 
 # The operations that smddp has to have carried out, and others that Gloo may have, too.
 CASES: dict[str, tuple[set[str], set[str]]] = {
-    "muon_2": ({"all_gather", "all_reduce"}, {"broadcast"}),
-    "muon_3": ({"all_gather", "all_reduce"}, {"broadcast"}),
-    "inference": ({"all_gather", "all_reduce"}, {"broadcast"}),
-    "save_16bit": ({"all_gather", "reduce_scatter"}, {"broadcast"}),
-    "quantized_gradients": ({"all_gather"}, {"broadcast", "all_to_all"}),
+    "muon_2": ({"all_gather", "all_reduce"}, set()),
+    "muon_3": ({"all_gather", "all_reduce"}, set()),
+    "inference": ({"all_gather", "all_reduce"}, set()),
+    "save_16bit": ({"all_gather", "reduce_scatter"}, set()),
+    "quantized_gradients": ({"all_gather", "reduce_scatter"}, set()),  # one host: no all_to_all
 }
 
 
@@ -33,7 +33,7 @@ class Answers:
     def __init__(self, trainer: Trainer) -> None:
         self.of = functools.cache(
             lambda layout, backend: trainer.call(
-                "harness.bypass_jobs:run", layout, backend, limit=250, cases=list(CASES)
+                "harness.bypass_jobs:run", layout, backend, limit=550, cases=list(CASES)
             )[0]
         )
 

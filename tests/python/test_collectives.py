@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as functional
 
 from harness import cases, model
 from harness import layout as layouts
-from harness.cases import FORMS, MANY, Case
+from harness.cases import ALIKE, HOST_FORMS, MANY, Case
 from harness.layout import hosts
 from harness.worker import Context
 from harness.world import BACKEND, Pool, World, WorldError
@@ -38,6 +38,7 @@ def skip_what_gloo_lacks(*checked: Case) -> None:
     for case in checked if BACKEND == "gloo" else ():
         lacking = (
             case.form == "stack"
+            or (case.collective, case.form) == ("all_to_all", "list")
             or case.place == "other_slot"
             or case.dtype not in GLOO_FLOATS | {torch.bool, torch.complex64, torch.complex128}
             or (case.collective != "all_gather" and case.dtype not in GLOO_FLOATS)
@@ -62,7 +63,7 @@ QUICK = ("AA", "AABB", "ABBB")
     [pytest.param(x, marks=pytest.mark.quick if x in QUICK else ()) for x in LAYOUTS],
 )
 @pytest.mark.parametrize(
-    ("collective", "form"), [(c, form) for c, forms in FORMS.items() for form in forms]
+    ("collective", "form"), [(c, form) for c, forms in HOST_FORMS.items() for form in forms]
 )
 def test_every_form_on_every_layout(worlds: Pool, layout: str, collective: str, form: str) -> None:
     numels = (1000, 0, 1, 9457) if form in MANY else (9457,)
@@ -73,10 +74,21 @@ def test_every_form_on_every_layout(worlds: Pool, layout: str, collective: str, 
 
 
 @pytest.mark.parametrize("dtype", model.MOVABLE, ids=name)
-@pytest.mark.parametrize("form", ["base", "list", "manager"])
-def test_all_gather_moves_every_type(worlds: Pool, form: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("collective", "form"),
+    [
+        ("all_gather", "base"),
+        ("all_gather", "list"),
+        ("all_gather", "manager"),
+        ("broadcast", "base"),
+        ("all_to_all", "unequal"),
+        ("gather", "base"),
+        ("scatter", "base"),
+    ],
+)
+def test_every_type_is_moved(worlds: Pool, collective: str, form: str, dtype: torch.dtype) -> None:
     for layout in FEW:
-        case = Case("all_gather", form, dtype, (333,), seed=11)
+        case = Case(collective, form, dtype, (333,), seed=11)
         skip_what_gloo_lacks(case)
         worlds(layout).run(cases.check, case)
 
@@ -90,7 +102,7 @@ def test_all_gather_moves_every_type(worlds: Pool, form: str, dtype: torch.dtype
         if operation != "AVG" or dtype in model.FLOATING
     ],
 )
-@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce", "reduce"])
 def test_reductions_of_every_type(
     worlds: Pool, collective: str, operation: str, dtype: torch.dtype
 ) -> None:
@@ -102,7 +114,7 @@ def test_reductions_of_every_type(
             assert len(set(digests)) == 1, "ranks hold different results"
 
 
-@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce"])
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce", "reduce"])
 def test_average_of_integers_is_refused(worlds: Pool, collective: str) -> None:
     world = worlds("AAB")
     case = Case(collective, "base", torch.int32, (10,), "AVG")
@@ -113,17 +125,17 @@ def test_average_of_integers_is_refused(worlds: Pool, collective: str) -> None:
 
 @pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("collective", list(FORMS))
+@pytest.mark.parametrize("collective", list(HOST_FORMS))
 def test_sizes_around_the_thresholds(worlds: Pool, layout: str, collective: str, size: int) -> None:
     dtype = torch.uint8 if size % 2 else torch.bfloat16
     case = Case(collective, "base", dtype, (size // dtype.itemsize,), seed=size)
     digests = worlds(layout).run(cases.check, case)
-    if collective != "reduce_scatter":
+    if collective in ALIKE:
         assert len(set(digests)) == 1
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "AAABB", "AABBCC", "AABBAABB", "AAAAAAAAA"])
-@pytest.mark.parametrize("collective", list(FORMS))
+@pytest.mark.parametrize("collective", list(HOST_FORMS))
 def test_world_sizes_and_uneven_lengths(worlds: Pool, layout: str, collective: str) -> None:
     """Fewer elements than ranks, one more, one less, and a prime number of them."""
     batch = [
@@ -161,7 +173,7 @@ def test_in_place(worlds: Pool, layout: str, collective: str, form: str, place: 
 
 
 @pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
-@pytest.mark.parametrize("collective", list(FORMS))
+@pytest.mark.parametrize("collective", list(HOST_FORMS))
 @pytest.mark.parametrize(
     ("dtype", "offset"),
     [
@@ -248,6 +260,27 @@ def strided(ctx: Context, kind: str) -> str:
         elif kind == "all_reduce":
             out, wanted = transposed, summed
             dist.all_reduce(out)
+        elif kind == "broadcast":
+            out, wanted = transposed, shards[1].view(rows, columns)
+            dist.broadcast(out, src=1)
+        elif kind == "reduce":
+            out, wanted = transposed, summed if ctx.rank == 1 else mine.clone()
+            dist.reduce(out, dst=1)
+        elif kind == "all_to_all":
+            source = torch.cat([mine + r for r in range(ctx.size)])
+            source = source.t().contiguous().t()
+            out = torch.empty(columns, rows * ctx.size).t()
+            wanted = wanted + ctx.rank
+            dist.all_to_all_single(out, source)
+        elif kind == "gather":
+            outs = [torch.empty(columns, rows).t() for _ in range(ctx.size)]
+            dist.gather(transposed, outs if ctx.rank == 1 else None, dst=1)
+            out = torch.cat(outs) if ctx.rank == 1 else wanted
+        elif kind == "scatter":
+            out = torch.empty(columns, rows).t()
+            parts = [(mine + r).t().contiguous().t() for r in range(ctx.size)]
+            dist.scatter(out, parts if ctx.rank == 1 else None, src=1)
+            wanted = shards[1].view(rows, columns) + ctx.rank
         elif kind == "reduce_scatter input":
             whole = torch.stack([mine] * ctx.size)
             source = whole.transpose(1, 2).contiguous().transpose(1, 2)
@@ -273,6 +306,11 @@ def strided(ctx: Context, kind: str) -> str:
         "list input",
         "list outputs",
         "all_reduce",
+        "broadcast",
+        "reduce",
+        "all_to_all",
+        "gather",
+        "scatter",
         "reduce_scatter input",
         "reduce_scatter output",
     ],
@@ -296,6 +334,36 @@ def sliced_rows(ctx: Context) -> None:
 
 def test_rows_of_a_matrix_as_outputs(worlds: Pool) -> None:
     worlds("AAB").run(sliced_rows)
+
+
+# ---- an output that lies in the input
+
+
+def overlapping(ctx: Context) -> None:
+    size, rank = ctx.size, ctx.rank
+    blocks = [torch.full((5000,), 10.0 * source + rank) for source in range(size)]
+    both = torch.cat([torch.full((5000,), 10.0 * rank + target) for target in range(size)])
+    dist.all_to_all_single(both, both)
+    assert torch.equal(both, torch.cat(blocks))
+    longer = torch.cat([torch.full((5000,), 10.0 * rank + t) for t in range(size)] + [blocks[0]])
+    dist.all_to_all_single(longer[5000:], longer[:-5000])  # one block further on
+    assert torch.equal(longer[5000:], torch.cat(blocks))
+    rows = torch.empty(size, 5000)
+    for own in (rank, (rank + 1) % size):  # the root's part in its place, and in another one
+        rows[own] = float(rank)
+        dist.gather(rows[own], list(rows) if rank == 1 else None, dst=1)
+        if rank == 1:
+            assert torch.equal(
+                rows, torch.arange(float(size)).repeat_interleave(5000).view_as(rows)
+            )
+        rows = rows + 0.5 if rank == 1 else torch.full((size, 5000), -1.0)
+        dist.scatter(rows[own], list(rows) if rank == 1 else None, src=1)
+        assert bool((rows[own] == rank + 0.5).all())
+
+
+@pytest.mark.parametrize("layout", ["AA", "AABB", "ABBB"])
+def test_exchanges_whose_output_lies_in_the_input(worlds: Pool, layout: str) -> None:
+    worlds(layout).run(overlapping)
 
 
 # ---- functional collectives beyond dimension 0, and their gradients
@@ -406,7 +474,7 @@ def test_a_provider_that_delivers_in_any_order() -> None:
             pytest.skip(f"this libfabric does not offer udp;ofi_rxd: {message.splitlines()[-1]}")
         raise
     with contextlib.closing(world):
-        for collective in FORMS:
+        for collective in HOST_FORMS:
             batch = [
                 Case(collective, "base", torch.bfloat16, (numel,), seed=31)
                 for numel in (1, 9457, 400_003)

@@ -16,6 +16,7 @@ from deepspeed_smddp import config, settings
 from deepspeed_smddp.config import SmddpConfig, parse_section
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.sections import Section
+from deepspeed_smddp.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 DESIGN_SECTION = {
@@ -26,6 +27,7 @@ DESIGN_SECTION = {
     "tensor_parallel_seed": 0,
     "hierarchical_allgather": True,
     "max_sms": 9,
+    "check_first_use": True,
     "reduce_on": "gpu",
     "reduce_precision": "wire",
     "fallback": "warn",
@@ -46,7 +48,7 @@ DESIGN_SECTION = {
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No SMDDP_ variable is set, no configuration was made, the rank is 0."""
-    for variable in config.VARIABLES:
+    for variable in VARIABLES:
         monkeypatch.delenv(variable.environment_name, raising=False)
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(settings, "_file", (SmddpConfig(), settings.DS_CONFIG, 0))
@@ -75,7 +77,7 @@ def rows_of_core_table() -> dict[str, tuple[str, str]]:
 
 def test_environment_table_equals_that_of_the_core() -> None:
     core_rows = rows_of_core_table()
-    ours = {variable.name: variable for variable in config.VARIABLES if variable.in_core}
+    ours = {variable.name: variable for variable in VARIABLES if variable.in_core}
     assert set(ours) == set(core_rows)
     for name, (default, _) in core_rows.items():
         assert ours[name].default == default, name
@@ -86,7 +88,7 @@ def test_every_key_has_a_variable_with_the_same_default() -> None:
     for name, value in SmddpConfig():
         inner = type(value).model_fields if isinstance(value, Section) else None
         keys |= {f"{name}.{key}" for key in inner} if inner else {name}
-    variables = {variable.key: variable for variable in config.VARIABLES if variable.key}
+    variables = {variable.key: variable for variable in VARIABLES if variable.key}
     assert set(variables) == keys
     for key, variable in variables.items():
         assert variable.name == key.replace(".", "_").upper()
@@ -212,7 +214,7 @@ def test_environment_before_file_before_default(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_variables_are_parsed(name: str, text: str, expected: object) -> None:
-    variable = next(row for row in config.VARIABLES if row.name == name)
+    variable = next(row for row in VARIABLES if row.name == name)
     assert config.parse_variable(variable, text) == expected
 
 
@@ -258,6 +260,7 @@ def test_the_core_receives_the_options(core: list[dict[str, Any]]) -> None:
             "fallback": "error",
             "max_sms": 9,
             "reduce_on_cpu": False,
+            "check_first_use": True,
             "silence_seconds": 30.0,
             "routes": {},
         }

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch.distributed import c10d_logger
 
 import ranks
-from deepspeed_smddp import config, deadline, settings
+from deepspeed_smddp import deadline, settings
 from deepspeed_smddp.config import SmddpConfig, parse_section
+from deepspeed_smddp.variables import VARIABLES
 from harness.ports import free_port
 from harness.training import INITIALIZE
 from test_ds_config import CONFIG
@@ -24,7 +25,7 @@ TORCHS = dist.constants.default_pg_timeout
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in config.VARIABLES:
+    for variable in VARIABLES:
         monkeypatch.delenv(variable.environment_name, raising=False)
     monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
     monkeypatch.setattr(settings, "_file", (SmddpConfig(), settings.DS_CONFIG, 0))

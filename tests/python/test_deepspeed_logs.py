@@ -92,7 +92,7 @@ def step(engine: Any) -> str:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """An engine on rank 0 of a default group of smddp; its monitor's disk is full."""
-    from deepspeed_smddp import backend, settings
+    from deepspeed_smddp import backend, comm_backend, settings
     from deepspeed_smddp.config import SmddpConfig
 
     def write_events(events: Any) -> None:
@@ -102,6 +102,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(settings, "_warned", set())
     monkeypatch.setattr(settings, "_applied", settings.resolve(SmddpConfig()))
     monkeypatch.setattr(backend, "_default_rank", 0)
+    monkeypatch.setattr(comm_backend, "serves_default_group", lambda: True)
     return SimpleNamespace(
         monitor=SimpleNamespace(enabled=True, write_events=write_events),
         global_steps=0,

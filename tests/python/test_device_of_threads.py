@@ -10,6 +10,8 @@ import os
 import signal
 import weakref
 from collections.abc import Sequence
+from enum import Enum
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,6 +98,7 @@ def free_and_remap(ctx: Context) -> dict[str, int]:
         "first": middle["misses"] - before["misses"],
         "hits": middle["hits"] - before["hits"],
         "replaced": after["replaced"] - middle["replaced"],
+        "freed_while_mapped": after["freed_while_mapped"],
     }
 
 
@@ -104,6 +107,7 @@ def test_mapped_memory_is_kept_and_follows_free_and_remap(worlds: Pool) -> None:
         assert counted["first"] == 2  # one of each peer
         assert counted["hits"] == 8
         assert counted["replaced"] > 0
+        assert counted["freed_while_mapped"] == 0
 
 
 def mixed(ctx: Context) -> None:
@@ -139,6 +143,173 @@ def freed_tensors(ctx: Context) -> None:
 
 def test_wait_drops_the_tensors(worlds: Pool) -> None:
     on_device(worlds, "AA").run(freed_tensors)
+
+
+class Status(Enum):
+    """As DeepSpeed's ZeroParamStatus."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+def gather_parameters(ctx: Context) -> dict[str, int]:
+    """ZeRO-3's gathers fill the parameters' own memory on the device, by copy engines."""
+    from deepspeed_smddp import backend
+    from deepspeed_smddp.zero import gather as zero_gather
+
+    zero_gather._memory = lambda shard, ranks: host_empty(shard.numel() * ranks, shard.dtype)
+    params, shards = [], []
+    for number, numel in enumerate((1000, 7, 300_000)):
+        part = -(-numel // ctx.size)
+        shard = host_empty(part, torch.float32)
+        shard.copy_(torch.arange(part) + ctx.rank * part + number)
+        shards.append(shard)
+        shape = torch.Size([numel])
+        params.append(
+            SimpleNamespace(
+                ds_id=number, ds_numel=numel, ds_shape=shape, ds_status=Status.NOT_AVAILABLE
+            )
+        )
+    # Checks the group, with ordinary memory.
+    assert zero_gather.groups.serves(dist.group.WORLD, zero_gather.FEATURE)
+    backend.reset_statistics()
+    gathering = zero_gather.gather(params, shards, None)
+    assert gathering is not None
+    assert params[0].ds_status is Status.INFLIGHT
+    gathering.of(params[0]).wait()
+    gathering.wait()
+    for number, param in enumerate(params):
+        assert param.ds_status is Status.AVAILABLE
+        wanted = torch.arange(param.ds_numel, dtype=torch.float32) + number
+        assert torch.equal(param.data, wanted)
+    return host_device.calls(ctx, 2)
+
+
+def test_parameters_are_gathered_into_their_own_memory() -> None:
+    with fresh("AAA", env=ENVIRONMENT) as world:
+        world.run(host_device.use_host)
+        for taken in world.run(gather_parameters):
+            # The two small ones together.
+            assert taken == {f"all_gather {COPIES}": 2}
+
+
+def test_parameters_that_deepspeed_has_to_gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    from deepspeed_smddp.zero import gather as zero_gather
+
+    def plain(*devices: str, **more: object) -> bool:
+        shards = [
+            SimpleNamespace(device=torch.device(device), dtype=torch.float32, **more)
+            for device in devices
+        ]
+        return zero_gather._plain([SimpleNamespace()] * len(shards), shards)  # type: ignore[arg-type]
+
+    assert plain("cpu", "cpu") and not plain("cuda:1")
+    monkeypatch.setattr(get_accelerator(), "device_name", lambda *_: "cuda")
+    assert plain("cuda:1", "cuda:1")
+    assert not plain("cuda:0", "cuda:1")
+    assert not plain("cpu")  # kept in host memory, needed on the GPU
+    assert not plain("cuda:0", ds_quant_scale=1)
+    monkeypatch.setattr(get_accelerator(), "device_name", lambda *_: "xpu")
+    assert not plain("xpu:0")
+
+
+def reduce_gradients(ctx: Context) -> dict[str, int]:
+    """ZeRO-3's gradients are summed by the device, where they lie."""
+    from deepspeed_smddp import backend
+    from deepspeed_smddp.zero import reduce as zero_reduce
+
+    zero_reduce._memory = lambda count, like: host_empty(count, like.dtype)
+    # Two lie in one bucket, side by side; their padding would reach beyond the first one's end.
+    bucket = host_empty(1001 + 7, torch.bfloat16)
+    gradients = [bucket[:1001].view(13, 77), bucket[1001:], host_empty(30_000, torch.bfloat16)]
+    wanted = []
+    for number, gradient in enumerate(gradients):
+        of_rank = [
+            (torch.arange(gradient.numel()) % 61 + rank + number).bfloat16()
+            for rank in range(ctx.size)
+        ]
+        gradient.view(-1).copy_(of_rank[ctx.rank])
+        mean = sum((one / ctx.size).float() for one in of_rank).bfloat16()  # type: ignore[union-attr]
+        part = -(-gradient.numel() // ctx.size)
+        wanted.append(mean[ctx.rank * part : (ctx.rank + 1) * part])
+    assert zero_reduce.plain(gradients)
+    assert zero_reduce.groups.serves(dist.group.WORLD, zero_reduce.FEATURE)
+    backend.reset_statistics()
+    ours = zero_reduce.reduce_scatter(gradients, dist.group.WORLD)
+    assert all(torch.equal(a, b) for a, b in zip(ours, wanted, strict=True))
+    return host_device.calls(ctx, 1)
+
+
+def test_gradients_are_summed_where_they_lie() -> None:
+    with fresh("AAA", env=ENVIRONMENT) as world:
+        world.run(host_device.use_host)
+        for taken in world.run(reduce_gradients):
+            assert taken == {f"reduce_scatter {KERNEL}": 1}
+
+
+def test_gradients_that_deepspeed_has_to_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    from deepspeed_smddp.zero import reduce as zero_reduce
+
+    def plain(*devices: str, contiguous: bool = True) -> bool:
+        gradients = [
+            SimpleNamespace(
+                device=torch.device(device),
+                dtype=torch.bfloat16,
+                is_contiguous=lambda: contiguous,
+            )
+            for device in devices
+        ]
+        return zero_reduce.plain(gradients)  # type: ignore[arg-type]
+
+    assert plain("cpu", "cpu") and not plain("cuda:1")
+    monkeypatch.setattr(get_accelerator(), "device_name", lambda *_: "cuda")
+    assert plain("cuda:1", "cuda:1")
+    assert not plain("cuda:0", "cuda:1")
+    assert not plain("cpu")  # kept in host memory
+    assert not plain("cuda:0", contiguous=False)
+    assert not zero_reduce.plain([])
+
+
+def measured(ctx: Context) -> tuple[int, dict[str, int]]:
+    """``"auto"`` measures with tensors of the device."""
+    from deepspeed_smddp import backend
+    from deepspeed_smddp.tune import measure
+
+    measure._memory = lambda count, device: host_empty(count, torch.bfloat16)
+    assert dist.group.WORLD is not None
+    backend.reset_statistics()
+    model = measure.measure(dist.group.WORLD, 0.2)
+    points = len(model.allgather)
+    assert points == len(model.reduce_scatter)
+    assert all(point.seconds > 0 for point in model.allgather + model.reduce_scatter)
+    return points, host_device.calls(ctx, 12)
+
+
+def test_auto_measures_the_device(worlds: Pool) -> None:
+    for points, taken in on_device(worlds, "AA").run(measured):
+        assert points >= 2
+        for collective in ("all_gather", "reduce_scatter"):
+            assert taken[f"{collective} {PATH[collective]}"] >= 4 * points
+
+
+def test_the_device_that_auto_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    from deepspeed_smddp.zero import auto
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert auto._device() == torch.device("cpu")
+    monkeypatch.setattr(get_accelerator(), "device_name", lambda *_: "cuda")
+    assert auto._device() is None  # not known yet: DeepSpeed makes it the current one later
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert auto._device() == torch.device("cuda:3")
+    monkeypatch.setattr(get_accelerator(), "device_name", lambda *_: "xpu")
+    assert auto._device() is None
 
 
 def futures(ctx: Context) -> None:

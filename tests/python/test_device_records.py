@@ -10,13 +10,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from harness.host_device import COPIES, ENVIRONMENT, KERNEL, host_empty, paths
+from harness import host_device
+from harness.host_device import COPIES, KERNEL, host_empty, paths
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 from test_reports import SECONDS, end_after, job, why
 
 pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="the flight recorder is smddp's")
 
+# The operations that check the first ones would be recorded, too.
+ENVIRONMENT = {**host_device.ENVIRONMENT, "SMDDP_CHECK_FIRST_USE": "0"}
 ON_DEVICE = " (device)"
 NUMEL = 1000
 

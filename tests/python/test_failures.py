@@ -236,6 +236,9 @@ def disagree(ctx: Context, kind: str) -> None:
     elif kind == "type moved":
         dtype = torch.int32 if odd else torch.float32
         dist.all_gather_into_tensor(torch.zeros(64 * n, dtype=dtype), torch.zeros(64, dtype=dtype))
+    elif kind == "splits":
+        count = n * (64 if odd else 96)
+        dist.all_to_all_single(torch.zeros(count), torch.zeros(count))
     elif kind == "reduction":
         dist.all_reduce(torch.zeros(64), op=dist.ReduceOp.MAX if odd else dist.ReduceOp.SUM)
     else:
@@ -255,6 +258,7 @@ def disagree(ctx: Context, kind: str) -> None:
         ("type", ("int32", "float32")),
         ("type moved", ("int32", "float32")),
         ("reduction", ("max", "sum")),
+        ("splits", ("256 bytes", "384 bytes", "which takes")),
         ("segments", ()),
     ],
 )

@@ -62,6 +62,26 @@ def operation(ctx: Context, name: str) -> None:
     elif name == "reduce":
         dist.reduce(mine, dst=1)
         assert rank != 1 or mine[0] == sum(range(size))
+    elif name in ("all_reduce of bits", "reduce of bits"):
+        bits = torch.full((5,), 6 if rank == 0 else 3, dtype=torch.int32)
+        if name.startswith("reduce"):
+            dist.reduce(bits, dst=0, op=dist.ReduceOp.BAND)
+        else:
+            dist.all_reduce(bits, op=dist.ReduceOp.BAND)
+        assert bits[0] == 2 or (rank > 0 and name.startswith("reduce"))
+    elif name == "all_to_all":
+        parts = [torch.full((r + 1,), float(rank)) for r in range(size)]
+        got = [torch.empty(rank + 1) for _ in range(size)]
+        dist.all_to_all(got, parts)
+        assert all(torch.equal(got[r], torch.full((rank + 1,), float(r))) for r in range(size))
+    elif name == "gather_object":
+        objects: list[Any] | None = [None] * size if rank == 0 else None
+        dist.gather_object("x" * (rank + 1), objects, dst=0)
+        assert objects is None or objects == ["x" * (r + 1) for r in range(size)]
+    elif name == "scatter_object_list":
+        mine_of: list[Any] = [None]
+        dist.scatter_object_list(mine_of, list(range(size)) if rank == 0 else None, src=0)
+        assert mine_of == [rank]
     elif name == "batch_isend_irecv":
         got = torch.empty(5)
         works = dist.batch_isend_irecv(
@@ -85,20 +105,28 @@ def operation(ctx: Context, name: str) -> None:
         raise AssertionError(f"no operation {name}")
 
 
-# The name under which each operation is counted; None: smddp carries it out itself.
-COUNTED = {
+# What carries out these calls itself, of smddp's own.
+OWN = {
     "broadcast": "broadcast",
     "broadcast of nothing": "broadcast",
     "async broadcast": "broadcast",
-    "send": "send",
+    "reduce": "reduce",
+    "broadcast_object_list": "broadcast",
+    "all_gather_object": "all_gather",
     "all_to_all_single": "all_to_all",
     "all_to_all_single of unequal parts": "all_to_all",
+    "all_to_all": "all_to_all",
     "gather": "gather",
     "scatter": "scatter",
-    "reduce": "reduce",
+    "gather_object": "gather",
+    "scatter_object_list": "scatter",
+}
+# The name under which each other operation is counted.
+COUNTED = {
+    "send": "send",
+    "all_reduce of bits": "all_reduce",
+    "reduce of bits": "reduce",
     "batch_isend_irecv": "send",
-    "broadcast_object_list": "broadcast",
-    "all_gather_object": None,
 }
 
 
@@ -116,19 +144,23 @@ def test_fallback_operations_work_and_are_counted(worlds: Pool, layout: str, nam
     expected = COUNTED[name]
     for rank, rows in enumerate(worlds(layout).run(counted, name)):
         fallback = {row["collective"]: row for row in rows if row["path"].startswith("fallback")}
-        if expected is None:
-            assert not fallback, fallback
-            assert any(row["collective"] == "all_gather" and row["bytes"] > 0 for row in rows)
-        elif name == "send" and rank == 1:
+        if name == "send" and rank == 1:
             assert not fallback, "this rank has no part in it"
         else:
             wanted = "recv" if name == "send" and rank == len(layout) - 1 else expected
             row = fallback[wanted]
             assert row["path"] == PATH
             assert row["calls"] >= 1
-            if name != "broadcast of nothing":
-                assert row["bytes"] > 0
+            assert row["bytes"] > 0
             assert {"collective", "path", "calls", "bytes", "seconds", "wait_seconds"} <= set(row)
+
+
+@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("layout", ["AAA", "AAB"])
+def test_what_smddp_carries_out_itself(worlds: Pool, layout: str, name: str) -> None:
+    for rows in worlds(layout).run(counted, name):
+        assert not [row for row in rows if row["path"].startswith("fallback")], rows
+        assert OWN[name] in {row["collective"] for row in rows if row["calls"]}
 
 
 def own_statistics(ctx: Context) -> list[dict[str, Any]]:
@@ -172,7 +204,7 @@ def forbidden(ctx: Context, name: str) -> str:
     return message
 
 
-@pytest.mark.parametrize("name", ["broadcast", "all_to_all_single", "gather", "scatter", "reduce"])
+@pytest.mark.parametrize("name", ["all_reduce of bits", "reduce of bits"])
 def test_forbidden_fallback_names_the_operation(worlds: Pool, name: str) -> None:
     for message in worlds("AAB").run(forbidden, name):
         assert COUNTED[name] in message, message
@@ -202,8 +234,8 @@ def repeated(ctx: Context, mode: str) -> None:
 
     deepspeed_smddp.configure(fallback=mode)
     for _ in range(5):
-        operation(ctx, "broadcast")
-        operation(ctx, "reduce")
+        operation(ctx, "all_reduce of bits")
+        operation(ctx, "reduce of bits")
 
 
 @pytest.mark.parametrize(("mode", "times"), [("warn", 1), ("silent", 0)])
@@ -211,7 +243,7 @@ def test_fallback_warns_once_per_operation_or_never(mode: str, times: int) -> No
     with fresh("AAB") as world:
         world.run(repeated, mode)
         said = [line for line in world.log(0).splitlines() if "smddp" in line and "gloo" in line]
-        for name in ("broadcast", "reduce"):
+        for name in ("all_reduce", "reduce"):
             assert len([line for line in said if f" {name} goes to gloo" in line]) == times, said
 
 
@@ -243,13 +275,15 @@ def interleaved(ctx: Context) -> None:
         t = torch.full((1000,), float(ctx.rank))
         tensors.append(t)
         if i % 2:
-            works.append(dist.broadcast(t, src=i % ctx.size, async_op=True))
+            bits = torch.full((1000,), 7 - i, dtype=torch.int32)
+            tensors[-1] = bits
+            works.append(dist.all_reduce(bits, op=dist.ReduceOp.BAND, async_op=True))
         else:
             works.append(dist.all_reduce(t, async_op=True))
     for work in reversed(works):
         work.wait()
     for i, t in enumerate(tensors):
-        assert t[0] == (i % ctx.size if i % 2 else sum(range(ctx.size)))
+        assert t[0] == (7 - i if i % 2 else sum(range(ctx.size)))
 
 
 @pytest.mark.parametrize("layout", ["AAA", "AAB"])

@@ -15,6 +15,7 @@ import pytest
 
 import ranks
 from deepspeed_smddp import comm_backend, launchers
+from harness import tasks
 from harness.ports import free_port
 
 OPEN_MPI = {
@@ -158,6 +159,8 @@ def test_deepspeed_may_ask_mpi_where_rank_0_is(
 
 # ---- real launchers
 
+MPIRUNS = ("openmpi", "mpich", "intel")  # Debian's names, and the one that SMDDP_TEST_IMPI names
+
 GATHER = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("smddp")
@@ -180,9 +183,10 @@ dist.destroy_process_group()
 
 def command_of(launcher: str) -> list[str]:
     """The launcher's command for two ranks on this host; skips the test where it is missing."""
-    program = shutil.which(f"mpirun.{launcher}")
+    name = os.environ.get("SMDDP_TEST_IMPI", "") if launcher == "intel" else f"mpirun.{launcher}"
+    program = shutil.which(name)
     if program is None:
-        pytest.skip(f"mpirun.{launcher} (Debian's name of it) is not installed")
+        pytest.skip(f"{name or 'the mpirun of SMDDP_TEST_IMPI'} is not installed")
     more = ["--allow-run-as-root", "--oversubscribe"] if launcher == "openmpi" else []
     return [program, *more, "-n", "2"]
 
@@ -194,14 +198,14 @@ def run_launched(command: list[str], **env: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+@pytest.mark.parametrize("launcher", MPIRUNS)
 def test_a_program_of_torch_under_mpirun(launcher: str) -> None:
     smddp = str(Path(sys.executable).parent / "smddp")
     said = run_launched([*command_of(launcher), smddp, "exec", sys.executable, "-c", GATHER])
@@ -210,7 +214,7 @@ def test_a_program_of_torch_under_mpirun(launcher: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["openmpi", "mpich"])
+@pytest.mark.parametrize("launcher", MPIRUNS)
 def test_deepspeed_under_mpirun_needs_no_mpi4py(launcher: str) -> None:
     said = run_launched([*command_of(launcher), sys.executable, "-c", JOIN_BY_DEEPSPEED])
     # Both write into one pipe: one line may come into the other.
@@ -219,43 +223,15 @@ def test_deepspeed_under_mpirun_needs_no_mpi4py(launcher: str) -> None:
 
 def run_tasks(command: list[str], of_task: Callable[[int], dict[str, str]]) -> list[str]:
     """The output of two tasks, each with its launcher's variables, as two hosts."""
-    port = str(free_port())
-    tasks = [
-        subprocess.Popen(
-            command,
-            env=ranks.environment(**of_task(task), SMDDP_HOST_ID=f"host{task}", MASTER_PORT=port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for task in range(2)
-    ]
-    try:
-        said = [task.communicate(timeout=120)[0] for task in tasks]
-        assert [task.returncode for task in tasks] == [0, 0], "\n".join(said)
-        return said
-    finally:
-        for task in tasks:
-            task.kill()
-            task.wait()
+    said, statuses = tasks.run(command, of_task, timeout=240)
+    assert statuses == [0, 0], "\n".join(said)
+    return said
 
 
 def test_a_step_of_slurm() -> None:
     """Two tasks with the variables that srun sets, on two hosts by name that are this one."""
     smddp = str(Path(sys.executable).parent / "smddp")
-
-    def variables(task: int) -> dict[str, str]:
-        return {
-            "SLURM_JOB_ID": "1",
-            "SLURM_PROCID": str(task),
-            "SLURM_NODEID": str(task),
-            "SLURM_STEP_NUM_TASKS": "2",
-            "SLURM_LOCALID": "0",
-            "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
-            "SLURM_STEP_NODELIST": "localhost,other",
-        }
-
-    for said in run_tasks([smddp, "exec", sys.executable, "-c", GATHER], variables):
+    for said in run_tasks([smddp, "exec", sys.executable, "-c", GATHER], tasks.of_slurm):
         assert "gathered [0, 0]" in said
 
 

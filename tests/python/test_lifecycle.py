@@ -25,7 +25,20 @@ def nothing_left() -> Iterator[None]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_init_and_destroy_three_times(layout: str) -> None:
+    # A thread of the group connects to the store, and ends its connection, while the ranks go on: a
+    # count is taken when it has not changed for a while.
     program = """
+    import time
+
+    def open_files():
+        count, since = -1, time.monotonic()
+        while time.monotonic() < since + 0.3:
+            now = len(os.listdir("/proc/self/fd"))
+            if now != count:
+                count, since = now, time.monotonic()
+            time.sleep(0.01)
+        return count
+
     files = []
     for turn in range(5):  # one more than counted: a rank that has ended has closed connections
         join(f"turn {turn}")
@@ -38,7 +51,7 @@ def test_init_and_destroy_three_times(layout: str) -> None:
         dist.barrier()
         dist.destroy_process_group()
         assert not dist.is_initialized()
-        files.append(len(os.listdir("/proc/self/fd")))
+        files.append(open_files())
     assert files[1] == files[2] == files[3], files
     print("done")
     """

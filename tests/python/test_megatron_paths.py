@@ -18,7 +18,7 @@ WAYS = {
     "megatron": [[1, 1], [2, 1], [2, 2], [1, 4]],
 }
 # Operations that smddp does not own and may pass to Gloo.
-NOT_OURS = {"broadcast", "send", "recv", "gather", "all_to_all", "scatter", "reduce"}
+NOT_OURS = {"send", "recv"}
 
 
 class Paths:

@@ -231,7 +231,7 @@ def test_collectives_and_death_with_everything_shared() -> None:
     dist.all_reduce(t)
     out = [torch.empty_like(t) for _ in range(size)]
     dist.all_gather(out, t)
-    dist.broadcast(t, 0)  # by the fallback
+    dist.all_reduce(t.to(torch.int32), op=dist.ReduceOp.BAND)  # by the fallback
     assert all((o == sum(range(size))).all() for o in out)
     print("done", flush=True)
     if rank == 0:

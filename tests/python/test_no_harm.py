@@ -52,6 +52,16 @@ def test_a_checkpoint_that_is_not_divided_anew_is_said_to_be_so(trainer: Trainer
         assert sum(sentence in one for one in said) == count, version
 
 
+@pytest.mark.parametrize("before", ["smddp", "group"])
+def test_gloo_after_and_beside_smddp_is_gloo_alone(trainer: Trainer, before: str) -> None:
+    alone, later = (
+        trainer.call("harness.no_harm_jobs:twice", "AA", "gloo", before=b)[0] for b in ("", before)
+    )
+    assert alone["told"], "the monitor wrote nothing"
+    assert not alone["used"]
+    assert later == alone
+
+
 @pytest.mark.parametrize(
     "wrapper",
     [

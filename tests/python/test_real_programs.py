@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import replace
@@ -9,10 +10,20 @@ from pathlib import Path
 
 import pytest
 
+import ranks
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.real_programs import megatron_deepspeed, neox, page, runs, stand_ins  # noqa: E402
+from tests.real_programs import (  # noqa: E402
+    digests,
+    megatron_deepspeed,
+    neox,
+    page,
+    runs,
+    shipped,
+    stand_ins,
+)
 from tests.real_programs.runs import STEPS, Case, Run  # noqa: E402
 
 CASE = Case("zero3", stage=3)
@@ -25,7 +36,7 @@ def row(collective: str, path: str = "shm + fabric") -> dict[str, object]:
 
 def ledger() -> list[dict[str, object]]:
     owned = [row(name) for name in ("all_gather", "reduce_scatter", "all_reduce")]
-    return [*owned, row("broadcast", "fallback:gloo")]
+    return [*owned, row("send", "fallback:gloo")]
 
 
 @pytest.fixture
@@ -94,6 +105,25 @@ def test_losses_of_gpt_neox_are_read() -> None:
     assert runs.losses(line, neox.LOSS) == {12: 5.854586}
 
 
+def test_a_shipped_config_that_a_program_takes_otherwise(tmp_path: Path) -> None:
+    given = {"comm_backend": "smddp", "train_batch_size": 8, "zero_optimization": {"stage": 3}}
+    accepted = {"train_batch_size": 8, "zero_optimization": {"stage": 3}, "gradient_clipping": 0}
+
+    def refused(passed: object, accepted: object) -> list[str]:
+        answer = json.dumps({"passed": passed, "accepted": accepted})
+        command = [sys.executable, "-c", f"print({answer!r})"]
+        return shipped.refused(command, tmp_path, "GPT-NeoX", {"a.json": given})
+
+    assert refused(given, accepted) == []
+    [sentence] = refused({**given, "comm_backend": "nccl"}, accepted)
+    assert sentence == "a.json: GPT-NeoX passes comm_backend: nccl to DeepSpeed, not smddp"
+    [sentence] = refused(given, {**accepted, "zero_optimization": {"stage": 2}})
+    assert sentence == "a.json: DeepSpeed takes zero_optimization.stage for 2, not 3"
+    failing = [sys.executable, "-c", "import sys; sys.exit('no such key')"]
+    [sentence] = shipped.refused(failing, tmp_path, "GPT-NeoX", {"a.json": given})
+    assert sentence.startswith("GPT-NeoX does not load a.json: no such key")
+
+
 def test_page_shows_every_run(good: Run, reference: Run) -> None:
     text = page.write("GPT-NeoX", "make neox-check", [CASE], [reference, good], {"cores": "2"})
     assert "| released | ZeRO-3, bf16 | smddp | 4.000000 | 0.0e+00 | 3, 3, 3 |" in text
@@ -126,6 +156,49 @@ def test_committed_results_are_of_all_cases(program: str) -> None:
         assert rows or f"{case.title} with" in text, case
         for deepspeed in {deepspeed for deepspeed, _ in rows}:
             assert {kind for found, kind in rows if found == deepspeed} == kinds
+
+
+RECORDED = """
+import sys
+import torch
+import torch.distributed as dist
+sys.path.insert(0, {folder!r})
+import digests
+digests.install({template!r}, 0)
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+dist.all_reduce(torch.ones(3, dtype=torch.bfloat16), op=dist.ReduceOp.MAX)
+dist.all_reduce(torch.ones(2), group=dist.new_group([0]), async_op=True).wait()
+dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2))
+"""
+
+
+def test_reductions_are_recorded(tmp_path: Path) -> None:
+    names = {"folder": str(runs.HERE), "template": str(tmp_path / "{rank}")}
+    done = ranks.python(RECORDED.format(**names))
+    assert done.returncode == 0, done.stderr
+    first, second, third = digests.read(tmp_path / "0")
+    assert str(first) == "all_reduce (MAX) of 3 elements, bfloat16, over ranks 0"
+    assert str(second) == "all_reduce (SUM) of 2 elements, float32, over ranks 0"
+    assert third.operation == "reduce_scatter_tensor"
+    assert third.given == third.found == second.found != first.found
+
+
+def test_only_reductions_with_the_same_input_are_an_origin() -> None:
+    def recorded(*calls: tuple[tuple[int, ...], str, str]) -> list[digests.Reduction]:
+        return [digests.Reduction("all_reduce", "SUM", "float32", 1, *call) for call in calls]
+
+    pair, both = (0, 1), (0, 1, 2)
+    gloo = [
+        recorded((both, "a", "x"), (pair, "c", "z")),
+        recorded((pair, "d", "z"), (both, "b", "x")),  # another order of calls
+    ]
+    assert not digests.other_sums(gloo, gloo)
+    smddp = [
+        recorded((both, "a", "y"), (pair, "C", "Z")),  # the pair's values follow from the first sum
+        recorded((pair, "d", "Z"), (both, "b", "y")),
+    ]
+    name = "all_reduce (SUM) of 1 elements, float32, over ranks 0, 1, 2"
+    assert digests.other_sums(gloo, smddp) == {name: 1}
 
 
 def test_runs_are_kept_for_a_later_command(good: Run, reference: Run, tmp_path: Path) -> None:

@@ -93,6 +93,35 @@ def test_a_rank_is_gone() -> None:
     assert why(silent).startswith("rank 3 (host-b) is silent: it has not answered for 30 s")
 
 
+TCP = "tcp;ofi_rxm on eth0 (10.0.0.2)"
+
+
+def test_connections_that_are_not_in_order() -> None:
+    ranks = three_waiting()
+    ranks[0].sees(1, "connected", path="shared memory").sees(2, "not contacted", path=TCP)
+    ranks[0].sees(3, "silent", silent_seconds=4.0, last_message_seconds=35.2, path=TCP)
+    ranks[1].sees(3, "silent", silent_seconds=5.0, last_message_seconds=36.0, path=TCP)
+    ranks[1].sees(2, "no message yet", path=TCP)  # which rank 1 does not wait for
+    ranks[2].sees(3, "stopped", path="shared memory")
+    ranks[2].sees(1, "lost", why="the connection to it broke: reset", path=TCP)
+    text = re.sub(r"\n  (?! )", " ", report(ranks))
+    assert (
+        "\nConnections:\n"
+        f"- rank 1 (host-a): lost, to rank 2, over {TCP}: the connection to it broke: reset\n"
+        "- rank 3 (host-b): stopped, to rank 2, over shared memory\n"
+        "- rank 3 (host-b): silent for 4.0 s to 5.0 s, to ranks 0, 1, last message 35 s ago, over "
+        f"{TCP}\n\n"
+    ) in text, text
+    assert "Connections:" not in report(three_waiting())
+
+
+def test_a_link_that_is_not_up() -> None:
+    ranks = three_waiting()
+    for rank in ranks:
+        rank.fields["network"] = {"link eth0": "up" if rank.rank == 2 else "no carrier"}
+    assert "\nConnections:\n- host-a: link eth0: no carrier, say ranks 0, 1\n" in report(ranks)
+
+
 def test_a_rank_left_no_dump() -> None:
     assert why(report(three_waiting())).startswith(
         "rank 3 (host-b) left no dump within 10 s: it is stopped, or its interpreter does not run "

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from deepspeed_smddp.diagnose.report.dump import Connection, load
 from harness import programs
 from harness.ports import free_port
 from harness.programs import Ended, Programs
@@ -161,8 +162,23 @@ for group in (a, b) if rank != 3 else (b, a):
     assert "rank 3 (host-B) waits in all_reduce #1" in sentence
 
 
-@pytest.mark.parametrize(("number", "words"), [("SIGKILL", "ended"), ("SIGSTOP", "answered")])
-def test_a_rank_that_is_gone(tmp_path: Path, number: str, words: str) -> None:
+def connection(folder: Path, rank: int, to: int) -> Connection:
+    """What the dump of a rank says of the way to another one."""
+    (file,) = folder.rglob(f"rank-{rank}.json")
+    (found,) = (c for group in load(file).groups for c in group.connections if c.rank == to)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "local", "remote"),
+    [
+        ("SIGKILL", "ended", "ended", ("connected", "ended", "lost")),
+        ("SIGSTOP", "answered", "stopped", ("silent", "lost")),
+    ],
+)
+def test_a_rank_that_is_gone(
+    tmp_path: Path, number: str, words: str, local: str, remote: tuple[str, ...]
+) -> None:
     running = job(tmp_path, START + f"if rank == 3:\n    time.sleep(60)\n{GATHER}", 60)
     running.wait_for(3, "ready")
     os.kill(running.processes[3].pid, getattr(signal, number))
@@ -170,6 +186,15 @@ def test_a_rank_that_is_gone(tmp_path: Path, number: str, words: str) -> None:
     assert sentence.startswith("rank 3 (host-B)")
     assert words in sentence
     assert "ranks 0-2 wait in all_gather #2" in sentence
+    assert connection(tmp_path, 0, 1).state == "connected"
+    inside, between = connection(tmp_path, 2, 3), connection(tmp_path, 1, 3)
+    assert (inside.state, inside.path) == (local, "shared memory")
+    assert between.state in remote
+    assert between.last_message_seconds is not None
+    assert " on " in between.path
+    shown = page(tmp_path)
+    assert f"- rank 3 (host-B): {local}, to rank 2, over shared memory" in shown
+    assert (f"- rank 3 (host-B): {between.state}" in shown) == (between.state != "connected")
 
 
 def test_the_rank_with_the_store_is_gone(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp import SmddpConfigError
-from deepspeed_smddp.config import VARIABLES, parse_section, parse_variable, set_keys
+from deepspeed_smddp.config import parse_section, parse_variable, set_keys
 from deepspeed_smddp.tune import cache, routes
+from deepspeed_smddp.variables import VARIABLES
 from harness import cases, host_device
 from harness.cases import FORMS, Case
 from harness.worker import Context

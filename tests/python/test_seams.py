@@ -67,8 +67,9 @@ def test_deepspeed_reads_the_backend_itself(
     assert len(prepared) == (1 if config else 0)
 
 
-def test_the_gatherer_is_handed_over(trainer: Trainer) -> None:
-    for answer in trainer.call("harness.seam_jobs:gather", "AB", "smddp"):
+@pytest.mark.parametrize("known", [True, False])  # a version that has the seam is a new one
+def test_the_gatherer_is_handed_over(trainer: Trainer, known: bool) -> None:
+    for answer in trainer.call("harness.seam_jobs:gather", "AB", "smddp", known=known):
         assert answer["ours"] == [True]
         assert set(answer["released"]) == {0}
         assert answer["same"]

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from harness import modules
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def sizes() -> ModuleType:
-    import sys
-
-    spec = importlib.util.spec_from_file_location("check_sizes", ROOT / "tools" / "check_sizes.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["check_sizes"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return modules.load("tools/check_sizes.py")
 
 
 def problems(sizes: ModuleType, tmp_path: Path, sources: dict[str, str]) -> list[str]:

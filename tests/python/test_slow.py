@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from deepspeed_smddp.diagnose.report.dump import Group
 from deepspeed_smddp.diagnose.report.slowness import Flows, Seen, rows, slow_links, slow_ranks
-from deepspeed_smddp.diagnose.slow_watch import Judge
+from deepspeed_smddp.diagnose.slow_watch import Judge, Watcher
 from harness.world import BACKEND
 from tests.testbed import Testbed, start_ranks
 
@@ -95,6 +99,24 @@ def test_links_are_not_named_for_what_nobody_waits_for_or_what_differs_little() 
     assert slow_links(network("ab", lambda s, t: 50e6)) == []  # nothing to compare with
 
 
+def test_rank_0_that_leaves_at_once_holds_up_no_other_rank() -> None:
+    """A new connection to its store would be tried until the store's timeout."""
+    server = dist.TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=90)
+    )
+    store = dist.TCPStore("127.0.0.1", server.port, is_master=False, timeout=timedelta(seconds=90))
+    del server
+
+    def watch() -> None:
+        with contextlib.suppress(RuntimeError):  # the store has ended
+            Watcher(store, 1, 2, 60)
+
+    starter = threading.Thread(target=watch, daemon=True)
+    starter.start()
+    starter.join(45)
+    assert not starter.is_alive()
+
+
 def group(late: int, late_seconds: float, flow_bytes: int = 0) -> Group:
     peer = {"rank": 1, "late": late, "late_seconds": late_seconds, "flow_bytes": flow_bytes}
     peer |= {"flow_seconds": flow_bytes / 100, "flow_waited_seconds": flow_bytes / 200}
@@ -116,10 +138,12 @@ def test_an_interval_is_what_was_counted_in_it() -> None:
 def test_the_page_of_a_report_has_the_latest_ranks_and_the_slowest_links() -> None:
     ranks = network("abc", lambda s, t: 50e6 if s + t == "ab" else 100e6)
     ranks[0].late[2], ranks[0].operations[2] = 1.5, 40
-    shown = rows(ranks)
+    hosts = {0: "a", 1: "b", 2: "c"}
+    shown = rows(ranks, hosts)
     assert shown[0] == "for rank 2 (c) the others waited 0.750 s each, in 40 collectives"
     assert shown[1] == "a flow from host a to host b had 50 MB/s (1,500,000,000 bytes)"
     assert shown[-1] == "the fastest of 6 pairs of hosts had 100 MB/s"
+    assert rows(ranks[:2], hosts)[0] == shown[0]  # rank 2 has left no dump
 
 
 class Job:

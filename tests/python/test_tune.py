@@ -68,6 +68,14 @@ def test_a_piece_runs_at_nearly_the_full_rate() -> None:
     assert bucket / (latency + bucket / rate) > 0.9 * rate
 
 
+def test_on_gpus_pieces_are_short() -> None:
+    latency, rate = 100e-6, 125e6
+    model = NetworkModel(line(latency, rate), line(latency, rate))
+    bucket = choose(model, on_gpu=True).allgather_bucket_size
+    assert bucket == 256 << 10  # the shortest that has 0.9 of the rate
+    assert bucket < choose(model).allgather_bucket_size
+
+
 def test_a_high_latency_gives_longer_pieces() -> None:
     choice = chosen(10e-3, 1e9)  # 0.9 of the rate at 86 MiB: 16 MiB is the largest measured
     assert choice.allgather_bucket_size == choice.reduce_bucket_size * 2 // 4 == SIZES[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import os
 import platform
@@ -10,20 +11,21 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import megatron_deepspeed, neox, page, runs
+from . import digests, megatron_deepspeed, neox, page, runs
 from .runs import REFERENCE, ROOT, Case, Run, RunError
 
 PROGRAMS = {
     "neox": ("GPT-NeoX", "gpt-neox", neox),
     "megatron": ("Megatron-DeepSpeed", "megatron-deepspeed", megatron_deepspeed),
 }
-_VERSIONS = (
-    "import json, platform, importlib.metadata as m; print(json.dumps({n: m.version(n) for n in "
-    "('torch', 'transformers', 'numpy', 'deepspeed', 'deepspeed-smddp')}))"
+_VERSIONS = (  # this package is installed in place: its metadata may be older than its code
+    "import json, importlib.metadata as m, deepspeed_smddp; print(json.dumps({**{n: m.version(n) "
+    "for n in ('torch', 'transformers', 'numpy', 'deepspeed')}, "
+    "'deepspeed-smddp': deepspeed_smddp.__version__}))"
 )
 
 
@@ -40,7 +42,7 @@ def main() -> int:
     done = runs.load(results) if arguments.go_on else []
     failures, begin = 0, time.monotonic()
     for python in pythons.values():
-        for sentence in program.check_shipped_config(Path(python).absolute()):
+        for sentence in program.check_shipped_configs(Path(python).absolute()):
             print(sentence, flush=True)
             failures += 1
     for deepspeed, python in pythons.items():
@@ -82,7 +84,8 @@ def _case(
         run = Run(case.name, deepspeed, backend, resumed)
         label = f"DeepSpeed {deepspeed}, {case.name}, {backend}{', resumed' * resumed}"
         try:
-            program.run(run, case, python, _free_port(), arguments.limit)
+            with _recorded(arguments, f"{deepspeed}-{case.name}-{backend}" * (not resumed)):
+                program.run(run, case, python, _free_port(), arguments.limit)
         except RunError as error:
             print(f"{error}\n{label}: FAILED", flush=True)
             return failures + 1
@@ -93,9 +96,34 @@ def _case(
         verdict = "; ".join(wrong) or "ok"
         last = run.losses.get(runs.STEPS, float("nan"))
         print(f"{label}: {run.seconds:.0f} s, last loss {last:.6f}, {verdict}", flush=True)
+    if arguments.digests:
+        _show_other_sums(arguments.folder, f"{deepspeed}-{case.name}")
     if not failures:
         done += made
     return failures
+
+
+@contextlib.contextmanager
+def _recorded(arguments: argparse.Namespace, name: str) -> Iterator[None]:
+    """With ``--digests``, the ranks that start inside record their reductions under ``name``."""
+    if arguments.digests and name:
+        template = arguments.folder.resolve() / f"{name}.digests.{{rank}}"
+        os.environ[digests.VARIABLE] = str(template)
+    try:
+        yield
+    finally:
+        os.environ.pop(digests.VARIABLE, None)
+
+
+def _show_other_sums(folder: Path, name: str) -> None:
+    recorded = [
+        [digests.read(folder / f"{name}-{backend}.digests.{rank}") for rank in range(runs.RANKS)]
+        for backend in (REFERENCE, "smddp")
+    ]
+    found = digests.other_sums(*recorded)
+    print(f"{name}: reductions that make another result of the same values: {len(found) or 'none'}")
+    for call, count in found.most_common():
+        print(f"  {count} times {call}", flush=True)
 
 
 def _free_port() -> int:
@@ -150,6 +178,9 @@ def _arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         default=1e9,
         help="begin no case later; the page names those",
+    )
+    parser.add_argument(
+        "--digests", action="store_true", help="show which reductions differ from Gloo's"
     )
     parser.add_argument("--fact", action="append", default=[], help="KEY=VALUE, for the page")
     parser.add_argument("--cases", nargs="+", help="some cases; the page in docs/ stays as it is")

@@ -12,11 +12,11 @@ from typing import Any
 
 import hjson
 
+from . import shipped
 from .runs import (
     CHECKPOINT,
     HERE,
     RANKS,
-    ROOT,
     STEPS,
     Case,
     Run,
@@ -76,7 +76,7 @@ class Program:
             (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(CHECKPOINT))
         else:
             shutil.rmtree(checkpoints, ignore_errors=True)
-        config = stem.with_suffix(".json")
+        config = Path(f"{stem}.json")
         config.write_text(json.dumps(self.settings(case, run.backend), indent=1))
         env = {
             "REAL_PROGRAM": str(self.code / ENTRY),
@@ -89,15 +89,23 @@ class Program:
         arguments = self.arguments(case, config, checkpoints)
         command = [*launcher, "--master_port", str(port), str(HERE / "cpu_rank.py"), *arguments]
         output, run.seconds = start(command, self.code, python, env, limit)
-        stem.with_suffix(".log").write_text(output)
+        Path(f"{stem}.log").write_text(output)
         run.losses = losses(output, LOSS)
         run.ledger = read_ledger(Path(f"{stem}.ledger.0.json"))
         shown = [Path(word).name if word.startswith("/") else word for word in arguments]
         run.command = " ".join(["deepspeed", "--num_gpus", str(RANKS), ENTRY, *shown])
 
-    def check_shipped_config(self, python: Path) -> list[str]:
-        """Nothing: every case's config is the shipped one with other sizes."""
-        return []
+    def check_shipped_configs(self, python: Path) -> list[str]:
+        """What the program, or DeepSpeed after it, makes otherwise of files in ``ds_configs/``."""
+        command, wanted = [str(python), str(HERE / "megatron_config.py")], {}
+        for file in sorted([*shipped.FOLDER.glob("*.hjson"), *shipped.FOLDER.glob("*.json")]):
+            given = json.loads(json.dumps(hjson.loads(file.read_text())))
+            wanted[file.name] = given
+            plain = self.folder / f"{file.stem}.json"
+            plain.write_text(json.dumps(given))
+            step = given["train_micro_batch_size_per_gpu"] * given["gradient_accumulation_steps"]
+            command += [str(plain), str(given.get("train_batch_size", step) // step)]
+        return shipped.refused(command, self.code, "Megatron-DeepSpeed", wanted)
 
     def arguments(self, case: Case, config: Path, checkpoints: Path) -> list[str]:
         """The command line of ``pretrain_gpt.py``."""
@@ -139,8 +147,8 @@ class Program:
 
     def settings(self, case: Case, backend: str) -> dict[str, Any]:
         """``ds_configs/gpt-neox-65b.hjson`` with the sizes of this model."""
-        shipped = hjson.loads((ROOT / "ds_configs" / "gpt-neox-65b.hjson").read_text())
-        settings: dict[str, Any] = json.loads(json.dumps(shipped))
+        ours = hjson.loads((shipped.FOLDER / "gpt-neox-65b.hjson").read_text())
+        settings: dict[str, Any] = json.loads(json.dumps(ours))
         replicas = RANKS // (case.tensor * case.pipe)
         settings |= {
             "comm_backend": backend,

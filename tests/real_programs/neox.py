@@ -13,11 +13,11 @@ from typing import Any
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from . import shipped
 from .runs import (
     CHECKPOINT,
     HERE,
     RANKS,
-    ROOT,
     STEPS,
     Case,
     Run,
@@ -79,7 +79,7 @@ class Program:
             settings["iteration"] = CHECKPOINT
         else:
             shutil.rmtree(checkpoints, ignore_errors=True)
-        config = stem.with_suffix(".yml")
+        config = Path(f"{stem}.yml")
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
         env = {
             "REAL_PROGRAM": str(self.code / ENTRY),
@@ -90,7 +90,7 @@ class Program:
         }
         command = [str(python), "deepy.py", str(HERE / "cpu_rank.py"), str(config)]
         output, run.seconds = start(command, self.code, python, env, limit)
-        stem.with_suffix(".log").write_text(output)
+        Path(f"{stem}.log").write_text(output)
         run.losses = losses(output, LOSS)
         run.ledger = read_ledger(Path(f"{stem}.ledger.0.json"))
         run.command = f"python deepy.py {ENTRY} {config.name}"
@@ -156,27 +156,18 @@ class Program:
             "steps_per_print": STEPS,
         }
 
-    def check_shipped_config(self, python: Path) -> list[str]:
-        """What GPT-NeoX does not pass on to DeepSpeed of ``ds_configs/gpt-neox-65b.yml``."""
-        file = ROOT / "ds_configs" / "gpt-neox-65b.yml"
+    def check_shipped_configs(self, python: Path) -> list[str]:
+        """What GPT-NeoX, or DeepSpeed after it, makes otherwise of its file in ``ds_configs/``."""
+        file = shipped.FOLDER / "gpt-neox-65b.yml"
         given = yaml.safe_load(file.read_text())
-        command = [str(python), str(HERE / "neox_config.py"), str(file), "512"]
-        env = {**os.environ, "DS_ACCELERATOR": "cpu"}
-        done = subprocess.run(command, cwd=self.code, env=env, capture_output=True, text=True)
-        if done.returncode:
-            return [f"GPT-NeoX does not load {file.name}: {done.stderr[-1000:]}"]
-        passed = json.loads(done.stdout.splitlines()[-1])
         wanted = given["deepspeed_extra_args"] | {
             "zero_optimization": given["zero_optimization"],
             "train_batch_size": 512 * given["train_micro_batch_size_per_gpu"],
             "bf16": {"enabled": True},
             "gradient_clipping": 1.0,
         }
-        return [
-            f"{file.name}: GPT-NeoX passes {key}: {passed.get(key)} to DeepSpeed, not {value}"
-            for key, value in wanted.items()
-            if passed.get(key) != value
-        ]
+        command = [str(python), str(HERE / "neox_config.py"), str(file), "512"]
+        return shipped.refused(command, self.code, "GPT-NeoX", {file.name: wanted})
 
 
 def _byte_tokenizer() -> Tokenizer:

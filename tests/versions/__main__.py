@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import outcomes, short
-from .cells import TREE, Cell, matrix
+from . import outcomes, short, tables
+from .cells import DEEPSPEED, TREE, Cell, matrix
 from .environments import ROOT, Environment, InstallError
-from .phases import run_phases
+from .phases import run_fsdp2, run_phases
 from .ranks import Interpreter
 
 
@@ -23,7 +23,7 @@ def main() -> int:
     if arguments.short:
         return short.main(arguments.folder)
     if arguments.table:
-        outcomes.write_page()
+        tables.write_pages()
         return 0
     wanted = [cell for cell in matrix(arguments.tree is not None) if _wanted(cell, arguments.only)]
     done = {} if arguments.fresh else outcomes.read()
@@ -47,7 +47,7 @@ def main() -> int:
     finally:
         if environment is not None and not arguments.keep:
             environment.remove()
-    outcomes.write_page()
+    tables.write_pages()
     bad = [cell.name for cell in wanted if outcomes.is_bad(done[cell.name])]
     print("\n".join(f"not as promised: {name}" for name in bad) or "all cells as promised")
     return int(bool(bad))
@@ -77,6 +77,8 @@ def _run(
     work = Path(tempfile.mkdtemp(dir=arguments.folder))
     try:
         result.update(run_phases(Interpreter(environment.python), work))
+        if cell.deepspeed == DEEPSPEED:  # FSDP2 rests on torch alone
+            result.update(run_fsdp2(Interpreter(environment.python), work))
     finally:
         if not arguments.keep:
             shutil.rmtree(work, ignore_errors=True)
@@ -95,7 +97,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget all results first")
     parser.add_argument("--again", action="store_true", help="run cells that have a result, too")
     parser.add_argument("--keep", action="store_true", help="keep the last venv and the outputs")
-    parser.add_argument("--table", action="store_true", help="only write docs/versions.md again")
+    parser.add_argument("--table", action="store_true", help="only write the tables again")
     parser.add_argument("--short", action="store_true", help="one other DeepSpeed, in .venv")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/versions")
     return parser.parse_args()

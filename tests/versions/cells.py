@@ -17,7 +17,7 @@ DEEPSPEEDS = (
 # Run first, so that an interrupted run has what matters most.
 FIRST = ("0.19.8", "0.16.9", "0.17.6", "0.18.9", "0.16.5", "0.16.0", "0.14.5", "0.15.4", "0.17.2")
 FIRST += ("0.18.4", "0.19.2", "0.14.0", "0.15.0", "0.17.0", "0.18.0", "0.19.0", "0.19.4", "0.18.7")
-TORCHES = ("2.11.0", "2.12.1", "2.14.1")
+TORCHES = ("2.11.0", "2.12.1", "2.14.1", "2.15.0")
 PYTHONS = ("3.10", "3.12", "3.13")
 
 TREE = "tree"  # in place of DeepSpeed's version: a source tree that the command names

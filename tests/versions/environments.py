@@ -16,7 +16,8 @@ _TOOLS = ("setuptools<81", "wheel", "packaging", "ninja", "cmake>=3.24", "scikit
 _IMPORTS = ("numpy", "pydantic>=2", "hjson", "typer", "rich", "matplotlib", "psutil", "py-cpuinfo")
 # What the package is built from.
 _PACKAGE = ("CMakeLists.txt", "LICENSE", "README.md", "csrc", "deepspeed_smddp", "pyproject.toml")
-_PACKAGE += ("smddp_autoload.py", "smdistributed.py")
+_PACKAGE += ("smddp_autoload.py", "smdistributed.py", "tools")
+_COMPLETE = "has-torch.txt"  # in a venv, once torch and the tools are installed
 
 
 class InstallError(RuntimeError):
@@ -35,19 +36,21 @@ class Environment:
         self.notes: list[str] = []  # what was installed beyond the metadata of DeepSpeed
 
     def make(self) -> None:
-        """Makes the venv, with torch and this package; keeps one that a killed run has made.
+        """Makes the venv, with torch and this package; keeps what a killed run has made.
 
         Raises:
             InstallError: there is no such Python, or pip failed.
         """
         interpreter = find_python(self.cell.python)
+        if not (self.venv / _COMPLETE).exists():
+            shutil.rmtree(self.venv, ignore_errors=True)
+            self._run(str(interpreter), "-m", "venv", str(self.venv))
+            self._pip("--upgrade", "pip")
+            self._pip(f"torch=={self.cell.torch}", *_TOOLS, *_IMPORTS)
+            (self.venv / _COMPLETE).touch()
         stamp, sources = self.venv / "made-for.txt", _digest_of_sources()
         if stamp.exists() and stamp.read_text(encoding="utf-8") == sources:
             return
-        shutil.rmtree(self.venv, ignore_errors=True)
-        self._run(str(interpreter), "-m", "venv", str(self.venv))
-        self._pip("--upgrade", "pip")
-        self._pip(f"torch=={self.cell.torch}", *_TOOLS, *_IMPORTS)
         self._copy_source()
         self._pip(
             "--no-build-isolation",

@@ -1,4 +1,4 @@
-"""The four trainings of a cell, and what is compared."""
+"""The trainings of a cell, and what is compared."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ def run_phases(interpreter: Interpreter, folder: Path) -> dict[str, Any]:
     ``alone``: over Gloo, without this package; "trains", or DeepSpeed's error. ``beside``: over
     Gloo, with this package installed. ``smddp``: over smddp. ``resume``: over smddp, from the
     checkpoint that ``smddp`` wrote. The last three are "equal" if their losses are those of
-    ``alone``, bit by bit. A training that needs one that failed is left out.
+    ``alone``, bit by bit. A training that needs one that failed is left out. ``resume alone``, if
+    ``resume`` fails: the outcome of a checkpoint and a resume over Gloo, without this package.
     """
-    answers, error = train(interpreter, folder, [{"backend": "gloo", "steps": STEPS}], beside=False)
+    gloo = {"backend": "gloo", "steps": STEPS}
+    answers, error = train(interpreter, folder, [gloo], beside=False)
     if error:
         return {"alone": error}
     if answers[0]["autoloaded"]:
@@ -38,7 +40,39 @@ def run_phases(interpreter: Interpreter, folder: Path) -> dict[str, Any]:
         found.update({key: answer[key] for key in ("features", "collectives") if key in answer})
     if error:
         found[jobs[len(answers)][0]] = error
+    if found.get("resume", EQUAL) != EQUAL:
+        found["resume alone"] = _resume_alone(interpreter, folder, losses)
     return found
+
+
+def run_fsdp2(interpreter: Interpreter, folder: Path) -> dict[str, Any]:
+    """The same for FSDP2, which is torch's: ``fsdp2 alone``, ``fsdp2``, ``fsdp2 collectives``.
+
+    ``fsdp2 backward``: whether reductions ran during the backward pass.
+    """
+    job = {"program": "fsdp2", "backend": "gloo", "steps": STEPS}
+    answers, error = train(interpreter, folder, [job], beside=False)
+    if error:
+        return {"fsdp2 alone": error}
+    losses = answers[0]["losses"]
+    answers, error = train(interpreter, folder, [{**job, "backend": "smddp"}])
+    if error:
+        return {"fsdp2 alone": "trains", "fsdp2": error}
+    return {
+        "fsdp2 alone": "trains",
+        "fsdp2": _compared(losses, answers[0]),
+        "fsdp2 backward": answers[0]["features"]["fsdp backward"],
+        "fsdp2 collectives": answers[0]["collectives"],
+    }
+
+
+def _resume_alone(interpreter: Interpreter, folder: Path, losses: list[float]) -> str:
+    jobs = ({"save_at": SAVE_AT}, {"load": True})
+    gloo = {"backend": "gloo", "steps": STEPS, "folder": str(folder / "gloo")}
+    answers, error = train(interpreter, folder, [{**gloo, **job} for job in jobs], beside=False)
+    if error:
+        return error
+    return EQUAL if answers[1]["losses"] == losses[SAVE_AT:] else "other losses"
 
 
 def _compared(losses: list[float], answer: dict[str, Any]) -> str:

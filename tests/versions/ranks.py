@@ -41,13 +41,19 @@ def train(
     Args:
         interpreter: runs the ranks.
         folder: for the checkpoint, the output of each rank and the answers.
-        jobs: ``backend``, ``steps``, ``save_at``, ``load`` of each training.
+        jobs: ``program`` (default: zero3), ``backend``, ``steps``, ``save_at``, ``load`` of each
+            training.
         beside: False: torch loads no backend by an entry point, as if this package were not there.
     """
     answers = [folder / f"answer{number}.json" for number in range(len(jobs))]
     for answer in answers:
         answer.unlink(missing_ok=True)
-    common = {"folder": str(folder / "checkpoint"), "save_at": None, "load": False}
+    common = {
+        "program": "zero3",
+        "folder": str(folder / "checkpoint"),
+        "save_at": None,
+        "load": False,
+    }
     whole = [
         {**common, "answer": str(answer), "port": _free_port(), **job}
         for answer, job in zip(answers, jobs, strict=True)
@@ -90,7 +96,8 @@ def reason(outputs: list[Path]) -> str:
             line for line in lines if re.match(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception)\b", line)
         ]
         if errors:
-            return re.sub(r"^\[rank\d+\]: ?", "", errors[-1])[:300]
+            error = re.sub(r"^\[rank\d+\]: ?", "", errors[-1])
+            return re.sub(r"/\S*/site-packages/", "", error)[:300].rstrip()
     return "a rank ended without an error message"
 
 

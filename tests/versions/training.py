@@ -1,14 +1,16 @@
-"""One rank: trains a small model with ZeRO-3, in a new process for each training.
+"""One rank: runs trainings (``zero3``, ``fsdp2``), each in a new process.
 
-Needs torch and DeepSpeed alone. ``python training.py JOBS`` with a list as JSON, each of
-``backend``, ``port``, ``steps``, ``folder`` for a checkpoint, ``save_at`` (a step, or none),
-``load`` (whether to start from the checkpoint), ``answer``: the file for the losses and for what
-took part. RANK and the other variables of a launcher are set, but for MASTER_PORT. The processes
-are forked from one that has imported DeepSpeed. After a training that failed there is no other.
+Needs torch alone, and DeepSpeed for ``zero3``. ``python training.py JOBS`` with a list as JSON,
+each of ``program``, ``backend``, ``port``, ``steps``, ``folder`` for a checkpoint, ``save_at`` (a
+step, or none), ``load`` (whether to start from the checkpoint), ``answer``: the file for losses and
+what took part. RANK and the other variables of a launcher are set, but for MASTER_PORT. The
+processes are forked from one that has imported the programs. After a training that failed there is
+no other.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -17,120 +19,25 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import torch
 import torch.distributed as dist
-
-WIDTH = 24
-ACCUMULATION = 2
-
-
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(WIDTH, 3 * WIDTH)
-        self.second = torch.nn.Linear(3 * WIDTH, WIDTH)
-        self.norm = torch.nn.LayerNorm(WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.second(torch.nn.functional.gelu(self.first(self.norm(x))))
-
-
-def config(backend: str) -> dict[str, Any]:
-    chosen: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_accumulation_steps": ACCUMULATION,
-        "gradient_clipping": 1.0,
-        "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": 1e-2, "eps": 1e-6}},
-        "zero_optimization": {
-            "stage": 3,
-            "overlap_comm": True,
-            "contiguous_gradients": True,
-            "reduce_bucket_size": 2_000,
-            "stage3_param_persistence_threshold": 30,
-        },
-        "bf16": {"enabled": True},
-        "steps_per_print": 1_000_000,
-    }
-    if backend == "smddp":
-        chosen["comm_backend"] = "smddp"
-    return chosen
-
-
-def count_calls(calls: Counter[str]) -> None:
-    """Counts what this package carries out in place of DeepSpeed's own paths."""
-    from deepspeed_smddp.zero import gather, overlap, reduce
-
-    def counted(name: str, function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            calls[name] += 1
-            return function(*args, **kwargs)
-
-        return call
-
-    gather.Piece.__init__ = counted("gather", gather.Piece.__init__)  # type: ignore[method-assign]
-    reduce.start = counted("reduce", reduce.start)
-    overlap.Overlap.start = counted("overlap", overlap.Overlap.start)  # type: ignore[method-assign]
-
-
-def features(calls: Counter[str]) -> dict[str, bool]:
-    """What took part in the training, or, where that leaves no trace, is installed."""
-    from deepspeed_smddp.tune import startup
-    from deepspeed_smddp.upstream import source, versions, wrapping
-
-    filled_in = wrapping.is_wrapped(deepspeed.runtime.config.get_zero_config)
-    return {
-        **{name: calls[name] > 0 for name in ("gather", "reduce", "overlap")},
-        "bucket sizes": filled_in and startup.current() is not None,
-        "comms log": source.refusal("comms log") is None,
-        "monitor": source.refusal("monitor") is None,
-        "sharding": versions.refusal("sharded_data_parallel_degree", deepspeed) is None,
-    }
-
-
-def train(job: dict[str, Any]) -> list[float]:
-    # Else DeepSpeed compiles its shared memory for CPUs, which no collective here uses.
-    operations = getattr(deepspeed.ops, "__compatible_ops__", {})
-    operations["deepspeed_shm_comm"] = False
-    if job["backend"] != "smddp":
-        deepspeed.init_distributed(dist_backend=job["backend"], verbose=False)
-    torch.manual_seed(5)
-    model = torch.nn.Sequential(*[Block() for _ in range(3)])
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=config(job["backend"])
-    )
-    assert dist.get_backend() == job["backend"], dist.get_backend()
-    if job["load"]:
-        path, _ = engine.load_checkpoint(job["folder"])
-        assert path is not None, "no checkpoint was loaded"
-    losses = []
-    for step in range(engine.global_steps, job["steps"]):
-        total = torch.zeros((), dtype=torch.float64)
-        for micro_step in range(ACCUMULATION):
-            seed = 1000 * step + 10 * micro_step + dist.get_rank()
-            x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16()
-            loss = (engine(x) - x.roll(1, dims=1)).float().square().mean()
-            engine.backward(loss)
-            engine.step()
-            total += loss.detach().double()
-        dist.all_reduce(total)
-        losses.append(total.item())
-        if job["save_at"] == step + 1:
-            engine.save_checkpoint(job["folder"])
-    return losses
 
 
 def run(job: dict[str, Any]) -> None:
     os.environ["MASTER_PORT"] = str(job["port"])
     calls: Counter[str] = Counter()
+    program = importlib.import_module(job["program"])
     ours = job["backend"] == "smddp"
     if ours:
-        count_calls(calls)
-    answer: dict[str, Any] = {"losses": train(job), "autoloaded": "smddp_autoload" in sys.modules}
+        program.count_calls(calls)
+    answer: dict[str, Any] = {
+        "losses": program.train(job),
+        "autoloaded": "smddp_autoload" in sys.modules,
+    }
     if ours:
         from deepspeed_smddp import backend
 
-        answer["features"] = features(calls)
+        answer["features"] = program.features(calls)
         answer["collectives"] = {
             f"{row['collective']} by {row['path']}": row["calls"] for row in backend.statistics()
         }
@@ -141,7 +48,10 @@ def run(job: dict[str, Any]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for job in json.loads(sys.argv[1]):
+    jobs = json.loads(sys.argv[1])
+    for job in jobs:
+        importlib.import_module(job["program"])
+    for job in jobs:
         child = os.fork()
         if child == 0:
             try:

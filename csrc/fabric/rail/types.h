@@ -38,6 +38,8 @@ struct Counters {
   uint64_t registrations = 0, registration_hits = 0;  // asked of the provider; found in the cache
 };
 
+struct Library;
+
 struct Options {
   std::string library;   // path of libfabric; empty: SMDDP_LIBFABRIC, /opt/amazon/efa, the loader
   std::string provider;  // empty: the best that fi_getinfo offers
@@ -46,6 +48,7 @@ struct Options {
   std::string interface;
   std::string transfer = {};   // "writes", "tagged", "messages"; empty: the provider's faster one
   bool device_memory = false;  // NICs are to read and write GPUs' memory (FI_HMEM) if they can
+  const Library* opened = nullptr;  // a simulation's, instead of one that is loaded
 };
 
 // Names a libfabric that a Python package brought; empty: there is none. loader.h says when it is taken.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field as dataclass_field
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class Operation:
     ``id`` counts the calls of the process, over all groups, and ``sequence`` those of the group,
     both from 1. ``bytes`` are of all ranks' blocks. Times are unix seconds by the host's clock,
     None if that has not happened. ``label`` says what called it; "" is the user's code.
+    ``parameters`` are the names of those that it moves, where they are known.
     """
 
     id: int
@@ -32,6 +34,7 @@ class Operation:
     dtype: str = ""
     path: str = ""
     label: str = ""
+    parameters: list[str] = dataclass_field(default_factory=list)
     called: float | None = None
     started: float | None = None
     first_byte: float | None = None
@@ -93,6 +96,38 @@ class Peer(_Part):
     flow_waited_seconds: float = 0.0
 
 
+# How the fields of ``Dump.network`` begin that hold the state of a NIC's link.
+LINK = "link "
+# States of a connection that nothing is to be said of.
+IN_ORDER = ("not contacted", "connected")
+
+
+class Connection(_Part):
+    """What the rank knows of the way to another one (global).
+
+    ``state`` is one of
+
+    - ``not contacted``: neither has sent anything to the other in this group,
+    - ``no message yet``: this rank has sent, and nothing has come,
+    - ``connected``: messages have come, or the two are of one host,
+    - ``silent``: it has not answered the question whether it lives, for ``silent_seconds``,
+    - ``stopped``: its process, of the same host, is stopped,
+    - ``left``: it takes no part in the group any more, for the reason ``why``,
+    - ``lost``: the connection broke or was given up, for the reason ``why``,
+    - ``ended``: its process has ended.
+
+    ``last_message_seconds`` have passed since the last message of it; None if none has come, and
+    inside a host. ``path`` is ``shared memory``, or the provider and the NICs.
+    """
+
+    rank: int
+    state: str = "connected"
+    why: str = ""
+    silent_seconds: float = 0.0
+    last_message_seconds: float | None = None
+    path: str = ""
+
+
 class Group(_Part):
     """One group as the rank sees it: ``rank`` is that in the group, ``members`` are global ranks.
 
@@ -104,6 +139,7 @@ class Group(_Part):
     members: list[int] = Field(default_factory=list)
     hosts: list[str] = Field(default_factory=list)
     peers: list[Peer] = Field(default_factory=list)
+    connections: list[Connection] = Field(default_factory=list)
     submitted: int = 0
     finished: int = 0
     error: str = ""
@@ -131,11 +167,32 @@ class Stack(_Part):
     frames: list[Frame] = Field(default_factory=list)
 
 
+class Clock(_Part):
+    """How far the clock of this rank's host is ahead of rank 0's, in seconds, when it was asked.
+
+    Off by ``uncertainty`` at most, half of the shortest of ``round_trips`` exchanges.
+    """
+
+    offset: float
+    uncertainty: float
+    round_trips: int = 0
+
+
+class StepEnd(_Part):
+    """When a step of the training ended, in unix seconds; ``number`` is DeepSpeed's, or a count."""
+
+    number: int
+    ended: float
+
+
 class Dump(_Part):
     """The state of one rank: ``rank`` is global, ``ranks`` the size of the world.
 
     ``time`` is when it was made, in unix seconds, ``reason`` why, and ``error`` what this rank has
-    raised ("" for nothing). ``operations`` are the last ones, the oldest first.
+    raised ("" for nothing). ``operations`` are the last ones, the oldest first, ``steps`` as well.
+    ``network`` has the settings, the count of refused messages, and ``link NIC``: the state of each
+    NIC that messages take, "" if it is not known.
+    ``clock`` is None on rank 0's host, and where rank 0 was not asked or did not answer.
     """
 
     version: int
@@ -151,6 +208,8 @@ class Dump(_Part):
     groups: list[Group] = Field(default_factory=list)
     stacks: list[Stack] = Field(default_factory=list)
     network: dict[str, Number] = Field(default_factory=dict)
+    clock: Clock | None = None
+    steps: list[StepEnd] = Field(default_factory=list)
 
 
 def load(source: str | PathLike[str] | bytes, name: str = "") -> Dump:

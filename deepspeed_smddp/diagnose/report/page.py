@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from deepspeed_smddp.diagnose.report import analysis, slowness, tables
+from deepspeed_smddp.diagnose.report import analysis, connections, slowness, tables
 from deepspeed_smddp.diagnose.report.cause import Cause, Weight
 from deepspeed_smddp.diagnose.report.dump import Dump
 from deepspeed_smddp.diagnose.report.job import Job
@@ -17,6 +17,7 @@ LINES = 60
 COLUMNS = 100
 _WHY_LINES = 9
 _ALSO_LINES = 3
+_CONNECTION_LINES = 2
 _ALSO = 5
 _FEWEST_ROWS = 2  # that a list keeps when the page gets full
 
@@ -63,13 +64,14 @@ def page(
     first, others = found[0], found[1:]
     head = [*_headline(job), "", *_wrapped(f"Why: {first.text}.", "     ", _WHY_LINES)]
     sections = [
-        _section("Also:", [_wrapped(f"- {c.text}.", "  ", _ALSO_LINES) for c in others], _ALSO),
+        _section("Also:", _listed([f"{c.text}." for c in others], _ALSO_LINES), _ALSO),
         _table(job, found),
         _section("Who waits for whom:", _single(tables.waits(job)), 6),
+        _section("Connections:", _listed(connections.rows(job), _CONNECTION_LINES), 6),
         _section("First difference between ranks:", _single(tables.differences(job)), 6),
         _section(
             "Before that (in wait(), for a rank to start; rates of single large flows):",
-            _single(slowness.rows([slowness.of_dump(dump) for dump in job.dumps.values()])),
+            _single(slowness.rows([slowness.of_dump(d) for d in job.dumps.values()], job.hosts)),
             8,
         ),
         _section("Lines of the program:", _single(tables.program(job, _suspects(found))), 8),
@@ -124,6 +126,10 @@ def _wrapped(text: str, indent: str, most: int) -> list[str]:
         placeholder=" ...",
         break_on_hyphens=False,
     )
+
+
+def _listed(rows: list[str], most: int) -> list[list[str]]:
+    return [_wrapped(f"- {row}", "  ", most) for row in rows]
 
 
 def _single(rows: list[str]) -> list[list[str]]:

@@ -201,14 +201,16 @@ def _pairs(ranks: Iterable[Seen]) -> dict[Pair, Flows]:
     return dict(found)
 
 
-def rows(ranks: Sequence[Seen]) -> list[str]:
-    """For a report: the ranks that the others waited for most, and the slowest pairs of hosts."""
+def rows(ranks: Sequence[Seen], hosts: Mapping[int, str]) -> list[str]:
+    """For a report: the ranks that the others waited for most, and the slowest pairs of hosts.
+
+    ``hosts`` are those of the ranks, also of such without a dump.
+    """
     late = {
         rank: _mean([seen.late.get(rank, 0.0) for seen in ranks if seen.rank != rank])
         for rank in {rank for seen in ranks for rank in seen.late}
     }
     late = {rank: mean for rank, mean in late.items() if mean >= _LEAST_SECONDS}
-    hosts = {seen.rank: seen.host for seen in ranks}
     shown = [
         f"for rank {rank} ({hosts.get(rank, '?')}) the others waited {mean:.3f} s each, in "
         f"{count(max(seen.operations.get(rank, 0) for seen in ranks), 'collective')}"

@@ -15,19 +15,24 @@ ZERO3 = "ZeRO-3"
 
 def rank_list(ranks: Iterable[int]) -> str:
     """``rank 3``, ``ranks 0-5, 7``; with many ranges the first ones, and how many ranks follow."""
-    ordered = sorted(set(ranks))
-    if not ordered:
+    ranges = consecutive(ranks)
+    if not ranges:
         return "no rank"
-    ranges: list[list[int]] = []
-    for rank in ordered:
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
     shown = [_range(low, high) for low, high in ranges[:_MOST_RANGES]]
     rest = sum(high - low + 1 for low, high in ranges[_MOST_RANGES:])
     text = ", ".join(shown) + (f" and {rest} more" if rest else "")
-    return f"rank{'' if len(ordered) == 1 else 's'} {text}"
+    return f"rank{'' if ranges == [(ranges[0][0],) * 2] else 's'} {text}"
+
+
+def consecutive(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last number of each row without a gap: (0, 2), (5, 5) of 5, 0, 1, 2."""
+    rows: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if rows and number == rows[-1][1] + 1:
+            rows[-1] = rows[-1][0], number
+        else:
+            rows.append((number, number))
+    return rows
 
 
 def _range(low: int, high: int) -> str:

@@ -1,6 +1,7 @@
 // A stub of libcuda.so.1, for tests of the code that calls NVIDIA's driver. Memory is memfd segments,
-// streams are the threads of HostDevice, and the CPU runs the kernels. The stub checks the arguments of the
-// calls.
+// streams are those of a HostDevice, and the CPU runs the kernels. The stub checks the arguments of the
+// calls. Each context has a HostDevice of its own, as if it were that of a process, so ranks that are threads
+// share no hardware queues.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -9,7 +10,9 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "device/cuda_api.h"
 #include "device/cuda_kernels.h"
@@ -24,13 +27,14 @@ namespace smddp::device::cuda {
 namespace {
 
 constexpr CUresult kInvalidValue = 1, kInvalidContext = 201, kNotFound = 500, kNoSystem = 800;
+constexpr int kHighestPriority = -5;
 
 struct Memory {
   size_t bytes;
   int descriptor;
   uint64_t id;
   bool legacy;
-  bool shareable;
+  int handle_types;
 };
 
 std::mutex mutex;
@@ -38,13 +42,10 @@ std::map<CUdeviceptr, Memory> memory;  // allocations of this process
 std::map<CUdeviceptr, size_t> mapped;  // mappings of peers' memory
 std::map<void*, size_t> pinned;
 std::atomic<uint64_t> next_id{1};
-thread_local int contexts = 0;
+thread_local std::vector<HostDevice*> current;  // contexts
 thread_local int capture_mode = 0;
 
-HostDevice& host() {
-  static auto* device = new HostDevice();
-  return *device;
-}
+HostDevice& host() { return *current.back(); }
 
 CUresult result(const Status& status) { return status ? kSuccess : kInvalidValue; }
 const Memory* find(CUdeviceptr at, CUdeviceptr* base) {
@@ -54,7 +55,7 @@ const Memory* find(CUdeviceptr at, CUdeviceptr* base) {
   *base = next->first;
   return at < next->first + next->second.bytes ? &next->second : nullptr;
 }
-bool inside() { return contexts > 0; }
+bool inside() { return !current.empty(); }
 // In any other mode these calls invalidate a graph that another thread records.
 bool relaxed() { return capture_mode == kCaptureRelaxed; }
 std::atomic<int> strict_calls{0};
@@ -102,20 +103,31 @@ CUresult device_attribute(int* value, int which, CUdevice) {
   return kSuccess;
 }
 CUresult retain(CUcontext* context, CUdevice) {
-  *context = reinterpret_cast<CUcontext>(16);
+  static auto* all = new std::vector<HostDevice*>();
+  std::lock_guard lock(mutex);
+  all->push_back(new HostDevice());
+  *context = reinterpret_cast<CUcontext>(all->back());
   return kSuccess;
 }
 CUresult release(CUdevice) { return kSuccess; }
 CUresult push(CUcontext context) {
-  ++contexts;
-  return context == reinterpret_cast<CUcontext>(16) ? kSuccess : kInvalidContext;
-}
-CUresult pop(CUcontext*) {
-  --contexts;
+  if (context == nullptr) return kInvalidContext;
+  current.push_back(reinterpret_cast<HostDevice*>(context));
   return kSuccess;
 }
-CUresult stream_create(CUstream* stream, unsigned flags) {
-  if (!inside() || flags != kStreamNonBlocking) return kInvalidContext;
+CUresult pop(CUcontext*) {
+  current.pop_back();
+  return kSuccess;
+}
+CUresult context_synchronize() { return must_be_relaxed(); }
+CUresult priority_range(int* least, int* greatest) {
+  *least = 0;
+  *greatest = kHighestPriority;
+  return inside() ? kSuccess : kInvalidContext;
+}
+CUresult stream_create(CUstream* stream, unsigned flags, int priority) {
+  if (!inside() || flags != kStreamNonBlocking || priority != kHighestPriority)
+    return kInvalidContext;
   *stream = static_cast<CUstream>(host().create_stream().value());
   return kSuccess;
 }
@@ -146,14 +158,20 @@ bool is_on_gpu(CUdeviceptr at) {
   CUdeviceptr base = 0;
   return find(at, &base) != nullptr;
 }
-CUresult wait_value(CUstream stream, CUdeviceptr flag, uint32_t value, unsigned flags) {
-  if ((!is_pinned(flag) && !is_on_gpu(flag)) || flags != (kWaitEqual | kWaitFlush))
-    return kInvalidValue;
-  return result(host().wait_flag(stream, reinterpret_cast<uint32_t*>(flag), value));
-}
-CUresult write_value(CUstream stream, CUdeviceptr flag, uint32_t value, unsigned flags) {
-  if (!is_pinned(flag) || flags != 0) return kInvalidValue;
-  return result(host().write_flag(stream, reinterpret_cast<uint32_t*>(flag), value));
+CUresult batch(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations,
+               unsigned flags) {
+  if (count == 0 || count >= 256 || flags != 0 || !inside()) return kInvalidValue;
+  std::vector<FlagStep> steps;
+  for (const CUstreamBatchMemOpParams& o : std::span(operations, count)) {
+    bool waits = o.operation == kWaitValue;
+    bool right = waits ? (is_pinned(o.address) || is_on_gpu(o.address)) &&
+                             o.flags == (kWaitEqual | kWaitFlush)
+                       : o.operation == kWriteValue && is_pinned(o.address) && o.flags == 0;
+    if (!right) return kInvalidValue;
+    steps.push_back({waits ? FlagStep::Kind::kWait : FlagStep::Kind::kWrite,
+                     reinterpret_cast<uint32_t*>(o.address), o.value});
+  }
+  return result(host().flags(stream, steps));
 }
 CUresult exchange_mode(int* mode) {
   std::swap(*mode, capture_mode);
@@ -221,7 +239,7 @@ CUresult pointer_attribute(void* to, int which, CUdeviceptr at) {
   auto put = [&](auto value) { std::memcpy(to, &value, sizeof value); };
   if (which == kIpcCapable) put(m->legacy ? 1 : 0);
   if (which == kBufferId || which == kMemoryBlockId) put(m->id);
-  if (which == kAllowedHandleTypes) put(m->shareable ? uint64_t{1} : uint64_t{0});
+  if (which == kAllowedHandleTypes) put(static_cast<uint64_t>(m->handle_types));
   if (which == kMappingBase) put(base);
   if (which == kMappingSize) put(m->bytes);
   return kSuccess;
@@ -274,13 +292,20 @@ CUresult retain_handle(CUmemGenericAllocationHandle* handle, void* at) {
 CUresult export_handle(void* to, CUmemGenericAllocationHandle handle, int type,
                        unsigned long long) {
   int descriptor = dup(static_cast<int>(handle));
+  if (type == kFabricHandle) {
+    Handle h{getpid(), descriptor, 0};
+    std::memset(to, 0, 64);
+    std::memcpy(to, &h, sizeof h);
+    return kSuccess;
+  }
   std::memcpy(to, &descriptor, sizeof descriptor);
   return type == kPosixDescriptor ? kSuccess : kInvalidValue;
 }
-CUresult import_handle(CUmemGenericAllocationHandle* handle, void* descriptor, int type) {
-  *handle = static_cast<CUmemGenericAllocationHandle>(
-      dup(static_cast<int>(reinterpret_cast<intptr_t>(descriptor))));
-  return type == kPosixDescriptor ? kSuccess : kInvalidValue;
+CUresult import_handle(CUmemGenericAllocationHandle* handle, void* shared, int type) {
+  Handle h{0, static_cast<int>(reinterpret_cast<intptr_t>(shared)), 0};
+  if (type == kFabricHandle) std::memcpy(&h, shared, sizeof h);
+  *handle = static_cast<CUmemGenericAllocationHandle>(dup(h.descriptor));
+  return type == kPosixDescriptor || type == kFabricHandle ? kSuccess : kInvalidValue;
 }
 CUresult release_handle(CUmemGenericAllocationHandle handle) {
   return close(static_cast<int>(handle)) == 0 ? kSuccess : kInvalidValue;
@@ -336,16 +361,29 @@ CUresult launch(CUfunction function, unsigned x, unsigned y, unsigned z, unsigne
   return right ? result(host().reduce(stream, r)) : kInvalidValue;
 }
 
+// Counts the calls of a function.
+template <auto kFunction>
+struct Counted;
+template <class... A, CUresult (*kFunction)(A...)>
+struct Counted<kFunction> {
+  static inline std::atomic<int> calls{0};
+  static CUresult call(A... arguments) {
+    ++calls;
+    return kFunction(arguments...);
+  }
+};
+
 struct Entry {
   const char* name;
   void* function;
+  std::atomic<int>& calls;
 };
-template <class F>
-Entry entry(const char* name, F* right, F* given) {
-  (void)right;
-  return {name, reinterpret_cast<void*>(given)};
+template <auto kGiven, class F>
+Entry entry(const char* name, F right) {
+  right = &Counted<kGiven>::call;  // has the right type
+  return {name, reinterpret_cast<void*>(right), Counted<kGiven>::calls};
 }
-#define ENTRY(name, given) entry(#name, decltype(Api::name)(nullptr), &given)
+#define ENTRY(name, given) entry<&given>(#name, decltype(Api::name)(nullptr))
 
 const Entry kEntries[] = {
     ENTRY(cuInit, init),
@@ -362,13 +400,14 @@ const Entry kEntries[] = {
     ENTRY(cuDevicePrimaryCtxRelease, release),
     ENTRY(cuCtxPushCurrent, push),
     ENTRY(cuCtxPopCurrent, pop),
-    ENTRY(cuStreamCreate, stream_create),
+    ENTRY(cuCtxSynchronize, context_synchronize),
+    ENTRY(cuCtxGetStreamPriorityRange, priority_range),
+    ENTRY(cuStreamCreateWithPriority, stream_create),
     ENTRY(cuStreamDestroy, stream_destroy),
     ENTRY(cuStreamSynchronize, stream_synchronize),
     ENTRY(cuStreamIsCapturing, is_capturing),
     ENTRY(cuStreamWaitEvent, wait_event),
-    ENTRY(cuStreamWaitValue32, wait_value),
-    ENTRY(cuStreamWriteValue32, write_value),
+    ENTRY(cuStreamBatchMemOp, batch),
     ENTRY(cuThreadExchangeStreamCaptureMode, exchange_mode),
     ENTRY(cuEventCreate, event_create),
     ENTRY(cuEventDestroy, event_destroy),
@@ -421,15 +460,19 @@ STUB CUresult cuGetProcAddress_v2(const char* name, void** function, int version
 }
 
 // Allocates memory as torch's allocators do. Kind 0: as cudaMalloc(). Kind 1: as an expandable segment.
-// Other kinds can't be shared. `at`: the address, or nullptr for any.
+// Kind 3: as one where there are fabric handles. Other kinds can't be shared. `at`: the address, or nullptr for any.
 STUB void* stub_allocate(size_t bytes, int kind, void* at) {
   bytes = (bytes + 4095) / 4096 * 4096;
   int descriptor = memfd_create("stub-cuda", MFD_CLOEXEC);
-  if (ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) return nullptr;
+  // With the page behind it, in which HostDevice counts mappings.
+  if (ftruncate(descriptor, static_cast<off_t>(bytes + 4096)) != 0) return nullptr;
   at = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (at != nullptr ? MAP_FIXED : 0),
             descriptor, 0);
   std::lock_guard lock(mutex);
-  memory[reinterpret_cast<CUdeviceptr>(at)] = {bytes, descriptor, next_id++, kind == 0, kind == 1};
+  memory[reinterpret_cast<CUdeviceptr>(at)] = {bytes, descriptor, next_id++, kind == 0,
+                                               kind == 1   ? kPosixDescriptor
+                                               : kind == 3 ? kFabricHandle
+                                                           : 0};
   return at;
 }
 STUB void stub_free(void* at) {
@@ -438,6 +481,13 @@ STUB void stub_free(void* at) {
   munmap(at, found->second.bytes);
   close(found->second.descriptor);
   memory.erase(found);
+}
+// The number of calls of the driver's function `name`.
+STUB int stub_calls(const char* name) {
+  for (const Entry& e : kEntries) {
+    if (std::string(e.name) == name) return e.calls;
+  }
+  return -1;
 }
 // The number of calls in a mode in which they would have invalidated a recording.
 STUB int stub_strict_calls() { return strict_calls; }

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "fabric/simulated/own_libfabric.h"
 #include "stub_fabric/stub.h"
 
 namespace stub {
@@ -32,14 +33,7 @@ std::mt19937& chance();
 using Lock = std::lock_guard<std::recursive_mutex>;
 std::recursive_mutex& mutex();
 
-// A table of functions, written before any thread sees it: libfabric's inline functions read it without a lock.
-template <class Ops, class Fill>
-Ops table(Fill&& fill) {
-  Ops ops = {};
-  ops.size = sizeof ops;
-  fill(ops);
-  return ops;
-}
+using smddp::fabric::own::table;
 void violation(const std::string& what);
 void called(const std::string& what);
 

@@ -13,17 +13,8 @@
 namespace stub {
 namespace {
 
-fi_info* new_info() {
-  fi_info* info = static_cast<fi_info*>(std::calloc(1, sizeof(fi_info)));
-  info->tx_attr = static_cast<fi_tx_attr*>(std::calloc(1, sizeof(fi_tx_attr)));
-  info->rx_attr = static_cast<fi_rx_attr*>(std::calloc(1, sizeof(fi_rx_attr)));
-  info->ep_attr = static_cast<fi_ep_attr*>(std::calloc(1, sizeof(fi_ep_attr)));
-  info->domain_attr = static_cast<fi_domain_attr*>(std::calloc(1, sizeof(fi_domain_attr)));
-  info->fabric_attr = static_cast<fi_fabric_attr*>(std::calloc(1, sizeof(fi_fabric_attr)));
-  return info;
-}
-
-char* copy(const char* text) { return text != nullptr ? ::strdup(text) : nullptr; }
+using smddp::fabric::own::copy;
+using smddp::fabric::own::new_info;
 
 fi_info* info_of(const std::string& domain, bool device_memory) {
   const Settings& settings = state().settings;
@@ -317,43 +308,10 @@ extern "C" {
 
 STUB_SYMBOL State* stub::stub_state() { return &state(); }
 
-STUB_SYMBOL void fi_freeinfo(fi_info* info) {
-  while (info != nullptr) {
-    fi_info* next = info->next;
-    if (info->domain_attr != nullptr) std::free(info->domain_attr->name);
-    if (info->fabric_attr != nullptr) {
-      std::free(info->fabric_attr->name);
-      std::free(info->fabric_attr->prov_name);
-    }
-    for (void* part : {static_cast<void*>(info->tx_attr), static_cast<void*>(info->rx_attr),
-                       static_cast<void*>(info->ep_attr), static_cast<void*>(info->domain_attr),
-                       static_cast<void*>(info->fabric_attr), static_cast<void*>(info)}) {
-      std::free(part);
-    }
-    info = next;
-  }
-}
+STUB_SYMBOL void fi_freeinfo(fi_info* info) { smddp::fabric::own::free_info(info); }
 
 STUB_SYMBOL fi_info* fi_dupinfo(const fi_info* info) {
-  fi_info* made = new_info();
-  if (info == nullptr) return made;
-  fi_info parts = *made;
-  *made = *info;
-  made->next = nullptr;
-  made->tx_attr = parts.tx_attr;
-  made->rx_attr = parts.rx_attr;
-  made->ep_attr = parts.ep_attr;
-  made->domain_attr = parts.domain_attr;
-  made->fabric_attr = parts.fabric_attr;
-  *made->tx_attr = *info->tx_attr;
-  *made->rx_attr = *info->rx_attr;
-  *made->ep_attr = *info->ep_attr;
-  *made->domain_attr = *info->domain_attr;
-  *made->fabric_attr = *info->fabric_attr;
-  made->domain_attr->name = copy(info->domain_attr->name);
-  made->fabric_attr->name = copy(info->fabric_attr->name);
-  made->fabric_attr->prov_name = copy(info->fabric_attr->prov_name);
-  return made;
+  return smddp::fabric::own::duplicate_info(info);
 }
 
 STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const fi_info* hints,

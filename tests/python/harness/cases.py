@@ -45,6 +45,19 @@ FORMS = {
     "reduce_scatter": REDUCE_SCATTER_FORMS,
     "all_reduce": ALL_REDUCE_FORMS,
 }
+# And those of tensors on CPUs alone.
+HOST_FORMS = {
+    **FORMS,
+    "broadcast": ("base",),
+    "reduce": ("base",),
+    "all_to_all": ("base", "unequal", "list", "functional"),
+    "gather": ("base",),
+    "scatter": ("base",),
+}
+# Those that move data, of any type, and compute nothing.
+MOVES = ("all_gather", "broadcast", "all_to_all", "gather", "scatter")
+# Those after which all ranks hold the same.
+ALIKE = ("all_gather", "all_reduce", "broadcast")
 # Forms that carry several tensors in one operation.
 MANY = ("manager", "list_coalesced", "functional_coalesced", "coalesced")
 GUARD = 64
@@ -56,7 +69,8 @@ class Case:
     collective: str
     form: str = "base"
     dtype: torch.dtype = torch.float32
-    numels: tuple[int, ...] = (1000,)  # elements of one rank's shard (all_reduce: of the tensor)
+    # Elements of one rank's shard; all_reduce: of the tensor; all_to_all: of the block for a rank.
+    numels: tuple[int, ...] = (1000,)
     operation: str = "SUM"
     place: str = "apart"  # or "in_place"; reduce_scatter also "other_slot"
     offset: int = 0  # distance of every buffer from its alignment, in bytes
@@ -175,6 +189,11 @@ def begin(
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "all_reduce": _all_reduce,
+        "broadcast": _broadcast,
+        "reduce": _reduce,
+        "all_to_all": _all_to_all,
+        "gather": _gather_to_root,
+        "scatter": _scatter_from_root,
     }[case.collective]
     return start(case, group, layout, me, ctx.exact)
 
@@ -368,6 +387,132 @@ def _all_reduce(case: Case, group: Any, layout: str, me: int, exact: bool) -> Ru
         return _digest(tensors)
 
     return Running(case, wait, verify)
+
+
+def _root(case: Case, size: int) -> int:
+    return case.seed % size
+
+
+def _broadcast(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
+    size = len(layout)
+    root = _root(case, size)
+    arena = Arena(case.offset)
+    sent = model.data(case.seed, root, case.dtype, case.numels[0])
+    tensor = arena.of(model.data(case.seed, me, case.dtype, case.numels[0]))
+    work = dist.broadcast(tensor, group=group, group_src=root, async_op=case.asynchronous)
+
+    def verify() -> str:
+        _expect(tensor, sent, "the tensor")
+        arena.check()
+        return _digest([tensor])
+
+    return Running(case, _waiter(work), verify)
+
+
+def _reduce(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
+    size = len(layout)
+    root = _root(case, size)
+    arena = Arena(case.offset)
+    sources = [model.data(case.seed, rank, case.dtype, case.numels[0]) for rank in range(size)]
+    tensor = arena.of(sources[me])
+    operation = getattr(dist.ReduceOp, case.operation)
+    work = dist.reduce(
+        tensor, op=operation, group=group, group_dst=root, async_op=case.asynchronous
+    )
+
+    def verify() -> str:
+        if me == root:
+            _expect_reduced(tensor, sources, layout, case.operation, [me], exact, "the tensor")
+        else:
+            _expect(tensor, sources[me], "the tensor of a rank that is not the root was changed")
+        arena.check()
+        return _digest([tensor])
+
+    return Running(case, _waiter(work), verify)
+
+
+def _all_to_all(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
+    size = len(layout)
+    arena = Arena(case.offset)
+
+    def block(source: int, target: int) -> torch.Tensor:
+        numel = case.numels[0]
+        if case.form == "unequal":  # none, a third, two thirds, or all
+            numel = numel * ((source * 3 + target * 5 + case.seed) % 4) // 3
+        return model.data(case.seed, source * size + target, case.dtype, numel)
+
+    sent = [block(me, target) for target in range(size)]
+    taken = [block(source, me) for source in range(size)]
+    sync = not case.asynchronous
+    if case.form == "list":
+        inputs = [arena.of(part) for part in sent]
+        outputs = [arena.empty(part.numel(), case.dtype) for part in taken]
+        wait = _waiter(dist.all_to_all(outputs, inputs, group=group, async_op=not sync))
+    else:
+        inputs = [arena.of(torch.cat(sent))]
+        outputs = [arena.empty(sum(part.numel() for part in taken), case.dtype)]
+        splits = [None, None]
+        if case.form == "unequal":
+            splits = [[part.numel() for part in parts] for parts in (taken, sent)]
+        if case.form == "functional":
+            outputs[0] = functional.all_to_all_single(inputs[0], *splits, group)
+            wait = _functional_waiter(outputs, sync)
+        else:
+            wait = _waiter(
+                dist.all_to_all_single(
+                    outputs[0], inputs[0], *splits, group=group, async_op=not sync
+                )
+            )
+
+    def verify() -> str:
+        _expect(torch.cat([model.copy(t) for t in outputs]), torch.cat(taken), "the output")
+        _expect(torch.cat([model.copy(t) for t in inputs]), torch.cat(sent), "the changed input")
+        arena.check()
+        return _digest(outputs)
+
+    return Running(case, wait, verify)
+
+
+def _gather_to_root(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
+    size = len(layout)
+    root = _root(case, size)
+    arena = Arena(case.offset)
+    parts = [model.data(case.seed, rank, case.dtype, case.numels[0]) for rank in range(size)]
+    tensor = arena.of(parts[me])
+    outputs = [arena.empty(case.numels[0], case.dtype) for _ in range(size if me == root else 0)]
+    work = dist.gather(
+        tensor, outputs or None, group=group, group_dst=root, async_op=case.asynchronous
+    )
+
+    def verify() -> str:
+        for rank, output in enumerate(outputs):
+            _expect(output, parts[rank], f"the part of rank {rank}")
+        _expect(tensor, parts[me], "the changed input")
+        arena.check()
+        return _digest(outputs)
+
+    return Running(case, _waiter(work), verify)
+
+
+def _scatter_from_root(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
+    size = len(layout)
+    root = _root(case, size)
+    arena = Arena(case.offset)
+    parts = [model.data(case.seed, rank, case.dtype, case.numels[0]) for rank in range(size)]
+    inputs = [arena.of(part) for part in (parts if me == root else [])]
+    tensor = arena.empty(case.numels[0], case.dtype)
+    work = dist.scatter(
+        tensor, inputs or None, group=group, group_src=root, async_op=case.asynchronous
+    )
+
+    def verify() -> str:
+        _expect(tensor, parts[me], "the part of this rank")
+        for rank, part in enumerate(inputs):
+            _expect(part, parts[rank], f"the changed part of rank {rank}")
+        arena.check()
+        return _digest([tensor])
+
+    return Running(case, _waiter(work), verify)
 
 
 def _expect_reduced(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepspeed_smddp.diagnose.report.dump import Dump, Frame, Group, Oldest, Operation, Stack
+from deepspeed_smddp.diagnose.report.dump import (
+    Connection,
+    Dump,
+    Frame,
+    Group,
+    Oldest,
+    Operation,
+    Stack,
+)
 
 NOW = 1_800_000_000.0
 MIB = 1 << 20
@@ -40,6 +48,7 @@ class Rank:
         self.fields: dict[str, Any] = {"reason": "SIGUSR2"}
         self.counts = dict.fromkeys(self.groups, 0)
         self.stacks: list[Stack] = []
+        self.connections: list[Connection] = []
         self.host = f"host-{'ab'[rank * 2 // ranks]}"
 
     def call(self, operation: str = "all_gather", **more: Any) -> Rank:
@@ -85,6 +94,10 @@ class Rank:
         self.stacks = [main_thread(*frames)]
         return self
 
+    def sees(self, rank: int, state: str, **more: Any) -> Rank:
+        self.connections.append(Connection(rank=rank, state=state, **more))
+        return self
+
     def dump(self) -> Dump:
         groups = []
         for name, members in self.groups.items():
@@ -99,6 +112,7 @@ class Rank:
                     hosts=hosts,
                     submitted=len(own),
                     finished=sum(not op.unfinished for op in own),
+                    connections=self.connections,
                     oldest=oldest and Oldest(sequence=oldest.sequence, operation=oldest.operation),
                 )
             )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -51,3 +53,48 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     losses = zero.train(job["backend"], {"stage": 3})
     dist.destroy_process_group()
     return {"losses": losses, "wrapped": wrapped(), "said": said}
+
+
+def twice(job: dict[str, Any]) -> dict[str, Any]:
+    """Trains over Gloo: after training over smddp, beside a group of smddp, or in a new process.
+
+    ``job["before"]`` is "smddp", "group" or "". Returns what the engine over Gloo came to.
+    """
+    import deepspeed
+
+    import deepspeed_smddp
+
+    if job["before"] == "smddp":
+        _train("smddp")
+        deepspeed.comm.destroy_process_group()
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    if job["before"] == "group":
+        beside = dist.new_group(backend="smddp")
+        dist.barrier(beside)
+    made = dist.get_backend()
+    before = [row["calls"] for row in deepspeed_smddp.statistics()]
+    answer = _train("gloo")
+    used = [row["calls"] for row in deepspeed_smddp.statistics()] != before
+    deepspeed.comm.destroy_process_group()
+    return {**answer, "backend": made, "used": used}
+
+
+def _train(backend: str) -> dict[str, Any]:
+    """Losses, the sizes that the config leaves open, and what the monitor was told."""
+    folder = tempfile.mkdtemp()
+    monitor = {"enabled": True, "output_path": folder, "job_name": "job"}
+    settings = zero.config(backend, {"stage": 3}, csv_monitor=monitor) | {"steps_per_print": 1}
+    for key in ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"):
+        del settings["zero_optimization"][key]
+    with zero.engine_of(zero.blocks(), settings) as engine:
+        losses = zero.fit(engine)
+        sizes = [engine.zero_prefetch_bucket_size(), engine.zero_param_persistence_threshold()]
+        overlaps = _overlaps(engine.optimizer)
+    told = sorted(path.stem for path in Path(folder).rglob("*.csv"))
+    return {"losses": losses, "sizes": sizes, "told": told, "overlaps": overlaps}
+
+
+def _overlaps(optimizer: Any) -> bool:
+    from deepspeed_smddp.zero import overlap
+
+    return optimizer in overlap._overlaps

@@ -11,12 +11,19 @@ from harness import zero
 
 
 def gather(job: dict[str, Any]) -> dict[str, Any]:
-    """What the extension point got, whether it gathers what was divided, and what is wrapped."""
+    """What the extension point got, whether it gathers what was divided, and what is wrapped.
+
+    ``job["known"]`` is False for a DeepSpeed whose functions are all different ones.
+    """
     import deepspeed
 
+    from deepspeed_smddp.upstream import source
     from deepspeed_smddp.upstream.wrapping import is_wrapped
     from deepspeed_smddp.zero import gather as ours
 
+    if not job["known"]:
+        for places in source.READ.values():
+            places.update({place: {} for place in places})
     given: list[Any] = []
 
     def set_parameter_gatherer(gatherer: Any) -> None:

@@ -1,0 +1,105 @@
+// Streams of the simulated device. As on a GPU, streams share a few hardware queues: what stands at the head
+// of a queue, such as a wait for a flag, holds up every stream of that queue. A stream takes few commands
+// before the thread that submits blocks. A stream may record its commands into a graph instead of running
+// them, with the rules of CUDA: a stream joins a recording when it waits for an event of it, streams of two
+// recordings do not mix, and all must have joined the first one again at the end.
+//
+// HostDevice calls it, with its context locked but for drain() and remove().
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "common/condition_variable.h"
+#include "common/status.h"
+
+namespace smddp::device {
+
+// A command. Returns false if it can't continue yet; the queue then calls it again.
+using HostCommand = std::function<bool()>;
+
+class HostStream;
+struct HostRecording {
+  std::vector<HostCommand> commands;
+  std::set<HostStream*> streams;
+};
+
+// What a stream has recorded, and what it has waited for: commands by stream.
+using HostClock = std::map<const HostStream*, uint64_t>;
+
+struct HostEvent {
+  std::atomic<uint64_t> recorded{0}, reached{0};
+  std::shared_ptr<HostRecording> recording;  // that the last record() belongs to
+  HostClock clock;
+};
+
+class HardwareQueue {
+ public:
+  HardwareQueue() : thread_([this] { run(); }) {}
+  ~HardwareQueue();
+  void push(HostStream& stream, HostCommand command);  // waits for room in the stream
+  void drain(HostStream& stream);
+  // Its commands that have not run by now never run.
+  void remove(HostStream& stream);
+
+ private:
+  struct Entry {
+    HostStream* stream;
+    HostCommand command;
+  };
+  void run();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Entry> entries_;
+  HostStream* running_ = nullptr;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;  // last: it uses the others
+};
+
+class HostStream {
+ public:
+  explicit HostStream(HardwareQueue& queue) : queue_(queue) {}
+  ~HostStream() {
+    if (recording_) recording_->streams.erase(this);
+    queue_.remove(*this);
+  }
+
+  Status submit(HostCommand command);
+  Status record(const std::shared_ptr<HostEvent>& event);
+  Status wait(const std::shared_ptr<HostEvent>& event);
+  void drain() { queue_.drain(*this); }
+
+  bool recording() const { return recording_ != nullptr; }
+  Status begin_recording();
+  Result<std::vector<HostCommand>> end_recording();
+
+ private:
+  friend class HardwareQueue;
+  HardwareQueue& queue_;
+  uint64_t pushed_ = 0, run_ = 0;  // the queue's
+  std::atomic<bool> removed_{false};
+  std::shared_ptr<HostRecording> recording_;
+  HostClock clock_;
+};
+
+// The hardware queues of one device.
+class HostQueues {
+ public:
+  static constexpr size_t kQueues = 8;
+  std::unique_ptr<HostStream> create_stream();
+
+ private:
+  size_t created_ = 0;
+  std::array<std::unique_ptr<HardwareQueue>, kQueues> queues_;
+};
+
+}  // namespace smddp::device

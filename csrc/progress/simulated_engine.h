@@ -1,0 +1,24 @@
+// The engines of a simulation: thousands in one process, without threads. The simulator makes them and drives
+// each when its time has come.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "fabric/endpoint.h"
+#include "progress/engine.h"
+
+namespace smddp {
+
+class SimulatedEngine {
+ public:
+  // An engine without a thread of its own, whose endpoint is opened with `fabric`. Engine::wait() is not for
+  // it.
+  static Result<std::unique_ptr<Engine>> create(const fabric::Options& fabric);
+  // One pass, and with `watches` a look for late ranks, as before a sleep; then what finished. True if
+  // anything moved.
+  static bool turn(Engine& engine, bool watches);
+  static uint32_t passes(const Engine& engine) { return engine.passes_; }
+};
+
+}  // namespace smddp

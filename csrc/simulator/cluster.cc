@@ -1,0 +1,219 @@
+#include "simulator/cluster.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "bootstrap/exchange.h"
+#include "common/clock.h"
+#include "fabric/simulated/provider.h"
+#include "group/group_making.h"
+#include "progress/simulated_engine.h"
+
+namespace smddp::simulator {
+namespace {
+
+using fabric::simulated::Process;
+
+// As long as the engine's longest sleep: if nothing is on its way, ranks look for others that are late.
+constexpr uint64_t kLookNs = 100'000'000;
+// Nothing has moved for so long: it never will.
+constexpr uint64_t kStuckNs = 60'000'000'000;
+
+uint64_t bytes_of(const Taken& taken) { return taken.slots + taken.in_place + taken.single_copy; }
+
+}  // namespace
+
+Result<std::unique_ptr<Cluster>> Cluster::create(const fabric::simulated::Model& model,
+                                                 const Layout& layout, const HostModel& host) {
+  std::unique_ptr<Cluster> cluster(new Cluster(layout, host));
+  if (Status made = cluster->set_up(model); !made) return made;
+  return cluster;
+}
+
+Status Cluster::set_up(const fabric::simulated::Model& model) {
+  network_ =
+      std::make_unique<fabric::simulated::Network>(model, layout_.hosts, layout_.ranks_per_host);
+  simulated_clock = network_->clock();
+  library_ = fabric::simulated::provider_of(*network_);
+  fabric::Options options;
+  options.opened = &library_;
+  std::vector<std::unique_ptr<GroupMaking>> making;
+  std::vector<RankInfo> infos;
+  for (Rank rank = 0; rank < layout_.ranks(); ++rank) {
+    network_->enter(static_cast<Process>(rank));
+    auto engine = SimulatedEngine::create(options);
+    if (!engine) return engine.status();
+    if (auto endpoint = engine.value()->fabric(); !endpoint) return endpoint.status();
+    Group::Options group;
+    group.name = "simulated";
+    group.host = "host-" + std::to_string(rank / layout_.ranks_per_host);
+    group.single_copy = false;
+    group.several_hosts = layout_.hosts > 1;
+    auto begun = GroupMaking::begin(*engine.value(), rank, layout_.ranks(), group);
+    if (!begun) return begun.status();
+    infos.push_back(begun.value()->info());
+    rank_info_bytes_ += encode(infos.back()).size();
+    making.push_back(std::move(begun.value()));
+    ranks_.emplace_back().engine = std::move(engine.value());
+  }
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    network_->enter(static_cast<Process>(rank));
+    if (Status joined = making[rank]->join(infos); !joined) return joined;
+  }
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    network_->enter(static_cast<Process>(rank));
+    auto group = making[rank]->finish();
+    if (!group) return group.status();
+    ranks_[rank].group = std::move(group.value());
+    making[rank].reset();
+  }
+  return {};
+}
+
+Cluster::~Cluster() {
+  // An engine waits for its messages under way, for which time has to pass.
+  settle();
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    network_->enter(static_cast<Process>(rank));
+    ranks_[rank].group.reset();
+  }
+  settle();
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    network_->enter(static_cast<Process>(rank));
+    ranks_[rank].engine.reset();
+  }
+}
+
+void Cluster::settle() {
+  Process process = 0;
+  while (network_ && network_->next(&process)) {
+    network_->enter(process);
+    while (SimulatedEngine::turn(*ranks_[process].engine, false)) {
+    }
+  }
+}
+
+void Cluster::turn(Process process, Operation& operation, bool watches) {
+  SimulatedRank& rank = ranks_[process];
+  network_->enter(process);
+  bool moved = SimulatedEngine::turn(*rank.engine, watches);
+  if (moved) {
+    while (SimulatedEngine::turn(*rank.engine, false)) {
+    }
+  }
+  uint64_t taken = bytes_of(operation.taken);
+  if (taken > rank.taken) {
+    network_->charge(static_cast<double>(taken - rank.taken) / host_.copy_bytes_per_ns);
+    rank.taken = taken;
+  }
+  if (!moved || layout_.ranks_per_host == 1) return;
+  auto first = process - process % static_cast<Process>(layout_.ranks_per_host);
+  uint64_t seen = network_->now() + static_cast<uint64_t>(host_.wake_ns);
+  for (int i = 0; i < layout_.ranks_per_host; ++i) {
+    Process other = first + static_cast<Process>(i);
+    if (other != process) network_->wake(other, seen);
+  }
+}
+
+// Compares the counters at the end of an operation with those at its beginning.
+class Cluster::Count {
+ public:
+  explicit Count(Cluster& cluster) : cluster_(cluster), before_(cluster.network_->counters()) {
+    fabric::simulated::Counters& counters = cluster.network_->counters();
+    counters.most_registrations = counters.open_registrations;
+    for_each_nic([&](double out, double in) {
+      out_.push_back(out);
+      in_.push_back(in);
+    });
+    for (const SimulatedRank& rank : cluster.ranks_)
+      passes_.push_back(SimulatedEngine::passes(*rank.engine));
+  }
+  void into(Outcome& outcome) const {
+    outcome.network = cluster_.network_->counters();
+    outcome.network -= before_;
+    size_t nic = 0;
+    for_each_nic([&](double out, double in) {
+      outcome.most_bytes_out = std::max(outcome.most_bytes_out, out - out_[nic]);
+      outcome.most_bytes_in = std::max(outcome.most_bytes_in, in - in_[nic]);
+      ++nic;
+    });
+    for (size_t rank = 0; rank < passes_.size(); ++rank) {
+      uint64_t took = SimulatedEngine::passes(*cluster_.ranks_[rank].engine) - passes_[rank];
+      outcome.passes += took;
+      outcome.most_passes = std::max(outcome.most_passes, took);
+    }
+    outcome.real_seconds = std::chrono::duration<double>(Clock::now() - began_).count();
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  template <class F>
+  void for_each_nic(F&& f) const {
+    const fabric::simulated::Network& network = *cluster_.network_;
+    for (int host = 0; host < network.hosts(); ++host) {
+      for (size_t nic = 0; nic < static_cast<size_t>(network.model().nics); ++nic)
+        f(network.sent(host, nic), network.received(host, nic));
+    }
+  }
+
+  const Cluster& cluster_;
+  const fabric::simulated::Counters before_;
+  const Clock::time_point began_ = Clock::now();
+  std::vector<double> out_, in_;
+  std::vector<uint32_t> passes_;
+};
+
+Result<Outcome> Cluster::run(const std::vector<std::shared_ptr<Operation>>& operations,
+                             const Tuning& tuning) {
+  settle();
+  Count count(*this);
+  // All call when the last of them has ended what it did before.
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) network_->enter(static_cast<Process>(rank));
+  uint64_t began = network_->now(), moved_at = began;
+  Outcome outcome;
+  Status failed;
+  size_t open = ranks_.size();
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].taken = 0;
+    ranks_[rank].called = ranks_[rank].over = false;
+    network_->wake(static_cast<Process>(rank), began);
+  }
+  auto let_run = [&](Process process, bool watches) {
+    SimulatedRank& rank = ranks_[process];
+    Operation& operation = *operations[process];
+    network_->enter(process);
+    if (!std::exchange(rank.called, true)) {
+      operation.called_ns = network_->now();
+      rank.group->submit(operations[process], tuning, true);
+    }
+    turn(process, operation, watches);
+    if (rank.over || !operation.done()) return;
+    rank.over = true;
+    --open;
+    if (failed.ok()) failed = operation.status();
+    outcome.seconds =
+        std::max(outcome.seconds, static_cast<double>(network_->now() - began) * 1e-9);
+    if (open + 1 == ranks_.size()) outcome.first_seconds = outcome.seconds;
+  };
+  while (open > 0) {
+    Process process = 0;
+    if (network_->next(&process)) {
+      moved_at = network_->now();
+      let_run(process, false);
+      continue;
+    }
+    // Nothing is under way: as before a sleep, every rank looks for others that are late.
+    network_->pass_to(network_->now() + kLookNs);
+    ++outcome.idle_looks;
+    if (network_->now() - moved_at > kStuckNs)
+      return Status(Code::kTimeout, "nothing moves any more");
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) let_run(static_cast<Process>(rank), true);
+  }
+  if (!failed) return failed;
+  count.into(outcome);
+  return outcome;
+}
+
+}  // namespace smddp::simulator

@@ -1,0 +1,101 @@
+"""The page of ``smddp bench``, for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deepspeed_smddp.bench.bench_case import TITLES
+from deepspeed_smddp.bench.bench_report import BenchReport
+from deepspeed_smddp.bench.bench_result import Result
+from deepspeed_smddp.units import size_text
+
+WIDTH = 80
+NAMES = {"smddp": "smddp", "gloo": "Gloo", "nccl": "NCCL"}
+_HOSTS = 4  # that are named
+
+
+def show(report: BenchReport, console: Console) -> None:
+    """Prints the tables, and what is wrong or missing."""
+    width = min(WIDTH, console.width)
+
+    def say(text: str, style: str = "") -> None:
+        console.print(Text(text, style), width=width)
+
+    say(_head(report))
+    say(
+        "Times: of a call on the slowest rank. algbw, busbw: GB/s as in nccl-tests."
+        + (
+            f" link: share of {report.rate * 8e-9:g} Gbit/s ({report.rate_origin})."
+            * _linked(report)
+        )
+    )
+    for (op, dtype), group in groupby(report.results, lambda r: (r.case.op, r.case.dtype)):
+        console.print()
+        say(f"{TITLES[op]}, {dtype}", "bold")
+        console.print(_table(report, list(group)), width=width)
+    console.print()
+    for text in report.wrong:
+        say(f"wrong   {text}", "red")
+    if report.failure:
+        say(f"failed  {report.failure}", "red")
+    if report.stopped:
+        say(f"Stopped by {report.stopped}.", "yellow")
+    if report.measured < report.planned or report.stopped:
+        say(f"PARTIAL: {report.measured} of {report.planned} cases.", "yellow")
+    elif not report.wrong:
+        say(f"All {len(report.results)} results are right in every turn.", "green")
+
+
+def _linked(report: BenchReport) -> bool:
+    return report.rate > 0 and len(report.hosts) > 1
+
+
+def _head(report: BenchReport) -> str:
+    hosts = [f"{host} ({len(ranks)})" for host, ranks in report.hosts.items()]
+    more = ", ..." if len(hosts) > _HOSTS else ""
+    plural = "" if len(hosts) == 1 else "s"
+    return (
+        f"{report.ranks} ranks on {len(hosts)} host{plural}: {', '.join(hosts[:_HOSTS])}{more}; "
+        f"{report.device} tensors, {' and '.join(NAMES[b] for b in report.backends)}"
+        f"{' in turns' if len(report.backends) > 1 else ''}"
+    )
+
+
+def _table(report: BenchReport, results: Sequence[Result]) -> Table:
+    columns = ["size", "over", "p50", "p90", "p99", "algbw", "busbw"]
+    linked, compared = _linked(report), len(report.backends) > 1
+    columns += ["link"] * linked + ["faster"] * compared
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "over" else "right", no_wrap=True)
+    for case, group in groupby(results, lambda r: r.case):
+        rows = list(group)
+        for number, result in enumerate(rows):
+            cells = [size_text(case.size, 4) if number == 0 else "", NAMES[result.backend]]
+            cells += [_time(result.percentile(share)) for share in (50, 90, 99)]
+            cells += [_rate(rate) for rate in (result.algbw, result.busbw(report.ranks))]
+            share = result.utilisation(report.ranks_of_hosts, report.rate)
+            cells += ["" if share is None else f"{share:.0%}"] * linked
+            first = number == 0 and len(rows) > 1
+            cells += [f"{rows[1].median / result.median:.2f}x" if first else ""] * compared
+            table.add_row(*cells, style="red" if result.wrong else "")
+    return table
+
+
+def _rate(bytes_per_second: float) -> str:
+    """GB/s."""
+    rate = bytes_per_second / 1e9
+    return f"{rate:.3f}" if rate < 10 else f"{rate:.1f}"
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

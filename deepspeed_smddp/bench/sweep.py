@@ -1,0 +1,141 @@
+"""The sweep: case by case, the backends take turns, A B A B, and all ranks agree on what follows.
+
+After each turn the ranks exchange their times, what they found wrong, and whether one of them is to
+stop; so they stop at the same place. The exchange is an AllGather of the default group, which is
+smddp's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_smddp.bench.bench_case import Case
+from deepspeed_smddp.bench.bench_result import Result
+from deepspeed_smddp.bench.call_buffers import CallBuffers, Wrong
+from deepspeed_smddp.bench.interruption import Interruption
+
+TURN_SECONDS = 0.1  # planned, of one backend
+_CALLS = (3, 200)  # of a turn whose number of calls follows from its planned length
+_HEAD = (
+    4  # numbers before the times: signal, number of a wrong element + 1, its value, the right one
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How each case is measured; ``repeats``: calls of a turn, 0: as many as fill a turn."""
+
+    turns: int = 5
+    repeats: int = 0
+    warm_up: int = 2
+
+
+class Sweep:
+    """All cases over all backends.
+
+    Args:
+        groups: the group of each backend, over all ranks, in the order of the turns.
+        device: where the tensors are.
+    """
+
+    def __init__(
+        self,
+        groups: dict[str, dist.ProcessGroup],
+        device: torch.device,
+        rules: Rules,
+        interruption: Interruption,
+    ) -> None:
+        self._groups, self._device, self._rules = groups, device, rules
+        self._interruption = interruption
+        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
+        self.signal = 0  # that ended the sweep on all ranks
+
+    def run(self, cases: Sequence[Case], on_turn: Callable[[Case], None]) -> Iterator[list[Result]]:
+        """The results of each case, as soon as it is measured; the last may have fewer turns.
+
+        Raises:
+            RuntimeError: an operation failed; what was measured of this case is lost.
+        """
+        for case in cases:
+            yield self._measure(case, on_turn)
+            if self.signal:
+                return
+
+    def _measure(self, case: Case, on_turn: Callable[[Case], None]) -> list[Result]:
+        buffers = CallBuffers(case, self._rank, self._ranks, self._device)
+        calls = {name: buffers.call(group) for name, group in self._groups.items()}
+        found = {name: Result(case, name) for name in calls}
+        repeats = {name: self._warm_up(buffers, call) for name, call in calls.items()}
+        for name in list(calls) * self._rules.turns:
+            on_turn(case)
+            if self.signal:
+                break
+            buffers.prepare()
+            took = self._times(calls[name], repeats[name])
+            slowest, wrong = self._exchange(took, buffers.check(calls[name]))
+            found[name].turns.append(slowest)
+            found[name].wrong += wrong
+        return [result for result in found.values() if result.turns]
+
+    def _warm_up(self, buffers: CallBuffers, call: Callable[[], object]) -> int:
+        """Connects, maps memory; the number of calls that a turn has, the same on all ranks."""
+        buffers.prepare()
+        took = self._times(call, max(1, self._rules.warm_up))
+        slowest, _ = self._exchange(took, None)
+        if self._rules.repeats:
+            return self._rules.repeats
+        return min(max(math.ceil(TURN_SECONDS / min(slowest)), _CALLS[0]), _CALLS[1])
+
+    def _times(self, call: Callable[[], object], repeats: int) -> list[float]:
+        """Seconds of each of so many calls on this rank, which begin at the same time."""
+        if self._device.type == "cuda":
+            return _times_on_gpu(call, repeats)
+        dist.barrier()
+        stamps = [time.perf_counter()]
+        for _ in range(repeats):
+            call()
+            stamps.append(time.perf_counter())
+        return [max(1e-9, after - before) for before, after in itertools.pairwise(stamps)]
+
+    def _exchange(self, took: list[float], wrong: Wrong | None) -> tuple[list[float], list[str]]:
+        """The slowest rank's time of each call, and what is wrong on any rank."""
+        found = (0.0, 0.0, 0.0) if wrong is None else (wrong.element + 1.0, *wrong[1:])
+        own = torch.tensor([self._interruption.number, *found, *took], dtype=torch.float64)
+        rows = torch.empty(self._ranks * len(own), dtype=torch.float64)
+        dist.distributed_c10d._get_default_group()._allgather_base(rows, own).wait()
+        table = rows.view(self._ranks, len(own))
+        self.signal = self.signal or int(table[:, 0].max())
+        texts = [
+            f"element {int(row[1]) - 1} on rank {rank} is {row[2]:g}, not {row[3]:g}"
+            for rank, row in enumerate(table[:, :_HEAD].tolist())
+            if row[1]
+        ]
+        return table[:, _HEAD:].max(dim=0).values.tolist(), texts
+
+    def stopped_by(self) -> str:
+        """The name of the signal that ended the sweep; empty if none did."""
+        return signal.Signals(self.signal).name if self.signal else ""
+
+
+def _times_on_gpu(call: Callable[[], object], repeats: int) -> list[float]:
+    """By the GPU's clock, between events on the stream: launching is not in it."""
+    make: Any = torch.cuda.Event
+    events = [make(enable_timing=True) for _ in range(repeats + 1)]
+    torch.cuda.synchronize()
+    dist.barrier()
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    pairs = itertools.pairwise(events)
+    return [max(1e-9, 1e-3 * before.elapsed_time(after)) for before, after in pairs]

@@ -1,0 +1,11 @@
+"""Numbers with their units, as text for people."""
+
+from __future__ import annotations
+
+
+def size_text(count: int, digits: int = 3) -> str:
+    """Bytes in the largest binary unit that they reach, ``1.5 MiB``, with so many digits."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= scale:
+            return f"{count / scale:.{digits}g} {unit}"
+    return f"{count} B"

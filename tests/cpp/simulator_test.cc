@@ -1,0 +1,146 @@
+// The simulator: real engines and groups over a network in virtual time.
+#include "simulator/cluster.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "world.h"
+
+namespace smddp::simulator {
+namespace {
+
+using fabric::simulated::Model;
+
+struct Gather {
+  explicit Gather(Cluster& cluster, size_t elements) {
+    int ranks = cluster.layout().ranks();
+    for (int r = 0; r < ranks; ++r) {
+      in.emplace_back(elements);
+      std::iota(in.back().begin(), in.back().end(), 1000 * r);
+      out.emplace_back(elements * static_cast<size_t>(ranks), -1);
+      expected.insert(expected.end(), in.back().begin(), in.back().end());
+    }
+    for (size_t r = 0; r < in.size(); ++r) operations.push_back(gather_of(in[r], out[r], ranks));
+  }
+  std::vector<std::vector<int>> in, out;
+  std::vector<int> expected;
+  std::vector<std::shared_ptr<Operation>> operations;
+};
+
+// A message of 4 KiB between two hosts that call together: both send at once, so it takes one overhead of
+// the sender, the latency, the bytes, and one overhead of the receiver (LogGP).
+TEST(Simulator, AnAllGatherOfTwoHostsTakesWhatTheModelSays) {
+  Model model;
+  auto cluster = Cluster::create(model, {2, 1});
+  ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+  // The first operation exchanges READYs besides, as the ranks have not heard of one another.
+  for (int call = 0; call < 3; ++call) {
+    Gather gather(*cluster.value(), 1024);
+    auto outcome = cluster.value()->run(gather.operations);
+    ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+    for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
+    if (call == 0) continue;
+    double message = 4096 + sizeof(wire::Header);
+    double ns = 2 * model.message_ns + model.latency_ns + message / model.bytes_per_ns;
+    EXPECT_NEAR(outcome.value().seconds * 1e9, ns, 0.01 * ns);
+    EXPECT_EQ(outcome.value().network.messages, 2u);
+  }
+}
+
+TEST(Simulator, ALargeAllGatherTakesTheTimeOfItsBytes) {
+  for (bool ordered : {false, true}) {
+    Model model;
+    model.ordered = ordered;
+    auto cluster = Cluster::create(model, {4, 1});
+    ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+    Gather gather(*cluster.value(), 1 << 20);
+    auto outcome = cluster.value()->run(gather.operations);
+    ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+    for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
+    double bound = 3 * 4.0 * (1 << 20) / model.bytes_per_ns * 1e-9;
+    EXPECT_GE(outcome.value().seconds, bound);
+    EXPECT_LE(outcome.value().seconds, 1.5 * bound);
+    EXPECT_NEAR(outcome.value().most_bytes_out, 3 * 4.0 * (1 << 20), 0.02 * 3 * 4.0 * (1 << 20));
+  }
+}
+
+// Flows above 4 KiB keep step, but each crosses the network in less than a latency here. A rank that waited
+// for each step's bytes before it sends the next would take a latency per step.
+TEST(Simulator, StepsThatAreShorterThanALatencyOverlap) {
+  constexpr int kHosts = 16;
+  for (bool ordered : {false, true}) {
+    Model model;
+    model.ordered = ordered;
+    auto cluster = Cluster::create(model, {kHosts, 1});
+    ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+    Tuning tuning;
+    tuning.algorithm = Algorithm::kDirect;
+    for (int call = 0; call < 2; ++call) {
+      Gather gather(*cluster.value(), 2048);
+      auto outcome = cluster.value()->run(gather.operations, tuning);
+      ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+      for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
+      if (call == 1) EXPECT_LT(outcome.value().seconds * 1e9, (kHosts - 1) * model.latency_ns);
+    }
+  }
+}
+
+TEST(Simulator, EqualRunsTakeEqualTimes) {
+  std::vector<double> seconds;
+  for (int run = 0; run < 2; ++run) {
+    auto cluster = Cluster::create({}, {8, 4});
+    ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+    Gather gather(*cluster.value(), 5000);
+    auto outcome = cluster.value()->run(gather.operations);
+    ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+    for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
+    seconds.push_back(outcome.value().seconds);
+  }
+  EXPECT_EQ(seconds[0], seconds[1]);
+}
+
+TEST(Simulator, SumsAreTheSumsOfAllRanks) {
+  auto cluster = Cluster::create({}, {5, 2});
+  ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+  std::vector<std::vector<int>> data;
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (int r = 0; r < 10; ++r) data.emplace_back(30'000, r + 1);
+  for (auto& of_rank : data)
+    operations.push_back(all_reduce_of(of_rank, 10, Dtype::kInt32, ReduceOp::kSum));
+  auto outcome = cluster.value()->run(operations);
+  ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+  for (const auto& of_rank : data) EXPECT_EQ(of_rank, std::vector<int>(30'000, 55));
+}
+
+// Each rank of a host sends to all ranks of the other hosts, so the host's link carries the blocks of all.
+TEST(Simulator, AnAllToAllTakesTheTimeOfItsBytes) {
+  Model model;
+  auto cluster = Cluster::create(model, {4, 2});
+  ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+  constexpr size_t kBlock = 1 << 18;
+  std::vector<size_t> sizes(8, kBlock);
+  std::vector<std::vector<int>> in, out;
+  std::vector<std::shared_ptr<Operation>> operations;
+  for (int r = 0; r < 8; ++r) {
+    in.emplace_back(8 * kBlock);
+    for (size_t i = 0; i < in.back().size(); ++i)
+      in.back()[i] = 10 * r + static_cast<int>(i / kBlock);
+    out.emplace_back(8 * kBlock, -1);
+  }
+  for (size_t r = 0; r < 8; ++r)
+    operations.push_back(exchange_of(Collective::kAllToAll, in[r], sizes, out[r], sizes));
+  auto outcome = cluster.value()->run(operations);
+  ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+  for (size_t r = 0; r < 8; ++r) {
+    for (size_t i = 0; i < out[r].size(); ++i)
+      ASSERT_EQ(out[r][i], 10 * static_cast<int>(i / kBlock) + static_cast<int>(r));
+  }
+  double bytes = 2 * 6 * sizeof(int) * double{kBlock};
+  double bound = bytes / model.bytes_per_ns * 1e-9;
+  EXPECT_GE(outcome.value().seconds, bound);
+  EXPECT_LE(outcome.value().seconds, 1.5 * bound);
+  EXPECT_NEAR(outcome.value().most_bytes_out, bytes, 0.02 * bytes);
+}
+
+}  // namespace
+}  // namespace smddp::simulator

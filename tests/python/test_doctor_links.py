@@ -1,0 +1,199 @@
+"""What ``smddp doctor`` concludes from rates, times and clocks; the order of the pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepspeed_smddp.diagnose.finding import Verdict
+from deepspeed_smddp.diagnose.job_check import (
+    clock_check,
+    core_check,
+    host_pairs,
+    link_check,
+    link_findings,
+    measurements,
+    pair_rate,
+)
+from deepspeed_smddp.diagnose.job_check.fact import Fact
+from deepspeed_smddp.diagnose.job_check.job_doctor import JobReport
+from deepspeed_smddp.diagnose.job_check.link_check import BLOCKED, MEASURED, SKIPPED, Half
+from deepspeed_smddp.diagnose.job_check.rank_facts import RankFacts
+
+# ---- the order of the pairs
+
+
+@given(st.integers(0, 40))
+def test_every_pair_comes_once_and_no_host_twice_in_a_round(hosts: int) -> None:
+    found = host_pairs.rounds(hosts, 1000)
+    for pairs in found:
+        flat = [host for pair in pairs for host in pair]
+        assert len(flat) == len(set(flat)) >= hosts - 1
+        for first, second in pairs:
+            assert host_pairs.partner(pairs, first) == second
+            assert host_pairs.partner(pairs, second) == first
+    every = [pair for pairs in found for pair in pairs]
+    assert sorted(every) == [(a, b) for a in range(hosts) for b in range(a + 1, hosts)]
+
+
+@given(st.integers(33, 300))
+def test_many_hosts_are_measured_in_a_bounded_number_of_rounds(hosts: int) -> None:
+    found = host_pairs.rounds(hosts)
+    every = [pair for pairs in found for pair in pairs]
+    assert len(found) == host_pairs.MOST_ROUNDS and len(every) == len(set(every))
+    assert {host for pair in every for host in pair} == set(range(hosts))
+
+
+# ---- the judgement alone
+
+
+def job(hosts: str) -> list[RankFacts]:
+    """Two ranks for each letter."""
+    fabric, version = Fact("libfabric", "tcp"), Fact("deepspeed-smddp", "1")
+    return [
+        RankFacts(2 * i + k, host, host, k, [fabric, version])
+        for i, host in enumerate(hosts)
+        for k in range(2)
+    ]
+
+
+def halves(rates: Mapping[tuple[int, int], float | str]) -> dict[int, list[Half]]:
+    """What both ranks of each pair say; a text is an error."""
+    said: dict[int, list[Half]] = {}
+    for (first, second), value in rates.items():
+        for rank, other in ((first, second), (second, first)):
+            if isinstance(value, str):
+                said.setdefault(rank, []).append(Half(0, other, BLOCKED, why=value))
+            else:
+                said.setdefault(rank, []).append(Half(0, other, MEASURED, value))
+    return said
+
+
+def judged(hosts: str, rates: Mapping[tuple[int, int], float | str]) -> dict[str, list[Any]]:
+    ranks = job(hosts)
+    found: dict[str, list[Any]] = {}
+    for deviation in link_findings.judge(link_findings.links(halves(rates), ranks), ranks):
+        found.setdefault(deviation.name, []).append(deviation.ranks)
+    return found
+
+
+def pairs(hosts: int) -> Iterable[tuple[int, int]]:
+    return ((2 * a, 2 * b) for a in range(hosts) for b in range(a + 1, hosts))
+
+
+def test_equal_links_are_well() -> None:
+    assert judged("abcd", {pair: 100.0 + sum(pair) for pair in pairs(4)}) == {}
+    assert judged("ab", {(0, 2): 5.0}) == {} and judged("a", {}) == {}
+
+
+def test_a_slow_host_is_named_and_its_links_are_not() -> None:
+    rates = {pair: 50.0 if 4 in pair else 100.0 for pair in pairs(3)}
+    assert judged("abc", rates) == {"slow host": [(4, 5)]}
+
+
+def test_a_slow_link_between_fast_hosts_is_named() -> None:
+    rates = {pair: 50.0 if pair == (2, 6) else 100.0 for pair in pairs(4)}
+    assert judged("abcd", rates) == {"slow link": [(2, 6)]}
+
+
+def test_a_link_and_a_host_without_data() -> None:
+    rates: dict[tuple[int, int], float | str] = dict.fromkeys(pairs(4), 100.0)
+    assert judged("abcd", {**rates, (0, 6): "refused"}) == {"blocked link": [(0, 6)]}
+    dead = {pair: "timeout" if 4 in pair else 100.0 for pair in pairs(4)}
+    assert judged("abcd", dead) == {"blocked host": [(4, 5)]}
+    assert judged("ab", {(0, 2): "refused"}) == {"blocked link": [(0, 2)]}
+
+
+def test_one_rank_that_measured_and_one_that_failed_are_a_blocked_link() -> None:
+    said = {0: [Half(0, 2, MEASURED, 9.0)], 2: [Half(0, 0, BLOCKED, why="timed out")]}
+    (link,) = link_findings.links(said, job("ab"))
+    assert (link.state, link.why) == (BLOCKED, "timed out")
+    del said[2]
+    (link,) = link_findings.links(said, job("ab"))
+    assert link.state == SKIPPED
+
+
+def test_the_fastest_of_several_times_counts() -> None:
+    times = ((50.0, 60.0), (90.0, 95.0), (120.0, 20.0))
+    said = {
+        rank: [Half(n, 2 - rank, MEASURED, pair[rank // 2]) for n, pair in enumerate(times)]
+        for rank in (0, 2)
+    }
+    said[0].append(Half(3, 2, SKIPPED, why="the test ends"))
+    (link,) = link_findings.links(said, job("ab"))
+    assert (link.state, link.rate) == (MEASURED, 90.0)
+
+
+def test_few_hosts_are_measured_several_times() -> None:
+    assert [len(host_pairs.schedule(n)) for n in (1, 2, 3, 8, 9, 64)] == [0, 3, 9, 14, 9, 31]
+
+
+def test_a_host_whose_pairs_fail_is_left_out_of_further_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+
+    def broken(store: Any, place: int, name: str, seconds: float) -> float:
+        calls.append(name)
+        raise RuntimeError("no route to host")
+
+    class Alone:
+        """The store of a rank whose partners are all ready."""
+
+        rank = 0
+
+        def put(self, key: str, value: Any) -> None: ...
+        def get(self, key: str, seconds: float) -> str:
+            return ""
+
+        def part(self, key: str) -> None: ...
+
+    monkeypatch.setattr(pair_rate, "measure", broken)
+    found = link_check.run(Alone(), [0, 1, 2, 3, 4, 5], 31)  # type: ignore[arg-type]
+    assert [half.state for half in found[:5]] == [BLOCKED] * 2 + [SKIPPED] * 3
+    assert len(calls) == link_check.MOST_FAILED and "2 other pairs" in found[4].why
+
+
+def test_a_slow_rank_and_its_cause() -> None:
+    ranks = job("ab")
+    cores = {rank: core_check.Core(0.02, 0.0) for rank in range(3)}
+    assert list(core_check.judge({**cores, 3: core_check.Core(0.029, 0.2)}, ranks)) == []
+    (busy,) = core_check.judge({**cores, 3: core_check.Core(0.05, 0.6)}, ranks)
+    assert busy.ranks == (3,) and "rank 3 (host b)" in busy.text
+    assert "60% of the time: other processes" in busy.text
+    (cold,) = core_check.judge({**cores, 3: core_check.Core(0.05, 0.0)}, ranks)
+    assert "its clock, power or heat" in cold.text
+
+
+def test_a_clock_counts_only_beyond_what_is_uncertain() -> None:
+    ranks = job("ab")
+    assert list(clock_check.judge({2: clock_check.Clock()}, ranks)) == []
+    assert list(clock_check.judge({2: clock_check.Clock(0.15, 0.06)}, ranks)) == []
+    (found,) = clock_check.judge({2: clock_check.Clock(-2.0, 0.001)}, ranks)
+    assert found.ranks == (2, 3) and "2 s behind" in found.text
+
+
+def test_ranks_that_can_not_measure_are_passed_over_and_said() -> None:
+    ranks = job("abc")
+    for rank in (2, 4, 5):
+        ranks[rank].facts = [f for f in ranks[rank].facts if f.name != "libfabric"]
+    assert measurements.plan(ranks, "").ranks == [0, 3]
+    part: dict[str, Any] = {"core": {"seconds": 0.02, "waited": 0.0}, "clock": None, "links": []}
+    measured = measurements.joined(dict.fromkeys(range(5), part), ranks)
+    assert measured.left_out == ["c"] and measured.missing == [5]
+    (unfinished,) = measured.deviations(ranks)
+    assert unfinished.verdict is Verdict.FAILED and unfinished.ranks == (5,)
+    ranks[3].facts = [Fact("libfabric", "tcp"), Fact("deepspeed-smddp", "another")]
+    assert measurements.plan(ranks, "").ranks == [0]
+    report = JobReport(6, ranks, [unfinished], measured)
+    assert json.loads(json.dumps(report.to_json()))["measured"]["hosts_not_measured"] == ["c"]
+
+
+def test_the_work_takes_a_time() -> None:
+    core = core_check.run()
+    assert 0 < core.seconds < 60 and 0 <= core.waited <= 1

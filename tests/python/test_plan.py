@@ -1,0 +1,263 @@
+"""``smddp plan``: the page, JSON, exit codes, sentences; what is recommended fits and is valid."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+from typer.testing import CliRunner
+
+from deepspeed_smddp.cli import app
+from deepspeed_smddp.config import parse_section
+from deepspeed_smddp.plan import asked_job, outlook
+from deepspeed_smddp.plan.hardware import CLUSTERS, cluster
+from deepspeed_smddp.plan.memory_use import fits, memory_use
+from deepspeed_smddp.plan.model_shape import named
+from deepspeed_smddp.plan.plan_command import number, shape_of
+from deepspeed_smddp.plan.plan_error import PlanError
+from deepspeed_smddp.plan.ready_config import ds_config
+from deepspeed_smddp.plan.recommendation import (
+    TOLERANCE,
+    candidates,
+    nearest_that_fits,
+    recommended,
+    single_changes,
+)
+from deepspeed_smddp.plan.step_time import step_time
+from deepspeed_smddp.plan.training_job import Job, Scheme
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def llama(gpus: int = 512, where: str = "p4d", **changes: object) -> Job:
+    job = Job(named("llama-2-13b"), CLUSTERS[where], gpus, micro_batch=2)
+    return job.having(**changes)
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["plan", *words])
+    return result.exit_code, result.output
+
+
+def test_the_page_of_llama_on_64_p4d() -> None:
+    code, page = run("llama-2-13b", "p4d", "--gpus", "512", "--tokens", "2T", "--price", "20")
+    assert code == 0
+    for part in (
+        "512 GPUs",
+        "64 hosts p4d",
+        "Memory of a GPU",
+        "hidden communication",
+        "4096",
+        "GPU hours",
+        '"comm_backend": "smddp"',
+        "2T tokens",
+    ):
+        assert part in " ".join(page.split()) or part in page
+    assert max(len(line.rstrip()) for line in page.splitlines()) <= 80
+
+
+def test_docs_show_the_page() -> None:
+    _, page = run("llama-2-13b", "p4d", "--gpus", "512", "--tokens", "2T", "--price", "20")
+    shown = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    for line in page.splitlines():
+        assert line.rstrip() in shown
+
+
+def test_what_does_not_fit() -> None:
+    code, page = run("gpt3-175b", "p4d", "--gpus", "64")
+    assert code == 1
+    assert "No configuration fits 64 GPUs of 40.0 GB." in page
+    assert "The nearest that fits: 128 GPUs" in page
+
+
+def test_a_config_that_does_not_fit(tmp_path: Path) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_micro_batch_size_per_gpu": 64, "zero_optimization": {"stage": 3}}')
+    code, page = run("llama-2-13b", "p4d", "--gpus", "64", "--config", str(config))
+    assert code == 1
+    assert "This config does not fit: a GPU of 40.0 GB lacks" in page
+    assert "The nearest that fits: 64 GPUs" in page
+
+
+def test_nothing_fits() -> None:
+    code, page = run(
+        "layers=200,hidden=65536,heads=512,ffn=262144,vocabulary=51200,sequence=65536",
+        "a100-40",
+        "--network",
+        "100",
+        "--gpus",
+        "8",
+    )
+    assert code == 1
+    assert "Nothing that smddp plan knows fits, up to 4,096 GPUs of this kind." in page
+
+
+def test_json() -> None:
+    code, text = run("llama-2-13b", "p4d", "--gpus", "64", "--json")
+    assert code == 0
+    found = json.loads(text)
+    best = found["recommended"]
+    assert found["asked"] is None
+    parts = best["memory_bytes"]
+    assert parts["total"] == pytest.approx(sum(v for k, v in parts.items() if k != "total"))
+    assert parts["total"] <= best["memory_of_gpu_bytes"]
+    assert {point["gpus"] for point in found["curve"]} >= {8, 4096}
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nollama", "p4d"], "neither a file nor a model"),
+        (["llama-2-13b", "p99"], "no cluster that smddp plan knows"),
+        (["llama-2-13b", "h100"], "say with --network"),
+        (["llama-2-13b", "p4d", "--gpus", "12"], "do not fill hosts of 8"),
+        (["llama-2-13b", "p4d", "--gpus", "0"], "gpus is 0; it is at least 1"),
+        (["llama-2-13b", "p4d", "--tokens", "many"], "--tokens is 'many'; it is a number"),
+        (["layers=4,hiden=5", "p4d"], "a model has no 'hiden'"),
+        (["layers=4,hidden=64", "p4d"], "the model lacks"),
+        (["llama-2-13b", "p4d", "--recomputation", "some"], "it may be none, selective, full"),
+    ],
+)
+def test_wrong_questions(words: list[str], sentence: str) -> None:
+    code, page = run(*words)
+    assert code == 2
+    assert sentence in " ".join(page.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[]", "holds no object"),
+        ("{", "can't be read"),
+        ('{"zero_optimization": {"stage": 7}}', "the ZeRO stage is 7"),
+        ('{"zero_optimization": {"stage": "three"}}', "it is a whole number"),
+        ('{"smddp": {"allgather_buket_size": 5}}', "allgather_bucket_size"),
+        (
+            '{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 3, '
+            '"gradient_accumulation_steps": 1}',
+            "a batch of 100 sequences is not 3 per micro-batch",
+        ),
+    ],
+)
+def test_wrong_configs(tmp_path: Path, text: str, sentence: str) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text(text)
+    code, page = run("llama-2-13b", "p4d", "--config", str(config))
+    assert code == 2
+    assert sentence in " ".join(page.split())
+
+
+@pytest.mark.parametrize("name", ["llama2-13b.hjson", "gpt2-30b.hjson", "gpt-neox-65b.hjson"])
+def test_shipped_configs_are_planned(name: str) -> None:
+    code, page = run(
+        "llama-2-13b",
+        "p4d",
+        "--gpus",
+        "512",
+        "--config",
+        str(ROOT / "ds_configs" / name),
+        "--batch-tokens",
+        "8M",
+    )
+    assert code in (0, 1), page
+    assert "Memory of a GPU" in page
+
+
+def test_the_recommended_config_is_valid() -> None:
+    best = recommended(llama(64))
+    assert best is not None
+    config = ds_config(best)
+    assert parse_section(config["smddp"])
+    # It plans to the same job.
+    again = asked_job.of_config(
+        best.shape, best.cluster, best.gpus, config, recomputation=best.recomputation
+    )
+    assert again == best
+
+
+def test_deepspeed_reads_the_recommended_config() -> None:
+    runtime = pytest.importorskip("deepspeed.runtime.zero.config")
+    best = recommended(llama(64))
+    assert best is not None
+    zero = runtime.DeepSpeedZeroConfig(**ds_config(best)["zero_optimization"])
+    assert zero.prefetch_bucket_size == best.buckets.prefetch
+
+
+def test_the_recommended_is_the_fastest_that_fits() -> None:
+    job = llama(64, micro_batch=8)
+    best = recommended(job)
+    assert best is not None and fits(best)
+    times = [step_time(found).total for found in candidates(job)]
+    assert step_time(best).total <= min(times) * (1 + TOLERANCE)
+    assert {found.software.library for found in candidates(job)} == {"smddp", "nccl"}
+    assert all(found.tokens_per_step == job.tokens_per_step for found in candidates(job))
+
+
+def test_the_nearest_that_fits_changes_little() -> None:
+    job = llama(64, micro_batch=64)
+    assert not fits(job)
+    near = nearest_that_fits(job)
+    assert near is not None and fits(near) and near.gpus == 64
+    assert near.scheme == job.scheme and near.software == job.software
+
+
+def test_single_changes_are_in_order() -> None:
+    changes = single_changes(llama(64))
+    assert [c.seconds for c in changes] == sorted(c.seconds for c in changes)
+    assert {"NCCL for the collectives", "no recomputation", "twice the network"} <= {
+        c.text for c in changes
+    }
+
+
+def test_bytes_of_a_host_are_counted() -> None:
+    job = llama(16)
+    # Two hosts: half of two gathers in bf16 and of one reduction in bf16.
+    assert outlook.host_bytes(job) == pytest.approx(3 * 2 * job.shape.parameters / 2)
+    assert outlook.host_bytes(llama(8)) == 0
+
+
+def test_time_and_price_of_a_training() -> None:
+    job = llama(16).having(cluster=cluster("p4d"))
+    training = outlook.training(job, 2.0, 10 * job.tokens_per_step)
+    assert (training.steps, training.seconds, training.price) == (10, 20.0, None)
+    assert training.gpu_hours == pytest.approx(16 * 20 / 3600)
+
+
+@hypothesis.given(
+    hosts=strategies.sampled_from([2, 4, 16, 64, 512]),
+    library=strategies.sampled_from(["smddp", "nccl"]),
+    factor=strategies.floats(1.0, 16.0),
+    where=strategies.sampled_from(sorted(CLUSTERS)),
+)
+def test_a_faster_network_is_never_slower(
+    hosts: int, library: str, factor: float, where: str
+) -> None:
+    job = llama(8 * hosts, where, library=library)
+    faster = job.having(cluster=job.cluster.scaled_network(factor))
+    # NCCL's kernels slow what they overlap with: hiding a second takes less than it saves.
+    assert step_time(faster).total <= step_time(job).total * (1 + 1e-9)
+
+
+@hypothesis.given(
+    hosts=strategies.sampled_from([1, 2, 4, 16, 64]),
+    name=strategies.sampled_from(["llama-2-7b", "llama-3-70b", "gpt3-175b", "mpt-30b"]),
+    recomputation=strategies.sampled_from(["none", "selective", "full"]),
+)
+def test_more_gpus_never_need_more_memory_each(hosts: int, name: str, recomputation: str) -> None:
+    job = Job(named(name), CLUSTERS["p4d"], 8 * hosts, Scheme(stage=3), recomputation=recomputation)
+    assert memory_use(job.having(gpus=16 * hosts)).total <= memory_use(job).total
+
+
+@pytest.mark.parametrize(("text", "value"), [("2T", 2e12), ("300B", 3e11), ("4_194_304", 4194304)])
+def test_numbers(text: str, value: float) -> None:
+    assert number(text, "--tokens") == value
+
+
+def test_sizes_as_a_model() -> None:
+    shape = shape_of("layers=40,hidden=5120,heads=40,ffn=13824,vocabulary=32000,sequence=4096")
+    assert shape.parameters == named("llama-2-13b").parameters
+    with pytest.raises(PlanError, match="it is a whole number"):
+        shape_of("layers=four")

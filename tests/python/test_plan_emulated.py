@@ -1,0 +1,23 @@
+"""The planner against the steps that were measured on emulated hosts."""
+
+from harness import modules
+
+
+def _command():
+    return modules.load("benchmarks/planner_emulated.py")
+
+
+def test_the_median_error_is_within_eight_percent_and_the_page_is_current():
+    command = _command()
+    found = command.steps()
+    assert len({step.kind for step in found}) >= 9
+    assert command.median_error(found) <= 0.08
+    assert command.PAGE.read_text(encoding="utf-8") == command.page(found)
+
+
+def test_more_bandwidth_never_makes_a_step_longer():
+    command = _command()
+    rates = [1e8, 2e8, 1e9, 1e11]
+    times = [command.predicted(0.5, 1e8, rate, "ZeRO-3") for rate in rates]
+    assert times == sorted(times, reverse=True)
+    assert times[-1] < 1.01 * 0.5

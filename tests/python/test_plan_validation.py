@@ -1,0 +1,68 @@
+"""The planner against published training speeds: the marks, and that the committed page is true."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepspeed_smddp.plan.constants import constants, values
+from deepspeed_smddp.plan.step_time import step_time
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from planning import fitting, validation_page  # noqa: E402
+
+COVERED, LEFT = fitting.covered()
+ERRORS = {row.number: (row, fitting.error(row, job, values())) for row, job in COVERED}
+
+
+def test_every_row_is_predicted_or_has_a_reason() -> None:
+    assert len(COVERED) + len(LEFT) == 272
+    assert len(COVERED) >= 250
+    assert all(why for _, why in LEFT)
+
+
+def test_a_third_of_the_rows_is_fitted() -> None:
+    assert sum(row.fitted for row, _ in COVERED) <= len(COVERED) / 3
+
+
+def test_held_out_rows() -> None:
+    held = [error for row, error in ERRORS.values() if not row.fitted]
+    assert validation_page.median(held) <= 0.08
+    assert validation_page.within(held, 0.2) >= 0.9
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5, 7, 8])
+def test_the_closed_librarys_rows(number: int) -> None:
+    row, error = ERRORS[number]
+    assert row.closed_library
+    assert abs(error) <= 0.15
+
+
+def test_the_committed_page_is_what_the_command_writes() -> None:
+    page = (ROOT / "docs" / "planner-validation.md").read_text(encoding="utf-8")
+    assert page == validation_page.page(COVERED, LEFT)
+
+
+def test_errors_would_be_seen() -> None:
+    slower = dict(values()) | {"gemm.a100": values()["gemm.a100"] * 0.6}
+    errors = [fitting.error(row, job, slower) for row, job in COVERED if not row.fitted]
+    assert validation_page.within(errors, 0.2) < 0.9
+
+
+def test_constants_lie_within_their_bounds() -> None:
+    for name, constant in constants().items():
+        assert constant.low <= constant.value <= constant.high, name
+        if constant.origin == "given":
+            assert constant.value == constant.start, name
+
+
+def test_parts_of_a_step_add_up() -> None:
+    for _, job in COVERED:
+        step = step_time(job)
+        assert step.total > 0
+        assert step.total >= step.computing
+        assert min(step.exposed_gathers, step.exposed_reductions, step.tensor, step.bubble) >= 0
