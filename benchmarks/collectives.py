@@ -27,11 +27,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from calls.cases import ALL_OPS, BYTES_OF, COALESCED, OPS, parse_sizes
+from calls.cases import ALL_OPS, BYTES_OF, COALESCED, FROM_TORCH_ALONE, OPS, parse_sizes
 from shared.command_line import add_host_options, add_other_build, add_output_options
 from shared.host_set import ROOT
 
-PEERS = ("smddp-shared", "copy", "fake", "gloo", "mpich", "mpich-ucx", "impi", "openmpi", "oneccl")
+PEERS = (
+    "smddp-shared",
+    "smddp-async",
+    "copy",
+    "fake",
+    "gloo",
+    "mpich",
+    "mpich-ucx",
+    "impi",
+    "openmpi",
+    "oneccl",
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -57,7 +68,8 @@ def add_competitors(parser: argparse.ArgumentParser) -> None:
         help=f"competitors of smddp, of {', '.join(PEERS)}; 'none': smddp alone; 'fetched': copy, "
         "gloo and those that peers.py compiled. copy: the least time that the memory of a host "
         "allows; fake: torch's backend that does nothing, for calls of up to 4 KiB; smddp-shared: "
-        "the core with its buffers in memory that the ranks share. Default: gloo",
+        "the core with its buffers in memory that the ranks share; smddp-async: the core with "
+        "callers that do not wait in it. Default: gloo",
     )
     add(
         "--from",
@@ -83,7 +95,8 @@ def add_measurement(parser: argparse.ArgumentParser) -> None:
         "--ops",
         default=",".join(OPS),
         help=f"operations, of {', '.join(ALL_OPS)}; {COALESCED} is one coalesced call on 64 "
-        "tensors of 1 KiB to 4 MiB, compared with a call on a single tensor of as many bytes",
+        "tensors of 1 KiB to 4 MiB, compared with a call on a single tensor of as many bytes; "
+        f"{', '.join(FROM_TORCH_ALONE)}: from torch only, beside gloo",
     )
     add(
         "--dtypes",

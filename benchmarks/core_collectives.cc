@@ -1,13 +1,16 @@
 // One rank of the core, without torch, that runs collectives in turns (see turns.h).
 //
-//     RANK=0 WORLD_SIZE=2 SMDDP_HOST_ID=a core_collectives PIPES STORE [shared]
+//     RANK=0 WORLD_SIZE=2 SMDDP_HOST_ID=a core_collectives PIPES STORE [shared|async]
 //
 // PIPES is the directory with the named pipes of all ranks, STORE an empty directory that all ranks
-// can read and write. With `shared` the buffers lie in memory that the ranks of a host share.
+// can read and write. With `shared` the buffers lie in memory that the ranks of a host share. With `async` no
+// thread waits in the engine: its background thread carries each call out, and the caller sleeps meanwhile.
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bootstrap/file_store.h"
@@ -21,6 +24,21 @@ namespace {
 struct World {
   Engine& engine;
   Group& group;
+  bool async;
+};
+
+// Wakes a thread that sleeps on it, outside the engine.
+class Noticed : public Operation {
+ public:
+  void sleep_until_over() { over_.wait(false); }
+
+ private:
+  void on_done() override {
+    Operation::on_done();
+    over_ = true;
+    over_.notify_one();
+  }
+  std::atomic<bool> over_{false};
 };
 
 // Adds the block of every rank: an extent per tensor, in a buffer that holds tensor after tensor.
@@ -47,8 +65,8 @@ void add_part(Blocks& blocks, const turn_case& what) {
   blocks.end_block();
 }
 
-std::shared_ptr<Operation> operation_of(const turn_case& what, int ranks) {
-  auto op = std::make_shared<Operation>();
+std::shared_ptr<Noticed> operation_of(const turn_case& what, int ranks) {
+  auto op = std::make_shared<Noticed>();
   op->element_size = turn_size_of(what.dtype);
   op->digest = what.count;
   op->tensors = static_cast<uint32_t>(what.tensors);
@@ -71,9 +89,10 @@ std::shared_ptr<Operation> operation_of(const turn_case& what, int ranks) {
   return op;
 }
 
-int finish(World& world, const std::shared_ptr<Operation>& op) {
-  world.group.submit(op, {}, false);
-  world.engine.wait(*op);
+int finish(World& world, const std::shared_ptr<Noticed>& op) {
+  world.group.submit(op, {}, world.async);
+  if (world.async) op->sleep_until_over();
+  world.engine.wait(*op);  // for a moment, if it is over
   if (op->status().ok()) return 0;
   std::fprintf(stderr, "%s\n", op->status().message().c_str());
   return 1;
@@ -89,7 +108,7 @@ int barrier(void* context) {
   auto& world = *static_cast<World*>(context);
   auto ranks = static_cast<size_t>(world.group.ranks());
   std::vector<std::byte> bytes(ranks + 1);
-  auto op = std::make_shared<Operation>();
+  auto op = std::make_shared<Noticed>();
   op->collective = Collective::kBarrier;
   op->input.add(&bytes[ranks], 1);
   op->input.end_block();
@@ -118,7 +137,7 @@ void unmap_shared(void*, turn_op, turn_buffer, void* at, size_t) {
   intranode::Arena::process().free(at);
 }
 
-int run(const char* pipes, const char* directory, bool shared) {
+int run(const char* pipes, const char* directory, const std::string& mode) {
   int rank = number("RANK"), ranks = number("WORLD_SIZE");
   if (rank < 0 || ranks <= rank)
     return fail("RANK and WORLD_SIZE must hold this rank and the number of ranks");
@@ -130,7 +149,8 @@ int run(const char* pipes, const char* directory, bool shared) {
   options.timeout_ns = 120'000'000'000ull;
   auto group = Group::create(*engine.value(), store, rank, ranks, options);
   if (!group.ok()) return fail(group.status().message());
-  World world{*engine.value(), *group.value()};
+  World world{*engine.value(), *group.value(), mode == "async"};
+  bool shared = mode == "shared";
   turn_program program{rank,
                        ranks,
                        "core",
@@ -148,7 +168,8 @@ int run(const char* pipes, const char* directory, bool shared) {
 }  // namespace smddp
 
 int main(int argc, char** argv) {
-  bool shared = argc == 4 && std::string(argv[3]) == "shared";
-  if (argc != 3 && !shared) return smddp::fail("usage: core_collectives PIPES STORE [shared]");
-  return smddp::run(argv[1], argv[2], shared);
+  std::string mode = argc == 4 ? argv[3] : "";
+  if (argc != 3 && mode != "shared" && mode != "async")
+    return smddp::fail("usage: core_collectives PIPES STORE [shared|async]");
+  return smddp::run(argv[1], argv[2], mode);
 }

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from calls.cases import COALESCED, tensor_counts
+from calls.cases import COALESCED, FROM_TORCH_ALONE, tensor_counts
 from shared import rank_commands
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -68,6 +68,7 @@ class Case:
         self.whole = torch.empty(self.count * self.ranks, dtype=kind).zero_()
         self.part = torch.empty(self.count, dtype=kind).zero_()
         # One tensor, except for the coalesced operation.
+        self.received = torch.zeros_like(self.whole) if op == "all_to_all" else self.whole
         self.wholes = self.whole.split([n * self.ranks for n in counts])
         self.parts = self.part.split(counts)
 
@@ -79,19 +80,30 @@ class Case:
             return lambda: dist.all_gather_into_tensor(whole, part)
         if self.op == "reduce_scatter":
             return lambda: dist.reduce_scatter_tensor(part, whole)
-        return lambda: dist.all_reduce(whole)
+        if self.op == "all_reduce":
+            return lambda: dist.all_reduce(whole)
+        if self.op == "all_to_all":
+            return lambda: dist.all_to_all_single(self.received, whole)
+        if self.op in ("gather", "scatter"):
+            blocks = list(whole.split(len(part))) if dist.get_rank() == 0 else None
+            call = dist.gather if self.op == "gather" else dist.scatter
+            return lambda: call(part, blocks, 0)
+        call = dist.broadcast if self.op == "broadcast" else dist.reduce
+        return lambda: call(whole, 0)
 
     def check(self) -> dict[str, Any]:
         """Compares one call's result with the data of turns.h: (i + 3 * rank) mod 7."""
         rank, count = dist.get_rank(), self.count
         of_rank = [((torch.arange(7) + 3 * r) % 7).to(self.whole.dtype) for r in range(self.ranks)]
         sums = torch.stack(of_rank).sum(0)
-        gathers = self.op in ("all_gather", COALESCED)
+        gathers = self.op in ("all_gather", "gather", COALESCED)
         fill(self.part if gathers else self.whole, of_rank[rank])
         dist.barrier()
         self.call()()
         if dist.get_backend() == "fake":  # it does nothing, so there is no result to check
             right = None
+        elif self.op in FROM_TORCH_ALONE:
+            right = self._is_right(of_rank, sums)
         elif gathers:
             right, first = True, 0
             for whole, part in zip(self.wholes, self.parts, strict=True):
@@ -105,6 +117,21 @@ class Case:
         self.whole.zero_()
         self.part.zero_()
         return {"right": right}
+
+    def _is_right(self, of_rank: list[torch.Tensor], sums: torch.Tensor) -> bool:
+        """Whether the result is right. ``of_rank``: seven values of each rank."""
+        rank, count = dist.get_rank(), self.count
+        if self.op == "broadcast":
+            return holds(self.whole, of_rank[0])
+        if self.op == "reduce":
+            return holds(self.whole, sums if rank == 0 else of_rank[rank])
+        if self.op == "scatter":
+            return holds(self.part, of_rank[0], count * rank)
+        if self.op == "gather" and rank > 0:
+            return holds(self.part, of_rank[rank])
+        first = count * rank if self.op == "all_to_all" else 0
+        blocks = self.received.split(count)
+        return all(holds(b, table, first) for b, table in zip(blocks, of_rank, strict=True))
 
     def run(self, iterations: int) -> dict[str, Any]:
         call = self.call()

@@ -116,7 +116,7 @@ class CallAlternation(Alternation):
         hosts, turns = self.hosts, found.turns
         times = [turn.seconds for turn in turns]
         median = statistics.median(times)
-        bound = lower_bound(case.op, case.bytes, len(hosts))
+        bound = lower_bound(case.op, case.bytes, len(hosts), hosts.ranks_per_host)
         wire = statistics.median(turn.wire for turn in turns)
         return Row(
             date=datetime.date.today().isoformat(),

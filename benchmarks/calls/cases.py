@@ -11,11 +11,18 @@ DTYPE_OF = {
     "reduce_scatter": "bf16",
     "all_reduce": "bf16",
     "all_gather_64": "fp32",
+    "broadcast": "bf16",
+    "reduce": "bf16",
+    "all_to_all": "bf16",
+    "gather": "bf16",
+    "scatter": "bf16",
 }
 BYTES_OF = {"fp32": 4, "bf16": 2}
 COALESCED = "all_gather_64"  # one AllGather of 64 tensors
 ALL_OPS = tuple(DTYPE_OF)
-OPS = tuple(op for op in ALL_OPS if op != COALESCED)
+OPS = ("all_gather", "reduce_scatter", "all_reduce")
+# Those that the ranks of torch.distributed measure alone.
+FROM_TORCH_ALONE = ("broadcast", "reduce", "all_to_all", "gather", "scatter")
 SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -23,7 +30,9 @@ SIZE_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 class Case:
     op: str
     dtype: str
-    bytes: int  # of AllGather's output, ReduceScatter's input, AllReduce's buffer
+    # Of AllGather's output, ReduceScatter's input, the buffer of AllReduce, Broadcast and Reduce, a
+    # rank's input of an all-to-all, all parts together of Gather and Scatter.
+    bytes: int
 
 
 def tensor_counts(ranks: int, element_size: int) -> list[int]:
@@ -31,14 +40,19 @@ def tensor_counts(ranks: int, element_size: int) -> list[int]:
     return [max(1, (1024 << (5 * t % 13)) // element_size // ranks) for t in range(64)]
 
 
-def lower_bound(op: str, size: int, hosts: int) -> float:
+def lower_bound(op: str, size: int, hosts: int, ranks_per_host: int) -> float:
     """Bytes that cross one host's interface in the busier direction, whatever the algorithm.
 
     AllGather: the host receives the output except its own part. ReduceScatter: the host sends
-    partial sums of the input except its own part. AllReduce: both, one after the other.
+    partial sums of the input except its own part. AllReduce: both, one after the other. Broadcast,
+    Reduce: a host receives, or sends, the buffer. All-to-all: each rank sends its input except the
+    blocks for its host. Gather, Scatter: the root's host receives, or sends, the parts of the other
+    hosts.
     """
+    if op in ("broadcast", "reduce"):
+        return size if hosts > 1 else 0
     once = size * (hosts - 1) / hosts
-    return 2 * once if op == "all_reduce" else once
+    return once * {"all_reduce": 2, "all_to_all": ranks_per_host}.get(op, 1)
 
 
 def parse_size(text: str) -> int:

@@ -9,7 +9,7 @@ from shared.competitor import Competitor, free_port, rank_environment
 from shared.host_set import ROOT, HostSet
 from shared.launched_ranks import LaunchedRanks
 
-from .cases import Case
+from .cases import FROM_TORCH_ALONE, Case
 
 
 class CallCompetitor(Competitor):
@@ -17,7 +17,7 @@ class CallCompetitor(Competitor):
 
     def measures(self, case: Case) -> bool:
         """Whether a figure of the case means something for this competitor."""
-        return True
+        return case.op not in FROM_TORCH_ALONE
 
 
 class Core(CallCompetitor):
@@ -66,6 +66,9 @@ class Torch(CallCompetitor):
         self.name = f"{name}{build.suffix}"
         self.backend = backend
         self.build = build
+
+    def measures(self, case: Case) -> bool:
+        return True
 
     def missing(self, hosts: HostSet) -> str | None:
         return self.build.missing_package()

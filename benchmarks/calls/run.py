@@ -30,6 +30,7 @@ from .comparison import FROM_TORCH, OURS
 from .competitors import CallCompetitor, Copy, Core, Fake, Torch
 
 SHARED = f"{OURS}-shared"
+ASYNC = f"{OURS}-async"
 
 
 def competitors(args: argparse.Namespace, builds: Sequence[Build]) -> list[CallCompetitor]:
@@ -45,6 +46,8 @@ def competitors(args: argparse.Namespace, builds: Sequence[Build]) -> list[CallC
             out.append(Torch("gloo", "gloo", this))
         elif name == SHARED:
             out += [Core(SHARED, build, "shared") for build in builds]
+        elif name == ASYNC:
+            out += [Core(ASYNC, build, "async") for build in builds]
         elif name == "copy":
             out.append(Copy(this.core.with_name("copy_collectives")))
         elif name == "fake":
@@ -65,7 +68,7 @@ class Results:
         self.commits: dict[str, str] = {}
         for build in builds:
             core, package = build.core_version(), build.package_version()
-            self.commits |= {f"{name}{build.suffix}": core for name in (OURS, SHARED)}
+            self.commits |= {f"{name}{build.suffix}": core for name in (OURS, SHARED, ASYNC)}
             self.commits[f"{FROM_TORCH}{build.suffix}"] = package
         commits = ", ".join(f"{name} {commit}" for name, commit in self.commits.items())
         self.origin = Origin(provenance.machine(), provenance.versions(), commits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .call_rows import Row
-from .cases import OPS
+from .cases import ALL_OPS
 from .comparison import FROM_TORCH, OURS, best_peer, by_case, competitors, line, percent
 
 
@@ -49,7 +49,7 @@ def size_at_90(rows: Iterable[Row]) -> str:
 
 def peak_table(rows: Sequence[Row]) -> list[str]:
     """Each competitor's peak, and the size from which on it keeps 90 % of it."""
-    ops = [op for op in OPS if any(row.op == op for row in rows)]
+    ops = [op for op in ALL_OPS if any(row.op == op for row in rows)]
     lines = [
         "Peak utilisation, and the bytes from which on 90 % of it is reached:",
         "",

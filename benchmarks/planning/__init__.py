@@ -1,0 +1,1 @@
+"""Published training speeds, predicted: the rows, the fit, the page. ``benchmarks/planner.py``."""
