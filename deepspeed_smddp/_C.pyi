@@ -163,6 +163,9 @@ def label_number(label: str) -> int:
 def set_label(number: int) -> None:
     """The operations that this thread calls from now on have the label, until the next call."""
 
+def set_recording(on: bool) -> None:
+    """Whether operations that begin from now on are recorded."""
+
 def trouble_bell() -> int:
     """A file descriptor that is readable once an operation has failed or a report is asked for."""
 

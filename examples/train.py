@@ -115,6 +115,25 @@ def learning_rate_factor(step: int) -> float:
     return min((step + 1) / WARM_UP, math.sqrt(WARM_UP / (step + 1)))
 
 
+def has_bf16_instructions() -> bool:
+    """Whether products of bf16 matrices take instructions here, or loops."""
+    if get_accelerator().device_name() != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
+        return True
+    capabilities = torch.cpu.get_capabilities()
+    return any(bool(has) and "bf16" in name for name, has in capabilities.items())
+
+
+def in_fp32(deepspeed_config: str) -> dict[str, Any] | None:
+    """The configuration with bf16 off if it is on and this processor computes it in loops."""
+    try:
+        config = hjson.loads(Path(deepspeed_config).read_text())
+        if not config["bf16"]["enabled"] or has_bf16_instructions():
+            return None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # DeepSpeed says what is wrong
+    return {**config, "bf16": {"enabled": False}}
+
+
 def check_backend(deepspeed_config: str) -> None:
     """Raises UsageError if the config names a backend and the process group has another.
 
@@ -319,10 +338,17 @@ def train(args: argparse.Namespace) -> int:
                 group["lr"] = args.lr
         return torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor)
 
+    config_file, config = args.deepspeed_config, in_fp32(args.deepspeed_config)
+    if config is not None:
+        args.deepspeed_config = None  # DeepSpeed takes one of the two
     engine, *_ = deepspeed.initialize(
-        args=args, model=model, model_parameters=model.parameters(), lr_scheduler=schedule
+        args=args,
+        model=model,
+        model_parameters=model.parameters(),
+        lr_scheduler=schedule,
+        config=config,
     )
-    check_backend(args.deepspeed_config)
+    check_backend(config_file)
     trainer = Trainer(args, text, engine)
     statistics = Statistics.of_the_default_group()
     console = Console(quiet=trainer.rank != 0, soft_wrap=True)
@@ -363,6 +389,12 @@ def train(args: argparse.Namespace) -> int:
         f"unigram entropy {entropy:.3f} nats per byte",
         highlight=False,
     )
+    if config is not None:
+        console.print(
+            f"{config_file} says bf16, for which this processor has no instructions: trained in "
+            "fp32, which is faster here",
+            highlight=False,
+        )
     if first:
         console.print(f"resuming after step {first}", highlight=False)
 

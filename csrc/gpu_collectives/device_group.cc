@@ -229,12 +229,13 @@ void DeviceGroup::ask_device(std::unique_lock<std::mutex>& lock) {
   if (!asked) give_up(std::move(asked));
 }
 
-Status DeviceGroup::order(DeviceOperation& op, device::Stream stream,
-                          std::chrono::nanoseconds timeout) {
-  if (!engine_.wait(op, timeout)) {
-    return {Code::kTimeout, std::string(name_of(op.what.collective)) +
-                                " was not called by all ranks within the time given to wait()"};
-  }
+bool DeviceGroup::await_ranks(const DeviceOperation& op, std::chrono::nanoseconds timeout) {
+  return engine_.wait(op, timeout);
+}
+
+Status DeviceGroup::order(DeviceOperation& op, device::Stream stream) {
+  if (!engine_.wait(op, {}))
+    return {Code::kAborted, "the process is ending, with " + describe(op.what) + " under way"};
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return op.submitted_; });
   if (!op.outcome_) return op.outcome_;

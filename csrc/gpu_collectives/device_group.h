@@ -43,9 +43,12 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
 
   // Starts the operation, after all that the stream `callers` holds.
   Status submit(const std::shared_ptr<DeviceOperation>& operation, device::Stream callers);
+  // Waits until all ranks have called the operation or it has failed, for at most `timeout` (zero: no
+  // limit). False after that.
+  bool await_ranks(const DeviceOperation& operation, std::chrono::nanoseconds timeout);
   // Work submitted to `stream` from now on waits for the operation. The host waits until the operation is
-  // submitted, for at most `timeout` (zero: no limit); kTimeout after that.
-  Status order(DeviceOperation& operation, device::Stream stream, std::chrono::nanoseconds timeout);
+  // submitted.
+  Status order(DeviceOperation& operation, device::Stream stream);
   // Not ok: the operation's results must not be used. As far as is known now.
   Status verdict(const DeviceOperation& operation);
   // Whether the device is done with it.

@@ -81,7 +81,8 @@ bool read(const Slot& slot, Record* out) {
 FlightRecorder::FlightRecorder(size_t entries)
     : entries_(entries),
       slots_size_(std::bit_ceil(entries)),
-      slots_(entries > 0 ? new Slot[slots_size_] : nullptr) {
+      slots_(entries > 0 ? new Slot[slots_size_] : nullptr),
+      recording_(entries > 0) {
   text("");
 }
 
@@ -93,7 +94,7 @@ FlightRecorder& FlightRecorder::process() {
 
 // One locked instruction: the entry is not owned, but checked by its readers.
 Mark FlightRecorder::begin(const Call& call) {
-  if (entries_ == 0) return {};
+  if (!recording_.load(std::memory_order_relaxed)) return {};
   uint64_t id = begun_.fetch_add(1, std::memory_order_relaxed) + 1;
   Slot& slot = slots_[(id - 1) & (slots_size_ - 1)];
   // If this thread, or the entry's writer, was interrupted while others went once around the ring: the

@@ -129,6 +129,8 @@ class FlightRecorder {
 
   // An operation is called. Any thread.
   Mark begin(const Call& call);
+  // Whether operations that begin from now on are recorded, for a measurement of what that costs.
+  void set_recording(bool on) { recording_.store(on && entries_ > 0, std::memory_order_relaxed); }
   // The operations that the calling thread begins from now on get this label.
   static void set_label(Text label);
   static Text label();
@@ -146,6 +148,7 @@ class FlightRecorder {
   const size_t slots_size_;  // a power of two, at least entries_
   const std::unique_ptr<Slot[]> slots_;
   std::atomic<uint64_t> begun_{0};
+  std::atomic<bool> recording_;
   mutable std::mutex mutex_;
   std::unordered_map<std::string, Text> numbers_;
   std::vector<const std::string*> texts_;

@@ -133,11 +133,13 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   operation_->on_device.enter_wait(from);
   operation_->waited_from_ns.store(from, std::memory_order_relaxed);
   device::Stream stream = device_.current();
-  Status s;
-  wait_interruptibly(timeout, [&](std::chrono::nanoseconds turn) {
-    s = group_->order(*operation_, stream, turn);
-    return s.code() != Code::kTimeout || operation_->done();
+  bool called = wait_interruptibly(timeout, [&](std::chrono::nanoseconds turn) {
+    return group_->await_ranks(*operation_, turn);
   });
+  Status s = called ? group_->order(*operation_, stream)
+                    : Status{Code::kTimeout,
+                             std::string(name_of(operation_->what.collective)) +
+                                 " was not called by all ranks within the time given to wait()"};
   if (s) {
     device_.settle(stream);
     // A stream that was released because the group failed has no valid results.

@@ -165,6 +165,9 @@ void define_diagnosis(py::module_& m) {
       [](const std::string& label) { return recorder::FlightRecorder::process().text(label); },
       py::arg("label"));
   m.def("set_label", &recorder::FlightRecorder::set_label, py::arg("number"));
+  m.def(
+      "set_recording",
+      [](bool on) { recorder::FlightRecorder::process().set_recording(on); }, py::arg("on"));
   m.def("trouble_bell", [] { return Trouble::process().bell(); });
   m.def(
       "take_trouble", [] { return Trouble::process().take(); },

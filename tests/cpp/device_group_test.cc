@@ -243,7 +243,7 @@ TEST_P(DeviceGroupOf, StreamsOrderCopiesAndSumsThatTakeTime) {
     };
     auto run = [&](std::shared_ptr<DeviceOperation> op) {
       ASSERT_TRUE(r.group->submit(op, r.user).ok());
-      ASSERT_TRUE(r.group->order(*op, r.user, {}).ok());
+      ASSERT_TRUE(r.group->order(*op, r.user).ok());
       ops.push_back(std::move(op));
     };
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -447,7 +447,7 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
     }
     for (size_t i = 0; i < ops.size(); ++i) {
       DeviceGroup& group = i % 2 == 0 ? *r.group : *second.value();
-      Status s = group.order(*ops[i], r.user, {});
+      Status s = group.order(*ops[i], r.user);
       ASSERT_TRUE(s.ok()) << s.message();
     }
     EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
@@ -494,7 +494,7 @@ TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
     }
     if (context.rank == 0) {
       for (size_t i = 0; i < groups.size(); ++i)
-        ASSERT_TRUE(groups[i]->order(*ops[i], r.user, {}).ok());
+        ASSERT_TRUE(groups[i]->order(*ops[i], r.user).ok());
       uint32_t computed = 0;
       ASSERT_TRUE(r.gpu.write_flag(compute, &computed, 1).ok());
       auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -506,7 +506,7 @@ TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
     meeting.come();
     std::atomic_ref(gate).store(1);
     for (size_t i = 0; i < groups.size(); ++i) {
-      ASSERT_TRUE(groups[i]->order(*ops[i], r.user, {}).ok());
+      ASSERT_TRUE(groups[i]->order(*ops[i], r.user).ok());
       ASSERT_TRUE(r.gpu.synchronize(r.user).ok());
     }
     groups.erase(groups.begin());
@@ -535,7 +535,7 @@ TEST(DeviceGroup, ARecordedGraphHoldsTheCollectivesOfItsStreamAndNoOthers) {
     for (const auto& op : {gather(r, in, out, kCount), reduce(r, sum, kCount)}) {
       Status s = r.group->submit(op, recorder);
       ASSERT_TRUE(s.ok()) << s.message();
-      s = r.group->order(*op, recorder, {});
+      s = r.group->order(*op, recorder);
       ASSERT_TRUE(s.ok()) << s.message();
     }
     // What another thread of the process does meanwhile.

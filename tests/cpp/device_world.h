@@ -29,7 +29,7 @@ struct GroupRank {
   }
 
   Status wait(DeviceOperation& op) {
-    Status s = group->order(op, user, {});
+    Status s = group->order(op, user);
     if (s) s = device.synchronize(user);
     return s;
   }

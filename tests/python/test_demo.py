@@ -176,6 +176,19 @@ def test_a_longer_run_is_a_shorter_one_continued(
     assert losses(output) == losses(straight)
 
 
+def test_a_processor_without_bf16_instructions_trains_in_fp32(
+    trainer: Trainer, files: Path, straight: Path
+) -> None:
+    output = files / "fp32"
+    arguments = (*demo_arguments(files, output), "--steps", "4")
+    job = "harness.scripts:example_without_bf16"
+    answers = trainer.call(job, "AA", BACKEND, SLOW_CORES, script="train.py", arguments=arguments)
+    assert "no instructions: trained in fp32" in answers[0]["printed"]
+    pairs = zip(losses(output), losses(straight), strict=False)
+    differences = [abs(one - other) for (_, one, _), (_, other, _) in pairs]
+    assert 0 < max(differences) < 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(SLOW_CORES + 60)
 def test_the_loss_falls_well_under_the_unigram_entropy(trainer: Trainer, tmp_path: Path) -> None:

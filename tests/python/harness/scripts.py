@@ -69,6 +69,14 @@ def example(job: dict[str, Any]) -> dict[str, Any]:
     return {"printed": printed.getvalue()}
 
 
+def example_without_bf16(job: dict[str, Any]) -> dict[str, Any]:
+    """The same on a processor that has no instructions for bf16."""
+    import torch
+
+    torch.cpu.get_capabilities = lambda: {"avx2": True, "avx512_bf16": False}
+    return example(job)
+
+
 def _without_gpu() -> None:
     # The scripts name CUDA devices, as they must on a machine with GPUs.
     import torch
