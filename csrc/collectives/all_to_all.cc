@@ -168,7 +168,6 @@ bool AllToAll::send() {
   bool moved = false;
   flows_.for_each_open_send([&](SendFlow& flow) {
     auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
-      if (flow.run.shards() == 0) *to = std::byte{0};
       flow.run.for_each(offset, bytes, [&](Rank block, size_t at, size_t n, size_t from) {
         operation_->input.read(block, at, to + from, n);
       });

@@ -101,12 +101,12 @@ void ReduceScatter::make_flows() {
   }
   for (const pattern::Flow& flow : gather.out) {
     ReceiveFlow* partials = flows_.add_receive(flow, run_of(flow));
-    if (partials != nullptr) sums_.receive(*partials);
+    if (partials != nullptr && partials->run.shards() > 0) sums_.receive(*partials);
   }
   sums_.prepare_host_sums();
   for (const pattern::Flow& flow : gather.in) {
     SendFlow* results = flows_.add_send(flow, run_of(flow));
-    if (results != nullptr) sums_.send(*results);
+    if (results != nullptr && results->run.shards() > 0) sums_.send(*results);
   }
   sums_.finish_unsummed();
 }

@@ -42,14 +42,24 @@ size_t FragmentFlows::eager_prefix_of(const ShardRun& run) const {
   return run.bytes() <= kEagerBytes ? run.bytes() : terms_.first ? kEagerPrefixBytes : 0;
 }
 
+// If the whole operation has no bytes, a flow says so: its target hears that this rank has called it, and
+// with which signature.
+bool FragmentFlows::carries_any(ShardRun& run) const {
+  if (run.bytes() > 0) return true;
+  if (terms_.signature.bytes > 0) return false;
+  run = {};
+  run.pad();
+  return true;
+}
+
 ReceiveFlow* FragmentFlows::add_receive(const pattern::Flow& flow, ShardRun run) {
-  if (run.bytes() == 0) return nullptr;
+  if (!carries_any(run)) return nullptr;
   size_t prefix = eager_prefix_of(run);
   return &receives_.emplace_back(flow.peer, flow.step, std::move(run), prefix);
 }
 
 SendFlow* FragmentFlows::add_send(const pattern::Flow& flow, ShardRun run) {
-  if (run.bytes() == 0) return nullptr;
+  if (!carries_any(run)) return nullptr;
   SendFlow& send = sends_.emplace_back();
   send.target = flow.peer;
   send.step = flow.step;

@@ -43,7 +43,8 @@ class FragmentFlows {
   FragmentFlows(const FragmentFlows&) = delete;
   FragmentFlows& operator=(const FragmentFlows&) = delete;
 
-  // Before open(), in the order in which they start. nullptr if the flow carries nothing.
+  // Before open(), in the order in which they start. nullptr if the flow carries nothing of an operation that
+  // has bytes.
   ReceiveFlow* add_receive(const pattern::Flow& flow, ShardRun run);
   SendFlow* add_send(const pattern::Flow& flow, ShardRun run);
   // Lets the peers send. `sends_at_once`: what goes out waits for no other host, so that it tells the
@@ -106,6 +107,7 @@ class FragmentFlows {
   bool in_last_steps() const { return steps_.in_last_steps(receives_); }
 
  private:
+  bool carries_any(ShardRun& run) const;
   size_t eager_prefix_of(const ShardRun& run) const;
   bool clear_early(SendFlow& send);
   bool needs_no_ready(const ReceiveFlow& receive) const;
@@ -171,6 +173,8 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
     if (buffer == nullptr) return false;
     if (send.memory != nullptr) {
       std::memcpy(to, send.memory + send.sent, bytes);
+    } else if (send.run.shards() == 0) {
+      *to = std::byte{0};
     } else {
       fill(send.sent, to, bytes);
     }

@@ -328,6 +328,49 @@ TEST(Collectives, BlocksOfTwoSizesAreADisagreement) {
   }
 }
 
+// A rank that calls a collective without bytes waits for the others as well, so that it hears of theirs,
+// whichever comes first.
+TEST(Collectives, NoBytesAgainstSomeIsADisagreement) {
+  auto call = [](RankContext& c, Collective collective, std::vector<float>& data) {
+    auto ranks = static_cast<size_t>(c.ranks);
+    std::vector<float> part(data.size() / ranks);
+    switch (collective) {
+      case Collective::kAllGather:
+        return c.run(gather_of(part, data, c.ranks));
+      case Collective::kReduceScatter:
+        return c.run(scatter_of(data, part, c.ranks, Dtype::kFloat32, ReduceOp::kSum));
+      case Collective::kAllReduce:
+        return c.run(all_reduce_of(data, c.ranks, Dtype::kFloat32, ReduceOp::kSum));
+      case Collective::kBroadcast:
+        return c.run(broadcast_of(data, 0, c.ranks));
+      default:
+        return c.run(reduce_of(data, 0, c.rank, c.ranks, Dtype::kFloat32, ReduceOp::kSum));
+    }
+  };
+  for (const char* layout : {"AA", "AB", "ABC", "AAB", "AABB"}) {
+    for (Collective collective :
+         {Collective::kAllGather, Collective::kReduceScatter, Collective::kAllReduce,
+          Collective::kBroadcast, Collective::kReduce}) {
+      for (bool comes_first : {true, false}) {
+        run_world(layout,
+                  [&](RankContext& c) {
+                    bool has_none = c.rank == 1;
+                    std::vector<float> none, some(1200);
+                    ASSERT_TRUE(call(c, collective, none).ok());  // all without bytes
+                    if (has_none != comes_first)
+                      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+                    Status status = call(c, collective, has_none ? none : some);
+                    // A rank may have done its own part before it hears of it.
+                    if (status.ok()) status = call(c, Collective::kAllGather, some);
+                    EXPECT_TRUE(status.code() == Code::kMismatch || status.code() == Code::kAborted)
+                        << layout << ' ' << name_of(collective) << ": " << status.message();
+                  },
+                  {.timeout_seconds = 5});
+      }
+    }
+  }
+}
+
 // Ranks that disagree about the root are told, as ranks that call different collectives are.
 TEST(Collectives, AnotherRootIsADisagreement) {
   for (const char* layout : {"AA", "AB", "AAB"}) {
