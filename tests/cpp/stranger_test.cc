@@ -1,6 +1,5 @@
 // A stranger attacks ranks while they work: every result stays right, nothing hangs, and what was refused
 // is counted. The stranger can reach the ranks' ports; it can't see or change their packets.
-#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <cstdlib>
@@ -135,29 +134,20 @@ class UnderAttack : public testing::TestWithParam<Setting> {
   }
   void TearDown() override { ::unsetenv("SMDDP_FABRIC_PROVIDER"); }
 
-  // ofi_rxd, under the load of many messages, gives up one with a truncation error at times: then the
-  // connection of two ranks is at an end, and the rank that noticed it says so (docs/security.md) and
-  // leaves, which the other one notices. No other provider does.
-  static void expect_may_end_so(const std::vector<std::string>& failures) {
-    auto says = [](const std::string& failure, const char* words) {
-      return failure.find(words) != std::string::npos;
-    };
-    bool broke = std::string(GetParam().provider) == "udp;ofi_rxd" &&
-                 std::any_of(failures.begin(), failures.end(), [&](const std::string& failure) {
-                   return says(failure, "the connection to it broke");
-                 });
-    for (const std::string& failure : failures) {
-      EXPECT_TRUE(failure.empty() || (broke && (says(failure, "the connection to it broke") ||
-                                                says(failure, "its process has ended"))))
-          << failure;
-    }
+  // ofi_rxd, under the load of many messages, loses one with a truncation error at times, and a connection with
+  // it (docs/security.md): then operations end with an error that names the rank. No other provider does that.
+  static bool may_end_so(const std::string& failure) {
+    bool loses = std::string(GetParam().provider) == "udp;ofi_rxd";
+    auto says = [&](const char* words) { return failure.find(words) != std::string::npos; };
+    return failure.empty() ||
+           (loses && (says("the connection to it broke") || says("its process has ended") ||
+                      says("no data from rank")));
   }
   void withstand(const Attack& step) {
     std::string layout = GetParam().layout;
     Victims victims(layout.size());
     std::atomic<uint64_t> sent{0}, refused{0};
     std::atomic<int> operations{0}, wrong{0};
-    std::vector<std::string> failures(layout.size());
     std::thread stranger([&] {
       victims.ready.arrive_and_wait();
       attack(victims, step, sent);
@@ -185,7 +175,7 @@ class UnderAttack : public testing::TestWithParam<Setting> {
                   good = good && c.run(gather_of(more, all, c.ranks)).ok();
                   more[0] = all[0];
                 }
-                failures[static_cast<size_t>(c.rank)] = work.failure;
+                EXPECT_TRUE(may_end_so(work.failure)) << work.failure;
                 operations += work.operations;
                 wrong += work.wrong;
                 refused += c.engine.refused();
@@ -193,7 +183,6 @@ class UnderAttack : public testing::TestWithParam<Setting> {
               {.timeout_seconds = 20});
     victims.over = true;
     stranger.join();
-    expect_may_end_so(failures);
     EXPECT_EQ(wrong, 0) << "of " << operations << " operations";
     EXPECT_GT(sent, 0u);
     std::printf("%d operations, %d wrong; %llu sent by the stranger, %llu refused\n",

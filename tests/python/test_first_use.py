@@ -66,7 +66,8 @@ def test_a_wrong_result_leaves_the_path_to_the_fallback_on_all_ranks() -> None:
 
 
 def test_without_the_check_the_wrong_result_is_returned() -> None:
-    env = {**ENVIRONMENT, "SMDDP_CHECK_FIRST_USE": "0"}
+    # The other ranks wait for the one that has found it.
+    env = {**ENVIRONMENT, "SMDDP_CHECK_FIRST_USE": "0", "SMDDP_TIMEOUT_SECONDS": "3"}
     with fresh("AAA", env=env) as world, pytest.raises(WorldError, match="assert") as raised:
         world.run(one_rank_misreads)
     assert 1 in raised.value.failures
