@@ -133,19 +133,18 @@ PYTEST = DS_ACCELERATOR=cpu $(LOCAL) timeout --foreground --signal=INT --kill-af
   $(PY) -m pytest -rfEs --durations=30 --durations-min=10
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Two runs, of which one may have no test to run (pytest's exit status 5) if PYTEST_ARGS picks some. With
-# AGAIN=1 the tests that fail side by side run once more, one after the other, and the output has both: many
-# are about deadlines, and a machine that is shared may stop for seconds. If many fail, it is not the machine.
+# AGAIN=1 tests that fail run once more, one after the other, and the output has both: many are about deadlines,
+# and a machine that is shared may stop for seconds. If many fail, it is not the machine.
 AGAIN ?=
 test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS="-k name" picks some
-	@echo "tests that can run side by side, in $(WORKERS) processes"; one=0; two=0; \
+	@again() { [ -n "$(AGAIN)" ] && echo "tests that failed, once more" && \
+	  $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 3 "$$@" $(PYTEST_ARGS); }; \
+	echo "tests that can run side by side, in $(WORKERS) processes"; one=0; two=0; \
 	$(PYTEST) $(SIDE_BY_SIDE) --alone skip $(PYTEST_ARGS) || one=$$?; \
-	if [ "$$one $(AGAIN)" = "1 1" ]; then \
-	  echo "tests that failed, once more"; one=0; \
-	  $(PYTEST) -n 1 --dist loadgroup --last-failed --last-failed-no-failures none --maxfail 3 \
-	    --alone skip $(PYTEST_ARGS) || one=1; \
-	fi; \
+	if [ $$one = 1 ]; then again -n 1 --dist loadgroup --alone skip && one=0; fi; \
 	echo "tests that must run alone"; \
 	$(PYTEST) --alone only $(PYTEST_ARGS) || two=$$?; \
+	if [ $$two = 1 ]; then again --alone only && two=0; fi; \
 	case "$$one $$two" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
 
 # A choice for each edit: all parts, few processes, no long waits. `make test` is the whole.
