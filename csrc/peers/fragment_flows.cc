@@ -22,6 +22,16 @@ static_assert(payload_of(fabric::kEagerMessage) == fabric::kEagerPayload);
 bool is_complete(const ReceiveFlow& receive) { return receive.coverage.complete(); }
 bool is_done(const SendFlow& send) { return send.done(); }
 
+// If the whole operation has no bytes, a flow says so: its target hears that this rank has called it, and
+// with which signature.
+bool carries_any(ShardRun& run, const FlowTerms& terms) {
+  if (run.bytes() > 0) return true;
+  if (terms.signature.bytes > 0) return false;
+  run = {};
+  run.pad();
+  return true;
+}
+
 // The first flow from `from` on for which `test` is false.
 template <class Flow>
 size_t first_not(bool (*test)(const Flow&), const FlowList<Flow>& flows, size_t from) {
@@ -42,24 +52,14 @@ size_t FragmentFlows::eager_prefix_of(const ShardRun& run) const {
   return run.bytes() <= kEagerBytes ? run.bytes() : terms_.first ? kEagerPrefixBytes : 0;
 }
 
-// If the whole operation has no bytes, a flow says so: its target hears that this rank has called it, and
-// with which signature.
-bool FragmentFlows::carries_any(ShardRun& run) const {
-  if (run.bytes() > 0) return true;
-  if (terms_.signature.bytes > 0) return false;
-  run = {};
-  run.pad();
-  return true;
-}
-
 ReceiveFlow* FragmentFlows::add_receive(const pattern::Flow& flow, ShardRun run) {
-  if (!carries_any(run)) return nullptr;
+  if (!carries_any(run, terms_)) return nullptr;
   size_t prefix = eager_prefix_of(run);
   return &receives_.emplace_back(flow.peer, flow.step, std::move(run), prefix);
 }
 
 SendFlow* FragmentFlows::add_send(const pattern::Flow& flow, ShardRun run) {
-  if (!carries_any(run)) return nullptr;
+  if (!carries_any(run, terms_)) return nullptr;
   SendFlow& send = sends_.emplace_back();
   send.target = flow.peer;
   send.step = flow.step;
@@ -198,14 +198,13 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
   SendFlow* found = targets_.in(sends_, source);
   if (found == nullptr) return {};
   SendFlow& send = *found;
-  size_t bytes = send.run.bytes();
   if (terms_.on_device && grant == nullptr) {
     return {Code::kUnavailable,
             members_.describe(source) + " could not have its NIC write into its GPU's memory"};
   }
-  bool fits = allowed <= bytes;
+  bool fits = allowed <= send.run.bytes();
   if (grant != nullptr && !send.granted && send.sent <= send.eager_prefix) {
-    fits = fits && wire::check(*grant, bytes - send.eager_prefix) &&
+    fits = fits && wire::check(*grant, send.run.bytes() - send.eager_prefix) &&
            grant->chunk_bytes <= payload_of(remote_.endpoint().max_message());
     send.granted = true;
     send.grant = *grant;

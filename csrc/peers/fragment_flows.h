@@ -43,8 +43,7 @@ class FragmentFlows {
   FragmentFlows(const FragmentFlows&) = delete;
   FragmentFlows& operator=(const FragmentFlows&) = delete;
 
-  // Before open(), in the order in which they start. nullptr if the flow carries nothing of an operation that
-  // has bytes.
+  // Before open(), in the order in which they start. nullptr if the flow carries nothing.
   ReceiveFlow* add_receive(const pattern::Flow& flow, ShardRun run);
   SendFlow* add_send(const pattern::Flow& flow, ShardRun run);
   // Lets the peers send. `sends_at_once`: what goes out waits for no other host, so that it tells the
@@ -107,7 +106,6 @@ class FragmentFlows {
   bool in_last_steps() const { return steps_.in_last_steps(receives_); }
 
  private:
-  bool carries_any(ShardRun& run) const;
   size_t eager_prefix_of(const ShardRun& run) const;
   bool clear_early(SendFlow& send);
   bool needs_no_ready(const ReceiveFlow& receive) const;
