@@ -1,61 +1,13 @@
 #include "bootstrap/exchange.h"
 
-#include <cstring>
+#include "bootstrap/encoding.h"
 
 namespace smddp {
 namespace {
 
 constexpr const char* kFailed = "failed";
 constexpr size_t kLongestReason = 4096;
-constexpr uint32_t kRankInfoVersion = 0x534d0004;
-
-class Writer {
- public:
-  template <class T>
-  void number(T value) {
-    const auto* p = reinterpret_cast<const uint8_t*>(&value);
-    out.insert(out.end(), p, p + sizeof value);
-  }
-  template <class Bytes>  // std::string, std::vector<uint8_t>
-  void bytes(const Bytes& s) {
-    number(static_cast<uint32_t>(s.size()));
-    out.insert(out.end(), s.begin(), s.end());
-  }
-  std::vector<uint8_t> out;
-};
-
-class Reader {
- public:
-  explicit Reader(const std::vector<uint8_t>& in) : in_(in) {}
-  template <class T>
-  T number() {
-    T value{};
-    if (in_.size() - at_ < sizeof value) {
-      good = false;
-      return value;
-    }
-    std::memcpy(&value, in_.data() + at_, sizeof value);
-    at_ += sizeof value;
-    return value;
-  }
-  template <class Bytes>
-  Bytes bytes() {
-    auto size = number<uint32_t>();
-    if (!good || in_.size() - at_ < size) {
-      good = false;
-      return {};
-    }
-    Bytes s(in_.begin() + static_cast<std::ptrdiff_t>(at_),
-            in_.begin() + static_cast<std::ptrdiff_t>(at_ + size));
-    at_ += size;
-    return s;
-  }
-  bool good = true;
-
- private:
-  const std::vector<uint8_t>& in_;
-  size_t at_ = 0;
-};
+constexpr uint32_t kRankInfoVersion = 0x534d0005;
 
 void write(Writer& w, const FabricAddress& fabric) {
   w.number(fabric.state);
@@ -80,11 +32,11 @@ Status another_version() {
           "every host"};
 }
 
+}  // namespace
+
 std::string key_of(const std::string& topic, int rank) {
   return topic + "/" + std::to_string(rank);
 }
-
-}  // namespace
 
 std::vector<uint8_t> encode(const RankInfo& info) {
   Writer w;
@@ -143,10 +95,6 @@ Result<FabricAddress> decode_fabric(const std::vector<uint8_t>& blob) {
   return fabric;
 }
 
-Status publish(Store& store, const std::string& topic, int rank, const std::vector<uint8_t>& blob) {
-  return store.set(key_of(topic, rank), blob);
-}
-
 Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::string& topic,
                                                   const std::vector<int>& from) {
   std::vector<std::string> keys;
@@ -156,11 +104,15 @@ Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::strin
     if (Status failure = published_failure(store); !failure) return failure;
   }
   if (values.ok() || values.status().code() != Code::kTimeout) return values;
-  std::vector<int> missing;
+  return did_not_join(missing(store, topic, from));
+}
+
+std::vector<int> missing(Store& store, const std::string& topic, const std::vector<int>& from) {
+  std::vector<int> ranks;
   for (int peer : from) {
-    if (!store.has(key_of(topic, peer))) missing.push_back(peer);
+    if (!store.has(key_of(topic, peer))) ranks.push_back(peer);
   }
-  return did_not_join(missing);
+  return ranks;
 }
 
 Status did_not_join(const std::vector<int>& ranks) {

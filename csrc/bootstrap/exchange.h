@@ -49,12 +49,14 @@ Result<RankInfo> decode(const std::vector<uint8_t>& blob);
 std::vector<uint8_t> encode(const FabricAddress& fabric);
 Result<FabricAddress> decode_fabric(const std::vector<uint8_t>& blob);
 
-// An exchange over the store: every rank publishes `blob` under `topic`/`rank` and collects the
-// blobs of `from`, in order, with one multi-get. If a rank has published that it can't join, that is the
-// error. On a timeout the error names the ranks that did not publish.
-Status publish(Store& store, const std::string& topic, int rank, const std::vector<uint8_t>& blob);
+// Where a rank publishes its blob of an exchange.
+std::string key_of(const std::string& topic, int rank);
+// The blobs that the ranks `from` have published under `topic`, in order, with one multi-get. If a rank has
+// published that it can't join, that is the error. On a timeout the error names the ranks that did not publish.
 Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::string& topic,
                                                   const std::vector<int>& from);
+// Those of `from` that have not published.
+std::vector<int> missing(Store& store, const std::string& topic, const std::vector<int>& from);
 // The error of a rank that has waited for `ranks`: kTimeout.
 Status did_not_join(const std::vector<int>& ranks);
 // Tells all ranks of the group that it can't be made, in a sentence that names the rank. The first such

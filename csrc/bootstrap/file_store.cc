@@ -68,4 +68,9 @@ Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::
 
 bool FileStore::has(const std::string& key) { return std::filesystem::exists(path_of(key)); }
 
+void FileStore::remove(const std::string& key) {
+  std::error_code ignored;
+  std::filesystem::remove(path_of(key), ignored);
+}
+
 }  // namespace smddp

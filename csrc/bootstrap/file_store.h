@@ -18,6 +18,7 @@ class FileStore : public Store {
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
                                                 const std::string& stop) override;
   bool has(const std::string& key) override;
+  void remove(const std::string& key) override;
 
  private:
   std::filesystem::path path_of(const std::string& key) const;

@@ -25,6 +25,7 @@ class PrefixStore : public Store {
     return store_.get(prefixed, prefix_ + stop);
   }
   bool has(const std::string& key) override { return store_.has(prefix_ + key); }
+  void remove(const std::string& key) override { store_.remove(prefix_ + key); }
 
  private:
   Store& store_;

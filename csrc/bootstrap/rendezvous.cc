@@ -51,6 +51,7 @@ Result<std::string> Rendezvous::lead(const std::string& meeting) {
   Pause pause(longest_pause(ranks_));
   for (int rank = 1; rank < ranks_;) {
     if (store_.has(met(meeting, rank))) {
+      store_.remove(met(meeting, rank));
       ++rank;
       continue;
     }
@@ -92,6 +93,7 @@ Result<std::string> Rendezvous::follow(const Value& number) {
     auto end = reply.begin() + static_cast<std::ptrdiff_t>(std::min(reply.size(), kNumberBytes));
     if (std::equal(reply.begin(), end, number.begin(), number.end())) {
       std::string meeting(end, reply.end());
+      store_.remove(answered_key(rank_));
       if (Status set = store_.set(met(meeting, rank_), {1}); !set) return set;
       return meeting;
     }

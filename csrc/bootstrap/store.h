@@ -19,6 +19,8 @@ class Store {
   virtual Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
                                                         const std::string& stop) = 0;
   virtual bool has(const std::string& key) = 0;
+  // For a key that no rank reads any more. A store that can't remove it keeps it.
+  virtual void remove(const std::string& key) = 0;
 };
 
 }  // namespace smddp

@@ -50,6 +50,8 @@ class Group : private Progressable {
     std::string part = {};
     // Which operations the user sends to other backends, as a text that all ranks must have alike.
     std::string routes = {};
+    // In a group of at most so many, each rank reads what every rank has published.
+    int few_ranks = 32;
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.

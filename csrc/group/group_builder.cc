@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <numeric>
 
 #include "bootstrap/job_secret.h"
 #include "common/clock.h"
@@ -97,7 +96,11 @@ Status GroupBuilder::agree() {
 }
 
 Status GroupBuilder::fail(const Status& why) noexcept {
-  if (alike_) return copy_of(why);
+  if (alike_) {
+    // A rank that has not read yet what this one hands on can't find the error by itself any more.
+    if (exchange_.hands_on()) publish_failure(store_, why);
+    return copy_of(why);
+  }
   Status cause = Group::tell_failure(store_, rank_, options_, why);
   local_.abort(cause.message(), 0);
   if (outbox_) outbox_->abort(cause.message(), 0);
@@ -183,19 +186,30 @@ Status GroupBuilder::exchange_infos() {
   if (ranks_ == 1) {
     infos_.push_back(std::move(mine));
   } else {
-    if (Status out = publish(store_, "rank_info", rank_, encode(mine)); !out) return out;
-    std::vector<int> all(static_cast<size_t>(ranks_));
-    std::iota(all.begin(), all.end(), 0);
-    auto blobs = collect(store_, "rank_info", all);
-    if (!blobs) return blobs.status();
-    for (const auto& blob : blobs.value()) {
-      auto decoded = decode(blob);
-      if (!decoded) return decoded.status();
-      infos_.push_back(std::move(decoded.value()));
-    }
+    if (Status out = exchange_.publish(mine); !out) return out;
+    auto infos = exchange_.infos();
+    if (!infos) return infos.status();
+    infos_ = std::move(infos.value());
   }
   learn_infos();
   return {};
+}
+
+// Whether rank `rank` of this host, for which this rank waits, lives.
+Status GroupBuilder::look(Rank rank, const RankInfo& info) {
+  auto named = [&](const std::string& what) {
+    Rank called = options_.called.empty() ? rank : options_.called[static_cast<size_t>(rank)];
+    return "rank " + std::to_string(called) + " (" + info.host_name + ")" + what;
+  };
+  if (!watched_) {
+    auto neighbor = engine_.neighbor(info);
+    if (!neighbor) return {neighbor.status().code(), named(": " + neighbor.status().message())};
+    watched_ = std::move(neighbor.value());
+  }
+  Engine::Lock lock = engine_.lock();  // other groups have the same neighbour
+  if (!watched_->look_for_death()) return {};
+  return {Code::kPeerLost, named(" (process " + std::to_string(info.pid) + ") ended while group '" +
+                                 options_.name + "' was made")};
 }
 
 void GroupBuilder::learn_infos() {
@@ -218,16 +232,12 @@ Status GroupBuilder::exchange_fabrics() {
   }
   if (!unopened.empty()) {
     if (info(rank_).fabric.state == Fabric::kUnopened) {
-      Status out = publish(store_, "fabric", rank_, encode(open_fabric(engine_)));
-      if (!out) return out;
+      if (Status out = exchange_.publish(open_fabric(engine_)); !out) return out;
     }
-    auto blobs = collect(store_, "fabric", unopened);
-    if (!blobs) return blobs.status();
-    for (size_t i = 0; i < unopened.size(); ++i) {
-      auto fabric = decode_fabric(blobs.value()[i]);
-      if (!fabric) return fabric.status();
-      info(unopened[i]).fabric = std::move(fabric.value());
-    }
+    auto fabrics = exchange_.fabrics(unopened);
+    if (!fabrics) return fabrics.status();
+    for (size_t i = 0; i < unopened.size(); ++i)
+      info(unopened[i]).fabric = std::move(fabrics.value()[i]);
   }
   for (Rank r = 0; r < ranks_; ++r) {
     const FabricAddress& fabric = info(r).fabric;
@@ -306,9 +316,9 @@ Status GroupBuilder::await_hosts(const Topology& topology) {
   std::vector<int> first_of_hosts;
   for (int n = 0; n < topology.nodes(); ++n) first_of_hosts.push_back(topology.node(n)[0]);
   if (topology.local_index(rank_) == 0) {
-    if (Status out = publish(store_, "joined", rank_, {1}); !out) return out;
+    if (Status out = exchange_.publish_joined(); !out) return out;
   }
-  return collect(store_, "joined", first_of_hosts).status();
+  return exchange_.await_joined(first_of_hosts);
 }
 
 Status GroupBuilder::join_remote_peers() {

@@ -1,4 +1,4 @@
-// How a group is made: its ranks exchange what they are, then join the segments of their host, then get
+// How a group is made: its ranks exchange what they are (info_exchange.h), then join the segments of their host, then get
 // to know their remote peers. A rank that could not know that there are several hosts says nothing of
 // its fabric in the first exchange; only such ranks publish it in a second one. At the end a rank of each host
 // says in the store that its host has joined, and every rank waits for all hosts.
@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "bootstrap/exchange.h"
 #include "bootstrap/store.h"
 #include "group/group.h"
+#include "group/info_exchange.h"
 
 namespace smddp {
 
@@ -34,7 +34,13 @@ struct GroupParts {
 class GroupBuilder {
  public:
   GroupBuilder(Engine& engine, Store& store, Rank rank, int ranks, const Group::Options& options)
-      : engine_(engine), store_(store), rank_(rank), ranks_(ranks), options_(options) {}
+      : engine_(engine),
+        store_(store),
+        rank_(rank),
+        ranks_(ranks),
+        options_(options),
+        exchange_(store, rank, ranks, {options.timeout_ns, options.few_ranks},
+                  [this](Rank of, const RankInfo& info) { return look(of, info); }) {}
 
   // Both may throw. After build() this rank has joined its host.
   Result<GroupParts> build();
@@ -46,6 +52,8 @@ class GroupBuilder {
   std::vector<RankInfo> take_infos() { return std::move(infos_); }
   // Waits until all hosts of `topology`, the group's, have joined.
   Status await_hosts(const Topology& topology);
+  // Removes from the store what no rank reads any more. After await_hosts().
+  void forget() { exchange_.forget(); }
   // The error of the group, of which `why` is this rank's; tells it to the other ranks.
   Status fail(const Status& why) noexcept;
 
@@ -53,6 +61,7 @@ class GroupBuilder {
   Status parse_settings();
   Status describe_secret(RankInfo* mine);
   Status exchange_infos();
+  Status look(Rank rank, const RankInfo& info);
   void learn_infos();
   Status agree();
   Status agree_on_secret();
@@ -71,7 +80,9 @@ class GroupBuilder {
   const Rank rank_;
   const int ranks_;
   const Group::Options& options_;
-  bool alike_ = false;  // all ranks have found the error
+  InfoExchange exchange_;
+  std::shared_ptr<intranode::Neighbor> watched_;  // while this rank waits for it
+  bool alike_ = false;                            // all ranks have found the error
   Algorithm algorithm_ = Algorithm::kAuto;
   NetworkModel network_;
   Shape shape_;

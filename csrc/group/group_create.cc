@@ -59,7 +59,10 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
   } catch (...) {
     made = status_of_exception();
   }
-  if (made) return group;
+  if (made) {
+    builder.forget();
+    return group;
+  }
   made = builder.fail(made);
   if (group) group->abort(made.message(), true);
   return made;

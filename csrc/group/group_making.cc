@@ -17,6 +17,7 @@ struct GroupMaking::State {
       return kNone;
     }
     bool has(const std::string&) override { return false; }
+    void remove(const std::string&) override {}
     const Status kNone{Code::kInternal, "a simulation has no store"};
   };
   Engine& engine;

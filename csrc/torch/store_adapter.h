@@ -45,6 +45,10 @@ class StoreAdapter final : public Store {
     return found;
   }
 
+  void remove(const std::string& key) override {
+    (void)guarded([&] { (void)store_->deleteKey(prefix_ + key); });
+  }
+
  private:
   using Clock = std::chrono::steady_clock;
   using Milliseconds = std::chrono::milliseconds;

@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "bootstrap/rank_table.h"
 #include "bootstrap/rendezvous.h"
 #include "world.h"
 
@@ -94,6 +95,66 @@ TEST(RankInfo, RandomBytesAreHarmless) {
   }
 }
 
+// --- the table of all ranks' information ----------------------------------------------------------------
+
+std::vector<Blob> a_table() {
+  std::vector<Blob> blobs;
+  for (int r = 0; r < 20; ++r) {
+    RankInfo info = a_rank_info();
+    info.host = std::string(static_cast<size_t>(r / 8) * 150, 'h');
+    info.pid = 1000 + r;
+    info.fabric.address.resize(static_cast<size_t>(r) * 40, static_cast<uint8_t>(r));
+    blobs.push_back(encode(info));
+  }
+  blobs.insert(blobs.begin() + 3, Blob());
+  return blobs;
+}
+
+TEST(RankTable, IsTheSameAfterPackingAndUnpacking) {
+  auto read = unpack_table(pack_table(a_table()));
+  ASSERT_TRUE(read.ok()) << read.status().message();
+  EXPECT_EQ(read.value(), a_table());
+  EXPECT_TRUE(unpack_table(pack_table({})).value().empty());
+}
+
+TEST(RankTable, TakesLittleForWhatRanksHaveInCommon) {
+  std::vector<Blob> alike(100, encode(a_rank_info()));
+  EXPECT_LT(pack_table(alike).size(), 2 * alike[0].size() + 10 * alike.size());
+}
+
+TEST(RankTable, AnyTruncationHasFewerBlobsOrIsAnError) {
+  Blob whole = pack_table(a_table());
+  for (size_t size = 0; size < whole.size(); ++size) {
+    auto read = unpack_table({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)});
+    if (read.ok()) EXPECT_LT(read.value().size(), a_table().size());
+  }
+}
+
+TEST(RankTable, RandomBytesAreHarmless) {
+  std::mt19937 random(4);
+  Blob valid = pack_table(a_table());
+  for (int i = 0; i < 20000; ++i) {
+    Blob table = valid;
+    for (int change = 0; change < 3; ++change)
+      table[random() % table.size()] = static_cast<uint8_t>(random());
+    (void)unpack_table(table);
+    (void)decode_leader(table);
+    (void)decode_handed(table);
+  }
+}
+
+TEST(RankTable, WhoHandsItOnCanBeEncoded) {
+  auto leader = decode_leader(encode(HostLeader{5, 8, a_rank_info()}));
+  ASSERT_TRUE(leader.ok());
+  EXPECT_EQ(leader.value().rank, 5);
+  EXPECT_EQ(leader.value().ranks, 8);
+  EXPECT_EQ(leader.value().info.pid, 42);
+  auto handed = decode_handed(encode(HandedTable{7, 1 << 20}));
+  ASSERT_TRUE(handed.ok());
+  EXPECT_EQ(handed.value().fd, 7);
+  EXPECT_EQ(handed.value().bytes, 1u << 20);
+}
+
 TEST(Failures, TheFirstIsTheCauseOfTheOthers) {
   MemoryStore store(std::chrono::seconds(1));
   EXPECT_TRUE(published_failure(store).ok());
@@ -128,11 +189,13 @@ struct Join {
   // Called with the number of groups made so far, by all ranks at the same time.
   std::function<void(int rank, Engine&, int groups)> after = [](int, Engine&, int) {};
   int groups = 1;
+  int few_ranks = 32;  // 1: as in a group of many
 };
 
 struct Joined {
   std::vector<CountingStore> stores;  // of each rank's last group
   std::vector<Status> status;
+  size_t keys = 0;  // that are left
 };
 
 // Makes groups over ranks that are threads, with an engine each, and returns the results of the
@@ -159,6 +222,7 @@ Joined join(const Join& how) {
         options.timeout_ns = 20'000'000'000;
         options.host = std::string("host-") + how.layout[static_cast<size_t>(r)];
         options.several_hosts = how.several_hosts;
+        options.few_ranks = how.few_ranks;
         CountingStore earlier(store, std::to_string(i) + "/");
         bool last = i + 1 == how.groups;
         auto group =
@@ -173,6 +237,7 @@ Joined join(const Join& how) {
     });
   }
   for (auto& thread : threads) thread.join();
+  joined.keys = store.keys();
   return joined;
 }
 
@@ -232,8 +297,46 @@ TEST(Exchanges, OnlyRanksWithoutAnOpenFabricPublishAgain) {
   }
 }
 
-TEST(Exchanges, ARankWithoutFabricTellsAllRanksWhy) {
+void expect_only_the_hosts_keys(const Joined& joined, size_t keys) {
+  for (const Status& status : joined.status) EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(joined.keys, keys);
+}
+
+TEST(Exchanges, NoRanksInformationStaysInTheStore) {
+  expect_only_the_hosts_keys(join({.layout = "AAA"}), 0);
+  expect_only_the_hosts_keys(join({.layout = "ABBA"}), 2);
+  expect_only_the_hosts_keys(join({.layout = "AAA", .few_ranks = 1}), 0);
+  expect_only_the_hosts_keys(join({.layout = "ABBA", .few_ranks = 1}), 3);
+}
+
+// The most that the ranks of a large group read, as in the picture of info_exchange.h: rank 0 one value per rank
+// and per host; the first rank of each other host rank 0's information, its host's and the table; the others the
+// place of the table instead; each one that all hosts have joined.
+TEST(Exchanges, InALargeGroupNoRankButTheFirstReadsAValuePerRank) {
   for (bool expected : {true, false}) {
+    Joined joined = join({.layout = "AABBCCBA", .several_hosts = expected, .few_ranks = 1});
+    int topics = expected ? 1 : 2;
+    for (size_t r = 0; r < joined.stores.size(); ++r) {
+      EXPECT_TRUE(joined.status[r].ok()) << joined.status[r].message();
+      bool host_of_first = r == 1 || r == 7;
+      int most = r == 0 ? topics * 7 + 2 : (host_of_first ? 2 : 3) + topics;
+      EXPECT_EQ(joined.stores[r].values, most) << "rank " << r;
+    }
+  }
+  Joined one_host = join({.layout = "AAAA", .few_ranks = 1});
+  for (size_t r = 0; r < 4; ++r) EXPECT_EQ(one_host.stores[r].values, r == 0 ? 3 : 2);
+}
+
+TEST(Exchanges, ALargeGroupOfRanksOfOneHostEachHandsOnNothing) {
+  Joined joined = join({.layout = "ABC", .several_hosts = true, .few_ranks = 1});
+  for (size_t r = 0; r < 3; ++r) {
+    EXPECT_TRUE(joined.status[r].ok()) << joined.status[r].message();
+    EXPECT_EQ(joined.stores[r].written.count("rank_info/handed/" + std::to_string(r)), 0u);
+  }
+}
+
+TEST(Exchanges, ARankWithoutFabricTellsAllRanksWhy) {
+  for (auto [expected, few_ranks] : {std::pair(true, 32), {false, 32}, {true, 1}, {false, 1}}) {
     std::barrier opened(4);
     std::optional<Variable> nowhere;
     auto before = [&](int rank, Engine& engine) {
@@ -241,7 +344,8 @@ TEST(Exchanges, ARankWithoutFabricTellsAllRanksWhy) {
       opened.arrive_and_wait();
       if (rank == 1) nowhere.emplace("SMDDP_FABRIC_INTERFACE", "nowhere0");
     };
-    Joined joined = join({.layout = "ABBA", .several_hosts = expected, .before = before});
+    Joined joined = join(
+        {.layout = "ABBA", .several_hosts = expected, .before = before, .few_ranks = few_ranks});
     for (const Status& status : joined.status) {
       ASSERT_FALSE(status.ok());
       EXPECT_NE(status.message().find("rank 1 (host-B) has no fabric"), std::string::npos)
@@ -321,6 +425,67 @@ TEST(Host, ARankThatCouldNotJoinTellsItsNeighbors) {
   for (auto& thread : threads) thread.join();
 }
 
+// The sentence of a rank that can't make a large group, on all ranks.
+void expect_all_say(const std::vector<Status>& made, const std::string& words) {
+  for (const Status& status : made) {
+    ASSERT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(words), std::string::npos) << status.message();
+  }
+}
+
+// The ranks but `absent` make a group as a large one is made.
+std::vector<Status> make_large_group(const std::string& layout, int absent,
+                                     const std::function<std::unique_ptr<Store>(Store&, int)>& view,
+                                     std::chrono::milliseconds timeout) {
+  MemoryStore store(timeout);
+  std::vector<Status> made;
+  std::vector<std::future<Status>> ranks;
+  for (int r = 0; r < static_cast<int>(layout.size()); ++r) {
+    if (r == absent) continue;
+    ranks.push_back(std::async(std::launch::async, [&, r] {
+      auto engine = Engine::create();
+      Group::Options options;
+      options.name = "test";
+      options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
+      options.host = std::string("host-") + layout[static_cast<size_t>(r)];
+      options.few_ranks = 1;
+      auto own = view(store, r);
+      return Group::create(*engine.value(), *own, r, static_cast<int>(layout.size()), options)
+          .status();
+    }));
+  }
+  for (auto& rank : ranks) made.push_back(rank.get());
+  return made;
+}
+
+std::unique_ptr<Store> plain(Store& store, int) {
+  return std::make_unique<CountingStore>(store, "");
+}
+
+TEST(LargeGroups, ARankThatNeverComesIsNamedByAll) {
+  for (int absent : {0, 1, 2, 3}) {
+    auto made = make_large_group("AABB", absent, plain, std::chrono::seconds(1));
+    expect_all_say(made, "ranks " + std::to_string(absent) + " did not join the group in time");
+  }
+}
+
+TEST(LargeGroups, ARankOfAnotherVersionIsAnErrorOfAll) {
+  class OtherVersion : public CountingStore {
+   public:
+    using CountingStore::CountingStore;
+    Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+      std::vector<uint8_t> other = value;
+      if (key.starts_with("rank_info/")) ++other[0];
+      return CountingStore::set(key, other);
+    }
+  };
+  auto view = [](Store& store, int rank) -> std::unique_ptr<Store> {
+    if (rank == 2) return std::make_unique<OtherVersion>(store, "");
+    return plain(store, rank);
+  };
+  expect_all_say(make_large_group("ABBA", -1, view, std::chrono::seconds(20)), "another version");
+}
+
 class NoSink : public fabric::Sink {
   void on_message(const std::byte*, size_t) override {}
   void on_peer_lost(fabric::Peer, const Status&) override {}
@@ -398,6 +563,14 @@ TEST(Rendezvous, RanksOfOneMakingGetOneNameAndEachMakingAnother) {
       EXPECT_EQ(name.value(), met[0].value());
     }
     EXPECT_TRUE(names.insert(met[0].value()).second);
+  }
+}
+
+TEST(Rendezvous, LeavesANumberPerRankInTheStore) {
+  MemoryStore store;
+  for (int making = 0; making < 3; ++making) {
+    ASSERT_TRUE(meet(store, 4)[0].ok());
+    EXPECT_EQ(store.keys(), 4u);
   }
 }
 

@@ -26,10 +26,15 @@ struct Layout {
     for (int r = 0; r < ranks(); ++r) hosts_of.push_back(host_of(r));
     return hosts_of;
   }
-  // Requests of the store that make a group: the exchange of the ranks' information; between hosts, the first
-  // rank of each host then says that it has joined, and all wait for that.
+  // Whether the ranks exchange their information by way of the first rank of each host.
+  bool large() const { return ranks() > Group::Options().few_ranks; }
+  // Requests of the store that make a group of few ranks: the exchange of the ranks' information; between hosts,
+  // the first rank of each host then says that it has joined, and all wait for that.
   int sets(int rank) const { return hosts > 1 && rank % ranks_per_host == 0 ? 2 : 1; }
   int gets() const { return hosts > 1 ? 2 : 1; }
+  // The most values of others that a rank of a large group reads: rank 0 one per rank and one per host; the others
+  // what rank 0 is, what their host's first rank is, the table of ranks or its place, and that all have joined.
+  int values(int rank) const { return rank == 0 ? ranks() - 1 + hosts - 1 : 4; }
   // Ranks of other hosts whose addresses a rank knows: all, or in a large group those of its rail.
   int peers() const {
     return ranks() <= pattern::kPairedRanks ? ranks() - ranks_per_host : hosts - 1;

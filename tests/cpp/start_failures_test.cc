@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -58,7 +59,7 @@ class SharedStore : public Store {
     std::vector<std::vector<uint8_t>> values;
     uint64_t until = now_ns() + kTimeoutNs;
     for (const std::string& key : keys) {
-      const Entry* entry = nullptr;
+      Entry* entry = nullptr;
       while ((entry = find(key)) == nullptr) {
         if (has(stop)) return Status(Code::kAborted, stop);
         if (now_ns() > until) return Status(Code::kTimeout, "a key is missing");
@@ -69,16 +70,20 @@ class SharedStore : public Store {
     return values;
   }
   bool has(const std::string& key) override { return find(key) != nullptr; }
+  // No entry is used again: a process that still looks at it sees it whole.
+  void remove(const std::string& key) override {
+    if (Entry* entry = find(key)) entry->state = 3;
+  }
 
  private:
-  static constexpr size_t kEntries = 32;
+  static constexpr size_t kEntries = 48;
   struct Entry {
-    std::atomic<int> state;  // 0: free, 1: being written, 2: set
+    std::atomic<int> state;  // 0: free, 1: being written, 2: set, 3: removed
     char key[64];
     size_t bytes;
     uint8_t value[8192];
   };
-  const Entry* find(const std::string& key) const {
+  Entry* find(const std::string& key) const {
     for (size_t i = 0; i < kEntries; ++i) {
       if (entries_[i].state == 2 && key == entries_[i].key) return &entries_[i];
     }
@@ -86,6 +91,9 @@ class SharedStore : public Store {
   }
   Entry* entries_;
 };
+
+// A layout that ends with "*" is that of a group that is made as a large one is.
+std::string hosts_of(const std::string& layout) { return layout.substr(0, layout.find('*')); }
 
 struct Report {
   bool ended, made;
@@ -98,6 +106,7 @@ Group::Options options_of(const std::string& layout, int rank) {
   options.name = "test";
   options.timeout_ns = kTimeoutNs;
   options.host = std::string("host-") + layout[static_cast<size_t>(rank)];
+  if (layout.ends_with('*')) options.few_ranks = 1;
   return options;
 }
 
@@ -126,12 +135,12 @@ Status be_rank(
   auto engine = Engine::create();
   if (!engine) return engine.status();
   before_group();
-  auto ranks = static_cast<int>(layout.size());
+  auto ranks = static_cast<int>(hosts_of(layout).size());
   auto group = Group::create(*engine.value(), store, rank, ranks, options_of(layout, rank));
   if (!group) return group.status();
   lift_limits();
   after_group();
-  std::vector<int> in(10, rank), out(in.size() * layout.size());
+  std::vector<int> in(10, rank), out(in.size() * static_cast<size_t>(ranks));
   auto op = gather_of(in, out, ranks);
   group.value()->submit(op, {}, false);
   engine.value()->wait(*op);
@@ -154,7 +163,8 @@ std::vector<Report> fork_ranks(const std::string& layout, Store& store,
       static_cast<Report*>(mmap(nullptr, sizeof(Report) * kMostRanks, PROT_READ | PROT_WRITE,
                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::vector<pid_t> children;
-  for (size_t r = 0; r < layout.size(); ++r) {
+  const size_t ranks = hosts_of(layout).size();
+  for (size_t r = 0; r < ranks; ++r) {
     pid_t child = fork();
     if (child == 0) {
       alarm(60);
@@ -162,8 +172,7 @@ std::vector<Report> fork_ranks(const std::string& layout, Store& store,
       uint64_t begun = now_ns();
       auto rank = static_cast<int>(r);
       Status status = be_rank(
-          layout, rank, store, [&] { before(rank); },
-          [&] { await_all(store, rank, layout.size()); });
+          layout, rank, store, [&] { before(rank); }, [&] { await_all(store, rank, ranks); });
       report.seconds = static_cast<double>(now_ns() - begun) * 1e-9;
       std::strncpy(report.text, status.message().c_str(), sizeof report.text - 1);
       report.made = status.ok();
@@ -173,7 +182,7 @@ std::vector<Report> fork_ranks(const std::string& layout, Store& store,
     children.push_back(child);
   }
   for (pid_t child : children) waitpid(child, nullptr, 0);
-  std::vector<Report> all(reports, reports + layout.size());
+  std::vector<Report> all(reports, reports + ranks);
   munmap(reports, sizeof(Report) * kMostRanks);
   return all;
 }
@@ -208,7 +217,8 @@ size_t address_space() {
 }
 
 class StartFailure : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Layouts, StartFailure, testing::Values("AAA", "AAB", "ABB", "AB"));
+INSTANTIATE_TEST_SUITE_P(Layouts, StartFailure,
+                         testing::Values("AAA", "AAB", "ABB", "AB", "AAB*", "ABB*"));
 
 // One descriptor more each time, until they suffice: each step of the making of a group fails once.
 TEST_P(StartFailure, DescriptorsThatRunOutOnOneRankAreToldToAll) {
@@ -267,6 +277,56 @@ void mount_full(const char* directory, Flag& denied) {
   fill << std::string(8192, 'x');
 }
 
+// Ends the process of a rank where it would set a key.
+class EndingStore : public Store {
+ public:
+  explicit EndingStore(Store& store) : store_(store) {}
+  void end_at(const std::string& key) { last_ = key; }
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    if (key == last_) raise(SIGKILL);
+    return store_.set(key, value);
+  }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    return store_.get(keys, stop);
+  }
+  bool has(const std::string& key) override { return store_.has(key); }
+  void remove(const std::string& key) override { store_.remove(key); }
+
+ private:
+  Store& store_;
+  std::string last_;
+};
+
+// The other ranks of its host see that it has ended, and tell the ranks of other hosts.
+TEST(StartFailures, ARankOfALargeGroupThatEndsBeforeItHandsOnIsNamedByAll) {
+  struct {
+    const char* layout;
+    size_t victim;
+    const char* key;
+  } cases[] = {{"AAB*", 0, "rank_info/table/0"},
+               {"AAB*", 0, "rank_info/handed/0"},
+               {"AAB*", 0, "all_joined"},
+               {"ABB*", 1, "rank_info/handed/1"}};
+  for (const auto& at : cases) {
+    SharedStore shared;
+    EndingStore store(shared);
+    auto before = [&](int rank) {
+      if (static_cast<size_t>(rank) == at.victim) store.end_at(at.key);
+    };
+    auto reports = fork_ranks(at.layout, store, before);
+    for (size_t r = 0; r < reports.size(); ++r) {
+      EXPECT_EQ(reports[r].ended, r != at.victim) << at.key << ": rank " << r;
+      if (r == at.victim) continue;
+      EXPECT_FALSE(reports[r].made) << at.key << ": rank " << r;
+      EXPECT_LT(reports[r].seconds, kAtOnce) << at.key << ": rank " << r << reports[r].text;
+      std::string name = "rank " + std::to_string(at.victim) + " (host-";
+      EXPECT_NE(std::string(reports[r].text).find(name), std::string::npos) << reports[r].text;
+      EXPECT_NE(std::string(reports[r].text).find("ended"), std::string::npos) << reports[r].text;
+    }
+  }
+}
+
 // Nothing of a group lies in /dev/shm.
 TEST(StartFailures, AFullDevShmDoesNoHarm) {
   SharedStore store;
@@ -317,6 +377,9 @@ class DyingStore : public Store {
     return store_.get(keys, stop);
   }
   bool has(const std::string& key) override { return requests_ >= 0 && store_.has(key); }
+  void remove(const std::string& key) override {
+    if (requests_ >= 0) store_.remove(key);
+  }
 
  private:
   bool all_set(const std::vector<std::string>& keys) {
@@ -331,10 +394,10 @@ class DyingStore : public Store {
 // Makes a group over one store per rank, each on a thread.
 template <class S>
 std::vector<Status> make_group(const std::string& layout, std::vector<S>& stores, double* seconds) {
-  std::vector<Status> made(layout.size());
+  std::vector<Status> made(hosts_of(layout).size());
   std::vector<std::thread> threads;
   uint64_t begun = now_ns();
-  for (size_t r = 0; r < layout.size(); ++r) {
+  for (size_t r = 0; r < made.size(); ++r) {
     threads.emplace_back(
         [&, r] { made[r] = be_rank(layout, static_cast<int>(r), stores[r], [] {}); });
   }
@@ -346,10 +409,10 @@ std::vector<Status> make_group(const std::string& layout, std::vector<S>& stores
 TEST_P(StartFailure, AStoreThatDiesAtAnyRequestIsAnErrorAtOnce) {
   std::string layout = GetParam();
   bool made = false;
-  for (int requests = 0; requests < 40 && !made && !HasFailure(); ++requests) {
+  for (int requests = 0; requests < 60 && !made && !HasFailure(); ++requests) {
     MemoryStore memory;
     std::atomic<int> left{requests};
-    std::vector<DyingStore> stores(layout.size(), DyingStore(memory, left));
+    std::vector<DyingStore> stores(hosts_of(layout).size(), DyingStore(memory, left));
     double seconds = 0;
     auto statuses = make_group(layout, stores, &seconds);
     EXPECT_LT(seconds, kAtOnce) << requests;
@@ -373,12 +436,15 @@ class ThrowingStore : public CountingStore {
   ThrowingStore(Store& store, int at) : CountingStore(store, ""), at_(at) {}
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
                                                 const std::string& stop) override {
-    if (at_-- == 0) throw std::bad_alloc();
-    return CountingStore::get(keys, stop);
+    if (at_-- != 0) return CountingStore::get(keys, stop);
+    thrown_ = true;
+    throw std::bad_alloc();
   }
+  bool thrown() const { return thrown_; }
 
  private:
   int at_;
+  bool thrown_ = false;
 };
 
 TEST_P(StartFailure, AnExceptionOnOneRankIsToldToAll) {
@@ -386,13 +452,13 @@ TEST_P(StartFailure, AnExceptionOnOneRankIsToldToAll) {
   for (int at = 0; at < 3; ++at) {
     MemoryStore memory;
     std::vector<ThrowingStore> stores;
-    for (size_t r = 0; r < layout.size(); ++r) stores.emplace_back(memory, r == 1 ? at : -1);
+    for (size_t r = 0; r < hosts_of(layout).size(); ++r)
+      stores.emplace_back(memory, r == 1 ? at : -1);
     double seconds = 0;
     auto statuses = make_group(layout, stores, &seconds);
     EXPECT_LT(seconds, kAtOnce);
-    bool thrown = stores[1].gets < (layout.find('B') == std::string::npos ? 1 : 3);
     for (const Status& status : statuses) {
-      EXPECT_EQ(status.ok(), !thrown) << at << ": " << status.message();
+      EXPECT_EQ(status.ok(), !stores[1].thrown()) << at << ": " << status.message();
       if (status.ok()) continue;
       EXPECT_NE(status.message().find("rank 1 (host-"), std::string::npos) << status.message();
       EXPECT_NE(status.message().find("out of memory"), std::string::npos) << status.message();

@@ -158,7 +158,7 @@ class UnderAttack : public testing::TestWithParam<Setting> {
                 victims.addresses[static_cast<size_t>(c.rank)] = c.engine.open_fabric()->address();
                 ASSERT_TRUE(work.gather(300));  // every pair of ranks has exchanged messages
                 if (c.rank == 0) {
-                  RankInfo first = decode(c.store.get({"rank_info/0"}, "none").value()[0]).value();
+                  RankInfo first = decode(c.store.written["rank_info/0"]).value();
                   victims.key = first.key;
                   victims.message_key = message_key(first.drawn, first.key);
                 }

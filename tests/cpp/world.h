@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -65,6 +66,17 @@ class MemoryStore : public Store {
     auto entry = entries_.find(key);
     return entry != entries_.end() && entry->second.set;
   }
+  void remove(const std::string& key) override {
+    std::lock_guard lock(mutex_);
+    entries_[key].set = false;
+    entries_[key].value.clear();
+  }
+  size_t keys() {
+    std::lock_guard lock(mutex_);
+    size_t count = 0;
+    for (const auto& [key, entry] : entries_) count += entry.set ? 1 : 0;
+    return count;
+  }
 
  private:
   struct Waiter {
@@ -87,11 +99,13 @@ class CountingStore : public Store {
   CountingStore(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     ++sets;
+    written[key] = value;
     return store_.set(prefix_ + key, value);
   }
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
                                                 const std::string& stop) override {
     ++gets;
+    for (const auto& key : keys) values += written.contains(key) ? 0 : 1;
     std::vector<std::string> names;
     for (const auto& key : keys) names.push_back(prefix_ + key);
     return store_.get(names, prefix_ + stop);
@@ -100,7 +114,10 @@ class CountingStore : public Store {
     ++looks;
     return store_.has(prefix_ + key);
   }
+  void remove(const std::string& key) override { store_.remove(prefix_ + key); }
   int sets = 0, gets = 0, looks = 0;
+  int values = 0;                                       // asked for, but its own
+  std::map<std::string, std::vector<uint8_t>> written;  // also those that were removed again
 
  private:
   Store& store_;

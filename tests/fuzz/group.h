@@ -52,6 +52,7 @@ class OthersStore : public Store {
     return found;
   }
   bool has(const std::string& key) override { return values_.count(key) > 0; }
+  void remove(const std::string& key) override { values_.erase(key); }
 
  private:
   std::string own_;

@@ -1,7 +1,8 @@
-// What ranks publish in the store: rank information, fabric addresses, contacts and failures.
+// What ranks publish in the store: rank information, tables of them, fabric addresses, contacts and failures.
 #include <cstdlib>
 
 #include "bootstrap/exchange.h"
+#include "bootstrap/rank_table.h"
 #include "input.h"
 #include "liveness/contact.h"
 
@@ -17,6 +18,7 @@ class OneValue : public smddp::Store {
     return std::vector<std::vector<uint8_t>>(keys.size(), value_);
   }
   bool has(const std::string&) override { return true; }
+  void remove(const std::string&) override {}
 
  private:
   std::vector<uint8_t> value_;
@@ -37,6 +39,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     auto again = decode_fabric(encode(fabric.value()));
     if (!again.ok() || encode(again.value()) != encode(fabric.value())) std::abort();
   }
+  if (auto table = unpack_table(blob); table.ok()) {
+    auto again = unpack_table(pack_table(table.value()));
+    if (!again.ok() || again.value() != table.value()) std::abort();
+  }
+  if (auto leader = decode_leader(blob); leader.ok()) {
+    auto again = decode_leader(encode(leader.value()));
+    if (!again.ok() || encode(again.value()) != encode(leader.value())) std::abort();
+  }
+  (void)decode_handed(blob);
   if (auto contact = liveness::unpack(blob); contact.ok()) (void)contact.value().text();
   OneValue store(blob);
   if (published_failure(store).ok()) std::abort();

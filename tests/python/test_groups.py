@@ -272,3 +272,19 @@ def outside(ctx: Context) -> None:
 
 def test_a_rank_outside_the_group_does_nothing(worlds: Pool) -> None:
     worlds("AAB").run(outside)
+
+
+def of_many_ranks(ctx: Context) -> None:
+    everyone = list(range(ctx.size))
+    for collective in COLLECTIVES:
+        case = Case(collective, "base", torch.float32, (777,))
+        cases.check(ctx, case, dist.group.WORLD, everyone)
+    for group, ranks in make_groups(ctx, [everyone[1:], everyone[3:11]]):
+        cases.check(ctx, Case("all_gather", "base", torch.float32, (777,)), group, ranks)
+        dist.destroy_process_group(group)
+
+
+@pytest.mark.slow
+def test_more_ranks_than_read_what_each_has_published(worlds: Pool) -> None:
+    """Above 32 ranks, rank 0 and the first rank of each host hand on what the ranks are."""
+    worlds("AB" * 12 + "CD" * 5).run(of_many_ranks)

@@ -40,5 +40,7 @@ def test_ranks_restart_over_one_store_in_other_numbers() -> None:
         for process, output in zip(job, outputs, strict=True):
             assert process.returncode == 0, output
             assert f"sum {sum(range(size))}" in output
+    # What ranks publish of themselves is removed again.
+    assert not [key for key in store.list_keys() if "rank_info" in key]
     contacts = [key for key in store.list_keys() if key.endswith("smddp-report/contact/0")]
     assert len(set(contacts)) == 3  # no report reads what a rank before has left

@@ -1,0 +1,250 @@
+#include "group/info_exchange.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <numeric>
+
+#include "bootstrap/pause.h"
+#include "common/clock.h"
+#include "common/siphash.h"
+#include "topology/topology.h"
+
+namespace smddp {
+namespace {
+
+constexpr const char* kInfo = "rank_info";
+constexpr const char* kFabric = "fabric";
+constexpr const char* kJoined = "joined";
+constexpr const char* kAllJoined = "all_joined";
+// Stores limit the bytes of a value: torch's TCPStore takes 8 MiB.
+constexpr size_t kRanksPerPart = 4096;
+// How often a waiting rank looks whether the store still answers, at the most.
+constexpr uint64_t kStoreLookNs = 200'000'000;
+
+std::string part_key(const std::string& topic, size_t part) {
+  return topic + "/table/" + std::to_string(part);
+}
+std::string handed_key(const std::string& topic, Rank leader) {
+  return topic + "/handed/" + std::to_string(leader);
+}
+std::string host_key(const std::string& host) {
+  char digest[17];
+  std::snprintf(digest, sizeof digest, "%016llx",
+                static_cast<unsigned long long>(siphash::hash({}, host.data(), host.size())));
+  return std::string("host/") + digest;
+}
+
+std::vector<Rank> first_ranks(int ranks) {
+  std::vector<Rank> all(static_cast<size_t>(ranks));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+size_t parts_of(size_t ranks) { return (ranks + kRanksPerPart - 1) / kRanksPerPart; }
+
+// The more ranks, the more look at one store.
+std::chrono::milliseconds longest_pause_of(int ranks) {
+  return std::max(std::chrono::milliseconds(50), std::chrono::milliseconds(ranks / 4));
+}
+
+template <class T>
+Result<std::vector<T>> decode_all(const std::vector<Blob>& blobs,
+                                  Result<T> (*decode_one)(const Blob&)) {
+  std::vector<T> all;
+  for (const Blob& blob : blobs) {
+    auto decoded = decode_one(blob);
+    if (!decoded) return decoded.status();
+    all.push_back(std::move(decoded.value()));
+  }
+  return all;
+}
+
+}  // namespace
+
+Status InfoExchange::set(const std::string& key, const Blob& value) {
+  published_.push_back(key);
+  return store_.set(key, value);
+}
+
+Status InfoExchange::publish(const RankInfo& mine) {
+  host_ = mine.host;
+  return set(key_of(kInfo, rank_), encode(mine));
+}
+
+Status InfoExchange::publish(const FabricAddress& mine) {
+  return set(key_of(kFabric, rank_), encode(mine));
+}
+
+Result<std::vector<RankInfo>> InfoExchange::infos() {
+  auto blobs = exchange(kInfo, first_ranks(ranks_));
+  if (!blobs) return blobs.status();
+  return decode_all<RankInfo>(blobs.value(), decode);
+}
+
+Result<std::vector<FabricAddress>> InfoExchange::fabrics(const std::vector<Rank>& of) {
+  auto blobs = exchange(kFabric, of);
+  if (!blobs) return blobs.status();
+  return decode_all<FabricAddress>(blobs.value(), decode_fabric);
+}
+
+Result<InfoExchange::Blobs> InfoExchange::exchange(const std::string& topic,
+                                                   const std::vector<Rank>& from) {
+  if (few()) return collect(store_, topic, from);
+  if (rank_ != 0 && leader_.rank < 0) {
+    if (Status found = find_leader(from); !found) return found;
+  }
+  if (rank_ != 0 && leader_.rank != rank_) return take_handed(topic, from);
+  auto blobs = rank_ == 0 ? gather(topic, from) : read_table(topic, from);
+  if (!blobs) return blobs;
+  if (Status handed = hand_on(topic, blobs.value()); !handed) return handed;
+  return blobs;
+}
+
+// Rank 0 reads the blobs and publishes them as a table.
+Result<InfoExchange::Blobs> InfoExchange::gather(const std::string& topic,
+                                                 const std::vector<Rank>& from) {
+  auto blobs = collect(store_, topic, from);
+  if (!blobs) return blobs;
+  if (leader_.rank < 0) {
+    if (Status told = publish_leaders(blobs.value()); !told) return told;
+  }
+  for (size_t part = 0; part < parts_of(from.size()); ++part) {
+    auto first = blobs.value().begin() + static_cast<std::ptrdiff_t>(part * kRanksPerPart);
+    auto left = blobs.value().end() - first;
+    Blobs some(first, first + std::min(left, static_cast<std::ptrdiff_t>(kRanksPerPart)));
+    if (Status out = set(part_key(topic, part), pack_table(some)); !out) return out;
+  }
+  return blobs;
+}
+
+Status InfoExchange::publish_leaders(const Blobs& infos) {
+  auto decoded = decode_all<RankInfo>(infos, decode);
+  if (!decoded) return decoded.status();
+  std::vector<std::string> hosts;
+  for (const RankInfo& info : decoded.value()) hosts.push_back(info.host);
+  Topology topology(hosts);
+  for (int node = 0; node < topology.nodes(); ++node) {
+    const std::vector<Rank>& here = topology.node(node);
+    HostLeader leader{here[0], static_cast<int32_t>(here.size()),
+                      std::move(decoded.value()[static_cast<size_t>(here[0])])};
+    if (node == 0) {
+      leader_ = std::move(leader);  // this rank
+    } else if (Status out = set(host_key(hosts[static_cast<size_t>(here[0])]), encode(leader));
+               !out) {
+      return out;
+    }
+  }
+  return {};
+}
+
+// Rank 0 is the first rank of its host, so the ranks of that host need not wait to be told.
+Status InfoExchange::find_leader(const std::vector<Rank>& all) {
+  auto first = await(key_of(kInfo, 0), 0, kInfo, all);
+  if (!first) return first.status();
+  auto info = decode(first.value());
+  if (!info) return info.status();
+  if (info.value().host == host_) {
+    leader_ = {0, 0, std::move(info.value())};
+    return {};
+  }
+  auto told = await(host_key(host_), 0, kInfo, all);
+  if (!told) return told.status();
+  auto leader = decode_leader(told.value());
+  if (!leader) return leader.status();
+  if (leader.value().info.host != host_)
+    return Status(Code::kInternal, "two hosts, \"" + host_ + "\" and \"" +
+                                       leader.value().info.host +
+                                       "\", have one digest; give one another SMDDP_HOST_ID");
+  leader_ = std::move(leader.value());
+  return {};
+}
+
+Result<InfoExchange::Blobs> InfoExchange::read_table(const std::string& topic,
+                                                     const std::vector<Rank>& from) {
+  Blobs all;
+  for (size_t part = 0; part < parts_of(from.size()); ++part) {
+    auto table = await(part_key(topic, part), 0, topic, from);
+    if (!table) return table.status();
+    auto some = unpack_table(table.value());
+    if (!some) return some;
+    std::move(some.value().begin(), some.value().end(), std::back_inserter(all));
+  }
+  if (all.size() != from.size()) return Status(Code::kInternal, "a table of ranks lacks some");
+  return all;
+}
+
+// The segment lives as long as this object: until all ranks of the host have joined.
+Status InfoExchange::hand_on(const std::string& topic, const Blobs& blobs) {
+  if (leader_.ranks == 1) return {};
+  Blob table = pack_table(blobs);
+  auto shared = intranode::create_shared("smddp-rank-table", table.size());
+  if (!shared) return shared.status();
+  std::memcpy(shared.value().mapping.address(), table.data(), table.size());
+  handed_.push_back(std::move(shared.value()));
+  return set(handed_key(topic, rank_), encode(HandedTable{handed_.back().fd.get(), table.size()}));
+}
+
+Result<InfoExchange::Blobs> InfoExchange::take_handed(const std::string& topic,
+                                                      const std::vector<Rank>& from) {
+  auto told = await(handed_key(topic, leader_.rank), leader_.rank, topic, from);
+  if (!told) return told.status();
+  auto handed = decode_handed(told.value());
+  if (!handed) return handed.status();
+  if (Status alive = look_at(leader_.rank); !alive) return alive;
+  auto mapping =
+      intranode::map_shared(leader_.info.pid, handed.value().fd, "the first rank of this host");
+  if (!mapping) return mapping.status();
+  size_t bytes = std::min<size_t>(handed.value().bytes, mapping.value().size());
+  const auto* at = static_cast<const uint8_t*>(mapping.value().address());
+  auto blobs = unpack_table(Blob(at, at + bytes));
+  if (blobs && blobs.value().size() != from.size())
+    return Status(Code::kInternal, "a table of ranks lacks some");
+  return blobs;
+}
+
+Status InfoExchange::look_at(Rank by) {
+  return by == leader_.rank && by != rank_ ? look_(by, leader_.info) : Status();
+}
+
+// By looks with pauses between them, as Store::get() looks at no process.
+Result<Blob> InfoExchange::await(const std::string& key, Rank by, const std::string& topic,
+                                 const std::vector<Rank>& from) {
+  const uint64_t until = now_ns() + options_.timeout_ns;
+  const auto longest = longest_pause_of(ranks_);
+  const auto every = std::max<uint64_t>(kStoreLookNs, std::chrono::nanoseconds(longest).count());
+  uint64_t next = now_ns() + every;
+  Pause pause(longest);
+  while (!store_.has(key)) {
+    if (Status failure = published_failure(store_); !failure) return failure;
+    if (Status alive = look_at(by); !alive) return alive;
+    if (now_ns() >= until) {
+      std::vector<Rank> late = missing(store_, topic, from);
+      return did_not_join(late.empty() ? std::vector<Rank>{by} : late);
+    }
+    if (now_ns() >= next) {  // has() hides that a store has died
+      auto own = collect(store_, kInfo, {rank_});
+      if (!own) return own.status();
+      next = now_ns() + every;
+    }
+    pause.sleep();
+  }
+  auto values = store_.get({key}, "");
+  if (!values) return values.status();
+  return std::move(values.value()[0]);
+}
+
+Status InfoExchange::publish_joined() { return store_.set(key_of(kJoined, rank_), {1}); }
+
+Status InfoExchange::await_joined(const std::vector<Rank>& first_of_hosts) {
+  if (!few() && rank_ != 0) return await(kAllJoined, 0, kJoined, first_of_hosts).status();
+  Status joined = collect(store_, kJoined, first_of_hosts).status();
+  return joined.ok() && !few() ? store_.set(kAllJoined, {1}) : joined;
+}
+
+void InfoExchange::forget() {
+  for (const std::string& key : published_) store_.remove(key);
+  published_.clear();
+}
+
+}  // namespace smddp

@@ -1,0 +1,79 @@
+// How the ranks of a group learn what each of them is, through the store.
+//
+// In a group of few ranks every rank reads what each rank has published: one round. In a larger one that would
+// be the square of the ranks. There rank 0 reads it and publishes one table of all ranks and, for each host, who
+// its first rank is. The first rank of each host reads the table and hands it to the other ranks of its host in
+// a shared segment. So the store serves a few small values per rank, and the table once per host.
+//
+// A rank that waits for another one of its host also looks whether that one lives. Knows no engine and no
+// topology but for who is first on its host. GroupBuilder and the simulator's count of a start-up call it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "bootstrap/exchange.h"
+#include "bootstrap/rank_table.h"
+#include "bootstrap/store.h"
+#include "common/types.h"
+#include "intranode/shared.h"
+
+namespace smddp {
+
+class InfoExchange {
+ public:
+  struct Options {
+    uint64_t timeout_ns;
+    int few_ranks;  // a group of at most so many
+  };
+  // An error if the rank, which is `info` and of this host, has ended.
+  using Look = std::function<Status(Rank, const RankInfo&)>;
+
+  InfoExchange(Store& store, Rank rank, int ranks, const Options& options, Look look)
+      : store_(store), rank_(rank), ranks_(ranks), options_(options), look_(std::move(look)) {}
+
+  // Each waits for the ranks that it reads of; the errors are those of collect(). publish() comes first.
+  Status publish(const RankInfo& mine);
+  Result<std::vector<RankInfo>> infos();
+  // After infos(). All ranks name the same ranks.
+  Status publish(const FabricAddress& mine);
+  Result<std::vector<FabricAddress>> fabrics(const std::vector<Rank>& of);
+  // The first rank of each host says that its host has joined; every rank waits for all hosts.
+  Status publish_joined();
+  Status await_joined(const std::vector<Rank>& first_of_hosts);
+  // Whether ranks of this host may still read what they know of all ranks from this one.
+  bool hands_on() const { return !handed_.empty(); }
+  // Removes what this rank has published. Called once all hosts have joined: no rank reads it any more.
+  void forget();
+
+ private:
+  using Blobs = std::vector<Blob>;
+
+  bool few() const { return ranks_ <= options_.few_ranks; }
+  Status set(const std::string& key, const Blob& value);
+  // The blobs that the ranks `from` have published under `topic`, in this order.
+  Result<Blobs> exchange(const std::string& topic, const std::vector<Rank>& from);
+  Result<Blobs> gather(const std::string& topic, const std::vector<Rank>& from);
+  Status publish_leaders(const Blobs& infos);
+  Status find_leader(const std::vector<Rank>& all);
+  Result<Blobs> read_table(const std::string& topic, const std::vector<Rank>& from);
+  Status hand_on(const std::string& topic, const Blobs& blobs);
+  Result<Blobs> take_handed(const std::string& topic, const std::vector<Rank>& from);
+  // The value of `key`, which rank `by` publishes once all of `from` have published `topic`.
+  Result<Blob> await(const std::string& key, Rank by, const std::string& topic,
+                     const std::vector<Rank>& from);
+  Status look_at(Rank by);
+
+  Store& store_;
+  const Rank rank_;
+  const int ranks_;
+  const Options options_;
+  const Look look_;
+  std::string host_;  // identity of this rank's
+  HostLeader leader_;
+  std::vector<std::string> published_;  // keys to remove
+  std::vector<intranode::Shared> handed_;
+};
+
+}  // namespace smddp
