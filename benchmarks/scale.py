@@ -3,6 +3,7 @@
     python benchmarks/scale.py --out runs/scale                # simulate, write the page
     python benchmarks/scale.py --out runs/scale --real-runs    # after real runs (root)
     python benchmarks/scale.py --out runs/scale --tables-only  # from what is there
+    python benchmarks/scale.py --out runs/scale --start-up-only  # counts the start-up again
 
 The figures of a simulation are those of its second call. The real runs are those of
 collectives.py between emulated hosts, and are simulated as well, on a network of their rate.
@@ -94,6 +95,16 @@ def simulate_all(layouts: Sequence[Layout]) -> Iterator[dict[str, Any]]:
         yield simulate(layout.hosts, layout.ranks_per_host, *options)
 
 
+def count_start_ups(sweep: Sequence[dict[str, Any]]) -> None:
+    """Put what the store serves in a start-up into the answers that are there already."""
+    for answer in sweep:
+        print(f"counting {layout_text(answer)}", flush=True)
+        options = ("--view", answer["view"], "--start-up-only", "1")
+        counted = simulate(answer["hosts"], answer["ranks_per_host"], *options)
+        names = [name for name in counted if "store_" in name] + ["rank_info_bytes"]
+        answer.update({name: counted[name] for name in names})
+
+
 def run_real(out: Path) -> None:
     for hosts, ranks_per_host, rate in REAL:
         csv = out / f"real-{hosts}x{ranks_per_host}.csv"
@@ -145,23 +156,24 @@ def ranks_of(answer: dict[str, Any]) -> int:
 
 
 def start_up(answers: Sequence[dict[str, Any]]) -> str:
-    """Every rank reads what every rank has published."""
     lines = []
     for answer in answers:
-        ranks, info = ranks_of(answer), answer["rank_info_bytes"]
         memory = answer["group_bytes_per_rank"]
         lines.append(
             [
-                f"{ranks:,}",
-                layout_text(answer),
-                f"{info}",
-                f"{ranks * ranks:,}",
-                bytes_text(float(ranks * ranks * info)),
+                f"{ranks_of(answer):,}",
+                layout_text(answer).removesuffix(", a rail"),
+                f"{answer['rank_info_bytes']}",
+                f"{answer['store_values']:,}",
+                bytes_text(float(answer["store_bytes"])),
+                f"{answer['most_store_values']:,}",
+                f"{answer['store_keys_left']:,}",
                 "" if answer["view"] == "rail" else bytes_text(memory),
             ]
         )
     head = ("ranks", "hosts x ranks", "bytes that a rank publishes", "values that the store serves")
-    return table((*head, "their bytes", "memory of the group per rank"), lines)
+    head += ("their bytes", "most values to one rank", "keys that stay")
+    return table((*head, "memory of the group per rank"), lines)
 
 
 def calls(answers: Sequence[dict[str, Any]]) -> str:
@@ -262,6 +274,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the raw data")
     parser.add_argument("--real-runs", action="store_true", help="measure first (needs root)")
     parser.add_argument("--tables-only", action="store_true", help="simulate nothing")
+    parser.add_argument("--start-up-only", action="store_true", help="simulate no collective")
     parser.add_argument("--page", choices=["-"], help="print the page and write no file")
     parser.add_argument("--most-ranks", type=int, default=4096, help="leave out larger layouts")
     args = parser.parse_args()
@@ -271,7 +284,11 @@ def main() -> int:
     rows = [row for csv in sorted(args.out.glob("real-*.csv")) for row in csv_rows.read(Row, csv)]
     rows.sort(key=lambda row: (row.hosts * row.ranks_per_host, row.bytes))
     raw = args.out / "simulated.json"
-    if not args.tables_only:
+    if args.start_up_only:
+        data = json.loads(raw.read_text())
+        count_start_ups(data["sweep"])
+        raw.write_text(json.dumps(data, indent=1) + "\n")
+    elif not args.tables_only:
         layouts = [layout for layout in LAYOUTS if layout.ranks <= args.most_ranks]
         data = {"sweep": list(simulate_all(layouts)), "real": simulate_real(rows)}
         raw.write_text(json.dumps(data, indent=1) + "\n")

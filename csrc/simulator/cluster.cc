@@ -58,6 +58,7 @@ Status Cluster::set_up(const fabric::simulated::Model& model) {
     making.push_back(std::move(begun.value()));
     ranks_.emplace_back().engine = std::move(engine.value());
   }
+  rank_info_ = infos[0];
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     network_->enter(static_cast<Process>(rank));
     if (Status joined = making[rank]->join(infos); !joined) return joined;

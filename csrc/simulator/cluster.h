@@ -57,6 +57,7 @@ class Cluster {
   Group& group(Rank rank) { return *ranks_[static_cast<size_t>(rank)].group; }
   // Of what a rank publishes when the group is made (bootstrap/exchange.h), as the mean of all ranks.
   size_t rank_info_bytes() const { return rank_info_bytes_ / ranks_.size(); }
+  const RankInfo& rank_info() const { return rank_info_; }  // of rank 0
 
   // Every rank calls its operation now, and all are waited for. The error of the first rank that has one;
   // kTimeout if nothing moves any more.
@@ -84,6 +85,7 @@ class Cluster {
   fabric::Library library_;
   std::vector<SimulatedRank> ranks_;
   size_t rank_info_bytes_ = 0;  // of all ranks
+  RankInfo rank_info_;
 };
 
 }  // namespace smddp::simulator

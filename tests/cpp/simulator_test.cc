@@ -1,5 +1,6 @@
 // The simulator: real engines and groups over a network in virtual time.
 #include "simulator/cluster.h"
+#include "simulator/start_up.h"
 
 #include <cmath>
 #include <numeric>
@@ -140,6 +141,33 @@ TEST(Simulator, AnAllToAllTakesTheTimeOfItsBytes) {
   EXPECT_GE(outcome.value().seconds, bound);
   EXPECT_LE(outcome.value().seconds, 1.5 * bound);
   EXPECT_NEAR(outcome.value().most_bytes_out, bytes, 0.02 * bytes);
+}
+
+RankInfo a_rank_info() {
+  RankInfo info;
+  info.fabric = {FabricAddress::State::kOpen, std::vector<uint8_t>(80, 7), ""};
+  return info;
+}
+
+// Not with the square of the ranks: a few small values per rank, and the table of all ranks once per host.
+TEST(StartUp, WhatTheStoreServesGrowsWithTheHosts) {
+  for (auto [hosts, ranks_per_host] : {std::pair(8, 8), {64, 8}, {8, 64}, {64, 1}}) {
+    auto traffic = count_start_up(hosts, ranks_per_host, a_rank_info());
+    ASSERT_TRUE(traffic.ok()) << traffic.status().message();
+    auto ranks = static_cast<uint64_t>(hosts * ranks_per_host), of_hosts = uint64_t(hosts);
+    uint64_t info = encode(a_rank_info()).size() + 2 * std::string("host-00").size();
+    EXPECT_LE(traffic.value().values, 5 * ranks + 2 * of_hosts);
+    EXPECT_LE(traffic.value().most_values, ranks + of_hosts);
+    EXPECT_LE(traffic.value().bytes, of_hosts * ranks * info + 4 * ranks * info);
+    EXPECT_LE(traffic.value().keys_left, of_hosts + 1);
+  }
+}
+
+TEST(StartUp, InASmallGroupEachRankReadsAValuePerRankAndHost) {
+  auto traffic = count_start_up(2, 4, a_rank_info());
+  ASSERT_TRUE(traffic.ok()) << traffic.status().message();
+  EXPECT_EQ(traffic.value().values, 8u * (8 + 2));
+  EXPECT_EQ(traffic.value().sets, 8u + 2);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "simulator/cluster.h"
+#include "simulator/start_up.h"
 
 namespace smddp::simulator {
 namespace {
@@ -24,14 +25,15 @@ constexpr const char* kUsage =
     "         [--bytes N[,N...]]\n"
     "         [--algorithm auto|direct|log|joint] [--assume LATENCY_US,MESSAGE_US,GB/s] [--ordered "
     "1]\n"
-    "         [--calls N] [--view all|rail]\n"
+    "         [--calls N] [--view all|rail] [--start-up-only 1]\n"
     "  --gbit      of one NIC, in each direction (default 100)\n"
     "  --bytes     of the whole output of an AllGather, or of a rank's input of another "
     "collective\n"
     "  --assume    the network that the selector believes in (default: the one that is simulated)\n"
     "  --calls     the figures are those of the last one (default 2: the first call meets the "
     "peers)\n"
-    "  --view      rail: one rank of each host, with its share of the NICs and of the bytes\n";
+    "  --view      rail: one rank of each host, with its share of the NICs and of the bytes\n"
+    "  --start-up-only  1: no collective\n";
 
 struct Settings {
   Layout layout{2, 1};
@@ -42,6 +44,7 @@ struct Settings {
   std::string assumed;
   int calls = 2;
   bool rail = false;
+  bool start_up_only = false;
 };
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -117,6 +120,8 @@ void set(Settings& settings, const std::string& name, const std::string& value) 
   } else if (name == "--view") {
     if (value != "all" && value != "rail") refuse("--view may be all or rail");
     settings.rail = value == "rail";
+  } else if (name == "--start-up-only") {
+    settings.start_up_only = number(name, value, 0) != 0;
   } else {
     refuse("unknown option " + name);
   }
@@ -242,6 +247,22 @@ void print(const Outcome& outcome, const Operation& operation, size_t bytes, dou
       static_cast<unsigned long long>(outcome.idle_looks), memory, outcome.real_seconds);
 }
 
+void print(const StoreTraffic& traffic) {
+  std::printf(
+      "\"store_sets\": %llu, \"store_values\": %llu, \"store_bytes\": %llu, "
+      "\"most_store_values\": %llu, \"store_keys_left\": %llu, ",
+      static_cast<unsigned long long>(traffic.sets),
+      static_cast<unsigned long long>(traffic.values),
+      static_cast<unsigned long long>(traffic.bytes),
+      static_cast<unsigned long long>(traffic.most_values),
+      static_cast<unsigned long long>(traffic.keys_left));
+}
+
+[[noreturn]] void give_up(const Status& why) {
+  std::fprintf(stderr, "smddp_simulate: %s\n", why.message().c_str());
+  std::exit(1);
+}
+
 int simulate(const Settings& asked) {
   Settings settings = asked.rail ? one_rail(asked) : asked;
   if (settings.assumed.empty()) {
@@ -254,20 +275,23 @@ int simulate(const Settings& asked) {
   ::setenv("SMDDP_FABRIC_CURVE", settings.assumed.c_str(), 1);
   size_t before = resident_bytes();
   auto cluster = Cluster::create(settings.model, settings.layout);
-  if (!cluster) {
-    std::fprintf(stderr, "smddp_simulate: %s\n", cluster.status().message().c_str());
-    return 1;
-  }
+  if (!cluster) give_up(cluster.status());
   auto ranks = static_cast<size_t>(settings.layout.ranks());
   size_t made = resident_bytes() - before;
+  auto traffic =
+      count_start_up(asked.layout.hosts, asked.layout.ranks_per_host, cluster.value()->rank_info());
+  if (!traffic) give_up(traffic.status());
   std::printf(
       "{\"hosts\": %d, \"ranks_per_host\": %d, \"view\": \"%s\", \"nics\": %d, "
       "\"gbit\": %.9g, \"latency_us\": %.9g, \"message_us\": %.9g, \"assumed\": \"%s\", "
-      "\"rank_info_bytes\": %zu, \"group_bytes_per_rank\": %zu, \"results\": [",
+      "\"rank_info_bytes\": %zu, \"group_bytes_per_rank\": %zu, ",
       asked.layout.hosts, asked.layout.ranks_per_host, asked.rail ? "rail" : "all",
       asked.model.nics, asked.model.bytes_per_ns * 8, asked.model.latency_ns / 1e3,
       asked.model.message_ns / 1e3, settings.assumed.c_str(), cluster.value()->rank_info_bytes(),
       made / ranks);
+  print(traffic.value());
+  std::printf("\"results\": [");
+  if (asked.start_up_only) settings.bytes.clear();
   Tuning tuning;
   tuning.algorithm = settings.algorithm;
   for (size_t i = 0; i < settings.bytes.size(); ++i) {
@@ -279,10 +303,7 @@ int simulate(const Settings& asked) {
     for (int call = 0; call < settings.calls; ++call) {
       last = operations(settings.collective, bytes, settings.layout.ranks(), all, other);
       auto run = cluster.value()->run(last, tuning);
-      if (!run) {
-        std::fprintf(stderr, "smddp_simulate: %s\n", run.status().message().c_str());
-        return 1;
-      }
+      if (!run) give_up(run.status());
       outcome = run.value();
     }
     std::printf("%s\n  ", i > 0 ? "," : "");
