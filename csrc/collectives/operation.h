@@ -32,6 +32,7 @@ class Operation : public Task {
   size_t element_size = 1;  // bytes; differs from size_of(dtype) only for kBytes
   uint32_t tensors = 1;
   uint64_t digest = 0;  // over the tensors' sizes
+  uint8_t options = 0;  // of its signature, beside those that follow from the plan
   // AllGather: `input` is one block, `output` one per rank. ReduceScatter: the other way round.
   // AllReduce: equal parts, one per rank, of the input and of the output. Broadcast: as AllGather, with
   // no input, as the root's bytes are in its output; Reduce: as ReduceScatter. All-to-all, gather and

@@ -3,7 +3,10 @@
 namespace smddp {
 
 std::string describe(const Signature& s) {
-  std::string text = name_of(s.collective);
+  Collective called = (s.options & kOfReduceScatter) != 0 ? Collective::kReduceScatter
+                      : (s.options & kOfAllReduce) != 0   ? Collective::kAllReduce
+                                                          : s.collective;
+  std::string text = name_of(called);
   text += "(" + std::to_string(s.bytes) + (pairwise(s.collective) ? " bytes" : " bytes in all");
   if (s.segments > 1) text += " in " + std::to_string(s.segments) + " tensors";
   if (s.dtype != Dtype::kBytes) text += std::string(", ") + name_of(s.dtype);
@@ -12,6 +15,7 @@ std::string describe(const Signature& s) {
   if ((s.options & kLogPattern) != 0) text += ", logarithmic pattern";
   if ((s.options & kJointPattern) != 0) text += ", joint pattern";
   if ((s.options & kSumsOnCpu) != 0) text += ", summed by the CPU";
+  if (called != s.collective) text += ", summed by devices";
   if (s.fragment_bytes > 0)
     text += ", " + std::to_string(s.fragment_bytes) + " of each rank at a time";
   text += ", shapes " + std::to_string(s.digest % 1000000) + ")";

@@ -21,6 +21,8 @@ inline constexpr uint8_t kPartialsInFp32 = 1;  // partial sums travel in fp32
 inline constexpr uint8_t kLogPattern = 2;      // the logarithmic pattern between hosts
 inline constexpr uint8_t kSumsOnCpu = 4;       // sums of a device's tensors
 inline constexpr uint8_t kJointPattern = 8;    // one message per pair of hosts
+// Parts of these collectives, of which devices compute the sums.
+inline constexpr uint8_t kOfReduceScatter = 16, kOfAllReduce = 32;
 
 struct Signature {
   Collective collective = Collective::kBarrier;

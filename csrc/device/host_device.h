@@ -39,6 +39,9 @@ class HostDevice final : public Device {
   void set_gate(Gate gate) { gate_ = std::move(gate); }
   // As a process's limit of open files: so many allocations can be exported at a time. Freed ones make room.
   void set_most_exported(size_t most) { most_exported_ = most; }
+  // A device whose build has no kernels.
+  void set_kernels(bool any) { kernels_ = any; }
+  size_t sums() const { return sums_; }  // that were submitted
   // What torch.cuda.graph does: from begin_recording() to end_recording() the stream's commands, and those of
   // streams that join it, go into a graph; launch() runs them.
   using Graph = std::shared_ptr<const std::vector<HostCommand>>;
@@ -61,6 +64,7 @@ class HostDevice final : public Device {
   Status synchronize(Stream stream) override;
   Result<bool> capturing(Stream stream) override;
   Status copy(Stream stream, void* to, const void* from, size_t bytes) override;
+  bool can_reduce() const override { return kernels_; }
   Status reduce(Stream stream, const kernels::Reduction& reduction) override;
   Status flags(Stream stream, std::span<const FlagStep> steps) override;
   Status call(Stream stream, void (*function)(void*), void* argument) override;
@@ -87,6 +91,8 @@ class HostDevice final : public Device {
   std::chrono::microseconds duration_{0};
   Gate gate_;
   size_t most_exported_ = SIZE_MAX;
+  bool kernels_ = true;
+  std::atomic<size_t> sums_{0};
 };
 
 }  // namespace smddp::device

@@ -109,18 +109,7 @@ Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
   auto capturing = device_.capturing(callers);
   if (!capturing) return capturing.status();
   op.captured_ = capturing.value();
-  if (op.exchange) {
-    if (op.captured_) {
-      return {
-          Code::kInvalid,
-          "a collective that goes through the CPU can't be recorded in a CUDA graph: one between "
-          "hosts, or a sum with reduce_on \"cpu\"; call it outside of the graph"};
-    }
-    PinnedPipeline* pipeline = links_->pipelines.of(op);
-    if (pipeline == nullptr)
-      return {Code::kInternal, "an operation needs a pipeline between ranks that was not opened"};
-    if (Status room = pipeline->reserve(*op.exchange); !room) return room;
-  }
+  if (Status room = links_->pipelines.reserve(op, op.captured_); !room) return room;
   op.group_ = shared_from_this();
   op.started_ns_ = now_ns();
   if (Status called = op.begin(device_, callers); !called) return called;
@@ -181,7 +170,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     lock.lock();
     // Peers may have submitted what this rank has not. An operation that is refused as invalid is refused
     // by all ranks of this host, but other hosts may have submitted it.
-    if (!started && (started.code() != Code::kInvalid || op->exchange)) give_up(started);
+    if (!started && (started.code() != Code::kInvalid || pipeline != nullptr)) give_up(started);
     submitting_ = false;
     op->outcome_ = started;
     op->began_ = started.ok();

@@ -71,6 +71,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   const Topology& topology() const { return links_->topology; }  // of all ranks
   // True if NICs read and write this device's memory in an AllGather along the rails.
   bool by_nic() const { return links_->by_nic; }
+  bool kernels() const { return links_->kernels; }  // all ranks' devices can sum
 
  private:
   DeviceGroup(Engine& engine, device::Device& device, device::Stream main, uint64_t limit_ns,

@@ -22,7 +22,8 @@ struct Joining {
   int32_t usable;
   int32_t pid;
   int32_t flags;
-  int32_t by_nic;  // NICs can read and write its device's memory
+  int32_t by_nic;   // NICs can read and write its device's memory
+  int32_t kernels;  // its device can sum
   char reason[500];
 };
 
@@ -136,11 +137,15 @@ Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
   bool several = cpu_group.topology().nodes() > 1;
   Joining mine = joining(usable, -1);
   mine.by_nic = several && usable && reached_by_nic(engine, *device) ? 1 : 0;
+  mine.kernels = usable && device->can_reduce() ? 1 : 0;
   auto all = agree(engine, cpu_group, mine);
   if (!all) return all.status();
   std::unique_ptr<DeviceLinks> links(new DeviceLinks(engine, cpu_group, *device));
-  links->by_nic = std::all_of(all.value().begin(), all.value().end(),
-                              [](const Joining& each) { return each.by_nic != 0; });
+  links->by_nic = links->kernels = true;
+  for (const Joining& each : all.value()) {
+    links->by_nic &= each.by_nic != 0;
+    links->kernels &= each.kernels != 0;
+  }
   Status opened = several ? links->open_hosts(cpu_group, store, limit_ns) : Status();
   if (opened || links->own_group)
     opened = links->join_host(*imports, main, sums, std::move(opened));

@@ -32,7 +32,9 @@ class DeviceLinks {
   std::unique_ptr<Group> own_group;  // of this host's ranks, if it is a part of the whole one
   Group* host_group;                 // of this host's ranks
   PipelineSet pipelines;
-  bool by_nic = false;  // NICs read and write the device's memory; equal on all ranks
+  // Equal on all ranks: whether NICs read and write each rank's device's memory, and whether each device has
+  // kernels.
+  bool by_nic = false, kernels = false;
 
  private:
   DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device);

@@ -94,9 +94,9 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
   if (!all) return all.status();
   return device.together([&]() -> Status {
     intranode::CopyEngine::Between between;
-    if (exchange) {
+    if (!exchanges.empty()) {
       between = [&](const std::function<Status()>& prepared) -> Status {
-        auto outcome = pipeline->submit(main, *exchange, prepared);
+        auto outcome = pipeline->submit(main, exchanges, prepared);
         if (outcome) exchange_outcome_ = std::move(outcome.value());
         return outcome.status();
       };

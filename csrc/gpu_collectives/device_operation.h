@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "collectives/operation.h"
@@ -29,8 +28,8 @@ class DeviceOperation : public Operation {
   std::vector<Extent> offered;  // what the peers of this host read; equal sizes on all ranks
   intranode::CopyEngine::Plan plan;
   // What goes through pinned memory, after the plan's sums and before its moves: among the ranks of this
-  // rank's rail, or among all ranks (`among_all`).
-  std::optional<PinnedPipeline::Exchange> exchange;
+  // rank's rail, or among all ranks (`among_all`). One exchange after the other.
+  std::vector<PinnedPipeline::Exchange> exchanges;
   bool among_all = false;
   uint64_t limit_ns = 0;  // deadline of the whole, counted from the call; 0: the group's
 
@@ -53,7 +52,7 @@ class DeviceOperation : public Operation {
   // What the ranks of the host offer, once that AllGather is over. An error if a rank called another
   // collective, or refuses: the same refusal on all ranks is kInvalid.
   Result<std::vector<intranode::Offer>> offers(const HostPeers& peers) const;
-  // Submits all of it to `main`, and its exchange to `pipeline`. Blocks while a stream is full.
+  // Submits all of it to `main`, and its exchanges to `pipeline`. Blocks while a stream is full.
   Status launch(device::Device& device, device::Stream main, DeviceLinks& links,
                 PinnedPipeline* pipeline);
   void on_done() override;

@@ -24,18 +24,45 @@ struct Node {
   }
 };
 
+// Of several hosts. What the ranks of one rail do then is what all ranks do.
+bool one_rank_per_host(const Topology& topology) {
+  return topology.nodes() > 1 && topology.nodes() == topology.ranks();
+}
+
 PinnedPipeline::Exchange exchange_of(const DeviceOperation& op, const DevicePlace& place) {
   PinnedPipeline::Exchange exchange;
   exchange.collective = op.what.collective;
   exchange.dtype = op.what.dtype;
   exchange.reduce_op = op.what.reduce_op;
   exchange.divisor = place.topology.ranks();
+  exchange.thread_blocks = op.plan.blocks;
   if (op.what.dtype != Dtype::kBytes) exchange.element_size = size_of(op.what.dtype);
   exchange.tensors = op.what.segments;
   exchange.digest = op.what.digest;
   exchange.timeout_ns = op.limit_ns;
   exchange.tuning = place.tuning;
   return exchange;
+}
+
+// Makes it a ReduceScatter that the device sums, as a part of an operation that `option` tells.
+void sum_on_device(PinnedPipeline::Exchange& exchange, uint8_t option) {
+  exchange.collective = Collective::kReduceScatter;
+  exchange.sums_on_device = true;
+  exchange.options = option;
+}
+
+// Makes two exchanges of the operation's one, an AllReduce in place: the sums of this rank's block, then a gather
+// of all ranks' sums.
+void sum_then_gather(DeviceOperation& op, Blocks own) {
+  PinnedPipeline::Exchange gather = op.exchanges.front();
+  sum_on_device(op.exchanges.front(), kOfAllReduce);
+  op.exchanges.front().in = own;
+  gather.collective = Collective::kAllGather;
+  gather.dtype = Dtype::kBytes;
+  gather.reduce_op = ReduceOp::kNone;
+  gather.options = kOfAllReduce;
+  gather.out = std::move(own);
+  op.exchanges.push_back(std::move(gather));
 }
 
 // The sums inside the host are partial sums: the division comes after the sum over hosts.
@@ -86,8 +113,15 @@ std::vector<size_t> ends_of_parts(size_t bytes, size_t nodes) {
 
 }  // namespace
 
+bool device_sums_hosts(const DevicePlace& place) {
+  auto hosts = static_cast<size_t>(place.topology.nodes());
+  return one_rank_per_host(place.topology) && place.kernels && !place.sums_on_cpu &&
+         hosts <= kernels::kMostSources;
+}
+
 DeviceWay device_way(const DevicePlace& place, bool sums) {
   const Topology& topology = place.topology;
+  if (one_rank_per_host(topology)) return DeviceWay::kRails;  // of all ranks
   if (sums && place.sums_on_cpu) return DeviceWay::kAll;
   if (topology.nodes() == 1) return DeviceWay::kHost;
   if (!pattern::equal_nodes(topology)) return DeviceWay::kAll;
@@ -100,6 +134,7 @@ const char* name_of_way(const DevicePlace& place, bool sums) {
     case DeviceWay::kHost:
       return sums ? "gpu-kernel" : "copy-engine";
     case DeviceWay::kRails:
+      if (sums && device_sums_hosts(place)) return "pinned + fabric + gpu-kernel";
       if (place.by_nic && !sums) return alone ? "hmem + fabric" : "copy-engine + hmem + fabric";
       return alone ? "pinned + fabric" : sums ? "gpu-kernel + fabric" : "copy-engine + fabric";
     case DeviceWay::kAll:
@@ -122,9 +157,9 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
     }
     return;
   }
-  op.exchange = exchange_of(op, place);
+  PinnedPipeline::Exchange& exchange = op.exchanges.emplace_back(exchange_of(op, place));
   op.among_all = way == DeviceWay::kAll;
-  op.exchange->out = one_block(inputs);
+  exchange.out = one_block(inputs);
   std::vector<size_t> others;  // the ranks of the exchange
   for (int n = 0; n < here.nodes() && !op.among_all; ++n)
     others.push_back(here.at(n, here.index()));
@@ -132,17 +167,17 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
   for (size_t r : others) {
     for (size_t m = 0; m < inputs.size(); ++m) {
       Extent e = block(m, r);
-      if (r == static_cast<size_t>(place.rank)) op.exchange->copies.push_back({e, inputs[m]});
-      op.exchange->in.add(e.address, e.bytes);
+      if (r == static_cast<size_t>(place.rank)) exchange.copies.push_back({e, inputs[m]});
+      exchange.in.add(e.address, e.bytes);
     }
-    op.exchange->in.end_block();
+    exchange.in.end_block();
   }
   if (op.among_all || here.ranks() == 1) return;
   // The peers of the host read what this rank received along the rail.
   size_t nodes = others.size();
-  std::vector<size_t> ends = ends_of_parts(op.exchange->out.largest(), nodes);
+  std::vector<size_t> ends = ends_of_parts(exchange.out.largest(), nodes);
   op.plan.parts = ends.size();
-  op.exchange->part_ends.assign(ends.begin(), ends.end() - 1);
+  exchange.part_ends.assign(ends.begin(), ends.end() - 1);
   size_t begin = 0;  // of the tensor's bytes in a rank's block
   for (size_t m = 0; m < inputs.size(); begin += inputs[m].bytes, ++m) {
     for (size_t n = 0; n < nodes; ++n) op.offered.push_back(block(m, others[n]));
@@ -176,10 +211,11 @@ void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Ext
     }
     return;
   }
-  op.exchange = exchange_of(op, place);
+  PinnedPipeline::Exchange& exchange = op.exchanges.emplace_back(exchange_of(op, place));
   op.among_all = way == DeviceWay::kAll;
-  op.exchange->in = one_block(outputs);
-  Blocks& out = op.exchange->out;
+  exchange.in = one_block(outputs);
+  if (device_sums_hosts(place)) sum_on_device(exchange, kOfReduceScatter);
+  Blocks& out = exchange.out;
   if (op.among_all) {
     for (size_t r = 0; r < ranks; ++r) {
       for (size_t m = 0; m < outputs.size(); ++m) out.add(block(m, r).address, block(m, r).bytes);
@@ -211,13 +247,15 @@ void plan_reduce(DeviceOperation& op, const DevicePlace& place,
   size_t element = size_of(op.what.dtype);
   DeviceWay way = device_way(place, true);
   if (way != DeviceWay::kHost) {
-    op.exchange = exchange_of(op, place);
+    op.exchanges.push_back(exchange_of(op, place));
     op.among_all = way == DeviceWay::kAll;
   }
   if (op.among_all || (way == DeviceWay::kRails && here.ranks() == 1)) {
-    op.exchange->out =
-        blocks_of(tensors, element, op.among_all ? place.topology.ranks() : here.nodes());
-    op.exchange->in = op.exchange->out;
+    PinnedPipeline::Exchange& all = op.exchanges.front();
+    all.out = blocks_of(tensors, element, op.among_all ? place.topology.ranks() : here.nodes());
+    all.in = all.out;
+    if (device_sums_hosts(place))
+      sum_then_gather(op, one_block(part_of(tensors, element, here.nodes(), here.node())));
     return;
   }
   op.offered = tensors;
@@ -235,9 +273,10 @@ void plan_reduce(DeviceOperation& op, const DevicePlace& place,
   }
   if (way == DeviceWay::kHost) return;
   leave_the_average(op);
-  op.exchange->out =
+  PinnedPipeline::Exchange& rail = op.exchanges.front();
+  rail.out =
       blocks_of(part_of(tensors, element, here.ranks(), here.index()), element, here.nodes());
-  op.exchange->in = op.exchange->out;
+  rail.in = rail.out;
 }
 
 }  // namespace smddp

@@ -5,8 +5,9 @@
 // Between hosts with equally many ranks, as on the CPU (docs/gpu.md), data leaves a host along the rails, to
 // the rank with the same local index on each other host. An AllGather first gathers along the rail, then
 // inside the host. A ReduceScatter first sums inside the host, then along the rail. An AllReduce sums its part
-// inside the host, then along the rail, and gathers inside the host. If hosts have unequal numbers of ranks,
-// if the CPU does the sums, or if partial sums travel in fp32, everything goes through pinned memory, among
+// inside the host, then along the rail, and gathers inside the host. If each host has one rank, the ranks exchange
+// their blocks and each device sums its own; an AllReduce then gathers the sums. If hosts have unequal numbers of
+// ranks, if the CPU does the sums, or if partial sums travel in fp32, everything goes through pinned memory, among
 // all ranks.
 #pragma once
 
@@ -21,12 +22,16 @@ struct DevicePlace {
   const Topology& topology;
   Rank rank;
   bool sums_on_cpu = false;
-  bool by_nic = false;  // as the group says
+  bool by_nic = false;   // as the group says
+  bool kernels = false;  // as the group says
   Tuning tuning;
 };
 
 enum class DeviceWay { kHost, kRails, kAll };
 DeviceWay device_way(const DevicePlace& place, bool sums);
+// Whether the device sums what comes from other hosts: each host has one rank, kernels exist, and one can sum so
+// many blocks at once, so that nothing is rounded before the last.
+bool device_sums_hosts(const DevicePlace& place);
 // The path's name in the statistics.
 const char* name_of_way(const DevicePlace& place, bool sums);
 

@@ -1,7 +1,5 @@
 #include "gpu_collectives/pinned_pipeline.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -35,91 +33,10 @@ fabric::MemoryOwner owner_of(const device::Device& device) {
   return {fabric::MemoryOwner::Kind::kCuda, ordinal};
 }
 
-// The memory of the chunks in flight: a page of the flags that streams set, pinned and mapped on the device,
-// then the buffers (or they lie on the device). The flags that the host sets lie where the device wants them.
-class PinnedPipeline::Ring {
- public:
-  static Result<std::shared_ptr<Ring>> create(device::Device& device, size_t buffer_bytes,
-                                              bool on_device) {
-    auto ring = std::make_shared<Ring>(device, buffer_bytes, on_device);
-    // Shared memory, so that a fork() does not replace the pinned pages by copies.
-    void* at =
-        mmap(nullptr, ring->bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) {
-      return Status(Code::kUnavailable,
-                    "no memory for " + std::to_string(ring->bytes()) + " bytes of pinned buffers");
-    }
-    ring->host_ = static_cast<std::byte*>(at);
-    auto mapped = device.map_host(at, ring->bytes());
-    if (!mapped) return mapped.status();
-    ring->device_address_ = static_cast<std::byte*>(mapped.value());
-    if (on_device) {
-      auto buffers = device.allocate(ring->all_buffers());
-      if (!buffers) return buffers.status();
-      ring->on_device_ = static_cast<std::byte*>(buffers.value());
-    }
-    auto arrived = device.create_flags();
-    if (!arrived) return arrived.status();
-    ring->arrived_ = std::move(arrived.value());
-    for (device::Event& event : ring->copied_in_) {
-      auto made = device.create_event();
-      if (!made) return made.status();
-      event = made.value();
-    }
-    return ring;
-  }
-  Ring(device::Device& device, size_t buffer_bytes, bool on_device)
-      : device_(device), buffer_bytes_(buffer_bytes), pinned_(!on_device) {}
-  Ring(const Ring&) = delete;
-  Ring& operator=(const Ring&) = delete;
-  ~Ring() {
-    for (device::Event event : copied_in_) {
-      if (event != nullptr) device_.destroy_event(event);
-    }
-    if (on_device_ != nullptr) device_.free(on_device_);
-    if (device_address_ != nullptr) device_.unmap_host(host_);
-    if (host_ != nullptr) munmap(host_, bytes());
-  }
-
-  size_t buffer_bytes() const { return buffer_bytes_; }
-  size_t all_buffers() const { return kBuffers * buffer_bytes_; }
-  // The address for collectives of the CPU, and the address for streams.
-  std::byte* buffer(size_t i) const {
-    return (pinned_ ? host_ + kPage : on_device_) + i * buffer_bytes_;
-  }
-  std::byte* buffer_on_device(size_t i) const {
-    return (pinned_ ? device_address_ + kPage : on_device_) + i * buffer_bytes_;
-  }
-  device::Event copied_in(size_t i) const { return copied_in_[i]; }
-
-  uint32_t* filled_on_device(size_t i) const { return &flags(device_address_)[i].filled; }
-  uint32_t* arrived_on_device(size_t i) const { return arrived_->on_device(i); }
-  uint32_t filled(size_t i) const {
-    return std::atomic_ref(flags(host_)[i].filled).load(std::memory_order_acquire);
-  }
-  // Ordered after everything that the collective wrote into the buffer.
-  void set_arrived(size_t i, uint32_t number) const { arrived_->set(i, number); }
-
- private:
-  struct Flags {
-    alignas(64) uint32_t filled;
-  };
-  static_assert(sizeof(Flags) * kBuffers <= kPage);
-  static Flags* flags(std::byte* at) { return reinterpret_cast<Flags*>(at); }
-  size_t bytes() const { return kPage + (pinned_ ? all_buffers() : 0); }
-
-  device::Device& device_;
-  const size_t buffer_bytes_;
-  const bool pinned_;
-  std::byte *host_ = nullptr, *device_address_ = nullptr, *on_device_ = nullptr;
-  std::unique_ptr<device::HostFlags> arrived_;
-  device::Event copied_in_[kBuffers] = {};
-};
-
 // The CPU's collective on one chunk.
 class PinnedPipeline::Chunk final : public Operation {
  public:
-  std::shared_ptr<Ring> ring;
+  std::shared_ptr<PinnedRing> ring;
   std::shared_ptr<Outcome> outcome, pipelines;
   Tuning tuning;
   size_t buffer = 0;
@@ -204,18 +121,53 @@ size_t PinnedPipeline::slot_bytes(const Exchange& exchange) const {
   return std::min(most, align_up(largest, kGrain));
 }
 
+// Which slot of a buffer holds a rank's block before the chunk's collective, and which after it. Collectives of
+// the CPU work in place. What another rank sends cannot overwrite what goes to it, so blocks that the device
+// sums have slots of their own: first those that the other ranks get, then what they send.
+class PinnedPipeline::Slots {
+ public:
+  Slots(const Exchange& exchange, Rank me, int ranks)
+      : sums_(exchange.sums_on_device),
+        gathers_(exchange.collective == Collective::kAllGather),
+        scatters_(exchange.collective == Collective::kReduceScatter),
+        me_(me),
+        ranks_(ranks) {}
+
+  size_t count() const { return static_cast<size_t>(sums_ ? 2 * (ranks_ - 1) : ranks_); }
+  size_t before(Rank r) const { return static_cast<size_t>(sums_ && r > me_ ? r - 1 : r); }
+  size_t after(Rank r) const { return before(r) + static_cast<size_t>(sums_ ? ranks_ - 1 : 0); }
+  // Whether the rank's block is copied out of the device, and in from the buffer to its place.
+  bool goes_out(Rank r) const { return gathers_ ? r == me_ : !sums_ || r != me_; }
+  bool comes_in(Rank r) const { return !sums_ && (gathers_ ? r != me_ : !scatters_ || r == me_); }
+  // The block of the exchange that goes into the rank's slot, and that comes out of it.
+  Rank out_block(Rank r) const { return gathers_ ? 0 : r; }
+  Rank in_block(Rank r) const { return scatters_ ? 0 : r; }
+  // Whether the chunk's collective has a block of this rank as input, and as output; it may have no bytes.
+  bool is_input(Rank r) const { return !gathers_ || r == me_; }
+  bool is_output(Rank r) const { return sums_ || !scatters_ || r == me_; }
+
+ private:
+  const bool sums_, gathers_, scatters_;
+  const Rank me_;
+  const int ranks_;
+};
+
 Status PinnedPipeline::reserve(const Exchange& exchange) {
-  size_t wanted =
-      std::bit_ceil(std::max(kLeastRing, slot_bytes(exchange) * static_cast<size_t>(ranks())));
+  Slots slots(exchange, rank(), ranks());
+  size_t slot = slot_bytes(exchange);
+  size_t wanted = std::bit_ceil(std::max(kLeastRing, slot * slots.count()));
+  if (exchange.sums_on_device) {
+    if (Status room = reserve_received(slot * static_cast<size_t>(ranks() - 1)); !room) return room;
+  }
   bool on_device = stays(exchange);
   auto& rings = rings_[on_device];
   {
     std::lock_guard lock(mutex_);
     if (!rings.empty() && rings.back()->buffer_bytes() >= wanted) return {};
   }
-  auto made = Ring::create(device_, wanted, on_device);
+  auto made = PinnedRing::create(device_, wanted, on_device);
   if (!made) return made.status();
-  const std::shared_ptr<Ring>& ring = made.value();
+  const std::shared_ptr<PinnedRing>& ring = made.value();
   if (on_device) {
     Engine::Lock lock = engine_.lock();
     Status lent = engine_.network().lend(ring->buffer(0), ring->all_buffers(), owner_of(device_));
@@ -223,6 +175,18 @@ Status PinnedPipeline::reserve(const Exchange& exchange) {
   }
   std::lock_guard lock(mutex_);
   rings.push_back(ring);
+  return {};
+}
+
+Status PinnedPipeline::reserve_received(size_t bytes) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!received_.empty() && received_.back()->bytes() >= bytes) return {};
+  }
+  auto made = ReceivedBlocks::create(device_, std::bit_ceil(std::max(kLeastRing, bytes)));
+  if (!made) return made.status();
+  std::lock_guard lock(mutex_);
+  received_.push_back(std::move(made.value()));
   return {};
 }
 
@@ -238,56 +202,13 @@ Status PinnedPipeline::copy(device::Stream stream, const Blocks& blocks, Rank bl
 }
 
 Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
-    device::Stream main, const Exchange& exchange, const std::function<Status()>& arrived) {
+    device::Stream main, const std::vector<Exchange>& exchanges,
+    const std::function<Status()>& arrived) {
   auto outcome = std::make_shared<Outcome>();
-  size_t largest = std::max(exchange.out.largest(), exchange.in.largest());
-  for (const Exchange::Copy& c : exchange.copies) {
-    if (c.to.address == c.from.address || c.to.bytes == 0) continue;
-    Status copied = device_.copy(main, c.to.address, c.from.address, c.to.bytes);
-    if (!copied) return copied;
-  }
-  if (largest == 0) {
-    Status after = arrived();
-    if (!after) return after;
-    return std::shared_ptr<const Outcome>(outcome);
-  }
-  std::shared_ptr<Ring> ring = newest_ring(exchange);
-  size_t slot = slot_bytes(exchange);
-  Rank me = rank();
-  bool gathers = exchange.collective == Collective::kAllGather;
-  bool scatters = exchange.collective == Collective::kReduceScatter;
-  const std::vector<size_t>& part_ends = exchange.part_ends;
-  Status s = device_.record(begin_, main);
-  for (device::Stream stream : {out_, in_}) {
-    if (s) s = device_.wait(stream, begin_);
-  }
-  size_t announced = 0;
-  for (size_t begin = 0; begin < largest && s; begin += slot) {
-    size_t buffer = chunks_ % kBuffers;
-    std::shared_ptr<Chunk> next = chunk(exchange, ring, buffer, begin, slot);
-    next->outcome = outcome;
-    next->chunk_number = ++chunks_;
-    enqueue(next);
-    std::byte* pinned = ring->buffer_on_device(buffer);
-    s = device_.wait(out_, ring->copied_in(buffer));
-    for (Rank r = 0; r < ranks() && s; ++r) {
-      std::byte* at = pinned + static_cast<size_t>(r) * slot;
-      if (!gathers) s = copy(out_, exchange.out, r, begin, slot, at, true);
-      if (gathers && r == me) s = copy(out_, exchange.out, 0, begin, slot, at, true);
-    }
-    if (s) s = device_.write_flag(out_, ring->filled_on_device(buffer), next->chunk_number);
-    if (s) s = device_.wait_flag(in_, ring->arrived_on_device(buffer), next->chunk_number);
-    for (Rank r = 0; r < ranks() && s; ++r) {
-      std::byte* at = pinned + static_cast<size_t>(r) * slot;
-      if (scatters && r == me) s = copy(in_, exchange.in, 0, begin, slot, at, false);
-      if (!scatters && !(gathers && r == me)) s = copy(in_, exchange.in, r, begin, slot, at, false);
-    }
-    if (s) s = device_.record(ring->copied_in(buffer), in_);
-    bool last = begin + slot >= largest;
-    for (; s && announced < part_ends.size() && (last || begin + slot >= part_ends[announced]);
-         ++announced)
-      s = announce(main, arrived);
-    if (s && last) s = announce(main, arrived);
+  Status s;
+  for (const Exchange& exchange : exchanges) {
+    bool last = &exchange == &exchanges.back();
+    if (s) s = submit(main, exchange, outcome, last ? arrived : [] { return Status(); });
   }
   if (!s) {
     outcome_->fail(s);
@@ -296,15 +217,102 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
   return std::shared_ptr<const Outcome>(outcome);
 }
 
+Status PinnedPipeline::submit(device::Stream main, const Exchange& exchange,
+                              const std::shared_ptr<Outcome>& outcome,
+                              const std::function<Status()>& arrived) {
+  size_t largest = std::max(exchange.out.largest(), exchange.in.largest());
+  for (const Exchange::Copy& c : exchange.copies) {
+    if (c.to.address == c.from.address || c.to.bytes == 0) continue;
+    Status copied = device_.copy(main, c.to.address, c.from.address, c.to.bytes);
+    if (!copied) return copied;
+  }
+  if (largest == 0) return arrived();
+  std::shared_ptr<PinnedRing> ring = newest_ring(exchange);
+  size_t slot = slot_bytes(exchange);
+  const std::vector<size_t>& part_ends = exchange.part_ends;
+  Status s = device_.record(begin_, main);
+  for (device::Stream stream : {out_, in_}) {
+    if (s) s = device_.wait(stream, begin_);
+  }
+  size_t announced = 0;
+  for (size_t begin = 0; begin < largest && s; begin += slot) {
+    Cut cut{ring, chunks_ % PinnedRing::kBuffers, chunks_ + 1, begin, slot};
+    ++chunks_;
+    std::shared_ptr<Chunk> next = chunk(exchange, cut);
+    next->outcome = outcome;
+    enqueue(next);
+    s = submit(main, exchange, cut);
+    bool last = begin + slot >= largest;
+    for (; s && announced < part_ends.size() && (last || begin + slot >= part_ends[announced]);
+         ++announced)
+      s = announce(main, arrived);
+    if (s && last) s = announce(main, arrived);
+  }
+  return s;
+}
+
+ReceivedBlocks::Part PinnedPipeline::received_part(const Exchange& exchange, const Cut& cut) const {
+  ReceivedBlocks::Part part;
+  part.buffer = cut.buffer;
+  part.bytes = exchange.in.bytes(0, cut.begin, cut.slot);
+  part.others = static_cast<size_t>(ranks() - 1);
+  part.distance = cut.slot;
+  part.own_position = static_cast<size_t>(rank());
+  part.own = exchange.out.slice(rank(), cut.begin, cut.slot);
+  part.to = exchange.in.slice(0, cut.begin, cut.slot);
+  return part;
+}
+
+// The chunk is known to run().
+Status PinnedPipeline::submit(device::Stream main, const Exchange& exchange, const Cut& cut) {
+  Slots slots(exchange, rank(), ranks());
+  const auto& [ring, buffer, number, begin, slot] = cut;
+  std::byte* pinned = ring->buffer_on_device(buffer);
+  Status s = device_.wait(out_, ring->copied_in(buffer));
+  for (Rank r = 0; r < ranks() && s; ++r) {
+    if (slots.goes_out(r))
+      s = copy(out_, exchange.out, slots.out_block(r), begin, slot, pinned + slots.before(r) * slot,
+               true);
+  }
+  if (s) s = device_.write_flag(out_, ring->filled_on_device(buffer), number);
+  if (s) s = device_.wait_flag(in_, ring->arrived_on_device(buffer), number);
+  for (Rank r = 0; r < ranks() && s; ++r) {
+    if (slots.comes_in(r))
+      s = copy(in_, exchange.in, slots.in_block(r), begin, slot, pinned + slots.after(r) * slot,
+               false);
+  }
+  if (!exchange.sums_on_device) return s ? device_.record(ring->copied_in(buffer), in_) : s;
+  ReceivedBlocks::Part part = received_part(exchange, cut);
+  const ReceivedBlocks& received = newest_received();
+  if (s) s = received.copy_in(in_, part, pinned + part.others * slot);
+  if (s) s = device_.record(ring->copied_in(buffer), in_);
+  if (s) s = device_.wait(main, ring->copied_in(buffer));
+  return s ? received.sum(main, part, exchange.reduction()) : s;
+}
+
 Status PinnedPipeline::announce(device::Stream main, const std::function<Status()>& arrived) {
   Status s = device_.record(end_, in_);
   if (s) s = device_.wait(main, end_);
   return s ? arrived() : s;
 }
 
-std::shared_ptr<PinnedPipeline::Ring> PinnedPipeline::newest_ring(const Exchange& exchange) {
+kernels::Reduction PinnedPipeline::Exchange::reduction() const {
+  kernels::Reduction how;
+  how.dtype = dtype;
+  how.op = reduce_op;
+  how.divisor = reduce_op == ReduceOp::kAvg ? divisor : 1;
+  how.blocks = thread_blocks;
+  return how;
+}
+
+std::shared_ptr<PinnedRing> PinnedPipeline::newest_ring(const Exchange& exchange) {
   std::lock_guard lock(mutex_);
   return rings_[stays(exchange)].back();
+}
+
+const ReceivedBlocks& PinnedPipeline::newest_received() {
+  std::lock_guard lock(mutex_);
+  return *received_.back();
 }
 
 void PinnedPipeline::enqueue(const std::shared_ptr<Chunk>& chunk) {
@@ -315,43 +323,37 @@ void PinnedPipeline::enqueue(const std::shared_ptr<Chunk>& chunk) {
   changed_.notify_all();
 }
 
-// The slots lie one after the other, one per rank, so the collective works in place.
 std::shared_ptr<PinnedPipeline::Chunk> PinnedPipeline::chunk(const Exchange& exchange,
-                                                             const std::shared_ptr<Ring>& ring,
-                                                             size_t buffer, size_t begin,
-                                                             size_t slot) const {
+                                                             const Cut& cut) const {
+  const auto& [ring, buffer, number, begin, slot] = cut;
   auto made = std::make_shared<Chunk>();
   made->ring = ring;
   made->pipelines = outcome_;
   made->buffer = buffer;
+  made->chunk_number = number;
   made->tuning = exchange.tuning;
   made->on_device = stays(exchange);
   // The logarithmic pattern sends several shards as one run, which needs a copy.
   if (made->on_device) made->tuning.algorithm = Algorithm::kDirect;
-  made->collective = exchange.collective;
+  made->collective = exchange.sums_on_device ? Collective::kAllToAll : exchange.collective;
   made->dtype = exchange.dtype;
   made->reduce_op = exchange.reduce_op;
   made->divisor = exchange.divisor;
   made->element_size = exchange.element_size;
   made->tensors = exchange.tensors;
   made->digest = exchange.digest + begin;
+  made->options = exchange.options;
   made->timeout_ns = exchange.timeout_ns == 0 ? 0 : exchange.timeout_ns + grace_ns_;
-  auto add = [&](Blocks& to, const Blocks& from, Rank block, Rank at) {
-    size_t all = from.bytes(block);
-    to.add(ring->buffer(buffer) + static_cast<size_t>(at) * slot,
-           std::min(slot, std::max(all, begin) - begin));
+  Slots slots(exchange, rank(), ranks());
+  auto add = [&](Blocks& to, const Blocks& from, Rank block, size_t at, bool any) {
+    to.add(cut.ring->buffer(cut.buffer) + at * cut.slot,
+           any ? from.bytes(block, cut.begin, cut.slot) : 0);
     to.end_block();
   };
-  Rank me = rank();
-  if (exchange.collective == Collective::kAllGather) {
-    add(made->input, exchange.out, 0, me);
-  } else {
-    for (Rank r = 0; r < ranks(); ++r) add(made->input, exchange.out, r, r);
-  }
-  if (exchange.collective == Collective::kReduceScatter) {
-    add(made->output, exchange.in, 0, me);
-  } else {
-    for (Rank r = 0; r < ranks(); ++r) add(made->output, exchange.in, r, r);
+  for (Rank r = 0; r < ranks(); ++r) {
+    bool any = !exchange.sums_on_device || r != rank();  // the own block stays on the device
+    if (slots.is_input(r)) add(made->input, exchange.out, slots.out_block(r), slots.before(r), any);
+    if (slots.is_output(r)) add(made->output, exchange.in, slots.in_block(r), slots.after(r), any);
   }
   return made;
 }
@@ -400,7 +402,7 @@ void PinnedPipeline::abort(const std::string& reason) {
   std::lock_guard lock(mutex_);
   for (const auto& rings : rings_) {
     for (const auto& ring : rings) {
-      for (size_t i = 0; i < kBuffers; ++i) ring->set_arrived(i, ring->filled(i));
+      for (size_t i = 0; i < PinnedRing::kBuffers; ++i) ring->set_arrived(i, ring->filled(i));
     }
   }
 }

@@ -4,6 +4,10 @@
 // If NICs read and write the device's memory, the chunks of an AllGather stay on the device, and nothing is
 // copied to the host.
 //
+// The device may do the sums of a ReduceScatter: then the collective of the CPU is an all-to-all of the blocks,
+// and once a chunk's blocks have been copied in to memory of the device, a kernel on the stream `main` sums them
+// with the own block, while the next chunk's are copied in.
+//
 // All copies of an operation are submitted by one call, and nothing after that calls the device: streams and
 // host signal each other by flags that both see. A stream takes about a thousand commands, and a thread that
 // submits to a full one blocks until the stream goes on. So a chunk is known to this class's thread before its
@@ -29,6 +33,8 @@
 #include "common/condition_variable.h"
 #include "common/exceptions.h"
 #include "device/device.h"
+#include "gpu_collectives/pinned_ring.h"
+#include "gpu_collectives/received_blocks.h"
 #include "group/group.h"
 
 namespace smddp {
@@ -49,6 +55,12 @@ class PinnedPipeline {
     size_t element_size = 1;
     uint32_t tensors = 1;
     uint64_t digest = 0;  // must be equal on all ranks; else all raise
+    // Of the signature. An exchange that is a part of a collective says so here.
+    uint8_t options = 0;
+    // A ReduceScatter whose sums the device does, by a kernel of at most `thread_blocks`. `in` has the extents'
+    // sizes of this rank's block of `out`.
+    bool sums_on_device = false;
+    int thread_blocks = 1;
     uint64_t timeout_ns = 0;
     Tuning tuning;
     Blocks out, in;
@@ -60,6 +72,8 @@ class PinnedPipeline {
       Extent to, from;
     };
     std::vector<Copy> copies;
+
+    kernels::Reduction reduction() const;  // without sources
   };
   // The first failure of an exchange. It is known before any stream goes on.
   class Outcome {
@@ -94,11 +108,12 @@ class PinnedPipeline {
 
   // Makes room for such an exchange. May wait for the device, while submit() does not.
   Status reserve(const Exchange& exchange);
-  // Submits the exchange to the device, after what the stream `main` holds; `main` waits for it. All ranks
-  // submit their exchanges in the same order. Blocks while a stream is full. Called by one thread at a time.
-  // Calls `arrived` for each part, in their order, once `main` waits for the part; what that submits to `main`
-  // does not hold up the other parts.
-  Result<std::shared_ptr<const Outcome>> submit(device::Stream main, const Exchange& exchange,
+  // Submits the exchanges to the device, one after the other, after what the stream `main` holds; `main` waits for
+  // them. All ranks submit their exchanges in the same order. Blocks while a stream is full. Called by one thread
+  // at a time. Calls `arrived` for each part of the last exchange, in their order, once `main` waits for the part;
+  // what that submits to `main` does not hold up the other parts.
+  Result<std::shared_ptr<const Outcome>> submit(device::Stream main,
+                                                const std::vector<Exchange>& exchanges,
                                                 const std::function<Status()>& arrived);
 
   // Not ok: why the pipeline is broken. Streams are released all the same.
@@ -113,9 +128,15 @@ class PinnedPipeline {
   bool awaits_copy_out();
 
  private:
-  static constexpr size_t kBuffers = 4;
-  class Ring;
   class Chunk;
+  class Slots;
+  // One chunk: bytes [begin, begin + slot) of each block, in a buffer of the ring.
+  struct Cut {
+    std::shared_ptr<PinnedRing> ring;
+    size_t buffer;
+    uint32_t number;
+    size_t begin, slot;
+  };
 
   PinnedPipeline(Engine& engine, std::unique_ptr<Group> ranks, device::Device& device,
                  uint64_t grace_ns, bool by_nic)
@@ -127,16 +148,21 @@ class PinnedPipeline {
   Status open();
   // Whether the chunks of the exchange stay on the device.
   bool stays(const Exchange& exchange) const {
-    return by_nic_ && exchange.collective == Collective::kAllGather;
+    return by_nic_ && exchange.collective == Collective::kAllGather && exchange.options == 0;
   }
   size_t slot_bytes(const Exchange& exchange) const;
   Status copy(device::Stream stream, const Blocks& blocks, Rank block, size_t begin, size_t bytes,
               std::byte* pinned, bool out);
-  std::shared_ptr<Chunk> chunk(const Exchange& exchange, const std::shared_ptr<Ring>& ring,
-                               size_t buffer, size_t begin, size_t slot) const;
+  Status reserve_received(size_t bytes);
+  Status submit(device::Stream main, const Exchange& exchange,
+                const std::shared_ptr<Outcome>& outcome, const std::function<Status()>& arrived);
+  Status submit(device::Stream main, const Exchange& exchange, const Cut& cut);
+  std::shared_ptr<Chunk> chunk(const Exchange& exchange, const Cut& cut) const;
+  ReceivedBlocks::Part received_part(const Exchange& exchange, const Cut& cut) const;
   // `main` waits for what has been copied in up to now; then arrived().
   Status announce(device::Stream main, const std::function<Status()>& arrived);
-  std::shared_ptr<Ring> newest_ring(const Exchange& exchange);
+  std::shared_ptr<PinnedRing> newest_ring(const Exchange& exchange);
+  const ReceivedBlocks& newest_received();
   void enqueue(const std::shared_ptr<Chunk>& chunk);
   void run();
 
@@ -154,8 +180,9 @@ class PinnedPipeline {
   std::condition_variable changed_;
   // In host memory [0] and on the device [1]. The last ring is in use; each is twice as large as the one
   // before.
-  std::vector<std::shared_ptr<Ring>> rings_[2];
-  uint32_t chunks_ = 0;                       // used by the thread that submits
+  std::vector<std::shared_ptr<PinnedRing>> rings_[2];
+  std::vector<std::unique_ptr<ReceivedBlocks>> received_;  // as the rings
+  uint32_t chunks_ = 0;                                    // used by the thread that submits
   std::deque<std::shared_ptr<Chunk>> queue_;  // being submitted to the device, not yet to `ranks_`
   bool stop_ = false;
   std::thread thread_;

@@ -15,6 +15,22 @@ void PipelineSet::take(PipelineSet& other) {
   all_ = std::move(other.all_);
 }
 
+Status PipelineSet::reserve(const DeviceOperation& op, bool recorded) const {
+  if (op.exchanges.empty()) return {};
+  if (recorded) {
+    return {Code::kInvalid,
+            "a collective that goes through the CPU can't be recorded in a CUDA graph: one between "
+            "hosts, or a sum with reduce_on \"cpu\"; call it outside of the graph"};
+  }
+  PinnedPipeline* pipeline = of(op);
+  if (pipeline == nullptr)
+    return {Code::kInternal, "an operation needs a pipeline between ranks that was not opened"};
+  for (const PinnedPipeline::Exchange& exchange : op.exchanges) {
+    if (Status room = pipeline->reserve(exchange); !room) return room;
+  }
+  return {};
+}
+
 void PipelineSet::set_limit(uint64_t limit_ns) {
   if (rail_) rail_->set_limit(limit_ns);
   if (all_) all_->set_limit(limit_ns);

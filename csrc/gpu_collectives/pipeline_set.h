@@ -19,10 +19,12 @@ class PipelineSet {
   // Takes the other's pipelines.
   void take(PipelineSet& other);
 
-  // The one that carries the operation's exchange; nullptr if it has none, or if that is not open.
+  // The one that carries the operation's exchanges; nullptr if it has none, or if that is not open.
   PinnedPipeline* of(const DeviceOperation& op) const {
-    return !op.exchange ? nullptr : op.among_all ? all_.get() : rail_.get();
+    return op.exchanges.empty() ? nullptr : op.among_all ? all_.get() : rail_.get();
   }
+  // Makes room for the operation's exchanges. `recorded`: the operation is to be recorded in a graph.
+  Status reserve(const DeviceOperation& op, bool recorded) const;
   void set_limit(uint64_t limit_ns);
   Status status() const;  // of the first that is broken
   std::vector<PinnedPipeline*> all() const;

@@ -15,10 +15,10 @@ Result<std::unique_ptr<CopyEngine>> CopyEngine::create(device::Device& device, I
 }
 
 Status CopyEngine::open() {
-  if (static_cast<size_t>(ranks_) > kernels::kMostSources) {
+  if (static_cast<size_t>(ranks_) > kMostRanks) {
     return {Code::kUnavailable, std::to_string(ranks_) +
                                     " ranks on one host; GPU collectives take up to " +
-                                    std::to_string(kernels::kMostSources)};
+                                    std::to_string(kMostRanks)};
   }
   auto shared = create_shared("smddp-flags", kPageBytes);
   if (!shared) return shared.status();

@@ -41,7 +41,8 @@ class CopyEngine {
     std::byte* destination;
     size_t part = 0;
   };
-  static constexpr size_t kMostParts = 4;
+  static constexpr size_t kMostParts = 4, kMostRanks = 32;
+  static_assert(kMostRanks <= kernels::kMostSources);
   struct Plan {
     std::vector<Sum> sums;
     std::vector<Move> moves;
@@ -108,7 +109,7 @@ class CopyEngine {
     struct alignas(64) Word {
       uint32_t value;
     };
-    Word word[kPhases][kernels::kMostSources];
+    Word word[kPhases][kMostRanks];
     Word reached;  // set by the owner's stream, read by the owner's CPU
     // Used only by CPUs, not by streams. 1: the owner gave up, and `reason` is set.
     alignas(64) uint32_t given_up;

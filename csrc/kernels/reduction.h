@@ -8,8 +8,9 @@
 
 namespace smddp::kernels {
 
-// The most sources that one reduction can read: one per rank of a host.
-inline constexpr size_t kMostSources = 32;
+// The most sources that one reduction can read: one per rank of a host, or one per host. A kernel's arguments
+// may take 4 KiB.
+inline constexpr size_t kMostSources = 128;
 
 // destination[i] = op over sources, in their order, divided by `divisor` for floating types. The results
 // are those of reduce() in reduce.h, to the bit, except for NaNs of fp32 and fp64.

@@ -33,6 +33,7 @@ struct Job {
               rank.context.rank,
               on_cpu,
               rank.group && rank.group->by_nic(),
+              rank.group && rank.group->kernels(),
               {}} {}
 
   std::shared_ptr<DeviceOperation> begin(Collective collective, ReduceOp op, size_t count) {

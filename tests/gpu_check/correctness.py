@@ -13,6 +13,7 @@ from gpu_check.step import Run
 from harness import host_device
 from harness.cases import FORMS, MANY, Case
 from harness.worker import Context
+from harness.world import World
 
 # Their outputs are torch's own tensors, which do not lie on a simulated device.
 ON_GPU_ONLY = ("functional", "functional_coalesced")
@@ -43,7 +44,8 @@ def types(run: Run) -> None:
     """Types with all operations, sizes and places; inside a host, and between hosts."""
     large = 300_001 if run.small else 20_000_003
     every = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8]
-    for layout, dtypes in {"AA": every, "AAAA": every[:2], "AABB": every[:2]}.items():
+    some = every[:2]
+    for layout, dtypes in {"AA": every, "AAAA": some, "ABC": some, "AABB": some}.items():
         with world(run, layout) as ranks:
             if layout == "AABB":
                 ranks.run(host_device.round_on_every_host)
@@ -55,22 +57,29 @@ def types(run: Run) -> None:
 
 def misaligned(run: Run) -> None:
     """ZeRO-3's shards begin anywhere: bits first, then what it costs."""
+    with world(run, "AB") as ranks:
+        check_misaligned(run, "AB", ranks)
     with world(run, "AAAA") as ranks:
-        for dtype in (torch.bfloat16, torch.float32):
-            size = dtype.itemsize
-            cases = [
-                replace(Case(collective, dtype=dtype, numels=(numel,)), offset=offset * size)
-                for collective in ("all_gather", "reduce_scatter", "all_reduce")
-                for numel in (1, 9457, 300_001)
-                for offset in (1, 3, 7)
-            ]
-            ranks.run(host_device.check, cases)
-        run.note("calls with equal bits", 2 * len(cases))
+        check_misaligned(run, "AAAA", ranks)
         size = 1 << 20 if run.small else MISALIGNED_BYTES
         for source, target in ((0, 0), (1, 1), (0, 1), (1, 0), (3, 5)):
             seconds = max(ranks.run(timed_sum, size, source, target))
             name = f"ReduceScatter, input {2 * source}, output {2 * target} bytes off"
             run.note(name, f"{seconds * 1e3:.3f} ms")
+
+
+def check_misaligned(run: Run, layout: str, ranks: World) -> None:
+    """Calls on tensors off alignment, with their results compared to the bit."""
+    for dtype in (torch.bfloat16, torch.float32):
+        size = dtype.itemsize
+        cases = [
+            replace(Case(collective, dtype=dtype, numels=(numel,)), offset=offset * size)
+            for collective in ("all_gather", "reduce_scatter", "all_reduce")
+            for numel in (1, 9457, 300_001)
+            for offset in (1, 3, 7)
+        ]
+        ranks.run(host_device.check, cases)
+    run.note(f"{layout}: calls with equal bits", 2 * len(cases))
 
 
 def timed_sum(ctx: Context, size: int, source: int, target: int) -> float:

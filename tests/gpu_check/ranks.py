@@ -34,7 +34,7 @@ def world(run: Run, layout: str, **env: str | None) -> Iterator[World]:
 
 def layouts(run: Run) -> list[str]:
     """Hosts and ranks that the steps try: more ranks where there are more GPUs."""
-    found = ["A", "AA", "AAAA", "AB", "AABB", "AAB"]
+    found = ["A", "AA", "AAAA", "AB", "ABC", "AABB", "AAB"]
     if run.gpus > 4:
         found.append("A" * run.gpus)
     return found

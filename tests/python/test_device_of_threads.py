@@ -368,14 +368,23 @@ def every_form(world: World, taking: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "on_cpu"),
-    [("AB", False), ("AABB", False), ("ABAB", False), ("AAB", False), ("AA", True), ("AABB", True)],
+    [
+        ("AB", False),
+        ("ABCDE", False),
+        ("AABB", False),
+        ("ABAB", False),
+        ("AAB", False),
+        ("AA", True),
+        ("AB", True),
+        ("AABB", True),
+    ],
 )
 def test_every_form_through_pinned_memory(worlds: Pool, layout: str, on_cpu: bool) -> None:
     every_form(on_device(worlds, layout, on_cpu), paths(layout, on_cpu))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16])
-@pytest.mark.parametrize(("layout", "on_cpu"), [("AAB", False), ("AA", True)])
+@pytest.mark.parametrize(("layout", "on_cpu"), [("AAB", False), ("AA", True), ("ABC", False)])
 def test_types_through_pinned_memory(
     worlds: Pool, layout: str, on_cpu: bool, dtype: torch.dtype
 ) -> None:
@@ -392,7 +401,7 @@ def test_types_by_kernels_and_between_hosts() -> None:
             world.run(host_device.check, varied(dtype, (0, 1, 2, 7, 65, 700_001)))
 
 
-@pytest.mark.parametrize(("layout", "on_cpu"), [("AABB", False), ("AAA", True)])
+@pytest.mark.parametrize(("layout", "on_cpu"), [("AABB", False), ("AAA", True), ("ABC", False)])
 def test_many_in_flight_through_pinned_memory(worlds: Pool, layout: str, on_cpu: bool) -> None:
     wanted = [
         Case(collective, numels=(numel,), seed=seed)
@@ -476,6 +485,28 @@ def test_a_killed_or_stopped_rank_is_named_on_all_hosts(how: signal.Signals) -> 
         world.submit_to([0, 1, 2], gather_once_more)
         for outcome in world.outcomes([0, 1, 2], timeout=30).values():
             assert isinstance(outcome, Failure) and "rank 3" in outcome.message, outcome
+
+
+def reduce_twice(ctx: Context) -> None:
+    for collective in ("all_reduce", "reduce_scatter"):
+        host_device.check(ctx, [Case(collective, numels=(100_003,))])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_killed_or_stopped_rank_is_named_where_devices_sum(how: signal.Signals) -> None:
+    """Each rank is alone on its host."""
+    with fresh("ABC", env={**ENVIRONMENT, "SMDDP_TIMEOUT_SECONDS": "3"}) as world:
+        world.run(host_device.use_host)
+        world.run(reduce_twice)
+        world.signal(2, how)
+        world.submit_to([0, 1], reduce_in_vain)
+        for outcome in world.outcomes([0, 1], timeout=30).values():
+            assert isinstance(outcome, Failure) and "rank 2" in outcome.message, outcome
+            assert "all_reduce" in outcome.message, outcome
+
+
+def reduce_in_vain(ctx: Context) -> None:
+    dist.all_reduce(host_empty(100_003, torch.float32).fill_(1))
 
 
 def leave_in_flight(ctx: Context) -> bool:

@@ -15,7 +15,8 @@ from harness.worker import Context
 ENVIRONMENT: dict[str, str | None] = {"SMDDP_DEVICE": "host"}
 COPIES, KERNEL = "copy-engine", "gpu-kernel"
 FABRIC = " + fabric"
-# Through pinned host memory and the CPU's collectives: if the CPU sums, or on hosts of one rank.
+# Through pinned host memory and the CPU's collectives: if the CPU sums, or on hosts of one rank. There a kernel
+# sums what has come from the other hosts.
 PINNED = "pinned"
 ON_CPU: dict[str, str | None] = {"SMDDP_REDUCE_ON": "cpu"}
 # An AllGather's chunks stay on the device, whose memory the network reads and writes.
@@ -28,14 +29,16 @@ def paths(layout: str, on_cpu: bool = False, by_nic: bool = False) -> dict[str, 
     counts = {layout.count(host) for host in layout}
     several = FABRIC if len(set(layout)) > 1 else ""
     alone = several and (counts == {1} or len(counts) > 1)
-    kernel = PINNED if alone or on_cpu else KERNEL
+    kernel = (PINNED if alone or on_cpu else KERNEL) + several
+    if several and counts == {1} and not on_cpu:
+        kernel += f" + {KERNEL}"
     gather = PINNED if alone else COPIES
     if by_nic and several and len(counts) == 1:
         gather = HMEM if alone else f"{COPIES} + {HMEM}"
     return {
         "all_gather": gather + several,
-        "reduce_scatter": kernel + several,
-        "all_reduce": kernel + several,
+        "reduce_scatter": kernel,
+        "all_reduce": kernel,
     }
 
 
