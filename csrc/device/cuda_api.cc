@@ -73,16 +73,19 @@ Result<Api> load_api(const std::string& path) {
   }
   Api api;
   const char* missing = nullptr;
-  auto take = [&](const char* name, auto& function) {
+  auto take = [&](const char* name, auto& function, int version) {
     void* address = nullptr;
     int found = 0;
-    if (find(name, &address, kVersion, 0, &found) != kSuccess || address == nullptr) {
-      missing = name;
-    }
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(address);
+    bool has = find(name, &address, version, 0, &found) == kSuccess && address != nullptr;
+    if (!has && version == kVersion) missing = name;
+    function =
+        reinterpret_cast<std::remove_reference_t<decltype(function)>>(has ? address : nullptr);
   };
-#define SMDDP_TAKE(name, parameters) take(#name, api.name);
+#define SMDDP_TAKE(name, parameters) take(#name, api.name, kVersion);
   SMDDP_CUDA_FUNCTIONS(SMDDP_TAKE)
+#undef SMDDP_TAKE
+#define SMDDP_TAKE(name, parameters) take(#name, api.name, kNewerVersion);
+  SMDDP_NEWER_CUDA_FUNCTIONS(SMDDP_TAKE)
 #undef SMDDP_TAKE
   if (missing != nullptr) {
     dlclose(library);

@@ -39,6 +39,11 @@ struct CUstreamBatchMemOpParams {
   unsigned flags;
   uint64_t others[2];
 };
+struct CUmemcpyAttributes {
+  int source_order;
+  CUmemLocation source, destination;  // hints for memory without a fixed location
+  unsigned flags;
+};
 struct CUmemAccessDesc {
   CUmemLocation location;
   int flags;
@@ -48,6 +53,9 @@ inline CUdeviceptr pointer(const void* address) { return reinterpret_cast<CUdevi
 
 inline constexpr CUresult kSuccess = 0;             // CUDA_SUCCESS
 inline constexpr CUresult kNotReady = 600;          // CUDA_ERROR_NOT_READY
+inline constexpr CUresult kNotSupported = 801;      // CUDA_ERROR_NOT_SUPPORTED
+inline constexpr int kInStreamOrder = 1;            // CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+inline constexpr unsigned kBesideCompute = 1;       // CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
 inline constexpr int kMultiprocessorCount = 16;     // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 inline constexpr int kUnifiedAddressing = 41;       // CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING
 inline constexpr int kCanFlushRemoteWrites = 98;    // CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
@@ -132,9 +140,16 @@ inline constexpr int kVersion = 12000;
   X(cuLaunchKernel, (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,      \
                      unsigned, CUstream, void**, void**))
 
+// The API version of the functions that only newer drivers have: nullptr with an older one.
+inline constexpr int kNewerVersion = 12080;
+#define SMDDP_NEWER_CUDA_FUNCTIONS(X)                                                      \
+  X(cuMemcpyBatchAsync, (CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*, \
+                         size_t*, size_t, size_t*, CUstream))
+
 struct Api {
 #define SMDDP_MEMBER(name, parameters) CUresult(*name) parameters = nullptr;
   SMDDP_CUDA_FUNCTIONS(SMDDP_MEMBER)
+  SMDDP_NEWER_CUDA_FUNCTIONS(SMDDP_MEMBER)
 #undef SMDDP_MEMBER
 
   // Ok, or an error with `what`, the error's name, CUDA's text for it, and a remedy if one is known.

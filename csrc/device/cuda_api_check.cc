@@ -1,6 +1,10 @@
 // Compares cuda_api.h with the header of the CUDA toolkit, if CMake found a toolkit.
 #if defined(SMDDP_HAVE_CUDA_H)
 #include <cuda.h>
+#if CUDA_VERSION >= 12080 && __has_include(<cudaTypedefs.h>)
+#include <cudaTypedefs.h>  // each function in each of its versions
+#define SMDDP_HAVE_TYPEDEFS
+#endif
 
 #include <type_traits>
 
@@ -18,6 +22,7 @@
 #undef cuStreamBatchMemOp
 #undef cuDevicePrimaryCtxRelease
 #undef cuDeviceGetUuid
+#undef cuMemcpyBatchAsync
 
 #include "device/cuda_api.h"
 #include "device/device.h"
@@ -98,6 +103,16 @@ SMDDP_SAME(cuModuleUnload);
 SMDDP_SAME(cuModuleGetFunction);
 SMDDP_SAME(cuLaunchKernel);
 
+#if defined(SMDDP_HAVE_TYPEDEFS)
+static_assert(kSameFunction<PFN_cuMemcpyBatchAsync_v12080, decltype(Api::cuMemcpyBatchAsync)>);
+static_assert(sizeof(CUmemcpyAttributes) == sizeof(::CUmemcpyAttributes) &&
+              offsetof(CUmemcpyAttributes, source) == offsetof(::CUmemcpyAttributes, srcLocHint) &&
+              offsetof(CUmemcpyAttributes, destination) ==
+                  offsetof(::CUmemcpyAttributes, dstLocHint) &&
+              offsetof(CUmemcpyAttributes, flags) == offsetof(::CUmemcpyAttributes, flags));
+static_assert(kInStreamOrder == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM &&
+              kBesideCompute == CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE);
+#endif
 static_assert(sizeof(CUipcMemHandle) == sizeof(::CUipcMemHandle));
 static_assert(sizeof(CUuuid) == sizeof(::CUuuid));
 static_assert(sizeof(CUmemAccessDesc) == sizeof(::CUmemAccessDesc) &&
@@ -119,7 +134,8 @@ static_assert(kWaitValue == CU_STREAM_MEM_OP_WAIT_VALUE_32 &&
 static_assert(kFabricHandle == CU_MEM_HANDLE_TYPE_FABRIC &&
               sizeof(::CUmemFabricHandle) == sizeof(Allocation::handle));
 #endif
-static_assert(kSuccess == CUDA_SUCCESS && kNotReady == CUDA_ERROR_NOT_READY);
+static_assert(kSuccess == CUDA_SUCCESS && kNotReady == CUDA_ERROR_NOT_READY &&
+              kNotSupported == CUDA_ERROR_NOT_SUPPORTED);
 static_assert(kMultiprocessorCount == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT &&
               kUnifiedAddressing == CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING &&
               kCanFlushRemoteWrites == CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES);

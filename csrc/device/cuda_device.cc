@@ -126,6 +126,24 @@ class CudaDevice final : public Device {
     return check(api_.cuMemcpyAsync(pointer(to), pointer(from), bytes, stream_of(stream)),
                  "cuMemcpyAsync");
   }
+  Status copies(Stream stream, std::span<const Copy> all) override {
+    if (all.size() < 2 || api_.cuMemcpyBatchAsync == nullptr) return one_by_one(stream, all);
+    std::vector<CUdeviceptr> to, from;
+    std::vector<size_t> bytes;
+    for (const Copy& each : all) {
+      to.push_back(pointer(each.to));
+      from.push_back(pointer(each.from));
+      bytes.push_back(each.bytes);
+    }
+    CUmemcpyAttributes of_all{
+        .source_order = kInStreamOrder, .source = {}, .destination = {}, .flags = kBesideCompute};
+    size_t first = 0, failed = 0;
+    Inside inside(*this);
+    CUresult result = api_.cuMemcpyBatchAsync(to.data(), from.data(), bytes.data(), all.size(),
+                                              &of_all, &first, 1, &failed, stream_of(stream));
+    if (result == kNotSupported) return one_by_one(stream, all);
+    return check(result, "cuMemcpyBatchAsync");
+  }
   // The addresses are those on the device: see map_host().
   Status flags(Stream stream, std::span<const FlagStep> steps) override {
     if (steps.empty()) return {};

@@ -50,6 +50,14 @@ Result<std::unique_ptr<HostFlags>> Device::create_flags() {
       *this, static_cast<std::byte*>(at), static_cast<std::byte*>(mapped.value())));
 }
 
+Status Device::one_by_one(Stream stream, std::span<const Copy> all) {
+  Status s;
+  for (const Copy& each : all) {
+    if (s) s = copy(stream, each.to, each.from, each.bytes);
+  }
+  return s;
+}
+
 Result<Stream> Device::lane(size_t i) {
   std::lock_guard lock(lanes_mutex_);
   if (lanes_[i] == nullptr) {

@@ -96,6 +96,18 @@ class Device {
 
   // Each of the two addresses is in this device's memory, mapped memory of peers, or pinned host memory.
   virtual Status copy(Stream stream, void* to, const void* from, size_t bytes) = 0;
+  struct Copy {
+    void* to;
+    const void* from;
+    size_t bytes;
+  };
+  // Copies in any order: none writes what another one reads or writes, and none is empty. By one command of a
+  // device that can. The stream must not record a graph.
+  virtual Status copies(Stream stream, std::span<const Copy> all) {
+    return one_by_one(stream, all);
+  }
+  // Copies in their order, also into a graph.
+  Status one_by_one(Stream stream, std::span<const Copy> all);
   // Whether reduce() can work: a build may have no kernels.
   virtual bool can_reduce() const { return true; }
   virtual Status reduce(Stream stream, const kernels::Reduction& reduction) = 0;

@@ -176,15 +176,36 @@ Status HostDevice::submit(Stream stream, HostCommand command) {
   return host_stream(stream).submit(std::move(command));
 }
 
-Status HostDevice::copy(Stream stream, void* to, const void* from, size_t bytes) {
-  HostCommand copying = lasting(duration_, [=](size_t half) {
-    size_t begin = bytes / 2 * half;
-    std::memcpy(static_cast<std::byte*>(to) + begin, static_cast<const std::byte*>(from) + begin,
-                half == 0 ? bytes / 2 : bytes - begin);
+HostCommand HostDevice::copying(const Copy& copy) const {
+  HostCommand command = lasting(duration_, [copy](size_t half) {
+    size_t begin = copy.bytes / 2 * half;
+    std::memcpy(static_cast<std::byte*>(copy.to) + begin,
+                static_cast<const std::byte*>(copy.from) + begin,
+                half == 0 ? copy.bytes / 2 : copy.bytes - begin);
   });
-  if (!gate_) return submit(stream, std::move(copying));
-  return submit(stream, [=, gate = gate_, copying = std::move(copying)] {
-    return gate(to, from) && copying();
+  if (!gate_) return command;
+  return [copy, gate = gate_, command = std::move(command)] {
+    return gate(copy.to, copy.from) && command();
+  };
+}
+
+Status HostDevice::copy(Stream stream, void* to, const void* from, size_t bytes) {
+  return submit(stream, copying({to, from, bytes}));
+}
+
+Status HostDevice::copies(Stream stream, std::span<const Copy> all) {
+  if (all.empty()) return {};
+  {
+    std::lock_guard context(context_);
+    if (host_stream(stream).recording())
+      return {Code::kInternal, "a batch of copies can't be recorded"};
+  }
+  // The last one first: no order is kept.
+  std::vector<HostCommand> commands;
+  for (size_t i = all.size(); i-- > 0;) commands.push_back(copying(all[i]));
+  return submit(stream, [left = std::move(commands)]() mutable {
+    std::erase_if(left, [](HostCommand& command) { return command(); });
+    return left.empty();
   });
 }
 
@@ -192,7 +213,7 @@ Status HostDevice::reduce(Stream stream, const kernels::Reduction& reduction) {
   // The threads of a multiprocessor run one after the other.
   constexpr uint32_t kThreads = 8;
   ++sums_;
-  return submit(stream, lasting(duration_, [reduction](uint32_t half) {
+  return submit(stream, lasting(sum_duration_, [reduction](uint32_t half) {
                   uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
                   for (uint32_t thread = half; thread < all; thread += 2)
                     reduce_share(reduction, thread, all);

@@ -33,7 +33,8 @@ class HostDevice final : public Device {
   void set_peers(Peers peers) { peers_ = peers; }
   // How long each copy and each sum takes that is submitted from now on. It reads and writes one half at its
   // beginning and the other at its end, so what streams do not order shows as wrong bytes.
-  void set_duration(std::chrono::microseconds duration) { duration_ = duration; }
+  void set_duration(std::chrono::microseconds duration) { duration_ = sum_duration_ = duration; }
+  void set_sum_duration(std::chrono::microseconds duration) { sum_duration_ = duration; }
   // Each copy that is submitted from now on begins once gate(to, from) is true.
   using Gate = std::function<bool(const void* to, const void* from)>;
   void set_gate(Gate gate) { gate_ = std::move(gate); }
@@ -64,6 +65,8 @@ class HostDevice final : public Device {
   Status synchronize(Stream stream) override;
   Result<bool> capturing(Stream stream) override;
   Status copy(Stream stream, void* to, const void* from, size_t bytes) override;
+  // One command, whose copies run at the same time. A recording refuses it.
+  Status copies(Stream stream, std::span<const Copy> all) override;
   bool can_reduce() const override { return kernels_; }
   Status reduce(Stream stream, const kernels::Reduction& reduction) override;
   Status flags(Stream stream, std::span<const FlagStep> steps) override;
@@ -78,6 +81,7 @@ class HostDevice final : public Device {
 
  private:
   Status submit(Stream stream, HostCommand command);
+  HostCommand copying(const Copy& copy) const;
 
   // Held through every call but synchronize(), also while a call waits for room in a stream.
   std::mutex context_;
@@ -88,7 +92,7 @@ class HostDevice final : public Device {
   std::unique_ptr<RecallServer> recalls_;  // made for the first memory that is exported
   std::atomic<size_t> freed_while_mapped_{0};
   Peers peers_ = Peers::kReachable;
-  std::chrono::microseconds duration_{0};
+  std::chrono::microseconds duration_{0}, sum_duration_{0};
   Gate gate_;
   size_t most_exported_ = SIZE_MAX;
   bool kernels_ = true;

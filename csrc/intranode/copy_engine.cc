@@ -152,33 +152,33 @@ Status CopyEngine::submit(const Work& work, device::Stream main, const std::vect
 // Each lane reads from some of the peers, and tells them at its end.
 Status CopyEngine::move_all(const Work& work, size_t part, device::Stream main,
                             const std::vector<Lane>& lanes) {
-  bool last = part + 1 == work.copies_.size();
+  bool last = part + 1 == work.copies_.size(), recorded = &lanes == &recorded_lanes_;
+  const std::vector<Copies>& by_rank = work.copies_[part];
   Status s = lanes.empty() ? Status() : device_.record(begin_, main);
   Steps steps;
   for (size_t lane = 0; lane < lanes.size() && s; ++lane) {
     device::Stream stream = lanes[lane].stream;
     s = device_.wait(stream, begin_);
-    for (size_t step = lane; step + 1 < static_cast<size_t>(ranks_) && s; step += lanes.size()) {
+    Copies copies;
+    for (size_t step = lane; step + 1 < static_cast<size_t>(ranks_); step += lanes.size()) {
       int peer = (index_ + static_cast<int>(step) + 1) % ranks_;
-      s = move(stream, work, part, peer);
+      const Copies& more = by_rank[static_cast<size_t>(peer)];
+      copies.insert(copies.end(), more.begin(), more.end());
       if (last) signal(steps, kDone, peer);
     }
+    if (s) s = move(stream, copies, recorded);
     if (s) s = flush(stream, steps);
     if (s && last) s = device_.record(lanes[lane].end, stream);
   }
-  if (s) s = move(main, work, part, index_);
+  if (s) s = move(main, by_rank[static_cast<size_t>(index_)], recorded);
   for (const Lane& lane : lanes) {
     if (s && last) s = device_.wait(main, lane.end);
   }
   return s;
 }
 
-Status CopyEngine::move(device::Stream stream, const Work& work, size_t part, int from) {
-  Status s;
-  for (const Work::Copy& copy : work.copies_[part][static_cast<size_t>(from)]) {
-    if (s) s = device_.copy(stream, copy.to, copy.from, copy.bytes);
-  }
-  return s;
+Status CopyEngine::move(device::Stream stream, const Copies& copies, bool recorded) {
+  return recorded ? device_.one_by_one(stream, copies) : device_.copies(stream, copies);
 }
 
 Status CopyEngine::sum(device::Stream stream, const Work& work) {
@@ -193,7 +193,7 @@ Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan, const std::vector
   Work work;
   work.sums_ = !plan.sums.empty();
   work.moves_ = !plan.moves.empty();
-  work.copies_.assign(plan.parts, std::vector<std::vector<Work::Copy>>(offers.size()));
+  work.copies_.assign(plan.parts, std::vector<Copies>(offers.size()));
   for (const Offer& offer : offers) offer.forget_gone(imports_);
   Status s = resolve_sums(plan, offers, work);
   if (s) s = resolve_moves(plan, offers, work);
@@ -206,7 +206,7 @@ Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<Offer>& off
     std::byte* to = m.destination;
     Status located = offers[from].pieces(imports_, m.extent, m.offset, m.bytes,
                                          [&](std::byte* at, size_t bytes) {
-                                           if (at != to)
+                                           if (at != to && bytes > 0)
                                              work.copies_[m.part][from].push_back({to, at, bytes});
                                            to += bytes;
                                          });

@@ -63,18 +63,14 @@ class CopyEngine {
   // Maps the flags of rank `index`, which is process `pid`.
   Status join(int index, int pid, int flags_descriptor);
 
+  using Copies = std::vector<device::Device::Copy>;
   // A plan with addresses of this process.
   class Work {
    private:
     friend class CopyEngine;
-    struct Copy {
-      std::byte* to;
-      const std::byte* from;
-      size_t bytes;
-    };
     bool sums_ = false, moves_ = false;
     std::vector<kernels::Reduction> reductions_;
-    std::vector<std::vector<std::vector<Copy>>> copies_;  // by part, and by the rank that they read
+    std::vector<std::vector<Copies>> copies_;  // by part, and by the rank that they read
   };
   // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
   // index.
@@ -135,7 +131,7 @@ class CopyEngine {
   Status resolve_sums(const Plan& plan, const std::vector<Offer>& offers, Work& work);
   Status resolve_moves(const Plan& plan, const std::vector<Offer>& offers, Work& work);
   Status sum(device::Stream stream, const Work& work);
-  Status move(device::Stream stream, const Work& work, size_t part, int from);
+  Status move(device::Stream stream, const Copies& copies, bool recorded);
   Status move_all(const Work& work, size_t part, device::Stream main,
                   const std::vector<Lane>& lanes);
 

@@ -18,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "device/cuda_api.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_report.h"
 #include "device/gdr.h"
@@ -138,6 +139,44 @@ TEST(CudaDevice, NoCallInvalidatesARecording) {
     device->destroy_stream(stream);
   }
   EXPECT_EQ(stub<int (*)()>("stub_strict_calls")(), 0);
+}
+
+// Copies 8 times 100 bytes; the calls of the driver that this took, one by one and in batches.
+std::pair<int, int> calls_of_copies(Device& device) {
+  auto calls = [](const char* name) { return stub<int (*)(const char*)>("stub_calls")(name); };
+  int single = calls("cuMemcpyAsync"), batches = calls("cuMemcpyBatchAsync");
+  device::Stream stream = device.create_stream().value();
+  auto* memory = static_cast<std::byte*>(device.allocate(4096).value());
+  std::vector<Device::Copy> all;
+  for (size_t i = 0; i < 8; ++i) {
+    std::memset(memory + i * 100, static_cast<int>(i + 1), 100);
+    all.push_back({memory + 2048 + i * 100, memory + i * 100, 100});
+  }
+  EXPECT_TRUE(device.copies(stream, all).ok());
+  EXPECT_TRUE(device.synchronize(stream).ok());
+  EXPECT_EQ(std::memcmp(memory + 2048, memory, 800), 0);
+  device.free(memory);
+  device.destroy_stream(stream);
+  return {calls("cuMemcpyAsync") - single, calls("cuMemcpyBatchAsync") - batches};
+}
+
+TEST(CudaDevice, CopiesInOneBatchWhereTheDriverCan) {
+  auto device = gpu();
+  using Calls = std::pair<int, int>;
+  auto refuse = stub<void (*)(bool)>("stub_refuse_batches");
+  EXPECT_EQ(calls_of_copies(*device), Calls(0, 1));
+  refuse(true);
+  EXPECT_EQ(calls_of_copies(*device), Calls(8, 1));
+  refuse(false);
+  auto be_older = stub<void (*)(bool)>("stub_be_older");
+  be_older(true);
+  auto older = device::cuda::load_api(STUB_CUDA);
+  be_older(false);
+  ASSERT_TRUE(older.ok()) << older.status().message();
+  EXPECT_EQ(older.value().cuMemcpyBatchAsync, nullptr);
+  auto newer = device::cuda::load_api(STUB_CUDA);
+  ASSERT_TRUE(newer.ok()) << newer.status().message();
+  EXPECT_NE(newer.value().cuMemcpyBatchAsync, nullptr);
 }
 
 TEST(CudaDevice, SharesMemoryOfEachKind) {
@@ -368,7 +407,7 @@ TEST(CudaDevice, AnAllGatherOfEightRanksTakesFewCallsOfTheDriver) {
   auto calls = [](const char* name) { return stub<int (*)(const char*)>("stub_calls")(name); };
   auto commands = [&] {
     return calls("cuStreamBatchMemOp") + calls("cuStreamWaitEvent") + calls("cuEventRecord") +
-           calls("cuMemcpyAsync");
+           calls("cuMemcpyAsync") + calls("cuMemcpyBatchAsync");
   };
   auto switches = [&] { return calls("cuCtxPushCurrent") - calls("cuEventQuery"); };
   Meeting mapped(kRanks), counted(kRanks), done(kRanks), read(kRanks);
@@ -402,8 +441,8 @@ TEST(CudaDevice, AnAllGatherOfEightRanksTakesFewCallsOfTheDriver) {
     done.come();
     if (me == 0) {
       int operations = kTimes * static_cast<int>(kRanks);
-      // 7 batches of flags, 10 waits for an event and 7 events, 8 copies.
-      EXPECT_EQ(commands() - commands_before, 32 * operations);
+      // 7 batches of flags, 10 waits for an event and 7 events; 8 copies, of which two each are a batch.
+      EXPECT_EQ(commands() - commands_before, 29 * operations);
       EXPECT_LE(switches() - switches_before, 9 * operations);
     }
     read.come();  // the ends of groups call the driver too

@@ -726,6 +726,30 @@ TEST(HostDevice, CopiesAndSumsLastAsLongAsTheyAreSetTo) {
   gpu.destroy_stream(stream);
 }
 
+TEST(HostDevice, CopiesOfABatchRunInAnyOrderAndNotInARecording) {
+  HostDevice gpu;
+  device::Stream stream = gpu.create_stream().value();
+  auto* memory = static_cast<uint32_t*>(gpu.allocate(64).value());
+  memory[0] = 1;
+  memory[1] = 2;
+  std::atomic<int> turn{0}, first{0}, second{0};
+  gpu.set_gate([&](const void* to, const void*) {
+    (to == memory + 4 ? first : second) = ++turn;
+    return true;
+  });
+  HostDevice::Copy copies[] = {{memory + 4, memory, 4}, {memory + 5, memory + 1, 4}};
+  ASSERT_TRUE(gpu.copies(stream, copies).ok());
+  ASSERT_TRUE(gpu.synchronize(stream).ok());
+  EXPECT_EQ(memory[4], 1u);
+  EXPECT_EQ(memory[5], 2u);
+  EXPECT_GT(first, second);
+  ASSERT_TRUE(gpu.begin_recording(stream).ok());
+  EXPECT_FALSE(gpu.copies(stream, copies).ok());
+  EXPECT_TRUE(gpu.one_by_one(stream, copies).ok());
+  ASSERT_TRUE(gpu.end_recording(stream).ok());
+  gpu.destroy_stream(stream);
+}
+
 // The rules of CUDA's stream capture.
 TEST(HostDevice, RecordsWhatJoinsARecordingAndRefusesTheRest) {
   HostDevice gpu;

@@ -44,6 +44,7 @@ std::map<void*, size_t> pinned;
 std::atomic<uint64_t> next_id{1};
 thread_local std::vector<HostDevice*> current;  // contexts
 thread_local int capture_mode = 0;
+std::atomic<bool> no_batches{false}, older{false};
 
 HostDevice& host() { return *current.back(); }
 
@@ -196,6 +197,22 @@ CUresult event_query(CUevent event) {
 CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
   return result(
       host().copy(stream, reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes));
+}
+// As drivers of CUDA 12.8 and newer have it.
+CUresult copy_batch(CUdeviceptr* to, CUdeviceptr* from, size_t* bytes, size_t count,
+                    CUmemcpyAttributes* attributes, size_t* firsts, size_t attributes_count,
+                    size_t* failed, CUstream stream) {
+  bool right = inside() && count > 0 && attributes_count == 1 && firsts[0] == 0 &&
+               failed != nullptr && stream != nullptr &&
+               attributes->source_order == kInStreamOrder && attributes->flags <= kBesideCompute;
+  if (!right) return kInvalidValue;
+  if (no_batches) return kNotSupported;
+  std::vector<Device::Copy> all;
+  for (size_t i = 0; i < count; ++i) {
+    if (bytes[i] == 0) return kInvalidValue;
+    all.push_back({reinterpret_cast<void*>(to[i]), reinterpret_cast<void*>(from[i]), bytes[i]});
+  }
+  return result(host().copies(stream, all));
 }
 CUresult host_function(CUstream stream, void (*function)(void*), void* argument) {
   return result(host().call(stream, function, argument));
@@ -414,6 +431,7 @@ const Entry kEntries[] = {
     ENTRY(cuEventRecord, event_record),
     ENTRY(cuEventQuery, event_query),
     ENTRY(cuMemcpyAsync, copy),
+    ENTRY(cuMemcpyBatchAsync, copy_batch),
     ENTRY(cuLaunchHostFunc, host_function),
     ENTRY(cuMemAlloc, mem_alloc),
     ENTRY(cuMemFree, mem_free),
@@ -449,7 +467,9 @@ STUB CUresult cuGetProcAddress_v2(const char* name, void** function, int version
                                   int* found) {
   *found = 1;
   *function = nullptr;
-  if (version != kVersion) return kInvalidValue;
+  bool newer = std::string(name) == "cuMemcpyBatchAsync";
+  if (version != (newer ? kNewerVersion : kVersion)) return kInvalidValue;
+  if (newer && older) return kNotFound;
   for (const Entry& e : kEntries) {
     if (std::string(e.name) != name) continue;
     *found = 0;
@@ -489,6 +509,9 @@ STUB int stub_calls(const char* name) {
   }
   return -1;
 }
+// A driver older than CUDA 12.8, for those that load it from now on; one that refuses batches of copies.
+STUB void stub_be_older(bool yes) { older = yes; }
+STUB void stub_refuse_batches(bool yes) { no_batches = yes; }
 // The number of calls in a mode in which they would have invalidated a recording.
 STUB int stub_strict_calls() { return strict_calls; }
 // The number of open mappings of peers' memory.
