@@ -194,7 +194,8 @@ DeviceCollectives::~DeviceCollectives() {
 
 DevicePlace DeviceCollectives::place() const {
   const Settings& now = settings();
-  return {group_->topology(), rank_, now.reduce_on_cpu, group_->by_nic(), group_->kernels(), now.tuning};
+  return {group_->topology(), rank_,     now.reduce_on_cpu, group_->by_nic(),
+          group_->kernels(),  now.tuning};
 }
 
 DeviceCollectives::OperationPtr DeviceCollectives::begin(Collective collective, ReduceOp reduce_op,

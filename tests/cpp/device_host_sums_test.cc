@@ -253,6 +253,20 @@ TEST_P(DeviceHostSums, OperationsOfManyChunksInFlight) {
   });
 }
 
+// Chunks arrive faster than they are summed. Their blocks are not overwritten before.
+TEST(DeviceHostSums, SlowSumsOfManyChunks) {
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    SumJob job(r);
+    r.gpu.set_sum_duration(std::chrono::milliseconds(20));
+    Sum large{Dtype::kFloat32, ReduceOp::kSum, {5'000'000}};  // ten chunks
+    Checked each = Checked::make(r, job, large, true, false, 1);
+    submit(r, each);
+    each.check(r);
+  });
+}
+
 // More commands than a stream takes, copies out and sums.
 TEST(DeviceHostSums, AnOperationWithMoreCommandsThanStreamsTake) {
   run_world("abc", [](RankContext& context) {

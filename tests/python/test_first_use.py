@@ -17,7 +17,9 @@ pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gl
 GLOO = "fallback:gloo"
 
 
-@pytest.mark.parametrize(("layout", "on_cpu"), [("AAA", False), ("AABB", False), ("AA", True)])
+@pytest.mark.parametrize(
+    ("layout", "on_cpu"), [("AAA", False), ("AABB", False), ("ABC", False), ("AA", True)]
+)
 def test_right_results_pass_and_are_not_counted(layout: str, on_cpu: bool) -> None:
     with fresh(layout, env={**ENVIRONMENT, **(ON_CPU if on_cpu else {})}) as world:
         world.run(host_device.use_host)
