@@ -212,11 +212,11 @@ Status HostDevice::copies(Stream stream, std::span<const Copy> all) {
 Status HostDevice::reduce(Stream stream, const kernels::Reduction& reduction) {
   // The threads of a multiprocessor run one after the other.
   constexpr uint32_t kThreads = 8;
-  ++sums_;
-  return submit(stream, lasting(sum_duration_, [reduction](uint32_t half) {
+  return submit(stream, lasting(sum_duration_, [this, reduction](uint32_t half) {
                   uint32_t all = kThreads * static_cast<uint32_t>(reduction.blocks);
                   for (uint32_t thread = half; thread < all; thread += 2)
                     reduce_share(reduction, thread, all);
+                  sums_ += half;
                 }));
 }
 

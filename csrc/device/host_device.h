@@ -42,7 +42,7 @@ class HostDevice final : public Device {
   void set_most_exported(size_t most) { most_exported_ = most; }
   // A device whose build has no kernels.
   void set_kernels(bool any) { kernels_ = any; }
-  size_t sums() const { return sums_; }  // that were submitted
+  size_t sums() const { return sums_; }  // that have run
   // What torch.cuda.graph does: from begin_recording() to end_recording() the stream's commands, and those of
   // streams that join it, go into a graph; launch() runs them.
   using Graph = std::shared_ptr<const std::vector<HostCommand>>;

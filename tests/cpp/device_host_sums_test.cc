@@ -295,9 +295,8 @@ TEST(DeviceHostSums, ADeviceSumsWhileChunksAreOnTheirWay) {
     Checked sum =
         Checked::make(r, job, {Dtype::kFloat32, ReduceOp::kSum, {kCount}}, true, false, 1);
     std::byte* other = sum.op->exchanges.front().out.slice(1 - context.rank, 0, 1).front().address;
-    auto* first = reinterpret_cast<uint32_t*>(sum.result);
-    r.gpu.set_gate([=, &expired](const void*, const void* from) {
-      if (from != other + kCount * 3 || std::atomic_ref(*first).load() != 0) return true;
+    r.gpu.set_gate([=, &expired, &r](const void*, const void* from) {
+      if (from != other + kCount * 3 || r.gpu.sums() > 0) return true;
       if (std::chrono::steady_clock::now() > until) expired = true;
       return expired.load();
     });
