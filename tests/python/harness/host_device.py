@@ -15,8 +15,8 @@ from harness.worker import Context
 ENVIRONMENT: dict[str, str | None] = {"SMDDP_DEVICE": "host"}
 COPIES, KERNEL = "copy-engine", "gpu-kernel"
 FABRIC = " + fabric"
-# Through pinned host memory and the CPU's collectives: if the CPU sums, or on hosts of one rank. There
-# a kernel sums what has come from the other hosts.
+# Through pinned host memory and the CPU's collectives: if the CPU sums, or on hosts of one rank.
+# There a kernel sums what has come from the other hosts.
 PINNED = "pinned"
 ON_CPU: dict[str, str | None] = {"SMDDP_REDUCE_ON": "cpu"}
 # An AllGather's chunks stay on the device, whose memory the network reads and writes.
