@@ -4,10 +4,10 @@ One process group, the same memory, the same cores: what differs between launche
 
     torchrun --standalone --nproc-per-node 2 benchmarks/recorder_step.py --turns 500 --csv steps.csv
 
-A turn is four steps: off, on, on, off, or on, off, off, on, one after the other. A step's time is that
-of the slowest rank, between two barriers. What is printed is the median of the turns' ratios, on to off,
-with its interval of 95 %, from 2,000 bootstrap samples of the turns (Efron, "Bootstrap methods: another
-look at the jackknife", 1979).
+A turn is four steps: off, on, on, off, or on, off, off, on, one after the other. A step's time is
+that of the slowest rank, between two barriers. What is printed is the median of the turns' ratios,
+on to off, with its interval of 95 %, from 2,000 bootstrap samples of the turns (Efron, "Bootstrap
+methods: another look at the jackknife", 1979).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def summary(rows: np.ndarray) -> str:
     low, high = np.percentile(samples, (2.5, 97.5))
     return (
         f"{len(rows)} turns: step {np.median(off):.3f} ms without the recorder, "
-        f"{np.median(on):.3f} ms with it; on / off {np.median(ratios):.4f} ({low:.4f} to {high:.4f})"
+        f"{np.median(on):.3f} ms with it; on / off {np.median(ratios):.4f} "
+        f"({low:.4f} to {high:.4f})"
     )
 
 

@@ -166,8 +166,8 @@ void define_diagnosis(py::module_& m) {
       py::arg("label"));
   m.def("set_label", &recorder::FlightRecorder::set_label, py::arg("number"));
   m.def(
-      "set_recording",
-      [](bool on) { recorder::FlightRecorder::process().set_recording(on); }, py::arg("on"));
+      "set_recording", [](bool on) { recorder::FlightRecorder::process().set_recording(on); },
+      py::arg("on"));
   m.def("trouble_bell", [] { return Trouble::process().bell(); });
   m.def(
       "take_trouble", [] { return Trouble::process().take(); },
