@@ -1,14 +1,19 @@
-"""The first steps: the build, and a look at the machine."""
+"""The first steps: the build, and a look at the machine.
+
+The build runs where nothing but torch is installed: what needs more is imported by the functions
+that use it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_check import build as building
 from gpu_check import machine
-from gpu_check.ranks import beside_nccl, world
 from gpu_check.step import Run
-from harness.worker import Context
+
+if TYPE_CHECKING:
+    from harness.worker import Context
 
 
 def build(run: Run) -> None:
@@ -20,6 +25,8 @@ def build(run: Run) -> None:
 
 def look(run: Run) -> None:
     """What the other steps rest on: their results are read beside these."""
+    from gpu_check.ranks import world
+
     run.note("machine", machine.facts())
     with world(run, "AA", SMDDP_FALLBACK="warn") as ranks:
         run.note("paths", ranks.run(first_calls))
@@ -43,5 +50,7 @@ def first_calls(ctx: Context) -> dict[str, int]:
 
 def try_nccl(ctx: Context) -> Any:
     """``works``, or why not: several steps compare with NCCL where it works."""
+    from gpu_check.ranks import beside_nccl
+
     group, why = beside_nccl(ctx)
     return "works" if group is not None else why
