@@ -26,6 +26,7 @@ RUNS = (
     "2026-11-22-zero3-background-driving",
     "2026-11-22-zero3-two-libfabrics",
     "2026-11-23-rooms",
+    "2026-11-25-zero3-rates",
 )
 PAGE = ROOT / "docs" / "planner-emulated.md"
 
@@ -126,7 +127,7 @@ within 20%; the largest error is {worst.error:+.1%}. ZeRO-3 on 2 x 1 is predicte
 run of the model "communication": more overlaps there than the constant for DeepSpeed says, which is
 close to its lower bound.
 
-Links of one rate only ({", ".join(sorted(rates))}) have been measured.
+Links of these rates were measured: {", ".join(sorted(rates))}.
 
 | run | scheme | model | hosts x ranks | computing, ms | measured, ms | predicted, ms | error |
 |---|---|---|---|---|---|---|---|
