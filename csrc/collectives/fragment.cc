@@ -142,7 +142,7 @@ Status Fragment::on_message(const wire::Header& h, const std::byte* payload) {
     return {Code::kMismatch,
             members_.describe(source) + " sent data that is not part of this operation"};
   }
-  if (receive->run.shards() > 0) place(*receive, h.offset, payload, h.bytes);
+  place(*receive, h.offset, payload, h.bytes);
   return {};
 }
 

@@ -101,7 +101,7 @@ void ReduceScatter::make_flows() {
   }
   for (const pattern::Flow& flow : gather.out) {
     ReceiveFlow* partials = flows_.add_receive(flow, run_of(flow));
-    if (partials != nullptr && partials->run.shards() > 0) sums_.receive(*partials);
+    if (partials != nullptr) sums_.receive(*partials);
   }
   sums_.prepare_host_sums();
   for (const pattern::Flow& flow : gather.in) {
