@@ -53,6 +53,14 @@ struct GroupRank {
   std::shared_ptr<DeviceGroup> group;
 };
 
+// `s` is an error that has `words`, and no stream of the rank still waits.
+inline void expect_ended(GroupRank& r, const Status& s, const std::vector<std::string>& words) {
+  ASSERT_FALSE(s.ok());
+  for (const std::string& word : words)
+    EXPECT_NE(s.message().find(word), std::string::npos) << word << " in: " << s.message();
+  EXPECT_TRUE(r.device.synchronize(r.main).ok());
+}
+
 // Where the ranks of a test meet once; a rank whose test has failed does not come, and the others go on after
 // a minute.
 class Meeting {
