@@ -251,7 +251,7 @@ bool Engine::gather_events() {
 
 uint64_t Engine::wake_time(uint64_t now, uint64_t until) const {
   uint64_t wake = std::min({until, now + kLongestSleepNs, groups_.deadline_ns()});
-  if (!network_.wakes()) return std::min(wake, now + wait_policy_.pause_ns());
+  if (!network_.wakes()) return std::min(wake, now + wait_policy_.pause_ns(now));
   if (int limit_ms = network_.sleep_limit_ms(); limit_ms >= 0)
     wake = std::min(wake, now + static_cast<uint64_t>(limit_ms) * 1'000'000);
   return wake;

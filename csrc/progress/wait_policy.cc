@@ -30,12 +30,6 @@ bool WaitPolicy::keeps_polling(uint64_t now, uint64_t spin_ns) {
   return now - idle_since_ns_ < spin_ns && !crowded && !taken;
 }
 
-// After a pause a thread polls once: it has polled for its time before.
-void WaitPolicy::note_sleep(bool by_event, bool pausing) {
-  if (by_event || !pausing) return restart_spin();
-  pause_ns_ = std::min(2 * pause_ns_, kLongestPauseNs);
-}
-
 void WaitPolicy::note_yield(uint64_t began, uint64_t ended) {
   shares_core_ = ended - began > kOwnCoreYieldNs;
   if (ended - began > kComputesNs * ranks_per_core_) taken_until_ns_ = ended + kTakenNs;

@@ -35,14 +35,17 @@ class WaitPolicy {
     return network_ ? 0 : std::min(spin_ns_, kBackgroundSpinNs * ranks_per_core_);
   }
   // A poll found work, or a wait begins: the time without success begins with the next poll.
-  void restart_spin() {
-    idle_since_ns_ = 0;
-    pause_ns_ = kShortestPauseNs;
-  }
+  void restart_spin() { idle_since_ns_ = 0; }
   // A sleep ended. `by_event`: not because its time was over. `pausing`: its time was pause_ns().
-  void note_sleep(bool by_event, bool pausing);
+  void note_sleep(bool by_event, bool pausing) {
+    // After a pause a thread polls once: it has polled for its time before.
+    if (by_event || !pausing) restart_spin();
+  }
   // The longest sleep while operations are in flight on a network that has no wait object (efa).
-  uint64_t pause_ns() const { return pause_ns_; }
+  uint64_t pause_ns(uint64_t now) const {
+    uint64_t idle = idle_since_ns_ == 0 ? 0 : now - std::min(now, idle_since_ns_);
+    return std::clamp(idle / kPausesPerWait, kShortestPauseNs, kLongestPauseNs);
+  }
   // The last polls found nothing. True: yield, then poll again. False: sleep. `spin_ns` is one of
   // the two above.
   bool keeps_polling(uint64_t now, uint64_t spin_ns);
@@ -71,8 +74,10 @@ class WaitPolicy {
   // Hz), while a message wakes a sleeping thread at once.
   static constexpr uint64_t kBackgroundSpinNs = 20'000;
   // Without a wait object, a thread pauses between two polls for the time in which a few chunks arrive, and
-  // for longer if nothing has moved for longer. It does not yield in place of a pause: a yield may last for a
-  // tick, while a timer that ends gets the core back.
+  // for a part of the time in which nothing has moved: what it waits for is seen late by an eighth of its time
+  // at most, and a wait of 8 ms takes about 40 polls. It does not yield in place of a pause: a yield may last
+  // for a tick, while a timer that ends gets the core back.
+  static constexpr uint64_t kPausesPerWait = 8;
   static constexpr uint64_t kShortestPauseNs = 20'000;
   static constexpr uint64_t kLongestPauseNs = 1'000'000;
   // A yield that takes longer has let another thread run.
@@ -97,7 +102,6 @@ class WaitPolicy {
   uint64_t ranks_per_core_ = 1;  // above 1, the ranks of this host take turns on a core
   bool network_ = false;
   uint64_t idle_since_ns_ = 0;  // the first of the polls without success; 0: none
-  uint64_t pause_ns_ = kShortestPauseNs;
   uint64_t turn_began_ns_ = 0;  // the first of the polls with success; 0: none
   bool shares_core_ = false;    // found by the last yield
   uint64_t taken_until_ns_ =

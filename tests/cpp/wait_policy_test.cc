@@ -92,26 +92,36 @@ TEST(Spinning, WithoutTimeForItIsSleepAtOnce) {
 
 // On a network without a wait object: polls follow one another closely while something moves, and ever less
 // often while nothing does.
-TEST(Pauses, GrowWhileNothingMovesUpToAMillisecond) {
+TEST(Pauses, AreAnEighthOfTheTimeInWhichNothingHasMoved) {
   WaitPolicy policy = between_hosts();
-  EXPECT_EQ(policy.pause_ns(), 20 * kMicrosecond);
-  for (uint64_t pause = 40; pause <= 640; pause *= 2) {
+  EXPECT_EQ(policy.pause_ns(kSecond), 20 * kMicrosecond);
+  policy.keeps_polling(kSecond, 0);
+  policy.note_sleep(false, true);
+  EXPECT_EQ(policy.pause_ns(kSecond + 160 * kMicrosecond), 20 * kMicrosecond);
+  EXPECT_EQ(policy.pause_ns(kSecond + 800 * kMicrosecond), 100 * kMicrosecond);
+  EXPECT_EQ(policy.pause_ns(kSecond + 8 * kMillisecond), kMillisecond);
+  EXPECT_EQ(policy.pause_ns(2 * kSecond), kMillisecond);
+}
+
+TEST(Pauses, AreFewInALongWait) {
+  WaitPolicy policy = between_hosts();
+  uint64_t now = kSecond;
+  int polls = 0;
+  for (policy.keeps_polling(now, 0); now < kSecond + 8 * kMillisecond; ++polls) {
+    now += policy.pause_ns(now);
     policy.note_sleep(false, true);
-    EXPECT_EQ(policy.pause_ns(), pause * kMicrosecond);
   }
-  policy.note_sleep(false, true);
-  policy.note_sleep(false, true);
-  EXPECT_EQ(policy.pause_ns(), kMillisecond);
+  EXPECT_LT(polls, 50);
 }
 
 TEST(Pauses, AreShortAgainAfterAnEventOrWork) {
   WaitPolicy policy = between_hosts();
-  policy.note_sleep(false, true);
-  policy.note_sleep(true, true);
-  EXPECT_EQ(policy.pause_ns(), 20 * kMicrosecond);
-  policy.note_sleep(false, true);
-  policy.restart_spin();
-  EXPECT_EQ(policy.pause_ns(), 20 * kMicrosecond);
+  for (bool event : {true, false}) {
+    policy.keeps_polling(kSecond, 0);
+    EXPECT_EQ(policy.pause_ns(kSecond + 8 * kMillisecond), kMillisecond);
+    event ? policy.note_sleep(true, true) : policy.restart_spin();
+    EXPECT_EQ(policy.pause_ns(kSecond + 8 * kMillisecond), 20 * kMicrosecond);
+  }
 }
 
 TEST(Pauses, AreNotFollowedByPollsForAWhile) {
