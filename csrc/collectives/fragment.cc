@@ -22,9 +22,12 @@ bool all_shared(const std::vector<Extent>& extents) {
 
 }  // namespace
 
-size_t Fragment::reach_of(const FragmentContext& context) {
-  if (context.shape.nodes == 1) return 0;
-  return reach_bytes(context.shape, context.remote.endpoint().orders_messages());
+FlowLimits Fragment::limits_of(const FragmentContext& context, size_t chunk_bytes) {
+  if (context.shape.nodes == 1) return {};
+  const fabric::Endpoint& endpoint = context.remote.endpoint();
+  bool ordered = endpoint.orders_messages();
+  return {reach_bytes(context.shape, ordered),
+          ordered ? SIZE_MAX : send_window_bytes(context.shape, chunk_bytes, endpoint.rails())};
 }
 
 bool Fragment::streams() const {

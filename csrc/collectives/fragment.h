@@ -55,7 +55,7 @@ class Fragment {
                {operation_->signature(), seq, operation_->plan().pattern,
                 operation_->plan().chunk_bytes, begin == 0, operation_->on_device,
                 FlowTiming(context.members, context.tallies, operation_->waited_from_ns),
-                reach_of(context)}) {}
+                limits_of(context, operation_->plan().chunk_bytes)}) {}
   Fragment(const Fragment&) = delete;
   Fragment& operator=(const Fragment&) = delete;
   virtual ~Fragment() = default;
@@ -185,7 +185,7 @@ class Fragment {
   uint64_t exposed_until_ = 0;   // the outbox must be read up to here before memory may change
 
  private:
-  static size_t reach_of(const FragmentContext& context);
+  static FlowLimits limits_of(const FragmentContext& context, size_t chunk_bytes);
   void look_at_inboxes();
   // Bytes of the block from another rank, or to it, if each pair of ranks has its own; else 0.
   uint64_t pair_bytes(Rank other, bool from_other) const;

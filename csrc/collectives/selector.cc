@@ -34,6 +34,8 @@ constexpr size_t kWholeFromAll = 64 << 10;
 // Smaller chunks cost more processor time than they save; larger ones do not fit a send buffer.
 constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kLargestChunk = 128 << 10;
+// On a network that is faster than the model says, a shorter window would leave the link idle.
+constexpr size_t kLeastWindow = 256 << 10;
 
 size_t bound(size_t limit, size_t bucket, int ranks) {
   if (bucket == 0) return limit;
@@ -212,6 +214,13 @@ size_t reach_bytes(const Shape& shape, bool orders_messages) {
   auto bytes = static_cast<size_t>(ns * network.bytes_per_ns / per_host(shape));
   if (!orders_messages) bytes += 2 * kLargestChunk;
   return std::min(bytes, receive_budget_bytes(shape));
+}
+
+// A completion takes a latency to the target and one back.
+size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails) {
+  const NetworkModel& network = shape.network;
+  double bytes = 2 * network.latency_ns * network.bytes_per_ns / per_host(shape);
+  return std::max(kLeastWindow, static_cast<size_t>(bytes) + 2 * rails * chunk_bytes);
 }
 
 bool read_directly(size_t fragment_bytes, const Shape& shape) {

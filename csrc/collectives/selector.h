@@ -76,6 +76,11 @@ size_t receive_budget_bytes(const Shape& shape);
 // them, so that the sender needs not wait for a write's completion to tell of it.
 size_t reach_bytes(const Shape& shape, bool orders_messages);
 
+// Bytes of chunks that a rank has with its `rails` NICs at once, where a chunk's completion says that it has
+// arrived: what crosses the network until completions are back, and what the NICs have to do meanwhile. More
+// would not be faster, and what this rank has to say of earlier chunks would queue behind it.
+size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
+
 // Inside a host: true if a fragment is read straight from the peers' memory instead of through slots. It
 // is not if the network sets the pace: slots keep up with the network, in smaller pieces.
 bool read_directly(size_t fragment_bytes, const Shape& shape);

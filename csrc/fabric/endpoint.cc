@@ -103,6 +103,7 @@ std::string Endpoint::ip() const {
   const std::vector<uint8_t>& name = (*rails_)[0].name();
   return describe_ip(name.data(), name.size()).text;
 }
+size_t Endpoint::rails() const { return rails_->size(); }
 size_t Endpoint::max_message() const { return rails_->max_message(); }
 Transfer Endpoint::transfer() const { return rails_->transfer(); }
 bool Endpoint::orders_messages() const { return rails_->orders_messages(); }

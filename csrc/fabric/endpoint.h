@@ -87,6 +87,7 @@ class Endpoint {
   const std::string& rails_text() const;
   // The same with the version and the path of libfabric.
   const std::string& description() const;
+  size_t rails() const;
   size_t max_message() const;
   Transfer transfer() const;
   // True: a message is taken after the chunks written before it to the same peer. False: in any order; a

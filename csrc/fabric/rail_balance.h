@@ -1,8 +1,8 @@
-// Which rail a message or a chunk takes: the rail with the fewest bytes outstanding, and if there
-// are several, the one of them that has been given the fewest bytes. Over TCP the second rule
-// decides nearly always, because bytes in a socket's buffer count as sent. Plain turns would not
-// balance the load: if every third chunk is followed by a short message, one rail would get two of
-// three chunks. Knows nothing of libfabric. Called by RailSet only.
+// Which rail a message or a chunk takes. A message takes the rail with the fewest bytes outstanding, and if there
+// are several, the one of them that has been given the fewest bytes. Over TCP the second rule decides nearly
+// always, because bytes in a socket's buffer count as sent. Plain turns would not balance the load: if every
+// third chunk is followed by a short message, one rail would get two of three chunks. The chunks of one flow take
+// turns. Knows nothing of libfabric. Called by RailSet only.
 #pragma once
 
 #include <algorithm>
@@ -19,6 +19,8 @@ class RailBalance {
  public:
   // If a rail, being slow, falls further behind than this, it makes up for this much only.
   static constexpr uint64_t kRemembered = 1 << 20;
+  // A rail with so many more bytes outstanding than another one gets no chunk.
+  static constexpr uint64_t kFarBehind = 256 << 10;
 
   void set_rails(size_t rails) {
     assert(rails > 0 && rails <= wire::kMaxRails);
@@ -33,6 +35,13 @@ class RailBalance {
         best = rail;
     }
     return best;
+  }
+
+  // Of a chunk: the rails take turns, so that each flow uses all of them to the same extent, however many bytes for
+  // other peers are outstanding. A rail that is slow is left out.
+  size_t choose_for_chunk(uint32_t index) const {
+    size_t turn = index % rails_, best = choose();
+    return outstanding_[turn] > outstanding_[best] + kFarBehind ? best : turn;
   }
 
   void sent(size_t rail, uint64_t bytes) {

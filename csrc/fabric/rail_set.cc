@@ -121,7 +121,7 @@ ssize_t RailSet::send(Slot* slot, const PeerAddress& to, const std::byte* data, 
 // must go to the rail that has posted its receive.
 size_t RailSet::rail_of_chunk(const PeerAddress& to, uint32_t index) const {
   if (transfer_ == Transfer::kTagged) return index % std::min(rails_.size(), to.rails);
-  return balance_.choose();
+  return balance_.choose_for_chunk(index);
 }
 
 void RailSet::on_chunk_started(const Rail& rail, size_t bytes, ssize_t rc) {

@@ -73,7 +73,7 @@ void FragmentFlows::open(bool sends_at_once) {
   sources_.make(receives_, [](const ReceiveFlow& receive) { return receive.source; });
   targets_.make(sends_, [](const SendFlow& send) { return send.target; });
   bool ordered = members_.topology().nodes() > 2 && terms_.pattern != pattern::Pattern::kLog;
-  steps_.begin(receives_, ordered, terms_.reach);
+  steps_.begin(receives_, ordered, terms_.limits.reach);
   open_sends_.make(sends_);
   for (SendFlow& send : sends_) {
     if (send.eager()) clear_early(send);
@@ -234,6 +234,16 @@ ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes
 
 bool FragmentFlows::has_turn(const SendFlow& send) const {
   return !steps_.kept() || (send.step <= steps_.open() && turns_.free_for(this));
+}
+
+// Flows that keep step start one after another, so those before the first that is not done have no chunks with the
+// NICs, and those of later steps none yet.
+bool FragmentFlows::window_is_full(const SendFlow& send) const {
+  if (!steps_.kept() || !send.in_chunks() || terms_.limits.window == SIZE_MAX) return false;
+  size_t chunks = 1;
+  for (size_t i = done_; i < sends_.size() && sends_[i].step <= send.step; ++i)
+    chunks += sends_[i].chunks.count();
+  return chunks * terms_.chunk_bytes > terms_.limits.window;
 }
 
 size_t FragmentFlows::message_bytes(const SendFlow& send) const {

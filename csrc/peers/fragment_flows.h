@@ -18,6 +18,12 @@
 
 namespace smddp {
 
+// What the network bounds; collectives/selector.h tells how.
+struct FlowLimits {
+  size_t reach = 0;          // reach_bytes()
+  size_t window = SIZE_MAX;  // send_window_bytes(), where completions say that chunks have arrived
+};
+
 // What both ends of a fragment's flows have in common.
 struct FlowTerms {
   Signature signature;  // of the operation
@@ -27,7 +33,7 @@ struct FlowTerms {
   bool first;      // the fragment covers the start of the operation's blocks
   bool on_device;  // no processor touches the memory: the flows have to be chunks
   FlowTiming timing;
-  size_t reach = 0;  // reach_bytes() of collectives/selector.h
+  FlowLimits limits;
 
   // As every message of a flow carries it.
   Signature signature_of(const ShardRun& run) const {
@@ -113,6 +119,8 @@ class FragmentFlows {
   void count_arrived();
   size_t allowance(const ReceiveFlow& receive);
   bool has_turn(const SendFlow& send) const;
+  // Whether the NICs have so much to do that a chunk of `send` has to wait.
+  bool window_is_full(const SendFlow& send) const;
   size_t message_bytes(const SendFlow& send) const;
   bool send_chunk(SendFlow& send, size_t bytes);
   // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
@@ -162,7 +170,7 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
   size_t bytes = 0;
   bool goes_on = may_send(&bytes), writes = send.in_chunks() && send.in_writes;
   if (send.told < send.sent) tell_written(send, !goes_on);
-  if (!goes_on) return false;
+  if (!goes_on || window_is_full(send)) return false;
   if (send.in_chunks() && send.memory != nullptr) {
     if (!send_chunk(send, bytes)) return false;
   } else {

@@ -30,7 +30,7 @@ class WriteBatches {
   }
 
  private:
-  static constexpr size_t kBatches = 8;
+  static constexpr size_t kBatches = 16;
   static size_t after(size_t batch) { return (batch + 1) % kBatches; }
 
   std::array<uint32_t, kBatches> pending_{};

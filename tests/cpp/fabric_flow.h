@@ -49,7 +49,7 @@ struct Flow : ChunkObserver, WrittenChunks {
     while (sent < chunks()) {
       const std::byte* data = source.data() + sent * chunk_bytes;
       size_t size = size_of(sent);
-      if (sent % 3 == 2 && size <= sender.endpoint->max_message()) {
+      if (sent % 7 == 2 && size <= sender.endpoint->max_message()) {
         SendBuffer* buffer = sender.endpoint->messages().acquire(to_receiver, false);
         if (buffer == nullptr) return;
         std::memcpy(buffer->data, data, size);

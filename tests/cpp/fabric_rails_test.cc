@@ -55,6 +55,17 @@ TEST(RailBalance, EvenLoadForAnySizes) {
   }
 }
 
+// As bytes for other peers are outstanding on one rail only.
+TEST(RailBalance, TheChunksOfAFlowTakeTurns) {
+  RailBalance balance;
+  balance.set_rails(2);
+  balance.sent(1, RailBalance::kFarBehind);
+  EXPECT_EQ(balance.choose(), 0u);
+  for (uint32_t index : {0, 1, 2, 3}) EXPECT_EQ(balance.choose_for_chunk(index), index % 2);
+  balance.sent(1, 1);
+  for (uint32_t index : {0, 1, 2, 3}) EXPECT_EQ(balance.choose_for_chunk(index), 0u);
+}
+
 // Repeats three chunks and the short message that asks for more of them.
 TEST(RailBalance, ShortMessagesBetweenChunks) {
   RailBalance balance;

@@ -286,5 +286,12 @@ TEST(Selector, ReachIsWhatCrossesTheNetworkUntilItIsKnownToBeThere) {
   EXPECT_EQ(reach_bytes(far, true), receive_budget_bytes(far));
 }
 
+TEST(Selector, TheSendWindowIsWhatCrossesTheNetworkInTwoLatenciesAndTwoChunksPerNic) {
+  NetworkModel network{20'000, 4'000, 1.25};
+  EXPECT_EQ(send_window_bytes({4, 4, false, true, network}, 128 << 10, 1), 50'000u + (256 << 10));
+  EXPECT_EQ(send_window_bytes({32, 4, false, true, network}, 64 << 10, 4), 6'250u + (512 << 10));
+  EXPECT_EQ(send_window_bytes({32, 4, false, true, network}, 64 << 10, 1), 256u << 10);
+}
+
 }  // namespace
 }  // namespace smddp
