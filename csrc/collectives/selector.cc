@@ -147,6 +147,14 @@ Plan plan_of_pairs(const Query& query, const Shape& shape) {
   return {Pattern::kDirect, bytes, choose_chunk(bytes, shape.network), false};
 }
 
+// What a rank's share of the NICs carries in so many latencies and two overheads, and `more` bytes.
+size_t reach_after(double latencies, size_t more, const Shape& shape) {
+  const NetworkModel& network = shape.network;
+  double ns = latencies * network.latency_ns + 2 * network.overhead_ns;
+  auto bytes = static_cast<size_t>(ns * network.bytes_per_ns / per_host(shape));
+  return std::min(bytes + more, receive_budget_bytes(shape));
+}
+
 }  // namespace
 
 Result<Algorithm> parse_algorithm(const std::string& text) {
@@ -205,15 +213,14 @@ size_t receive_budget_bytes(const Shape& shape) {
   return std::max<size_t>(256 << 10, host / ranks);
 }
 
-// A message takes a latency, and the processors of both ends. Where a write is known to be there only once it
-// has completed, it takes a latency to the target, one back, and one for the message that tells of it; a
-// chunk is under way, and another one waits to be told of.
-size_t reach_bytes(const Shape& shape, bool orders_messages) {
-  const NetworkModel& network = shape.network;
-  double ns = (orders_messages ? 1 : 3) * network.latency_ns + 2 * network.overhead_ns;
-  auto bytes = static_cast<size_t>(ns * network.bytes_per_ns / per_host(shape));
-  if (!orders_messages) bytes += 2 * kLargestChunk;
-  return std::min(bytes, receive_budget_bytes(shape));
+// A message takes a latency, and the processors of both ends.
+size_t reach_bytes(const Shape& shape) { return reach_after(1, 0, shape); }
+
+// A write takes a latency to the target, its completion one back, and the message that tells of it one more. It
+// queues behind the two chunks that each NIC has in the send window, one is under way, and two wait to be
+// told of.
+size_t reach_bytes(const Shape& shape, size_t chunk_bytes, size_t rails) {
+  return reach_after(3, (3 * rails + 2) * chunk_bytes, shape);
 }
 
 // A completion takes a latency to the target and one back.

@@ -72,13 +72,14 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 size_t receive_budget_bytes(const Shape& shape);
 
 // Bytes that cross the network to one rank between the time when they leave and the time when the rank knows
-// that they are there; at most the receive budget. `orders_messages`: messages arrive after the writes before
-// them, so that the sender needs not wait for a write's completion to tell of it.
-size_t reach_bytes(const Shape& shape, bool orders_messages);
+// that they are there; at most the receive budget. The first: messages arrive after the writes before them. The
+// second: the sender waits for a write's completion to tell of it, and has `rails` NICs.
+size_t reach_bytes(const Shape& shape);
+size_t reach_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 
-// Bytes of chunks that a rank has with its `rails` NICs at once, where a chunk's completion says that it has
-// arrived: what crosses the network until completions are back, and what the NICs have to do meanwhile. More
-// would not be faster, and what this rank has to say of earlier chunks would queue behind it.
+// In the second case: bytes of chunks that a rank has with its NICs at once. As many as cross the network until
+// completions are back, and what the NICs have to do meanwhile: more would not be faster, and what this rank has to
+// say of earlier chunks would queue behind it.
 size_t send_window_bytes(const Shape& shape, size_t chunk_bytes, size_t rails);
 
 // Inside a host: true if a fragment is read straight from the peers' memory instead of through slots. It

@@ -274,16 +274,17 @@ TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
   EXPECT_NE(page.find(table), std::string::npos) << "docs/selector.md should hold\n" << table;
 }
 
-// What the network carries in a latency and two overheads; three latencies, and two chunks, where a write's
+// What the network carries in a latency and two overheads; three latencies, and some chunks, where a write's
 // completion has to be waited for. The ranks of a host share it, and no rank takes more than its receive budget.
 TEST(Selector, ReachIsWhatCrossesTheNetworkUntilItIsKnownToBeThere) {
   NetworkModel network{20'000, 4'000, 1.25};
-  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, true), 35'000u);
-  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, false), 85'000u + 2 * (128 << 10));
-  EXPECT_EQ(reach_bytes({32, 4, false, true, network}, true), 35'000u / 8);
+  EXPECT_EQ(reach_bytes({4, 4, false, true, network}), 35'000u);
+  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, 64 << 10, 1), 85'000u + 5 * (64 << 10));
+  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, 64 << 10, 2), 85'000u + 8 * (64 << 10));
+  EXPECT_EQ(reach_bytes({32, 4, false, true, network}), 35'000u / 8);
   network.latency_ns = 10e6;
   Shape far{4, 4, false, true, network};
-  EXPECT_EQ(reach_bytes(far, true), receive_budget_bytes(far));
+  EXPECT_EQ(reach_bytes(far), receive_budget_bytes(far));
 }
 
 TEST(Selector, TheSendWindowIsWhatCrossesTheNetworkInTwoLatenciesAndTwoChunksPerNic) {
