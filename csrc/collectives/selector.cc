@@ -34,7 +34,7 @@ constexpr size_t kWholeFromAll = 64 << 10;
 // Smaller chunks cost more processor time than they save; larger ones do not fit a send buffer.
 constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kLargestChunk = 128 << 10;
-// On a network that is faster than the model says, a shorter window would leave the link idle.
+// On a network that is faster than the model says, a shorter window or reach would leave the link idle.
 constexpr size_t kLeastWindow = 256 << 10;
 
 size_t bound(size_t limit, size_t bucket, int ranks) {
@@ -220,7 +220,7 @@ size_t reach_bytes(const Shape& shape) { return reach_after(1, 0, shape); }
 // queues behind the two chunks that each NIC has in the send window, one is under way, and two wait to be
 // told of.
 size_t reach_bytes(const Shape& shape, size_t chunk_bytes, size_t rails) {
-  return reach_after(3, (3 * rails + 2) * chunk_bytes, shape);
+  return reach_after(3, std::max(kLeastWindow, (3 * rails + 2) * chunk_bytes), shape);
 }
 
 // A completion takes a latency to the target and one back.

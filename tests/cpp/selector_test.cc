@@ -279,6 +279,7 @@ TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
 TEST(Selector, ReachIsWhatCrossesTheNetworkUntilItIsKnownToBeThere) {
   NetworkModel network{20'000, 4'000, 1.25};
   EXPECT_EQ(reach_bytes({4, 4, false, true, network}), 35'000u);
+  EXPECT_EQ(reach_bytes({4, 4, false, true, network}, 32 << 10, 1), 85'000u + (256 << 10));
   EXPECT_EQ(reach_bytes({4, 4, false, true, network}, 64 << 10, 1), 85'000u + 5 * (64 << 10));
   EXPECT_EQ(reach_bytes({4, 4, false, true, network}, 64 << 10, 2), 85'000u + 8 * (64 << 10));
   EXPECT_EQ(reach_bytes({32, 4, false, true, network}), 35'000u / 8);
