@@ -25,9 +25,9 @@ bool all_shared(const std::vector<Extent>& extents) {
 FlowLimits Fragment::limits_of(const FragmentContext& context, size_t chunk_bytes) {
   if (context.shape.nodes == 1) return {};
   const fabric::Endpoint& endpoint = context.remote.endpoint();
-  if (endpoint.orders_messages()) return {reach_bytes(context.shape), SIZE_MAX};
+  if (endpoint.orders_messages()) return {reach_bytes(context.shape), SendWindow()};
   return {reach_bytes(context.shape, chunk_bytes, endpoint.rails()),
-          send_window_bytes(context.shape, chunk_bytes, endpoint.rails())};
+          SendWindow(send_window_bytes(context.shape, chunk_bytes, endpoint.rails()))};
 }
 
 bool Fragment::streams() const {

@@ -16,6 +16,9 @@ constexpr size_t kSharedAllReduce = 1 << 20;
 // Partial sums of other hosts wait at the owner until all have arrived, and partial sums for other hosts
 // wait until they are sent. This bounds that memory, per fragment.
 constexpr size_t kStagingBytes = 4 << 20;
+// With many hosts more memory is worth it, as long as it makes flows longer than a few messages.
+constexpr size_t kManyHostsStagingBytes = 16 << 20;
+constexpr size_t kLongFlow = 256 << 10;
 constexpr size_t kSmallestFragment = 64 << 10;
 constexpr double kLatenciesPerStep = 16;
 // Copying out of a slot into the output, by one core.
@@ -117,8 +120,10 @@ size_t choose_chunk(size_t fragment_bytes, const NetworkModel& network) {
 // The partial sums of other hosts that wait for a fragment of so many bytes of a block have room.
 size_t bound_by_staging(size_t limit, const Shape& shape) {
   if (shape.nodes < 2) return limit;
-  return std::min(
-      limit, std::max(kSmallestFragment, kStagingBytes / static_cast<size_t>(shape.nodes - 1)));
+  auto others = static_cast<size_t>(shape.nodes - 1);
+  size_t part = std::max(kStagingBytes / others,
+                         std::clamp(kManyHostsStagingBytes / others, kSmallestFragment, kLongFlow));
+  return std::min(limit, part);
 }
 
 // Whole elements; whole cache lines if there is more than one fragment.

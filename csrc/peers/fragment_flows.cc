@@ -236,16 +236,6 @@ bool FragmentFlows::has_turn(const SendFlow& send) const {
   return !steps_.kept() || (send.step <= steps_.open() && turns_.free_for(this));
 }
 
-// Flows that keep step start one after another, so those before the first that is not done have no chunks with the
-// NICs, and those of later steps none yet.
-bool FragmentFlows::window_is_full(const SendFlow& send) const {
-  if (!steps_.kept() || !send.in_chunks() || terms_.limits.window == SIZE_MAX) return false;
-  size_t chunks = 1;
-  for (size_t i = done_; i < sends_.size() && sends_[i].step <= send.step; ++i)
-    chunks += sends_[i].chunks.count();
-  return chunks * terms_.chunk_bytes > terms_.limits.window;
-}
-
 size_t FragmentFlows::message_bytes(const SendFlow& send) const {
   if (send.in_chunks()) return send.grant.chunk_bytes;
   size_t longest = remote_.endpoint().max_message();

@@ -14,14 +14,15 @@
 #include "peers/open_sends.h"
 #include "peers/rail_turns.h"
 #include "peers/remote_peers.h"
+#include "peers/send_window.h"
 #include "peers/step_order.h"
 
 namespace smddp {
 
-// What the network bounds; collectives/selector.h tells how.
+// What the network bounds.
 struct FlowLimits {
-  size_t reach = 0;          // reach_bytes()
-  size_t window = SIZE_MAX;  // send_window_bytes(), where completions say that chunks have arrived
+  size_t reach = 0;  // reach_bytes() of collectives/selector.h
+  SendWindow window;
 };
 
 // What both ends of a fragment's flows have in common.
@@ -119,8 +120,6 @@ class FragmentFlows {
   void count_arrived();
   size_t allowance(const ReceiveFlow& receive);
   bool has_turn(const SendFlow& send) const;
-  // Whether the NICs have so much to do that a chunk of `send` has to wait.
-  bool window_is_full(const SendFlow& send) const;
   size_t message_bytes(const SendFlow& send) const;
   bool send_chunk(SendFlow& send, size_t bytes);
   // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
@@ -170,7 +169,7 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
   size_t bytes = 0;
   bool goes_on = may_send(&bytes), writes = send.in_chunks() && send.in_writes;
   if (send.told < send.sent) tell_written(send, !goes_on);
-  if (!goes_on || window_is_full(send)) return false;
+  if (!goes_on || (steps_.kept() && terms_.limits.window.full(sends_, done_, send))) return false;
   if (send.in_chunks() && send.memory != nullptr) {
     if (!send_chunk(send, bytes)) return false;
   } else {

@@ -288,6 +288,22 @@ TEST(Selector, ReachIsWhatCrossesTheNetworkUntilItIsKnownToBeThere) {
   EXPECT_EQ(reach_bytes(far), receive_budget_bytes(far));
 }
 
+// 4 MiB for all hosts; with many of them 256 KiB from each, then 16 MiB for all.
+TEST(Selector, PartialSumsOfManyHostsWaitForLongFlows) {
+  auto fragment = [](int hosts) {
+    Query query{Collective::kReduceScatter, 64 << 20, 4};
+    Shape shape{hosts, hosts};
+    shape.network.bytes_per_ns = 50;
+    return select(query, shape, {}).fragment_bytes;
+  };
+  EXPECT_EQ(fragment(2), 4u << 20);
+  EXPECT_EQ(fragment(9), 512u << 10);
+  EXPECT_EQ(fragment(33), 256u << 10);
+  EXPECT_EQ(fragment(65), 256u << 10);
+  EXPECT_EQ(fragment(129), 128u << 10);
+  EXPECT_EQ(fragment(1025), 64u << 10);
+}
+
 TEST(Selector, TheSendWindowIsWhatCrossesTheNetworkInTwoLatenciesAndTwoChunksPerNic) {
   NetworkModel network{20'000, 4'000, 1.25};
   EXPECT_EQ(send_window_bytes({4, 4, false, true, network}, 128 << 10, 1), 50'000u + (256 << 10));
