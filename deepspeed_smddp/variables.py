@@ -295,9 +295,9 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "FABRIC_CURVE",
-        "20,4,1.25",
-        "network: latency in us, us per message, GB/s of a host",
-        "if the network is far from the default: the pattern follows from these values",
+        "auto",
+        "latency us, us per message, GB/s of a host; auto: measured; default",
+        "to override what is measured, as with `20,4,1.25`; `default` takes these numbers",
         in_core=True,
     ),
     Variable(

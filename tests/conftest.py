@@ -58,6 +58,7 @@ os.environ.update(
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "SMDDP_FABRIC_INTERFACE": "lo",
+        "SMDDP_FABRIC_CURVE": "default",  # test_measured_network.py measures
         "SMDDP_REPORT": "0",  # test_reports.py has it on
         "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
         "OMP_NUM_THREADS": "1",

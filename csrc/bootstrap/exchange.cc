@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* kFailed = "failed";
 constexpr size_t kLongestReason = 4096;
-constexpr uint32_t kRankInfoVersion = 0x534d0005;
+constexpr uint32_t kRankInfoVersion = 0x534d0006;
 
 void write(Writer& w, const FabricAddress& fabric) {
   w.number(fabric.state);
@@ -54,6 +54,8 @@ std::vector<uint8_t> encode(const RankInfo& info) {
   w.number(info.outbox_fd);
   write(w, info.fabric);
   w.number(info.routes);
+  w.bytes(info.network);
+  w.number(static_cast<uint8_t>(info.network_given));
   return std::move(w.out);
 }
 
@@ -75,6 +77,8 @@ Result<RankInfo> decode(const std::vector<uint8_t>& blob) {
   info.outbox_fd = r.number<int32_t>();
   info.fabric = read_fabric(r);
   info.routes = r.number<uint64_t>();
+  info.network = r.bytes<std::string>();
+  info.network_given = r.number<uint8_t>() != 0;
   if (!r.good) return Status(Code::kInternal, "a rank published damaged rank information");
   return info;
 }

@@ -39,6 +39,9 @@ struct RankInfo {
   int32_t doorbell_fd = -1;
   int32_t outbox_fd = -1;  // memfd of this group's outbox, -1 if the rank needs none
   uint64_t routes = 0;     // digest of Group::Options::routes
+  // The network model that the rank was given or, if none was, that of its latest group between hosts; "": none.
+  std::string network;
+  bool network_given = false;
   FabricAddress fabric;
 };
 

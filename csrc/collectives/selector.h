@@ -61,10 +61,12 @@ struct Plan {
   bool whole = false;  // AllReduce: one exchange of all bytes instead of sums and a gather
 };
 
-// The values of SMDDP_ALGORITHM and SMDDP_FABRIC_CURVE. kInvalid, with what the text may be, if it is
-// something else.
+// The values of SMDDP_ALGORITHM and the numbers of SMDDP_FABRIC_CURVE. kInvalid, with what the text may be, if
+// it is something else.
 Result<Algorithm> parse_algorithm(const std::string& text);
 Result<NetworkModel> parse_network_model(const std::string& text);
+// What parse_network_model() reads.
+std::string text_of(const NetworkModel& network);
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 

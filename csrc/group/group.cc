@@ -41,6 +41,12 @@ Status Group::status() {
   return health_.status();
 }
 
+void Group::use(const NetworkModel& network) {
+  Engine::Lock lock = engine_.lock();
+  shape_.network = network;
+  remote_.receive_budget() = ReceiveBudget(receive_budget_bytes(shape_));
+}
+
 void Group::set_timeout(uint64_t timeout_ns) {
   Engine::Lock lock = engine_.lock();
   failures_.set_timeout(timeout_ns);
@@ -59,7 +65,7 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
                       failures_.on_enqueued();
                       maker_.enqueue(operation);
                     });
-    recorder_.begin(*operation);
+    if (options_.recorded) recorder_.begin(*operation);
     guarded([&] { progress(); });
     recorder_.end_call();
     // If only some of its fragments could be made, they never start.
@@ -184,11 +190,13 @@ bool Group::give_up() {
 
 GroupState Group::state(bool with_connections) {
   Engine::Lock lock = engine_.lock();
-  GroupState state{name(), rank(), {}, {}, {}, operations_, finished_, health_.status(), {}, {}};
+  GroupState state{name(),    rank(),           {}, {}, {}, operations_,
+                   finished_, health_.status(), {}, {}, {}};
   for (Rank r = 0; r < ranks(); ++r) {
     state.members.push_back(members_.called(r));
     state.hosts.push_back(members_.host(r));
   }
+  if (shape_.nodes > 1) state.network = text_of(shape_.network);
   state.tallies = tallies_.all();
   state.oldest = health_.ok() ? oldest(now_ns()) : broken_at_;
   if (with_connections) state.connections = connections(local_, remote_, remote_watch_, now_ns());

@@ -52,6 +52,9 @@ class Group : private Progressable {
     std::string routes = {};
     // In a group of at most so many, each rank reads what every rank has published.
     int few_ranks = 32;
+    // Of the network between hosts, instead of what SMDDP_FABRIC_CURVE says.
+    std::optional<NetworkModel> network = {};
+    bool recorded = true;  // its operations, in the flight recorder
   };
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.
@@ -85,6 +88,7 @@ class Group : private Progressable {
 
  private:
   friend class GroupMaking;
+  void use(const NetworkModel& network);  // before the first operation
   Group(Engine& engine, Options options, GroupParts parts);
 
   bool busy() const override;
@@ -123,7 +127,7 @@ class Group : private Progressable {
   const Options options_;
   const JobKey key_;
   const Members members_;
-  const Shape shape_;
+  Shape shape_;
   LocalPeers local_;
   RemotePeers remote_;
   RailTurns turns_;

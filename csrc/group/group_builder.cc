@@ -9,6 +9,7 @@
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/random.h"
+#include "group/network_measurement.h"
 #include "patterns/pattern.h"
 
 namespace smddp {
@@ -81,16 +82,14 @@ Result<GroupParts> GroupBuilder::finish() {
 Status GroupBuilder::parse_settings() {
   Result<Algorithm> algorithm = parse_algorithm(env::get("ALGORITHM"));
   if (!algorithm) return algorithm.status();
-  Result<NetworkModel> network = parse_network_model(env::get("FABRIC_CURVE"));
-  if (!network) return network.status();
   algorithm_ = algorithm.value();
-  network_ = network.value();
-  return {};
+  return network_.read_settings();
 }
 
 Status GroupBuilder::agree() {
   Status known = agree_on_secret();
   if (known) known = agree_on_routes();
+  if (known) known = network_.agree(infos_, *members_);
   alike_ = !known;
   return known;
 }
@@ -121,6 +120,7 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   mine->pid = getpid();
   for (char c : options_.routes)
     mine->routes = extend_digest(mine->routes, static_cast<unsigned char>(c));
+  network_.describe(mine);
   mine->presence_fd = engine_.presence().presence_fd();
   mine->doorbell_fd = engine_.presence().doorbell_fd();
   if (ranks_ == 1) return {};
@@ -316,13 +316,15 @@ Status GroupBuilder::await_hosts(const Topology& topology) {
   std::vector<int> first_of_hosts;
   for (int n = 0; n < topology.nodes(); ++n) first_of_hosts.push_back(topology.node(n)[0]);
   if (topology.local_index(rank_) == 0) {
-    if (Status out = exchange_.publish_joined(); !out) return out;
+    Status out = exchange_.publish_joined(network_.measure(store_, topology, rank_));
+    if (!out) return out;
   }
-  return exchange_.await_joined(first_of_hosts);
+  auto agreed = exchange_.await_joined(first_of_hosts, agree_on_measurements);
+  return agreed ? network_.take(agreed.value(), rank_) : agreed.status();
 }
 
 Status GroupBuilder::join_remote_peers() {
-  shape_ = {ranks_, topology().nodes(), false, pattern::equal_nodes(topology()), network_};
+  shape_ = {ranks_, topology().nodes(), false, pattern::equal_nodes(topology()), network_.model()};
   remote_.emplace(key_, message_key(*secret_, key_), rank_, ranks_,
                   topology().nodes() > 1 ? engine_.open_fabric() : nullptr,
                   receive_budget_bytes(shape_), shape_.equal_nodes ? shape_.nodes : 0);

@@ -15,6 +15,7 @@
 #include "bootstrap/store.h"
 #include "group/group.h"
 #include "group/info_exchange.h"
+#include "group/network_agreement.h"
 
 namespace smddp {
 
@@ -40,7 +41,8 @@ class GroupBuilder {
         ranks_(ranks),
         options_(options),
         exchange_(store, rank, ranks, {options.timeout_ns, options.few_ranks},
-                  [this](Rank of, const RankInfo& info) { return look(of, info); }) {}
+                  [this](Rank of, const RankInfo& info) { return look(of, info); }),
+        network_(engine, options) {}
 
   // Both may throw. After build() this rank has joined its host.
   Result<GroupParts> build();
@@ -50,8 +52,10 @@ class GroupBuilder {
   Status join(std::vector<RankInfo> infos);
   Result<GroupParts> finish();
   std::vector<RankInfo> take_infos() { return std::move(infos_); }
-  // Waits until all hosts of `topology`, the group's, have joined.
+  // Waits until all hosts of `topology`, the group's, have joined. Settles network(): measures it first, if this
+  // rank is one of those that do.
   Status await_hosts(const Topology& topology);
+  const NetworkModel& network() const { return network_.model(); }
   // Removes from the store what no rank reads any more. After await_hosts().
   void forget() { exchange_.forget(); }
   // The error of the group, of which `why` is this rank's; tells it to the other ranks.
@@ -84,7 +88,7 @@ class GroupBuilder {
   std::shared_ptr<intranode::Neighbor> watched_;  // while this rank waits for it
   bool alike_ = false;                            // all ranks have found the error
   Algorithm algorithm_ = Algorithm::kAuto;
-  NetworkModel network_;
+  NetworkAgreement network_;
   Shape shape_;
   std::unique_ptr<intranode::Outbox> outbox_;
   std::vector<RankInfo> infos_;         // by rank

@@ -58,6 +58,7 @@ struct GroupState {
   Status status;
   std::optional<OldestOperation> oldest;  // in a broken group: when it broke
   std::vector<Connection> connections;    // if asked for
+  std::string network;                    // the model that operations between hosts follow
 };
 
 }  // namespace smddp

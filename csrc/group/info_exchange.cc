@@ -48,6 +48,16 @@ std::chrono::milliseconds longest_pause_of(int ranks) {
   return std::max(std::chrono::milliseconds(50), std::chrono::milliseconds(ranks / 4));
 }
 
+// Of a text, which may be empty: some stores keep no empty value.
+Blob value_of(const std::string& text) {
+  Blob value(1 + text.size(), 1);
+  std::copy(text.begin(), text.end(), value.begin() + 1);
+  return value;
+}
+std::string found_in(const Blob& value) {
+  return value.empty() ? std::string() : std::string(value.begin() + 1, value.end());
+}
+
 template <class T>
 Result<std::vector<T>> decode_all(const std::vector<Blob>& blobs,
                                   Result<T> (*decode_one)(const Blob&)) {
@@ -234,12 +244,25 @@ Result<Blob> InfoExchange::await(const std::string& key, Rank by, const std::str
   return std::move(values.value()[0]);
 }
 
-Status InfoExchange::publish_joined() { return store_.set(key_of(kJoined, rank_), {1}); }
+Status InfoExchange::publish_joined(const std::string& found) {
+  return store_.set(key_of(kJoined, rank_), value_of(found));
+}
 
-Status InfoExchange::await_joined(const std::vector<Rank>& first_of_hosts) {
-  if (!few() && rank_ != 0) return await(kAllJoined, 0, kJoined, first_of_hosts).status();
-  Status joined = collect(store_, kJoined, first_of_hosts).status();
-  return joined.ok() && !few() ? store_.set(kAllJoined, {1}) : joined;
+Result<std::string> InfoExchange::await_joined(const std::vector<Rank>& first_of_hosts,
+                                               const Agree& agree) {
+  if (!few() && rank_ != 0) {
+    auto told = await(kAllJoined, 0, kJoined, first_of_hosts);
+    if (!told) return told.status();
+    return found_in(told.value());
+  }
+  auto joined = collect(store_, kJoined, first_of_hosts);
+  if (!joined) return joined.status();
+  Found found;
+  for (const Blob& value : joined.value()) found.push_back(found_in(value));
+  std::string agreed = agree(found);
+  if (few()) return agreed;
+  if (Status out = store_.set(kAllJoined, value_of(agreed)); !out) return out;
+  return agreed;
 }
 
 void InfoExchange::forget() {

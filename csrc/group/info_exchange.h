@@ -39,9 +39,12 @@ class InfoExchange {
   // After infos(). All ranks name the same ranks.
   Status publish(const FabricAddress& mine);
   Result<std::vector<FabricAddress>> fabrics(const std::vector<Rank>& of);
-  // The first rank of each host says that its host has joined; every rank waits for all hosts.
-  Status publish_joined();
-  Status await_joined(const std::vector<Rank>& first_of_hosts);
+  // The first rank of each host says that its host has joined, and what it has found out; every rank waits for
+  // all hosts. The result is the same on all ranks: what `agree` makes of all that was found.
+  using Found = std::vector<std::string>;
+  using Agree = std::function<std::string(const Found&)>;
+  Status publish_joined(const std::string& found = {});
+  Result<std::string> await_joined(const std::vector<Rank>& first_of_hosts, const Agree& agree);
   // Whether ranks of this host may still read what they know of all ranks from this one.
   bool hands_on() const { return !handed_.empty(); }
   // Removes what this rank has published. Called once all hosts have joined: no rank reads it any more.

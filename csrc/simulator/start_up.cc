@@ -98,7 +98,9 @@ Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInf
     if (!out) return out;
   }
   for (auto& exchange : exchanges) {
-    Status joined = step([&] { return exchange->await_joined(first_of_hosts); });
+    Status joined = step([&] {
+      return exchange->await_joined(first_of_hosts, [](const auto&) { return ""; }).status();
+    });
     if (!joined) return joined;
   }
   for (auto& exchange : exchanges) exchange->forget();

@@ -147,6 +147,7 @@ py::list group_states(bool with_connections) {
     d["peers"] = tallies_of(group);
     d["submitted"] = group.submitted;
     d["finished"] = group.finished;
+    d["network"] = group.network;
     d["error"] = group.status.message();
     d["oldest"] = described(group);
     if (with_connections) d["connections"] = connections_of(group);

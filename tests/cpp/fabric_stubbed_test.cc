@@ -482,6 +482,8 @@ TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
   MemoryStore store(std::chrono::seconds(5));
   RankInfo info;
   info.host = info.host_name = "host-B";
+  info.network = text_of(NetworkModel{});
+  info.network_given = true;
   info.fabric = {FabricAddress::State::kOpen, other.endpoint->address(), ""};
   ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
   ASSERT_TRUE(store.set("joined/1", {1}).ok());

@@ -81,6 +81,7 @@ def test_each_of_four_faults_is_named(testbed: MAKE, tmp_path: Path) -> None:
     assert [5] in by_name(report, "slow rank")
     slow = next(row for row in report["deviations"] if row["name"] == "slow rank")
     assert "other processes" in text_of(report, "slow rank") or slow["ranks"] != [5]
+    assert report["measured"]["network"] == "20,4,1.25"  # tests/conftest.py gives it
     links = report["measured"]["links"]
     assert sorted(link["hosts"] for link in links) == [
         ["host0", "host1"],

@@ -178,6 +178,15 @@ def test_a_clock_counts_only_beyond_what_is_uncertain() -> None:
     assert found.ranks == (2, 3) and "2 s behind" in found.text
 
 
+def test_the_page_shows_the_network_that_operations_assume() -> None:
+    models = ["20,4,0.12", "30,4,0.12", "25,6,0.11"]
+    halves = [{"round": 0, "partner": 2, "state": "measured", "network": m} for m in models]
+    part: dict[str, Any] = {"core": {"seconds": 0.02, "waited": 0.0}, "clock": None}
+    measured = measurements.joined({0: {**part, "links": halves}}, job("ab"))
+    assert measured.to_json()["network"] == "25,4,0.12"
+    assert any("the network 25,4,0.12" in sentence for sentence in measured.sentences())
+
+
 def test_ranks_that_can_not_measure_are_passed_over_and_said() -> None:
     ranks = job("abc")
     for rank in (2, 4, 5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -43,6 +44,7 @@ class Measured:
     left_out: list[str] = field(default_factory=list)
     hosts: int = 0
     missing: list[int] = field(default_factory=list)
+    network: str = ""
 
     def deviations(self, ranks: Sequence[RankFacts]) -> list[Deviation]:
         """What is slow, blocked or far off, and ranks that did not finish."""
@@ -60,6 +62,7 @@ class Measured:
             "clocks": {str(rank): clock.to_json() for rank, clock in self.clocks.items()},
             "links": [link.to_json() for link in self.links],
             "hosts_not_measured": self.left_out,
+            "network": self.network,
         }
 
     def sentences(self) -> Iterator[str]:
@@ -70,6 +73,8 @@ class Measured:
             low, high = (link_findings.shown(rate) for rate in (min(rates), max(rates)))
             span = low if low == high else f"{low} to {high}"
             yield f"{len(rates)} of {pairs} links between hosts: {span} each way"
+        if self.network:
+            yield f"operations between hosts assume the network {self.network} (docs/selector.md)"
         if self.left_out:
             yield f"no links of {', '.join(self.left_out[:4])}: no rank there can measure"
         if self.cores:
@@ -127,7 +132,14 @@ def joined(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[RankFacts]) -
         [name for host_id, name in hosts.items() if host_id not in able],
         len(hosts),
         sorted({rank.rank for rank in taking_part(ranks)} - set(parts)),
+        _median_model([half.network for own in halves.values() for half in own if half.network]),
     )
+
+
+def _median_model(models: Sequence[str]) -> str:
+    """The median of each number of models as ``SMDDP_FABRIC_CURVE`` holds them; "" of none."""
+    numbers = [[float(number) for number in model.split(",")] for model in models]
+    return ",".join(f"{statistics.median(column):.4g}" for column in zip(*numbers, strict=True))
 
 
 def _unfinished(rank: int, ranks: Sequence[RankFacts]) -> Deviation:

@@ -18,8 +18,10 @@ _ALL_SECONDS = 0.15
 _REPEAT, _GROW, _STOP = 0, 1, 2
 
 
-def measure(store: Any, place: int, name: str, seconds: float) -> float:
+def measure(store: Any, place: int, name: str, seconds: float) -> tuple[float, str]:
     """Bytes per second each way, at the same time, between this rank and one other.
+
+    Also the network model that their group uses, as ``SMDDP_FABRIC_CURVE`` holds one.
 
     Both ranks call it. The best call of the largest size counts: what else runs on the machines
     makes a call slower, never faster than the link.
@@ -39,11 +41,12 @@ def measure(store: Any, place: int, name: str, seconds: float) -> float:
     group = _C.ProcessGroupSMDDP(store, place, 2, timeout, name, _no_fallback, _no_measurement)
     try:
         rate = _rate(group, place)
+        models = [state["network"] for state in _C.group_states() if state["name"] == name]
     except BaseException:
         group.abort()
         raise
     group.shutdown()
-    return rate
+    return rate, models[0] if models else ""
 
 
 def _rate(group: Any, place: int) -> float:

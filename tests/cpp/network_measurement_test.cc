@@ -1,0 +1,240 @@
+// The network model that a group between hosts measures: who measures, what follows from the times, and that
+// all ranks use the same numbers.
+#include "group/network_measurement.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "common/clock.h"
+#include "common/env.h"
+#include "world.h"
+
+namespace smddp {
+namespace {
+
+using std::chrono_literals::operator""ms;
+
+const std::string kUsual = text_of(NetworkModel{});
+
+Topology hosts(int nodes, int ranks_per_node) {
+  std::vector<std::string> names;
+  for (int i = 0; i < nodes * ranks_per_node; ++i)
+    names.push_back("h" + std::to_string(i / ranks_per_node));
+  return Topology(names);
+}
+
+TEST(MeasuringPair, AFewPairsHoweverManyHostsThereAre) {
+  for (int nodes : {2, 3, 5, 16, 17, 33, 1000}) {
+    Topology topology = hosts(nodes, 2);
+    std::set<std::pair<Rank, Rank>> pairs;
+    int measuring = 0;
+    for (Rank r = 0; r < topology.ranks(); ++r) {
+      auto pair = measuring_pair(topology, r);
+      if (!pair) continue;
+      EXPECT_TRUE(pair->first == r || pair->second == r);
+      EXPECT_FALSE(topology.same_node(pair->first, pair->second));
+      pairs.insert(*pair);
+      ++measuring;
+    }
+    EXPECT_EQ(pairs.size(), static_cast<size_t>(std::min(nodes / 2, kMeasuringPairs))) << nodes;
+    EXPECT_EQ(measuring, 2 * static_cast<int>(pairs.size())) << nodes;
+  }
+}
+
+TEST(MeasuringPair, NobodyInsideAHost) { EXPECT_FALSE(measuring_pair(hosts(1, 4), 0)); }
+
+TEST(NetworkMeasurement, TheModelFollowsFromTheTimes) {
+  NetworkModel model = model_of({30e3, 24e3, 4, 1e6, 1e6 + 30e3});
+  EXPECT_NEAR(model.overhead_ns, 6e3, 1);
+  EXPECT_NEAR(model.latency_ns, 24e3, 1);
+  EXPECT_NEAR(model.bytes_per_ns, 1.0, 1e-6);
+  // The exchanges in flight wait for the latency: what a message costs can't be seen.
+  EXPECT_NEAR(model_of({800e3, 100e3, 4, 1e6, 1e7}).overhead_ns, 4e3, 1);
+}
+
+TEST(NetworkMeasurement, DisturbedTimesGiveNoAbsurdModel) {
+  for (Timings timings : {Timings{}, Timings{1e12, 1e12, 1, 1, 1e12}, Timings{1, 1, 4, 1e12, 1},
+                          Timings{1e12, 0, 0, 1e6, 1}}) {
+    NetworkModel model = model_of(timings);
+    EXPECT_GE(model.latency_ns, 1e3);
+    EXPECT_LE(model.latency_ns, 10e6);
+    EXPECT_GE(model.overhead_ns, 100);
+    EXPECT_LE(model.overhead_ns, 50e3);
+    EXPECT_GE(model.bytes_per_ns, 1e-3);
+    EXPECT_LE(model.bytes_per_ns, 1e3);
+  }
+}
+
+TEST(NetworkMeasurement, RanksAgreeOnMediansOfTwoDigits) {
+  EXPECT_EQ(agree_on_measurements({"", "21.44,3.06,0.11749", "9999,50,0.001", "19,2,0.118"}),
+            "21,3.1,0.12");
+  EXPECT_EQ(agree_on_measurements({"", "nonsense"}), "");
+}
+
+// What each rank uses, by rank, and which keys were written.
+struct Made {
+  std::vector<std::string> networks;
+  std::vector<std::string> errors;
+  std::set<std::string> keys;
+  bool measured() const { return keys.lower_bound("network/") != keys.lower_bound("network0"); }
+};
+
+// Stops its rank's engine for some time when the rank has said that it has joined its pair.
+class StoppingStore final : public CountingStore {
+ public:
+  StoppingStore(Store& store, Engine& engine, std::chrono::milliseconds stop)
+      : CountingStore(store, ""), engine_(engine), stop_(stop) {}
+  ~StoppingStore() override {
+    if (stopped_.joinable()) stopped_.join();
+  }
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    Status done = CountingStore::set(key, value);
+    if (stop_.count() > 0 && key.starts_with("network/0/joined/")) {
+      stopped_ = std::thread([this] {
+        auto lock = engine_.lock();
+        std::this_thread::sleep_for(stop_);
+      });
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return done;
+  }
+
+ private:
+  Engine& engine_;
+  const std::chrono::milliseconds stop_;
+  std::thread stopped_;
+};
+
+class MeasuredGroup : public testing::Test {
+ protected:
+  MeasuredGroup() { set("auto"); }
+  ~MeasuredGroup() override { set(before_.c_str()); }
+  static void set(const char* curve) { ::setenv("SMDDP_FABRIC_CURVE", curve, 1); }
+
+  // A group with one rank per letter, which is its host; the engines stay for the next group.
+  Made make(const std::string& layout, const Group::Options& of_first = {}) {
+    MemoryStore store;
+    Made made;
+    std::mutex mutex;
+    std::vector<std::thread> threads;
+    engines_.resize(std::max(engines_.size(), layout.size()));
+    made.networks.resize(layout.size());
+    for (size_t r = 0; r < layout.size(); ++r) {
+      threads.emplace_back([&, r] {
+        if (!engines_[r]) engines_[r] = std::move(Engine::create().value());
+        StoppingStore view(store, *engines_[r], r + 1 == layout.size() ? stop_last_ : 0ms);
+        Group::Options options = r == 0 ? of_first : Group::Options();
+        options.name = "g";
+        options.host = layout.substr(r, 1);
+        options.few_ranks = few_ranks_;
+        auto group = Group::create(*engines_[r], view, static_cast<int>(r),
+                                   static_cast<int>(layout.size()), options);
+        std::lock_guard lock(mutex);
+        for (const auto& [key, value] : view.written) made.keys.insert(key);
+        if (!group) {
+          made.errors.push_back(group.status().message());
+          return;
+        }
+        made.networks[r] = group.value()->state().network;
+        groups_.push_back(std::move(group.value()));
+      });
+    }
+    for (std::thread& t : threads) t.join();
+    groups_.clear();
+    return made;
+  }
+
+  int few_ranks_ = 32;
+  std::chrono::milliseconds stop_last_{0};
+  const std::string before_ = env::get("FABRIC_CURVE");
+  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+void expect_alike(const Made& made) {
+  EXPECT_TRUE(made.errors.empty()) << made.errors[0];
+  for (const std::string& network : made.networks) EXPECT_EQ(network, made.networks[0]);
+  EXPECT_TRUE(parse_network_model(made.networks[0]).ok()) << made.networks[0];
+}
+
+TEST_F(MeasuredGroup, AllRanksUseTheSameNumbersAndLaterGroupsTakeThemOver) {
+  for (int few : {32, 2}) {
+    few_ranks_ = few;
+    engines_.clear();
+    Made first = make("AABB");
+    expect_alike(first);
+    EXPECT_TRUE(first.measured());
+    EXPECT_NE(first.networks[0], kUsual);
+    Made second = make("AABB");
+    expect_alike(second);
+    EXPECT_FALSE(second.measured());
+    EXPECT_EQ(second.networks, first.networks);
+  }
+}
+
+TEST_F(MeasuredGroup, AGroupWithARankThatKnowsNothingMeasuresAgain) {
+  expect_alike(make("AB"));
+  Made larger = make("ABC");
+  expect_alike(larger);
+  EXPECT_TRUE(larger.measured());
+}
+
+TEST_F(MeasuredGroup, NothingIsMeasuredInsideAHostOrIfTheModelIsGiven) {
+  Made inside = make("AA");
+  EXPECT_FALSE(inside.measured());
+  EXPECT_EQ(inside.networks[0], "");
+  for (auto [given, used] : {std::pair("50,2.5,3", "50,2.5,3"), {"default", "20,4,1.25"}}) {
+    set(given);
+    Made made = make("AB");
+    expect_alike(made);
+    EXPECT_FALSE(made.measured());
+    EXPECT_EQ(made.networks[0], used);
+  }
+}
+
+TEST_F(MeasuredGroup, AnotherGivenModelIsAnErrorThatAllRanksTell) {
+  Group::Options options;
+  options.network = NetworkModel{1e3, 1e3, 1};
+  for (const char* others : {"auto", "20,4,1.25"}) {
+    set(others);
+    Made made = make("ABB", options);
+    ASSERT_EQ(made.errors.size(), 3u);
+    for (const std::string& error : made.errors)
+      EXPECT_NE(error.find("another SMDDP_FABRIC_CURVE"), std::string::npos) << error;
+  }
+}
+
+TEST_F(MeasuredGroup, ARankThatIsStoppedMeanwhileGivesNoAbsurdNumbers) {
+  stop_last_ = 1000ms;
+  uint64_t began = now_ns();
+  Made made = make("AAB");
+  EXPECT_LT(now_ns() - began, 6'000'000'000ull);
+  expect_alike(made);
+  EXPECT_EQ(made.networks[0], kUsual);
+}
+
+// A rank that has joined and never measures: it was stopped.
+TEST_F(MeasuredGroup, ARankThatDoesNotMeasureDelaysTheGroupByItsOwnTimeoutOnly) {
+  auto engine = Engine::create();
+  auto other = Engine::create();
+  ASSERT_TRUE(engine.ok() && other.ok());
+  MemoryStore store;
+  RankInfo info;
+  info.host = info.host_name = "B";
+  info.fabric = {FabricAddress::State::kOpen, other.value()->fabric().value()->address(), "", {}};
+  ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
+  ASSERT_TRUE(store.set("joined/1", {1}).ok());
+  uint64_t began = now_ns();
+  auto group = Group::create(*engine.value(), store, 0, 2, {.name = "g", .host = "A"});
+  ASSERT_TRUE(group.ok()) << group.status().message();
+  EXPECT_LT(now_ns() - began, 10'000'000'000ull);
+  EXPECT_EQ(group.value()->state().network, kUsual);
+}
+
+}  // namespace
+}  // namespace smddp
