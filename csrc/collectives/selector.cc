@@ -21,6 +21,10 @@ constexpr size_t kManyHostsStagingBytes = 16 << 20;
 constexpr size_t kLongFlow = 256 << 10;
 constexpr size_t kSmallestFragment = 64 << 10;
 constexpr double kLatenciesPerStep = 16;
+// On a slow network a rank waits longer for its processor than for the wire: the least bytes of a step, and of
+// the reach of a host's ranks together.
+constexpr size_t kSmallestStep = 256 << 10;
+constexpr double kSmallestReach = 32 << 10;
 // Copying out of a slot into the output, by one core.
 constexpr double kCopyBytesPerNs = 5;
 // Headers of a message: this library's, the provider's and those of TCP/IP, with the acknowledgement's
@@ -39,6 +43,9 @@ constexpr size_t kSmallestChunk = 16 << 10;
 constexpr size_t kLargestChunk = 128 << 10;
 // On a network that is faster than the model says, a shorter window or reach would leave the link idle.
 constexpr size_t kLeastWindow = 256 << 10;
+// What a network carries in a message's processor time, for the choice of a chunk, at the least: that of
+// 10 Gbit/s. On slower networks the formula asks for chunks that cost processor time and save nothing.
+constexpr double kLeastInOverhead = 5000;
 
 size_t bound(size_t limit, size_t bucket, int ranks) {
   if (bucket == 0) return limit;
@@ -106,14 +113,14 @@ Pattern choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algori
 // again.
 size_t step_bytes(const NetworkModel& network) {
   double bytes = kLatenciesPerStep * network.latency_ns * network.bytes_per_ns;
-  return std::bit_floor(std::max(kSmallestFragment, static_cast<size_t>(bytes)));
+  return std::bit_floor(std::max(kSmallestStep, static_cast<size_t>(bytes)));
 }
 
 // A flow of S bytes goes in chunks of c bytes through two stages, the wire and the host. That takes
 // (S/c + 1)(overhead + c/B), which has its minimum at c = sqrt(S * overhead * B).
 size_t choose_chunk(size_t fragment_bytes, const NetworkModel& network) {
-  double best =
-      std::sqrt(static_cast<double>(fragment_bytes) * network.overhead_ns * network.bytes_per_ns);
+  double in_overhead = std::max(kLeastInOverhead, network.overhead_ns * network.bytes_per_ns);
+  double best = std::sqrt(static_cast<double>(fragment_bytes) * in_overhead);
   return std::bit_floor(std::clamp(static_cast<size_t>(best), kSmallestChunk, kLargestChunk));
 }
 
@@ -156,7 +163,8 @@ Plan plan_of_pairs(const Query& query, const Shape& shape) {
 size_t reach_after(double latencies, size_t more, const Shape& shape) {
   const NetworkModel& network = shape.network;
   double ns = latencies * network.latency_ns + 2 * network.overhead_ns;
-  auto bytes = static_cast<size_t>(ns * network.bytes_per_ns / per_host(shape));
+  double of_host = std::max(kSmallestReach, ns * network.bytes_per_ns);
+  auto bytes = static_cast<size_t>(of_host / per_host(shape));
   return std::min(bytes + more, receive_budget_bytes(shape));
 }
 

@@ -223,6 +223,21 @@ TEST(Selector, ChunksGrowWithTheShardAndStayInBounds) {
   }
 }
 
+TEST(Selector, ASlowNetworkHasNoSmallerChunksThanOneOfTenGigabits) {
+  for (size_t shard : {64 << 10, 256 << 10, 4 << 20}) {
+    Query query{Collective::kAllGather, shard, 1};
+    Plan usual = select(query, {2, 2, false, true, {}}, {});
+    Plan slow = select(query, {2, 2, false, true, {20'000, 4'000, 0.125}}, {});
+    EXPECT_EQ(slow.chunk_bytes, usual.chunk_bytes) << shard;
+  }
+}
+
+TEST(Selector, ASlowNetworkHasStepsOf256KiBAndAReachOf32) {
+  Shape slow{8, 4, false, true, {20'000, 4'000, 0.125}};
+  EXPECT_EQ(select({Collective::kAllGather, 4 << 20, 1}, slow, {}).fragment_bytes, 256u << 10);
+  EXPECT_EQ(reach_bytes(slow, true), 16u << 10);
+}
+
 TEST(Selector, ANetworkModelIsThreeNumbersAboveZero) {
   EXPECT_EQ(parse_network_model("5,0.5,50").value().bytes_per_ns, 50);
   for (const char* bad : {"", "5", "5,1", "5,1,0", "5,-1,2", "a,b,c", "1,2,3,4"}) {
