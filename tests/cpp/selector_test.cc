@@ -235,7 +235,7 @@ TEST(Selector, ASlowNetworkHasNoSmallerChunksThanOneOfTenGigabits) {
 TEST(Selector, ASlowNetworkHasStepsOf256KiBAndAReachOf32) {
   Shape slow{8, 4, false, true, {20'000, 4'000, 0.125}};
   EXPECT_EQ(select({Collective::kAllGather, 4 << 20, 1}, slow, {}).fragment_bytes, 256u << 10);
-  EXPECT_EQ(reach_bytes(slow, true), 16u << 10);
+  EXPECT_EQ(reach_bytes(slow), 16u << 10);
 }
 
 TEST(Selector, ANetworkModelIsThreeNumbersAboveZero) {
