@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepspeed_smddp.plan.constants import values
+from deepspeed_smddp.plan.simulated_time import simulated
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -55,17 +56,33 @@ class Step:
         return self.scheme, self.workload, self.layout, self.rate
 
 
-def predicted(busy: float, wire_bytes: float, ceiling: float, scheme: str) -> float:
+@dataclass(frozen=True)
+class Traffic:
+    """Communication of a step: ``nbytes`` out of each host at least, in so many collectives."""
+
+    nbytes: float
+    collectives: int
+    hosts: int
+    ranks_per_host: int
+
+    def seconds(self, rate: float) -> float:
+        """By the simulated AllGather, over links that carry ``rate`` bytes per second."""
+        parts = self.collectives * (self.hosts - 1) * self.ranks_per_host
+        rail = rate / self.ranks_per_host
+        one = simulated("all_gather", self.hosts, self.nbytes / parts, rail)
+        return self.collectives * one.seconds
+
+
+def predicted(busy: float, traffic: Traffic, ceiling: float, scheme: str) -> float:
     """Seconds of a step, as ``step_time`` has it: computing, and communication less what overlaps.
 
     Args:
         busy: seconds of the step with ranks that do not communicate.
-        wire_bytes: least bytes through one host's link in one direction.
-        ceiling: bytes per second that TCP sockets reached on that link.
+        ceiling: bytes per second that TCP sockets reached on a host's link.
         scheme: "ZeRO-3" has the overlap of DeepSpeed, others that of FSDP.
     """
     c = values()
-    wire = wire_bytes / (ceiling * c["smddp.network"])
+    wire = traffic.seconds(ceiling * c["smddp.network"])
     share = c["overlap.deepspeed" if scheme == "ZeRO-3" else "overlap.share"]
     return busy + wire - share * min(busy, wire)
 
@@ -88,8 +105,14 @@ def steps() -> list[Step]:
         silent = [row for row in rows if row["competitor"] == "fake"]
         if ours and silent:
             busy = _median(silent, "step_ms") / 1e3
-            bytes_, ceiling = _median(ours, "least_wire_bytes"), _median(ours, "ceiling")
-            expected = predicted(busy, bytes_, ceiling, key[1])
+            traffic = Traffic(
+                _median(ours, "least_wire_bytes"),
+                # Of each layer: gathered in both passes, reduced once.
+                3 * int(ours[0]["layers"]),
+                int(ours[0]["hosts"]),
+                int(ours[0]["ranks_per_host"]),
+            )
+            expected = predicted(busy, traffic, _median(ours, "ceiling"), key[1])
             found.append(Step(*key, _median(ours, "step_ms") / 1e3, busy, expected))
     return found
 
@@ -117,7 +140,8 @@ Written by `python benchmarks/planner_emulated.py` from the rows in `benchmarks/
 
 The planner has no model of a CPU. So computing is the measured step of ranks that do not
 communicate, and the rate of the links is what TCP sockets reached in the same run. The rest is the
-planner's: the share of the network that smddp fills, and the share of communication that overlaps,
+planner's: the share of the network that carries data, the simulated AllGather on links of that rate
+in place of every collective (three of each layer), and the share of communication that overlaps,
 with the constants that were fitted to [published speeds of GPUs](planner-validation.md). None was
 fitted to these rows.
 

@@ -24,12 +24,10 @@ from calls.call_rows import Row
 from calls.chart_parts import size_text
 from shared import csv_rows
 from shared.chart import light_grid, plt, save
-
-import deepspeed_smddp
+from shared.simulated import simulate, sizes_option
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "scale.md"
-COMMAND = Path(deepspeed_smddp.__file__).parent / "smddp_simulate"
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -73,19 +71,6 @@ GBIT = {"1gbit": 1.0, "100mbit": 0.1}
 
 
 # --- what is run ---------------------------------------------------------------------------------
-
-
-def simulate(hosts: int, ranks_per_host: int, *options: str) -> dict[str, Any]:
-    asked = ("--hosts", str(hosts), "--ranks-per-host", str(ranks_per_host), *options)
-    done = subprocess.run([COMMAND, *asked], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"smddp_simulate {' '.join(asked)}: {done.stderr.strip()}")
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
-def sizes_option(sizes: Sequence[int]) -> tuple[str, str]:
-    return ("--bytes", ",".join(str(size) for size in sizes))
 
 
 def simulate_all(layouts: Sequence[Layout]) -> Iterator[dict[str, Any]]:

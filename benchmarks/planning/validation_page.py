@@ -43,9 +43,11 @@ The constants are fitted on every third row of the file, beginning with the firs
 ## How sure this is
 
 - No row was measured by us, and nothing of ours has run on a GPU. The smddp rows are those of the
-  closed library; the planner predicts them with the constants of our core (90 % of a host's NICs,
-  20 us and 4 us per host to start), which are not fitted. That our library reaches the same on
-  these machines is not shown.
+  closed library; the planner predicts them with simulations of our core's schedules (90 % of a
+  host's NICs carry data, 20 us of latency, 1 us per message), none of which is fitted. That our
+  library reaches the same on these machines is not shown.
+- The constants were fitted when smddp's communication was a formula of latency, messages and bytes.
+  Of the fitted rows, 3, 6 and 9 are smddp's.
 - The form of the model, the bounds, the allowance for fragmentation and the rule for an unstated
   micro-batch (the largest that divides the batch and fits) were chosen with all rows in view. So
   the held-out rows judge the constants, not the form.

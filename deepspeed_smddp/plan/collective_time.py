@@ -1,10 +1,8 @@
-"""How long collectives take: NCCL's rings by fitted constants, smddp by its own network model.
+"""How long collectives take: NCCL's rings by fitted constants, smddp by simulations of the core.
 
 NCCL's ring of n ranks moves (n - 1) / n of the output over the slowest link and starts n - 1 times
-(nccl-tests, PERFORMANCE.md). smddp sends each shard once to every other host, (H - 1) / H of the
-output over a host's NICs, and starts once per host; its constants are those of the core's
-``NetworkModel`` and are not fitted. ``all_gather`` and ``reduce_scatter`` are the seam at which a
-simulation of the core's schedules can stand instead.
+(nccl-tests, PERFORMANCE.md). What smddp does between hosts is simulated: ``simulated_time`` has the
+times of one rail, whose rate is the share ``smddp.network`` of the NICs' rate.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ from typing import NamedTuple
 
 from deepspeed_smddp.plan.constants import Values
 from deepspeed_smddp.plan.hardware import Cluster
+from deepspeed_smddp.plan.simulated_time import Simulated, simulated
 
 
 class RankGroup(NamedTuple):
@@ -37,39 +36,59 @@ class RankGroup(NamedTuple):
         """Hosts that the group spans."""
         return -(-self.ranks // self.local)
 
+    @property
+    def network_rate(self) -> float:
+        """Bytes per second of the group's part of a host's NICs; ``spacing`` groups share them."""
+        return self.cluster.network_rate / min(self.spacing, self.cluster.gpus_per_host)
+
 
 def all_gather(nbytes: float, group: RankGroup, c: Values, calls: float = 1) -> float:
     """Seconds of an AllGather with an output of ``nbytes``.
 
     ``calls``: the output is gathered in so many collectives, each of which starts.
     """
-    ranks, spacing, cluster, library = group
-    if ranks == 1:
-        return 0.0
-    hosts = group.hosts
-    if hosts == 1:
-        return _inside(nbytes, ranks, cluster, c)
-    # `spacing` groups share the host's NICs.
-    network = cluster.network_rate / min(spacing, cluster.gpus_per_host)
-    if library == "smddp":
-        wire = nbytes * (hosts - 1) / hosts / (network * c["smddp.network"])
-        start = c["smddp.start"] + c["smddp.start_per_host"] * (hosts - 1)
-        spread = _inside(nbytes / hosts, group.local, cluster, c) if group.local > 1 else 0.0
-        return calls * start + wire + spread
-    kind = "efa" if cluster.efa else "nccl"
-    share = c[f"{kind}.network"] / (1 + ranks / c["nccl.half_ranks"])
-    rate = min(network * share, _nvlink(cluster, c))
-    return nbytes * (ranks - 1) / ranks / rate + calls * c["nccl.hop"] * (ranks - 1)
+    return _collective("all_gather", nbytes, group, c, calls)
 
 
 def reduce_scatter(nbytes: float, group: RankGroup, c: Values, calls: float = 1) -> float:
-    """Seconds of a ReduceScatter with an input of ``nbytes``: the mirror of an AllGather."""
-    return all_gather(nbytes, group, c, calls)
+    """Seconds of a ReduceScatter with an input of ``nbytes``."""
+    return _collective("reduce_scatter", nbytes, group, c, calls)
 
 
 def all_reduce(nbytes: float, group: RankGroup, c: Values, calls: float = 1) -> float:
     """Seconds of an AllReduce: a ReduceScatter and an AllGather."""
     return reduce_scatter(nbytes, group, c, calls) + all_gather(nbytes, group, c, calls)
+
+
+def origin(nbytes: float, group: RankGroup, c: Values) -> str:
+    """Where the time of an AllGather of ``nbytes`` comes from, in words."""
+    if group.hosts == 1:
+        return "none between hosts"
+    if group.library != "smddp":
+        return "a formula with fitted constants"
+    return _one_simulated("all_gather", nbytes, group, c).origin
+
+
+def _one_simulated(collective: str, nbytes: float, group: RankGroup, c: Values) -> Simulated:
+    rail = group.network_rate * c["smddp.network"] / group.local
+    return simulated(collective, group.hosts, nbytes / group.ranks, rail)
+
+
+def _collective(collective: str, nbytes: float, group: RankGroup, c: Values, calls: float) -> float:
+    ranks, _, cluster, library = group
+    if ranks == 1:
+        return 0.0
+    hosts = group.hosts
+    if hosts == 1:
+        return _inside(nbytes, ranks, cluster, c)
+    if library == "smddp":
+        one = _one_simulated(collective, nbytes / calls, group, c)
+        spread = _inside(nbytes / hosts, group.local, cluster, c) if group.local > 1 else 0.0
+        return calls * one.seconds + spread
+    kind = "efa" if cluster.efa else "nccl"
+    share = c[f"{kind}.network"] / (1 + ranks / c["nccl.half_ranks"])
+    rate = min(group.network_rate * share, _nvlink(cluster, c))
+    return nbytes * (ranks - 1) / ranks / rate + calls * c["nccl.hop"] * (ranks - 1)
 
 
 def _inside(nbytes: float, ranks: int, cluster: Cluster, c: Values) -> float:

@@ -32,7 +32,7 @@ def gbit_of_host(path: Path) -> float:
 
     The rate of the fastest size, (H - 1) / H of the output by the time, is the share
     ``smddp.network`` of it: so the planner's AllGather of large buffers takes as long as the
-    measured one.
+    measured one, and what the simulated schedule adds to its lower bound.
 
     Raises:
         PlanError: the file is none of ``smddp bench``, or says nothing of a network.

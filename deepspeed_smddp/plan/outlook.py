@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from deepspeed_smddp.plan.collective_time import RankGroup
 from deepspeed_smddp.plan.model_shape import ModelShape
 from deepspeed_smddp.plan.plan_error import PlanError
-from deepspeed_smddp.plan.step_time import StepTime, step_time
+from deepspeed_smddp.plan.step_time import StepTime, communication_origin, step_time
 from deepspeed_smddp.plan.training_job import Job
 
 MOST_GPUS = 4096
@@ -54,6 +54,7 @@ class Point:
     library: str
     step: StepTime
     tflops: float
+    communication: str
 
 
 def curve(job: Job) -> list[Point]:
@@ -69,7 +70,8 @@ def curve(job: Job) -> list[Point]:
             except PlanError:
                 continue
             step = step_time(there)
-            points.append(Point(gpus, library, step, model_tflops(there, step.total)))
+            tflops = model_tflops(there, step.total)
+            points.append(Point(gpus, library, step, tflops, communication_origin(there)))
         gpus *= 2
     return points
 

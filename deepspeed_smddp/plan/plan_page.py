@@ -12,6 +12,7 @@ from rich.text import Text
 from deepspeed_smddp.plan import outlook
 from deepspeed_smddp.plan.planned import Answer, Planned
 from deepspeed_smddp.plan.ready_config import ds_config
+from deepspeed_smddp.plan.step_time import communication_origin
 from deepspeed_smddp.plan.training_job import Job
 
 NOT_SHOWN = "It has not run on hardware; errors: docs/planner-validation.md."
@@ -152,6 +153,7 @@ def _work(console: Console, plan: Planned) -> None:
             f"{_gb(plan.host_bytes)} per step, {rate:.0f} Gbit/s on average of "
             f"{job.cluster.network_rate * 8e-9:g}",
         )
+        table.add_row("Communication", communication_origin(job))
     table.add_row("Limited by", outlook.limit(plan.step))
     training = plan.training
     if training is not None:
@@ -191,10 +193,23 @@ def _curve(console: Console, answer: Answer) -> None:
         console.print()
         console.print(Text("Model TFLOPS per GPU, with the same batch per GPU"))
         console.print(table)
+        _extended(console, answer)
         if max(p.gpus for p in answer.curve) > PUBLISHED_GPUS:
             console.print(
                 Text(f"No published ZeRO-3 figure is of more than {PUBLISHED_GPUS:,} GPUs.", "dim")
             )
+
+
+def _extended(console: Console, answer: Answer) -> None:
+    """Which points of the curve lie beyond the simulations."""
+    gpus: dict[str, list[int]] = {}
+    for point in answer.curve:
+        if point.communication.startswith("extended"):
+            gpus.setdefault(point.communication, []).append(point.gpus)
+    for words, of in gpus.items():
+        which = f"{min(of):,} to {max(of):,}" if len(of) > 1 else f"{of[0]:,}"
+        text = f"With {which} GPUs, smddp's communication is {words}."
+        console.print(Text(text, "dim"))
 
 
 def _recommendation(console: Console, answer: Answer) -> None:

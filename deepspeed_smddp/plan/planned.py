@@ -14,7 +14,7 @@ from deepspeed_smddp.plan.recommendation import (
     recommended,
     single_changes,
 )
-from deepspeed_smddp.plan.step_time import StepTime, step_time
+from deepspeed_smddp.plan.step_time import StepTime, communication_origin, step_time
 from deepspeed_smddp.plan.training_job import Job
 
 
@@ -72,6 +72,7 @@ class Planned:
             "model_tflops_per_gpu": self.model_tflops,
             "hardware_tflops_per_gpu": self.hardware_tflops,
             "tokens_per_second": job.tokens_per_step / self.step.total,
+            "communication": communication_origin(job),
             "limit": outlook.limit(self.step),
             "training": asdict(self.training) if self.training else None,
             "ds_config": ds_config(job),
@@ -117,6 +118,7 @@ class Answer:
                     "library": p.library,
                     "step_seconds": p.step.total,
                     "model_tflops_per_gpu": p.tflops,
+                    "communication": p.communication,
                 }
                 for p in self.curve
             ],

@@ -14,6 +14,7 @@ from deepspeed_smddp.plan.collective_time import (
     RankGroup,
     all_gather,
     all_reduce,
+    origin,
     reduce_scatter,
 )
 from deepspeed_smddp.plan.constants import Values, values
@@ -98,6 +99,16 @@ def step_time(job: Job, c: Values | None = None) -> StepTime:
         bubble,
         hidden,
     )
+
+
+def communication_origin(job: Job) -> str:
+    """Where the time of the gathers of layers, or of the buckets of gradients, comes from."""
+    if job.scheme.stage == 3:
+        nbytes = 2 * job.shape.layer_parameters / job.scheme.tensor
+        return origin(nbytes, _group(job, job.shard_ranks), values())
+    own = job.shape.parameters / (job.scheme.tensor * job.scheme.pipeline)
+    nbytes = job.software.gradient_bytes * min(own, job.buckets.reduce)
+    return origin(nbytes, _group(job, job.data_parallel), values())
 
 
 def _tensor_per_layer(job: Job, c: Values) -> float:

@@ -18,6 +18,7 @@ def test_the_median_error_is_within_eight_percent_and_the_page_is_current():
 def test_more_bandwidth_never_makes_a_step_longer():
     command = _command()
     rates = [1e8, 2e8, 1e9, 1e11]
-    times = [command.predicted(0.5, 1e8, rate, "ZeRO-3") for rate in rates]
+    traffic = command.Traffic(1e8, 12, 2, 1)
+    times = [command.predicted(0.5, traffic, rate, "ZeRO-3") for rate in rates]
     assert times == sorted(times, reverse=True)
     assert times[-1] < 1.01 * 0.5
