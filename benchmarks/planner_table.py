@@ -27,14 +27,14 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "deepspeed_smddp" / "plan" / "simulated_times.json"
 LATENCY_US, MESSAGE_US = 20, 1
 # Of a rail. 50, 200 and 400: a GPU's share in hosts of 8 GPUs with 400, 1,600 and 3,200 Gbit/s.
-GBIT = (1.0, 12.5, 50.0, 200.0, 400.0)
+GBIT = (1.0, 12.5, 50.0, 100.0, 200.0, 400.0)
 KIB, MIB = 1 << 10, 1 << 20
 # Up to 64 KiB a shard leaves as messages, above as writes after a grant: a point on either side.
-SHARDS = tuple(KIB * n for n in (1, 4, 16, 32, 64, 65, 256, 1024, 2048, 4096, 16384))
+SHARDS = tuple(KIB * n for n in (1, 4, 16, 32, 64, 65, 128, 256, 1024, 2048, 4096, 16384))
 # The largest shard of so many hosts: more takes minutes. The sums of a ReduceScatter are real work.
 MOST = {
     "all_gather": {2: 16 * MIB, 4: 16 * MIB, 8: 16 * MIB, 16: 16 * MIB, 32: 4 * MIB, 64: 2 * MIB},
-    "reduce_scatter": {2: 16 * MIB, 4: 4 * MIB, 8: 4 * MIB, 16: MIB, 32: 256 * KIB, 64: 65 * KIB},
+    "reduce_scatter": {2: 16 * MIB, 4: 4 * MIB, 8: 4 * MIB, 16: 4 * MIB, 32: MIB, 64: 256 * KIB},
 }
 HOSTS = tuple(MOST["all_gather"])
 
