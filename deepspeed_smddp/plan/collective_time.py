@@ -60,13 +60,15 @@ def all_reduce(nbytes: float, group: RankGroup, c: Values, calls: float = 1) -> 
     return reduce_scatter(nbytes, group, c, calls) + all_gather(nbytes, group, c, calls)
 
 
-def origin(nbytes: float, group: RankGroup, c: Values) -> str:
-    """Where the time of an AllGather of ``nbytes`` comes from, in words."""
+def origin(gathered: float, reduced: float, group: RankGroup, c: Values) -> str:
+    """Where the times of an AllGather and a ReduceScatter of so many bytes come from, in words."""
     if group.hosts == 1:
         return "none between hosts"
     if group.library != "smddp":
         return "a formula with fitted constants"
-    return _one_simulated("all_gather", nbytes, group, c).origin
+    gathers = _one_simulated("all_gather", gathered, group, c).origin
+    reductions = _one_simulated("reduce_scatter", reduced, group, c).origin
+    return gathers if gathers == reductions else f"{gathers}, reductions {reductions}"
 
 
 def _one_simulated(collective: str, nbytes: float, group: RankGroup, c: Values) -> Simulated:

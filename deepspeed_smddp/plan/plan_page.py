@@ -202,14 +202,11 @@ def _curve(console: Console, answer: Answer) -> None:
 
 def _extended(console: Console, answer: Answer) -> None:
     """Which points of the curve lie beyond the simulations."""
-    gpus: dict[str, list[int]] = {}
-    for point in answer.curve:
-        if point.communication.startswith("extended"):
-            gpus.setdefault(point.communication, []).append(point.gpus)
-    for words, of in gpus.items():
-        which = f"{min(of):,} to {max(of):,}" if len(of) > 1 else f"{of[0]:,}"
-        text = f"With {which} GPUs, smddp's communication is {words}."
-        console.print(Text(text, "dim"))
+    gpus = [p.gpus for p in answer.curve if "extended" in p.communication]
+    if gpus:
+        which = f"{min(gpus):,} to {max(gpus):,}" if len(gpus) > 1 else f"{gpus[0]:,}"
+        words = "smddp's communication is partly beyond the simulations: see --json."
+        console.print(Text(f"With {which} GPUs, {words}", "dim"))
 
 
 def _recommendation(console: Console, answer: Answer) -> None:

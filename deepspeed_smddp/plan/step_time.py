@@ -102,13 +102,15 @@ def step_time(job: Job, c: Values | None = None) -> StepTime:
 
 
 def communication_origin(job: Job) -> str:
-    """Where the time of the gathers of layers, or of the buckets of gradients, comes from."""
+    """Where the times of the collectives of a layer, or of a bucket of gradients, come from."""
     if job.scheme.stage == 3:
-        nbytes = 2 * job.shape.layer_parameters / job.scheme.tensor
-        return origin(nbytes, _group(job, job.shard_ranks), values())
+        layer = job.shape.layer_parameters / job.scheme.tensor
+        gathered = (1 if job.software.fp8_gather else 2) * layer
+        reduced = job.software.gradient_bytes * layer
+        return origin(gathered, reduced, _group(job, job.shard_ranks), values())
     own = job.shape.parameters / (job.scheme.tensor * job.scheme.pipeline)
     nbytes = job.software.gradient_bytes * min(own, job.buckets.reduce)
-    return origin(nbytes, _group(job, job.data_parallel), values())
+    return origin(nbytes, nbytes, _group(job, job.data_parallel), values())
 
 
 def _tensor_per_layer(job: Job, c: Values) -> float:

@@ -98,11 +98,11 @@ def test_page_and_json_say_what_is_extended() -> None:
     words = ("plan", "llama-2-13b", "p4d", "--gpus", "512")
     runner = CliRunner(env={"COLUMNS": "80"})
     page = runner.invoke(app, [*words]).output
-    assert "4,096 GPUs, smddp's communication is extended from" in page
+    assert "With 16 to 4,096 GPUs, smddp's communication is partly beyond" in page
     answer = json.loads(runner.invoke(app, [*words, "--json"]).output)
-    assert answer["recommended"]["communication"] == "simulated"
+    assert answer["recommended"]["communication"] == "simulated, reductions extended from 16 hosts"
     origins = {(p["gpus"], p["library"]): p["communication"] for p in answer["curve"]}
     assert origins[8, "smddp"] == "none between hosts"
-    assert origins[512, "smddp"] == "simulated"
+    assert origins[512, "smddp"] == "simulated, reductions extended from 16 hosts"
     assert origins[512, "nccl"] == "a formula with fitted constants"
     assert "hosts" in origins[4096, "smddp"]
