@@ -1,16 +1,9 @@
 #include "group/fragment_queue.h"
 
 namespace smddp {
-namespace {
-
-// Enough to overlap one fragment's sums with another's transfer; few enough that what a fast rank can
-// have announced stays small.
-constexpr size_t kFragmentsInFlight = 8;
-
-}  // namespace
 
 Fragment* FragmentQueue::advance() {
-  if (waiting_.empty() || in_flight_.size() >= kFragmentsInFlight) return nullptr;
+  if (waiting_.empty() || in_flight_.size() >= size_t{kFragmentsInFlight}) return nullptr;
   uint64_t after = waiting_.front()->after;
   if (after != 0 && find(after - 1) != nullptr) return nullptr;
   in_flight_.push_back(std::move(waiting_.front()));

@@ -11,6 +11,10 @@
 
 namespace smddp {
 
+// The most at once. Enough to overlap one fragment's sums with another's transfer; few enough that what a fast
+// rank can have announced stays small.
+inline constexpr int kFragmentsInFlight = 8;
+
 class FragmentQueue {
  public:
   // The sequence number of the next fragment to be added.

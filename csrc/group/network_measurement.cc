@@ -10,6 +10,7 @@
 #include "bootstrap/prefix_store.h"
 #include "common/clock.h"
 #include "common/log.h"
+#include "group/fragment_queue.h"
 
 namespace smddp {
 namespace {
@@ -18,8 +19,6 @@ constexpr std::chrono::seconds kPartnerTimeout(2);
 constexpr int kWarmUps = 3;
 constexpr int kSingles = 21;
 constexpr int kBatches = 9, kTogether = 32;
-// So many fragments of a group are in flight, at most (FragmentQueue).
-constexpr double kWindow = 8;
 // Sizes of the timed transfers, each four times the one before, until one takes kLongEnoughNs. A link that was
 // idle may let some tens of KiB pass at once: the transfer that counts has many times as much.
 constexpr size_t kSmallestTransfer = 64 << 10, kLargestTransfer = 8 << 20;
@@ -242,12 +241,12 @@ std::string agree_on_measurements(const std::vector<std::string>& measured) {
 }
 
 // A byte takes L + o, as the selector counts. It is sent and received, so o is at most half of its time: where
-// other processes took a core from the many exchanges, theirs says more. Where the exchanges in flight wait for the latency, the time of
-// each says only that a message costs no more.
+// other processes took a core from the many exchanges, theirs says more. Where the exchanges in flight wait for
+// the latency, the time of each says only that a message costs no more.
 NetworkModel model_of(const Timings& timings) {
   const NetworkModel usual;
   double overhead = timings.each_ns / std::max(1.0, timings.messages);
-  if (timings.each_ns * kWindow < 1.5 * timings.one_ns)
+  if (timings.each_ns * kFragmentsInFlight < 1.5 * timings.one_ns)
     overhead = std::min(overhead, usual.overhead_ns);
   overhead = std::clamp(std::min(overhead, timings.one_ns / 2), 100.0, 50e3);
   double latency = std::clamp(timings.one_ns - overhead, 1e3, 10e6);

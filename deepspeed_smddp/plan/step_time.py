@@ -105,7 +105,7 @@ def communication_origin(job: Job) -> str:
     """Where the times of the collectives of a layer, or of a bucket of gradients, come from."""
     if job.scheme.stage == 3:
         layer = job.shape.layer_parameters / job.scheme.tensor
-        gathered = (1 if job.software.fp8_gather else 2) * layer
+        gathered = job.software.parameter_bytes * layer
         reduced = job.software.gradient_bytes * layer
         return origin(gathered, reduced, _group(job, job.shard_ranks), values())
     own = job.shape.parameters / (job.scheme.tensor * job.scheme.pipeline)
@@ -129,7 +129,7 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
     """ZeRO-3: a gather before every layer in both passes, a reduction after its backward pass."""
     scheme, shape = job.scheme, job.shape
     group = _group(job, job.shard_ranks)
-    parameter = 1 if job.software.fp8_gather else 2
+    parameter = job.software.parameter_bytes
     gradient = job.software.gradient_bytes
     layer = shape.layer_parameters / scheme.tensor
     outside = shape.embedding_parameters / scheme.tensor / scheme.pipeline

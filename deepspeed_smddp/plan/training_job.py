@@ -57,6 +57,11 @@ class Software:
     overlapped: bool = True
     generation: int = 2  # of the attention kernels: 1 FlashAttention or Triton, 2, 3 or cuDNN
 
+    @property
+    def parameter_bytes(self) -> int:
+        """Of a parameter of a layer that is gathered."""
+        return 1 if self.fp8_gather else 2
+
 
 @dataclass(frozen=True)
 class Buckets:
