@@ -34,6 +34,9 @@ from shared.host_set import ROOT
 PEERS = (
     "smddp-shared",
     "smddp-async",
+    "smddp-direct",
+    "smddp-log",
+    "smddp-joint",
     "copy",
     "fake",
     "gloo",
@@ -69,7 +72,8 @@ def add_competitors(parser: argparse.ArgumentParser) -> None:
         "gloo and those that peers.py compiled. copy: the least time that the memory of a host "
         "allows; fake: torch's backend that does nothing, for calls of up to 4 KiB; smddp-shared: "
         "the core with its buffers in memory that the ranks share; smddp-async: the core with "
-        "callers that do not wait in it. Default: gloo",
+        "callers that do not wait in it; smddp-direct, smddp-log, smddp-joint: the core with this "
+        "pattern between hosts in place of the selector's choice. Default: gloo",
     )
     add(
         "--from",

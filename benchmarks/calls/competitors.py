@@ -36,7 +36,33 @@ class Core(CallCompetitor):
         store.mkdir()
         argv = [str(self.build.core), str(ranks.folder), str(store), *self.options]
         for rank in range(hosts.ranks):
-            ranks.launch(hosts.host_of(rank), argv, rank_environment(hosts, rank), f"rank{rank}")
+            env = rank_environment(hosts, rank) | self.environment()
+            ranks.launch(hosts.host_of(rank), argv, env, f"rank{rank}")
+
+    def environment(self) -> dict[str, str]:
+        """Settings of this competitor alone."""
+        return {}
+
+
+class Forced(Core):
+    """The core with one pattern between hosts, whatever the selector would choose."""
+
+    def __init__(self, name: str, build: Build, pattern: str) -> None:
+        super().__init__(name, build)
+        self.pattern = pattern
+
+    def missing(self, hosts: HostSet) -> str | None:
+        if self.pattern == "log" and len(hosts) < 3:
+            return "the logarithmic pattern needs three hosts"
+        if self.pattern == "joint" and (len(hosts) < 2 or hosts.ranks_per_host < 2):
+            return "the joint pattern needs two hosts of two ranks"
+        return super().missing(hosts)
+
+    def measures(self, case: Case) -> bool:
+        return super().measures(case) and not (self.pattern == "joint" and case.op != "all_gather")
+
+    def environment(self) -> dict[str, str]:
+        return {"SMDDP_ALGORITHM": self.pattern}
 
 
 class Copy(CallCompetitor):

@@ -27,10 +27,11 @@ from .call_alternation import CallAlternation
 from .call_rows import Row
 from .cases import Case, cases
 from .comparison import FROM_TORCH, OURS
-from .competitors import CallCompetitor, Copy, Core, Fake, Torch
+from .competitors import CallCompetitor, Copy, Core, Fake, Forced, Torch
 
 SHARED = f"{OURS}-shared"
 ASYNC = f"{OURS}-async"
+FORCED = {f"{OURS}-{pattern}": pattern for pattern in ("direct", "log", "joint")}
 
 
 def competitors(args: argparse.Namespace, builds: Sequence[Build]) -> list[CallCompetitor]:
@@ -48,6 +49,8 @@ def competitors(args: argparse.Namespace, builds: Sequence[Build]) -> list[CallC
             out += [Core(SHARED, build, "shared") for build in builds]
         elif name == ASYNC:
             out += [Core(ASYNC, build, "async") for build in builds]
+        elif name in FORCED:
+            out += [Forced(name, build, FORCED[name]) for build in builds]
         elif name == "copy":
             out.append(Copy(this.core.with_name("copy_collectives")))
         elif name == "fake":
@@ -68,7 +71,9 @@ class Results:
         self.commits: dict[str, str] = {}
         for build in builds:
             core, package = build.core_version(), build.package_version()
-            self.commits |= {f"{name}{build.suffix}": core for name in (OURS, SHARED, ASYNC)}
+            self.commits |= {
+                f"{name}{build.suffix}": core for name in (OURS, SHARED, ASYNC, *FORCED)
+            }
             self.commits[f"{FROM_TORCH}{build.suffix}"] = package
         commits = ", ".join(f"{name} {commit}" for name, commit in self.commits.items())
         self.origin = Origin(provenance.machine(), provenance.versions(), commits)
