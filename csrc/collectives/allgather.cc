@@ -8,8 +8,9 @@ namespace smddp {
 using intranode::Piece;
 
 AllGather::AllGather(const FragmentContext& context, std::shared_ptr<Operation> operation,
-                     uint64_t seq, size_t begin, size_t bytes)
-    : Fragment(context, std::move(operation), seq, begin, bytes),
+                     uint64_t seq, size_t begin, size_t bytes, std::shared_ptr<const PartSums> sums)
+    : Fragment(context, std::move(operation), seq, begin, bytes, sums != nullptr),
+      sums_(std::move(sums)),
       own_(*operation_, context.members.rank(), begin, bytes) {}
 
 void AllGather::start() {
@@ -131,8 +132,7 @@ bool AllGather::send() {
 size_t AllGather::sendable(SendFlow& flow) const {
   for (size_t& i = flow.whole_shards; i < flow.run.shards(); ++i) {
     Rank shard = flow.run.shard(i);
-    if (shard == members_.rank()) continue;
-    size_t bytes = here(shard);
+    size_t bytes = shard == members_.rank() ? own_here() : here(shard);
     if (bytes < flow.run.length(i)) return flow.run.start(i) + bytes;
   }
   return flow.run.bytes();
@@ -163,8 +163,10 @@ void AllGather::read(Rank shard, size_t offset, std::byte* to, size_t bytes, boo
 
 std::unique_ptr<Fragment> make_allgather(const FragmentContext& context,
                                          std::shared_ptr<Operation> operation, uint64_t seq,
-                                         size_t begin, size_t bytes) {
-  return std::make_unique<AllGather>(context, std::move(operation), seq, begin, bytes);
+                                         size_t begin, size_t bytes,
+                                         std::shared_ptr<const PartSums> sums) {
+  return std::make_unique<AllGather>(context, std::move(operation), seq, begin, bytes,
+                                     std::move(sums));
 }
 
 }  // namespace smddp

@@ -6,6 +6,7 @@
 // allgather_in_host.cc the pieces inside the host.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace smddp {
 class AllGather final : public Fragment {
  public:
   AllGather(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq,
-            size_t begin, size_t bytes);
+            size_t begin, size_t bytes, std::shared_ptr<const PartSums> sums);
 
   void start() override;
   bool progress(bool may_push) override;
@@ -43,6 +44,8 @@ class AllGather final : public Fragment {
   // --- flows between hosts.
 
   void make_flows();
+  // How much of this rank's shard is there to be passed on, from its start.
+  size_t own_here() const { return sums_ == nullptr ? own_.bytes() : sums_->done; }
   ShardRun run_of(const pattern::Flow& flow) const;
   // Where a run lies end to end, or nullptr.
   std::byte* memory_of(const ShardRun& run) const;
@@ -73,6 +76,7 @@ class AllGather final : public Fragment {
   }
   void read(Rank shard, size_t offset, std::byte* to, size_t bytes, bool streaming = false) const;
 
+  const std::shared_ptr<const PartSums> sums_;  // of an AllReduce
   OwnShard own_;
   bool direct_ = false;  // peers read memory that is not shared, too
   bool streaming_ = false;

@@ -25,7 +25,7 @@ Rank AllGather::pusher(Rank shard) const {
 
 size_t AllGather::available(const Source& source) const {
   size_t bytes = part(operation_->output, source.shard);
-  if (source.flow == nullptr) return bytes;
+  if (source.flow == nullptr) return own_here();
   return std::min(bytes, source.flow->arrived_from(source.start));
 }
 

@@ -150,7 +150,7 @@ Status Fragment::on_message(const wire::Header& h, const std::byte* payload) {
 }
 
 void Fragment::follow_starts() {
-  if (begin_ != 0 || after != 0) return;
+  if (begin_ != 0 || gathers_sums_) return;
   starts_.begin(members_.ranks());
   for (int i = 0; i < local_.count(); ++i) starts_.await(local_.rank(i));
   FlowTiming::await(starts_, flows_.receives(), remote_, seq_);

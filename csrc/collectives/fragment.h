@@ -36,10 +36,17 @@ struct FragmentContext {
   StagingPool& staging;
 };
 
+// How far the sums of this rank's block have come in one part of an AllReduce: bytes from the part's start that lie
+// in the output. The part's ReduceScatter writes it, and its AllGather passes on what is there.
+struct PartSums {
+  size_t done = 0;
+};
+
 class Fragment {
  public:
+  // `gathers_sums`: it passes on what an earlier fragment sums, and so waits for other ranks from the start.
   Fragment(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq,
-           size_t begin, size_t limit)
+           size_t begin, size_t limit, bool gathers_sums = false)
       : members_(context.members),
         shape_(context.shape),
         local_(context.local),
@@ -51,10 +58,12 @@ class Fragment {
         seq_(seq),
         begin_(begin),
         limit_(limit),
+        gathers_sums_(gathers_sums),
         flows_(context.members, context.remote, context.turns,
                {operation_->signature(), seq, operation_->plan().pattern,
                 operation_->plan().chunk_bytes, begin == 0, operation_->on_device,
-                FlowTiming(context.members, context.tallies, operation_->waited_from_ns),
+                FlowTiming(context.members, context.tallies, operation_->waited_from_ns,
+                           !gathers_sums),
                 limits_of(context, operation_->plan().chunk_bytes)}) {}
   Fragment(const Fragment&) = delete;
   Fragment& operator=(const Fragment&) = delete;
@@ -116,7 +125,6 @@ class Fragment {
   std::string describe() const;
   // The error that says that local peer i ended.
   Status lost(int i) const;
-  uint64_t after = 0;  // starts only when fragment `after` - 1 is complete; 0: at once
 
  protected:
   // Bytes of `block` of `blocks` that fall into this fragment.
@@ -180,6 +188,7 @@ class Fragment {
   const uint64_t seq_;
   const size_t begin_;
   const size_t limit_;
+  const bool gathers_sums_;
   FragmentFlows flows_;
   SmallVector<bool, 16> heard_;  // by local peer: its last piece has been taken
   uint64_t exposed_until_ = 0;   // the outbox must be read up to here before memory may change
@@ -210,12 +219,15 @@ void Fragment::for_each_awaited(F&& f) const {
   });
 }
 
+// `sums`: of the same part, if the fragment is one of an AllReduce.
 std::unique_ptr<Fragment> make_allgather(const FragmentContext& context,
                                          std::shared_ptr<Operation> operation, uint64_t seq,
-                                         size_t begin, size_t limit);
+                                         size_t begin, size_t limit,
+                                         std::shared_ptr<const PartSums> sums = nullptr);
 std::unique_ptr<Fragment> make_reduce_scatter(const FragmentContext& context,
                                               std::shared_ptr<Operation> operation, uint64_t seq,
-                                              size_t begin, size_t limit);
+                                              size_t begin, size_t limit,
+                                              std::shared_ptr<PartSums> sums = nullptr);
 // An all-to-all, gather or scatter, in one fragment.
 std::unique_ptr<Fragment> make_all_to_all(const FragmentContext& context,
                                           std::shared_ptr<Operation> operation, uint64_t seq);

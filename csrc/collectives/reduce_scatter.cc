@@ -16,8 +16,10 @@ constexpr int kPiecesPerPass = 4;
 }  // namespace
 
 ReduceScatter::ReduceScatter(const FragmentContext& context, std::shared_ptr<Operation> operation,
-                             uint64_t seq, size_t begin, size_t bytes)
+                             uint64_t seq, size_t begin, size_t bytes,
+                             std::shared_ptr<PartSums> part)
     : Fragment(context, std::move(operation), seq, begin, bytes),
+      part_(std::move(part)),
       sums_(context.members.topology(), context.members.rank(), context.staging, *operation_, begin,
             bytes),
       pieces_(context.members.topology(), context.members.rank(), operation_->input, begin, bytes) {
@@ -57,6 +59,7 @@ bool ReduceScatter::progress(bool may_push) {
     if (exposes()) push();
   }
   moved |= sums_.combine();
+  if (part_ != nullptr) part_->done = sums_.own().done();
   return send() || moved;
 }
 
@@ -130,8 +133,10 @@ bool ReduceScatter::send() {
 
 std::unique_ptr<Fragment> make_reduce_scatter(const FragmentContext& context,
                                               std::shared_ptr<Operation> operation, uint64_t seq,
-                                              size_t begin, size_t bytes) {
-  return std::make_unique<ReduceScatter>(context, std::move(operation), seq, begin, bytes);
+                                              size_t begin, size_t bytes,
+                                              std::shared_ptr<PartSums> part) {
+  return std::make_unique<ReduceScatter>(context, std::move(operation), seq, begin, bytes,
+                                         std::move(part));
 }
 
 }  // namespace smddp

@@ -14,6 +14,7 @@
 // between hosts, reduce_scatter_in_host.cc the pieces inside the host.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,7 +28,7 @@ namespace smddp {
 class ReduceScatter final : public Fragment {
  public:
   ReduceScatter(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq,
-                size_t begin, size_t bytes);
+                size_t begin, size_t bytes, std::shared_ptr<PartSums> part);
 
   void start() override;
   // False while only flows are unfinished that have started: a missing partial sum may be the fault of the
@@ -68,6 +69,7 @@ class ReduceScatter final : public Fragment {
   // The inbox of the rank at `position` among the ranks of the host, which is not own_position_.
   int inbox_at(int position) const { return position < own_position_ ? position : position - 1; }
 
+  const std::shared_ptr<PartSums> part_;  // of an AllReduce
   BlockSums sums_;
   PieceSequence pieces_;
   bool alone_ = false;    // on its host

@@ -100,19 +100,17 @@ void FragmentMaker::enqueue_sums(const std::shared_ptr<Operation>& operation) {
   size_t step = op.plan_.fragment_bytes;
   // The part whose sums were enqueued last, if it is still to be gathered.
   size_t summed_begin = 0;
-  uint64_t after_sums = 0;
+  std::shared_ptr<PartSums> summed;
   auto gather = [&] {
-    if (after_sums == 0) return;
-    auto fragment = make_allgather(context_, operation, queue_.next_seq(), summed_begin, step);
-    fragment->after = after_sums;
-    queue_.add(std::move(fragment));
+    if (summed == nullptr) return;
+    queue_.add(make_allgather(context_, operation, queue_.next_seq(), summed_begin, step, summed));
   };
   for (size_t begin = 0; begin == 0 || begin < op.input.largest(); begin += step) {
-    uint64_t seq = queue_.next_seq();
-    queue_.add(make_reduce_scatter(context_, operation, seq, begin, step));
+    std::shared_ptr<PartSums> sums = gathers ? std::make_shared<PartSums>() : nullptr;
+    queue_.add(make_reduce_scatter(context_, operation, queue_.next_seq(), begin, step, sums));
     // A part is gathered behind the next part's sums, so that the rails never idle between.
     gather();
-    if (gathers) after_sums = seq + 1;
+    summed = std::move(sums);
     summed_begin = begin;
     count_fragment(op, op.input, shape_.ranks, begin, step);
   }

@@ -4,8 +4,6 @@ namespace smddp {
 
 Fragment* FragmentQueue::advance() {
   if (waiting_.empty() || in_flight_.size() >= size_t{kFragmentsInFlight}) return nullptr;
-  uint64_t after = waiting_.front()->after;
-  if (after != 0 && find(after - 1) != nullptr) return nullptr;
   in_flight_.push_back(std::move(waiting_.front()));
   waiting_.pop_front();
   return in_flight_.back().get();

@@ -7,6 +7,7 @@
 namespace smddp {
 
 void FlowTiming::on_bytes(ReceiveFlow& receive) const {
+  if (!counts_) return;
   if (receive.first_ns == 0) {
     receive.first_ns = now_ns();
     receive.first_bytes = receive.coverage.total();

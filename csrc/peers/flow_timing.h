@@ -15,10 +15,11 @@ namespace smddp {
 
 class FlowTiming {
  public:
-  // `waited_from_ns`: the operation's.
+  // `waited_from_ns`: the operation's. `counts`: how fast bytes come says something of their sender and its link,
+  // as it does not wait for others' bytes meanwhile.
   FlowTiming(const Members& members, PeerTallies& tallies,
-             const std::atomic<uint64_t>& waited_from_ns)
-      : members_(members), tallies_(tallies), waited_from_ns_(waited_from_ns) {}
+             const std::atomic<uint64_t>& waited_from_ns, bool counts)
+      : members_(members), tallies_(tallies), waited_from_ns_(waited_from_ns), counts_(counts) {}
 
   // Bytes behind the eager prefix have come. Reads the clock at the first of them and at the last.
   void on_bytes(ReceiveFlow& receive) const;
@@ -35,6 +36,7 @@ class FlowTiming {
   const Members& members_;
   PeerTallies& tallies_;
   const std::atomic<uint64_t>& waited_from_ns_;
+  const bool counts_;
 };
 
 }  // namespace smddp

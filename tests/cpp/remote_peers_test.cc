@@ -198,7 +198,7 @@ TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
                        16 << 10,
                        true,
                        false,
-                       FlowTiming(members, tallies, nobody_waits)});
+                       FlowTiming(members, tallies, nobody_waits, true)});
   for (Rank peer : {1, 2}) {
     remote.has_started(peer, 0);
     pattern::Flow flow{peer, {0}, peer};
@@ -231,7 +231,7 @@ TEST(FragmentFlows, TheOldestFragmentMayReceiveAChunkThoughTheBudgetIsFull) {
                           kChunk,
                           false,
                           false,
-                          FlowTiming(members, tallies, nobody_waits)});
+                          FlowTiming(members, tallies, nobody_waits, true)});
   };
   FragmentFlows oldest = flows_of(0), later = flows_of(1);
   remote.receive_budget().open(remote.receive_budget().bytes());
