@@ -1,7 +1,10 @@
-// AllReduce of what fits one slot, inside a host: one exchange. Each rank pushes its whole vector, and each
-// rank sums all vectors in rank order, as ReduceScatter would. So the results are the same on all ranks,
-// and the same as those of the two fragments that larger operations take. The group makes it by
-// make_allreduce(), if the plan says so.
+// AllReduce of what fits one slot, in one exchange. Inside a host each rank pushes its whole vector, and each
+// rank sums all vectors in rank order, as ReduceScatter would. In a group of several hosts the first rank of each
+// host does so, exchanges the sum with the first ranks of the other hosts, adds all in host order, and pushes the
+// result to its host. So the results are the same on all ranks, and the same as those of the two fragments that
+// larger operations take. The group makes it by make_allreduce(), if the plan says so.
+#include <cstring>
+
 #include "collectives/fragment.h"
 #include "kernels/reduce.h"
 
@@ -14,97 +17,250 @@ class AllReduce final : public Fragment {
  public:
   using Fragment::Fragment;
 
-  void start() override {
-    expect_pieces();
-    for (Rank block = 0; block < members_.ranks(); ++block)
-      bytes_ += operation_->input.bytes(block);
-    theirs_.assign(heard_.size(), nullptr);
-    sources_.assign(heard_.size() + 1, nullptr);
-  }
-
-  bool progress(bool may_push) override {
-    bool moved = may_push && !pushed_ && push();
-    return (pushed_ && !summed_ && sum()) || moved;
-  }
-
+  void start() override;
+  bool progress(bool may_push) override;
   bool pushed() const override { return pushed_; }
-  bool complete() const override { return summed_; }
-
-  std::string waiting_for() const override {
-    std::string names;
-    for (int i = 0; i < local_.count(); ++i) {
-      const Piece* head = local_.inbox(i).head();
-      if (head != nullptr && head->seq == seq_) continue;
-      names += (names.empty() ? "" : ", ") + members_.describe(local_.rank(i));
-    }
-    return names.empty() ? "nothing" : "no data from " + names;
-  }
+  bool complete() const override { return done_ && pushed_ && flows_.done(); }
+  std::string waiting_for() const override;
+  // False while only what comes from other hosts is missing: any rank there may be late.
+  bool can_blame() const override { return local_.count() == 0 || !host_heard_; }
 
  private:
-  bool push() {
-    std::byte* slot = local_.outbox().next();
-    if (slot == nullptr) return false;
-    local_.outbox().fill(bytes_, [&](bool streaming) {
-      for (Rank block = 0; block < members_.ranks(); ++block) {
-        size_t bytes = operation_->input.bytes(block);
-        operation_->input.read(block, 0, slot, bytes, streaming);
-        slot += bytes;
-      }
-    });
-    Piece piece;
-    piece.bytes = bytes_;
-    piece.last = 1;
-    publish(piece);
-    return pushed_ = true;
-  }
+  // --- between the first ranks of all hosts.
 
-  // False until all peers' vectors are here. The output may be the input itself: the peers read this
-  // rank's slot, not its input.
-  bool sum() {
-    for (int i = 0; i < local_.count(); ++i) {
-      const Piece* head = inbox_head(i);
-      if (head == nullptr) return false;
-      if (head->bytes != bytes_ || head->extents > 0) {
-        fail(
-            {Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
-        return true;
-      }
-      theirs_[static_cast<size_t>(i)] = local_.inbox(i).bytes();
-    }
-    size_t at = 0;
-    for (Rank block = 0; block < members_.ranks(); ++block) {
-      size_t bytes = operation_->input.bytes(block);
-      for (size_t done = 0; done < bytes;) {
-        std::byte *own = nullptr, *to = nullptr;
-        size_t n = std::min(operation_->input.contiguous(block, done, &own),
-                            operation_->output.contiguous(block, done, &to));
-        reduce(to, own, at, n);
-        done += n;
-        at += n;
-      }
-    }
-    for (int i = 0; i < local_.count(); ++i) {
-      count(*local_.inbox(i).head(), bytes_, false);
-      take(i, *local_.inbox(i).head());
-    }
-    return summed_ = true;
+  void make_flows();
+  bool send();
+  void place(const ReceiveFlow& flow, size_t offset, const std::byte* payload,
+             size_t bytes) override {
+    if (flow.memory != nullptr) std::memcpy(flow.memory + offset, payload, bytes);
   }
+  bool sum_hosts();
 
-  void reduce(std::byte* to, const std::byte* own, size_t at, size_t bytes) {
-    auto own_position = static_cast<size_t>(members_.topology().local_index(members_.rank()));
-    for (size_t k = 0; k < sources_.size(); ++k) {
-      sources_[k] = k == own_position ? own : theirs_[k < own_position ? k : k - 1] + at;
-    }
-    int divisor = operation_->divisor_among(members_.ranks());
+  // --- inside the host.
+
+  // The next piece, `bytes` long, which write(slot) fills. False: no slot is free.
+  template <class Write>
+  bool push(size_t bytes, bool last, Write&& write);
+  bool push_own();
+  bool push_result();
+  bool hear_host();
+  void sum_host();
+  bool take_result();
+
+  // f(input, output, bytes, offset into the vector) for each stretch that lies end to end in both.
+  template <class F>
+  void for_each_stretch(F&& f) const;
+  void reduce(std::byte* to, size_t bytes, int divisor) const {
     kernels::reduce(to, sources_.data(), sources_.size(), bytes / operation_->element_size,
                     operation_->dtype, operation_->reduce_op, divisor);
   }
+  int divisor() const { return operation_->divisor_among(members_.ranks()); }
+  bool spans_hosts() const { return shape_.nodes > 1; }
 
-  bool pushed_ = false, summed_ = false;
   size_t bytes_ = 0;
-  SmallVector<const std::byte*, 8> theirs_;  // by local peer
-  SmallVector<const void*, 8> sources_;      // by rank
+  bool leads_ = false;       // the first rank of its host in a group of several hosts
+  bool own_pushed_ = false;  // a rank that leads begins with an empty piece
+  bool pushed_ = false;
+  bool host_heard_ = false;       // the vectors of all ranks of this host have been taken
+  bool done_ = false;             // the result is in the output
+  Staging host_sum_;              // of a rank that leads
+  std::vector<Staging> staging_;  // of the flows from other hosts
+  SmallVector<const std::byte*, 8> theirs_;      // by local peer
+  SmallVector<const std::byte*, 8> host_sums_;   // by host
+  mutable SmallVector<const void*, 8> sources_;  // by local rank, then by host
 };
+
+void AllReduce::start() {
+  expect_pieces();
+  for (Rank block = 0; block < members_.ranks(); ++block) bytes_ += operation_->input.bytes(block);
+  theirs_.assign(heard_.size(), nullptr);
+  leads_ = spans_hosts() && members_.topology().local_index(members_.rank()) == 0;
+  own_pushed_ = pushed_ = local_.count() == 0;
+  if (leads_) make_flows();
+}
+
+bool AllReduce::progress(bool may_push) {
+  bool moved = flows_.allow_more();
+  if (may_push && !own_pushed_ && push_own()) moved = true;
+  if (!host_heard_ && hear_host()) moved = true;
+  if (!leads_) return (spans_hosts() && host_heard_ && !done_ && take_result()) || moved;
+  if (send()) moved = true;
+  if (host_heard_ && !done_ && sum_hosts()) moved = true;
+  return (may_push && done_ && own_pushed_ && !pushed_ && push_result()) || moved;
+}
+
+std::string AllReduce::waiting_for() const {
+  std::string names;
+  auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
+  for (int i = 0; i < local_.count(); ++i) {
+    const Piece* head = local_.inbox(i).head();
+    if (!heard(i) && (head == nullptr || head->seq != seq_)) name(local_.rank(i));
+  }
+  for (const ReceiveFlow& flow : flows_.receives()) {
+    if (!flow.coverage.complete()) name(flow.source);
+  }
+  if (!names.empty()) return "no data from " + names;
+  for (const SendFlow& flow : flows_.sends()) {
+    if (!flow.done()) return members_.describe(flow.target) + " takes no data";
+  }
+  return "nothing";
+}
+
+// As if the host's sum were its first rank's shard of an AllGather.
+void AllReduce::make_flows() {
+  const Topology& topology = members_.topology();
+  host_sum_ = staging_pool_.take(bytes_);
+  host_sums_.assign(static_cast<size_t>(topology.nodes()), nullptr);
+  host_sums_[static_cast<size_t>(topology.node_of(members_.rank()))] = host_sum_.data();
+  auto run_from = [&](Rank rank) {
+    ShardRun run;
+    if (bytes_ > 0) run.add(rank, bytes_);
+    return run;
+  };
+  pattern::Flows flows = pattern::leader_flows(topology, members_.rank());
+  for (const pattern::Flow& flow : flows.in) {
+    ReceiveFlow* receive = flows_.add_receive(flow, run_from(flow.peer));
+    if (receive == nullptr || bytes_ == 0) continue;
+    staging_.push_back(staging_pool_.take(bytes_));
+    receive->memory = staging_.back().data();
+    host_sums_[static_cast<size_t>(topology.node_of(flow.peer))] = receive->memory;
+  }
+  for (const pattern::Flow& flow : flows.out) {
+    SendFlow* send = flows_.add_send(flow, run_from(members_.rank()));
+    if (send != nullptr && bytes_ > 0) send->memory = host_sum_.data();
+  }
+  flows_.open(true);
+}
+
+bool AllReduce::send() {
+  bool moved = false;
+  flows_.for_each_open_send([&](SendFlow& flow) {
+    size_t here = host_heard_ ? flow.run.bytes() : 0;
+    while (flows_.send_one(flow, here, [](size_t, std::byte*, size_t) {})) moved = true;
+  });
+  return moved;
+}
+
+template <class Write>
+bool AllReduce::push(size_t bytes, bool last, Write&& write) {
+  std::byte* slot = local_.outbox().next();
+  if (slot == nullptr) return false;
+  if (bytes > 0) local_.outbox().fill(bytes, [&](bool streaming) { write(slot, streaming); });
+  Piece piece;
+  piece.bytes = bytes;
+  piece.last = last ? 1 : 0;
+  publish(piece);
+  return true;
+}
+
+bool AllReduce::push_own() {
+  own_pushed_ = push(leads_ ? 0 : bytes_, !leads_, [&](std::byte* slot, bool streaming) {
+    for (Rank block = 0; block < members_.ranks(); ++block) {
+      size_t bytes = operation_->input.bytes(block);
+      operation_->input.read(block, 0, slot, bytes, streaming);
+      slot += bytes;
+    }
+  });
+  pushed_ = own_pushed_ && !leads_;
+  return own_pushed_;
+}
+
+bool AllReduce::push_result() {
+  pushed_ = push(bytes_, true, [&](std::byte* slot, bool streaming) {
+    for (Rank block = 0; block < members_.ranks(); ++block) {
+      size_t bytes = operation_->output.bytes(block);
+      operation_->output.read(block, 0, slot, bytes, streaming);
+      slot += bytes;
+    }
+  });
+  return pushed_;
+}
+
+template <class F>
+void AllReduce::for_each_stretch(F&& f) const {
+  size_t at = 0;
+  for (Rank block = 0; block < members_.ranks(); ++block) {
+    size_t bytes = operation_->input.bytes(block);
+    for (size_t done = 0; done < bytes;) {
+      std::byte *own = nullptr, *to = nullptr;
+      size_t n = std::min(operation_->input.contiguous(block, done, &own),
+                          operation_->output.contiguous(block, done, &to));
+      f(own, to, n, at);
+      done += n;
+      at += n;
+    }
+  }
+}
+
+// False until the first pieces of all local peers are here. In a group of several hosts only the rank that leads
+// sums them, and the rank that leads has none.
+bool AllReduce::hear_host() {
+  bool sums = leads_ || !spans_hosts();
+  for (int i = 0; i < local_.count(); ++i) {
+    const Piece* head = inbox_head(i);
+    if (head == nullptr) return false;
+    bool leader = spans_hosts() && members_.topology().local_index(local_.rank(i)) == 0;
+    if (head->bytes != (leader ? 0 : bytes_) || head->extents > 0) {
+      fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
+      return true;
+    }
+    theirs_[static_cast<size_t>(i)] = local_.inbox(i).bytes();
+  }
+  // This rank's own vector must be out of the input before the result comes.
+  if (!own_pushed_) return false;
+  if (sums) sum_host();
+  for (int i = 0; i < local_.count(); ++i) {
+    if (sums) count(*local_.inbox(i).head(), bytes_, false);
+    take(i, *local_.inbox(i).head());
+  }
+  return host_heard_ = true;
+}
+
+// The output may be the input itself: the peers read this rank's slot, not its input.
+void AllReduce::sum_host() {
+  auto own_position = static_cast<size_t>(members_.topology().local_index(members_.rank()));
+  sources_.assign(heard_.size() + 1, nullptr);
+  for_each_stretch([&](const std::byte* own, std::byte* to, size_t bytes, size_t at) {
+    for (size_t k = 0; k < sources_.size(); ++k) {
+      sources_[k] = k == own_position ? own : theirs_[k < own_position ? k : k - 1] + at;
+    }
+    reduce(leads_ ? host_sum_.data() + at : to, bytes, leads_ ? 1 : divisor());
+  });
+  done_ = !leads_;
+}
+
+// False until the result is here.
+bool AllReduce::take_result() {
+  for (int i = 0; i < local_.count(); ++i) {
+    if (members_.topology().local_index(local_.rank(i)) != 0) continue;
+    const Piece* head = inbox_head(i);
+    if (head == nullptr) return false;
+    if (head->bytes != bytes_ || head->extents > 0) {
+      fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
+      return true;
+    }
+    const std::byte* result = local_.inbox(i).bytes();
+    for_each_stretch([&](const std::byte*, std::byte* to, size_t bytes, size_t at) {
+      std::memcpy(to, result + at, bytes);
+    });
+    count(*head, bytes_, false);
+    take(i, *head);
+  }
+  return done_ = true;
+}
+
+// False until the sums of all hosts are here.
+bool AllReduce::sum_hosts() {
+  for (const ReceiveFlow& flow : flows_.receives()) {
+    if (!flow.coverage.complete()) return false;
+  }
+  sources_.assign(host_sums_.size(), nullptr);
+  for_each_stretch([&](const std::byte*, std::byte* to, size_t bytes, size_t at) {
+    for (size_t k = 0; k < sources_.size(); ++k) sources_[k] = host_sums_[k] + at;
+    reduce(to, bytes, divisor());
+  });
+  return done_ = true;
+}
 
 }  // namespace
 

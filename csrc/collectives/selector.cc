@@ -86,26 +86,49 @@ double joint_ns(double bytes, const Shape& shape) {
          bytes * per_host(shape) / kCopyBytesPerNs + std::max(start_ups, wire);
 }
 
+struct Choice {
+  Pattern pattern;
+  double ns;  // by the model
+};
+
 // `sums`: partial sums have no joint pattern, because each rail sums its own blocks.
-Pattern choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algorithm wanted) {
+Choice choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algorithm wanted) {
   bool may_log = shape.equal_nodes && shape.nodes > 2;
   bool may_join = !sums && shape.nodes > 1 && shape.ranks >= 2 * shape.nodes;
-  if (wanted == Algorithm::kLog && may_log) return Pattern::kLog;
-  if (wanted == Algorithm::kJoint && may_join) return Pattern::kJoint;
-  if (wanted != Algorithm::kAuto) return Pattern::kDirect;
   auto bytes = static_cast<double>(block_bytes);
+  if (wanted == Algorithm::kLog && may_log) return {Pattern::kLog, log_ns(bytes, shape)};
+  if (wanted == Algorithm::kJoint && may_join) return {Pattern::kJoint, joint_ns(bytes, shape)};
+  Choice best{Pattern::kDirect, direct_ns(bytes, shape)};
+  if (wanted != Algorithm::kAuto) return best;
   auto host_bytes = block_bytes * static_cast<size_t>(shape.ranks / shape.nodes);
-  Pattern best = Pattern::kDirect;
-  double least = direct_ns(bytes, shape);
   auto consider = [&](Pattern pattern, double ns) {
-    if (ns >= least) return;
-    best = pattern;
-    least = ns;
+    if (ns < best.ns) best = {pattern, ns};
   };
   if (host_bytes > kSavesMessages) return best;
   if (may_log) consider(Pattern::kLog, log_ns(bytes, shape));
   if (may_join) consider(Pattern::kJoint, joint_ns(bytes, shape));
   return best;
+}
+
+// An exchange of `bytes` bytes between the first ranks of all hosts, and their way to the other ranks of the host.
+double leaders_ns(double bytes, const Shape& shape) {
+  const NetworkModel& network = shape.network;
+  double inside = per_host(shape) > 1 ? network.overhead_ns / 2 + bytes / kCopyBytesPerNs : 0;
+  return network.latency_ns + inside +
+         (shape.nodes - 1) * std::max(network.overhead_ns, wire_ns(1, bytes, shape));
+}
+
+// Whether an AllReduce whose fragments could take `choice` each takes one exchange of all bytes instead. Inside a
+// host a rank's vector fits a slot, and what a rank reads of all others costs less than a wait. Between hosts there
+// is one wait and, for each pair of hosts, one message.
+bool takes_one_exchange(const Query& query, const Choice& choice, const Shape& shape) {
+  auto ranks = static_cast<size_t>(shape.ranks), nodes = static_cast<size_t>(shape.nodes);
+  size_t here = (ranks + nodes - 1) / nodes, vector = query.block_bytes * ranks;
+  if (ranks == 1 || query.block_bytes > kWholeBytes / ranks) return false;
+  if (vector * (here - 1) > kWholeFromAll) return false;
+  if (nodes == 1) return true;
+  return (here == 1 || query.sums_are_elements) &&
+         leaders_ns(static_cast<double>(vector), shape) <= 2 * choice.ns;
 }
 
 // Between more than two hosts, the flows of a fragment follow one another in steps, each behind a latency. A
@@ -216,13 +239,12 @@ Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {
   }
   if (sums) limit = bound(limit, tuning.reduce_scatter_bucket_bytes, shape.ranks);
   size_t fragment_bytes = whole_elements(limit, query);
-  auto ranks = static_cast<size_t>(shape.ranks);
-  bool whole = query.collective == Collective::kAllReduce && shape.nodes == 1 && ranks > 1 &&
-               query.block_bytes <= std::min(fragment_bytes, kWholeBytes / ranks) &&
-               query.block_bytes * ranks * (ranks - 1) <= kWholeFromAll;
-  return {
-      choose_pattern(std::min(fragment_bytes, query.block_bytes), sums, shape, tuning.algorithm),
-      fragment_bytes, choose_chunk(fragment_bytes, shape.network), whole};
+  Choice choice =
+      choose_pattern(std::min(fragment_bytes, query.block_bytes), sums, shape, tuning.algorithm);
+  bool whole = query.collective == Collective::kAllReduce && query.block_bytes <= fragment_bytes &&
+               takes_one_exchange(query, choice, shape);
+  return {whole ? Pattern::kDirect : choice.pattern, fragment_bytes,
+          choose_chunk(fragment_bytes, shape.network), whole};
 }
 
 // What the host's NICs carry in a millisecond, at least 1 MiB (the least that a port of a common switch

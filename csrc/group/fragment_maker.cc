@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/reduce.h"
+
 namespace smddp {
 namespace {
 
@@ -64,7 +66,8 @@ void FragmentMaker::plan(Operation& op, const Tuning& tuning) const {
   Tuning settled = tuning;
   if (settled.algorithm == Algorithm::kAuto) settled.algorithm = algorithm_;
   size_t largest = pairs ? std::max(op.input.largest(), op.output.largest()) : blocks.largest();
-  op.plan_ = select({op.collective, largest, op.element_size}, shape_, settled);
+  bool sums_are_elements = kernels::accumulator_of(op.dtype) == op.dtype;
+  op.plan_ = select({op.collective, largest, op.element_size, sums_are_elements}, shape_, settled);
   int options = op.options | pattern::signature_option(op.plan_.pattern);
   if (sums(op.collective) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
   op.signature_ = {op.collective,

@@ -102,6 +102,17 @@ Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern) {
   return direct(topology, rank);
 }
 
+Flows leader_flows(const Topology& topology, Rank rank) {
+  Flows flows;
+  int home = topology.node_of(rank), nodes = topology.nodes();
+  for (int step = 1; step < nodes; ++step) {
+    Rank source = topology.node((home + nodes - step) % nodes)[0];
+    flows.out.push_back({topology.node((home + step) % nodes)[0], {rank}, step});
+    flows.in.push_back({source, {source}, step});
+  }
+  return flows;
+}
+
 Flows pair_flows(const Topology& topology, Rank rank) {
   Flows flows;
   int home = topology.node_of(rank), nodes = topology.nodes();

@@ -50,6 +50,9 @@ Flows gather_flows(const Topology& topology, Rank rank, Pattern pattern);
 // receiver's number. In each step a host sends to one other host, and in each turn of a step each rank to
 // another rank of it.
 Flows pair_flows(const Topology& topology, Rank rank);
+// The flows between the first ranks of all hosts, `rank` being one: each sends to each, in steps as of kDirect, what it
+// has of its host. `shards` is the sender. All of these ranks are on one rail.
+Flows leader_flows(const Topology& topology, Rank rank);
 // The ranks of groups up to this size that span hosts are connected each to each. In a larger group only those
 // of a rail are, and there are no pair_flows().
 inline constexpr int kPairedRanks = 256;

@@ -18,6 +18,8 @@ std::vector<T> all_reduced(RankContext& c, size_t size, Dtype dtype, ReduceOp re
   for (T& x : in) {
     if constexpr (std::is_same_v<T, uint16_t>) {
       x = static_cast<uint16_t>(0x3f00 + random() % 0x100);  // bf16 from 0.5 to 2
+    } else if constexpr (std::is_same_v<T, float>) {
+      x = static_cast<float>(random()) * 0x1p-32f - 0.5f;
     } else {
       x = static_cast<T>(static_cast<int>(random() % 7) - 3);
     }
@@ -57,7 +59,7 @@ void compare_all_reduces(RankContext& c, Dtype dtype, ReduceOp reduce) {
 }
 
 TEST(Numerics, AllReduceInOneExchangeEqualsThatInFragments) {
-  for (std::string layout : {"AA", "AAA", "AAAAA"}) {
+  for (std::string layout : {"AA", "AAA", "AAAAA", "AB", "ABC", "AABB", "ABCABC", "AAB"}) {
     run_world(layout, [](RankContext& c) {
       for (ReduceOp reduce :
            {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
