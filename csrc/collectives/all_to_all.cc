@@ -20,7 +20,7 @@ using intranode::Piece;
 class AllToAll final : public Fragment {
  public:
   AllToAll(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq)
-      : Fragment(context, std::move(operation), seq, 0, SIZE_MAX),
+      : Fragment(context, std::move(operation), seq, 0, SIZE_MAX, intranode::Lane::kGathers),
         own_(*operation_, context.members.rank(), 0, SIZE_MAX) {}
 
   void start() override;
@@ -115,7 +115,7 @@ bool AllToAll::progress(bool may_push) {
 
 bool AllToAll::complete() const {
   return pushed_ && missing_ == 0 && own_.copied() == own_.bytes() && heard_all() &&
-         flows_.done() && (!exposes() || local_.outbox().read_by_all() >= exposed_until_);
+         flows_.done() && is_read();
 }
 
 std::string AllToAll::waiting_for() const {
@@ -190,7 +190,7 @@ AllToAll::Target* AllToAll::next_target() {
 // A rank that has no block for any rank of the host pushes an empty piece for itself: the peers have to hear
 // that it has started.
 bool AllToAll::push_one() {
-  std::byte* slot = local_.outbox().next();
+  std::byte* slot = next_slot();
   if (slot == nullptr) return false;
   Target* target = next_target();
   Piece piece;
@@ -207,7 +207,7 @@ bool AllToAll::push_one() {
     if (!extents.empty()) {
       std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
       piece.extents = static_cast<uint32_t>(extents.size());
-      exposed_until_ = local_.outbox().published() + 1;
+      expose();
     } else {
       local_.outbox().fill(piece.bytes, [&](bool streaming) {
         input.read(target->rank, target->pushed, slot, piece.bytes, streaming);

@@ -9,7 +9,8 @@ using intranode::Piece;
 
 AllGather::AllGather(const FragmentContext& context, std::shared_ptr<Operation> operation,
                      uint64_t seq, size_t begin, size_t bytes, std::shared_ptr<const PartSums> sums)
-    : Fragment(context, std::move(operation), seq, begin, bytes, sums != nullptr),
+    : Fragment(context, std::move(operation), seq, begin, bytes, intranode::Lane::kGathers,
+               sums != nullptr),
       sums_(std::move(sums)),
       own_(*operation_, context.members.rank(), begin, bytes) {}
 
@@ -54,7 +55,7 @@ bool AllGather::progress(bool may_push) {
 
 bool AllGather::complete() const {
   return pushed_ && missing_ == 0 && own_.copied() == own_.bytes() && heard_all() &&
-         flows_.done() && (!exposes() || local_.outbox().read_by_all() >= exposed_until_);
+         flows_.done() && is_read();
 }
 
 std::string AllGather::waiting_for() const {

@@ -30,7 +30,7 @@ size_t AllGather::available(const Source& source) const {
 }
 
 bool AllGather::push_one() {
-  std::byte* slot = local_.outbox().next();
+  std::byte* slot = next_slot();
   if (slot == nullptr) return false;
   NextPiece next = next_piece();
   Source* source = next.source;
@@ -43,7 +43,7 @@ bool AllGather::push_one() {
     if (!next.extents.empty()) {
       std::memcpy(slot, next.extents.data(), next.extents.size() * sizeof(Extent));
       piece.extents = static_cast<uint32_t>(next.extents.size());
-      exposed_until_ = local_.outbox().published() + 1;
+      expose();
     } else {
       local_.outbox().fill(next.bytes, [&](bool streaming) {
         if (source->flow == nullptr) {
@@ -73,6 +73,7 @@ AllGather::NextPiece AllGather::next_piece() {
       if (i == first_source_) ++first_source_;
       continue;
     }
+    if (available(source) == source.pushed) continue;
     std::vector<Extent> extents = exposed(source, std::min(bytes, kDirectPiece));
     bytes = std::min(bytes, extents.empty() ? intranode::kSlotBytes : kDirectPiece);
     if (available(source) >= source.pushed + bytes) return {&source, bytes, std::move(extents)};

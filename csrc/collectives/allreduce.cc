@@ -80,10 +80,10 @@ void AllReduce::start() {
 }
 
 bool AllReduce::progress(bool may_push) {
-  bool moved = flows_.allow_more();
-  if (may_push && !own_pushed_ && push_own()) moved = true;
+  bool moved = may_push && !own_pushed_ && push_own();
   if (!host_heard_ && hear_host()) moved = true;
   if (!leads_) return (spans_hosts() && host_heard_ && !done_ && take_result()) || moved;
+  if (flows_.allow_more()) moved = true;
   if (send()) moved = true;
   if (host_heard_ && !done_ && sum_hosts()) moved = true;
   return (may_push && done_ && own_pushed_ && !pushed_ && push_result()) || moved;
@@ -93,8 +93,8 @@ std::string AllReduce::waiting_for() const {
   std::string names;
   auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
   for (int i = 0; i < local_.count(); ++i) {
-    const Piece* head = local_.inbox(i).head();
-    if (!heard(i) && (head == nullptr || head->seq != seq_)) name(local_.rank(i));
+    const Piece* next = head(i);
+    if (!heard(i) && (next == nullptr || next->seq != seq_)) name(local_.rank(i));
   }
   for (const ReceiveFlow& flow : flows_.receives()) {
     if (!flow.coverage.complete()) name(flow.source);
@@ -143,7 +143,7 @@ bool AllReduce::send() {
 
 template <class Write>
 bool AllReduce::push(size_t bytes, bool last, Write&& write) {
-  std::byte* slot = local_.outbox().next();
+  std::byte* slot = next_slot();
   if (slot == nullptr) return false;
   if (bytes > 0) local_.outbox().fill(bytes, [&](bool streaming) { write(slot, streaming); });
   Piece piece;
@@ -204,14 +204,14 @@ bool AllReduce::hear_host() {
       fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
       return true;
     }
-    theirs_[static_cast<size_t>(i)] = local_.inbox(i).bytes();
+    theirs_[static_cast<size_t>(i)] = head_bytes(i);
   }
   // This rank's own vector must be out of the input before the result comes.
   if (!own_pushed_) return false;
   if (sums) sum_host();
   for (int i = 0; i < local_.count(); ++i) {
-    if (sums) count(*local_.inbox(i).head(), bytes_, false);
-    take(i, *local_.inbox(i).head());
+    if (sums) count(*head(i), bytes_, false);
+    take(i, *head(i));
   }
   return host_heard_ = true;
 }
@@ -239,7 +239,7 @@ bool AllReduce::take_result() {
       fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
       return true;
     }
-    const std::byte* result = local_.inbox(i).bytes();
+    const std::byte* result = head_bytes(i);
     for_each_stretch([&](const std::byte*, std::byte* to, size_t bytes, size_t at) {
       std::memcpy(to, result + at, bytes);
     });
@@ -266,7 +266,8 @@ bool AllReduce::sum_hosts() {
 
 std::unique_ptr<Fragment> make_allreduce(const FragmentContext& context,
                                          std::shared_ptr<Operation> operation, uint64_t seq) {
-  return std::make_unique<AllReduce>(context, std::move(operation), seq, 0, SIZE_MAX);
+  return std::make_unique<AllReduce>(context, std::move(operation), seq, 0, SIZE_MAX,
+                                     intranode::Lane::kSums);
 }
 
 }  // namespace smddp

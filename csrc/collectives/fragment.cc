@@ -49,11 +49,14 @@ std::vector<Extent> Fragment::readable(const Blocks& blocks, Rank block, size_t 
 }
 
 const intranode::Piece* Fragment::inbox_head(int i) {
-  const intranode::Piece* piece = local_.inbox(i).head();
+  const intranode::Piece* piece = head(i);
+  bool in_lane = piece != nullptr && piece->seq == seq_;
+  // A rank that calls something else may push it through the other lane.
+  if (!in_lane) piece = local_.inbox(i).head(intranode::other(lane_));
   if (!health_.ok() || piece == nullptr || piece->seq != seq_) return nullptr;
   bool fits = piece->extents > 0 ? piece->extents <= intranode::kSlotExtents
                                  : piece->bytes <= intranode::kSlotBytes;
-  if (!fits) {
+  if (!fits || (!in_lane && piece->signature == operation_->signature())) {
     fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a damaged piece"});
     return nullptr;
   }
@@ -62,7 +65,7 @@ const intranode::Piece* Fragment::inbox_head(int i) {
   bool for_this = piece->shard == static_cast<uint32_t>(members_.rank());
   Signature ours = between_two(operation_->signature(),
                                for_this ? pair_bytes(local_.rank(i), true) : theirs.bytes);
-  if (theirs == ours) return piece;
+  if (theirs == ours && in_lane) return piece;
   fail(disagreement(local_.rank(i), true, theirs, ours));
   return nullptr;
 }
@@ -73,14 +76,14 @@ void Fragment::take(int i, const intranode::Piece& piece) {
   has_received_ = true;
   taken_from_[static_cast<size_t>(i)] += piece.bytes;
   if (piece.last != 0) heard_[static_cast<size_t>(i)] = true;
-  local_.pop(i);
+  local_.pop(lane_, i);
 }
 
 bool Fragment::copy_piece(int i, const intranode::Piece& piece, Rank block, size_t at,
                           bool streaming) {
   for (size_t done = 0; done < piece.bytes;) {
     const std::byte* from = nullptr;
-    size_t n = std::min(local_.reach(i, done, &from), piece.bytes - done);
+    size_t n = std::min(reach(i, done, &from), piece.bytes - done);
     bool fetched = n == 0;
     if (!fetched) {
       operation_->output.write(block, at + done, from, n, streaming);
@@ -88,8 +91,8 @@ bool Fragment::copy_piece(int i, const intranode::Piece& piece, Rank block, size
       intranode::Inbox& inbox = local_.inbox(i);
       n = piece.bytes - done;
       std::vector<Extent> to = operation_->output.slice(block, at + done, n);
-      Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(), piece.extents, done,
-                                                n, to.data(), to.size());
+      Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(lane_), piece.extents,
+                                                done, n, to.data(), to.size());
       if (!read) {
         fail_read(i, read);
         return false;
@@ -105,7 +108,7 @@ void Fragment::publish(intranode::Piece piece) {
   piece.seq = seq_;
   piece.signature =
       between_two(operation_->signature(), pair_bytes(static_cast<Rank>(piece.shard), false));
-  local_.push(piece);
+  local_.push(lane_, piece);
 }
 
 void Fragment::place(const ReceiveFlow& receive, size_t offset, const std::byte* payload,
@@ -120,7 +123,7 @@ std::string Fragment::waiting_for_takers() const {
     if (!flow.done()) return members_.describe(flow.target) + " takes no data";
   }
   for (int i = 0; i < local_.count(); ++i) {
-    if (local_.outbox().read_by(i) < exposed_until_) {
+    if (local_.outbox().read_by(lane_, i) < exposed_until_) {
       return members_.describe(local_.rank(i)) + " has not finished it";
     }
   }
@@ -161,7 +164,7 @@ void Fragment::look_at_inboxes() {
   uint64_t now = 0;
   for (int i = 0; i < local_.count(); ++i) {
     if (!starts_.is_unseen(local_.rank(i))) continue;
-    const intranode::Piece* piece = local_.inbox(i).head();
+    const intranode::Piece* piece = head(i);
     if (piece == nullptr || piece->seq < seq_) continue;
     if (now == 0) now = now_ns();
     starts_.seen(local_.rank(i), now);

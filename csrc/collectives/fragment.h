@@ -44,9 +44,11 @@ struct PartSums {
 
 class Fragment {
  public:
-  // `gathers_sums`: it passes on what an earlier fragment sums, and so waits for other ranks from the start.
+  // `lane`: of its pieces inside the host, if the group has several hosts. In one host no fragment waits for long, and
+  // the slots of one lane stay in the caches. `gathers_sums`: it passes on what an earlier fragment sums, and so waits
+  // for other ranks from the start.
   Fragment(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq,
-           size_t begin, size_t limit, bool gathers_sums = false)
+           size_t begin, size_t limit, intranode::Lane lane, bool gathers_sums = false)
       : members_(context.members),
         shape_(context.shape),
         local_(context.local),
@@ -58,6 +60,7 @@ class Fragment {
         seq_(seq),
         begin_(begin),
         limit_(limit),
+        lane_(context.shape.nodes > 1 ? lane : intranode::Lane::kSums),
         gathers_sums_(gathers_sums),
         flows_(context.members, context.remote, context.turns,
                {operation_->signature(), seq, operation_->plan().pattern,
@@ -71,10 +74,11 @@ class Fragment {
 
   // Once, before any other call.
   virtual void start() = 0;
-  // Pushes to this host's ranks if `may_push` (fragments push in order), takes in, sends out. True if
+  // Pushes to this host's ranks if `may_push` (fragments of a lane push in order), takes in, sends out. True if
   // anything moved.
   virtual bool progress(bool may_push) = 0;
   virtual bool pushed() const = 0;  // nothing more will go into the outbox
+  intranode::Lane lane() const { return lane_; }
   // The same, all results are in place, and no other rank still reads this rank's memory.
   virtual bool complete() const = 0;
   // The ranks that it waits for, as the end of a sentence: "no data from rank 3 (host b)".
@@ -119,7 +123,7 @@ class Fragment {
   uint64_t seq() const { return seq_; }
   // True if local peer i will still push to it, or read what this rank pushed.
   bool needs(int i) const {
-    return !heard(i) || local_.outbox().read_by(i) < local_.outbox().published();
+    return !heard(i) || local_.outbox().read_by(lane_, i) < local_.outbox().published(lane_);
   }
   // "all_gather(...) #3 of group 'g'"
   std::string describe() const;
@@ -146,6 +150,22 @@ class Fragment {
   // bytes go into slots. `direct`: the peers also read memory that is not shared.
   std::vector<Extent> readable(const Blocks& blocks, Rank block, size_t at, size_t bytes,
                                bool direct) const;
+
+  // Whether every local peer is done with all that exposes this rank's memory.
+  bool is_read() const {
+    return !exposes() || local_.outbox().read_by_all(lane_) >= exposed_until_;
+  }
+  // The slot for the next piece; nullptr: none is free.
+  std::byte* next_slot() { return local_.outbox().next(lane_); }
+  // The memory that the piece in the next slot names has to stay as it is until the piece is read.
+  void expose() { exposed_until_ = local_.outbox().published(lane_) + 1; }
+  // Local peer i's oldest piece of the lane, of whichever fragment; nullptr: there is none.
+  const intranode::Piece* head(int i) const { return local_.inbox(i).head(lane_); }
+  const std::byte* head_bytes(int i) const { return local_.inbox(i).bytes(lane_); }
+  // LocalPeers::reach() of that piece.
+  size_t reach(int i, size_t offset, const std::byte** at) {
+    return local_.reach(lane_, i, offset, at);
+  }
 
   // Before the first piece.
   void expect_pieces() {
@@ -188,6 +208,7 @@ class Fragment {
   const uint64_t seq_;
   const size_t begin_;
   const size_t limit_;
+  const intranode::Lane lane_;
   const bool gathers_sums_;
   FragmentFlows flows_;
   SmallVector<bool, 16> heard_;  // by local peer: its last piece has been taken

@@ -18,7 +18,7 @@ constexpr int kPiecesPerPass = 4;
 ReduceScatter::ReduceScatter(const FragmentContext& context, std::shared_ptr<Operation> operation,
                              uint64_t seq, size_t begin, size_t bytes,
                              std::shared_ptr<PartSums> part)
-    : Fragment(context, std::move(operation), seq, begin, bytes),
+    : Fragment(context, std::move(operation), seq, begin, bytes, intranode::Lane::kSums),
       part_(std::move(part)),
       sums_(context.members.topology(), context.members.rank(), context.staging, *operation_, begin,
             bytes),
@@ -65,15 +65,15 @@ bool ReduceScatter::progress(bool may_push) {
 
 bool ReduceScatter::complete() const {
   return pushed_ && wanted_.bytes == 0 && heard_all() && sums_.own().done() == sums_.own().bytes &&
-         flows_.done() && (!exposes() || local_.outbox().read_by_all() >= exposed_until_);
+         flows_.done() && is_read();
 }
 
 std::string ReduceScatter::waiting_for() const {
   std::string names;
   auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
   for (int i = 0; i < local_.count(); ++i) {
-    const Piece* head = local_.inbox(i).head();
-    if (!heard(i) && (head == nullptr || head->seq != seq_)) name(local_.rank(i));
+    const Piece* next = head(i);
+    if (!heard(i) && (next == nullptr || next->seq != seq_)) name(local_.rank(i));
   }
   if (!names.empty()) return "no data from " + names;
   for (const SendFlow& flow : flows_.sends()) {

@@ -16,7 +16,7 @@ constexpr size_t kSharedPiece = 8 << 10;
 }  // namespace
 
 bool ReduceScatter::push_one() {
-  std::byte* slot = local_.outbox().next();
+  std::byte* slot = next_slot();
   if (slot == nullptr) return false;
   Piece piece;
   BlockPiece next = next_to_push_;
@@ -28,7 +28,7 @@ bool ReduceScatter::push_one() {
     if (!extents.empty()) {
       std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
       piece.extents = static_cast<uint32_t>(extents.size());
-      exposed_until_ = local_.outbox().published() + 1;
+      expose();
     } else {
       local_.outbox().fill(next.bytes, [&](bool streaming) {
         operation_->input.read(next.block, begin_ + next.offset, slot, next.bytes, streaming);
@@ -72,7 +72,7 @@ bool ReduceScatter::align_heads() {
 bool ReduceScatter::sum_one() {
   if (wanted_.bytes == 0) return align_heads();
   if (!align_heads() || !sum_wanted()) return false;
-  for (int i = 0; i < local_.count(); ++i) take(i, *local_.inbox(i).head());
+  for (int i = 0; i < local_.count(); ++i) take(i, *head(i));
   sums_.of(wanted_.block).summed += wanted_.bytes;
   wanted_ = pieces_.next(wanted_, true);
   return true;
@@ -117,27 +117,27 @@ size_t ReduceScatter::sum_in_one_pass(size_t at, size_t limit) {
     }
     int i = inbox_at(position);
     const std::byte* theirs = nullptr;
-    n = std::min(n, local_.reach(i, at - local_.inbox(i).head()->offset, &theirs));
+    n = std::min(n, reach(i, at - head(i)->offset, &theirs));
     sources_.push_back(theirs);
   }
   if (n == 0) return 0;
   sums_.reduce(sum, to, n, sources_);
-  for (int i = 0; i < local_.count(); ++i) count(*local_.inbox(i).head(), n, false);
+  for (int i = 0; i < local_.count(); ++i) count(*head(i), n, false);
   return n;
 }
 
 const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes) {
   intranode::Inbox& inbox = local_.inbox(i);
-  const Piece& head = *inbox.head();
+  const Piece& head = *this->head(i);
   size_t into = offset - head.offset;
   const std::byte* at = nullptr;
-  bool here = local_.reach(i, into, &at) >= bytes;
+  bool here = reach(i, into, &at) >= bytes;
   count(head, bytes, !here);
   if (here) return at;
   alignas(64) static thread_local std::byte scratch[BlockSums::kElements * 8];
   Extent to{scratch, bytes};
-  Status read =
-      intranode::single_copy_read(inbox.pid(), inbox.extents(), head.extents, into, bytes, &to, 1);
+  Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(lane_), head.extents, into,
+                                            bytes, &to, 1);
   if (read.ok()) return scratch;
   fail_read(i, read);
   return nullptr;

@@ -1,6 +1,7 @@
 #include "group/group.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -148,10 +149,13 @@ bool Group::start_fragments() {
 }
 
 bool Group::progress_fragments() {
-  bool moved = false, may_push = true;
+  bool moved = false;
+  std::array<bool, intranode::kLanes> lanes_free;
+  lanes_free.fill(true);
   for (const auto& fragment : fragments_.in_flight()) {
     if (!health_.ok()) break;
     fragment->look_for_starts();
+    bool& may_push = lanes_free[static_cast<size_t>(fragment->lane())];
     moved |= fragment->progress(may_push);
     // What is complete at once needs no clock: its first byte is its last.
     const recorder::Mark& record = fragment->operation().record;

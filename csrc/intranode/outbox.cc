@@ -22,22 +22,29 @@ namespace {
 constexpr size_t kSmallPiece = 1 << 10;
 
 size_t counts_at() { return align_up(sizeof(OutboxHead), 128); }
-size_t slots_at(uint32_t readers) { return counts_at() + readers * sizeof(ReadCount); }
+size_t slots_at(uint32_t readers) { return counts_at() + kLanes * readers * sizeof(ReadCount); }
 size_t bytes_at(uint32_t readers) {
-  return align_up(slots_at(readers) + kSlots * sizeof(SlotHead), 4096);
+  return align_up(slots_at(readers) + kLanes * kSlots * sizeof(SlotHead), 4096);
 }
-size_t segment_size(uint32_t readers) { return bytes_at(readers) + kSlots * kSlotBytes; }
+size_t segment_size(uint32_t readers) { return bytes_at(readers) + kLanes * kSlots * kSlotBytes; }
+
+// The number of a lane's piece `index` among the slots of all lanes.
+size_t slot_of(Lane lane, uint64_t index) {
+  return static_cast<size_t>(lane) * kSlots + index % kSlots;
+}
 
 std::byte* base(const Mapping& m) { return static_cast<std::byte*>(m.address()); }
 
-ReadCount* counts(const Mapping& m) { return reinterpret_cast<ReadCount*>(base(m) + counts_at()); }
-
-SlotHead* slot_head(const Mapping& m, uint32_t readers, uint64_t index) {
-  return reinterpret_cast<SlotHead*>(base(m) + slots_at(readers)) + index % kSlots;
+ReadCount* counts(const Mapping& m, uint32_t readers, Lane lane) {
+  return reinterpret_cast<ReadCount*>(base(m) + counts_at()) + static_cast<size_t>(lane) * readers;
 }
 
-std::byte* slot_bytes(const Mapping& m, uint32_t readers, uint64_t index) {
-  return base(m) + bytes_at(readers) + index % kSlots * kSlotBytes;
+SlotHead* slot_head(const Mapping& m, uint32_t readers, Lane lane, uint64_t index) {
+  return reinterpret_cast<SlotHead*>(base(m) + slots_at(readers)) + slot_of(lane, index);
+}
+
+std::byte* slot_bytes(const Mapping& m, uint32_t readers, Lane lane, uint64_t index) {
+  return base(m) + bytes_at(readers) + slot_of(lane, index) * kSlotBytes;
 }
 
 OutboxHead* head_of(const Mapping& m) { return static_cast<OutboxHead*>(m.address()); }
@@ -102,28 +109,30 @@ void Outbox::wait_attached(uint64_t timeout_ns) const {
 
 bool Outbox::any_denied() const { return head()->denied.load(std::memory_order_acquire) != 0; }
 
-std::byte* Outbox::next() {
-  if (published_ - read_ >= kSlots && published_ - read_by_all() >= kSlots) return nullptr;
-  return slot_bytes(shared_.mapping, capacity_, published_);
+std::byte* Outbox::next(Lane lane) {
+  const Ring& ring = of(lane);
+  if (ring.published - ring.read >= kSlots && ring.published - read_by_all(lane) >= kSlots)
+    return nullptr;
+  return slot_bytes(shared_.mapping, capacity_, lane, ring.published);
 }
 
-void Outbox::publish(const Piece& piece) {
-  SlotHead* slot = slot_head(shared_.mapping, capacity_, published_);
+void Outbox::publish(Lane lane, const Piece& piece) {
+  uint64_t& published = of(lane).published;
+  SlotHead* slot = slot_head(shared_.mapping, capacity_, lane, published);
   slot->piece = piece;
-  ++published_;
-  slot->published.store(published_, std::memory_order_release);
+  ++published;
+  slot->published.store(published, std::memory_order_release);
 }
 
-uint64_t Outbox::read_by_all() {
-  uint64_t least = published_;
-  for (uint32_t i = 0; i < readers_; ++i) {
-    least = std::min(least, counts(shared_.mapping)[i].pieces.load(std::memory_order_acquire));
-  }
-  return read_ = least;
+uint64_t Outbox::read_by_all(Lane lane) {
+  uint64_t least = published(lane);
+  for (uint32_t i = 0; i < readers_; ++i)
+    least = std::min(least, read_by(lane, static_cast<int>(i)));
+  return of(lane).read = least;
 }
 
-uint64_t Outbox::read_by(int reader) const {
-  return counts(shared_.mapping)[reader].pieces.load(std::memory_order_acquire);
+uint64_t Outbox::read_by(Lane lane, int reader) const {
+  return counts(shared_.mapping, capacity_, lane)[reader].pieces.load(std::memory_order_acquire);
 }
 
 void Outbox::abort(const std::string& reason, uint64_t first) {
@@ -167,29 +176,33 @@ Result<std::unique_ptr<Inbox>> Inbox::open(int pid, int fd, const JobKey& key, i
   return inbox;
 }
 
-SlotHead* Inbox::slot() const { return slot_head(mapping_, capacity_, read_); }
-
-const Piece* Inbox::head() const {
-  SlotHead* s = slot();
+const Piece* Inbox::head(Lane lane) const {
+  Ring& ring = of(lane);
+  SlotHead* s = slot_head(mapping_, capacity_, lane, ring.read);
   // Equal, not greater: the owner does not reuse a slot before this reader has popped its piece.
-  if (s->published.load(std::memory_order_acquire) != read_ + 1) return nullptr;
-  if (copied_ == read_ + 1) return &piece_;
+  if (s->published.load(std::memory_order_acquire) != ring.read + 1) return nullptr;
+  if (ring.copied == ring.read + 1) return &ring.piece;
   // The caller reads the number of bytes from the piece first. Prefetching the first bytes at the same
   // time saves one cache miss.
   prefetch(reinterpret_cast<const std::byte*>(s) + kCacheLine, sizeof(SlotHead) - kCacheLine);
-  prefetch(bytes(), kSmallPiece);
-  piece_ = s->piece;
-  copied_ = read_ + 1;
-  return &piece_;
+  prefetch(bytes(lane), kSmallPiece);
+  ring.piece = s->piece;
+  ring.copied = ring.read + 1;
+  return &ring.piece;
 }
 
-const std::byte* Inbox::bytes() const { return slot_bytes(mapping_, capacity_, read_); }
+const std::byte* Inbox::bytes(Lane lane) const {
+  return slot_bytes(mapping_, capacity_, lane, of(lane).read);
+}
 
-const Extent* Inbox::extents() const { return reinterpret_cast<const Extent*>(bytes()); }
+const Extent* Inbox::extents(Lane lane) const {
+  return reinterpret_cast<const Extent*>(bytes(lane));
+}
 
-void Inbox::pop() {
-  ++read_;
-  counts(mapping_)[reader_].pieces.store(read_, std::memory_order_release);
+void Inbox::pop(Lane lane) {
+  uint64_t& read = of(lane).read;
+  ++read;
+  counts(mapping_, capacity_, lane)[reader_].pieces.store(read, std::memory_order_release);
 }
 
 bool Inbox::all_attached(int readers) const {

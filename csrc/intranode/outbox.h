@@ -1,5 +1,5 @@
-// A rank's outbox: a ring of pieces in a shared segment. Its owner writes it; every other rank of the
-// group on the host reads it, through an Inbox. A piece contains its bytes, or the addresses to read them
+// A rank's outbox: rings of pieces in a shared segment, one per lane. Its owner writes them; every other rank of
+// the group on the host reads them, through an Inbox. A piece contains its bytes, or the addresses to read them
 // from. The file does not know what the bytes mean, nor when a piece is due. Group makes outboxes and
 // inboxes; the fragments inside a host write and read them.
 //
@@ -9,6 +9,7 @@
 // memory whose address it had put there.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +24,13 @@
 
 namespace smddp::intranode {
 
-// All slots together have 2 MiB: when a slot is written again, its lines have left the second-level
+// Gathers and sums have a ring each, so that pieces of the ones pass those of the others. The pieces of a lane keep
+// their order.
+enum class Lane : uint8_t { kSums, kGathers };
+inline constexpr size_t kLanes = 2;
+inline Lane other(Lane lane) { return lane == Lane::kSums ? Lane::kGathers : Lane::kSums; }
+
+// All slots of a lane together have 2 MiB: when a slot is written again, its lines have left the second-level
 // caches of readers and writer. A line from another core's cache costs more than one from the shared
 // cache.
 inline constexpr size_t kSlots = 64;
@@ -86,30 +93,35 @@ class Outbox {
   void wait_attached(uint64_t timeout_ns) const;
   bool any_denied() const;
 
-  // The slot for the bytes or extents of the next piece; nullptr while the oldest slot is still being
+  // The slot for the bytes or extents of the lane's next piece; nullptr while the oldest slot is still being
   // read.
-  std::byte* next();
+  std::byte* next(Lane lane);
   // Calls write(streaming), which writes `bytes` bytes into that slot. `streaming` means the same as for
   // kernels::copy().
   template <class Write>
   void fill(size_t bytes, Write&& write) {
     writes_.run(bytes, std::forward<Write>(write));
   }
-  void publish(const Piece& piece);
-  uint64_t published() const { return published_; }
-  // The number of pieces that every reader is done with.
-  uint64_t read_by_all();
-  uint64_t read_by(int reader) const;
+  void publish(Lane lane, const Piece& piece);
+  uint64_t published(Lane lane) const { return of(lane).published; }
+  // The number of the lane's pieces that every reader is done with.
+  uint64_t read_by_all(Lane lane);
+  uint64_t read_by(Lane lane, int reader) const;
   // Tells the readers that this rank gives up the fragments from `first` on, and the group. This rank has
   // already pushed all of its pieces of earlier fragments.
   void abort(const std::string& reason, uint64_t first);
 
  private:
+  struct Ring {
+    uint64_t published = 0;
+    uint64_t read = 0;  // the last result of read_by_all()
+  };
   OutboxHead* head() const;
+  Ring& of(Lane lane) { return rings_[static_cast<size_t>(lane)]; }
+  const Ring& of(Lane lane) const { return rings_[static_cast<size_t>(lane)]; }
   Shared shared_;
   uint32_t capacity_ = 0, readers_ = 0;
-  uint64_t published_ = 0;
-  uint64_t read_ = 0;  // the last result of read_by_all()
+  std::array<Ring, kLanes> rings_;
   uint64_t probe_ = 0;
   SlotWrites writes_;
 };
@@ -122,11 +134,11 @@ class Inbox {
   static Result<std::unique_ptr<Inbox>> open(int pid, int fd, const JobKey& key, int reader,
                                              int readers, bool allow_single_copy);
 
-  // The oldest piece not yet popped, or nullptr. A copy: what the owner writes later does not change it.
-  const Piece* head() const;
-  const std::byte* bytes() const;  // of head()
-  const Extent* extents() const;   // of head(); addresses in the owner's space
-  void pop();
+  // The lane's oldest piece not yet popped, or nullptr. A copy: what the owner writes later does not change it.
+  const Piece* head(Lane lane) const;
+  const std::byte* bytes(Lane lane) const;  // of head()
+  const Extent* extents(Lane lane) const;   // of head(); addresses in the owner's space
+  void pop(Lane lane);
   // The owner's reason, or nullptr. A copy that ends, whatever the owner has written.
   const char* aborted() const;
   uint64_t aborted_from() const;  // if aborted(): the first fragment that the owner gave up
@@ -140,14 +152,17 @@ class Inbox {
   int pid() const { return pid_; }
 
  private:
-  SlotHead* slot() const;
+  struct Ring {
+    uint64_t read = 0;
+    uint64_t copied = 0;  // the index, plus one, of the piece in `piece`
+    Piece piece;
+  };
+  Ring& of(Lane lane) const { return rings_[static_cast<size_t>(lane)]; }
   Mapping mapping_;
   int pid_ = 0;
   uint32_t reader_ = 0;
   uint32_t capacity_ = 0;  // of the layout, as checked by open()
-  uint64_t read_ = 0;
-  mutable uint64_t copied_ = 0;  // the index, plus one, of the piece in `piece_`
-  mutable Piece piece_;
+  mutable std::array<Ring, kLanes> rings_;
   mutable char reason_[kReasonBytes] = {};
 };
 

@@ -27,24 +27,24 @@ bool LocalPeers::may_read_memory() const {
                       [](const auto& inbox) { return inbox->any_denied(); });
 }
 
-void LocalPeers::push(const intranode::Piece& piece) {
-  outbox_->publish(piece);
+void LocalPeers::push(intranode::Lane lane, const intranode::Piece& piece) {
+  outbox_->publish(lane, piece);
   pushed_since_wake_ = true;
 }
 
-void LocalPeers::pop(int i) {
-  inbox(i).pop();
+void LocalPeers::pop(intranode::Lane lane, int i) {
+  inbox(i).pop(lane);
   popped_since_wake_[static_cast<size_t>(i)] = true;
 }
 
-size_t LocalPeers::reach(int i, size_t offset, const std::byte** at) {
-  const intranode::Piece& piece = *inbox(i).head();
+size_t LocalPeers::reach(intranode::Lane lane, int i, size_t offset, const std::byte** at) {
+  const intranode::Piece& piece = *inbox(i).head(lane);
   if (piece.extents == 0) {
-    *at = inbox(i).bytes() + offset;
+    *at = inbox(i).bytes(lane) + offset;
     return piece.bytes - offset;
   }
   for (uint32_t e = 0; e < piece.extents; ++e) {
-    const intranode::Extent extent = inbox(i).extents()[e];
+    const intranode::Extent extent = inbox(i).extents(lane)[e];
     if (offset < extent.bytes) {
       size_t bytes = extent.bytes - offset;
       *at = neighbor(i).find(extent.address + offset, bytes);

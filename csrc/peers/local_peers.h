@@ -38,11 +38,11 @@ class LocalPeers {
   // must decide alike, so each looks at every verdict, not only at its own.
   bool may_read_memory() const;
 
-  void push(const intranode::Piece& piece);
-  void pop(int i);
-  // Bytes of peer i's oldest piece, from `offset` on, that this rank can read in place, and where they
+  void push(intranode::Lane lane, const intranode::Piece& piece);
+  void pop(intranode::Lane lane, int i);
+  // Bytes of peer i's oldest piece of the lane, from `offset` on, that this rank can read in place, and where they
   // lie: in the peer's slot, or in memory that the peer shares. 0: they need a single-copy read.
-  size_t reach(int i, size_t offset, const std::byte** at);
+  size_t reach(intranode::Lane lane, int i, size_t offset, const std::byte** at);
   // Tells the peers that this rank gives up the group from fragment `from` on.
   void abort(const std::string& reason, uint64_t from);
   // Wakes the peers that sleep and have something to look at since the last call.

@@ -30,6 +30,22 @@ TEST(Failure, AMismatchNamesBothSidesOnAllRanks) {
   }
 }
 
+// Their pieces go through different lanes of an outbox.
+TEST(Failure, AGatherAndASumDisagree) {
+  for (std::string layout : {"AA", "AAA", "AABB"}) {
+    run_world(layout, [&](RankContext& c) {
+      auto ranks = static_cast<size_t>(c.ranks);
+      std::vector<float> part(1000), whole(1000 * ranks);
+      Status status = c.rank == 1
+                          ? c.run(scatter_of(whole, part, c.ranks, Dtype::kFloat32, ReduceOp::kSum))
+                          : c.run(gather_of(part, whole, c.ranks));
+      ASSERT_FALSE(status.ok());
+      for (const char* said : {"all_gather", "reduce_scatter", "rank 1"})
+        EXPECT_NE(status.message().find(said), std::string::npos) << status.message();
+    });
+  }
+}
+
 TEST(Failure, AllReducesOfDifferentSizesDisagree) {
   for (std::string layout : {"AA", "AAA"}) {
     for (size_t other : {999, 100'000}) {
@@ -172,6 +188,44 @@ TEST(Fragments, ManyGathersAndSumsInFlightOnHostsOfTwo) {
               }
             },
             {.timeout_seconds = 30});
+}
+
+// A gather, or the one of an AllReduce, waits for a rank of another host. The sums of a later operation go on
+// inside this one.
+TEST(Fragments, SumsPassGathersThatWait) {
+  for (bool all_reduce : {false, true}) {
+    std::barrier all(3);
+    run_world("AAB", [&](RankContext& c) {
+      constexpr size_t kCount = 300'000;
+      std::vector<float> in(kCount, 1.0f), out(3 * kCount), whole(300, 1.0f), part(100);
+      auto first = all_reduce ? all_reduce_of(in, 3, Dtype::kFloat32, ReduceOp::kSum)
+                              : gather_of(in, out, 3);
+      auto second = scatter_of(whole, part, 3, Dtype::kFloat32, ReduceOp::kSum);
+      if (c.rank == 2) all.arrive_and_wait();
+      c.group.submit(first, {}, true);
+      c.group.submit(second, {}, true);
+      uint64_t taken = 0;
+      for (uint64_t until = now_ns() + 10'000'000'000; c.rank < 2 && now_ns() < until;) {
+        {
+          Engine::Lock lock = c.engine.lock();
+          taken = second->taken.slots + second->taken.in_place + second->taken.single_copy;
+        }
+        if (taken > 0) break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      if (c.rank < 2) {
+        EXPECT_GE(taken, part.size() * sizeof(float));
+        EXPECT_FALSE(first->done());
+        all.arrive_and_wait();
+      }
+      for (const auto& op : {first, second}) {
+        c.engine.wait(*op);
+        EXPECT_TRUE(op->status().ok()) << op->status().message();
+      }
+      EXPECT_EQ(part, std::vector<float>(100, 3.0f));
+      EXPECT_EQ(all_reduce ? in.back() : out.back(), all_reduce ? 3.0f : 1.0f);
+    });
+  }
 }
 
 TEST(Failure, AnAbortEndsTheWaitOfAllRanks) {

@@ -86,6 +86,7 @@ namespace smddp {
 namespace {
 
 using intranode::Inbox;
+using intranode::Lane;
 using intranode::Outbox;
 using intranode::Piece;
 
@@ -139,16 +140,16 @@ TEST(Segments, WhatWasCheckedDoesNotChange) {
   auto inbox = Inbox::open(getpid(), outbox.value()->fd(), {}, 0, 1, false);
   ASSERT_TRUE(inbox.ok());
   raw.head().capacity = 1 << 30;  // a reader that used it would read far beyond the segment
-  std::byte* slot = outbox.value()->next();
+  std::byte* slot = outbox.value()->next(Lane::kSums);
   std::memset(slot, 7, 100);
   Piece piece;
   piece.bytes = 100;
   piece.shard = 5;
-  outbox.value()->publish(piece);
-  const Piece* head = inbox.value()->head();
+  outbox.value()->publish(Lane::kSums, piece);
+  const Piece* head = inbox.value()->head(Lane::kSums);
   ASSERT_NE(head, nullptr);
   EXPECT_EQ(head->bytes, 100u);
-  EXPECT_EQ(inbox.value()->bytes()[99], std::byte{7});
+  EXPECT_EQ(inbox.value()->bytes(Lane::kSums)[99], std::byte{7});
   // The owner rewrites the piece.
   for (size_t i = 0; i + sizeof piece <= raw.bytes; i += 8) {
     if (std::memcmp(raw.at + i, &piece, sizeof piece) != 0) continue;
@@ -156,7 +157,7 @@ TEST(Segments, WhatWasCheckedDoesNotChange) {
     std::memcpy(raw.at + i, &piece, sizeof piece);
     break;
   }
-  EXPECT_EQ(inbox.value()->head(), head);
+  EXPECT_EQ(inbox.value()->head(Lane::kSums), head);
   EXPECT_EQ(head->bytes, 100u);
 }
 
@@ -180,20 +181,44 @@ TEST(Segments, ASlotIsReusedWhenAllReadersAreDoneWithIt) {
   for (int reader = 0; reader < 2; ++reader) {
     inboxes.push_back(std::move(Inbox::open(getpid(), outbox->fd(), {}, reader, 2, false).value()));
   }
-  std::byte* first = outbox->next();
+  std::byte* first = outbox->next(Lane::kSums);
   for (size_t i = 0; i < intranode::kSlots; ++i) {
-    ASSERT_NE(outbox->next(), nullptr) << i;
-    outbox->publish({});
+    ASSERT_NE(outbox->next(Lane::kSums), nullptr) << i;
+    outbox->publish(Lane::kSums, {});
   }
-  EXPECT_EQ(outbox->next(), nullptr);
+  EXPECT_EQ(outbox->next(Lane::kSums), nullptr);
   for (int reader : {0, 1}) {
-    EXPECT_EQ(outbox->next(), nullptr) << reader;
+    EXPECT_EQ(outbox->next(Lane::kSums), nullptr) << reader;
     auto& inbox = inboxes[static_cast<size_t>(reader)];
-    ASSERT_NE(inbox->head(), nullptr);
-    inbox->pop();
+    ASSERT_NE(inbox->head(Lane::kSums), nullptr);
+    inbox->pop(Lane::kSums);
   }
-  EXPECT_EQ(outbox->read_by_all(), 1u);
-  EXPECT_EQ(outbox->next(), first);
+  EXPECT_EQ(outbox->read_by_all(Lane::kSums), 1u);
+  EXPECT_EQ(outbox->next(Lane::kSums), first);
+}
+
+TEST(Segments, APieceWaitsForNoneOfTheOtherLane) {
+  auto outbox = std::move(Outbox::create({}, 3).value());
+  outbox->expect(1);
+  auto inbox = std::move(Inbox::open(getpid(), outbox->fd(), {}, 0, 1, false).value());
+  Piece piece;
+  for (piece.seq = 0; piece.seq < intranode::kSlots; ++piece.seq) {
+    *outbox->next(Lane::kGathers) = std::byte{1};
+    outbox->publish(Lane::kGathers, piece);
+  }
+  ASSERT_EQ(outbox->next(Lane::kGathers), nullptr);
+  ASSERT_NE(outbox->next(Lane::kSums), nullptr);
+  *outbox->next(Lane::kSums) = std::byte{2};
+  outbox->publish(Lane::kSums, piece);
+  ASSERT_NE(inbox->head(Lane::kSums), nullptr);
+  EXPECT_EQ(inbox->head(Lane::kSums)->seq, intranode::kSlots);
+  EXPECT_EQ(*inbox->bytes(Lane::kSums), std::byte{2});
+  inbox->pop(Lane::kSums);
+  EXPECT_EQ(inbox->head(Lane::kSums), nullptr);
+  EXPECT_EQ(inbox->head(Lane::kGathers)->seq, 0u);
+  EXPECT_EQ(*inbox->bytes(Lane::kGathers), std::byte{1});
+  EXPECT_EQ(outbox->read_by_all(Lane::kSums), 1u);
+  EXPECT_EQ(outbox->read_by_all(Lane::kGathers), 0u);
 }
 
 TEST(Segments, AReaderThatMayNotReadTheOwnersMemorySaysSo) {
@@ -342,11 +367,11 @@ TEST(Doorbell, IsRungAfterAPushAndAfterAPopIfTheNeighbourSleeps) {
   LocalPeers peers(std::move(own));
   peers.add(1, std::move(Inbox::open(getpid(), theirs->fd(), {}, 0, 1, false).value()),
             bell.neighbor);
-  theirs->publish({});
+  theirs->publish(Lane::kSums, {});
   for (const char* what : {"nothing", "pop", "push", "nothing"}) {
     bell.presence->announce_sleep();
-    if (what == std::string("pop")) peers.pop(0);
-    if (what == std::string("push")) peers.push({});
+    if (what == std::string("pop")) peers.pop(Lane::kSums, 0);
+    if (what == std::string("push")) peers.push(Lane::kSums, {});
     peers.wake();
     EXPECT_EQ(bell.rung(), what != std::string("nothing")) << what;
     bell.presence->announce_awake();
