@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,6 +33,9 @@ FEATURE = "overlap"
 _EPILOGUE = "independent_gradient_partition_epilogue"
 _REDUCE_BUCKET = "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads"
 _NOT_OVERRIDDEN = (_EPILOGUE, "partition_grads", "reduce_independent_p_g_buckets_and_remove_grads")
+
+_MAY_OVERRIDE = "_smddp_may_override"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Gradients are sent before their bucket is full if they have at least so many bytes, and each
 # rank's part of them at least so many.
@@ -165,9 +168,19 @@ def _init(
         given.get("overlap_comm")
         and get_accelerator().is_synchronized_device()  # other devices have streams
         and groups.is_ours(groups.resolve(optimizer.dp_process_group))
-        and all(getattr(type(optimizer), name) is known[name] for name in known)
+        and all(_is_known(getattr(type(optimizer), name), known[name]) for name in known)
     ):
         _overlaps[optimizer] = Overlap(optimizer)
+
+
+def may_override(function: _Function) -> _Function:
+    """Marks an override that calls what it overrides, whenever sums have arrived."""
+    function.__dict__[_MAY_OVERRIDE] = True
+    return function
+
+
+def _is_known(function: Any, known: Any) -> bool:
+    return function is known or getattr(function, _MAY_OVERRIDE, False)
 
 
 def _add_gradient(

@@ -54,6 +54,7 @@ def test_losses_of_20_steps(trainer: Trainer, layout: str, degrees: tuple[int, .
     for degree, result in zip(degrees, results, strict=True):
         assert_same_training(result, wanted)
         assert result["held"] == pytest.approx(result["of"] / degree, rel=0.01)
+        assert result["early"] == 1.0, "the second hop waited for the step"
 
 
 def test_with_other_features_of_stage_3(trainer: Trainer) -> None:
@@ -77,6 +78,7 @@ def test_with_other_features_of_stage_3(trainer: Trainer) -> None:
             }
         },
         "gradients all-reduced": {"zero": {"reduce_scatter": False}},
+        "no overlap": {"zero": {"overlap_comm": False}},
     }
     runs = [{"steps": 2, **run} for run in both.values()]
     results = carry_out(trainer, "AABB", runs + [{**run, "degree": 2} for run in runs])
@@ -84,6 +86,8 @@ def test_with_other_features_of_stage_3(trainer: Trainer) -> None:
         assert "refused" not in result, (name, result)
         assert_same_training(result, wanted)
         assert result["held"] > 1.9 * wanted["held"], name
+        late = "offload" in name or name == "no overlap"
+        assert result["early"] == (0.0 if late else 1.0), name
 
 
 def test_loss_scaling(trainer: Trainer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.zero.sharding.advice import suggested_degree
 from deepspeed_smddp.zero.sharding.requirements import check_config
+from deepspeed_smddp.zero.sharding.second_hop import ReplicasDiffer, SecondHop, complement, merged
 from deepspeed_smddp.zero.sharding.shard_groups import Sharding
 from deepspeed_smddp.zero.sharding.sharded_checkpoint import pieces
 from harness.worker import Context
@@ -91,3 +93,43 @@ def test_groups_of_a_smaller_data_parallel_world(worlds: Pool) -> None:
     assert found[0] == [[0, 2], [0, 4]]
     assert found[3] == [[1, 3], [3, 7]]
     assert found[6] == [[4, 6], [2, 6]]
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=8))
+def test_runs_and_their_complement_make_up_the_buffer(parts: list[tuple[int, int]]) -> None:
+    runs = [(begin, begin + length) for begin, length in parts if length > 0]
+    covered = {i for begin, end in runs for i in range(begin, end)}
+    assert [i for begin, end in merged(runs) for i in range(begin, end)] == sorted(covered)
+    rest = [i for begin, end in complement(runs, 70) for i in range(begin, end)]
+    assert rest == sorted(set(range(70)) - covered)
+
+
+def average(ctx: Context) -> None:
+    """Two replicas; every gradient is averaged once, whenever it was reduced, and however often."""
+    world = dist.group.WORLD
+    sharding = Sharding(1, world, world, world)
+    buffer = torch.arange(10.0) + 10 * ctx.rank
+    hop = SecondHop(buffer, sharding)
+    hop.start([1, 2], [buffer[2:4], buffer[4:5]])
+    hop.start([3], [buffer[7:9]])
+    assert hop.started == [(2, 5), (7, 9)]
+    hop.forget([2])  # another gradient of it follows
+    assert hop.started == [(7, 9)]
+    assert buffer[2:5].tolist() == [7.0, 8.0, 9.0]
+    buffer[4] += 2 * ctx.rank
+    hop.start([2], [buffer[4:5]])
+    hop.finish()
+    assert buffer.tolist() == [5.0, 6.0, 7.0, 8.0, 10.0, 10.0, 11.0, 12.0, 13.0, 14.0]
+    assert hop.started == []
+    hop.finish()
+    assert buffer.tolist() == [5.0, 6.0, 7.0, 8.0, 10.0, 10.0, 11.0, 12.0, 13.0, 14.0]
+    # Each replica has reduced the gradients of two layers in another order.
+    for layer in (0, 1) if ctx.rank == 0 else (1, 0):
+        hop.start([layer], [buffer[3 * layer : 3 * layer + 3]])
+    with pytest.raises(ReplicasDiffer, match="overlap_comm"):
+        hop.finish()
+
+
+@pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}")
+def test_gradients_are_averaged_over_replicas(worlds: Pool) -> None:
+    worlds("AA").run(average, timeout=60)

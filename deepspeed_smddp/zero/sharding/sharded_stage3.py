@@ -2,8 +2,9 @@
 
 The first hop is DeepSpeed's own: each micro-step reduce-scatters within the parameters' group,
 which is the shard group. The second hop, once per accumulation boundary, averages the shards over
-the replicas (MiCS, section 4). Norms, overflow and clipping come after it and use one shard group,
-which holds the whole gradient of the whole world.
+the replicas (MiCS, section 4); with ``overlap_comm`` bucket by bucket during the boundary's
+backward pass. Norms, overflow and clipping come after it and use one shard group, which holds the
+whole gradient of the whole world.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.upstream.wrapping import replaced
+from deepspeed_smddp.zero import overlap
+from deepspeed_smddp.zero.sharding.second_hop import SecondHop
 from deepspeed_smddp.zero.sharding.shard_groups import KEY, Sharding
 
 
@@ -29,21 +32,42 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, dp_process_group: Any = None, **options: Any) -> None:
+        self.second_hop: SecondHop | None = None
+        self._averages_early = False
         self.sharding = Sharding.within(dp_process_group)
         if self.sharding is not None:
             dp_process_group = self.sharding.shard_group
         super().__init__(*args, dp_process_group=dp_process_group, **options)
+        # With an offloaded optimizer, gradients leave for it before the step.
+        self._averages_early = bool(options.get("overlap_comm")) and not self.offload_optimizer
 
     def step(self, closure: Any = None) -> None:
         """Averages gradients over the replicas, then clips and updates."""
         self.average_over_replicas()
         super().step(closure)
 
+    @overlap.may_override
+    def partition_grads(self, params_to_release: Any, grad_partitions: Any) -> Any:
+        """Takes the shard group's sums, and starts their second hop in the last micro-step."""
+        numbers = [param.ds_id for param in params_to_release]
+        if self.second_hop is not None:
+            self.second_hop.forget(numbers)
+        buffers = super().partition_grads(params_to_release, grad_partitions)
+        if (
+            buffers
+            and self.sharding is not None
+            and self._averages_early
+            and self.is_gradient_accumulation_boundary()
+        ):
+            self._second_hop(self.sharding).start(numbers, buffers)
+        return buffers
+
     def average_over_replicas(self) -> None:
-        """The second hop. A second call changes nothing: replicas hold equal gradients by then."""
+        """What is left of the second hop. A second call changes nothing: replicas hold equal
+        gradients by then."""
         if self.sharding is None:
             return
-        _average(self.grad_partitions_flat_buffer, self.sharding)
+        self._second_hop(self.sharding).finish()
         if self.offload_optimizer:
             # The boundary's micro-step has copied gradients to the optimizer before the average.
             self._finalize_offload_gradient_accumulation()
@@ -52,6 +76,7 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         """The world's mean gradient, on all ranks (``safe_get_full_grad``)."""
         if self.sharding is None or not param.requires_grad:
             return super().get_fp32_grad_for_param(param)  # type: ignore[no-any-return]
+        self._settle()
         part, _ = self._get_fp32_grad_state_partition(param=param, release_swap_buffers=True)
         part = part.to(param.device, torch.float32, copy=True)
         _average(part, self.sharding)
@@ -68,12 +93,25 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
     def set_fp32_grad_for_param(self, value: Any, param: Any) -> None:
         """Sets this rank's part of a gradient that all ranks pass."""
         self._refuse_with_offload("safe_set_full_grad")
+        self._settle()
         super().set_fp32_grad_for_param(value, param)
 
     def set_local_grad_for_param(self, value: Any, param: Any) -> None:
         """Sets this rank's part. The other replicas must set the same values."""
         self._refuse_with_offload("safe_set_local_grad")
+        self._settle()
         super().set_local_grad_for_param(value, param)
+
+    def _second_hop(self, sharding: Sharding) -> SecondHop:
+        buffer = self.grad_partitions_flat_buffer  # another one after offload_states()
+        if self.second_hop is None or self.second_hop.buffer is not buffer:
+            self._settle()
+            self.second_hop = SecondHop(buffer, sharding)
+        return self.second_hop
+
+    def _settle(self) -> None:
+        if self.second_hop is not None:
+            self.second_hop.settle()
 
     def _refuse_with_offload(self, function: str) -> None:
         # It would write to the optimizer's copy, which the second hop overwrites.

@@ -128,7 +128,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     if "load" in run:
         path, _ = engine.load_checkpoint(run["load"])
         assert path is not None
-    losses, norms, rates, gradient = [], [], [], []
+    losses, norms, rates, gradient, early = [], [], [], [], 0.0
     for step in range(run.get("first", 0), run["steps"]):
         total = torch.zeros((), dtype=torch.float64)
         for tokens in batches(step, engine.gradient_accumulation_steps()):
@@ -141,6 +141,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
             if engine.is_gradient_accumulation_boundary() and step == run["steps"] - 1:
                 bias = engine.module.gpt_neox.final_layer_norm.bias
                 gradient = safe_get_full_grad(bias).tolist()
+                early = averaged_early(engine.optimizer)
             engine.step()
             total += loss.detach().double() / engine.gradient_accumulation_steps()
         dist.all_reduce(total)
@@ -166,6 +167,7 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
         "rates": rates,
         "state": state.hexdigest(),
         "held": held,
+        "early": early,
         "of": sum(parameter.ds_numel for parameter in engine.module.parameters()),
         "skipped": engine.skipped_steps,
         "loss_scale": float(engine.optimizer.loss_scale),
@@ -173,6 +175,13 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
     }
     engine.destroy()
     return result
+
+
+def averaged_early(optimizer: Any) -> float:
+    """The part of this rank's gradients whose second hop began in the backward pass."""
+    hop = getattr(optimizer, "second_hop", None)  # DeepSpeed's own class without a degree
+    started = 0 if hop is None else sum(end - begin for begin, end in hop.started)
+    return round(started / optimizer.grad_partitions_flat_buffer.numel(), 1)
 
 
 def convert(engine: Any, folder: Path, frozen: bool) -> None:
