@@ -13,6 +13,7 @@ namespace smddp {
 class Store {
  public:
   virtual ~Store() = default;
+  // Another thread may call it at the same time as any function.
   virtual Status set(const std::string& key, const std::vector<uint8_t>& value) = 0;
   // The values, once every key is set. kAborted within a second once key `stop` is set; kTimeout if the
   // keys take too long.

@@ -50,7 +50,8 @@ class Group : private Progressable {
     std::string part = {};
     // Which operations the user sends to other backends, as a text that all ranks must have alike.
     std::string routes = {};
-    // In a group of at most so many, each rank reads what every rank has published.
+    // In a group of at most so many, each rank reads what every rank has published. No setting of the user: both
+    // ways lead to the same group. Tests set it, to make small groups as large ones are made.
     int few_ranks = 32;
     // Of the network between hosts, instead of what SMDDP_FABRIC_CURVE says.
     std::optional<NetworkModel> network = {};

@@ -195,23 +195,6 @@ Status GroupBuilder::exchange_infos() {
   return {};
 }
 
-// Whether rank `rank` of this host, for which this rank waits, lives.
-Status GroupBuilder::look(Rank rank, const RankInfo& info) {
-  auto named = [&](const std::string& what) {
-    Rank called = options_.called.empty() ? rank : options_.called[static_cast<size_t>(rank)];
-    return "rank " + std::to_string(called) + " (" + info.host_name + ")" + what;
-  };
-  if (!watched_) {
-    auto neighbor = engine_.neighbor(info);
-    if (!neighbor) return {neighbor.status().code(), named(": " + neighbor.status().message())};
-    watched_ = std::move(neighbor.value());
-  }
-  Engine::Lock lock = engine_.lock();  // other groups have the same neighbour
-  if (!watched_->look_for_death()) return {};
-  return {Code::kPeerLost, named(" (process " + std::to_string(info.pid) + ") ended while group '" +
-                                 options_.name + "' was made")};
-}
-
 void GroupBuilder::learn_infos() {
   std::vector<std::string> hosts, host_names;
   for (const RankInfo& i : infos_) {
@@ -319,7 +302,7 @@ Status GroupBuilder::await_hosts(const Topology& topology) {
     Status out = exchange_.publish_joined(network_.measure(store_, topology, rank_));
     if (!out) return out;
   }
-  auto agreed = exchange_.await_joined(first_of_hosts, agree_on_measurements);
+  auto agreed = exchange_.await_joined(first_of_hosts, infos_, agree_on_measurements);
   return agreed ? network_.take(agreed.value(), rank_) : agreed.status();
 }
 

@@ -15,6 +15,7 @@
 #include "bootstrap/store.h"
 #include "group/group.h"
 #include "group/info_exchange.h"
+#include "group/making_watch.h"
 #include "group/network_agreement.h"
 
 namespace smddp {
@@ -40,8 +41,9 @@ class GroupBuilder {
         rank_(rank),
         ranks_(ranks),
         options_(options),
+        watch_(engine, store, ranks, options),
         exchange_(store, rank, ranks, {options.timeout_ns, options.few_ranks},
-                  [this](Rank of, const RankInfo& info) { return look(of, info); }),
+                  [this](auto&&... of) { return watch_.look(of...); }),
         network_(engine, options) {}
 
   // Both may throw. After build() this rank has joined its host.
@@ -65,7 +67,6 @@ class GroupBuilder {
   Status parse_settings();
   Status describe_secret(RankInfo* mine);
   Status exchange_infos();
-  Status look(Rank rank, const RankInfo& info);
   void learn_infos();
   Status agree();
   Status agree_on_secret();
@@ -84,9 +85,9 @@ class GroupBuilder {
   const Rank rank_;
   const int ranks_;
   const Group::Options& options_;
+  MakingWatch watch_;
   InfoExchange exchange_;
-  std::shared_ptr<intranode::Neighbor> watched_;  // while this rank waits for it
-  bool alike_ = false;                            // all ranks have found the error
+  bool alike_ = false;  // all ranks have found the error
   Algorithm algorithm_ = Algorithm::kAuto;
   NetworkAgreement network_;
   Shape shape_;

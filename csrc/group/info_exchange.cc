@@ -58,6 +58,14 @@ std::string found_in(const Blob& value) {
   return value.empty() ? std::string() : std::string(value.begin() + 1, value.end());
 }
 
+// The first rank of its host, if there are several hosts.
+bool awaited_by_hosts(const std::vector<RankInfo>& infos, Rank rank) {
+  const std::string& host = infos[static_cast<size_t>(rank)].host;
+  auto elsewhere = [&](const RankInfo& info) { return info.host != host; };
+  return std::all_of(infos.begin(), infos.begin() + rank, elsewhere) &&
+         std::any_of(infos.begin(), infos.end(), elsewhere);
+}
+
 template <class T>
 Result<std::vector<T>> decode_all(const std::vector<Blob>& blobs,
                                   Result<T> (*decode_one)(const Blob&)) {
@@ -79,6 +87,9 @@ Status InfoExchange::set(const std::string& key, const Blob& value) {
 
 Status InfoExchange::publish(const RankInfo& mine) {
   host_ = mine.host;
+  if (!few() && rank_ == 0) {
+    if (Status begun = heartbeat_.begin(); !begun) return begun;
+  }
   return set(key_of(kInfo, rank_), encode(mine));
 }
 
@@ -89,7 +100,10 @@ Status InfoExchange::publish(const FabricAddress& mine) {
 Result<std::vector<RankInfo>> InfoExchange::infos() {
   auto blobs = exchange(kInfo, first_ranks(ranks_));
   if (!blobs) return blobs.status();
-  return decode_all<RankInfo>(blobs.value(), decode);
+  auto infos = decode_all<RankInfo>(blobs.value(), decode);
+  if (!infos || !awaited_by_hosts(infos.value(), rank_)) return infos;
+  if (Status begun = heartbeat_.begin(); !begun) return begun;
+  return infos;
 }
 
 Result<std::vector<FabricAddress>> InfoExchange::fabrics(const std::vector<Rank>& of) {
@@ -150,15 +164,16 @@ Status InfoExchange::publish_leaders(const Blobs& infos) {
 
 // Rank 0 is the first rank of its host, so the ranks of that host need not wait to be told.
 Status InfoExchange::find_leader(const std::vector<Rank>& all) {
-  auto first = await(key_of(kInfo, 0), 0, kInfo, all);
+  auto first = await({key_of(kInfo, 0), 0, nullptr, kInfo, all});
   if (!first) return first.status();
   auto info = decode(first.value());
   if (!info) return info.status();
-  if (info.value().host == host_) {
-    leader_ = {0, 0, std::move(info.value())};
+  first_ = std::move(info.value());
+  if (first_->host == host_) {
+    leader_ = {0, 0, *first_};
     return {};
   }
-  auto told = await(host_key(host_), 0, kInfo, all);
+  auto told = await({host_key(host_), 0, first_rank(), kInfo, all});
   if (!told) return told.status();
   auto leader = decode_leader(told.value());
   if (!leader) return leader.status();
@@ -174,7 +189,7 @@ Result<InfoExchange::Blobs> InfoExchange::read_table(const std::string& topic,
                                                      const std::vector<Rank>& from) {
   Blobs all;
   for (size_t part = 0; part < parts_of(from.size()); ++part) {
-    auto table = await(part_key(topic, part), 0, topic, from);
+    auto table = await({part_key(topic, part), 0, first_rank(), topic, from});
     if (!table) return table.status();
     auto some = unpack_table(table.value());
     if (!some) return some;
@@ -197,11 +212,11 @@ Status InfoExchange::hand_on(const std::string& topic, const Blobs& blobs) {
 
 Result<InfoExchange::Blobs> InfoExchange::take_handed(const std::string& topic,
                                                       const std::vector<Rank>& from) {
-  auto told = await(handed_key(topic, leader_.rank), leader_.rank, topic, from);
+  auto told = await({handed_key(topic, leader_.rank), leader_.rank, &leader_.info, topic, from});
   if (!told) return told.status();
   auto handed = decode_handed(told.value());
   if (!handed) return handed.status();
-  if (Status alive = look_at(leader_.rank); !alive) return alive;
+  if (Status alive = look_(leader_.rank, leader_.info, host_); !alive) return alive;
   auto mapping =
       intranode::map_shared(leader_.info.pid, handed.value().fd, "the first rank of this host");
   if (!mapping) return mapping.status();
@@ -213,24 +228,20 @@ Result<InfoExchange::Blobs> InfoExchange::take_handed(const std::string& topic,
   return blobs;
 }
 
-Status InfoExchange::look_at(Rank by) {
-  return by == leader_.rank && by != rank_ ? look_(by, leader_.info) : Status();
-}
-
 // By looks with pauses between them, as Store::get() looks at no process.
-Result<Blob> InfoExchange::await(const std::string& key, Rank by, const std::string& topic,
-                                 const std::vector<Rank>& from) {
+Status InfoExchange::wait_for(const Awaited& awaited) {
   const uint64_t until = now_ns() + options_.timeout_ns;
   const auto longest = longest_pause_of(ranks_);
   const auto every = std::max<uint64_t>(kStoreLookNs, std::chrono::nanoseconds(longest).count());
   uint64_t next = now_ns() + every;
   Pause pause(longest);
-  while (!store_.has(key)) {
+  while (!store_.has(awaited.key)) {
     if (Status failure = published_failure(store_); !failure) return failure;
-    if (Status alive = look_at(by); !alive) return alive;
+    Status alive = awaited.info ? look_(awaited.by, *awaited.info, host_) : Status();
+    if (!alive) return alive;
     if (now_ns() >= until) {
-      std::vector<Rank> late = missing(store_, topic, from);
-      return did_not_join(late.empty() ? std::vector<Rank>{by} : late);
+      std::vector<Rank> late = missing(store_, awaited.topic, awaited.from);
+      return did_not_join(late.empty() ? std::vector<Rank>{awaited.by} : late);
     }
     if (now_ns() >= next) {  // has() hides that a store has died
       auto own = collect(store_, kInfo, {rank_});
@@ -239,7 +250,12 @@ Result<Blob> InfoExchange::await(const std::string& key, Rank by, const std::str
     }
     pause.sleep();
   }
-  auto values = store_.get({key}, "");
+  return {};
+}
+
+Result<Blob> InfoExchange::await(const Awaited& awaited) {
+  if (Status set = wait_for(awaited); !set) return set;
+  auto values = store_.get({awaited.key}, "");
   if (!values) return values.status();
   return std::move(values.value()[0]);
 }
@@ -249,20 +265,34 @@ Status InfoExchange::publish_joined(const std::string& found) {
 }
 
 Result<std::string> InfoExchange::await_joined(const std::vector<Rank>& first_of_hosts,
+                                               const std::vector<RankInfo>& infos,
                                                const Agree& agree) {
   if (!few() && rank_ != 0) {
-    auto told = await(kAllJoined, 0, kJoined, first_of_hosts);
+    auto told = await({kAllJoined, 0, infos.data(), kJoined, first_of_hosts});
     if (!told) return told.status();
     return found_in(told.value());
+  }
+  auto found = collect_found(first_of_hosts, infos);
+  if (!found) return found.status();
+  std::string agreed = agree(found.value());
+  if (few()) return agreed;
+  if (Status out = store_.set(kAllJoined, value_of(agreed)); !out) return out;
+  return agreed;
+}
+
+Result<InfoExchange::Found> InfoExchange::collect_found(const std::vector<Rank>& first_of_hosts,
+                                                        const std::vector<RankInfo>& infos) {
+  for (Rank first : first_of_hosts) {
+    if (first == rank_) continue;
+    const RankInfo& info = infos[static_cast<size_t>(first)];
+    Status joined = wait_for({key_of(kJoined, first), first, &info, kJoined, first_of_hosts});
+    if (!joined) return joined;
   }
   auto joined = collect(store_, kJoined, first_of_hosts);
   if (!joined) return joined.status();
   Found found;
   for (const Blob& value : joined.value()) found.push_back(found_in(value));
-  std::string agreed = agree(found);
-  if (few()) return agreed;
-  if (Status out = store_.set(kAllJoined, value_of(agreed)); !out) return out;
-  return agreed;
+  return found;
 }
 
 void InfoExchange::forget() {

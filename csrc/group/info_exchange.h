@@ -5,15 +5,19 @@
 // its first rank is. The first rank of each host reads the table and hands it to the other ranks of its host in
 // a shared segment. So the store serves a few small values per rank, and the table once per host.
 //
-// A rank that waits for another one of its host also looks whether that one lives. Knows no engine and no
-// topology but for who is first on its host. GroupBuilder and the simulator's count of a start-up call it.
+// Those for which ranks of other hosts wait, rank 0 and the first rank of each host, count in the store meanwhile
+// (bootstrap/heartbeat.h). A rank that waits looks whether the rank that it waits for lives, once it knows what
+// that one is. Knows no engine and no topology but for who is first on its host. GroupBuilder and the simulator's
+// count of a start-up call it.
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bootstrap/exchange.h"
+#include "bootstrap/heartbeat.h"
 #include "bootstrap/rank_table.h"
 #include "bootstrap/store.h"
 #include "common/types.h"
@@ -26,12 +30,18 @@ class InfoExchange {
   struct Options {
     uint64_t timeout_ns;
     int few_ranks;  // a group of at most so many
+    std::chrono::milliseconds heartbeat = kHeartbeat;
   };
-  // An error if the rank, which is `info` and of this host, has ended.
-  using Look = std::function<Status(Rank, const RankInfo&)>;
+  // An error if the rank, which is `info`, has ended or is silent. `host`: that of this rank.
+  using Look = std::function<Status(Rank, const RankInfo& info, const std::string& host)>;
 
   InfoExchange(Store& store, Rank rank, int ranks, const Options& options, Look look)
-      : store_(store), rank_(rank), ranks_(ranks), options_(options), look_(std::move(look)) {}
+      : store_(store),
+        rank_(rank),
+        ranks_(ranks),
+        options_(options),
+        look_(std::move(look)),
+        heartbeat_(store, rank, options.heartbeat) {}
 
   // Each waits for the ranks that it reads of; the errors are those of collect(). publish() comes first.
   Status publish(const RankInfo& mine);
@@ -40,11 +50,12 @@ class InfoExchange {
   Status publish(const FabricAddress& mine);
   Result<std::vector<FabricAddress>> fabrics(const std::vector<Rank>& of);
   // The first rank of each host says that its host has joined, and what it has found out; every rank waits for
-  // all hosts. The result is the same on all ranks: what `agree` makes of all that was found.
+  // all hosts. `infos`: of all ranks. The result is the same on all ranks: what `agree` makes of all that was found.
   using Found = std::vector<std::string>;
   using Agree = std::function<std::string(const Found&)>;
   Status publish_joined(const std::string& found = {});
-  Result<std::string> await_joined(const std::vector<Rank>& first_of_hosts, const Agree& agree);
+  Result<std::string> await_joined(const std::vector<Rank>& first_of_hosts,
+                                   const std::vector<RankInfo>& infos, const Agree& agree);
   // Whether ranks of this host may still read what they know of all ranks from this one.
   bool hands_on() const { return !handed_.empty(); }
   // Removes what this rank has published. Called once all hosts have joined: no rank reads it any more.
@@ -63,10 +74,20 @@ class InfoExchange {
   Result<Blobs> read_table(const std::string& topic, const std::vector<Rank>& from);
   Status hand_on(const std::string& topic, const Blobs& blobs);
   Result<Blobs> take_handed(const std::string& topic, const std::vector<Rank>& from);
-  // The value of `key`, which rank `by` publishes once all of `from` have published `topic`.
-  Result<Blob> await(const std::string& key, Rank by, const std::string& topic,
-                     const std::vector<Rank>& from);
-  Status look_at(Rank by);
+  // What is waited for: `key`, which rank `by` publishes once all of `from` have published `topic`. `info` is what
+  // that rank is; nullptr as long as that is not known.
+  struct Awaited {
+    std::string key;
+    Rank by;
+    const RankInfo* info;
+    std::string topic;
+    const std::vector<Rank>& from;
+  };
+  Status wait_for(const Awaited& awaited);
+  Result<Blob> await(const Awaited& awaited);
+  Result<Found> collect_found(const std::vector<Rank>& first_of_hosts,
+                              const std::vector<RankInfo>& infos);
+  const RankInfo* first_rank() const { return first_ ? &*first_ : nullptr; }
 
   Store& store_;
   const Rank rank_;
@@ -75,8 +96,10 @@ class InfoExchange {
   const Look look_;
   std::string host_;  // identity of this rank's
   HostLeader leader_;
+  std::optional<RankInfo> first_;       // rank 0, if this one waits for it
   std::vector<std::string> published_;  // keys to remove
   std::vector<intranode::Shared> handed_;
+  Heartbeat heartbeat_;
 };
 
 }  // namespace smddp

@@ -165,6 +165,7 @@ void Prober::on_answer(Probe& probe, uint64_t now) {
   probe.counted_ns = 0;
   Verdict& verdict = probe.verdict;
   verdict.answered_ns = now;
+  verdict.refuses = false;
   verdict.silent_ns = 0;
   verdict.left_from = probe.answer.left_from;
   verdict.reason = probe.reason;
@@ -175,6 +176,7 @@ void Prober::on_answer(Probe& probe, uint64_t now) {
 void Prober::on_failure(Probe& probe, int error, uint64_t now) {
   if (is_own_trouble(error)) probe.counted_ns = 0;
   bool refused = error == ECONNREFUSED && !probe.connected;
+  probe.verdict.refuses = refused;
   if (refused && targets_[probe.process].has_answered) probe.verdict.ended = true;
   bool closed = probe.connected && (error == 0 || error == ECONNRESET || error == EPIPE);
   close(probe, now + (closed ? kAgainNs : kEveryNs));

@@ -75,8 +75,8 @@ Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInf
   std::vector<Rank> first_of_hosts;
   for (Rank rank = 0; rank < ranks; ++rank) {
     exchanges.push_back(std::make_unique<InfoExchange>(
-        store, rank, ranks, InfoExchange::Options{defaults.timeout_ns, defaults.few_ranks},
-        [](Rank, const RankInfo&) { return Status(); }));
+        store, rank, ranks, InfoExchange::Options{defaults.timeout_ns, defaults.few_ranks, {}},
+        [](auto&&...) { return Status(); }));
     Status out = exchanges.back()->publish(info_of(sample, rank, ranks_per_host, random));
     if (!out) return out;
     if (rank % ranks_per_host == 0) first_of_hosts.push_back(rank);
@@ -89,8 +89,13 @@ Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInf
     return done;
   };
   // In the order of their numbers, each rank comes after those that it reads of.
+  std::vector<RankInfo> infos;
   for (auto& exchange : exchanges) {
-    Status known = step([&] { return exchange->infos().status(); });
+    Status known = step([&] {
+      auto of_all = exchange->infos();
+      if (of_all && infos.empty()) infos = std::move(of_all.value());
+      return of_all.status();
+    });
     if (!known) return known;
   }
   for (Rank first : first_of_hosts) {
@@ -99,11 +104,12 @@ Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInf
   }
   for (auto& exchange : exchanges) {
     Status joined = step([&] {
-      return exchange->await_joined(first_of_hosts, [](const auto&) { return ""; }).status();
+      return exchange->await_joined(first_of_hosts, infos, [](const auto&) { return ""; }).status();
     });
     if (!joined) return joined;
   }
   for (auto& exchange : exchanges) exchange->forget();
+  exchanges.clear();
   StoreTraffic traffic = store.traffic();
   traffic.most_values = most;
   return traffic;

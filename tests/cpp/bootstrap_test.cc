@@ -253,7 +253,7 @@ void expect_exchanges(const Joined& joined, int exchanges, const std::vector<siz
     EXPECT_TRUE(joined.status[r].ok()) << joined.status[r].message();
     EXPECT_EQ(joined.stores[r].sets, exchanges + (first ? 1 : 0));
     EXPECT_EQ(joined.stores[r].gets, exchanges + (hosts.empty() ? 0 : 1));
-    EXPECT_EQ(joined.stores[r].looks, 0);
+    if (hosts.empty()) EXPECT_EQ(joined.stores[r].looks, 0);  // else with pauses, for each host
   }
 }
 

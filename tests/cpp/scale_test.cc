@@ -35,7 +35,7 @@ void expect_requests(const Layout& layout, int rank, const Requests& requests) {
   }
   EXPECT_EQ(requests.sets, layout.sets(rank));
   EXPECT_EQ(requests.gets, layout.gets());
-  EXPECT_EQ(requests.looks, 0);
+  if (layout.hosts == 1) EXPECT_EQ(requests.looks, 0);  // else with pauses, for each host
 }
 
 // --- ranks as threads of one process -----------------------------------------------------------------
@@ -216,7 +216,7 @@ TEST(Groups, AFurtherOneCostsLittle) {
           auto group = Group::create(*engine.value(), view, r, layout.ranks(),
                                      {name, 60'000'000'000, layout.host_of(r), true, true});
           ASSERT_TRUE(group.ok()) << group.status().message();
-          EXPECT_EQ(view.sets + view.gets + view.looks, layout.sets(r) + layout.gets());
+          EXPECT_EQ(view.sets + view.gets, layout.sets(r) + layout.gets());
           groups.push_back(std::move(group.value()));
         }
       };

@@ -20,7 +20,9 @@
 #include <new>
 
 #include "bootstrap/file_store.h"
+#include "bootstrap/heartbeat.h"
 #include "common/clock.h"
+#include "group/making_watch.h"
 #include "world.h"
 
 namespace smddp {
@@ -42,6 +44,11 @@ class SharedStore : public Store {
   }
   ~SharedStore() override { munmap(entries_, sizeof(Entry) * kEntries); }
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    Entry* known = find(key);
+    if (known != nullptr && known->bytes == value.size()) {  // a count
+      std::memcpy(known->value, value.data(), value.size());
+      return {};
+    }
     for (size_t i = 0; i < kEntries; ++i) {
       int free = 0;
       Entry& entry = entries_[i];
@@ -92,8 +99,11 @@ class SharedStore : public Store {
   Entry* entries_;
 };
 
-// A layout that ends with "*" is that of a group that is made as a large one is.
-std::string hosts_of(const std::string& layout) { return layout.substr(0, layout.find('*')); }
+// A layout that ends with "*" is that of a group that is made as a large one is; with "+", as one that is known to
+// span hosts.
+std::string hosts_of(const std::string& layout) {
+  return layout.substr(0, layout.find_first_of("*+"));
+}
 
 struct Report {
   bool ended, made;
@@ -106,7 +116,8 @@ Group::Options options_of(const std::string& layout, int rank) {
   options.name = "test";
   options.timeout_ns = kTimeoutNs;
   options.host = std::string("host-") + layout[static_cast<size_t>(rank)];
-  if (layout.ends_with('*')) options.few_ranks = 1;
+  if (layout.find('*') != std::string::npos) options.few_ranks = 1;
+  options.several_hosts = layout.ends_with('+');
   return options;
 }
 
@@ -298,33 +309,49 @@ class EndingStore : public Store {
   std::string last_;
 };
 
-// The other ranks of its host see that it has ended, and tell the ranks of other hosts.
-TEST(StartFailures, ARankOfALargeGroupThatEndsBeforeItHandsOnIsNamedByAll) {
-  struct {
-    const char* layout;
-    size_t victim;
-    const char* key;
-  } cases[] = {{"AAB*", 0, "rank_info/table/0"},
-               {"AAB*", 0, "rank_info/handed/0"},
-               {"AAB*", 0, "all_joined"},
-               {"ABB*", 1, "rank_info/handed/1"}};
-  for (const auto& at : cases) {
+struct Victim {
+  const char* layout;
+  size_t rank;
+  const char* key;  // which it does not set any more
+};
+
+void expect_the_end_is_told_to_all(const std::vector<Victim>& victims) {
+  for (const Victim& victim : victims) {
     SharedStore shared;
     EndingStore store(shared);
     auto before = [&](int rank) {
-      if (static_cast<size_t>(rank) == at.victim) store.end_at(at.key);
+      if (static_cast<size_t>(rank) == victim.rank) store.end_at(victim.key);
     };
-    auto reports = fork_ranks(at.layout, store, before);
+    auto reports = fork_ranks(victim.layout, store, before);
     for (size_t r = 0; r < reports.size(); ++r) {
-      EXPECT_EQ(reports[r].ended, r != at.victim) << at.key << ": rank " << r;
-      if (r == at.victim) continue;
-      EXPECT_FALSE(reports[r].made) << at.key << ": rank " << r;
-      EXPECT_LT(reports[r].seconds, kAtOnce) << at.key << ": rank " << r << reports[r].text;
-      std::string name = "rank " + std::to_string(at.victim) + " (host-";
-      EXPECT_NE(std::string(reports[r].text).find(name), std::string::npos) << reports[r].text;
-      EXPECT_NE(std::string(reports[r].text).find("ended"), std::string::npos) << reports[r].text;
+      const std::string text = reports[r].text;
+      const std::string at = std::string(victim.layout) + " " + victim.key + ": " + text;
+      EXPECT_EQ(reports[r].ended, r != victim.rank) << at;
+      if (r == victim.rank) continue;
+      EXPECT_FALSE(reports[r].made) << at;
+      EXPECT_LT(reports[r].seconds, kAtOnce) << at;
+      std::string name = "rank " + std::to_string(victim.rank) + " (host-";
+      EXPECT_NE(text.find(name), std::string::npos) << at;
+      EXPECT_NE(text.find("ended"), std::string::npos) << at;
     }
   }
+}
+
+// The other ranks of its host see that it has ended, and tell the ranks of other hosts.
+TEST(StartFailures, ARankOfALargeGroupThatEndsBeforeItHandsOnIsNamedByAll) {
+  expect_the_end_is_told_to_all({{"AAB*", 0, "rank_info/table/0"},
+                                 {"AAB*", 0, "rank_info/handed/0"},
+                                 {"AAB*", 0, "all_joined"},
+                                 {"ABB*", 1, "rank_info/handed/1"}});
+}
+
+// No other rank of its host waits for it: ranks of other hosts see it by its heartbeat and its port.
+TEST(StartFailures, ARankThatOtherHostsWaitForAndThatEndsIsNamedByAll) {
+  expect_the_end_is_told_to_all({{"ABB*+", 0, "rank_info/table/0"},
+                                 {"ABC*", 0, "all_joined"},
+                                 {"AAB*", 2, "joined/2"},
+                                 {"AB", 0, "joined/0"},
+                                 {"AAB", 2, "joined/2"}});
 }
 
 // Nothing of a group lies in /dev/shm.
@@ -428,6 +455,59 @@ TEST_P(StartFailure, AStoreThatDiesAtAnyRequestIsAnErrorAtOnce) {
     }
   }
   EXPECT_TRUE(made);
+}
+
+// A rank of another host that is waited for.
+class Awaited {
+ public:
+  explicit Awaited(uint64_t silence_ns) : engine_(Engine::create()) {
+    options_.name = "test";
+    options_.silence_ns = silence_ns;
+    info_.host = info_.host_name = "host-B";
+  }
+  // The first error of looks at it in so many seconds.
+  Status look_for(double seconds) {
+    MakingWatch watch(*engine_.value(), store_, 2, options_);
+    Status status;
+    for (uint64_t until = now_ns() + static_cast<uint64_t>(seconds * 1e9);
+         status && now_ns() < until; usleep(20'000))
+      status = watch.look(1, info_, "host-A");
+    return status;
+  }
+  MemoryStore store_;
+
+ private:
+  Result<std::unique_ptr<Engine>> engine_;
+  Group::Options options_;
+  RankInfo info_;
+};
+
+TEST(MakingWatch, ARankThatCountsIsWaitedFor) {
+  Awaited awaited(4'000'000'000);
+  Heartbeat heart(awaited.store_, 1, kHeartbeat);
+  ASSERT_TRUE(heart.begin().ok());
+  Status status = awaited.look_for(7);
+  EXPECT_TRUE(status.ok()) << status.message();
+}
+
+// Its process was not seen to end, as it has no port.
+TEST(MakingWatch, ARankWhoseCountStandsStillIsCalledSilent) {
+  Awaited awaited(4'000'000'000);
+  Heartbeat heart(awaited.store_, 1, std::chrono::milliseconds(0));
+  ASSERT_TRUE(heart.begin().ok());
+  uint64_t begun = now_ns();
+  Status status = awaited.look_for(9);
+  EXPECT_GE(now_ns() - begun, 4'000'000'000u);
+  EXPECT_EQ(status.code(), Code::kPeerLost);
+  EXPECT_NE(status.message().find("rank 1 (host-B) is lost while group 'test' is made"),
+            std::string::npos)
+      << status.message();
+  EXPECT_NE(status.message().find("silence_seconds is 4 s"), std::string::npos) << status.message();
+}
+
+TEST(MakingWatch, WithoutALimitOnSilenceItIsWaitedFor) {
+  Awaited awaited(0);
+  EXPECT_TRUE(awaited.look_for(6).ok());
 }
 
 // Throws where a rank reads what the others have published.

@@ -1,0 +1,49 @@
+// Whether a rank that this one waits for while a group is made has ended or is silent. A rank of this host is seen
+// through its pidfd; the first rank of another host by the count that it keeps in the store (bootstrap/heartbeat.h)
+// and, once that stands still, by asking its process over TCP (csrc/liveness). Must not know what is waited for.
+// InfoExchange calls it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bootstrap/exchange.h"
+#include "bootstrap/store.h"
+#include "group/group.h"
+#include "progress/engine.h"
+
+namespace smddp {
+
+class MakingWatch {
+ public:
+  // All must outlive it.
+  MakingWatch(Engine& engine, Store& store, int ranks, const Group::Options& options)
+      : engine_(engine), store_(store), ranks_(ranks), options_(options) {}
+
+  // An error if the rank, which is `info`, has ended or is silent. `host`: that of this rank.
+  Status look(Rank rank, const RankInfo& info, const std::string& host);
+
+ private:
+  // What this rank has seen of one of another host.
+  struct Count {
+    std::vector<uint8_t> value;
+    uint64_t looked_ns = 0;
+    uint64_t silent_ns = 0;  // of which this rank has looked for it
+  };
+  Status look_at_neighbor(Rank rank, const RankInfo& info);
+  Status look_at_count(Rank rank, const RankInfo& info);
+  // "192.0.2.2:4711" if a process that is silent refuses connections at its port, else "".
+  std::string refusing_port(const RankInfo& info);
+  std::string describe(Rank rank, const RankInfo& info) const;
+
+  Engine& engine_;
+  Store& store_;
+  const int ranks_;
+  const Group::Options& options_;
+  std::map<Rank, std::shared_ptr<intranode::Neighbor>> neighbors_;
+  std::map<Rank, Count> counts_;
+};
+
+}  // namespace smddp
