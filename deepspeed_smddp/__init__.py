@@ -29,15 +29,14 @@ from deepspeed_smddp.diagnose import slow_watch as _slow_watch
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.group_states import peer_statistics
 from deepspeed_smddp.ledger import reporter as _ledger_reporter
-from deepspeed_smddp.offload import offload_activations
 from deepspeed_smddp.settings import configure
 from deepspeed_smddp.step_times import follow as _follow_steps
 from deepspeed_smddp.subgroups import install as _install_split_group
-from deepspeed_smddp.tune import routes as _routes
 from deepspeed_smddp.version import __version__
 
 if TYPE_CHECKING:
     from deepspeed_smddp import fsdp
+    from deepspeed_smddp.offload import offload_activations
 
 __all__ = [
     "SmddpConfig",
@@ -55,17 +54,21 @@ __all__ = [
     "statistics",
 ]
 
-# Imported at first use, because the import of torch's FSDP is slow.
-_LAZY = ("fsdp",)
 
-
+# Imported at first use: the import of torch's FSDP is slow, and not every process needs the others.
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return import_module(f"deepspeed_smddp.{name}")
+    if name == "fsdp":
+        return import_module("deepspeed_smddp.fsdp")
+    if name == "offload_activations":
+        return import_module("deepspeed_smddp.offload").offload_activations
     raise AttributeError(f"module 'deepspeed_smddp' has no attribute {name!r}")
 
 
-_backend.measure_routes = _routes.resolve
+def _measure_routes(group: Any, collective: str, device: str) -> Any:
+    return import_module("deepspeed_smddp.tune.routes").resolve(group, collective, device)
+
+
+_backend.measure_routes = _measure_routes
 for _follow in (_hang_reporter.start, _slow_watch.start, _follow_steps, _install_split_group):
     if _follow not in after_default_group:  # after importlib.reload
         after_default_group.append(_follow)

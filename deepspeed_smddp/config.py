@@ -7,11 +7,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
-
+from deepspeed_smddp import keys
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.sections import Section
+from deepspeed_smddp.keys import Key, Section, WrongKeyError
 from deepspeed_smddp.sections import SmddpConfig as SmddpConfig
 from deepspeed_smddp.variables import Variable
 
@@ -29,21 +27,21 @@ def parse_section(section: Any) -> SmddpConfig:
     if not isinstance(section, Mapping):
         raise SmddpConfigError(
             f'"{SECTION}" in the DeepSpeed config is {show(section)}, '
-            "but may hold an object with the keys " + ", ".join(SmddpConfig.model_fields)
+            "but may hold an object with the keys " + ", ".join(SmddpConfig.keys)
         )
     try:
-        return SmddpConfig.model_validate(dict(section))
-    except ValidationError as error:
+        return SmddpConfig(**{str(key): value for key, value in section.items()})
+    except WrongKeyError as error:
         raise SmddpConfigError(_sentence(error)) from None
 
 
 def set_keys(section: SmddpConfig) -> dict[str, Any]:
     """The values of the keys that were given, by dotted path; defaults are left out."""
     found: dict[str, Any] = {}
-    for name in section.model_fields_set:
+    for name in section.given:
         value = getattr(section, name)
         if isinstance(value, Section):
-            found.update({f"{name}.{key}": getattr(value, key) for key in value.model_fields_set})
+            found.update({f"{name}.{key}": getattr(value, key) for key in value.given})
         else:
             found[name] = value
     return found
@@ -56,12 +54,12 @@ def parse_variable(variable: Variable, text: str) -> Any:
         SmddpConfigError: the key may not hold the value.
     """
     assert variable.key is not None
-    field = field_of(variable.key)
+    key = key_of(variable.key)
     try:
-        section = parse_section(nested({variable.key: _from_text(text, field)}))
+        section = parse_section(nested({variable.key: _from_text(text, key)}))
     except SmddpConfigError:
         raise SmddpConfigError(
-            f"{variable.environment_name} is {show(text)}, but may hold {field.description}"
+            f"{variable.environment_name} is {show(text)}, but may hold {key.description}"
         ) from None
     return set_keys(section)[variable.key]
 
@@ -78,20 +76,18 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return section
 
 
-def field_of(path: str) -> FieldInfo:
-    """The model's field at a dotted path."""
+def key_of(path: str) -> Key:
+    """The key at a dotted path."""
     *parents, last = path.split(".")
-    return _model(parents).model_fields[last]
+    return _keys(parents)[last]
 
 
-def _model(parents: Iterable[str]) -> type[Section]:
-    """The model of a sub-section, by the keys that lead to it; without keys, the whole section."""
-    model: type[Section] = SmddpConfig
+def _keys(parents: Iterable[str]) -> Mapping[str, Key]:
+    """Those of a sub-section, by the keys that lead to it; without keys, of the whole section."""
+    found = SmddpConfig.keys
     for key in parents:
-        inner = model.model_fields[key].annotation
-        assert isinstance(inner, type) and issubclass(inner, Section)
-        model = inner
-    return model
+        found = found[key].default.keys
+    return found
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -113,11 +109,11 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _from_text(text: str, field: FieldInfo) -> Any:
+def _from_text(text: str, key: Key) -> Any:
     lowered = text.strip().lower()
-    if field.annotation is bool:
+    if key.parse is keys.boolean:
         return {"1": True, "true": True, "0": False, "false": False}.get(lowered, text)
-    if field.annotation is str:
+    if key.parse is keys.text:
         return text
     if lowered.startswith("["):
         try:
@@ -130,22 +126,14 @@ def _from_text(text: str, field: FieldInfo) -> Any:
         return lowered
 
 
-def _sentence(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
-    location = [str(part) for part in first["loc"]]
-    held = show(first["input"])
-    if first["type"] == "extra_forbidden":
-        *parents, key = location
-        model = _model(parents)
-        where = ".".join([SECTION, *parents])
-        guess = nearest(key, model.model_fields)
-        hint = (
-            f'did you mean "{guess}"?' if guess else "known keys: " + ", ".join(model.model_fields)
-        )
-        return f'"{key}": {held} is not a key of the section "{where}"; {hint}'
-    # pydantic adds a union's branches to the location; only the part that names a field is kept.
-    names = [part for part in location[:1] if part in SmddpConfig.model_fields]
-    if names and len(location) > 1 and isinstance(getattr(SmddpConfig(), names[0]), Section):
-        names.append(location[1])
-    key = ".".join(names)
-    return f'"{SECTION}.{key}" is {held}, but may hold {field_of(key).description}'
+def _sentence(error: WrongKeyError) -> str:
+    held = show(error.held)
+    if error.known:
+        path = ".".join(error.path)
+        return f'"{SECTION}.{path}" is {held}, but may hold {key_of(path).description}'
+    *parents, key = error.path
+    known = _keys(parents)
+    where = ".".join([SECTION, *parents])
+    guess = nearest(key, known)
+    hint = f'did you mean "{guess}"?' if guess else "known keys: " + ", ".join(known)
+    return f'"{key}": {held} is not a key of the section "{where}"; {hint}'

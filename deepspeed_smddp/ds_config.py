@@ -8,8 +8,6 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import hjson
-
 
 def read(config: Any) -> Mapping[str, Any] | None:
     """The config as a mapping; None if there is none or it cannot be read.
@@ -89,6 +87,8 @@ def allgather_elements(config: Mapping[str, Any]) -> int:
 
 
 def _read_text(text: str) -> Mapping[str, Any] | None:
+    import hjson
+
     try:
         if os.path.exists(text):
             with open(text, encoding="utf-8") as file:

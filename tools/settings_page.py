@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from deepspeed_smddp.keys import Section
 from deepspeed_smddp.sections import SmddpConfig
 from deepspeed_smddp.variables import VARIABLES, Variable
 
@@ -66,11 +67,11 @@ def page() -> str:
 
 def keys_of(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """Key, default and what it may hold, of a section and of the sections in it."""
-    for name, field in section.model_fields.items():
-        if isinstance(field.default_factory, type):
-            yield from keys_of(field.default_factory, f"{prefix}{name}.")
+    for name, key in section.keys.items():
+        if isinstance(key.default, Section):
+            yield from keys_of(key.default, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", field.default, field.description or ""
+            yield f"{prefix}{name}", key.default, key.description
 
 
 def _entry(name: str, variable: Variable, default: str, further: list[str]) -> str:

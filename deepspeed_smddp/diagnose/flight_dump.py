@@ -19,7 +19,7 @@ import torch
 
 from deepspeed_smddp import backend, group_states, operation_labels, step_times
 from deepspeed_smddp.diagnose.job_check import network_facts
-from deepspeed_smddp.diagnose.report.dump import IN_ORDER, LINK
+from deepspeed_smddp.diagnose.report.dump_terms import IN_ORDER, LINK
 
 VERSION = 1
 # What follows the name of a group in records of operations that it hands to another backend.

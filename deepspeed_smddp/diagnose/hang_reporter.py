@@ -20,7 +20,7 @@ from typing import Any
 
 from deepspeed_smddp import group_states
 from deepspeed_smddp.diagnose import clock_exchange, flight_dump
-from deepspeed_smddp.diagnose.report.failures import DUMP_SECONDS
+from deepspeed_smddp.diagnose.report.dump_terms import DUMP_SECONDS
 from deepspeed_smddp.diagnose.report_files import FR_TRACE, JobFiles, job_name
 from deepspeed_smddp.diagnose.report_listener import Listener, ask
 from deepspeed_smddp.diagnose.report_store import ReportStore, introduce, introduce_clock

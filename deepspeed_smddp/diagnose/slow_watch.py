@@ -12,23 +12,36 @@ import threading
 import time
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from pydantic import TypeAdapter
 
 from deepspeed_smddp import group_states, settings
-from deepspeed_smddp.diagnose.report import slowness
-from deepspeed_smddp.diagnose.report.dump import Group
-from deepspeed_smddp.diagnose.report.slowness import Seen, Slow
 from deepspeed_smddp.errors import logger
+
+# Their models need pydantic, whose import takes as long as that of the rest of the package. So they
+# are imported by the thread, once the first interval is over.
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from deepspeed_smddp.diagnose.report.dump import Group
+    from deepspeed_smddp.diagnose.report.slowness import Seen, Slow
 
 _PREFIX = "smddp-slow"
 _ANSWER = timedelta(seconds=3)
 # Rank 0 gives the others so much of an interval to hand over theirs.
 _PATIENCE = 0.1
 _MOST_PATIENCE_SECONDS = 2.0
-_SEEN = TypeAdapter(Seen)
+
+
+@cache
+def _seen() -> TypeAdapter[Seen]:
+    from pydantic import TypeAdapter
+
+    from deepspeed_smddp.diagnose.report.slowness import Seen
+
+    return TypeAdapter(Seen)
 
 
 class Judge:
@@ -39,6 +52,8 @@ class Judge:
 
     def news(self, ranks: list[Seen]) -> list[Slow]:
         """The slowest rank and the costliest link of an interval, if they were not named before."""
+        from deepspeed_smddp.diagnose.report import slowness
+
         found = slowness.slow_ranks(ranks)[:1] + slowness.slow_links(ranks)[:1]
         fresh = [slow for slow in found if slow.who not in self._said]
         self._said = {slow.who for slow in found}
@@ -89,6 +104,9 @@ class Watcher(threading.Thread):
             self.join(timeout=_ANSWER.total_seconds())
 
     def _hand_over(self, seconds: float) -> None:
+        from deepspeed_smddp.diagnose.report.dump import Group
+        from deepspeed_smddp.diagnose.report.slowness import Seen
+
         seen = Seen(self._rank, "", seconds)
         states = [Group.model_validate(state) for state in group_states.states()]
         groups = {(group.name, tuple(group.members)): group for group in states}
@@ -97,7 +115,7 @@ class Watcher(threading.Thread):
             seen.count(group, self._known.get(key))
         self._known = groups
         self._number += 1
-        self._store.set(str(self._rank), f"[{self._number}, {_SEEN.dump_json(seen).decode()}]")
+        self._store.set(str(self._rank), f"[{self._number}, {_seen().dump_json(seen).decode()}]")
 
     def _compare(self) -> None:
         found = []
@@ -107,7 +125,7 @@ class Watcher(threading.Thread):
             number, seen = json.loads(text)
             if self._taken.get(rank) != number:
                 self._taken[rank] = number
-                found.append(_SEEN.validate_python(seen))
+                found.append(_seen().validate_python(seen))
         _say(self._judge.news(found))
 
 

@@ -71,6 +71,23 @@ def test_import_torch_registers_the_name_and_loads_nothing() -> None:
     assert output.strip() == "['smddp_autoload']"
 
 
+def test_a_first_operation_imports_nothing_that_it_does_not_need() -> None:
+    """Their imports take longer than the rest of the start."""
+    output = run(
+        f"""
+        import sys, torch
+        before = set(sys.modules)
+        {GROUP.replace(chr(10), chr(10) + " " * 8).format(port=free_port())}
+        dist.all_reduce(torch.ones(1))
+        packages = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+        costly = "pydantic", "pydantic_core", "hjson", "rich", "typer", "deepspeed", "numpy"
+        print([name for name in costly if name in packages])
+        dist.destroy_process_group()
+        """
+    )
+    assert output.strip() == "[]"
+
+
 def test_group_without_an_import_of_the_package() -> None:
     output = run(
         f"""

@@ -15,7 +15,7 @@ import pytest
 from deepspeed_smddp import config, settings
 from deepspeed_smddp.config import SmddpConfig, parse_section
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.sections import Section
+from deepspeed_smddp.keys import Section
 from deepspeed_smddp.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,7 @@ def test_environment_table_equals_that_of_the_core() -> None:
 def test_every_key_has_a_variable_with_the_same_default() -> None:
     keys = set()
     for name, value in SmddpConfig():
-        inner = type(value).model_fields if isinstance(value, Section) else None
+        inner = value.keys if isinstance(value, Section) else None
         keys |= {f"{name}.{key}" for key in inner} if inner else {name}
     variables = {variable.key: variable for variable in VARIABLES if variable.key}
     assert set(variables) == keys

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from deepspeed_smddp.diagnose.report.dump import LINK, Connection
+from deepspeed_smddp.diagnose.report.dump import Connection
+from deepspeed_smddp.diagnose.report.dump_terms import LINK
 from deepspeed_smddp.diagnose.report.job import Job
 from deepspeed_smddp.diagnose.report.wording import rank_list, seconds, span
 

@@ -96,12 +96,6 @@ class Peer(_Part):
     flow_waited_seconds: float = 0.0
 
 
-# How the fields of ``Dump.network`` begin that hold the state of a NIC's link.
-LINK = "link "
-# States of a connection that nothing is to be said of.
-IN_ORDER = ("not contacted", "connected")
-
-
 class Connection(_Part):
     """What the rank knows of the way to another one (global).
 

@@ -7,11 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from deepspeed_smddp.diagnose.report.cause import Cause, Weight
+from deepspeed_smddp.diagnose.report.dump_terms import DUMP_SECONDS
 from deepspeed_smddp.diagnose.report.job import Job, Stall
 from deepspeed_smddp.diagnose.report.wording import cut, named, rank_list, seconds, span, verb
 
-# For how long the rank that writes the page waits for the dumps of the others.
-DUMP_SECONDS = 10.0
 _MOST_ERROR = 400
 _MISMATCH = re.compile(r"\bcalled .+ while .+ called |not part of this operation|mismatch", re.S)
 _OF_ANOTHER = re.compile(
