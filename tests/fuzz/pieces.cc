@@ -58,7 +58,9 @@ class Job {
       } else if (action < 13) {
         publish(input);
       } else if (action == 13) {
-        for (; inbox_->head() != nullptr; inbox_->pop()) {
+        for (Lane lane : {Lane::kSums, Lane::kGathers}) {
+          for (; inbox_->head(lane) != nullptr; inbox_->pop(lane)) {
+          }
         }
       } else {
         write_head(input);
@@ -68,7 +70,7 @@ class Job {
   }
 
   void publish(fuzz::Input& input) {
-    std::byte* slot = outbox_->next();
+    std::byte* slot = outbox_->next(Lane::kSums);  // the lane of all pieces of a group in one host
     if (slot == nullptr) return;
     Piece piece;
     piece.seq = input.up_to(7) == 7 ? input.offset(1) : input.up_to(3);
@@ -84,7 +86,7 @@ class Job {
       bool right = input.up_to(3) != 3;
       piece.extents = static_cast<uint32_t>(right ? extents.size() : input.offset(kSlotExtents));
     }
-    outbox_->publish(piece);
+    outbox_->publish(Lane::kSums, piece);
   }
 
   std::vector<Extent> extents_from(fuzz::Input& input, uint64_t shard) {
@@ -102,13 +104,15 @@ class Job {
     std::copy(reason.begin(), reason.end(), head_->reason);
     // Behind the reason, too: nothing ends it.
     if (input.up_to(1) == 1) {
-      for (size_t left = kSlots; left > 0; --left) {
-        std::byte* slot = outbox_->next();
-        if (slot == nullptr) break;
-        std::memset(static_cast<void*>(slot), 1, kSlotBytes);
-        Piece piece;
-        std::memset(static_cast<void*>(&piece), 1, sizeof piece);
-        outbox_->publish(piece);
+      for (Lane lane : {Lane::kSums, Lane::kGathers}) {
+        for (size_t left = kSlots; left > 0; --left) {
+          std::byte* slot = outbox_->next(lane);
+          if (slot == nullptr) break;
+          std::memset(static_cast<void*>(slot), 1, kSlotBytes);
+          Piece piece;
+          std::memset(static_cast<void*>(&piece), 1, sizeof piece);
+          outbox_->publish(lane, piece);
+        }
       }
     }
     head_->aborted_from = input.offset(1);
