@@ -155,6 +155,8 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     std::shared_ptr<DeviceOperation> op = std::move(pending_.front());
     pending_.pop_front();
     op->number_on_device_ = ++numbered_;
+    std::vector<std::shared_ptr<DeviceOperation>> earlier;
+    if (!op->exchanges.empty()) earlier.assign(in_flight_.begin(), in_flight_.end());
     if (!op->captured_) in_flight_.push_back(op);
     submitting_ = true;
     Status started = broken_;
@@ -162,8 +164,11 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     lock.unlock();
     if (started && !op->status()) started = op->status();
     if (started && !op->captured_) device_.order().begin(op->turn_);
-    if (started)
-      started = without_exceptions([&] { return op->launch(device_, main_, *links_, pipeline); });
+    if (started) {
+      started = without_exceptions(
+          [&] { return op->launch(device_, main_, *links_, pipeline, earlier); });
+    }
+    earlier.clear();
     device_.order().end(op->turn_);
     op->sent_ = {};
     op->received_ = {};

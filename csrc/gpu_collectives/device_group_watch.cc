@@ -108,7 +108,9 @@ Status DeviceGroup::trouble() {
     return {Code::kAborted, "the process is ending, with " + what + " under way"};
   if (age < limit + (pipeline != nullptr ? kPipelineGraceNs : 0)) return {};
   if (pipeline != nullptr && pipeline->between_ranks()) return {};
-  const char* waits = pipeline != nullptr && pipeline->awaits_copy_out()
+  const PinnedPipeline::Outcome* outcome =
+      oldest.submitted_ ? oldest.exchange_outcome_.get() : nullptr;
+  const char* waits = pipeline != nullptr && pipeline->awaits_copy_out(outcome)
                           ? "its GPU has not copied the data out"
                       : oldest.submitted_ ? "all ranks have submitted it, and one GPU is not done"
                                           : "its GPU does not take more work";

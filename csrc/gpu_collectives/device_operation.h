@@ -8,6 +8,7 @@
 
 #include "collectives/operation.h"
 #include "common/exceptions.h"
+#include "gpu_collectives/footprint.h"
 #include "gpu_collectives/host_peers.h"
 #include "gpu_collectives/pinned_pipeline.h"
 #include "intranode/copy_engine.h"
@@ -28,7 +29,8 @@ class DeviceOperation : public Operation {
   std::vector<Extent> offered;  // what the peers of this host read; equal sizes on all ranks
   intranode::CopyEngine::Plan plan;
   // What goes through pinned memory, after the plan's sums and before its moves: among the ranks of this
-  // rank's rail, or among all ranks (`among_all`). One exchange after the other.
+  // rank's rail, or among all ranks (`among_all`). One exchange after the other. It may go while earlier
+  // operations of the group are under way that use other memory.
   std::vector<PinnedPipeline::Exchange> exchanges;
   bool among_all = false;
   uint64_t limit_ns = 0;  // deadline of the whole, counted from the call; 0: the group's
@@ -52,9 +54,15 @@ class DeviceOperation : public Operation {
   // What the ranks of the host offer, once that AllGather is over. An error if a rank called another
   // collective, or refuses: the same refusal on all ranks is kInvalid.
   Result<std::vector<intranode::Offer>> offers(const HostPeers& peers) const;
-  // Submits all of it to `main`, and its exchanges to `pipeline`. Blocks while a stream is full.
+  // Submits all of it to `main`, and its exchanges to `pipeline`. Blocks while a stream is full. `earlier`: the
+  // group's operations that the device may not be done with, in their order.
   Status launch(device::Device& device, device::Stream main, DeviceLinks& links,
-                PinnedPipeline* pipeline);
+                PinnedPipeline* pipeline,
+                const std::vector<std::shared_ptr<DeviceOperation>>& earlier);
+  // What its exchanges come after.
+  std::vector<device::Event> causes(
+      const std::vector<std::shared_ptr<DeviceOperation>>& earlier) const;
+  std::unique_ptr<const Footprint> footprint(int ranks) const;
   void on_done() override;
   // Calls on_finished(). If that throws, the operations behind this one still end.
   void finish() noexcept {
@@ -63,6 +71,8 @@ class DeviceOperation : public Operation {
 
   std::shared_ptr<DeviceGroup> group_;
   device::Event ready_ = nullptr, finished_ = nullptr;
+  std::unique_ptr<const Footprint>
+      footprint_;  // if it has exchanges; used by the thread that submits
   std::vector<std::byte> sent_, received_;
   bool captured_ =
       false;  // into a graph: the thread that records the graph submits it, to its own stream

@@ -202,14 +202,10 @@ Status PinnedPipeline::copy(device::Stream stream, const Blocks& blocks, Rank bl
 }
 
 Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
-    device::Stream main, const std::vector<Exchange>& exchanges,
-    const std::function<Status()>& arrived) {
+    const Around& around, const std::vector<Exchange>& exchanges) {
   auto outcome = std::make_shared<Outcome>();
-  Status s;
-  for (const Exchange& exchange : exchanges) {
-    bool last = &exchange == &exchanges.back();
-    if (s) s = submit(main, exchange, outcome, last ? arrived : [] { return Status(); });
-  }
+  Status s = begin(around, exchanges);
+  if (s) s = submit_all(around, exchanges, outcome);
   if (!s) {
     outcome_->fail(s);
     return s;
@@ -217,37 +213,53 @@ Result<std::shared_ptr<const PinnedPipeline::Outcome>> PinnedPipeline::submit(
   return std::shared_ptr<const Outcome>(outcome);
 }
 
-Status PinnedPipeline::submit(device::Stream main, const Exchange& exchange,
-                              const std::shared_ptr<Outcome>& outcome,
-                              const std::function<Status()>& arrived) {
-  size_t largest = std::max(exchange.out.largest(), exchange.in.largest());
-  for (const Exchange::Copy& c : exchange.copies) {
-    if (c.to.address == c.from.address || c.to.bytes == 0) continue;
-    Status copied = device_.copy(main, c.to.address, c.from.address, c.to.bytes);
-    if (!copied) return copied;
-  }
-  if (largest == 0) return arrived();
-  std::shared_ptr<PinnedRing> ring = newest_ring(exchange);
-  size_t slot = slot_bytes(exchange);
-  const std::vector<size_t>& part_ends = exchange.part_ends;
-  Status s = device_.record(begin_, main);
+Status PinnedPipeline::begin(const Around& around, const std::vector<Exchange>& exchanges) {
+  Status s;
   for (device::Stream stream : {out_, in_}) {
-    if (s) s = device_.wait(stream, begin_);
+    for (device::Event event : around.after) {
+      if (s) s = device_.wait(stream, event);
+    }
   }
-  size_t announced = 0;
-  for (size_t begin = 0; begin < largest && s; begin += slot) {
-    Cut cut{ring, chunks_ % PinnedRing::kBuffers, chunks_ + 1, begin, slot};
-    ++chunks_;
-    std::shared_ptr<Chunk> next = chunk(exchange, cut);
-    next->outcome = outcome;
-    enqueue(next);
-    s = submit(main, exchange, cut);
-    bool last = begin + slot >= largest;
-    for (; s && announced < part_ends.size() && (last || begin + slot >= part_ends[announced]);
-         ++announced)
-      s = announce(main, arrived);
-    if (s && last) s = announce(main, arrived);
+  for (const Exchange& exchange : exchanges) {
+    for (const Exchange::Copy& c : exchange.copies) {
+      bool moves = c.to.address != c.from.address && c.to.bytes > 0;
+      if (s && moves) s = device_.copy(in_, c.to.address, c.from.address, c.to.bytes);
+    }
   }
+  return s;
+}
+
+Status PinnedPipeline::submit_all(const Around& around, const std::vector<Exchange>& exchanges,
+                                  const std::shared_ptr<Outcome>& outcome) {
+  const std::vector<size_t>& part_ends = exchanges.back().part_ends;
+  size_t filled = 0, announced = 0;
+  Status s;
+  for (const Exchange& exchange : exchanges) {
+    bool first = &exchange == &exchanges.front(), last = &exchange == &exchanges.back();
+    size_t largest = std::max(exchange.out.largest(), exchange.in.largest());
+    size_t slot = slot_bytes(exchange);
+    if (s && !first) s = device_.record(begin_, around.main);
+    if (s && !first) s = device_.wait(out_, begin_);
+    for (size_t begin = 0; begin < largest && s; begin += slot) {
+      for (; s && first && filled <= part_ends.size() &&
+             (filled == 0 || part_ends[filled - 1] < begin + slot);
+           ++filled)
+        s = around.fill(out_);
+      if (!s) break;
+      Cut cut{newest_ring(exchange), chunks_ % PinnedRing::kBuffers, chunks_ + 1, begin, slot};
+      ++chunks_;
+      std::shared_ptr<Chunk> next = chunk(exchange, cut);
+      next->outcome = outcome;
+      enqueue(next);
+      s = submit(around.main, exchange, cut);
+      for (; s && last && announced < part_ends.size() && part_ends[announced] <= begin + slot;
+           ++announced)
+        s = announce(around);
+    }
+  }
+  // Exchanges without a byte have the parts that they have on other ranks.
+  for (; s && filled <= part_ends.size(); ++filled) s = around.fill(out_);
+  for (; s && announced <= part_ends.size(); ++announced) s = announce(around);
   return s;
 }
 
@@ -290,10 +302,10 @@ Status PinnedPipeline::submit(device::Stream main, const Exchange& exchange, con
   return s ? received.sum(main, part, exchange.reduction()) : s;
 }
 
-Status PinnedPipeline::announce(device::Stream main, const std::function<Status()>& arrived) {
+Status PinnedPipeline::announce(const Around& around) {
   Status s = device_.record(end_, in_);
-  if (s) s = device_.wait(main, end_);
-  return s ? arrived() : s;
+  if (s) s = device_.wait(around.main, end_);
+  return s ? around.arrived() : s;
 }
 
 kernels::Reduction PinnedPipeline::Exchange::reduction() const {
@@ -389,9 +401,10 @@ void PinnedPipeline::run() {
   }
 }
 
-bool PinnedPipeline::awaits_copy_out() {
+bool PinnedPipeline::awaits_copy_out(const Outcome* of) {
   std::lock_guard lock(mutex_);
-  return !queue_.empty() && !queue_.front()->filled();
+  if (queue_.empty() || queue_.front()->filled()) return false;
+  return of == nullptr || queue_.front()->outcome.get() == of;
 }
 
 void PinnedPipeline::abort(const std::string& reason) {

@@ -8,6 +8,10 @@
 // and once a chunk's blocks have been copied in to memory of the device, a kernel on the stream `main` sums them
 // with the own block, while the next chunk's are copied in.
 //
+// An operation's chunks follow those of the operation before, which may still be on their way or be copied in:
+// its streams wait for the events that the caller gives, and not for the stream `main`, which waits for the ends of
+// the operations one after the other.
+//
 // All copies of an operation are submitted by one call, and nothing after that calls the device: streams and
 // host signal each other by flags that both see. A stream takes about a thousand commands, and a thread that
 // submits to a full one blocks until the stream goes on. So a chunk is known to this class's thread before its
@@ -64,10 +68,10 @@ class PinnedPipeline {
     uint64_t timeout_ns = 0;
     Tuning tuning;
     Blocks out, in;
-    // Where the parts of a block end that are announced one by one, but for the last part, which ends with the
-    // block. Increasing.
+    // Where the parts of a block end that are filled and announced one by one, but for the last part, which ends
+    // with the block. Increasing.
     std::vector<size_t> part_ends;
-    // Copies inside the device that come before everything else.
+    // Copies inside the device that come before all chunks that are copied in.
     struct Copy {
       Extent to, from;
     };
@@ -108,13 +112,20 @@ class PinnedPipeline {
 
   // Makes room for such an exchange. May wait for the device, while submit() does not.
   Status reserve(const Exchange& exchange);
-  // Submits the exchanges to the device, one after the other, after what the stream `main` holds; `main` waits for
-  // them. All ranks submit their exchanges in the same order. Blocks while a stream is full. Called by one thread
-  // at a time. Calls `arrived` for each part of the last exchange, in their order, once `main` waits for the part;
-  // what that submits to `main` does not hold up the other parts.
-  Result<std::shared_ptr<const Outcome>> submit(device::Stream main,
-                                                const std::vector<Exchange>& exchanges,
-                                                const std::function<Status()>& arrived);
+  // What surrounds an operation's exchanges.
+  struct Around {
+    device::Stream main;               // waits for the exchanges; sums are made there
+    std::vector<device::Event> after;  // before these nothing is copied
+    // Submits to the stream what makes the next part of the first exchange's `out`.
+    std::function<Status(device::Stream)> fill;
+    // `main` holds the next part of the last exchange's `in`. What this submits to `main` does not hold up chunks.
+    std::function<Status()> arrived;
+  };
+  // Submits the exchanges to the device, one after the other. All ranks submit their exchanges in the same order.
+  // Blocks while a stream is full. Called by one thread at a time. Calls `fill` and `arrived` for each part, in
+  // their order.
+  Result<std::shared_ptr<const Outcome>> submit(const Around& around,
+                                                const std::vector<Exchange>& exchanges);
 
   // Not ok: why the pipeline is broken. Streams are released all the same.
   Status status() const { return outcome_->get(); }
@@ -124,8 +135,8 @@ class PinnedPipeline {
   // True while a collective of the CPU has a chunk: it has a deadline of its own and names the rank that it
   // waits for.
   bool between_ranks() const { return outcome_->under_way > 0; }
-  // True if the next chunk has not been copied out.
-  bool awaits_copy_out();
+  // True if the next chunk has not been copied out, and is of the operation `of`, if given.
+  bool awaits_copy_out(const Outcome* of);
 
  private:
   class Chunk;
@@ -154,13 +165,14 @@ class PinnedPipeline {
   Status copy(device::Stream stream, const Blocks& blocks, Rank block, size_t begin, size_t bytes,
               std::byte* pinned, bool out);
   Status reserve_received(size_t bytes);
-  Status submit(device::Stream main, const Exchange& exchange,
-                const std::shared_ptr<Outcome>& outcome, const std::function<Status()>& arrived);
+  Status begin(const Around& around, const std::vector<Exchange>& exchanges);
+  Status submit_all(const Around& around, const std::vector<Exchange>& exchanges,
+                    const std::shared_ptr<Outcome>& outcome);
   Status submit(device::Stream main, const Exchange& exchange, const Cut& cut);
   std::shared_ptr<Chunk> chunk(const Exchange& exchange, const Cut& cut) const;
   ReceivedBlocks::Part received_part(const Exchange& exchange, const Cut& cut) const;
   // `main` waits for what has been copied in up to now; then arrived().
-  Status announce(device::Stream main, const std::function<Status()>& arrived);
+  Status announce(const Around& around);
   std::shared_ptr<PinnedRing> newest_ring(const Exchange& exchange);
   const ReceivedBlocks& newest_received();
   void enqueue(const std::shared_ptr<Chunk>& chunk);

@@ -28,9 +28,11 @@ Status CopyEngine::open() {
   own_flags_ = static_cast<Flags*>(here.value());
   mappings_.resize(static_cast<size_t>(ranks_));
   peers_.resize(static_cast<size_t>(ranks_));
-  auto event = device_.create_event();
-  if (!event) return event.status();
-  begin_ = event.value();
+  for (device::Event* event : {&begin_, &summed_}) {
+    auto made = device_.create_event();
+    if (!made) return made.status();
+    *event = made.value();
+  }
   return open_lanes(lanes_, false);
 }
 
@@ -55,7 +57,9 @@ CopyEngine::~CopyEngine() {
       if (lane.end != nullptr) device_.destroy_event(lane.end);
     }
   }
-  if (begin_ != nullptr) device_.destroy_event(begin_);
+  for (device::Event event : {begin_, summed_}) {
+    if (event != nullptr) device_.destroy_event(event);
+  }
   for (size_t i = 0; i < peers_.size(); ++i) {
     if (peers_[i] != nullptr) device_.unmap_host(mappings_[i].address());
   }
@@ -81,10 +85,16 @@ void CopyEngine::signal(Steps& steps, size_t phase, int peer) const {
   steps.push_back({device::FlagStep::Kind::kWrite, &theirs.word[phase][index_].value, 1});
 }
 
-void CopyEngine::await(Steps& steps, size_t phase, int peer) const {
-  uint32_t* flag = &own_flags_->word[phase][peer].value;
-  steps.push_back({device::FlagStep::Kind::kWait, flag, 1});
-  steps.push_back({device::FlagStep::Kind::kWrite, flag, 0});
+void CopyEngine::signal_all(Steps& steps, size_t phase) const {
+  for (int step = 1; step < ranks_; ++step) signal(steps, phase, (index_ + step) % ranks_);
+}
+
+void CopyEngine::await_all(Steps& steps, size_t phase) const {
+  for (int step = 1; step < ranks_; ++step) {
+    uint32_t* flag = &own_flags_->word[phase][(index_ + step) % ranks_].value;
+    steps.push_back({device::FlagStep::Kind::kWait, flag, 1});
+    steps.push_back({device::FlagStep::Kind::kWrite, flag, 0});
+  }
 }
 
 Status CopyEngine::flush(device::Stream stream, Steps& steps) {
@@ -94,59 +104,90 @@ Status CopyEngine::flush(device::Stream stream, Steps& steps) {
 }
 
 Status CopyEngine::submit(const Work& work, const Between& between) {
-  return submit(work, main_, lanes_, between);
+  return between ? submit_around(work, between) : submit(work, main_, lanes_);
 }
 
 Status CopyEngine::record(const Work& work, device::Stream stream) {
   if (Status opened = open_lanes(recorded_lanes_, true); !opened) return opened;
-  return submit(work, stream, recorded_lanes_, {});
+  return submit(work, stream, recorded_lanes_);
 }
 
-Status CopyEngine::submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes,
-                          const Between& between) {
-  bool sums = work.sums_, moves = work.moves_;
-  if (between && !sums && !moves)  // does not involve the peers
-    return between([] { return Status(); });
-  bool prepares = sums || between;  // this rank writes data that peers then move
+// Only `main` waits for peers: other groups use the lanes too.
+Status CopyEngine::submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes) {
+  bool sums = work.sums_, moves = work.moves_ || !sums;
   Status s;
   Steps steps;
-  auto with_all = [&](auto action, size_t phase) {
-    for (int step = 1; step < ranks_; ++step)
-      (this->*action)(steps, phase, (index_ + step) % ranks_);
-  };
-  size_t part = 0;
-  auto move_part = [&] {
-    if (sums && !moves) return Status();
-    // Peers can read the data that this rank has prepared. This rank has also read the peers'
-    // memory for its sums, so the peers can overwrite it.
-    if (prepares) with_all(&CopyEngine::signal, kPrepared + part);
-    // Only `main` waits for peers: other groups use the lanes too.
-    with_all(&CopyEngine::await, prepares ? kPrepared + part : kReady);
-    Status moved = flush(main, steps);
-    return moved ? move_all(work, part++, main, lanes) : moved;
-  };
-  // This rank's memory can be read.
-  if (sums || !between) with_all(&CopyEngine::signal, kReady);
+  signal_all(steps, kReady);  // this rank's memory can be read
+  await_all(steps, kReady);
   if (sums) {
-    with_all(&CopyEngine::await, kReady);
     s = flush(main, steps);
-    if (s) s = sum(main, work);
-    if (!moves) with_all(&CopyEngine::signal, kDone);
+    if (s) s = sum(work, 0, main);
+    // Peers can read the sums. This rank has also read the peers' memory, so the peers can overwrite it.
+    signal_all(steps, moves ? kPrepared : kDone);
+    if (moves) await_all(steps, kPrepared);
   }
-  if (s && between) {
-    s = flush(main, steps);
-    if (s) s = between(move_part);
-  } else if (s) {
-    s = move_part();
-  }
-  // No peer reads this rank's memory any more.
-  with_all(&CopyEngine::await, kDone);
+  if (s && moves) s = flush(main, steps);
+  if (s && moves) s = move_all(work, 0, main, lanes);
+  await_all(steps, kDone);  // no peer reads this rank's memory any more
   if (s) s = flush(main, steps);
-  // After an error, `main` still waits for everything that was submitted to the lanes.
-  for (size_t i = 0; !s && i < lanes.size(); ++i) {
-    if (device_.record(lanes[i].end, lanes[i].stream)) (void)device_.wait(main, lanes[i].end);
-  }
+  if (!s) await_lanes(main, lanes);
   return s;
+}
+
+Status CopyEngine::submit_around(const Work& work, const Between& between) {
+  if (!work.sums_ && !work.moves_) return between({});  // does not involve the peers
+  Steps steps;
+  device::Stream early = nullptr;
+  size_t summed = 0, moved = 0;
+  Stages stages;
+  if (work.sums_) {
+    stages.sum = [&](device::Stream stream) {
+      early = stream;
+      return sum_early(work, summed++, stream);
+    };
+  }
+  if (work.moves_) {
+    stages.move = [&] {
+      signal_all(steps, kPrepared + moved);
+      await_all(steps, kPrepared + moved);
+      Status s = flush(main_, steps);
+      return s ? move_all(work, moved++, main_, lanes_) : s;
+    };
+  }
+  Status s = between(stages);
+  // No peer reads this rank's memory any more.
+  if (s && work.sums_) {
+    await_all(steps, kSummed);
+    s = flush(early, steps);
+  }
+  if (early != nullptr && device_.record(summed_, early)) (void)device_.wait(main_, summed_);
+  if (s && work.moves_) {
+    await_all(steps, kDone);
+    s = flush(main_, steps);
+  }
+  if (!s) await_lanes(main_, lanes_);
+  return s;
+}
+
+// The sums of one part, on a stream that does not wait for `main`.
+Status CopyEngine::sum_early(const Work& work, size_t part, device::Stream stream) {
+  Status s;
+  Steps steps;
+  if (part == 0) {
+    signal_all(steps, kReady);
+    await_all(steps, kReady);
+    s = flush(stream, steps);
+  }
+  if (s) s = sum(work, part, stream);
+  if (part + 1 == work.reductions_.size()) signal_all(steps, kSummed);
+  return s ? flush(stream, steps) : s;
+}
+
+// After an error, `main` still waits for everything that was submitted to the lanes.
+void CopyEngine::await_lanes(device::Stream main, const std::vector<Lane>& lanes) {
+  for (const Lane& lane : lanes) {
+    if (device_.record(lane.end, lane.stream)) (void)device_.wait(main, lane.end);
+  }
 }
 
 // Each lane reads from some of the peers, and tells them at its end.
@@ -181,9 +222,9 @@ Status CopyEngine::move(device::Stream stream, const Copies& copies, bool record
   return recorded ? device_.one_by_one(stream, copies) : device_.copies(stream, copies);
 }
 
-Status CopyEngine::sum(device::Stream stream, const Work& work) {
+Status CopyEngine::sum(const Work& work, size_t part, device::Stream stream) {
   Status s;
-  for (const kernels::Reduction& reduction : work.reductions_) {
+  for (const kernels::Reduction& reduction : work.reductions_[part]) {
     if (s) s = device_.reduce(stream, reduction);
   }
   return s;
@@ -193,6 +234,7 @@ Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan, const std::vector
   Work work;
   work.sums_ = !plan.sums.empty();
   work.moves_ = !plan.moves.empty();
+  work.reductions_.resize(plan.parts);
   work.copies_.assign(plan.parts, std::vector<Copies>(offers.size()));
   for (const Offer& offer : offers) offer.forget_gone(imports_);
   Status s = resolve_sums(plan, offers, work);
@@ -237,7 +279,7 @@ Status CopyEngine::resolve_sums(const Plan& plan, const std::vector<Offer>& offe
       r.divisor = plan.divisor;
       r.blocks = plan.blocks;
       if (r.count == 0) return {Code::kInternal, "an element lies in two pieces of memory"};
-      work.reductions_.push_back(r);
+      work.reductions_[whole.part].push_back(r);
       done += r.count * element;
     }
   }

@@ -10,6 +10,9 @@
 // again only in a later operation, after the peer's `done` of this one, and the peer's stream sets `done`
 // after it has set the other flags back. For `done` itself, the peer's next `ready` or `prepared` proves
 // that it is back at 0. Each part of an operation that is prepared on its own has a flag of its own.
+// With something between sums and moves (submit()), the sums of an operation may come before the moves of
+// earlier ones: they have a stream and flags of their own, `ready` and `summed`, of which each proves that the
+// other is back at 0.
 #pragma once
 
 #include <atomic>
@@ -34,6 +37,7 @@ class CopyEngine {
   struct Sum {
     size_t extent, offset, bytes;
     std::byte* destination;
+    size_t part = 0;
   };
   struct Move {
     int from;
@@ -69,17 +73,23 @@ class CopyEngine {
    private:
     friend class CopyEngine;
     bool sums_ = false, moves_ = false;
-    std::vector<kernels::Reduction> reductions_;
+    std::vector<std::vector<kernels::Reduction>> reductions_;  // by part
     std::vector<std::vector<Copies>> copies_;  // by part, and by the rank that they read
   };
   // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
   // index.
   Result<Work> resolve(const Plan& plan, const std::vector<Offer>& offers);
+  // What is between the sums and the moves calls each of the two for each of the plan's parts, in their order.
+  struct Stages {
+    // Submits the sums of the next part to a stream, which is the same for all operations of the group.
+    std::function<Status(device::Stream)> sum = [](device::Stream) { return Status(); };
+    // Submits the moves of the next part. `main` holds what prepares the part.
+    std::function<Status()> move = [] { return Status(); };
+  };
+  using Between = std::function<Status(const Stages&)>;
   // The offered memory must not be freed until `main` has finished this work. The plans of all ranks have the
-  // same sums and moves; only the rank that they belong to differs. `between`, if given, submits more to
-  // `main`, after the sums. It calls its argument for each of the plan's parts, in their order, once `main` holds
-  // what prepares the part; this submits the part's moves.
-  using Between = std::function<Status(const std::function<Status()>& prepared)>;
+  // same parts, and all or none of them sums and moves; only the rank that they belong to differs. `between`, if
+  // given, submits more. Then the sums do not come after what `main` holds.
   Status submit(const Work& work, const Between& between = {});
   // Submits the work to `stream`, which records a graph, and to streams of this engine that nothing else uses:
   // `main` and the lanes stay out of the recording, and so does what others submit to them.
@@ -99,7 +109,7 @@ class CopyEngine {
   std::optional<std::string> gave_up(int index) const;
 
  private:
-  enum Phase : size_t { kReady, kDone, kPrepared, kPhases = kPrepared + kMostParts };
+  enum Phase : size_t { kReady, kSummed, kDone, kPrepared, kPhases = kPrepared + kMostParts };
   // One cache line per word, as peers write them.
   struct Flags {
     struct alignas(64) Word {
@@ -121,19 +131,22 @@ class CopyEngine {
       : device_(device), imports_(imports), main_(main), index_(index), ranks_(ranks) {}
   Status open();
   Status open_lanes(std::vector<Lane>& lanes, bool own);
-  Status submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes,
-                const Between& between);
+  Status submit(const Work& work, device::Stream main, const std::vector<Lane>& lanes);
+  Status submit_around(const Work& work, const Between& between);
   // Steps with flags that come one after the other on a stream: one command.
   using Steps = std::vector<device::FlagStep>;
   void signal(Steps& steps, size_t phase, int peer) const;
-  void await(Steps& steps, size_t phase, int peer) const;
+  void signal_all(Steps& steps, size_t phase) const;
+  void await_all(Steps& steps, size_t phase) const;
   Status flush(device::Stream stream, Steps& steps);
   Status resolve_sums(const Plan& plan, const std::vector<Offer>& offers, Work& work);
   Status resolve_moves(const Plan& plan, const std::vector<Offer>& offers, Work& work);
-  Status sum(device::Stream stream, const Work& work);
+  Status sum(const Work& work, size_t part, device::Stream stream);
+  Status sum_early(const Work& work, size_t part, device::Stream stream);
   Status move(device::Stream stream, const Copies& copies, bool recorded);
   Status move_all(const Work& work, size_t part, device::Stream main,
                   const std::vector<Lane>& lanes);
+  void await_lanes(device::Stream main, const std::vector<Lane>& lanes);
 
   device::Device& device_;
   Imports& imports_;
@@ -144,7 +157,7 @@ class CopyEngine {
   std::vector<Mapping> mappings_;
   std::vector<Flags*> peers_;  // addresses on the device, by index
   std::vector<Lane> lanes_, recorded_lanes_;
-  device::Event begin_ = nullptr;
+  device::Event begin_ = nullptr, summed_ = nullptr;
 };
 
 }  // namespace smddp::intranode

@@ -1,0 +1,191 @@
+// What overlaps between hosts, on the device that threads simulate: operations of one group, and what must not.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "device_job.h"
+#include "gpu_collectives/footprint.h"
+
+namespace smddp {
+namespace {
+
+using Extents = std::vector<Extent>;
+
+bool within(const Extents& extents, const void* at) {
+  auto* byte = static_cast<const std::byte*>(at);
+  return std::any_of(extents.begin(), extents.end(), [byte](const Extent& e) {
+    return e.address <= byte && byte < e.address + e.bytes;
+  });
+}
+
+// Opens for good once it is told so, or after 20 s, and then the test has failed.
+class Gate {
+ public:
+  void open() { open_ = true; }
+  bool passes() {
+    if (!open_ && std::chrono::steady_clock::now() > until_) expired_ = true;
+    return open_ || expired_;
+  }
+  ~Gate() { EXPECT_FALSE(expired_); }
+
+ private:
+  const std::chrono::steady_clock::time_point until_ =
+      std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  std::atomic<bool> open_{false}, expired_{false};
+};
+
+struct Case {
+  const char* hosts;
+  Collective collective;
+};
+
+class DeviceOverlapOf : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, DeviceOverlapOf,
+    testing::Values(Case{"ab", Collective::kAllGather}, Case{"ab", Collective::kReduceScatter},
+                    Case{"aabb", Collective::kAllGather}, Case{"aabb", Collective::kReduceScatter},
+                    Case{"aabb", Collective::kAllReduce}, Case{"aab", Collective::kAllReduce}));
+
+// One operation with memory of its own.
+struct Checked {
+  Checked(Job& job, Collective collective, size_t count, int turn)
+      : Checked(job, job.r.floats(count * ranks(job)), job.r.floats(count * ranks(job)), collective,
+                count, turn) {}
+  void check(Job& job) const {
+    Status s = job.r.wait(*op);
+    if (s) s = job.r.group->verdict(*op);
+    ASSERT_TRUE(s.ok()) << s.message();
+    for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(result[i], expected[i]) << i;
+  }
+  // What its first exchange copies out of the device, and in.
+  Extents out(size_t blocks) const { return all(op->exchanges.front().out, blocks); }
+  Extents in(size_t blocks) const { return all(op->exchanges.front().in, blocks); }
+
+  std::shared_ptr<DeviceOperation> op;
+  float* result;
+  std::vector<float> expected;
+
+ private:
+  static size_t ranks(const Job& job) { return static_cast<size_t>(job.r.context.ranks); }
+  static Extents all(const Blocks& blocks, size_t count) {
+    Extents found;
+    for (size_t r = 0; r < count; ++r) {
+      for (const Extent& e : blocks.slice(static_cast<Rank>(r), 0, SIZE_MAX)) found.push_back(e);
+    }
+    return found;
+  }
+  Checked(Job& job, float* in, float* out, Collective collective, size_t count, int turn) {
+    size_t n = ranks(job), mine = static_cast<size_t>(job.r.context.rank);
+    bool gathers = collective == Collective::kAllGather;
+    bool scatters = collective == Collective::kReduceScatter;
+    for (size_t i = 0; i < count * (scatters ? n : 1); ++i)
+      in[i] = value(job.r.context.rank, i, turn);
+    expected.resize(gathers ? n * count : count);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (gathers) expected[i] = value(static_cast<int>(i / count), i % count, turn);
+      for (size_t p = 0; p < n && !gathers; ++p)
+        expected[i] += value(static_cast<int>(p), i + (scatters ? mine * count : 0), turn);
+    }
+    result = collective == Collective::kAllReduce ? in : out;
+    op = gathers    ? job.gather(in, out, count)
+         : scatters ? job.scatter(in, out, count)
+                    : job.reduce(in, count);
+  }
+};
+
+// On host a, the first operation is copied in only once the second is copied out. What host b contributes to the
+// first is copied out only then.
+TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
+  Gate second_leaves;
+  run_world(GetParam().hosts, [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Job job(r);
+    Checked first(job, GetParam().collective, 10'000, 1);
+    Checked second(job, GetParam().collective, 10'000, 2);
+    Checked third(job, GetParam().collective, 300'000, 3);
+    const Topology& topology = context.group.topology();
+    bool gathers = GetParam().collective == Collective::kAllGather;
+    bool scatters = GetParam().collective == Collective::kReduceScatter;
+    auto blocks = static_cast<size_t>(first.op->among_all ? context.ranks : topology.nodes());
+    bool here = context.rank == 0, there = context.rank == topology.node(1)[0];
+    r.gpu.set_gate([&, in = first.in(scatters ? 1 : blocks), out = first.out(gathers ? 1 : blocks),
+                    next = second.out(gathers ? 1 : blocks)](const void* to, const void* from) {
+      if (here && within(next, from)) second_leaves.open();
+      bool held = (here && within(in, to) && !within(in, from)) || (there && within(out, from));
+      return !held || second_leaves.passes();
+    });
+    for (const Checked* each : {&first, &second, &third}) {
+      Status s = r.group->submit(each->op, r.user);
+      ASSERT_TRUE(s.ok()) << s.message();
+    }
+    for (const Checked* each : {&first, &second, &third}) each->check(job);
+  });
+}
+
+class DeviceOrderOf : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Hosts, DeviceOrderOf, testing::Values("ab", "abc", "aabb", "aab"));
+
+// Each operation reads what the one before writes, and writes what an earlier one reads; nobody waits.
+TEST_P(DeviceOrderOf, OperationsOnTheSameMemoryKeepTheirOrder) {
+  constexpr size_t kCount = 3001;
+  run_world(GetParam(), [](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    r.gpu.set_duration(std::chrono::microseconds(300 + 500 * (context.rank % 2)));
+    Job job(r);
+    auto ranks = static_cast<size_t>(context.ranks);
+    float *part = r.floats(kCount), *all = r.floats(ranks * kCount), *own = r.floats(kCount);
+    for (size_t i = 0; i < kCount; ++i) part[i] = value(context.rank, i, 0);
+    std::vector<std::shared_ptr<DeviceOperation>> ops;
+    for (int turn = 0; turn < 2; ++turn) {
+      ops.push_back(job.gather(part, all, kCount));
+      ops.push_back(job.scatter(all, part, kCount));
+      ops.push_back(job.reduce(part, kCount, ReduceOp::kAvg));
+      ops.push_back(job.gather(part, all, kCount));
+      ops.push_back(job.scatter(all, own, kCount, ReduceOp::kMax));
+    }
+    for (const auto& op : ops) {
+      Status s = r.group->submit(op, r.user);
+      ASSERT_TRUE(s.ok()) << s.message();
+    }
+    for (const auto& op : ops) {
+      Status s = r.wait(*op);
+      if (s) s = r.group->verdict(*op);
+      ASSERT_TRUE(s.ok()) << s.message();
+    }
+    for (size_t i = 0; i < kCount; ++i) {
+      float sum = 0;  // of all ranks' parts
+      for (int p = 0; p < context.ranks; ++p) sum += value(p, i, 0);
+      float expected =
+          sum * static_cast<float>(context.ranks);  // the second turn's sum of equal parts
+      ASSERT_EQ(part[i], expected) << i;
+      ASSERT_EQ(own[i], expected) << i;
+      for (size_t p = 0; p < ranks; ++p) ASSERT_EQ(all[p * kCount + i], expected) << i;
+    }
+  });
+}
+
+TEST(Footprint, MeetsWhatWritesItsMemoryAndWhatItWrites) {
+  std::byte memory[100];
+  auto made = [&](std::vector<std::pair<size_t, size_t>> reads,
+                  std::vector<std::pair<size_t, size_t>> writes) {
+    Footprint footprint;
+    for (auto [from, to] : reads) footprint.read({memory + from, to - from});
+    for (auto [from, to] : writes) footprint.write({memory + from, to - from});
+    footprint.close();
+    return footprint;
+  };
+  Footprint one = made({{50, 60}, {10, 20}, {15, 30}}, {{70, 80}, {40, 45}});
+  EXPECT_FALSE(one.meets(made({{0, 40}, {45, 70}}, {{80, 90}})));  // both read
+  EXPECT_TRUE(one.meets(made({{79, 81}}, {})));
+  EXPECT_TRUE(one.meets(made({}, {{44, 45}})));
+  EXPECT_TRUE(one.meets(made({}, {{29, 31}})));
+  EXPECT_FALSE(one.meets(made({}, {{30, 40}, {45, 50}, {60, 70}, {0, 10}, {80, 100}})));
+  EXPECT_FALSE(one.meets(made({{10, 10}}, {{75, 75}})));  // nothing
+  EXPECT_FALSE(one.meets(made({}, {})));
+}
+
+}  // namespace
+}  // namespace smddp
