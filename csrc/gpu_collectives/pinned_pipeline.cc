@@ -19,6 +19,9 @@ constexpr size_t kChunkBytes = 4 << 20;
 // more than these bytes.
 constexpr size_t kLeastSlot = 64 << 10;
 constexpr size_t kLeastRing = 64 << 10;
+// How many chunks a second exchange is behind the first. While one is summed, so many others are on the wire.
+constexpr size_t kBehind = 2;
+static_assert(kBehind < PinnedRing::kBuffers);
 // Slots begin at cache lines and hold whole elements.
 constexpr size_t kGrain = 256;
 // How long the thread sleeps between two reads of a flag that a stream sets; the longer it waits, the longer
@@ -80,11 +83,9 @@ Status PinnedPipeline::open() {
     if (!made) return made.status();
     *stream = made.value();
   }
-  for (device::Event* event : {&begin_, &end_}) {
-    auto made = device_.create_event();
-    if (!made) return made.status();
-    *event = made.value();
-  }
+  auto event = device_.create_event();
+  if (!event) return event.status();
+  end_ = event.value();
   thread_ = std::thread([this] { run(); });
   return {};
 }
@@ -109,9 +110,7 @@ PinnedPipeline::~PinnedPipeline() {
   for (device::Stream stream : {out_, in_}) {
     if (stream != nullptr) device_.destroy_stream(stream);
   }
-  for (device::Event event : {begin_, end_}) {
-    if (event != nullptr) device_.destroy_event(event);
-  }
+  if (end_ != nullptr) device_.destroy_event(end_);
 }
 
 // Bytes of each rank's block that one chunk carries; equal on all ranks.
@@ -229,33 +228,47 @@ Status PinnedPipeline::begin(const Around& around, const std::vector<Exchange>& 
   return s;
 }
 
+// In the order in which all ranks submit the chunks.
+std::vector<PinnedPipeline::Turn> PinnedPipeline::turns(
+    const std::vector<Exchange>& exchanges) const {
+  std::vector<Turn> turns;
+  bool more = true;
+  for (size_t step = 0; more; ++step) {
+    more = false;
+    for (size_t i = 0; i < exchanges.size(); ++i) {
+      size_t largest = std::max(exchanges[i].out.largest(), exchanges[i].in.largest());
+      size_t slot = slot_bytes(exchanges[i]), before = i * kBehind;
+      if (step * slot >= largest + before * slot) continue;
+      more = true;
+      if (step >= before) turns.push_back({i, (step - before) * slot, slot});
+    }
+  }
+  return turns;
+}
+
 Status PinnedPipeline::submit_all(const Around& around, const std::vector<Exchange>& exchanges,
                                   const std::shared_ptr<Outcome>& outcome) {
   const std::vector<size_t>& part_ends = exchanges.back().part_ends;
   size_t filled = 0, announced = 0;
   Status s;
-  for (const Exchange& exchange : exchanges) {
-    bool first = &exchange == &exchanges.front(), last = &exchange == &exchanges.back();
-    size_t largest = std::max(exchange.out.largest(), exchange.in.largest());
-    size_t slot = slot_bytes(exchange);
-    if (s && !first) s = device_.record(begin_, around.main);
-    if (s && !first) s = device_.wait(out_, begin_);
-    for (size_t begin = 0; begin < largest && s; begin += slot) {
-      for (; s && first && filled <= part_ends.size() &&
-             (filled == 0 || part_ends[filled - 1] < begin + slot);
-           ++filled)
-        s = around.fill(out_);
-      if (!s) break;
-      Cut cut{newest_ring(exchange), chunks_ % PinnedRing::kBuffers, chunks_ + 1, begin, slot};
-      ++chunks_;
-      std::shared_ptr<Chunk> next = chunk(exchange, cut);
-      next->outcome = outcome;
-      enqueue(next);
-      s = submit(around.main, exchange, cut);
-      for (; s && last && announced < part_ends.size() && part_ends[announced] <= begin + slot;
-           ++announced)
-        s = announce(around);
-    }
+  for (const auto& [which, begin, slot] : turns(exchanges)) {
+    const Exchange& exchange = exchanges[which];
+    bool first = which == 0, last = which + 1 == exchanges.size();
+    for (; s && first && filled <= part_ends.size() &&
+           (filled == 0 || part_ends[filled - 1] < begin + slot);
+         ++filled)
+      s = around.fill(out_);
+    if (!s) break;
+    Cut cut{newest_ring(exchange), chunks_ % PinnedRing::kBuffers, chunks_ + 1, begin, slot};
+    ++chunks_;
+    std::shared_ptr<Chunk> next = chunk(exchange, cut);
+    next->outcome = outcome;
+    enqueue(next);
+    // What the first exchange has put there was put there by `main`.
+    s = submit(around.main, first ? out_ : around.main, exchange, cut);
+    for (; s && last && announced < part_ends.size() && part_ends[announced] <= begin + slot;
+         ++announced)
+      s = announce(around);
   }
   // Exchanges without a byte have the parts that they have on other ranks.
   for (; s && filled <= part_ends.size(); ++filled) s = around.fill(out_);
@@ -276,17 +289,18 @@ ReceivedBlocks::Part PinnedPipeline::received_part(const Exchange& exchange, con
 }
 
 // The chunk is known to run().
-Status PinnedPipeline::submit(device::Stream main, const Exchange& exchange, const Cut& cut) {
+Status PinnedPipeline::submit(device::Stream main, device::Stream out, const Exchange& exchange,
+                              const Cut& cut) {
   Slots slots(exchange, rank(), ranks());
   const auto& [ring, buffer, number, begin, slot] = cut;
   std::byte* pinned = ring->buffer_on_device(buffer);
-  Status s = device_.wait(out_, ring->copied_in(buffer));
+  Status s = device_.wait(out, ring->copied_in(buffer));
   for (Rank r = 0; r < ranks() && s; ++r) {
     if (slots.goes_out(r))
-      s = copy(out_, exchange.out, slots.out_block(r), begin, slot, pinned + slots.before(r) * slot,
+      s = copy(out, exchange.out, slots.out_block(r), begin, slot, pinned + slots.before(r) * slot,
                true);
   }
-  if (s) s = device_.write_flag(out_, ring->filled_on_device(buffer), number);
+  if (s) s = device_.write_flag(out, ring->filled_on_device(buffer), number);
   if (s) s = device_.wait_flag(in_, ring->arrived_on_device(buffer), number);
   for (Rank r = 0; r < ranks() && s; ++r) {
     if (slots.comes_in(r))

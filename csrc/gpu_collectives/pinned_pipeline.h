@@ -121,9 +121,10 @@ class PinnedPipeline {
     // `main` holds the next part of the last exchange's `in`. What this submits to `main` does not hold up chunks.
     std::function<Status()> arrived;
   };
-  // Submits the exchanges to the device, one after the other. All ranks submit their exchanges in the same order.
-  // Blocks while a stream is full. Called by one thread at a time. Calls `fill` and `arrived` for each part, in
-  // their order.
+  // Submits the exchanges to the device. All ranks submit their exchanges in the same order. A second one copies
+  // out what the first, whose sums the device does, has put into the same bytes of a block; its chunks follow a few
+  // behind those of the first. Blocks while a stream is full. Called by one thread at a time. Calls `fill` and
+  // `arrived` for each part, in their order.
   Result<std::shared_ptr<const Outcome>> submit(const Around& around,
                                                 const std::vector<Exchange>& exchanges);
 
@@ -148,6 +149,10 @@ class PinnedPipeline {
     uint32_t number;
     size_t begin, slot;
   };
+  // A chunk that is to be submitted: of which exchange.
+  struct Turn {
+    size_t exchange, begin, slot;
+  };
 
   PinnedPipeline(Engine& engine, std::unique_ptr<Group> ranks, device::Device& device,
                  uint64_t grace_ns, bool by_nic)
@@ -168,7 +173,8 @@ class PinnedPipeline {
   Status begin(const Around& around, const std::vector<Exchange>& exchanges);
   Status submit_all(const Around& around, const std::vector<Exchange>& exchanges,
                     const std::shared_ptr<Outcome>& outcome);
-  Status submit(device::Stream main, const Exchange& exchange, const Cut& cut);
+  std::vector<Turn> turns(const std::vector<Exchange>& exchanges) const;
+  Status submit(device::Stream main, device::Stream out, const Exchange& exchange, const Cut& cut);
   std::shared_ptr<Chunk> chunk(const Exchange& exchange, const Cut& cut) const;
   ReceivedBlocks::Part received_part(const Exchange& exchange, const Cut& cut) const;
   // `main` waits for what has been copied in up to now; then arrived().
@@ -186,7 +192,7 @@ class PinnedPipeline {
   // Of all exchanges. Outlives the pipeline if the engine still ends its collectives.
   const std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
   device::Stream out_ = nullptr, in_ = nullptr;
-  device::Event begin_ = nullptr, end_ = nullptr;
+  device::Event end_ = nullptr;
 
   std::mutex mutex_;  // not held while the device is called
   std::condition_variable changed_;

@@ -44,8 +44,9 @@ class DeviceOverlapOf : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(
     Layouts, DeviceOverlapOf,
     testing::Values(Case{"ab", Collective::kAllGather}, Case{"ab", Collective::kReduceScatter},
-                    Case{"aabb", Collective::kAllGather}, Case{"aabb", Collective::kReduceScatter},
-                    Case{"aabb", Collective::kAllReduce}, Case{"aab", Collective::kAllReduce}));
+                    Case{"ab", Collective::kAllReduce}, Case{"aabb", Collective::kAllGather},
+                    Case{"aabb", Collective::kReduceScatter}, Case{"aabb", Collective::kAllReduce},
+                    Case{"aab", Collective::kAllReduce}));
 
 // One operation with memory of its own.
 struct Checked {
@@ -58,9 +59,15 @@ struct Checked {
     ASSERT_TRUE(s.ok()) << s.message();
     for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(result[i], expected[i]) << i;
   }
-  // What its first exchange copies out of the device, and in.
-  Extents out(size_t blocks) const { return all(op->exchanges.front().out, blocks); }
-  Extents in(size_t blocks) const { return all(op->exchanges.front().in, blocks); }
+  // What its first exchange among `ranks` copies out of the device, and its last one in.
+  Extents out(size_t ranks) const {
+    const PinnedPipeline::Exchange& first = op->exchanges.front();
+    return all(first.out, first.collective == Collective::kAllGather ? 1 : ranks);
+  }
+  Extents in(size_t ranks) const {
+    const PinnedPipeline::Exchange& last = op->exchanges.back();
+    return all(last.in, last.collective == Collective::kReduceScatter ? 1 : ranks);
+  }
 
   std::shared_ptr<DeviceOperation> op;
   float* result;
@@ -106,12 +113,10 @@ TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
     Checked second(job, GetParam().collective, 10'000, 2);
     Checked third(job, GetParam().collective, 300'000, 3);
     const Topology& topology = context.group.topology();
-    bool gathers = GetParam().collective == Collective::kAllGather;
-    bool scatters = GetParam().collective == Collective::kReduceScatter;
-    auto blocks = static_cast<size_t>(first.op->among_all ? context.ranks : topology.nodes());
+    auto among = static_cast<size_t>(first.op->among_all ? context.ranks : topology.nodes());
     bool here = context.rank == 0, there = context.rank == topology.node(1)[0];
-    r.gpu.set_gate([&, in = first.in(scatters ? 1 : blocks), out = first.out(gathers ? 1 : blocks),
-                    next = second.out(gathers ? 1 : blocks)](const void* to, const void* from) {
+    r.gpu.set_gate([&, in = first.in(among), out = first.out(among), next = second.out(among)](
+                       const void* to, const void* from) {
       if (here && within(next, from)) second_leaves.open();
       bool held = (here && within(in, to) && !within(in, from)) || (there && within(out, from));
       return !held || second_leaves.passes();
@@ -121,6 +126,26 @@ TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
       ASSERT_TRUE(s.ok()) << s.message();
     }
     for (const Checked* each : {&first, &second, &third}) each->check(job);
+  });
+}
+
+// The ReduceScatter's last chunk leaves only once the AllGather's first has come.
+TEST(DeviceOverlap, TheSumsOfAnAllReduceComeBackWhileOthersAreOnTheirWay) {
+  constexpr size_t kCount = 4 << 20, kChunk = 2 << 20;  // four chunks of each half
+  run_world("ab", [](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Gate gathered;
+    Job job(r);
+    Checked sum(job, Collective::kAllReduce, kCount, 1);
+    std::byte* other = sum.out(2)[static_cast<size_t>(1 - context.rank)].address;
+    r.gpu.set_gate([&, other](const void* to, const void* from) {
+      if (to == other) gathered.open();
+      return from != other + 3 * kChunk || gathered.passes();
+    });
+    Status s = r.group->submit(sum.op, r.user);
+    ASSERT_TRUE(s.ok()) << s.message();
+    sum.check(job);
   });
 }
 
