@@ -7,9 +7,9 @@
 namespace smddp {
 namespace {
 
-// An AllGather inside a host begins once so many bytes have come along the rail; each part costs some flags and
-// commands.
-constexpr size_t kLeastPart = 4 << 20, kPartGrain = 256;
+// The next level of a collective begins once so many bytes have come along the rail, or are summed for it; each part
+// costs some flags and commands. A kernel sums no less than kLeastSum of a block only to make parts.
+constexpr size_t kLeastPart = 4 << 20, kPartGrain = 256, kLeastSum = 256 << 10;
 
 struct Node {
   const Topology& topology;
@@ -100,15 +100,60 @@ Blocks one_block(const std::vector<Extent>& extents) {
   return blocks;
 }
 
-// Where the parts of a block end, of which one comes from each of `nodes` hosts: in equal parts, the last of them
-// with the block.
-std::vector<size_t> ends_of_parts(size_t bytes, size_t nodes) {
-  size_t parts =
-      std::clamp<size_t>(bytes * nodes / kLeastPart, 1, intranode::CopyEngine::kMostParts);
+// Where the parts of a block end, of which one comes from each of `nodes` hosts: in equal parts of at least `least`,
+// the last of them with the block.
+std::vector<size_t> ends_of_parts(size_t bytes, size_t nodes, size_t least = 1) {
+  size_t most = std::clamp<size_t>(bytes / least, 1, intranode::CopyEngine::kMostParts);
+  size_t parts = std::clamp<size_t>(bytes * nodes / kLeastPart, 1, most);
   std::vector<size_t> ends;
   for (size_t p = 1; p < parts; ++p) ends.push_back(bytes / parts * p / kPartGrain * kPartGrain);
   ends.push_back(bytes);
   return ends;
+}
+
+void set_parts(DeviceOperation& op, const std::vector<size_t>& ends) {
+  op.plan.parts = ends.size();
+  op.exchanges.front().part_ends.assign(ends.begin(), ends.end() - 1);
+}
+
+// Calls f(part, offset, bytes) for each part's bytes of a tensor, which has [begin, begin + bytes) of a block, and
+// once for a tensor without bytes.
+template <class F>
+void for_parts(const std::vector<size_t>& ends, size_t begin, size_t bytes, F f) {
+  if (bytes == 0) f(size_t{0}, size_t{0}, size_t{0});
+  size_t from = begin;
+  for (size_t part = 0; part < ends.size(); ++part) {
+    size_t to = std::clamp(ends[part], from, begin + bytes);
+    if (from < to) f(part, from - begin, to - from);
+    from = to;
+  }
+}
+
+// The ranks of the host sum part `own` of each tensor and gather the others'. Each is cut into one block for each
+// of `nodes` hosts if the sums pass other hosts between: in parts, of which the exchange carries all blocks' bytes
+// at once.
+void plan_levels(DeviceOperation& op, const std::vector<Extent>& tensors, int ranks, int own,
+                 int nodes, const std::vector<size_t>& ends) {
+  size_t element = size_of(op.what.dtype);
+  for (int p = 0; p < ranks; ++p) {
+    std::vector<Extent> of_rank = part_of(tensors, element, ranks, p);
+    for (int n = 0; n < nodes; ++n) {
+      std::vector<Extent> block = part_of(of_rank, element, nodes, n);
+      size_t begin = 0;
+      // Parts without bytes as well: all ranks must agree on whether there are sums and moves.
+      for (size_t m = 0; m < tensors.size(); begin += block[m].bytes, ++m) {
+        auto first = static_cast<size_t>(block[m].address - tensors[m].address);
+        for_parts(ends, begin, block[m].bytes, [&](size_t part, size_t offset, size_t bytes) {
+          std::byte* at = block[m].address + offset;
+          if (p == own) {
+            op.plan.sums.push_back({m, first + offset, bytes, at, part});
+          } else {
+            op.plan.moves.push_back({p, m, first + offset, bytes, at, part});
+          }
+        });
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -176,23 +221,19 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
   // The peers of the host read what this rank received along the rail.
   size_t nodes = others.size();
   std::vector<size_t> ends = ends_of_parts(exchange.out.largest(), nodes);
-  op.plan.parts = ends.size();
-  exchange.part_ends.assign(ends.begin(), ends.end() - 1);
+  set_parts(op, ends);
   size_t begin = 0;  // of the tensor's bytes in a rank's block
   for (size_t m = 0; m < inputs.size(); begin += inputs[m].bytes, ++m) {
     for (size_t n = 0; n < nodes; ++n) op.offered.push_back(block(m, others[n]));
-    for (size_t part = 0, from = begin; part < ends.size(); ++part) {
-      size_t to = std::clamp(ends[part], from, begin + inputs[m].bytes);
-      for (size_t n = 0; n < nodes && from < to; ++n) {
+    for_parts(ends, begin, inputs[m].bytes, [&](size_t part, size_t offset, size_t bytes) {
+      for (size_t n = 0; n < nodes; ++n) {
         for (int peer = 0; peer < here.ranks(); ++peer) {
           if (peer == here.index()) continue;
           std::byte* at = block(m, here.at(static_cast<int>(n), peer)).address;
-          size_t offset = from - begin;
-          op.plan.moves.push_back({peer, m * nodes + n, offset, to - from, at + offset, part});
+          op.plan.moves.push_back({peer, m * nodes + n, offset, bytes, at + offset, part});
         }
       }
-      from = to;
-    }
+    });
   }
 }
 
@@ -228,14 +269,21 @@ void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Ext
     op.offered = std::move(whole);
     leave_the_average(op);
   }
+  auto hosts = static_cast<size_t>(here.nodes());
+  std::vector<size_t> ends = ends_of_parts(exchange.in.largest(), hosts, kLeastSum);
+  if (!alone) set_parts(op, ends);
   for (int n = 0; n < here.nodes(); ++n) {
-    for (size_t m = 0; m < outputs.size(); ++m) {
-      DevicePart part = block(m, here.at(n, here.index()));
+    size_t begin = 0;  // of the tensor's bytes in the block
+    for (size_t m = 0; m < outputs.size(); begin += outputs[m].bytes, ++m) {
+      DevicePart sum = block(m, here.at(n, here.index()));
       if (!alone) {
-        part.address = temporary(part.bytes);
-        op.plan.sums.push_back({part.extent, part.offset, part.bytes, part.address});
+        sum.address = temporary(sum.bytes);
+        for_parts(ends, begin, sum.bytes, [&](size_t part, size_t offset, size_t bytes) {
+          op.plan.sums.push_back(
+              {sum.extent, sum.offset + offset, bytes, sum.address + offset, part});
+        });
       }
-      out.add(part.address, part.bytes);
+      out.add(sum.address, sum.bytes);
     }
     out.end_block();
   }
@@ -259,24 +307,22 @@ void plan_reduce(DeviceOperation& op, const DevicePlace& place,
     return;
   }
   op.offered = tensors;
-  for (int p = 0; p < here.ranks(); ++p) {
-    std::vector<Extent> part = part_of(tensors, element, here.ranks(), p);
-    // Parts without bytes as well: all ranks must agree on whether there are sums and moves.
-    for (size_t m = 0; m < tensors.size(); ++m) {
-      auto offset = static_cast<size_t>(part[m].address - tensors[m].address);
-      if (p == here.index()) {
-        op.plan.sums.push_back({m, offset, part[m].bytes, part[m].address});
-      } else {
-        op.plan.moves.push_back({p, m, offset, part[m].bytes, part[m].address});
-      }
-    }
-  }
-  if (way == DeviceWay::kHost) return;
+  if (way == DeviceWay::kHost)
+    return plan_levels(op, tensors, here.ranks(), here.index(), 1, {SIZE_MAX});
   leave_the_average(op);
-  PinnedPipeline::Exchange& rail = op.exchanges.front();
-  rail.out =
-      blocks_of(part_of(tensors, element, here.ranks(), here.index()), element, here.nodes());
-  rail.in = rail.out;
+  size_t largest = 0;  // of all ranks' blocks: they have equally many parts
+  for (int p = 0; p < here.ranks(); ++p) {
+    Blocks blocks = blocks_of(part_of(tensors, element, here.ranks(), p), element, here.nodes());
+    largest = std::max(largest, blocks.largest());
+    if (p == here.index()) op.exchanges.front().out = std::move(blocks);
+  }
+  op.exchanges.front().in = op.exchanges.front().out;
+  std::vector<size_t> ends = ends_of_parts(largest, static_cast<size_t>(here.nodes()), kLeastSum);
+  set_parts(op, ends);
+  // One part needs no blocks.
+  int cut = ends.size() == 1 ? 1 : here.nodes();
+  if (cut == 1) ends = {SIZE_MAX};
+  plan_levels(op, tensors, here.ranks(), here.index(), cut, ends);
 }
 
 }  // namespace smddp

@@ -149,6 +149,52 @@ TEST(DeviceOverlap, TheSumsOfAnAllReduceComeBackWhileOthersAreOnTheirWay) {
   });
 }
 
+// Of a tensor's four parts, the first are between the hosts while the last are not yet summed.
+TEST(DeviceOverlap, SumsLeaveTheHostBeforeAllAreMade) {
+  constexpr size_t kCount = 2 << 20;
+  for (Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
+    run_world("aabb", [collective](RankContext& context) {
+      DeviceRank r(context);
+      ASSERT_TRUE(r.group);
+      std::atomic<size_t> made{0};
+      Job job(r);
+      size_t count = collective == Collective::kAllReduce ? 4 * kCount : kCount;
+      Checked sum(job, collective, count, 1);
+      std::byte* first = sum.out(2).front().address;
+      size_t before = r.gpu.sums();
+      r.gpu.set_gate([&, first](const void*, const void* from) {
+        if (from == first && made == 0) made = r.gpu.sums() - before;
+        return true;
+      });
+      Status s = r.group->submit(sum.op, r.user);
+      ASSERT_TRUE(s.ok()) << s.message();
+      sum.check(job);
+      EXPECT_EQ(made, 2u);  // one for each host
+      EXPECT_EQ(r.gpu.sums() - before, 8u);
+    });
+  }
+}
+
+// Rank 1 reads from rank 0 the first part of the sums of all hosts. Rank 2 sends the last part after that.
+TEST(DeviceOverlap, AnAllReducesCopiesInsideTheHostBeginWhileSumsComeFromOtherHosts) {
+  constexpr size_t kCount = 8 << 20, kChunk = 2 << 20;
+  Gate copied;
+  run_world("aabb", [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Job job(r);
+    Checked sum(job, Collective::kAllReduce, kCount, 1);
+    std::byte *first = bytes(sum.result), *last = sum.out(2).front().address + 3 * kChunk;
+    r.gpu.set_gate([&, first, last, rank = context.rank](const void* to, const void* from) {
+      if (rank == 1 && to == first) copied.open();
+      return rank != 2 || from != last || copied.passes();
+    });
+    Status s = r.group->submit(sum.op, r.user);
+    ASSERT_TRUE(s.ok()) << s.message();
+    sum.check(job);
+  });
+}
+
 class DeviceOrderOf : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Hosts, DeviceOrderOf, testing::Values("ab", "abc", "aabb", "aab"));
 
