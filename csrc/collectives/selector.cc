@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "intranode/outbox.h"
+#include "kernels/reduce.h"
 
 namespace smddp {
 namespace {
@@ -34,10 +35,6 @@ constexpr double kHeaderBytes = 256;
 // Such a pattern copies what it sends. Larger shards are sent faster from where they are, and they take
 // several messages with a header each in any pattern.
 constexpr size_t kSavesMessages = 64 << 10;
-// And only if the model says that it takes no more than this part of the time. Where bytes take most of it, what is
-// copied and what waits for an earlier step cost more than some headers less save: measured, four hosts of 100 Mbit/s,
-// shards of 64 KiB, 1.4 times the time.
-constexpr double kWorthACopy = 0.9;
 // An AllReduce in one exchange saves a wait, but each rank reads all that the others push. So a rank's
 // vector fits a slot, and a rank reads no more from all others than it copies in the time of that wait.
 constexpr size_t kWholeBytes = intranode::kSlotBytes;
@@ -71,11 +68,13 @@ double direct_ns(double bytes, const Shape& shape) {
   return shape.network.latency_ns + others * std::max(shape.network.overhead_ns, wire);
 }
 
-// Each of Bruck's steps needs the one before, so each costs a latency, and all bytes follow one another.
+// Each of Bruck's steps needs the one before, so each costs a latency, and all bytes follow one another. They are
+// copied into a message and out of it.
 double log_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
   double steps = std::bit_width(static_cast<unsigned>(shape.nodes - 1));
   return steps * (shape.network.latency_ns + shape.network.overhead_ns) +
+         2 * others * bytes / kCopyBytesPerNs +
          wire_ns(steps * per_host(shape), others * bytes * per_host(shape), shape);
 }
 
@@ -105,9 +104,8 @@ Choice choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algorit
   Choice best{Pattern::kDirect, direct_ns(bytes, shape)};
   if (wanted != Algorithm::kAuto) return best;
   auto host_bytes = block_bytes * static_cast<size_t>(shape.ranks / shape.nodes);
-  double direct = best.ns;
   auto consider = [&](Pattern pattern, double ns) {
-    if (ns < best.ns && ns <= kWorthACopy * direct) best = {pattern, ns};
+    if (ns < best.ns) best = {pattern, ns};
   };
   if (host_bytes > kSavesMessages) return best;
   if (may_log) consider(Pattern::kLog, log_ns(bytes, shape));
@@ -125,14 +123,14 @@ double leaders_ns(double bytes, const Shape& shape) {
 
 // Whether an AllReduce whose fragments could take `choice` each takes one exchange of all bytes instead. Inside a
 // host a rank's vector fits a slot, and what a rank reads of all others costs less than a wait. Between hosts there
-// is one wait and, for each pair of hosts, one message.
+// is one wait and, for each pair of hosts, one message. Sums of half types would be rounded once more, in each host.
 bool takes_one_exchange(const Query& query, const Choice& choice, const Shape& shape) {
   auto ranks = static_cast<size_t>(shape.ranks), nodes = static_cast<size_t>(shape.nodes);
   size_t here = (ranks + nodes - 1) / nodes, vector = query.block_bytes * ranks;
   if (ranks == 1 || query.block_bytes > kWholeBytes / ranks) return false;
   if (vector * (here - 1) > kWholeFromAll) return false;
   if (nodes == 1) return true;
-  return (here == 1 || query.sums_are_elements) &&
+  return (here == 1 || kernels::accumulator_of(query.dtype) == query.dtype) &&
          leaders_ns(static_cast<double>(vector), shape) <= 2 * choice.ns;
 }
 

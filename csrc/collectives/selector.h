@@ -51,8 +51,7 @@ struct Query {
   Collective collective;
   size_t block_bytes;  // of the largest rank's shard or block
   size_t element_size;
-  // A sum of a host's ranks is rounded no more than the sum of all ranks is: it may be exchanged as an element.
-  bool sums_are_elements = false;
+  Dtype dtype = Dtype::kBytes;
 };
 
 struct Plan {

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/reduce.h"
-
 namespace smddp {
 namespace {
 
@@ -66,8 +64,7 @@ void FragmentMaker::plan(Operation& op, const Tuning& tuning) const {
   Tuning settled = tuning;
   if (settled.algorithm == Algorithm::kAuto) settled.algorithm = algorithm_;
   size_t largest = pairs ? std::max(op.input.largest(), op.output.largest()) : blocks.largest();
-  bool sums_are_elements = kernels::accumulator_of(op.dtype) == op.dtype;
-  op.plan_ = select({op.collective, largest, op.element_size, sums_are_elements}, shape_, settled);
+  op.plan_ = select({op.collective, largest, op.element_size, op.dtype}, shape_, settled);
   int options = op.options | pattern::signature_option(op.plan_.pattern);
   if (sums(op.collective) && tuning.reduce_precision_fp32) options |= kPartialsInFp32;
   op.signature_ = {op.collective,

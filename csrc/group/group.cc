@@ -150,8 +150,7 @@ bool Group::start_fragments() {
 
 bool Group::progress_fragments() {
   bool moved = false;
-  std::array<bool, intranode::kLanes> lanes_free;
-  lanes_free.fill(true);
+  std::array<bool, intranode::kLanes> lanes_free{true, true};
   for (const auto& fragment : fragments_.in_flight()) {
     if (!health_.ok()) break;
     fragment->look_for_starts();

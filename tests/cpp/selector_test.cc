@@ -149,6 +149,19 @@ TEST(Selector, ASlowNetworkTakesTheJointPatternBetweenTwoHostsToSaveHeaders) {
   }
 }
 
+// Where bytes take nearly all of the time, copies cost more than some headers less save.
+TEST(Selector, ASlowNetworkTakesTheLogarithmicPatternForSmallShardsOnly) {
+  for (double latency_ns : {16'000.0, 76'000.0}) {
+    for (int nodes : {4, 8}) {
+      NetworkModel network{latency_ns, 5'000, 0.012};
+      EXPECT_EQ(pattern_of(64 << 10, nodes, 1, network), Pattern::kDirect) << nodes;
+      EXPECT_EQ(pattern_of(32 << 10, nodes, 1, network), Pattern::kDirect) << nodes;
+    }
+    EXPECT_EQ(pattern_of(128, 8, 1, {latency_ns, 5'000, 0.012}),
+              latency_ns < 20'000 ? Pattern::kLog : Pattern::kDirect);
+  }
+}
+
 TEST(Selector, EveryLargerShardThanADirectOneIsDirect) {
   for (int nodes : {2, 3, 8, 16, 64, 256, 1024}) {
     for (int per_node : {1, 2, 8}) {
