@@ -96,7 +96,7 @@ void Cluster::settle() {
   }
 }
 
-void Cluster::turn(Process process, Operation& operation, bool watches) {
+void Cluster::turn(Process process, Operation& operation, bool watches, bool called) {
   SimulatedRank& rank = ranks_[process];
   network_->enter(process);
   bool moved = SimulatedEngine::turn(*rank.engine, watches);
@@ -109,7 +109,7 @@ void Cluster::turn(Process process, Operation& operation, bool watches) {
     network_->charge(static_cast<double>(taken - rank.taken) / host_.copy_bytes_per_ns);
     rank.taken = taken;
   }
-  if (!moved || layout_.ranks_per_host == 1) return;
+  if ((!moved && !called) || layout_.ranks_per_host == 1) return;
   auto first = process - process % static_cast<Process>(layout_.ranks_per_host);
   uint64_t seen = network_->now() + static_cast<uint64_t>(host_.wake_ns);
   for (int i = 0; i < layout_.ranks_per_host; ++i) {
@@ -185,11 +185,12 @@ Result<Outcome> Cluster::run(const std::vector<std::shared_ptr<Operation>>& oper
     SimulatedRank& rank = ranks_[process];
     Operation& operation = *operations[process];
     network_->enter(process);
-    if (!std::exchange(rank.called, true)) {
+    bool calls = !std::exchange(rank.called, true);  // and pushes, within the call
+    if (calls) {
       operation.called_ns = network_->now();
       rank.group->submit(operations[process], tuning, true);
     }
-    turn(process, operation, watches);
+    turn(process, operation, watches, calls);
     if (rank.over || !operation.done()) return;
     rank.over = true;
     --open;

@@ -77,7 +77,7 @@ class Cluster {
   // Lets happen what is still under way.
   void settle();
   // Rank `process` runs until nothing moves.
-  void turn(fabric::simulated::Process process, Operation& operation, bool watches);
+  void turn(fabric::simulated::Process process, Operation& operation, bool watches, bool called);
 
   const Layout layout_;
   const HostModel host_;

@@ -205,14 +205,14 @@ std::vector<std::shared_ptr<Operation>> operations(Collective collective, size_t
 }
 
 // Each byte of other hosts' blocks enters a host once, by all of its NICs at the same time. In an all-to-all each
-// rank of a host has blocks of its own.
+// rank of a host has blocks of its own. In an AllReduce partial sums enter as well as sums.
 double bound_seconds(const Settings& settings, size_t bytes) {
   if (settings.layout.hosts == 1) return 0;
   double host = settings.model.bytes_per_ns * settings.model.nics;
   double others = static_cast<double>(bytes) * (settings.layout.hosts - 1) / settings.layout.hosts;
   if (settings.collective == Collective::kAllToAll) others *= settings.layout.ranks_per_host;
-  double once = (settings.model.latency_ns + others / host) * 1e-9;
-  return settings.collective == Collective::kAllReduce ? 2 * once : once;
+  if (settings.collective == Collective::kAllReduce) others *= 2;
+  return (settings.model.latency_ns + others / host) * 1e-9;
 }
 
 // The k rails of a host do the same at the same time: one of them, with its part of all.
