@@ -38,11 +38,9 @@ class AllReduce final : public Fragment {
 
   // --- inside the host.
 
-  // The next piece, `bytes` long, which write(slot) fills. False: no slot is free.
-  template <class Write>
-  bool push(size_t bytes, bool last, Write&& write);
+  // The next piece: all of `vector`, or no bytes. False: no slot is free.
+  bool push(const Blocks& vector, size_t bytes, bool last);
   bool push_own();
-  bool push_result();
   bool hear_host();
   void sum_host();
   bool take_result();
@@ -86,7 +84,9 @@ bool AllReduce::progress(bool may_push) {
   if (flows_.allow_more()) moved = true;
   if (send()) moved = true;
   if (host_heard_ && !done_ && sum_hosts()) moved = true;
-  return (may_push && done_ && own_pushed_ && !pushed_ && push_result()) || moved;
+  if (!may_push || !done_ || !own_pushed_ || pushed_) return moved;
+  pushed_ = push(operation_->output, bytes_, true);
+  return pushed_ || moved;
 }
 
 std::string AllReduce::waiting_for() const {
@@ -141,11 +141,17 @@ bool AllReduce::send() {
   return moved;
 }
 
-template <class Write>
-bool AllReduce::push(size_t bytes, bool last, Write&& write) {
+bool AllReduce::push(const Blocks& vector, size_t bytes, bool last) {
   std::byte* slot = next_slot();
   if (slot == nullptr) return false;
-  if (bytes > 0) local_.outbox().fill(bytes, [&](bool streaming) { write(slot, streaming); });
+  if (bytes > 0) {
+    local_.outbox().fill(bytes, [&](bool streaming) {
+      for (Rank block = 0; block < members_.ranks(); ++block) {
+        vector.read(block, 0, slot, vector.bytes(block), streaming);
+        slot += vector.bytes(block);
+      }
+    });
+  }
   Piece piece;
   piece.bytes = bytes;
   piece.last = last ? 1 : 0;
@@ -154,26 +160,9 @@ bool AllReduce::push(size_t bytes, bool last, Write&& write) {
 }
 
 bool AllReduce::push_own() {
-  own_pushed_ = push(leads_ ? 0 : bytes_, !leads_, [&](std::byte* slot, bool streaming) {
-    for (Rank block = 0; block < members_.ranks(); ++block) {
-      size_t bytes = operation_->input.bytes(block);
-      operation_->input.read(block, 0, slot, bytes, streaming);
-      slot += bytes;
-    }
-  });
+  own_pushed_ = leads_ ? push(operation_->input, 0, false) : push(operation_->input, bytes_, true);
   pushed_ = own_pushed_ && !leads_;
   return own_pushed_;
-}
-
-bool AllReduce::push_result() {
-  pushed_ = push(bytes_, true, [&](std::byte* slot, bool streaming) {
-    for (Rank block = 0; block < members_.ranks(); ++block) {
-      size_t bytes = operation_->output.bytes(block);
-      operation_->output.read(block, 0, slot, bytes, streaming);
-      slot += bytes;
-    }
-  });
-  return pushed_;
 }
 
 template <class F>

@@ -198,7 +198,7 @@ TEST(DeviceOverlap, AnAllReducesCopiesInsideTheHostBeginWhileSumsComeFromOtherHo
 class DeviceOrderOf : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Hosts, DeviceOrderOf, testing::Values("ab", "abc", "aabb", "aab"));
 
-// Each operation reads what the one before writes, and writes what an earlier one reads; nobody waits.
+// Each operation reads what the one before writes, and writes what an earlier one reads; no thread waits.
 TEST_P(DeviceOrderOf, OperationsOnTheSameMemoryKeepTheirOrder) {
   constexpr size_t kCount = 3001;
   run_world(GetParam(), [](RankContext& context) {

@@ -52,7 +52,7 @@ class SecondHop:
 
         Args:
             parameters: the numbers of the parameters whose gradients these are.
-            parts: views of the buffer. Nobody may touch them before :meth:`settle`,
+            parts: views of the buffer. No other code may use them before :meth:`settle`,
                 :meth:`forget` or :meth:`finish`.
         """
         runs = merged(
