@@ -348,10 +348,12 @@ bench-data-parallel: build  ## a step of DDP (or FSDP2) in turns with Gloo, betw
 # begins no step that may take longer than what is left of them, and the next run goes on from there.
 STEPS ?=
 MINUTES ?= 100000
+# Seconds after which any step is stopped, where its own limit is higher.
+LIMIT ?= 470
 GPU_OUT ?= runs/gpu-check
 GPU_CHECK = PYTHONPATH=tests:tests/python$(if $(PYTHONPATH),:$(PYTHONPATH)) $(PYTHON) -m gpu_check
 gpu-check:  ## all that needs a GPU, step by step, with PYTHON=python3 that has torch; ends with runs/gpu-check/report.md
-	$(GPU_CHECK) --minutes $(MINUTES) --out $(GPU_OUT) $(STEPS)
+	$(GPU_CHECK) --minutes $(MINUTES) --limit $(LIMIT) --out $(GPU_OUT) $(STEPS)
 
 # The logic of the steps, on CPUs: threads simulate a device.
 gpu-check-simulated: build  ## the steps of gpu-check that need no GPU's streams or allocator, on a simulated device

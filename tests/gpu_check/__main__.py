@@ -14,16 +14,16 @@ from pathlib import Path
 from gpu_check import bundle, machine
 from gpu_check.catalogue import STEPS, by_name
 from gpu_check.runner import Runner
-from gpu_check.step import FAILED, SKIPPED, NotHereError, Run
+from gpu_check.step import FAILED, LONGEST, SKIPPED, NotHereError, Run
 
 
-def run_one(name: str, folder: Path, device: str) -> int:
+def run_one(name: str, folder: Path, device: str, most: int = LONGEST) -> int:
     """Runs one step in this process and writes its result."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     step = by_name(name)
     gpus = machine.gpu_count() if device == "cuda" and step.gpus > 0 else 0
     folder.mkdir(parents=True, exist_ok=True)
-    run = Run(step, folder, device, gpus, machine.source())
+    run = Run(step, folder, device, gpus, machine.source(), most)
     module, function = step.function.split(":")
     try:
         getattr(importlib.import_module(f"gpu_check.{module}"), function)(run)
@@ -49,6 +49,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--minutes", type=float, default=1e6, help="begin no step that may take longer than is left"
     )
+    parser.add_argument(
+        "--limit", type=int, default=LONGEST, help="no step takes longer than so many seconds"
+    )
     parser.add_argument("--again", action="store_true", help="also what has its result already")
     parser.add_argument("--list", action="store_true", help="name the steps and their limits")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -60,7 +63,7 @@ def main(arguments: list[str]) -> int:
     )
     given = parser.parse_args(arguments)
     if given.one:
-        status = run_one(given.one, given.out, given.device)
+        status = run_one(given.one, given.out, given.device, given.limit)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # a thread that a failed step left in the driver would hold up the end
@@ -70,7 +73,7 @@ def main(arguments: list[str]) -> int:
         return 0
     chosen = [by_name(name) for name in given.steps] or list(STEPS)
     again = given.again or bool(given.steps)
-    return Runner(given.out, chosen, given.minutes, again, given.device).run()
+    return Runner(given.out, chosen, given.minutes, again, given.device, given.limit).run()
 
 
 if __name__ == "__main__":

@@ -15,19 +15,21 @@ from gpu_check.step import Run
 from harness.worker import Context
 from harness.world import World, fresh
 
-# Seconds that the ranks of a world may take for one function.
-DEADLINE = 200.0
+# Seconds that the ranks of a world may take for one function, and of those a collective.
+DEADLINE, TIMEOUT = 200.0, 120
 
 
 @contextlib.contextmanager
 def world(run: Run, layout: str, **env: str | None) -> Iterator[World]:
     """Ranks on ``layout``'s hosts, one letter per rank, that are settled on the step's device."""
-    variables: dict[str, str | None] = {"SMDDP_FALLBACK": "error", "SMDDP_TIMEOUT_SECONDS": "120"}
+    timeout = min(TIMEOUT, run.limit // 2)
+    variables: dict[str, str | None] = {"SMDDP_FALLBACK": "error"}
+    variables["SMDDP_TIMEOUT_SECONDS"] = str(timeout)
     if run.device == "host":
         variables["SMDDP_DEVICE"] = "host"
     elif len(layout) > run.gpus:
         variables["LOCAL_RANK"] = "0"
-    with fresh(layout, env={**variables, **env}, deadline=DEADLINE) as ranks:
+    with fresh(layout, env={**variables, **env}, deadline=min(DEADLINE, 0.7 * run.limit)) as ranks:
         ranks.run(place.settle, run.device)
         yield ranks
 

@@ -105,6 +105,8 @@ def bandwidth(run: Run, ranks: int, more: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--ranks", str(ranks)]
     command += ["--out", str(folder), *more]
+    if ranks > run.gpus:  # NCCL would use sockets
+        command += ["--no-nccl", "--largest", str(GIB)]
     subprocess.run(command, cwd=ROOT, check=True)
     rows, beside = read_tables(folder)
     for row in rows:

@@ -40,6 +40,7 @@ class Run:
     device: str  # "cuda", or "host": threads that simulate a device
     gpus: int  # 0 on "host"
     source: str = "unknown"
+    most: int = LONGEST  # seconds that any step may take in this run of the check
     facts: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     goals: list[dict[str, Any]] = field(default_factory=list)
@@ -48,6 +49,11 @@ class Run:
     @property
     def path(self) -> Path:
         return self.folder / f"{self.step.name}.json"
+
+    @property
+    def limit(self) -> int:
+        """Seconds after which the step is stopped."""
+        return min(self.step.limit, self.most)
 
     @property
     def small(self) -> bool:

@@ -199,6 +199,12 @@ def test_every_end_of_a_step_is_written_down(stubbed: Path) -> None:
     assert "second line" in (stubbed / "stub-bad.log").read_text()
 
 
+def test_no_step_takes_longer_than_the_limit_of_the_run(stubbed: Path) -> None:
+    wanted = steps_that("slow", limit=100)
+    assert Runner(stubbed, wanted, device="host", most=2).run() == SOMETHING_FAILED
+    assert results(stubbed)["stub-slow"]["sentence"].startswith("it was not done after 2 s")
+
+
 def test_a_second_run_goes_on_where_the_first_ended(stubbed: Path) -> None:
     wanted = steps_that("good", "missed")
     assert Runner(stubbed, wanted, minutes=0.1, device="host").run() == NOT_ALL_YET
