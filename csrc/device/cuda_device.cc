@@ -127,7 +127,7 @@ class CudaDevice final : public Device {
                  "cuMemcpyAsync");
   }
   Status copies(Stream stream, std::span<const Copy> all) override {
-    if (all.size() < 2 || api_.cuMemcpyBatchAsync == nullptr) return one_by_one(stream, all);
+    if (all.empty() || api_.cuMemcpyBatchAsync == nullptr) return one_by_one(stream, all);
     std::vector<CUdeviceptr> to, from;
     std::vector<size_t> bytes;
     for (const Copy& each : all) {

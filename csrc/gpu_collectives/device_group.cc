@@ -244,8 +244,9 @@ Status DeviceGroup::verdict(const DeviceOperation& op) {
   if (op.ended_) return {};
   if (!op.submitted_) return broken_;
   // Streams go on after a failure too, possibly before watch() has seen it.
-  if (op.exchange_outcome_ && broken_) return op.exchange_outcome_->get();
-  return broken_;
+  Status known = broken_;
+  if (known && op.exchange_outcome_) known = op.exchange_outcome_->get();
+  return known ? links_->peers_gave_up() : known;
 }
 
 bool DeviceGroup::finished(const DeviceOperation& op) {
@@ -258,6 +259,7 @@ bool DeviceGroup::finished(const DeviceOperation& op) {
 Status DeviceGroup::status() {
   std::lock_guard lock(mutex_);
   Status known = broken_;
+  if (known) known = links_->peers_gave_up();
   return known ? links_->pipelines.status() : known;
 }
 

@@ -12,14 +12,6 @@ constexpr auto kLook = std::chrono::milliseconds(2);
 constexpr uint64_t kLostGraceNs = 5'000'000'000;
 constexpr uint64_t kPipelineGraceNs = 3'000'000'000;
 
-Status gave_up(const intranode::CopyEngine& copy_engine, const HostPeers& peers) {
-  for (int r = 0; r < peers.count(); ++r) {
-    if (r == peers.own()) continue;
-    if (auto reason = copy_engine.gave_up(r)) return {Code::kAborted, std::move(*reason)};
-  }
-  return {};
-}
-
 Status timed_out(const std::string& what, uint64_t limit_ns, const std::string& rank,
                  const char* waits) {
   char seconds[32];
@@ -52,6 +44,8 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
     if (op.exchange_outcome_) {
       if (Status carried = op.exchange_outcome_->get(); !carried) give_up(std::move(carried));
     }
+    // A peer's streams may have gone on without what this rank has read from it.
+    if (Status theirs = links_->peers_gave_up(); !theirs) give_up(std::move(theirs));
     if (!broken_) op.outcome_ = broken_;
     op.ended_ = broken_.ok();
     over.push_back(std::move(in_flight_.front()));
@@ -93,7 +87,7 @@ const DeviceOperation* DeviceGroup::oldest_on_device() const {
 
 // Not ok: why the oldest operation will not end.
 Status DeviceGroup::trouble() {
-  if (Status why = gave_up(*links_->copy_engine, links_->peers); !why) return why;
+  if (Status why = links_->peers_gave_up(); !why) return why;
   if (Status s = links_->pipelines.status(); !s) return s;
   const DeviceOperation* called = oldest_on_device();
   if (called == nullptr) return {};

@@ -96,11 +96,12 @@ Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Engine& engine, Group& cpu
                                                       Store& store, const std::string& label,
                                                       const std::vector<Rank>& ranks,
                                                       device::Device& device, uint64_t limit_ns,
-                                                      bool alone, bool by_nic) {
+                                                      bool alone, bool by_nic,
+                                                      PinnedPipeline::Told failed) {
   auto group = cpu_group.subgroup(store, label, ranks);
   if (!group) return group.status();
   return PinnedPipeline::create(engine, std::move(group.value()), device, limit_ns,
-                                alone ? 0 : kGraceNs, by_nic);
+                                alone ? 0 : kGraceNs, by_nic, std::move(failed));
 }
 
 // Maps the flags of the host's other ranks.
@@ -176,9 +177,9 @@ Status DeviceLinks::open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns
     if (made) pipelines.set_all(std::move(made.value()));
     return made.status();
   }
-  auto made =
-      open_pipeline(engine_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
-                    rail_of(topology, peers.own()), device_, limit_ns, peers.count() == 1, by_nic);
+  auto made = open_pipeline(engine_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
+                            rail_of(topology, peers.own()), device_, limit_ns, peers.count() == 1,
+                            by_nic, tells_peers());
   if (made) pipelines.set_rail(std::move(made.value()));
   return made.status();
 }
@@ -188,7 +189,22 @@ Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_for_all(Group& cpu_gro
   std::vector<Rank> everyone(static_cast<size_t>(topology.ranks()));
   std::iota(everyone.begin(), everyone.end(), 0);
   return open_pipeline(engine_, cpu_group, store, "device/all", everyone, device_, limit_ns,
-                       peers.count() == 1, false);
+                       peers.count() == 1, false, tells_peers());
+}
+
+// A peer that reads what did not come finds this out as soon as its streams have gone on with it.
+PinnedPipeline::Told DeviceLinks::tells_peers() {
+  return [this](const std::string& why) {
+    if (copy_engine) copy_engine->give_up(why);
+  };
+}
+
+Status DeviceLinks::peers_gave_up() const {
+  for (int r = 0; r < peers.count(); ++r) {
+    if (r == peers.own()) continue;
+    if (auto reason = copy_engine->gave_up(r)) return {Code::kAborted, std::move(*reason)};
+  }
+  return {};
 }
 
 Status DeviceLinks::join_host(intranode::Imports& imports, device::Stream main, bool sums,

@@ -25,6 +25,9 @@ class DeviceLinks {
   Result<std::unique_ptr<PinnedPipeline>> open_for_all(Group& cpu_group, Store& store,
                                                        uint64_t limit_ns);
 
+  // Not ok: why a peer has given up.
+  Status peers_gave_up() const;
+
   const Topology topology;  // of all ranks
   HostPeers peers;
   std::unique_ptr<intranode::CopyEngine> copy_engine;
@@ -41,6 +44,7 @@ class DeviceLinks {
   Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
   Status join_host(intranode::Imports& imports, device::Stream main, bool sums, Status usable);
   Status try_peers(device::Stream main, bool sums);
+  PinnedPipeline::Told tells_peers();
 
   Engine& engine_;
   device::Device& device_;

@@ -69,10 +69,11 @@ Result<std::unique_ptr<PinnedPipeline>> PinnedPipeline::create(Engine& engine,
                                                                std::unique_ptr<Group> ranks,
                                                                device::Device& device,
                                                                uint64_t limit_ns, uint64_t grace_ns,
-                                                               bool by_nic) {
+                                                               bool by_nic, Told failed) {
   std::unique_ptr<PinnedPipeline> made(
       new PinnedPipeline(engine, std::move(ranks), device, grace_ns, by_nic));
   made->set_limit(limit_ns);
+  made->outcome_->tell(std::move(failed));
   if (Status opened = made->open(); !opened) return opened;
   return made;
 }
@@ -91,6 +92,7 @@ Status PinnedPipeline::open() {
 }
 
 PinnedPipeline::~PinnedPipeline() {
+  outcome_->tell({});      // the engine may keep the outcome for longer than there is whom it tells
   if (engine_.forked()) {  // a forked child has neither the thread nor the device
     if (thread_.joinable()) thread_.detach();
     return;

@@ -79,6 +79,8 @@ class PinnedPipeline {
 
     kernels::Reduction reduction() const;  // without sources
   };
+  // Is told a reason; must neither block nor call the device.
+  using Told = std::function<void(const std::string&)>;
   // The first failure of an exchange. It is known before any stream goes on.
   class Outcome {
    public:
@@ -88,7 +90,13 @@ class PinnedPipeline {
     }
     void fail(const Status& why) {
       std::lock_guard lock(mutex_);
-      if (status_) status_ = copy_of(why);
+      if (!status_) return;
+      status_ = copy_of(why);
+      if (told_) told_(status_.message());
+    }
+    void tell(Told whom) {
+      std::lock_guard lock(mutex_);
+      told_ = std::move(whom);
     }
 
     std::atomic<int> under_way{0};  // collectives of the CPU
@@ -96,15 +104,18 @@ class PinnedPipeline {
    private:
     mutable std::mutex mutex_;
     Status status_;
+    Told told_;
   };
 
   // A call of all ranks of the group `ranks`, which the pipeline owns. `grace_ns` is added to all limits, so
   // that ranks that know the cause of a delay report it first. `by_nic`: equal on all ranks; if true, each
-  // rank is alone on its host, and Network::reaches() its device.
+  // rank is alone on its host, and Network::reaches() its device. `failed` is told why the pipeline broke, before
+  // any stream goes on because of that.
   static Result<std::unique_ptr<PinnedPipeline>> create(Engine& engine,
                                                         std::unique_ptr<Group> ranks,
                                                         device::Device& device, uint64_t limit_ns,
-                                                        uint64_t grace_ns, bool by_nic);
+                                                        uint64_t grace_ns, bool by_nic,
+                                                        Told failed);
   ~PinnedPipeline();
 
   int ranks() const { return ranks_->ranks(); }

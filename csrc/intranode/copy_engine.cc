@@ -306,14 +306,16 @@ void CopyEngine::release() {
 
 void CopyEngine::give_up(const std::string& reason) {
   auto* flags = static_cast<Flags*>(own_.mapping.address());
-  if (flags->given_up != 0) return;
+  uint32_t none = 0;
+  if (!std::atomic_ref(flags->given_up).compare_exchange_strong(none, kGivingUp)) return;
   std::strncpy(flags->reason, reason.c_str(), sizeof flags->reason - 1);
-  std::atomic_ref(flags->given_up).store(1, std::memory_order_release);
+  std::atomic_ref(flags->given_up).store(kGivenUp, std::memory_order_release);
 }
 
 std::optional<std::string> CopyEngine::gave_up(int index) const {
   auto* flags = static_cast<Flags*>(mappings_[static_cast<size_t>(index)].address());
-  if (flags == nullptr || std::atomic_ref(flags->given_up).load(std::memory_order_acquire) == 0)
+  if (flags == nullptr ||
+      std::atomic_ref(flags->given_up).load(std::memory_order_acquire) != kGivenUp)
     return std::nullopt;
   return std::string(flags->reason, ::strnlen(flags->reason, sizeof flags->reason));
 }

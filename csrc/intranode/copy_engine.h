@@ -104,7 +104,7 @@ class CopyEngine {
   // the streams are empty. After the first call nothing may be submitted any more.
   void release();
   // give_up() tells the peers that this rank gave the group up, and why. gave_up() returns the reason of
-  // rank `index`, if it has given up.
+  // rank `index`, if it has given up. Any thread may call them; the first reason stays.
   void give_up(const std::string& reason);
   std::optional<std::string> gave_up(int index) const;
 
@@ -117,10 +117,11 @@ class CopyEngine {
     };
     Word word[kPhases][kMostRanks];
     Word reached;  // set by the owner's stream, read by the owner's CPU
-    // Used only by CPUs, not by streams. 1: the owner gave up, and `reason` is set.
+    // Used only by CPUs, not by streams. kGivenUp: the owner gave up, and `reason` is set.
     alignas(64) uint32_t given_up;
     char reason[kReasonBytes];
   };
+  static constexpr uint32_t kGivingUp = 1, kGivenUp = 2;
   static constexpr size_t kPageBytes = (sizeof(Flags) + 4095) / 4096 * 4096;
   struct Lane {
     device::Stream stream = nullptr;

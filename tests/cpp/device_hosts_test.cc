@@ -330,6 +330,37 @@ TEST(DeviceHosts, AnAbortReachesAllHosts) {
   });
 }
 
+// Rank 1 waits for rank 3's data. Its streams go on when it fails, and rank 0, which has all of rank 2's, then reads
+// from it what never came.
+TEST(DeviceHosts, WhatComesFromAPeerThatFailedIsNotTakenForAResult) {
+  constexpr int kTimes = 5;
+  for (int time = 0; time < kTimes; ++time) {
+    Meeting failed(4);
+    run_world("aabb", [&](RankContext& context) {
+      DeviceRank r(context);
+      Job job(r);
+      constexpr size_t kCount = 1000;
+      float *in = r.floats(kCount), *out = r.floats(4 * kCount);
+      uint32_t never = 0;
+      if (context.rank == 3) ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
+      auto op = job.gather(in, out, kCount);
+      ASSERT_TRUE(r.group->submit(op, r.user).ok());
+      if (context.rank == 3) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        r.group->abort("stopped by rank 3");
+      } else if (r.group->order(*op, r.user)) {
+        (void)r.gpu.synchronize(r.user);
+        Status next = r.group->submit(job.gather(in, out, kCount), r.user);
+        EXPECT_FALSE(next.ok()) << "rank " << context.rank << " goes on with what it got";
+        EXPECT_FALSE(r.group->verdict(*op).ok()) << "on rank " << context.rank;
+      }
+      EXPECT_FALSE(r.failure().ok());
+      failed.come();
+      std::atomic_ref(never).store(1);
+    });
+  }
+}
+
 TEST(DeviceHosts, MemoryThatOneHostCannotShareFailsAllHosts) {
   run_world("aabb", [](RankContext& context) {
     DeviceRank r(context);

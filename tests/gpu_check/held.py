@@ -69,6 +69,34 @@ class Driver:
         if status != 0:
             raise RuntimeError(f"{name} returned {status}")
 
+    def copy(self, to: torch.Tensor, source: torch.Tensor, stream: Any, hint: bool) -> None:
+        """Copies on the stream; with ``hint``, in a batch of one that prefers to overlap compute."""
+        where = ctypes.c_void_p(stream.cuda_stream)
+        ends = [ctypes.c_uint64(to.data_ptr()), ctypes.c_uint64(source.data_ptr())]
+        size = ctypes.c_size_t(to.nbytes)
+        if not hint:
+            self._call("cuMemcpyAsync", *ends, size, where)
+            return
+        # CUmemcpyAttributes: the source is read in the stream's order; two locations; flags.
+        attributes = (ctypes.c_int * 6)(1, 0, 0, 0, 0, 1)
+        first, failed = ctypes.c_size_t(), ctypes.c_size_t()
+        pointers = [ctypes.byref(each) for each in (*ends, size)]
+        self._call(
+            "cuMemcpyBatchAsync",
+            *pointers,
+            ctypes.c_size_t(1),
+            ctypes.byref(attributes),
+            ctypes.byref(first),
+            ctypes.c_size_t(1),
+            ctypes.byref(failed),
+            where,
+        )
+
+    def flag(self, word: torch.Tensor, stream: Any) -> None:
+        """Sets the first word of pinned memory to 1 on the stream."""
+        where, address = ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(word.data_ptr())
+        self._call("cuStreamWriteValue32_v2", where, address, ctypes.c_uint32(1), 0)
+
     def blocks(self) -> int:
         """How many blocks of the kernel fill all multiprocessors."""
         per = ctypes.c_int()
@@ -133,6 +161,8 @@ def while_held(ctx: Context, collective: str) -> dict[str, Any]:
     release = torch.zeros(1, dtype=torch.int32).pin_memory()
     blocks = driver.blocks()
     started = torch.zeros(blocks, dtype=torch.int32).pin_memory()
+    # Allocated now: allocating may wait for the kernel that holds all SMs.
+    spare, word = torch.empty_like(part), torch.zeros(1, dtype=torch.int32).pin_memory()
     torch.cuda.synchronize()
     dist.barrier()
     driver.hold(release, started, holder, blocks)
@@ -151,6 +181,7 @@ def while_held(ctx: Context, collective: str) -> dict[str, Any]:
         control.add_(1)
         ran.record()
     held = not wait_for(ran, 0.3)
+    alone = what_ends(driver, part, spare, word) if collective == "all_gather" else {}
     dist.barrier()
     release[0] = 1
     torch.cuda.synchronize()
@@ -158,7 +189,25 @@ def while_held(ctx: Context, collective: str) -> dict[str, Any]:
         assert whole.view(ctx.size, -1)[:, -1].tolist() == list(range(1, ctx.size + 1))
     assert control[0].item() == 2
     dist.barrier()
-    return {"ended": took, "held": held, "blocks": blocks, "seconds": round(seconds, 4)}
+    return {"ended": took, "held": held, "blocks": blocks, "seconds": round(seconds, 4), **alone}
+
+
+def what_ends(
+    driver: Driver, source: torch.Tensor, to: torch.Tensor, word: torch.Tensor
+) -> dict[str, bool]:
+    """Which of an AllGather's commands ends by itself while this rank's kernel holds all SMs."""
+    commands = {
+        "a flag": lambda stream: driver.flag(word, stream),
+        "a copy in a batch": lambda stream: driver.copy(to, source, stream, True),
+        "a plain copy": lambda stream: driver.copy(to, source, stream, False),
+    }
+    found = {}
+    for name, command in commands.items():
+        stream, ended = torch.cuda.Stream(), torch.cuda.Event()
+        command(stream)
+        ended.record(stream)
+        found[name] = wait_for(ended, 1.0)
+    return found
 
 
 def wait_for(event: torch.cuda.Event, seconds: float) -> bool:

@@ -26,8 +26,9 @@ TABLE_ROWS = ("smddp_busbw_GBps", "copy_busbw_GBps", "nccl_busbw_GBps", "of_copy
 
 def calls(run: Run) -> None:
     """Host microseconds of a call and its wait(), and calls back to back."""
-    count = 20 if run.small else 500
     for layout in ("AA", "AAAA", "AABB"):
+        # Ranks that share a GPU take turns on it, milliseconds each.
+        count = 20 if run.small else 500 if len(layout) <= run.gpus else 100
         with world(run, layout, SMDDP_FALLBACK="warn") as ranks:
             found = ranks.run(cost, count)[0]
         run.note(f"{layout}: microseconds", found)

@@ -530,7 +530,7 @@ def _expect_reduced(
     if got.dtype in model.FLOATING and not exact:
         assert model.near(got, inputs, operation), f"{what} is not the {operation} of the inputs"
         return
-    got = model.copy(got)  # aligned
+    got = model.copy(got).cpu()  # aligned, and where the inputs are
     # Only 16-bit sums depend on the owner; all other results are the same on every host.
     depends = got.dtype in model.HALF and operation in ("SUM", "AVG", "PRODUCT")
     candidates = [
