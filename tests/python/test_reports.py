@@ -23,13 +23,14 @@ pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="reports are smddp's")
 
 LAYOUT = "AABB"
 SECONDS = 2  # the operations' deadline
-START = """
+GATHER = "dist.all_gather_into_tensor(y, x)\n"
+# An AllGather, as in it each rank hears from the rank in its place on the other host. In an
+# AllReduce of this size only the first ranks of the hosts do.
+START = f"""
 join()
 x, y = torch.ones(1000), torch.ones(4000)
-dist.all_reduce(x)
-print("ready", flush=True)
+{GATHER}print("ready", flush=True)
 """
-GATHER = "dist.all_gather_into_tensor(y, x)\n"
 
 
 def job(
