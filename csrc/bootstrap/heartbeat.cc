@@ -22,7 +22,6 @@ void Heartbeat::end() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  store_.remove(key_);
   counted_ = 0;
 }
 

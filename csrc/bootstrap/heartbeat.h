@@ -28,7 +28,8 @@ class Heartbeat {
 
   // The first count is in the store once it returns. Later calls do nothing.
   Status begin();
-  // Removes the count.
+  // The last count stays in the store: a rank that has seen it there may be about to read it, and would wait
+  // for a key that was removed.
   void end();
 
  private:

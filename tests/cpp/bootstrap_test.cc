@@ -306,11 +306,13 @@ void expect_only_the_hosts_keys(const Joined& joined, size_t keys) {
   EXPECT_EQ(joined.keys, keys);
 }
 
+// Of each of several hosts that it has joined, and the count of its first rank. Of a large group that all hosts
+// have joined, and the count of rank 0.
 TEST(Exchanges, NoRanksInformationStaysInTheStore) {
   expect_only_the_hosts_keys(join({.layout = "AAA"}), 0);
-  expect_only_the_hosts_keys(join({.layout = "ABBA"}), 2);
-  expect_only_the_hosts_keys(join({.layout = "AAA", .few_ranks = 1}), 0);
-  expect_only_the_hosts_keys(join({.layout = "ABBA", .few_ranks = 1}), 3);
+  expect_only_the_hosts_keys(join({.layout = "ABBA"}), 4);
+  expect_only_the_hosts_keys(join({.layout = "AAA", .few_ranks = 1}), 1);
+  expect_only_the_hosts_keys(join({.layout = "ABBA", .few_ranks = 1}), 5);
 }
 
 // The most that the ranks of a large group read, as in the picture of info_exchange.h: rank 0 one value per rank

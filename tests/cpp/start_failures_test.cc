@@ -457,6 +457,18 @@ TEST_P(StartFailure, AStoreThatDiesAtAnyRequestIsAnErrorAtOnce) {
   EXPECT_TRUE(made);
 }
 
+// Calls `seen` when a key is found in it, before the caller knows.
+class ObservedStore : public MemoryStore {
+ public:
+  using MemoryStore::MemoryStore;
+  bool has(const std::string& key) override {
+    if (!MemoryStore::has(key)) return false;
+    seen();
+    return true;
+  }
+  std::function<void()> seen = [] {};
+};
+
 // A rank of another host that is waited for.
 class Awaited {
  public:
@@ -474,7 +486,7 @@ class Awaited {
       status = watch.look(1, info_, "host-A");
     return status;
   }
-  MemoryStore store_;
+  ObservedStore store_{std::chrono::seconds(5)};
 
  private:
   Result<std::unique_ptr<Engine>> engine_;
@@ -488,6 +500,17 @@ TEST(MakingWatch, ARankThatCountsIsWaitedFor) {
   ASSERT_TRUE(heart.begin().ok());
   Status status = awaited.look_for(7);
   EXPECT_TRUE(status.ok()) << status.message();
+}
+
+// It has made its group between a look for its count and the reading of it.
+TEST(MakingWatch, ARankThatEndsItsCountMeanwhileIsNotWaitedFor) {
+  Awaited awaited(4'000'000'000);
+  Heartbeat heart(awaited.store_, 1, kHeartbeat);
+  ASSERT_TRUE(heart.begin().ok());
+  awaited.store_.seen = [&] { heart.end(); };
+  uint64_t begun = now_ns();
+  EXPECT_TRUE(awaited.look_for(0.01).ok());
+  EXPECT_LT(now_ns() - begun, 2'000'000'000u);
 }
 
 // Its process was not seen to end, as it has no port.
