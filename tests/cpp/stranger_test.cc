@@ -131,6 +131,10 @@ class UnderAttack : public testing::TestWithParam<Setting> {
     if (!endpoint.value()->description().starts_with(std::string(GetParam().provider) + " on ")) {
       GTEST_SKIP() << "found " << endpoint.value()->description();
     }
+    // It crashes in its own code at times, in fi_recv after a truncation error (docs/security.md).
+    crashes_at_messages_ =
+        std::string(GetParam().provider) == "udp;ofi_rxd" &&
+        endpoint.value()->description().find("libfabric 1.17") != std::string::npos;
   }
   void TearDown() override { ::unsetenv("SMDDP_FABRIC_PROVIDER"); }
 
@@ -143,6 +147,10 @@ class UnderAttack : public testing::TestWithParam<Setting> {
            (loses && (says("the connection to it broke") || says("its process has ended") ||
                       says("no data from rank")));
   }
+  static constexpr const char* kCrash =
+      "libfabric 1.17 crashes in fi_recv after a truncation error";
+  bool crashes_at_messages_ = false;
+
   // Works for attack_seconds(), and until there has been `enough` of the attack.
   void withstand(const Attack& step, const std::function<bool()>& enough = [] { return true; }) {
     std::string layout = GetParam().layout;
@@ -220,6 +228,7 @@ std::vector<std::byte> message_of(const wire::Header& header, const void* payloa
 
 // Valid in all but the keyed hash: of the group, between its ranks, of fragments that are under way.
 TEST_P(UnderAttack, ForgedMessages) {
+  if (crashes_at_messages_) GTEST_SKIP() << kCrash;
   withstand([](Stranger& stranger, std::mt19937& random, const Victims& victims) {
     uint64_t ranks = victims.addresses.size();
     auto header = random_value<wire::Header>(random);
@@ -240,6 +249,7 @@ TEST_P(UnderAttack, ForgedMessages) {
 
 // An abort that was valid once, as far as a receiver can tell: its counter has been used.
 TEST_P(UnderAttack, ReplayedMessages) {
+  if (crashes_at_messages_) GTEST_SKIP() << kCrash;
   withstand([](Stranger& stranger, std::mt19937&, const Victims& victims) {
     wire::Header header{};
     header.magic = wire::kMagic;
@@ -258,6 +268,7 @@ uint32_t guess(std::mt19937& random) { return (random() % 4) << 20 | random() % 
 
 // As many as a job of dozens of ranks has, each with a message that makes no sense.
 TEST_P(UnderAttack, ConnectionsHeldOpen) {
+  if (crashes_at_messages_) GTEST_SKIP() << kCrash;
   std::vector<std::unique_ptr<Stranger>> held;
   std::atomic<size_t> connections{0};
   auto step = [&](Stranger& stranger, std::mt19937& random, const Victims& victims) {
