@@ -70,7 +70,7 @@ class Driver:
             raise RuntimeError(f"{name} returned {status}")
 
     def copy(self, to: torch.Tensor, source: torch.Tensor, stream: Any, hint: bool) -> None:
-        """Copies on the stream; with ``hint``, in a batch of one that prefers to overlap compute."""
+        """Copies on the stream; with ``hint``, in a batch of one, to overlap compute."""
         where = ctypes.c_void_p(stream.cuda_stream)
         ends = [ctypes.c_uint64(to.data_ptr()), ctypes.c_uint64(source.data_ptr())]
         size = ctypes.c_size_t(to.nbytes)
