@@ -71,15 +71,17 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceTensorOperation::future(
 // On a device the future is complete once the work is submitted: the future's users wait on their streams.
 void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
   bool ready = usable_ && (over_ || !device_.is_host());
-  if (!future_ || future_->completed() || !(ready || (over_ && !status_))) return;
+  if (!future_ || settled_ || !(ready || (over_ && !status_))) return;
+  settled_ = true;  // here, as other threads may call this before the future is complete
   auto future = future_;
   auto values = std::exchange(for_future_, {});
   Status status = over_ ? status_ : Status();
   lock.unlock();  // completion runs callbacks
-  if (!status) {
-    future->setErrorIfNeeded(exception_of(status));
-  } else {
+  try {
+    if (!status) return future->setErrorIfNeeded(exception_of(status));
     device_.complete(*future, values, finished_event());
+  } catch (...) {
+    future->setErrorIfNeeded(std::current_exception());
   }
 }
 

@@ -59,6 +59,7 @@ class DeviceTensorOperation final : public DeviceOperation {
   const bool counted_;
   std::mutex mutex_;
   bool usable_ = false, over_ = false, noted_ = false;
+  bool settled_ = false;  // a thread completes the future, or has done so
   Status status_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::vector<at::Tensor> for_future_;

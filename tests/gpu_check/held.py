@@ -15,6 +15,10 @@ from gpu_check.step import Run
 from harness.worker import Context
 
 THREADS = 512
+WITHIN_A_GPU = (
+    "ranks share a GPU, within which this driver copies by kernels; "
+    "the proof needs a GPU for each rank"
+)
 LONGEST_SECONDS = 20  # a kernel ends by itself after this
 # One thread of a block says that the block runs and then polls; the others wait at the barrier and
 # keep their places. `nanosleep` is in sm_70 and newer.
@@ -129,6 +133,9 @@ def zero_sm(run: Run) -> None:
             found = ranks.run(while_held, "all_gather")
             run.note(f"{layout}: AllGather", found)
             assert all(rank["held"] for rank in found), "the control kernel ran: SMs were not held"
+            if not all(rank["a copy in a batch"] for rank in found) and len(layout) > run.gpus:
+                run.note(f"{layout}: not judged", WITHIN_A_GPU)
+                continue
             run.goal(
                 f"{layout}: an AllGather of 64 MiB per rank ends while all SMs are held",
                 all(rank["ended"] for rank in found),
