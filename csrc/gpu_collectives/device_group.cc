@@ -258,9 +258,7 @@ bool DeviceGroup::finished(const DeviceOperation& op) {
 
 Status DeviceGroup::status() {
   std::lock_guard lock(mutex_);
-  Status known = broken_;
-  if (known) known = links_->peers_gave_up();
-  return known ? links_->pipelines.status() : known;
+  return broken_ ? links_->status() : broken_;
 }
 
 void DeviceGroup::abort(const std::string& reason) {

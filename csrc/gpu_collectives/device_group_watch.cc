@@ -87,8 +87,7 @@ const DeviceOperation* DeviceGroup::oldest_on_device() const {
 
 // Not ok: why the oldest operation will not end.
 Status DeviceGroup::trouble() {
-  if (Status why = links_->peers_gave_up(); !why) return why;
-  if (Status s = links_->pipelines.status(); !s) return s;
+  if (Status why = links_->status(); !why) return why;
   const DeviceOperation* called = oldest_on_device();
   if (called == nullptr) return {};
   const DeviceOperation& oldest = *called;

@@ -97,11 +97,13 @@ Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Engine& engine, Group& cpu
                                                       const std::vector<Rank>& ranks,
                                                       device::Device& device, uint64_t limit_ns,
                                                       bool alone, bool by_nic,
-                                                      PinnedPipeline::Told failed) {
+                                                      ExchangeOutcome::Told failed) {
   auto group = cpu_group.subgroup(store, label, ranks);
   if (!group) return group.status();
-  return PinnedPipeline::create(engine, std::move(group.value()), device, limit_ns,
-                                alone ? 0 : kGraceNs, by_nic, std::move(failed));
+  auto made = PinnedPipeline::create(engine, std::move(group.value()), device, limit_ns,
+                                     alone ? 0 : kGraceNs, by_nic);
+  if (made) made.value()->set_told(std::move(failed));
+  return made;
 }
 
 // Maps the flags of the host's other ranks.
@@ -193,10 +195,15 @@ Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_for_all(Group& cpu_gro
 }
 
 // A peer that reads what did not come finds this out as soon as its streams have gone on with it.
-PinnedPipeline::Told DeviceLinks::tells_peers() {
+ExchangeOutcome::Told DeviceLinks::tells_peers() {
   return [this](const std::string& why) {
     if (copy_engine) copy_engine->give_up(why);
   };
+}
+
+Status DeviceLinks::status() const {
+  Status known = peers_gave_up();
+  return known ? pipelines.status() : known;
 }
 
 Status DeviceLinks::peers_gave_up() const {

@@ -25,8 +25,9 @@ class DeviceLinks {
   Result<std::unique_ptr<PinnedPipeline>> open_for_all(Group& cpu_group, Store& store,
                                                        uint64_t limit_ns);
 
-  // Not ok: why a peer has given up.
+  // Not ok: why a peer has given up; in status(), or why a pipeline is broken.
   Status peers_gave_up() const;
+  Status status() const;
 
   const Topology topology;  // of all ranks
   HostPeers peers;
@@ -44,7 +45,7 @@ class DeviceLinks {
   Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
   Status join_host(intranode::Imports& imports, device::Stream main, bool sums, Status usable);
   Status try_peers(device::Stream main, bool sums);
-  PinnedPipeline::Told tells_peers();
+  ExchangeOutcome::Told tells_peers();
 
   Engine& engine_;
   device::Device& device_;

@@ -69,11 +69,10 @@ Result<std::unique_ptr<PinnedPipeline>> PinnedPipeline::create(Engine& engine,
                                                                std::unique_ptr<Group> ranks,
                                                                device::Device& device,
                                                                uint64_t limit_ns, uint64_t grace_ns,
-                                                               bool by_nic, Told failed) {
+                                                               bool by_nic) {
   std::unique_ptr<PinnedPipeline> made(
       new PinnedPipeline(engine, std::move(ranks), device, grace_ns, by_nic));
   made->set_limit(limit_ns);
-  made->outcome_->tell(std::move(failed));
   if (Status opened = made->open(); !opened) return opened;
   return made;
 }
@@ -265,7 +264,11 @@ Status PinnedPipeline::submit_all(const Around& around, const std::vector<Exchan
     ++chunks_;
     std::shared_ptr<Chunk> next = chunk(exchange, cut);
     next->outcome = outcome;
-    enqueue(next);
+    {
+      std::lock_guard lock(mutex_);
+      queue_.push_back(std::move(next));
+    }
+    changed_.notify_all();
     // What the first exchange has put there was put there by `main`.
     s = submit(around.main, first ? out_ : around.main, exchange, cut);
     for (; s && last && announced < part_ends.size() && part_ends[announced] <= begin + slot;
@@ -341,14 +344,6 @@ std::shared_ptr<PinnedRing> PinnedPipeline::newest_ring(const Exchange& exchange
 const ReceivedBlocks& PinnedPipeline::newest_received() {
   std::lock_guard lock(mutex_);
   return *received_.back();
-}
-
-void PinnedPipeline::enqueue(const std::shared_ptr<Chunk>& chunk) {
-  {
-    std::lock_guard lock(mutex_);
-    queue_.push_back(chunk);
-  }
-  changed_.notify_all();
 }
 
 std::shared_ptr<PinnedPipeline::Chunk> PinnedPipeline::chunk(const Exchange& exchange,

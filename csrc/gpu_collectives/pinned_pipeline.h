@@ -37,6 +37,7 @@
 #include "common/condition_variable.h"
 #include "common/exceptions.h"
 #include "device/device.h"
+#include "gpu_collectives/exchange_outcome.h"
 #include "gpu_collectives/pinned_ring.h"
 #include "gpu_collectives/received_blocks.h"
 #include "group/group.h"
@@ -79,44 +80,18 @@ class PinnedPipeline {
 
     kernels::Reduction reduction() const;  // without sources
   };
-  // Is told a reason; must neither block nor call the device.
-  using Told = std::function<void(const std::string&)>;
-  // The first failure of an exchange. It is known before any stream goes on.
-  class Outcome {
-   public:
-    Status get() const {
-      std::lock_guard lock(mutex_);
-      return copy_of(status_);
-    }
-    void fail(const Status& why) {
-      std::lock_guard lock(mutex_);
-      if (!status_) return;
-      status_ = copy_of(why);
-      if (told_) told_(status_.message());
-    }
-    void tell(Told whom) {
-      std::lock_guard lock(mutex_);
-      told_ = std::move(whom);
-    }
-
-    std::atomic<int> under_way{0};  // collectives of the CPU
-
-   private:
-    mutable std::mutex mutex_;
-    Status status_;
-    Told told_;
-  };
-
+  using Outcome = ExchangeOutcome;
   // A call of all ranks of the group `ranks`, which the pipeline owns. `grace_ns` is added to all limits, so
   // that ranks that know the cause of a delay report it first. `by_nic`: equal on all ranks; if true, each
-  // rank is alone on its host, and Network::reaches() its device. `failed` is told why the pipeline broke, before
-  // any stream goes on because of that.
+  // rank is alone on its host, and Network::reaches() its device.
   static Result<std::unique_ptr<PinnedPipeline>> create(Engine& engine,
                                                         std::unique_ptr<Group> ranks,
                                                         device::Device& device, uint64_t limit_ns,
-                                                        uint64_t grace_ns, bool by_nic,
-                                                        Told failed);
+                                                        uint64_t grace_ns, bool by_nic);
   ~PinnedPipeline();
+
+  // Told why the pipeline broke, before any stream goes on because of that.
+  void set_told(Outcome::Told told) { outcome_->tell(std::move(told)); }
 
   int ranks() const { return ranks_->ranks(); }
   int rank() const { return ranks_->rank(); }
@@ -192,7 +167,6 @@ class PinnedPipeline {
   Status announce(const Around& around);
   std::shared_ptr<PinnedRing> newest_ring(const Exchange& exchange);
   const ReceivedBlocks& newest_received();
-  void enqueue(const std::shared_ptr<Chunk>& chunk);
   void run();
 
   Engine& engine_;
