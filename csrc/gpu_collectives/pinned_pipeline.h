@@ -25,7 +25,6 @@
 // Used by DeviceGroup.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -35,7 +34,6 @@
 #include <vector>
 
 #include "common/condition_variable.h"
-#include "common/exceptions.h"
 #include "device/device.h"
 #include "gpu_collectives/exchange_outcome.h"
 #include "gpu_collectives/pinned_ring.h"
