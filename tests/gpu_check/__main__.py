@@ -20,10 +20,10 @@ from gpu_check.step import FAILED, LONGEST, SKIPPED, NotHereError, Run
 def run_one(name: str, folder: Path, device: str, most: int = LONGEST) -> int:
     """Runs one step in this process and writes its result."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    step = by_name(name)
+    step = by_name(name).at_most(most)
     gpus = machine.gpu_count() if device == "cuda" and step.gpus > 0 else 0
     folder.mkdir(parents=True, exist_ok=True)
-    run = Run(step, folder, device, gpus, machine.source(), most)
+    run = Run(step, folder, device, gpus, machine.source())
     module, function = step.function.split(":")
     try:
         getattr(importlib.import_module(f"gpu_check.{module}"), function)(run)
@@ -71,9 +71,10 @@ def main(arguments: list[str]) -> int:
         for step in STEPS:
             print(f"{step.name:<14} {step.limit:>4} s  {step.title}")
         return 0
-    chosen = [by_name(name) for name in given.steps] or list(STEPS)
+    named = [by_name(name) for name in given.steps] or STEPS
+    chosen = [step.at_most(given.limit) for step in named]
     again = given.again or bool(given.steps)
-    return Runner(given.out, chosen, given.minutes, again, given.device, given.limit).run()
+    return Runner(given.out, chosen, given.minutes, again, given.device).run()
 
 
 if __name__ == "__main__":

@@ -106,10 +106,12 @@ def large(run: Run) -> None:
     for layout in ("AA", "AB"):
         with world(run, layout) as ranks:
             for collective in ("all_gather", "reduce_scatter", "all_reduce"):
-                seconds = max(ranks.run(one_large, collective, size, timeout=0.9 * run.limit))
+                seconds = max(ranks.run(one_large, collective, size, timeout=0.9 * run.step.limit))
                 run.note(f"{layout} {collective} of {size} bytes", f"{seconds:.3f} s")
             if layout == "AA":
-                seconds = max(ranks.run(one_large, "all_gather", 2 * size, timeout=0.9 * run.limit))
+                seconds = max(
+                    ranks.run(one_large, "all_gather", 2 * size, timeout=0.9 * run.step.limit)
+                )
                 run.note(f"{layout} all_gather of {size} bytes per rank", f"{seconds:.3f} s")
 
 

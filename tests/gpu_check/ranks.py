@@ -22,14 +22,16 @@ DEADLINE, TIMEOUT = 200.0, 120
 @contextlib.contextmanager
 def world(run: Run, layout: str, **env: str | None) -> Iterator[World]:
     """Ranks on ``layout``'s hosts, one letter per rank, that are settled on the step's device."""
-    timeout = min(TIMEOUT, run.limit // 2)
+    timeout = min(TIMEOUT, run.step.limit // 2)
     variables: dict[str, str | None] = {"SMDDP_FALLBACK": "error"}
     variables["SMDDP_TIMEOUT_SECONDS"] = str(timeout)
     if run.device == "host":
         variables["SMDDP_DEVICE"] = "host"
     elif len(layout) > run.gpus:
         variables["LOCAL_RANK"] = "0"
-    with fresh(layout, env={**variables, **env}, deadline=min(DEADLINE, 0.7 * run.limit)) as ranks:
+    with fresh(
+        layout, env={**variables, **env}, deadline=min(DEADLINE, 0.7 * run.step.limit)
+    ) as ranks:
         ranks.run(place.settle, run.device)
         yield ranks
 

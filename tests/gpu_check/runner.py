@@ -13,17 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_check import build, machine, report
-from gpu_check.step import (
-    DONE,
-    FAILED,
-    LATE,
-    LONGEST,
-    RUNNING,
-    SKIPPED,
-    Step,
-    read_result,
-    write_result,
-)
+from gpu_check.step import DONE, FAILED, LATE, RUNNING, SKIPPED, Step, read_result, write_result
 
 # Exit statuses of the check.
 ALL_SHOWN, SOMETHING_FAILED, NO_GPU, NOT_ALL_YET = 0, 1, 2, 3
@@ -40,10 +30,8 @@ class Runner:
         minutes: float = 1e6,
         again: bool = False,
         device: str = "cuda",
-        most: int = LONGEST,
     ) -> None:
         self.folder, self.steps, self.again, self.device = folder, steps, again, device
-        self.most = most
         self.end = time.monotonic() + 60 * minutes
         self.gpus = 0
         self.no_gpu: str | None = None
@@ -84,10 +72,7 @@ class Runner:
         )
 
     def _fits(self, step: Step) -> bool:
-        return time.monotonic() + self._limit(step) + GRACE <= self.end
-
-    def _limit(self, step: Step) -> int:
-        return min(step.limit, self.most)
+        return time.monotonic() + step.limit + GRACE <= self.end
 
     def _skip(self, step: Step) -> dict[str, Any] | None:
         if self.device == "host":
@@ -117,15 +102,14 @@ class Runner:
         return result
 
     def _run(self, step: Step, label: str) -> dict[str, Any]:
-        limit = self._limit(step)
-        print(f"{label}: {step.title}, at most {limit} s", flush=True)
+        print(f"{label}: {step.title}, at most {step.limit} s", flush=True)
         (self.folder / f"{step.name}.json").unlink(missing_ok=True)
         began = time.monotonic()
         # The first step makes the environment in which the others run.
         bare = step.gpus == 0 or self.device == "host"
         python = sys.executable if bare else str(build.PYTHON)
         command = [python, "-m", "gpu_check", "--one", step.name, "--out", str(self.folder)]
-        command += ["--device", self.device, "--limit", str(limit)]
+        command += ["--device", self.device, "--limit", str(step.limit)]
         with (self.folder / f"{step.name}.log").open("w") as log:
             process = subprocess.Popen(
                 command,
@@ -136,12 +120,12 @@ class Runner:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            late = not self._ends(process, limit)
+            late = not self._ends(process, step.limit)
             _kill(process)
         seconds = time.monotonic() - began
         found = read_result(self.folder / f"{step.name}.json")
         if late:
-            said = f"it was not done after {limit} s; {step.name}.log has its output"
+            said = f"it was not done after {step.limit} s; {step.name}.log has its output"
             return self._result(step, LATE, said, seconds)
         if found is None or found["status"] == RUNNING:
             said = f"its process ended with exit status {process.returncode}; see {step.name}.log"

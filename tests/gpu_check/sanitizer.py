@@ -50,7 +50,7 @@ def program(run: Run, before: list[str]) -> str:
                     )
                 )
         try:
-            statuses = [rank.wait(0.45 * run.limit) for rank in ranks]
+            statuses = [rank.wait(0.45 * run.step.limit) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

@@ -92,7 +92,7 @@ def four(run: Run) -> None:
 
 def hosts(run: Run) -> None:
     """4 ranks as 2 hosts: the way through pinned memory, over loopback."""
-    bandwidth(run, 4, ["--hosts", "2", "--no-nccl", "--largest", str(GIB)])
+    bandwidth(run, 4, ["--hosts", "2"])
 
 
 def node(run: Run) -> None:
@@ -106,7 +106,7 @@ def bandwidth(run: Run, ranks: int, more: list[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--ranks", str(ranks)]
     command += ["--out", str(folder), *more]
-    if ranks > run.gpus:  # NCCL would use sockets
+    if ranks > run.gpus or "--hosts" in more:  # NCCL would use sockets
         command += ["--no-nccl", "--largest", str(GIB)]
     subprocess.run(command, cwd=ROOT, check=True)
     rows, beside = read_tables(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ class Step:
     gpus: int = 1  # the least number; 0: runs without a GPU
     simulated: bool = True  # its functions also run on the device that threads simulate
 
+    def at_most(self, seconds: int) -> Step:
+        """The step with a limit of no more than ``seconds``."""
+        return replace(self, limit=min(self.limit, seconds))
+
 
 @dataclass
 class Run:
@@ -40,7 +44,6 @@ class Run:
     device: str  # "cuda", or "host": threads that simulate a device
     gpus: int  # 0 on "host"
     source: str = "unknown"
-    most: int = LONGEST  # seconds that any step may take in this run of the check
     facts: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     goals: list[dict[str, Any]] = field(default_factory=list)
@@ -49,11 +52,6 @@ class Run:
     @property
     def path(self) -> Path:
         return self.folder / f"{self.step.name}.json"
-
-    @property
-    def limit(self) -> int:
-        """Seconds after which the step is stopped."""
-        return min(self.step.limit, self.most)
 
     @property
     def small(self) -> bool:

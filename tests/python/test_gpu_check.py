@@ -200,8 +200,8 @@ def test_every_end_of_a_step_is_written_down(stubbed: Path) -> None:
 
 
 def test_no_step_takes_longer_than_the_limit_of_the_run(stubbed: Path) -> None:
-    wanted = steps_that("slow", limit=100)
-    assert Runner(stubbed, wanted, device="host", most=2).run() == SOMETHING_FAILED
+    wanted = [step.at_most(2) for step in steps_that("slow", limit=100)]
+    assert Runner(stubbed, wanted, device="host").run() == SOMETHING_FAILED
     assert results(stubbed)["stub-slow"]["sentence"].startswith("it was not done after 2 s")
 
 
