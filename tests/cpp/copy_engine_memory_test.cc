@@ -1,0 +1,73 @@
+// Memory that ranks of a host offer and map, on the device that threads simulate.
+#include "intranode/copy_engine_memory.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "device/host_device.h"
+
+namespace smddp {
+namespace {
+
+using device::HostDevice;
+using intranode::Imports;
+
+TEST(Imports, AreKeptUntilTheOwnerAllocatesTheAddressAgain) {
+  HostDevice owner, reader;
+  Imports imports(reader);
+  void* memory = owner.allocate(8192).value();
+  auto exported = owner.export_memory(memory, 100);
+  ASSERT_TRUE(exported.ok());
+  device::Allocation first = exported.value()[0];
+  auto at = imports.find(getpid(), first);
+  ASSERT_TRUE(at.ok());
+  static_cast<char*>(memory)[5] = 'x';
+  EXPECT_EQ(static_cast<char>(at.value()[5]), 'x');
+  EXPECT_EQ(imports.find(getpid(), first).value(), at.value());
+  EXPECT_EQ(imports.statistics().hits, 1u);
+  EXPECT_EQ(imports.statistics().misses, 1u);
+  owner.free(memory);
+  // Other memory at the same addresses: a smaller piece inside of the range of the first one.
+  void* again = owner.allocate(4096).value();
+  device::Allocation second = owner.export_memory(again, 1).value()[0];
+  second.base = first.base + 4096;
+  ASSERT_NE(second.id, first.id);
+  auto there = imports.find(getpid(), second);
+  ASSERT_TRUE(there.ok());
+  static_cast<char*>(again)[0] = 'y';
+  EXPECT_EQ(static_cast<char>(there.value()[0]), 'y');
+  EXPECT_EQ(imports.statistics().replaced, 1u);
+  EXPECT_EQ(imports.statistics().mapped, 4096u);
+  // And memory of the same size in the same place.
+  void* third = owner.allocate(4096).value();
+  device::Allocation same = owner.export_memory(third, 1).value()[0];
+  same.base = second.base;
+  auto where = imports.find(getpid(), same);
+  ASSERT_TRUE(where.ok());
+  static_cast<char*>(third)[0] = 'z';
+  EXPECT_EQ(static_cast<char>(where.value()[0]), 'z');
+  EXPECT_EQ(imports.statistics().replaced, 2u);
+}
+
+TEST(Offer, EncodesDecodesAndChecksItsRoom) {
+  HostDevice gpu;
+  auto* memory = static_cast<std::byte*>(gpu.allocate(10000).value());
+  Signature signature;
+  signature.bytes = 77;
+  auto offer = intranode::Offer::make(gpu, signature, {{memory, 5000}, {memory + 5000, 1000}});
+  size_t room = intranode::Offer::room({5000, 1000});
+  std::vector<std::byte> wire(room);
+  offer.encode(wire.data(), room);
+  auto back = intranode::Offer::decode(wire.data(), room);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back.value().extents(), 2u);
+  EXPECT_EQ(back.value().bytes(1), 1000u);
+  EXPECT_EQ(back.value().signature(), signature);
+  EXPECT_EQ(back.value().refusal(), "");
+  // If the pieces do not fit, the encoded offer holds a refusal instead.
+  offer.encode(wire.data(), 128);
+  EXPECT_FALSE(intranode::Offer::decode(wire.data(), 60).ok());
+}
+
+}  // namespace
+}  // namespace smddp

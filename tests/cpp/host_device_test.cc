@@ -1,0 +1,179 @@
+// The device that threads simulate, and the order in which its users submit.
+#include "device/host_device.h"
+
+#include <gtest/gtest.h>
+
+#include "device/submission_order.h"
+#include "device/unix_sockets.h"
+
+namespace smddp {
+namespace {
+
+using device::HostDevice;
+
+// A process that does not answer, as it is stopped.
+TEST(HostDevice, ARecallWaitsForAProcessThatDoesNotAnswerOnlyForAWhile) {
+  HostDevice owner;
+  void* memory = owner.allocate(100).value();
+  device::Allocation a = owner.export_memory(memory, 1).value()[0];
+  auto silent = device::connect_to("recalls", a.owner);
+  ASSERT_TRUE(silent.ok()) << silent.status().message();
+  EXPECT_EQ(owner.recall(memory, 100), 1u);
+  silent.value() = {};
+  EXPECT_EQ(owner.recall(memory, 100), 0u);
+}
+
+TEST(SubmissionOrder, FollowsTheCallsAndPassesThoseThatCannotStart) {
+  device::SubmissionOrder order;
+  uint64_t first = order.enter(), second = order.enter(), third = order.enter();
+  std::atomic<bool> began{false};
+  std::thread later([&] {
+    order.begin(second);
+    began = true;
+    order.end(second);
+  });
+  order.begin(first);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(began);
+  order.end(first);
+  later.join();
+  uint64_t fourth = order.enter();
+  auto from = std::chrono::steady_clock::now();
+  order.begin(fourth);  // `third` never begins
+  EXPECT_GE(std::chrono::steady_clock::now() - from, std::chrono::milliseconds(900));
+  order.end(fourth);
+  order.begin(third);
+  order.end(third);
+}
+
+TEST(HostDevice, StreamsRunInOrderAndEventsOrderStreams) {
+  HostDevice gpu;
+  device::Stream a = gpu.create_stream().value(), b = gpu.create_stream().value();
+  device::Event event = gpu.create_event().value();
+  auto* memory = static_cast<uint32_t*>(gpu.allocate(64).value());
+  EXPECT_TRUE(gpu.done(event).value());  // nothing recorded yet
+  uint32_t gate = 0;
+  std::vector<uint32_t> one(4, 1);
+  ASSERT_TRUE(gpu.wait_flag(a, &gate, 1).ok());
+  ASSERT_TRUE(gpu.copy(a, memory, one.data(), 16).ok());
+  ASSERT_TRUE(gpu.record(event, a).ok());
+  ASSERT_TRUE(gpu.wait(b, event).ok());
+  ASSERT_TRUE(gpu.copy(b, memory + 4, memory, 16).ok());
+  EXPECT_FALSE(gpu.done(event).value());
+  EXPECT_EQ(memory[0], 0u);
+  std::atomic_ref(gate).store(1);
+  ASSERT_TRUE(gpu.synchronize(b).ok());
+  EXPECT_TRUE(gpu.done(event).value());
+  EXPECT_EQ(memory[4], 1u);
+  gpu.destroy_event(event);
+  gpu.destroy_stream(a);
+  gpu.destroy_stream(b);
+}
+
+TEST(HostDevice, CopiesAndSumsLastAsLongAsTheyAreSetTo) {
+  constexpr std::chrono::milliseconds kEach(20);
+  HostDevice gpu;
+  device::Stream stream = gpu.create_stream().value();
+  auto* memory = static_cast<float*>(gpu.allocate(64).value());
+  const float values[5] = {1, 2, 3, 4, 5};
+  gpu.set_duration(kEach);
+  auto began = std::chrono::steady_clock::now();
+  ASSERT_TRUE(gpu.copy(stream, memory, values, sizeof values).ok());
+  kernels::Reduction twice;
+  twice.destination = memory + 5;
+  twice.sources[0] = twice.sources[1] = memory;
+  twice.sources_count = 2;
+  twice.count = 5;
+  ASSERT_TRUE(gpu.reduce(stream, twice).ok());
+  ASSERT_TRUE(gpu.synchronize(stream).ok());
+  EXPECT_GE(std::chrono::steady_clock::now() - began, 2 * kEach);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_EQ(memory[i], values[i]);
+    EXPECT_EQ(memory[i + 5], 2 * values[i]);
+  }
+  gpu.destroy_stream(stream);
+}
+
+TEST(HostDevice, CopiesOfABatchRunInAnyOrderAndNotInARecording) {
+  HostDevice gpu;
+  device::Stream stream = gpu.create_stream().value();
+  auto* memory = static_cast<uint32_t*>(gpu.allocate(64).value());
+  memory[0] = 1;
+  memory[1] = 2;
+  std::atomic<int> turn{0}, first{0}, second{0};
+  gpu.set_gate([&](const void* to, const void*) {
+    (to == memory + 4 ? first : second) = ++turn;
+    return true;
+  });
+  HostDevice::Copy copies[] = {{memory + 4, memory, 4}, {memory + 5, memory + 1, 4}};
+  ASSERT_TRUE(gpu.copies(stream, copies).ok());
+  ASSERT_TRUE(gpu.synchronize(stream).ok());
+  EXPECT_EQ(memory[4], 1u);
+  EXPECT_EQ(memory[5], 2u);
+  EXPECT_GT(first, second);
+  ASSERT_TRUE(gpu.begin_recording(stream).ok());
+  EXPECT_FALSE(gpu.copies(stream, copies).ok());
+  EXPECT_TRUE(gpu.one_by_one(stream, copies).ok());
+  ASSERT_TRUE(gpu.end_recording(stream).ok());
+  gpu.destroy_stream(stream);
+}
+
+// The rules of CUDA's stream capture.
+TEST(HostDevice, RecordsWhatJoinsARecordingAndRefusesTheRest) {
+  HostDevice gpu;
+  device::Stream a = gpu.create_stream().value(), b = gpu.create_stream().value();
+  device::Stream c = gpu.create_stream().value();
+  device::Event event = gpu.create_event().value(), back = gpu.create_event().value();
+  auto* memory = static_cast<uint32_t*>(gpu.allocate(64).value());
+  ASSERT_TRUE(gpu.record(back, b).ok());
+  ASSERT_TRUE(gpu.begin_recording(a).ok());
+  EXPECT_FALSE(gpu.wait(a, back).ok());  // recorded outside
+  EXPECT_FALSE(gpu.synchronize(a).ok());
+  ASSERT_TRUE(gpu.record(event, a).ok());
+  EXPECT_FALSE(gpu.done(event).ok());
+  ASSERT_TRUE(gpu.wait(b, event).ok());
+  EXPECT_TRUE(gpu.capturing(b).value());
+  EXPECT_FALSE(gpu.capturing(c).value());
+  ASSERT_TRUE(gpu.begin_recording(c).ok());
+  EXPECT_FALSE(gpu.wait(c, event).ok());  // of another recording
+  ASSERT_TRUE(gpu.end_recording(c).ok());
+  ASSERT_TRUE(gpu.write_flag(b, memory, 5).ok());
+  EXPECT_FALSE(gpu.end_recording(a).ok());  // `b` has not joined again
+  EXPECT_FALSE(gpu.capturing(b).value());
+
+  ASSERT_TRUE(gpu.begin_recording(a).ok());
+  ASSERT_TRUE(gpu.record(event, a).ok());
+  ASSERT_TRUE(gpu.wait(b, event).ok());
+  ASSERT_TRUE(gpu.write_flag(b, memory, 5).ok());
+  ASSERT_TRUE(gpu.record(back, b).ok());
+  ASSERT_TRUE(gpu.wait(a, back).ok());
+  auto graph = gpu.end_recording(a);
+  ASSERT_TRUE(graph.ok()) << graph.status().message();
+  EXPECT_EQ(memory[0], 0u);
+  ASSERT_TRUE(gpu.launch(graph.value(), c).ok());
+  ASSERT_TRUE(gpu.synchronize(c).ok());
+  EXPECT_EQ(memory[0], 5u);
+  for (device::Stream stream : {a, b, c}) gpu.destroy_stream(stream);
+  for (device::Event each : {event, back}) gpu.destroy_event(each);
+}
+
+TEST(HostDevice, AStreamThatWaitsHoldsUpTheOthersOfItsHardwareQueue) {
+  HostDevice gpu;
+  std::vector<device::Stream> streams;
+  for (size_t i = 0; i < device::HostQueues::kQueues + 1; ++i)
+    streams.push_back(gpu.create_stream().value());
+  uint32_t gate = 0, beside = 0, behind = 0;
+  ASSERT_TRUE(gpu.wait_flag(streams.front(), &gate, 1).ok());
+  ASSERT_TRUE(gpu.write_flag(streams[1], &beside, 1).ok());
+  ASSERT_TRUE(gpu.write_flag(streams.back(), &behind, 1).ok());
+  ASSERT_TRUE(gpu.synchronize(streams[1]).ok());
+  EXPECT_EQ(beside, 1u);
+  EXPECT_EQ(std::atomic_ref(behind).load(), 0u);
+  std::atomic_ref(gate).store(1);
+  ASSERT_TRUE(gpu.synchronize(streams.back()).ok());
+  EXPECT_EQ(behind, 1u);
+  for (device::Stream stream : streams) gpu.destroy_stream(stream);
+}
+
+}  // namespace
+}  // namespace smddp
