@@ -1,5 +1,6 @@
 #include "torch/torch_device.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -165,18 +166,14 @@ void TorchDevice::complete(c10::ivalue::Future& future, const std::vector<at::Te
   if (is_host()) return future.markCompleted(c10::IValue(results));
   // The future records an event on the current stream. So that stream must wait for nothing but this
   // operation.
-  c10::impl::VirtualGuardImpl impl(place_.type());
-  c10::Device before = impl.exchangeDevice(place_);
-  c10::Stream stream = impl.getStreamFromGlobalPool(place_);
+  c10::Stream stream = c10::impl::VirtualGuardImpl(place_.type()).getStreamFromGlobalPool(place_);
   Status waited = device_->wait(stream.native_handle(), finished);
-  c10::Stream callers = impl.exchangeStream(stream);
+  c10::StreamGuard current(stream);
   if (waited) {
     future.markCompleted(c10::IValue(results));
   } else {
     future.setErrorIfNeeded(std::make_exception_ptr(std::runtime_error(waited.message())));
   }
-  impl.exchangeStream(callers);
-  impl.setDevice(before);
 }
 
 }  // namespace smddp
