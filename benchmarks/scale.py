@@ -65,7 +65,13 @@ NETWORK = ("--gbit", "100", "--latency-us", "20", "--message-us", "1")
 
 # What two cores carry: more ranks, on slower links. Latency and time per message are those of the
 # selector's default network model.
-REAL = ((4, 1, "1gbit"), (8, 1, "100mbit"), (16, 2, "100mbit"))
+REAL = (
+    (4, 1, "1gbit"),
+    (8, 1, "100mbit"),
+    (16, 2, "100mbit"),
+    (16, 4, "100mbit"),
+    (16, 8, "100mbit"),
+)
 REAL_SIZES = (64 * KIB, MIB, 4 * MIB)
 GBIT = {"1gbit": 1.0, "100mbit": 0.1}
 

@@ -41,6 +41,8 @@ class AllReduce final : public Fragment {
   // The next piece: all of `vector`, or no bytes. False: no slot is free.
   bool push(const Blocks& vector, size_t bytes, bool last);
   bool push_own();
+  // Whether local peer i's piece is one of so many bytes in a slot. Fails the group if it is not.
+  bool holds(const Piece& piece, int i, size_t bytes);
   bool hear_host();
   void sum_host();
   bool take_result();
@@ -93,8 +95,7 @@ std::string AllReduce::waiting_for() const {
   std::string names;
   auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
   for (int i = 0; i < local_.count(); ++i) {
-    const Piece* next = head(i);
-    if (!heard(i) && (next == nullptr || next->seq != seq_)) name(local_.rank(i));
+    if (is_late(i)) name(local_.rank(i));
   }
   for (const ReceiveFlow& flow : flows_.receives()) {
     if (!flow.coverage.complete()) name(flow.source);
@@ -181,6 +182,12 @@ void AllReduce::for_each_stretch(F&& f) const {
   }
 }
 
+bool AllReduce::holds(const Piece& piece, int i, size_t bytes) {
+  if (piece.bytes == bytes && piece.extents == 0) return true;
+  fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
+  return false;
+}
+
 // False until the first pieces of all local peers are here. In a group of several hosts only the rank that leads
 // sums them, and the rank that leads has none.
 bool AllReduce::hear_host() {
@@ -189,10 +196,7 @@ bool AllReduce::hear_host() {
     const Piece* head = inbox_head(i);
     if (head == nullptr) return false;
     bool leader = spans_hosts() && members_.topology().local_index(local_.rank(i)) == 0;
-    if (head->bytes != (leader ? 0 : bytes_) || head->extents > 0) {
-      fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
-      return true;
-    }
+    if (!holds(*head, i, leader ? 0 : bytes_)) return true;
     theirs_[static_cast<size_t>(i)] = head_bytes(i);
   }
   // This rank's own vector must be out of the input before the result comes.
@@ -224,10 +228,7 @@ bool AllReduce::take_result() {
     if (members_.topology().local_index(local_.rank(i)) != 0) continue;
     const Piece* head = inbox_head(i);
     if (head == nullptr) return false;
-    if (head->bytes != bytes_ || head->extents > 0) {
-      fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
-      return true;
-    }
+    if (!holds(*head, i, bytes_)) return true;
     const std::byte* result = head_bytes(i);
     for_each_stretch([&](const std::byte*, std::byte* to, size_t bytes, size_t at) {
       std::memcpy(to, result + at, bytes);

@@ -191,6 +191,11 @@ class Fragment {
   // The rest of waiting_for(), once all data is here.
   std::string waiting_for_takers() const;
   bool heard(int i) const { return heard_[static_cast<size_t>(i)]; }
+  // Whether local peer i has pushed nothing more, though more has to come of it.
+  bool is_late(int i) const {
+    const intranode::Piece* next = head(i);
+    return !heard(i) && (next == nullptr || next->seq != seq_);
+  }
   bool heard_all() const { return std::find(heard_.begin(), heard_.end(), false) == heard_.end(); }
 
   void fail(Status why) { health_.fail(std::move(why)); }

@@ -72,8 +72,7 @@ std::string ReduceScatter::waiting_for() const {
   std::string names;
   auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
   for (int i = 0; i < local_.count(); ++i) {
-    const Piece* next = head(i);
-    if (!heard(i) && (next == nullptr || next->seq != seq_)) name(local_.rank(i));
+    if (is_late(i)) name(local_.rank(i));
   }
   if (!names.empty()) return "no data from " + names;
   for (const SendFlow& flow : flows_.sends()) {
