@@ -87,7 +87,8 @@ class ProcessGroupSMDDP(Backend):
 
     ``fallback_factory(device_type, meeting)`` makes the backend for all other operations. The first
     operation that needs it calls it, at most once per device type, under the GIL. ``meeting`` names
-    this making of the group and is the same on all its ranks.
+    this making of the group and is the same on all its ranks. ``whole_job``: all ranks of the job
+    take part, so that they need not tell later groups what their processes are.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class ProcessGroupSMDDP(Backend):
         group_name: str,
         fallback_factory: Callable[[str, str], Backend],
         measure_routes: Callable[[ProcessGroupSMDDP, str, str], list[tuple[int, str]] | None],
+        whole_job: bool = False,
     ) -> None: ...
     def _force_route(self, route: str) -> None:
         """For the measurement: its thread's operations take this route; "" ends that."""

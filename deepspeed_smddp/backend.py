@@ -62,6 +62,7 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
             options.group_id,
             fallback_factory(options, timeout, backend_options),
             _measure,
+            is_default or options.group_size == dist.get_world_size(),
         )
     except RuntimeError:
         _reset_names_after_failed_world()

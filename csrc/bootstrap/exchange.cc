@@ -1,5 +1,7 @@
 #include "bootstrap/exchange.h"
 
+#include <cstring>
+
 #include "bootstrap/encoding.h"
 
 namespace smddp {
@@ -7,7 +9,9 @@ namespace {
 
 constexpr const char* kFailed = "failed";
 constexpr size_t kLongestReason = 4096;
-constexpr uint32_t kRankInfoVersion = 0x534d0006;
+constexpr uint32_t kRankInfoVersion = 0x534d0007, kReferenceVersion = 0x534e0007;
+// Which fields of a GroupPart follow.
+constexpr uint8_t kNetworkGiven = 1, kHasKey = 2, kHasProof = 4, kHasDrawn = 8;
 
 void write(Writer& w, const FabricAddress& fabric) {
   w.number(fabric.state);
@@ -26,6 +30,60 @@ FabricAddress read_fabric(Reader& r) {
   return fabric;
 }
 
+void write(Writer& w, const ProcessInfo& process) {
+  w.bytes(process.host);
+  w.bytes(process.host_name);
+  w.number(static_cast<uint8_t>(process.has_secret));
+  w.number(process.token);
+  w.number(process.pid);
+  w.number(process.presence_fd);
+  w.number(process.doorbell_fd);
+  w.number(process.routes);
+  write(w, process.fabric);
+}
+
+void read(Reader& r, ProcessInfo* process) {
+  process->host = r.bytes<std::string>();
+  process->host_name = r.bytes<std::string>();
+  process->has_secret = r.number<uint8_t>() != 0;
+  process->token = r.number<uint64_t>();
+  process->pid = r.number<int32_t>();
+  process->presence_fd = r.number<int32_t>();
+  process->doorbell_fd = r.number<int32_t>();
+  process->routes = r.number<uint64_t>();
+  process->fabric = read_fabric(r);
+}
+
+void write(Writer& w, const GroupPart& part) {
+  const bool proven = part.proof != 0, draws = part.drawn != siphash::Key{};
+  w.number(static_cast<uint8_t>((part.network_given ? kNetworkGiven : 0) |
+                                (part.serial == 0 ? kHasKey : 0) | (proven ? kHasProof : 0) |
+                                (draws ? kHasDrawn : 0)));
+  if (part.serial == 0)
+    w.number(part.key);
+  else
+    w.number(part.serial);
+  if (proven) w.number(part.proof);
+  if (draws) w.number(part.drawn);
+  w.number(part.outbox_fd);
+  w.number(part.network);
+}
+
+void read(Reader& r, GroupPart* part) {
+  auto has = r.number<uint8_t>();
+  part->network_given = (has & kNetworkGiven) != 0;
+  if ((has & kHasKey) != 0)
+    part->key = r.number<JobKey>();
+  else
+    part->serial = r.number<uint32_t>();
+  if ((has & kHasProof) != 0) part->proof = r.number<uint64_t>();
+  if ((has & kHasDrawn) != 0) part->drawn = r.number<siphash::Key>();
+  part->outbox_fd = r.number<int32_t>();
+  part->network = r.number<uint64_t>();
+}
+
+Status damaged_info() { return {Code::kInternal, "a rank published damaged rank information"}; }
+
 Status another_version() {
   return {Code::kMismatch,
           "a rank of this group runs another version of deepspeed-smddp; install the same one on "
@@ -38,24 +96,20 @@ std::string key_of(const std::string& topic, int rank) {
   return topic + "/" + std::to_string(rank);
 }
 
+JobKey own_key(uint64_t token, uint32_t serial) {
+  const uint64_t halves[] = {siphash::hash({token, serial}, nullptr, 0),
+                             siphash::hash({~token, serial}, nullptr, 0)};
+  JobKey key;
+  static_assert(sizeof halves == sizeof key);
+  std::memcpy(key.data(), halves, sizeof halves);
+  return key;
+}
+
 std::vector<uint8_t> encode(const RankInfo& info) {
   Writer w;
   w.number(kRankInfoVersion);
-  w.bytes(info.host);
-  w.bytes(info.host_name);
-  w.number(info.key);
-  w.number(static_cast<uint8_t>(info.has_secret));
-  w.number(info.proof);
-  w.number(info.drawn);
-  w.number(info.token);
-  w.number(info.pid);
-  w.number(info.presence_fd);
-  w.number(info.doorbell_fd);
-  w.number(info.outbox_fd);
-  write(w, info.fabric);
-  w.number(info.routes);
-  w.bytes(info.network);
-  w.number(static_cast<uint8_t>(info.network_given));
+  write(w, static_cast<const ProcessInfo&>(info));
+  write(w, static_cast<const GroupPart&>(info));
   return std::move(w.out);
 }
 
@@ -64,23 +118,50 @@ Result<RankInfo> decode(const std::vector<uint8_t>& blob) {
   auto version = r.number<uint32_t>();
   if (!r.good || version != kRankInfoVersion) return another_version();
   RankInfo info;
-  info.host = r.bytes<std::string>();
-  info.host_name = r.bytes<std::string>();
-  info.key = r.number<JobKey>();
-  info.has_secret = r.number<uint8_t>() != 0;
-  info.proof = r.number<uint64_t>();
-  info.drawn = r.number<siphash::Key>();
-  info.token = r.number<uint64_t>();
-  info.pid = r.number<int32_t>();
-  info.presence_fd = r.number<int32_t>();
-  info.doorbell_fd = r.number<int32_t>();
-  info.outbox_fd = r.number<int32_t>();
-  info.fabric = read_fabric(r);
-  info.routes = r.number<uint64_t>();
-  info.network = r.bytes<std::string>();
-  info.network_given = r.number<uint8_t>() != 0;
-  if (!r.good) return Status(Code::kInternal, "a rank published damaged rank information");
+  read(r, static_cast<ProcessInfo*>(&info));
+  read(r, static_cast<GroupPart*>(&info));
+  if (!r.good) return damaged_info();
+  if (info.serial > 0) info.key = own_key(info.token, info.serial);
   return info;
+}
+
+std::vector<uint8_t> encode(const Reference& reference) {
+  Writer w;
+  w.number(kReferenceVersion);
+  w.number(reference.directory);
+  w.number(reference.offset);
+  write(w, reference.part);
+  return std::move(w.out);
+}
+
+bool is_reference(const std::vector<uint8_t>& blob) {
+  return Reader(blob).number<uint32_t>() == kReferenceVersion;
+}
+
+Result<Reference> decode_reference(const std::vector<uint8_t>& blob) {
+  if (!is_reference(blob)) return another_version();
+  Reader r(blob);
+  r.number<uint32_t>();
+  Reference reference;
+  reference.directory = r.number<uint64_t>();
+  reference.offset = r.number<int32_t>();
+  read(r, &reference.part);
+  if (!r.good) return damaged_info();
+  return reference;
+}
+
+std::vector<uint8_t> encode_process(const ProcessInfo& process) {
+  Writer w;
+  write(w, process);
+  return std::move(w.out);
+}
+
+Result<ProcessInfo> decode_process(const std::vector<uint8_t>& blob) {
+  Reader r(blob);
+  ProcessInfo process;
+  read(r, &process);
+  if (!r.good) return damaged_info();
+  return process;
 }
 
 std::vector<uint8_t> encode(const FabricAddress& fabric) {

@@ -13,6 +13,23 @@ constexpr size_t kLongestRun = 255, kWorthARun = 3;
 
 Status damaged() { return {Code::kInternal, "a rank handed on a damaged table of ranks"}; }
 
+// Seven bits in each byte, the lowest first; all bytes but the last have the highest bit.
+void write_size(Writer& w, size_t size) {
+  for (; size > 127; size >>= 7) w.number(static_cast<uint8_t>(size | 128));
+  w.number(static_cast<uint8_t>(size));
+}
+
+size_t read_size(Reader& r) {
+  size_t size = 0;
+  for (int shift = 0; r.good; shift += 7) {
+    auto byte = r.number<uint8_t>();
+    size |= static_cast<size_t>(byte & 127) << shift;
+    if (byte < 128) break;
+    r.good = r.good && shift < 28;
+  }
+  return size;
+}
+
 size_t equal_bytes(const Blob& blob, const Blob& before, size_t at) {
   size_t end = std::min({blob.size(), before.size(), at + kLongestRun}), i = at;
   while (i < end && blob[i] == before[i]) ++i;
@@ -21,7 +38,7 @@ size_t equal_bytes(const Blob& blob, const Blob& before, size_t at) {
 
 // The size, then runs: how many bytes are as in `before`, how many others follow, and these.
 void write_difference(Writer& w, const Blob& blob, const Blob& before) {
-  w.number(static_cast<uint32_t>(blob.size()));
+  write_size(w, blob.size());
   for (size_t at = 0; at < blob.size();) {
     size_t equal = equal_bytes(blob, before, at);
     at += equal;
@@ -39,7 +56,7 @@ void write_difference(Writer& w, const Blob& blob, const Blob& before) {
 }
 
 Blob read_difference(Reader& r, const Blob& before) {
-  auto size = r.number<uint32_t>();
+  const size_t size = read_size(r);
   Blob blob;
   while (r.good && blob.size() < size) {
     size_t equal = r.number<uint8_t>(), others = r.number<uint8_t>();

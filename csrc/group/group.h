@@ -53,6 +53,7 @@ class Group : private Progressable {
     // In a group of at most so many, each rank reads what every rank has published. No setting of the user: both
     // ways lead to the same group. Tests set it, to make small groups as large ones are made.
     int few_ranks = 32;
+    bool whole_job = false;  // of all ranks: later groups reuse what they tell of their processes
     // Of the network between hosts, instead of what SMDDP_FABRIC_CURVE says.
     std::optional<NetworkModel> network = {};
     bool recorded = true;  // its operations, in the flight recorder

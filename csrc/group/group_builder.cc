@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
+#include <memory>
 
 #include "bootstrap/job_secret.h"
 #include "common/clock.h"
@@ -19,6 +21,9 @@ namespace {
 constexpr uint64_t kAttachLookNs = 100'000'000;
 
 using Fabric = FabricAddress::State;
+
+// Of the keys of this process's groups.
+std::atomic<uint32_t> latest_serial{0};
 
 // The environment variables of the launchers: torchrun's, and DeepSpeed's for the second.
 bool launched_on_several_hosts() {
@@ -113,10 +118,14 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   mine->host_name = !given.empty()                ? given
                     : env::get("HOST_ID").empty() ? host_name()
                                                   : env::get("HOST_ID");
-  if (!fill_random(mine->key.data(), mine->key.size()))
-    return {Code::kUnavailable, "could not draw a random group key"};
-  if (Status secret = describe_secret(mine); !secret) return secret;
   mine->token = engine_.presence().token();
+  if (rank_ > 0) {
+    mine->serial = ++latest_serial;
+    mine->key = own_key(mine->token, mine->serial);
+  } else if (!fill_random(mine->key.data(), mine->key.size())) {
+    return {Code::kUnavailable, "could not draw a random group key"};
+  }
+  if (Status secret = describe_secret(mine); !secret) return secret;
   mine->pid = getpid();
   for (char c : options_.routes)
     mine->routes = extend_digest(mine->routes, static_cast<unsigned char>(c));
@@ -143,6 +152,7 @@ Status GroupBuilder::describe_secret(RankInfo* mine) {
     mine->proof = proof_of_secret(*secret_, mine->key);
     return {};
   }
+  if (rank_ > 0) return {};
   auto drawn = random_secret();
   if (!drawn) return drawn.status();
   mine->drawn = drawn.value();
@@ -193,6 +203,16 @@ Status GroupBuilder::exchange_infos() {
   }
   learn_infos();
   return {};
+}
+
+void GroupBuilder::conclude() {
+  exchange_.forget();
+  if (!options_.whole_job || ranks_ == 1) return;
+  try {
+    engine_.known_processes().remember(
+        {std::make_shared<ProcessDirectory>(key_, infos_), rank_, info(rank_)});
+  } catch (...) {  // without memory this rank tells later groups all
+  }
 }
 
 void GroupBuilder::learn_infos() {

@@ -42,8 +42,9 @@ class GroupBuilder {
         ranks_(ranks),
         options_(options),
         watch_(engine, store, ranks, options),
-        exchange_(store, rank, ranks, {options.timeout_ns, options.few_ranks},
-                  [this](auto&&... of) { return watch_.look(of...); }),
+        exchange_(
+            store, rank, ranks, {options.timeout_ns, options.few_ranks},
+            [this](auto&&... of) { return watch_.look(of...); }, engine.known_processes().place()),
         network_(engine, options) {}
 
   // Both may throw. After build() this rank has joined its host.
@@ -58,8 +59,9 @@ class GroupBuilder {
   // rank is one of those that do.
   Status await_hosts(const Topology& topology);
   const NetworkModel& network() const { return network_.model(); }
-  // Removes from the store what no rank reads any more. After await_hosts().
-  void forget() { exchange_.forget(); }
+  // After await_hosts(). Removes from the store what no rank reads any more; keeps what all ranks of the job have told
+  // of their processes for later groups.
+  void conclude();
   // The error of the group, of which `why` is this rank's; tells it to the other ranks.
   Status fail(const Status& why) noexcept;
 

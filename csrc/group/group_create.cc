@@ -61,7 +61,7 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
     made = status_of_exception();
   }
   if (made) {
-    builder.forget();
+    builder.conclude();
     return group;
   }
   made = builder.fail(made);

@@ -14,6 +14,8 @@ namespace smddp {
 namespace {
 
 constexpr const char* kInfo = "rank_info";
+constexpr const char* kWhole = "whole_info";          // of a rank that refers to a directory
+constexpr const char* kWholeWanted = "whole_wanted";  // by rank 0 of a large group
 constexpr const char* kFabric = "fabric";
 constexpr const char* kJoined = "joined";
 constexpr const char* kAllJoined = "all_joined";
@@ -90,7 +92,14 @@ Status InfoExchange::publish(const RankInfo& mine) {
   if (!few() && rank_ == 0) {
     if (Status begun = heartbeat_.begin(); !begun) return begun;
   }
-  return set(key_of(kInfo, rank_), encode(mine));
+  Blob value = values_.describe(mine);
+  may_be_asked_ = values_.refers();
+  if (may_be_asked_ && !few() &&
+      rank_ == 0) {  // ranks without the directory wait for this one, too
+    may_be_asked_ = false;
+    if (Status out = set(key_of(kWhole, rank_), values_.whole()); !out) return out;
+  }
+  return set(key_of(kInfo, rank_), value);
 }
 
 Status InfoExchange::publish(const FabricAddress& mine) {
@@ -100,7 +109,8 @@ Status InfoExchange::publish(const FabricAddress& mine) {
 Result<std::vector<RankInfo>> InfoExchange::infos() {
   auto blobs = exchange(kInfo, first_ranks(ranks_));
   if (!blobs) return blobs.status();
-  auto infos = decode_all<RankInfo>(blobs.value(), decode);
+  may_be_asked_ = false;
+  auto infos = values_.read_all(blobs.value());
   if (!infos || !awaited_by_hosts(infos.value(), rank_)) return infos;
   if (Status begun = heartbeat_.begin(); !begun) return begun;
   return infos;
@@ -114,7 +124,7 @@ Result<std::vector<FabricAddress>> InfoExchange::fabrics(const std::vector<Rank>
 
 Result<InfoExchange::Blobs> InfoExchange::exchange(const std::string& topic,
                                                    const std::vector<Rank>& from) {
-  if (few()) return collect(store_, topic, from);
+  if (few()) return collect_clear(topic, from);
   if (rank_ != 0 && leader_.rank < 0) {
     if (Status found = find_leader(from); !found) return found;
   }
@@ -128,7 +138,7 @@ Result<InfoExchange::Blobs> InfoExchange::exchange(const std::string& topic,
 // Rank 0 reads the blobs and publishes them as a table.
 Result<InfoExchange::Blobs> InfoExchange::gather(const std::string& topic,
                                                  const std::vector<Rank>& from) {
-  auto blobs = collect(store_, topic, from);
+  auto blobs = collect_clear(topic, from);
   if (!blobs) return blobs;
   if (leader_.rank < 0) {
     if (Status told = publish_leaders(blobs.value()); !told) return told;
@@ -142,8 +152,30 @@ Result<InfoExchange::Blobs> InfoExchange::gather(const std::string& topic,
   return blobs;
 }
 
+Result<InfoExchange::Blobs> InfoExchange::collect_clear(const std::string& topic,
+                                                        const std::vector<Rank>& from) {
+  auto blobs = collect(store_, topic, from);
+  if (!blobs) return blobs;
+  const std::vector<Rank> unclear = RankValues::unclear(blobs.value());
+  if (unclear.empty()) return blobs;
+  Status told = few() ? tell_whole_if_asked() : set(kWholeWanted, {1});
+  if (!told) return told;
+  auto whole = collect(store_, kWhole, unclear);
+  if (!whole) return whole;
+  for (size_t i = 0; i < unclear.size(); ++i)
+    blobs.value()[static_cast<size_t>(unclear[i])] = std::move(whole.value()[i]);
+  return blobs;
+}
+
+// In a small group the values that all ranks read ask for it.
+Status InfoExchange::tell_whole_if_asked() {
+  if (!may_be_asked_ || (!few() && !store_.has(kWholeWanted))) return {};
+  may_be_asked_ = false;
+  return set(key_of(kWhole, rank_), values_.whole());
+}
+
 Status InfoExchange::publish_leaders(const Blobs& infos) {
-  auto decoded = decode_all<RankInfo>(infos, decode);
+  auto decoded = values_.read_all(infos);
   if (!decoded) return decoded.status();
   std::vector<std::string> hosts;
   for (const RankInfo& info : decoded.value()) hosts.push_back(info.host);
@@ -165,8 +197,10 @@ Status InfoExchange::publish_leaders(const Blobs& infos) {
 // Rank 0 is the first rank of its host, so the ranks of that host need not wait to be told.
 Status InfoExchange::find_leader(const std::vector<Rank>& all) {
   auto first = await({key_of(kInfo, 0), 0, nullptr, kInfo, all});
+  if (first && !values_.can_read(first.value()))
+    first = await({key_of(kWhole, 0), 0, nullptr, kInfo, all});
   if (!first) return first.status();
-  auto info = decode(first.value());
+  auto info = values_.read_first(first.value());
   if (!info) return info.status();
   first_ = std::move(info.value());
   if (first_->host == host_) {
@@ -237,6 +271,7 @@ Status InfoExchange::wait_for(const Awaited& awaited) {
   Pause pause(longest);
   while (!store_.has(awaited.key)) {
     if (Status failure = published_failure(store_); !failure) return failure;
+    if (Status told = tell_whole_if_asked(); !told) return told;
     Status alive = awaited.info ? look_(awaited.by, *awaited.info, host_) : Status();
     if (!alive) return alive;
     if (now_ns() >= until) {

@@ -5,6 +5,10 @@
 // its first rank is. The first rank of each host reads the table and hands it to the other ranks of its host in
 // a shared segment. So the store serves a few small values per rank, and the table once per host.
 //
+// A rank that stands in a directory of the job's processes publishes its place there (bootstrap/rank_values.h). If
+// some rank can't read that, as a new process in its place has no directory, all that have referred publish the
+// whole: in a small group each rank sees it from the values, in a larger one rank 0 asks for it.
+//
 // Those for which ranks of other hosts wait, rank 0 and the first rank of each host, count in the store meanwhile
 // (bootstrap/heartbeat.h). A rank that waits looks whether the rank that it waits for lives, once it knows what
 // that one is. Knows no engine and no topology but for who is first on its host. GroupBuilder and the simulator's
@@ -19,6 +23,7 @@
 #include "bootstrap/exchange.h"
 #include "bootstrap/heartbeat.h"
 #include "bootstrap/rank_table.h"
+#include "bootstrap/rank_values.h"
 #include "bootstrap/store.h"
 #include "common/types.h"
 #include "intranode/shared.h"
@@ -35,12 +40,14 @@ class InfoExchange {
   // An error if the rank, which is `info`, has ended or is silent. `host`: that of this rank.
   using Look = std::function<Status(Rank, const RankInfo& info, const std::string& host)>;
 
-  InfoExchange(Store& store, Rank rank, int ranks, const Options& options, Look look)
+  InfoExchange(Store& store, Rank rank, int ranks, const Options& options, Look look,
+               OwnPlace place = {})
       : store_(store),
         rank_(rank),
         ranks_(ranks),
         options_(options),
         look_(std::move(look)),
+        values_(rank, std::move(place)),
         heartbeat_(store, rank, options.heartbeat) {}
 
   // Each waits for the ranks that it reads of; the errors are those of collect(). publish() comes first.
@@ -69,6 +76,9 @@ class InfoExchange {
   // The blobs that the ranks `from` have published under `topic`, in this order.
   Result<Blobs> exchange(const std::string& topic, const std::vector<Rank>& from);
   Result<Blobs> gather(const std::string& topic, const std::vector<Rank>& from);
+  // As collect(), but each rank can read the blobs.
+  Result<Blobs> collect_clear(const std::string& topic, const std::vector<Rank>& from);
+  Status tell_whole_if_asked();
   Status publish_leaders(const Blobs& infos);
   Status find_leader(const std::vector<Rank>& all);
   Result<Blobs> read_table(const std::string& topic, const std::vector<Rank>& from);
@@ -94,7 +104,9 @@ class InfoExchange {
   const int ranks_;
   const Options options_;
   const Look look_;
-  std::string host_;  // identity of this rank's
+  RankValues values_;
+  bool may_be_asked_ = false;  // for the whole of what this rank is
+  std::string host_;           // identity of this rank's
   HostLeader leader_;
   std::optional<RankInfo> first_;       // rank 0, if this one waits for it
   std::vector<std::string> published_;  // keys to remove

@@ -6,6 +6,12 @@
 
 namespace smddp {
 
+uint64_t network_digest(const std::string& model) {
+  uint64_t digest = 0;
+  for (char c : model) digest = extend_digest(digest, static_cast<unsigned char>(c));
+  return digest;
+}
+
 Status NetworkAgreement::read_settings() {
   const std::string curve = env::get("FABRIC_CURVE");
   given_ = options_.network.has_value() || curve != "auto";
@@ -19,17 +25,18 @@ Status NetworkAgreement::read_settings() {
 void NetworkAgreement::describe(RankInfo* mine) {
   mine->network_given = given_;
   if (given_) {
-    mine->network = text_of(model_);
-    return;
+    told_ = text_of(model_);
+  } else {
+    Engine::Lock lock = engine_.lock();
+    told_ = engine_.network().model();
   }
-  Engine::Lock lock = engine_.lock();
-  mine->network = engine_.network().model();
+  mine->network = network_digest(told_);
 }
 
 Status NetworkAgreement::agree(const std::vector<RankInfo>& infos, const Members& members) {
   if (members.topology().nodes() == 1) return {};
   const RankInfo& first = infos[0];
-  bool all_know = !first.network.empty();
+  bool all_know = first.network != 0;
   for (size_t r = 1; r < infos.size(); ++r) {
     bool same = infos[r].network == first.network;
     if (infos[r].network_given != first.network_given || (first.network_given && !same))
@@ -40,7 +47,7 @@ Status NetworkAgreement::agree(const std::vector<RankInfo>& infos, const Members
   }
   measures_ = !all_know;
   if (measures_ || given_) return {};
-  Result<NetworkModel> model = parse_network_model(first.network);
+  Result<NetworkModel> model = parse_network_model(told_);  // which all have told
   if (model) model_ = model.value();
   return model.status();
 }

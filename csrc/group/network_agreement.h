@@ -12,6 +12,9 @@
 
 namespace smddp {
 
+// Of the text of a model, for RankInfo; that of no text is 0.
+uint64_t network_digest(const std::string& model);
+
 class NetworkAgreement {
  public:
   NetworkAgreement(Engine& engine, const Group::Options& options)
@@ -36,6 +39,7 @@ class NetworkAgreement {
   bool given_ = false;
   bool measures_ = false;
   NetworkModel model_;
+  std::string told_;  // the model whose digest describe() has told
 };
 
 }  // namespace smddp

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "bootstrap/exchange.h"
+#include "bootstrap/process_directory.h"
 #include "common/condition_variable.h"
 #include "common/forks.h"
 #include "common/staging.h"
@@ -62,6 +63,8 @@ class Engine {
   Network& network() { return network_; }
   // The process that `info` names, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
+
+  KnownProcesses& known_processes() { return known_processes_; }
 
   // So many more groups are being made, or fewer. A new one gets a new endpoint if the old one is worn and
   // no other group needs it.
@@ -143,6 +146,7 @@ class Engine {
   Network network_;
   Groups groups_;
   intranode::Neighbors neighbors_;
+  KnownProcesses known_processes_;
   TaskQueue finished_;
   WaitPolicy wait_policy_;
   std::vector<pollfd> events_;

@@ -50,36 +50,55 @@ class CountedStore final : public Store {
   StoreTraffic traffic_;
 };
 
+// What a rank tells for its `group`-th group.
+void tell_group(RankInfo& info, Rank rank, uint32_t group, std::mt19937_64& random) {
+  info.serial = 0;
+  info.drawn = {};
+  if (rank > 0) {
+    info.serial = group;
+    info.key = own_key(info.token, group);
+    return;
+  }
+  for (auto& byte : info.key) byte = static_cast<std::decay_t<decltype(byte)>>(random());
+  if (!info.has_secret) info.drawn = {random(), random()};
+}
+
 RankInfo info_of(const RankInfo& sample, Rank rank, int ranks_per_host, std::mt19937_64& random) {
   RankInfo info = sample;
   info.host = info.host_name = "host-" + std::to_string(rank / ranks_per_host);
-  for (auto& byte : info.key) byte = static_cast<std::decay_t<decltype(byte)>>(random());
-  info.drawn = {random(), random()};
   info.token = random();
   info.pid = getpid();  // whose descriptors the segments of all hosts are
   std::vector<uint8_t>& address = info.fabric.address;  // it ends with the endpoint's number
   auto number = static_cast<uint64_t>(rank);
   if (address.size() >= sizeof number)
     std::memcpy(&address[address.size() - sizeof number], &number, sizeof number);
+  tell_group(info, rank, 1, random);
   return info;
 }
 
-}  // namespace
+std::vector<RankInfo> infos_of(int hosts, int ranks_per_host, const RankInfo& sample,
+                               std::mt19937_64& random) {
+  std::vector<RankInfo> infos;
+  for (Rank rank = 0; rank < hosts * ranks_per_host; ++rank)
+    infos.push_back(info_of(sample, rank, ranks_per_host, random));
+  return infos;
+}
 
-Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInfo& sample) {
+// A group is made of ranks that are `told`; `places`: what each of them knows before.
+Result<StoreTraffic> count_making(const std::vector<RankInfo>& told,
+                                  const std::vector<OwnPlace>& places) {
   CountedStore store;
-  std::mt19937_64 random(1);
-  int ranks = hosts * ranks_per_host;
   Group::Options defaults;
   std::vector<std::unique_ptr<InfoExchange>> exchanges;
   std::vector<Rank> first_of_hosts;
-  for (Rank rank = 0; rank < ranks; ++rank) {
+  auto ranks = static_cast<int>(told.size());
+  for (size_t r = 0; r < told.size(); ++r) {
+    auto rank = static_cast<Rank>(r);
     exchanges.push_back(std::make_unique<InfoExchange>(
         store, rank, ranks, InfoExchange::Options{defaults.timeout_ns, defaults.few_ranks, {}},
-        [](auto&&...) { return Status(); }));
-    Status out = exchanges.back()->publish(info_of(sample, rank, ranks_per_host, random));
-    if (!out) return out;
-    if (rank % ranks_per_host == 0) first_of_hosts.push_back(rank);
+        [](auto&&...) { return Status(); }, places[r]));
+    if (Status out = exchanges.back()->publish(told[r]); !out) return out;
+    if (r == 0 || told[r].host != told[r - 1].host) first_of_hosts.push_back(rank);
   }
   uint64_t most = 0;
   auto step = [&](auto&& of_rank) {
@@ -98,11 +117,13 @@ Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInf
     });
     if (!known) return known;
   }
-  for (Rank first : first_of_hosts) {
+  const bool several = first_of_hosts.size() > 1;
+  for (Rank first : several ? first_of_hosts : std::vector<Rank>()) {
     Status out = exchanges[static_cast<size_t>(first)]->publish_joined();
     if (!out) return out;
   }
   for (auto& exchange : exchanges) {
+    if (!several) break;
     Status joined = step([&] {
       return exchange->await_joined(first_of_hosts, infos, [](const auto&) { return ""; }).status();
     });
@@ -113,6 +134,30 @@ Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInf
   StoreTraffic traffic = store.traffic();
   traffic.most_values = most;
   return traffic;
+}
+
+}  // namespace
+
+Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInfo& sample) {
+  std::mt19937_64 random(1);
+  auto infos = infos_of(hosts, ranks_per_host, sample, random);
+  return count_making(infos, std::vector<OwnPlace>(infos.size()));
+}
+
+Result<StoreTraffic> count_further_group(int hosts, int ranks_per_host, const RankInfo& sample,
+                                         const std::vector<Rank>& members) {
+  std::mt19937_64 random(1);
+  auto infos = infos_of(hosts, ranks_per_host, sample, random);
+  auto directory = std::make_shared<const ProcessDirectory>(infos[0].key, infos);
+  std::vector<RankInfo> told;
+  std::vector<OwnPlace> places;
+  for (Rank member : members) {
+    RankInfo info = infos[static_cast<size_t>(member)];
+    places.push_back({directory, member, info});
+    tell_group(info, static_cast<Rank>(told.size()), 2, random);
+    told.push_back(std::move(info));
+  }
+  return count_making(told, places);
 }
 
 }  // namespace smddp::simulator

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "bootstrap/exchange.h"
 #include "common/status.h"
+#include "common/types.h"
 
 namespace smddp::simulator {
 
@@ -18,5 +20,9 @@ struct StoreTraffic {
 
 // `sample`: what a rank of a simulated cluster publishes. The others' differ from it where real ones differ.
 Result<StoreTraffic> count_start_up(int hosts, int ranks_per_host, const RankInfo& sample);
+// Of a further group of the ranks `members`, in ascending order, whose processes know one another from the group of
+// all ranks.
+Result<StoreTraffic> count_further_group(int hosts, int ranks_per_host, const RankInfo& sample,
+                                         const std::vector<Rank>& members);
 
 }  // namespace smddp::simulator

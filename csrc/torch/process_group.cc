@@ -73,7 +73,7 @@ Engine& engine_for(Store& store, int rank, const std::string& group_name) {
 ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
                                      std::chrono::milliseconds timeout,
                                      const std::string& group_name, Fallback::Factory factory,
-                                     const MeasureRoutes& measure)
+                                     const MeasureRoutes& measure, bool whole_job)
     : Backend(rank, size),
       store_(store, rank, size, timeout),
       engine_(engine_for(store_.part(), rank, group_name)),
@@ -87,6 +87,7 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   options.silence_ns = settings().silence_ns;
   options.routes = text_of(settings().routes);
+  options.whole_job = whole_job;
   auto created = Group::create(engine_, store_.part(), rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());

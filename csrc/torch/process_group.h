@@ -31,7 +31,7 @@ class ProcessGroupSMDDP final : public c10d::Backend {
  public:
   ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, int rank, int size,
                     std::chrono::milliseconds timeout, const std::string& group_name,
-                    Fallback::Factory factory, const MeasureRoutes& measure);
+                    Fallback::Factory factory, const MeasureRoutes& measure, bool whole_job);
   ~ProcessGroupSMDDP() override;
 
   const std::string getBackendName() const override { return "smddp"; }

@@ -30,7 +30,7 @@ RankInfo a_rank_info() {
   info.doorbell_fd = 6;
   info.outbox_fd = 7;
   info.routes = 88;
-  info.network = "20,4,1.25";
+  info.network = 99;
   info.network_given = true;
   info.fabric = {FabricAddress::State::kOpen, {1, 2, 3}, ""};
   return info;
@@ -51,7 +51,7 @@ TEST(RankInfo, IsTheSameAfterEncodingAndDecoding) {
   EXPECT_EQ(read.value().doorbell_fd, 6);
   EXPECT_EQ(read.value().outbox_fd, 7);
   EXPECT_EQ(read.value().routes, 88u);
-  EXPECT_EQ(read.value().network, "20,4,1.25");
+  EXPECT_EQ(read.value().network, 99u);
   EXPECT_TRUE(read.value().network_given);
   EXPECT_EQ(read.value().fabric.state, FabricAddress::State::kOpen);
   EXPECT_EQ(read.value().fabric.address, a_rank_info().fabric.address);

@@ -188,6 +188,30 @@ TEST(StartUp, WhatTheStoreServesGrowsWithTheHosts) {
   }
 }
 
+std::vector<Rank> ranks_from_0(int count, int step = 1) {
+  std::vector<Rank> ranks;
+  for (int i = 0; i < count; ++i) ranks.push_back(i * step);
+  return ranks;
+}
+
+// Ranks that know one another's processes tell what belongs to the group, and no more. A group of some ranks is
+// served what it would be in a job of no others.
+TEST(StartUp, AFurtherGroupExchangesWhatBelongsToItAlone) {
+  for (int step : {1, 8}) {
+    auto of_8 = count_further_group(64, 8, a_rank_info(), ranks_from_0(8, step));
+    ASSERT_TRUE(of_8.ok()) << of_8.status().message();
+    const uint64_t hosts = step == 1 ? 0 : 8;
+    EXPECT_EQ(of_8.value().values, 8u * (8 + hosts));
+    EXPECT_EQ(of_8.value().sets, 8 + 2 * hosts);
+    EXPECT_LE(of_8.value().bytes, 8u * (8 * 40 + 28) + 8 * hosts);
+  }
+  auto first = count_start_up(64, 8, a_rank_info());
+  auto all = count_further_group(64, 8, a_rank_info(), ranks_from_0(512));
+  ASSERT_TRUE(first.ok() && all.ok()) << all.status().message();
+  EXPECT_EQ(all.value().values, first.value().values);
+  EXPECT_LE(3 * all.value().bytes, first.value().bytes);
+}
+
 TEST(StartUp, InASmallGroupEachRankReadsAValuePerRankAndHost) {
   auto traffic = count_start_up(2, 4, a_rank_info());
   ASSERT_TRUE(traffic.ok()) << traffic.status().message();

@@ -21,6 +21,7 @@
 
 #include "bootstrap/file_store.h"
 #include "bootstrap/heartbeat.h"
+#include "bootstrap/prefix_store.h"
 #include "common/clock.h"
 #include "group/making_watch.h"
 #include "world.h"
@@ -99,10 +100,11 @@ class SharedStore : public Store {
   Entry* entries_;
 };
 
-// A layout that ends with "*" is that of a group that is made as a large one is; with "+", as one that is known to
-// span hosts.
+// A layout with "*" is that of a group that is made as a large one is; with "+", as one that is known to span hosts;
+// with "^", as a further group of ranks that know one another's processes; with "~", of ranks of which all but the
+// last do.
 std::string hosts_of(const std::string& layout) {
-  return layout.substr(0, layout.find_first_of("*+"));
+  return layout.substr(0, layout.find_first_of("*+^~"));
 }
 
 struct Report {
@@ -117,7 +119,7 @@ Group::Options options_of(const std::string& layout, int rank) {
   options.timeout_ns = kTimeoutNs;
   options.host = std::string("host-") + layout[static_cast<size_t>(rank)];
   if (layout.find('*') != std::string::npos) options.few_ranks = 1;
-  options.several_hosts = layout.ends_with('+');
+  options.several_hosts = layout.find('+') != std::string::npos;
   return options;
 }
 
@@ -145,8 +147,18 @@ Status be_rank(
     const std::function<void()>& after_group = [] {}) {
   auto engine = Engine::create();
   if (!engine) return engine.status();
-  before_group();
   auto ranks = static_cast<int>(hosts_of(layout).size());
+  std::unique_ptr<Group> first;
+  const bool renewed = layout.find('~') != std::string::npos && rank + 1 == ranks;
+  if (layout.find_first_of("^~") != std::string::npos) {
+    PrefixStore part(store, "first/");
+    Group::Options options = options_of(layout, rank);
+    options.whole_job = !renewed;
+    auto made = Group::create(*engine.value(), part, rank, ranks, options);
+    if (!made) return made.status();
+    first = std::move(made.value());
+  }
+  before_group();
   auto group = Group::create(*engine.value(), store, rank, ranks, options_of(layout, rank));
   if (!group) return group.status();
   lift_limits();
@@ -294,7 +306,7 @@ class EndingStore : public Store {
   explicit EndingStore(Store& store) : store_(store) {}
   void end_at(const std::string& key) { last_ = key; }
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
-    if (key == last_) raise(SIGKILL);
+    if (!last_.empty() && key.starts_with(last_)) raise(SIGKILL);
     return store_.set(key, value);
   }
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
@@ -347,11 +359,22 @@ TEST(StartFailures, ARankOfALargeGroupThatEndsBeforeItHandsOnIsNamedByAll) {
 
 // No other rank of its host waits for it: ranks of other hosts see it by its heartbeat and its port.
 TEST(StartFailures, ARankThatOtherHostsWaitForAndThatEndsIsNamedByAll) {
-  expect_the_end_is_told_to_all({{"ABB*+", 0, "rank_info/table/0"},
+  expect_the_end_is_told_to_all({{"ABB*+", 0, "host/"},
+                                 {"ABB*+", 0, "rank_info/table/0"},
                                  {"ABC*", 0, "all_joined"},
                                  {"AAB*", 2, "joined/2"},
                                  {"AB", 0, "joined/0"},
                                  {"AAB", 2, "joined/2"}});
+}
+
+// Rank 0 ends while it gathers, before it asks for the whole of what ranks are, and before it hands that on.
+TEST(StartFailures, ARankOfAFurtherGroupThatEndsIsNamedByAll) {
+  expect_the_end_is_told_to_all({{"ABB*+^", 0, "host/"},
+                                 {"AAB*^", 0, "rank_info/handed/0"},
+                                 {"ABB*+~", 0, "whole_wanted"},
+                                 {"ABB*+~", 0, "host/"},
+                                 {"AAB^", 2, "joined/2"},
+                                 {"AB~", 0, "joined/0"}});
 }
 
 // Nothing of a group lies in /dev/shm.

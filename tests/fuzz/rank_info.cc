@@ -3,6 +3,7 @@
 
 #include "bootstrap/exchange.h"
 #include "bootstrap/rank_table.h"
+#include "bootstrap/rank_values.h"
 #include "input.h"
 #include "liveness/contact.h"
 
@@ -24,6 +25,12 @@ class OneValue : public smddp::Store {
   std::vector<uint8_t> value_;
 };
 
+std::vector<smddp::RankInfo> infos_of(int ranks) {
+  std::vector<smddp::RankInfo> infos(static_cast<size_t>(ranks));
+  for (int r = 0; r < ranks; ++r) infos[static_cast<size_t>(r)].pid = 1 + r;
+  return infos;
+}
+
 }  // namespace
 
 using namespace smddp;
@@ -35,6 +42,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     auto again = decode(encode(info.value()));
     if (!again.ok() || encode(again.value()) != encode(info.value())) std::abort();
   }
+  if (auto reference = decode_reference(blob); reference.ok()) {
+    auto again = decode_reference(encode(reference.value()));
+    if (!again.ok() || encode(again.value()) != encode(reference.value())) std::abort();
+  }
+  if (auto process = decode_process(blob); process.ok()) {
+    auto again = decode_process(encode_process(process.value()));
+    if (!again.ok() || again.value() != process.value()) std::abort();
+  }
+  // Ranks that read a value are those whose directory all values name.
+  static const OwnPlace place{
+      std::make_shared<const ProcessDirectory>(JobKey{}, infos_of(3)), 1, {}};
+  const std::vector<Blob> values = {encode(RankInfo()), blob, blob};
+  if (RankValues::unclear(values).size() > values.size()) std::abort();
+  if (auto infos = RankValues(1, place).read_all(values); infos.ok() && infos.value().size() != 3)
+    std::abort();
   if (auto fabric = decode_fabric(blob); fabric.ok()) {
     auto again = decode_fabric(encode(fabric.value()));
     if (!again.ok() || encode(again.value()) != encode(fabric.value())) std::abort();

@@ -33,7 +33,8 @@ constexpr const char* kUsage =
     "  --calls     the figures are those of the last one (default 2: the first call meets the "
     "peers)\n"
     "  --view      rail: one rank of each host, with its share of the NICs and of the bytes\n"
-    "  --start-up-only  1: no collective\n";
+    "  --start-up-only  1: what the store serves for the group and for further ones, no "
+    "collective\n";
 
 struct Settings {
   Layout layout{2, 1};
@@ -263,6 +264,29 @@ void print(const StoreTraffic& traffic) {
   std::exit(1);
 }
 
+// Groups that a job makes after that of all its ranks: 8 ranks of one host, 8 of as many hosts, and all ranks.
+void print_further_groups(const Layout& layout, const RankInfo& sample) {
+  const int per_host = layout.ranks_per_host;
+  std::printf("\"further_groups\": [");
+  std::vector<std::pair<int, int>> groups;  // number of ranks, step from one to the next
+  if (per_host >= 8) groups.emplace_back(8, 1);
+  if (layout.hosts >= 8 && layout.ranks() > 8) groups.emplace_back(8, per_host);
+  groups.emplace_back(layout.ranks(), 1);
+  const char* separator = "";
+  for (auto [count, step] : groups) {
+    std::vector<Rank> members;
+    for (int i = 0; i < count; ++i) members.push_back(i * step);
+    auto traffic = count_further_group(layout.hosts, per_host, sample, members);
+    if (!traffic) give_up(traffic.status());
+    std::printf("%s\n  {\"ranks\": %d, \"hosts\": %d, ", separator, count,
+                members.back() / per_host + 1);
+    print(traffic.value());
+    std::printf("\"of\": %d}", layout.ranks());
+    separator = ",";
+  }
+  std::printf("\n], ");
+}
+
 int simulate(const Settings& asked) {
   Settings settings = asked.rail ? one_rail(asked) : asked;
   if (settings.assumed.empty()) {
@@ -290,8 +314,11 @@ int simulate(const Settings& asked) {
       asked.model.message_ns / 1e3, settings.assumed.c_str(), cluster.value()->rank_info_bytes(),
       made / ranks);
   print(traffic.value());
+  if (asked.start_up_only) {
+    print_further_groups(asked.layout, cluster.value()->rank_info());
+    settings.bytes.clear();
+  }
   std::printf("\"results\": [");
-  if (asked.start_up_only) settings.bytes.clear();
   Tuning tuning;
   tuning.algorithm = settings.algorithm;
   for (size_t i = 0; i < settings.bytes.size(); ++i) {
