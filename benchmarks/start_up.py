@@ -3,8 +3,9 @@
     python benchmarks/start_up.py --out FOLDER --before ~/before/.venv/bin/python
 
 Each run starts all ranks of a layout over Gloo, over smddp, over smddp without the measurement of
-the network between hosts, and over the smddp of another interpreter, in turns. A rank counts the
-seconds of its process, user and system, when its first AllReduce is done. Hosts are emulated by
+the network between hosts, and over the smddp of another interpreter, in turns. With ``--libfabric``
+layouts of several hosts start over that libfabric as well. A rank counts the seconds of its
+process, user and system, when its first AllReduce is done. Hosts are emulated by
 ``SMDDP_HOST_ID``; their network is the loopback.
 """
 
@@ -18,7 +19,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # Layout -> hosts, ranks of each, turns.
 LAYOUTS = {"1 x 1": (1, 1, 5), "1 x 2": (1, 2, 3), "1 x 8": (1, 8, 1), "2 x 1": (2, 1, 3)}
@@ -41,7 +42,17 @@ dist.destroy_process_group()
 """
 
 
-def start(python: str, backend: str, curve: str, layout: tuple[int, int]) -> list[list[float]]:
+class Kind(NamedTuple):
+    """What is started."""
+
+    name: str
+    python: str
+    backend: str = "smddp"
+    curve: str = "auto"
+    libfabric: str = ""  # the path of one; empty: the one that smddp finds
+
+
+def start(kind: Kind, layout: tuple[int, int]) -> list[list[float]]:
     """One start; of each rank the seconds of torch's import, of the package's, and of the rest."""
     hosts, per_host = layout
     with socket.socket() as probe:
@@ -61,28 +72,41 @@ def start(python: str, backend: str, curve: str, layout: tuple[int, int]) -> lis
             "GLOO_SOCKET_IFNAME": "lo",
             "SMDDP_FABRIC_INTERFACE": "lo",
             "OMP_NUM_THREADS": "1",
-            "SMDDP_FABRIC_CURVE": curve,
+            "SMDDP_FABRIC_CURVE": kind.curve,
+            "SMDDP_LIBFABRIC": kind.libfabric,
         }
-        command = [python, "-c", RANK, backend]
+        command = [kind.python, "-c", RANK, kind.backend]
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
     texts = [rank.communicate(timeout=120)[0] for rank in ranks]
     return [[float(word) for word in text.split()] for text in texts]
 
 
-def measure(before: str | None, layouts: list[str]) -> list[dict[str, Any]]:
+def kinds_of(before: str | None, libfabric: str | None, hosts: int) -> list[Kind]:
+    versions = [("smddp before", before)] if before is not None else []
+    versions.append(("smddp", sys.executable))
+    kinds = [Kind("gloo", sys.executable, "gloo")]
+    for name, python in versions:
+        kinds.append(Kind(name, python))
+        if hosts == 1:
+            continue
+        kinds.append(Kind(f"{name}, network not measured", python, curve="default"))
+        if libfabric is None:
+            continue
+        other = f"{name}, other libfabric"
+        kinds.append(Kind(other, python, libfabric=libfabric))
+        kinds.append(Kind(f"{other}, network not measured", python, "smddp", "default", libfabric))
+    return kinds
+
+
+def measure(before: str | None, libfabric: str | None, layouts: list[str]) -> list[dict[str, Any]]:
     """A row per layout, library and turn."""
-    own = sys.executable
-    kinds = [("gloo", own, "gloo", "auto"), ("smddp", own, "smddp", "auto")]
-    if before is not None:
-        kinds.insert(1, ("smddp before", before, "smddp", "auto"))
-    unmeasured = ("smddp, network not measured", own, "smddp", "default")
     rows = []
     for layout in layouts:
         hosts, per_host, turns = LAYOUTS[layout]
         for turn in range(turns):
-            for name, python, backend, curve in [*kinds, unmeasured] if hosts > 1 else kinds:
-                ranks = start(python, backend, curve, (hosts, per_host))
-                rows.append({"layout": layout, "library": name, "turn": turn, "ranks": ranks})
+            for kind in kinds_of(before, libfabric, hosts):
+                ranks = start(kind, (hosts, per_host))
+                rows.append({"layout": layout, "library": kind.name, "turn": turn, "ranks": ranks})
     return rows
 
 
@@ -115,6 +139,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the raw data")
     parser.add_argument("--before", help="the python of another version of smddp")
+    parser.add_argument("--libfabric", help="the path of another libfabric.so.1")
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS), choices=list(LAYOUTS))
     parser.add_argument("--tables-only", action="store_true", help="of the raw data that is there")
     args = parser.parse_args()
@@ -123,7 +148,7 @@ def main() -> int:
     if not args.tables_only:
         args.out.mkdir(parents=True, exist_ok=True)
         known = [row for row in known if row["layout"] not in args.layouts]
-        known += measure(args.before, args.layouts)
+        known += measure(args.before, args.libfabric, args.layouts)
         raw.write_text(json.dumps(known) + "\n")
     print(table(known), end="")
     return 0

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,6 +40,7 @@ std::vector<std::string> texts(char** list) {
 
 TEST(Environment, TheFabricOpensWithoutChangingTheListThatOthersRead) {
   ::unsetenv("FI_TCP_MAX_RX_SIZE");
+  ::unsetenv("FI_PROVIDER");
   char** list = environ;
   std::vector<std::string> before = texts(list);
   changes_in_place = 0;
@@ -47,6 +49,8 @@ TEST(Environment, TheFabricOpensWithoutChangingTheListThatOthersRead) {
   EXPECT_EQ(changes_in_place, 0);
   EXPECT_EQ(texts(list), before);
   EXPECT_STREQ(std::getenv("FI_TCP_MAX_RX_SIZE"), "256");
+  if (!std::filesystem::exists("/sys/class/infiniband"))
+    EXPECT_STREQ(std::getenv("FI_PROVIDER"), "^verbs");
 }
 
 TEST(Environment, AVariableThatIsSetKeepsItsValue) {

@@ -53,6 +53,16 @@ TEST(Opening, PackagedLibraryComesBeforeTheSystemsUnlessThereIsAnRdmaDevice) {
   EXPECT_EQ(library_candidates({"/efa"}, "/p", true), Paths({"/efa", "libfabric.so.1", "/p"}));
 }
 
+TEST(Opening, VerbsIsAskedOnlyWhereItMayHaveADevice) {
+  auto filter = provider_filter(false, "");
+  ASSERT_EQ(filter.size(), 1u);
+  EXPECT_EQ(filter[0].name, "FI_PROVIDER");
+  EXPECT_EQ(filter[0].value, "^verbs");
+  EXPECT_EQ(provider_filter(false, "tcp").size(), 1u);
+  EXPECT_TRUE(provider_filter(false, "verbs;ofi_rxm").empty());
+  EXPECT_TRUE(provider_filter(true, "").empty());
+}
+
 TEST(Opening, NamedLibraryThatIsNotLibfabric) {
   std::string why = refusal({"libm.so.6", "", "lo"});
   EXPECT_TRUE(contains(why, "not a libfabric")) << why;

@@ -79,6 +79,7 @@ std::vector<env::Default> fork_safety() {
 Result<Library> open_one(const std::string& path) {
   env::set_defaults(provider_buffers());
   env::set_defaults(fork_safety());
+  env::set_defaults(provider_filter(has_rdma_device(), env::get("FABRIC_PROVIDER")));
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();
@@ -136,6 +137,11 @@ std::vector<std::string> library_candidates(const std::vector<std::string>& efa,
   candidates.push_back(kSoname);
   if (!packaged.empty()) candidates.insert(candidates.end() - (rdma_device ? 0 : 1), packaged);
   return candidates;
+}
+
+std::vector<env::Default> provider_filter(bool rdma_device, const std::string& wanted) {
+  if (rdma_device || wanted.find("verbs") != std::string::npos) return {};
+  return {{"FI_PROVIDER", "^verbs"}};
 }
 
 Result<Library> load_library(const std::string& path) {

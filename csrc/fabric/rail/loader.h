@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/env.h"
 #include "common/status.h"
 
 namespace smddp::fabric {
@@ -34,6 +35,11 @@ struct Library {
 // libfabric was built with the device's driver, the packaged one may know TCP only.
 std::vector<std::string> library_candidates(const std::vector<std::string>& efa,
                                             const std::string& packaged, bool rdma_device);
+
+// The provider verbs reads all names of the kernel's functions when fi_getinfo first asks it, 0.05 s of the processor
+// (libfabric 2.5, benchmarks/results/2026-11-26-start-up-libfabric; up to 1.18 whatever is set here). It is not asked
+// without an RDMA device, which it needs. `wanted`: what SMDDP_FABRIC_PROVIDER says.
+std::vector<env::Default> provider_filter(bool rdma_device, const std::string& wanted);
 
 // Opens `path`, or if it is empty SMDDP_LIBFABRIC, or if that is empty too the first of
 // library_candidates() that can be opened. A path that was named and can't be opened is an error:
