@@ -92,7 +92,8 @@ def count_start_ups(sweep: Sequence[dict[str, Any]]) -> None:
         print(f"counting {layout_text(answer)}", flush=True)
         options = ("--view", answer["view"], "--start-up-only", "1")
         counted = simulate(answer["hosts"], answer["ranks_per_host"], *options)
-        names = [name for name in counted if "store_" in name] + ["rank_info_bytes"]
+        names = [name for name in counted if "store_" in name]
+        names += ["rank_info_bytes", "further_groups"]
         answer.update({name: counted[name] for name in names})
 
 
@@ -165,6 +166,25 @@ def start_up(answers: Sequence[dict[str, Any]]) -> str:
     head = ("ranks", "hosts x ranks", "bytes that a rank publishes", "values that the store serves")
     head += ("their bytes", "most values to one rank", "keys that stay")
     return table((*head, "memory of the group per rank"), lines)
+
+
+def further_groups(answers: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        [
+            layout_text(answer).removesuffix(", a rail"),
+            f"{group['ranks']:,}, on {group['hosts']} host" + "s" * (group["hosts"] > 1),
+            f"{group['store_sets']:,}",
+            f"{group['store_values']:,}",
+            bytes_text(float(group["store_bytes"])),
+            f"{group['most_store_values']:,}",
+            f"{group['store_keys_left']:,}",
+        ]
+        for answer in answers
+        for group in answer["further_groups"]
+    ]
+    head = ("hosts x ranks of the job", "ranks of the group", "values that are set")
+    head += ("values that the store serves", "their bytes", "most values to one rank")
+    return table((*head, "keys that stay"), lines)
 
 
 def calls(answers: Sequence[dict[str, Any]]) -> str:
@@ -282,9 +302,11 @@ def main() -> int:
     elif not args.tables_only:
         layouts = [layout for layout in LAYOUTS if layout.ranks <= args.most_ranks]
         data = {"sweep": list(simulate_all(layouts)), "real": simulate_real(rows)}
+        count_start_ups(data["sweep"])
         raw.write_text(json.dumps(data, indent=1) + "\n")
     data = json.loads(raw.read_text())
     parts = {"start-up": start_up(data["sweep"]), "calls": calls(data["sweep"])}
+    parts["further groups"] = further_groups(data["sweep"])
     if rows:
         parts["real runs"] = beside(rows, data["real"])
     text = with_parts(PAGE.read_text(), parts)
