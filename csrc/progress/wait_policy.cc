@@ -1,5 +1,6 @@
 #include "progress/wait_policy.h"
 
+#include <bit>
 #include <utility>
 
 #include "common/env.h"
@@ -32,7 +33,12 @@ bool WaitPolicy::keeps_polling(uint64_t now, uint64_t spin_ns) {
 
 void WaitPolicy::note_yield(uint64_t began, uint64_t ended) {
   shares_core_ = ended - began > kOwnCoreYieldNs;
-  if (ended - began > kComputesNs * ranks_per_core_) taken_until_ns_ = ended + kTakenNs;
+  bool computes = ended - began > kComputesNs * ranks_per_core_;
+  long_yields_ = ((long_yields_ << 1) | (computes ? 1 : 0)) & ((1u << kYields) - 1);
+  if (!computes || std::popcount(long_yields_) < 2) return;
+  bool again = taken_ns_ > 0 && ended < taken_until_ns_ + kTakenNs;
+  taken_ns_ = again ? std::min(2 * taken_ns_, kTakenNs) : kShortestTakenNs;
+  taken_until_ns_ = ended + taken_ns_;
 }
 
 }  // namespace smddp

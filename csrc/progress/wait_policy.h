@@ -87,10 +87,16 @@ class WaitPolicy {
   // If both are the case between hosts, threads that wait and poll take the cores from threads that
   // compute, and lose the core for a time slice at the wrong moment: the peers of the same step
   // wait. The background thread sleeps, and gets a core back when data arrives, because its time
-  // slices are short. So it drives for the waiting threads: for kTakenNs after such a yield, and as
-  // long as one of the last kComputingWaits waits came after computing. For kTakenNs after such a yield a
+  // slices are short. So it drives for the waiting threads: for a time after such yields, and as
+  // long as one of the last kComputingWaits waits came after computing. For that time a
   // thread between hosts does not yield after a poll in vain, but sleeps.
+  //
+  // Among threads that only poll, one yield of some thousand takes so long; beside a thread that computes, most do.
+  // So two of the last kYields count, for kShortestTakenNs, and for twice the last time, up to kTakenNs, if they
+  // come within kTakenNs after its end. What computes for a moment, as a process does that starts, is forgotten soon.
   static constexpr uint64_t kComputesNs = 1'000'000;
+  static constexpr int kYields = 8;
+  static constexpr uint64_t kShortestTakenNs = 50'000'000;
   static constexpr uint64_t kTakenNs = 3'000'000'000;
   static constexpr int kComputingWaits = 8;
   // Between hosts a waiting thread that finds work yields its core after this time: the link of
@@ -101,13 +107,14 @@ class WaitPolicy {
   uint64_t spin_ns_ = 0;         // from the first poll without success to sleep
   uint64_t ranks_per_core_ = 1;  // above 1, the ranks of this host take turns on a core
   bool network_ = false;
-  uint64_t idle_since_ns_ = 0;  // the first of the polls without success; 0: none
-  uint64_t turn_began_ns_ = 0;  // the first of the polls with success; 0: none
-  bool shares_core_ = false;    // found by the last yield
-  uint64_t taken_until_ns_ =
-      0;                        // after a long yield: other threads compute on the cores until then
-  uint64_t wait_ended_ns_ = 0;  // the last wait, between hosts
-  int computing_waits_ = 0;     // falls to 0 if no wait comes after computing
+  uint64_t idle_since_ns_ = 0;   // the first of the polls without success; 0: none
+  uint64_t turn_began_ns_ = 0;   // the first of the polls with success; 0: none
+  bool shares_core_ = false;     // found by the last yield
+  uint32_t long_yields_ = 0;     // a bit for each of the last ones, the latest in the lowest
+  uint64_t taken_until_ns_ = 0;  // other threads compute on the cores until then
+  uint64_t taken_ns_ = 0;        // for so long after the last yields that showed it
+  uint64_t wait_ended_ns_ = 0;   // the last wait, between hosts
+  int computing_waits_ = 0;      // falls to 0 if no wait comes after computing
 };
 
 template <class Clock>

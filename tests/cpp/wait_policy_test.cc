@@ -154,15 +154,51 @@ TEST(Yields, OfRanksThatShareACoreOrUseTheNetworkAreFollowedByPolls) {
   }
 }
 
+// A yield that ended `at`, in which another thread computed.
+void yield_to_computing(WaitPolicy& policy, uint64_t at) {
+  policy.note_yield(at - kMillisecond - 1, at);
+}
+
+bool sleeps(WaitPolicy& policy, uint64_t now) {
+  policy.restart_spin();
+  return !policy.keeps_polling(now, kSpin);
+}
+
 TEST(Yields, ToThreadsThatComputeAreFollowedBySleepsBetweenHosts) {
   WaitPolicy policy = between_hosts();
-  uint64_t ended = 2 * kSecond + 1;
-  policy.note_yield(ended - kMillisecond - 1, ended);
-  EXPECT_FALSE(policy.keeps_polling(ended, kSpin));
-  policy.restart_spin();
-  EXPECT_FALSE(policy.keeps_polling(ended + 3 * kSecond - 1, kSpin));
-  policy.restart_spin();
-  EXPECT_TRUE(policy.keeps_polling(ended + 3 * kSecond, kSpin));
+  uint64_t ended = 2 * kSecond;
+  yield_to_computing(policy, ended - 5 * kMillisecond);
+  EXPECT_FALSE(sleeps(policy, ended));
+  yield_to_computing(policy, ended);
+  EXPECT_TRUE(sleeps(policy, ended));
+  EXPECT_TRUE(sleeps(policy, ended + 50 * kMillisecond - 1));
+  EXPECT_FALSE(sleeps(policy, ended + 50 * kMillisecond));
+}
+
+// As happens among threads that only poll.
+TEST(Yields, AreNotFollowedBySleepsIfOneOfManyIsLong) {
+  WaitPolicy policy = between_hosts();
+  uint64_t now = kSecond;
+  for (int i = 0; i < 80; ++i, now += 10 * kMillisecond) {
+    i % 8 == 0 ? yield_to_computing(policy, now) : policy.note_yield(now - kMicrosecond, now);
+    EXPECT_FALSE(sleeps(policy, now)) << i;
+  }
+}
+
+TEST(Yields, ToThreadsThatGoOnComputingAreFollowedBySleepsForEverLonger) {
+  WaitPolicy policy = between_hosts();
+  uint64_t now = kSecond;
+  yield_to_computing(policy, now);
+  for (uint64_t ms : {50, 100, 200, 400, 800, 1600, 3000, 3000}) {
+    yield_to_computing(policy, now);
+    EXPECT_TRUE(sleeps(policy, now + ms * kMillisecond - 1)) << ms;
+    now += ms * kMillisecond;
+    EXPECT_FALSE(sleeps(policy, now)) << ms;
+    now += 500 * kMillisecond;  // until it waits again
+  }
+  now += 3 * kSecond;
+  yield_to_computing(policy, now);
+  EXPECT_FALSE(sleeps(policy, now + 50 * kMillisecond));
 }
 
 TEST(Turns, EndBetweenHostsAfterTheirTimeAtWork) {
@@ -204,8 +240,8 @@ void compute_beside_others(WaitPolicy& policy, Clock& clock) {
   wait_once(policy, clock);
   clock.now += 2 * kMillisecond;
   policy.begin_wait(clock);
-  policy.note_yield(clock.now, clock.now + 4 * kMillisecond);
-  clock.now += 4 * kMillisecond;
+  for (int i = 0; i < 2; ++i, clock.now += 4 * kMillisecond)
+    policy.note_yield(clock.now, clock.now + 4 * kMillisecond);
 }
 
 TEST(Driving, IsLeftToTheBackgroundThreadIfTheRankAndOtherThreadsCompute) {
@@ -226,15 +262,15 @@ TEST(Driving, StaysWithTheWaitingThreadIfOnlyOneOfTheTwoComputes) {
   wait_once(taken, clock);
   clock.now += kMillisecond;  // not longer: this rank does not compute
   taken.begin_wait(clock);
-  taken.note_yield(clock.now, clock.now + 4 * kMillisecond);
+  for (int i = 0; i < 2; ++i) taken.note_yield(clock.now, clock.now + 4 * kMillisecond);
   EXPECT_FALSE(taken.background_drives(clock));
 }
 
-TEST(Driving, ReturnsToTheWaitingThreadSomeTimeAfterTheLastLongYield) {
+TEST(Driving, ReturnsToTheWaitingThreadSomeTimeAfterTheLastLongYields) {
   WaitPolicy policy = between_hosts();
   Clock clock;
   compute_beside_others(policy, clock);
-  clock.now += 3 * kSecond - 1;
+  clock.now += 50 * kMillisecond - 1;
   EXPECT_TRUE(policy.background_drives(clock));
   ++clock.now;
   EXPECT_FALSE(policy.background_drives(clock));
@@ -259,7 +295,7 @@ TEST(Driving, AYieldIsLongOnlyByTheRanksThatShareTheCore) {
   Clock clock;
   compute_beside_others(policy, clock);  // 4 ms: each of the four ranks may have had its turn
   EXPECT_FALSE(policy.background_drives(clock));
-  policy.note_yield(clock.now, clock.now + 4 * kMillisecond + 1);
+  for (int i = 0; i < 2; ++i) policy.note_yield(clock.now, clock.now + 4 * kMillisecond + 1);
   EXPECT_TRUE(policy.background_drives(clock));
 }
 
