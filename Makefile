@@ -309,7 +309,7 @@ bench: bench-programs  ## measure inside this host beside Gloo and the peers tha
 
 bench-programs: build
 	$(BIN)/cmake -S . -B build -DSMDDP_BENCHMARKS=ON
-	$(BIN)/cmake --build build --parallel $(JOBS) --target core_collectives copy_collectives
+	$(BIN)/cmake --build build --parallel $(JOBS) --target core_collectives copy_collectives plain_sockets
 
 BENCH_SIZES ?= 1K,64K,1M..256M
 bench-host: bench-programs  ## measure inside this host, RANKS ranks, in turns with MPI and others; half an hour

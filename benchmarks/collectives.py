@@ -38,6 +38,8 @@ PEERS = (
     "smddp-log",
     "smddp-joint",
     "copy",
+    "sockets",
+    "sockets-doubling",
     "fake",
     "gloo",
     "mpich",
@@ -70,7 +72,8 @@ def add_competitors(parser: argparse.ArgumentParser) -> None:
         "--peers",
         help=f"competitors of smddp, of {', '.join(PEERS)}; 'none': smddp alone; 'fetched': copy, "
         "gloo and those that peers.py compiled. copy: the least time that the memory of a host "
-        "allows; fake: torch's backend that does nothing, for calls of up to 4 KiB; smddp-shared: "
+        "allows; sockets, sockets-doubling: plain TCP sockets between hosts; "
+        "fake: torch's backend that does nothing, for calls of up to 4 KiB; smddp-shared: "
         "the core with its buffers in memory that the ranks share; smddp-async: the core with "
         "callers that do not wait in it; smddp-direct, smddp-log, smddp-joint: the core with this "
         "pattern between hosts in place of the selector's choice. Default: gloo",

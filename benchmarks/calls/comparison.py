@@ -9,7 +9,7 @@ from .cases import ALL_OPS, Case
 
 OURS = "smddp"
 FROM_TORCH = f"{OURS}-torch"
-YARDSTICKS = ("copy", "fake")  # not libraries that a program could use
+YARDSTICKS = ("copy", "fake", "sockets")  # not libraries that a program could use
 
 ByCase = dict[Case, dict[str, Row]]
 

@@ -85,6 +85,38 @@ class Copy(CallCompetitor):
         ranks.launch(hosts.first, argv, {}, "ranks")
 
 
+class Sockets(CallCompetitor):
+    """Bare TCP sockets between hosts, without libfabric and without an engine."""
+
+    def __init__(self, name: str, program: Path, doubling: bool) -> None:
+        self.name = name
+        self.program = program
+        self.doubling = doubling
+
+    def measures(self, case: Case) -> bool:
+        known = ("all_gather",) if self.doubling else ("all_gather", "reduce_scatter")
+        return case.op in known and case.dtype == "fp32" and case.bytes <= 256 << 10
+
+    def missing(self, hosts: HostSet) -> str | None:
+        if len(hosts) < 2:
+            return "it is for several hosts"
+        if self.doubling and (hosts.ranks_per_host > 1 or len(hosts) & (len(hosts) - 1)):
+            return "doubling needs a power of two of hosts with one rank each"
+        if self.program.exists():
+            return None
+        return f"{self.program} is not built; `make bench-programs` builds it"
+
+    def launch(self, hosts: HostSet, ranks: LaunchedRanks) -> None:
+        store = ranks.folder / "store"
+        store.mkdir()
+        for rank in range(hosts.ranks):
+            host = hosts.host_of(rank)
+            argv = [str(self.program), str(ranks.folder), str(store)]
+            argv += [host.interfaces[0], f"host{rank // hosts.ranks_per_host}"]
+            argv += ["doubling"] if self.doubling else []
+            ranks.launch(host, argv, rank_environment(hosts, rank), f"rank{rank}")
+
+
 class Torch(CallCompetitor):
     """A backend of torch.distributed, called from Python."""
 

@@ -27,7 +27,7 @@ from .call_alternation import CallAlternation
 from .call_rows import Row
 from .cases import Case, cases
 from .comparison import FROM_TORCH, OURS
-from .competitors import CallCompetitor, Copy, Core, Fake, Forced, Torch
+from .competitors import CallCompetitor, Copy, Core, Fake, Forced, Sockets, Torch
 
 SHARED = f"{OURS}-shared"
 ASYNC = f"{OURS}-async"
@@ -53,6 +53,9 @@ def competitors(args: argparse.Namespace, builds: Sequence[Build]) -> list[CallC
             out += [Forced(name, build, FORCED[name]) for build in builds]
         elif name == "copy":
             out.append(Copy(this.core.with_name("copy_collectives")))
+        elif name in ("sockets", "sockets-doubling"):
+            program = this.core.with_name("plain_sockets")
+            out.append(Sockets(name, program, name == "sockets-doubling"))
         elif name == "fake":
             out.append(Fake(this))
         else:
