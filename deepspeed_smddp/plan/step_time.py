@@ -137,25 +137,42 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
     gather = all_gather(parameter * layer, group, c)
     reduce = reduce_scatter(gradient * layer, group, c)
     forward = _Overlap.of(gather, gpu.layer_forward, job, c)
-    # One network carries both directions' worth: gather and reduction of a layer follow each other.
+    early, late = _second_hop(job, group, c)
     again = 0.0 if scheme.keep_gathered else gather
-    backward = _Overlap.of(again + reduce, gpu.layer_backward, job, c)
-    part = again / (again + reduce) if again + reduce else 0.0
     first = all_gather(parameter * outside, group, c)
     last = reduce_scatter(gradient * outside, group, c)
-    times = micro * layers
-    gathers = [
-        _scaled(forward, times),
-        _scaled(backward, times * part),
-        _Overlap(micro * first, 0.0, 0.0),
-    ]
-    reductions = [_scaled(backward, times * (1 - part)), _Overlap(micro * last, 0.0, 0.0)]
-    copies = job.data_parallel // group.ranks
-    if copies > 1:  # the second hop of MiCS, once per step, not overlapped
-        own = gradient * shape.parameters / scheme.tensor / group.ranks
-        across = group._replace(ranks=copies, spacing=group.ranks * group.spacing)
-        reductions.append(_Overlap(all_reduce(own, across, c), 0.0, 0.0))
+    gathers = [_scaled(forward, micro * layers), _Overlap(micro * first, 0.0, 0.0)]
+    reductions = [_Overlap(micro * last, 0.0, 0.0), _Overlap(late, 0.0, 0.0)]
+    # The last micro-step's backward pass also carries the second hop.
+    for times, hop in ((micro - 1, 0.0), (1, early / layers)):
+        # One network carries both directions' worth: what a layer needs follows one another.
+        wire = again + reduce + hop
+        backward = _Overlap.of(wire, gpu.layer_backward, job, c)
+        part = again / wire if wire else 0.0
+        gathers.append(_scaled(backward, times * layers * part))
+        reductions.append(_scaled(backward, times * layers * (1 - part)))
     return gathers, reductions
+
+
+def _second_hop(job: Job, group: RankGroup, c: Values) -> tuple[float, float]:
+    """MiCS's AllReduces over the replicas: what may overlap the last backward pass, and the rest.
+
+    smddp in DeepSpeed averages bucket by bucket. The last bucket is full when the pass is over.
+    With an offloaded optimizer all of it waits for the step.
+    """
+    copies = job.data_parallel // group.ranks
+    if copies == 1:
+        return 0.0, 0.0
+    own = job.shape.parameters / job.scheme.tensor
+    nbytes = job.software.gradient_bytes * own / group.ranks
+    across = group._replace(ranks=copies, spacing=group.ranks * group.spacing)
+    software = job.software
+    early = software.library == "smddp" and software.framework == "deepspeed"
+    if not early or not software.overlapped or job.scheme.offload:
+        return 0.0, all_reduce(nbytes, across, c)
+    buckets = max(1.0, own / job.buckets.reduce)
+    whole = all_reduce(nbytes, across, c, buckets)
+    return whole * (1 - 1 / buckets), whole / buckets
 
 
 def _replicated(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_Overlap]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis
@@ -217,6 +218,26 @@ def test_bytes_of_a_host_are_counted() -> None:
     # Two hosts: half of two gathers in bf16 and of one reduction in bf16.
     assert outlook.host_bytes(job) == pytest.approx(3 * 2 * job.shape.parameters / 2)
     assert outlook.host_bytes(llama(8)) == 0
+
+
+def test_the_second_hop_overlaps_the_last_backward_pass() -> None:
+    job = llama(degree=16, recomputation="full", micro_batch=4)
+    at_the_step = replace(job.buckets, reduce=job.shape.parameters)  # one bucket, full at the end
+    by_bucket = replace(job.buckets, reduce=50_000_000)
+
+    def gain(of: Job) -> float:
+        late = step_time(of.having(buckets=at_the_step))
+        early = step_time(of.having(buckets=by_bucket))
+        assert early.exposed_gathers == pytest.approx(late.exposed_gathers)
+        return early.hidden - late.hidden
+
+    assert gain(job) > 0.05 * step_time(job).exposed_reductions
+    # Once per step, however many micro-steps there are.
+    assert gain(job.having(accumulation=4)) == pytest.approx(gain(job))
+    assert gain(job.having(offload=True)) == 0
+    assert gain(job.having(overlapped=False)) == 0
+    assert gain(job.having(library="nccl")) == 0
+    assert gain(job.having(degree=0)) == 0
 
 
 def test_time_and_price_of_a_training() -> None:
