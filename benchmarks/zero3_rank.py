@@ -2,7 +2,9 @@
 
 RANK=0 WORLD_SIZE=2 ... zero3_rank.py BACKEND PIPES WORKLOAD DEEPSPEED_CONFIG
 
-The last two are JSON. With the backend ``fake`` the ranks do not communicate.
+The last two are JSON. With the backend ``fake`` the ranks do not communicate. With
+SECOND_HOP=step in the environment and sharding by degree, gradients are averaged over the replicas
+at the step, not bucket by bucket in the backward pass.
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ class ZeroTraining(Training):
             model=model, model_parameters=model.parameters(), config=config
         )
         self.device = self.engine.device
+        if os.environ.get("SECOND_HOP") == "step":
+            self.engine.optimizer.averages_early = False
 
     def train(self, tokens: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = self.engine(input_ids=tokens, labels=tokens).loss
-        self.engine.backward(loss)
-        self.engine.step()
+        for _ in range(self.engine.gradient_accumulation_steps()):
+            loss: torch.Tensor = self.engine(input_ids=tokens, labels=tokens).loss
+            self.engine.backward(loss)
+            self.engine.step()
         return loss
 
 

@@ -33,13 +33,13 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
 
     def __init__(self, *args: Any, dp_process_group: Any = None, **options: Any) -> None:
         self.second_hop: SecondHop | None = None
-        self._averages_early = False
+        self.averages_early = False
         self.sharding = Sharding.within(dp_process_group)
         if self.sharding is not None:
             dp_process_group = self.sharding.shard_group
         super().__init__(*args, dp_process_group=dp_process_group, **options)
         # With an offloaded optimizer, gradients leave for it before the step.
-        self._averages_early = bool(options.get("overlap_comm")) and not self.offload_optimizer
+        self.averages_early = bool(options.get("overlap_comm")) and not self.offload_optimizer
 
     def step(self, closure: Any = None) -> None:
         """Averages gradients over the replicas, then clips and updates."""
@@ -56,7 +56,7 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         if (
             buffers
             and self.sharding is not None
-            and self._averages_early
+            and self.averages_early
             and self.is_gradient_accumulation_boundary()
         ):
             self._second_hop(self.sharding).start(numbers, buffers)
