@@ -159,6 +159,12 @@ def group_states(with_connections: bool = False) -> list[dict[str, Any]]:
     the way to each: see ``diagnose/report/dump.py``.
     """
 
+def stored_network(hosts: list[str]) -> str:
+    """What an earlier job has measured between hosts, with its date; "" if none has.
+
+    ``hosts`` is the identity of each rank's host. Opens the network.
+    """
+
 def label_number(label: str) -> int:
     """The number of a label for :func:`set_label`; "" has 0."""
 

@@ -296,8 +296,9 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "FABRIC_CURVE",
         "auto",
-        "latency us, us per message, GB/s of a host; auto: measured; default",
-        "to override what is measured, as with `20,4,1.25`; `default` takes these numbers",
+        "latency us, us per message, GB/s of a host; auto, measure or default",
+        "to override what `auto` measures, as with `20,4,1.25`; `default` takes these numbers; "
+        "`measure` measures them whatever an earlier job has measured on these hosts",
         in_core=True,
     ),
     Variable(

@@ -23,7 +23,7 @@ namespace smddp::env {
   X(JOB_SECRET_FILE, "", "file with the job's secret; empty: SMDDP_JOB_SECRET")                    \
   X(JOB_SECRET, "", "the job's secret; empty: random, handed out through the store")               \
   X(TIMEOUT_SECONDS, "600", "deadline of one operation")                                           \
-  X(FABRIC_CURVE, "auto", "latency us, us per message, GB/s of a host; auto: measured; default")   \
+  X(FABRIC_CURVE, "auto", "latency us, us per message, GB/s of a host; auto, measure or default")  \
   X(ALGORITHM, "auto", "pattern between hosts: auto, direct, log or joint")                        \
   X(SINGLE_COPY, "auto", "1: read peers' memory, 0: copy through the segment, auto: the cheaper")  \
   X(SHARED_ALLOCATOR, "0", "1: CPU tensors of 64 KiB and more are in memory that local ranks map") \

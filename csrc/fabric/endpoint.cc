@@ -99,6 +99,9 @@ const std::vector<uint8_t>& Endpoint::address() const { return rails_->address()
 const std::string& Endpoint::rails_text() const { return rails_->rails_text(); }
 
 const std::string& Endpoint::description() const { return rails_->description(); }
+
+const std::string& Endpoint::links() const { return rails_->links(); }
+
 std::string Endpoint::ip() const {
   const std::vector<uint8_t>& name = (*rails_)[0].name();
   return describe_ip(name.data(), name.size()).text;

@@ -87,6 +87,8 @@ class Endpoint {
   const std::string& rails_text() const;
   // The same with the version and the path of libfabric.
   const std::string& description() const;
+  // Its NICs, with what tells each from another one: hardware address and rate where they are known.
+  const std::string& links() const;
   size_t rails() const;
   size_t max_message() const;
   Transfer transfer() const;

@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "common/log.h"
+#include "fabric/rail/link.h"
 #include "fabric/transfer.h"
 
 namespace smddp::fabric {
@@ -31,6 +32,7 @@ Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, 
     published.names.push_back(rail.value()->name());
     emulated = emulated || rail.value()->emulates_writes();
     rails_text_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
+    links_ += (rails_.empty() ? "" : ", ") + describe_link(choice);
     rails_.push_back(std::move(rail.value()));
   }
   balance_.set_rails(rails_.size());

@@ -39,6 +39,7 @@ class RailSet {
   const std::vector<uint8_t>& address() const { return address_; }
   const std::string& rails_text() const { return rails_text_; }
   const std::string& description() const { return description_; }
+  const std::string& links() const { return links_; }
   Transfer transfer() const { return transfer_; }
   // A message is processed by its receiver after the chunks that were started before it.
   bool orders_messages() const { return rails_.size() == 1 && rails_[0]->orders_messages(); }
@@ -88,7 +89,7 @@ class RailSet {
   RailBalance balance_;
   Transfer transfer_ = Transfer::kMessages;
   std::vector<uint8_t> address_;
-  std::string rails_text_, description_;
+  std::string rails_text_, description_, links_;
   size_t max_message_ = 0;
   size_t max_chunk_ = 0;
   FileDescriptor all_wait_fds_;  // of several rails: an epoll instance

@@ -21,6 +21,7 @@ namespace {
 constexpr uint64_t kAttachLookNs = 100'000'000;
 
 using Fabric = FabricAddress::State;
+using Found = InfoExchange::Found;
 
 // Of the keys of this process's groups.
 std::atomic<uint32_t> latest_serial{0};
@@ -318,11 +319,25 @@ Status GroupBuilder::await_hosts(const Topology& topology) {
   if (topology.nodes() == 1) return {};
   std::vector<int> first_of_hosts;
   for (int n = 0; n < topology.nodes(); ++n) first_of_hosts.push_back(topology.node(n)[0]);
-  if (topology.local_index(rank_) == 0) {
-    Status out = exchange_.publish_joined(network_.measure(store_, topology, rank_));
+  const bool first = topology.local_index(rank_) == 0;
+  if (first) {
+    Status out =
+        exchange_.publish_found(Found::kOnJoining, network_.recall(infos_, topology, rank_));
     if (!out) return out;
   }
-  auto agreed = exchange_.await_joined(first_of_hosts, infos_, agree_on_measurements);
+  auto recalled =
+      exchange_.await_found(Found::kOnJoining, first_of_hosts, infos_,
+                            [&](const auto& told) { return agree_on_recalled(told, topology); });
+  if (!recalled) return recalled.status();
+  network_.take_recalled(recalled.value());
+  if (!network_.unknown()) return {};
+  if (first) {
+    Status out =
+        exchange_.publish_found(Found::kMeasured, network_.measure(store_, topology, rank_));
+    if (!out) return out;
+  }
+  auto agreed =
+      exchange_.await_found(Found::kMeasured, first_of_hosts, infos_, agree_on_measurements);
   return agreed ? network_.take(agreed.value(), rank_) : agreed.status();
 }
 

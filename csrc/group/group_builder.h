@@ -55,10 +55,9 @@ class GroupBuilder {
   Status join(std::vector<RankInfo> infos);
   Result<GroupParts> finish();
   std::vector<RankInfo> take_infos() { return std::move(infos_); }
-  // Waits until all hosts of `topology`, the group's, have joined. Settles network(): measures it first, if this
-  // rank is one of those that do.
+  // Waits until all hosts of `topology`, the group's, have joined, and settles network().
   Status await_hosts(const Topology& topology);
-  const NetworkModel& network() const { return network_.model(); }
+  const NetworkAgreement& network() const { return network_; }
   // After await_hosts(). Removes from the store what no rank reads any more; keeps what all ranks of the job have told
   // of their processes for later groups.
   void conclude();

@@ -55,7 +55,7 @@ Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int r
       group.reset(new Group(engine, options, std::move(parts.value())));
       engine.attach(group->key_, group.get());
       made = builder.await_hosts(group->topology());
-      if (made) group->use(builder.network());
+      if (made) group->use(builder.network().model());
     }
   } catch (...) {
     made = status_of_exception();

@@ -17,8 +17,8 @@ constexpr const char* kInfo = "rank_info";
 constexpr const char* kWhole = "whole_info";          // of a rank that refers to a directory
 constexpr const char* kWholeWanted = "whole_wanted";  // by rank 0 of a large group
 constexpr const char* kFabric = "fabric";
-constexpr const char* kJoined = "joined";
-constexpr const char* kAllJoined = "all_joined";
+// By InfoExchange::Found.
+constexpr const char* kFoundTopics[] = {"joined", "measured"};
 // Stores limit the bytes of a value: torch's TCPStore takes 8 MiB.
 constexpr size_t kRanksPerPart = 4096;
 // How often a waiting rank looks whether the store still answers, at the most.
@@ -49,6 +49,8 @@ size_t parts_of(size_t ranks) { return (ranks + kRanksPerPart - 1) / kRanksPerPa
 std::chrono::milliseconds longest_pause_of(int ranks) {
   return std::max(std::chrono::milliseconds(50), std::chrono::milliseconds(ranks / 4));
 }
+
+std::string topic_of(InfoExchange::Found when) { return kFoundTopics[static_cast<size_t>(when)]; }
 
 // Of a text, which may be empty: some stores keep no empty value.
 Blob value_of(const std::string& text) {
@@ -295,38 +297,40 @@ Result<Blob> InfoExchange::await(const Awaited& awaited) {
   return std::move(values.value()[0]);
 }
 
-Status InfoExchange::publish_joined(const std::string& found) {
-  return store_.set(key_of(kJoined, rank_), value_of(found));
+Status InfoExchange::publish_found(Found when, const std::string& found) {
+  return store_.set(key_of(topic_of(when), rank_), value_of(found));
 }
 
-Result<std::string> InfoExchange::await_joined(const std::vector<Rank>& first_of_hosts,
-                                               const std::vector<RankInfo>& infos,
-                                               const Agree& agree) {
+Result<std::string> InfoExchange::await_found(Found when, const std::vector<Rank>& first_of_hosts,
+                                              const std::vector<RankInfo>& infos,
+                                              const Agree& agree) {
+  const std::string topic = topic_of(when), all = "all_" + topic;
   if (!few() && rank_ != 0) {
-    auto told = await({kAllJoined, 0, infos.data(), kJoined, first_of_hosts});
+    auto told = await({all, 0, infos.data(), topic, first_of_hosts});
     if (!told) return told.status();
     return found_in(told.value());
   }
-  auto found = collect_found(first_of_hosts, infos);
+  auto found = collect_found(topic, first_of_hosts, infos);
   if (!found) return found.status();
   std::string agreed = agree(found.value());
   if (few()) return agreed;
-  if (Status out = store_.set(kAllJoined, value_of(agreed)); !out) return out;
+  if (Status out = store_.set(all, value_of(agreed)); !out) return out;
   return agreed;
 }
 
-Result<InfoExchange::Found> InfoExchange::collect_found(const std::vector<Rank>& first_of_hosts,
-                                                        const std::vector<RankInfo>& infos) {
+Result<std::vector<std::string>> InfoExchange::collect_found(
+    const std::string& topic, const std::vector<Rank>& first_of_hosts,
+    const std::vector<RankInfo>& infos) {
   for (Rank first : first_of_hosts) {
     if (first == rank_) continue;
     const RankInfo& info = infos[static_cast<size_t>(first)];
-    Status joined = wait_for({key_of(kJoined, first), first, &info, kJoined, first_of_hosts});
-    if (!joined) return joined;
+    Status told = wait_for({key_of(topic, first), first, &info, topic, first_of_hosts});
+    if (!told) return told;
   }
-  auto joined = collect(store_, kJoined, first_of_hosts);
-  if (!joined) return joined.status();
-  Found found;
-  for (const Blob& value : joined.value()) found.push_back(found_in(value));
+  auto told = collect(store_, topic, first_of_hosts);
+  if (!told) return told.status();
+  std::vector<std::string> found;
+  for (const Blob& value : told.value()) found.push_back(found_in(value));
   return found;
 }
 

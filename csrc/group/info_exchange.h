@@ -57,12 +57,13 @@ class InfoExchange {
   Status publish(const FabricAddress& mine);
   Result<std::vector<FabricAddress>> fabrics(const std::vector<Rank>& of);
   // The first rank of each host says that its host has joined, and what it has found out; every rank waits for
-  // all hosts. `infos`: of all ranks. The result is the same on all ranks: what `agree` makes of all that was found.
-  using Found = std::vector<std::string>;
-  using Agree = std::function<std::string(const Found&)>;
-  Status publish_joined(const std::string& found = {});
-  Result<std::string> await_joined(const std::vector<Rank>& first_of_hosts,
-                                   const std::vector<RankInfo>& infos, const Agree& agree);
+  // all hosts. After that the same once more, if there is more to find out. `infos`: of all ranks. The result is the
+  // same on all ranks: what `agree` makes of all that was found, by host.
+  enum class Found : uint8_t { kOnJoining, kMeasured };
+  using Agree = std::function<std::string(const std::vector<std::string>&)>;
+  Status publish_found(Found when, const std::string& found = {});
+  Result<std::string> await_found(Found when, const std::vector<Rank>& first_of_hosts,
+                                  const std::vector<RankInfo>& infos, const Agree& agree);
   // Whether ranks of this host may still read what they know of all ranks from this one.
   bool hands_on() const { return !handed_.empty(); }
   // Removes what this rank has published. Called once all hosts have joined: no rank reads it any more.
@@ -95,8 +96,9 @@ class InfoExchange {
   };
   Status wait_for(const Awaited& awaited);
   Result<Blob> await(const Awaited& awaited);
-  Result<Found> collect_found(const std::vector<Rank>& first_of_hosts,
-                              const std::vector<RankInfo>& infos);
+  Result<std::vector<std::string>> collect_found(const std::string& topic,
+                                                 const std::vector<Rank>& first_of_hosts,
+                                                 const std::vector<RankInfo>& infos);
   const RankInfo* first_rank() const { return first_ ? &*first_ : nullptr; }
 
   Store& store_;

@@ -32,9 +32,12 @@ class Network {
   template <class T>
   void keep(std::unique_ptr<T> what) noexcept;
   void close() { endpoint_.reset(); }
-  // What the latest group between hosts has found the network to be, for later groups; "": nothing yet.
-  void remember(std::string model) { model_ = std::move(model); }
-  const std::string& model() const { return model_; }
+  // What the latest group between hosts has found the network to be, and how, for later groups; "": nothing yet.
+  struct Known {
+    std::string model, source;
+  };
+  void remember(Known known) { known_ = std::move(known); }
+  const Known& known() const { return known_; }
 
   // A group over the endpoint broke, or ended: its connections are broken, or may break unnoticed while no
   // group uses them. Later groups get a new endpoint as soon as no group needs this one.
@@ -84,7 +87,7 @@ class Network {
   bool keeps_for_good_ = false;  // libfabric may use what is kept for the rest of the process
   uint64_t foreign_before_ = 0;
   std::set<const std::byte*> lent_;
-  std::string model_;
+  Known known_;
 };
 
 template <class T>

@@ -16,6 +16,8 @@
 namespace smddp::simulator {
 namespace {
 
+constexpr auto kOnJoining = InfoExchange::Found::kOnJoining;
+
 class CountedStore final : public Store {
  public:
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
@@ -119,13 +121,14 @@ Result<StoreTraffic> count_making(const std::vector<RankInfo>& told,
   }
   const bool several = first_of_hosts.size() > 1;
   for (Rank first : several ? first_of_hosts : std::vector<Rank>()) {
-    Status out = exchanges[static_cast<size_t>(first)]->publish_joined();
+    Status out = exchanges[static_cast<size_t>(first)]->publish_found(kOnJoining);
     if (!out) return out;
   }
   for (auto& exchange : exchanges) {
     if (!several) break;
     Status joined = step([&] {
-      return exchange->await_joined(first_of_hosts, infos, [](const auto&) { return ""; }).status();
+      return exchange->await_found(kOnJoining, first_of_hosts, infos, [](auto&) { return ""; })
+          .status();
     });
     if (!joined) return joined;
   }

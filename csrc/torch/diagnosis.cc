@@ -5,9 +5,11 @@
 #include <time.h>
 
 #include "common/clock.h"
+#include "group/network_agreement.h"
 #include "recorder/flight_recorder.h"
 #include "torch/fallback.h"
 #include "torch/live_groups.h"
+#include "torch/runtime.h"
 #include "torch/trouble.h"
 
 namespace py = pybind11;
@@ -131,6 +133,17 @@ py::list connections_of(const GroupState& group) {
   return rows;
 }
 
+// Of the model of a group; "" of a group inside one host.
+std::string source_of_network(const std::string& model) {
+  auto engine = process_engine();
+  if (model.empty() || !engine) return {};
+  Engine::Lock lock = engine.value()->lock();
+  const Network::Known& known = engine.value()->network().known();
+  if (known.model.empty()) return "given";
+  // A later group may have measured again.
+  return known.model == model ? known.source : "measured now";
+}
+
 py::list group_states(bool with_connections) {
   std::vector<GroupState> states;
   {
@@ -148,6 +161,7 @@ py::list group_states(bool with_connections) {
     d["submitted"] = group.submitted;
     d["finished"] = group.finished;
     d["network"] = group.network;
+    d["network_source"] = source_of_network(group.network);
     d["error"] = group.status.message();
     d["oldest"] = described(group);
     if (with_connections) d["connections"] = connections_of(group);
@@ -156,10 +170,20 @@ py::list group_states(bool with_connections) {
   return rows;
 }
 
+std::string stored_network_of(const std::vector<std::string>& hosts) {
+  auto engine = process_engine();
+  if (!engine) throw std::runtime_error(engine.status().message());
+  auto found = stored_network(*engine.value(), hosts);
+  if (!found) throw std::runtime_error(found.status().message());
+  return found.value();
+}
+
 }  // namespace
 
 void define_diagnosis(py::module_& m) {
   m.def("flight_record", &flight_record);
+  m.def("stored_network", &stored_network_of, py::arg("hosts"),
+        py::call_guard<py::gil_scoped_release>());
   m.def("group_states", &group_states, py::arg("with_connections") = false);
   m.def(
       "label_number",

@@ -6,12 +6,16 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
 #include <mutex>
 #include <set>
 #include <thread>
 
 #include "common/clock.h"
 #include "common/env.h"
+#include "group/network_agreement.h"
 #include "world.h"
 
 namespace smddp {
@@ -82,7 +86,7 @@ TEST(NetworkMeasurement, RanksAgreeOnMediansOfTwoDigits) {
 
 // What each rank uses, by rank, and which keys were written.
 struct Made {
-  std::vector<std::string> networks;
+  std::vector<std::string> networks, sources;
   std::vector<std::string> errors;
   std::set<std::string> keys;
   bool measured() const { return keys.lower_bound("network/") != keys.lower_bound("network0"); }
@@ -116,8 +120,14 @@ class StoppingStore final : public CountingStore {
 
 class MeasuredGroup : public testing::Test {
  protected:
-  MeasuredGroup() { set("auto"); }
-  ~MeasuredGroup() override { set(before_.c_str()); }
+  MeasuredGroup() {
+    set("auto");
+    ::setenv("XDG_CACHE_HOME", cache_.c_str(), 1);
+  }
+  ~MeasuredGroup() override {
+    set(before_.c_str());
+    std::filesystem::remove_all(cache_);
+  }
   static void set(const char* curve) { ::setenv("SMDDP_FABRIC_CURVE", curve, 1); }
 
   // A group with one rank per letter, which is its host; the engines stay for the next group.
@@ -128,6 +138,7 @@ class MeasuredGroup : public testing::Test {
     std::vector<std::thread> threads;
     engines_.resize(std::max(engines_.size(), layout.size()));
     made.networks.resize(layout.size());
+    made.sources.resize(layout.size());
     for (size_t r = 0; r < layout.size(); ++r) {
       threads.emplace_back([&, r] {
         if (!engines_[r]) engines_[r] = std::move(Engine::create().value());
@@ -145,6 +156,8 @@ class MeasuredGroup : public testing::Test {
           return;
         }
         made.networks[r] = group.value()->state().network;
+        Engine::Lock engine = engines_[r]->lock();
+        made.sources[r] = engines_[r]->network().known().source;
         groups_.push_back(std::move(group.value()));
       });
     }
@@ -156,6 +169,7 @@ class MeasuredGroup : public testing::Test {
   int few_ranks_ = 32;
   std::chrono::milliseconds stop_last_{0};
   const std::string before_ = env::get("FABRIC_CURVE");
+  const std::string cache_ = testing::TempDir() + "network-cache-" + std::to_string(getpid());
   std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::unique_ptr<Group>> groups_;
 };
@@ -163,6 +177,7 @@ class MeasuredGroup : public testing::Test {
 void expect_alike(const Made& made) {
   EXPECT_TRUE(made.errors.empty()) << made.errors[0];
   for (const std::string& network : made.networks) EXPECT_EQ(network, made.networks[0]);
+  for (const std::string& source : made.sources) EXPECT_EQ(source, made.sources[0]);
   EXPECT_TRUE(parse_network_model(made.networks[0]).ok()) << made.networks[0];
 }
 
@@ -170,6 +185,7 @@ TEST_F(MeasuredGroup, AllRanksUseTheSameNumbersAndLaterGroupsTakeThemOver) {
   for (int few : {32, 2}) {
     few_ranks_ = few;
     engines_.clear();
+    std::filesystem::remove_all(cache_);
     Made first = make("AABB");
     expect_alike(first);
     EXPECT_TRUE(first.measured());
@@ -222,7 +238,131 @@ TEST_F(MeasuredGroup, ARankThatIsStoppedMeanwhileGivesNoAbsurdNumbers) {
   EXPECT_EQ(made.networks[0], kUsual);
 }
 
-// A rank that has joined and never measures: it was stopped.
+// What the processes of a job keep ends with them.
+class NextJob : public MeasuredGroup {
+ protected:
+  Made next(const std::string& layout) {
+    engines_.clear();
+    return make(layout);
+  }
+  std::vector<std::filesystem::path> files() {
+    std::vector<std::filesystem::path> found;
+    std::error_code none;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(cache_ + "/deepspeed_smddp/tune", none))
+      found.push_back(entry.path());
+    return found;
+  }
+  void write(const std::string& text) {
+    ASSERT_EQ(files().size(), 1u);
+    std::ofstream(files()[0]) << text;
+  }
+  std::string read() {
+    std::ifstream file(files().at(0));
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // The only file, with another time of the measurement.
+  void date(int64_t seconds) {
+    std::string text = read();
+    size_t at = text.find('@');
+    write(text.substr(0, at + 1) + std::to_string(seconds) + text.substr(text.find('\n')));
+  }
+};
+
+TEST_F(NextJob, TakesOverWhatWasMeasured) {
+  for (int few : {32, 2}) {
+    few_ranks_ = few;
+    std::filesystem::remove_all(cache_);
+    Made first = next("AABB");
+    expect_alike(first);
+    EXPECT_TRUE(first.measured());
+    EXPECT_EQ(first.sources[0], "measured now");
+    EXPECT_EQ(files().size(), 1u);  // the hosts share it here
+    Made second = next("AABB");
+    expect_alike(second);
+    EXPECT_FALSE(second.measured());
+    EXPECT_EQ(second.networks, first.networks);
+    EXPECT_EQ(second.sources[0].rfind("measured on 20", 0), 0u) << second.sources[0];
+    Made further = make("AABB");  // of the same job
+    EXPECT_EQ(further.networks, first.networks);
+    EXPECT_EQ(further.sources, second.sources);
+    EXPECT_FALSE(further.measured());
+  }
+}
+
+TEST_F(NextJob, OnOtherHostsMeasures) {
+  next("AABB");
+  for (const char* layout : {"AAABBB", "AABBC", "AABC", "ACCA"})
+    EXPECT_TRUE(next(layout).measured());
+  EXPECT_FALSE(next("BBAA").measured());
+}
+
+TEST_F(NextJob, MeasuresIfItIsAskedTo) {
+  next("AB");
+  date(std::time(nullptr) - 3600);
+  set("measure");
+  Made anew = next("AB");
+  expect_alike(anew);
+  EXPECT_TRUE(anew.measured());
+  EXPECT_FALSE(make("AB").measured());
+  set("auto");
+  Made later = next("AB");
+  EXPECT_FALSE(later.measured());
+  EXPECT_EQ(later.networks, anew.networks);
+}
+
+TEST_F(NextJob, MeasuresWhatIsOld) {
+  next("AB");
+  const int64_t now = std::time(nullptr);
+  for (auto [seconds, measures] : {std::pair(now - kLongestNetworkAge + 60, false),
+                                   {now - kLongestNetworkAge - 60, true},
+                                   {now + 60, false},
+                                   {now + 100'000, true}}) {
+    date(seconds);
+    EXPECT_EQ(next("AB").measured(), measures) << seconds - now;
+  }
+}
+
+TEST_F(NextJob, ReplacesAFileThatIsNone) {
+  next("AB");
+  const std::string good = read();
+  std::string foreign = good;
+  foreign[good.find("topology ") + 9] ^= 1;
+  for (const std::string& text :
+       {std::string(), std::string("\0\xff\n", 3), std::string(100'000, 'x'), foreign,
+        good.substr(0, good.find("topology")), "measured network nan,4,1@1" + good.substr(20),
+        "measured network 20,4,inf@1764150000" + good.substr(good.find('\n')),
+        "measured network 20,4,1e9@1764150000" + good.substr(good.find('\n'))}) {
+    write(text);
+    testing::internal::CaptureStderr();
+    Made made = next("AB");
+    const std::string said = testing::internal::GetCapturedStderr();
+    expect_alike(made);
+    EXPECT_TRUE(made.measured()) << text.substr(0, 99);
+    EXPECT_NE(said.find("holds no measured network of these hosts"), std::string::npos) << said;
+    EXPECT_FALSE(next("AB").measured());
+  }
+}
+
+TEST_F(NextJob, NeedsNoDirectory) {
+  std::ofstream(cache_) << "a file in its place";
+  for (int i = 0; i < 2; ++i) {
+    Made made = next("AB");
+    expect_alike(made);
+    EXPECT_TRUE(made.measured());
+  }
+}
+
+TEST(RecalledNetwork, CountsIfAllHostsThatMeasureHaveTheSame) {
+  Topology three = hosts(3, 2);  // the last one does not measure
+  const std::string early = "21,3.1,0.12@1764150000", late = "21,3.1,0.12@1764160000";
+  EXPECT_EQ(agree_on_recalled({late, early, ""}, three), early);
+  EXPECT_EQ(agree_on_recalled({early, late, "22,4,1@5"}, three), early);
+  for (const char* other : {"", "21,3.1,0.13@1764150000", "21,3.1,0.12", "nonsense@3"})
+    EXPECT_EQ(agree_on_recalled({early, other, early}, three), "") << other;
+}
+
+// A rank that never comes to its pair.
 TEST_F(MeasuredGroup, ARankThatDoesNotMeasureDelaysTheGroupByItsOwnTimeoutOnly) {
   auto engine = Engine::create();
   auto other = Engine::create();
@@ -233,6 +373,7 @@ TEST_F(MeasuredGroup, ARankThatDoesNotMeasureDelaysTheGroupByItsOwnTimeoutOnly) 
   info.fabric = {FabricAddress::State::kOpen, other.value()->fabric().value()->address(), "", {}};
   ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
   ASSERT_TRUE(store.set("joined/1", {1}).ok());
+  ASSERT_TRUE(store.set("measured/1", {1}).ok());
   uint64_t began = now_ns();
   auto group = Group::create(*engine.value(), store, 0, 2, {.name = "g", .host = "A"});
   ASSERT_TRUE(group.ok()) << group.status().message();

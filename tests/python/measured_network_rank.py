@@ -17,6 +17,7 @@ began = time.perf_counter()
 second = dist.new_group()
 again = time.perf_counter() - began
 dist.all_reduce(torch.ones(1000))
-networks = [state["network"] for state in group_states.states()]
-print(json.dumps({"networks": networks, "seconds": made, "again": again}))
+states = group_states.states()
+networks, sources = ([state[key] for state in states] for key in ("network", "network_source"))
+print(json.dumps({"networks": networks, "sources": sources, "seconds": made, "again": again}))
 dist.destroy_process_group()

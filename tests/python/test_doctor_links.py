@@ -181,10 +181,14 @@ def test_a_clock_counts_only_beyond_what_is_uncertain() -> None:
 def test_the_page_shows_the_network_that_operations_assume() -> None:
     models = ["20,4,0.12", "30,4,0.12", "25,6,0.11"]
     halves = [{"round": 0, "partner": 2, "state": "measured", "network": m} for m in models]
+    halves = [{**half, "network_source": "measured now"} for half in halves]
     part: dict[str, Any] = {"core": {"seconds": 0.02, "waited": 0.0}, "clock": None}
-    measured = measurements.joined({0: {**part, "links": halves}}, job("ab"))
+    stored = "26,4,0.11, measured on 2026-11-20 08:00 UTC"
+    measured = measurements.joined({0: {**part, "links": halves}}, job("ab"), stored)
     assert measured.to_json()["network"] == "25,4,0.12"
-    assert any("the network 25,4,0.12" in sentence for sentence in measured.sentences())
+    sentences = list(measured.sentences())
+    assert any("hosts is 25,4,0.12, measured now" in sentence for sentence in sentences), sentences
+    assert f"a job of these ranks takes the network {stored}" in sentences
 
 
 def test_ranks_that_can_not_measure_are_passed_over_and_said() -> None:

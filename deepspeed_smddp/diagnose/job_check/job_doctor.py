@@ -110,7 +110,9 @@ def _measure(meeting: Meeting, found: Sequence[RankFacts], seconds: float) -> Me
     finally:
         if server is not None:
             server.close()
-    return measurements.joined(parts, found) if meeting.rank == 0 else None
+    if meeting.rank != 0:
+        return None
+    return measurements.joined(parts, found, measurements.stored_network(found))
 
 
 def _missing(found: Sequence[RankFacts], size: int, seconds: float) -> list[Deviation]:

@@ -28,6 +28,7 @@ class Half:
     rate: float = 0.0
     why: str = ""
     network: str = ""  # the network model that the pair's group used
+    network_source: str = ""
 
 
 def run(meeting: Meeting, ranks: Sequence[int], most_rounds: int) -> list[Half]:
@@ -74,7 +75,7 @@ def _pair(meeting: Meeting, number: int, partner: int, refusal: str, end: float)
     place = int(meeting.rank > partner)
     try:
         store = meeting.part(f"pair-store/{number}/{name}")
-        rate, network = pair_rate.measure(store, place, f"doctor {name}", PAIR_SECONDS)
+        rate, network, source = pair_rate.measure(store, place, f"doctor {name}", PAIR_SECONDS)
     except Exception as error:  # the other pairs are still to be measured
         return Half(number, partner, BLOCKED, why=str(error).strip() or type(error).__name__)
-    return Half(number, partner, MEASURED, rate, network=network)
+    return Half(number, partner, MEASURED, rate, network=network, network_source=source)

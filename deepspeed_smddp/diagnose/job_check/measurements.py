@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,7 @@ from deepspeed_smddp.diagnose.job_check import (
     host_pairs,
     link_check,
     link_findings,
+    pair_rate,
 )
 from deepspeed_smddp.diagnose.job_check.deviations import Deviation
 from deepspeed_smddp.diagnose.job_check.meeting import Meeting
@@ -45,6 +47,8 @@ class Measured:
     hosts: int = 0
     missing: list[int] = field(default_factory=list)
     network: str = ""
+    network_source: str = ""
+    stored: str = ""  # what an earlier job of these ranks has measured, with its date
 
     def deviations(self, ranks: Sequence[RankFacts]) -> list[Deviation]:
         """What is slow, blocked or far off, and ranks that did not finish."""
@@ -63,6 +67,8 @@ class Measured:
             "links": [link.to_json() for link in self.links],
             "hosts_not_measured": self.left_out,
             "network": self.network,
+            "network_source": self.network_source,
+            "stored_network": self.stored,
         }
 
     def sentences(self) -> Iterator[str]:
@@ -74,7 +80,12 @@ class Measured:
             span = low if low == high else f"{low} to {high}"
             yield f"{len(rates)} of {pairs} links between hosts: {span} each way"
         if self.network:
-            yield f"operations between hosts assume the network {self.network} (docs/selector.md)"
+            yield (
+                f"the network between hosts is {self.network}, {self.network_source} "
+                "(docs/selector.md)"
+            )
+        if self.stored:
+            yield f"a job of these ranks takes the network {self.stored}"
         if self.left_out:
             yield f"no links of {', '.join(self.left_out[:4])}: no rank there can measure"
         if self.cores:
@@ -119,12 +130,27 @@ def run(meeting: Meeting, decided: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def joined(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[RankFacts]) -> Measured:
+def stored_network(ranks: Sequence[RankFacts]) -> str:
+    """What an earlier job of these ranks has measured, as this rank's host knows it, or ""."""
+    from deepspeed_smddp import _C
+
+    if len(plan(ranks, "").ranks) < 2 or os.environ.get("SMDDP_FABRIC_CURVE") != pair_rate.ANEW:
+        return ""
+    try:
+        return _C.stored_network([rank.host_id for rank in ranks])
+    except RuntimeError:  # its network can't be opened; the links say so
+        return ""
+
+
+def joined(
+    parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[RankFacts], stored: str = ""
+) -> Measured:
     """The parts of all ranks together."""
     halves = {rank: [link_check.Half(**h) for h in part["links"]] for rank, part in parts.items()}
     hosts = {rank.host_id: rank.host for rank in ranks}
     measuring = set(plan(ranks, "").ranks)
     able = {rank.host_id for rank in ranks if rank.rank in measuring}
+    known = [half for own in halves.values() for half in own if half.network]
     return Measured(
         {rank: core_check.Core(**part["core"]) for rank, part in parts.items()},
         {r: clock_check.Clock(**p["clock"]) for r, p in parts.items() if p["clock"] is not None},
@@ -132,7 +158,9 @@ def joined(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[RankFacts]) -
         [name for host_id, name in hosts.items() if host_id not in able],
         len(hosts),
         sorted({rank.rank for rank in taking_part(ranks)} - set(parts)),
-        _median_model([half.network for own in halves.values() for half in own if half.network]),
+        _median_model([half.network for half in known]),
+        "; ".join(sorted({half.network_source for half in known})),
+        stored,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -14,14 +15,17 @@ FIRST_BYTES = 64 << 10
 MOST_BYTES = 8 << 20
 _LONG_ENOUGH = 0.03  # seconds
 _ALL_SECONDS = 0.15
+# The value of SMDDP_FABRIC_CURVE with which a job measures whatever an earlier one has measured.
+ANEW = "measure"
 # The first byte of each part is a vote of its sender on the next call; both ranks see both.
 _REPEAT, _GROW, _STOP = 0, 1, 2
 
 
-def measure(store: Any, place: int, name: str, seconds: float) -> tuple[float, str]:
+def measure(store: Any, place: int, name: str, seconds: float) -> tuple[float, str, str]:
     """Bytes per second each way, at the same time, between this rank and one other.
 
-    Also the network model that their group uses, as ``SMDDP_FABRIC_CURVE`` holds one.
+    Also the network model that their group uses, as ``SMDDP_FABRIC_CURVE`` holds one, and where
+    it is from. If that variable is not set, they measure it, whatever an earlier job has measured.
 
     Both ranks call it. The best call of the largest size counts: what else runs on the machines
     makes a call slower, never faster than the link.
@@ -37,16 +41,18 @@ def measure(store: Any, place: int, name: str, seconds: float) -> tuple[float, s
     """
     from deepspeed_smddp import _C
 
+    if os.environ.get("SMDDP_FABRIC_CURVE", "auto") in ("", "auto"):
+        os.environ["SMDDP_FABRIC_CURVE"] = ANEW
     timeout = timedelta(seconds=seconds)
     group = _C.ProcessGroupSMDDP(store, place, 2, timeout, name, _no_fallback, _no_measurement)
     try:
         rate = _rate(group, place)
-        models = [state["network"] for state in _C.group_states() if state["name"] == name]
+        states = [state for state in _C.group_states() if state["name"] == name]
     except BaseException:
         group.abort()
         raise
     group.shutdown()
-    return rate, models[0] if models else ""
+    return rate, states[0]["network"], states[0]["network_source"]
 
 
 def _rate(group: Any, place: int) -> float:
