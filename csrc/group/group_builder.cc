@@ -325,9 +325,8 @@ Status GroupBuilder::await_hosts(const Topology& topology) {
         exchange_.publish_found(Found::kOnJoining, network_.recall(infos_, topology, rank_));
     if (!out) return out;
   }
-  auto recalled =
-      exchange_.await_found(Found::kOnJoining, first_of_hosts, infos_,
-                            [&](const auto& told) { return agree_on_recalled(told, topology); });
+  auto same = [&](const auto& told) { return agree_on_recalled(told, topology); };
+  auto recalled = exchange_.await_found(Found::kOnJoining, first_of_hosts, infos_, same);
   if (!recalled) return recalled.status();
   network_.take_recalled(recalled.value());
   if (!network_.unknown()) return {};
