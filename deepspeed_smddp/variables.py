@@ -354,6 +354,14 @@ VARIABLES: tuple[Variable, ...] = (
         in_core=True,
     ),
     Variable(
+        "LEAVE_SHARED_CORES",
+        "1",
+        "0: a waiting thread stays on a core that another rank uses as well",
+        "`0` if threads must not move between the cores on which they may run",
+        in_core=True,
+        since="0.2",
+    ),
+    Variable(
         "FLIGHT_RECORDER",
         "2000",
         "the latest operations that are kept for reports; 0: none",

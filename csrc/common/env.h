@@ -29,6 +29,7 @@ namespace smddp::env {
   X(SHARED_ALLOCATOR, "0", "1: CPU tensors of 64 KiB and more are in memory that local ranks map") \
   X(FORK_COPY_MIB, "1024", "MiB of shared memory, at most, that are copied for a forked child")    \
   X(SPIN_MICROSECONDS, "200", "how long a waiting thread polls and yields before it sleeps")       \
+  X(LEAVE_SHARED_CORES, "1", "0: a waiting thread stays on a core that another rank uses as well") \
   X(FLIGHT_RECORDER, "2000", "the latest operations that are kept for reports; 0: none")           \
   X(LOG_LEVEL, "warning", "error, warning, info or debug")
 

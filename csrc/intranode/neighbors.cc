@@ -1,5 +1,6 @@
 #include "intranode/neighbors.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace smddp::intranode {
@@ -30,6 +31,13 @@ void Neighbors::watch_deaths(std::vector<pollfd>& fds) {
     watched[i]->mark_dead();
     fds[first + i].fd = -1;  // ppoll() ignores the entry
   }
+}
+
+bool Neighbors::any_polls_on(int core) const {
+  return std::any_of(by_token_.begin(), by_token_.end(), [&](const auto& entry) {
+    auto neighbor = entry.second.lock();
+    return neighbor != nullptr && neighbor->polls_on(core);
+  });
 }
 
 }  // namespace smddp::intranode

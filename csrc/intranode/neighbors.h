@@ -21,6 +21,8 @@ class Neighbors {
   // Marks the neighbours that have ended as dead, with one poll() for all of them. Appends, for the
   // others, the descriptors that become readable when a neighbour ends.
   void watch_deaths(std::vector<pollfd>& fds);
+  // Whether one of them polls on this core.
+  bool any_polls_on(int core) const;
 
  private:
   std::map<uint64_t, std::weak_ptr<Neighbor>> by_token_;

@@ -51,6 +51,7 @@ Result<std::unique_ptr<Presence>> Presence::create() {
     return Status(Code::kUnavailable, "could not draw a random token");
   presence->page()->token = token;
   presence->page()->arena_fd = Arena::process().table_fd();
+  presence->page()->core = -1;
   // With Yama's ptrace_scope 1, only a process's ancestors can read its memory, unless the process allows
   // more. If the kernel has no Yama, the call fails, and reads are not restricted. Where the user wants no
   // such reads, nothing more is allowed.
@@ -64,6 +65,11 @@ void Presence::announce_sleep() {
 }
 
 void Presence::announce_awake() { page()->sleeping.store(0, std::memory_order_relaxed); }
+
+bool Neighbor::polls_on(int core) const {
+  return !dead_ && page()->sleeping.load(std::memory_order_relaxed) == 0 &&
+         page()->core.load(std::memory_order_relaxed) == core;
+}
 
 void Presence::ring_self() { ring(bell_write_.get()); }
 

@@ -23,6 +23,7 @@ struct PresencePage {
   uint64_t token;                  // written once, before the page is announced
   std::atomic<uint32_t> sleeping;  // 1: ring the doorbell after publishing
   int32_t arena_fd;                // Arena::table_fd(), or -1; written once, like the token
+  std::atomic<int32_t> core;       // on which its thread that drives last polled
 };
 
 class Presence {
@@ -39,6 +40,7 @@ class Presence {
   // sees `sleeping`, or this thread sees the published data.
   void announce_sleep();
   void announce_awake();
+  void announce_core(int core) { page()->core.store(core, std::memory_order_relaxed); }
   // Wakes the thread of this process that drives the engine.
   void ring_self();
   // Empties the doorbell's pipe.
@@ -70,6 +72,8 @@ class Neighbor {
   // Called by the caller of poll() that saw death_fd() readable.
   void mark_dead() { dead_ = true; }
   bool dead() const { return dead_; }  // as last seen
+  // Whether it polls on this core, as last announced.
+  bool polls_on(int core) const;
   // Whether the process is stopped now, as by SIGSTOP. Reads /proc. False if that can't be read.
   bool is_stopped() const;
 

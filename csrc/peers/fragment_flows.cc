@@ -236,12 +236,12 @@ bool FragmentFlows::has_turn(const SendFlow& send) const {
   return !steps_.kept() || (send.step <= steps_.open() && turns_.free_for(this));
 }
 
+// No message is longer than what goes without a rendezvous: the question in a rendezvous queues behind the data
+// that this rank sends to its partner, and the partner's data waits for it meanwhile.
 size_t FragmentFlows::message_bytes(const SendFlow& send) const {
   if (send.in_chunks()) return send.grant.chunk_bytes;
-  size_t longest = remote_.endpoint().max_message();
-  if (send.sent >= send.eager_prefix) return payload_of(longest);
-  return std::min(send.eager_prefix - send.sent,
-                  payload_of(std::min(longest, fabric::kEagerMessage)));
+  size_t longest = payload_of(std::min(remote_.endpoint().max_message(), fabric::kEagerMessage));
+  return send.sent < send.eager_prefix ? std::min(send.eager_prefix - send.sent, longest) : longest;
 }
 
 bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {

@@ -9,7 +9,8 @@ namespace smddp {
 
 WaitPolicy WaitPolicy::from_env() {
   double microseconds = env::get_number("SPIN_MICROSECONDS").value_or(200);
-  return WaitPolicy(static_cast<uint64_t>(1000 * std::max(0.0, microseconds)));
+  return WaitPolicy(static_cast<uint64_t>(1000 * std::max(0.0, microseconds)),
+                    env::get("LEAVE_SHARED_CORES") != "0");
 }
 
 void WaitPolicy::expect_local_ranks(int ranks, unsigned cores) {
@@ -21,14 +22,20 @@ void WaitPolicy::expect_local_ranks(int ranks, unsigned cores) {
 bool WaitPolicy::keeps_polling(uint64_t now, uint64_t spin_ns) {
   turn_began_ns_ = 0;
   if (idle_since_ns_ == 0) idle_since_ns_ = now;
-  // Two ranks that yield to one another on one core stay there, however idle the next core is; a
-  // thread that sleeps is woken on an idle core. Between hosts a sleep costs more than it may
-  // bring, unless others compute.
-  bool crowded = std::exchange(shares_core_, false) && ranks_per_core_ == 1 && !network_;
+  // Two ranks that yield to one another on one core stay there, however idle the next core is. A thread that
+  // sleeps may be woken on an idle core, or on that of the rank that wakes it. Between hosts a sleep costs more
+  // than it may bring, unless others compute.
+  crowded_ = std::exchange(shares_core_, false) && ranks_per_core_ == 1 && !network_;
   // Where others compute on this core, a yield lasts for their time slice, and a message wakes a sleeping
   // thread at once.
   bool taken = network_ && now < taken_until_ns_;
-  return now - idle_since_ns_ < spin_ns && !crowded && !taken;
+  return now - idle_since_ns_ < spin_ns && !crowded_ && !taken;
+}
+
+bool WaitPolicy::may_leave_core(uint64_t now) {
+  if (!std::exchange(crowded_, false) || !leaves_cores_ || now < may_leave_from_ns_) return false;
+  may_leave_from_ns_ = now + kLeavingNs;
+  return true;
 }
 
 void WaitPolicy::note_yield(uint64_t began, uint64_t ended) {

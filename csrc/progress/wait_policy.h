@@ -17,7 +17,9 @@ class WaitPolicy {
  public:
   WaitPolicy() = default;
   // `spin_ns`: how long a waiting thread polls and yields without success before it sleeps.
-  explicit WaitPolicy(uint64_t spin_ns) : spin_ns_(spin_ns) {}
+  // `leaves_cores`: whether a thread goes to another core if a rank shares its own.
+  explicit WaitPolicy(uint64_t spin_ns, bool leaves_cores = true)
+      : spin_ns_(spin_ns), leaves_cores_(leaves_cores) {}
   static WaitPolicy from_env();
 
   // This process is one of `ranks` ranks on a host with `cores` cores. The largest ratio counts.
@@ -49,6 +51,9 @@ class WaitPolicy {
   // The last polls found nothing. True: yield, then poll again. False: sleep. `spin_ns` is one of
   // the two above.
   bool keeps_polling(uint64_t now, uint64_t spin_ns);
+  // After keeps_polling() has said false. True: another thread ran during the last yield though there is a core for
+  // each rank, so if that was a rank, this thread may go to another core.
+  bool may_leave_core(uint64_t now);
   // A poll of a waiting thread found work. True: it has worked for so long that it yields.
   template <class Clock>
   bool turn_is_over(Clock&& clock);
@@ -82,6 +87,8 @@ class WaitPolicy {
   static constexpr uint64_t kLongestPauseNs = 1'000'000;
   // A yield that takes longer has let another thread run.
   static constexpr uint64_t kOwnCoreYieldNs = 2'000;
+  // The other cores may be just as busy: then a move is in vain, and costs a few microseconds.
+  static constexpr uint64_t kLeavingNs = 1'000'000;
   // A yield that takes longer than this, times the ranks of this host that share a core, has let
   // another thread compute. A rank that spends longer than this between two waits computes itself.
   // If both are the case between hosts, threads that wait and poll take the cores from threads that
@@ -107,9 +114,12 @@ class WaitPolicy {
   uint64_t spin_ns_ = 0;         // from the first poll without success to sleep
   uint64_t ranks_per_core_ = 1;  // above 1, the ranks of this host take turns on a core
   bool network_ = false;
-  uint64_t idle_since_ns_ = 0;   // the first of the polls without success; 0: none
-  uint64_t turn_began_ns_ = 0;   // the first of the polls with success; 0: none
-  bool shares_core_ = false;     // found by the last yield
+  uint64_t idle_since_ns_ = 0;  // the first of the polls without success; 0: none
+  uint64_t turn_began_ns_ = 0;  // the first of the polls with success; 0: none
+  bool shares_core_ = false;    // found by the last yield
+  bool crowded_ = false;        // found by the last keeps_polling()
+  bool leaves_cores_ = true;
+  uint64_t may_leave_from_ns_ = 0;
   uint32_t long_yields_ = 0;     // a bit for each of the last ones, the latest in the lowest
   uint64_t taken_until_ns_ = 0;  // other threads compute on the cores until then
   uint64_t taken_ns_ = 0;        // for so long after the last yields that showed it

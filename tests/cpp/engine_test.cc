@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "common/clock.h"
+#include "two_cores.h"
 #include "world.h"
 
 namespace smddp {
@@ -93,6 +94,33 @@ TEST(Driving, AWaitLeftToTheBackgroundThreadEndsWithDeadlinesAndFailures) {
     EXPECT_TRUE(c.engine.wait(*never, std::chrono::seconds(30)));
     EXPECT_FALSE(never->status().ok());
   });
+}
+
+TEST(Driving, AThreadLeavesACoreOnWhichAnotherRankPolls) {
+  TwoCores cores;
+  cpu_set_t before;
+  sched_getaffinity(0, sizeof before, &before);
+  if (!cores.take(1)) GTEST_SKIP() << "this process has one core, or may not choose";
+  sched_setaffinity(0, sizeof before, &before);
+  std::atomic<uint64_t> left{0};
+  run_world("AA", [&](RankContext& c) {
+    uint64_t any = 0;
+    for (int turn = 0; turn < 2000 && any == 0; ++turn) {
+      (void)cores.take(0);  // both ranks, which may then go where they want
+      sched_setaffinity(0, sizeof before, &before);
+      std::vector<int> in{static_cast<int>(c.engine.shared_cores_left())}, out(2);
+      for (int call = 0; call < 10; ++call) {
+        Status status = c.run(gather_of(in, out, c.ranks));
+        ASSERT_TRUE(status.ok()) << status.message();
+      }
+      any = static_cast<uint64_t>(out[0] + out[1]);
+    }
+    left += c.engine.shared_cores_left();
+    cpu_set_t after;
+    sched_getaffinity(0, sizeof after, &after);
+    EXPECT_TRUE(CPU_EQUAL(&after, &before));
+  });
+  EXPECT_GT(left, 0u);
 }
 
 TEST(Driving, ShutdownEndsAWaitLeftToTheBackgroundThread) {

@@ -144,6 +144,32 @@ TEST(Yields, ThatLetAnotherThreadRunAreFollowedByOneSleepInsideAHost) {
   EXPECT_TRUE(policy.keeps_polling(kSecond + 2, kSpin));
 }
 
+TEST(Yields, ThatLetAnotherThreadRunAreAReasonToLeaveTheCoreInsideAHost) {
+  WaitPolicy policy = inside_a_host();
+  uint64_t now = 5 * kSecond;
+  auto yields_for = [&](uint64_t duration) {
+    now += kMicrosecond;
+    policy.note_yield(now - duration, now);
+    (void)policy.keeps_polling(now, kSpin);
+    return policy.may_leave_core(now);
+  };
+  EXPECT_FALSE(yields_for(kMicrosecond));
+  EXPECT_TRUE(yields_for(3 * kMicrosecond));
+  EXPECT_FALSE(policy.may_leave_core(now));    // asked twice after one yield
+  EXPECT_FALSE(yields_for(3 * kMicrosecond));  // has just left one
+  now += 6 * kMillisecond;
+  EXPECT_FALSE(yields_for(kMicrosecond));
+  EXPECT_TRUE(yields_for(3 * kMicrosecond));
+
+  policy = WaitPolicy(kSpin, false);
+  EXPECT_FALSE(yields_for(3 * kMicrosecond));
+  policy = between_hosts();
+  EXPECT_FALSE(yields_for(3 * kMicrosecond));
+  policy = inside_a_host();
+  policy.expect_local_ranks(4, 2);
+  EXPECT_FALSE(yields_for(3 * kMicrosecond));
+}
+
 TEST(Yields, OfRanksThatShareACoreOrUseTheNetworkAreFollowedByPolls) {
   WaitPolicy crowded = inside_a_host();
   crowded.expect_local_ranks(2, 1);
