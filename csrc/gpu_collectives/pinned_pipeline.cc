@@ -103,8 +103,7 @@ PinnedPipeline::~PinnedPipeline() {
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
   ranks_.reset();
-  engine_.kick(
-      engine_.lock());  // chunks that a shut-down engine has left finished give up their rings
+  engine_.kick(engine_.lock());  // chunks that a shut-down engine left finished free their rings
   {
     Engine::Lock lock = engine_.lock();
     for (const auto& ring : rings_[true]) engine_.network().take_back(ring->buffer(0));

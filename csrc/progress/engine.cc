@@ -139,17 +139,8 @@ void Engine::yield(Lock& lk) {
   for (int i = 0; i < kYieldsToContenders && contenders_.load(std::memory_order_relaxed) > 0; ++i)
     sched_yield();
   lk = lock();
-  presence_->announce_core(sched_getcpu());
+  own_core_.announce(*presence_);
   wait_policy_.note_yield(began, ended);
-}
-
-bool Engine::leave_shared_core() {
-  if (!wait_policy_.may_leave_core(now_ns())) return false;
-  int core = sched_getcpu();
-  if (!neighbors_.any_polls_on(core) || !move_off(core)) return false;
-  presence_->announce_core(sched_getcpu());
-  ++shared_cores_left_;
-  return true;
 }
 
 bool Engine::spin() {
@@ -240,7 +231,8 @@ void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
       if (contenders_.load(std::memory_order_relaxed) > 0 ||
           (spin_ns > 0 && wait_policy_.turn_is_over(now_ns)))
         yield(lk);
-    } else if (wait_policy_.keeps_polling(now_ns(), spin_ns) || leave_shared_core()) {
+    } else if (wait_policy_.keeps_polling(now_ns(), spin_ns) ||
+               own_core_.leave_if_shared(wait_policy_, *presence_, neighbors_)) {
       yield(lk);
     } else {
       sleep(lk, until);

@@ -38,6 +38,7 @@
 #include "intranode/presence.h"
 #include "progress/groups.h"
 #include "progress/network.h"
+#include "progress/own_core.h"
 #include "progress/task.h"
 #include "progress/wait_policy.h"
 
@@ -77,7 +78,6 @@ class Engine {
   void finish(std::shared_ptr<Task> task, Status status) {
     finished_.push(std::move(task), std::move(status));
   }
-
   void finish(TaskQueue&& tasks) { finished_.append(std::move(tasks)); }
 
   // Memory for the groups' fragments. Under the lock.
@@ -108,8 +108,7 @@ class Engine {
   }
   // How often a waiting thread left the driving to the background thread.
   uint64_t waits_left_to_background() const { return waits_left_to_background_; }
-  // How often a thread left a core on which another rank polled.
-  uint64_t shared_cores_left() const { return shared_cores_left_; }
+  const OwnCore& own_core() const { return own_core_; }
 
  private:
   friend class SimulatedEngine;
@@ -130,8 +129,6 @@ class Engine {
   void spin_once(Lock& lock);
   bool spin();             // passes until one moves something, for a moment
   void yield(Lock& lock);  // lets other threads of this process have the lock, and others the core
-  // Moves this thread to another core, if another rank polls on this one as well. True if it did.
-  bool leave_shared_core();
   void sleep(Lock& lock, uint64_t until);
   bool gather_events();  // to sleep on; false: there is no memory for them
   uint64_t wake_time(uint64_t now, uint64_t until) const;
@@ -153,6 +150,7 @@ class Engine {
   KnownProcesses known_processes_;
   TaskQueue finished_;
   WaitPolicy wait_policy_;
+  OwnCore own_core_;
   std::vector<pollfd> events_;
 
   std::condition_variable waiters_cv_, background_cv_;
@@ -164,7 +162,6 @@ class Engine {
   bool want_background_ = false;
   std::atomic<bool> stop_{false};
   uint64_t waits_left_to_background_ = 0;
-  uint64_t shared_cores_left_ = 0;
   uint32_t passes_ = 0;
   const uint32_t forks_ = fork_count();
   std::thread thread_;

@@ -37,14 +37,4 @@ void request_short_time_slices() {
 
 void request_exact_timers() { (void)prctl(PR_SET_TIMERSLACK, 1); }
 
-bool move_off(int core) {
-  cpu_set_t allowed, others;
-  if (core < 0 || sched_getaffinity(0, sizeof allowed, &allowed) != 0) return false;
-  others = allowed;
-  CPU_CLR(static_cast<size_t>(core), &others);
-  if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return false;
-  (void)sched_setaffinity(0, sizeof allowed, &allowed);
-  return true;
-}
-
 }  // namespace smddp

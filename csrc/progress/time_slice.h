@@ -9,8 +9,5 @@ namespace smddp {
 void request_short_time_slices();
 // Sleeps of the calling thread end when their time is over, and not up to 50 us later.
 void request_exact_timers();
-// Moves the calling thread to another one of the cores on which it may run. False: there is none. It may run on
-// the same cores as before after that.
-bool move_off(int core);
 
 }  // namespace smddp

@@ -1,5 +1,5 @@
-// What a thread asks of Linux's scheduler.
-#include "progress/time_slice.h"
+// A thread that leaves its core.
+#include "progress/own_core.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
