@@ -1,10 +1,10 @@
-"""AllGathers of two ranks of one host after both have slept: with and without leaving a shared core.
+"""AllGathers of two ranks of one host after both have slept.
 
     python benchmarks/after_idle.py --csv after-idle.csv
 
-Each turn starts the ranks anew in each mode: as they are, with SMDDP_LEAVE_SHARED_CORES=0, and bound
-to a core each. A rank sleeps, then times a thousand calls from torch, several times. One row for each
-series of calls: turn, mode, microseconds of a call on rank 0.
+Each turn starts the ranks anew in each mode: as they are, with SMDDP_LEAVE_SHARED_CORES=0, and
+bound to a core each. A rank sleeps, then times a thousand calls from torch, several times. One row
+for each series of calls: turn, mode, microseconds of a call on rank 0.
 """
 
 from __future__ import annotations

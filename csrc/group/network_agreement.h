@@ -54,7 +54,7 @@ class NetworkAgreement {
   bool anew_ = false;  // SMDDP_FABRIC_CURVE=measure
   bool unknown_ = false;
   NetworkModel model_;
-  std::string told_;  // the model whose digest describe() has told
+  std::string told_;                   // the model whose digest describe() has told
   std::optional<NetworkCache> cache_;  // of a rank that measures
 };
 
