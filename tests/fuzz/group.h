@@ -38,6 +38,7 @@ class OthersStore : public Store {
     for (size_t r = 0; r < infos.size(); ++r) {
       values_["rank_info/" + std::to_string(r)] = encode(infos[r]);
       values_["joined/" + std::to_string(r)] = {1};
+      values_["measured/" + std::to_string(r)] = {1};
     }
   }
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
