@@ -48,7 +48,10 @@ RESULTS = ROOT / "tests" / "mutants" / "results.json"
 PAGE = ROOT / "docs" / "mutants.md"
 BUILD = ROOT / "build" / "mutants"
 # What the core and its tests are built from.
-SOURCES = ("CMakeLists.txt", "csrc", "tests/cpp", "tests/fuzz", "docs/selector.md")
+SOURCES = (
+    *("CMakeLists.txt", "csrc", "tests/cpp", "tests/fuzz"),
+    *("docs/selector.md", "deepspeed_smddp/version.py"),
+)
 SWITCH, REACHED = "SMDDP_MUTANT", "SMDDP_MUTANTS_REACHED"
 NUMBERS = 1 << 20
 # A fault asks before it shows whether it is switched on; where it asks is noted in the file that
