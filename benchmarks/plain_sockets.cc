@@ -140,7 +140,7 @@ class HostMemory {
     parts_ = static_cast<Part*>(at);
   }
 
-  // For this rank's next publication. Nobody reads there: all have seen the one before.
+  // Where this rank publishes next. No rank still reads there, as all have seen what was published before.
   float* own() { return parts_[rank_].buffers[(published_ + 1) % 2]; }
   void publish() { parts_[rank_].published.store(++published_, std::memory_order_release); }
   // Of the publication of this rank's latest number.

@@ -1,6 +1,6 @@
 // What the ranks of a job have told each other of their processes when the group of all of them was made. Ranks of a
 // further group that stand in the same directory publish their places in it (Reference), and not once more what
-// their processes are. A directory never changes: whoever has one of that number reads in it what all others read.
+// their processes are. A directory never changes: directories of the same number have the same contents on all ranks.
 // Knows neither who is alive nor what changed since. The engine keeps one; the exchange of a group reads it.
 #pragma once
 

@@ -96,8 +96,8 @@ Status InfoExchange::publish(const RankInfo& mine) {
   }
   Blob value = values_.describe(mine);
   may_be_asked_ = values_.refers();
-  if (may_be_asked_ && !few() &&
-      rank_ == 0) {  // ranks without the directory wait for this one, too
+  // Ranks that lack the directory wait for rank 0 as well.
+  if (may_be_asked_ && !few() && rank_ == 0) {
     may_be_asked_ = false;
     if (Status out = set(key_of(kWhole, rank_), values_.whole()); !out) return out;
   }
