@@ -52,6 +52,12 @@ inline uint64_t extend_digest(uint64_t digest, uint64_t value) {
   digest = (digest ^ value) * 0x9e3779b97f4a7c15ull;
   return digest ^ digest >> 32;
 }
+// That of no text is 0.
+inline uint64_t digest_of_text(const std::string& text) {
+  uint64_t digest = 0;
+  for (char c : text) digest = extend_digest(digest, static_cast<unsigned char>(c));
+  return digest;
+}
 
 std::string describe(const Signature& signature);
 

@@ -128,8 +128,7 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   }
   if (Status secret = describe_secret(mine); !secret) return secret;
   mine->pid = getpid();
-  for (char c : options_.routes)
-    mine->routes = extend_digest(mine->routes, static_cast<unsigned char>(c));
+  mine->routes = digest_of_text(options_.routes);
   network_.describe(mine);
   mine->presence_fd = engine_.presence().presence_fd();
   mine->doorbell_fd = engine_.presence().doorbell_fd();

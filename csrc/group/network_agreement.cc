@@ -18,12 +18,6 @@ int64_t seconds_since_1970() {
 
 }  // namespace
 
-uint64_t network_digest(const std::string& model) {
-  uint64_t digest = 0;
-  for (char c : model) digest = extend_digest(digest, static_cast<unsigned char>(c));
-  return digest;
-}
-
 Status NetworkAgreement::read_settings() {
   const std::string curve = env::get("FABRIC_CURVE");
   anew_ = curve == "measure";
@@ -43,7 +37,7 @@ void NetworkAgreement::describe(RankInfo* mine) {
     Engine::Lock lock = engine_.lock();
     told_ = engine_.network().known().model;
   }
-  mine->network = network_digest(told_);
+  mine->network = digest_of_text(told_);
 }
 
 Status NetworkAgreement::agree(const std::vector<RankInfo>& infos, const Members& members) {

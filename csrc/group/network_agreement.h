@@ -15,9 +15,6 @@
 
 namespace smddp {
 
-// Of the text of a model, for RankInfo; that of no text is 0.
-uint64_t network_digest(const std::string& model);
-
 class NetworkAgreement {
  public:
   NetworkAgreement(Engine& engine, const Group::Options& options)

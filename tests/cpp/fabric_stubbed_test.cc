@@ -483,7 +483,7 @@ TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
   MemoryStore store(std::chrono::seconds(5));
   RankInfo info;
   info.host = info.host_name = "host-B";
-  info.network = network_digest(text_of(NetworkModel{}));
+  info.network = digest_of_text(text_of(NetworkModel{}));
   info.network_given = true;
   info.fabric = {FabricAddress::State::kOpen, other.endpoint->address(), ""};
   ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
