@@ -287,6 +287,13 @@ VARIABLES: tuple[Variable, ...] = (
         in_core=True,
     ),
     Variable(
+        "FABRIC_MESSAGES",
+        "",
+        "how short messages are sent: sockets (TCP of our own) or libfabric",
+        "`libfabric` if ranks can't reach one another at ports that the kernel chooses; `sockets` beside a provider that does not use TCP",
+        in_core=True,
+    ),
+    Variable(
         "FABRIC_HMEM",
         "0",
         "1: NICs read and write GPU memory if the provider has FI_HMEM",

@@ -3,7 +3,7 @@ dependencies point one way, without cycles.
 
 torch -> gpu_collectives -> group -> collectives -> {progress, peers}
       -> {patterns, fabric, intranode, liveness}
-      -> {fabric/rail, device, kernels, bootstrap, topology, recorder} -> common
+      -> {fabric/rail, fabric/sockets, device, kernels, bootstrap, topology, recorder} -> common
 
 ``tools/check_walls.py`` calls it.
 """
@@ -28,7 +28,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "kernels": ("common",),
     "device": ("common", "kernels"),
     "fabric/rail": ("common",),  # one NIC
-    "fabric": ("common", "fabric/rail"),
+    "fabric/sockets": ("common",),  # messages over TCP, without libfabric
+    "fabric": ("common", "fabric/rail", "fabric/sockets"),
     "fabric/simulated": ("common", "fabric/rail"),  # a libfabric in virtual time
     "liveness": ("common",),  # beside libfabric: plain TCP
     "intranode": ("common", "kernels", "device"),

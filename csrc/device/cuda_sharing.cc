@@ -1,6 +1,5 @@
 #include "device/cuda_sharing.h"
 
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -8,8 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "common/descriptors.h"
 #include "common/errno_status.h"
-#include "common/log.h"
 
 namespace smddp::device {
 
@@ -47,18 +46,6 @@ Result<FileDescriptor> take_descriptor(const Allocation& allocation, int pid) {
                     served.status().message() + "; " + taken.status().message() +
                     "; let the ranks of a host share a network namespace, or set "
                     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False");
-}
-
-// Memory in many pieces takes a descriptor each, and the usual limit is 1,024.
-void make_room_for_descriptors(size_t descriptors) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max ||
-      descriptors < limit.rlim_cur / 2)
-    return;
-  limit.rlim_cur = limit.rlim_max;
-  if (setrlimit(RLIMIT_NOFILE, &limit) == 0)
-    log(LogLevel::kInfo, "GPU memory in many pieces: the limit of open files is now " +
-                             std::to_string(limit.rlim_max));
 }
 
 }  // namespace
@@ -190,7 +177,7 @@ Status CudaSharing::export_descriptor(Allocation& a) {
     if (!opened) return opened.status();
     server_ = std::move(opened.value());
   }
-  make_room_for_descriptors(shareable_.size());
+  make_room_for_descriptors(shareable_.size(), "GPU memory in many pieces");
   Status s = export_to(&a.descriptor, a, kPosixDescriptor);
   if (!s) return s;
   server_->offer(a.id, FileDescriptor(a.descriptor));

@@ -55,6 +55,8 @@ class ChunkReceiver {
   // Region numbers that have been given out so far; those of closed regions are given out again.
   size_t numbers() const { return regions_.size(); }
 
+  // Whether a region's number is given out: chunks may arrive.
+  bool has_open() const { return regions_.has_open(); }
   // Whether there are receives or flush reads to start again.
   bool waits() const;
   void retry();

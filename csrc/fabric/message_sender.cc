@@ -8,6 +8,7 @@
 #include "fabric/rail_set.h"
 #include "fabric/send_buffers.h"
 #include "fabric/slots.h"
+#include "fabric/sockets/message_sockets.h"
 
 namespace smddp::fabric {
 
@@ -17,11 +18,13 @@ void MessageSender::release(SendBuffer* buffer) {
   buffers_.release(static_cast<SendSlot*>(buffer));
 }
 
-void MessageSender::post(SendBuffer* buffer, size_t size) {
+void MessageSender::post(SendBuffer* buffer, size_t size, bool after_chunks) {
   assert(size <= buffer->capacity);
   auto* slot = static_cast<SendSlot*>(buffer);
   slot->size = size;
   slot->chunk = false;
+  slot->after_chunks = after_chunks;
+  slot->left = 0;
   enqueue(slot);
 }
 
@@ -47,6 +50,28 @@ void MessageSender::enqueue(SendSlot* slot) {
 }
 
 bool MessageSender::try_send(SendSlot* slot) {
+  PeerState& peer = peers_[slot->to];
+  peer.has_chunks |= slot->chunk;
+  bool follows = slot->after_chunks && peer.has_chunks && rails_.orders_messages();
+  return peer.place && !slot->chunk && !follows ? try_socket(slot, *peer.place) : try_rail(slot);
+}
+
+// What the kernel has taken is copied: the buffer is free again.
+bool MessageSender::try_socket(SendSlot* slot, size_t place) {
+  using Sent = MessageSockets::Sent;
+  Sent sent = sockets_->send(place, {slot->data, slot->size}, &slot->left);
+  if (sent == Sent::kLater) return false;
+  Peer peer = slot->to;
+  if (sent == Sent::kAll) rails_.count_message(slot->size);
+  buffers_.take_back(slot);
+  if (sent == Sent::kFailed) {
+    Status why = sockets_->error(place);
+    peers_.lose(peer, {why.code(), "a message could not be sent: " + why.message()});
+  }
+  return true;
+}
+
+bool MessageSender::try_rail(SendSlot* slot) {
   const PeerAddress& to = peers_[slot->to].address;
   ssize_t rc;
   if (slot->chunk) {

@@ -24,12 +24,10 @@ Result<std::unique_ptr<RailSet>> RailSet::open(const Library& library, const Rai
 Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait) {
   if (Status status = limit_sizes(choices); !status) return status;
   bool emulated = false;
-  PublishedAddress published;
   for (const Choice& choice : choices) {
     auto rail = Rail::open(library_, choice, static_cast<uint8_t>(rails_.size()), wait,
                            max_message_, &counters_);
     if (!rail) return rail.status();
-    published.names.push_back(rail.value()->name());
     emulated = emulated || rail.value()->emulates_writes();
     rails_text_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
     links_ += (rails_.empty() ? "" : ", ") + describe_link(choice);
@@ -39,11 +37,16 @@ Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, 
   const fi_info& info = *choices[0].info;
   Result<Transfer> chosen = choose_transfer(info, emulated, transfer);
   if (!chosen) return chosen.status();
-  published.transfer = transfer_ = chosen.value();
+  transfer_ = chosen.value();
   description_ =
       rails_text_ + ", libfabric " + library_.version_text() + " (" + library_.path + ")";
-  address_ = pack_address(info, published);
   return open_wait_fd();
+}
+
+void RailSet::publish(uint16_t message_port, const std::array<uint8_t, 16>& message_token) {
+  PublishedAddress published{transfer_, {}, message_port, message_token};
+  for (const std::unique_ptr<Rail>& rail : rails_) published.names.push_back(rail->name());
+  address_ = pack_address(rails_[0]->info(), published);
 }
 
 Status RailSet::limit_sizes(const RailChoices& choices) {

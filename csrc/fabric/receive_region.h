@@ -58,6 +58,7 @@ class ReceiveRegionTable {
   // Open or closed; `number` must be that of a region that was opened.
   ReceiveRegion& at(uint32_t number) { return regions_[number]; }
   size_t size() const { return regions_.size(); }
+  bool has_open() const { return regions_.size() > free_.size(); }
   // Marks the chunk as arrived. False if it is not one of the region's, or has arrived before.
   static bool arrive(ReceiveRegion& region, uint32_t chunk);
 

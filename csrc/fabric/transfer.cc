@@ -19,6 +19,15 @@ namespace {
 // measured: there a write saves a copy and a matching receive.
 constexpr std::string_view kWriters[] = {"tcp", "tcp;ofi_rxm", "net", "efa", "verbs;ofi_rxm"};
 
+// Providers that send over TCP. A message of 1 KiB over them costs two to three times as much as one over a bare
+// TCP connection (benchmarks/results/2026-11-26-plain-sockets).
+constexpr std::string_view kOverTcp[] = {"tcp", "tcp;ofi_rxm", "net"};
+
+template <class List>
+bool contains(const List& list, std::string_view provider) {
+  return std::find(std::begin(list), std::end(list), provider) != std::end(list);
+}
+
 bool can(const fi_info& info, bool emulated, Transfer transfer) {
   switch (transfer) {
     case Transfer::kMessages:
@@ -60,14 +69,26 @@ Result<Transfer> choose_transfer(const fi_info& info, bool emulated, const std::
     return Status(Code::kInvalid, "SMDDP_FABRIC_TRANSFER holds '" + wanted +
                                       "'; it may hold writes, tagged or messages");
   }
-  std::string_view provider = info.fabric_attr->prov_name;
-  if (std::find(std::begin(kWriters), std::end(kWriters), provider) == std::end(kWriters)) {
-    return Transfer::kMessages;
-  }
+  if (!contains(kWriters, info.fabric_attr->prov_name)) return Transfer::kMessages;
   for (Transfer transfer : {Transfer::kWrites, Transfer::kTagged}) {
     if (can(info, emulated, transfer)) return transfer;
   }
   return Transfer::kMessages;
+}
+
+Result<bool> choose_sockets(const fi_info& info, bool ip, bool only_messages,
+                            const std::string& wanted) {
+  if (wanted == "libfabric") return false;
+  if (wanted.empty())
+    return ip && !only_messages && contains(kOverTcp, info.fabric_attr->prov_name);
+  if (wanted != "sockets") {
+    return Status(Code::kInvalid,
+                  "SMDDP_FABRIC_MESSAGES holds '" + wanted + "'; it may hold sockets or libfabric");
+  }
+  if (ip) return true;
+  return Status(Code::kUnavailable, std::string("provider ") + info.fabric_attr->prov_name +
+                                        " has no IP addresses, which SMDDP_FABRIC_MESSAGES=sockets "
+                                        "needs; leave it unset or ask for libfabric");
 }
 
 }  // namespace smddp::fabric

@@ -4,6 +4,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "common/tcp_sockets.h"
+
 namespace smddp::liveness {
 namespace {
 

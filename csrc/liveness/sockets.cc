@@ -3,44 +3,36 @@
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <span>
 
-#include "common/errno_status.h"
+#include "common/tcp_sockets.h"
 
 namespace smddp::liveness {
 namespace {
 
-constexpr int kBacklog = 4096;  // the kernel takes less if its limit is lower
-
-struct Address {
-  sockaddr_storage storage = {};
-  socklen_t size = 0;
-  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
-};
-
-Address address_of(const Contact& contact) {
-  Address address;
-  if (contact.ipv6 != 0) {
-    auto* v6 = reinterpret_cast<sockaddr_in6*>(&address.storage);
-    v6->sin6_family = AF_INET6;
-    v6->sin6_port = htons(contact.port);
-    std::memcpy(&v6->sin6_addr, contact.ip.data(), sizeof v6->sin6_addr);
-    address.size = sizeof *v6;
-  } else {
-    auto* v4 = reinterpret_cast<sockaddr_in*>(&address.storage);
-    v4->sin_family = AF_INET;
-    v4->sin_port = htons(contact.port);
-    std::memcpy(&v4->sin_addr, contact.ip.data(), sizeof v4->sin_addr);
-    address.size = sizeof *v4;
-  }
+SocketAddress address_of(const Contact& contact) {
+  sockaddr_in v4 = {};
+  sockaddr_in6 v6 = {};
+  v4.sin_family = AF_INET;
+  v6.sin6_family = AF_INET6;
+  std::memcpy(&v4.sin_addr, contact.ip.data(), sizeof v4.sin_addr);
+  std::memcpy(&v6.sin6_addr, contact.ip.data(), sizeof v6.sin6_addr);
+  SocketAddress address = contact.ipv6 != 0 ? SocketAddress(v6) : SocketAddress(v4);
+  address.set_port(contact.port);
   return address;
+}
+
+void publish(const SocketAddress& address, Contact* contact) {
+  contact->ipv6 = address.family() == AF_INET6 ? 1 : 0;
+  contact->port = address.port();
+  std::span<const uint8_t> ip = address.ip();
+  std::copy(ip.begin(), ip.end(), contact->ip.begin());
 }
 
 // Of the first interface that is up and no loopback, bridges of containers last.
@@ -63,51 +55,25 @@ std::string own_ip() {
   return of_bridge.empty() ? "127.0.0.1" : of_bridge;
 }
 
-FileDescriptor open_socket(const Contact& contact) {
-  int family = contact.ipv6 != 0 ? AF_INET6 : AF_INET;
-  return FileDescriptor(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-}
-
 }  // namespace
 
 Result<FileDescriptor> listen_at(const std::string& ip, Contact* contact) {
-  std::string at = ip.empty() ? own_ip() : ip;
-  contact->ipv6 = at.find(':') != std::string::npos ? 1 : 0;
-  contact->port = 0;
-  if (::inet_pton(contact->ipv6 != 0 ? AF_INET6 : AF_INET, at.c_str(), contact->ip.data()) != 1)
-    return Status(Code::kInvalid, "'" + at + "' is no IP address");
-  FileDescriptor socket = open_socket(*contact);
-  Address address = address_of(*contact);
-  if (!socket || ::bind(socket.get(), address.get(), address.size) != 0 ||
-      ::listen(socket.get(), kBacklog) != 0 ||
-      ::getsockname(socket.get(), address.get(), &address.size) != 0) {
-    return errno_status("no port at " + at + " for questions whether this process lives");
+  auto address = SocketAddress::parse(ip.empty() ? own_ip() : ip, 0);
+  if (!address) return address.status();
+  auto socket = smddp::listen_at(&address.value());
+  if (!socket) {
+    return Status(socket.status().code(),
+                  "no port for questions whether this process lives: " + socket.status().message());
   }
-  contact->port =
-      ntohs(contact->ipv6 != 0 ? reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port
-                               : reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port);
+  publish(address.value(), contact);
   return socket;
 }
 
-int begin_connect(const Contact& to, FileDescriptor* out) {
-  FileDescriptor socket = open_socket(to);
-  if (!socket) return errno;
+int begin_connect(const Contact& to, FileDescriptor* socket) {
+  if (int error = smddp::begin_connect(address_of(to), socket); error != 0) return error;
   linger at_close = {1, 0};
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_close, sizeof at_close);
-  int at_once = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
-  Address address = address_of(to);
-  if (::connect(socket.get(), address.get(), address.size) != 0 && errno != EINPROGRESS)
-    return errno;
-  *out = std::move(socket);
+  ::setsockopt(socket->get(), SOL_SOCKET, SO_LINGER, &at_close, sizeof at_close);
   return 0;
-}
-
-int connect_error(const FileDescriptor& socket) {
-  int error = 0;
-  socklen_t size = sizeof error;
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) return errno;
-  return error;
 }
 
 Moved read_some(const FileDescriptor& socket, void* data, size_t size, size_t* done, int* error) {

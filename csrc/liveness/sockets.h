@@ -1,5 +1,4 @@
-// TCP sockets of this room: none blocks, and none lasts longer than a question and its answer. Called
-// by Responder and Prober.
+// TCP sockets of this room: none lasts longer than a question and its answer. Called by Responder and Prober.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +16,6 @@ namespace smddp::liveness {
 Result<FileDescriptor> listen_at(const std::string& ip, Contact* contact);
 // Begins to connect: 0, or the error. `*socket` is closed by a reset, which leaves nothing behind.
 int begin_connect(const Contact& to, FileDescriptor* socket);
-// The error of a connection that is established, or has failed: 0, or an errno.
-int connect_error(const FileDescriptor& socket);
 
 // Moves bytes of a message of `size` bytes of which `*done` were moved before. kMore: call again when the
 // socket is ready. `*error`: an errno, or 0 if the other side has closed the connection.

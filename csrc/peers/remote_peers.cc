@@ -107,7 +107,10 @@ void RemotePeers::post(fabric::SendBuffer* buffer, wire::Header header) {
   header.counter = of(static_cast<Rank>(header.target)).sent++;
   header.mac = wire::mac_of(message_key_, header, buffer->data + sizeof header);
   std::memcpy(buffer->data, &header, sizeof header);
-  endpoint_->messages().post(buffer, sizeof header + header.bytes);
+  // What they say holds once the chunks before them are in memory.
+  bool after_chunks = header.type == wire::Type::kWritten || header.type == wire::Type::kOver ||
+                      header.type == wire::Type::kSentAll;
+  endpoint_->messages().post(buffer, sizeof header + header.bytes, after_chunks);
 }
 
 void RemotePeers::send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,

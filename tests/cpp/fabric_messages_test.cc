@@ -1,5 +1,6 @@
 // Messages between endpoints over real libfabric.
 #include <poll.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <set>
@@ -157,6 +158,29 @@ TEST_P(Fabric, ALostPeerThatIsAddedAgainIsANewOne) {
   Peer again = introduce(a, b);
   EXPECT_NE(again, lost);
   EXPECT_FALSE(a.endpoint->is_lost(again));
+}
+
+// Each peer takes up to three file descriptors, and the usual soft limit is 1,024.
+TEST_P(Fabric, ManyPeersRaiseTheSoftLimitOfOpenFiles) {
+  TestEndpoint a = open_endpoint(0);
+  if (a.endpoint->description().find("sockets") == std::string::npos)
+    GTEST_SKIP() << "one connection to each peer, or none";
+  rlimit before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  rlimit low = {60, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &low);
+  std::vector<uint8_t> address = a.endpoint->address();
+  auto limit_of_open_files = [] {
+    rlimit now;
+    getrlimit(RLIMIT_NOFILE, &now);
+    return now.rlim_cur;
+  };
+  for (uint8_t port = 1; port <= 12; ++port) {
+    EXPECT_EQ(limit_of_open_files(), port <= 10 ? rlim_t{60} : before.rlim_max) << port;
+    address[64 + 2] = port;  // of the first NIC
+    ASSERT_TRUE(a.endpoint->add_peer(address).ok());
+  }
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST_P(Fabric, RefusesAddressesItCantUse) {

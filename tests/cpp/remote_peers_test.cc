@@ -31,11 +31,13 @@ struct Heard : fabric::Sink {
   uint64_t last = 0;
 };
 
-// An endpoint that takes nothing, since nothing drives it, holds its share of the buffers.
+// An endpoint that takes nothing, since nothing drives it, holds its share of the buffers. A socket would take
+// megabytes for it: so messages go through libfabric.
 struct StuckAndLive {
   explicit StuckAndLive(bool stuck_first) {
     for (auto* endpoint : {&own, &stuck, &live})
-      *endpoint = std::move(Endpoint::open(fabric::loopback("tcp;ofi_rxm")).value());
+      *endpoint =
+          std::move(Endpoint::open(fabric::loopback("tcp;ofi_rxm", "", "libfabric")).value());
     remote.emplace(JobKey{}, siphash::Key{}, 0, 3, own.get(), size_t{1} << 20);
     remote->add(1, own->add_peer((stuck_first ? stuck : live)->address()).value());
     remote->add(2, own->add_peer((stuck_first ? live : stuck)->address()).value());

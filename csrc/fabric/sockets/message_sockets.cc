@@ -1,0 +1,209 @@
+#include "fabric/sockets/message_sockets.h"
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "common/clock.h"
+#include "common/random.h"
+
+namespace smddp::fabric {
+namespace {
+
+bool own_limit(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS;
+}
+
+}  // namespace
+
+// The frames of one connection: the first is a Hello if the other process has opened it.
+class MessageSockets::Reader : public FrameReader {
+ public:
+  Reader(MessageSockets& sockets, size_t index, MessageReceiver& receiver)
+      : sockets_(sockets), index_(index), receiver_(receiver) {}
+  bool on_frame(const std::byte* data, size_t size) override {
+    if (!sockets_.connections_[index_].greeted) return sockets_.on_hello(index_, data, size);
+    receiver_.on_message(data, size);
+    return true;
+  }
+
+ private:
+  MessageSockets& sockets_;
+  size_t index_;
+  MessageReceiver& receiver_;
+};
+
+Result<std::unique_ptr<MessageSockets>> MessageSockets::open(const SocketAddress& at,
+                                                             size_t max_message, int rails_fd) {
+  std::unique_ptr<MessageSockets> sockets(new MessageSockets(max_message));
+  if (!fill_random(sockets->token_.data(), sockets->token_.size()))
+    return Status(Code::kUnavailable, "the kernel gives no random numbers");
+  Events& events = sockets->events_;
+  Status status = events.open();
+  if (status) status = sockets->listener_.open(at);
+  if (status && rails_fd >= 0) status = events.add(rails_fd, Source::kRails, 0, EPOLLIN);
+  if (!status) return status;
+  return sockets;
+}
+
+// ---- places
+
+size_t MessageSockets::add(const SocketAddress& at, const Token& token) {
+  Place& place = places_.emplace_back();
+  place.at = at;
+  place.token = token;
+  place.ours_counts = token_ < token;
+  size_t index = places_.size() - 1;
+  bool again = !by_token_.insert_or_assign(token, index).second;
+  for (Known& known : connections_) {  // it may have sent something before it was added here
+    if (again || known.from != token || !known.connection->is_open()) continue;
+    known.place = index;
+    place.theirs = known.connection.get();
+  }
+  return index;
+}
+
+MessageSockets::Sent MessageSockets::send(size_t to, std::span<const std::byte> message,
+                                          size_t* sent) {
+  Place& place = places_[to];
+  if (place.error != 0) return Sent::kFailed;
+  if (place.ours == nullptr && place.theirs == nullptr) connect(to);
+  if (*sent == 0) place.current = choose(place);
+  if (place.error != 0) return Sent::kFailed;
+  if (place.current == nullptr || !place.current->is_established()) return Sent::kLater;
+  Sent result = place.current->send(message, sent);
+  if (result == Sent::kFailed) place.error = place.current->error();
+  return result;
+}
+
+Connection* MessageSockets::choose(Place& place) {
+  Connection* first = place.ours_counts ? place.ours : place.theirs;
+  Connection* second = place.ours_counts ? place.theirs : place.ours;
+  if (first != nullptr && (second == nullptr || first->is_established())) return first;
+  return second;
+}
+
+Status MessageSockets::error(size_t to) const {
+  const Place& place = places_[to];
+  return {own_limit(place.error) ? Code::kUnavailable : Code::kPeerLost,
+          std::string(std::strerror(place.error)) + " (TCP connection to " + place.at.text() + ")"};
+}
+
+// ---- connections
+
+// A number that is free, or a new one; none if there is no memory now.
+std::optional<size_t> MessageSockets::new_connection() noexcept {
+  try {
+    if (free_.empty()) {
+      free_.reserve(connections_.size() + 1);
+      connections_.emplace_back();
+      free_.push_back(connections_.size() - 1);
+    }
+    size_t index = free_.back();
+    connections_[index] = {std::make_unique<Connection>(events_, index), false, false, {}, {}};
+    free_.pop_back();
+    return index;
+  } catch (const std::bad_alloc&) {
+    return std::nullopt;
+  }
+}
+
+void MessageSockets::connect(size_t to) {
+  std::optional<size_t> index = new_connection();
+  if (!index) return;
+  Known& known = connections_[*index];
+  known.opened = true;
+  known.place = to;
+  places_[to].ours = known.connection.get();
+  if (known.connection->connect(places_[to].at) != 0) on_end(*index);
+}
+
+// A place for it first: without memory it can wait where it is.
+void MessageSockets::accept_all() {
+  while (std::optional<size_t> index = new_connection()) {
+    FileDescriptor socket = listener_.accept(now_ns());
+    bool none = !socket;
+    if (none || connections_[*index].connection->take(std::move(socket)) != 0) on_end(*index);
+    if (none) return;
+  }
+}
+
+// The first bytes of a connection: they always find room.
+void MessageSockets::greet(Known& known) {
+  Hello hello{places_[*known.place].token, token_};
+  size_t sent = 0;
+  known.greeted = true;
+  if (known.connection->send(std::as_bytes(std::span(&hello, 1)), &sent) == Sent::kLater)
+    known.connection->end(EPROTO);
+}
+
+bool MessageSockets::on_hello(size_t index, const std::byte* data, size_t size) {
+  Hello hello;
+  if (size != sizeof hello) return false;
+  std::memcpy(&hello, data, sizeof hello);
+  if (hello.to != token_) return false;
+  Known& known = connections_[index];
+  known.greeted = true;
+  known.from = hello.from;
+  auto place = by_token_.find(hello.from);
+  if (place == by_token_.end()) return true;  // add() finds it
+  known.place = place->second;
+  places_[place->second].theirs = known.connection.get();
+  return true;
+}
+
+// Its peer is lost, if it had one: what was sent may not have arrived.
+void MessageSockets::on_end(size_t index) {
+  Known& known = connections_[index];
+  if (known.place) {
+    Place& place = places_[*known.place];
+    if (place.error == 0) place.error = known.connection->error();
+    for (Connection** each : {&place.ours, &place.theirs, &place.current}) {
+      if (*each == known.connection.get()) *each = nullptr;
+    }
+  }
+  known = {};
+  free_.push_back(index);
+}
+
+int MessageSockets::on_event(size_t index, uint32_t what, MessageReceiver& receiver) {
+  if (!connections_[index].connection) return 0;  // it has ended since the event
+  Connection& connection = *connections_[index].connection;
+  int handled = 0;
+  if ((what & EPOLLOUT) != 0) {
+    connection.on_writable();
+    ++handled;
+    Known& known = connections_[index];
+    if (connection.is_open() && known.opened && !known.greeted) greet(known);
+  }
+  if ((what & ~EPOLLOUT) != 0 && connection.is_open()) {
+    Status damage;
+    Reader reader(*this, index, receiver);
+    handled += connection.receive(buffer_, reader, &damage);
+    if (!damage) receiver.on_damage(damage);
+  }
+  if (!connection.is_open()) on_end(index);
+  return handled;
+}
+
+int MessageSockets::progress(MessageReceiver& receiver, bool* rails_ready) {
+  int handled = 0;
+  for (const epoll_event& event : events_.ready()) {
+    switch (Events::source_of(event)) {
+      case Source::kListener:
+        accept_all();
+        break;
+      case Source::kConnection:
+        handled += on_event(Events::index_of(event), event.events, receiver);
+        break;
+      case Source::kRails:
+        *rails_ready = true;
+        break;
+    }
+  }
+  if (listener_.waits()) listener_.retry(now_ns());
+  return handled;
+}
+
+}  // namespace smddp::fabric
