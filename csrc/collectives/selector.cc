@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "fabric/endpoint.h"
 #include "intranode/outbox.h"
 #include "kernels/reduce.h"
 
@@ -26,7 +27,7 @@ constexpr double kLatenciesPerStep = 16;
 // the reach of a host's ranks together.
 constexpr size_t kSmallestStep = 256 << 10;
 constexpr double kSmallestReach = 32 << 10;
-// Copying out of a slot into the output, by one core.
+// Copying out of a slot into the output, into a message or out of it, by one core.
 constexpr double kCopyBytesPerNs = 5;
 // Headers of a message: this library's, the provider's and those of TCP/IP, with the acknowledgement's
 // share.
@@ -60,33 +61,46 @@ double wire_ns(double messages, double bytes, const Shape& shape) {
   return (messages * kHeaderBytes + bytes) / shape.network.bytes_per_ns;
 }
 
-// Time of a fragment between hosts, with `bytes` bytes per shard. One message leaves per overhead, or as fast
-// as the NICs take the bytes of the host's ranks.
-double direct_ns(double bytes, const Shape& shape) {
-  double others = shape.nodes - 1;
-  double wire = wire_ns(per_host(shape), bytes * per_host(shape), shape);
-  return shape.network.latency_ns + others * std::max(shape.network.overhead_ns, wire);
+// Of one rank's processor, at one end of a flow of `bytes` bytes: they go in messages, into which and out of which they
+// are copied. A pattern other than kDirect is considered only for shards that go so in each of them.
+double processor_ns(double bytes, const Shape& shape) {
+  double messages = std::max(1.0, bytes / fabric::kEagerPayload);
+  return messages * shape.network.overhead_ns + bytes / kCopyBytesPerNs;
 }
 
-// Each of Bruck's steps needs the one before, so each costs a latency, and all bytes follow one another. They are
-// copied into a message and out of it.
-double log_ns(double bytes, const Shape& shape) {
+// Of a rank that sends `flows` flows at once and receives as many, while the NICs of its host are busy for `wire` ns. It
+// has one processor for both ends.
+double at_once_ns(double flows, double bytes, double wire, const Shape& shape) {
+  return shape.network.latency_ns + std::max(flows * 2 * processor_ns(bytes, shape), wire);
+}
+
+// Time of a fragment between hosts, with `bytes` bytes per shard.
+double direct_ns(double bytes, const Shape& shape) {
   double others = shape.nodes - 1;
-  double steps = std::bit_width(static_cast<unsigned>(shape.nodes - 1));
-  return steps * (shape.network.latency_ns + shape.network.overhead_ns) +
-         2 * others * bytes / kCopyBytesPerNs +
-         wire_ns(steps * per_host(shape), others * bytes * per_host(shape), shape);
+  double wire = wire_ns(others * per_host(shape), others * bytes * per_host(shape), shape);
+  return at_once_ns(others, bytes, wire, shape);
+}
+
+// Each of Bruck's steps needs the one before, so each costs a latency, and all bytes follow one another. For each step
+// a rank also sends a READY before its first message; it takes others' while it waits.
+double log_ns(double bytes, const Shape& shape) {
+  double ns = 0;
+  for (int have = 1; have < shape.nodes; have *= 2) {
+    double flow = std::min(have, shape.nodes - have) * bytes;
+    ns += shape.network.latency_ns + shape.network.overhead_ns + 2 * processor_ns(flow, shape) +
+          wire_ns(per_host(shape), flow * per_host(shape), shape);
+  }
+  return ns;
 }
 
 // The shards of a host take one extra copy inside the host, and half a message's processor time until
 // another rank has them. As many ranks share the messages as there are distances between hosts.
 double joint_ns(double bytes, const Shape& shape) {
-  double others = shape.nodes - 1;
+  double others = shape.nodes - 1, of_host = bytes * per_host(shape);
   double senders = std::min(std::floor(per_host(shape)), std::floor(shape.nodes / 2.0));
-  double start_ups = std::ceil(others / senders) * shape.network.overhead_ns;
-  double wire = wire_ns(others, others * bytes * per_host(shape), shape);
-  return shape.network.latency_ns + shape.network.overhead_ns / 2 +
-         bytes * per_host(shape) / kCopyBytesPerNs + std::max(start_ups, wire);
+  double wire = wire_ns(others, others * of_host, shape);
+  return shape.network.overhead_ns / 2 + of_host / kCopyBytesPerNs +
+         at_once_ns(std::ceil(others / senders), of_host, wire, shape);
 }
 
 struct Choice {
@@ -115,10 +129,9 @@ Choice choose_pattern(size_t block_bytes, bool sums, const Shape& shape, Algorit
 
 // An exchange of `bytes` bytes between the first ranks of all hosts, and their way to the other ranks of the host.
 double leaders_ns(double bytes, const Shape& shape) {
-  const NetworkModel& network = shape.network;
-  double inside = per_host(shape) > 1 ? network.overhead_ns / 2 + bytes / kCopyBytesPerNs : 0;
-  return network.latency_ns + inside +
-         (shape.nodes - 1) * std::max(network.overhead_ns, wire_ns(1, bytes, shape));
+  double others = shape.nodes - 1;
+  double inside = per_host(shape) > 1 ? shape.network.overhead_ns / 2 + bytes / kCopyBytesPerNs : 0;
+  return inside + at_once_ns(others, bytes, wire_ns(others, others * bytes, shape), shape);
 }
 
 // Whether an AllReduce whose fragments could take `choice` each takes one exchange of all bytes instead. Inside a

@@ -32,8 +32,8 @@ struct Tuning {
 
 // The network between two hosts, in the terms of LogGP (Alexandrov et al., SPAA 1995).
 struct NetworkModel {
-  double latency_ns = 20'000;  // from a send to its arrival
-  double overhead_ns = 4'000;  // of a processor, per message
+  double latency_ns = 20'000;  // from a send to its arrival, without the overheads
+  double overhead_ns = 4'000;  // of a processor, per message and end
   double bytes_per_ns = 1.25;  // of a host's NICs together
 };
 

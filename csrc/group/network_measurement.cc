@@ -240,7 +240,7 @@ std::string agree_on_measurements(const std::vector<std::string>& measured) {
                   two_digits(median(std::move(overheads))), two_digits(median(std::move(rates)))});
 }
 
-// A byte takes L + o, as the selector counts. It is sent and received, so o is at most half of its time: where
+// A byte is sent and received, so it takes L + 2 o, as the selector counts, and o is at most half of its time: where
 // other processes took a core from the many exchanges, theirs says more. Where the exchanges in flight wait for
 // the latency, the time of each says only that a message costs no more.
 NetworkModel model_of(const Timings& timings) {
@@ -249,7 +249,7 @@ NetworkModel model_of(const Timings& timings) {
   if (timings.each_ns * kFragmentsInFlight < 1.5 * timings.one_ns)
     overhead = std::min(overhead, usual.overhead_ns);
   overhead = std::clamp(std::min(overhead, timings.one_ns / 2), 100.0, 50e3);
-  double latency = std::clamp(timings.one_ns - overhead, 1e3, 10e6);
+  double latency = std::clamp(timings.one_ns - 2 * overhead, 1e3, 10e6);
   double transfer = std::max(timings.bytes_ns - timings.one_ns, timings.bytes_ns / 2);
   double rate = timings.bytes / std::max(1.0, transfer);
   return {latency, overhead, std::clamp(rate, 1e-3, 1e3)};

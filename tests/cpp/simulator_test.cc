@@ -3,6 +3,7 @@
 #include "simulator/start_up.h"
 
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "world.h"
@@ -129,6 +130,31 @@ TEST(Simulator, StepsThatAreShorterThanALatencyOverlap) {
       if (call == 1) EXPECT_LT(outcome.value().seconds * 1e9, (kHosts - 1) * model.latency_ns);
     }
   }
+}
+
+// A rank has one processor for the messages that it sends and those that it receives.
+TEST(Simulator, TheSelectorTakesThePatternWithTheLeastTime) {
+  Model model;
+  model.message_ns = 1'000;
+  model.bytes_per_ns = 12.5;
+  ::setenv("SMDDP_FABRIC_CURVE", "20,1,12.5", 1);
+  for (auto [hosts, shard] :
+       {std::pair<int, size_t>{8, 1024}, {32, 1024}, {128, 64}, {128, 2048}}) {
+    std::map<Algorithm, double> seconds;
+    for (Algorithm algorithm : {Algorithm::kAuto, Algorithm::kDirect, Algorithm::kLog}) {
+      auto cluster = Cluster::create(model, {hosts, 1});
+      ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+      for (int call = 0; call < 2; ++call) {
+        Gather gather(*cluster.value(), shard / sizeof(int));
+        auto outcome = cluster.value()->run(gather.operations, {.algorithm = algorithm});
+        ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+        seconds[algorithm] = outcome.value().seconds;
+      }
+    }
+    double least = std::min(seconds[Algorithm::kDirect], seconds[Algorithm::kLog]);
+    EXPECT_LE(seconds[Algorithm::kAuto], 1.05 * least) << hosts << " hosts, " << shard << " bytes";
+  }
+  ::unsetenv("SMDDP_FABRIC_CURVE");
 }
 
 // Tensors that are too small for fragments of their own do not lie end to end, so their bytes go as messages. Over
