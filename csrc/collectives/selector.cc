@@ -82,12 +82,12 @@ double direct_ns(double bytes, const Shape& shape) {
 }
 
 // Each of Bruck's steps needs the one before, so each costs a latency, and all bytes follow one another. For each step
-// a rank also sends a READY before its first message; it takes others' while it waits.
+// a rank also sends a READY and takes one.
 double log_ns(double bytes, const Shape& shape) {
   double ns = 0;
   for (int have = 1; have < shape.nodes; have *= 2) {
     double flow = std::min(have, shape.nodes - have) * bytes;
-    ns += shape.network.latency_ns + shape.network.overhead_ns + 2 * processor_ns(flow, shape) +
+    ns += shape.network.latency_ns + 2 * processor_ns(0, shape) + 2 * processor_ns(flow, shape) +
           wire_ns(per_host(shape), flow * per_host(shape), shape);
   }
   return ns;
