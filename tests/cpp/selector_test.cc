@@ -100,11 +100,13 @@ TEST(Selector, AMebibyteBetween512HostsOfOneRankTakesTheLogarithmicPattern) {
   EXPECT_EQ(pattern_of(1 << 10, 32, 1, {20'000, 1'000, 12.5}), Pattern::kDirect);
 }
 
-// What benchmarks/results/2026-11-26-forced-patterns has measured as faster, on networks such as these groups measure.
+// What benchmarks/results/2026-11-26-forced-patterns has measured as faster; the last two are networks that these groups
+// measured.
 TEST(Selector, FewHostsTakeThePatternThatIsFasterThere) {
-  for (double bytes_per_ns : {0.012, 0.12, 1.1}) {
-    for (double latency_ns : {1'000.0, 11'000.0, 71'000.0}) {
-      NetworkModel network{latency_ns, 5'000, bytes_per_ns};
+  for (auto [latency_ns, overhead_ns] :
+       {std::pair{1e3, 5e3}, {71e3, 5e3}, {25e3, 14e3}, {32e3, 11e3}}) {
+    for (double bytes_per_ns : {0.012, 0.11, 1.1}) {
+      NetworkModel network{latency_ns, overhead_ns, bytes_per_ns};
       for (size_t bytes = 4 << 10; bytes <= 16 << 20; bytes *= 4)
         EXPECT_EQ(pattern_of(bytes / 4, 4, 1, network), Pattern::kDirect) << bytes;
       for (size_t bytes = 256 << 10; bytes <= 16 << 20; bytes *= 4)
@@ -171,8 +173,7 @@ TEST(Selector, ASlowNetworkTakesTheJointPatternBetweenTwoHostsToSaveHeaders) {
   }
 }
 
-// Where bytes take nearly all of the time, copies cost more than some headers less save. The latencies are what 4 and 8
-// emulated hosts on two cores measure.
+// Where bytes take nearly all of the time, copies cost more than some headers less save.
 TEST(Selector, ASlowNetworkTakesTheLogarithmicPatternForSmallShardsOnly) {
   for (double latency_ns : {11'000.0, 71'000.0}) {
     for (int nodes : {4, 8}) {
