@@ -1,8 +1,15 @@
-"""One rank of test_measured_network: makes the default group and one more, and tells of them."""
+"""One rank of test_measured_network: makes the default group and one more, and tells of them.
+
+Once for each line of standard input, the value of SMDDP_FABRIC_CURVE ("" for none): each job's
+rank is forked from this process, which has imported torch.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import sys
 import time
 
 import torch
@@ -10,14 +17,31 @@ import torch.distributed as dist
 
 from deepspeed_smddp import group_states
 
-began = time.perf_counter()
-dist.init_process_group("smddp")
-made = time.perf_counter() - began
-began = time.perf_counter()
-second = dist.new_group()
-again = time.perf_counter() - began
-dist.all_reduce(torch.ones(1000))
-states = group_states.states()
-networks, sources = ([state[key] for state in states] for key in ("network", "network_source"))
-print(json.dumps({"networks": networks, "sources": sources, "seconds": made, "again": again}))
-dist.destroy_process_group()
+
+def tell(curve: str) -> None:
+    if curve:
+        os.environ["SMDDP_FABRIC_CURVE"] = curve
+    began = time.perf_counter()
+    dist.init_process_group("smddp")
+    made = time.perf_counter() - began
+    began = time.perf_counter()
+    dist.new_group()
+    again = time.perf_counter() - began
+    dist.all_reduce(torch.ones(1000))
+    states = group_states.states()
+    networks, sources = ([state[key] for state in states] for key in ("network", "network_source"))
+    dist.destroy_process_group()
+    answer = {"networks": networks, "sources": sources, "seconds": made, "again": again}
+    print(json.dumps(answer), end="", flush=True)
+
+
+gc.collect()
+gc.freeze()  # the jobs' garbage collections leave what was imported alone
+for line in sys.stdin:
+    job = os.fork()
+    if job == 0:
+        tell(line.strip())
+        sys.exit()
+    if status := os.waitpid(job, 0)[1]:
+        sys.exit(os.waitstatus_to_exitcode(status))
+    print(flush=True)  # the end of the answer: the store of this job is gone
