@@ -83,6 +83,7 @@ def test_bytes_between_hosts_equal_the_formula(
             ), (degree, host)
     for rank in ranks:
         rank.stdin.close()
+    for rank in ranks:
         assert rank.wait(timeout=60) == 0, (tmp_path / "errors").read_text()[-6000:]
 
 
