@@ -120,33 +120,22 @@ void Engine::leave_to_background() {
   background_cv_.notify_one();
 }
 
-Engine::Lock Engine::lock() {
-  Lock lk(mutex_, std::try_to_lock);
-  if (!lk) {
-    contenders_.fetch_add(1, std::memory_order_relaxed);
-    lk.lock();
-    contenders_.fetch_sub(1, std::memory_order_relaxed);
-  }
-  return lk;
-}
-
-// The mutex is not fair: a thread that unlocks it and takes it again at once keeps the others out.
 void Engine::yield(Lock& lk) {
+  bool unwaited = polls_unwaited();
   lk.unlock();
   uint64_t began = now_ns();
   sched_yield();
   uint64_t ended = now_ns();
-  for (int i = 0; i < kYieldsToContenders && contenders_.load(std::memory_order_relaxed) > 0; ++i)
-    sched_yield();
+  for (int i = 0; i < kYieldsToContenders && mutex_.wanted(); ++i) sched_yield();
   lk = lock();
   own_core_.announce(*presence_);
-  wait_policy_.note_yield(began, ended);
+  wait_policy_.note_yield(began, ended, unwaited);
 }
 
 bool Engine::spin() {
   for (int polls = wait_policy_.polls();; pause()) {
     if (pass() || !finished_.empty()) return true;
-    if (--polls == 0 || contenders_.load(std::memory_order_relaxed) > 0 || stop_) return false;
+    if (--polls == 0 || mutex_.wanted() || stop_) return false;
   }
 }
 
@@ -228,8 +217,7 @@ void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
   drive(lk, [&] {
     if (spin()) {
       wait_policy_.restart_spin();
-      if (contenders_.load(std::memory_order_relaxed) > 0 ||
-          (spin_ns > 0 && wait_policy_.turn_is_over(now_ns)))
+      if (mutex_.wanted() || (spin_ns > 0 && waiters_ > 0 && wait_policy_.turn_is_over(now_ns)))
         yield(lk);
     } else if (wait_policy_.keeps_polling(now_ns(), spin_ns) ||
                own_core_.leave_if_shared(wait_policy_, *presence_, neighbors_)) {
@@ -335,7 +323,9 @@ void Engine::background() {
       wait_policy_.restart_spin();
       continue;
     }
-    step(lk, UINT64_MAX, wait_policy_.background_spin_ns());
+    step(lk, UINT64_MAX,
+         polls_unwaited() ? wait_policy_.background_polling_ns(now_ns())
+                          : wait_policy_.background_spin_ns());
   }
 }
 

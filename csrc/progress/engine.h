@@ -23,7 +23,6 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,6 +35,7 @@
 #include "fabric/endpoint.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
+#include "progress/counted_mutex.h"
 #include "progress/groups.h"
 #include "progress/network.h"
 #include "progress/own_core.h"
@@ -49,8 +49,8 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create();
   ~Engine();
 
-  using Lock = std::unique_lock<std::mutex>;
-  Lock lock();
+  using Lock = CountedMutex::Lock;
+  Lock lock() { return mutex_.lock(); }
 
   const intranode::Presence& presence() const { return *presence_; }
   // Opens the process's endpoint on first use. An error if it has failed.
@@ -115,6 +115,8 @@ class Engine {
   Engine() = default;
 
   bool busy() const { return network_.busy() || groups_.busy(); }
+  // No thread waits, and no event ends a sleep of the background thread.
+  bool polls_unwaited() const { return waiters_ == 0 && !network_.wakes(); }
   // Under the lock, like all that follow. Throws nothing.
   bool pass();
   // Wakes the background thread if something is in flight.
@@ -141,7 +143,7 @@ class Engine {
   void notify_waiters();
   void background();
 
-  std::mutex mutex_;
+  CountedMutex mutex_;
   std::unique_ptr<intranode::Presence> presence_;
   StagingPool staging_;
   Network network_;
@@ -156,7 +158,6 @@ class Engine {
   std::condition_variable waiters_cv_, background_cv_;
   // Changes under the lock; finish_alone() reads it without.
   std::atomic<int> waiters_{0};
-  std::atomic<int> contenders_{0};  // threads that found the lock taken
   bool driving_ = false;
   bool sleeping_ = false;
   bool want_background_ = false;

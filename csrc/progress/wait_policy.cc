@@ -1,6 +1,5 @@
 #include "progress/wait_policy.h"
 
-#include <bit>
 #include <utility>
 
 #include "common/env.h"
@@ -28,7 +27,7 @@ bool WaitPolicy::keeps_polling(uint64_t now, uint64_t spin_ns) {
   crowded_ = std::exchange(shares_core_, false) && ranks_per_core_ == 1 && !network_;
   // Where others compute on this core, a yield lasts for their time slice, and a message wakes a sleeping
   // thread at once.
-  bool taken = network_ && now < taken_until_ns_;
+  bool taken = network_ && yields_.show_computing(now);
   return now - idle_since_ns_ < spin_ns && !crowded_ && !taken;
 }
 
@@ -38,14 +37,10 @@ bool WaitPolicy::may_leave_core(uint64_t now) {
   return true;
 }
 
-void WaitPolicy::note_yield(uint64_t began, uint64_t ended) {
+void WaitPolicy::note_yield(uint64_t began, uint64_t ended, bool unwaited) {
   shares_core_ = ended - began > kOwnCoreYieldNs;
-  bool computes = ended - began > kComputesNs * ranks_per_core_;
-  long_yields_ = ((long_yields_ << 1) | (computes ? 1 : 0)) & ((1u << kYields) - 1);
-  if (!computes || std::popcount(long_yields_) < 2) return;
-  bool again = taken_ns_ > 0 && ended < taken_until_ns_ + kTakenNs;
-  taken_ns_ = again ? std::min(2 * taken_ns_, kTakenNs) : kShortestTakenNs;
-  taken_until_ns_ = ended + taken_ns_;
+  LongYields& yields = unwaited ? unwaited_yields_ : yields_;
+  yields.note(ended, ended - began > kComputesNs * ranks_per_core_);
 }
 
 }  // namespace smddp

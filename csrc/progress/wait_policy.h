@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "progress/long_yields.h"
+
 namespace smddp {
 
 class WaitPolicy {
@@ -36,6 +38,10 @@ class WaitPolicy {
   uint64_t background_spin_ns() const {
     return network_ ? 0 : std::min(spin_ns_, kBackgroundSpinNs * ranks_per_core_);
   }
+  // The same of the background thread on a network that has no wait object (efa).
+  uint64_t background_polling_ns(uint64_t now) const {
+    return unwaited_yields_.show_computing(now) ? 0 : std::min(spin_ns_, kBackgroundPollingNs);
+  }
   // A poll found work, or a wait begins: the time without success begins with the next poll.
   void restart_spin() { idle_since_ns_ = 0; }
   // A sleep ended. `by_event`: not because its time was over. `pausing`: its time was pause_ns().
@@ -57,8 +63,9 @@ class WaitPolicy {
   // A poll of a waiting thread found work. True: it has worked for so long that it yields.
   template <class Clock>
   bool turn_is_over(Clock&& clock);
-  // A yield began and ended at these times.
-  void note_yield(uint64_t began, uint64_t ended);
+  // A yield began and ended at these times. `unwaited`: no thread waits, and the background thread polls a network
+  // that has no wait object.
+  void note_yield(uint64_t began, uint64_t ended, bool unwaited = false);
 
   // --- the threads that wait
   template <class Clock>
@@ -78,6 +85,10 @@ class WaitPolicy {
   // where another thread computes, a yield lasts until the scheduler's next tick (4 ms with 250
   // Hz), while a message wakes a sleeping thread at once.
   static constexpr uint64_t kBackgroundSpinNs = 20'000;
+  // Without a wait object, a message of 8 KiB over 1 Gbit/s takes 65 us, and a pause at its end delays the next one.
+  // A background thread that yields also learns whether other threads compute on its core; of them the waiting
+  // threads learn by their own yields.
+  static constexpr uint64_t kBackgroundPollingNs = 100'000;
   // Without a wait object, a thread pauses between two polls for the time in which a few chunks arrive, and
   // for a part of the time in which nothing has moved: what it waits for is seen late by an eighth of its time
   // at most, and a wait of 8 ms takes about 40 polls. It does not yield in place of a pause: a yield may last
@@ -97,14 +108,7 @@ class WaitPolicy {
   // slices are short. So it drives for the waiting threads: for a time after such yields, and as
   // long as one of the last kComputingWaits waits came after computing. For that time a
   // thread between hosts does not yield after a poll in vain, but sleeps.
-  //
-  // Among threads that only poll, one yield of some thousand takes so long; beside a thread that computes, most do.
-  // So two of the last kYields count, for kShortestTakenNs, and for twice the last time, up to kTakenNs, if they
-  // come within kTakenNs after its end. What computes for a moment, as a process does that starts, is forgotten soon.
   static constexpr uint64_t kComputesNs = 1'000'000;
-  static constexpr int kYields = 8;
-  static constexpr uint64_t kShortestTakenNs = 50'000'000;
-  static constexpr uint64_t kTakenNs = 3'000'000'000;
   static constexpr int kComputingWaits = 8;
   // Between hosts a waiting thread that finds work yields its core after this time: the link of
   // another rank may be idle until that rank runs. The background thread does not, as a yield may
@@ -120,11 +124,9 @@ class WaitPolicy {
   bool crowded_ = false;        // found by the last keeps_polling()
   bool leaves_cores_ = true;
   uint64_t may_leave_from_ns_ = 0;
-  uint32_t long_yields_ = 0;     // a bit for each of the last ones, the latest in the lowest
-  uint64_t taken_until_ns_ = 0;  // other threads compute on the cores until then
-  uint64_t taken_ns_ = 0;        // for so long after the last yields that showed it
-  uint64_t wait_ended_ns_ = 0;   // the last wait, between hosts
-  int computing_waits_ = 0;      // falls to 0 if no wait comes after computing
+  LongYields yields_, unwaited_yields_;
+  uint64_t wait_ended_ns_ = 0;  // the last wait, between hosts
+  int computing_waits_ = 0;     // falls to 0 if no wait comes after computing
 };
 
 template <class Clock>
@@ -151,7 +153,7 @@ void WaitPolicy::end_wait(Clock&& clock) {
 
 template <class Clock>
 bool WaitPolicy::background_drives(Clock&& clock) const {
-  return computing_waits_ > 0 && taken_until_ns_ != 0 && clock() < taken_until_ns_;
+  return computing_waits_ > 0 && yields_.have_shown_computing() && yields_.show_computing(clock());
 }
 
 }  // namespace smddp

@@ -142,11 +142,11 @@ TEST(Driving, ShutdownEndsAWaitLeftToTheBackgroundThread) {
   });
 }
 
-// A group whose passes are the test's, on an engine that sleeps at once if a pass finds nothing.
+// A group whose passes are the test's, on an engine that sleeps at once if a pass finds nothing, or after that time.
 class Stepping : private Progressable {
  public:
-  Stepping() {
-    ::setenv("SMDDP_SPIN_MICROSECONDS", "0", 1);
+  explicit Stepping(const char* spin_microseconds = "0") {
+    ::setenv("SMDDP_SPIN_MICROSECONDS", spin_microseconds, 1);
     engine_ = std::move(Engine::create().value());
     ::unsetenv("SMDDP_SPIN_MICROSECONDS");
     engine_->attach(kKey, this);
@@ -159,7 +159,7 @@ class Stepping : private Progressable {
   }
 
   std::atomic<bool> works{true};
-  std::atomic<int> passes{0};
+  std::atomic<int> passes{0}, watches{0};
 
  private:
   static constexpr JobKey kKey{1};
@@ -168,7 +168,10 @@ class Stepping : private Progressable {
     ++passes;
     return step_();
   }
-  bool watch(uint64_t) override { return false; }
+  bool watch(uint64_t) override {
+    ++watches;
+    return false;
+  }
   uint64_t deadline_ns() const override { return UINT64_MAX; }
   bool on_message(const wire::Header&, const std::byte*) override { return true; }
   void on_peer_lost(fabric::Peer, const Status&) override {}
@@ -228,19 +231,59 @@ TEST(Sleep, BeginsAfterASecondLook) {
   EXPECT_LT(now_ns() - began, kTimeOfRounds);
 }
 
-// No event tells of data where the provider has no wait object. Once a millisecond would bound what an
-// operation moves that no thread waits for. Other processes may hold up any look, but not each of two hundred.
-TEST(Sleep, IsShortWhereTheNetworkHasNoWaitObject) {
-  Stepping group;
+void open_without_wait_object(Engine& engine) {
   const char* given = std::getenv("SMDDP_FABRIC_INTERFACE");
   std::string interface = given != nullptr ? given : "";
   ::unsetenv("SMDDP_FABRIC_INTERFACE");
   ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
-  auto endpoint = group.engine().fabric();
+  auto endpoint = engine.fabric();
   ::unsetenv("SMDDP_LIBFABRIC");
   if (given != nullptr) ::setenv("SMDDP_FABRIC_INTERFACE", interface.c_str(), 1);
   ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
   ASSERT_LT(endpoint.value()->wait_fd(), 0);
+}
+
+// How many looks in vain follow one another without a sleep, at most, while something moves now and then and no
+// thread waits. A group is asked to watch before each sleep.
+int most_looks_before_a_sleep(Stepping& group, int looks) {
+  int before = 0, most = 0, watches = 0;  // under the lock
+  std::atomic<int> looked{0};
+  group.set_step([&] {
+    bool moves = ++looked % 10 == 0;
+    if (moves || std::exchange(watches, group.watches) != group.watches) before = 0;
+    if (!moves) most = std::max(most, ++before);
+    return moves;
+  });
+  group.engine().release(group.engine().lock(), nullptr);  // to the background thread
+  while (looked < looks) std::this_thread::sleep_for(milliseconds(1));
+  group.works = false;
+  group.set_step([] { return false; });
+  return most;
+}
+
+// One look, and one that begins the sleep.
+TEST(Sleep, OfTheBackgroundThreadBeginsAtOnceWhereTheNetworkHasAWaitObject) {
+  Stepping group("200");
+  ::setenv("SMDDP_FABRIC_PROVIDER", "tcp", 1);
+  auto endpoint = group.engine().fabric();
+  ::unsetenv("SMDDP_FABRIC_PROVIDER");
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
+  ASSERT_GE(endpoint.value()->wait_fd(), 0);
+  EXPECT_EQ(most_looks_before_a_sleep(group, 20), 2);
+}
+
+// Even if another program computes on the core, so that each yield takes long, one look more.
+TEST(Sleep, OfTheBackgroundThreadComesAfterFurtherLooksWhereTheNetworkHasNoWaitObject) {
+  Stepping group("200");
+  open_without_wait_object(group.engine());
+  EXPECT_GE(most_looks_before_a_sleep(group, 2000), 3);
+}
+
+// No event tells of data where the provider has no wait object. Once a millisecond would bound what an
+// operation moves that no thread waits for. Other processes may hold up any look, but not each of two hundred.
+TEST(Sleep, IsShortWhereTheNetworkHasNoWaitObject) {
+  Stepping group;
+  open_without_wait_object(group.engine());
   std::vector<uint64_t> looks;  // under the lock
   group.set_step([&] {
     looks.push_back(now_ns());

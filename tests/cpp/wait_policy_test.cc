@@ -70,6 +70,11 @@ TEST(Spinning, TheBackgroundThreadSleepsSoonerAndBetweenHostsAtOnce) {
   EXPECT_EQ(between_hosts().background_spin_ns(), 0u);
 }
 
+TEST(Spinning, OfTheBackgroundThreadLastsLongerWithoutAWaitObject) {
+  EXPECT_EQ(between_hosts().background_polling_ns(kSecond), 100 * kMicrosecond);
+  EXPECT_EQ(WaitPolicy(50 * kMicrosecond).background_polling_ns(kSecond), 50 * kMicrosecond);
+}
+
 TEST(Spinning, EndsInSleepOncePollsFoundNothingForItsTime) {
   WaitPolicy policy = inside_a_host();
   EXPECT_TRUE(policy.keeps_polling(kSecond, kSpin));
@@ -225,6 +230,20 @@ TEST(Yields, ToThreadsThatGoOnComputingAreFollowedBySleepsForEverLonger) {
   now += 3 * kSecond;
   yield_to_computing(policy, now);
   EXPECT_FALSE(sleeps(policy, now + 50 * kMillisecond));
+}
+
+// The thread that computes may be the one that waits next: then the cores are its own.
+TEST(Yields, OfTheBackgroundThreadThatPollsEndItsPollsAloneIfAnotherThreadComputes) {
+  WaitPolicy policy = between_hosts();
+  uint64_t ended = 2 * kSecond;
+  for (uint64_t at : {ended - 5 * kMillisecond, ended}) {
+    EXPECT_EQ(policy.background_polling_ns(at), 100 * kMicrosecond);
+    policy.note_yield(at - kMillisecond - 1, at, true);
+  }
+  EXPECT_EQ(policy.background_polling_ns(ended), 0u);
+  EXPECT_EQ(policy.background_polling_ns(ended + 50 * kMillisecond - 1), 0u);
+  EXPECT_EQ(policy.background_polling_ns(ended + 50 * kMillisecond), 100 * kMicrosecond);
+  EXPECT_FALSE(sleeps(policy, ended));
 }
 
 TEST(Turns, EndBetweenHostsAfterTheirTimeAtWork) {
