@@ -290,7 +290,8 @@ VARIABLES: tuple[Variable, ...] = (
         "FABRIC_MESSAGES",
         "",
         "how short messages are sent: sockets (TCP of our own) or libfabric",
-        "`libfabric` if ranks can't reach one another at ports that the kernel chooses; `sockets` beside a provider that does not use TCP",
+        "`libfabric` to compare the two, or to have one connection less for each pair of ranks; "
+        "`sockets` beside a provider that does not use TCP",
         in_core=True,
     ),
     Variable(

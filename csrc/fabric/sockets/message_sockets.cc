@@ -56,10 +56,10 @@ size_t MessageSockets::add(const SocketAddress& at, const Token& token) {
   place.ours_counts = token_ < token;
   size_t index = places_.size() - 1;
   bool again = !by_token_.insert_or_assign(token, index).second;
-  for (Known& known : connections_) {  // it may have sent something before it was added here
-    if (again || known.from != token || !known.connection->is_open()) continue;
-    known.place = index;
-    place.theirs = known.connection.get();
+  for (Link& link : connections_) {  // it may have sent something before it was added here
+    if (again || link.from != token || !link.connection->is_open()) continue;
+    link.place = index;
+    place.theirs = link.connection.get();
   }
   return index;
 }
@@ -112,11 +112,11 @@ std::optional<size_t> MessageSockets::new_connection() noexcept {
 void MessageSockets::connect(size_t to) {
   std::optional<size_t> index = new_connection();
   if (!index) return;
-  Known& known = connections_[*index];
-  known.opened = true;
-  known.place = to;
-  places_[to].ours = known.connection.get();
-  if (known.connection->connect(places_[to].at) != 0) on_end(*index);
+  Link& link = connections_[*index];
+  link.opened = true;
+  link.place = to;
+  places_[to].ours = link.connection.get();
+  if (link.connection->connect(places_[to].at) != 0) on_end(*index);
 }
 
 // A place for it first: without memory it can wait where it is.
@@ -130,12 +130,12 @@ void MessageSockets::accept_all() {
 }
 
 // The first bytes of a connection: they always find room.
-void MessageSockets::greet(Known& known) {
-  Hello hello{places_[*known.place].token, token_};
+void MessageSockets::greet(Link& link) {
+  Hello hello{places_[*link.place].token, token_};
   size_t sent = 0;
-  known.greeted = true;
-  if (known.connection->send(std::as_bytes(std::span(&hello, 1)), &sent) == Sent::kLater)
-    known.connection->end(EPROTO);
+  link.greeted = true;
+  if (link.connection->send(std::as_bytes(std::span(&hello, 1)), &sent) == Sent::kLater)
+    link.connection->end(EPROTO);
 }
 
 bool MessageSockets::on_hello(size_t index, const std::byte* data, size_t size) {
@@ -143,27 +143,27 @@ bool MessageSockets::on_hello(size_t index, const std::byte* data, size_t size) 
   if (size != sizeof hello) return false;
   std::memcpy(&hello, data, sizeof hello);
   if (hello.to != token_) return false;
-  Known& known = connections_[index];
-  known.greeted = true;
-  known.from = hello.from;
+  Link& link = connections_[index];
+  link.greeted = true;
+  link.from = hello.from;
   auto place = by_token_.find(hello.from);
   if (place == by_token_.end()) return true;  // add() finds it
-  known.place = place->second;
-  places_[place->second].theirs = known.connection.get();
+  link.place = place->second;
+  places_[place->second].theirs = link.connection.get();
   return true;
 }
 
 // Its peer is lost, if it had one: what was sent may not have arrived.
 void MessageSockets::on_end(size_t index) {
-  Known& known = connections_[index];
-  if (known.place) {
-    Place& place = places_[*known.place];
-    if (place.error == 0) place.error = known.connection->error();
+  Link& link = connections_[index];
+  if (link.place) {
+    Place& place = places_[*link.place];
+    if (place.error == 0) place.error = link.connection->error();
     for (Connection** each : {&place.ours, &place.theirs, &place.current}) {
-      if (*each == known.connection.get()) *each = nullptr;
+      if (*each == link.connection.get()) *each = nullptr;
     }
   }
-  known = {};
+  link = {};
   free_.push_back(index);
 }
 
@@ -174,8 +174,8 @@ int MessageSockets::on_event(size_t index, uint32_t what, MessageReceiver& recei
   if ((what & EPOLLOUT) != 0) {
     connection.on_writable();
     ++handled;
-    Known& known = connections_[index];
-    if (connection.is_open() && known.opened && !known.greeted) greet(known);
+    Link& link = connections_[index];
+    if (connection.is_open() && link.opened && !link.greeted) greet(link);
   }
   if ((what & ~EPOLLOUT) != 0 && connection.is_open()) {
     Status damage;

@@ -72,7 +72,7 @@ class MessageSockets {
     bool ours_counts = false;  // if there are both
     int error = 0;             // an errno: the peer is lost
   };
-  struct Known {
+  struct Link {
     std::unique_ptr<Connection> connection;
     bool opened = false;        // by this process
     bool greeted = false;       // its Hello has been sent or has come
@@ -87,7 +87,7 @@ class MessageSockets {
   void connect(size_t to);
   Connection* choose(Place& place);
   int on_event(size_t index, uint32_t what, MessageReceiver& receiver);
-  void greet(Known& known);
+  void greet(Link& link);
   bool on_hello(size_t index, const std::byte* data, size_t size);
   void on_end(size_t index);
 
@@ -95,7 +95,7 @@ class MessageSockets {
   Listener listener_;
   ReceiveBuffer buffer_;
   Token token_{};
-  std::vector<Known> connections_;
+  std::vector<Link> connections_;
   std::vector<size_t> free_;  // indices of connections that are over
   std::deque<Place> places_;
   std::map<Token, size_t> by_token_;  // the latest place of each process
