@@ -1,5 +1,4 @@
-// Messages over TCP connections of this library's own, where libfabric's would go over TCP as well and cost
-// twice as much each. Chunks stay with libfabric. Knows nothing of buffers and of the contents of messages. Called
+// Messages over TCP connections of this library's own, where libfabric's would go over TCP as well and cost more. Chunks stay with libfabric. Knows nothing of buffers and of the contents of messages. Called
 // by the classes of the fabric.
 //
 // Two processes that send messages to each other share a connection, so that the acknowledgements travel with
