@@ -101,6 +101,7 @@ class PairTimer {
     // An operation that is cut into fragments of a byte.
     timings.each_ns = usual_time(kBatches, kTogether, {.allgather_bucket_bytes = 2}) / kTogether;
     timings.messages = static_cast<double>(count_messages() - messages) / (kBatches * kTogether);
+    time(kSmallestTransfer);  // chunks may have a connection of their own, which is made now
     measure_rate(&timings);
     return ok() ? Result<Timings>(timings) : Result<Timings>(status_);
   }
