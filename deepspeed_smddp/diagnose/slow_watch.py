@@ -80,6 +80,10 @@ class Watcher(threading.Thread):
         """Hands over what each interval has counted."""
         started = time.monotonic()
         try:
+            # A process that ends sooner opens no connection: the store may have ended before it,
+            # and a thread that still tries when the interpreter has ended aborts the process.
+            if self._ended.wait(self._interval):
+                return
             # A connection of its own: others may wait for minutes on the store's, under its lock.
             self._store = self._store.clone()
             self._store.set_timeout(_ANSWER)

@@ -125,6 +125,22 @@ def group(late: int, late_seconds: float, flow_bytes: int = 0) -> Group:
     )
 
 
+def test_a_process_that_ends_in_the_first_interval_opens_no_connection() -> None:
+    """A thread that still opens one when the interpreter has ended aborts the process."""
+
+    class NoClone(dist.HashStore):  # type: ignore[misc]
+        def clone(self) -> None:
+            pytest.fail("another connection to the store")
+
+    watcher = Watcher(dist.HashStore(), 0, 2, interval=60)
+    watcher._store = NoClone()
+    watcher.start()
+    time.sleep(0.2)
+    assert watcher.is_alive(), "it waits for the end of its interval"
+    watcher.stop()
+    assert not watcher.is_alive()
+
+
 def test_an_interval_is_what_was_counted_in_it() -> None:
     interval = Seen(0, "a", 60.0)
     interval.count(group(5, 2.5, 1000), group(3, 2.0, 400))
