@@ -77,11 +77,15 @@ Result<FileDescriptor> listen_at(SocketAddress* at) {
   return socket;
 }
 
+void send_at_once(const FileDescriptor& socket) {
+  int on = 1;
+  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
 int begin_connect(const SocketAddress& to, FileDescriptor* out) {
   FileDescriptor socket = open_socket(to.family());
   if (!socket) return errno;
-  int at_once = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
+  send_at_once(socket);
   if (::connect(socket.get(), to.get(), to.size()) != 0 && errno != EINPROGRESS) return errno;
   *out = std::move(socket);
   return 0;

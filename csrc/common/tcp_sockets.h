@@ -45,7 +45,9 @@ class SocketAddress {
 
 // Listens at `at`. If its port is 0, the kernel chooses one and `at` gets it. kUnavailable with the reason.
 Result<FileDescriptor> listen_at(SocketAddress* at);
-// Begins to connect: 0, or the errno. What is sent later leaves at once, however short it is.
+// What is sent later leaves at once, however short it is.
+void send_at_once(const FileDescriptor& socket);
+// Begins to connect, to send at once: 0, or the errno.
 int begin_connect(const SocketAddress& to, FileDescriptor* socket);
 // The error of a connection that is established, or has failed: 0, or an errno.
 int connect_error(const FileDescriptor& socket);

@@ -1,17 +1,22 @@
 #include "liveness/contact.h"
 
-#include <arpa/inet.h>
-
 #include <cstring>
 
 namespace smddp::liveness {
 
-std::string Contact::text() const {
-  char address[INET6_ADDRSTRLEN] = {};
-  ::inet_ntop(ipv6 != 0 ? AF_INET6 : AF_INET, ip.data(), address, sizeof address);
-  std::string host = ipv6 != 0 ? "[" + std::string(address) + "]" : address;
-  return host + ":" + std::to_string(port);
+SocketAddress Contact::address() const {
+  sockaddr_in v4 = {};
+  sockaddr_in6 v6 = {};
+  v4.sin_family = AF_INET;
+  v6.sin6_family = AF_INET6;
+  std::memcpy(&v4.sin_addr, ip.data(), sizeof v4.sin_addr);
+  std::memcpy(&v6.sin6_addr, ip.data(), sizeof v6.sin6_addr);
+  SocketAddress made = ipv6 != 0 ? SocketAddress(v6) : SocketAddress(v4);
+  made.set_port(port);
+  return made;
 }
+
+std::string Contact::text() const { return address().text(); }
 
 std::vector<uint8_t> pack(const Contact& contact) {
   std::vector<uint8_t> bytes(sizeof contact);

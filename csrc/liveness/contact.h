@@ -10,6 +10,7 @@
 
 #include "common/signature.h"
 #include "common/status.h"
+#include "common/tcp_sockets.h"
 
 namespace smddp::liveness {
 
@@ -23,6 +24,7 @@ struct Contact {
   uint8_t ipv6 = 0;
   uint8_t reserved[5] = {};
   Secret ask{}, answer{};
+  SocketAddress address() const;
   std::string text() const;  // "192.0.2.2:4711"
 };
 static_assert(sizeof(Contact) == 56);

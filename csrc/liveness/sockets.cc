@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <memory>
 #include <span>
 
@@ -15,18 +14,6 @@
 
 namespace smddp::liveness {
 namespace {
-
-SocketAddress address_of(const Contact& contact) {
-  sockaddr_in v4 = {};
-  sockaddr_in6 v6 = {};
-  v4.sin_family = AF_INET;
-  v6.sin6_family = AF_INET6;
-  std::memcpy(&v4.sin_addr, contact.ip.data(), sizeof v4.sin_addr);
-  std::memcpy(&v6.sin6_addr, contact.ip.data(), sizeof v6.sin6_addr);
-  SocketAddress address = contact.ipv6 != 0 ? SocketAddress(v6) : SocketAddress(v4);
-  address.set_port(contact.port);
-  return address;
-}
 
 void publish(const SocketAddress& address, Contact* contact) {
   contact->ipv6 = address.family() == AF_INET6 ? 1 : 0;
@@ -70,7 +57,7 @@ Result<FileDescriptor> listen_at(const std::string& ip, Contact* contact) {
 }
 
 int begin_connect(const Contact& to, FileDescriptor* socket) {
-  if (int error = smddp::begin_connect(address_of(to), socket); error != 0) return error;
+  if (int error = smddp::begin_connect(to.address(), socket); error != 0) return error;
   linger at_close = {1, 0};
   ::setsockopt(socket->get(), SOL_SOCKET, SO_LINGER, &at_close, sizeof at_close);
   return 0;

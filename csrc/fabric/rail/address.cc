@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/tcp_sockets.h"
+
 namespace smddp::fabric {
 namespace {
 
@@ -34,12 +36,8 @@ Prefix prefix_of(const fi_info& info) {
 
 // AF_UNSPEC if the address is not an IPv4 or IPv6 sockaddr; only its size and family can tell.
 int family_of(const void* address, size_t size) {
-  sa_family_t family = AF_UNSPEC;
-  if (address == nullptr || size < sizeof(sockaddr_in)) return AF_UNSPEC;
-  std::memcpy(&family, address, sizeof family);
-  if (family == AF_INET && size == sizeof(sockaddr_in)) return AF_INET;
-  if (family == AF_INET6 && size == sizeof(sockaddr_in6)) return AF_INET6;
-  return AF_UNSPEC;
+  if (address == nullptr) return AF_UNSPEC;
+  return SocketAddress::of({static_cast<const uint8_t*>(address), size}).family();
 }
 
 }  // namespace

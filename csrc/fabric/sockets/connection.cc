@@ -1,6 +1,5 @@
 #include "fabric/sockets/connection.h"
 
-#include <netinet/tcp.h>
 #include <sys/uio.h>
 
 #include <algorithm>
@@ -56,8 +55,7 @@ int Connection::connect(const SocketAddress& to) {
 }
 
 int Connection::take(FileDescriptor socket) {
-  int at_once = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
+  send_at_once(socket);
   socket_ = std::move(socket);
   established_ = takes_ = true;
   if (!events_.add(socket_.get(), Source::kConnection, index_, kReadable)) end(ENOMEM);

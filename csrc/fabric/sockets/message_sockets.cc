@@ -53,7 +53,6 @@ size_t MessageSockets::add(const SocketAddress& at, const Token& token) {
   Place& place = places_.emplace_back();
   place.at = at;
   place.token = token;
-  place.ours_counts = token_ < token;
   size_t index = places_.size() - 1;
   bool again = !by_token_.insert_or_assign(token, index).second;
   for (Link& link : connections_) {  // it may have sent something before it was added here
@@ -78,8 +77,8 @@ MessageSockets::Sent MessageSockets::send(size_t to, std::span<const std::byte> 
 }
 
 Connection* MessageSockets::choose(Place& place) {
-  Connection* first = place.ours_counts ? place.ours : place.theirs;
-  Connection* second = place.ours_counts ? place.theirs : place.ours;
+  Connection *first = place.ours, *second = place.theirs;
+  if (place.token < token_) std::swap(first, second);
   if (first != nullptr && (second == nullptr || first->is_established())) return first;
   return second;
 }

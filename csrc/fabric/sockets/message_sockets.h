@@ -68,8 +68,7 @@ class MessageSockets {
     Connection* ours = nullptr;    // that this process has opened
     Connection* theirs = nullptr;  // that the other one has opened, the latest
     Connection* current = nullptr;
-    bool ours_counts = false;  // if there are both
-    int error = 0;             // an errno: the peer is lost
+    int error = 0;  // an errno: the peer is lost
   };
   struct Link {
     std::unique_ptr<Connection> connection;
