@@ -17,7 +17,7 @@ from importlib.util import find_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-# Modules that get a hook after their import, and the hook's name in deepspeed_smddp.zero.hooks.
+# Modules that get a hook after their import, and its name in deepspeed_smddp.deepspeed.hooks.
 _HOOKS = {
     "deepspeed": "hook_deepspeed",
     "accelerate.utils.deepspeed": "hook_accelerate",
@@ -48,7 +48,7 @@ def register_once() -> None:
         return
     try:
         # Before the first tensor. Only in this case the package is loaded with torch.
-        import_module("deepspeed_smddp.memory").install_if_asked()
+        import_module("deepspeed_smddp.distributed.memory").install_if_asked()
     except Exception as error:
         _warn(f"smddp: tensors will not lie in shared memory: {error}")
 
@@ -62,7 +62,7 @@ def register_backend() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    return import_module("deepspeed_smddp.backend").create(options, backend_options)
+    return import_module("deepspeed_smddp.distributed.backend").create(options, backend_options)
 
 
 def install_hooks() -> None:
@@ -91,7 +91,7 @@ def serve_torch_sagemaker() -> None:
 
 def _run_hook(module: ModuleType) -> None:
     try:
-        hooks = import_module("deepspeed_smddp.zero.hooks")
+        hooks = import_module("deepspeed_smddp.deepspeed.hooks")
         getattr(hooks, _HOOKS[module.__name__])(module)
     except Exception as error:
         _warn(

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepspeed_smddp.plan import asked_job, hardware, model_shape
-from deepspeed_smddp.plan.memory_use import MemoryUse, memory_use
+from deepspeed_smddp.planning import asked_job, hardware, model_shape
+from deepspeed_smddp.planning.memory_use import MemoryUse, memory_use
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "2026-11-25-plan-memory"

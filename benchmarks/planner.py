@@ -3,7 +3,7 @@
     python benchmarks/planner.py          # docs/planner-validation.md and its figure
     python benchmarks/planner.py --fit    # fits the constants again first; needs scipy
 
-The fit takes every third row and writes deepspeed_smddp/plan/constants.json.
+The fit takes every third row and writes deepspeed_smddp/planning/constants.json.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from planning import fitting, validation_chart, validation_page
 
-from deepspeed_smddp.plan import constants
+from deepspeed_smddp.planning import constants
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

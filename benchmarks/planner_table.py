@@ -1,6 +1,6 @@
 """The planner's table of smddp's collectives between hosts, from simulations; some minutes.
 
-    python benchmarks/planner_table.py    # deepspeed_smddp/plan/simulated_times.json
+    python benchmarks/planner_table.py    # deepspeed_smddp/planning/simulated_times.json
 
 Runs smddp_simulate (docs/scale.md) for each collective, rate and number of hosts: one rank of each
 host, with its rail. The times are those of the second call.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from shared.simulated import simulate, sizes_option
 
-from deepspeed_smddp.plan.simulated_time import SimulatedTimes
+from deepspeed_smddp.planning.simulated_time import SimulatedTimes
 from deepspeed_smddp.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent

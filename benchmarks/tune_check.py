@@ -90,7 +90,7 @@ def run(trial: Trial, path: Path, turns: int, steps: int) -> None:
             "DS_ACCELERATOR=cpu",
             sys.executable,
             "-m",
-            "deepspeed_smddp.cli",
+            "deepspeed_smddp.commands.main",
             "tune",
         ]
         command += ["--ds-config", str(config), "--all", "--model", MODEL, "--check"]

@@ -156,7 +156,7 @@ def group_states(with_connections: bool = False) -> list[dict[str, Any]]:
     """Each group that is not destroyed: members, operations counted, what the oldest awaits.
 
     ``peers`` has what was counted of other ranks, ``connections``, if asked for, what is known of
-    the way to each: see ``diagnose/report/dump.py``.
+    the way to each: see ``diagnostics/report/dump.py``.
     """
 
 def stored_network(hosts: list[str]) -> str:

@@ -13,30 +13,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import smddp_autoload as _autoload
-from deepspeed_smddp import backend as _backend
-from deepspeed_smddp import memory
-from deepspeed_smddp import settings as _settings
-from deepspeed_smddp.backend import (
+from deepspeed_smddp.config import settings as _settings
+from deepspeed_smddp.config.config import SmddpConfig
+from deepspeed_smddp.config.settings import configure
+from deepspeed_smddp.deepspeed.step_times import follow as _follow_steps
+from deepspeed_smddp.diagnostics import hang_reporter as _hang_reporter
+from deepspeed_smddp.diagnostics import slow_watch as _slow_watch
+from deepspeed_smddp.diagnostics.counters import reporter as _ledger_reporter
+from deepspeed_smddp.distributed import backend as _backend
+from deepspeed_smddp.distributed import memory
+from deepspeed_smddp.distributed.backend import (
     after_default_group,
     fallback_ledger,
     reset_statistics,
     statistics,
 )
-from deepspeed_smddp.config import SmddpConfig
-from deepspeed_smddp.delayed_init import delayed_init, materialize
-from deepspeed_smddp.diagnose import hang_reporter as _hang_reporter
-from deepspeed_smddp.diagnose import slow_watch as _slow_watch
+from deepspeed_smddp.distributed.group_states import peer_statistics
+from deepspeed_smddp.distributed.split_group import install as _install_split_group
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.group_states import peer_statistics
-from deepspeed_smddp.ledger import reporter as _ledger_reporter
-from deepspeed_smddp.settings import configure
-from deepspeed_smddp.step_times import follow as _follow_steps
-from deepspeed_smddp.subgroups import install as _install_split_group
+from deepspeed_smddp.models.delayed_init import delayed_init, materialize
 from deepspeed_smddp.version import __version__
 
 if TYPE_CHECKING:
     from deepspeed_smddp import fsdp
-    from deepspeed_smddp.offload import offload_activations
+    from deepspeed_smddp.models.offload import offload_activations
 
 __all__ = [
     "SmddpConfig",
@@ -60,12 +60,12 @@ def __getattr__(name: str) -> Any:
     if name == "fsdp":
         return import_module("deepspeed_smddp.fsdp")
     if name == "offload_activations":
-        return import_module("deepspeed_smddp.offload").offload_activations
+        return import_module("deepspeed_smddp.models.offload").offload_activations
     raise AttributeError(f"module 'deepspeed_smddp' has no attribute {name!r}")
 
 
 def _measure_routes(group: Any, collective: str, device: str) -> Any:
-    return import_module("deepspeed_smddp.tune.routes").resolve(group, collective, device)
+    return import_module("deepspeed_smddp.tuning.routes").resolve(group, collective, device)
 
 
 _backend.measure_routes = _measure_routes

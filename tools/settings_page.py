@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deepspeed_smddp.keys import Section
-from deepspeed_smddp.sections import SmddpConfig
-from deepspeed_smddp.variables import VARIABLES, Variable
+from deepspeed_smddp.config.keys import Section
+from deepspeed_smddp.config.sections import SmddpConfig
+from deepspeed_smddp.config.variables import VARIABLES, Variable
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 

@@ -146,7 +146,7 @@ def commands_page() -> Iterator[str]:
     """The reference of the command ``smddp``, from its own help."""
     import typer
 
-    from deepspeed_smddp.cli import app
+    from deepspeed_smddp.commands.main import app
 
     group: Any = typer.main.get_command(app)
     yield "# Commands"

@@ -6,9 +6,9 @@ import json
 import math
 from pathlib import Path
 
-from deepspeed_smddp.plan import constants
-from deepspeed_smddp.plan.step_time import step_time
-from deepspeed_smddp.plan.training_job import Job
+from deepspeed_smddp.planning import constants
+from deepspeed_smddp.planning.step_time import step_time
+from deepspeed_smddp.planning.training_job import Job
 from planning.published import NotCovered, Row, job_of, predicted_value, rows
 
 FILE = Path(constants.__file__).with_name("constants.json")

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepspeed_smddp.plan.hardware import CLUSTERS, GPUS, Cluster, gbit
-from deepspeed_smddp.plan.memory_use import fits
-from deepspeed_smddp.plan.model_shape import ModelShape
-from deepspeed_smddp.plan.plan_error import PlanError
-from deepspeed_smddp.plan.training_job import Job, Scheme, Software
+from deepspeed_smddp.planning.hardware import CLUSTERS, GPUS, Cluster, gbit
+from deepspeed_smddp.planning.memory_use import fits
+from deepspeed_smddp.planning.model_shape import ModelShape
+from deepspeed_smddp.planning.plan_error import PlanError
+from deepspeed_smddp.planning.training_job import Job, Scheme, Software
 
 CSV = Path(__file__).with_name("published_training_speeds.csv")
 # Of an H100 host where the source states no network: eight NICs of 400 Gbit/s, as in a DGX H100.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepspeed_smddp.plan.constants import values
-from deepspeed_smddp.plan.training_job import Job
+from deepspeed_smddp.planning.constants import values
+from deepspeed_smddp.planning.training_job import Job
 from planning.fitting import error
 from planning.published import Row
 

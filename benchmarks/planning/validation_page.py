@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from deepspeed_smddp.plan.constants import constants, values
-from deepspeed_smddp.plan.step_time import step_time
-from deepspeed_smddp.plan.training_job import Job
+from deepspeed_smddp.planning.constants import constants, values
+from deepspeed_smddp.planning.step_time import step_time
+from deepspeed_smddp.planning.training_job import Job
 from planning.fitting import error
 from planning.published import ASSUMED_GBIT, Row, predicted_value
 

@@ -1,4 +1,4 @@
-// The one table of the environment variables that the core reads. deepspeed_smddp/variables.py lists
+// The one table of the environment variables that the core reads. deepspeed_smddp/config/variables.py lists
 // the same names; tests/python/test_config.py compares the two tables. Called where a value is
 // needed.
 #pragma once

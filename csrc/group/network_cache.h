@@ -1,5 +1,5 @@
 // Keeps the network model that ranks have measured for later jobs on the same hosts: one small file per topology,
-// in the directory where `smddp tune` keeps what it has measured (deepspeed_smddp/tune/cache.py). To delete
+// in the directory where `smddp tune` keeps what it has measured (deepspeed_smddp/tuning/cache.py). To delete
 // files there is always safe. Must not know who measures, nor how ranks agree. NetworkAgreement calls it, and a
 // process that says what a job of its ranks would use.
 #pragma once

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deepspeed_smddp import pictures
 from deepspeed_smddp.bench.bench_case import TITLES, BenchError
 from deepspeed_smddp.bench.bench_page import NAMES
 from deepspeed_smddp.bench.bench_report import BenchReport
+from deepspeed_smddp.diagnostics import pictures
 
 _COLOURS = {"smddp": "#c8401c", "gloo": "#444444", "nccl": "#1f6fb4"}
 _COLUMNS = 3

@@ -13,7 +13,7 @@ from rich.text import Text
 from deepspeed_smddp.bench.bench_case import TITLES
 from deepspeed_smddp.bench.bench_report import BenchReport
 from deepspeed_smddp.bench.bench_result import Result
-from deepspeed_smddp.units import size_text
+from deepspeed_smddp.config.units import size_text
 
 WIDTH = 80
 NAMES = {"smddp": "smddp", "gloo": "Gloo", "nccl": "NCCL"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from deepspeed_smddp import _extension
-from deepspeed_smddp.diagnose.job_check import network_facts
+from deepspeed_smddp.diagnostics.doctor import network_facts
+from deepspeed_smddp.distributed import extension
 
 
 def of_host() -> float:
@@ -14,7 +14,7 @@ def of_host() -> float:
 
     0 if one of them states no rate, or there is no libfabric.
     """
-    _extension.load()
+    extension.load()
     from deepspeed_smddp import _C
 
     try:

@@ -41,7 +41,7 @@ def run(ranks: int) -> int:
             # In a session of its own: the terminal sends Ctrl-C to this process alone.
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "deepspeed_smddp.cli", *sys.argv[1:]],
+                    [sys.executable, "-m", "deepspeed_smddp.commands.main", *sys.argv[1:]],
                     env=_environment(rank, ranks, store.port),
                     start_new_session=True,
                 )

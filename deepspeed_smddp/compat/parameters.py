@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deepspeed_smddp.compat import refuse
-from deepspeed_smddp.config import nearest
+from deepspeed_smddp.config.config import nearest
 from deepspeed_smddp.errors import SmddpConfigError
 
 # A job's launcher sets this variable; it has precedence over the values that a script passes.

@@ -17,7 +17,7 @@ from torch import nn
 from deepspeed_smddp.compat import parameters, refuse
 from deepspeed_smddp.compat.parameters import SageMakerParameters
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.offload import offload_activations
+from deepspeed_smddp.models.offload import offload_activations
 from deepspeed_smddp.upstream.wrapping import is_wrapped, wrap
 
 # The properties that the original documents; set by init().

@@ -16,7 +16,7 @@ from torch import nn
 
 from deepspeed_smddp.compat import modelparallel, refuse
 from deepspeed_smddp.errors import SmddpConfigError, logger
-from deepspeed_smddp.offload import offload_activations
+from deepspeed_smddp.models.offload import offload_activations
 
 # Arguments of DistributedModel without effect: pipelines, and memory that DeepSpeed manages itself.
 _IDLE = (

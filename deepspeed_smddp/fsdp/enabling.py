@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from deepspeed_smddp import settings
+from deepspeed_smddp.config import settings
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.fsdp import background, shared_collectives
 from deepspeed_smddp.fsdp.shared_collectives import SharedAllGather, SharedReduceScatter

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import memory
+from deepspeed_smddp.distributed import memory
+from deepspeed_smddp.distributed.operation_labels import labelled
 from deepspeed_smddp.fsdp import background
-from deepspeed_smddp.operation_labels import labelled
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from deepspeed_smddp import settings
+from deepspeed_smddp.config import settings
 from deepspeed_smddp.upstream import seams, versions
 
 SWITCH = "SMDDP_ZERO_PATHS"

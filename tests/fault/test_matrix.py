@@ -24,7 +24,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import _extension
+from deepspeed_smddp.distributed import extension
 from harness.resets import reset_connections
 from harness.worker import Context, Failure
 from harness.world import World, WorldError
@@ -135,7 +135,7 @@ CELLS = [
 
 
 def prepare(ctx: Context) -> None:
-    _extension.load()  # here, not after the fault
+    extension.load()  # here, not after the fault
     signal.signal(signal.SIGUSR2, lambda *_: os._exit(3))
 
 

@@ -177,8 +177,9 @@ def _memory_gib() -> int:
 def check_import() -> None:
     """The extension loads, and says whether it has kernels."""
     code = (
-        "import deepspeed_smddp, torch.distributed as d; from deepspeed_smddp import _extension; "
-        "_extension.load(); from deepspeed_smddp import _C; "
+        "import deepspeed_smddp, torch.distributed as d; "
+        "from deepspeed_smddp.distributed import extension; "
+        "extension.load(); from deepspeed_smddp import _C; "
         "print('torch', _C.BUILT_WITH_TORCH, _C.device_statistics())"
     )
     run([str(PYTHON), "-c", code], "the import of the extension")

@@ -55,7 +55,7 @@ def free_and_map(ctx: Context, turns: int) -> dict[str, int]:
 
 def many_pieces(ctx: Context, size: int) -> dict[str, int]:
     """An AllGather of ``size`` bytes with few descriptors; the paths of the calls."""
-    from deepspeed_smddp import backend
+    from deepspeed_smddp.distributed import backend
 
     if ctx.size > torch.cuda.device_count():
         os.environ["NCCL_HOSTID"] = f"rank{ctx.rank}"  # the fallback is right, too

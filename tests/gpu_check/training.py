@@ -52,7 +52,7 @@ def compare(run: Run, scheme: str) -> None:
 
 def both(ctx: Context, scheme: str) -> dict[str, Any]:
     """Losses over the default group, then over NCCL's."""
-    from deepspeed_smddp import backend
+    from deepspeed_smddp.distributed import backend
 
     other, why = other_group(ctx)
     backend.reset_statistics()

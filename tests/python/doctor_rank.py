@@ -25,7 +25,7 @@ def main() -> int:
     if "package" in wanted:  # before the tree that an editable installation names
         sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
         sys.path.insert(0, wanted["package"])
-    from deepspeed_smddp.diagnose import doctor_command
+    from deepspeed_smddp.commands import doctor as doctor_command
 
     if "clock" in wanted:
         true = time.time_ns

@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp import group_states
+from deepspeed_smddp.distributed import group_states
 
 
 def tell(curve: str) -> None:

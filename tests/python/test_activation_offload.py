@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from deepspeed_smddp import offload_activations
-from deepspeed_smddp.offload import Offload
-from deepspeed_smddp.offload import model as offload_model
+from deepspeed_smddp.models.offload import Offload
+from deepspeed_smddp.models.offload import model as offload_model
 
 ROWS, WIDTH, LAYERS = 1024, 64, 10
 WORTH = ROWS * WIDTH * 4  # of one layer's input, bytes

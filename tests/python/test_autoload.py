@@ -130,7 +130,7 @@ def test_import_order_and_repeats_do_not_matter() -> None:
         creator = torch.distributed.Backend._plugins["SMDDP"].creator_fn
         smddp_autoload.register()
         smddp_autoload.register_once()
-        import deepspeed_smddp.backend
+        import deepspeed_smddp.distributed.backend
         assert torch.distributed.Backend._plugins["SMDDP"].creator_fn is creator
         assert torch.distributed.Backend.backend_list.count("smddp") == 1
         finders = [type(finder).__name__ for finder in sys.meta_path]
@@ -245,7 +245,7 @@ def test_a_reload_is_hooked_again_and_once() -> None:
         import deepspeed, importlib
         import accelerate.utils.deepspeed as accelerate, transformers.training_args as transformers
         import deepspeed_smddp
-        from deepspeed_smddp import backend
+        from deepspeed_smddp.distributed import backend
         modules = (deepspeed, accelerate, transformers)
         loaders = [(type(m.__loader__), m.__spec__.loader is m.__loader__) for m in modules]
         followers = list(backend.after_default_group)

@@ -23,12 +23,12 @@ from deepspeed_smddp.bench.bench_case import DTYPES, TITLES, Case, cases, sizes
 from deepspeed_smddp.bench.bench_report import FAILED, REFUSED, RIGHT, STOPPED, BenchReport
 from deepspeed_smddp.bench.bench_result import Result
 from deepspeed_smddp.bench.call_buffers import CallBuffers
-from deepspeed_smddp.cli import app
-from deepspeed_smddp.diagnose.job_check import network_facts
-from deepspeed_smddp.plan import measured_network
-from deepspeed_smddp.plan.plan_error import PlanError
+from deepspeed_smddp.commands.main import app
+from deepspeed_smddp.diagnostics.doctor import network_facts
+from deepspeed_smddp.planning import measured_network
+from deepspeed_smddp.planning.plan_error import PlanError
 
-SMDDP = [sys.executable, "-m", "deepspeed_smddp.cli", "bench"]
+SMDDP = [sys.executable, "-m", "deepspeed_smddp.commands.main", "bench"]
 
 
 # ---- what a case stands for
@@ -292,8 +292,8 @@ def test_local_ranks_measure_all_operations(tmp_path: Path) -> None:
 
 QUESTION = """
 import os
-from deepspeed_smddp.bench import bench_command, sweep
-from deepspeed_smddp.bench.bench_command import Question
+from deepspeed_smddp.commands import bench as bench_command; from deepspeed_smddp.bench import sweep
+from deepspeed_smddp.commands.bench import Question
 """
 
 

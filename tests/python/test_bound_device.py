@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import deepspeed_smddp.fsdp
-from deepspeed_smddp import subgroups
+from deepspeed_smddp.distributed import split_group as subgroups
 from harness import cases
 from harness.bound_device import bound
 from harness.cases import Case

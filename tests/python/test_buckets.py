@@ -116,7 +116,7 @@ def test_tune_writes_a_config(tmp_path: Path) -> None:
         import sys
         sys.argv = ["smddp", "tune", "--ds-config", {str(tmp_path / "in.json")!r},
                     "--write", {str(tmp_path / "out.json")!r}]
-        from deepspeed_smddp.cli import main
+        from deepspeed_smddp.commands.main import main
         main()
     """
     printed = ranks.run(program, 2, env={"XDG_CACHE_HOME": str(tmp_path)})
@@ -142,7 +142,7 @@ def test_tune_says_what_is_missing(
 ) -> None:
     from typer.testing import CliRunner
 
-    from deepspeed_smddp.cli import app
+    from deepspeed_smddp.commands.main import app
 
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

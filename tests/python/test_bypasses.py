@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp import comm_backend
+from deepspeed_smddp.deepspeed import bypasses, comm_backend, default_group
 from deepspeed_smddp.upstream.wrapping import surround
-from deepspeed_smddp.zero import bypasses, default_group
 from harness.training import Trainer
 
 pytestmark = [

@@ -71,7 +71,7 @@ def test_initialize_and_zero_init_pick_smddp_in_every_form() -> None:
             "config_params": dict(config_params=CONFIG),
             "args": dict(args=args),
         }
-        from deepspeed_smddp import settings
+        from deepspeed_smddp.config import settings
 
         def initialize(arguments):
             model = torch.nn.Linear(8, 8)

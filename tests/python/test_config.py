@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp import config, settings
-from deepspeed_smddp.config import SmddpConfig, parse_section
+from deepspeed_smddp.config import config, settings
+from deepspeed_smddp.config.config import SmddpConfig, parse_section
+from deepspeed_smddp.config.keys import Section
+from deepspeed_smddp.config.variables import VARIABLES
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.keys import Section
-from deepspeed_smddp.variables import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 DESIGN_SECTION = {
@@ -335,7 +335,7 @@ def test_unknown_variable_gives_a_warning(
 
 
 def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from deepspeed_smddp.diagnose import doctor
+    from deepspeed_smddp.diagnostics.doctor import process_checks as doctor
 
     path = tmp_path / "ds.json"
     path.write_text(
@@ -355,7 +355,7 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_doctor_shows_the_timeout_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deepspeed_smddp.diagnose import doctor
+    from deepspeed_smddp.diagnostics.doctor import process_checks as doctor
 
     def row() -> doctor.SettingRow | None:
         return next((r for r in doctor.setting_rows() if r.name == "DEEPSPEED_TIMEOUT"), None)
@@ -373,7 +373,7 @@ def test_doctor_shows_the_timeout_of_deepspeed(monkeypatch: pytest.MonkeyPatch) 
 def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from deepspeed_smddp.diagnose import doctor
+    from deepspeed_smddp.diagnostics.doctor import process_checks as doctor
 
     def job_secret() -> doctor.Finding:
         return next(found for found in doctor.findings() if found.name == "job secret")
@@ -394,8 +394,8 @@ def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(
 
 def test_doctor_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed_smddp import _C
-    from deepspeed_smddp.diagnose import gpu
-    from deepspeed_smddp.diagnose.finding import Verdict
+    from deepspeed_smddp.diagnostics.doctor import gpu
+    from deepspeed_smddp.diagnostics.doctor.finding import Verdict
 
     report = {
         "version": "12.4",

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch.distributed import c10d_logger
 
 import ranks
-from deepspeed_smddp import deadline, settings
-from deepspeed_smddp.config import SmddpConfig, parse_section
-from deepspeed_smddp.variables import VARIABLES
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.config.config import SmddpConfig, parse_section
+from deepspeed_smddp.config.variables import VARIABLES
+from deepspeed_smddp.distributed import deadline
 from harness.ports import free_port
 from harness.training import INITIALIZE
 from test_ds_config import CONFIG

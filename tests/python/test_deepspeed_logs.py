@@ -92,8 +92,10 @@ def step(engine: Any) -> str:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """An engine on rank 0 of a default group of smddp; its monitor's disk is full."""
-    from deepspeed_smddp import backend, comm_backend, settings
-    from deepspeed_smddp.config import SmddpConfig
+    from deepspeed_smddp.config import settings
+    from deepspeed_smddp.config.config import SmddpConfig
+    from deepspeed_smddp.deepspeed import comm_backend
+    from deepspeed_smddp.distributed import backend
 
     def write_events(events: Any) -> None:
         raise OSError("the disk is full")
@@ -114,7 +116,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_monitor_that_fails_does_not_stop_training(
     engine: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from deepspeed_smddp.zero import monitoring
+    from deepspeed_smddp.deepspeed import monitoring
 
     with caplog.at_level("WARNING"):
         assert [monitoring._step(step, engine) for _ in range(9)] == ["stepped"] * 9
@@ -126,8 +128,8 @@ def test_a_monitor_that_fails_does_not_stop_training(
 def test_an_unknown_engine_gets_no_counters(
     engine: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from deepspeed_smddp.deepspeed import monitoring
     from deepspeed_smddp.upstream import source
-    from deepspeed_smddp.zero import monitoring
 
     place = next(iter(source.READ["monitor"]))
     monkeypatch.setitem(source.READ["monitor"], place, {})

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from deepspeed_smddp import delayed_init, materialize
-from deepspeed_smddp.delayed_init import is_delayed, trunc_normal
+from deepspeed_smddp import materialize
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.models import delayed_init
+from deepspeed_smddp.models.delayed_init import is_delayed, trunc_normal
 from harness import model_jobs
 
 

@@ -155,8 +155,8 @@ class Status(Enum):
 
 def gather_parameters(ctx: Context) -> dict[str, int]:
     """ZeRO-3's gathers fill the parameters' own memory on the device, by copy engines."""
-    from deepspeed_smddp import backend
-    from deepspeed_smddp.zero import gather as zero_gather
+    from deepspeed_smddp.deepspeed import gather as zero_gather
+    from deepspeed_smddp.distributed import backend
 
     zero_gather._memory = lambda shard, ranks: host_empty(shard.numel() * ranks, shard.dtype)
     params, shards = [], []
@@ -197,7 +197,7 @@ def test_parameters_are_gathered_into_their_own_memory() -> None:
 def test_parameters_that_deepspeed_has_to_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.accelerator import get_accelerator
 
-    from deepspeed_smddp.zero import gather as zero_gather
+    from deepspeed_smddp.deepspeed import gather as zero_gather
 
     def plain(*devices: str, **more: object) -> bool:
         shards = [
@@ -218,8 +218,8 @@ def test_parameters_that_deepspeed_has_to_gather(monkeypatch: pytest.MonkeyPatch
 
 def reduce_gradients(ctx: Context) -> dict[str, int]:
     """ZeRO-3's gradients are summed by the device, where they lie."""
-    from deepspeed_smddp import backend
-    from deepspeed_smddp.zero import reduce as zero_reduce
+    from deepspeed_smddp.deepspeed import reduce as zero_reduce
+    from deepspeed_smddp.distributed import backend
 
     zero_reduce._memory = lambda count, like: host_empty(count, like.dtype)
     # Two lie in one bucket, side by side; their padding would reach beyond the first one's end.
@@ -253,7 +253,7 @@ def test_gradients_are_summed_where_they_lie() -> None:
 def test_gradients_that_deepspeed_has_to_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.accelerator import get_accelerator
 
-    from deepspeed_smddp.zero import reduce as zero_reduce
+    from deepspeed_smddp.deepspeed import reduce as zero_reduce
 
     def plain(*devices: str, contiguous: bool = True) -> bool:
         gradients = [
@@ -277,8 +277,8 @@ def test_gradients_that_deepspeed_has_to_sum(monkeypatch: pytest.MonkeyPatch) ->
 
 def measured(ctx: Context) -> tuple[int, dict[str, int]]:
     """``"auto"`` measures with tensors of the device."""
-    from deepspeed_smddp import backend
-    from deepspeed_smddp.tune import measure
+    from deepspeed_smddp.distributed import backend
+    from deepspeed_smddp.tuning import measure
 
     measure._memory = lambda count, device: host_empty(count, torch.bfloat16)
     assert dist.group.WORLD is not None
@@ -300,7 +300,7 @@ def test_auto_measures_the_device(worlds: Pool) -> None:
 def test_the_device_that_auto_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.accelerator import get_accelerator
 
-    from deepspeed_smddp.zero import auto
+    from deepspeed_smddp.deepspeed import auto
 
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert auto._device() == torch.device("cpu")

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from deepspeed_smddp.cli import app
-from deepspeed_smddp.variables import VARIABLES
+from deepspeed_smddp.commands.main import app
+from deepspeed_smddp.config.variables import VARIABLES
 
 pytestmark = pytest.mark.quick
 ROOT = Path(__file__).resolve().parents[2]

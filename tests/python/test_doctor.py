@@ -10,19 +10,19 @@ import pytest
 from rich.console import Console
 
 import ranks
-from deepspeed_smddp.diagnose.finding import Finding, Verdict
-from deepspeed_smddp.diagnose.job_check import (
+from deepspeed_smddp.diagnostics.doctor import (
     deviations,
     doctor_page,
     machine_facts,
     network_facts,
     software_facts,
 )
-from deepspeed_smddp.diagnose.job_check.fact import Fact
-from deepspeed_smddp.diagnose.job_check.job_doctor import FAILED, LIMITED, WELL, JobReport
-from deepspeed_smddp.diagnose.job_check.rank_facts import RankFacts, from_json
+from deepspeed_smddp.diagnostics.doctor.fact import Fact
+from deepspeed_smddp.diagnostics.doctor.finding import Finding, Verdict
+from deepspeed_smddp.diagnostics.doctor.job_doctor import FAILED, LIMITED, WELL, JobReport
+from deepspeed_smddp.diagnostics.doctor.rank_facts import RankFacts, from_json
 
-IMPORTS = "import torch\nfrom deepspeed_smddp.diagnose import doctor_command"
+IMPORTS = "import torch\nfrom deepspeed_smddp.diagnostics import doctor_command"
 
 
 def doctor(deviation: str = "", size: int = 3) -> tuple[list[int], dict[str, Any]]:
@@ -40,7 +40,7 @@ def doctor(deviation: str = "", size: int = 3) -> tuple[list[int], dict[str, Any
 def test_ranks_that_deviate_are_named() -> None:
     statuses, report = doctor(
         "import resource\n"
-        "from deepspeed_smddp.diagnose.job_check import software_facts\n"
+        "from deepspeed_smddp.diagnostics.doctor import software_facts\n"
         "os.environ['SMDDP_FALLBACK'] = 'error'\n"
         "os.environ['NCCL_PROTO'] = 'Simple'\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp.diagnose.job_check.job_doctor import FAILED
+from deepspeed_smddp.diagnostics.doctor.job_doctor import FAILED
 from tests.testbed import Testbed, rank_environment
 
 MAKE = Callable[..., Testbed]

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspeed_smddp.diagnose.finding import Verdict
-from deepspeed_smddp.diagnose.job_check import (
+from deepspeed_smddp.diagnostics.doctor import (
     clock_check,
     core_check,
     host_pairs,
@@ -20,10 +19,11 @@ from deepspeed_smddp.diagnose.job_check import (
     measurements,
     pair_rate,
 )
-from deepspeed_smddp.diagnose.job_check.fact import Fact
-from deepspeed_smddp.diagnose.job_check.job_doctor import JobReport
-from deepspeed_smddp.diagnose.job_check.link_check import BLOCKED, MEASURED, SKIPPED, Half
-from deepspeed_smddp.diagnose.job_check.rank_facts import RankFacts
+from deepspeed_smddp.diagnostics.doctor.fact import Fact
+from deepspeed_smddp.diagnostics.doctor.finding import Verdict
+from deepspeed_smddp.diagnostics.doctor.job_doctor import JobReport
+from deepspeed_smddp.diagnostics.doctor.link_check import BLOCKED, MEASURED, SKIPPED, Half
+from deepspeed_smddp.diagnostics.doctor.rank_facts import RankFacts
 
 # ---- the order of the pairs
 

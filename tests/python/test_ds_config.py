@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp import comm_backend, ds_config
-from deepspeed_smddp.config import SmddpConfig
+from deepspeed_smddp.config import ds_json as ds_config
+from deepspeed_smddp.config.config import SmddpConfig
+from deepspeed_smddp.deepspeed import comm_backend, hooks
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.zero import hooks
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 1,

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 import ranks
-from deepspeed_smddp import comm_backend, ds_config
+from deepspeed_smddp.config import ds_json as ds_config
+from deepspeed_smddp.deepspeed import comm_backend
 
 FOLDER = ranks.ROOT / "ds_configs"
 # The other keys of a GPT-NeoX file are GPT-NeoX's own.

@@ -45,7 +45,8 @@ def reduce_scatter(ctx: Context, group: dist.ProcessGroup | None = None) -> None
 
 
 def one_rank_misreads(ctx: Context) -> dict[str, int]:
-    from deepspeed_smddp import _C, backend
+    from deepspeed_smddp import _C
+    from deepspeed_smddp.distributed import backend
 
     all_gather(ctx)
     host_device.calls(ctx, 1)  # it is counted by now

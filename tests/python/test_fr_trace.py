@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deepspeed_smddp.diagnose.report import fr_trace
+from deepspeed_smddp.diagnostics.report import fr_trace
 from harness.dumps import MIB, Rank
 
 

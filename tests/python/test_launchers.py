@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import ranks
-from deepspeed_smddp import comm_backend, launchers
+from deepspeed_smddp.deepspeed import comm_backend
+from deepspeed_smddp.distributed import launchers
 from harness import tasks
 from harness.ports import free_port
 

@@ -15,12 +15,19 @@ import pytest
 from rich.console import Console
 
 import ranks
-from deepspeed_smddp import backend, settings
-from deepspeed_smddp.config import parse_section
-from deepspeed_smddp.ledger import counter_table, prometheus, reporter, sinks, snapshot
-from deepspeed_smddp.ledger.reporter import Reporter
-from deepspeed_smddp.ledger.snapshot import Snapshot
-from deepspeed_smddp.sections import Ledger
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.config.config import parse_section
+from deepspeed_smddp.config.sections import Ledger
+from deepspeed_smddp.diagnostics.counters import (
+    counter_table,
+    prometheus,
+    reporter,
+    sinks,
+    snapshot,
+)
+from deepspeed_smddp.diagnostics.counters.reporter import Reporter
+from deepspeed_smddp.diagnostics.counters.snapshot import Snapshot
+from deepspeed_smddp.distributed import backend
 
 MEMORY = {
     "in_use": 1,

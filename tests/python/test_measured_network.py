@@ -125,7 +125,7 @@ def test_all_measure_if_one_host_has_no_file(tmp_path: Path) -> None:
 IMPORTS = """
 import os
 import torch.distributed as dist
-from deepspeed_smddp import group_states
+from deepspeed_smddp.distributed import group_states
 """
 EMULATED = """
     host = f"host-{int(os.environ['RANK']) // 2}"

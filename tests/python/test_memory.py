@@ -1,4 +1,4 @@
-"""deepspeed_smddp.memory: tensors that the ranks of a host share."""
+"""deepspeed_smddp.distributed.memory: tensors that the ranks of a host share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from deepspeed_smddp import backend, memory
+from deepspeed_smddp.distributed import backend, memory
 from harness import programs
 from harness.programs import assert_clean
 from harness.worker import Context

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp.zero import auto, gather, monitoring, overlap, reduce
+from deepspeed_smddp.deepspeed import auto, gather, monitoring, overlap, reduce
 from harness.training import Trainer
 
 pytest.importorskip("deepspeed")

@@ -16,7 +16,7 @@ import pytest
 import deepspeed_smddp
 import ranks
 import torch_pin
-from deepspeed_smddp import packaged_libfabric
+from deepspeed_smddp.distributed import packaged_libfabric
 
 ROOT = ranks.ROOT
 OTHERS = ["pydantic>=2"]
@@ -160,8 +160,8 @@ def system_libfabric() -> str:
 
 
 SAY_FABRIC = """
-from deepspeed_smddp import _extension
-_extension.load()
+from deepspeed_smddp.distributed import extension
+extension.load()
 from deepspeed_smddp import _C
 print(_C.fabric_description())
 """

@@ -11,24 +11,24 @@ import pytest
 from hypothesis import strategies
 from typer.testing import CliRunner
 
-from deepspeed_smddp.cli import app
-from deepspeed_smddp.config import parse_section
-from deepspeed_smddp.plan import asked_job, outlook
-from deepspeed_smddp.plan.hardware import CLUSTERS, cluster
-from deepspeed_smddp.plan.memory_use import fits, memory_use
-from deepspeed_smddp.plan.model_shape import named
-from deepspeed_smddp.plan.plan_command import number, shape_of
-from deepspeed_smddp.plan.plan_error import PlanError
-from deepspeed_smddp.plan.ready_config import ds_config
-from deepspeed_smddp.plan.recommendation import (
+from deepspeed_smddp.commands.main import app
+from deepspeed_smddp.commands.plan import number, shape_of
+from deepspeed_smddp.config.config import parse_section
+from deepspeed_smddp.planning import asked_job, outlook
+from deepspeed_smddp.planning.hardware import CLUSTERS, cluster
+from deepspeed_smddp.planning.memory_use import fits, memory_use
+from deepspeed_smddp.planning.model_shape import named
+from deepspeed_smddp.planning.plan_error import PlanError
+from deepspeed_smddp.planning.ready_config import ds_config
+from deepspeed_smddp.planning.recommendation import (
     TOLERANCE,
     candidates,
     nearest_that_fits,
     recommended,
     single_changes,
 )
-from deepspeed_smddp.plan.step_time import step_time
-from deepspeed_smddp.plan.training_job import Job, Scheme
+from deepspeed_smddp.planning.step_time import step_time
+from deepspeed_smddp.planning.training_job import Job, Scheme
 
 ROOT = Path(__file__).resolve().parents[2]
 

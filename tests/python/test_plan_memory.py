@@ -7,16 +7,16 @@ import pytest
 import torch
 import transformers
 
-from deepspeed_smddp.plan import hardware, model_shape
-from deepspeed_smddp.plan.memory_use import (
+from deepspeed_smddp.planning import hardware, model_shape
+from deepspeed_smddp.planning.memory_use import (
     fits,
     layer_activation_bytes,
     memory_use,
     score_bytes,
 )
-from deepspeed_smddp.plan.model_names import BUILT_IN
-from deepspeed_smddp.plan.plan_error import PlanError
-from deepspeed_smddp.plan.training_job import Job, Scheme, Software
+from deepspeed_smddp.planning.model_names import BUILT_IN
+from deepspeed_smddp.planning.plan_error import PlanError
+from deepspeed_smddp.planning.training_job import Job, Scheme, Software
 from harness import modules
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 211}

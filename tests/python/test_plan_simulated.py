@@ -8,10 +8,10 @@ import statistics
 import pytest
 from typer.testing import CliRunner
 
-from deepspeed_smddp.cli import app
-from deepspeed_smddp.plan import collective_time, simulated_time
-from deepspeed_smddp.plan.constants import values
-from deepspeed_smddp.plan.hardware import CLUSTERS, gbit
+from deepspeed_smddp.commands.main import app
+from deepspeed_smddp.planning import collective_time, simulated_time
+from deepspeed_smddp.planning.constants import values
+from deepspeed_smddp.planning.hardware import CLUSTERS, gbit
 from test_simulator import simulate
 
 COLLECTIVES = ("all_gather", "reduce_scatter")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deepspeed_smddp.plan.constants import constants, values
-from deepspeed_smddp.plan.step_time import step_time
+from deepspeed_smddp.planning.constants import constants, values
+from deepspeed_smddp.planning.step_time import step_time
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepspeed_smddp.diagnose.report.dump import Awaited, Dump, DumpError, Group, Oldest, load
-from deepspeed_smddp.diagnose.report.dump import Operation as Op
-from deepspeed_smddp.diagnose.report.page import COLUMNS, LINES, page
-from deepspeed_smddp.diagnose.report.stack import Doing, doing
+from deepspeed_smddp.diagnostics.report.dump import Awaited, Dump, DumpError, Group, Oldest, load
+from deepspeed_smddp.diagnostics.report.dump import Operation as Op
+from deepspeed_smddp.diagnostics.report.page import COLUMNS, LINES, page
+from deepspeed_smddp.diagnostics.report.stack import Doing, doing
 from harness.dumps import MIB, NOW, SITE, Rank, frame, in_gather, main_thread, user
 
 LAYER = "ZeRO-3 module transformer.h.{} (2 parameters)"
@@ -328,7 +328,7 @@ def test_calls_within_others() -> None:
     assert doing([user(5), frame(f"{SITE}/numpy/linalg/_linalg.py", 1, "svd")]).sentence == (
         "in numpy.linalg._linalg.svd, called at train.py:5 in main"
     )
-    own = frame("/src/deepspeed_smddp/zero/gather.py", 8, "wait")
+    own = frame("/src/deepspeed_smddp/deepspeed/gather.py", 8, "wait")
     assert "no frame of the user's code" in doing([own]).sentence
 
 

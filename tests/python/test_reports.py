@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from deepspeed_smddp.diagnose.report.dump import Connection, load
+from deepspeed_smddp.diagnostics.report.dump import Connection, load
 from harness import programs
 from harness.ports import free_port
 from harness.programs import Ended, Programs
@@ -223,7 +223,7 @@ def test_a_signal_asks_for_a_report_and_nothing_ends(tmp_path: Path) -> None:
     for rank in range(4):
         running.wait_for(rank, "ready")
     asked = running.processes[2].pid
-    command = "from deepspeed_smddp.cli import app; app()"
+    command = "from deepspeed_smddp.commands.main import app; app()"
     environment = {**os.environ, "SMDDP_REPORT_DIR": str(tmp_path / "reports")}
     report = subprocess.run(
         [sys.executable, "-c", command, "report", str(asked)],

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp import SmddpConfigError
-from deepspeed_smddp.config import parse_section, parse_variable, set_keys
-from deepspeed_smddp.tune import cache, routes
-from deepspeed_smddp.variables import VARIABLES
+from deepspeed_smddp.config.config import parse_section, parse_variable, set_keys
+from deepspeed_smddp.config.variables import VARIABLES
+from deepspeed_smddp.tuning import cache, routes
 from harness import cases, host_device
 from harness.cases import FORMS, Case
 from harness.worker import Context
@@ -188,7 +188,7 @@ def measured(ctx: Context) -> dict[str, Any]:
         chosen[collective] = resolve(group, collective, device)
         return chosen[collective]
 
-    from deepspeed_smddp import backend
+    from deepspeed_smddp.distributed import backend
 
     backend.measure_routes = noted
     counted = taken(ctx, [Case(c, seed=s) for c in FORMS for s in range(3)])
@@ -219,14 +219,14 @@ def all_slow(group: Any, collective: str, device: str) -> Any:
 
 
 def resolved_away(ctx: Context) -> dict[str, int]:
-    from deepspeed_smddp import backend
+    from deepspeed_smddp.distributed import backend
 
     backend.measure_routes = all_slow
     return taken(ctx, [Case("all_gather", seed=s) for s in range(3)])
 
 
 def not_now(ctx: Context) -> dict[str, int]:
-    from deepspeed_smddp import backend
+    from deepspeed_smddp.distributed import backend
 
     backend.measure_routes = lambda *_: None
     counted = taken(ctx, [Case("all_gather")])
@@ -242,7 +242,7 @@ def test_auto_takes_what_was_measured_once_it_was() -> None:
 
 
 def failing(ctx: Context) -> None:
-    from deepspeed_smddp import backend
+    from deepspeed_smddp.distributed import backend
 
     def fails(*_: Any) -> Any:
         raise RuntimeError("no clock")

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp import comm_backend
+from deepspeed_smddp.deepspeed import comm_backend, default_group
 from deepspeed_smddp.upstream import seams
 from deepspeed_smddp.upstream.wrapping import surround
-from deepspeed_smddp.zero import default_group
 from harness.training import Trainer
 
 deepspeed = pytest.importorskip("deepspeed")

@@ -10,12 +10,17 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepspeed_smddp.deepspeed.sharding.advice import suggested_degree
+from deepspeed_smddp.deepspeed.sharding.requirements import check_config
+from deepspeed_smddp.deepspeed.sharding.second_hop import (
+    ReplicasDiffer,
+    SecondHop,
+    complement,
+    merged,
+)
+from deepspeed_smddp.deepspeed.sharding.shard_groups import Sharding
+from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import pieces
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.zero.sharding.advice import suggested_degree
-from deepspeed_smddp.zero.sharding.requirements import check_config
-from deepspeed_smddp.zero.sharding.second_hop import ReplicasDiffer, SecondHop, complement, merged
-from deepspeed_smddp.zero.sharding.shard_groups import Sharding
-from deepspeed_smddp.zero.sharding.sharded_checkpoint import pieces
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 

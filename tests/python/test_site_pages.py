@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp.variables import VARIABLES
+from deepspeed_smddp.config.variables import VARIABLES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from deepspeed_smddp.diagnose.report.dump import Group
-from deepspeed_smddp.diagnose.report.slowness import Flows, Seen, rows, slow_links, slow_ranks
-from deepspeed_smddp.diagnose.slow_watch import Judge, Watcher
+from deepspeed_smddp.diagnostics.report.dump import Group
+from deepspeed_smddp.diagnostics.report.slowness import Flows, Seen, rows, slow_links, slow_ranks
+from deepspeed_smddp.diagnostics.slow_watch import Judge, Watcher
 from harness.world import BACKEND
 from tests.testbed import Testbed, start_ranks
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from deepspeed_smddp.deepspeed import autotp
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.tensor_parallel import (
     check_degree,
@@ -17,7 +18,6 @@ from deepspeed_smddp.tensor_parallel import (
     tensor_parallel,
 )
 from deepspeed_smddp.upstream import versions
-from deepspeed_smddp.zero import autotp
 from harness import model_jobs
 from harness.worker import Context
 from harness.world import BACKEND, Pool

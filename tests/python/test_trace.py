@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from deepspeed_smddp import step_times
-from deepspeed_smddp.cli import app
-from deepspeed_smddp.diagnose import clock_exchange
-from deepspeed_smddp.diagnose.report.dump import Clock, Dump, Group, Operation, StepEnd
-from deepspeed_smddp.diagnose.trace import chrome
-from deepspeed_smddp.diagnose.trace.clocks import host_clocks
-from deepspeed_smddp.diagnose.trace.intervals import common, lanes, length, union, without
-from deepspeed_smddp.diagnose.trace.timeline import timeline
+from deepspeed_smddp.commands.main import app
+from deepspeed_smddp.deepspeed import step_times
+from deepspeed_smddp.diagnostics import clock_exchange
+from deepspeed_smddp.diagnostics.report.dump import Clock, Dump, Group, Operation, StepEnd
+from deepspeed_smddp.diagnostics.trace import chrome
+from deepspeed_smddp.diagnostics.trace.clocks import host_clocks
+from deepspeed_smddp.diagnostics.trace.intervals import common, lanes, length, union, without
+from deepspeed_smddp.diagnostics.trace.timeline import timeline
 
 START = 1_800_000_000.0
 MS = 1e-3

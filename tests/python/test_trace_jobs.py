@@ -55,7 +55,7 @@ def traced(tmp_path: Path, program: str, *options: str, **more: Any) -> tuple[st
     try:
         for rank in range(4):
             running.wait_for(rank, "ready", 120)
-        command = "from deepspeed_smddp.cli import app; app()"
+        command = "from deepspeed_smddp.commands.main import app; app()"
         done = subprocess.run(
             [
                 sys.executable,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspeed_smddp.tune import auto_keys, cache
-from deepspeed_smddp.tune.choice import (
+from deepspeed_smddp.tuning import auto_keys, cache
+from deepspeed_smddp.tuning.choice import (
     LARGEST_PERSISTENT,
     LARGEST_PIECE,
     LARGEST_PREFETCH,

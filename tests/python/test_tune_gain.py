@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import ranks
-from deepspeed_smddp.cli import app
+from deepspeed_smddp.commands.main import app
+from deepspeed_smddp.commands.tune import better
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.tune import auto_keys, decoder, decoder_sizes
-from deepspeed_smddp.tune.choice import Choice, NetworkModel, Point
-from deepspeed_smddp.tune.command import better
-from deepspeed_smddp.tune.expected_step import ModuleCost, StepKind, seconds, step_seconds
+from deepspeed_smddp.tuning import auto_keys, decoder, decoder_sizes
+from deepspeed_smddp.tuning.choice import Choice, NetworkModel, Point
+from deepspeed_smddp.tuning.expected_step import ModuleCost, StepKind, seconds, step_seconds
 
 KEPT = Choice(0, 0, 50_000_000, 0, 500_000_000)  # all is prefetched, nothing persists
 
@@ -164,7 +164,7 @@ def test_sizes_that_save_nothing_are_not_taken(after_ms: float, kept: bool) -> N
 
 TUNE = """
 import sys
-from deepspeed_smddp import cli
+from deepspeed_smddp.commands import main as cli
 """
 
 

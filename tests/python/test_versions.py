@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp.diagnose import version_support
-from deepspeed_smddp.diagnose.finding import Verdict
+from deepspeed_smddp.diagnostics.doctor import version_support
+from deepspeed_smddp.diagnostics.doctor.finding import Verdict
 from deepspeed_smddp.upstream import source, versions
 from tests.versions import outcomes, tables
 from tests.versions.environments import ROOT

@@ -80,7 +80,7 @@ def test_unknown_functions_are_left_to_deepspeed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("deepspeed")
-    from deepspeed_smddp import settings
+    from deepspeed_smddp.config import settings
     from deepspeed_smddp.upstream import source
 
     assert source.refusal("gather") is None, "this DeepSpeed is not the known one"

@@ -12,7 +12,7 @@ from .environments import ROOT
 from .outcomes import Result
 from .phases import EQUAL
 
-TRAINED = ROOT / "deepspeed_smddp/diagnose/trained_versions.json"
+TRAINED = ROOT / "deepspeed_smddp/diagnostics/doctor/trained_versions.json"
 BEGIN, END = "<!-- written by make test-versions -->", "<!-- end of the table -->"
 
 # As in the results -> as in the tables.

@@ -35,7 +35,7 @@ def run(job: dict[str, Any]) -> None:
         "autoloaded": "smddp_autoload" in sys.modules,
     }
     if ours:
-        from deepspeed_smddp import backend
+        from deepspeed_smddp.distributed import backend
 
         answer["features"] = program.features(calls)
         answer["collectives"] = {

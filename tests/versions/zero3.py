@@ -47,7 +47,7 @@ def config(backend: str) -> dict[str, Any]:
 
 def count_calls(calls: Counter[str]) -> None:
     """Counts what this package carries out in place of DeepSpeed's own paths."""
-    from deepspeed_smddp.zero import gather, overlap, reduce
+    from deepspeed_smddp.deepspeed import gather, overlap, reduce
 
     def counted(name: str, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -63,7 +63,7 @@ def count_calls(calls: Counter[str]) -> None:
 
 def features(calls: Counter[str]) -> dict[str, bool]:
     """What took part in the training, or, where that leaves no trace, is installed."""
-    from deepspeed_smddp.tune import startup
+    from deepspeed_smddp.tuning import startup
     from deepspeed_smddp.upstream import source, versions, wrapping
 
     filled_in = wrapping.is_wrapped(deepspeed.runtime.config.get_zero_config)

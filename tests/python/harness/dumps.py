@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepspeed_smddp.diagnose.report.dump import (
+from deepspeed_smddp.diagnostics.report.dump import (
     Connection,
     Dump,
     Frame,

@@ -127,7 +127,7 @@ def calls(ctx: Context, least: int = 0) -> dict[str, int]:
 
     A call is counted shortly after the device has finished, so this waits for ``least`` calls.
     """
-    from deepspeed_smddp import backend
+    from deepspeed_smddp.distributed import backend
 
     end = time.monotonic() + 5
     while True:
@@ -143,7 +143,7 @@ def calls(ctx: Context, least: int = 0) -> dict[str, int]:
 
 def check(ctx: Context, wanted: Sequence[cases.Case]) -> dict[str, int]:
     """Checks the cases one by one, and returns the paths that they took."""
-    from deepspeed_smddp import backend
+    from deepspeed_smddp.distributed import backend
 
     dist.barrier()
     backend.reset_statistics()

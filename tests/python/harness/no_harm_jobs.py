@@ -95,6 +95,6 @@ def _train(backend: str) -> dict[str, Any]:
 
 
 def _overlaps(optimizer: Any) -> bool:
-    from deepspeed_smddp.zero import overlap
+    from deepspeed_smddp.deepspeed import overlap
 
     return optimizer in overlap._overlaps

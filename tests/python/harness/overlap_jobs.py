@@ -64,7 +64,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     os.environ["SMDDP_ZERO_PATHS"] = str(int(job.get("ours", True)))
     import deepspeed
 
-    from deepspeed_smddp.zero import gather, overlap
+    from deepspeed_smddp.deepspeed import gather, overlap
 
     pieces: list[Any] = []
     reductions: list[Any] = []  # of this step

@@ -9,7 +9,7 @@ import torch._dynamo
 import torch.distributed.fsdp
 import torch.fx.experimental.symbolic_shapes  # noqa: F401
 
-import deepspeed_smddp.backend  # noqa: F401
+import deepspeed_smddp.distributed.backend  # noqa: F401
 import harness.cases
 import harness.worker  # noqa: F401
 

@@ -17,9 +17,9 @@ def gather(job: dict[str, Any]) -> dict[str, Any]:
     """
     import deepspeed
 
+    from deepspeed_smddp.deepspeed import gather as ours
     from deepspeed_smddp.upstream import source
     from deepspeed_smddp.upstream.wrapping import is_wrapped
-    from deepspeed_smddp.zero import gather as ours
 
     if not job["known"]:
         for places in source.READ.values():

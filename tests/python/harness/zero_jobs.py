@@ -67,7 +67,7 @@ def run(scenario: dict[str, Any]) -> dict[str, Any]:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     import deepspeed_smddp
-    from deepspeed_smddp.tune import startup
+    from deepspeed_smddp.tuning import startup
 
     config = training.config("smddp", "fp32")
     config["zero_optimization"] |= scenario.get("zero", {})

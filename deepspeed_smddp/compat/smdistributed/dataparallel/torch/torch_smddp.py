@@ -4,6 +4,6 @@ A process that SageMaker's ``mpirun`` started also gets the variables by which t
 """
 
 import deepspeed_smddp  # noqa: F401
-from deepspeed_smddp import launchers
+from deepspeed_smddp.distributed import launchers
 
 launchers.apply()

@@ -7,12 +7,7 @@ DeepSpeed trains the model: ZeRO-3 within ``sharded_data_parallel_degree`` ranks
 
 from deepspeed_smddp.compat import refusing, step
 from deepspeed_smddp.compat import training as model
-from deepspeed_smddp.compat.checkpoints import (
-    load,
-    resume_from_checkpoint,
-    save,
-    save_checkpoint,
-)
+from deepspeed_smddp.compat.checkpoints import load, resume_from_checkpoint, save, save_checkpoint
 from deepspeed_smddp.compat.modelparallel import (
     CommGroup,
     allgather,

@@ -1,0 +1,1 @@
+"""The command line, ``smddp``: one module for each command."""

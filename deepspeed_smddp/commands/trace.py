@@ -1,0 +1,197 @@
+"""``smddp trace``: from dumps, or from a running job, to a trace file and a picture."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepspeed_smddp.commands import report as report_command
+from deepspeed_smddp.diagnostics.report import dump
+from deepspeed_smddp.diagnostics.report.dump import Dump
+from deepspeed_smddp.diagnostics.report.wording import rank_list, verb
+from deepspeed_smddp.diagnostics.trace import chrome, picture
+from deepspeed_smddp.diagnostics.trace.intervals import Span
+from deepspeed_smddp.diagnostics.trace.timeline import Timeline, TimelineError, timeline
+
+_NAMES = "rank-*.json"
+
+
+class TraceError(Exception):
+    """There is nothing to make a trace of; one sentence says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a trace or picture shows: a step, or the whole record."""
+
+    title: str
+    span: Span
+
+
+def read(paths: Sequence[Path]) -> dict[int, Dump]:
+    """The dumps of one job by rank: of files, of folders of reports, and of folders of jobs.
+
+    Of a job's folder, with its ``report-*``, the latest report counts.
+
+    Raises:
+        TraceError: no dumps are there, one can't be read, or they are not those of one report.
+    """
+    dumps: dict[int, Dump] = {}
+    files: dict[int, Path] = {}
+    for path in _files(paths):
+        try:
+            found = dump.load(path)
+        except dump.DumpError as error:
+            raise TraceError(f"{error}: copy it again, or leave it out") from None
+        first = next(iter(dumps.values()), found)
+        if (found.job, found.ranks) != (first.job, first.ranks):
+            raise TraceError(
+                f"these dumps are of different jobs: {files[first.rank]} of {_job(first)}, "
+                f"{path} of {_job(found)}: give those of one"
+            )
+        if found.rank in dumps:
+            raise TraceError(
+                f"{files[found.rank]} and {path} are both of rank {found.rank}: "
+                "give the dumps of one report"
+            )
+        dumps[found.rank], files[found.rank] = found, path
+    return dumps
+
+
+def _job(found: Dump) -> str:
+    return f"job {found.job} with {found.ranks} rank{'s' if found.ranks > 1 else ''}"
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        found = sorted(path.glob(_NAMES))
+        reports = [folder for folder in path.glob("report-*") if any(folder.glob(_NAMES))]
+        if not found and reports:
+            found = sorted(max(reports, key=lambda folder: folder.stat().st_mtime).glob(_NAMES))
+        if not found:
+            raise TraceError(
+                f"{path} holds no dump ({_NAMES}): `smddp report` on a host of the running job "
+                "makes the ranks write them"
+            )
+        yield from found
+
+
+def choose(found: Timeline, step: int | None) -> Drawn | None:
+    """The time of a step, or None for the whole record if no step is asked for.
+
+    Raises:
+        TraceError: the step is not in the records.
+    """
+    if step is None:
+        return None
+    try:
+        number, span = found.step(step)
+    except TimelineError as error:
+        raise TraceError(str(error)) from None
+    return Drawn(f"step {number}", span)
+
+
+def to_draw(found: Timeline) -> Drawn:
+    """What a picture shows if no step is asked for: the last whole step, else the whole record.
+
+    Raises:
+        TraceError: the record is empty.
+    """
+    try:
+        number, span = found.step(None)
+    except TimelineError:
+        ends = [f.span[1] for line in found.ranks.values() for f in line.flights]
+        if not ends:
+            raise TraceError("the dumps hold no operations: the job has called none") from None
+        return Drawn("the record", (found.zero, max(ends)))
+    return Drawn(f"step {number}", span)
+
+
+def write(found: Timeline, drawn: Drawn | None, path: Path) -> None:
+    """Writes the trace, compressed if the name ends with ``.gz``.
+
+    Raises:
+        TraceError: the file can't be written.
+    """
+    text = json.dumps(chrome.trace(found, None if drawn is None else drawn.span))
+    try:
+        if path.suffix == ".gz":
+            path.write_bytes(gzip.compress(text.encode()))
+        else:
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TraceError(f"{path} can't be written: {error.strerror}") from None
+
+
+def draw(found: Timeline, drawn: Drawn | None, path: Path) -> str:
+    """Draws what :func:`choose` has chosen, else :func:`to_draw`; what the title says.
+
+    Raises:
+        TraceError: matplotlib is missing, the file can't be written, or there is nothing to draw.
+    """
+    drawn = drawn or to_draw(found)
+    try:
+        picture.draw(found, drawn.title, drawn.span, path)
+    except picture.PictureError as error:
+        raise TraceError(str(error)) from None
+    shares = [line.shares(drawn.span) for line in found.ranks.values()]
+    return f"{drawn.title}: {picture.headline(shares)}"
+
+
+def summary(found: Timeline) -> list[str]:
+    """Lines about the ranks in the trace, their clocks, and what is missing."""
+    operations = sum(len(line.flights) for line in found.ranks.values())
+    steps = list(found.steps())
+    lines = [
+        f"job {found.job}: {operations} operations of {rank_list(found.ranks)} on "
+        f"{len(found.clocks)} host{'s' if len(found.clocks) > 1 else ''}"
+        + (f", steps {steps[0]} to {steps[-1]}" if steps else "")
+    ]
+    lines += [f"clock of {c.host}: {c.text} ({c.source})" for c in found.clocks.values()]
+    lines += [f"clock of {c.host}: {c.warning}" for c in found.clocks.values() if c.warning]
+    if found.missing:
+        lines.append(
+            f"{rank_list(found.missing)} {verb(found.missing, 'has', 'have')} left no dump here "
+            f"and {verb(found.missing, 'is', 'are')} not in the trace: copy the dumps of all hosts "
+            "into one folder, or set SMDDP_REPORT_DIR to one that all hosts share"
+        )
+    for line in found.ranks.values():
+        if line.forgotten and math.isfinite(line.complete_from):
+            lines.append(
+                f"rank {line.rank}: complete from {(line.complete_from - found.zero) * 1e3:.3f} ms "
+                f"on; {line.forgotten} operations before that are forgotten "
+                "(SMDDP_FLIGHT_RECORDER holds more)"
+            )
+    return lines
+
+
+def make(targets: Sequence[str]) -> Timeline:
+    """The timeline of the dumps in files and folders, or of a running job that is asked for them.
+
+    Args:
+        targets: paths, or the name of one job or the number of a process of it; none: the one job
+            that runs on this host.
+
+    Raises:
+        TraceError: there are none, or they do not fit together.
+    """
+    paths = [Path(target) for target in targets]
+    absent = [path for path in paths if not path.exists()]
+    if not absent and paths:
+        return timeline(read(paths))
+    if len(targets) > 1:
+        raise TraceError(
+            f"{absent[0]} does not exist: give files or folders with dumps, or one job"
+        )
+    try:
+        return timeline(read([report_command.ask(targets[0] if targets else "")]))
+    except report_command.ReportError as error:
+        more = f", and {absent[0]} is no file or folder" if absent else ""
+        raise TraceError(f"{error}{more}") from None

@@ -1,0 +1,75 @@
+"""``"auto"`` in a ZeRO-3 config: chosen before DeepSpeed reads it, filled in while it reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_smddp.config import ds_json as ds_config
+from deepspeed_smddp.deepspeed import groups
+from deepspeed_smddp.tuning import auto_keys, startup
+from deepspeed_smddp.upstream import source, wrapping
+from deepspeed_smddp.upstream.wrapping import Call
+
+FEATURE = "bucket sizes"
+
+
+@contextmanager
+def around_initialize(call: Call) -> Iterator[None]:
+    """Chooses before ``deepspeed.initialize`` reads its config."""
+    choose(ds_config.of_initialize(call.arguments))
+    yield
+
+
+@contextmanager
+def around_zero_init(call: Call) -> Iterator[None]:
+    """Chooses before ``zero.Init`` reads its config."""
+    choose(ds_config.of_zero_init(call.arguments))
+    yield
+
+
+def choose(config: Any) -> None:
+    """Measures what the config leaves open; all ranks call it, after the default group exists."""
+    found = ds_config.read(config)
+    device = _device()
+    if found is None or not dist.is_initialized() or device is None:
+        return
+    if groups.is_ours(dist.group.WORLD, device):
+        _install()
+        startup.tune(found, groups.resolve(None), device)
+
+
+def _device() -> torch.device | None:
+    """Where DeepSpeed will put this rank's parameters; None if it is not known, or not smddp's.
+
+    DeepSpeed makes that GPU the current one only later.
+    """
+    from deepspeed.accelerator import get_accelerator
+
+    name = get_accelerator().device_name()
+    if name == "cpu":
+        return torch.device("cpu")
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    return torch.device(f"cuda:{local_rank}") if name == "cuda" and local_rank.isdigit() else None
+
+
+def _install() -> None:
+    # Wraps the function that makes DeepSpeed's ZeRO settings out of the whole config.
+    from deepspeed.runtime import config
+
+    if source.known(FEATURE) and not wrapping.is_wrapped(config.get_zero_config):
+        wrapping.wrap(config, "get_zero_config", _fill_in)
+
+
+def _fill_in(original: Callable[..., Any], param_dict: Any, *args: Any, **kwargs: Any) -> Any:
+    device = _device()
+    ours = device is not None and groups.is_ours(groups.resolve(None), device)
+    choice = startup.current() if ours else None
+    if choice is not None and isinstance(param_dict, Mapping):
+        param_dict = auto_keys.fill_zero(param_dict, choice)
+    return original(param_dict, *args, **kwargs)

@@ -1,0 +1,124 @@
+"""ZeRO-3's ReduceScatter without the flat copy of the gradients.
+
+DeepSpeed copies a bucket's gradients, interleaved by rank and padded, into one flat tensor,
+divides it by the number of ranks, and reduces it. This module divides the gradients in place
+(DeepSpeed drops them right after), and one coalesced ReduceScatter reads them there. The sums are
+the same, bit by bit. On GPUs all of it is ordered by the stream on which DeepSpeed reduces: the one
+that is current when :func:`reduce_scatter` is called, and that waits for the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from deepspeed_smddp.deepspeed import comms_log, groups
+from deepspeed_smddp.distributed.operation_labels import labelled
+from deepspeed_smddp.upstream import wrapping
+
+FEATURE = "reduce"
+
+
+def install(deepspeed: Any) -> None:
+    """Wraps the function that stage 3 calls, so that :func:`reduce_scatter` does its work."""
+    wrapping.wrap(deepspeed.runtime.zero.stage3, "reduce_scatter_coalesced", _reduce)
+
+
+def _reduce(
+    original: Callable[..., list[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+    group: Any = None,
+    *args: Any,
+    **kwargs: Any,
+) -> list[torch.Tensor]:
+    if (
+        not args
+        and not kwargs
+        and plain(tensors)
+        and groups.serves(group, FEATURE, tensors[0].device)
+    ):
+        return reduce_scatter(tensors, groups.resolve(group))
+    return original(tensors, group, *args, **kwargs)
+
+
+def reduce_scatter(tensors: Sequence[torch.Tensor], group: Any) -> list[torch.Tensor]:
+    """Waits for the operation of :func:`start` and returns its results."""
+    results, work = start(tensors, group)
+    work.wait()
+    return results
+
+
+@torch.no_grad()
+def start(
+    tensors: Sequence[torch.Tensor], group: Any, label: str = "", parameters: Sequence[str] = ()
+) -> tuple[list[torch.Tensor], Any]:
+    """Starts to compute this rank's part of each tensor's mean over the ranks.
+
+    Overwrites the tensors.
+
+    Args:
+        tensors: contiguous, of one floating type; equal shapes on all ranks. No other code may use
+            their memory until the operation has ended.
+        group: a process group of n ranks.
+        label: what the flight recorder calls the operation.
+        parameters: the names of those whose gradients these are, for the recorder.
+
+    Returns:
+        For rank r and each tensor of N elements, the elements of the range [r c, (r + 1) c) that
+        exist, with c = ceil(N / n); in place if the range is full. And the operation: wait for it
+        before you read them.
+    """
+    ranks, rank = group.size(), group.rank()
+    inputs, outputs, results = [], [], []
+    for tensor in tensors:
+        flat = tensor.view(-1)
+        flat.div_(ranks)
+        count = flat.numel()
+        part = -(-count // ranks)
+        start = min(rank * part, count)
+        have = min(part, count - start)
+        # The sums are written to this rank's part of the input, unless they exceed its end.
+        output = flat.narrow(0, start, part) if have == part else _memory(part, flat)
+        inputs.append(flat if part * ranks == count else _padded(flat, part * ranks))
+        outputs.append(output)
+        results.append(output.narrow(0, 0, have))
+    with labelled(label or f"ZeRO-3 gradients ({len(tensors)})", parameters):
+        work = comms_log.start(
+            "reduce_scatter_tensor",
+            inputs,
+            lambda: group.reduce_scatter_tensor_coalesced(outputs, inputs),
+        )
+    return results, work
+
+
+def _memory(count: int, like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty(count)
+
+
+def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
+    """``count`` elements from the tensor's first on: in its storage, or in a copy if that is short.
+
+    The values of the padding do not matter: their sums are dropped.
+    """
+    end = (flat.storage_offset() + count) * flat.element_size()
+    if end <= flat.untyped_storage().nbytes():
+        return flat.as_strided((count,), (1,))
+    copy = _memory(count, flat).zero_()
+    copy.narrow(0, 0, flat.numel()).copy_(flat)
+    return copy
+
+
+def plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether :func:`start` accepts these tensors."""
+    return (
+        bool(tensors)
+        and groups.computes_on(tensors[0].device)
+        and all(
+            tensor.device == tensors[0].device
+            and tensor.dtype == tensors[0].dtype
+            and tensor.is_contiguous()
+            for tensor in tensors
+        )
+    )

@@ -1,0 +1,171 @@
+"""ZeRO's stage 3 on shard groups: gradients are synchronised in two hops.
+
+The first hop is DeepSpeed's own: each micro-step reduce-scatters within the parameters' group,
+which is the shard group. The second hop, once per accumulation boundary, averages the shards over
+the replicas (MiCS, section 4); with ``overlap_comm`` bucket by bucket during the boundary's
+backward pass. Norms, overflow and clipping come after it and use one shard group, which holds the
+whole gradient of the whole world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.zero import stage3
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+from deepspeed_smddp.deepspeed import overlap
+from deepspeed_smddp.deepspeed.sharding.second_hop import SecondHop
+from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding
+from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.upstream.wrapping import replaced
+
+
+class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
+    """Stage 3 whose ``dp_process_group`` is the shard group, if the settings ask for one.
+
+    If they do not, ``sharding`` is None and the behaviour is DeepSpeed's own.
+    """
+
+    def __init__(self, *args: Any, dp_process_group: Any = None, **options: Any) -> None:
+        self.second_hop: SecondHop | None = None
+        self.averages_early = False
+        self.sharding = Sharding.within(dp_process_group)
+        if self.sharding is not None:
+            dp_process_group = self.sharding.shard_group
+        super().__init__(*args, dp_process_group=dp_process_group, **options)
+        # With an offloaded optimizer, gradients leave for it before the step.
+        self.averages_early = bool(options.get("overlap_comm")) and not self.offload_optimizer
+
+    def step(self, closure: Any = None) -> None:
+        """Averages gradients over the replicas, then clips and updates."""
+        self.average_over_replicas()
+        super().step(closure)
+
+    @overlap.may_override
+    def partition_grads(self, params_to_release: Any, grad_partitions: Any) -> Any:
+        """Takes the shard group's sums, and starts their second hop in the last micro-step."""
+        numbers = [param.ds_id for param in params_to_release]
+        if self.second_hop is not None:
+            self.second_hop.forget(numbers)
+        buffers = super().partition_grads(params_to_release, grad_partitions)
+        if (
+            buffers
+            and self.sharding is not None
+            and self.averages_early
+            and self.is_gradient_accumulation_boundary()
+        ):
+            self._second_hop(self.sharding).start(numbers, buffers)
+        return buffers
+
+    def average_over_replicas(self) -> None:
+        """What is left of the second hop. A second call changes nothing: replicas hold equal
+        gradients by then."""
+        if self.sharding is None:
+            return
+        self._second_hop(self.sharding).finish()
+        if self.offload_optimizer:
+            # The boundary's micro-step has copied gradients to the optimizer before the average.
+            self._finalize_offload_gradient_accumulation()
+
+    def get_fp32_grad_for_param(self, param: Any) -> torch.Tensor | None:
+        """The world's mean gradient, on all ranks (``safe_get_full_grad``)."""
+        if self.sharding is None or not param.requires_grad:
+            return super().get_fp32_grad_for_param(param)  # type: ignore[no-any-return]
+        self._settle()
+        part, _ = self._get_fp32_grad_state_partition(param=param, release_swap_buffers=True)
+        part = part.to(param.device, torch.float32, copy=True)
+        _average(part, self.sharding)
+        return self._fp32_state_allgather(param, part)  # type: ignore[no-any-return]
+
+    def update_fp32_grad_for_param_vectorized(
+        self, update_func: Callable[..., Any], param_list: Sequence[Any]
+    ) -> None:
+        """Updates the world's mean gradients."""
+        self._refuse_with_offload("safe_update_full_grad_vectorized")
+        self.average_over_replicas()
+        super().update_fp32_grad_for_param_vectorized(update_func, param_list)
+
+    def set_fp32_grad_for_param(self, value: Any, param: Any) -> None:
+        """Sets this rank's part of a gradient that all ranks pass."""
+        self._refuse_with_offload("safe_set_full_grad")
+        self._settle()
+        super().set_fp32_grad_for_param(value, param)
+
+    def set_local_grad_for_param(self, value: Any, param: Any) -> None:
+        """Sets this rank's part. The other replicas must set the same values."""
+        self._refuse_with_offload("safe_set_local_grad")
+        self._settle()
+        super().set_local_grad_for_param(value, param)
+
+    def _second_hop(self, sharding: Sharding) -> SecondHop:
+        buffer = self.grad_partitions_flat_buffer  # another one after offload_states()
+        if self.second_hop is None or self.second_hop.buffer is not buffer:
+            self._settle()
+            self.second_hop = SecondHop(buffer, sharding)
+        return self.second_hop
+
+    def _settle(self) -> None:
+        if self.second_hop is not None:
+            self.second_hop.settle()
+
+    def _refuse_with_offload(self, function: str) -> None:
+        # It would write to the optimizer's copy, which the second hop overwrites.
+        if self.sharding is not None and self.offload_optimizer:
+            raise NotImplementedError(
+                f'{function} does not work with {KEY} and "offload_optimizer"; leave out one of '
+                "the two"
+            )
+
+
+def _average(tensor: torch.Tensor, sharding: Sharding) -> None:
+    # Divides first, as DeepSpeed does: a sum of fp16 gradients must not overflow if their mean does
+    # not.
+    tensor.div_(sharding.replicas)
+    dist.all_reduce(tensor, group=sharding.replica_group)
+
+
+@contextlib.contextmanager
+def in_place_of_stage3() -> Iterator[None]:
+    """Engines built in this context use :class:`ShardedStage3`: they look it up in its module."""
+    import deepspeed.runtime.superoffload.superoffload_stage3  # noqa: F401 - derives from stage 3
+
+    with replaced(stage3, "DeepSpeedZeroOptimizer_Stage3", ShardedStage3):
+        yield
+
+
+def verify(engine: Any) -> Sharding | None:
+    """Checks that the engine shards by the degree; returns None if it shards over all its ranks.
+
+    Raises:
+        SmddpConfigError: it does not; the model was partitioned before, over other groups.
+    """
+    optimizer = engine.optimizer
+    sharding = getattr(optimizer, "sharding", Sharding.within(engine.seq_data_parallel_group))
+    if sharding is None:
+        return None
+    for name, parameter in engine.module.named_parameters():
+        group = getattr(parameter, "ds_process_group", None)
+        if group is not sharding.shard_group:
+            count = "no" if group is None else str(dist.get_world_size(group))
+            raise SmddpConfigError(
+                f"{KEY} is {sharding.degree}, but the parameter {name} is partitioned over {count} "
+                "ranks; give zero.Init the same DeepSpeed config as deepspeed.initialize"
+            )
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        held = sum(p.partition_numel() for group in optimizer.fp16_groups for p in group)
+        if (
+            not isinstance(optimizer, ShardedStage3)
+            or optimizer.dp_process_group is not sharding.shard_group
+            or optimizer.partition_count != sharding.degree
+            or optimizer.grad_partitions_flat_buffer.numel() != held
+        ):
+            raise SmddpConfigError(
+                f"{KEY} is {sharding.degree}, but this engine's {type(optimizer).__name__} does "
+                "not shard its state by it; set the degree to 0"
+            )
+    return sharding

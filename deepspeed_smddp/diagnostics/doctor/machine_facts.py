@@ -1,0 +1,204 @@
+"""Processor, memory, limits and NUMA placement of one rank, from Linux's own files."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from deepspeed_smddp.config.units import size_text
+from deepspeed_smddp.diagnostics.doctor.fact import Fact
+from deepspeed_smddp.diagnostics.doctor.finding import Finding, Verdict
+
+# Docker gives a container 64 MiB of /dev/shm unless `--shm-size` says otherwise.
+LEAST_SHARED_MEMORY = 1 << 30  # bytes
+LEAST_DESCRIPTORS = 1024
+# An RDMA provider locks the memory that it registers.
+LEAST_LOCKED_MEMORY = 16 << 30  # bytes
+
+_NVIDIA = "0x10de"
+
+
+def facts(sysfs: Path = Path("/sys")) -> Iterator[Fact]:
+    """The facts of the machine, and of the limits under which this process runs."""
+    yield Fact("CPU", _cpu_model())
+    yield Fact("CPUs of the machine", str(os.cpu_count() or 0))
+    yield Fact("CPUs of the rank", str(len(os.sched_getaffinity(0))))
+    pages = os.sysconf("SC_PHYS_PAGES")
+    yield Fact("memory", f"{os.sysconf('SC_PAGE_SIZE') * pages / 2**30:.0f} GiB")
+    yield Fact("/dev/shm", size_text(_shared_memory()[0]))
+    yield Fact("locked-memory limit", _limit(resource.RLIMIT_MEMLOCK, size_text))
+    yield Fact("descriptor limit", _limit(resource.RLIMIT_NOFILE, str))
+    yield Fact("process limit", _limit(resource.RLIMIT_NPROC, str))
+    yield Fact("NUMA nodes", str(len(_numa_nodes(sysfs)) or 1))
+    yield Fact("NUMA nodes of the rank", _joined(rank_numa_nodes(sysfs)), scope="own")
+    yield Fact("NICs near the GPU", ", ".join(_nics_near_gpu(sysfs)) or "none", scope="own")
+    yield Fact("swap in use", "yes" if _has_swap() else "no")
+
+
+def findings(sysfs: Path = Path("/sys")) -> Iterator[Finding]:
+    """What limits this rank, whatever the others have."""
+    total, free = _shared_memory()
+    if free < LEAST_SHARED_MEMORY:
+        yield Finding(
+            "/dev/shm",
+            f"{size_text(free)} of {size_text(total)} are free, and torch, NCCL and MPI want at "
+            f"least {size_text(LEAST_SHARED_MEMORY)}: in a container, start it with --shm-size or "
+            "--ipc=host",
+            Verdict.LIMITED,
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < LEAST_DESCRIPTORS:
+        yield Finding(
+            "descriptor limit",
+            f"{soft} open files (up to {hard} allowed): a group of many ranks needs more; "
+            "`ulimit -n 65536`",
+            Verdict.LIMITED,
+        )
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    rdma = [path.name for path in _nics(sysfs)]
+    if rdma and locked != resource.RLIM_INFINITY and locked < LEAST_LOCKED_MEMORY:
+        yield Finding(
+            "locked-memory limit",
+            f"{size_text(locked)}, but {_joined(rdma)} registers memory: `ulimit -l unlimited`",
+            Verdict.LIMITED,
+        )
+    yield from _affinity(sysfs)
+    yield from _apart(sysfs)
+
+
+def rank_numa_nodes(sysfs: Path = Path("/sys")) -> list[int]:
+    """The NUMA nodes of the CPUs that this process may use."""
+    allowed = os.sched_getaffinity(0)
+    return [node for node, cpus in _numa_nodes(sysfs).items() if cpus & allowed]
+
+
+def _affinity(sysfs: Path) -> Iterator[Finding]:
+    """GPUs and RDMA NICs of a NUMA node from which this rank may not run."""
+    nodes = _numa_nodes(sysfs)
+    own = rank_numa_nodes(sysfs)
+    if len(nodes) < 2 or len(own) == len(nodes):
+        return
+    gpu = _gpu_of_rank(sysfs)
+    gpu_node = _numa_node(gpu) if gpu is not None else -1
+    if gpu is not None and gpu_node >= 0 and gpu_node not in own:
+        yield Finding(
+            "GPU affinity",
+            f"the rank runs on NUMA node {_joined(own)}, its GPU {gpu.name} is at {gpu_node}: "
+            f"start it with `numactl --cpunodebind={gpu_node}`",
+            Verdict.LIMITED,
+        )
+    devices = _nics(sysfs)
+    near = [device.name for device in devices if _numa_node(device / "device") in own]
+    known = [device for device in devices if _numa_node(device / "device") >= 0]
+    if known and not near:
+        yield Finding(
+            "NIC affinity",
+            f"the rank runs on NUMA node {_joined(own)}; its host's NICs "
+            f"({_joined(device.name for device in known)}) are at other nodes",
+            Verdict.LIMITED,
+        )
+
+
+def _apart(sysfs: Path) -> Iterator[Finding]:
+    """A GPU at a NUMA node without a NIC, on a host with NICs: its data cross between sockets."""
+    gpu = _gpu_of_rank(sysfs)
+    if gpu is None or _numa_node(gpu) < 0 or _nics_near_gpu(sysfs):
+        return
+    others = [nic for nic in _nics(sysfs) if _numa_node(nic / "device") >= 0]
+    if others:
+        yield Finding(
+            "NICs of the GPU",
+            f"GPU {gpu.name} is at NUMA node {_numa_node(gpu)}, which has no NIC; those of the "
+            f"host ({_joined(nic.name for nic in others)}) are at other nodes",
+            Verdict.LIMITED,
+        )
+
+
+def _nics_near_gpu(sysfs: Path) -> list[str]:
+    """The RDMA devices at the NUMA node of this rank's GPU."""
+    gpu = _gpu_of_rank(sysfs)
+    node = -1 if gpu is None else _numa_node(gpu)
+    return [nic.name for nic in _nics(sysfs) if node >= 0 and _numa_node(nic / "device") == node]
+
+
+def _nics(sysfs: Path) -> list[Path]:
+    return sorted((sysfs / "class/infiniband").glob("*"))
+
+
+def _gpu_of_rank(sysfs: Path) -> Path | None:
+    """The PCI device of the GPU with this rank's local number; None if it is not clear which."""
+    devices = sysfs / "bus/pci/devices"
+    gpus = [
+        device
+        for device in sorted(devices.glob("*"))
+        if _text(device / "vendor") == _NVIDIA and _text(device / "class").startswith("0x03")
+    ]
+    local = os.environ.get("LOCAL_RANK", "")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    listed = [part for part in visible.split(",") if part.isdigit()] or [
+        str(index) for index in range(len(gpus))
+    ]
+    if not local.isdigit() or int(local) >= len(listed) or int(listed[int(local)]) >= len(gpus):
+        return None
+    return gpus[int(listed[int(local)])]
+
+
+def _numa_nodes(sysfs: Path) -> dict[int, set[int]]:
+    """The CPUs of each NUMA node."""
+    found = {}
+    for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
+        found[int(folder.name[4:])] = _cpus(_text(folder / "cpulist"))
+    return {node: cpus for node, cpus in sorted(found.items()) if cpus}
+
+
+def _cpus(text: str) -> set[int]:
+    """``{0, 1, 2, 8}`` of the kernel's ``0-2,8``."""
+    cpus: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def _numa_node(device: Path) -> int:
+    text = _text(device / "numa_node")
+    return int(text) if text.lstrip("-").isdigit() else -1
+
+
+def _cpu_model() -> str:
+    text = _text(Path("/proc/cpuinfo"))
+    for line in text.splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "not known"
+
+
+def _has_swap() -> bool:
+    return len(_text(Path("/proc/swaps")).splitlines()) > 1
+
+
+def _shared_memory() -> tuple[int, int]:
+    """Bytes of /dev/shm: all, and free ones."""
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError:
+        return 0, 0
+    return found.f_frsize * found.f_blocks, found.f_frsize * found.f_bavail
+
+
+def _limit(which: int, show: Callable[[int], str]) -> str:
+    soft = resource.getrlimit(which)[0]
+    return "unlimited" if soft == resource.RLIM_INFINITY else show(soft)
+
+
+def _joined(values: Iterable[object]) -> str:
+    return ", ".join(str(value) for value in values) or "-"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

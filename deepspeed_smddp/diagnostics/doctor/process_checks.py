@@ -1,0 +1,224 @@
+"""The checks behind ``smddp doctor``."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import deepspeed_smddp
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.config.config import show
+from deepspeed_smddp.config.variables import PREFIX, VARIABLES
+from deepspeed_smddp.deepspeed import comm_backend
+from deepspeed_smddp.diagnostics.doctor import gpu, version_support
+from deepspeed_smddp.diagnostics.doctor.finding import Finding as Finding
+from deepspeed_smddp.diagnostics.doctor.finding import Verdict as Verdict
+from deepspeed_smddp.distributed import extension
+
+# csrc/bootstrap/job_secret.h has the same.
+SHORTEST_SECRET = 16
+
+
+@dataclass(frozen=True)
+class SettingRow:
+    """One setting that applies, and its source."""
+
+    name: str
+    value: str
+    source: str
+    meaning: str
+
+
+def findings() -> Iterator[Finding]:
+    """Versions, the extension, libfabric, GPUs, single-copy reads and the host's identity."""
+    yield Finding("deepspeed-smddp", deepspeed_smddp.__version__)
+    yield Finding("Python", platform.python_version())
+    yield Finding("torch", str(torch.__version__))
+    yield Finding("built for torch", extension.built_for_torch() or "not built")
+    yield Finding("DeepSpeed", _version("deepspeed"))
+    yield from version_support.findings()
+    found = _extension_finding()
+    yield found
+    if found.verdict is Verdict.OK:
+        yield _fabric()
+    yield _job_secret()
+    if found.verdict is Verdict.OK:
+        yield from gpu.findings()
+    yield _single_copy()
+    yield Finding("host identity", host_identity())
+
+
+def setting_rows(ds_config: Any = None) -> list[SettingRow]:
+    """Every setting with its value and source; ``ds_config`` is a DeepSpeed config in any form.
+
+    Raises:
+        SmddpConfigError: the config or an environment variable holds a wrong value.
+    """
+    request = comm_backend.parse(ds_config)
+    resolved = settings.resolve(request.section)
+    rows = []
+    if ds_config is not None:
+        rows.append(
+            SettingRow(
+                comm_backend.KEY,
+                request.backend or "not set",
+                settings.DS_CONFIG if request.backend else settings.DEFAULT,
+                "backend of the default process group",
+            )
+        )
+        rows.append(
+            SettingRow(
+                settings.ZERO_BUCKET,
+                str(request.zero_allgather_elements or "not set"),
+                settings.DS_CONFIG if request.zero_allgather_elements else settings.DEFAULT,
+                "elements of output that one AllGather on the wire carries at most",
+            )
+        )
+    for variable in VARIABLES:
+        name = variable.environment_name
+        if variable.key is not None:
+            value: Any = resolved.section
+            for part in variable.key.split("."):
+                value = getattr(value, part)
+            shown, source = show(value).strip('"'), resolved.source(variable.key)
+        else:
+            given = os.environ.get(name, "")
+            shown, source = given or variable.default, name if given else settings.DEFAULT
+            if variable.secret and given:
+                shown = "set"
+        rows.append(SettingRow(variable.key or name, shown or "-", source, variable.meaning))
+        if variable.key == "timeout_seconds":
+            rows.extend(_deepspeeds_timeout(source == settings.DEFAULT))
+    return rows
+
+
+def _deepspeeds_timeout(applies: bool) -> Iterator[SettingRow]:
+    name = "DEEPSPEED_TIMEOUT"
+    given = os.environ.get(name)
+    if given:
+        effect = (
+            "applies to the groups that it makes" if applies else "timeout_seconds has precedence"
+        )
+        yield SettingRow(name, given, name, f"minutes that DeepSpeed asks torch for; {effect}")
+
+
+def host_identity() -> str:
+    """The text that ranks compare to know if they share memory (csrc/topology/topology.cc)."""
+    given = os.environ.get(PREFIX + "HOST_ID", "")
+    if given:
+        return given
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        boot = namespace = ""
+    return f"{socket.gethostname()}/{boot}/{namespace}"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _extension_finding() -> Finding:
+    try:
+        extension.load()
+    except ImportError as error:
+        return Finding("extension", str(error), Verdict.FAILED)
+    return Finding("extension", "loads")
+
+
+def _fabric() -> Finding:
+    from deepspeed_smddp import _C
+
+    try:
+        return Finding("libfabric", _C.fabric_description())
+    except RuntimeError as error:
+        return Finding("libfabric", f"{error} (groups on one host work)", Verdict.LIMITED)
+
+
+def _job_secret() -> Finding:
+    name = "job secret"
+    path = os.environ.get(PREFIX + "JOB_SECRET_FILE", "")
+    if path:
+        try:
+            size = len(Path(path).read_bytes().rstrip(b" \t\r\n"))
+        except OSError as error:
+            return Finding(name, f"{path} can't be read: {error.strerror}", Verdict.FAILED)
+        origin = f"from {path}"
+    else:
+        size = len(os.environ.get(PREFIX + "JOB_SECRET", ""))
+        origin = f"from {PREFIX}JOB_SECRET"
+    if size == 0 and not path:
+        return Finding(name, "random for each group, handed out through the store")
+    if size < SHORTEST_SECRET:
+        wanted = f"{origin}: {size} characters, at least {SHORTEST_SECRET} are needed"
+        return Finding(name, wanted, Verdict.FAILED)
+    return Finding(name, origin)
+
+
+# Reads 8 bytes of its parent's memory: the same ptrace rules apply between the ranks of a host.
+_READ_PARENT = """
+import ctypes, os, sys
+class Run(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+here = ctypes.create_string_buffer(8)
+local, remote = Run(ctypes.addressof(here), 8), Run(int(sys.argv[2]), 8)
+libc = ctypes.CDLL(None, use_errno=True)
+read = libc.process_vm_readv
+read.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong] + [
+    ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+read.restype = ctypes.c_ssize_t
+got = read(int(sys.argv[1]), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+sys.exit(None if got == 8 else os.strerror(ctypes.get_errno()))
+"""
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+def _single_copy() -> Finding:
+    name = "single-copy reads"
+    if os.environ.get(PREFIX + "SINGLE_COPY") == "0":
+        return Finding(name, f"switched off by {PREFIX}SINGLE_COPY=0", Verdict.LIMITED)
+    source = ctypes.create_string_buffer(b"8 bytes!", 8)
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+    process, address = str(os.getpid()), str(ctypes.addressof(source))
+    try:
+        child = subprocess.run(
+            [sys.executable, "-S", "-E", "-c", _READ_PARENT, process, address],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        reason = "" if child.returncode == 0 else child.stderr.strip() or "the probe failed"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    if not reason:
+        return Finding(name, "allowed; used if they cost less than copies through shared memory")
+    return Finding(
+        name,
+        f"refused by the kernel ({reason}; kernel.yama.ptrace_scope is {_ptrace_scope()}); "
+        "ranks of one host copy through shared memory instead",
+        Verdict.LIMITED,
+    )
+
+
+def _ptrace_scope() -> str:
+    try:
+        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
+    except OSError:
+        return "missing"

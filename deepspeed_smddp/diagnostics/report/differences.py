@@ -1,0 +1,234 @@
+"""The first operation of a group that its ranks did not call alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deepspeed_smddp.diagnostics.report.cause import Cause, Weight
+from deepspeed_smddp.diagnostics.report.dump import Operation
+from deepspeed_smddp.diagnostics.report.job import GroupView, Job
+from deepspeed_smddp.diagnostics.report.wording import ZERO3, count, rank_list, size, verb
+from deepspeed_smddp.diagnostics.report.zero3 import ALIKE, remedy
+
+_MOST_SIDES = 4
+# Of the others each rank may have bytes of its own: scatter, gather, all_to_all and the like.
+_SAME_BYTES = {
+    "allgather",
+    "allgatherbase",
+    "allgatherintotensor",
+    "reducescatter",
+    "reducescatterbase",
+    "reducescattertensor",
+    "allreduce",
+    "broadcast",
+    "barrier",
+}
+_Signature = tuple[str, int, str, str]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Ranks that called one and the same operation."""
+
+    ranks: tuple[int, ...]
+    operation: Operation
+
+    @property
+    def text(self) -> str:
+        """``all_gather of 4 MiB for layers.1``."""
+        shown = self.operation.operation
+        if self.operation.bytes > 0:
+            shown += f" of {size(self.operation.bytes)}"
+        if self.operation.label:
+            shown += f" for {self.operation.label}"
+        return shown
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Operation ``sequence`` of a group, by what the ranks called; the most ranks come first.
+
+    ``what`` is "operation", "size", "dtype" or "label": the first of them that differs. ``after``
+    is if the operation before is alike in the rings of these ranks. ``ongoing`` is if it has not
+    ended on all of them.
+    """
+
+    group: GroupView
+    sequence: int
+    sides: tuple[Side, ...]
+    what: str
+    after: bool
+    ongoing: bool
+
+    @property
+    def rows(self) -> list[str]:
+        """One line for each side: ``ranks 0-2: all_gather of 4 MiB, float32``."""
+        shown = []
+        for side in self.sides[:_MOST_SIDES]:
+            # With the dtype only where it tells something.
+            dtype = f", {side.operation.dtype or 'no dtype'}" if self.what == "dtype" else ""
+            shown.append(f"{rank_list(side.ranks)}: {side.text}{dtype}")
+        more = len(self.sides) - _MOST_SIDES
+        return [*shown, f"and {count(more, 'other call')}"] if more > 0 else shown
+
+    @property
+    def odd(self) -> Side | None:
+        """The one side that differs from the others, if there is one."""
+        if len(self.sides) == 2 and len(self.sides[0].ranks) > len(self.sides[1].ranks):
+            return self.sides[1]
+        return None
+
+
+def first_differences(view: GroupView) -> list[Difference]:
+    """The first difference of a group, and the first that is more than one of labels."""
+    calls: dict[int, dict[_Signature, list[int]]] = {}
+    for rank, ring in view.rings.items():
+        for sequence, op in ring.items():
+            signature = (op.operation, _bytes(op), op.dtype, op.label)
+            calls.setdefault(sequence, {}).setdefault(signature, []).append(rank)
+    found: list[Difference] = []
+    for sequence in sorted(s for s, by in calls.items() if len(by) > 1):
+        what = _what(list(calls[sequence]))
+        if not what or (what == "label" and found):
+            continue
+        sides = [
+            Side(tuple(ranks), view.rings[ranks[0]][sequence]) for ranks in calls[sequence].values()
+        ]
+        sides.sort(key=lambda s: (-len(s.ranks), s.ranks[0]))
+        before = calls.get(sequence - 1, {})
+        ranks = {rank for side in sides for rank in side.ranks}
+        alike = len(before) == 1 and ranks <= set(next(iter(before.values())))
+        ongoing = any(view.rings[r][sequence].state != "done" for r in ranks)
+        found.append(Difference(view, sequence, tuple(sides), what, alike, ongoing))
+        if what != "label":
+            break
+    return found
+
+
+def _bytes(operation: Operation) -> int:
+    plain = operation.operation.replace("_", "").lower()
+    return operation.bytes if plain in _SAME_BYTES else 0
+
+
+def _what(signatures: list[_Signature]) -> str:
+    if len({s[0] for s in signatures}) > 1:
+        return "operation"
+    if len({s[1] for s in signatures}) > 1:
+        return "size"
+    if len({s[2] for s in signatures if s[2]}) > 1:
+        return "dtype"
+    return "label" if len({s[3] for s in signatures}) > 1 else ""
+
+
+def causes(job: Job) -> Iterator[Cause]:
+    """One for each difference, of groups that stand still and of others."""
+    still = {id(stall.group) for stall in job.stalls}
+    for view, differences in job_differences(job):
+        hard = any(d.what != "label" for d in differences)
+        for i, difference in enumerate(differences):
+            weight = Weight.NOTE
+            if difference.ongoing or id(view) in still:
+                # A later difference of sizes shows that the labels did not differ by chance.
+                weight = Weight.DIFFERENT_CALLS if hard else Weight.DIFFERENT_LABELS
+            text = _text(job, difference)
+            if weight is Weight.NOTE:
+                text += "; it has ended on all of them"
+            odd = difference.odd
+            ranks = odd.ranks if odd else tuple(r for s in difference.sides for r in s.ranks)
+            if i == 0 or weight is Weight.NOTE:
+                yield Cause(weight, text, ranks, _remedy(job, difference))
+            else:
+                yield Cause(Weight.LATE_BEHIND_OTHERS, text, ranks)
+
+
+def job_differences(job: Job) -> list[tuple[GroupView, list[Difference]]]:
+    """The differences of every group that has one."""
+    found = [(view, first_differences(view)) for view in job.groups.values()]
+    return [(view, differences) for view, differences in found if differences]
+
+
+def _text(job: Job, difference: Difference) -> str:
+    number = f"#{difference.sequence} of group '{difference.group.name}'"
+    odd = difference.odd
+    who = job.named(odd.ranks) if odd else "the ranks"
+    several = odd is None or len(odd.ranks) > 1
+    call = "call" if several else "calls"
+    other = "different" if odd is None else "another"
+    plural = "s" if odd is None else ""
+    if difference.what == "operation":
+        text = f"{who} {call} {other} operation{plural} as {number}"
+    elif difference.what == "label":
+        text = f"{who} {call} the operations of group '{difference.group.name}' in another order "
+        text += f"from #{difference.sequence} on"
+    else:
+        name = difference.sides[0].operation.operation
+        text = f"{who} {call} {name} {number} with {other} {difference.what}{plural}"
+    rows = "; ".join(difference.rows)
+    if difference.what == "label":
+        rows = ", ".join(_gathers(side) for side in difference.sides[:_MOST_SIDES])
+    text += f": {rows}"
+    moved = _moved(difference)
+    if moved:
+        text += f". {moved[0].upper()}{moved[1:]}"
+    if _zero3(difference):
+        text += f". {ALIKE}"
+    return text
+
+
+def _gathers(side: Side) -> str:
+    verbs = {"all_gather": "gather", "reduce_scatter": "reduce", "all_reduce": "reduce"}
+    stem = verbs.get(side.operation.operation, "")
+    label = f"'{side.operation.label}'" if side.operation.label else "for the user's own code"
+    if not stem:
+        return (
+            f"{rank_list(side.ranks)} {verb(side.ranks, 'calls', 'call')} "
+            f"{side.operation.operation} for {label}"
+        )
+    return f"{rank_list(side.ranks)} {verb(side.ranks, stem + 's', stem)} {label}"
+
+
+def _moved(difference: Difference) -> str:
+    """If the calls of one side are those of the other, moved by one."""
+    odd = difference.odd
+    if odd is None:
+        return ""
+    most, at = difference.sides[0], difference.sequence
+    rings = difference.group.rings
+    few, many = rings[odd.ranks[0]], rings[most.ranks[0]]
+    left_out, extra = _alike(few, many, at), _alike(many, few, at)
+    if bool(left_out) == bool(extra):
+        return ""
+    who, others = rank_list(odd.ranks), rank_list(most.ranks)
+    if left_out:
+        return (
+            f"{who} {verb(odd.ranks, 'has', 'have')} left out {most.text}: its calls from #{at} on "
+            f"are those of {others} from #{at + 1} on ({left_out} compared)"
+        )
+    return (
+        f"{who} {verb(odd.ranks, 'has', 'have')} called {odd.text} once more: its calls from "
+        f"#{at + 1} on are those of {others} from #{at} on ({extra} compared)"
+    )
+
+
+def _alike(behind: dict[int, Operation], ahead: dict[int, Operation], at: int) -> int:
+    """How many calls of one ring, from ``at`` on, are those of the other one call later."""
+    compared = 0
+    while at + compared in behind and at + 1 + compared in ahead:
+        a, b = behind[at + compared], ahead[at + 1 + compared]
+        if (a.operation, _bytes(a), a.label) != (b.operation, _bytes(b), b.label):
+            return 0
+        compared += 1
+    return compared
+
+
+def _zero3(difference: Difference) -> bool:
+    return any(side.operation.label.startswith(ZERO3) for side in difference.sides)
+
+
+def _remedy(job: Job, difference: Difference) -> str:
+    if _zero3(difference):
+        return remedy(job, difference.group.members)
+    if difference.what in ("size", "dtype"):
+        return "give the tensors of this call the same shape and dtype on all ranks"
+    return "call the operations of a group in the same order on all ranks"

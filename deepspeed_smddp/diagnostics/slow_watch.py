@@ -1,0 +1,167 @@
+"""Names the rank or the link that holds up the others, while a job runs.
+
+A thread of each rank hands over what the rank has counted, once per interval and over the store;
+rank 0 compares, and writes a line to the log.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import threading
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.distributed import group_states
+from deepspeed_smddp.errors import logger
+
+# Their models need pydantic, whose import takes as long as that of the rest of the package. So they
+# are imported by the thread, once the first interval is over.
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+    from deepspeed_smddp.diagnostics.report.dump import Group
+    from deepspeed_smddp.diagnostics.report.slowness import Seen, Slow
+
+_PREFIX = "smddp-slow"
+_ANSWER = timedelta(seconds=3)
+# Rank 0 gives the others so much of an interval to hand over theirs.
+_PATIENCE = 0.1
+_MOST_PATIENCE_SECONDS = 2.0
+
+
+@cache
+def _seen() -> TypeAdapter[Seen]:
+    from pydantic import TypeAdapter
+
+    from deepspeed_smddp.diagnostics.report.slowness import Seen
+
+    return TypeAdapter(Seen)
+
+
+class Judge:
+    """What was said already: a rank or link is named once, and again after an interval without."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def news(self, ranks: list[Seen]) -> list[Slow]:
+        """The slowest rank and the costliest link of an interval, if they were not named before."""
+        from deepspeed_smddp.diagnostics.report import slowness
+
+        found = slowness.slow_ranks(ranks)[:1] + slowness.slow_links(ranks)[:1]
+        fresh = [slow for slow in found if slow.who not in self._said]
+        self._said = {slow.who for slow in found}
+        return fresh
+
+
+class Watcher(threading.Thread):
+    """The thread of one rank. It ends with :meth:`stop`, with the store, or with the process."""
+
+    def __init__(self, store: Any, rank: int, ranks: int, interval: float) -> None:
+        super().__init__(name="smddp-slow", daemon=True)
+        self._store: Any = dist.PrefixStore(_PREFIX, store)  # type: ignore[attr-defined]
+        # Over the connection that there is: rank 0 may leave at once, and another connection to a
+        # store whose process has ended would be tried for minutes.
+        self._store.set(str(rank), "")
+        self._rank, self._ranks, self._interval = rank, ranks, interval
+        self._ended = threading.Event()
+        self._known: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self._number = 0
+        self._taken: dict[int, int] = {}  # the latest number of each rank that rank 0 has seen
+        self._judge = Judge()
+
+    def run(self) -> None:
+        """Hands over what each interval has counted."""
+        started = time.monotonic()
+        try:
+            # A process that ends sooner opens no connection: the store may have ended before it,
+            # and a thread that still tries when the interpreter has ended aborts the process.
+            if self._ended.wait(self._interval):
+                return
+            # A connection of its own: others may wait for minutes on the store's, under its lock.
+            self._store = self._store.clone()
+            self._store.set_timeout(_ANSWER)
+            while not self._ended.wait(max(0.0, started + self._interval - time.monotonic())):
+                now = time.monotonic()
+                self._hand_over(now - started)
+                started = now
+                if self._rank == 0:
+                    patience = min(_PATIENCE * self._interval, _MOST_PATIENCE_SECONDS)
+                    if self._ended.wait(patience):
+                        return
+                    self._compare()
+        except RuntimeError:  # the store has ended: so does the job
+            return
+        except Exception as error:  # training goes on
+            logger.warning("smddp: slow ranks are looked for no longer: %s", error)
+
+    def stop(self) -> None:
+        """Ends the thread, at most after a request to the store."""
+        self._ended.set()
+        if self is not threading.current_thread():
+            self.join(timeout=_ANSWER.total_seconds())
+
+    def _hand_over(self, seconds: float) -> None:
+        from deepspeed_smddp.diagnostics.report.dump import Group
+        from deepspeed_smddp.diagnostics.report.slowness import Seen
+
+        seen = Seen(self._rank, "", seconds)
+        states = [Group.model_validate(state) for state in group_states.states()]
+        groups = {(group.name, tuple(group.members)): group for group in states}
+        for key, group in groups.items():
+            seen.host = group.hosts[group.rank] if group.hosts else ""
+            seen.count(group, self._known.get(key))
+        self._known = groups
+        self._number += 1
+        self._store.set(str(self._rank), f"[{self._number}, {_seen().dump_json(seen).decode()}]")
+
+    def _compare(self) -> None:
+        found = []
+        for rank, text in enumerate(self._store.multi_get([str(r) for r in range(self._ranks)])):
+            if not text:
+                continue
+            number, seen = json.loads(text)
+            if self._taken.get(rank) != number:
+                self._taken[rank] = number
+                found.append(_seen().validate_python(seen))
+        _say(self._judge.news(found))
+
+
+def _say(news: Iterable[Slow]) -> None:
+    for slow in news:
+        logger.warning("smddp: %s (see docs/my-job-hangs.md, slow but not hung)", slow.text)
+
+
+_watcher: Watcher | None = None
+
+
+def start(store: Any, rank: int, ranks: int) -> None:
+    """A default group is made; ``slow_seconds`` says how often its ranks are compared, 0: never."""
+    global _watcher
+    stop()
+    interval = settings.current().section.slow_seconds
+    if interval == 0 or ranks < 2:
+        return
+    try:
+        _watcher = Watcher(store, rank, ranks, interval)
+    except (RuntimeError, AttributeError) as error:
+        logger.info("smddp: slow ranks are not looked for: %s", error)
+        return
+    _watcher.start()
+    atexit.register(stop)
+
+
+def stop() -> None:
+    """The process, or its default group, ends."""
+    global _watcher
+    if _watcher is not None:
+        _watcher.stop()
+        _watcher = None
+    atexit.unregister(stop)

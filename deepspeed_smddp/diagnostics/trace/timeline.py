@@ -1,0 +1,232 @@
+"""What each rank of a job did when, on one clock: waits, compute and collectives in flight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deepspeed_smddp.diagnostics.report.dump import Dump, Operation
+from deepspeed_smddp.diagnostics.trace.clocks import HostClock, host_clocks
+from deepspeed_smddp.diagnostics.trace.intervals import Span, common, length, union, without
+
+
+class TimelineError(Exception):
+    """The dumps make no timeline, or none of what is asked for; one sentence says why."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A collective of one rank: from its call to its last byte, in seconds of the one clock.
+
+    ``wait`` is the time that a thread stood in the wait for it, None if it was done before.
+    ``members`` are the ranks of its group. ``end_known`` is false if it has not ended, or
+    the record does not say when.
+    """
+
+    operation: Operation
+    members: tuple[int, ...]
+    span: Span
+    wait: Span | None
+    end_known: bool
+
+    @property
+    def key(self) -> tuple[str, tuple[int, ...], int]:
+        """Equal on all ranks that take part in the same collective."""
+        return self.operation.group, self.members, self.operation.sequence
+
+
+@dataclass(frozen=True)
+class Call:
+    """A rank, and when it called a collective."""
+
+    rank: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the training, from the end of the one before to its own."""
+
+    number: int
+    span: Span
+
+
+@dataclass
+class Shares:
+    """Seconds of one rank in a span: in flight, of these hidden or waited for; compute."""
+
+    in_flight: float
+    exposed: float
+    waits: float
+    compute: float
+
+    @property
+    def hidden(self) -> float:
+        """Communication that no thread waited for."""
+        return self.in_flight - self.exposed
+
+
+@dataclass
+class RankTimeline:
+    """One rank. ``complete_from``: since when all its operations are in the record.
+
+    ``forgotten`` operations are older than those that the ring still held. ``until`` is when the
+    dump was made.
+    """
+
+    rank: int
+    host: str
+    flights: list[Flight]
+    complete_from: float
+    until: float
+    forgotten: int
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def waits(self) -> list[Span]:
+        """The times in which a thread stood in a wait."""
+        return union(flight.wait for flight in self.flights if flight.wait is not None)
+
+    @property
+    def compute(self) -> list[Span]:
+        """The times between waits, from the first call of the record on."""
+        if not self.flights:
+            return []
+        last = max(end for flight in self.flights for _, end in (flight.span, *_spans(flight.wait)))
+        return without([(self.flights[0].span[0], last)], self.waits)
+
+    @property
+    def in_flight(self) -> list[Span]:
+        """The times in which a collective was under way."""
+        return union(flight.span for flight in self.flights)
+
+    def shares(self, span: Span) -> Shares:
+        """What the rank did in a span."""
+        flight, waits = common(self.in_flight, [span]), common(self.waits, [span])
+        return Shares(
+            in_flight=length(flight),
+            exposed=length(common(flight, waits)),
+            waits=length(waits),
+            compute=length(without([span], waits)),
+        )
+
+
+@dataclass
+class Timeline:
+    """All ranks on the reference's clock. ``missing`` ranks have left no dump."""
+
+    job: str
+    ranks: dict[int, RankTimeline]
+    missing: list[int]
+    clocks: dict[str, HostClock]
+
+    @property
+    def zero(self) -> float:
+        """The earliest time in the record, in unix seconds of the reference."""
+        firsts = [line.flights[0].span[0] for line in self.ranks.values() if line.flights]
+        return min(firsts, default=0.0)
+
+    def last_calls(self) -> dict[object, Call]:
+        """For each collective of several ranks, by its key, the rank that called it last."""
+        last: dict[object, Call] = {}
+        for line in self.ranks.values():
+            for flight in line.flights:
+                called = flight.span[0]
+                if flight.operation.sequence > 0 and (
+                    flight.key not in last or called > last[flight.key].time
+                ):
+                    last[flight.key] = Call(line.rank, called)
+        return last
+
+    def steps(self) -> dict[int, dict[int, Step]]:
+        """By number, each rank's time of the steps that all ranks have whole in their records."""
+        found: dict[int, dict[int, Step]] = {}
+        for rank, line in self.ranks.items():
+            for step in line.steps:
+                if step.span[0] >= line.complete_from:
+                    found.setdefault(step.number, {})[rank] = step
+        return {n: of for n, of in sorted(found.items()) if len(of) == len(self.ranks)}
+
+    def step(self, number: int | None) -> tuple[int, Span]:
+        """A step's number and its time, from the first rank's start to the last one's end.
+
+        Args:
+            number: None takes the last one.
+
+        Raises:
+            TimelineError: the records do not hold it on all ranks.
+        """
+        steps = self.steps()
+        if not any(line.steps for line in self.ranks.values()):
+            raise TimelineError(
+                "the dumps know no steps: a report has to be made after the second step of a "
+                "DeepSpeed engine or of an optimizer of torch"
+            )
+        if not steps:
+            raise TimelineError(
+                "no step is whole in the records of all ranks: give SMDDP_FLIGHT_RECORDER more "
+                "entries, a step's operations several times"
+            )
+        if number is None:
+            number = max(steps)
+        if number not in steps:
+            raise TimelineError(
+                f"step {number} is not whole in the records of all ranks; these are: "
+                f"{', '.join(map(str, steps))}"
+            )
+        spans = [step.span for step in steps[number].values()]
+        return number, (min(start for start, _ in spans), max(end for _, end in spans))
+
+
+def timeline(dumps: Mapping[int, Dump]) -> Timeline:
+    """The dumps of the ranks of one job, on one clock."""
+    clocks = host_clocks(dumps)
+    ranks = {r: _of_rank(dump, clocks[dump.host].offset) for r, dump in sorted(dumps.items())}
+    size = max((dump.ranks for dump in dumps.values()), default=0)
+    job = next((dump.job for dump in dumps.values()), "")
+    return Timeline(job, ranks, [r for r in range(size) if r not in dumps], clocks)
+
+
+def _of_rank(dump: Dump, offset: float) -> RankTimeline:
+    members = {group.name: tuple(group.members) for group in dump.groups}
+    until = dump.time - offset
+    flights = [
+        _flight(op, members.get(op.group, ()), offset, until)
+        for op in dump.operations
+        if op.called is not None
+    ]
+    flights.sort(key=lambda flight: flight.span)
+    forgotten = min((op.id for op in dump.operations), default=1) - 1
+    first = flights[0].span[0] if flights else until
+    steps = [
+        Step(this.number, (before.ended - offset, this.ended - offset))
+        for before, this in zip(dump.steps, dump.steps[1:], strict=False)
+    ]
+    return RankTimeline(
+        dump.rank, dump.host, flights, first if forgotten else -math.inf, until, forgotten, steps
+    )
+
+
+def _flight(op: Operation, members: tuple[int, ...], offset: float, until: float) -> Flight:
+    def at(time: float | None) -> float | None:
+        return None if time is None else time - offset
+
+    called, entered, left = at(op.called) or 0.0, at(op.wait_entered), at(op.wait_left)
+    end = at(op.last_byte)
+    known = end is not None
+    if end is None:
+        # One that runs goes on until the dump. Of an operation of Gloo or NCCL that has ended the
+        # wait says until when it lasted at most.
+        ended = [called, *_times(at(op.started), at(op.first_byte), entered, left)]
+        end = until if op.state in ("queued", "running") else max(ended)
+    wait = None if entered is None else (entered, max(entered, left if left is not None else end))
+    return Flight(op, members, (called, max(called, end)), wait, known)
+
+
+def _times(*times: float | None) -> list[float]:
+    return [time for time in times if time is not None]
+
+
+def _spans(span: Span | None) -> Sequence[Span]:
+    return () if span is None else (span,)

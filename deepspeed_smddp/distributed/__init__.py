@@ -1,0 +1,1 @@
+"""The backend in torch.distributed: registration, extension, launchers, memory."""

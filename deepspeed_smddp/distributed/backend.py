@@ -1,0 +1,198 @@
+"""The torch.distributed backend: makes groups, and hands foreign operations to Gloo or NCCL."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.distributed import deadline, extension
+from deepspeed_smddp.errors import logger
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Backend, Store
+
+    from deepspeed_smddp._C import ProcessGroupSMDDP, StatisticsRow
+
+FALLBACK_PREFIX = "fallback:"
+
+# Called with a store, the rank and the number of ranks once the default group is made. The store
+# belongs to this making of the group: it holds nothing of ranks that were restarted.
+after_default_group: list[Callable[[Any, int, int], None]] = []
+
+# Called with a group, a collective and "cpu" or "cuda" when the first such operation has the route
+# "auto": a call of all ranks. Returns steps of (bytes at most or 0, route), or None if not now.
+measure_routes: Callable[[Any, str, str], list[tuple[int, str]] | None] | None = None
+
+_default_rank: int | None = None
+# The global ranks of the groups that this process has made since the default group, by name.
+_members: dict[str, list[int]] = {}
+
+
+def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
+    """Makes one group; torch calls it for ``init_process_group("smddp")`` and ``new_group``.
+
+    Args:
+        options: torch's ``DistributedBackendOptions`` (store, group_rank, group_size, timeout,
+            group_id).
+        backend_options: the caller's ``pg_options``. smddp has none of its own; NCCL's options
+            reach the NCCL group that carries out the operations that smddp does not own.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        SmddpConfigError: an environment variable holds a value that is not allowed.
+        RuntimeError: a rank could not make its part, or did not come in time; says which and why.
+    """
+    extension.load()
+    from deepspeed_smddp import _C
+
+    is_default = not dist.is_initialized()
+    _note_rank(options.group_rank)
+    timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
+    try:
+        group = _C.ProcessGroupSMDDP(
+            options.store,
+            options.group_rank,
+            options.group_size,
+            timeout,
+            options.group_id,
+            fallback_factory(options, timeout, backend_options),
+            _measure,
+            is_default or options.group_size == dist.get_world_size(),
+        )
+    except RuntimeError:
+        _reset_names_after_failed_world()
+        raise
+    _members[options.group_id] = list(options.global_ranks_in_group) or list(
+        range(options.group_size)
+    )
+    store = dist.PrefixStore(group.meeting, options.store)  # type: ignore[attr-defined]
+    for follow in after_default_group if is_default else ():
+        follow(store, options.group_rank, options.group_size)
+    return group
+
+
+def _measure(group: Any, collective: str, device: str) -> Any:
+    return measure_routes(group, collective, device) if measure_routes is not None else None
+
+
+def global_ranks(group: str) -> list[int]:
+    """The global ranks of a group, by its name, in the order of the group; empty if not known."""
+    return _members.get(group, [])
+
+
+def has_made_group() -> bool:
+    """Whether this process has made a group of smddp."""
+    return bool(_members)
+
+
+def default_rank() -> int | None:
+    """This process's rank in the latest default group of smddp; None if there was none."""
+    return _default_rank
+
+
+def _note_rank(rank: int) -> None:
+    global _default_rank
+    if not dist.is_initialized():  # this group is the default one
+        _default_rank = rank
+
+
+def _reset_names_after_failed_world() -> None:
+    """Lets this process name its next default group as the other ranks name theirs.
+
+    torch numbers groups in the order in which a process makes them, looks for its peers under that
+    number, and begins anew in ``destroy_process_group``. If ``init_process_group`` raises there is
+    nothing to destroy and the number stays, so that no later group of this process would meet its
+    peers. Does nothing where a default group exists: what follows it is counted on all its ranks.
+    """
+    world: Any = getattr(dist.distributed_c10d, "_world", None)
+    if not dist.is_initialized() and isinstance(getattr(world, "group_count", None), int):
+        world.group_count = 0
+
+
+def fallback_factory(
+    options: Any, timeout: timedelta, backend_options: Any = None
+) -> Callable[[str, str], Backend]:
+    """A function that makes the fallback backend for a device type.
+
+    Its second argument names this making of the group and is the same on all its ranks: a store
+    that outlives them (torchrun's, after a restart) still holds the addresses of earlier ranks.
+
+    The group calls it at its first operation that smddp does not own. The constructors of Gloo and
+    NCCL do not wait for the other ranks, so that this operation may be a send between two of many
+    ranks: Gloo connects a pair at its first message (lazy devices), NCCL makes its communicators at
+    the first operation.
+    """
+    nccl_type = getattr(dist, "ProcessGroupNCCL", None)
+    is_nccl_options = nccl_type is not None and isinstance(backend_options, nccl_type.Options)
+    if backend_options is not None and not is_nccl_options:
+        logger.warning(
+            "smddp: pg_options of type %s have no effect on an smddp group",
+            type(backend_options).__name__,
+        )
+
+    def make(device_type: str, meeting: str) -> Backend:
+        store = dist.PrefixStore(  # type: ignore[attr-defined]
+            f"smddp-fallback/{meeting}/{device_type}", options.store
+        )
+        if device_type == "cuda":
+            return _nccl(store, options, timeout, backend_options if is_nccl_options else None)
+        return _gloo(store, options, timeout)
+
+    return make
+
+
+def _gloo(store: Store, options: Any, timeout: timedelta) -> Backend:
+    gloo = dist.ProcessGroupGloo
+    interfaces = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    gloo_options = gloo._Options()  # type: ignore[attr-defined]
+    gloo_options._devices = [
+        gloo.create_device(interface=name, lazy_init=True) for name in interfaces
+    ] or [gloo.create_default_device(lazy_init=True)]
+    gloo_options._threads = 2 * len(gloo_options._devices)
+    gloo_options._timeout = timeout
+    return gloo(store, options.group_rank, options.group_size, gloo_options)
+
+
+def _nccl(store: Store, options: Any, timeout: timedelta, given: Any) -> Backend:
+    if not dist.is_nccl_available():
+        raise RuntimeError(
+            "smddp hands this operation on CUDA tensors to NCCL, but this torch has no NCCL"
+        )
+    nccl_options = given if given is not None else dist.ProcessGroupNCCL.Options()
+    nccl_options._timeout = timeout
+    nccl_options.global_ranks_in_group = options.global_ranks_in_group
+    nccl_options.group_name = f"{options.group_id}-smddp-fallback"
+    return dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, nccl_options)
+
+
+def statistics() -> list[StatisticsRow]:
+    """Calls, bytes and seconds of every collective, by the path it took, since the last reset.
+
+    ``seconds`` is the time from the call to the completion, or until a caller that waited for it
+    continued; ``wait_seconds`` is the part of it that callers spent in ``wait()``. The list is
+    empty if the extension was not loaded, because no operation ran then.
+    """
+    if "deepspeed_smddp._C" not in sys.modules:
+        return []
+    from deepspeed_smddp import _C
+
+    return _C.statistics()
+
+
+def reset_statistics() -> None:
+    """Sets the counters of :func:`statistics` to zero."""
+    extension.load()
+    from deepspeed_smddp import _C
+
+    _C.reset_statistics()
+
+
+def fallback_ledger() -> list[StatisticsRow]:
+    """The rows of :func:`statistics` for operations that Gloo or NCCL carried out."""
+    return [row for row in statistics() if row["path"].startswith(FALLBACK_PREFIX)]

@@ -1,0 +1,66 @@
+"""Loads the compiled module ``_C``; if it can't be loaded, the error says why in one sentence.
+
+Any torch of the minor version that the module was built with can load it: CPU-only or CUDA, and any
+bug-fix release. Between minor versions torch's C++ classes change.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import torch
+
+from deepspeed_smddp.distributed import packaged_libfabric
+
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+_NAME = "deepspeed_smddp._C"
+
+
+def built_for_torch() -> str | None:
+    """The torch version that the extension was built for; None if it was never built."""
+    try:
+        info = importlib.import_module("deepspeed_smddp._build_info")
+    except ModuleNotFoundError:
+        return None
+    return str(info.TORCH_VERSION)
+
+
+def load() -> None:
+    """Makes ``deepspeed_smddp._C`` importable; the caller imports it next.
+
+    Raises:
+        ImportError: the extension is missing, or it was built for another minor version of torch,
+            so that loading would fail with an undefined symbol.
+    """
+    if _NAME in sys.modules:
+        return
+    built = built_for_torch()
+    running = str(torch.__version__)
+    if built is not None and minor(built) != minor(running):
+        raise ImportError(
+            f"deepspeed_smddp was built for torch {built} but runs under torch {running}; install "
+            f"the wheel for torch {minor(running)}, or rebuild it in its source tree with "
+            f"`{REBUILD}`"
+        )
+    try:
+        module = importlib.import_module(_NAME)
+    except ModuleNotFoundError as error:
+        if error.name != _NAME:
+            raise
+        raise ImportError(
+            "the compiled module deepspeed_smddp._C is missing; "
+            f"build it in its source tree with `{REBUILD}`"
+        ) from None
+    except ImportError as error:
+        raise ImportError(
+            f"the compiled module deepspeed_smddp._C, built for torch {built or 'unknown'}, does "
+            f"not load under torch {running} ({error}); rebuild it in its source tree with "
+            f"`{REBUILD}`"
+        ) from error
+    module.set_packaged_libfabric(packaged_libfabric.find())
+
+
+def minor(version: str) -> str:
+    """``2.13`` of ``2.13.0+cpu``."""
+    return ".".join(version.split("+")[0].split(".")[:2])

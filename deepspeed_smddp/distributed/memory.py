@@ -1,0 +1,179 @@
+"""CPU memory that the ranks of a host share, so that collectives read peers' tensors in place.
+
+A tensor in this memory is an ordinary tensor in every other respect; ``docs/memory.md`` describes
+what a forked process sees of it. ``SMDDP_SHARED_ALLOCATOR=1`` puts every CPU tensor of 64 KiB and
+more into it; :func:`share_` and :func:`shared_empty` put single tensors there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from deepspeed_smddp.distributed import extension
+
+if TYPE_CHECKING:
+    from deepspeed_smddp._C import MemoryStatistics
+
+__all__ = ["install", "is_shared", "share_", "shared_empty", "statistics", "trim"]
+
+_Shareable = TypeVar("_Shareable", bound="torch.Tensor | torch.nn.Module")
+
+
+def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A contiguous CPU tensor in shared memory, not initialised.
+
+    If the kernel provides no shared memory, and in a forked process, it has ordinary memory.
+
+    Args:
+        size: the tensor's shape; a number means one dimension.
+        dtype: the type of its elements; default: torch's default type.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        RuntimeError: a dimension is negative, or there is not enough memory.
+    """
+    extension.load()
+    from deepspeed_smddp import _C
+
+    shape = [size] if isinstance(size, int) else list(size)
+    return _C.shared_empty(shape, dtype or torch.get_default_dtype())
+
+
+def share_(what: _Shareable) -> _Shareable:
+    """Moves a tensor, or all parameters and buffers of a module, into shared memory, in place.
+
+    The whole storage moves, so that views of a tensor remain views of it. An array that
+    ``tensor.numpy()`` returned earlier has the old address and must not be used any more. A tensor
+    whose memory is not torch's own (``torch.from_numpy``, a mapped file) moves alone: its views and
+    the array keep the old memory. Of a ``DTensor``, this process's part moves. Gradients and
+    tensors on other devices do not move. If the kernel provides no shared memory, and in a forked
+    process, nothing moves.
+
+    Returns:
+        ``what`` itself.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        TypeError: ``what`` is neither a tensor nor a module.
+        ValueError: ``what`` is a tensor that is sparse or not on the CPU.
+    """
+    extension.load()
+    from deepspeed_smddp import _C
+
+    if isinstance(what, torch.Tensor):
+        for part in _parts(what):
+            _share_tensor(part)
+        return what
+    if not isinstance(what, torch.nn.Module):
+        raise TypeError(f"share_() moves a tensor or a module, not {type(what).__name__}")
+    for tensor in _tensors_of(what):
+        if not _C.is_shared(tensor):
+            _share_tensor(tensor)
+    return what
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether the other ranks of the host can reach all of the tensor's memory.
+
+    For a ``DTensor``: of this process's part.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+    """
+    extension.load()
+    from deepspeed_smddp import _C
+
+    return all(_C.is_shared(part) for part in _parts(tensor))
+
+
+def statistics() -> MemoryStatistics:
+    """This process's use of shared memory: bytes, and numbers of tensors and segments.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+    """
+    extension.load()
+    from deepspeed_smddp import _C
+
+    return _C.memory_statistics()
+
+
+def trim() -> None:
+    """Returns the pages of freed tensors to the kernel; otherwise up to 64 MiB wait for new ones.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+    """
+    extension.load()
+    from deepspeed_smddp import _C
+
+    _C.trim_memory()
+
+
+def install() -> None:
+    """Puts every CPU tensor of 64 KiB and more that is created from now on into shared memory.
+
+    This can't be undone. ``SMDDP_SHARED_ALLOCATOR=1`` does it at the end of ``import torch``, or at
+    ``import deepspeed_smddp`` if ``SMDDP_AUTOLOAD=0``.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+    """
+    extension.load()
+    from deepspeed_smddp import _C
+
+    _C.install_shared_allocator()
+
+
+def install_if_asked() -> None:
+    """Calls :func:`install` if ``SMDDP_SHARED_ALLOCATOR`` is ``1``.
+
+    Raises:
+        ImportError: the extension is missing or was built for another torch.
+        SmddpConfigError: the variable is neither ``0`` nor ``1``.
+    """
+    value = os.environ.get("SMDDP_SHARED_ALLOCATOR") or "0"
+    if value not in ("0", "1"):
+        from deepspeed_smddp.errors import SmddpConfigError
+
+        raise SmddpConfigError(f"SMDDP_SHARED_ALLOCATOR is {value!r}, but may hold 0 or 1")
+    if value == "1":
+        install()
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    for tensor in chain.from_iterable(map(_parts, chain(module.parameters(), module.buffers()))):
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() > 0:
+            yield tensor
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that own memory: a wrapper such as ``DTensor`` gives those that it wraps."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        part = getattr(tensor, name)
+        if isinstance(part, torch.Tensor):
+            yield from _parts(part)
+
+
+def _share_tensor(tensor: torch.Tensor) -> None:
+    from deepspeed_smddp import _C
+
+    if _C.share_storage(tensor):
+        return
+    storage = tensor.untyped_storage()
+    moved = _C.shared_empty([storage.nbytes()], torch.uint8)
+    if not _C.is_shared(moved):
+        return
+    moved.untyped_storage().copy_(storage)
+    tensor.data = torch.empty(0, dtype=tensor.dtype).set_(
+        moved.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    )

@@ -1,0 +1,1 @@
+"""What a model takes from this package: activations in host memory, delayed initialisation."""

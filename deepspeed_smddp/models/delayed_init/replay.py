@@ -1,0 +1,96 @@
+"""Carries out recorded operations on the CPU, as far as the wanted values depend on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from deepspeed_smddp.models.delayed_init.operation import Operation, View
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A storage whose final content is known."""
+
+    index: int
+    memory: torch.UntypedStorage
+
+
+def replay(
+    operations: Sequence[Operation], sizes: Mapping[int, int], wanted: set[int]
+) -> Iterator[Storage]:
+    """Yields each wanted storage once its content is final; frees a storage after its last use.
+
+    Every operation that draws random numbers is carried out; the others only if a wanted storage
+    depends on them.
+
+    Args:
+        operations: in the order in which they were recorded.
+        sizes: the bytes of each recorded storage.
+        wanted: the storages to yield.
+    """
+    plan = _Plan(operations, wanted)
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def storage(index: int) -> torch.UntypedStorage:
+        if index not in memory:
+            memory[index] = torch.empty(sizes[index], dtype=torch.uint8).untyped_storage()
+        return memory[index]
+
+    def real(value: Any) -> Any:
+        if isinstance(value, View):
+            return value.within(storage(value.storage))
+        is_meta = isinstance(value, torch.device) and value.type == "meta"
+        return torch.device("cpu") if is_meta else value
+
+    for index in wanted - set(plan.last_write):
+        if index in sizes:
+            zeros = torch.zeros(sizes[index], dtype=torch.uint8)
+            yield Storage(index, zeros.untyped_storage())
+    for position, operation in enumerate(operations):
+        if not plan.needed[position]:
+            continue
+        result = operation.function(
+            *tree_map(real, operation.args), **tree_map(real, operation.kwargs)
+        )
+        results = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        if operation.makes:
+            fresh = results[-len(operation.makes) :]
+            for view, tensor in zip(operation.makes, fresh, strict=True):
+                memory[view.storage] = tensor.untyped_storage()
+        for index in operation.touched():
+            if plan.last_write.get(index) == position:
+                yield Storage(index, storage(index))
+        for index in plan.dead[position]:
+            memory.pop(index, None)
+
+
+class _Plan:
+    """By position of an operation: whether it is ``needed``, and the storages ``dead`` after it.
+
+    ``last_write`` has the position of the last operation that writes each wanted storage.
+    """
+
+    def __init__(self, operations: Sequence[Operation], wanted: set[int]) -> None:
+        self.needed = [False] * len(operations)
+        self.dead: list[frozenset[int]] = [frozenset()] * len(operations)
+        self.last_write: dict[int, int] = {}
+        # Backwards; `later` holds the storages whose content a later operation reads.
+        later: set[int] = set()
+        for position in range(len(operations) - 1, -1, -1):
+            operation = operations[position]
+            results = operation.results()
+            ended = {index for index in results & wanted if index not in self.last_write}
+            self.last_write.update(dict.fromkeys(ended, position))
+            self.dead[position] = operation.touched() - later
+            matters = bool(ended or results & later)
+            self.needed[position] = operation.random or matters
+            if matters:
+                later -= {view.storage for view in operation.makes}
+                if operation.overwrites is not None:
+                    later.discard(operation.overwrites)
+                later |= operation.reads

@@ -1,0 +1,215 @@
+"""The shape of a dense decoder model, and what follows from it: parameters and FLOPs.
+
+A shape comes from the built-in list (``model_names.py``), from a transformers config, or from
+numbers. Models with experts are refused: their time depends on the routing of tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deepspeed_smddp.planning.model_names import BUILT_IN
+from deepspeed_smddp.planning.plan_error import PlanError
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A dense decoder; sizes in elements, ``sequence`` in tokens.
+
+    ``gated`` is a feed-forward network of three matrices (SwiGLU) instead of two. ``bias`` says
+    which linear layers have one: "all", "qkv" or "none". ``positions`` is the number of learned
+    positions, 0 if there are none. ``tied``: the output layer is the embedding. ``norm`` is the
+    number of vectors of a norm: 1 (RMSNorm, or LayerNorm without bias) or 2 (LayerNorm).
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    sequence: int
+    gated: bool = True
+    bias: str = "none"
+    positions: int = 0
+    tied: bool = False
+    norm: int = 1
+    head_size: int = 0
+    qk_norm: bool = False
+    embedding_norm: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = {
+            "layers": self.layers,
+            "hidden": self.hidden,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "ffn": self.ffn,
+            "vocabulary": self.vocabulary,
+            "sequence": self.sequence,
+        }
+        for key, value in sizes.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise PlanError(f"{key} of {self.name} is {value!r}; it is a whole number above 0")
+        if self.heads % self.kv_heads:
+            raise PlanError(
+                f"{self.name} has {self.heads} heads and {self.kv_heads} kv heads; the first must "
+                "be a multiple of the second"
+            )
+        if not self.head_size and self.hidden % self.heads:
+            raise PlanError(
+                f"{self.name} has a hidden size of {self.hidden}, which {self.heads} heads do not "
+                "divide; give head_size"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one attention head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def q_width(self) -> int:
+        """Elements of all query heads."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of all key heads, which is also that of all value heads."""
+        return self.kv_heads * self.head_width
+
+    @property
+    def layer_matrices(self) -> int:
+        """Elements of the matrices of one layer: every one is a GEMM of all tokens."""
+        attention = self.hidden * (2 * self.q_width + 2 * self.kv_width)
+        return attention + (3 if self.gated else 2) * self.hidden * self.ffn
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer with its biases and norms."""
+        biases = 0
+        if self.bias in ("all", "qkv"):
+            biases += self.q_width + 2 * self.kv_width
+        if self.bias == "all":
+            biases += self.hidden + (2 if self.gated else 1) * self.ffn + self.hidden
+        norms = 2 * self.norm * self.hidden + (2 * self.head_width if self.qk_norm else 0)
+        return self.layer_matrices + biases + norms
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters outside the layers: embeddings, last norm, output layer."""
+        outside = (self.vocabulary + self.positions) * self.hidden + self.norm * self.hidden
+        if self.embedding_norm:
+            outside += self.norm * self.hidden
+        return outside + (0 if self.tied else self.vocabulary * self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; a tied output layer counts once."""
+        return self.layers * self.layer_parameters + self.embedding_parameters
+
+    def with_sequence(self, sequence: int) -> ModelShape:
+        """The same model trained on sequences of another length."""
+        return replace(self, sequence=sequence)
+
+
+def named(name: str) -> ModelShape:
+    """A model of the built-in list.
+
+    Raises:
+        PlanError: the list has no such name.
+    """
+    key = name.strip().lower()
+    if key not in BUILT_IN:
+        raise PlanError(
+            f"{name} is neither a file nor a model that smddp plan knows; it knows "
+            f"{', '.join(BUILT_IN)}, and takes the config.json of others"
+        )
+    return ModelShape(key, **BUILT_IN[key])
+
+
+def of_text(text: str) -> ModelShape:
+    """A model by name, or by the path of a transformers config (or of the folder that has it).
+
+    Raises:
+        PlanError: there is neither, or the config is not one of a dense decoder.
+    """
+    path = Path(text)
+    if path.is_dir():
+        path = path / "config.json"
+    if not path.is_file():
+        return named(text)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path} can't be read as JSON: {error}") from None
+    if not isinstance(config, Mapping):
+        raise PlanError(f"{path} is not the config of a model: it holds no JSON object")
+    name = path.parent.name if path.name == "config.json" else path.stem
+    return of_transformers(config, name or str(path))
+
+
+# model_type -> what all its models have. Compared with transformers in tests/python/test_plan.py.
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"bias": "qkv"},
+    "qwen3": {"qk_norm": True},
+    "gpt2": {"gated": False, "bias": "all", "norm": 2, "tied": True},
+    "gpt_neox": {"gated": False, "bias": "all", "norm": 2},
+    "opt": {"gated": False, "bias": "all", "norm": 2, "tied": True},
+    "bloom": {"gated": False, "bias": "all", "norm": 2, "tied": True, "embedding_norm": True},
+    "mpt": {"gated": False, "tied": True},
+}
+# Names of one quantity in the configs of these families, in order of preference.
+_KEYS = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "ffn": ("intermediate_size", "ffn_dim", "n_inner"),
+    "vocabulary": ("vocab_size",),
+    "sequence": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
+}
+
+
+def of_transformers(config: Mapping[str, Any], name: str) -> ModelShape:
+    """The shape that a transformers config describes.
+
+    Raises:
+        PlanError: the config is of a family that is not in the list, or lacks a size.
+    """
+    family = config.get("model_type")
+    if family not in _FAMILIES:
+        raise PlanError(
+            f"{name} has the model_type {family!r}; smddp plan reads configs of "
+            f"{', '.join(_FAMILIES)}, and takes the sizes of other dense decoders as numbers"
+        )
+    sizes: dict[str, Any] = dict(_FAMILIES[family])
+    for key, names in _KEYS.items():
+        found = next((config[n] for n in names if config.get(n) is not None), None)
+        if found is not None:
+            sizes[key] = found
+    if "heads" in sizes:
+        sizes.setdefault("kv_heads", sizes["heads"])
+    if "hidden" in sizes:
+        sizes.setdefault("ffn", int(config.get("expansion_ratio", 4)) * sizes["hidden"])
+    sizes.setdefault("sequence", 2048)
+    missing = [key for key in _KEYS if key not in sizes]
+    if missing:
+        raise PlanError(f"the config of {name} has no {_KEYS[missing[0]][0]}")
+    if "tie_word_embeddings" in config and family != "mpt":
+        sizes["tied"] = bool(config["tie_word_embeddings"])
+    if family == "llama" and config.get("attention_bias"):
+        sizes["bias"] = "all" if config.get("mlp_bias") else "qkv"
+    if family == "gpt2":
+        sizes["positions"] = sizes["sequence"]
+    if family == "opt":
+        sizes["positions"] = sizes["sequence"] + 2
+    if isinstance(config.get("head_dim"), int):
+        sizes["head_size"] = config["head_dim"]
+    return ModelShape(name, **sizes)

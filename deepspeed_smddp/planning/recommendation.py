@@ -1,0 +1,172 @@
+"""What to change: the fastest configuration that fits, and what each single change would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from deepspeed_smddp.planning.memory_use import fits
+from deepspeed_smddp.planning.plan_error import PlanError
+from deepspeed_smddp.planning.step_time import step_time
+from deepspeed_smddp.planning.training_job import Buckets, Job
+
+# Of two configurations that are so close, the simpler one: the model is not surer than that.
+TOLERANCE = 0.03
+_MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_TENSOR = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of a job: what it is, and the seconds of its step with it."""
+
+    text: str
+    job: Job
+    seconds: float
+    fits: bool
+
+
+def candidates(job: Job) -> Iterator[Job]:
+    """Configurations with the same model, GPUs and batch, that fit: ZeRO-3 by smddp and by NCCL,
+    sharding degrees, tensor parallelism, micro-batches, recomputation, buckets."""
+    samples = job.micro_batch * job.accumulation * job.data_parallel
+    for tensor in _TENSOR:
+        for degree in _degrees(job, tensor):
+            for library in ("smddp", "nccl"):
+                for recomputation in ("none", "full"):
+                    for micro in _MICRO_BATCHES:
+                        found = _settled(job, samples, tensor, degree, micro)
+                        if found is not None:
+                            found = found.having(library=library, recomputation=recomputation)
+                            if fits(found):
+                                yield found
+
+
+def recommended(job: Job) -> Job | None:
+    """The fastest that fits, or a simpler one within ``TOLERANCE`` of it; None if none fits."""
+    timed = [(step_time(found).total, found) for found in candidates(job)]
+    if not timed:
+        return None
+    best = min(seconds for seconds, _ in timed)
+    near = [(s, found) for s, found in timed if s <= best * (1 + TOLERANCE)]
+    return min(near, key=lambda of: (_complexity(of[1]), of[0]))[1]
+
+
+def nearest_that_fits(job: Job) -> Job | None:
+    """For a job that does not fit: the fastest that does with the fewest changes of it.
+
+    On the same GPUs if there is one, else on the least number of hosts, up to 4,096 GPUs.
+    """
+    found = [(_distance(job, other), step_time(other).total, other) for other in candidates(job)]
+    if found:
+        return min(found, key=lambda of: of[:2])[2]
+    samples = job.micro_batch * job.accumulation * job.data_parallel
+    parts = job.scheme.tensor * job.scheme.pipeline
+    gpus = max(job.gpus, job.cluster.gpus_per_host) * 2
+    while gpus <= 4096:
+        each = max(1, samples * parts // gpus)
+        try:
+            more = recommended(job.having(gpus=gpus, degree=0, micro_batch=1, accumulation=each))
+        except PlanError:
+            more = None
+        if more is not None:
+            return more
+        gpus *= 2
+    return None
+
+
+def single_changes(job: Job) -> list[Change]:
+    """What each single change would bring, the fastest first."""
+    found: dict[str, Job] = {}
+    samples = job.micro_batch * job.accumulation * job.data_parallel
+    other = "nccl" if job.software.library == "smddp" else "smddp"
+    found[f"{_LIBRARY[other]} for the collectives"] = job.having(library=other)
+    for recomputation in ("none", "full"):
+        if recomputation != job.recomputation:
+            text = "recompute all activations" if recomputation == "full" else "no recomputation"
+            found[text] = job.having(recomputation=recomputation)
+    for micro in _MICRO_BATCHES:
+        if micro in (job.micro_batch * 2, job.micro_batch // 2):
+            again = _settled(job, samples, job.scheme.tensor, job.scheme.degree, micro)
+            if again is not None:
+                found[f"micro-batch {micro}"] = again
+    if job.scheme.stage == 3:
+        for degree in _degrees(job, job.scheme.tensor):
+            if degree != job.scheme.degree:
+                name = f"state sharded over {degree or 'all'} ranks"
+                found[name] = job.having(degree=degree)
+    for tensor in _TENSOR:
+        if tensor != job.scheme.tensor:
+            again = _settled(job, samples, tensor, 0, job.micro_batch)
+            if again is not None:
+                found[f"tensor parallelism {tensor}"] = again
+    if job.hosts > 1:
+        fast = job.cluster.scaled_network(2)
+        found["twice the network"] = job.having(cluster=fast)
+    changes = [Change(t, j, step_time(j).total, fits(j)) for t, j in found.items()]
+    return sorted(changes, key=lambda change: change.seconds)
+
+
+_LIBRARY = {"smddp": "smddp", "nccl": "NCCL"}
+
+
+def _degrees(job: Job, tensor: int) -> list[int]:
+    """0 (all ranks), and whole hosts in powers of two."""
+    ranks = job.gpus // (tensor * job.scheme.pipeline)
+    degree = max(1, job.cluster.gpus_per_host // tensor)
+    found = [0]
+    while degree < ranks:
+        if ranks % degree == 0 and degree > 1:
+            found.append(degree)
+        degree *= 2
+    return found
+
+
+def _settled(job: Job, samples: int, tensor: int, degree: int, micro: int) -> Job | None:
+    """The job with these values and the same batch; None if that can't be."""
+    parts = tensor * job.scheme.pipeline
+    if job.gpus % parts or tensor > job.cluster.gpus_per_host:
+        return None
+    ranks = job.gpus // parts
+    if samples % (ranks * micro):
+        return None
+    try:
+        return job.having(
+            stage=3,
+            tensor=tensor,
+            degree=degree,
+            micro_batch=micro,
+            accumulation=samples // (ranks * micro),
+            buckets=layer_buckets(job, tensor),
+        )
+    except PlanError:
+        return None
+
+
+def layer_buckets(job: Job, tensor: int) -> Buckets:
+    """Buckets of one layer: the next one is gathered while one computes."""
+    layer = -(-job.shape.layer_parameters // tensor)
+    return Buckets(prefetch=layer, reduce=layer, max_live=3 * layer)
+
+
+def _complexity(job: Job) -> tuple[int, int, int, int, int]:
+    scheme = job.scheme
+    return (
+        scheme.tensor,
+        job.accumulation,
+        int(job.software.library != "smddp"),
+        int(scheme.degree > 0),
+        int(job.recomputation != "full"),
+    )
+
+
+def _distance(asked: Job, other: Job) -> int:
+    changed = (
+        asked.scheme.stage != other.scheme.stage,
+        asked.scheme.tensor != other.scheme.tensor,
+        asked.scheme.degree != other.scheme.degree,
+        asked.software.library != other.software.library,
+        asked.recomputation != other.recomputation,
+        asked.micro_batch != other.micro_batch,
+    )
+    return sum(changed)

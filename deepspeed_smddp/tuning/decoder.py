@@ -1,0 +1,102 @@
+"""A decoder of given sizes, and how long its passes take on one rank without communication."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from deepspeed_smddp.tuning.decoder_sizes import DecoderSizes
+from deepspeed_smddp.tuning.expected_step import ModuleCost
+
+_PASSES = 3
+
+
+class _Block(nn.Module):
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__()
+        h = sizes.hidden
+        self.heads = sizes.heads
+        self.norm_1, self.qkv, self.out = nn.LayerNorm(h), nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.norm_2, self.up, self.down = nn.LayerNorm(h), nn.Linear(h, 4 * h), nn.Linear(4 * h, h)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Of [batch, sequence, hidden], the same."""
+        q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).unbind(2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        hidden: torch.Tensor = x + self.down(functional.gelu(self.up(self.norm_2(x))))
+        return hidden
+
+
+class Decoder(nn.Module):
+    """A decoder of these sizes, the same on every rank."""
+
+    def __init__(self, sizes: DecoderSizes) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(sizes.vocabulary, sizes.hidden)
+        self.blocks = nn.ModuleList(_Block(sizes) for _ in range(sizes.layers))
+        self.norm = nn.LayerNorm(sizes.hidden)
+        self.head = nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The mean loss of the next tokens, of [batch, sequence] whole numbers."""
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten()
+        )
+
+
+def tokens(sizes: DecoderSizes, batch: int, seed: int) -> torch.Tensor:
+    """[batch, sequence] random tokens."""
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(0, sizes.vocabulary, (batch, sizes.sequence), generator=random)
+
+
+def compute_seconds(sizes: DecoderSizes, batch: int, dtype: torch.dtype) -> tuple[float, float]:
+    """Seconds of the forward and of the backward pass of one rank: the fastest of a few."""
+    model = Decoder(sizes).to(dtype)
+    given = tokens(sizes, batch, 0)
+    times = []
+    for _ in range(_PASSES):
+        began = time.perf_counter()
+        loss = model(given)
+        between = time.perf_counter()
+        loss.backward()
+        times.append((between - began, time.perf_counter() - between))
+        model.zero_grad()
+    return min(t for t, _ in times), min(t for _, t in times)
+
+
+def optimizer_seconds(elements: int) -> float:
+    """Seconds of AdamW on this rank's fp32 shard."""
+    shard = nn.Parameter(torch.zeros(elements))
+    shard.grad = torch.ones(elements)
+    optimizer = torch.optim.AdamW([shard], fused=True)
+    times = []
+    for _ in range(_PASSES):
+        began = time.perf_counter()
+        optimizer.step()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def module_costs(sizes: DecoderSizes, forward: float, backward: float) -> list[ModuleCost]:
+    """The passes divided over the modules, by the elements of their matrices.
+
+    The embedding looks rows up: it takes no part.
+    """
+    modules = sizes.modules()
+    work = [0, *(m[0] if m[0] > sizes.hidden else 0 for m in modules[1:])]
+    total = sum(work)
+    return [
+        ModuleCost(module, forward * part / total, backward * part / total)
+        for module, part in zip(modules, work, strict=True)
+    ]

@@ -1,0 +1,126 @@
+"""``"auto"`` when training starts: measures the network or loads it, chooses, logs it once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.distributed import backend, launchers
+from deepspeed_smddp.errors import logger
+from deepspeed_smddp.tuning import auto_keys, cache
+from deepspeed_smddp.tuning.choice import SMDDP_KEYS, Choice, NetworkModel, choose
+from deepspeed_smddp.tuning.measure import CPU, measure, probe
+from deepspeed_smddp.version import __version__
+
+# A stored model is measured again if one of its sizes now takes more or less time by this factor.
+_STALE = 2.0
+_BLOB = 4096  # bytes
+
+_choice: Choice | None = None
+# By group and type of device.
+_curves: WeakKeyDictionary[dist.ProcessGroup, dict[str, NetworkModel]] = WeakKeyDictionary()
+_said: set[str] = set()
+
+
+def current() -> Choice | None:
+    """The choice of this process, or None."""
+    return _choice
+
+
+def tune(
+    config: Mapping[str, Any], group: dist.ProcessGroup, device: torch.device = CPU
+) -> Choice | None:
+    """Chooses what a ZeRO-3 config leaves open, for ``group``; collective, with equal results.
+
+    ``device`` is where this rank's parameters are.
+
+    Measures nothing and returns None if the config leaves nothing open, is not of ZeRO-3, or the
+    group has one rank.
+    """
+    global _choice
+    open_keys = auto_keys.open_keys(config)
+    section = settings.current().section
+    open_keys = [key for key in open_keys if getattr(section, key, "auto") == "auto"]
+    if not open_keys or group.size() < 2:
+        return None
+    began = time.perf_counter()
+    counted = backend.statistics()
+    curve, source = find(group, device)
+    if not counted:
+        backend.reset_statistics()  # the counters are to show training alone
+    _choice = choose(curve, auto_keys.element_size(config), device.type == "cuda")
+    settings.set_measured({key: getattr(_choice, key) for key in SMDDP_KEYS})
+    _say(_choice, open_keys, f"{source} in {time.perf_counter() - began:.2f} s")
+    return _choice
+
+
+def find(group: dist.ProcessGroup, device: torch.device = CPU) -> tuple[NetworkModel, str]:
+    """The group's network model, and whether it was ``measured`` or ``recalled``; collective."""
+    curves = _curves.setdefault(group, {})
+    if device.type in curves:
+        return curves[device.type], "recalled"
+
+    version = (
+        f"{__version__} {torch.cuda.get_device_name(device)}"
+        if device.type == "cuda"
+        else __version__
+    )
+    name = cache.topology(version, hosts(group))
+    curve = _shared(cache.load(name) if group.rank() == 0 else None, group)
+    if curve is not None and _fits(curve, group, device):
+        curves[device.type] = curve
+        return curve, "recalled"
+    curves[device.type] = curve = measure(group, device=device)
+    if group.rank() == 0:
+        cache.store(name, curve)
+    return curve, "measured"
+
+
+def _fits(curve: NetworkModel, group: dist.ProcessGroup, device: torch.device) -> bool:
+    middle = curve.allgather[len(curve.allgather) // 2]
+    ratio = probe(group, middle.size, device) / middle.seconds
+    return 1 / _STALE < ratio < _STALE
+
+
+def hosts(group: dist.ProcessGroup) -> list[str]:
+    """The identity of each rank's host, by rank; collective."""
+    name = launchers.host_name()
+    own = torch.frombuffer(bytearray(hashlib.sha256(name.encode()).digest()), dtype=torch.uint8)
+    gathered = torch.empty(own.numel() * group.size(), dtype=torch.uint8)
+    group._allgather_base(gathered, own).wait()
+    return [row.numpy().tobytes().hex() for row in gathered.chunk(group.size())]
+
+
+def _shared(curve: NetworkModel | None, group: dist.ProcessGroup) -> NetworkModel | None:
+    """The network model of the group's first rank, on all ranks."""
+    found = shared(json.dumps(None if curve is None else asdict(curve)).encode(), group)
+    return None if found is None else cache.from_json(found)
+
+
+def shared(text: bytes, group: dist.ProcessGroup) -> Any:
+    """The JSON value of the first rank, on all ranks; None if it is too long. Collective."""
+    if len(text) > _BLOB:
+        text = b"null"
+    own = torch.frombuffer(bytearray(text.ljust(_BLOB)), dtype=torch.uint8)
+    gathered = torch.empty(_BLOB * group.size(), dtype=torch.uint8)
+    group._allgather_base(gathered, own).wait()
+    return json.loads(gathered[:_BLOB].numpy().tobytes())
+
+
+def _say(choice: Choice, open_keys: list[str], how: str) -> None:
+    text = "; ".join(f"{key} {getattr(choice, key)} ({choice.why[key]})" for key in open_keys)
+    if text in _said or os.environ.get("RANK", "0") != "0":
+        return
+    _said.add(text)
+    # WARNING is the lowest level that a program without logging set-up shows.
+    logger.warning("smddp: chosen for this network, %s: %s", how, text)
