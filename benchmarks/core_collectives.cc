@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/file_store.h"
+#include "joining/file_store.h"
 #include "group/group.h"
 #include "intranode/arena.h"
 #include "turns.h"

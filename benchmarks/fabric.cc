@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "fabric/chunk_receiver.h"
-#include "fabric/chunk_sender.h"
-#include "fabric/endpoint.h"
-#include "fabric/message_sender.h"
+#include "transport/ofi/chunk_receiver.h"
+#include "transport/ofi/chunk_sender.h"
+#include "transport/ofi/endpoint.h"
+#include "transport/ofi/message_sender.h"
 
 using namespace smddp;
 using namespace smddp::fabric;

@@ -32,9 +32,9 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/file_store.h"
+#include "joining/file_store.h"
 #include "common/file_descriptor.h"
-#include "fabric/wire.h"
+#include "transport/wire.h"
 #include "turns.h"
 
 namespace smddp {

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/file_store.h"
-#include "bootstrap/prefix_store.h"
+#include "joining/file_store.h"
+#include "joining/prefix_store.h"
 #include "common/clock.h"
 #include "group/group.h"
 

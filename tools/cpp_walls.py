@@ -1,9 +1,8 @@
 """The walls of the C++ sources: which room may name torch, CUDA and libfabric, and that
 dependencies point one way, without cycles.
 
-torch -> gpu_collectives -> group -> collectives -> {progress, peers}
-      -> {patterns, fabric, intranode, liveness}
-      -> {fabric/rail, fabric/sockets, device, kernels, bootstrap, topology, recorder} -> common
+torch -> gpu -> group -> collectives -> {progress, flows}
+      -> {intranode, joining, liveness} -> {transport, device, kernels, topology, recorder} -> common
 
 ``tools/check_walls.py`` calls it.
 """
@@ -24,74 +23,72 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "common": (),
     "recorder": ("common",),  # written by all who carry out operations
     "topology": ("common",),
-    "bootstrap": ("common",),
+    "joining": ("common",),
     "kernels": ("common",),
     "device": ("common", "kernels"),
-    "fabric/rail": ("common",),  # one NIC
-    "fabric/sockets": ("common",),  # messages over TCP, without libfabric
-    "fabric": ("common", "fabric/rail", "fabric/sockets"),
-    "fabric/simulated": ("common", "fabric/rail"),  # a libfabric in virtual time
+    "transport": ("common",),
+    "transport/ofi/sockets": ("common",),  # messages over TCP, without libfabric
+    "transport/ofi": ("common", "transport", "transport/ofi/sockets"),
+    "transport/simulated": ("common", "transport/ofi"),  # a libfabric in virtual time
     "liveness": ("common",),  # beside libfabric: plain TCP
     "intranode": ("common", "kernels", "device"),
-    "patterns": ("common", "topology"),  # index arithmetic: moves no bytes
-    "progress": ("common", "bootstrap", "fabric", "intranode", "liveness"),
-    "peers": ("common", "topology", "fabric", "intranode", "patterns"),
+    "progress": ("common", "joining", "transport", "transport/ofi", "intranode", "liveness"),
+    "flows": ("common", "topology", "transport", "transport/ofi", "intranode"),
     "collectives": (  # of CPU tensors: no device
         "common",
         "topology",
         "kernels",
-        "fabric",
+        "transport",
+        "transport/ofi",
         "intranode",
-        "patterns",
         "progress",
-        "peers",
+        "flows",
         "recorder",
     ),
     "group": (
         "common",
         "recorder",
         "topology",
-        "bootstrap",
-        "fabric",
+        "joining",
+        "transport",
+        "transport/ofi",
         "intranode",
         "liveness",
-        "patterns",
         "progress",
-        "peers",
+        "flows",
         "collectives",
     ),
-    "gpu_collectives": (  # between hosts by way of the groups: no fabric
+    "gpu": (  # between hosts by way of the groups: no transport
         "common",
         "topology",
         "kernels",
         "device",
         "intranode",
-        "patterns",
         "collectives",
         "group",
     ),
-    "simulator": (  # many ranks in one process: the rooms above the fabric, unchanged
+    "simulator": (  # many ranks in one process: the rooms above the transport, unchanged
         "common",
-        "bootstrap",
+        "joining",
         "topology",
-        "fabric/rail",
-        "fabric",
-        "fabric/simulated",
+        "transport",
+        "transport/ofi",
+        "transport/simulated",
         "progress",
         "collectives",
         "group",
     ),
-    "torch": (  # passes operations to the groups: no fabric, no kernels
+    "torch": (  # passes operations to the groups: no transport, no kernels
         "common",
-        "bootstrap",
+        "joining",
         "device",
         "intranode",
-        "patterns",
         "progress",
         "collectives",
         "group",
-        "gpu_collectives",
+        "gpu",
         "recorder",
+        "topology",
     ),
 }
 
@@ -124,7 +121,7 @@ WALLS = (
     ),
     Wall(
         "libfabric",
-        re.compile(r"fabric/"),
+        re.compile(r"transport/ofi/|transport/simulated/"),
         re.compile(r"rdma/"),
         re.compile(r"\b(?:fi|fid)_\w+|\bFI_[A-Z0-9_]+\b"),
     ),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw the pictures of docs/algorithms.md: which host has which shards after each step.
 
-The schedules are those of csrc/patterns/pattern.cc; each is carried out here, so that a picture
+The schedules are those of csrc/topology/pattern.cc; each is carried out here, so that a picture
 whose last row is not complete can't be drawn.
 
 tools/draw_algorithms.py

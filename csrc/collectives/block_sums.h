@@ -15,7 +15,7 @@
 #include "collectives/operation.h"
 #include "common/small_vector.h"
 #include "common/staging.h"
-#include "peers/flow.h"
+#include "flows/flow.h"
 #include "topology/topology.h"
 
 namespace smddp {

@@ -14,12 +14,12 @@
 #include "collectives/operation.h"
 #include "common/small_vector.h"
 #include "common/staging.h"
-#include "peers/fragment_flows.h"
-#include "peers/health.h"
-#include "peers/local_peers.h"
-#include "peers/members.h"
-#include "peers/rail_turns.h"
-#include "peers/remote_peers.h"
+#include "flows/fragment_flows.h"
+#include "flows/health.h"
+#include "flows/local_peers.h"
+#include "flows/members.h"
+#include "flows/rail_turns.h"
+#include "flows/remote_peers.h"
 
 namespace smddp {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "patterns/pattern.h"
+#include "topology/pattern.h"
 
 namespace smddp {
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "fabric/endpoint.h"
+#include "transport/ofi/endpoint.h"
 #include "intranode/outbox.h"
 #include "kernels/reduce.h"
 

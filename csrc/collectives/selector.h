@@ -8,7 +8,7 @@
 
 #include "common/status.h"
 #include "common/types.h"
-#include "patterns/pattern.h"
+#include "topology/pattern.h"
 
 namespace smddp {
 

@@ -7,8 +7,8 @@
 
 #include "group/group_state.h"
 #include "group/remote_watch.h"
-#include "peers/local_peers.h"
-#include "peers/remote_peers.h"
+#include "flows/local_peers.h"
+#include "flows/remote_peers.h"
 
 namespace smddp {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "group/fragment_queue.h"
-#include "peers/remote_peers.h"
+#include "flows/remote_peers.h"
 #include "progress/task.h"
 
 namespace smddp {

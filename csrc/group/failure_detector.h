@@ -9,10 +9,10 @@
 #include "group/fragment_queue.h"
 #include "group/local_watch.h"
 #include "group/remote_watch.h"
-#include "peers/health.h"
-#include "peers/local_peers.h"
-#include "peers/members.h"
-#include "peers/remote_peers.h"
+#include "flows/health.h"
+#include "flows/local_peers.h"
+#include "flows/members.h"
+#include "flows/remote_peers.h"
 
 namespace smddp {
 

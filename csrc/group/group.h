@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/store.h"
+#include "joining/store.h"
 #include "collectives/fragment.h"
 #include "collectives/operation.h"
 #include "group/ending.h"
@@ -19,11 +19,11 @@
 #include "group/local_watch.h"
 #include "group/operation_recorder.h"
 #include "group/remote_watch.h"
-#include "peers/health.h"
-#include "peers/local_peers.h"
-#include "peers/members.h"
-#include "peers/rail_turns.h"
-#include "peers/remote_peers.h"
+#include "flows/health.h"
+#include "flows/local_peers.h"
+#include "flows/members.h"
+#include "flows/rail_turns.h"
+#include "flows/remote_peers.h"
 #include "progress/engine.h"
 
 namespace smddp {

@@ -7,12 +7,12 @@
 #include <cstdlib>
 #include <memory>
 
-#include "bootstrap/job_secret.h"
+#include "joining/job_secret.h"
 #include "common/clock.h"
 #include "common/env.h"
 #include "common/random.h"
 #include "group/network_measurement.h"
-#include "patterns/pattern.h"
+#include "topology/pattern.h"
 
 namespace smddp {
 namespace {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "bootstrap/store.h"
+#include "joining/store.h"
 #include "group/group.h"
 #include "group/info_exchange.h"
 #include "group/making_watch.h"

@@ -1,8 +1,8 @@
 // Makes groups: group_builder.h says how.
 #include <utility>
 
-#include "bootstrap/exchange.h"
-#include "bootstrap/prefix_store.h"
+#include "joining/exchange.h"
+#include "joining/prefix_store.h"
 #include "common/exceptions.h"
 #include "group/group.h"
 #include "group/group_builder.h"

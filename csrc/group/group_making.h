@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "bootstrap/exchange.h"
+#include "joining/exchange.h"
 #include "group/group.h"
 
 namespace smddp {

@@ -8,7 +8,7 @@
 
 #include "common/status.h"
 #include "common/types.h"
-#include "peers/peer_tallies.h"
+#include "flows/peer_tallies.h"
 
 namespace smddp {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "bootstrap/pause.h"
+#include "joining/pause.h"
 #include "common/clock.h"
 #include "common/siphash.h"
 #include "topology/topology.h"

@@ -5,12 +5,12 @@
 // its first rank is. The first rank of each host reads the table and hands it to the other ranks of its host in
 // a shared segment. So the store serves a few small values per rank, and the table once per host.
 //
-// A rank that stands in a directory of the job's processes publishes its place there (bootstrap/rank_values.h). If
+// A rank that stands in a directory of the job's processes publishes its place there (joining/rank_values.h). If
 // some rank can't read that, as a new process in its place has no directory, all that have referred publish the
 // whole: in a small group each rank sees it from the values, in a larger one rank 0 asks for it.
 //
 // Those for which ranks of other hosts wait, rank 0 and the first rank of each host, count in the store meanwhile
-// (bootstrap/heartbeat.h). A rank that waits looks whether the rank that it waits for lives, once it knows what
+// (joining/heartbeat.h). A rank that waits looks whether the rank that it waits for lives, once it knows what
 // that one is. Knows no engine and no topology but for who is first on its host. GroupBuilder and the simulator's
 // count of a start-up call it.
 #pragma once
@@ -20,11 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/exchange.h"
-#include "bootstrap/heartbeat.h"
-#include "bootstrap/rank_table.h"
-#include "bootstrap/rank_values.h"
-#include "bootstrap/store.h"
+#include "joining/exchange.h"
+#include "joining/heartbeat.h"
+#include "joining/rank_table.h"
+#include "joining/rank_values.h"
+#include "joining/store.h"
 #include "common/types.h"
 #include "intranode/shared.h"
 

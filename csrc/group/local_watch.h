@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "group/fragment_queue.h"
-#include "peers/local_peers.h"
-#include "peers/members.h"
+#include "flows/local_peers.h"
+#include "flows/members.h"
 
 namespace smddp {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "bootstrap/heartbeat.h"
+#include "joining/heartbeat.h"
 #include "common/clock.h"
 
 namespace smddp {

@@ -1,5 +1,5 @@
 // Whether a rank that this one waits for while a group is made has ended or is silent. A rank of this host is seen
-// through its pidfd; the first rank of another host by the count that it keeps in the store (bootstrap/heartbeat.h)
+// through its pidfd; the first rank of another host by the count that it keeps in the store (joining/heartbeat.h)
 // and, once that stands still, by asking its process over TCP (csrc/liveness). Must not know what is waited for.
 // InfoExchange calls it.
 #pragma once
@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/exchange.h"
-#include "bootstrap/store.h"
+#include "joining/exchange.h"
+#include "joining/store.h"
 #include "group/group.h"
 #include "progress/engine.h"
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/exchange.h"
+#include "joining/exchange.h"
 #include "group/group.h"
 #include "group/network_cache.h"
-#include "peers/members.h"
+#include "flows/members.h"
 
 namespace smddp {
 

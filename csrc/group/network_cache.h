@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "fabric/endpoint.h"
+#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 

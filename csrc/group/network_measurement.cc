@@ -5,9 +5,9 @@
 #include <cstring>
 #include <memory>
 
-#include "bootstrap/exchange.h"
-#include "bootstrap/pause.h"
-#include "bootstrap/prefix_store.h"
+#include "joining/exchange.h"
+#include "joining/pause.h"
+#include "joining/prefix_store.h"
 #include "common/clock.h"
 #include "common/log.h"
 #include "group/fragment_queue.h"

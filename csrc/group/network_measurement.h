@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "bootstrap/store.h"
+#include "joining/store.h"
 #include "collectives/selector.h"
 #include "group/group.h"
 #include "progress/engine.h"

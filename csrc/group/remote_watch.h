@@ -11,8 +11,8 @@
 #include "group/fragment_queue.h"
 #include "group/group_state.h"
 #include "liveness/liveness.h"
-#include "peers/members.h"
-#include "peers/remote_peers.h"
+#include "flows/members.h"
+#include "flows/remote_peers.h"
 
 namespace smddp {
 

@@ -11,7 +11,7 @@
 #include <deque>
 #include <vector>
 
-#include "fabric/wire.h"
+#include "transport/wire.h"
 
 namespace smddp {
 

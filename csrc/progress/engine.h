@@ -27,12 +27,12 @@
 #include <utility>
 #include <vector>
 
-#include "bootstrap/exchange.h"
-#include "bootstrap/process_directory.h"
+#include "joining/exchange.h"
+#include "joining/process_directory.h"
 #include "common/condition_variable.h"
 #include "common/forks.h"
 #include "common/staging.h"
-#include "fabric/endpoint.h"
+#include "transport/ofi/endpoint.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
 #include "progress/counted_mutex.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/exceptions.h"
-#include "fabric/endpoint.h"
+#include "transport/ofi/endpoint.h"
 #include "progress/early_messages.h"
 #include "progress/progressable.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "fabric/endpoint.h"
+#include "transport/ofi/endpoint.h"
 #include "liveness/liveness.h"
 #include "progress/groups.h"
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "common/status.h"
-#include "fabric/endpoint.h"
-#include "fabric/wire.h"
+#include "transport/ofi/endpoint.h"
+#include "transport/wire.h"
 
 namespace smddp {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "fabric/endpoint.h"
+#include "transport/ofi/endpoint.h"
 #include "progress/engine.h"
 
 namespace smddp {

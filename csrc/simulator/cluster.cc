@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
-#include "bootstrap/exchange.h"
+#include "joining/exchange.h"
 #include "common/clock.h"
-#include "fabric/simulated/provider.h"
+#include "transport/simulated/provider.h"
 #include "group/group_making.h"
 #include "progress/simulated_engine.h"
 

@@ -14,8 +14,8 @@
 
 #include "collectives/operation.h"
 #include "common/status.h"
-#include "fabric/rail/loader.h"
-#include "fabric/simulated/network.h"
+#include "transport/ofi/loader.h"
+#include "transport/simulated/network.h"
 #include "group/group.h"
 #include "progress/engine.h"
 
@@ -55,7 +55,7 @@ class Cluster {
   fabric::simulated::Network& network() { return *network_; }
   Engine& engine(Rank rank) { return *ranks_[static_cast<size_t>(rank)].engine; }
   Group& group(Rank rank) { return *ranks_[static_cast<size_t>(rank)].group; }
-  // Of what a rank publishes when the group is made (bootstrap/exchange.h), as the mean of all ranks.
+  // Of what a rank publishes when the group is made (joining/exchange.h), as the mean of all ranks.
   size_t rank_info_bytes() const { return rank_info_bytes_ / ranks_.size(); }
   const RankInfo& rank_info() const { return rank_info_; }  // of rank 0
 

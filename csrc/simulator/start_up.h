@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bootstrap/exchange.h"
+#include "joining/exchange.h"
 #include "common/status.h"
 #include "common/types.h"
 

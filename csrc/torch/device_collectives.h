@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu_collectives/device_plan.h"
+#include "gpu/device_plan.h"
 #include "group/operation_recorder.h"
 #include "torch/torch_device.h"
 

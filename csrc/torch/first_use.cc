@@ -4,7 +4,7 @@
 #include <set>
 
 #include "common/log.h"
-#include "gpu_collectives/device_links.h"
+#include "gpu/device_links.h"
 
 namespace smddp {
 namespace {

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <string>
 
-#include "bootstrap/prefix_store.h"
-#include "bootstrap/rendezvous.h"
+#include "joining/prefix_store.h"
+#include "joining/rendezvous.h"
 #include "torch/runtime.h"
 #include "torch/store_adapter.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/signature.h"
-#include "patterns/pattern.h"
+#include "topology/pattern.h"
 #include "torch/operands.h"
 
 namespace smddp {

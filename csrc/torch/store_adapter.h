@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "bootstrap/pause.h"
-#include "bootstrap/store.h"
+#include "joining/pause.h"
+#include "joining/store.h"
 
 namespace smddp {
 

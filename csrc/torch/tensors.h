@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/types.h"
-#include "patterns/pattern.h"
+#include "topology/pattern.h"
 #include "torch/work.h"
 
 namespace smddp {

@@ -1,7 +1,7 @@
 """The libfabric that the extra ``fabric`` installed: found by the record of its package.
 
 Knows nothing of providers. ``_extension`` passes the path to the core, which tries it after a
-library that the environment names (``csrc/fabric/rail/loader.h`` has the whole order).
+library that the environment names (``csrc/transport/ofi/loader.h`` has the whole order).
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
 #include <set>
 #include <thread>
 
-#include "bootstrap/rank_table.h"
-#include "bootstrap/rendezvous.h"
+#include "joining/rank_table.h"
+#include "joining/rendezvous.h"
 #include "world.h"
 
 namespace smddp {

@@ -23,7 +23,7 @@
 #include "device/cuda_report.h"
 #include "device/gdr.h"
 #include "device_world.h"
-#include "gpu_collectives/device_plan.h"
+#include "gpu/device_plan.h"
 
 namespace smddp {
 namespace {

@@ -1,5 +1,5 @@
 // Collectives on device memory, on the device that threads simulate: flags, order, freed memory, failures.
-#include "gpu_collectives/device_group.h"
+#include "gpu/device_group.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

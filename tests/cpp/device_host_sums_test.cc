@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "device_world.h"
-#include "gpu_collectives/device_plan.h"
+#include "gpu/device_plan.h"
 #include "kernels/reduce.h"
 
 namespace smddp {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device_world.h"
-#include "gpu_collectives/device_plan.h"
+#include "gpu/device_plan.h"
 
 namespace smddp {
 

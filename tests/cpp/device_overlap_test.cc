@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "device_job.h"
-#include "gpu_collectives/footprint.h"
+#include "gpu/footprint.h"
 
 namespace smddp {
 namespace {

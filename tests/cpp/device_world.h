@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "device/host_device.h"
-#include "gpu_collectives/device_group.h"
+#include "gpu/device_group.h"
 #include "world.h"
 
 namespace smddp {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "fabric/rail/address.h"
-#include "fabric/rail/loader.h"
-#include "fabric/rail/offer.h"
+#include "transport/ofi/address.h"
+#include "transport/ofi/loader.h"
+#include "transport/ofi/offer.h"
 #include "fabric_endpoints.h"
 
 namespace smddp::fabric {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "fabric/endpoint.h"
-#include "fabric/message_sender.h"
+#include "transport/ofi/endpoint.h"
+#include "transport/ofi/message_sender.h"
 
 namespace smddp::fabric {
 

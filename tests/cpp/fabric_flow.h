@@ -5,11 +5,11 @@
 #include <random>
 #include <set>
 
-#include "fabric/chunk_receiver.h"
-#include "fabric/chunk_sender.h"
-#include "fabric/wire.h"
+#include "transport/ofi/chunk_receiver.h"
+#include "transport/ofi/chunk_sender.h"
+#include "transport/wire.h"
 #include "fabric_endpoints.h"
-#include "peers/write_batches.h"
+#include "flows/write_batches.h"
 
 namespace smddp::fabric {
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <optional>
 
-#include "fabric/rail_balance.h"
+#include "transport/ofi/rail_balance.h"
 #include "fabric_flow.h"
 
 namespace smddp::fabric {

@@ -1,4 +1,4 @@
-#include "peers/flow.h"
+#include "flows/flow.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <random>
 
-#include "peers/flow_index.h"
+#include "flows/flow_index.h"
 
 namespace smddp {
 namespace {

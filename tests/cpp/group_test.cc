@@ -6,7 +6,7 @@
 #include <set>
 
 #include "common/clock.h"
-#include "fabric/chunk_receiver.h"
+#include "transport/ofi/chunk_receiver.h"
 #include "world.h"
 
 namespace smddp {

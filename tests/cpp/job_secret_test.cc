@@ -1,5 +1,5 @@
 // The job's secret: where it comes from, and that ranks with different ones make no group.
-#include "bootstrap/job_secret.h"
+#include "joining/job_secret.h"
 
 #include <cstdlib>
 #include <fstream>

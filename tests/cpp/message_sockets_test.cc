@@ -1,5 +1,5 @@
 // Messages over TCP connections of our own, on loopback: frames, full connections, ends, strangers, descriptors.
-#include "fabric/sockets/message_sockets.h"
+#include "transport/ofi/sockets/message_sockets.h"
 
 #include <poll.h>
 #include <sys/resource.h>

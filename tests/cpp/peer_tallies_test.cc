@@ -1,5 +1,5 @@
 // For whom the callers of a rank waited, and who is not to blame.
-#include "peers/peer_tallies.h"
+#include "flows/peer_tallies.h"
 
 #include <gtest/gtest.h>
 

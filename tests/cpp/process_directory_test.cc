@@ -1,13 +1,13 @@
 // What a process is, told once per job: groups whose ranks stand in one directory of processes, and groups with a
 // rank that does not, or whose process has changed since.
-#include "bootstrap/process_directory.h"
+#include "joining/process_directory.h"
 
 #include <algorithm>
 #include <barrier>
 #include <set>
 #include <thread>
 
-#include "bootstrap/rank_values.h"
+#include "joining/rank_values.h"
 #include "world.h"
 
 namespace smddp {

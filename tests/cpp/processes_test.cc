@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "bootstrap/file_store.h"
+#include "joining/file_store.h"
 #include "group/local_watch.h"
 #include "world.h"
 

@@ -1,5 +1,5 @@
 // READYs and aborts to many peers of which some take none, and the end of a process with many of them.
-#include "peers/remote_peers.h"
+#include "flows/remote_peers.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "fabric_endpoints.h"
-#include "peers/fragment_flows.h"
+#include "flows/fragment_flows.h"
 #include "world.h"
 
 namespace smddp {

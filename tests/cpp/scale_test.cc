@@ -8,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "bootstrap/file_store.h"
+#include "joining/file_store.h"
 #include "common/clock.h"
 #include "scale.h"
 

@@ -23,7 +23,7 @@
 #include "common/clock.h"
 #include "common/random.h"
 #include "intranode/presence.h"
-#include "peers/local_peers.h"
+#include "flows/local_peers.h"
 #include "two_cores.h"
 #include "world.h"
 

@@ -19,9 +19,9 @@
 #include <fstream>
 #include <new>
 
-#include "bootstrap/file_store.h"
-#include "bootstrap/heartbeat.h"
-#include "bootstrap/prefix_store.h"
+#include "joining/file_store.h"
+#include "joining/heartbeat.h"
+#include "joining/prefix_store.h"
 #include "common/clock.h"
 #include "group/making_watch.h"
 #include "world.h"

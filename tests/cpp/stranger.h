@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "common/tcp_sockets.h"
-#include "fabric/endpoint.h"
-#include "fabric/rail/address.h"
-#include "fabric/rail/provider.h"
-#include "fabric/sockets/frame.h"
+#include "transport/ofi/endpoint.h"
+#include "transport/ofi/address.h"
+#include "transport/ofi/provider.h"
+#include "transport/ofi/sockets/frame.h"
 
 namespace smddp {
 
@@ -138,7 +138,7 @@ struct MessagePort {
   MessagePort(const SocketAddress& address, const fabric::Token& shown)
       : at(address), token(shown) {}
   explicit MessagePort(const std::vector<uint8_t>& published) {
-    constexpr size_t kPort = 42, kToken = 48, kNames = 64;  // as in fabric/rail/address.cc
+    constexpr size_t kPort = 42, kToken = 48, kNames = 64;  // as in transport/ofi/address.cc
     uint16_t port = 0;
     if (published.size() >= kNames) std::memcpy(&port, &published[kPort], sizeof port);
     if (port == 0) return;

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <random>
 
-#include "bootstrap/job_secret.h"
-#include "fabric/wire.h"
+#include "joining/job_secret.h"
+#include "transport/wire.h"
 #include "stranger.h"
 #include "world.h"
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "patterns/pattern.h"
+#include "topology/pattern.h"
 
 namespace smddp {
 namespace {

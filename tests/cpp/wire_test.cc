@@ -1,4 +1,4 @@
-#include "fabric/wire.h"
+#include "transport/wire.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // The address that another rank has published for its endpoint, and IP addresses.
-#include "fabric/rail/address.h"
+#include "transport/ofi/address.h"
 
 #include <netinet/in.h>
 #include <rdma/fabric.h>

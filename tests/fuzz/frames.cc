@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <utility>
 
-#include "fabric/sockets/message_sockets.h"
+#include "transport/ofi/sockets/message_sockets.h"
 #include "input.h"
 
 using namespace smddp;

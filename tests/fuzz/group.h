@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "bootstrap/exchange.h"
+#include "joining/exchange.h"
 #include "group/group.h"
 #include "input.h"
 

@@ -3,8 +3,8 @@
 // any order.
 #include <unistd.h>
 
-#include "bootstrap/job_secret.h"
-#include "fabric/message_sender.h"
+#include "joining/job_secret.h"
+#include "transport/ofi/message_sender.h"
 #include "group.h"
 
 using namespace smddp;

@@ -1,9 +1,9 @@
 // What ranks publish in the store: rank information, tables of them, fabric addresses, contacts and failures.
 #include <cstdlib>
 
-#include "bootstrap/exchange.h"
-#include "bootstrap/rank_table.h"
-#include "bootstrap/rank_values.h"
+#include "joining/exchange.h"
+#include "joining/rank_table.h"
+#include "joining/rank_values.h"
 #include "input.h"
 #include "liveness/contact.h"
 

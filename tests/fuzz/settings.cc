@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "bootstrap/job_secret.h"
+#include "joining/job_secret.h"
 #include "collectives/selector.h"
 
 using namespace smddp;

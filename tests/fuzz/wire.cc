@@ -1,5 +1,5 @@
 // Arbitrary bytes as a message: what wire::check() accepts has the properties that its callers rely on.
-#include "fabric/wire.h"
+#include "transport/wire.h"
 
 #include <cstdlib>
 #include <cstring>

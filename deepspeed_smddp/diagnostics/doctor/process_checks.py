@@ -26,7 +26,7 @@ from deepspeed_smddp.diagnostics.doctor.finding import Finding as Finding
 from deepspeed_smddp.diagnostics.doctor.finding import Verdict as Verdict
 from deepspeed_smddp.distributed import extension
 
-# csrc/bootstrap/job_secret.h has the same.
+# csrc/joining/job_secret.h has the same.
 SHORTEST_SECRET = 16
 
 

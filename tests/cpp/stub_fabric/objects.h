@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "fabric/simulated/own_libfabric.h"
+#include "transport/simulated/own_libfabric.h"
 #include "stub_fabric/stub.h"
 
 namespace stub {

@@ -1,0 +1,188 @@
+// The two ends of a flow: the bytes that one rank sends another over the fabric in one fragment. Must not
+// know when a flow may send, or which collective it belongs to. FragmentFlows makes and drives flows.
+//
+// The eager prefix of a flow goes out at once, as messages, as far as the sender's credit reaches: the
+// receiver keeps what comes before it has started the fragment. A flow of at most kEagerBytes is all
+// eager prefix; that of a larger flow keeps the link busy until the receiver's READY is here. Of the bytes
+// behind the prefix the sender may send as many as the READYs have allowed so far: so a receiver bounds
+// what is under way to it from all sides, and no switch has to drop it. A READY may carry a grant: then
+// those bytes go as chunks straight into the receiver's memory; without a grant they go as messages.
+// Flows do not depend on the order of arrival. The receiver learns from the sender's messages which written
+// chunks are there: nothing else that comes from the network can make it believe that.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/types.h"
+#include "transport/ofi/endpoint.h"
+#include "flows/write_batches.h"
+
+namespace smddp {
+
+inline constexpr size_t kEagerBytes = 64 << 10;
+// The payload of two messages that go out at once.
+inline constexpr size_t kEagerPrefixBytes = 2 * fabric::kEagerPayload;
+
+// Which bytes of a run have arrived, in whatever order.
+class Coverage {
+ public:
+  explicit Coverage(size_t bytes) : bytes_(bytes) {}
+  // False, and nothing changed, if a byte lies outside or was there already.
+  bool add(uint64_t offset, uint64_t bytes);
+  size_t prefix() const { return prefix_; }  // bytes from the start without a gap
+  size_t total() const { return total_; }
+  bool complete() const { return prefix_ == bytes_; }
+
+ private:
+  size_t bytes_;
+  size_t prefix_ = 0;
+  size_t total_ = 0;
+  std::vector<std::pair<size_t, size_t>> ahead_;  // [first, end), sorted, apart from each other
+};
+
+// Bytes that may be under way to a rank of a group from all sides: those that its senders were allowed to
+// send and that have not arrived. A port of a switch can keep as many, so it never drops any.
+class ReceiveBudget {
+ public:
+  ReceiveBudget() = default;
+  explicit ReceiveBudget(size_t bytes) : bytes_(bytes) {}
+  size_t bytes() const { return bytes_; }
+  size_t room() const { return under_way_ < bytes_ ? bytes_ - under_way_ : 0; }
+  void open(size_t bytes) { under_way_ += bytes; }
+  void close(size_t bytes) { under_way_ -= std::min(bytes, under_way_); }
+
+ private:
+  size_t bytes_ = 0;
+  size_t under_way_ = 0;
+};
+
+// The shards of a flow, end to end.
+class ShardRun {
+ public:
+  void add(Rank shard, size_t bytes) {
+    shards_.push_back(shard);
+    starts_.push_back(bytes_);
+    bytes_ += bytes;
+  }
+  // Of a run without shards: one byte that belongs to none, so that the flow still says that there are none.
+  void pad() { bytes_ = 1; }
+  size_t bytes() const { return bytes_; }
+  size_t shard_bytes() const { return shards_.empty() ? 0 : bytes_; }
+  size_t shards() const { return shards_.size(); }
+  Rank shard(size_t i) const { return shards_[i]; }
+  size_t start(size_t i) const { return starts_[i]; }
+  size_t length(size_t i) const { return end(i) - starts_[i]; }
+
+  // f(shard, offset into it, bytes, offset into the run) for each shard that [offset, offset +
+  // bytes) touches.
+  template <class F>
+  void for_each(size_t offset, size_t bytes, F&& f) const {
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      size_t from = std::max(offset, starts_[i]), to = std::min(offset + bytes, end(i));
+      if (from < to) f(shards_[i], from - starts_[i], to - from, from - offset);
+    }
+  }
+
+ private:
+  size_t end(size_t i) const { return i + 1 < starts_.size() ? starts_[i + 1] : bytes_; }
+  std::vector<Rank> shards_;
+  std::vector<size_t> starts_;
+  size_t bytes_ = 0;
+};
+
+// The receiver's end.
+class ReceiveFlow final : public fabric::ChunkObserver {
+ public:
+  ReceiveFlow(Rank from, int at, ShardRun shards, size_t eager_prefix_bytes)
+      : source(from),
+        step(at),
+        run(std::move(shards)),
+        eager_prefix(eager_prefix_bytes),
+        coverage(run.bytes()),
+        allowed(eager_prefix_bytes),
+        counted(eager_prefix_bytes) {}
+  ReceiveFlow(const ReceiveFlow&) = delete;
+  ReceiveFlow& operator=(const ReceiveFlow&) = delete;
+  void on_chunk(uint32_t index) override {
+    uint64_t offset = eager_prefix + uint64_t{index} * grant.chunk_bytes;
+    coverage.add(offset, std::min<uint64_t>(grant.chunk_bytes, run.bytes() - offset));
+  }
+  bool eager() const { return eager_prefix == run.bytes(); }
+  // Bytes of the run that are here from `start` on, without a gap.
+  size_t arrived_from(size_t start) const {
+    return coverage.prefix() <= start ? 0 : coverage.prefix() - start;
+  }
+
+  const Rank source;
+  const int step;
+  const ShardRun run;
+  const size_t eager_prefix;  // bytes at the start of the run that wait for no READY
+  Coverage coverage;
+  std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
+  wire::Grant grant{};
+  bool granted = false;  // a region is open, for the bytes behind the eager prefix
+  size_t allowed;        // bytes of the run that the sender may send
+  // Bytes of the eager prefix, and behind it those that the receive budget counts as arrived.
+  size_t counted;
+  // When bytes behind the prefix were seen first, and how many bytes were here then; 0: not yet.
+  uint64_t first_ns = 0;
+  size_t first_bytes = 0;
+};
+
+// The sender's end.
+struct SendFlow {
+  Rank target;
+  int step;
+  ShardRun run;
+  size_t eager_prefix;
+  const std::byte* memory = nullptr;  // where the run lies end to end, if it does
+  bool cleared = false;  // the target has started the fragment, or keeps the eager prefix
+  size_t allowed = 0;    // bytes of the run that the target takes by now
+  bool granted = false;
+  bool in_writes = false;  // chunks are written, which the target does not notice
+  wire::Grant grant{};
+  size_t sent = 0;
+  size_t whole_shards = 0;  // from the first on: that are known to be whole on this rank
+  WriteBatches chunks;      // that the fabric still works on
+  size_t told = 0;          // bytes of the run of which the target knows that they are there
+
+  bool eager() const { return eager_prefix == run.bytes(); }
+  bool in_chunks() const { return granted && sent >= eager_prefix; }  // what goes out next
+  bool told_all() const { return told == run.bytes(); }
+  bool done() const { return told_all() && chunks.idle(); }
+};
+
+// Flows of a fragment, in the order in which they start. They stay at their addresses. Inside a host there
+// are none, and an empty list takes no memory.
+template <class Flow>
+class FlowList {
+ public:
+  using iterator = typename std::deque<Flow>::iterator;
+  using const_iterator = typename std::deque<Flow>::const_iterator;
+
+  template <class... Args>
+  Flow& emplace_back(Args&&... args) {
+    if (!flows_) flows_ = std::make_unique<std::deque<Flow>>();
+    return flows_->emplace_back(std::forward<Args>(args)...);
+  }
+  size_t size() const { return flows_ ? flows_->size() : 0; }
+  bool empty() const { return size() == 0; }
+  Flow& operator[](size_t i) { return (*flows_)[i]; }
+  const Flow& operator[](size_t i) const { return (*flows_)[i]; }
+  const Flow& back() const { return flows_->back(); }
+  iterator begin() { return flows_ ? flows_->begin() : iterator(); }
+  iterator end() { return flows_ ? flows_->end() : iterator(); }
+  const_iterator begin() const { return flows_ ? flows_->cbegin() : const_iterator(); }
+  const_iterator end() const { return flows_ ? flows_->cend() : const_iterator(); }
+
+ private:
+  std::unique_ptr<std::deque<Flow>> flows_;
+};
+
+}  // namespace smddp

@@ -1,0 +1,351 @@
+#include "flows/fragment_flows.h"
+
+#include <utility>
+
+#include "transport/ofi/chunk_receiver.h"
+#include "transport/ofi/chunk_sender.h"
+#include "transport/ofi/message_sender.h"
+
+namespace smddp {
+namespace {
+
+// Offsets stay multiples of it, so that every element type lies whole in a message.
+constexpr size_t kGrain = 64;
+// Fewer written bytes are not worth a message while more are sent.
+constexpr size_t kLeastTold = 128 << 10;
+
+constexpr size_t payload_of(size_t message) {
+  return (message - sizeof(wire::Header)) / kGrain * kGrain;
+}
+static_assert(payload_of(fabric::kEagerMessage) == fabric::kEagerPayload);
+
+bool is_complete(const ReceiveFlow& receive) { return receive.coverage.complete(); }
+bool is_done(const SendFlow& send) { return send.done(); }
+
+// If the whole operation has no bytes, a flow says so: its target hears that this rank has called it, and
+// with which signature.
+bool carries_any(ShardRun& run, const FlowTerms& terms) {
+  if (run.bytes() > 0) return true;
+  if (terms.signature.bytes > 0) return false;
+  run = {};
+  run.pad();
+  return true;
+}
+
+// The first flow from `from` on for which `test` is false.
+template <class Flow>
+size_t first_not(bool (*test)(const Flow&), const FlowList<Flow>& flows, size_t from) {
+  while (from < flows.size() && test(flows[from])) ++from;
+  return from;
+}
+
+uint32_t chunk_index(const SendFlow& send) {
+  return static_cast<uint32_t>((send.sent - send.eager_prefix) / send.grant.chunk_bytes);
+}
+
+}  // namespace
+
+// The READYs of an operation's later fragments leave while earlier ones are under way: large flows of
+// those need no eager prefix.
+size_t FragmentFlows::eager_prefix_of(const ShardRun& run) const {
+  if (terms_.on_device) return 0;
+  return run.bytes() <= kEagerBytes ? run.bytes() : terms_.first ? kEagerPrefixBytes : 0;
+}
+
+ReceiveFlow* FragmentFlows::add_receive(const pattern::Flow& flow, ShardRun run) {
+  if (!carries_any(run, terms_)) return nullptr;
+  size_t prefix = eager_prefix_of(run);
+  return &receives_.emplace_back(flow.peer, flow.step, std::move(run), prefix);
+}
+
+SendFlow* FragmentFlows::add_send(const pattern::Flow& flow, ShardRun run) {
+  if (!carries_any(run, terms_)) return nullptr;
+  SendFlow& send = sends_.emplace_back();
+  send.target = flow.peer;
+  send.step = flow.step;
+  send.eager_prefix = eager_prefix_of(run);
+  send.run = std::move(run);
+  return &send;
+}
+
+void FragmentFlows::open(bool sends_at_once) {
+  turns_.enter(this);
+  sources_.make(receives_, [](const ReceiveFlow& receive) { return receive.source; });
+  targets_.make(sends_, [](const SendFlow& send) { return send.target; });
+  bool ordered = members_.topology().nodes() > 2 && terms_.pattern != pattern::Pattern::kLog;
+  steps_.begin(receives_, ordered, terms_.limits.reach);
+  open_sends_.make(sends_);
+  for (SendFlow& send : sends_) {
+    if (send.eager()) clear_early(send);
+  }
+  for (ReceiveFlow& receive : receives_) {
+    if (sends_at_once && needs_no_ready(receive)) continue;
+    grant(receive);
+    receive.allowed = allowance(receive);
+    send_ready(receive);
+  }
+}
+
+// A sender that has credit for a whole flow needs no READY in the oldest fragment, and its later
+// fragments follow, if this rank's own data tells it that the fragment has started. Where flows keep
+// step, that data waits for its turn, maybe for data of the very rank that it would tell: that rank must
+// then know this group already, which gives it the credit.
+bool FragmentFlows::needs_no_ready(const ReceiveFlow& receive) const {
+  if (!receive.eager() || receive.run.bytes() > remote_.credit()) return false;
+  if (steps_.kept() && !remote_.has_greeted(receive.source)) return false;
+  const SendFlow* back = targets_.in(sends_, receive.source);
+  return back != nullptr && back->eager() && back->cleared;
+}
+
+bool FragmentFlows::clear_early(SendFlow& send) {
+  if (!send.cleared && send.eager_prefix > 0) {
+    send.cleared = remote_.may_send_early(send.target, terms_.seq, send.eager_prefix);
+    if (send.cleared) send.allowed = send.eager_prefix;
+  }
+  return send.cleared;
+}
+
+void FragmentFlows::grant(ReceiveFlow& receive) {
+  if (receive.eager() || receive.memory == nullptr) return;
+  fabric::Endpoint& endpoint = remote_.endpoint();
+  size_t chunk = std::min(terms_.chunk_bytes, payload_of(endpoint.max_message()));
+  receive.granted = endpoint.chunk_receiver().open(
+      remote_.peer(receive.source), receive.memory + receive.eager_prefix,
+      receive.run.bytes() - receive.eager_prefix, chunk, &receive, &receive.grant);
+}
+
+void FragmentFlows::count_arrived() {
+  steps_.look(receives_);
+  complete_ = first_not(is_complete, receives_, complete_);
+  done_ = first_not(is_done, sends_, done_);
+}
+
+bool FragmentFlows::allow_more() {
+  bool moved = false;
+  count_arrived();
+  for (size_t i = counted_; i < receives_.size() && receives_[i].step <= steps_.near(); ++i) {
+    ReceiveFlow& receive = receives_[i];
+    if (!receive.eager()) {
+      size_t arrived = std::max(receive.eager_prefix, receive.coverage.total());
+      if (arrived > receive.counted) terms_.timing.on_bytes(receive);
+      remote_.receive_budget().close(arrived - receive.counted);
+      receive.counted = arrived;
+      if (receive.allowed < receive.run.bytes()) {
+        size_t before = std::exchange(receive.allowed, allowance(receive));
+        if (receive.allowed > before) {
+          send_ready(receive);
+          moved = true;
+        }
+      }
+    }
+    if (i == counted_ && receive.counted == receive.run.bytes()) ++counted_;
+  }
+  return moved;
+}
+
+// The bytes of a flow that its sender may send by now; takes what is new from the receive budget. Each
+// sender that has its turn, or will have it soon, gets a part of the budget. In the turn of this
+// fragment, a sender with nothing under way gets a chunk in any case, so that something always moves.
+// Less than a quarter of a part is not worth a message, except there: the later fragments that fill
+// the budget may wait for this very one.
+size_t FragmentFlows::allowance(const ReceiveFlow& receive) {
+  size_t before = receive.allowed, bytes = receive.run.bytes();
+  if (receive.eager()) return before;
+  size_t here = std::max(receive.eager_prefix, receive.coverage.total());
+  ReceiveBudget& budget = remote_.receive_budget();
+  size_t chunk = receive.granted ? receive.grant.chunk_bytes : terms_.chunk_bytes;
+  size_t turns = steps_.kept() ? std::min<size_t>(kStepsAhead, receives_.size()) : receives_.size();
+  size_t part = std::max(chunk, budget.bytes() / turns);
+  // Of the fragments that keep step, one has the turn, and the first steps of the next are prepared.
+  bool now = steps_.kept() ? turns_.free_for(this) : turns_.is_oldest(this);
+  bool near = !steps_.kept() || steps_.over(receives_) ||
+              (receive.step <= steps_.near() && (now || turns_.soon_free_for(this)));
+  if (!near) return before;
+  size_t wanted = std::min(here + part, before + budget.room()) - receive.eager_prefix;
+  wanted = receive.eager_prefix + wanted / chunk * chunk;
+  bool idle = before == here && now;
+  if (idle) wanted = std::max(wanted, before + chunk);
+  wanted = std::min(wanted, bytes);
+  size_t worth = idle ? chunk : std::max(chunk, part / 4);
+  bool worth_a_message = (wanted == bytes && wanted > before) || wanted >= before + worth;
+  if (!worth_a_message) return before;
+  budget.open(wanted - before);
+  return wanted;
+}
+
+void FragmentFlows::send_ready(const ReceiveFlow& receive) {
+  remote_.send_ready(receive.source, terms_.seq, terms_.signature_of(receive.run), receive.allowed,
+                     receive.granted ? &receive.grant : nullptr);
+}
+
+// A second READY changes nothing at a live peer. To a dead one it fails, which tells this rank that the
+// connection broke: a rank that only receives would not notice.
+void FragmentFlows::remind() {
+  for (const ReceiveFlow& receive : receives_) {
+    if (receive.coverage.complete()) continue;
+    send_ready(receive);
+    remote_.send_question(wire::Type::kAsk, receive.source, terms_.seq,
+                          terms_.signature_of(receive.run));
+  }
+}
+
+bool FragmentFlows::has_sent_all(Rank target) const {
+  const SendFlow* send = targets_.in(sends_, target);
+  return send == nullptr || send->done();
+}
+
+Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) {
+  SendFlow* found = targets_.in(sends_, source);
+  if (found == nullptr) return {};
+  SendFlow& send = *found;
+  if (terms_.on_device && grant == nullptr) {
+    return {Code::kUnavailable,
+            members_.describe(source) + " could not have its NIC write into its GPU's memory"};
+  }
+  bool fits = allowed <= send.run.bytes();
+  if (grant != nullptr && !send.granted && send.sent <= send.eager_prefix) {
+    fits = fits && wire::check(*grant, send.run.bytes() - send.eager_prefix) &&
+           grant->chunk_bytes <= payload_of(remote_.endpoint().max_message());
+    send.granted = true;
+    send.grant = *grant;
+    send.in_writes = remote_.endpoint().transfer() == fabric::Transfer::kWrites;
+  }
+  if (!fits) {
+    return {Code::kMismatch,
+            members_.describe(source) + " is ready for another flow than this rank's"};
+  }
+  send.cleared = true;
+  send.allowed = std::max<size_t>(send.allowed, allowed);
+  return {};
+}
+
+Status FragmentFlows::on_written(Rank source, uint64_t chunks) {
+  ReceiveFlow* receive = sources_.in(receives_, source);
+  if (receive != nullptr && receive->granted &&
+      remote_.endpoint().chunk_receiver().confirm(receive->grant.region, chunks))
+    return {};
+  return {Code::kMismatch, members_.describe(source) + " wrote more than it was allowed to"};
+}
+
+ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {
+  ReceiveFlow* receive = sources_.in(receives_, source);
+  return receive != nullptr && receive->coverage.add(offset, bytes) ? receive : nullptr;
+}
+
+bool FragmentFlows::has_turn(const SendFlow& send) const {
+  return !steps_.kept() || (send.step <= steps_.open() && turns_.free_for(this));
+}
+
+// No message is longer than what goes without a rendezvous: the question in a rendezvous queues behind the data
+// that this rank sends to its partner, and the partner's data waits for it meanwhile.
+size_t FragmentFlows::message_bytes(const SendFlow& send) const {
+  if (send.in_chunks()) return send.grant.chunk_bytes;
+  size_t longest = payload_of(std::min(remote_.endpoint().max_message(), fabric::kEagerMessage));
+  return send.sent < send.eager_prefix ? std::min(send.eager_prefix - send.sent, longest) : longest;
+}
+
+bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {
+  return remote_.endpoint().chunk_sender().send(remote_.peer(send.target), send.grant,
+                                                chunk_index(send), send.memory + send.sent, bytes,
+                                                send.chunks.pending());
+}
+
+fabric::SendBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte** to) {
+  fabric::SendBuffer* buffer =
+      remote_.endpoint().messages().acquire(remote_.peer(send.target), false);
+  if (buffer != nullptr) *to = buffer->data + (send.in_chunks() ? 0 : sizeof(wire::Header));
+  return buffer;
+}
+
+void FragmentFlows::post(SendFlow& send, fabric::SendBuffer* buffer, size_t bytes) {
+  if (send.in_chunks()) {
+    fabric::Endpoint& endpoint = remote_.endpoint();
+    // A message that follows a write over the same connection tells as much as the write's completion.
+    bool counts = !send.in_writes || !endpoint.orders_messages();
+    endpoint.messages().post_chunk(buffer, send.grant, chunk_index(send), bytes,
+                                   counts ? send.chunks.pending() : nullptr);
+  } else {
+    remote_.send_data(send.target, buffer, terms_.seq, terms_.signature_of(send.run), send.sent,
+                      bytes);
+  }
+}
+
+bool FragmentFlows::progress_matters(const SendFlow& send) const {
+  const Topology& topology = members_.topology();
+  return steps_.kept() || topology.ranks() > topology.nodes() || send.allowed < send.run.bytes() ||
+         terms_.signature.collective != Collective::kAllGather;
+}
+
+// A flow that goes on tells each quarter of what the target allows, and each eighth of what is left, so that
+// the target passes bytes on and allows more while further ones are under way. A flow that waits tells all:
+// what it waits for may depend on these bytes.
+void FragmentFlows::tell_written(SendFlow& send, bool waits) {
+  size_t written =
+      remote_.endpoint().orders_messages() ? send.sent : send.chunks.completed(send.sent);
+  if (written <= send.told) return;
+  size_t worth = std::max(
+      kLeastTold, std::min((send.allowed - send.told) / 4, (send.run.bytes() - send.told) / 8));
+  if (!waits && (!progress_matters(send) || written - send.told < worth)) return;
+  size_t bytes = written - send.eager_prefix;
+  uint64_t chunks = (bytes + send.grant.chunk_bytes - 1) / send.grant.chunk_bytes;
+  if (remote_.send_written(send.target, terms_.seq, terms_.signature_of(send.run), chunks))
+    send.told = written;
+}
+
+bool FragmentFlows::done() const {
+  return first_not(is_complete, receives_, complete_) == receives_.size() &&
+         first_not(is_done, sends_, done_) == sends_.size();
+}
+
+void FragmentFlows::close() {
+  turns_.leave(this);
+  for (ReceiveFlow& receive : receives_) {
+    if (std::exchange(receive.granted, false))
+      remote_.endpoint().chunk_receiver().close(receive.grant.region, true);
+  }
+}
+
+bool FragmentFlows::may_write(const ReceiveFlow& receive) const {
+  return receive.granted && !remote_.writes_over(receive.source) &&
+         !remote_.endpoint().chunk_receiver().complete(receive.grant.region);
+}
+
+bool FragmentFlows::over() const {
+  for (const ReceiveFlow& receive : receives_) {
+    if (may_write(receive)) return false;
+  }
+  for (const SendFlow& send : sends_) {
+    if (!send.chunks.idle()) return false;
+  }
+  return true;
+}
+
+bool FragmentFlows::settled() const {
+  for (const ReceiveFlow& receive : receives_) {
+    if (may_write(receive) && !remote_.is_silent(receive.source)) return false;
+  }
+  for (const SendFlow& send : sends_) {
+    if (!send.chunks.idle() && !remote_.is_silent(send.target)) return false;
+  }
+  return true;
+}
+
+bool FragmentFlows::may_overtake(Rank peer) const {
+  for (const SendFlow& send : sends_) {
+    bool follows = send.in_writes && remote_.endpoint().orders_messages();
+    if (send.target == peer && !follows && !send.chunks.idle()) return true;
+  }
+  return false;
+}
+
+bool FragmentFlows::end() {
+  bool entangled = !over();
+  for (ReceiveFlow& receive : receives_) {
+    if (!receive.granted) continue;
+    remote_.endpoint().chunk_receiver().close(receive.grant.region, !may_write(receive));
+    receive.granted = false;
+  }
+  return entangled;
+}
+
+}  // namespace smddp

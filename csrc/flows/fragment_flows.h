@@ -1,0 +1,193 @@
+// The flows between hosts of one fragment: when each may send, how much each sender is allowed, what has
+// arrived. Must not know which collective they carry: the fragment makes the flows, says what may go
+// out, and puts messages where they belong. Under the engine's lock.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "topology/pattern.h"
+#include "flows/flow.h"
+#include "flows/flow_index.h"
+#include "flows/flow_timing.h"
+#include "flows/members.h"
+#include "flows/open_sends.h"
+#include "flows/rail_turns.h"
+#include "flows/remote_peers.h"
+#include "flows/send_window.h"
+#include "flows/step_order.h"
+
+namespace smddp {
+
+// What the network bounds.
+struct FlowLimits {
+  size_t reach = 0;  // reach_bytes() of collectives/selector.h
+  SendWindow window;
+};
+
+// What both ends of a fragment's flows have in common.
+struct FlowTerms {
+  Signature signature;  // of the operation
+  uint64_t seq;         // of the fragment
+  pattern::Pattern pattern;
+  size_t chunk_bytes;
+  bool first;      // the fragment covers the start of the operation's blocks
+  bool on_device;  // no processor touches the memory: the flows have to be chunks
+  FlowTiming timing;
+  FlowLimits limits;
+
+  // As every message of a flow carries it.
+  Signature signature_of(const ShardRun& run) const {
+    return between_two(signature, run.shard_bytes());
+  }
+};
+
+class FragmentFlows {
+ public:
+  FragmentFlows(const Members& members, RemotePeers& remote, RailTurns& turns,
+                const FlowTerms& terms)
+      : members_(members), remote_(remote), turns_(turns), terms_(terms) {}
+  FragmentFlows(const FragmentFlows&) = delete;
+  FragmentFlows& operator=(const FragmentFlows&) = delete;
+
+  // Before open(), in the order in which they start. nullptr if the flow carries nothing.
+  ReceiveFlow* add_receive(const pattern::Flow& flow, ShardRun run);
+  SendFlow* add_send(const pattern::Flow& flow, ShardRun run);
+  // Lets the peers send. `sends_at_once`: what goes out waits for no other host, so that it tells the
+  // target what a READY would tell.
+  void open(bool sends_at_once);
+
+  FlowList<ReceiveFlow>& receives() { return receives_; }
+  const FlowList<ReceiveFlow>& receives() const { return receives_; }
+  // The flow from `source`, or nullptr. After open().
+  const ReceiveFlow* receive_from(Rank source) const { return sources_.in(receives_, source); }
+  const FlowList<SendFlow>& sends() const { return sends_; }
+  const FlowTiming& timing() const { return terms_.timing; }
+
+  // Allows the senders to send more, as far as the group's receive budget reaches. True if it did.
+  bool allow_more();
+  // f(send) for each flow that may have something to send now, or to tell its target, in their order.
+  template <class F>
+  void for_each_open_send(F&& f) {
+    open_sends_.for_each(steps_.open(), f);
+  }
+  // Sends one message or chunk of the bytes before `available` of the run; false if none may go now.
+  // fill(offset, to, bytes) writes bytes of the run that do not lie in memory end to end.
+  template <class Fill>
+  bool send_one(SendFlow& send, size_t available, Fill&& fill);
+  bool done() const;
+  // f(rank, bytes of its flow, bytes of them that have come, amount) for each rank whose data is still to come,
+  // and with (rank, 0, 0, amount) for each that is still to get data. As long as nothing moves between that
+  // rank and this one, `amount` stays the same.
+  template <class F>
+  void for_each_awaited(F&& f) const;
+
+  // `source` has started the fragment, and takes `allowed` bytes of the flow to it, with `grant` where
+  // its memory is open for them (else nullptr).
+  Status on_ready(Rank source, uint64_t allowed, const wire::Grant* grant);
+  // The flow that bytes [offset, offset + bytes) from `source` belong to, which counts them as arrived.
+  // nullptr: they are not part of this fragment, or came before.
+  ReceiveFlow* on_data(Rank source, uint64_t offset, uint64_t bytes);
+  // `source` says that the first `chunks` chunks of its flow are in this rank's memory.
+  Status on_written(Rank source, uint64_t chunks);
+  // Repeats the READYs to the senders whose data is still to come, and asks them whether it has left.
+  void remind();
+  // Whether nothing of this fragment is left to send to `target`.
+  bool has_sent_all(Rank target) const;
+
+  // At the end of a fragment that is complete: the peers may no longer write into its memory.
+  void close();
+  // After a failure: first stop(); then, once settled() or if that takes too long, end().
+  void stop() { turns_.leave(this); }
+  // Whether no peer writes into memory of the operation any more, and the fabric reads none of it.
+  bool over() const;
+  // The same, but for peers that do not answer: whether there is nothing to wait for.
+  bool settled() const;
+  // Whether bytes for `peer` are under way that a message to it may overtake.
+  bool may_overtake(Rank peer) const;
+  // Closes the regions. True if it was not over(): then the memory of the operation has to be kept.
+  bool end();
+
+  // True if later fragments that keep step have to wait until enough of this one's data is here.
+  bool hold_rails() const { return steps_.kept() && !steps_.over(receives_); }
+  bool in_last_steps() const { return steps_.in_last_steps(receives_); }
+
+ private:
+  size_t eager_prefix_of(const ShardRun& run) const;
+  bool clear_early(SendFlow& send);
+  bool needs_no_ready(const ReceiveFlow& receive) const;
+  void grant(ReceiveFlow& receive);
+  void count_arrived();
+  size_t allowance(const ReceiveFlow& receive);
+  bool has_turn(const SendFlow& send) const;
+  size_t message_bytes(const SendFlow& send) const;
+  bool send_chunk(SendFlow& send, size_t bytes);
+  // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
+  fabric::SendBuffer* acquire(const SendFlow& send, std::byte** to);
+  void post(SendFlow& send, fabric::SendBuffer* buffer, size_t bytes);
+  // Tells the target which chunks are in its memory, if that is worth a message. `waits`: the flow can't go
+  // on for now.
+  void tell_written(SendFlow& send, bool waits);
+  // Whether the target does something with a part of the flow: it passes it on, sums it, starts a step with
+  // it, or allows more.
+  bool progress_matters(const SendFlow& send) const;
+  void send_ready(const ReceiveFlow& receive);
+  bool may_write(const ReceiveFlow& receive) const;  // its sender, still
+
+  const Members& members_;
+  RemotePeers& remote_;
+  RailTurns& turns_;
+  const FlowTerms terms_;
+  StepOrder steps_;
+  FlowList<ReceiveFlow> receives_;
+  FlowList<SendFlow> sends_;
+  FlowIndex sources_, targets_;
+  OpenSends open_sends_;
+  // What is over stays so. From the first flow on: receive flows that allow_more() is done with, those that are
+  // complete, and send flows that are done.
+  size_t counted_ = 0, complete_ = 0, done_ = 0;
+};
+
+template <class F>
+void FragmentFlows::for_each_awaited(F&& f) const {
+  for (const ReceiveFlow& receive : receives_) {
+    uint64_t come = receive.coverage.total();
+    if (!receive.coverage.complete()) f(receive.source, receive.run.bytes(), come, come);
+  }
+  for (const SendFlow& send : sends_) {
+    if (!send.done()) f(send.target, 0, 0, send.sent + send.allowed - send.chunks.count());
+  }
+}
+
+template <class Fill>
+bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
+  auto may_send = [&](size_t* bytes) {
+    if (send.sent == send.run.bytes() || !has_turn(send) || !clear_early(send)) return false;
+    *bytes = std::min(message_bytes(send), send.allowed - send.sent);
+    return *bytes > 0 && available >= send.sent + *bytes;
+  };
+  size_t bytes = 0;
+  bool goes_on = may_send(&bytes), writes = send.in_chunks() && send.in_writes;
+  if (send.told < send.sent) tell_written(send, !goes_on);
+  if (!goes_on || (steps_.kept() && terms_.limits.window.full(sends_, done_, send))) return false;
+  if (send.in_chunks() && send.memory != nullptr) {
+    if (!send_chunk(send, bytes)) return false;
+  } else {
+    std::byte* to = nullptr;
+    fabric::SendBuffer* buffer = acquire(send, &to);
+    if (buffer == nullptr) return false;
+    if (send.memory != nullptr) {
+      std::memcpy(to, send.memory + send.sent, bytes);
+    } else if (send.run.shards() == 0) {
+      *to = std::byte{0};
+    } else {
+      fill(send.sent, to, bytes);
+    }
+    post(send, buffer, bytes);
+  }
+  send.sent += bytes;
+  if (!writes) send.told = send.sent;  // the target notices what is not written
+  return true;
+}
+
+}  // namespace smddp

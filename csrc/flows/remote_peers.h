@@ -1,0 +1,175 @@
+// The ranks of other hosts that this rank exchanges messages with, as one group sees them: what each
+// is known to have started, the credit for data that it may get before, messages that came before their
+// fragment was started here, and messages that wait for a send buffer. Signs what leaves, and takes only
+// what is authentic. Must not know operations or what the data is for. The group's fragments and its FailureDetector call it, under the engine's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/types.h"
+#include "transport/ofi/message_sender.h"
+#include "transport/wire.h"
+#include "flows/flow.h"
+
+namespace smddp {
+
+class RemotePeers {
+ public:
+  // `key` names the group, `message_key` signs its messages. `rank`: this one. `endpoint`: nullptr if the
+  // group stays inside a host. `budget_bytes`: of data that may be under way to this rank. `senders`: the
+  // most ranks that may send to one rank in an operation along the rails, the same on all ranks; 0: as many as
+  // there are ranks.
+  RemotePeers(const JobKey& key, const siphash::Key& message_key, Rank rank, int ranks,
+              fabric::Endpoint* endpoint, size_t budget_bytes, int senders = 0);
+  void add(Rank rank, fabric::Peer peer);
+
+  fabric::Endpoint& endpoint() { return *endpoint_; }
+  // Of a rank that was added.
+  fabric::Peer peer(Rank rank) const { return of(rank).address; }
+  const std::vector<Rank>& ranks() const { return ranks_; }
+  ReceiveBudget& receive_budget() { return receive_budget_; }
+
+  // --- messages that arrive
+
+  // Whether a rank of this group has sent this message, to this rank, and it has not come before. Called
+  // once for each message, before anything is done with it.
+  bool accept(const wire::Header& header, const std::byte* payload);
+  // `source` has started fragment `seq`: a message of it belongs to that fragment. Returns the first fragment
+  // that it was not known to have started.
+  uint64_t has_started(Rank source, uint64_t seq);
+  bool is_known_to_have_started(Rank source, uint64_t seq) const { return of(source).heard > seq; }
+  // Keeps a message of a fragment that this rank has not started. False if `source` sends more than
+  // its credit, or anything but data that is longer than a grant.
+  bool keep_early(const wire::Header& header, const std::byte* payload);
+  // Calls f(header, payload) for each message kept for fragment `seq`; drops those of earlier fragments.
+  template <class F>
+  void take_early(uint64_t seq, F&& f);
+
+  // `source` has said that it writes no more into this rank's memory.
+  void heard_over(Rank source) { of(source).writes_over = true; }
+  // The connection to `peer` is lost: nothing more comes from there.
+  void on_peer_lost(fabric::Peer peer);
+  // The endpoint is closed: no peer is told anything more.
+  void on_network_closed();
+  // Whether one of the two has happened.
+  bool writes_over(Rank source) const { return of(source).writes_over; }
+  // `peer` does not answer. The end of a broken group does not wait for it.
+  void expect_nothing(Rank peer) { of(peer).silent = true; }
+  bool is_silent(Rank peer) const { return of(peer).silent; }
+  // When the last message of it came, by recent_ns(); 0: none has.
+  uint64_t last_message_ns(Rank peer) const { return of(peer).last_message_ns; }
+  bool has_sent(Rank peer) const { return of(peer).sent > 0; }
+  // As the endpoint's; "" without one.
+  const std::string& rails_text() const { return rails_text_; }
+
+  // --- messages that leave
+
+  // Bytes of data that each remote rank keeps for this one in fragments that it has not started. The
+  // same everywhere, so that both sides know it.
+  size_t credit() const;
+  // True if `to` has started fragment `seq`, or has credit left for `bytes` bytes of it. The credit is
+  // taken until `to` is known to have started the fragment.
+  bool may_send_early(Rank to, uint64_t seq, size_t bytes);
+  // True if a READY has gone to `to`: it knows, or will know, that this rank has made the group.
+  bool has_greeted(Rank to) const { return of(to).greeted; }
+  // Tells `to` that this rank has started fragment `seq` and takes `allowed` bytes of its flow; `grant`,
+  // if not nullptr, opens this rank's memory for it.
+  void send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
+                  const wire::Grant* grant);
+  // Sends what lies behind the header's room in `buffer`, which was acquired for `to`, as bytes [offset,
+  // offset + bytes) of the flow of fragment `seq`.
+  void send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
+                 uint64_t offset, size_t bytes);
+  // Tells `to` that the first `chunks` chunks of the flow to it are in its memory once this message is
+  // taken. False: no buffer is free now.
+  bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks);
+  // Asks `to` for kSentAll, or sends it. If no buffer is free now nothing is sent: the question is repeated.
+  void send_question(wire::Type type, Rank to, uint64_t seq, const Signature& signature);
+  // Tells `to`, once, that this rank writes no more into its memory. False: no buffer is free now.
+  bool tell_over(Rank to);
+  // Puts into line for all of them that this rank gives up the group from fragment `from` on. Needs no
+  // memory.
+  void send_aborts(uint64_t from, const std::string& reason);
+  // True while READYs or aborts wait for a send buffer.
+  bool has_unsent() const { return !unsent_ready_.empty() || !unsent_aborts_.empty(); }
+  bool flush_ready();  // true if one left
+  // Drops the READYs that wait.
+  void flush_aborts();
+  // The endpoint has failed: what waits for it is dropped.
+  void drop_unsent() {
+    unsent_ready_.clear();
+    unsent_aborts_.clear();
+  }
+
+ private:
+  struct RemotePeer {
+    fabric::Peer address = 0;
+    uint64_t heard = 0;  // one past the latest fragment that a message of it belonged to
+    std::vector<std::pair<uint64_t, size_t>> ahead;  // early data sent to it: (fragment, bytes)
+    size_t ahead_bytes = 0;
+    std::set<uint64_t> refused;  // fragments that found no credit: later ones wait behind them
+    bool greeted = false;
+    bool writes_over = false, told_over = false, silent = false;
+    size_t kept_bytes = 0;    // of its early data, here
+    uint64_t sent = 0;        // messages: the counter of the next one
+    Coverage seen{SIZE_MAX};  // counters of its messages that were accepted
+    uint64_t last_message_ns = 0;
+    uint64_t full_at = 0;  // the last flush that found no buffer for it
+  };
+  struct Early {
+    wire::Header header;
+    std::vector<std::byte> payload;
+  };
+  struct Ready {
+    Rank to;
+    wire::Header header;
+    wire::Grant grant;
+  };
+
+  static constexpr uint32_t kNone = UINT32_MAX;
+  // Of a rank that was added.
+  RemotePeer& of(Rank rank) { return peers_[position_[static_cast<size_t>(rank)]]; }
+  const RemotePeer& of(Rank rank) const { return peers_[position_[static_cast<size_t>(rank)]]; }
+
+  wire::Header header(wire::Type type, Rank to, uint64_t seq, const Signature& signature) const;
+  // Signs and sends a message to header.target, whose payload stands behind the header's room.
+  void post(fabric::SendBuffer* buffer, wire::Header header);
+
+  JobKey key_;
+  siphash::Key message_key_;
+  Rank rank_;
+  fabric::Endpoint* endpoint_;
+  const std::string rails_text_;
+  std::vector<Rank> ranks_;
+  std::vector<RemotePeer> peers_;   // of ranks_, in their order
+  std::vector<uint32_t> position_;  // by rank, in peers_; kNone
+  size_t senders_;
+  ReceiveBudget receive_budget_;
+  std::vector<Early> early_;
+  std::deque<Ready> unsent_ready_;
+  uint64_t flushes_ = 0;  // of READYs
+  std::vector<Rank> unsent_aborts_;
+  uint64_t abort_from_ = 0;
+  std::string abort_reason_;
+};
+
+template <class F>
+void RemotePeers::take_early(uint64_t seq, F&& f) {
+  for (const Early& early : early_) {
+    const wire::Header& h = early.header;
+    if (h.seq != seq) continue;
+    auto source = static_cast<Rank>(h.source);
+    if (h.type == wire::Type::kData) of(source).kept_bytes -= early.payload.size();
+    f(h, early.payload.data());
+  }
+  std::erase_if(early_, [&](const Early& early) { return early.header.seq <= seq; });
+}
+
+}  // namespace smddp

@@ -1,0 +1,278 @@
+#include "gpu/device_group.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "common/clock.h"
+#include "common/exceptions.h"
+#include "common/log.h"
+
+namespace smddp {
+namespace {
+
+constexpr auto kLeave = std::chrono::seconds(2);
+constexpr auto kAsk = std::chrono::milliseconds(100);  // between two questions for errors
+
+}  // namespace
+
+Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(
+    Engine& engine, Group& cpu_group, Store& store, Status usable, device::Device* device,
+    intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
+  auto links = DeviceLinks::open(engine, cpu_group, store, std::move(usable), device, imports, main,
+                                 limit_ns, sums);
+  if (!links) return links.status();
+  std::shared_ptr<DeviceGroup> group(
+      new DeviceGroup(engine, *device, main, limit_ns, std::move(links.value())));
+  group->watch_ = std::thread([raw = group.get()] { raw->watch(); });
+  group->submitter_ = std::thread([raw = group.get()] { raw->submit_all(); });
+  return group;
+}
+
+DeviceGroup::DeviceGroup(Engine& engine, device::Device& device, device::Stream main,
+                         uint64_t limit_ns, std::unique_ptr<DeviceLinks> links)
+    : engine_(engine),
+      device_(device),
+      main_(main),
+      limit_ns_(limit_ns),
+      links_(std::move(links)) {}
+
+DeviceGroup::~DeviceGroup() { leave(); }
+
+void DeviceGroup::leave() {
+  if (engine_.forked()) {  // a forked child has neither the thread nor the device
+    for (std::thread* thread : {&watch_, &submitter_}) {
+      if (thread->joinable()) thread->detach();
+    }
+    return;
+  }
+  {
+    std::unique_lock lock(mutex_);
+    // Ends at the latest when watch() finds a deadline over.
+    changed_.wait(lock, [this] {
+      return closing_ || !broken_ || (in_flight_.empty() && !may_submit(nullptr));
+    });
+    if (!in_flight_.empty() || !pending_.empty())
+      give_up({Code::kAborted, "the group was destroyed while operations were in flight"});
+    if (broken_.ok()) broken_ = {Code::kAborted, "the group was destroyed"};
+    // Streams that still wait are released before the flags are unmapped.
+    changed_.wait_for(lock, kLeave, [this] { return closing_ || in_flight_.empty(); });
+    closing_ = true;
+  }
+  changed_.notify_all();
+  // watch() still releases the streams in which this thread may wait for room.
+  if (submitter_.joinable()) submitter_.join();
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (watch_.joinable()) watch_.join();
+  {
+    // Operations that these still end may call back: they are destroyed without a lock, the pipelines
+    // before the group.
+    std::unique_ptr<Group> host_group;
+    PipelineSet pipelines;
+    std::scoped_lock lock(calls_, mutex_);
+    pipelines.take(links_->pipelines);
+    host_group = std::move(links_->own_group);
+    links_->host_group = nullptr;
+  }
+  std::unique_lock lock(mutex_);
+  submit_ready(lock, nullptr);  // fails what is left
+  auto finished = std::move(finished_);
+  lock.unlock();
+}
+
+Status DeviceGroup::open_for_all(Group& cpu_group, Store& store) {
+  std::lock_guard calls(calls_);
+  if (links_->pipelines.has_all()) return {};
+  auto made = links_->open_for_all(cpu_group, store, limit_ns_);
+  if (!made) return made.status();
+  std::lock_guard lock(mutex_);
+  links_->pipelines.set_all(std::move(made.value()));
+  return {};
+}
+
+void DeviceGroup::set_limit(uint64_t limit_ns) {
+  limit_ns_ = limit_ns;
+  std::lock_guard calls(calls_);
+  if (links_->own_group) links_->own_group->set_timeout(limit_ns);
+  links_->pipelines.set_limit(limit_ns);
+}
+
+Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
+                           device::Stream callers) {
+  DeviceOperation& op = *operation;
+  std::lock_guard calls(calls_);
+  if (Status ok = status(); !ok) return ok;
+  auto capturing = device_.capturing(callers);
+  if (!capturing) return capturing.status();
+  op.captured_ = capturing.value();
+  if (Status room = links_->pipelines.reserve(op, op.captured_); !room) return room;
+  op.group_ = shared_from_this();
+  op.started_ns_ = now_ns();
+  if (Status called = op.begin(device_, callers); !called) return called;
+  op.make_offer(device_, *links_);
+  {
+    std::lock_guard lock(mutex_);
+    if (!op.captured_) op.turn_ = device_.order().enter();
+    pending_.push_back(operation);
+  }
+  links_->host_group->submit(operation, {}, !op.captured_);
+  {
+    std::lock_guard lock(mutex_);
+    if (!broken_) told_ = false;  // the CPU's group may have been told before it had the call
+  }
+  changed_.notify_all();
+  if (!op.captured_) return {};
+  engine_.wait(op);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return op.submitted_ || may_submit(&op); });
+  submit_ready(lock, &op);
+  return op.outcome_;
+}
+
+// Runs on the thread that drives the engine, which must neither call the device nor wait for a thread that
+// does: if the driver waited for the GPU, and the GPU for the network, both would wait for ever.
+void DeviceGroup::exchanged(DeviceOperation& operation) {
+  std::unique_lock lock(mutex_);
+  operation.exchanged_ = true;
+  if (stop_) return submit_ready(lock, nullptr);  // fails it
+  lock.unlock();
+  changed_.notify_all();
+}
+
+bool DeviceGroup::may_submit(const DeviceOperation* recorded) const {
+  if (submitting_ || pending_.empty() || !pending_.front()->exchanged_) return false;
+  if (recorded != nullptr) return pending_.front().get() == recorded;
+  return !pending_.front()->captured_ || stop_;
+}
+
+void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
+                               const DeviceOperation* recorded) {
+  while (may_submit(recorded)) {
+    std::shared_ptr<DeviceOperation> op = std::move(pending_.front());
+    pending_.pop_front();
+    op->number_on_device_ = ++numbered_;
+    std::vector<std::shared_ptr<DeviceOperation>> earlier;
+    if (!op->exchanges.empty()) earlier.assign(in_flight_.begin(), in_flight_.end());
+    if (!op->captured_) in_flight_.push_back(op);
+    submitting_ = true;
+    Status started = broken_;
+    PinnedPipeline* pipeline = links_->pipelines.of(*op);
+    lock.unlock();
+    if (started && !op->status()) started = op->status();
+    if (started && !op->captured_) device_.order().begin(op->turn_);
+    if (started) {
+      started = without_exceptions(
+          [&] { return op->launch(device_, main_, *links_, pipeline, earlier); });
+    }
+    earlier.clear();
+    device_.order().end(op->turn_);
+    op->sent_ = {};
+    op->received_ = {};
+    lock.lock();
+    // Peers may have submitted what this rank has not. An operation that is refused as invalid is refused
+    // by all ranks of this host, but other hosts may have submitted it.
+    if (!started && (started.code() != Code::kInvalid || pipeline != nullptr)) give_up(started);
+    submitting_ = false;
+    op->outcome_ = started;
+    op->began_ = started.ok();
+    op->submitted_ = true;
+    bool on_device = (op->began_ || op->in_part_) && !op->captured_;
+    if (!on_device) std::erase(in_flight_, op);
+    lock.unlock();
+    changed_.notify_all();
+    // These calls may start further operations.
+    if (op->began_) op->on_submitted();
+    if (!on_device) op->finish();
+    op.reset();
+    lock.lock();
+  }
+}
+
+void DeviceGroup::submit_all() {
+  std::unique_lock lock(mutex_);
+  auto due = [this] { return closing_ || !finished_.empty() || may_submit(nullptr); };
+  while (!closing_) {
+    if (in_flight_.empty()) {
+      changed_.wait(lock, due);
+    } else if (!changed_.wait_for(lock, kAsk, due)) {
+      ask_device(lock);
+    }
+    std::vector<std::shared_ptr<DeviceOperation>> finished;
+    finished.swap(finished_);
+    if (!finished.empty()) {
+      lock.unlock();
+      finished.clear();
+      lock.lock();
+    }
+    if (!closing_) submit_ready(lock, nullptr);
+  }
+}
+
+// A device that has failed writes no word.
+void DeviceGroup::ask_device(std::unique_lock<std::mutex>& lock) {
+  if (in_flight_.empty() || !in_flight_.front()->submitted_) return;
+  std::shared_ptr<DeviceOperation> oldest = in_flight_.front();
+  lock.unlock();
+  Status asked = device_.done(oldest->finished_event()).status();
+  oldest.reset();
+  lock.lock();
+  if (!asked) give_up(std::move(asked));
+}
+
+bool DeviceGroup::await_ranks(const DeviceOperation& op, std::chrono::nanoseconds timeout) {
+  return engine_.wait(op, timeout);
+}
+
+Status DeviceGroup::order(DeviceOperation& op, device::Stream stream) {
+  if (!engine_.wait(op, {}))
+    return {Code::kAborted, "the process is ending, with " + describe(op.what) + " under way"};
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return op.submitted_; });
+  if (!op.outcome_) return op.outcome_;
+  if (!broken_ && !op.ended_) return broken_;
+  lock.unlock();
+  return device_.wait(stream, op.finished_);
+}
+
+Status DeviceGroup::verdict(const DeviceOperation& op) {
+  std::lock_guard lock(mutex_);
+  if (!op.outcome_) return op.outcome_;
+  if (op.ended_) return {};
+  if (!op.submitted_) return broken_;
+  // Streams go on after a failure too, possibly before watch() has seen it.
+  Status known = broken_;
+  if (known && op.exchange_outcome_) known = op.exchange_outcome_->get();
+  return known ? links_->peers_gave_up() : known;
+}
+
+bool DeviceGroup::finished(const DeviceOperation& op) {
+  std::lock_guard lock(mutex_);
+  if (!op.submitted_) return false;
+  return !op.outcome_ || op.captured_ || op.ended_ ||
+         links_->copy_engine->reached(op.number_on_device_);
+}
+
+Status DeviceGroup::status() {
+  std::lock_guard lock(mutex_);
+  return broken_ ? links_->status() : broken_;
+}
+
+void DeviceGroup::abort(const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  give_up({Code::kAborted, reason});
+  changed_.notify_all();
+}
+
+void DeviceGroup::give_up(Status why) {
+  if (!broken_) return;
+  broken_ = std::move(why);
+  told_ = false;
+  links_->copy_engine->give_up(broken_.message());
+  log(LogLevel::kError, broken_.message());
+}
+
+}  // namespace smddp

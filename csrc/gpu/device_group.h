@@ -1,0 +1,117 @@
+// A group's collectives on device memory.
+//
+// A call returns once this rank has sent its peers of the host, by an AllGather on the CPU, where its
+// memory lies. When all of them have done so, and only then, the whole operation is submitted to the
+// device: so no rank's stream waits for something that a process of this host has yet to submit.
+// Waiting for an operation makes a stream wait. The host waits only until the operation is submitted,
+// that is until its peers of the host have made the call and its streams have room.
+//
+// A thread that submits blocks in the driver while a stream is full, for as long as the stream waits for a
+// peer or for the network; then every thread blocks that calls the device. So one thread of the group does
+// nothing but submit, in the order of the calls of all groups (device/submission_order.h), and holds no lock
+// while it does. The thread that watches learns from a word in host memory what the device has done, and
+// never calls the device; nor do threads that drive the network.
+//
+// The torch module makes it and calls it. It knows the device only by device/device.h.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/condition_variable.h"
+#include "gpu/device_links.h"
+#include "gpu/device_operation.h"
+
+namespace smddp {
+
+class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
+ public:
+  // A call of all ranks of `cpu_group`, whose store `store` is. `usable`: whether this rank has a
+  // device; if one rank has none, or its device cannot read the memory of its host's other ranks, no rank
+  // gets a group, and the status names that rank. Device, imports and `main` must outlive the group. Only the
+  // group may use the stream `main`. `sums`: devices sum, not the CPU.
+  static Result<std::shared_ptr<DeviceGroup>> create(Engine& engine, Group& cpu_group, Store& store,
+                                                     Status usable, device::Device* device,
+                                                     intranode::Imports* imports,
+                                                     device::Stream main, uint64_t limit_ns,
+                                                     bool sums = true);
+  ~DeviceGroup();
+
+  // Starts the operation, after all that the stream `callers` holds.
+  Status submit(const std::shared_ptr<DeviceOperation>& operation, device::Stream callers);
+  // Waits until all ranks have called the operation or it has failed, for at most `timeout` (zero: no
+  // limit). False after that.
+  bool await_ranks(const DeviceOperation& operation, std::chrono::nanoseconds timeout);
+  // Work submitted to `stream` from now on waits for the operation. The host waits until the operation is
+  // submitted.
+  Status order(DeviceOperation& operation, device::Stream stream);
+  // Not ok: the operation's results must not be used. As far as is known now.
+  Status verdict(const DeviceOperation& operation);
+  // Whether the device is done with it.
+  bool finished(const DeviceOperation& operation);
+
+  // Before the first operation with `among_all`; a call of all ranks.
+  Status open_for_all(Group& cpu_group, Store& store);
+
+  Status status();
+  void set_limit(uint64_t limit_ns);
+  // Fails all operations under way, here and on the peers.
+  void abort(const std::string& reason);
+  // To be called before the CPU's group is destroyed. Waits for what was submitted to the device.
+  void leave();
+
+  // The operation calls it once the ranks of the host have told one another where their memory lies.
+  void exchanged(DeviceOperation& operation);
+
+  device::Device& device() { return device_; }
+  const Topology& topology() const { return links_->topology; }  // of all ranks
+  // True if NICs read and write this device's memory in an AllGather along the rails.
+  bool by_nic() const { return links_->by_nic; }
+  bool kernels() const { return links_->kernels; }  // all ranks' devices can sum
+
+ private:
+  DeviceGroup(Engine& engine, device::Device& device, device::Stream main, uint64_t limit_ns,
+              std::unique_ptr<DeviceLinks> links);
+  bool may_submit(const DeviceOperation* recorded) const;  // that one alone, if given
+  void submit_ready(std::unique_lock<std::mutex>& lock, const DeviceOperation* recorded);
+  void give_up(Status why);  // under mutex_
+  void submit_all();
+  void ask_device(std::unique_lock<std::mutex>& lock);
+  void watch();
+  Status look(std::unique_lock<std::mutex>& lock);
+  const DeviceOperation* oldest_on_device() const;
+  Status trouble();
+  void tell();
+
+  Engine& engine_;
+  device::Device& device_;
+  const device::Stream main_;
+  std::atomic<uint64_t> limit_ns_;
+  // A pipeline is added to it under both locks. Left without pipelines and groups once the group is gone.
+  const std::unique_ptr<DeviceLinks> links_;
+
+  // Held through a call, also while it calls the device: calls are made one after the other. Taken neither
+  // by a thread that drives the engine nor by the group's own threads.
+  std::mutex calls_;
+
+  std::mutex mutex_;  // not held while the device is called
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<DeviceOperation>> pending_;  // called, not submitted
+  std::deque<std::shared_ptr<DeviceOperation>>
+      in_flight_;  // being submitted or submitted, not finished
+  // Finished. The thread that submits destroys them, as that may call the device.
+  std::vector<std::shared_ptr<DeviceOperation>> finished_;
+  bool submitting_ = false;  // a thread submits an operation
+  uint32_t numbered_ = 0;    // the last number_on_device_
+  Status broken_;
+  bool told_ = true;      // the CPU's group and the pipelines know that
+  bool closing_ = false;  // the thread that submits ends
+  std::atomic<bool> stop_{false};
+  std::thread watch_, submitter_;
+};
+
+}  // namespace smddp

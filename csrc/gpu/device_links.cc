@@ -1,0 +1,237 @@
+// The ranks agree that each of them has a usable device, the ranks of each host map one another's flags, and
+// the pipelines between hosts are opened.
+#include "gpu/device_links.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "common/env.h"
+#include "common/log.h"
+#include "gpu/peer_trial.h"
+#include "topology/pattern.h"
+
+namespace smddp {
+namespace {
+
+// What a rank sends the others when the group is made.
+struct Joining {
+  int32_t usable;
+  int32_t pid;
+  int32_t flags;
+  int32_t by_nic;   // NICs can read and write its device's memory
+  int32_t kernels;  // its device can sum
+  char reason[500];
+};
+
+using intranode::CopyEngine;
+
+// Added to limits between hosts: a rank that lost a peer of its own host reports it before ranks of other
+// hosts report a timeout.
+constexpr uint64_t kGraceNs = 1'000'000'000;
+
+// An AllGather of a few bytes of each rank, on the CPU.
+Result<std::vector<std::byte>> gather(Engine& engine, Group& group, const void* mine,
+                                      size_t bytes) {
+  auto op = std::make_shared<Operation>();
+  std::vector<std::byte> all(bytes * static_cast<size_t>(group.ranks()));
+  op->collective = Collective::kAllGather;
+  op->digest = bytes;
+  op->input.add(const_cast<void*>(mine), bytes);
+  op->input.end_block();
+  for (int r = 0; r < group.ranks(); ++r) {
+    op->output.add(all.data() + static_cast<size_t>(r) * bytes, bytes);
+    op->output.end_block();
+  }
+  group.submit(op, {}, false);
+  engine.wait(*op);
+  if (!op->status()) return op->status();
+  return all;
+}
+
+Joining joining(const Status& usable, int flags) {
+  Joining mine{};
+  mine.usable = usable.ok() ? 1 : 0;
+  mine.pid = getpid();
+  mine.flags = flags;
+  std::strncpy(mine.reason, usable.message().c_str(), sizeof mine.reason - 1);
+  return mine;
+}
+
+// What all ranks sent; if a rank has no usable device, the first such rank's reason. The same on all ranks.
+Result<std::vector<Joining>> agree(Engine& engine, Group& group, const Joining& mine) {
+  auto bytes = gather(engine, group, &mine, sizeof mine);
+  if (!bytes) return bytes.status();
+  std::vector<Joining> all(static_cast<size_t>(group.ranks()));
+  std::memcpy(all.data(), bytes.value().data(), bytes.value().size());
+  for (int r = 0; r < group.ranks(); ++r) {
+    const Joining& rank = all[static_cast<size_t>(r)];
+    if (rank.usable == 0)
+      return Status(Code::kUnavailable, group.describe(r) + ": " + std::string(rank.reason));
+  }
+  return all;
+}
+
+// By local index.
+std::vector<std::string> names_on_host(const Group& group) {
+  const Topology& topology = group.topology();
+  std::vector<std::string> names;
+  for (Rank r : topology.node(topology.node_of(group.rank()))) names.push_back(group.describe(r));
+  return names;
+}
+
+// The ranks with local index `index`, host by host.
+std::vector<Rank> rail_of(const Topology& topology, int index) {
+  std::vector<Rank> rail;
+  for (int n = 0; n < topology.nodes(); ++n)
+    rail.push_back(topology.node(n)[static_cast<size_t>(index)]);
+  return rail;
+}
+
+// A pipeline of CPU collectives among `ranks` of `cpu_group`. `alone`: this rank has no peer on its host.
+Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Engine& engine, Group& cpu_group,
+                                                      Store& store, const std::string& label,
+                                                      const std::vector<Rank>& ranks,
+                                                      device::Device& device, uint64_t limit_ns,
+                                                      bool alone, bool by_nic,
+                                                      ExchangeOutcome::Told failed) {
+  auto group = cpu_group.subgroup(store, label, ranks);
+  if (!group) return group.status();
+  auto made = PinnedPipeline::create(engine, std::move(group.value()), device, limit_ns,
+                                     alone ? 0 : kGraceNs, by_nic);
+  if (made) made.value()->set_told(std::move(failed));
+  return made;
+}
+
+// Maps the flags of the host's other ranks.
+Status connect(CopyEngine& copy_engine, HostPeers& peers, const std::vector<Joining>& joined) {
+  std::vector<int> pids;
+  for (const Joining& rank : joined) pids.push_back(rank.pid);
+  peers.join(pids);
+  for (int r = 0; r < peers.count(); ++r) {
+    const Joining& rank = joined[static_cast<size_t>(r)];
+    if (r == peers.own()) continue;
+    if (Status s = copy_engine.join(r, rank.pid, rank.flags); !s) return s;
+  }
+  return {};
+}
+
+// Whether the settings ask that this rank's NICs read and write its device's memory, and they can.
+bool reached_by_nic(Engine& engine, const device::Device& device) {
+  if (env::get("FABRIC_HMEM") != "1") return false;
+  Engine::Lock lock = engine.lock();
+  Status reaches = engine.network().reaches(owner_of(device));
+  if (!reaches) log(LogLevel::kInfo, "chunks go through pinned memory: " + reaches.message());
+  return reaches.ok();
+}
+
+}  // namespace
+
+Status agree(Engine& engine, Group& group, const Status& mine) {
+  return agree(engine, group, joining(mine, -1)).status();
+}
+
+Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
+    Engine& engine, Group& cpu_group, Store& store, Status usable, device::Device* device,
+    intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
+  bool several = cpu_group.topology().nodes() > 1;
+  Joining mine = joining(usable, -1);
+  mine.by_nic = several && usable && reached_by_nic(engine, *device) ? 1 : 0;
+  mine.kernels = usable && device->can_reduce() ? 1 : 0;
+  auto all = agree(engine, cpu_group, mine);
+  if (!all) return all.status();
+  std::unique_ptr<DeviceLinks> links(new DeviceLinks(engine, cpu_group, *device));
+  links->by_nic = links->kernels = true;
+  for (const Joining& each : all.value()) {
+    links->by_nic &= each.by_nic != 0;
+    links->kernels &= each.kernels != 0;
+  }
+  Status opened = several ? links->open_hosts(cpu_group, store, limit_ns) : Status();
+  if (opened || links->own_group)
+    opened = links->join_host(*imports, main, sums, std::move(opened));
+  // In a group of one host, join_host() has agreed on that already.
+  if (several) opened = agree(engine, cpu_group, opened);
+  if (!opened) return opened;
+  return links;
+}
+
+DeviceLinks::DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device)
+    : topology(cpu_group.topology()),
+      peers(names_on_host(cpu_group), topology.local_index(cpu_group.rank())),
+      host_group(&cpu_group),
+      engine_(engine),
+      device_(device) {}
+
+// A CPU group for the ranks of this host, and a pipeline to the other hosts: along the rails if all hosts
+// have equally many ranks, else among all ranks.
+Status DeviceLinks::open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns) {
+  int node = topology.node_of(cpu_group.rank());
+  auto local = cpu_group.subgroup(store, "device/node" + std::to_string(node), topology.node(node));
+  host_group = nullptr;
+  if (!local) return local.status();
+  own_group = std::move(local.value());
+  host_group = own_group.get();
+  if (!pattern::equal_nodes(topology)) {
+    auto made = open_for_all(cpu_group, store, limit_ns);
+    if (made) pipelines.set_all(std::move(made.value()));
+    return made.status();
+  }
+  auto made = open_pipeline(engine_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
+                            rail_of(topology, peers.own()), device_, limit_ns, peers.count() == 1,
+                            by_nic, tells_peers());
+  if (made) pipelines.set_rail(std::move(made.value()));
+  return made.status();
+}
+
+Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_for_all(Group& cpu_group, Store& store,
+                                                                  uint64_t limit_ns) {
+  std::vector<Rank> everyone(static_cast<size_t>(topology.ranks()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return open_pipeline(engine_, cpu_group, store, "device/all", everyone, device_, limit_ns,
+                       peers.count() == 1, false, tells_peers());
+}
+
+// A peer that reads what did not come finds this out as soon as its streams have gone on with it.
+ExchangeOutcome::Told DeviceLinks::tells_peers() {
+  return [this](const std::string& why) {
+    if (copy_engine) copy_engine->give_up(why);
+  };
+}
+
+Status DeviceLinks::status() const {
+  Status known = peers_gave_up();
+  return known ? pipelines.status() : known;
+}
+
+Status DeviceLinks::peers_gave_up() const {
+  for (int r = 0; r < peers.count(); ++r) {
+    if (r == peers.own()) continue;
+    if (auto reason = copy_engine->gave_up(r)) return {Code::kAborted, std::move(*reason)};
+  }
+  return {};
+}
+
+Status DeviceLinks::join_host(intranode::Imports& imports, device::Stream main, bool sums,
+                              Status usable) {
+  auto made = CopyEngine::create(device_, imports, main, peers.own(), peers.count());
+  if (usable) usable = made.status();
+  if (made) copy_engine = std::move(made.value());
+  auto all =
+      agree(engine_, *host_group, joining(usable, made ? copy_engine->flags_descriptor() : -1));
+  if (!all) return all.status();
+  Status joined = agree(engine_, *host_group, connect(*copy_engine, peers, all.value()));
+  return joined && peers.count() > 1 ? try_peers(main, sums) : joined;
+}
+
+Status DeviceLinks::try_peers(device::Stream main, bool sums) {
+  PeerTrial trial(device_, peers, main);
+  std::vector<std::byte> mine = trial.offer();
+  auto all = gather(engine_, *host_group, mine.data(), mine.size());
+  if (!all) return all.status();
+  return agree(engine_, *host_group, trial.read(all.value(), sums && device_.can_reduce()));
+}
+
+}  // namespace smddp

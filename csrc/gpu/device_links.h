@@ -1,0 +1,57 @@
+// What a device group of this rank is connected to: the processes of its host, their flags, and the CPU's
+// groups that carry data between hosts. Opened by a call of all ranks. DeviceGroup owns it and locks.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "gpu/host_peers.h"
+#include "gpu/pipeline_set.h"
+#include "group/group.h"
+#include "intranode/copy_engine.h"
+
+namespace smddp {
+
+class DeviceLinks {
+ public:
+  // A call of all ranks of `cpu_group`, whose store `store` is. `usable`: whether this rank has a device. If
+  // one rank has none, or cannot read its peers' memory, all ranks get an error that names that rank. Devices
+  // sum it only if `sums`.
+  static Result<std::unique_ptr<DeviceLinks>> open(Engine& engine, Group& cpu_group, Store& store,
+                                                   Status usable, device::Device* device,
+                                                   intranode::Imports* imports, device::Stream main,
+                                                   uint64_t limit_ns, bool sums);
+  // A pipeline among all ranks; a call of all ranks.
+  Result<std::unique_ptr<PinnedPipeline>> open_for_all(Group& cpu_group, Store& store,
+                                                       uint64_t limit_ns);
+
+  // Not ok: why a peer has given up; in status(), or why a pipeline is broken.
+  Status peers_gave_up() const;
+  Status status() const;
+
+  const Topology topology;  // of all ranks
+  HostPeers peers;
+  std::unique_ptr<intranode::CopyEngine> copy_engine;
+  intranode::Exports exports;        // to the ranks of the host
+  std::unique_ptr<Group> own_group;  // of this host's ranks, if it is a part of the whole one
+  Group* host_group;                 // of this host's ranks
+  PipelineSet pipelines;
+  // Equal on all ranks: whether NICs read and write each rank's device's memory, and whether each device has
+  // kernels.
+  bool by_nic = false, kernels = false;
+
+ private:
+  DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device);
+  Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
+  Status join_host(intranode::Imports& imports, device::Stream main, bool sums, Status usable);
+  Status try_peers(device::Stream main, bool sums);
+  ExchangeOutcome::Told tells_peers();
+
+  Engine& engine_;
+  device::Device& device_;
+};
+
+// The first error of all ranks of `group`, the same on all of them: a call of all.
+Status agree(Engine& engine, Group& group, const Status& mine);
+
+}  // namespace smddp

@@ -1,0 +1,163 @@
+#include "gpu/device_operation.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "gpu/device_group.h"
+
+namespace smddp {
+namespace {
+
+using intranode::Offer;
+
+constexpr size_t kLeastRoom = 4096;
+
+}  // namespace
+
+DeviceOperation::~DeviceOperation() {
+  if (!group_) return;
+  if (ready_ != nullptr) group_->device().destroy_event(ready_);
+  if (finished_ != nullptr) group_->device().destroy_event(finished_);
+}
+
+void DeviceOperation::on_done() {
+  Operation::on_done();
+  group_->exchanged(*this);
+}
+
+Status DeviceOperation::begin(device::Device& device, device::Stream callers) {
+  callers_ = callers;
+  return device.together([&] {
+    for (device::Event* event : {&ready_, &finished_}) {
+      auto made = device.create_event();
+      if (!made) return made.status();
+      *event = made.value();
+    }
+    return device.record(ready_, callers);
+  });
+}
+
+void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
+  int ranks = links.peers.count();
+  std::vector<size_t> sizes;
+  for (const Extent& e : offered) sizes.push_back(e.bytes);
+  // Rounded up, so that most calls that do not match exchange enough to say where they differ.
+  size_t room = std::bit_ceil(std::max(Offer::room(sizes), kLeastRoom));
+  sent_.resize(room);
+  received_.resize(room * static_cast<size_t>(ranks));
+  (void)device.together([&] {
+    Offer::make(device, what, offered, &links.exports).encode(sent_.data(), room);
+    return Status();
+  });
+  collective = Collective::kAllGather;
+  dtype = Dtype::kBytes;
+  timeout_ns = limit_ns;
+  tensors = what.segments;
+  input.add(sent_.data(), room);
+  input.end_block();
+  for (int r = 0; r < ranks; ++r) {
+    output.add(received_.data() + static_cast<size_t>(r) * room, room);
+    output.end_block();
+  }
+}
+
+Result<std::vector<Offer>> DeviceOperation::offers(const HostPeers& peers) const {
+  std::vector<Offer> offers;
+  size_t room = sent_.size();
+  for (int r = 0; r < peers.count(); ++r) {
+    auto offer = Offer::decode(received_.data() + static_cast<size_t>(r) * room, room);
+    if (!offer) return offer.status();
+    if (r == peers.own()) offer.value().claim();
+    offers.push_back(std::move(offer.value()));
+  }
+  for (int r = 0; r < peers.count(); ++r) {
+    const Offer& offer = offers[static_cast<size_t>(r)];
+    if (offer.signature() != what) {
+      return Status(Code::kMismatch, peers.name(r) + " called " + describe(offer.signature()) +
+                                         " while " + peers.name(peers.own()) + " called " +
+                                         describe(what));
+    }
+    // All ranks see the same refusal: the group stays usable.
+    if (!offer.refusal().empty())
+      return Status(Code::kInvalid, peers.name(r) + ": " + offer.refusal());
+    bool same = offer.extents() == offered.size();
+    for (size_t i = 0; same && i < offered.size(); ++i) same = offer.bytes(i) == offered[i].bytes;
+    if (!same) return Status(Code::kMismatch, peers.name(r) + " offers other sizes");
+  }
+  return offers;
+}
+
+// What the exchanges among `ranks` ranks, the peers and the plan read and write here.
+std::unique_ptr<const Footprint> DeviceOperation::footprint(int ranks) const {
+  auto made = std::make_unique<Footprint>();
+  for (const PinnedPipeline::Exchange& exchange : exchanges) {
+    for (Rank r = 0; r < ranks; ++r) {
+      if (exchange.collective != Collective::kAllGather || r == 0)
+        for (const Extent& e : exchange.out.slice(r, 0, SIZE_MAX)) made->read(e);
+      if (exchange.collective != Collective::kReduceScatter || r == 0)
+        for (const Extent& e : exchange.in.slice(r, 0, SIZE_MAX)) made->write(e);
+    }
+    for (const auto& [to, from] : exchange.copies) {
+      made->write(to);
+      made->read(from);
+    }
+  }
+  for (const Extent& e : offered) made->read(e);
+  for (const auto& sum : plan.sums) made->write({sum.destination, sum.bytes});
+  for (const auto& move : plan.moves) made->write({move.destination, move.bytes});
+  made->close();
+  return made;
+}
+
+// The group's operations end in their order: the last of those that use the same memory is enough.
+std::vector<device::Event> DeviceOperation::causes(
+    const std::vector<std::shared_ptr<DeviceOperation>>& earlier) const {
+  std::vector<device::Event> events{ready_};
+  auto same = std::find_if(earlier.rbegin(), earlier.rend(), [this](const auto& each) {
+    return !each->footprint_ || footprint_->meets(*each->footprint_);
+  });
+  if (same != earlier.rend()) events.push_back((*same)->finished_);
+  return events;
+}
+
+Status DeviceOperation::launch(device::Device& device, device::Stream main, DeviceLinks& links,
+                               PinnedPipeline* pipeline,
+                               const std::vector<std::shared_ptr<DeviceOperation>>& earlier) {
+  auto all = offers(links.peers);
+  if (!all) return all.status();
+  if (pipeline != nullptr) footprint_ = footprint(pipeline->ranks());
+  return device.together([&]() -> Status {
+    intranode::CopyEngine::Between between;
+    if (!exchanges.empty()) {
+      between = [&](const intranode::CopyEngine::Stages& stages) -> Status {
+        auto outcome =
+            pipeline->submit({main, causes(earlier), stages.sum, stages.move}, exchanges);
+        if (outcome) exchange_outcome_ = std::move(outcome.value());
+        return outcome.status();
+      };
+    }
+    // The peers' memory is mapped before anything is submitted: mapping may wait for what the streams hold.
+    auto work = links.copy_engine->resolve(plan, all.value());
+    if (!work) return work.status();
+    Status s;
+    if (captured_) {
+      main = callers_;
+      s = links.copy_engine->record(work.value(), main);
+    } else {
+      s = device.wait(main, ready_);
+      if (s) s = links.copy_engine->submit(work.value(), between);
+    }
+    // The end of what was submitted, so that it can be released. Streams that wait for the event come after the
+    // word.
+    Status end = captured_ ? Status() : links.copy_engine->mark(number_on_device_);
+    if (end) end = device.record(finished_, main);
+    in_part_ = !s && end;
+    if (s) s = end;
+    // kInvalid is for refusals that all ranks share; this one is not.
+    if (!s && s.code() == Code::kInvalid) s = {Code::kInternal, s.message()};
+    return s;
+  });
+}
+
+}  // namespace smddp

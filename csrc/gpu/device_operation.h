@@ -1,0 +1,93 @@
+// One collective on device memory, from the call until the device is done with it. Filled by
+// device_plan.h, carried out by DeviceGroup, extended by the torch module.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "collectives/operation.h"
+#include "common/exceptions.h"
+#include "gpu/footprint.h"
+#include "gpu/host_peers.h"
+#include "gpu/pinned_pipeline.h"
+#include "intranode/copy_engine.h"
+#include "intranode/copy_engine_memory.h"
+
+namespace smddp {
+
+class DeviceGroup;
+class DeviceLinks;
+
+// For the CPU it is an AllGather in which the ranks of this host tell one another where their memory
+// lies.
+class DeviceOperation : public Operation {
+ public:
+  ~DeviceOperation() override;
+
+  Signature what;               // of the collective itself
+  std::vector<Extent> offered;  // what the peers of this host read; equal sizes on all ranks
+  intranode::CopyEngine::Plan plan;
+  // What goes through pinned memory, after the plan's sums and before its moves: among the ranks of this
+  // rank's rail, or among all ranks (`among_all`). One exchange after the other. It may go while earlier
+  // operations of the group are under way that use other memory.
+  std::vector<PinnedPipeline::Exchange> exchanges;
+  bool among_all = false;
+  uint64_t limit_ns = 0;  // deadline of the whole, counted from the call; 0: the group's
+
+ protected:
+  // Called once all of the operation is submitted to the group's stream. Must return quickly: other
+  // operations wait.
+  virtual void on_submitted() {}
+  // Called once the operation is over, done by the device or failed: at most some milliseconds after
+  // the device is done.
+  virtual void on_finished(const Status&) {}
+  // The event that a stream waits for; valid from on_submitted() on.
+  device::Event finished_event() const { return finished_; }
+
+ private:
+  friend class DeviceGroup;
+  // It comes after what the stream `callers` holds now.
+  Status begin(device::Device& device, device::Stream callers);
+  // Makes it an AllGather of what each of the host's ranks offers the others.
+  void make_offer(device::Device& device, DeviceLinks& links);
+  // What the ranks of the host offer, once that AllGather is over. An error if a rank called another
+  // collective, or refuses: the same refusal on all ranks is kInvalid.
+  Result<std::vector<intranode::Offer>> offers(const HostPeers& peers) const;
+  // Submits all of it to `main`, and its exchanges to `pipeline`. Blocks while a stream is full. `earlier`: the
+  // group's operations that the device may not be done with, in their order.
+  Status launch(device::Device& device, device::Stream main, DeviceLinks& links,
+                PinnedPipeline* pipeline,
+                const std::vector<std::shared_ptr<DeviceOperation>>& earlier);
+  // What its exchanges come after.
+  std::vector<device::Event> causes(
+      const std::vector<std::shared_ptr<DeviceOperation>>& earlier) const;
+  std::unique_ptr<const Footprint> footprint(int ranks) const;
+  void on_done() override;
+  // Calls on_finished(). If that throws, the operations behind this one still end.
+  void finish() noexcept {
+    (void)without_exceptions([this] { return on_finished(outcome_), Status(); });
+  }
+
+  std::shared_ptr<DeviceGroup> group_;
+  device::Event ready_ = nullptr, finished_ = nullptr;
+  std::unique_ptr<const Footprint>
+      footprint_;  // if it has exchanges; used by the thread that submits
+  std::vector<std::byte> sent_, received_;
+  bool captured_ =
+      false;  // into a graph: the thread that records the graph submits it, to its own stream
+  device::Stream callers_ = nullptr;
+  std::atomic<bool> exchanged_{false};
+  uint64_t turn_ = 0;  // among all operations of the device
+  uint32_t number_on_device_ =
+      0;                    // the group's streams set it once they are done with the operation
+  bool submitted_ = false;  // to the device, or failed
+  bool began_ = false;      // the device has it; written once, before submitted_
+  bool in_part_ = false;    // the device has some of it, and the rest failed
+  bool ended_ = false;      // without an error
+  Status outcome_;
+  std::shared_ptr<const PinnedPipeline::Outcome> exchange_outcome_;
+  uint64_t started_ns_ = 0;
+};
+
+}  // namespace smddp

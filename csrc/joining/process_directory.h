@@ -1,0 +1,56 @@
+// What the ranks of a job have told each other of their processes when the group of all of them was made. Ranks of a
+// further group that stand in the same directory publish their places in it (Reference), and not once more what
+// their processes are. A directory never changes: directories of the same number have the same contents on all ranks.
+// Knows neither who is alive nor what changed since. The engine keeps one; the exchange of a group reads it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "joining/exchange.h"
+
+namespace smddp {
+
+class ProcessDirectory {
+ public:
+  // Of the group `key`, of all ranks of the job.
+  ProcessDirectory(const JobKey& key, const std::vector<RankInfo>& infos);
+  uint64_t number() const { return number_; }  // tells it from others, on all ranks alike
+  // What the processes at `places` were. kInternal if there is no such place.
+  Result<std::vector<ProcessInfo>> look_up(const std::vector<int>& places) const;
+
+ private:
+  const uint64_t number_;
+  const std::vector<uint8_t> table_;  // a packed table: a process keeps it for the time of its job
+};
+
+// A directory, and what this process was when it was made.
+struct OwnPlace {
+  std::shared_ptr<const ProcessDirectory> directory;  // nullptr: there is none
+  int place = -1;
+  ProcessInfo process;
+  // Whether what it says of this process, which is `now`, is still true.
+  bool describes(const ProcessInfo& now) const { return directory && process == now; }
+};
+
+// What this process knows of the processes of its job, for its further groups. Thread-safe.
+class KnownProcesses {
+ public:
+  void remember(OwnPlace place) {
+    std::lock_guard lock(mutex_);
+    place_ = std::move(place);
+  }
+  OwnPlace place() const {
+    std::lock_guard lock(mutex_);
+    return place_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  OwnPlace place_;
+};
+
+}  // namespace smddp

@@ -1,0 +1,77 @@
+#include "joining/rank_values.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace smddp {
+namespace {
+
+// The number of the directory that a value refers to.
+std::optional<uint64_t> directory_of(const Blob& value) {
+  auto reference = decode_reference(value);
+  if (!reference) return std::nullopt;
+  return reference.value().directory;
+}
+
+}  // namespace
+
+Blob RankValues::describe(const RankInfo& mine) {
+  whole_ = encode(mine);
+  refers_ = place_.describes(mine);
+  if (!refers_) return whole_;
+  return encode(Reference{place_.directory->number(), place_.place - rank_, mine});
+}
+
+std::vector<int> RankValues::unclear(const std::vector<Blob>& values) {
+  std::vector<int> referring;
+  bool one_directory = true;
+  const std::optional<uint64_t> first = values.empty() ? std::nullopt : directory_of(values[0]);
+  for (size_t r = 0; r < values.size(); ++r) {
+    if (is_reference(values[r])) referring.push_back(static_cast<int>(r));
+    one_directory &= first.has_value() && directory_of(values[r]) == first;
+  }
+  return one_directory ? std::vector<int>() : referring;
+}
+
+bool RankValues::can_read(const Blob& value) const {
+  return !is_reference(value) ||
+         (place_.directory && directory_of(value) == place_.directory->number());
+}
+
+Result<RankInfo> RankValues::read_first(const Blob& value) const {
+  auto infos = read_all({value});
+  if (!infos) return infos.status();
+  return std::move(infos.value()[0]);
+}
+
+Result<std::vector<RankInfo>> RankValues::read_all(const std::vector<Blob>& values) const {
+  std::vector<RankInfo> infos(values.size());
+  std::vector<int> places;
+  std::vector<size_t> referring;
+  for (size_t r = 0; r < values.size(); ++r) {
+    if (!is_reference(values[r])) {
+      auto whole = decode(values[r]);
+      if (!whole) return whole.status();
+      infos[r] = std::move(whole.value());
+      continue;
+    }
+    if (!can_read(values[r]))
+      return Status(Code::kInternal, "a rank refers to a directory that this one does not have");
+    auto reference = decode_reference(values[r]);
+    if (!reference) return reference.status();
+    static_cast<GroupPart&>(infos[r]) = reference.value().part;
+    places.push_back(static_cast<int>(r) + reference.value().offset);
+    referring.push_back(r);
+  }
+  if (places.empty()) return infos;
+  auto processes = place_.directory->look_up(places);
+  if (!processes) return processes.status();
+  for (size_t i = 0; i < referring.size(); ++i) {
+    RankInfo& info = infos[referring[i]];
+    static_cast<ProcessInfo&>(info) = std::move(processes.value()[i]);
+    if (info.serial > 0) info.key = own_key(info.token, info.serial);
+  }
+  return infos;
+}
+
+}  // namespace smddp

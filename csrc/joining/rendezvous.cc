@@ -1,0 +1,114 @@
+#include "joining/rendezvous.h"
+
+#include <algorithm>
+
+#include "joining/exchange.h"
+#include "joining/pause.h"
+#include "common/random.h"
+
+namespace smddp {
+namespace {
+
+// How often a rank looks whether it is answered, and rank 0 whether a number has changed. The more
+// ranks, the more look at one store.
+constexpr std::chrono::milliseconds kLastPause{50}, kReread{100};
+constexpr size_t kNumberBytes = 8;
+constexpr const char* kNoStop = "never";
+
+std::string arrived(int rank) { return "arrived/" + std::to_string(rank); }
+std::string answered_key(int rank) { return "answered/" + std::to_string(rank); }
+std::string met(const std::string& meeting, int rank) {
+  return meeting + "/met/" + std::to_string(rank);
+}
+
+std::string hexadecimal(const std::vector<uint8_t>& bytes) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string text;
+  for (uint8_t byte : bytes) text += {kDigits[byte >> 4], kDigits[byte & 15]};
+  return text;
+}
+
+std::chrono::milliseconds longest_pause(int ranks) {
+  return std::max(kLastPause, std::chrono::milliseconds(ranks));
+}
+
+}  // namespace
+
+Result<std::string> Rendezvous::meet() {
+  Value number(kNumberBytes);
+  if (!fill_random(number.data(), number.size())) {
+    return Status(Code::kUnavailable, "the kernel gives no random bytes");
+  }
+  if (Status set = store_.set(arrived(rank_), number); !set) return set;
+  return rank_ == 0 ? lead(hexadecimal(number)) : follow(number);
+}
+
+Result<std::string> Rendezvous::lead(const std::string& meeting) {
+  auto until = Clock::now() + timeout_;
+  std::vector<Value> answered(static_cast<size_t>(ranks_));
+  if (Status s = answer(meeting, &answered); !s) return s;
+  auto reread = Clock::now() + kReread;
+  Pause pause(longest_pause(ranks_));
+  for (int rank = 1; rank < ranks_;) {
+    if (store_.has(met(meeting, rank))) {
+      store_.remove(met(meeting, rank));
+      ++rank;
+      continue;
+    }
+    if (Clock::now() >= until) return did_not_join({rank});
+    if (Clock::now() >= reread) {
+      if (Status s = answer(meeting, &answered); !s) return s;
+      reread = Clock::now() + kReread;
+    }
+    pause.sleep();
+  }
+  return meeting;
+}
+
+Status Rendezvous::answer(const std::string& meeting, std::vector<Value>* answered) {
+  std::vector<std::string> keys;
+  for (int rank = 1; rank < ranks_; ++rank) keys.push_back(arrived(rank));
+  if (keys.empty()) return {};
+  auto numbers = store_.get(keys, kNoStop);
+  if (!numbers) return numbers.status().code() == Code::kTimeout ? missing() : numbers.status();
+  for (int rank = 1; rank < ranks_; ++rank) {
+    const Value& number = numbers.value()[static_cast<size_t>(rank) - 1];
+    Value& known = (*answered)[static_cast<size_t>(rank)];
+    if (number == known) continue;
+    Value reply = number;
+    reply.insert(reply.end(), meeting.begin(), meeting.end());
+    if (Status set = store_.set(answered_key(rank), reply); !set) return set;
+    known = number;
+  }
+  return {};
+}
+
+Result<std::string> Rendezvous::follow(const Value& number) {
+  auto until = Clock::now() + timeout_;
+  Pause pause(longest_pause(ranks_));
+  for (;;) {
+    auto replies = store_.get({answered_key(rank_)}, kNoStop);
+    if (!replies) return replies.status().code() == Code::kTimeout ? missing() : replies.status();
+    const Value& reply = replies.value()[0];
+    auto end = reply.begin() + static_cast<std::ptrdiff_t>(std::min(reply.size(), kNumberBytes));
+    if (std::equal(reply.begin(), end, number.begin(), number.end())) {
+      std::string meeting(end, reply.end());
+      store_.remove(answered_key(rank_));
+      if (Status set = store_.set(met(meeting, rank_), {1}); !set) return set;
+      return meeting;
+    }
+    if (Clock::now() >= until) return missing();
+    pause.sleep();
+  }
+}
+
+// Where every rank has left a number, this one's or its predecessor's, rank 0 has not come: it answers.
+Status Rendezvous::missing() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    if (!store_.has(arrived(rank))) ranks.push_back(rank);
+  }
+  return did_not_join(ranks.empty() ? std::vector<int>{0} : ranks);
+}
+
+}  // namespace smddp

@@ -1,0 +1,51 @@
+// Addresses of endpoints: the bytes that a rank publishes, and IP addresses as text. Knows nothing
+// of open endpoints. Called by the choice of a provider, and by the rails.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/status.h"
+#include "transport/ofi/types.h"
+
+struct fi_info;
+struct sockaddr;
+
+namespace smddp::fabric {
+
+struct IpAddress {
+  std::string text;  // "192.0.2.2"; empty if it is no IP address
+  bool ipv6 = false;
+  bool loopback = false;
+  bool link_local = false;
+  bool wildcard = false;
+};
+
+IpAddress describe_ip(const void* address, size_t size);
+
+// Replaces a wildcard IP address in `name`, which fi_getname has filled in, by that of `source`.
+void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source_size);
+
+// The published form: wire protocol, address format, provider's name, how chunks travel, port and
+// token for messages, then the provider's own bytes of each rail. So add_peer refuses a peer whose provider can't communicate
+// with this rank's; without the check its messages would only stay unanswered.
+struct PublishedAddress {
+  Transfer transfer;
+  std::vector<std::vector<uint8_t>> names;  // by rail; of equal size
+  uint16_t message_port = 0;  // at the IP address of the first; 0: messages come through libfabric
+  std::array<uint8_t, 16> message_token{};  // that connections to it show
+};
+
+std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& address);
+
+// The address that a peer published; its names must have this endpoint's length, `name_size`.
+// kInvalid with both providers' names if the two can't communicate; kInvalid too if the form is
+// damaged.
+Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uint8_t> published,
+                                        size_t name_size);
+
+}  // namespace smddp::fabric

@@ -1,0 +1,80 @@
+#include "transport/ofi/flush_reads.h"
+
+#include <algorithm>
+
+namespace smddp::fabric {
+namespace {
+
+constexpr size_t kFlushBytes = 8;
+
+}  // namespace
+
+Status FlushReads::prepare() {
+  if (!own_addresses_.empty()) return {};
+  if (!target_.data()) {
+    Result<Slab> slab = Slab::map(kFlushBytes);
+    if (!slab) return slab.status();
+    target_ = std::move(slab.value());
+  }
+  std::vector<fi_addr_t> addresses;
+  std::vector<Registration*> registrations;
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    Rail& rail = rails_[i];
+    Result<fi_addr_t> own = rail.insert(rail.name());
+    if (!own) return own.status();
+    addresses.push_back(own.value());
+    registrations.push_back(nullptr);
+    if (!rail.local_registration()) continue;
+    MrCache& cache = rail.registrations();
+    registrations.back() = cache.take(target_.data(), kFlushBytes, Access::kRead);
+    if (registrations.back() == nullptr) return cache.error();
+  }
+  slots_.resize(kFlushes);
+  for (FlushSlot& slot : slots_) {
+    slot.kind = SlotKind::kFlush;
+    free_.push(&slot);
+  }
+  unflushed_.reserve(wire::kMaxRegions);
+  own_addresses_ = std::move(addresses);
+  registrations_ = std::move(registrations);
+  return {};
+}
+
+void FlushReads::begin(ReceiveRegion& region) {
+  for (; region.flushing < rails_.size() && !free_.empty(); ++region.flushing) {
+    size_t rail = region.flushing;
+    FlushSlot* slot = free_.pop();
+    slot->region = region.number;
+    const Registration* own = registrations_[rail];
+    ssize_t rc = rails_[rail].read(slot, own_addresses_[rail], target_.data(),
+                                   std::min(kFlushBytes, region.bytes),
+                                   own != nullptr ? own->descriptor() : nullptr, region.address,
+                                   region.registrations[rail]->key);
+    if (rc == 0) continue;
+    free_.push_front(slot);
+    if (rc != -FI_EAGAIN) {
+      return peers_.lose(
+          region.from, rails_.refusal("a device's memory could not be flushed", rc, rails_[rail]));
+    }
+    ++rails_.counters().retries;
+    break;
+  }
+  if (region.flushing < rails_.size()) unflushed_.push_back(region.number);
+}
+
+ReceiveRegion& FlushReads::finish(FlushSlot* slot) {
+  free_.push_front(slot);
+  ReceiveRegion& region = regions_.at(slot->region);
+  ++region.flushed;
+  return region;
+}
+
+void FlushReads::retry() {
+  for (size_t n = unflushed_.size(); n > 0; --n) {
+    uint32_t number = unflushed_.front();
+    unflushed_.erase(unflushed_.begin());
+    if (ReceiveRegion* region = regions_.find(number)) begin(*region);
+  }
+}
+
+}  // namespace smddp::fabric

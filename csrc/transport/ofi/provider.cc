@@ -1,0 +1,164 @@
+#include "transport/ofi/provider.h"
+
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <rdma/fi_errno.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "transport/ofi/address.h"
+#include "transport/ofi/slot.h"
+
+namespace smddp::fabric {
+namespace {
+
+using InterfaceTable = std::map<std::string, std::string>;  // name by IP address
+
+InterfaceTable read_interfaces() {
+  InterfaceTable table;
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return table;
+  std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, &::freeifaddrs);
+  for (ifaddrs* at = first; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr) continue;
+    bool v6 = at->ifa_addr->sa_family == AF_INET6;
+    size_t size = v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    IpAddress ip = describe_ip(at->ifa_addr, size);
+    if (!ip.text.empty()) table.emplace(ip.text, at->ifa_name);
+  }
+  return table;
+}
+
+Offer offer_of(const fi_info& info, const InterfaceTable& interfaces) {
+  Offer offer;
+  offer.provider = info.fabric_attr->prov_name;
+  if (info.domain_attr->name != nullptr) offer.domain = info.domain_attr->name;
+  IpAddress ip = describe_ip(info.src_addr, info.src_addrlen);
+  offer.address = ip.text;
+  offer.ipv6 = ip.ipv6;
+  offer.loopback = ip.loopback;
+  offer.link_local = ip.link_local;
+  auto named = interfaces.find(ip.text);
+  if (named != interfaces.end()) offer.interface = named->second;
+  offer.small_messages = info.ep_attr->max_msg_size < kMaxMessage;
+  offer.device_memory = (info.caps & FI_HMEM) != 0;
+  return offer;
+}
+
+struct List {
+  std::vector<InfoHandle> heads;
+  std::vector<const fi_info*> infos;
+  std::vector<Offer> offers;
+};
+
+// Appends the offers that have `caps`. If there is none, that is no error.
+Status add_offers(const Library& library, const std::string& provider, uint64_t caps,
+                  const InterfaceTable& interfaces, List& list) {
+  InfoHandle hints = own(library, library.dupinfo(nullptr));
+  if (!hints) return Status(Code::kUnavailable, "libfabric is out of memory");
+  hints->caps = caps;
+  hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
+  hints->ep_attr->type = FI_EP_RDM;
+  hints->domain_attr->mr_mode =
+      FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  if ((caps & FI_HMEM) != 0) hints->domain_attr->mr_mode |= FI_MR_HMEM;
+  hints->domain_attr->threading = FI_THREAD_DOMAIN;
+  hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+  hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+  if (!provider.empty()) hints->fabric_attr->prov_name = ::strdup(provider.c_str());
+
+  fi_info* first = nullptr;
+  int rc = library.getinfo(library.api, nullptr, nullptr, 0, hints.get(), &first);
+  list.heads.push_back(own(library, first));
+  if (rc == -FI_ENODATA) return Status();
+  if (rc != 0) return Status(Code::kUnavailable, "fi_getinfo: " + library.error_text(rc));
+  for (const fi_info* info = first; info != nullptr; info = info->next) {
+    if (info->fabric_attr->prov_name == nullptr) continue;
+    list.infos.push_back(info);
+    list.offers.push_back(offer_of(*info, interfaces));
+  }
+  return Status();
+}
+
+// In this order: offers that reach GPUs' memory (if that is wanted), offers that can take chunks,
+// offers that have messages only. Of equal offers the first is used.
+Result<List> list_offers(const Library& library, const std::string& provider, bool device_memory) {
+  List list;
+  InterfaceTable interfaces = read_interfaces();
+  constexpr uint64_t kChunks = FI_MSG | FI_RMA | FI_TAGGED;
+  for (uint64_t caps : {kChunks | uint64_t{FI_HMEM}, kChunks, uint64_t{FI_MSG}}) {
+    if ((caps & FI_HMEM) != 0 && !device_memory) continue;
+    if (Status status = add_offers(library, provider, caps, interfaces, list); !status) {
+      return status;
+    }
+  }
+  return list;
+}
+
+// "on offer: tcp;ofi_rxm on eth0, lo; sockets on eth0, lo"
+std::string on_offer(const std::vector<Offer>& offers) {
+  std::map<std::string, std::set<std::string>> domains_of;
+  for (const Offer& offer : offers) domains_of[offer.provider].insert(offer.domain);
+  if (domains_of.empty()) return "it offers none";
+  std::string text = "on offer:";
+  for (const auto& [provider, domains] : domains_of) {
+    text += (text.ends_with(':') ? " " : "; ") + provider;
+    for (const std::string& domain : domains) {
+      text += (domain == *domains.begin() ? " on " : ", ") + domain;
+    }
+  }
+  return text;
+}
+
+Status nothing_matches(const Library& library, const Options& options,
+                       const std::vector<Offer>& offers) {
+  std::string wanted = "no endpoint for reliable datagrams";
+  if (!options.provider.empty()) wanted += " of provider '" + options.provider + "'";
+  if (!options.interface.empty()) wanted += " on interface '" + options.interface + "'";
+  return Status(Code::kUnavailable, "libfabric " + library.version_text() + " has " + wanted +
+                                        " (" + on_offer(offers) +
+                                        "); see SMDDP_FABRIC_PROVIDER and SMDDP_FABRIC_INTERFACE");
+}
+
+}  // namespace
+
+Result<std::vector<RailChoices>> choose(const Library& library, const Options& options) {
+  Result<List> list = list_offers(library, options.provider, options.device_memory);
+  if (!list) return list.status();
+  auto sets = [&] {
+    return rail_sets(list.value().offers, options.provider, options.interface, kMaxRails);
+  };
+  std::vector<std::vector<size_t>> found = sets();
+  if (found.empty() && !options.provider.empty()) {
+    // Ask again without the name, which may be the short name of a core provider; if it is not, the
+    // error lists all offers.
+    list = list_offers(library, "", options.device_memory);
+    if (!list) return list.status();
+    found = sets();
+  }
+  if (found.empty()) return nothing_matches(library, options, list.value().offers);
+  std::vector<RailChoices> choices;
+  std::set<std::string> seen;
+  for (const std::vector<size_t>& set : found) {
+    RailChoices rails;
+    std::string text;
+    for (size_t i : set) {
+      InfoHandle copy = own(library, library.dupinfo(list.value().infos[i]));
+      if (!copy) return Status(Code::kUnavailable, "libfabric is out of memory");
+      const Offer& offer = list.value().offers[i];
+      text += offer.text() + (offer.device_memory ? "+," : ",");
+      rails.push_back({std::move(copy), offer});
+    }
+    if (seen.insert(text).second) choices.push_back(std::move(rails));
+  }
+  return choices;
+}
+
+}  // namespace smddp::fabric

@@ -1,0 +1,33 @@
+// Opens registrations of memory in one domain, with a key that can't be guessed where the caller chooses it,
+// and bound to the endpoint where the provider asks for that. Called by MrCache, and by Rail for its message
+// buffers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "transport/ofi/resource.h"
+#include "transport/ofi/types.h"
+
+namespace smddp::fabric {
+
+class Registrar {
+ public:
+  Registrar(const Library& library, fid_domain* domain, fid_ep* endpoint, const fi_info& info);
+
+  // `access`: flags of fi_mr_reg(). `owner`: of a device's memory, else nullptr.
+  Result<MrHandle> open(const void* base, size_t bytes, uint64_t access,
+                        const MemoryOwner* owner = nullptr) const;
+  // Whether registrations pin their pages.
+  bool pins() const { return pins_; }
+
+ private:
+  Library library_;
+  fid_domain* domain_;
+  fid_ep* endpoint_;  // to bind registrations to; nullptr without FI_MR_ENDPOINT
+  bool pins_;
+  bool provider_keys_;
+  uint64_t key_mask_;
+};
+
+}  // namespace smddp::fabric

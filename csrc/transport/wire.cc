@@ -1,0 +1,37 @@
+#include "transport/wire.h"
+
+#include <cstring>
+
+namespace smddp::wire {
+
+bool check(const void* data, size_t size) {
+  if (size < sizeof(Header)) return false;
+  Header header;
+  std::memcpy(&header, data, sizeof header);
+  if (header.magic != kMagic) return false;
+  switch (header.type) {
+    case Type::kReady:
+    case Type::kData:
+    case Type::kAbort:
+    case Type::kWritten:
+    case Type::kOver:
+    case Type::kAsk:
+    case Type::kSentAll:
+      return header.bytes == size - sizeof(Header);
+  }
+  return false;
+}
+
+uint64_t mac_of(const siphash::Key& key, const Header& header, const void* payload) {
+  siphash::Hash hash(key);
+  hash.add(&header, offsetof(Header, mac));
+  if (header.type != Type::kData) hash.add(payload, header.bytes);
+  return hash.value();
+}
+
+bool check(const Grant& grant, uint64_t bytes) {
+  return grant.region < kMaxRegions && bytes > 0 && grant.bytes == bytes && grant.chunk_bytes > 0 &&
+         (bytes - 1) / grant.chunk_bytes < kMaxChunks;
+}
+
+}  // namespace smddp::wire
