@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale plan-table gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy walls clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale plan-table gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy import-rules clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -390,8 +390,17 @@ $(HADOLINT)/.stamp:
 
 # --- source code ----------------------------------------------------------------------------------
 
+# Files that git tracks: none that .gitignore names, none with marks of a merge, none over 256 KiB but for the
+# raw data of measurements.
+define CHECK_TRACKED
+! git ls-files --cached --ignored --exclude-standard | grep . || { echo "git tracks what .gitignore names"; exit 1; }
+git ls-files -z | xargs -0 $(BIN)/check-merge-conflict --assume-in-merge
+git ls-files -z ':!benchmarks/results' | xargs -0 $(BIN)/check-added-large-files --enforce-all --maxkb 256
+git ls-files -z benchmarks/results | xargs -0 $(BIN)/check-added-large-files --enforce-all --maxkb 4096
+endef
+
 lint: $(VENV)/.stamp-requirements  ## ruff, mypy, clang-format, no scratch files in git
-	$(PY) tools/check_scratch.py
+	$(CHECK_TRACKED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -414,8 +423,9 @@ docs: $(VENV)/.stamp-docs  ## the documentation as a site, in build/site; a link
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "the site is in build/site/index.html"
 
-walls: $(VENV)/.stamp-requirements  ## rooms and what they may include, import and name; sizes; nothing twice
-	$(PY) tools/check_walls.py
+import-rules: $(VENV)/.stamp-requirements  ## what each folder may include, import and name; sizes; nothing twice
+	$(PY) tools/check_import_rules.py
+	$(BIN)/lint-imports --no-logo --cache-dir build/import-linter
 	$(PY) tools/check_sizes.py
 
 tidy: $(VENV)/.stamp-requirements  ## clang-tidy on the core, each source by itself; takes minutes, so lint leaves it out
