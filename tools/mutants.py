@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Put one fault after the other into the core, and see which C++ test notices it.
 
-    tools/mutants.py [NAME ...] [--jobs N] [--resume] [--page]
+    tools/mutants.py [NAME ...] [--jobs N] [--resume]
 
 ``tests/mutants/faults.toml`` lists the faults. All of them are compiled once, into a copy of the
 sources, behind a switch that is read at run time. A fault is noticed if a test program fails, or
 takes more than 20 s and five times its time without a fault, and the test that failed passes
 without the fault at once, and fails with it again. The outcomes go to
-``tests/mutants/results.json`` and ``docs/mutants.md``. The exit status is 1 if a fault is unnoticed
-that the list does not explain.
+``tests/mutants/results.json``. The exit status is 1 if a fault is unnoticed that the list does not
+explain.
 
-NAMEs pick some faults, ``--resume`` leaves out those with an outcome for the same sources, and
-``--page`` only writes the page again. Called by ``make mutants``.
+NAMEs pick some faults, ``--resume`` leaves out those with an outcome for the same sources. Called
+by ``make mutants``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutants" / "faults.toml"
 RESULTS = ROOT / "tests" / "mutants" / "results.json"
-PAGE = ROOT / "docs" / "mutants.md"
 BUILD = ROOT / "build" / "mutants"
 # What the core and its tests are built from.
 SOURCES = (
@@ -111,7 +110,7 @@ class Fault:
     text: str
     fault: str
     breaks: str
-    first: tuple[str, ...] = ()
+    first: Sequence[str] = ()
     equivalent: str = ""
 
     @property
@@ -155,8 +154,14 @@ class Outcome:
 
 def read_faults(path: Path = LIST) -> list[Fault]:
     """The list, in its order."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["fault"]
-    return [Fault(**{**entry, "first": tuple(entry.get("first", ()))}) for entry in entries]
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    equivalent = tables.pop("equivalent", {})
+    faults = []
+    for file, entries in tables.items():
+        for name, (text, fault, breaks, *first) in entries.items():
+            why = equivalent.get(name, "")
+            faults.append(Fault(name, file, text, fault, breaks, " ".join(first).split(), why))
+    return faults
 
 
 def problems(faults: list[Fault], root: Path = ROOT) -> list[str]:
@@ -240,63 +245,32 @@ def _program(test: dict[str, Any]) -> Program:
 # --- the runs -------------------------------------------------------------------------------------
 
 
-class Stopped(Exception):
-    """The user has interrupted the runs."""
+RUNNING: set[subprocess.Popen[bytes]] = set()  # each is the leader of a session
 
 
-class Runner:
-    """Starts test programs, from several threads, and ends all of them at once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
-
-    def stop(self) -> None:
-        """Ends what runs; every thread that calls run() gets Stopped."""
-        with self._lock:
-            self._stopped = True
-            for process in self._running:
-                _kill(process)
-
-    def run(
-        self,
-        program: Program,
-        fault: Fault | None,
-        limit: float,
-        only: str = "",
-        more: dict[str, str] | None = None,
-    ) -> tuple[str, bytes, float]:
-        """ "" or how it went wrong, its output, its seconds. `only`: one test of the program."""
-        environment = {**os.environ, **program.environment, "GTEST_FAIL_FAST": "1"}
-        environment.pop(SWITCH, None)
-        environment |= more or {}
-        if fault is not None:
-            environment[SWITCH] = str(fault.number)
-        command = program.command + ([f"--gtest_filter={only}"] if only else [])
-        begin = time.monotonic()
-        with self._lock:
-            if self._stopped:
-                raise Stopped
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=BUILD,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            self._running.add(process)
-        try:
-            output, how = _wait(process, limit)
-        finally:
-            with self._lock:
-                self._running.discard(process)
-            _kill(process)  # what it started, if that still runs
-        if self._stopped:
-            raise Stopped
-        return how, output, time.monotonic() - begin
+def run(
+    program: Program, fault: Fault | None, limit: float, only: str = "", reached: str = ""
+) -> tuple[str, bytes, float]:
+    """ "" or how it went wrong, its output, its seconds. `only`: one test of the program."""
+    environment = {**os.environ, **program.environment, "GTEST_FAIL_FAST": "1"}
+    environment[SWITCH] = str(fault.number if fault is not None else 0)
+    environment[REACHED] = reached
+    command = program.command + ([f"--gtest_filter={only}"] if only else [])
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=BUILD,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    RUNNING.add(process)
+    output, how = _wait(process, limit)
+    _kill(process)  # what it started, if that still runs
+    RUNNING.discard(process)
+    return how, output, time.monotonic() - begin
 
 
 def _wait(process: subprocess.Popen[bytes], limit: float) -> tuple[bytes, str]:
@@ -331,21 +305,21 @@ def limit_of(program: Program) -> float:
     return TIMES * program.seconds + MORE_SECONDS
 
 
-def try_fault(runner: Runner, fault: Fault, programs: list[Program], digest: str) -> Outcome:
+def try_fault(fault: Fault, programs: list[Program], digest: str) -> Outcome:
     """Runs the programs that reach the fault's line until one notices it."""
     outcome = Outcome(digest)
     programs = [program for program in programs if fault.number in program.reached]
     first = [p for name in fault.first for p in programs if p.name == name]
     rest = sorted((p for p in programs if p not in first), key=lambda p: p.seconds)
     for program in first + rest:
-        how, output, seconds = runner.run(program, fault, limit_of(program))
+        how, output, seconds = run(program, fault, limit_of(program))
         if not how:
             continue
         _write(BUILD / "logs" / f"{fault.name}.txt", output)
         test = failed_test(output, how)
-        by_chance, _, _ = runner.run(program, None, limit_of(program), test)
+        by_chance, _, _ = run(program, None, limit_of(program), test)
         if not by_chance and how != "hangs":
-            again, _, _ = runner.run(program, fault, limit_of(program), test)
+            again, _, _ = run(program, fault, limit_of(program), test)
             by_chance = "passes" if not again else ""
         if by_chance:
             outcome.chance.append(f"{program.name} {test}".strip())
@@ -356,15 +330,14 @@ def try_fault(runner: Runner, fault: Fault, programs: list[Program], digest: str
     return outcome
 
 
-def measure(runner: Runner, programs: list[Program], jobs: int) -> None:
+def measure(programs: list[Program], jobs: int) -> None:
     """Runs all programs without a fault; one that fails gets a second chance."""
 
     def one(program: Program) -> None:
         reached = BUILD / "reached" / program.name
         _write(reached, bytes(NUMBERS))
-        more = {REACHED: str(reached)}
         for _ in range(2):
-            how, output, program.seconds = runner.run(program, None, 600, more=more)
+            how, output, program.seconds = run(program, None, 600, reached=str(reached))
             if not how:
                 break
             console.print(f"{program.name} {how} without a fault", soft_wrap=True)
@@ -389,14 +362,13 @@ def run_all(
     faults: list[Fault], programs: list[Program], results: dict[str, Outcome], jobs: int
 ) -> bool:
     """Adds the outcomes to `results`. False if it was interrupted."""
-    runner = Runner()
     sources = digest_of_sources()
     begin = time.monotonic()
     pool = ThreadPoolExecutor(jobs)
     try:
-        measure(runner, programs, jobs)
+        measure(programs, jobs)
         runs = {
-            pool.submit(try_fault, runner, fault, programs, digest_of(fault, sources)): fault
+            pool.submit(try_fault, fault, programs, digest_of(fault, sources)): fault
             for fault in faults
         }
         for count, done in enumerate(as_completed(runs), 1):
@@ -416,8 +388,9 @@ def run_all(
     except KeyboardInterrupt:
         return False
     finally:
-        runner.stop()
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(RUNNING):
+            _kill(process)
     return True
 
 
@@ -439,65 +412,17 @@ def digest_of(fault: Fault, sources: str) -> str:
 
 def load() -> dict[str, Outcome]:
     """The outcomes of earlier runs, by the names of the faults."""
-    if not RESULTS.is_file():
-        return {}
-    found = json.loads(RESULTS.read_text(encoding="utf-8"))
-    return {name: Outcome(**outcome) for name, outcome in found.items()}
+    found = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    return {name: Outcome(*outcome) for name, outcome in found.items()}
 
 
 def save(results: dict[str, Outcome]) -> None:
-    """Writes all outcomes, sorted by name."""
-    text = json.dumps({name: asdict(results[name]) for name in sorted(results)}, indent=1)
-    RESULTS.write_text(text + "\n", encoding="utf-8")
-
-
-def _code(text: str) -> str:
-    """One line of code in a cell of a table; a dash for none."""
-    line = " ".join(text.replace("$MUTANT", "true").split()).replace("|", "\\|")
-    return f"`{line}`" if line else "nothing"
-
-
-def _row(fault: Fault, last: str) -> str:
-    cells = (
-        fault.file.removeprefix("csrc/"),
-        f"{fault.name}: {_code(fault.text)} becomes {_code(fault.fault)}",
-        fault.breaks,
-        last,
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def page(faults: list[Fault], results: dict[str, Outcome]) -> str:
-    """docs/mutants.md."""
-    noticed = [f for f in faults if f.name in results and results[f.name].program]
-    rest = [f for f in faults if f not in noticed]
-    tried = sum(f.name in results for f in faults)
-    untried = f" {len(faults) - tried} more have not been tried." if tried < len(faults) else ""
+    """Writes all outcomes, a line each, sorted by name."""
     lines = [
-        "# Faults that the tests notice",
-        "",
-        "<!-- Written by tools/mutants.py from tests/mutants/faults.toml and results.json. -->",
-        "",
-        f"{len(noticed)} of {tried} faults are noticed by the C++ tests.{untried}",
-        "`make mutants` puts one fault after the other into the core and runs the tests until one",
-        "fails. The seconds are those of the test program; several ran side by side. A program",
-        f"that took more than {TIMES} times its time without a fault, and {MORE_SECONDS} s, hangs.",
-        "",
-        "| file | fault | what it breaks | noticed by |",
-        "|---|---|---|---|",
+        f"{json.dumps(name)}: {json.dumps([*vars(outcome).values()])}"
+        for name, outcome in sorted(results.items())
     ]
-    for fault in noticed:
-        found = results[fault.name]
-        by = f"`{found.test or found.program}` {found.how}, {found.seconds:g} s"
-        lines.append(_row(fault, by))
-    lines += ["", "## Unnoticed", ""]
-    if not rest:
-        return "\n".join([*lines, "None.", ""])
-    lines += ["| file | fault | what it breaks | why |", "|---|---|---|---|"]
-    for fault in rest:
-        why = fault.equivalent or ("no test" if fault.name in results else "not tried")
-        lines.append(_row(fault, why))
-    return "\n".join([*lines, ""])
+    RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
 def main() -> int:
@@ -510,7 +435,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=cores, help="faults that run side by side")
     parser.add_argument("--build-jobs", type=int, default=cores, help="compilers side by side")
     parser.add_argument("--resume", action="store_true", help="only what has no outcome yet")
-    parser.add_argument("--page", action="store_true", help="only write docs/mutants.md")
     arguments = parser.parse_args()
     faults = read_faults()
     if wrong := problems(faults):
@@ -519,9 +443,6 @@ def main() -> int:
     if unknown := set(arguments.names) - names:
         raise SystemExit(f"no such fault: {', '.join(sorted(unknown))}")
     results = {name: outcome for name, outcome in load().items() if name in names}
-    if arguments.page:
-        PAGE.write_text(page(faults, results), encoding="utf-8")
-        return 0
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     programs = build(faults, arguments.build_jobs)
     sources = digest_of_sources()
@@ -533,9 +454,8 @@ def main() -> int:
             if fault.name not in results or results[fault.name].digest != digest_of(fault, sources)
         ]
     whole = run_all(chosen, programs, results, arguments.jobs)
-    PAGE.write_text(page(faults, results), encoding="utf-8")
     noticed = {name for name, outcome in results.items() if outcome.program}
-    console.print(f"{len(noticed)} of {len(faults)} faults are noticed: {PAGE.relative_to(ROOT)}")
+    console.print(f"{len(noticed)} of {len(faults)} faults are noticed: {RESULTS}")
     unexplained = [f.name for f in faults if f.name not in noticed and not f.equivalent]
     if not whole:
         console.print("interrupted")

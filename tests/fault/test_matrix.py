@@ -1,7 +1,7 @@
 """The matrix of faults: what hits which rank, in which phase, over which way; and what is promised.
 
 Each cell is one test. The phases of a fault over a way run side by side, each in its own world.
-`tools/draw_failures.py` makes the table of docs/failures.md from the promises below.
+docs/failures.md has the table of the promises below.
 
     make test-faults                            # all; PYTEST_ARGS="-k 'kill and udp'" picks some
 """

@@ -1,8 +1,4 @@
-"""The commands of the documentation exist: targets, subcommands, options, variables and files.
-
-What needs hardware, a scheduler or hours stands on the pages with that mark; these tests read it as
-well.
-"""
+"""The commands of the documentation exist: targets, subcommands, options, variables and files."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "benchmarks/README.md",
     "ds_configs/README.md",
-    *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").glob("*.md"))),
+    *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
 ]
 SETTINGS = {variable.environment_name for variable in VARIABLES}
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)

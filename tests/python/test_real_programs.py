@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +16,8 @@ sys.path.insert(0, str(ROOT))
 
 from tests.real_programs import (  # noqa: E402
     digests,
-    megatron_deepspeed,
-    neox,
-    page,
     runs,
     shipped,
-    stand_ins,
 )
 from tests.real_programs.runs import STEPS, Case, Run  # noqa: E402
 
@@ -96,15 +91,6 @@ def test_a_failed_program_shows_the_end_of_its_log(tmp_path: Path) -> None:
         runs.start(command, tmp_path, Path(sys.executable), {}, 1)
 
 
-def test_losses_of_gpt_neox_are_read() -> None:
-    line = (
-        " samples/sec: 8.9 | iteration       12/      20 | elapsed time per iteration (ms): 445.5 "
-        "| learning rate: 8.0E-04 | approx flops per GPU: 0.0GFLOPS | lm_loss: 5.854586E+00 | "
-        "number of skipped iterations:   0 |\n"
-    )
-    assert runs.losses(line, neox.LOSS) == {12: 5.854586}
-
-
 def test_a_shipped_config_that_a_program_takes_otherwise(tmp_path: Path) -> None:
     given = {"comm_backend": "smddp", "train_batch_size": 8, "zero_optimization": {"stage": 3}}
     accepted = {"train_batch_size": 8, "zero_optimization": {"stage": 3}, "gradient_clipping": 0}
@@ -122,40 +108,6 @@ def test_a_shipped_config_that_a_program_takes_otherwise(tmp_path: Path) -> None
     failing = [sys.executable, "-c", "import sys; sys.exit('no such key')"]
     [sentence] = shipped.refused(failing, tmp_path, "GPT-NeoX", {"a.json": given})
     assert sentence.startswith("GPT-NeoX does not load a.json: no such key")
-
-
-def test_page_shows_every_run(good: Run, reference: Run) -> None:
-    text = page.write("GPT-NeoX", "make neox-check", [CASE], [reference, good], {"cores": "2"})
-    assert "| released | ZeRO-3, bf16 | smddp | 4.000000 | 0.0e+00 | 3, 3, 3 |" in text
-    assert "| 20 | 4.000000 | 4.000000 |" in text
-    assert "Not run" not in text
-    other = replace(CASE, name="zero1-pp2", stage=1, pipe=2)
-    text = page.write("GPT-NeoX", "make neox-check", [CASE, other], [reference, good], {})
-    assert "\n\nNot run: ZeRO-1, PP 2, bf16 with released.\n\n" in text
-
-
-@pytest.mark.parametrize("program", stand_ins.OF)
-def test_page_lists_the_stand_ins(program: str) -> None:
-    name = {"neox": "gpt-neox", "megatron": "megatron-deepspeed"}[program]
-    text = (ROOT / "docs" / f"{name}.md").read_text()
-    listed = re.search(r"<!-- stand-ins -->\n.*\n.*\n((?:.*\n)*?)<!-- end -->", text)
-    assert listed is not None
-    assert listed[1] == "".join(f"| {' | '.join(r)} |\n" for r in stand_ins.rows(program))
-
-
-@pytest.mark.parametrize("program", stand_ins.OF)
-def test_committed_results_are_of_all_cases(program: str) -> None:
-    name = {"neox": "gpt-neox", "megatron": "megatron-deepspeed"}[program]
-    text = (ROOT / "docs" / f"{name}-results.md").read_text()
-    commit = re.search(r" commit \| (\w{8})", text)
-    assert commit is not None
-    assert commit[1] in (ROOT / "docs" / f"{name}.md").read_text()
-    for case in {"neox": neox, "megatron": megatron_deepspeed}[program].CASES:
-        rows = re.findall(rf"^\| (.*) \| {case.title} \| (.*?) \| \d", text, re.MULTILINE)
-        kinds = {"gloo", "smddp"} | ({"smddp, resumed"} if case.resume else set())
-        assert rows or f"{case.title} with" in text, case
-        for deepspeed in {deepspeed for deepspeed, _ in rows}:
-            assert {kind for found, kind in rows if found == deepspeed} == kinds
 
 
 RECORDED = """
@@ -199,9 +151,3 @@ def test_only_reductions_with_the_same_input_are_an_origin() -> None:
     ]
     name = "all_reduce (SUM) of 1 elements, float32, over ranks 0, 1, 2"
     assert digests.other_sums(gloo, smddp) == {name: 1}
-
-
-def test_runs_are_kept_for_a_later_command(good: Run, reference: Run, tmp_path: Path) -> None:
-    runs.dump([reference, good], {"cores": "2"}, tmp_path / "results.json")
-    assert runs.load(tmp_path / "results.json") == [reference, good]
-    assert runs.load(tmp_path / "other.json") == []
