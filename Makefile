@@ -320,7 +320,7 @@ bench-host: bench-programs  ## measure inside this host, RANKS ranks, in turns w
 	  --csv runs/host-$(RANKS).csv --figure runs/host-$(RANKS).png
 
 SCALE_ARGS ?= --out runs/scale
-scale: build  ## simulate 8 to 4,096 ranks and write the tables of docs/scale.md; some minutes
+scale: build  ## simulate 8 to 4,096 ranks and write the tables of docs/dev/scale.md; some minutes
 	$(PY) benchmarks/scale.py $(SCALE_ARGS)
 
 plan-table: build  ## simulate the collectives between hosts that smddp plan looks up; some minutes

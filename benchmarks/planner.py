@@ -1,6 +1,6 @@
 """The planner against published training speeds.
 
-    python benchmarks/planner.py          # docs/planner-validation.md and its figure
+    python benchmarks/planner.py          # docs/dev/planner-validation.md and its figure
     python benchmarks/planner.py --fit    # fits the constants again first; needs scipy
 
 The fit takes every third row and writes deepspeed_smddp/planning/constants.json.
@@ -16,7 +16,7 @@ from planning import fitting, validation_chart, validation_page
 
 from deepspeed_smddp.planning import constants
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "dev"
 
 
 def main() -> int:

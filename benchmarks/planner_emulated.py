@@ -1,6 +1,6 @@
 """The planner's overlap and network constants against steps that were measured on emulated hosts.
 
-    python benchmarks/planner_emulated.py     # docs/planner-emulated.md
+    python benchmarks/planner_emulated.py     # docs/dev/planner-emulated.md
 
 Reads the rows of training steps below benchmarks/results/; measures nothing.
 """
@@ -29,7 +29,7 @@ RUNS = (
     "2026-11-23-rooms",
     "2026-11-25-zero3-rates",
 )
-PAGE = ROOT / "docs" / "planner-emulated.md"
+PAGE = ROOT / "docs" / "dev" / "planner-emulated.md"
 
 
 @dataclass(frozen=True)

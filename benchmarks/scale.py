@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/scale.md: simulations of 8 to 4,096 ranks, beside real runs.
+"""The tables and the figure of docs/dev/scale.md: simulations of 8 to 4,096 ranks, beside real runs.
 
     python benchmarks/scale.py --out runs/scale                # simulate, write the page
     python benchmarks/scale.py --out runs/scale --real-runs    # after real runs (root)
@@ -27,7 +27,7 @@ from shared.chart import light_grid, plt, save
 from shared.simulated import simulate, sizes_option
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "scale.md"
+PAGE = ROOT / "docs" / "dev" / "scale.md"
 KIB, MIB = 1 << 10, 1 << 20
 
 

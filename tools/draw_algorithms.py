@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the pictures of docs/algorithms.md: which host has which shards after each step.
+"""Draw the pictures of docs/dev/algorithms.md: which host has which shards after each step.
 
 The schedules are those of csrc/topology/pattern.cc; each is carried out here, so that a picture
 whose last row is not complete can't be drawn.
@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.patches import FancyArrowPatch, Rectangle  # noqa: E402
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "dev"
 COLOURS = ("#2f6db5", "#2f7d45", "#b07a1a", "#8a3f8f", "#b5422f", "#3b8a8a", "#6b6b2f", "#555e6e")
 CELL, WIDTH, PITCH = 0.34, 0.3, 1.5  # of a shard, in units of the axes; from one row to the next
 

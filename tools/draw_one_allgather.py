@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw docs/one-allgather.svg from the tables of docs/one-allgather.md.
+"""Draw docs/dev/one-allgather.svg from the tables of docs/dev/one-allgather.md.
 
 tools/draw_one_allgather.py
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "dev"
 PAGE, PICTURE = DOCS / "one-allgather.md", DOCS / "one-allgather.svg"
 
 

@@ -25,7 +25,7 @@ _INTRODUCTION = """\
 # The planner against published training speeds
 
 `smddp plan` predicts the time of a training step. This page compares it with {all} published
-figures ([the file](../benchmarks/planning/published_training_speeds.csv) has all sources) and
+figures ([the file](../../benchmarks/planning/published_training_speeds.csv) has all sources) and
 is written by
 
     python benchmarks/planner.py

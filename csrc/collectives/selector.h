@@ -1,5 +1,5 @@
 // How an operation is carried out: a pure function of sizes, the shape of the group, the network model and
-// the settings, so all ranks compute the same result. docs/selector.md has a table of its choices. It must
+// the settings, so all ranks compute the same result. docs/dev/selector.md has a table of its choices. It must
 // not know buffers, peers or the state of anything. The group asks it once per operation.
 #pragma once
 

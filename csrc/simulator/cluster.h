@@ -30,7 +30,7 @@ struct Layout {
 // Of the ranks of a host among each other.
 struct HostModel {
   double wake_ns = 1'000;        // until a rank sees what another has pushed
-  double copy_bytes_per_ns = 5;  // of one core; docs/selector.md
+  double copy_bytes_per_ns = 5;  // of one core; docs/dev/selector.md
 };
 
 // What one operation took, of all ranks together where it is not said otherwise.

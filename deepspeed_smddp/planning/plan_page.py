@@ -15,7 +15,7 @@ from deepspeed_smddp.planning.ready_config import ds_config
 from deepspeed_smddp.planning.step_time import communication_origin
 from deepspeed_smddp.planning.training_job import Job
 
-NOT_SHOWN = "It has not run on hardware; errors: docs/planner-validation.md."
+NOT_SHOWN = "It has not run on hardware; errors: docs/dev/planner-validation.md."
 _MEMORY = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -38,7 +38,7 @@ _STEP = {
     "optimizer": "optimizer",
 }
 _CHANGES = 6
-PUBLISHED_GPUS = 1024  # of the largest ZeRO-3 row in docs/planner-validation.md
+PUBLISHED_GPUS = 1024  # of the largest ZeRO-3 row in docs/dev/planner-validation.md
 
 
 def show(console: Console, answer: Answer) -> None:

@@ -1,6 +1,6 @@
 """Extension points of DeepSpeed in whose place this package wraps functions; used where they exist.
 
-No version that this package knows has them: ``docs/upstream.md`` proposes them. One with another
+No version that this package knows has them: ``docs/dev/upstream.md`` proposes them. One with another
 signature counts as absent.
 """
 

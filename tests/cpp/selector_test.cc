@@ -292,7 +292,7 @@ std::string text_of(size_t bytes) {
   return std::to_string(bytes) + " B";
 }
 
-// docs/selector.md shows the table that this prints.
+// docs/dev/selector.md shows the table that this prints.
 TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
   std::string table =
       "| hosts x ranks | log up to a shard of | joint up to | direct from |\n|---|---|---|---|\n";
@@ -326,7 +326,7 @@ TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
   }
   std::ifstream file(std::string(SMDDP_SOURCE_DIR) + "/docs/selector.md");
   std::string page(std::istreambuf_iterator<char>(file), {});
-  EXPECT_NE(page.find(table), std::string::npos) << "docs/selector.md should hold\n" << table;
+  EXPECT_NE(page.find(table), std::string::npos) << "docs/dev/selector.md should hold\n" << table;
 }
 
 // What the network carries in a latency and two overheads; three latencies, and some chunks, where a write's

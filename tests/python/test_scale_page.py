@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md are those of the raw data beside them."""
+"""The tables of docs/dev/scale.md are those of the raw data beside them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RUN = ROOT / "benchmarks/results/2026-11-25-scale"
 
 
 def test_the_page_is_current() -> None:
-    page = ROOT / "docs/scale.md"
+    page = ROOT / "docs/dev/scale.md"
     before = page.read_text()
     command = [sys.executable, "benchmarks/scale.py", "--out", str(RUN), "--page", "-"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Extension points that DeepSpeed may get (docs/upstream.md) are used in place of wrapping."""
+"""Extension points that DeepSpeed may get (docs/dev/upstream.md) are used in place of wrapping."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_page_names_every_module_that_wraps() -> None:
     package = ROOT / "deepspeed_smddp"
-    page = (ROOT / "docs" / "upstream.md").read_text()
+    page = (ROOT / "docs" / "dev" / "upstream.md").read_text()
     wraps = re.compile(r"(?<!text)(?<!def )\b(wrapping\.)?(wrap|surround|replaced)\(")
     found = {
         path.relative_to(package)

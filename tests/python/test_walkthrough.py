@@ -1,4 +1,4 @@
-"""docs/one-allgather.md names files, classes and functions that exist, on a straight way."""
+"""docs/dev/one-allgather.md names files, classes and functions that exist, on a straight way."""
 
 from __future__ import annotations
 

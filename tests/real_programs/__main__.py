@@ -58,7 +58,7 @@ def main() -> int:
         return 1
     make = f"make {arguments.program}-check"
     text = page.write(title, make, cases, done, facts)
-    target = ROOT / "docs" / f"{slug}-results.md" if not arguments.cases else None
+    target = ROOT / "docs" / "dev" / f"{slug}-results.md" if not arguments.cases else None
     target = target or arguments.folder / "results.md"
     target.write_text(text)
     print(f"the runs over smddp have Gloo's losses; see {target}")

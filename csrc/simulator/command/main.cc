@@ -1,4 +1,4 @@
-// smddp_simulate: what a collective takes on a cluster that is not there, as JSON. docs/scale.md describes it.
+// smddp_simulate: what a collective takes on a cluster that is not there, as JSON. docs/dev/scale.md describes it.
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>

@@ -82,7 +82,7 @@ class Measured:
         if self.network:
             yield (
                 f"the network between hosts is {self.network}, {self.network_source} "
-                "(docs/selector.md)"
+                "(docs/dev/selector.md)"
             )
         if self.stored:
             yield f"a job of these ranks takes the network {self.stored}"
