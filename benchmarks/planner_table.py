@@ -2,8 +2,8 @@
 
     python benchmarks/planner_table.py    # deepspeed_smddp/planning/simulated_times.json
 
-Runs smddp_simulate (docs/dev/scale.md) for each collective, rate and number of hosts: one rank of each
-host, with its rail. The times are those of the second call.
+Runs smddp_simulate (docs/dev/scale.md) for each collective, rate and number of hosts: one rank of
+each host, with its rail. The times are those of the second call.
 """
 
 from __future__ import annotations

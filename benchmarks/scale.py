@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/dev/scale.md: simulations of 8 to 4,096 ranks, beside real runs.
+"""The tables and the figure of docs/dev/scale.md: simulations of 8 to 4,096 ranks, and real runs.
 
     python benchmarks/scale.py --out runs/scale                # simulate, write the page
     python benchmarks/scale.py --out runs/scale --real-runs    # after real runs (root)

@@ -96,7 +96,8 @@ def install(deepspeed: Any) -> None:
 def gather(params: Sequence[Any], shards: Sequence[torch.Tensor], group: Any) -> Gathering | None:
     """Starts to gather released parameters from this rank's shards; None: DeepSpeed has to.
 
-    The gatherer of ``docs/dev/upstream.md``. The ranks of ``group`` call it with the same parameters.
+    The gatherer of ``docs/dev/upstream.md``. All ranks of ``group`` call it with the same
+    parameters.
     """
     group = groups.resolve(group)
     if not params or not _plain(params, shards):

@@ -1,7 +1,7 @@
 """Extension points of DeepSpeed in whose place this package wraps functions; used where they exist.
 
-No version that this package knows has them: ``docs/dev/upstream.md`` proposes them. One with another
-signature counts as absent.
+No version that this package knows has them: ``docs/dev/upstream.md`` proposes them. One with
+another signature counts as absent.
 """
 
 from __future__ import annotations
