@@ -4,8 +4,9 @@
 runs ``smddp_simulate``: the engine, the patterns and the selector over a network in virtual time
 (docs/dev/scale.md). One rank of each host is simulated, with its rail: its share of the host's NICs
 and of the bytes. Between the points of the table, the time divided by its lower bound is
-interpolated in the logarithms of hosts, bytes of a rank's shard and rate of a rail. Beyond the most hosts, the
-largest shard or the fastest rail, the bound is multiplied by the ratio of the last point.
+interpolated in the logarithms of hosts, bytes of a rank's shard and rate of a rail. Beyond the
+most hosts, the largest shard or the fastest rail, the bound is multiplied by the ratio of the last
+point.
 """
 
 from __future__ import annotations
