@@ -15,8 +15,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepspeed_smddp.planning.collective_time import simulated
 from deepspeed_smddp.planning.constants import values
-from deepspeed_smddp.planning.simulated_time import simulated
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from shared.simulated import simulate, sizes_option
 
-from deepspeed_smddp.planning.simulated_time import SimulatedTimes
+from deepspeed_smddp.planning.collective_time import SimulatedTimes
 from deepspeed_smddp.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-TABLE = ROOT / "deepspeed_smddp" / "plan" / "simulated_times.json"
+TABLE = ROOT / "deepspeed_smddp" / "planning" / "simulated_times.json"
 LATENCY_US, MESSAGE_US = 20, 1
 # Of a rail. 50, 200 and 400: a GPU's share in hosts of 8 GPUs with 400, 1,600 and 3,200 Gbit/s.
 GBIT = (1.0, 12.5, 50.0, 100.0, 200.0, 400.0)

@@ -16,7 +16,7 @@ import smddp_autoload as _autoload
 from deepspeed_smddp.config import settings as _settings
 from deepspeed_smddp.config.config import SmddpConfig
 from deepspeed_smddp.config.settings import configure
-from deepspeed_smddp.deepspeed.step_times import follow as _follow_steps
+from deepspeed_smddp.deepspeed.monitoring import follow_optimizers as _follow_steps
 from deepspeed_smddp.diagnostics import hang_reporter as _hang_reporter
 from deepspeed_smddp.diagnostics import slow_watch as _slow_watch
 from deepspeed_smddp.diagnostics.counters import reporter as _ledger_reporter
@@ -25,10 +25,10 @@ from deepspeed_smddp.distributed import memory
 from deepspeed_smddp.distributed.backend import (
     after_default_group,
     fallback_ledger,
+    peer_statistics,
     reset_statistics,
     statistics,
 )
-from deepspeed_smddp.distributed.group_states import peer_statistics
 from deepspeed_smddp.distributed.split_group import install as _install_split_group
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.models.delayed_init import delayed_init, materialize

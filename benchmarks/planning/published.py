@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.hardware import CLUSTERS, GPUS, Cluster, gbit
 from deepspeed_smddp.planning.memory_use import fits
 from deepspeed_smddp.planning.model_shape import ModelShape
-from deepspeed_smddp.planning.plan_error import PlanError
 from deepspeed_smddp.planning.training_job import Job, Scheme, Software
 
 CSV = Path(__file__).with_name("published_training_speeds.csv")

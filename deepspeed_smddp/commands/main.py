@@ -329,8 +329,7 @@ def plan(
     import json
 
     from deepspeed_smddp.commands import plan as plan_command
-    from deepspeed_smddp.planning import plan_chart, plan_page
-    from deepspeed_smddp.planning.plan_error import PlanError
+    from deepspeed_smddp.planning import PlanError, plan_page
 
     try:
         answer = plan_command.plan(
@@ -347,7 +346,7 @@ def plan(
             recomputation=recomputation,
         )
         if png is not None and answer.shown is not None:
-            plan_chart.draw(answer, png)
+            plan_page.draw(answer, png)
     except PlanError as error:
         raise _failed(f"failed  {error}", 2) from None
     if as_json:

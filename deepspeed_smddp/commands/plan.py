@@ -6,17 +6,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hjson
 
-from deepspeed_smddp.planning import asked_job, measured_network
+from deepspeed_smddp.planning import PlanError, asked_job
+from deepspeed_smddp.planning.answer import Answer, answer
 from deepspeed_smddp.planning.hardware import cluster
-from deepspeed_smddp.planning.model_shape import ModelShape, of_text
-from deepspeed_smddp.planning.plan_error import PlanError
-from deepspeed_smddp.planning.planned import Answer, answer
+from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
 from deepspeed_smddp.planning.training_job import RECOMPUTATIONS
-
-_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence")
 
 
 def plan(
@@ -55,7 +53,7 @@ def plan(
     if network and network_from:
         raise PlanError("--network and --network-from exclude each other")
     if network_from:
-        network = measured_network.gbit_of_host(network_from)
+        network = asked_job.gbit_of_host(network_from)
     there = replace(cluster(where, network), price=price)
     job = asked_job.of_config(
         shape,
@@ -76,25 +74,21 @@ def shape_of(text: str) -> ModelShape:
     """
     if "=" not in text:
         return of_text(text)
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for part in text.split(","):
         key, _, value = part.partition("=")
         key = key.strip()
-        if key not in (*_SIZES, "gated"):
-            raise PlanError(f"a model has no {key!r}; its sizes are {', '.join(_SIZES)}, and gated")
+        if key not in (*SIZES, "gated"):
+            raise PlanError(f"a model has no {key!r}; its sizes are {', '.join(SIZES)}, and gated")
         try:
             sizes[key] = int(value)
         except ValueError:
             raise PlanError(f"{key} is {value!r}; it is a whole number") from None
     sizes.setdefault("kv_heads", sizes.get("heads", 0))
-    missing = [key for key in _SIZES if key not in sizes]
+    missing = [key for key in SIZES if key not in sizes]
     if missing:
         raise PlanError(f"the model lacks {', '.join(missing)}: --model {text},{missing[0]}=...")
-    layers, hidden, heads, kv_heads, ffn, vocabulary, sequence = (sizes[key] for key in _SIZES)
-    gated = bool(sizes.get("gated", 1))
-    return ModelShape(
-        "the model", layers, hidden, heads, kv_heads, ffn, vocabulary, sequence, gated=gated
-    )
+    return ModelShape("the model", **{**sizes, "gated": bool(sizes.get("gated", 1))})
 
 
 def number(text: str, option: str) -> float:

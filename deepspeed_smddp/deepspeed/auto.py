@@ -3,45 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.deepspeed import groups
 from deepspeed_smddp.tuning import auto_keys, startup
 from deepspeed_smddp.upstream import source, wrapping
-from deepspeed_smddp.upstream.wrapping import Call
 
 FEATURE = "bucket sizes"
 
 
-@contextmanager
-def around_initialize(call: Call) -> Iterator[None]:
-    """Chooses before ``deepspeed.initialize`` reads its config."""
-    choose(ds_config.of_initialize(call.arguments))
-    yield
-
-
-@contextmanager
-def around_zero_init(call: Call) -> Iterator[None]:
-    """Chooses before ``zero.Init`` reads its config."""
-    choose(ds_config.of_zero_init(call.arguments))
-    yield
-
-
-def choose(config: Any) -> None:
+def choose(config: Mapping[str, Any]) -> None:
     """Measures what the config leaves open; all ranks call it, after the default group exists."""
-    found = ds_config.read(config)
-    device = _device()
-    if found is None or not dist.is_initialized() or device is None:
-        return
-    if groups.is_ours(dist.group.WORLD, device):
+    device = _device() if dist.is_initialized() else None
+    if device is not None and groups.is_ours(dist.group.WORLD, device):
         _install()
-        startup.tune(found, groups.resolve(None), device)
+        startup.tune(config, groups.resolve(None), device)
 
 
 def _device() -> torch.device | None:

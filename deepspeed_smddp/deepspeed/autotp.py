@@ -15,9 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from deepspeed_smddp import tensor_parallel
-from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import Call
@@ -26,15 +24,14 @@ KEY = '"smddp.tensor_parallel_degree"'
 
 
 @contextmanager
-def around_initialize(call: Call) -> Iterator[None]:
-    """Builds the engine on tensor-parallel groups, if a degree is asked for.
+def divided(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
+    """Around ``initialize``: an engine on tensor-parallel groups, if a degree is asked for.
 
     Raises:
         SmddpConfigError: the DeepSpeed version, the config or an argument does not go with it.
     """
-    degree = asked_degree()
-    config = ds_config.read(ds_config.of_initialize(call.arguments)) if degree > 1 else None
-    if config is None:  # DeepSpeed raises the error for an unreadable one
+    degree = settings.current().section.tensor_parallel_degree
+    if degree == 1 or not config:  # DeepSpeed raises the error for an unreadable one
         yield
         return
     from deepspeed.accelerator import get_accelerator
@@ -52,13 +49,6 @@ def around_initialize(call: Call) -> Iterator[None]:
     seed = settings.current().section.tensor_parallel_seed
     rank = groups.get_tensor_model_parallel_rank()
     tensor_parallel.draw_apart(call.result[0].module, plan, rank, seed)
-
-
-def asked_degree() -> int:
-    """The degree that applies now; 1 if none is set or the default group is not smddp's."""
-    if not comm_backend.serves_default_group():
-        return 1
-    return settings.current().section.tensor_parallel_degree
 
 
 def _check(arguments: Mapping[str, Any], config: Mapping[str, Any], degree: int) -> None:

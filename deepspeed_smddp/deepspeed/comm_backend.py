@@ -1,6 +1,6 @@
 """``"comm_backend": "smddp"`` in a DeepSpeed config: reads it, and makes the default group by it.
 
-Knows nothing of ZeRO and wraps nothing; ``zero.default_group`` calls it at the right time.
+Knows nothing of ZeRO and wraps nothing; ``wrapped_calls`` calls it at the right time.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.util import find_spec
 from typing import Any
@@ -35,6 +35,7 @@ class Request:
     backend: str | None = None  # "smddp", "nccl", "cpu:gloo,cuda:smddp", ...
     section: SmddpConfig | None = None
     zero_allgather_elements: int = 0
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False)  # the whole of it
 
     @property
     def wants_smddp(self) -> bool:
@@ -55,10 +56,11 @@ def parse(config: Any) -> Request:
         _backend(found),
         parse_section(found[SECTION]) if SECTION in found else None,
         ds_config.allgather_elements(found),
+        found,
     )
 
 
-def fulfil(
+def initialise(
     request: Request, *, make_group: bool = True, timeout: timedelta | None = None, **init: Any
 ) -> None:
     """Applies the section and makes the default group with the backend that was asked for.
@@ -123,7 +125,7 @@ def launched() -> bool:
     return all(name in os.environ for name in launchers.TORCH)
 
 
-def take_place() -> None:
+def set_launcher_variables() -> None:
     """Gives a process that mpirun or srun started the variables that torch joins by.
 
     Raises:

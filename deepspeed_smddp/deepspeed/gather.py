@@ -18,8 +18,8 @@ import torch
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.deepspeed import comms_log, groups, parameter_names
-from deepspeed_smddp.distributed.operation_labels import labelled
-from deepspeed_smddp.upstream import seams, wrapping
+from deepspeed_smddp.distributed.labels import labelled
+from deepspeed_smddp.upstream import wrapping
 
 FEATURE = "gather"
 
@@ -45,18 +45,16 @@ class Piece:
                 shards,
                 lambda: group.allgather_into_tensor_coalesced(self._memory, shards),
             )
-        self._done = False
 
     def wait(self, handle_dependency: bool = True) -> None:
         """Returns once the parameters can be used, or raises the AllGather's error."""
-        if self._done:
+        if not self._memory:
             return
         self._work.wait()
         for param, memory in zip(self.params, self._memory, strict=True):
             param.data = memory.narrow(0, 0, param.ds_numel).view(param.ds_shape)
             param.ds_status = type(param.ds_status).AVAILABLE
         self._memory.clear()  # a parameter's memory is freed when DeepSpeed releases it
-        self._done = True
 
 
 class Gathering:
@@ -77,37 +75,13 @@ class Gathering:
 
 
 def install(deepspeed: Any) -> None:
-    """Takes over DeepSpeed's gathers: by its own extension point, or else by wrapping them.
-
-    Calls that this module does not serve take DeepSpeed's path.
-    """
-    set_gatherer = seams.find(FEATURE)
-    if set_gatherer is not None:
-        set_gatherer(gather)
-        return
+    """Wraps DeepSpeed's gathers; calls that this module does not serve take DeepSpeed's path."""
     zero = deepspeed.runtime.zero
     init = zero.partition_parameters.Init
     registry = zero.partitioned_param_coordinator.InflightParamRegistry
     wrapping.wrap(init, "_convert_to_deepspeed_param", _convert)
     wrapping.wrap(init, "_allgather_params_coalesced", _gather_at_once)
     wrapping.wrap(registry, "__setitem__", _remember_piece)
-
-
-def gather(params: Sequence[Any], shards: Sequence[torch.Tensor], group: Any) -> Gathering | None:
-    """Starts to gather released parameters from this rank's shards; None: DeepSpeed has to.
-
-    The gatherer of ``docs/dev/upstream.md``. All ranks of ``group`` call it with the same
-    parameters.
-    """
-    group = groups.resolve(group)
-    if not params or not _plain(params, shards):
-        return None
-    if not groups.serves(group, FEATURE, shards[0].device):
-        return None
-    found = [(param, shard.view(-1)) for param, shard in zip(params, shards, strict=True)]
-    for param in params:
-        param.ds_status = type(param.ds_status).INFLIGHT
-    return Gathering([Piece(piece, group) for piece in _pieces(found, group)])
 
 
 def _convert(
@@ -164,23 +138,17 @@ def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
         return False
     if type(init).__name__ != "Init":  # MiCS_Init, until 0.19.6, gathers in two steps
         return False
-    if not _plain(params, [param.ds_tensor for param in params]):
+    device = params[0].ds_tensor.device
+    # Not ours: shards in host memory, and those that travel quantized or in another type.
+    if not groups.computes_on(device) or not all(
+        param.ds_tensor.device == device
+        and not hasattr(param.ds_tensor, "ds_quant_scale")
+        and getattr(param, "comm_dtype", param.ds_tensor.dtype) == param.ds_tensor.dtype
+        for param in params
+    ):
         return False
     seen = {id(group): group for group in (_source(init, param, hpz)[0] for param in params)}
-    device = params[0].ds_tensor.device
     return all(groups.serves(group, FEATURE, device) for group in seen.values())
-
-
-def _plain(params: Sequence[Any], shards: Sequence[torch.Tensor]) -> bool:
-    """Whether the shards are on the device that computes and travel as they are."""
-    device = shards[0].device
-    # Not computed on: shards that are kept in host memory.
-    return groups.computes_on(device) and all(
-        shard.device == device
-        and not hasattr(shard, "ds_quant_scale")
-        and getattr(param, "comm_dtype", shard.dtype) == shard.dtype
-        for param, shard in zip(params, shards, strict=True)
-    )
 
 
 def _memory(shard: torch.Tensor, ranks: int) -> torch.Tensor:

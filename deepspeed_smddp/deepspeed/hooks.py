@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deepspeed_smddp.deepspeed import comm_backend, default_group, pipeline
+from deepspeed_smddp.deepspeed import comm_backend, wrapped_calls
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import is_wrapped, missing_argument, surround
@@ -38,12 +38,12 @@ def hook_deepspeed(deepspeed: Any) -> None:
             return
     # importlib.reload(deepspeed) replaces some of them.
     if not is_wrapped(deepspeed.initialize):
-        deepspeed.initialize = surround(deepspeed.initialize, pipeline.AROUND_INITIALIZE)
+        deepspeed.initialize = surround(deepspeed.initialize, wrapped_calls.around_initialize)
     if not is_wrapped(init_type.__init__):
-        init_type.__init__ = surround(init_type.__init__, pipeline.AROUND_ZERO_INIT)
+        init_type.__init__ = surround(init_type.__init__, wrapped_calls.around_zero_init)
     if is_wrapped(init_distributed):
         return
-    wrapped = surround(init_distributed, pipeline.AROUND_INIT_DISTRIBUTED)
+    wrapped = surround(init_distributed, wrapped_calls.around_init_distributed)
     for module in (
         deepspeed,
         deepspeed.comm,
@@ -61,7 +61,7 @@ def hook_accelerate(module: Any) -> None:
     if missing:
         _leave("accelerate", f"HfDeepSpeedConfig has no argument {missing}")
     elif not is_wrapped(config_type.__init__):
-        config_type.__init__ = surround(config_type.__init__, [default_group.around_hf_config])
+        config_type.__init__ = surround(config_type.__init__, wrapped_calls.around_hf_config)
 
 
 def hook_transformers(module: Any) -> None:
@@ -73,7 +73,7 @@ def hook_transformers(module: Any) -> None:
         _leave("transformers", f"TrainingArguments has no field {missing[0]}")
     elif not is_wrapped(arguments_type.__post_init__):
         arguments_type.__post_init__ = surround(
-            arguments_type.__post_init__, [default_group.around_training_arguments]
+            arguments_type.__post_init__, wrapped_calls.around_training_arguments
         )
 
 

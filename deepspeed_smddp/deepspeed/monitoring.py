@@ -1,42 +1,64 @@
-"""Follows the steps of DeepSpeed's engines, for traces and for DeepSpeed's monitor.
+"""Follows the steps of the training: for traces, and for DeepSpeed's monitor.
 
-The monitor (TensorBoard, CSV, wandb, Comet) gets the counters of the collectives.
+Steps are those of DeepSpeed's engine, or else of torch's optimizers. An engine calls a torch
+optimizer several times per step; so once an engine has ended a step, calls of optimizers no longer
+count.
 
-An engine whose config enables a monitor writes them on rank 0 at every ``steps_per_print``-th step,
-over the number of samples, as DeepSpeed does with its own events.
+The monitor (TensorBoard, CSV, wandb, Comet) gets the counters of the collectives. An engine whose
+config enables a monitor writes them on rank 0 at every ``steps_per_print``-th step, over the number
+of samples, as DeepSpeed does with its own events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed import comm_backend, step_times
+from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.upstream import source, wrapping
-from deepspeed_smddp.upstream.wrapping import Call
 
 FEATURE = "monitor"
 
 _EVERY = 10  # steps, if the config has no steps_per_print
 _KEYS = ("calls", "bytes", "seconds", "wait_seconds")
+_KEPT = 1000  # ends of steps
+
+_ends: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # number, time.monotonic()
+_has_engine = False
+_is_hooked = False
 
 Event = tuple[str, float, int]
 
 
-@contextmanager
-def around_initialize(call: Call) -> Iterator[None]:
+def follow_engine(engine: Any) -> None:
     """Wraps the engine's step, if it is one that this package knows."""
-    yield
-    if getattr(getattr(call.result[0], "monitor", None), "enabled", False):
+    if getattr(getattr(engine, "monitor", None), "enabled", False):
         _is_due_here()  # says why the monitor gets no counters
-    if comm_backend.serves_default_group() and source.refusal(FEATURE) is None:
+    if source.refusal(FEATURE) is None:
         from deepspeed.runtime.engine import DeepSpeedEngine
 
         if not wrapping.is_wrapped(DeepSpeedEngine.step):
             wrapping.wrap(DeepSpeedEngine, "step", _step)
+
+
+def follow_optimizers(store: Any, rank: int, ranks: int) -> None:
+    """A default group is made: steps of torch's optimizers count from now on."""
+    global _is_hooked
+    if not _is_hooked:
+        _is_hooked = True
+        register_optimizer_step_post_hook(_after_optimizer)
+
+
+def step_ends() -> list[dict[str, Any]]:
+    """The last steps, as ``number`` and ``ended`` in unix seconds."""
+    ahead = time.time() - time.monotonic()
+    return [{"number": number, "ended": ended + ahead} for number, ended in list(_ends)]
 
 
 def events(rows: list[Any], samples: int) -> list[Event]:
@@ -48,12 +70,25 @@ def events(rows: list[Any], samples: int) -> list[Event]:
     ]
 
 
+def _after_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if not _has_engine:
+        _ends.append((_ends[-1][0] + 1 if _ends else 1, time.monotonic()))
+
+
+def _after_engine(number: int) -> None:
+    global _has_engine
+    if not _has_engine:
+        _has_engine = True
+        _ends.clear()
+    _ends.append((number, time.monotonic()))
+
+
 def _step(original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
     before = getattr(engine, "global_steps", 0)
     result = original(engine, *args, **kwargs)
     if getattr(engine, "global_steps", 0) == before:
         return result  # gradients accumulate
-    step_times.note(engine.global_steps)
+    _after_engine(engine.global_steps)
     monitor = getattr(engine, "monitor", None)
     if not getattr(monitor, "enabled", False) or not _is_due_here():
         return result

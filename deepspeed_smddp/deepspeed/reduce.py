@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from deepspeed_smddp.deepspeed import comms_log, groups
-from deepspeed_smddp.distributed.operation_labels import labelled
+from deepspeed_smddp.distributed.labels import labelled
 from deepspeed_smddp.upstream import wrapping
 
 FEATURE = "reduce"

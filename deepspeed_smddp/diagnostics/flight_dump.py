@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from deepspeed_smddp.deepspeed import step_times
+from deepspeed_smddp.deepspeed import monitoring
 from deepspeed_smddp.diagnostics.doctor import network_facts
 from deepspeed_smddp.diagnostics.report.dump_terms import IN_ORDER, LINK
-from deepspeed_smddp.distributed import backend, group_states, operation_labels
+from deepspeed_smddp.distributed import backend, labels
 
 VERSION = 1
 # What follows the name of a group in records of operations that it hands to another backend.
@@ -47,7 +47,7 @@ def collect(
     """
     from deepspeed_smddp import _C
 
-    states = group_states.states(with_connections=True)
+    states = backend.states(with_connections=True)
     operations: list[dict[str, Any]] = [_with_parameters(row) for row in _C.flight_record()]
     for group in list(states):
         over = f"of group '{group['name']}' over "
@@ -71,7 +71,7 @@ def collect(
         "stacks": stacks(),
         "network": _network(states),
         "clock": clock,
-        "steps": step_times.ends(),
+        "steps": monitoring.step_ends(),
     }
 
 
@@ -90,7 +90,7 @@ def shortened(dump: dict[str, Any], operations: int) -> dict[str, Any]:
 
 
 def _with_parameters(row: Mapping[str, Any]) -> dict[str, Any]:
-    label, parameters = operation_labels.split(row["label"])
+    label, parameters = labels.split(row["label"])
     return {**row, "label": label, **({"parameters": parameters} if parameters else {})}
 
 

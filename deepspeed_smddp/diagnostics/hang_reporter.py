@@ -23,7 +23,7 @@ from deepspeed_smddp.diagnostics.report.dump_terms import DUMP_SECONDS
 from deepspeed_smddp.diagnostics.report_files import FR_TRACE, JobFiles, job_name
 from deepspeed_smddp.diagnostics.report_listener import Listener, ask
 from deepspeed_smddp.diagnostics.report_store import ReportStore, introduce, introduce_clock
-from deepspeed_smddp.distributed import group_states
+from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.errors import logger
 
 # How long connecting to the other ranks may take.
@@ -135,7 +135,7 @@ class Reporter(threading.Thread):
 
     def _ask_clock(self, store: ReportStore) -> dict[str, Any] | None:
         """How far this host's clock is ahead of rank 0's. One rank of each host asks."""
-        for group in group_states.states():
+        for group in backend.states():
             hosts = dict(zip(group["members"], group["hosts"], strict=False))
             own = [rank for rank, host in hosts.items() if host == hosts.get(self._rank)]
             if own and min(own) < self._rank:

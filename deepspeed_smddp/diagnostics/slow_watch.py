@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.distributed import group_states
+from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.errors import logger
 
 # Their models need pydantic, whose import takes as long as that of the rest of the package. So they
@@ -113,7 +113,7 @@ class Watcher(threading.Thread):
         from deepspeed_smddp.diagnostics.report.slowness import Seen
 
         seen = Seen(self._rank, "", seconds)
-        states = [Group.model_validate(state) for state in group_states.states()]
+        states = [Group.model_validate(state) for state in backend.states()]
         groups = {(group.name, tuple(group.members)): group for group in states}
         for key, group in groups.items():
             seen.host = group.hosts[group.rank] if group.hosts else ""

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib import metadata
+from pathlib import Path
 
 import torch
 
-from deepspeed_smddp.distributed import packaged_libfabric
-
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 _NAME = "deepspeed_smddp._C"
+# What `pip install deepspeed-smddp[fabric]` brings; pyproject.toml has the same name.
+LIBFABRIC_PACKAGE = "mpich"
 
 
 def built_for_torch() -> str | None:
@@ -58,9 +60,23 @@ def load() -> None:
             f"not load under torch {running} ({error}); rebuild it in its source tree with "
             f"`{REBUILD}`"
         ) from error
-    module.set_packaged_libfabric(packaged_libfabric.find())
+    module.set_packaged_libfabric(packaged_libfabric())
 
 
 def minor(version: str) -> str:
     """``2.13`` of ``2.13.0+cpu``."""
     return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def packaged_libfabric() -> str:
+    """The path of the libfabric that the extra ``fabric`` installed; empty if there is none.
+
+    The core tries it after a library that the environment names (``csrc/transport/ofi/loader.h``
+    has the whole order).
+    """
+    try:
+        files = metadata.files(LIBFABRIC_PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        return ""
+    paths = [Path(str(file.locate())) for file in files if file.name == "libfabric.so.1"]
+    return next((str(path.resolve()) for path in paths if path.is_file()), "")

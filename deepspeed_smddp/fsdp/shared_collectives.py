@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.distributed import memory
-from deepspeed_smddp.distributed.operation_labels import labelled
+from deepspeed_smddp.distributed.labels import labelled
 from deepspeed_smddp.fsdp import background
 
 try:

@@ -1,1 +1,7 @@
 """Predicts memory, step time and cost of a training job before it starts (``smddp plan``)."""
+
+from __future__ import annotations
+
+
+class PlanError(ValueError):
+    """Bad input to ``smddp plan``: one sentence that says what is wrong and what may be there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from deepspeed_smddp.planning.plan_error import PlanError
+from deepspeed_smddp.planning import PlanError
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The shape of a dense decoder model, and what follows from it: parameters and FLOPs.
 
-A shape comes from the built-in list (``model_names.py``), from a transformers config, or from
-numbers. Models with experts are refused: their time depends on the routing of tokens.
+A shape comes from the built-in list, from a transformers config, or from numbers. Models with
+experts are refused: their time depends on the routing of tokens.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepspeed_smddp.planning.model_names import BUILT_IN
-from deepspeed_smddp.planning.plan_error import PlanError
+from deepspeed_smddp.planning import PlanError
+
+# The sizes of a model that have no default.
+SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence")
 
 
 @dataclass(frozen=True)
@@ -44,16 +46,8 @@ class ModelShape:
     embedding_norm: bool = False
 
     def __post_init__(self) -> None:
-        sizes = {
-            "layers": self.layers,
-            "hidden": self.hidden,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "ffn": self.ffn,
-            "vocabulary": self.vocabulary,
-            "sequence": self.sequence,
-        }
-        for key, value in sizes.items():
+        for key in SIZES:
+            value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise PlanError(f"{key} of {self.name} is {value!r}; it is a whole number above 0")
         if self.heads % self.kv_heads:
@@ -115,6 +109,53 @@ class ModelShape:
     def with_sequence(self, sequence: int) -> ModelShape:
         """The same model trained on sequences of another length."""
         return replace(self, sequence=sequence)
+
+
+def _sizes(*sizes: int, **more: Any) -> dict[str, Any]:
+    """Sizes in the order of ``SIZES``, and what differs from Llama."""
+    return dict(zip(SIZES, sizes, strict=True)) | more
+
+
+def _gpt(
+    layers: int, hidden: int, heads: int, vocabulary: int, sequence: int, **more: Any
+) -> dict[str, Any]:
+    """A decoder as GPT-2 and GPT-3: four times the hidden size in between, biases, LayerNorm."""
+    gpt = {"gated": False, "bias": "all", "norm": 2, "tied": True, "positions": sequence}
+    return _sizes(layers, hidden, heads, heads, 4 * hidden, vocabulary, sequence, **gpt | more)
+
+
+_NEOX: dict[str, Any] = {"tied": False, "positions": 0}
+_MPT: dict[str, Any] = {"bias": "none", "norm": 1, "positions": 0}
+
+# The built-in list: name -> arguments of ``ModelShape``, the sizes of the published configs.
+# GPT-NeoX 65B and GPT-2 30B are the models of two AWS articles about the closed library; the first
+# has no published shape, so it has that of Llama 65B with a feed-forward network of four times the
+# hidden size.
+BUILT_IN: dict[str, dict[str, Any]] = {
+    "llama-2-7b": _sizes(32, 4096, 32, 32, 11008, 32000, 4096),
+    "llama-2-13b": _sizes(40, 5120, 40, 40, 13824, 32000, 4096),
+    "llama-2-70b": _sizes(80, 8192, 64, 8, 28672, 32000, 4096),
+    "llama-3-8b": _sizes(32, 4096, 32, 8, 14336, 128256, 8192),
+    "llama-3-70b": _sizes(80, 8192, 64, 8, 28672, 128256, 8192),
+    "llama-3-405b": _sizes(126, 16384, 128, 8, 53248, 128256, 8192),
+    "mistral-7b": _sizes(32, 4096, 32, 8, 14336, 32000, 8192),
+    "qwen2.5-7b": _sizes(28, 3584, 28, 4, 18944, 152064, 8192, bias="qkv"),
+    "qwen2.5-32b": _sizes(64, 5120, 40, 8, 27648, 152064, 8192, bias="qkv"),
+    "qwen2.5-72b": _sizes(80, 8192, 64, 8, 29568, 152064, 8192, bias="qkv"),
+    "gpt2": _gpt(12, 768, 12, 50257, 1024),
+    "gpt2-xl": _gpt(48, 1600, 25, 50257, 1024),
+    "gpt2-30b": _gpt(48, 7168, 64, 50257, 2048),
+    "gpt3-175b": _gpt(96, 12288, 96, 51200, 2048),
+    "mt-nlg-530b": _gpt(105, 20480, 128, 51200, 2048),
+    "opt-13b": _gpt(40, 5120, 40, 50272, 2048, positions=2050),
+    "opt-66b": _gpt(64, 9216, 72, 50272, 2048, positions=2050),
+    "bloom-176b": _gpt(70, 14336, 112, 250880, 2048, positions=0, embedding_norm=True),
+    "gpt-neox-20b": _gpt(44, 6144, 64, 50432, 2048, **_NEOX),
+    "gpt-neox-65b": _gpt(80, 8192, 64, 50432, 2048, **_NEOX),
+    "pythia-12b": _gpt(36, 5120, 40, 50688, 2048, **_NEOX),
+    "mpt-7b": _gpt(32, 4096, 32, 50432, 2048, **_MPT),
+    "mpt-30b": _gpt(48, 7168, 64, 50432, 8192, **_MPT),
+}
 
 
 def named(name: str) -> ModelShape:

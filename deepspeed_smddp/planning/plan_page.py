@@ -1,17 +1,19 @@
-"""The page of ``smddp plan``, for a terminal of 80 columns."""
+"""The page of ``smddp plan``, for a terminal of 80 columns, and the curve as a picture."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_smddp.planning import outlook
-from deepspeed_smddp.planning.planned import Answer, Planned
-from deepspeed_smddp.planning.ready_config import ds_config
+from deepspeed_smddp.diagnostics import pictures
+from deepspeed_smddp.planning import PlanError
+from deepspeed_smddp.planning.answer import Answer, Planned, limit
+from deepspeed_smddp.planning.recommendation import ds_config
 from deepspeed_smddp.planning.step_time import communication_origin
 from deepspeed_smddp.planning.training_job import Job
 
@@ -56,6 +58,40 @@ def show(console: Console, answer: Answer) -> None:
     _curve(console, answer)
     _recommendation(console, answer)
     console.print(Text(NOT_SHOWN, "dim"))
+
+
+def draw(answer: Answer, path: Path) -> None:
+    """Writes the curve to 4,096 GPUs as a picture.
+
+    Raises:
+        PlanError: matplotlib is missing, or the file can't be written.
+    """
+    pictures.check_available(PlanError, "the chart")
+    from matplotlib.figure import Figure
+
+    shown = answer.shown
+    assert shown is not None
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for library, name, colour in (("smddp", "smddp", "#c8401c"), ("nccl", "NCCL", "#1f6fb4")):
+        points = [p for p in answer.curve if p.library == library]
+        axes.plot(
+            [p.gpus for p in points],
+            [p.tflops for p in points],
+            marker="o",
+            color=colour,
+            label=name,
+        )
+    gpus = sorted({p.gpus for p in answer.curve})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(gpus, [str(n) for n in gpus])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("GPUs, the same batch per GPU")
+    axes.set_ylabel("model TFLOPS per GPU, predicted")
+    axes.set_title(f"{shown.job.shape.name} on {shown.job.cluster.name}", fontsize=10)
+    axes.grid(color="#eee")
+    axes.legend(frameon=False)
+    pictures.save(figure, path, PlanError, dpi=120)
 
 
 def describe(job: Job) -> str:
@@ -154,7 +190,7 @@ def _work(console: Console, plan: Planned) -> None:
             f"{job.cluster.network_rate * 8e-9:g}",
         )
         table.add_row("Communication", communication_origin(job))
-    table.add_row("Limited by", outlook.limit(plan.step))
+    table.add_row("Limited by", limit(plan.step))
     training = plan.training
     if training is not None:
         price = "" if training.price is None else f", {training.price:,.0f} by the price given"

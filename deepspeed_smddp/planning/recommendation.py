@@ -1,12 +1,13 @@
-"""What to change: the fastest configuration that fits, and what each single change would bring."""
+"""What to change: the fastest configuration that fits and its DeepSpeed config; single changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.memory_use import fits
-from deepspeed_smddp.planning.plan_error import PlanError
 from deepspeed_smddp.planning.step_time import step_time
 from deepspeed_smddp.planning.training_job import Buckets, Job
 
@@ -14,6 +15,7 @@ from deepspeed_smddp.planning.training_job import Buckets, Job
 TOLERANCE = 0.03
 _MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _TENSOR = (1, 2, 4, 8)
+MOST_GPUS = 4096
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def nearest_that_fits(job: Job) -> Job | None:
     samples = job.micro_batch * job.accumulation * job.data_parallel
     parts = job.scheme.tensor * job.scheme.pipeline
     gpus = max(job.gpus, job.cluster.gpus_per_host) * 2
-    while gpus <= 4096:
+    while gpus <= MOST_GPUS:
         each = max(1, samples * parts // gpus)
         try:
             more = recommended(job.having(gpus=gpus, degree=0, micro_batch=1, accumulation=each))
@@ -170,3 +172,44 @@ def _distance(asked: Job, other: Job) -> int:
         asked.micro_batch != other.micro_batch,
     )
     return sum(changed)
+
+
+def ds_config(job: Job) -> dict[str, Any]:
+    """The config, ready to save as JSON; optimizer and learning rate are the user's to set."""
+    scheme = job.scheme
+    config: dict[str, Any] = {}
+    if job.software.library == "smddp":
+        config["comm_backend"] = "smddp"
+        section: dict[str, Any] = {
+            "allgather_bucket_size": "auto",
+            "reduce_scatter_bucket_size": "auto",
+        }
+        if scheme.degree:
+            section["sharded_data_parallel_degree"] = scheme.degree
+        config["smddp"] = section
+    config |= {
+        "train_batch_size": job.micro_batch * job.accumulation * job.data_parallel,
+        "train_micro_batch_size_per_gpu": job.micro_batch,
+        "gradient_accumulation_steps": job.accumulation,
+        ("fp16" if job.software.precision == "fp16" else "bf16"): {"enabled": True},
+    }
+    if scheme.tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": scheme.tensor}
+    zero: dict[str, Any] = {
+        "stage": scheme.stage,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": job.buckets.reduce,
+    }
+    if scheme.stage == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": job.buckets.prefetch,
+            "stage3_param_persistence_threshold": job.buckets.persistence,
+            "stage3_max_live_parameters": job.buckets.max_live,
+        }
+        if scheme.degree and job.software.library != "smddp":
+            zero["mics_shard_size"] = scheme.degree
+    if scheme.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    config["zero_optimization"] = zero
+    return config

@@ -137,13 +137,13 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
     gather = all_gather(parameter * layer, group, c)
     reduce = reduce_scatter(gradient * layer, group, c)
     forward = _Overlap.of(gather, gpu.layer_forward, job, c)
-    early, late = _second_hop(job, group, c)
+    early, late = _replica_all_reduce(job, group, c)
     again = 0.0 if scheme.keep_gathered else gather
     first = all_gather(parameter * outside, group, c)
     last = reduce_scatter(gradient * outside, group, c)
     gathers = [_scaled(forward, micro * layers), _Overlap(micro * first, 0.0, 0.0)]
     reductions = [_Overlap(micro * last, 0.0, 0.0), _Overlap(late, 0.0, 0.0)]
-    # The last micro-step's backward pass also carries the second hop.
+    # The last micro-step's backward pass also carries the replica all-reduce.
     for times, hop in ((micro - 1, 0.0), (1, early / layers)):
         # One network carries both directions' worth: what a layer needs follows one another.
         wire = again + reduce + hop
@@ -154,7 +154,7 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
     return gathers, reductions
 
 
-def _second_hop(job: Job, group: RankGroup, c: Values) -> tuple[float, float]:
+def _replica_all_reduce(job: Job, group: RankGroup, c: Values) -> tuple[float, float]:
     """MiCS's AllReduces over the replicas: what may overlap the last backward pass, and the rest.
 
     smddp in DeepSpeed averages bucket by bucket. The last bucket is full when the pass is over.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.hardware import Cluster
 from deepspeed_smddp.planning.model_shape import ModelShape
-from deepspeed_smddp.planning.plan_error import PlanError
 
 RECOMPUTATIONS = ("none", "selective", "full")
 

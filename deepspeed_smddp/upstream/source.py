@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.upstream import seams, versions
+from deepspeed_smddp.upstream import versions
 
 SWITCH = "SMDDP_ZERO_PATHS"
 _SWITCHED = ("gather", "reduce", "overlap")  # features that the switch turns off
@@ -128,14 +128,9 @@ READ = _read()
 
 @cache
 def known(feature: str) -> bool:
-    """Whether ``feature`` may replace its functions; if not, the first call logs why.
-
-    A library with an extension point for the feature needs no replacement.
-    """
+    """Whether ``feature`` may replace its functions; if not, the first call logs why."""
     if feature in _SWITCHED and not switched_on():
         return False
-    if feature in seams.SEAMS and seams.find(feature) is not None:
-        return True
     reason = refusal(feature)
     if reason is not None:
         step_back(feature, reason)

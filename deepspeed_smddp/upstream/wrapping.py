@@ -9,7 +9,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -38,7 +38,7 @@ class Call:
         return MappingProxyType(self._bound.arguments)
 
     def change(self, /, **arguments: Any) -> None:
-        """Sets arguments for the function, and for the parts around the call that follow."""
+        """Sets arguments for the function."""
         self._bound.arguments.update(arguments)
         self._args, self._kwargs = self._bound.args, self._bound.kwargs
 
@@ -55,12 +55,8 @@ class Call:
 Around = Callable[[Call], AbstractContextManager[None]]
 
 
-def surround(function: Callable[..., Any], around: Sequence[Around]) -> Callable[..., Any]:
-    """A function with the same signature whose calls run inside the contexts of ``around``.
-
-    The contexts are entered in order, so that each sees the changes of those before it, and left in
-    the reverse order. If one raises, or the function does, the later parts do not run.
-    """
+def surround(function: Callable[..., Any], around: Around) -> Callable[..., Any]:
+    """A function with the same signature whose calls run inside the context ``around``."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -69,9 +65,7 @@ def surround(function: Callable[..., Any], around: Sequence[Around]) -> Callable
             call = Call(signature, args, kwargs)
         except TypeError:
             return function(*args, **kwargs)  # raises, with its own message
-        with ExitStack() as contexts:
-            for part in around:
-                contexts.enter_context(part(call))
+        with around(call):
             call.run(function)
         return call.result
 

@@ -15,7 +15,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp.distributed import group_states
+from deepspeed_smddp.distributed import backend
 
 
 def tell(curve: str) -> None:
@@ -28,7 +28,7 @@ def tell(curve: str) -> None:
     dist.new_group()
     again = time.perf_counter() - began
     dist.all_reduce(torch.ones(1000))
-    states = group_states.states()
+    states = backend.states()
     networks, sources = ([state[key] for state in states] for key in ("network", "network_source"))
     dist.destroy_process_group()
     answer = {"networks": networks, "sources": sources, "seconds": made, "again": again}

@@ -25,8 +25,7 @@ from deepspeed_smddp.bench.bench_result import Result
 from deepspeed_smddp.bench.call_buffers import CallBuffers
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.diagnostics.doctor import network_facts
-from deepspeed_smddp.planning import measured_network
-from deepspeed_smddp.planning.plan_error import PlanError
+from deepspeed_smddp.planning import PlanError, asked_job
 
 SMDDP = [sys.executable, "-m", "deepspeed_smddp.commands.main", "bench"]
 
@@ -237,7 +236,7 @@ def measured(folder: Path, **changes: object) -> Path:
 def test_the_planner_takes_the_measured_network(tmp_path: Path) -> None:
     path = measured(tmp_path)
     # Half of the output crosses: 450 MB in 40 ms are 90 Gbit/s, the planner's share of 100.
-    assert measured_network.gbit_of_host(path) == pytest.approx(100)
+    assert asked_job.gbit_of_host(path) == pytest.approx(100)
     assert plan("--network-from", str(path)) == plan("--network", "100")
     assert plan("--network-from", str(path)) != plan("--network", "400")
 
@@ -250,15 +249,15 @@ def test_what_says_nothing_of_a_network_is_refused(tmp_path: Path) -> None:
         ({"results": report().results[-2:]}, "has no AllGather over smddp"),
     ):
         with pytest.raises(PlanError, match=why):
-            measured_network.gbit_of_host(measured(tmp_path, **changes))
+            asked_job.gbit_of_host(measured(tmp_path, **changes))
     spoilt = report()
     spoilt.results[0].wrong = ["element 0 on rank 1 is 3, not 4"]
     with pytest.raises(PlanError, match="wrong results"):
-        measured_network.gbit_of_host(measured(tmp_path, results=spoilt.results))
+        asked_job.gbit_of_host(measured(tmp_path, results=spoilt.results))
     other = tmp_path / "other.json"
     other.write_text("{}")
     with pytest.raises(PlanError, match="smddp bench --json"):
-        measured_network.gbit_of_host(other)
+        asked_job.gbit_of_host(other)
 
 
 # ---- real runs

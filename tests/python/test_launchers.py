@@ -151,11 +151,11 @@ def test_deepspeed_may_ask_mpi_where_rank_0_is(
     started_by_mpirun: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comm_backend, "find_spec", lambda name: object())
-    comm_backend.take_place()
+    comm_backend.set_launcher_variables()
     assert "RANK" not in os.environ  # DeepSpeed's own discovery follows
     monkeypatch.setattr(comm_backend, "find_spec", lambda name: None)
     with pytest.raises(launchers.LauncherError, match="MASTER_ADDR"):
-        comm_backend.take_place()
+        comm_backend.set_launcher_variables()
 
 
 # ---- real launchers

@@ -125,13 +125,13 @@ def test_all_measure_if_one_host_has_no_file(tmp_path: Path) -> None:
 IMPORTS = """
 import os
 import torch.distributed as dist
-from deepspeed_smddp.distributed import group_states
+from deepspeed_smddp.distributed import backend
 """
 EMULATED = """
     host = f"host-{int(os.environ['RANK']) // 2}"
     os.environ |= {"SMDDP_HOST_ID": host, "XDG_CACHE_HOME": f"FOLDER/{host}"}
     os.environ["SMDDP_FABRIC_CURVE"] = "auto"
     dist.init_process_group("smddp")
-    print(group_states.states()[0]["network_source"])
+    print(backend.states()[0]["network_source"])
     dist.destroy_process_group()
 """

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import deepspeed_smddp
-from deepspeed_smddp.distributed.operation_labels import labelled
+from deepspeed_smddp.distributed.labels import labelled
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 

@@ -16,7 +16,7 @@ import pytest
 import deepspeed_smddp
 import ranks
 import torch_pin
-from deepspeed_smddp.distributed import packaged_libfabric
+from deepspeed_smddp.distributed import extension
 
 ROOT = ranks.ROOT
 OTHERS = ["pydantic>=2"]
@@ -134,13 +134,13 @@ def test_the_module_loads_with_an_older_libstdcxx() -> None:
 
 def install_fake_mpich(site: Path, library: str) -> Path:
     """A package of the extra's name, whose libfabric is the file ``library``."""
-    info = site / f"{packaged_libfabric.PACKAGE}-5.0.0.dist-info"
+    info = site / f"{extension.LIBFABRIC_PACKAGE}-5.0.0.dist-info"
     place = site / "lib" / "mpich"
     info.mkdir()
     place.mkdir(parents=True)
     (place / "libfabric.so.1").symlink_to(library)
     (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {packaged_libfabric.PACKAGE}\nVersion: 5.0.0\n"
+        f"Metadata-Version: 2.1\nName: {extension.LIBFABRIC_PACKAGE}\nVersion: 5.0.0\n"
     )
     (info / "RECORD").write_text("lib/mpich/libmpi.so.12,,\nlib/mpich/libfabric.so.1,,\n")
     return place / "libfabric.so.1"
@@ -193,8 +193,8 @@ def test_an_extra_that_cannot_be_opened_leaves_the_systems(tmp_path: Path) -> No
 
 
 def test_no_extra_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packaged_libfabric, "PACKAGE", "deepspeed-smddp-has-no-such-package")
-    assert packaged_libfabric.find() == ""
+    monkeypatch.setattr(extension, "LIBFABRIC_PACKAGE", "deepspeed-smddp-has-no-such-package")
+    assert extension.packaged_libfabric() == ""
 
 
 # ---- the extra `plots`

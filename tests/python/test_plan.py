@@ -14,15 +14,14 @@ from typer.testing import CliRunner
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.commands.plan import number, shape_of
 from deepspeed_smddp.config.config import parse_section
-from deepspeed_smddp.planning import asked_job, outlook
+from deepspeed_smddp.planning import PlanError, answer, asked_job
 from deepspeed_smddp.planning.hardware import CLUSTERS, cluster
 from deepspeed_smddp.planning.memory_use import fits, memory_use
 from deepspeed_smddp.planning.model_shape import named
-from deepspeed_smddp.planning.plan_error import PlanError
-from deepspeed_smddp.planning.ready_config import ds_config
 from deepspeed_smddp.planning.recommendation import (
     TOLERANCE,
     candidates,
+    ds_config,
     nearest_that_fits,
     recommended,
     single_changes,
@@ -216,11 +215,11 @@ def test_single_changes_are_in_order() -> None:
 def test_bytes_of_a_host_are_counted() -> None:
     job = llama(16)
     # Two hosts: half of two gathers in bf16 and of one reduction in bf16.
-    assert outlook.host_bytes(job) == pytest.approx(3 * 2 * job.shape.parameters / 2)
-    assert outlook.host_bytes(llama(8)) == 0
+    assert answer.host_bytes(job) == pytest.approx(3 * 2 * job.shape.parameters / 2)
+    assert answer.host_bytes(llama(8)) == 0
 
 
-def test_the_second_hop_overlaps_the_last_backward_pass() -> None:
+def test_the_replica_all_reduce_overlaps_the_last_backward_pass() -> None:
     job = llama(degree=16, recomputation="full", micro_batch=4)
     at_the_step = replace(job.buckets, reduce=job.shape.parameters)  # one bucket, full at the end
     by_bucket = replace(job.buckets, reduce=50_000_000)
@@ -242,7 +241,7 @@ def test_the_second_hop_overlaps_the_last_backward_pass() -> None:
 
 def test_time_and_price_of_a_training() -> None:
     job = llama(16).having(cluster=cluster("p4d"))
-    training = outlook.training(job, 2.0, 10 * job.tokens_per_step)
+    training = answer.training_of(job, 2.0, 10 * job.tokens_per_step)
     assert (training.steps, training.seconds, training.price) == (10, 20.0, None)
     assert training.gpu_hours == pytest.approx(16 * 20 / 3600)
 

@@ -7,15 +7,14 @@ import pytest
 import torch
 import transformers
 
-from deepspeed_smddp.planning import hardware, model_shape
+from deepspeed_smddp.planning import PlanError, hardware, model_shape
 from deepspeed_smddp.planning.memory_use import (
     fits,
     layer_activation_bytes,
     memory_use,
     score_bytes,
 )
-from deepspeed_smddp.planning.model_names import BUILT_IN
-from deepspeed_smddp.planning.plan_error import PlanError
+from deepspeed_smddp.planning.model_shape import BUILT_IN
 from deepspeed_smddp.planning.training_job import Job, Scheme, Software
 from harness import modules
 

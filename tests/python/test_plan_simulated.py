@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from deepspeed_smddp.commands.main import app
-from deepspeed_smddp.planning import collective_time, simulated_time
+from deepspeed_smddp.planning import collective_time
 from deepspeed_smddp.planning.constants import values
 from deepspeed_smddp.planning.hardware import CLUSTERS, gbit
 from test_simulator import simulate
 
 COLLECTIVES = ("all_gather", "reduce_scatter")
-TABLE = simulated_time.table()
+TABLE = collective_time.table()
 
 
 def fresh(collective: str, hosts: int, rate: float, shards: tuple[int, ...]) -> list[float]:
@@ -52,7 +52,7 @@ def test_between_the_points_of_the_table() -> None:
     errors = []
     for name, hosts, rate, shard in BETWEEN:
         (now,) = fresh(name, hosts, rate, (shard,))
-        planned = simulated_time.simulated(name, hosts, shard, gbit(rate))
+        planned = collective_time.simulated(name, hosts, shard, gbit(rate))
         errors.append(abs(planned.seconds / now - 1))
     assert statistics.median(errors) < 0.05
     assert statistics.quantiles(errors, n=10)[-1] < 0.12
@@ -61,21 +61,21 @@ def test_between_the_points_of_the_table() -> None:
 def test_beyond_the_table_the_last_ratio_of_the_bound_holds() -> None:
     last, rate = TABLE.hosts[-1], gbit(50)
     shard = 16 * 1024
-    there = simulated_time.simulated("all_gather", last, shard, rate)
-    beyond = simulated_time.simulated("all_gather", 4 * last, shard, rate)
+    there = collective_time.simulated("all_gather", last, shard, rate)
+    beyond = collective_time.simulated("all_gather", 4 * last, shard, rate)
     assert there.origin == "simulated"
     assert beyond.origin == f"extended from {last} hosts"
     ratio = TABLE.bound(4 * last, shard, rate) / TABLE.bound(last, shard, rate)
     assert beyond.seconds == pytest.approx(ratio * there.seconds)
-    assert "shards" in simulated_time.simulated("all_gather", 2, 1e9, rate).origin
-    assert "Gbit/s" in simulated_time.simulated("all_gather", 2, 1e6, gbit(1600)).origin
+    assert "shards" in collective_time.simulated("all_gather", 2, 1e9, rate).origin
+    assert "Gbit/s" in collective_time.simulated("all_gather", 2, 1e6, gbit(1600)).origin
 
 
 def test_no_time_is_below_the_bound() -> None:
     for hosts in (2, 5, 64, 300, 2048):
         for shard in (1.0, 3e3, 1e6, 1e9):
             for rate in (0.1, 40, 400, 3200):
-                seconds = simulated_time.simulated("all_gather", hosts, shard, gbit(rate)).seconds
+                seconds = collective_time.simulated("all_gather", hosts, shard, gbit(rate)).seconds
                 assert seconds >= TABLE.bound(hosts, shard, gbit(rate))
 
 

@@ -54,7 +54,7 @@ def test_losses_of_20_steps(trainer: Trainer, layout: str, degrees: tuple[int, .
     for degree, result in zip(degrees, results, strict=True):
         assert_same_training(result, wanted)
         assert result["held"] == pytest.approx(result["of"] / degree, rel=0.01)
-        assert result["early"] == 1.0, "the second hop waited for the step"
+        assert result["early"] == 1.0, "the replica all-reduce waited for the step"
 
 
 def test_with_other_features_of_stage_3(trainer: Trainer) -> None:

@@ -10,16 +10,15 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspeed_smddp.deepspeed.sharding.advice import suggested_degree
-from deepspeed_smddp.deepspeed.sharding.requirements import check_config
-from deepspeed_smddp.deepspeed.sharding.second_hop import (
+from deepspeed_smddp.deepspeed.sharding.replica_all_reduce import (
+    ReplicaAllReduce,
     ReplicasDiffer,
-    SecondHop,
     complement,
     merged,
 )
 from deepspeed_smddp.deepspeed.sharding.shard_groups import Sharding
 from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import pieces
+from deepspeed_smddp.deepspeed.sharding.sharding_degree import check_config, suggested_degree
 from deepspeed_smddp.errors import SmddpConfigError
 from harness.worker import Context
 from harness.world import BACKEND, Pool
@@ -114,7 +113,7 @@ def average(ctx: Context) -> None:
     world = dist.group.WORLD
     sharding = Sharding(1, world, world, world)
     buffer = torch.arange(10.0) + 10 * ctx.rank
-    hop = SecondHop(buffer, sharding)
+    hop = ReplicaAllReduce(buffer, sharding)
     hop.start([1, 2], [buffer[2:4], buffer[4:5]])
     hop.start([3], [buffer[7:9]])
     assert hop.started == [(2, 5), (7, 9)]

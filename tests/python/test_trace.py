@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deepspeed_smddp.commands.main import app
-from deepspeed_smddp.deepspeed import step_times
+from deepspeed_smddp.deepspeed import monitoring
 from deepspeed_smddp.diagnostics import clock_exchange
 from deepspeed_smddp.diagnostics.report.dump import Clock, Dump, Group, Operation, StepEnd
 from deepspeed_smddp.diagnostics.trace import chrome
@@ -412,14 +412,14 @@ def server_contact_of_no_one() -> str:
 
 
 def test_steps_of_an_engine_replace_those_of_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("_has_engine", False), ("_ends", step_times.deque(maxlen=3))):
-        monkeypatch.setattr(step_times, name, value)
-    step_times._after_optimizer(None, (), {})
-    step_times._after_optimizer(None, (), {})
-    assert [end["number"] for end in step_times.ends()] == [1, 2]
-    step_times.note(8)
-    step_times._after_optimizer(None, (), {})
-    (end,) = step_times.ends()
+    for name, value in (("_has_engine", False), ("_ends", monitoring.deque(maxlen=3))):
+        monkeypatch.setattr(monitoring, name, value)
+    monitoring._after_optimizer(None, (), {})
+    monitoring._after_optimizer(None, (), {})
+    assert [end["number"] for end in monitoring.step_ends()] == [1, 2]
+    monitoring._after_engine(8)
+    monitoring._after_optimizer(None, (), {})
+    (end,) = monitoring.step_ends()
     assert end["number"] == 8
     assert abs(end["ended"] - time.time()) < 60
 

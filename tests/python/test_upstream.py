@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,53 +14,35 @@ import pytest
 from deepspeed_smddp.upstream import source, versions
 from deepspeed_smddp.upstream.wrapping import Call, is_wrapped, surround, wrap
 
-
-def noting(name: str, notes: list[str]) -> Callable[[Call], AbstractContextManager[None]]:
-    @contextmanager
-    def around(call: Call) -> Iterator[None]:
-        notes.append(f"before {name}: {dict(call.arguments)}")
-        yield
-        notes.append(f"after {name}: {call.result}")
-
-    return around
+ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_contexts_are_entered_in_order_and_left_in_reverse() -> None:
+def test_a_context_surrounds_the_call_and_may_change_its_arguments() -> None:
     notes: list[str] = []
 
-    def product(left: int, right: int = 2) -> int:
-        notes.append("product")
-        return left * right
+    @contextmanager
+    def around(call: Call) -> Iterator[None]:
+        notes.append(f"before: {dict(call.arguments)}")
+        call.change(right=5)
+        call.leave_out("scale")
+        yield
+        notes.append(f"after: {call.result}")
 
-    wrapped = surround(product, [noting("first", notes), noting("second", notes)])
-    assert wrapped(3) == 6
-    assert notes == [
-        "before first: {'left': 3}",
-        "before second: {'left': 3}",
-        "product",
-        "after second: 6",
-        "after first: 6",
-    ]
+    def product(left: int, right: int = 2, scale: int = 1) -> int:
+        notes.append("product")
+        return left * right * scale
+
+    wrapped = surround(product, around)
+    assert wrapped(3, scale=100) == 15
+    assert notes == ["before: {'left': 3, 'scale': 100}", "product", "after: 15"]
     assert is_wrapped(wrapped) and not is_wrapped(product)
     assert inspect.signature(wrapped) == inspect.signature(product)
     assert wrapped.__name__ == "product"
 
 
-def test_a_change_reaches_later_contexts_and_the_function() -> None:
-    notes: list[str] = []
-
-    @contextmanager
-    def changing(call: Call) -> Iterator[None]:
-        call.change(right=5)
-        call.leave_out("scale")
-        yield
-
-    def product(left: int, right: int = 2, scale: int = 1) -> int:
-        return left * right * scale
-
-    wrapped = surround(product, [changing, noting("later", notes)])
-    assert wrapped(3, scale=100) == 15
-    assert notes[0] == "before later: {'left': 3, 'right': 5}"
+@contextmanager
+def passing(call: Call) -> Iterator[None]:
+    yield
 
 
 def test_without_a_change_the_arguments_are_passed_as_given() -> None:
@@ -66,32 +50,29 @@ def test_without_a_change_the_arguments_are_passed_as_given() -> None:
         return args, kwargs
 
     original.__signature__ = inspect.signature(lambda left, right: None)  # type: ignore[attr-defined]
-    assert surround(original, [noting("", [])])(1, right=2) == ((1,), {"right": 2})
-
-
-def test_an_error_skips_the_parts_that_follow() -> None:
-    notes: list[str] = []
-
-    @contextmanager
-    def refusing(call: Call) -> Iterator[None]:
-        yield
-        raise ValueError("refused")
-
-    def function() -> None:
-        notes.append("function")
-
-    with pytest.raises(ValueError, match="refused"):
-        surround(function, [noting("first", notes), refusing, noting("last", notes)])()
-    assert notes == ["before first: {}", "before last: {}", "function", "after last: None"]
+    assert surround(original, passing)(1, right=2) == ((1,), {"right": 2})
 
 
 def test_wrong_arguments_get_the_functions_own_error() -> None:
     def function(left: int) -> None: ...
 
-    notes: list[str] = []
     with pytest.raises(TypeError, match=r"function.* got an unexpected keyword argument 'right'"):
-        surround(function, [noting("", notes)])(right=1)
-    assert not notes
+        surround(function, passing)(right=1)
+
+
+def test_the_page_names_every_module_that_wraps() -> None:
+    package = ROOT / "deepspeed_smddp"
+    page = (ROOT / "docs" / "dev" / "upstream.md").read_text()
+    wraps = re.compile(r"(?<!text)(?<!def )\b(wrapping\.)?(wrap|surround|replaced)\(")
+    found = {
+        path.relative_to(package)
+        for path in package.rglob("*.py")
+        if wraps.search(path.read_text().replace("textwrap.wrap(", ""))
+    }
+    found.discard(Path("upstream/wrapping.py"))
+    assert len(found) > 8
+    for path in found:
+        assert f"`{path}`" in page or f"`{path.parent}/`" in page, path
 
 
 def test_wrap_passes_the_original() -> None:

@@ -53,7 +53,7 @@ def pieces(elements: int, old_count: int, new_count: int, new_rank: int) -> Iter
 class ShardCheckpoints:
     """Wraps the methods of one engine that name, write and read a checkpoint's parts."""
 
-    _METHODS = (
+    METHODS = (
         "_common_checkpoint_state",
         "_get_all_ckpt_names",
         "_load_checkpoint",
@@ -66,8 +66,8 @@ class ShardCheckpoints:
         group = engine.optimizer.dp_process_group
         self._count, self._rank = dist.get_world_size(group), dist.get_rank(group)
         self._frozen_elsewhere = False
-        self._original = {name: getattr(engine, name) for name in self._METHODS}
-        for name in self._METHODS:
+        self._original = {name: getattr(engine, name) for name in self.METHODS}
+        for name in self.METHODS:
             setattr(engine, name, getattr(self, name))
         if sharding is not None and sharding.replica != 0:
             engine.save_zero_checkpoint = engine.save_non_zero_checkpoint = False

@@ -1,7 +1,7 @@
-"""ZeRO's stage 3 on shard groups: gradients are synchronised in two hops.
+"""ZeRO's stage 3 on shard groups: gradients are synchronised in two steps.
 
-The first hop is DeepSpeed's own: each micro-step reduce-scatters within the parameters' group,
-which is the shard group. The second hop, once per accumulation boundary, averages the shards over
+The first is DeepSpeed's own: each micro-step reduce-scatters within the parameters' group, which is
+the shard group. The replica all-reduce, once per accumulation boundary, averages the shards over
 the replicas (MiCS, section 4); with ``overlap_comm`` bucket by bucket during the boundary's
 backward pass. Norms, overflow and clipping come after it and use one shard group, which holds the
 whole gradient of the whole world.
@@ -19,7 +19,7 @@ from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from deepspeed_smddp.deepspeed import overlap
-from deepspeed_smddp.deepspeed.sharding.second_hop import SecondHop
+from deepspeed_smddp.deepspeed.sharding.replica_all_reduce import ReplicaAllReduce
 from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.upstream.wrapping import replaced
@@ -32,7 +32,7 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, dp_process_group: Any = None, **options: Any) -> None:
-        self.second_hop: SecondHop | None = None
+        self.replica_all_reduce: ReplicaAllReduce | None = None
         self.averages_early = False
         self.sharding = Sharding.within(dp_process_group)
         if self.sharding is not None:
@@ -48,10 +48,10 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
 
     @overlap.may_override
     def partition_grads(self, params_to_release: Any, grad_partitions: Any) -> Any:
-        """Takes the shard group's sums, and starts their second hop in the last micro-step."""
+        """Takes the shard group's sums; in the last micro-step starts their replica all-reduce."""
         numbers = [param.ds_id for param in params_to_release]
-        if self.second_hop is not None:
-            self.second_hop.forget(numbers)
+        if self.replica_all_reduce is not None:
+            self.replica_all_reduce.forget(numbers)
         buffers = super().partition_grads(params_to_release, grad_partitions)
         if (
             buffers
@@ -59,15 +59,17 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
             and self.averages_early
             and self.is_gradient_accumulation_boundary()
         ):
-            self._second_hop(self.sharding).start(numbers, buffers)
+            self._of_replicas(self.sharding).start(numbers, buffers)
         return buffers
 
     def average_over_replicas(self) -> None:
-        """What is left of the second hop. A second call changes nothing: replicas hold equal
-        gradients by then."""
+        """Does what is left of the replica all-reduce.
+
+        A second call changes nothing: replicas hold equal gradients by then.
+        """
         if self.sharding is None:
             return
-        self._second_hop(self.sharding).finish()
+        self._of_replicas(self.sharding).finish()
         if self.offload_optimizer:
             # The boundary's micro-step has copied gradients to the optimizer before the average.
             self._finalize_offload_gradient_accumulation()
@@ -102,19 +104,19 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         self._settle()
         super().set_local_grad_for_param(value, param)
 
-    def _second_hop(self, sharding: Sharding) -> SecondHop:
+    def _of_replicas(self, sharding: Sharding) -> ReplicaAllReduce:
         buffer = self.grad_partitions_flat_buffer  # another one after offload_states()
-        if self.second_hop is None or self.second_hop.buffer is not buffer:
+        if self.replica_all_reduce is None or self.replica_all_reduce.buffer is not buffer:
             self._settle()
-            self.second_hop = SecondHop(buffer, sharding)
-        return self.second_hop
+            self.replica_all_reduce = ReplicaAllReduce(buffer, sharding)
+        return self.replica_all_reduce
 
     def _settle(self) -> None:
-        if self.second_hop is not None:
-            self.second_hop.settle()
+        if self.replica_all_reduce is not None:
+            self.replica_all_reduce.settle()
 
     def _refuse_with_offload(self, function: str) -> None:
-        # It would write to the optimizer's copy, which the second hop overwrites.
+        # It would write to the optimizer's copy, which the replica all-reduce overwrites.
         if self.sharding is not None and self.offload_optimizer:
             raise NotImplementedError(
                 f'{function} does not work with {KEY} and "offload_optimizer"; leave out one of '

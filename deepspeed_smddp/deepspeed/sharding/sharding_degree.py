@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,26 +12,39 @@ import torch.distributed as dist
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed import comm_backend
-from deepspeed_smddp.deepspeed.sharding import advice, replica_broadcast, requirements
-from deepspeed_smddp.deepspeed.sharding.shard_groups import Sharding, asked_degree
+from deepspeed_smddp.deepspeed.sharding import replica_broadcast
+from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding, asked_degree
 from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import ShardCheckpoints
+from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import Call
 
+PARAMETERS_PER_HOST = 3_000_000_000
+# Features of stage 3 that make groups of their own: the path in the config, and the values with
+# which the feature is off.
+_EXCLUDED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("zero_optimization.zero_hpz_partition_size", (None, 1)),
+    ("zero_optimization.zero_quantized_gradients", (None, False)),
+    ("zero_optimization.zenflow", (None,)),
+    ("zero_optimization.offload_optimizer.super_offload", (None, False)),
+    ("expert_parallel.enabled", (None, False)),
+    ("compile.deepcompile", (None, False)),
+)
+
 
 @contextmanager
-def around_initialize(call: Call) -> Iterator[None]:
-    """Builds the engine on shard groups, if a degree is asked for; suggests one if not.
+def sharded(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
+    """Around ``initialize``: an engine on shard groups; suggests a degree if none is asked for.
+
+    The default group is smddp's.
 
     Raises:
         SmddpConfigError: the DeepSpeed version or the config does not go with a degree, or the
             degree does not divide the data-parallel ranks.
     """
-    config = ds_config.read(ds_config.of_initialize(call.arguments)) or {}
     degree = asked_degree()
     if degree == 0:
-        advice.suggest(call.arguments.get("model"), config)
+        _suggest(call.arguments.get("model"), config)
     if degree in (0, _job_size()):
         yield
         engine = call.result[0]
@@ -37,8 +52,8 @@ def around_initialize(call: Call) -> Iterator[None]:
             Sharding.within(engine.seq_data_parallel_group)  # raises if it has fewer ranks
         _attach_checkpoints(engine, None)
         return
-    requirements.check_deepspeed()
-    requirements.check_config(config)
+    check_deepspeed()
+    check_config(config)
     # It derives from DeepSpeed's stage 3, so its import imports DeepSpeed.
     from deepspeed_smddp.deepspeed.sharding import sharded_stage3
 
@@ -48,37 +63,124 @@ def around_initialize(call: Call) -> Iterator[None]:
     _attach_checkpoints(engine, sharded_stage3.verify(engine))
 
 
-@contextmanager
-def around_zero_init(call: Call) -> Iterator[None]:
-    """Partitions over the shard group, if a degree is asked for."""
-    _choose_group(call)
-    yield
-
-
-def _choose_group(call: Call) -> None:
-    given = call.arguments
-    if not given.get("enabled", True) or asked_degree() == 0:
+def choose_group(call: Call) -> None:
+    """Makes ``zero.Init`` partition over the shard group, if a degree is asked for."""
+    degree = asked_degree()
+    if degree == 0:
         return
+    given = call.arguments
     name = "data_parallel_group"
     if given.get("sequence_data_parallel_group") is not None:
         name = "sequence_data_parallel_group"
     world = given.get(name)
-    if Sharding.of(world) is not None:
-        return
-    if asked_degree() != (_job_size() if world is None else world.size()):
-        requirements.check_deepspeed()
+    if Sharding.of(world) is None and degree != (_job_size() if world is None else world.size()):
+        check_deepspeed()
         sharding = Sharding.within(world)
         if sharding is not None:
             replica_broadcast.install()
             call.change(**{name: sharding.shard_group})
 
 
+def check_deepspeed() -> None:
+    """Refuses a version of DeepSpeed that is not supported, or that lacks a name it should have.
+
+    Raises:
+        SmddpConfigError: names the version, or what is missing.
+    """
+    import deepspeed
+    from deepspeed.runtime.engine import DeepSpeedEngine
+    from deepspeed.runtime.zero import partition_parameters, stage3
+
+    unsupported = versions.refusal("sharded_data_parallel_degree", deepspeed)
+    if unsupported is not None:
+        raise SmddpConfigError(f"{KEY} {unsupported}; install a known one, or set the degree to 0")
+    wanted = (
+        (partition_parameters, ("dist", "GatheredParameters", "Init")),
+        (
+            stage3.DeepSpeedZeroOptimizer_Stage3,
+            (
+                "step",
+                "_finalize_offload_gradient_accumulation",
+                "_get_norm_groups",
+                "get_fp32_grad_for_param",
+                "_get_param_partition_group",
+            ),
+        ),
+        (DeepSpeedEngine, ShardCheckpoints.METHODS),
+    )
+    for owner, names in wanted:
+        for name in names:
+            if not hasattr(owner, name):
+                raise SmddpConfigError(
+                    f"{KEY} needs {owner.__name__}.{name}, which this copy of DeepSpeed "
+                    f"{deepspeed.__version__} lacks; install the released one, or set the degree "
+                    "to 0"
+                )
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuses a config with a key that does not go with a degree.
+
+    Raises:
+        SmddpConfigError: names the other key.
+    """
+    stage = ds_config.at(config, "zero_optimization.stage") or 0
+    if stage != 3:
+        raise SmddpConfigError(
+            f'{KEY} needs "zero_optimization.stage": 3, and the DeepSpeed config has {stage}'
+        )
+    for path, idle in _EXCLUDED:
+        if ds_config.at(config, path) not in idle:
+            raise SmddpConfigError(
+                f'{KEY} does not go with "{path}", which makes groups of its own; leave out one '
+                "of the two"
+            )
+
+
+def suggested_degree(parameters: int, ranks: int, ranks_per_host: int) -> int:
+    """A degree for a model that is small for its number of ranks; 0: shard over all ranks.
+
+    The rule of thumb of SageMaker's sharded data parallelism: one host per 3 billion parameters.
+
+    Args:
+        parameters: elements of the model's parameters.
+        ranks: the number of data-parallel ranks.
+        ranks_per_host: the number of these ranks on each host.
+    """
+    hosts = max(1, math.ceil(parameters / PARAMETERS_PER_HOST))
+    for degree in range(hosts * ranks_per_host, ranks, ranks_per_host):
+        if ranks % degree == 0:
+            return degree
+    return 0
+
+
+def _suggest(model: Any, config: Mapping[str, Any]) -> None:
+    """Logs a degree on rank 0, if the job uses ZeRO-3 and no degree is set."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if (
+        settings.current().source("sharded_data_parallel_degree") != settings.DEFAULT
+        or ds_config.at(config, "zero_optimization.stage") != 3
+        or not local.isdigit()
+        or not hasattr(model, "parameters")
+    ):
+        return
+    ranks, per_host = dist.get_world_size(), max(1, int(local))
+    parameters = sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+    degree = suggested_degree(parameters, ranks, per_host)
+    if degree:
+        from deepspeed.utils import log_dist
+
+        log_dist(
+            f"smddp: {parameters:.3g} parameters are few for {ranks} ranks; "
+            f'"sharded_data_parallel_degree": {degree} (one host per 3 billion parameters) would '
+            f"keep each copy of the state, and its gathers, on {degree // per_host} host(s)",
+            ranks=[0],
+        )
+
+
 def _attach_checkpoints(engine: Any, sharding: Sharding | None) -> None:
     # Also without a degree: a checkpoint of any number of shards resumes on any number of ranks.
     import deepspeed
-
-    if not comm_backend.serves_default_group():
-        return
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
     if not isinstance(engine.optimizer, DeepSpeedZeroOptimizer_Stage3):

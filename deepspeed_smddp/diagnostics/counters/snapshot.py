@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from deepspeed_smddp.distributed import backend, group_states, launchers, memory
+from deepspeed_smddp.distributed import backend, launchers, memory
 
 if TYPE_CHECKING:
     from deepspeed_smddp._C import MemoryStatistics, StatisticsRow
@@ -76,5 +76,5 @@ def take(rank: int) -> Snapshot:
         launchers.host_name(),
         backend.statistics(),
         memory.statistics(),
-        group_states.peer_statistics(),
+        backend.peer_statistics(),
     )

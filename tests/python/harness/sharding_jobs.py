@@ -178,8 +178,8 @@ def train(run: dict[str, Any]) -> dict[str, Any]:
 
 
 def averaged_early(optimizer: Any) -> float:
-    """The part of this rank's gradients whose second hop began in the backward pass."""
-    hop = getattr(optimizer, "second_hop", None)  # DeepSpeed's own class without a degree
+    """The part of this rank's gradients whose replica all-reduce began in the backward pass."""
+    hop = getattr(optimizer, "replica_all_reduce", None)  # DeepSpeed's own class without a degree
     started = 0 if hop is None else sum(end - begin for begin, end in hop.started)
     return round(started / optimizer.grad_partitions_flat_buffer.numel(), 1)
 

@@ -6,14 +6,11 @@ The run is right with all of them; a user who compares speeds has to know what i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed import comm_backend
-from deepspeed_smddp.upstream.wrapping import Call
 
 Config = Mapping[str, Any]
 
@@ -30,7 +27,7 @@ def _compresses(config: Config) -> bool:
 
 # What the config sets, whether it does, and what then happens. Read in the sources of DeepSpeed
 # 0.16.5 and 0.19.8.
-BYPASSES: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
+UNSUPPORTED: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
     (
         '"compile.deepcompile"',
         _asks("compile.deepcompile"),
@@ -87,15 +84,11 @@ BYPASSES: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
 
 
 def sentences(config: Config) -> list[str]:
-    """What goes past smddp with this config, in the order of :data:`BYPASSES`."""
-    return [f"smddp: with {name}, {effect}" for name, asked, effect in BYPASSES if asked(config)]
+    """What goes past smddp with this config, in the order of :data:`UNSUPPORTED`."""
+    return [f"smddp: with {name}, {effect}" for name, asked, effect in UNSUPPORTED if asked(config)]
 
 
-@contextmanager
-def around_initialize(call: Call) -> Iterator[None]:
-    """Says them, once each, if smddp serves the default group."""
-    if comm_backend.serves_default_group():
-        config = ds_config.read(ds_config.of_initialize(call.arguments)) or {}
-        for sentence in sentences(config):
-            settings.warn_once(sentence, sentence)
-    yield
+def warn(config: Config) -> None:
+    """Says them, once each."""
+    for sentence in sentences(config):
+        settings.warn_once(sentence, sentence)

@@ -1,4 +1,4 @@
-"""The second hop of sharding by degree: a shard group's gradients are averaged over the replicas.
+"""The replica all-reduce of sharding by degree: a shard group's gradients, averaged over replicas.
 
 At an accumulation boundary each bucket's gradients are averaged as soon as the shard group has
 reduced them, while the backward pass goes on; what is left follows at the step. Averaging twice
@@ -34,7 +34,7 @@ class _Flight:
     works: list[Any]
 
 
-class SecondHop:
+class ReplicaAllReduce:
     """Averages the gradients in ``buffer``, this rank's shard of them, over the replicas."""
 
     def __init__(self, buffer: torch.Tensor, sharding: Sharding) -> None:

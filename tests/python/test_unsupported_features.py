@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp.deepspeed import bypasses, comm_backend, default_group
+from deepspeed_smddp.deepspeed import comm_backend, unsupported_features, wrapped_calls
 from deepspeed_smddp.upstream.wrapping import surround
 from harness.training import Trainer
 
@@ -32,7 +32,7 @@ class Answers:
     def __init__(self, trainer: Trainer) -> None:
         self.of = functools.cache(
             lambda layout, backend: trainer.call(
-                "harness.bypass_jobs:run", layout, backend, limit=550, cases=list(CASES)
+                "harness.feature_jobs:run", layout, backend, limit=550, cases=list(CASES)
             )[0]
         )
 
@@ -80,7 +80,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("word", CONFIGS)
 def test_a_config_that_asks_for_it(word: str) -> None:
-    (sentence,) = bypasses.sentences(CONFIGS[word])
+    (sentence,) = unsupported_features.sentences(CONFIGS[word])
     assert word in sentence
 
 
@@ -91,9 +91,9 @@ def test_configs_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
         {"zero_optimization": {"offload_optimizer": {"device": "cpu"}, "zenflow": None}},
         {"optimizer": {"type": "AdamW"}, "expert_parallel": {"comm_backend": "comm"}},
     ):
-        assert bypasses.sentences(config) == []
+        assert unsupported_features.sentences(config) == []
     monkeypatch.setenv("DS_SDMA_ALLGATHER", "1")
-    (sentence,) = bypasses.sentences({})
+    (sentence,) = unsupported_features.sentences({})
     assert sentence == (
         "smddp: with DS_SDMA_ALLGATHER=1, DeepSpeed gathers over all ranks by mori where it finds "
         "it, past smddp"
@@ -106,9 +106,9 @@ def test_a_backend_that_the_config_overrides(
     def init_distributed(dist_backend: str | None = None, config: Any = None) -> str | None:
         return dist_backend
 
-    monkeypatch.setattr(default_group, "_accelerator_backend", lambda: "nccl")
+    monkeypatch.setattr(wrapped_calls, "_accelerator_backend", lambda: "nccl")
     monkeypatch.setattr(comm_backend, "prepare", lambda request: None)
-    called = surround(init_distributed, [default_group.around_init_distributed])
+    called = surround(init_distributed, wrapped_calls.around_init_distributed)
     assert called(config={"comm_backend": "smddp"}) == "smddp"
     assert not caplog.text
     assert called("nccl", config={"comm_backend": "smddp"}) == "smddp"

@@ -1,0 +1,216 @@
+"""What this package does around functions of DeepSpeed, accelerate and transformers.
+
+DeepSpeed reads its config after it has made the process group, and has no key for the backend.
+Each context manager here surrounds a function that makes the group or has the config first;
+``hooks`` puts them there. In a process that has not chosen smddp they read the config and do no
+more.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from deepspeed_smddp.config import ds_json as ds_config
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.deepspeed import (
+    auto,
+    autotp,
+    comm_backend,
+    gather,
+    monitoring,
+    overlap,
+    reduce,
+    unsupported_features,
+)
+from deepspeed_smddp.deepspeed.sharding import sharding_degree
+from deepspeed_smddp.distributed import backend
+from deepspeed_smddp.errors import SmddpConfigError, logger
+from deepspeed_smddp.models.offload import offload_activations
+from deepspeed_smddp.upstream import shared_memory_op, source
+from deepspeed_smddp.upstream.wrapping import Call
+
+# The latest config that accelerate or transformers built, while they keep it, and what it asks for.
+# They call init_distributed with a backend of their own before DeepSpeed sees the config.
+_hugging_face: tuple[Callable[[], Any], comm_backend.Request] | None = None
+
+_runs_zero3 = False
+_installed = False
+
+
+@contextmanager
+def around_initialize(call: Call) -> Iterator[None]:
+    """Around ``deepspeed.initialize``.
+
+    Raises:
+        SmddpConfigError: the config, an argument or the version of DeepSpeed does not go with what
+            the "smddp" section asks for.
+    """
+    given = call.arguments
+    request = comm_backend.parse(ds_config.of_initialize(given))
+    comm_backend.initialise(
+        request,
+        make_group=given.get("dist_init_required") is not False,
+        **{
+            name: given[name]
+            for name in ("distributed_port", "dist_init_required")
+            if given.get(name) is not None
+        },
+    )
+    config = request.config
+    if ds_config.at(config, "zero_optimization.stage") == 3:
+        _install_for_zero3()
+    if not comm_backend.serves_default_group():
+        yield
+        return
+    unsupported_features.warn(config)
+    auto.choose(config)
+    with autotp.divided(call, config):
+        with sharding_degree.sharded(call, config):
+            yield
+        engine = call.result[0]
+        monitoring.follow_engine(engine)
+        _offload_activations(engine.module)
+
+
+@contextmanager
+def around_zero_init(call: Call) -> Iterator[None]:
+    """Around ``zero.Init.__init__``."""
+    request = comm_backend.parse(ds_config.of_zero_init(call.arguments))
+    comm_backend.initialise(request)
+    enabled = call.arguments.get("enabled", True)
+    if enabled:
+        _install_for_zero3()
+    auto.choose(request.config)
+    if enabled:
+        sharding_degree.choose_group(call)
+    yield
+
+
+@contextmanager
+def around_init_distributed(call: Call) -> Iterator[None]:
+    """Replaces the backend that ``init_distributed`` is called with, unless the caller chose it."""
+    request = _request_for(call.arguments.get("config"))
+    given = call.arguments.get("dist_backend")
+    if request.backend is not None and not dist.is_initialized():
+        if given in (None, _accelerator_backend()):
+            _say_overridden(given, request)
+            comm_backend.prepare(request)
+            call.change(dist_backend=request.backend)
+        elif given != request.backend:
+            logger.warning(
+                'smddp: the DeepSpeed config has "%s": "%s", but init_distributed was called '
+                'with "%s", which is used',
+                comm_backend.KEY,
+                request.backend,
+                given,
+            )
+    if not dist.is_initialized():
+        if comm_backend.NAME in str(call.arguments.get("dist_backend")):
+            shared_memory_op.leave_out_if_not_compilable()
+            if call.arguments.get("auto_mpi_discovery", True):
+                comm_backend.set_launcher_variables()
+    elif comm_backend.serves_default_group():
+        shared_memory_op.leave_out_if_not_compilable()
+    yield
+    _install()  # the first group that zero.Init makes
+
+
+@contextmanager
+def around_training_arguments(call: Call) -> Iterator[None]:
+    """Makes the group before transformers' ``TrainingArguments.__post_init__`` does."""
+    training = call.arguments["self"]
+    request = comm_backend.parse(training.deepspeed or ds_config.of_accelerate_launch())
+    # Without a launcher the Trainer makes no group here; deepspeed.initialize makes it later.
+    if request.wants_smddp:
+        comm_backend.set_launcher_variables()
+    if request.backend is not None and comm_backend.launched():
+        comm_backend.initialise(request, timeout=timedelta(seconds=training.ddp_timeout))
+    yield
+
+
+@contextmanager
+def around_hf_config(call: Call) -> Iterator[None]:
+    """Remembers the config of accelerate's ``HfDeepSpeedConfig`` for ``init_distributed``."""
+    global _hugging_face
+    yield
+    config = call.arguments["self"]
+    _hugging_face = weakref.ref(config), comm_backend.parse(config)
+
+
+def _install_for_zero3() -> None:
+    global _runs_zero3
+    _runs_zero3 = True
+    _install()
+
+
+def _install() -> None:
+    """Puts this package's gathers and reductions into ZeRO-3, once it runs and there is a group.
+
+    A group of smddp; and DeepSpeed's sources have to be known (``upstream.source``).
+    """
+    global _installed
+    if _installed or not _runs_zero3 or not backend.has_made_group():
+        return
+    _installed = True
+    import deepspeed
+
+    for feature in (gather, reduce, overlap):
+        if not source.known(feature.FEATURE):
+            continue
+        try:
+            feature.install(deepspeed)
+        except Exception as error:
+            settings.warn_once(
+                f"install {feature.FEATURE}",
+                f"smddp: ZeRO-3 runs without smddp's own way to {feature.FEATURE}, as it could not "
+                f"be installed: {error}",
+            )
+
+
+def _offload_activations(module: Any) -> None:
+    asked = settings.current().section.activation_offload
+    if asked.enabled:
+        try:
+            offload_activations(module, asked.horizon, directory=asked.directory or None)
+        except (ValueError, NotADirectoryError) as error:
+            raise SmddpConfigError(
+                f'"smddp.activation_offload" can\'t be applied: {error}'
+            ) from None
+
+
+def _hugging_faces() -> comm_backend.Request | None:
+    if _hugging_face is None or _hugging_face[0]() is None:
+        return None
+    return _hugging_face[1]
+
+
+def _request_for(config: Any) -> comm_backend.Request:
+    if config is not None:
+        return comm_backend.parse(config)
+    held = _hugging_faces()
+    if held is not None and held.backend is not None:
+        return held
+    return comm_backend.parse(ds_config.of_accelerate_launch() or ds_config.of_command_line())
+
+
+def _say_overridden(given: str | None, request: comm_backend.Request) -> None:
+    # transformers and accelerate give the accelerator's backend without having been asked to.
+    unasked = request is _hugging_faces() or ds_config.of_accelerate_launch() is not None
+    if given is not None and given != request.backend and not unasked:
+        settings.warn_once(
+            "overridden backend",
+            f'smddp: init_distributed was called with "{given}", the accelerator\'s own; '
+            f'"{comm_backend.KEY}": "{request.backend}" of the DeepSpeed config applies',
+        )
+
+
+def _accelerator_backend() -> str:
+    from deepspeed.accelerator import get_accelerator
+
+    return str(get_accelerator().communication_backend_name())

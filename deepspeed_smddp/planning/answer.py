@@ -1,0 +1,228 @@
+"""The answer of ``smddp plan``: everything about one job, for the page, the chart and JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from deepspeed_smddp.planning import PlanError
+from deepspeed_smddp.planning.collective_time import RankGroup
+from deepspeed_smddp.planning.memory_use import MemoryUse, fits, memory_use
+from deepspeed_smddp.planning.model_shape import ModelShape
+from deepspeed_smddp.planning.recommendation import (
+    MOST_GPUS,
+    Change,
+    ds_config,
+    nearest_that_fits,
+    recommended,
+    single_changes,
+)
+from deepspeed_smddp.planning.step_time import StepTime, communication_origin, step_time
+from deepspeed_smddp.planning.training_job import Job
+
+
+def flops_per_token(shape: ModelShape) -> float:
+    """Model FLOPs of forward and backward pass, 6 N + 12 L h s; Chowdhery et al., PaLM, app. B."""
+    return 6.0 * shape.parameters + 12.0 * shape.layers * shape.q_width * shape.sequence
+
+
+def model_tflops(job: Job, seconds: float) -> float:
+    """TFLOPS per GPU, without what is computed again."""
+    return flops_per_token(job.shape) * job.tokens_per_step / seconds / job.gpus / 1e12
+
+
+def host_bytes(job: Job) -> float:
+    """Bytes that each host sends to others in a step at least, 0 within one host.
+
+    Each collective of a group over H hosts takes (H - 1) / H of its buffer in and out of a host.
+    """
+    scheme, own = job.scheme, job.shape.parameters / job.scheme.pipeline
+    all_ranks = RankGroup(job.data_parallel, scheme.tensor, job.cluster, job.software.library)
+    hosts, all_hosts = all_ranks._replace(ranks=job.shard_ranks).hosts, all_ranks.hosts
+    grads, params = job.software.gradient_bytes * own, 2.0 * own
+    if scheme.stage < 3:
+        parts = grads + (params if scheme.stage else grads)
+        return parts * (all_hosts - 1) / all_hosts
+    gathers = params * (1 if scheme.keep_gathered else 2)
+    inner = (gathers + grads) * job.accumulation * (hosts - 1) / hosts
+    copies = all_hosts / hosts
+    return inner + 2 * grads / hosts * (copies - 1) / copies
+
+
+@dataclass(frozen=True)
+class Point:
+    """The same job on another number of GPUs, with the same batch per GPU."""
+
+    gpus: int
+    library: str
+    step: StepTime
+    tflops: float
+    communication: str
+
+
+def curve(job: Job) -> list[Point]:
+    """To 4,096 GPUs in powers of two, with both libraries; the batch grows with the GPUs."""
+    points = []
+    parts = job.scheme.tensor * job.scheme.pipeline
+    gpus = max(job.cluster.gpus_per_host, parts)
+    while gpus <= MOST_GPUS:
+        for library in ("smddp", "nccl"):
+            degree = job.scheme.degree if job.scheme.degree < gpus // parts else 0
+            try:
+                there = job.having(gpus=gpus, library=library, degree=degree)
+            except PlanError:
+                continue
+            step = step_time(there)
+            tflops = model_tflops(there, step.total)
+            points.append(Point(gpus, library, step, tflops, communication_origin(there)))
+        gpus *= 2
+    return points
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training of ``tokens`` tokens; the price is None if that of a host is not known."""
+
+    tokens: float
+    steps: int
+    seconds: float
+    gpu_hours: float
+    price: float | None
+
+
+def training_of(job: Job, seconds: float, tokens: float) -> Training:
+    """What a training takes if each step takes ``seconds``; without restarts and evaluation."""
+    steps = max(1, round(tokens / job.tokens_per_step))
+    whole = steps * seconds
+    price = job.cluster.price * job.hosts * whole / 3600 if job.cluster.price else None
+    return Training(tokens, steps, whole, whole / 3600 * job.gpus, price)
+
+
+def limit(step: StepTime) -> str:
+    """What takes most of the step, in words."""
+    parts = {
+        "computing": step.computing + step.slowed,
+        "gathers of parameters": step.exposed_gathers,
+        "reductions of gradients": step.exposed_reductions,
+        "tensor parallelism": step.tensor,
+        "the pipeline's bubble": step.bubble,
+        "the optimizer": step.optimizer,
+    }
+    return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One job with what it needs and takes. ``training`` is None without a number of tokens."""
+
+    job: Job
+    memory: MemoryUse
+    step: StepTime
+    host_bytes: float
+    training: Training | None
+
+    @staticmethod
+    def of(job: Job, tokens: float = 0) -> Planned:
+        """Predicts ``job`` and a training of ``tokens`` tokens."""
+        step = step_time(job)
+        training = training_of(job, step.total, tokens) if tokens else None
+        return Planned(job, memory_use(job), step, host_bytes(job), training)
+
+    @property
+    def fits(self) -> bool:
+        """Whether a GPU has the memory."""
+        return fits(self.job, self.memory)
+
+    @property
+    def model_tflops(self) -> float:
+        """Per GPU, without what is computed again."""
+        return model_tflops(self.job, self.step.total)
+
+    @property
+    def hardware_tflops(self) -> float:
+        """Per GPU, with the forward pass that full recomputation repeats."""
+        return self.model_tflops * (4 / 3 if self.job.recomputation == "full" else 1.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Numbers in bytes, seconds and TFLOPS."""
+        scheme, job = self.job.scheme, self.job
+        return {
+            "model": job.shape.name,
+            "parameters": job.shape.parameters,
+            "cluster": job.cluster.name,
+            "gpus": job.gpus,
+            "scheme": asdict(scheme),
+            "library": job.software.library,
+            "micro_batch": job.micro_batch,
+            "accumulation": job.accumulation,
+            "recomputation": job.recomputation,
+            "tokens_per_step": job.tokens_per_step,
+            "memory_bytes": asdict(self.memory) | {"total": self.memory.total},
+            "memory_of_gpu_bytes": job.cluster.gpu.memory_bytes,
+            "fits": self.fits,
+            "step_seconds": asdict(self.step) | {"total": self.step.total},
+            "sent_per_host_bytes": self.host_bytes,
+            "model_tflops_per_gpu": self.model_tflops,
+            "hardware_tflops_per_gpu": self.hardware_tflops,
+            "tokens_per_second": job.tokens_per_step / self.step.total,
+            "communication": communication_origin(job),
+            "limit": limit(self.step),
+            "training": asdict(self.training) if self.training else None,
+            "ds_config": ds_config(job),
+        }
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``asked``: the job of the user's config, None without one.
+
+    ``best``: the fastest that fits, or where none fits on ``gpus`` GPUs the nearest that does; None
+    if there is none up to 4,096.
+    """
+
+    gpus: int
+    asked: Planned | None
+    best: Planned | None
+    changes: list[Change]
+    curve: list[Point]
+
+    @property
+    def shown(self) -> Planned | None:
+        """The job that the page describes."""
+        return self.asked or self.best
+
+    @property
+    def fits(self) -> bool:
+        """Whether what was asked for fits: the config's job, or any on these GPUs."""
+        shown = self.shown
+        return shown is not None and shown.fits and shown.job.gpus == self.gpus
+
+    def as_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "asked": self.asked.as_json() if self.asked else None,
+            "recommended": self.best.as_json() if self.best else None,
+            "changes": [
+                {"change": c.text, "step_seconds": c.seconds, "fits": c.fits} for c in self.changes
+            ],
+            "curve": [
+                {
+                    "gpus": p.gpus,
+                    "library": p.library,
+                    "step_seconds": p.step.total,
+                    "model_tflops_per_gpu": p.tflops,
+                    "communication": p.communication,
+                }
+                for p in self.curve
+            ],
+        }
+
+
+def answer(job: Job, tokens: float, *, asked: bool) -> Answer:
+    """Plans ``job``. ``asked``: it is the user's own configuration, not only a model and GPUs."""
+    own = Planned.of(job, tokens) if asked else None
+    best = recommended(job) or nearest_that_fits(job)
+    planned = Planned.of(best, tokens) if best else None
+    shown = own or planned
+    changes = single_changes(shown.job) if shown else []
+    return Answer(job.gpus, own, planned, changes, curve(shown.job) if shown else [])
