@@ -5,9 +5,9 @@ NCCL's ring of n ranks moves (n - 1) / n of the output over the slowest link and
 
 What smddp does between hosts is simulated. ``benchmarks/planner_table.py`` (``make plan-table``)
 writes ``simulated_times.json``. It runs ``smddp_simulate``: the engine, the algorithms and the
-selector over a network in virtual time (docs/dev/scale.md). One rank of each host is simulated, with
-its rail: its share of the host's NICs (``smddp.network`` of their rate) and of the
-bytes. Between the points of the table, the time divided by its lower bound is interpolated in the
+selector over a network in virtual time (docs/dev/scale.md). One rank of each host is simulated,
+with its rail: its share of the host's NICs (``smddp.network`` of their rate) and of the bytes.
+Between the points of the table, the time divided by its lower bound is interpolated in the
 logarithms of hosts, bytes of a rank's shard and rate of a rail. Beyond the most hosts, the largest
 shard or the fastest rail, the bound is multiplied by the ratio of the last point.
 """
