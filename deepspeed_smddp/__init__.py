@@ -17,9 +17,9 @@ from deepspeed_smddp.config import settings as _settings
 from deepspeed_smddp.config.config import SmddpConfig
 from deepspeed_smddp.config.settings import configure
 from deepspeed_smddp.deepspeed.monitoring import follow_optimizers as _follow_steps
+from deepspeed_smddp.diagnostics import counters as _ledger_reporter
 from deepspeed_smddp.diagnostics import hang_reporter as _hang_reporter
 from deepspeed_smddp.diagnostics import slow_watch as _slow_watch
-from deepspeed_smddp.diagnostics.counters import reporter as _ledger_reporter
 from deepspeed_smddp.distributed import backend as _backend
 from deepspeed_smddp.distributed import memory
 from deepspeed_smddp.distributed.backend import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from deepspeed_smddp.diagnostics.doctor import network_facts
+from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.distributed import extension
 
 
@@ -18,15 +18,15 @@ def of_host() -> float:
     from deepspeed_smddp import _C
 
     try:
-        return rate_of(network_facts.nics_of(_C.fabric_description()), Path("/sys"))
+        return rate_of(machine.nics_of(_C.fabric_description()), Path("/sys"))
     except RuntimeError:
         return 0.0
 
 
 def rate_of(names: list[str], sysfs: Path) -> float:
     """Bytes per second of these network interfaces or RDMA devices; 0 if one is not known."""
-    megabits = {i.name: float(i.megabits) for i in network_facts.interfaces()}
-    for device in network_facts.rdma_devices(sysfs):
+    megabits = {i.name: float(i.megabits) for i in machine.interfaces()}
+    for device in machine.rdma_devices(sysfs):
         stated = re.search(r"(\S+) .*?([0-9.]+) Gb/sec", device)
         if stated:
             megabits[stated[1]] = 1000 * float(stated[2])

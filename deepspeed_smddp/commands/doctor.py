@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_smddp.diagnostics.doctor import doctor_page, job_doctor, meeting
-from deepspeed_smddp.diagnostics.doctor import process_checks as doctor
-from deepspeed_smddp.diagnostics.doctor.finding import Finding, Verdict
+from deepspeed_smddp.diagnostics.doctor import checks as doctor
+from deepspeed_smddp.diagnostics.doctor import job_doctor, rendezvous
+from deepspeed_smddp.diagnostics.doctor.facts import Finding, Verdict
 from deepspeed_smddp.distributed.launchers import LauncherError
 from deepspeed_smddp.errors import SmddpConfigError
 
@@ -31,15 +31,15 @@ def run(config: Path | None, as_json: bool, seconds: float, measure: bool = True
         if as_json:
             print(json.dumps(report.to_json(), indent=2), flush=True)
         else:
-            doctor_page.print_report(report, console)
+            job_doctor.print_report(report, console)
 
     try:
-        if not meeting.launched():
+        if not rendezvous.launched():
             return _alone(config, as_json, console)
-        return job_doctor.run(meeting.join(seconds), config, seconds, show, measure)
-    except (LauncherError, meeting.MeetingError) as error:
+        return job_doctor.run(rendezvous.join(seconds), config, seconds, show, measure)
+    except (LauncherError, rendezvous.RendezvousError) as error:
         Console(stderr=True, soft_wrap=True).print(
-            Text(f"failed  {error}", doctor_page.STYLES[Verdict.FAILED])
+            Text(f"failed  {error}", job_doctor.STYLES[Verdict.FAILED])
         )
         return job_doctor.FAILED
 
@@ -63,7 +63,7 @@ def _alone(config: Path | None, as_json: bool, console: Console) -> int:
     for _ in range(3):
         table.add_column(overflow="fold")
     for finding in found:
-        verdict = Text(finding.verdict.value, doctor_page.STYLES[finding.verdict])
+        verdict = Text(finding.verdict.value, job_doctor.STYLES[finding.verdict])
         table.add_row(verdict, finding.name, Text(finding.text))
     console.print(table)
     settings = Table("setting", "value", "source", "meaning", box=None, padding=(0, 2, 0, 0))

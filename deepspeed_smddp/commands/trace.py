@@ -13,9 +13,8 @@ from deepspeed_smddp.commands import report as report_command
 from deepspeed_smddp.diagnostics.report import dump
 from deepspeed_smddp.diagnostics.report.dump import Dump
 from deepspeed_smddp.diagnostics.report.wording import rank_list, verb
-from deepspeed_smddp.diagnostics.trace import chrome, picture
-from deepspeed_smddp.diagnostics.trace.intervals import Span
-from deepspeed_smddp.diagnostics.trace.timeline import Timeline, TimelineError, timeline
+from deepspeed_smddp.diagnostics.trace import views
+from deepspeed_smddp.diagnostics.trace.timeline import Span, Timeline, TimelineError, timeline
 
 _NAMES = "rank-*.json"
 
@@ -120,7 +119,7 @@ def write(found: Timeline, drawn: Drawn | None, path: Path) -> None:
     Raises:
         TraceError: the file can't be written.
     """
-    text = json.dumps(chrome.trace(found, None if drawn is None else drawn.span))
+    text = json.dumps(views.trace(found, None if drawn is None else drawn.span))
     try:
         if path.suffix == ".gz":
             path.write_bytes(gzip.compress(text.encode()))
@@ -138,11 +137,11 @@ def draw(found: Timeline, drawn: Drawn | None, path: Path) -> str:
     """
     drawn = drawn or to_draw(found)
     try:
-        picture.draw(found, drawn.title, drawn.span, path)
-    except picture.PictureError as error:
+        views.draw(found, drawn.title, drawn.span, path)
+    except views.PictureError as error:
         raise TraceError(str(error)) from None
     shares = [line.shares(drawn.span) for line in found.ranks.values()]
-    return f"{drawn.title}: {picture.headline(shares)}"
+    return f"{drawn.title}: {views.headline(shares)}"
 
 
 def summary(found: Timeline) -> list[str]:

@@ -24,7 +24,7 @@ from deepspeed_smddp.bench.bench_report import FAILED, REFUSED, RIGHT, STOPPED, 
 from deepspeed_smddp.bench.bench_result import Result
 from deepspeed_smddp.bench.call_buffers import CallBuffers
 from deepspeed_smddp.commands.main import app
-from deepspeed_smddp.diagnostics.doctor import network_facts
+from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.planning import PlanError, asked_job
 
 SMDDP = [sys.executable, "-m", "deepspeed_smddp.commands.main", "bench"]
@@ -204,7 +204,7 @@ def test_a_wrong_question_is_refused_in_one_sentence(arguments: list[str], said:
 
 def test_the_nics_of_a_provider_and_their_rate(tmp_path: Path) -> None:
     text = "tcp;ofi_rxm on eth0 (192.0.2.2), eth1 (2001:db8::1), libfabric 1.17 (/usr/lib/x.so)"
-    assert network_facts.nics_of(text) == ["eth0", "eth1"]
+    assert machine.nics_of(text) == ["eth0", "eth1"]
     for name in ("rdmap0s6", "rdmap1s6"):
         port = tmp_path / f"class/infiniband/{name}/ports/1"
         port.mkdir(parents=True)

@@ -335,7 +335,7 @@ def test_unknown_variable_gives_a_warning(
 
 
 def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from deepspeed_smddp.diagnostics.doctor import process_checks as doctor
+    from deepspeed_smddp.diagnostics.doctor import checks as doctor
 
     path = tmp_path / "ds.json"
     path.write_text(
@@ -355,7 +355,7 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_doctor_shows_the_timeout_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deepspeed_smddp.diagnostics.doctor import process_checks as doctor
+    from deepspeed_smddp.diagnostics.doctor import checks as doctor
 
     def row() -> doctor.SettingRow | None:
         return next((r for r in doctor.setting_rows() if r.name == "DEEPSPEED_TIMEOUT"), None)
@@ -373,7 +373,7 @@ def test_doctor_shows_the_timeout_of_deepspeed(monkeypatch: pytest.MonkeyPatch) 
 def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from deepspeed_smddp.diagnostics.doctor import process_checks as doctor
+    from deepspeed_smddp.diagnostics.doctor import checks as doctor
 
     def job_secret() -> doctor.Finding:
         return next(found for found in doctor.findings() if found.name == "job secret")
@@ -394,8 +394,8 @@ def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(
 
 def test_doctor_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed_smddp import _C
-    from deepspeed_smddp.diagnostics.doctor import gpu
-    from deepspeed_smddp.diagnostics.doctor.finding import Verdict
+    from deepspeed_smddp.diagnostics.doctor import checks
+    from deepspeed_smddp.diagnostics.doctor.facts import Verdict
 
     report = {
         "version": "12.4",
@@ -405,23 +405,23 @@ def test_doctor_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(_C, "cuda_report", lambda: report)
     monkeypatch.setattr(_C, "device_statistics", lambda: {"kernels": False})
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: True)
-    found = {finding.name: finding for finding in gpu.findings()}
+    monkeypatch.setattr(checks.torch.cuda, "is_available", lambda: True)
+    found = {finding.name: finding for finding in checks.gpu_findings()}
     assert found["GPUs"].text == "2 x H100 (132 multiprocessors); driver for CUDA 12.4"
     assert "0 and 1" in found["GPU peer access"].text
     assert "nvcc" in found["GPU kernels"].text and "2.4" in found["GDRCopy"].text
     assert found["CUDA tensors"].verdict is Verdict.LIMITED
     assert "carried by NCCL" in found["CUDA tensors"].text
     monkeypatch.setenv("SMDDP_REDUCE_ON", "cpu")
-    found = {finding.name: finding for finding in gpu.findings()}
+    found = {finding.name: finding for finding in checks.gpu_findings()}
     assert "summed by the CPU" in found["CUDA tensors"].text
 
     def no_driver() -> None:
         raise RuntimeError("install NVIDIA's driver")
 
     monkeypatch.setattr(_C, "cuda_report", no_driver)
-    (only,) = gpu.findings()
+    (only,) = checks.gpu_findings()
     assert only.verdict is Verdict.LIMITED and "install" in only.text
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
-    (only,) = gpu.findings()
+    monkeypatch.setattr(checks.torch.cuda, "is_available", lambda: False)
+    (only,) = checks.gpu_findings()
     assert only.verdict is Verdict.OK and "CPU tensors need none" in only.text

@@ -10,19 +10,11 @@ import pytest
 from rich.console import Console
 
 import ranks
-from deepspeed_smddp.diagnostics.doctor import (
-    deviations,
-    doctor_page,
-    machine_facts,
-    network_facts,
-    software_facts,
-)
-from deepspeed_smddp.diagnostics.doctor.fact import Fact
-from deepspeed_smddp.diagnostics.doctor.finding import Finding, Verdict
+from deepspeed_smddp.diagnostics.doctor import facts, job_doctor, machine, rank_facts
+from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict, from_json
 from deepspeed_smddp.diagnostics.doctor.job_doctor import FAILED, LIMITED, WELL, JobReport
-from deepspeed_smddp.diagnostics.doctor.rank_facts import RankFacts, from_json
 
-IMPORTS = "import torch\nfrom deepspeed_smddp.diagnostics import doctor_command"
+IMPORTS = "import torch\nfrom deepspeed_smddp.commands import doctor as doctor_command"
 
 
 def doctor(deviation: str = "", size: int = 3) -> tuple[list[int], dict[str, Any]]:
@@ -40,12 +32,12 @@ def doctor(deviation: str = "", size: int = 3) -> tuple[list[int], dict[str, Any
 def test_ranks_that_deviate_are_named() -> None:
     statuses, report = doctor(
         "import resource\n"
-        "from deepspeed_smddp.diagnostics.doctor import software_facts\n"
+        "from deepspeed_smddp.diagnostics.doctor import rank_facts\n"
         "os.environ['SMDDP_FALLBACK'] = 'error'\n"
         "os.environ['NCCL_PROTO'] = 'Simple'\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (777, hard))\n"
-        "software_facts.package_hash = lambda: 'another'\n"
+        "rank_facts.package_hash = lambda: 'another'\n"
     )
     found = {row["name"]: row for row in report["deviations"]}
     assert statuses == [FAILED] * 3
@@ -79,25 +71,25 @@ def rank(number: int, host: str, *facts: Fact, problems: list[Finding] | None = 
 
 def test_the_smaller_group_is_named_by_host_where_it_is_a_whole_host() -> None:
     job = [rank(r, "ab"[r // 2], Fact("MTU", "1500" if r < 2 else "9001")) for r in range(4)]
-    (even,) = deviations.deviations(job)
+    (even,) = facts.deviations(job)
     assert even.text == "host a (ranks 0-1): 1500; host b (ranks 2-3): 9001"
     job.append(rank(4, "c", Fact("MTU", "1500")))
-    (most,) = deviations.deviations(job)
+    (most,) = facts.deviations(job)
     assert most.text == "host b (ranks 2-3): 9001; the others: 1500" and most.ranks == (2, 3)
 
 
 def test_hosts_may_differ_in_what_is_their_own() -> None:
     job = [rank(r, "ab"[r // 2], Fact("X", "ab"[r // 2], scope="host")) for r in range(4)]
-    assert deviations.deviations(job) == []
+    assert facts.deviations(job) == []
     job[3] = rank(3, "b", Fact("X", "c", scope="host"))
-    (found,) = deviations.deviations(job)
+    (found,) = facts.deviations(job)
     assert "rank 3 (host b): c" in found.text
 
 
 def test_a_problem_is_not_said_again_as_a_difference() -> None:
     missing = [Finding("libfabric", "not found", Verdict.LIMITED)]
     job = [rank(0, "a", Fact("libfabric", "tcp")), rank(1, "a", problems=missing)]
-    (found,) = deviations.deviations(job)
+    (found,) = facts.deviations(job)
     assert found.text == "rank 1 (host a): not found"
 
 
@@ -111,11 +103,11 @@ def test_the_page_fits_80_columns() -> None:
     job = [rank(r, f"a-host-with-a-long-name-{r // 8}", fact) for r in range(64)]
     other = Fact("torch", "x" * 200, if_different=Verdict.FAILED)
     job[9] = rank(9, "a-host-with-a-long-name-1", other)
-    report = JobReport(64, job, deviations.deviations(job))
+    report = JobReport(64, job, facts.deviations(job))
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    doctor_page.print_report(report, console)
+    job_doctor.print_report(report, console)
     text = console.export_text()
-    assert max(len(line.rstrip()) for line in text.splitlines()) <= doctor_page.WIDTH
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= job_doctor.WIDTH
     assert "rank 9" in text and "1 failed, 0 limited" in text and report.status == FAILED
 
 
@@ -124,10 +116,10 @@ def test_the_page_fits_80_columns() -> None:
 
 def test_a_changed_file_of_the_package_changes_its_hash(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("one = 1\n")
-    before = software_facts.package_hash(tmp_path)
-    assert software_facts.package_hash(tmp_path) == before
+    before = rank_facts.package_hash(tmp_path)
+    assert rank_facts.package_hash(tmp_path) == before
     (tmp_path / "a.py").write_text("one = 2\n")
-    assert software_facts.package_hash(tmp_path) != before
+    assert rank_facts.package_hash(tmp_path) != before
 
 
 def device(sysfs: Path, name: str, driver: str, node: int) -> None:
@@ -142,12 +134,12 @@ def device(sysfs: Path, name: str, driver: str, node: int) -> None:
 
 
 def test_efa_that_is_not_used_is_said(tmp_path: Path) -> None:
-    assert list(network_facts.findings("tcp;ofi_rxm", tmp_path)) == []
+    assert list(machine.network_findings("tcp;ofi_rxm", tmp_path)) == []
     device(tmp_path, "rdmap0", "efa", 0)
-    (found,) = network_facts.findings("tcp;ofi_rxm", tmp_path)
+    (found,) = machine.network_findings("tcp;ofi_rxm", tmp_path)
     assert found.verdict is Verdict.LIMITED and "present (1 device) but not used" in found.text
-    assert list(network_facts.findings("efa", tmp_path)) == []
-    assert network_facts.rdma_devices(tmp_path) == ["rdmap0 (efa) 100 Gb/sec"]
+    assert list(machine.network_findings("efa", tmp_path)) == []
+    assert machine.rdma_devices(tmp_path) == ["rdmap0 (efa) 100 Gb/sec"]
 
 
 def test_a_rank_far_from_its_gpu_and_its_nics_is_said(
@@ -162,26 +154,28 @@ def test_a_rank_far_from_its_gpu_and_its_nics_is_said(
             (gpu / name).write_text(text)
     device(tmp_path, "mlx5_0", "mlx5_core", 1)
     monkeypatch.setenv("LOCAL_RANK", "0")
-    named = {fact.name: fact.value for fact in machine_facts.facts(tmp_path)}
+    named = {fact.name: fact.value for fact in machine.machine_facts(tmp_path)}
     assert named["NICs near the GPU"] == "none"
-    assert "no NIC" in {f.name: f.text for f in machine_facts.findings(tmp_path)}["NICs of the GPU"]
+    assert (
+        "no NIC" in {f.name: f.text for f in machine.machine_findings(tmp_path)}["NICs of the GPU"]
+    )
     monkeypatch.setenv("LOCAL_RANK", "1")
-    named = {fact.name: fact.value for fact in machine_facts.facts(tmp_path)}
+    named = {fact.name: fact.value for fact in machine.machine_facts(tmp_path)}
     assert named["NICs near the GPU"] == "mlx5_0"
-    assert "NICs of the GPU" not in {f.name for f in machine_facts.findings(tmp_path)}
+    assert "NICs of the GPU" not in {f.name for f in machine.machine_findings(tmp_path)}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    found = {f.name: f.text for f in machine_facts.findings(tmp_path)}
+    found = {f.name: f.text for f in machine.machine_findings(tmp_path)}
     assert (
         "NUMA node 0" in found["GPU affinity"]
         and "numactl --cpunodebind=1" in found["GPU affinity"]
     )
     assert "mlx5_0" in found["NIC affinity"]
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {2, 3})
-    names = {f.name for f in machine_facts.findings(tmp_path)}
+    names = {f.name for f in machine.machine_findings(tmp_path)}
     assert "GPU affinity" not in names and "NIC affinity" not in names
 
 
 def test_a_limited_finding_alone_gives_its_own_status() -> None:
     job = [rank(r, "a", problems=[Finding("x", "y", Verdict.LIMITED)]) for r in range(2)]
-    assert JobReport(2, job, deviations.deviations(job)).status == LIMITED
+    assert JobReport(2, job, facts.deviations(job)).status == LIMITED

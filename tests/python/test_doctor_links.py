@@ -10,42 +10,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspeed_smddp.diagnostics.doctor import (
-    clock_check,
-    core_check,
-    host_pairs,
-    link_check,
-    link_findings,
-    measurements,
-    pair_rate,
-)
-from deepspeed_smddp.diagnostics.doctor.fact import Fact
-from deepspeed_smddp.diagnostics.doctor.finding import Verdict
+from deepspeed_smddp.diagnostics.doctor import links, measurements
+from deepspeed_smddp.diagnostics.doctor.facts import Fact, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.job_doctor import JobReport
-from deepspeed_smddp.diagnostics.doctor.link_check import BLOCKED, MEASURED, SKIPPED, Half
-from deepspeed_smddp.diagnostics.doctor.rank_facts import RankFacts
+from deepspeed_smddp.diagnostics.doctor.links import BLOCKED, MEASURED, SKIPPED, Half
 
 # ---- the order of the pairs
 
 
 @given(st.integers(0, 40))
 def test_every_pair_comes_once_and_no_host_twice_in_a_round(hosts: int) -> None:
-    found = host_pairs.rounds(hosts, 1000)
+    found = links.rounds(hosts, 1000)
     for pairs in found:
         flat = [host for pair in pairs for host in pair]
         assert len(flat) == len(set(flat)) >= hosts - 1
         for first, second in pairs:
-            assert host_pairs.partner(pairs, first) == second
-            assert host_pairs.partner(pairs, second) == first
+            assert links.partner(pairs, first) == second
+            assert links.partner(pairs, second) == first
     every = [pair for pairs in found for pair in pairs]
     assert sorted(every) == [(a, b) for a in range(hosts) for b in range(a + 1, hosts)]
 
 
 @given(st.integers(33, 300))
 def test_many_hosts_are_measured_in_a_bounded_number_of_rounds(hosts: int) -> None:
-    found = host_pairs.rounds(hosts)
+    found = links.rounds(hosts)
     every = [pair for pairs in found for pair in pairs]
-    assert len(found) == host_pairs.MOST_ROUNDS and len(every) == len(set(every))
+    assert len(found) == links.MOST_ROUNDS and len(every) == len(set(every))
     assert {host for pair in every for host in pair} == set(range(hosts))
 
 
@@ -77,7 +67,7 @@ def halves(rates: Mapping[tuple[int, int], float | str]) -> dict[int, list[Half]
 def judged(hosts: str, rates: Mapping[tuple[int, int], float | str]) -> dict[str, list[Any]]:
     ranks = job(hosts)
     found: dict[str, list[Any]] = {}
-    for deviation in link_findings.judge(link_findings.links(halves(rates), ranks), ranks):
+    for deviation in links.judge(links.links(halves(rates), ranks), ranks):
         found.setdefault(deviation.name, []).append(deviation.ranks)
     return found
 
@@ -111,10 +101,10 @@ def test_a_link_and_a_host_without_data() -> None:
 
 def test_one_rank_that_measured_and_one_that_failed_are_a_blocked_link() -> None:
     said = {0: [Half(0, 2, MEASURED, 9.0)], 2: [Half(0, 0, BLOCKED, why="timed out")]}
-    (link,) = link_findings.links(said, job("ab"))
+    (link,) = links.links(said, job("ab"))
     assert (link.state, link.why) == (BLOCKED, "timed out")
     del said[2]
-    (link,) = link_findings.links(said, job("ab"))
+    (link,) = links.links(said, job("ab"))
     assert link.state == SKIPPED
 
 
@@ -125,12 +115,12 @@ def test_the_fastest_of_several_times_counts() -> None:
         for rank in (0, 2)
     }
     said[0].append(Half(3, 2, SKIPPED, why="the test ends"))
-    (link,) = link_findings.links(said, job("ab"))
+    (link,) = links.links(said, job("ab"))
     assert (link.state, link.rate) == (MEASURED, 90.0)
 
 
 def test_few_hosts_are_measured_several_times() -> None:
-    assert [len(host_pairs.schedule(n)) for n in (1, 2, 3, 8, 9, 64)] == [0, 3, 9, 14, 9, 31]
+    assert [len(links.schedule(n)) for n in (1, 2, 3, 8, 9, 64)] == [0, 3, 9, 14, 9, 31]
 
 
 def test_a_host_whose_pairs_fail_is_left_out_of_further_pairs(
@@ -153,28 +143,28 @@ def test_a_host_whose_pairs_fail_is_left_out_of_further_pairs(
 
         def part(self, key: str) -> None: ...
 
-    monkeypatch.setattr(pair_rate, "measure", broken)
-    found = link_check.run(Alone(), [0, 1, 2, 3, 4, 5], 31)  # type: ignore[arg-type]
+    monkeypatch.setattr(links, "measure_pair", broken)
+    found = links.run(Alone(), [0, 1, 2, 3, 4, 5], 31)  # type: ignore[arg-type]
     assert [half.state for half in found[:5]] == [BLOCKED] * 2 + [SKIPPED] * 3
-    assert len(calls) == link_check.MOST_FAILED and "2 other pairs" in found[4].why
+    assert len(calls) == links.MOST_FAILED and "2 other pairs" in found[4].why
 
 
 def test_a_slow_rank_and_its_cause() -> None:
     ranks = job("ab")
-    cores = {rank: core_check.Core(0.02, 0.0) for rank in range(3)}
-    assert list(core_check.judge({**cores, 3: core_check.Core(0.029, 0.2)}, ranks)) == []
-    (busy,) = core_check.judge({**cores, 3: core_check.Core(0.05, 0.6)}, ranks)
+    cores = {rank: measurements.Core(0.02, 0.0) for rank in range(3)}
+    assert list(measurements.judge_cores({**cores, 3: measurements.Core(0.029, 0.2)}, ranks)) == []
+    (busy,) = measurements.judge_cores({**cores, 3: measurements.Core(0.05, 0.6)}, ranks)
     assert busy.ranks == (3,) and "rank 3 (host b)" in busy.text
     assert "60% of the time: other processes" in busy.text
-    (cold,) = core_check.judge({**cores, 3: core_check.Core(0.05, 0.0)}, ranks)
+    (cold,) = measurements.judge_cores({**cores, 3: measurements.Core(0.05, 0.0)}, ranks)
     assert "its clock, power or heat" in cold.text
 
 
 def test_a_clock_counts_only_beyond_what_is_uncertain() -> None:
     ranks = job("ab")
-    assert list(clock_check.judge({2: clock_check.Clock()}, ranks)) == []
-    assert list(clock_check.judge({2: clock_check.Clock(0.15, 0.06)}, ranks)) == []
-    (found,) = clock_check.judge({2: clock_check.Clock(-2.0, 0.001)}, ranks)
+    assert list(measurements.judge_clocks({2: measurements.Clock()}, ranks)) == []
+    assert list(measurements.judge_clocks({2: measurements.Clock(0.15, 0.06)}, ranks)) == []
+    (found,) = measurements.judge_clocks({2: measurements.Clock(-2.0, 0.001)}, ranks)
     assert found.ranks == (2, 3) and "2 s behind" in found.text
 
 
@@ -208,5 +198,5 @@ def test_ranks_that_can_not_measure_are_passed_over_and_said() -> None:
 
 
 def test_the_work_takes_a_time() -> None:
-    core = core_check.run()
+    core = measurements.time_core()
     assert 0 < core.seconds < 60 and 0 <= core.waited <= 1

@@ -18,15 +18,9 @@ import ranks
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.config import parse_section
 from deepspeed_smddp.config.sections import Ledger
-from deepspeed_smddp.diagnostics.counters import (
-    counter_table,
-    prometheus,
-    reporter,
-    sinks,
-    snapshot,
-)
-from deepspeed_smddp.diagnostics.counters.reporter import Reporter
-from deepspeed_smddp.diagnostics.counters.snapshot import Snapshot
+from deepspeed_smddp.diagnostics import counters
+from deepspeed_smddp.diagnostics.counters import CounterWriter as Reporter
+from deepspeed_smddp.diagnostics.counters import Snapshot
 from deepspeed_smddp.distributed import backend
 
 MEMORY = {
@@ -68,7 +62,7 @@ ROWS = (
 def written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 of a default group, with the counters of ROWS."""
     monkeypatch.setattr(backend, "_default_rank", 0)
-    monkeypatch.setattr(snapshot, "take", lambda rank: taken(*ROWS, rank=rank))
+    monkeypatch.setattr(counters, "take", lambda rank: taken(*ROWS, rank=rank))
 
 
 # --- the forms ------------------------------------------------------------------------------------
@@ -98,7 +92,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 def test_prometheus() -> None:
-    found = samples(prometheus.text(taken(*ROWS, rank=3)))
+    found = samples(counters.text(taken(*ROWS, rank=3)))
     labels = 'collective="all_gather",path="intranode",rank="3"'
     assert found[("smddp_calls_total", labels)] == 2
     assert found[("smddp_bytes_total", labels)] == 4096
@@ -111,14 +105,14 @@ def test_prometheus() -> None:
 
 
 def test_label_values_are_escaped() -> None:
-    assert prometheus.escaped('a\\b"c\nd') == 'a\\\\b\\"c\\nd'
-    found = samples(prometheus.text(taken(row('odd"\\\n', "p"))))
+    assert counters.escaped('a\\b"c\nd') == 'a\\\\b\\"c\\nd'
+    found = samples(counters.text(taken(row('odd"\\\n', "p"))))
     assert ("smddp_calls_total", 'collective="odd\\"\\\\\\n",path="p",rank="0"') in found
 
 
 def test_table() -> None:
     text = io.StringIO()
-    counter_table.show(taken(*ROWS), Console(file=text, width=100))
+    counters.show(taken(*ROWS), Console(file=text, width=100))
     lines = text.getvalue().splitlines()
     assert "collectives of rank 0" in lines[0]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "│" in line]
@@ -156,24 +150,24 @@ def test_who_writes(
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert [rank for rank in range(3) if sinks.writes(name, rank)] == writers
+    assert [rank for rank in range(3) if counters.writes(name, rank)] == writers
 
 
 def test_names_of_files() -> None:
-    assert sinks.path_of("x/{host}-{rank}{other}.prom", 4, "a/b") == Path("x/a_b-4{other}.prom")
+    assert counters.path_of("x/{host}-{rank}{other}.prom", 4, "a/b") == Path("x/a_b-4{other}.prom")
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "a.prom"
     (tmp_path / ".a.prom.tmp").write_text("of a process that died")
     for text in ("one\n", "two\n"):
-        sinks.replace(path, text)
+        counters.replace(path, text)
         assert path.read_text() == text
         assert list(tmp_path.iterdir()) == [path]
     target = tmp_path / "folder"
     (target / "full").mkdir(parents=True)
     with pytest.raises(OSError):
-        sinks.replace(target, "text")
+        counters.replace(target, "text")
     assert sorted(tmp_path.iterdir()) == [path, target]
 
 
@@ -215,11 +209,11 @@ def test_the_settings_start_and_end_the_reporter(
     written: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def follow(ledger: dict[str, Any]) -> Reporter | None:
-        reporter.follow(settings.resolve(parse_section({"ledger": ledger})))
-        return reporter._reporter
+        counters.follow(settings.resolve(parse_section({"ledger": ledger})))
+        return counters._reporter
 
-    monkeypatch.setattr(reporter, "_reporter", None)
-    monkeypatch.setattr(reporter, "_at_exit", True)  # this process writes nothing at its end
+    monkeypatch.setattr(counters, "_reporter", None)
+    monkeypatch.setattr(counters, "_at_exit", True)  # this process writes nothing at its end
     assert follow({}) is None, "nothing is written by default"
     every = {"json_lines": str(tmp_path / "a"), "interval_seconds": 60}
     first = follow(every)
@@ -228,7 +222,7 @@ def test_the_settings_start_and_end_the_reporter(
     assert follow({}) is None
     assert "smddp-ledger" not in [t.name for t in threading.enumerate()]
     assert follow(every) is not None
-    reporter.finish()
+    counters.finish()
     assert (tmp_path / "a").read_text().count("\n") == 1
 
 

@@ -17,12 +17,17 @@ from typer.testing import CliRunner
 
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.deepspeed import monitoring
-from deepspeed_smddp.diagnostics import clock_exchange
 from deepspeed_smddp.diagnostics.report.dump import Clock, Dump, Group, Operation, StepEnd
-from deepspeed_smddp.diagnostics.trace import chrome
+from deepspeed_smddp.diagnostics.trace import clocks, views
 from deepspeed_smddp.diagnostics.trace.clocks import host_clocks
-from deepspeed_smddp.diagnostics.trace.intervals import common, lanes, length, union, without
-from deepspeed_smddp.diagnostics.trace.timeline import timeline
+from deepspeed_smddp.diagnostics.trace.timeline import (
+    common,
+    lanes,
+    length,
+    timeline,
+    union,
+    without,
+)
 
 START = 1_800_000_000.0
 MS = 1e-3
@@ -157,7 +162,7 @@ def test_the_dump_of_rank_0_is_missing() -> None:
 
 
 def test_the_events_of_one_collective_line_up() -> None:
-    trace = chrome.trace(timeline(job("aabbcc")))
+    trace = views.trace(timeline(job("aabbcc")))
     by_call: dict[int, list[dict[str, Any]]] = {}
     for event in events(trace, "collective"):
         by_call.setdefault(event["args"]["seq"], []).append(event)
@@ -172,7 +177,7 @@ def test_the_events_of_one_collective_line_up() -> None:
 
 
 def test_the_arguments_of_a_collective() -> None:
-    event = events(chrome.trace(timeline(job())), "collective", rank=2)[3]
+    event = events(views.trace(timeline(job())), "collective", rank=2)[3]
     args = event["args"]
     assert event["name"] == "all_gather: ZeRO-3 module h.3 (2 parameters)"
     assert args["parameters"] == ["h.3.weight", "h.3.bias"]
@@ -214,7 +219,7 @@ def test_operations_in_flight_together_lie_on_lanes() -> None:
     for dump in dumps.values():
         for op in dump.operations:  # each lasts until the call after the next one has begun
             op.last_byte = (op.called or 0) + 0.205
-    trace = chrome.trace(timeline(dumps))
+    trace = views.trace(timeline(dumps))
     check_format(trace)
     of = events(trace, "collective", rank=1)
     assert len(of) == 6
@@ -285,7 +290,7 @@ def test_operations_that_have_not_ended_and_those_of_gloo() -> None:
         None,
         None,
     )
-    trace = chrome.trace(timeline(dumps))
+    trace = views.trace(timeline(dumps))
     check_format(trace)
     forwarded, running = sorted(events(trace, "collective")[1:], key=lambda e: e["ts"])
     assert forwarded["args"]["group"] == "0 (forwarded)"
@@ -387,25 +392,25 @@ def test_spans() -> None:
 
 def test_a_clock_is_asked_and_the_answer_holds() -> None:
     behind = 3_600_000_000_000
-    server = clock_exchange.ClockServer("127.0.0.1", lambda: time.time_ns() - behind)
+    server = clocks.ClockServer("127.0.0.1", lambda: time.time_ns() - behind)
     server.start()
     try:
-        found = clock_exchange.measure(server.contact())
+        found = clocks.measure(server.contact())
         assert found is not None
-        assert 1 <= found["round_trips"] <= clock_exchange.ROUND_TRIPS
+        assert 1 <= found["round_trips"] <= clocks.ROUND_TRIPS
         assert 0 < found["uncertainty"] < 1
         assert abs(found["offset"] - 3600) <= found["uncertainty"]
         token = server.contact().split(" ")[0]
         stranger = server.contact().replace(token, secrets.token_hex(16))
-        assert clock_exchange.measure(stranger) is None
+        assert clocks.measure(stranger) is None
     finally:
         server.close()
     assert not server.is_alive()
-    assert clock_exchange.measure(server_contact_of_no_one()) is None
+    assert clocks.measure(server_contact_of_no_one()) is None
 
 
 def server_contact_of_no_one() -> str:
-    server = clock_exchange.ClockServer("127.0.0.1")
+    server = clocks.ClockServer("127.0.0.1")
     contact = server.contact()
     server.close()
     return contact

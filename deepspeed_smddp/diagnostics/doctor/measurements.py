@@ -2,28 +2,131 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from deepspeed_smddp.diagnostics.doctor import (
-    clock_check,
-    core_check,
-    deviations,
-    host_pairs,
-    link_check,
-    link_findings,
-    pair_rate,
-)
-from deepspeed_smddp.diagnostics.doctor.deviations import Deviation
-from deepspeed_smddp.diagnostics.doctor.finding import Verdict
-from deepspeed_smddp.diagnostics.doctor.meeting import Meeting
-from deepspeed_smddp.diagnostics.doctor.rank_facts import RankFacts
+from deepspeed_smddp.diagnostics.doctor import facts, links
+from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
+from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
+from deepspeed_smddp.diagnostics.trace.clocks import ClockServer, measure
+
+# A rank that takes longer than the median by this factor is slow.
+SLOW = 1.5
+# From this share of the time on, the rank waited for a core rather than computed slowly.
+_WAITED = 0.3
+
+_WORK = 8 << 20  # bytes to hash
+_SECONDS = 0.4
+_LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Core:
+    """The fastest of several rounds: its seconds, and which share of them it had no core."""
+
+    seconds: float
+    waited: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"seconds": round(self.seconds, 5), "waited": round(self.waited, 3)}
+
+
+def time_core() -> Core:
+    """Hashes the same bytes for 0.4 seconds. The fastest round counts: a core that another process
+    keeps busy slows all of them, a short disturbance does not.
+    """
+    work = bytes(_WORK)
+    fastest = Core(math.inf, 0.0)
+    end = time.perf_counter() + _SECONDS
+    done = 0
+    while done < _LEAST_ROUNDS or time.perf_counter() < end:
+        began, computed = time.perf_counter(), time.thread_time()
+        hashlib.sha256(work).digest()
+        seconds = time.perf_counter() - began
+        if seconds < fastest.seconds:
+            waited = 1 - (time.thread_time() - computed) / seconds
+            fastest = Core(seconds, max(0.0, waited))
+        done += 1
+    return fastest
+
+
+def judge_cores(cores: Mapping[int, Core], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
+    """The ranks that take longer than the median by ``SLOW``, with the likely cause."""
+    if not cores:
+        return
+    median = statistics.median(core.seconds for core in cores.values())
+    for rank, core in sorted(cores.items()):
+        if core.seconds <= SLOW * median:
+            continue
+        cause = (
+            f"it had no core for {core.waited:.0%} of the time: other processes, or other ranks, "
+            "run on its cores"
+            if core.waited > _WAITED
+            else "it had its core all the time: the core is slower (its clock, power or heat)"
+        )
+        text = (
+            f"{facts.named([rank], ranks)}: the same work takes {core.seconds * 1e3:.1f} ms, "
+            f"the median of all ranks is {median * 1e3:.1f} ms; {cause}"
+        )
+        yield Deviation("slow rank", text, Verdict.LIMITED, (rank,))
+
+
+# NTP keeps clocks within some milliseconds. Beyond this, logs of two hosts are hard to compare.
+MOST_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A host's clock minus that of rank 0's host, in seconds; None if rank 0 did not answer."""
+
+    offset: float | None = None
+    uncertainty: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"offset": self.offset, "uncertainty": self.uncertainty}
+
+
+def clock_server() -> ClockServer | None:
+    """The server of rank 0, started; None if it can open no port."""
+    try:
+        found = ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
+    except OSError:
+        return None
+    found.start()
+    return found
+
+
+def ask_clock(contact: str) -> Clock:
+    """This host's clock, asked over UDP; takes a second at most."""
+    found = measure(contact) if contact else None
+    return Clock() if found is None else Clock(found["offset"], found["uncertainty"])
+
+
+def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
+    """Hosts whose clocks differ from rank 0's by more than ``MOST_SECONDS``, for certain."""
+    for rank, clock in sorted(clocks.items()):
+        if clock.offset is None or abs(clock.offset) - clock.uncertainty <= MOST_SECONDS:
+            continue
+        members = of_its_host(rank, ranks)
+        direction = "ahead of" if clock.offset > 0 else "behind"
+        text = (
+            f"{facts.named(members, ranks)}: {abs(clock.offset):.3g} s {direction} the clock "
+            f"of rank 0's host (within {clock.uncertainty * 1e3:.2g} ms), so that times in logs of "
+            "these hosts do not match: run chrony or another NTP client on all hosts"
+        )
+        yield Deviation("clock", text, Verdict.LIMITED, tuple(members))
+
 
 # Within this time all ranks have measured all: the links, the one pair that began last, the rest.
-SECONDS = link_check.ALL_SECONDS + 3 * link_check.PAIR_SECONDS + 10.0
+SECONDS = links.ALL_SECONDS + 3 * links.PAIR_SECONDS + 10.0
 
 
 @dataclass(frozen=True)
@@ -33,16 +136,16 @@ class Plan:
     ranks: list[int]
     first_of_hosts: list[int]
     clock: str = ""
-    most_rounds: int = host_pairs.MOST_ROUNDS
+    most_rounds: int = links.MOST_ROUNDS
 
 
 @dataclass
 class Measured:
     """Over all ranks: cores by rank, clocks by the rank that asked, links; hosts left out."""
 
-    cores: dict[int, core_check.Core] = field(default_factory=dict)
-    clocks: dict[int, clock_check.Clock] = field(default_factory=dict)
-    links: list[link_findings.Link] = field(default_factory=list)
+    cores: dict[int, Core] = field(default_factory=dict)
+    clocks: dict[int, Clock] = field(default_factory=dict)
+    links: list[links.Link] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     hosts: int = 0
     missing: list[int] = field(default_factory=list)
@@ -54,9 +157,9 @@ class Measured:
         """What is slow, blocked or far off, and ranks that did not finish."""
         return [
             *(_unfinished(rank, ranks) for rank in self.missing),
-            *link_findings.judge(self.links, ranks),
-            *core_check.judge(self.cores, ranks),
-            *clock_check.judge(self.clocks, ranks),
+            *links.judge(self.links, ranks),
+            *judge_cores(self.cores, ranks),
+            *judge_clocks(self.clocks, ranks),
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -73,10 +176,10 @@ class Measured:
 
     def sentences(self) -> Iterator[str]:
         """What was measured, for the page."""
-        rates = [link.rate for link in self.links if link.state == link_check.MEASURED]
+        rates = [link.rate for link in self.links if link.state == links.MEASURED]
         pairs = self.hosts * (self.hosts - 1) // 2
         if rates:
-            low, high = (link_findings.shown(rate) for rate in (min(rates), max(rates)))
+            low, high = (links.shown(rate) for rate in (min(rates), max(rates)))
             span = low if low == high else f"{low} to {high}"
             yield f"{len(rates)} of {pairs} links between hosts: {span} each way"
         if self.network:
@@ -116,13 +219,13 @@ def plan(ranks: Sequence[RankFacts], clock: str) -> Plan:
     return Plan(sorted(able.values()), sorted(first.values()), clock)
 
 
-def run(meeting: Meeting, decided: Mapping[str, Any]) -> dict[str, Any]:
+def run(rendezvous: Rendezvous, decided: Mapping[str, Any]) -> dict[str, Any]:
     """This rank's part, as data for rank 0; all ranks call it at about the same time."""
     todo = Plan(**decided)
-    core = core_check.run()
-    asks = meeting.rank in todo.first_of_hosts and meeting.rank != todo.first_of_hosts[0]
-    clock = clock_check.ask(todo.clock) if asks else None
-    halves = link_check.run(meeting, todo.ranks, todo.most_rounds)
+    core = time_core()
+    asks = rendezvous.rank in todo.first_of_hosts and rendezvous.rank != todo.first_of_hosts[0]
+    clock = ask_clock(todo.clock) if asks else None
+    halves = links.run(rendezvous, todo.ranks, todo.most_rounds)
     return {
         "core": asdict(core),
         "clock": asdict(clock) if clock is not None else None,
@@ -134,7 +237,7 @@ def stored_network(ranks: Sequence[RankFacts]) -> str:
     """What an earlier job of these ranks has measured, as this rank's host knows it, or ""."""
     from deepspeed_smddp import _C
 
-    if len(plan(ranks, "").ranks) < 2 or os.environ.get("SMDDP_FABRIC_CURVE") != pair_rate.ANEW:
+    if len(plan(ranks, "").ranks) < 2 or os.environ.get("SMDDP_FABRIC_CURVE") != links.ANEW:
         return ""
     try:
         return _C.stored_network([rank.host_id for rank in ranks])
@@ -146,15 +249,15 @@ def joined(
     parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[RankFacts], stored: str = ""
 ) -> Measured:
     """The parts of all ranks together."""
-    halves = {rank: [link_check.Half(**h) for h in part["links"]] for rank, part in parts.items()}
+    halves = {rank: [links.Half(**h) for h in part["links"]] for rank, part in parts.items()}
     hosts = {rank.host_id: rank.host for rank in ranks}
     measuring = set(plan(ranks, "").ranks)
     able = {rank.host_id for rank in ranks if rank.rank in measuring}
     known = [half for own in halves.values() for half in own if half.network]
     return Measured(
-        {rank: core_check.Core(**part["core"]) for rank, part in parts.items()},
-        {r: clock_check.Clock(**p["clock"]) for r, p in parts.items() if p["clock"] is not None},
-        link_findings.links(halves, ranks),
+        {rank: Core(**part["core"]) for rank, part in parts.items()},
+        {r: Clock(**p["clock"]) for r, p in parts.items() if p["clock"] is not None},
+        links.links(halves, ranks),
         [name for host_id, name in hosts.items() if host_id not in able],
         len(hosts),
         sorted({rank.rank for rank in taking_part(ranks)} - set(parts)),
@@ -172,7 +275,7 @@ def _median_model(models: Sequence[str]) -> str:
 
 def _unfinished(rank: int, ranks: Sequence[RankFacts]) -> Deviation:
     text = (
-        f"{deviations.named([rank], ranks)}: did not finish the measurement within "
+        f"{facts.named([rank], ranks)}: did not finish the measurement within "
         f"{SECONDS:.0f} s: see the output of its process"
     )
     return Deviation("ranks", text, Verdict.FAILED, (rank,))

@@ -1,24 +1,26 @@
-"""All that one rank knows about itself for ``smddp doctor``, as data that fits into JSON."""
+"""Collects all that one rank knows about itself for ``smddp doctor``."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
+import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+import torch
+
+import deepspeed_smddp
 from deepspeed_smddp.config.variables import PREFIX
-from deepspeed_smddp.diagnostics.doctor import machine_facts, network_facts, software_facts
-from deepspeed_smddp.diagnostics.doctor import process_checks as doctor
-from deepspeed_smddp.diagnostics.doctor.fact import Fact
-from deepspeed_smddp.diagnostics.doctor.finding import Finding, Verdict
-from deepspeed_smddp.distributed import launchers
+from deepspeed_smddp.diagnostics.doctor import checks, machine
+from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict
+from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.errors import SmddpConfigError
 
-# Variables of other libraries that change how ranks communicate or compute.
 _FOREIGN = ("FI_", "NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "OMP_", "KMP_", "DS_", "PYTORCH_")
 # What hosts have of their own.
 _OF_HOST = ("SMDDP_HOST_ID", "SMDDP_FABRIC_INTERFACE")
@@ -27,40 +29,80 @@ _HIDDEN = ("SECRET", "TOKEN", "PASSWORD", "KEY")
 _ADDRESSES = re.compile(r" on .*?(?=, libfabric)")
 # Findings that a fact has already, or that each host has of its own.
 _NOT_COMPARED = ("host identity", "Python", "torch", "built for torch", "DeepSpeed")
+_DIGITS = 12
+_NONE = "none"
 
 
-@dataclass
-class RankFacts:
-    """What one rank says of itself; ``host`` is its name for people, ``host_id`` for comparison."""
-
-    rank: int
-    host: str
-    host_id: str
-    local_rank: int
-    facts: list[Fact] = field(default_factory=list)
-    problems: list[Finding] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; :func:`from_json` is the inverse."""
-        found = asdict(self)
-        for row in (*found["facts"], *found["problems"]):
-            for key in ("if_different", "verdict"):
-                if key in row:
-                    row[key] = row[key].value
-        return found
+def software_facts() -> Iterator[Fact]:
+    """smddp, its files and its compiled module, torch, DeepSpeed, Python, the kernel, libfabric."""
+    failed = Verdict.FAILED
+    yield Fact("deepspeed-smddp", deepspeed_smddp.__version__, if_different=failed)
+    yield Fact("package files", package_hash(), if_different=failed)
+    yield Fact("compiled module", _module_hash(), if_different=failed)
+    yield Fact("built for torch", extension.built_for_torch() or _NONE, if_different=failed)
+    yield Fact("torch", str(torch.__version__), if_different=failed)
+    yield Fact("torch build", _torch_build())
+    yield Fact("DeepSpeed", _version("deepspeed"), if_different=failed)
+    yield Fact("transformers", _version("transformers"))
+    yield Fact("Python", platform.python_version())
+    yield Fact("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
+    yield Fact("C library", " ".join(platform.libc_ver()))
+    yield Fact("libfabric file", _libfabric_file())
 
 
-def of_its_host(rank: int, ranks: Sequence[RankFacts]) -> list[int]:
-    """All ranks of the host of this one; of a rank without facts that one alone."""
-    host_id = next((known.host_id for known in ranks if known.rank == rank), None)
-    return [known.rank for known in ranks if known.host_id == host_id] or [rank]
+def package_hash(folder: Path | None = None) -> str:
+    """A hash of names and contents of the package's Python files."""
+    root = folder or Path(deepspeed_smddp.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:_DIGITS]
 
 
-def from_json(found: dict[str, Any]) -> RankFacts:
-    """The facts that another rank has sent."""
-    facts = [Fact(**{**f, "if_different": Verdict(f["if_different"])}) for f in found["facts"]]
-    problems = [Finding(**{**p, "verdict": Verdict(p["verdict"])}) for p in found["problems"]]
-    return RankFacts(**{**found, "facts": facts, "problems": problems})
+def file_hash(path: Path) -> str:
+    """A hash of a file's contents."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _module_hash() -> str:
+    found = importlib.util.find_spec("deepspeed_smddp._C")
+    if found is None or found.origin is None:
+        return "not built"
+    return file_hash(Path(found.origin))
+
+
+def _torch_build() -> str:
+    version = torch.version
+    cuda, hip = version.cuda, getattr(version, "hip", None)
+    device = f"CUDA {cuda}" if cuda else f"HIP {hip}" if hip else "CPU only"
+    abi = "new" if torch._C._GLIBCXX_USE_CXX11_ABI else "old"
+    return f"{device}, commit {str(version.git_version)[:8]}, {abi} C++ ABI"
+
+
+def _libfabric_file() -> str:
+    """The libfabric that this process has loaded, with its hash; "none" if it has none."""
+    if "deepspeed_smddp._C" not in sys.modules:
+        return _NONE
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and Path(fields[5]).name.startswith("libfabric"):
+            return f"{file_hash(Path(fields[5]))} {fields[5]}"
+    return _NONE
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+# Variables of other libraries that change how ranks communicate or compute.
 
 
 def collect(rank: int, ds_config: Path | None, nonce: str) -> RankFacts:
@@ -70,15 +112,15 @@ def collect(rank: int, ds_config: Path | None, nonce: str) -> RankFacts:
         ds_config: the DeepSpeed config whose settings apply, or None.
         nonce: the same on all ranks of this run; secrets are compared by a hash with it.
     """
-    host_id = doctor.host_identity()
+    host_id = checks.host_identity()
     own = RankFacts(rank, launchers.host_name(), host_id, int(os.environ.get("LOCAL_RANK") or 0))
     _extend(own, "findings", _findings)
-    for part in (software_facts.facts, machine_facts.facts, network_facts.facts, _variables):
+    for part in (software_facts, machine.machine_facts, machine.network_facts, _variables):
         _extend(own, part.__module__.rpartition(".")[2], part)
     _extend(own, "settings", lambda: _settings(ds_config, nonce))
-    _extend(own, "limits", machine_facts.findings)
+    _extend(own, "limits", machine.machine_findings)
     provider = next((fact.value for fact in own.facts if fact.name == "libfabric"), "")
-    _extend(own, "networks", lambda: network_facts.findings(provider))
+    _extend(own, "networks", lambda: machine.network_findings(provider))
     return own
 
 
@@ -97,7 +139,7 @@ def _extend(own: RankFacts, name: str, part: Callable[[], Iterator[Fact | Findin
 
 
 def _findings() -> Iterator[Fact | Finding]:
-    for finding in doctor.findings():
+    for finding in checks.findings():
         if finding.verdict is not Verdict.OK:
             yield finding
         elif finding.name not in _NOT_COMPARED:
@@ -105,7 +147,7 @@ def _findings() -> Iterator[Fact | Finding]:
 
 
 def _settings(ds_config: Path | None, nonce: str) -> Iterator[Fact]:
-    for row in doctor.setting_rows(ds_config):
+    for row in checks.setting_rows(ds_config):
         secret = os.environ.get(row.name, "") if row.name.startswith(PREFIX) else ""
         value, failing = row.value, Verdict.LIMITED
         if "SECRET" in row.name:

@@ -1,15 +1,61 @@
-"""The first operation of a group that its ranks did not call alike."""
+"""Ranks that call unlike things: the first difference of a group, and groups in another order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from deepspeed_smddp.diagnostics.report.cause import Cause, Weight
 from deepspeed_smddp.diagnostics.report.dump import Operation
-from deepspeed_smddp.diagnostics.report.job import GroupView, Job
-from deepspeed_smddp.diagnostics.report.wording import ZERO3, count, rank_list, size, verb
-from deepspeed_smddp.diagnostics.report.zero3 import ALIKE, remedy
+from deepspeed_smddp.diagnostics.report.job import Cause, GroupView, Job, Stall, Weight
+from deepspeed_smddp.diagnostics.report.stack import Doing, module_of
+from deepspeed_smddp.diagnostics.report.wording import ZERO3, count, named, rank_list, size, verb
+
+ALIKE = "ZeRO-3 needs all ranks to run the same modules in the same order"
+_ZERO = "deepspeed.runtime.zero."
+_GENERATES = {"generate", "_sample", "_beam_search", "_greedy_search"}
+
+
+def label(job: Job, stall: Stall) -> str:
+    """What the ranks that wait run of a model: the label of the operation, or else of their stacks.
+
+    "" if it is nothing of ZeRO-3's.
+    """
+    if stall.operation.label.startswith(ZERO3):
+        return stall.operation.label
+    found = (module_run(job, rank) for rank in stall.waiting)
+    return next((f"{ZERO3} module {name}" for name in found if name), "")
+
+
+def module_run(job: Job, rank: int) -> str:
+    """The class of the innermost module for which ZeRO-3 works in a thread of the rank."""
+    dump = job.dumps.get(rank)
+    for stack in dump.stacks if dump is not None else []:
+        at = [i for i, f in enumerate(stack.frames) if module_of(f).startswith(_ZERO)]
+        owners = [f.owner for f in stack.frames[: at[-1]] if f.owner] if at else []
+        if owners:
+            return owners[-1]
+    return ""
+
+
+def remedy(job: Job, ranks: Iterable[int]) -> str:
+    """``synced_gpus=True`` if one of the ranks generates text, and else what to change."""
+    if any(generates(job, rank) for rank in ranks):
+        return (
+            "pass synced_gpus=True to generate(), so that ranks that are done run the model until "
+            "all are"
+        )
+    return (
+        "run the module on all ranks: take it out of `if rank == 0` and of loops of unlike length"
+    )
+
+
+def generates(job: Job, rank: int) -> bool:
+    """If a thread of the rank is within generate() of a model."""
+    dump = job.dumps.get(rank)
+    if dump is None:
+        return False
+    return any(frame.function in _GENERATES for stack in dump.stacks for frame in stack.frames)
+
 
 _MOST_SIDES = 4
 # Of the others each rank may have bytes of its own: scatter, gather, all_to_all and the like.
@@ -121,7 +167,7 @@ def _what(signatures: list[_Signature]) -> str:
     return "label" if len({s[3] for s in signatures}) > 1 else ""
 
 
-def causes(job: Job) -> Iterator[Cause]:
+def difference_causes(job: Job) -> Iterator[Cause]:
     """One for each difference, of groups that stand still and of others."""
     still = {id(stall.group) for stall in job.stalls}
     for view, differences in job_differences(job):
@@ -232,3 +278,106 @@ def _remedy(job: Job, difference: Difference) -> str:
     if difference.what in ("size", "dtype"):
         return "give the tensors of this call the same shape and dtype on all ranks"
     return "call the operations of a group in the same order on all ranks"
+
+
+_MOST_CYCLES = 3
+# What a thread may stand in while it waits for an operation whose wait is not recorded.
+_WAITS = (Doing.COLLECTIVE, Doing.DEVICE, Doing.BACKWARD, Doing.LOCK, Doing.NOTHING)
+
+
+@dataclass(frozen=True)
+class Hold:
+    """``ranks`` wait in ``stall``, and are late for the operation of ``next``."""
+
+    stall: Stall
+    ranks: tuple[int, ...]
+    next: Stall
+
+
+def blocked(job: Job, rank: int, stall: Stall) -> bool:
+    """If the rank stands in the operation of the stall, so that it can't call another one."""
+    operation = job.waits_in(rank)
+    if operation is None or rank not in stall.waiting:
+        return False
+    same = (operation.group, operation.sequence) == (stall.group.name, stall.operation.sequence)
+    return same and (operation.waited_for or job.place(rank).doing in _WAITS)
+
+
+def blocked_elsewhere(job: Job, rank: int, stall: Stall) -> bool:
+    """If the rank stands in an operation of another group that lacks ranks."""
+    return any(
+        other is not stall and (other.late or other.absent) and blocked(job, rank, other)
+        for other in job.stalls_of(rank)
+    )
+
+
+def crossed_causes(job: Job) -> Iterator[Cause]:
+    """One for each ring of groups, each of which waits for ranks that wait in the next one."""
+    for cycle in cycles(job):
+        names = [f"'{hold.stall.group.name}'" for hold in cycle]
+        parts = [_part(job, hold) for hold in cycle]
+        ranks = tuple(hold.ranks[0] for hold in cycle)
+        yield Cause(
+            Weight.CROSSED_GROUPS,
+            f"{rank_list(ranks)} use the groups {', '.join(names[:-1])} and {names[-1]} in another "
+            f"order: {'; '.join(parts)}",
+            tuple(sorted({rank for hold in cycle for rank in hold.ranks})),
+            "call the operations of these groups in the same order on all ranks, or make the calls "
+            "asynchronous (async_op=True) and wait after both",
+        )
+
+
+def _part(job: Job, hold: Hold) -> str:
+    place = job.place(hold.ranks[0])
+    where = f" at {place.file}:{place.line}" if place.file else ""
+    where += f" in {place.function}" if where and place.function not in ("", "<module>") else ""
+    operation = hold.next.operation
+    return (
+        f"{job.named(hold.ranks)} {verb(hold.ranks, 'waits', 'wait')} in "
+        f"{named(hold.stall.operation)}{where} and {verb(hold.ranks, 'has', 'have')} not called "
+        f"{operation.operation} #{operation.sequence} of group '{operation.group}'"
+    )
+
+
+def cycles(job: Job) -> list[list[Hold]]:
+    """Rings of stalls, the shortest first, each group in at most one of them."""
+    stalls = [stall for stall in job.stalls if stall.late]
+    holds = {id(stall): _holds(job, stall) for stall in stalls}
+    found: list[list[Hold]] = []
+    used: set[int] = set()
+    for stall in stalls:
+        if len(found) >= _MOST_CYCLES:
+            break
+        cycle = None if id(stall) in used else _shortest(stall, holds)
+        if cycle and not used & {id(hold.stall) for hold in cycle}:
+            used |= {id(hold.stall) for hold in cycle}
+            found.append(cycle)
+    return sorted(found, key=len)
+
+
+def _holds(job: Job, stall: Stall) -> list[Hold]:
+    """The stalls that ranks which wait in this one keep up."""
+    keeps: dict[int, tuple[Stall, list[int]]] = {}
+    for rank in stall.waiting:
+        if not blocked(job, rank, stall):
+            continue
+        for other in job.stalls_of(rank):
+            if other is not stall and rank in other.late_set:
+                keeps.setdefault(id(other), (other, []))[1].append(rank)
+    return [Hold(stall, tuple(ranks), other) for other, ranks in keeps.values()]
+
+
+def _shortest(start: Stall, holds: dict[int, list[Hold]]) -> list[Hold] | None:
+    """The shortest way from a stall back to it, breadth first."""
+    ways: list[list[Hold]] = [[hold] for hold in holds[id(start)]]
+    seen: set[int] = set()
+    while ways:
+        way = ways.pop(0)
+        at = way[-1].next
+        if at is start:
+            return way
+        if id(at) in seen:
+            continue
+        seen.add(id(at))
+        ways += [[*way, hold] for hold in holds.get(id(at), [])]
+    return None

@@ -8,8 +8,93 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
 
-from deepspeed_smddp.diagnostics.report import library
 from deepspeed_smddp.diagnostics.report.dump import Frame, Stack
+
+PACKAGE = "deepspeed_smddp"
+
+_INSTALLED = re.compile(r"(?:site|dist)-packages/(.+)$")
+_STANDARD = re.compile(r"/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)(.+)$")
+_OWN = re.compile(rf"(?:^|/)({PACKAGE}/(?!(?:tests|examples|benchmarks)/).+)$")
+# Libraries that are installed in place: the folder alone may be the user's, with these below it
+# it is the library's.
+_IN_PLACE = re.compile(
+    r"/((?:torch/(?:nn|distributed|utils|autograd|optim|_dynamo)"
+    r"|deepspeed/(?:runtime|comm|utils|checkpoint)"
+    r"|transformers/(?:models|generation|utils)|accelerate/utils)/.+)$"
+)
+_FROZEN = re.compile(r"<frozen ([^>]+)>$")
+_GENERATED = re.compile(r"<(?:eval_with_key|__array_function__|attrs generated|decorator)")
+_LAUNCHER = re.compile(r"/bin/[^/.]+$")
+_DECORATORS = ("torch.utils._contextlib", "contextlib", "functools")
+
+# Where a function lies -> the name that users call it by. A trailing dot replaces a module.
+_PUBLIC = (
+    ("torch.serialization.save", "torch.save"),
+    ("torch.serialization.load", "torch.load"),
+    ("torch._tensor.backward", "Tensor.backward"),
+    ("torch.autograd.backward", "torch.autograd.backward"),
+    ("torch.distributed.distributed_c10d.", "torch.distributed."),
+    ("torch.distributed.checkpoint.state_dict_saver.", "torch.distributed.checkpoint."),
+    ("torch.distributed.checkpoint.state_dict_loader.", "torch.distributed.checkpoint."),
+    ("torch.nn.modules.module._wrapped_call_impl", "the forward of a module"),
+    ("torch.nn.modules.module._call_impl", "the forward of a module"),
+    ("torch.utils.data.dataloader.", "torch.utils.data.DataLoader."),
+    ("deepspeed.runtime.engine.", "DeepSpeedEngine."),
+    ("deepspeed.comm.comm.", "deepspeed.comm."),
+    ("transformers.generation.utils.", "transformers' "),
+    ("transformers.trainer.", "transformers.Trainer."),
+    ("numpy.lib._npyio_impl.", "numpy."),
+    ("numpy.lib.npyio.", "numpy."),
+)
+
+
+def is_user(frame: Frame) -> bool:
+    """If the frame runs the user's code: no library, no part of Python, none of this package."""
+    return bool(frame.file) and not module_of(frame) and not _LAUNCHER.search(frame.file)
+
+
+def is_own(frame: Frame) -> bool:
+    """If the frame runs code of this package."""
+    return _dotted_or_empty(_OWN, frame.file) != ""
+
+
+def is_decorator(frame: Frame) -> bool:
+    """If the frame only calls the function that it is wrapped around."""
+    return module_of(frame) in _DECORATORS
+
+
+def module_of(frame: Frame) -> str:
+    """The dotted module of a library's frame; "" for the user's code."""
+    file = frame.file.replace("\\", "/")
+    frozen = _FROZEN.search(file)
+    if frozen:
+        return frozen.group(1)
+    if _GENERATED.match(file):
+        return "generated code"
+    for pattern in (_INSTALLED, _OWN, _STANDARD, _IN_PLACE):
+        dotted = _dotted_or_empty(pattern, file)
+        if dotted:
+            return dotted
+    return ""
+
+
+def called(frame: Frame) -> str:
+    """The function that a library's frame runs, by its public name if it has one."""
+    name = f"{module_of(frame)}.{frame.function}" if frame.function else module_of(frame)
+    for inner, public in _PUBLIC:
+        if inner.endswith(".") and name.startswith(inner):
+            return public + name[len(inner) :]
+        if name == inner:
+            return public
+    return name
+
+
+def _dotted_or_empty(pattern: re.Pattern[str], file: str) -> str:
+    found = pattern.search(file)
+    if not found:
+        return ""
+    path = re.sub(r"\.(?:py|pyc|so)$", "", found.group(1))
+    return path.removesuffix("/__init__").replace("/", ".")
 
 
 class Doing(Enum):
@@ -125,7 +210,7 @@ def doing(frames: Sequence[Frame]) -> Place:
     frames = _without_report(frames)
     if not frames:
         return UNKNOWN
-    at = next((i for i in range(len(frames) - 1, -1, -1) if library.is_user(frames[i])), None)
+    at = next((i for i in range(len(frames) - 1, -1, -1) if is_user(frames[i])), None)
     inner = list(frames[at + 1 :] if at is not None else frames)
     found = _recognized(frames, inner)
     first = min(found, key=list(Doing).index, default=None)
@@ -134,8 +219,8 @@ def doing(frames: Sequence[Frame]) -> Place:
         kind = first
     elif inner:
         # The function that the user called; without a user, the innermost one.
-        called = next((f for f in inner if not library.is_decorator(f)), inner[0])
-        what = f"in {library.called(called if at is not None else inner[-1])}"
+        outer = next((f for f in inner if not is_decorator(f)), inner[0])
+        what = f"in {called(outer if at is not None else inner[-1])}"
         kind = Doing.LIBRARY
     else:
         what, kind = "in the user's code", Doing.USER
@@ -173,22 +258,22 @@ def _recognized(frames: Sequence[Frame], inner: Sequence[Frame]) -> dict[Doing, 
 
 
 def _own_wait(frame: Frame) -> bool:
-    return library.is_own(frame) and ("wait" in frame.function or ".wait(" in frame.text)
+    return is_own(frame) and ("wait" in frame.function or ".wait(" in frame.text)
 
 
 def _without_report(frames: Sequence[Frame]) -> Sequence[Frame]:
     """The calls before those that made the dump."""
     for i, frame in enumerate(frames):
-        if library.module(frame).startswith(f"{library.PACKAGE}.diagnose"):
+        if module_of(frame).startswith(f"{PACKAGE}.diagnostics"):
             return frames[:i]
     return frames
 
 
 def _by_module(frame: Frame) -> tuple[Doing | None, str]:
-    module = library.module(frame)
+    module = module_of(frame)
     full = f"{module}.{frame.function}"
     kind: Doing | None = None
-    text = library.called(frame)
+    text = called(frame)
     if not module:
         return None, ""
     if module.startswith(_DEBUGGERS):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from deepspeed_smddp.diagnostics.report.dump import Operation
+if TYPE_CHECKING:
+    from deepspeed_smddp.diagnostics.report.dump import Operation
 
 _MOST_RANGES = 6
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))

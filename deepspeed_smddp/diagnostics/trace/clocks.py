@@ -1,23 +1,20 @@
-"""How far the clocks of a job's hosts are apart, and how sure that is.
-
-Ranks of one host share its clock. Of every other host a rank has asked rank 0 for the time
-(``diagnostics/clock_exchange.py``). Where no rank has, collectives say it: on no rank does an
-AllGather, ReduceScatter, AllReduce or barrier end before the last rank has called it. With o as the
-offset of a host's clock, two hosts A and B and any such collective,
-
-    call_B - o_B <= end_A - o_A    and    call_A - o_A <= end_B - o_B,
-
-so that o_A - o_B lies between the largest call_A - end_B and the smallest end_A - call_B, over all
-collectives. As with a ping, the middle is the estimate, and half the width its uncertainty.
-"""
+"""How far the clocks of a job's hosts are apart, and how sure that is."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Mapping
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from deepspeed_smddp.diagnostics.report.dump import Dump
+from deepspeed_smddp.diagnostics.report_exchange import own_address
 
 # All members of the group take part in these, and each of them gets something from all others.
 _ALL_WITH_ALL = ("all_gather", "reduce_scatter", "all_reduce", "barrier")
@@ -177,3 +174,112 @@ def _place_others(
         clocks[host] = HostClock(
             host, clocks[known].offset + bounds.middle, uncertainty, f"collectives with {known}"
         )
+
+
+_TOKEN_BYTES = 16
+_QUESTION = struct.Struct(f"<{_TOKEN_BYTES}sQ")  # the token, the number of the question
+_ANSWER = struct.Struct("<Qq")  # the number, nanoseconds since 1970
+
+ROUND_TRIPS = 32
+_ANSWER_SECONDS = 0.2
+_ALL_SECONDS = 1.0
+
+
+class ClockServer(threading.Thread):
+    """Tells the time to those that have the token. It ends with :meth:`close`.
+
+    Args:
+        towards: a host of the job: the address that reaches it is published.
+        now: the time in nanoseconds since 1970.
+
+    Raises:
+        OSError: no port can be opened.
+    """
+
+    def __init__(self, towards: str, now: Callable[[], int] = time.time_ns) -> None:
+        super().__init__(name="smddp-clock", daemon=True)
+        self._now = now
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        address = own_address(towards)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_DGRAM)
+        self._socket.bind((address, 0))
+        self._ended = False
+
+    def contact(self) -> str:
+        """What the other ranks need: token, port, address."""
+        host, port = self._socket.getsockname()[:2]
+        return f"{self._token.hex()} {port} {host}"
+
+    def run(self) -> None:
+        """Answers; what is not a question of the job gets none."""
+        while True:
+            try:
+                question, sender = self._socket.recvfrom(_QUESTION.size + 1)
+            except OSError:
+                continue
+            if self._ended:
+                return
+            if len(question) != _QUESTION.size:
+                continue
+            token, number = _QUESTION.unpack(question)
+            if secrets.compare_digest(token, self._token):
+                with contextlib.suppress(OSError):
+                    self._socket.sendto(_ANSWER.pack(number, self._now()), sender)
+
+    def close(self) -> None:
+        """Ends the thread and frees the port."""
+        self._ended = True
+        if self.is_alive():
+            with contextlib.suppress(OSError):
+                self._socket.sendto(b"", self._socket.getsockname())
+            self.join(timeout=1)
+        self._socket.close()
+
+
+def measure(contact: str) -> dict[str, Any] | None:
+    """How far this clock is ahead of that of a rank, given with its contact.
+
+    Returns:
+        ``offset`` and ``uncertainty`` in seconds, and the number of ``round_trips``; None if the
+        rank does not answer. Takes a second at most.
+    """
+    token, port, host = contact.split(" ", 2)
+    best: tuple[int, int] | None = None  # the length of the exchange, the offset; in ns
+    count = 0
+    until = time.monotonic() + _ALL_SECONDS
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as link:
+        link.settimeout(_ANSWER_SECONDS)
+        with contextlib.suppress(OSError):
+            link.connect((host, int(port)))
+            for number in range(ROUND_TRIPS):
+                if time.monotonic() > until:
+                    break
+                question = _QUESTION.pack(bytes.fromhex(token), number)
+                before = time.time_ns()
+                link.send(question)
+                answer = _received(link, number)
+                after = time.time_ns()
+                if answer is None:
+                    continue
+                count += 1
+                exchange = after - before, (before + after) // 2 - answer
+                if exchange[0] >= 0:  # the clock was not set back meanwhile
+                    best = exchange if best is None else min(best, exchange)
+    if best is None:
+        return None
+    return {"offset": best[1] * 1e-9, "uncertainty": best[0] * 0.5e-9, "round_trips": count}
+
+
+def _received(link: socket.socket, number: int) -> int | None:
+    """The answer to a question, or None; late answers to earlier ones are dropped."""
+    while True:
+        try:
+            answer = link.recv(_ANSWER.size + 1)
+        except TimeoutError:
+            return None
+        if len(answer) == _ANSWER.size:
+            of, told = _ANSWER.unpack(answer)
+            if of == number:
+                return int(told)

@@ -1,4 +1,4 @@
-"""How the ranks of ``smddp doctor`` meet: a store of torch, and nothing of what is checked."""
+"""The rendezvous of the ranks of ``smddp doctor``: a store of torch. It knows nothing of checks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from deepspeed_smddp.distributed import launchers
 _LEAVING_SECONDS = 10.0
 
 
-class MeetingError(RuntimeError):
-    """This rank can't meet the others."""
+class RendezvousError(RuntimeError):
+    """This rank can't reach the others."""
 
 
 @dataclass
-class Meeting:
+class Rendezvous:
     """The store of one job, this process's rank, and the number of ranks."""
 
     store: Any
@@ -88,11 +88,11 @@ def launched(env: Mapping[str, str] = os.environ) -> bool:
     return int(env.get("WORLD_SIZE") or 1) > 1 and "RANK" in env
 
 
-def join(seconds: float) -> Meeting:
+def join(seconds: float) -> Rendezvous:
     """Connects this rank; does not wait for the others.
 
     Raises:
-        MeetingError: the store of rank 0 can't be reached within ``seconds``.
+        RendezvousError: the store of rank 0 can't be reached within ``seconds``.
     """
     env = os.environ
     rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
@@ -108,10 +108,10 @@ def join(seconds: float) -> Meeting:
             wait_for_workers=False,
         )
     except (dist.DistError, RuntimeError) as error:
-        raise MeetingError(
+        raise RendezvousError(
             f"rank {rank} can't reach the store of rank 0 at {address} port {port} within "
             f"{seconds:.0f} s ({str(error).splitlines()[0]}): check MASTER_ADDR, MASTER_PORT and "
             "the firewall"
         ) from None
     attempt = env.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Meeting(dist.PrefixStore(f"smddp-doctor/{attempt}", store), rank, size)  # type: ignore[attr-defined]
+    return Rendezvous(dist.PrefixStore(f"smddp-doctor/{attempt}", store), rank, size)  # type: ignore[attr-defined]

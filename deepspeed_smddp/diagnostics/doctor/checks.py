@@ -1,8 +1,9 @@
-"""The checks behind ``smddp doctor``."""
+"""The checks of ``smddp doctor`` on one process."""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,10 +23,11 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.config import show
 from deepspeed_smddp.config.variables import PREFIX, VARIABLES
 from deepspeed_smddp.deepspeed import comm_backend
-from deepspeed_smddp.diagnostics.doctor import gpu, version_support
-from deepspeed_smddp.diagnostics.doctor.finding import Finding as Finding
-from deepspeed_smddp.diagnostics.doctor.finding import Verdict as Verdict
+from deepspeed_smddp.diagnostics.doctor.facts import Finding as Finding
+from deepspeed_smddp.diagnostics.doctor.facts import Verdict as Verdict
 from deepspeed_smddp.distributed import extension
+from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.upstream import source, versions
 
 # csrc/joining/job_secret.h has the same.
 SHORTEST_SECRET = 16
@@ -47,14 +50,14 @@ def findings() -> Iterator[Finding]:
     yield Finding("torch", str(torch.__version__))
     yield Finding("built for torch", extension.built_for_torch() or "not built")
     yield Finding("DeepSpeed", _version("deepspeed"))
-    yield from version_support.findings()
+    yield from version_findings()
     found = _extension_finding()
     yield found
     if found.verdict is Verdict.OK:
         yield _fabric()
     yield _job_secret()
     if found.verdict is Verdict.OK:
-        yield from gpu.findings()
+        yield from gpu_findings()
     yield _single_copy()
     yield Finding("host identity", host_identity())
 
@@ -222,3 +225,151 @@ def _ptrace_scope() -> str:
         return Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
     except OSError:
         return "missing"
+
+
+def gpu_findings() -> Iterator[Finding]:
+    """Driver, GPUs, peer access, kernels, and what carries CUDA tensors."""
+    from deepspeed_smddp import _C
+
+    try:
+        report = _C.cuda_report()
+    except RuntimeError as error:
+        # On a machine without a GPU that is no fault; if there is one, torch knows it too.
+        missed = torch.cuda.is_available()
+        text = f"{error}" if missed else f"none in use ({error}); CPU tensors need none"
+        yield Finding("GPUs", text, Verdict.LIMITED if missed else Verdict.OK)
+        return
+    names = report["devices"]
+    listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    yield Finding("GPUs", f"{listed or 'none visible'}; driver for CUDA {report['version']}")
+    if report["apart"]:
+        pairs = ", ".join(f"{a} and {b}" for a, b in report["apart"])
+        yield Finding(
+            "GPU peer access",
+            f"missing between {pairs} (`nvidia-smi topo -p2p r` shows it): set {PREFIX}DEVICE=off "
+            "for groups that contain such a pair; NCCL then carries their CUDA tensors",
+            Verdict.LIMITED,
+        )
+    elif len(names) > 1:
+        yield Finding("GPU peer access", "between all GPUs")
+    kernels = _C.device_statistics()["kernels"]
+    yield Finding(
+        "GPU kernels",
+        "built in"
+        if kernels
+        else "not built in: build again on a machine with nvcc, or set reduce_on to cpu",
+        Verdict.OK if kernels else Verdict.LIMITED,
+    )
+    yield Finding(
+        "GDRCopy",
+        f"version {report['gdrcopy']}: flags between hosts lie in GPU memory"
+        if report["gdrcopy"][0].isdigit()
+        else f"not used ({report['gdrcopy']}); flags between hosts lie in pinned host memory",
+    )
+    yield _gpu_way(kernels)
+
+
+def _gpu_way(kernels: bool) -> Finding:
+    name = "CUDA tensors"
+    device = os.environ.get(PREFIX + "DEVICE") or "auto"
+    if device != "auto":
+        return Finding(
+            name, f"carried by NCCL: {PREFIX}DEVICE is {device}; unset it", Verdict.LIMITED
+        )
+    if not torch.cuda.is_available():
+        return Finding(
+            name,
+            "none: this torch has no CUDA, or sees no GPU; install a CUDA build of torch, and "
+            "check CUDA_VISIBLE_DEVICES",
+            Verdict.LIMITED,
+        )
+    try:
+        on_cpu = settings.current().section.reduce_on == "cpu"
+    except SmddpConfigError:  # the table of settings reports it
+        on_cpu = False
+    if not kernels and not on_cpu:
+        return Finding(name, "carried by NCCL, as there are no kernels", Verdict.LIMITED)
+    sums = "the CPU, through pinned memory" if on_cpu else "a kernel"
+    return Finding(
+        name,
+        f"gathered by copy engines, summed by {sums}; between hosts through pinned memory "
+        "(not yet run on hardware)",
+    )
+
+
+# Features of the tables in ``upstream``, as users know them.
+_NAMES = {
+    "comm_backend": '"comm_backend" in the config',
+    "gather": "gathers without copies",
+    "reduce": "reductions without copies",
+    "overlap": "reductions during the backward pass on CPUs",
+    "bucket sizes": '"auto" bucket sizes',
+    "comms log": "comms_logger",
+    "monitor": "counters in the monitor",
+    "sharded_data_parallel_degree": "sharded_data_parallel_degree",
+    "tensor_parallel_degree": "tensor_parallel_degree",
+    "split_group": "device meshes on a group that is bound to a GPU",
+    "fsdp backward": "FSDP2's reductions during the backward pass on CPUs",
+}
+
+
+def version_findings() -> Iterator[Finding]:
+    """Whether these versions were run, which features apply, and why each other does not."""
+    deepspeed, torch = _installed("DeepSpeed"), _installed("torch")
+    if deepspeed is not None and torch is not None:
+        yield Finding("trained with", trained(deepspeed, torch, sys.version_info[:2]))
+    applying, refused = [], []
+    for feature, name in _NAMES.items():
+        library = versions.SUPPORT[feature].library
+        installed = _installed(library)
+        if installed is None:
+            continue
+        reason = refusal(feature, installed)
+        if reason is None:
+            applying.append(name)
+        else:
+            refused.append(
+                Finding(f"not with this {library}", f"{name}: {reason}", Verdict.LIMITED)
+            )
+    yield Finding("features that apply", "; ".join(applying) or "none")
+    yield from refused
+
+
+def trained(deepspeed: str, torch: str, python: tuple[int, int]) -> str:
+    """Whether the versions are in the table of docs/versions.md, alone or together.
+
+    ``trained_versions.json`` is written with that table, from the results of its run.
+    """
+    table = json.loads(Path(__file__).with_name("trained_versions.json").read_text("utf-8"))
+    ours = (deepspeed, torch, ".".join(map(str, python)))
+    # A build for CPUs has the version 2.13.0+cpu.
+    versions_ = [version.partition("+")[0] for version in ours]
+    names = [
+        f"{library} {version}"
+        for library, version in zip(("DeepSpeed", "torch", "Python"), ours, strict=True)
+    ]
+    if versions_ in table:
+        return f"{', '.join(names)}: losses of ZeRO-3 over smddp equal to Gloo's"
+    known = [any(row[i] == versions_[i] for row in table) for i in range(3)]
+    unknown = [name for name, is_known in zip(names, known, strict=True) if not is_known]
+    if unknown:
+        return f"not {' and '.join(unknown)}; docs/versions.md lists what was"
+    return f"each of {', '.join(names)}, but not all together; docs/versions.md lists what was"
+
+
+def refusal(feature: str, installed: str) -> str | None:
+    """Why a feature does not apply with the version that is installed, or None."""
+    if feature in source.READ:
+        return source.refusal(feature)
+    major, minor, *_ = versions.order(installed)
+    module = SimpleNamespace(
+        __version__=installed, __version_major__=major, __version_minor__=minor
+    )
+    return versions.refusal(feature, module)
+
+
+def _installed(library: str) -> str | None:
+    try:
+        return metadata.version(library.lower())
+    except metadata.PackageNotFoundError:
+        return None

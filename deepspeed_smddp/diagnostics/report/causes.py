@@ -1,17 +1,190 @@
-"""Ranks that have not called what others wait in, and bytes that do not arrive."""
+"""Why a job hangs: the causes that the dumps of its ranks show, the most likely first."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
-from deepspeed_smddp.diagnostics.report import zero3
-from deepspeed_smddp.diagnostics.report.cause import Cause, Weight
-from deepspeed_smddp.diagnostics.report.crossed import blocked_elsewhere
-from deepspeed_smddp.diagnostics.report.failures import waited, waiters
-from deepspeed_smddp.diagnostics.report.job import Job, Stall
+from deepspeed_smddp.diagnostics.report import DUMP_SECONDS, differences
+from deepspeed_smddp.diagnostics.report.differences import blocked_elsewhere
+from deepspeed_smddp.diagnostics.report.job import Cause, Job, Stall, Weight
 from deepspeed_smddp.diagnostics.report.stack import Doing
-from deepspeed_smddp.diagnostics.report.wording import count, named, rank_list, size, span, verb
+from deepspeed_smddp.diagnostics.report.wording import (
+    count,
+    cut,
+    named,
+    rank_list,
+    seconds,
+    size,
+    span,
+    verb,
+)
+
+
+def causes(job: Job, unreached: str = "") -> list[Cause]:
+    """All causes that the dumps show, by weight; at least one, which may be that nothing is wrong.
+
+    ``unreached`` says why ranks without a dump could not be asked for one; "" if they could.
+    """
+    found = [
+        *errors(job),
+        *absent(job, unreached),
+        *differences.difference_causes(job),
+        *differences.crossed_causes(job),
+        *late(job),
+        *transfers(job),
+    ]
+    if any(cause.weight is Weight.MISMATCH_ERROR for cause in found):
+        found = [_raised(cause) for cause in found]
+    if all(cause.weight >= Weight.NOTE for cause in found):
+        found.append(_nothing(job))
+    return sorted(found, key=lambda cause: _order(cause))
+
+
+def _raised(cause: Cause) -> Cause:
+    # The records of all ranks tell more of a mismatch than the error, which names two of them.
+    if cause.weight is not Weight.DIFFERENT_CALLS:
+        return cause
+    return replace(cause, weight=Weight.DIFFERENT_CALLS_RAISED)
+
+
+def _order(cause: Cause) -> tuple[int, int]:
+    # Notes stand behind the sentence that nothing is wrong: it is the answer.
+    weight = Weight.LATER_ERROR if cause.weight is Weight.HEALTHY else cause.weight
+    return weight, cause.ranks[0] if cause.ranks else 0
+
+
+def _nothing(job: Job) -> Cause:
+    if not job.dumps:
+        return Cause(Weight.HEALTHY, "no rank left a dump, and none is known to be gone")
+    who = rank_list(job.dumps)
+    if len(job.dumps) == job.ranks:
+        who = f"all {job.ranks} ranks" if job.ranks > 1 else "the only rank"
+    if not job.stalls:
+        wait = "waits" if len(job.dumps) == 1 else "wait"
+        return Cause(
+            Weight.HEALTHY,
+            f"{who} {wait} in nothing: no operation of any group is unfinished. The table says "
+            "where each is",
+        )
+    return Cause(
+        Weight.HEALTHY,
+        f"the dumps show no hang: operations are under way, and no rank has waited for longer than "
+        f"{STILL_SECONDS:g} s; {waiters(job, job.stalls[0])}",
+    )
+
+
+_MOST_ERROR = 400
+_MISMATCH = re.compile(r"\bcalled .+ while .+ called |not part of this operation|mismatch", re.S)
+_OF_ANOTHER = re.compile(
+    r"\bis lost\b|\bended during\b|time[d -]*out|deadline|not (done|finish) within|was lost before|"
+    r"\bgave up\b|\babort(ed)?\b",
+    re.I,
+)
+_SILENT = re.compile(r"not answered|silent|stopped|not seen to end", re.I)
+
+
+def errors(job: Job) -> Iterator[Cause]:
+    """The errors that ranks have raised: those that tell the cause, and those that follow it."""
+    raised: dict[str, list[int]] = defaultdict(list)
+    for rank, dump in job.dumps.items():
+        texts = [dump.error] if dump.error else [g.error for g in dump.groups if g.error]
+        for text in dict.fromkeys(" ".join(t.split()) for t in texts):
+            raised[text].append(rank)
+    own = [t for t in raised if not _MISMATCH.search(t) and not _OF_ANOTHER.search(t)]
+    # Among several errors, the dump that was made first is the best guess.
+    first = min(own, key=lambda t: min(job.dumps[r].time for r in raised[t]), default=None)
+    for text, ranks in raised.items():
+        shown = cut(text, _MOST_ERROR)
+        if _MISMATCH.search(text):
+            yield Cause(
+                Weight.MISMATCH_ERROR,
+                f"{job.named(ranks)} raised that ranks call different operations: {shown}",
+                tuple(ranks),
+                "call the same operation with the same sizes on all ranks",
+            )
+        elif text == first:
+            order = "" if len(raised) == 1 else " first, by the times of the dumps"
+            clocks = " and the hosts' clocks" if order and job.several_hosts else ""
+            yield Cause(
+                Weight.OWN_ERROR,
+                f"{job.named(ranks)} raised an error{order}{clocks}: {shown}",
+                tuple(ranks),
+                f"read the error of {rank_list(ranks)}; the other ranks wait for it",
+            )
+        else:
+            yield Cause(Weight.LATER_ERROR, f"{job.named(ranks)} raised: {shown}", tuple(ranks))
+
+
+def absent(job: Job, unreached: str) -> Iterator[Cause]:
+    """Ranks that are known to be gone or silent, and ranks that left no dump in time."""
+    known: dict[str, list[int]] = defaultdict(list)
+    for rank, text in job.gone.items():
+        known[text].append(rank)
+    for text, ranks in known.items():
+        advice = (
+            f"read the last lines of the log of {rank_list(ranks)}, and the kernel's log of the "
+            "host (a process that took too much memory is named there)"
+        )
+        if _SILENT.search(text):
+            advice = (
+                f"look at the host of {rank_list(ranks)}: whether it is up and reached by the "
+                "others, and whether the process is stopped (`ps -o stat,wchan PID`: T)"
+            )
+        cause = _gone(job, ranks, text) + _waiting(job, ranks)
+        yield Cause(Weight.GONE, cause, tuple(ranks), advice)
+    if job.missing and unreached:
+        yield Cause(Weight.NOTE, f"{job.named(job.missing)} {unreached}", tuple(job.missing))
+    elif job.missing:
+        waited = _waiting(job, job.missing)
+        yield Cause(
+            Weight.NO_DUMP if waited or not job.dumps else Weight.NOTE,
+            f"{job.named(job.missing)} left no dump within {DUMP_SECONDS:g} s: "
+            f"{verb(job.missing, 'it is', 'each is')} stopped, or its interpreter does not run "
+            f"(something holds the GIL){waited}",
+            tuple(job.missing),
+            f"look at {rank_list(job.missing)} with `py-spy dump --native --pid PID`, and at its "
+            "state with `ps -o stat,wchan PID` (T: stopped, D: in the kernel)",
+        )
+
+
+def _gone(job: Job, ranks: list[int], text: str) -> str:
+    text = cut(text, _MOST_ERROR).rstrip(".")
+    if text.lower().startswith("rank"):
+        return text
+    state = "silent" if _SILENT.search(text) else "gone"
+    return f"{job.named(ranks)} {verb(ranks, 'is', 'are')} {state}: {text or 'no more is known'}"
+
+
+def _waiting(job: Job, ranks: list[int]) -> str:
+    wanted = set(ranks)
+    stall = next((s for s in job.stalls if wanted & {*s.absent, *s.late}), None)
+    return f"; {waiters(job, stall)}" if stall is not None else ""
+
+
+def waiters(job: Job, stall: Stall) -> str:
+    """``ranks 0-2 wait in all_gather #12 of group 'default' (4 MiB), for 35 s``."""
+    return (
+        f"{job.named(stall.waiting)} {verb(stall.waiting, 'waits', 'wait')} in "
+        f"{named(stall.operation)}{waited(job, stall)}"
+    )
+
+
+def waited(job: Job, stall: Stall) -> str:
+    """``, for 35 s``: how long the ranks of a stall have been in it; "" if that is not known."""
+    times = []
+    for rank in stall.waiting:
+        operation = stall.group.pending(rank)
+        value = job.waited(rank, operation) if operation is not None else None
+        if value is not None:
+            times.append(value)
+    text = span(times)
+    if not text:
+        return f", for {seconds(times[0])}" if times else ""
+    return f", for {text}"
+
 
 # Operations that have been under way for a shorter time are taken to be going on.
 STILL_SECONDS = 5.0
@@ -50,7 +223,7 @@ def late(job: Job) -> Iterator[Cause]:
 
 def _late(job: Job, stall: Stall, free: tuple[int, ...]) -> Cause:
     telling = next((r for r in free if job.place(r).doing in _TELLING), None)
-    label, few = zero3.label(job, stall), len(stall.waiting) < len(free)
+    label, few = differences.label(job, stall), len(stall.waiting) < len(free)
     if not label or (telling is not None and not few):
         text = (
             f"{places(job, free)}, and {verb(free, 'has', 'have')} not called "
@@ -73,9 +246,9 @@ def _late(job: Job, stall: Stall, free: tuple[int, ...]) -> Cause:
             f"{job.named(stall.waiting)} {verb(stall.waiting, 'waits', 'wait')} in "
             f"{_plain(stall)}{waited(job, stall)}: {places(job, free)}"
         )
-    text += f". {zero3.ALIKE}. {_behind(job, stall, free)}"
+    text += f". {differences.ALIKE}. {_behind(job, stall, free)}"
     suspects = stall.waiting if few else free
-    return Cause(Weight.LATE, text, suspects, zero3.remedy(job, stall.group.members))
+    return Cause(Weight.LATE, text, suspects, differences.remedy(job, stall.group.members))
 
 
 def _have(ranks: tuple[int, ...]) -> str:

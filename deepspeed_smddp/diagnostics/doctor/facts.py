@@ -1,16 +1,90 @@
-"""Where ranks differ: a pure function of the facts of all ranks."""
+"""What a rank says of itself for ``smddp doctor``, and where ranks differ: plain data, compared."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from enum import Enum
 from itertools import groupby
+from typing import Any, Literal
 
-from deepspeed_smddp.diagnostics.doctor.fact import Fact
-from deepspeed_smddp.diagnostics.doctor.finding import Verdict
-from deepspeed_smddp.diagnostics.doctor.rank_facts import RankFacts
 from deepspeed_smddp.diagnostics.report.wording import consecutive
+
+
+class Verdict(Enum):
+    """The consequence of a finding for training."""
+
+    OK = "ok"
+    LIMITED = "limited"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    name: str
+    text: str
+    verdict: Verdict = Verdict.OK
+
+
+# Ranks of the whole job must agree, or those of one host; or the value is only shown.
+Scope = Literal["job", "host", "own"]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A name, its value as text, and what follows if ranks have different values.
+
+    ``detail`` is shown after the value and not compared.
+    """
+
+    name: str
+    value: str
+    scope: Scope = "job"
+    if_different: Verdict = Verdict.LIMITED
+    detail: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The value as people read it."""
+        return f"{self.value} ({self.detail})" if self.detail else self.value
+
+
+@dataclass
+class RankFacts:
+    """What one rank says of itself; ``host`` is its name for people, ``host_id`` for comparison."""
+
+    rank: int
+    host: str
+    host_id: str
+    local_rank: int
+    facts: list[Fact] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; :func:`from_json` is the inverse."""
+        found = asdict(self)
+        for row in (*found["facts"], *found["problems"]):
+            for key in ("if_different", "verdict"):
+                if key in row:
+                    row[key] = row[key].value
+        return found
+
+
+def of_its_host(rank: int, ranks: Sequence[RankFacts]) -> list[int]:
+    """All ranks of the host of this one; of a rank without facts that one alone."""
+    host_id = next((known.host_id for known in ranks if known.rank == rank), None)
+    return [known.rank for known in ranks if known.host_id == host_id] or [rank]
+
+
+def from_json(found: dict[str, Any]) -> RankFacts:
+    """The facts that another rank has sent."""
+    facts = [Fact(**{**f, "if_different": Verdict(f["if_different"])}) for f in found["facts"]]
+    problems = [Finding(**{**p, "verdict": Verdict(p["verdict"])}) for p in found["problems"]]
+    return RankFacts(**{**found, "facts": facts, "problems": problems})
+
 
 ABSENT = "not set"
 
