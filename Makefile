@@ -43,7 +43,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale plan-table gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy import-rules clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-one test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale plan-table gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy import-rules clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -128,6 +128,11 @@ test-cpp: build-tests  ## C++ tests only; CTEST_ARGS="-R wire" picks some
 	$(BIN)/ctest --test-dir build -C slow --output-on-failure --no-tests=error \
 	  --parallel $(SLOTS) $(CTEST_ARGS)
 
+test-one: build/build.ninja  ## one C++ test, built and run: TEST=selector; GTEST_FILTER="*Small*" picks cases
+	@[ -n "$(TEST)" ] || { echo "TEST=selector names a test of tests/cpp, without _test.cc"; exit 2; }
+	$(BIN)/cmake --build build --parallel $(JOBS) --target $(TEST)_test
+	$(BIN)/ctest --test-dir build -C slow -R '^$(TEST)_test$$' --verbose --no-tests=error
+
 # A run that never ends is interrupted after 50 minutes, so that it says what failed until then.
 PYTEST = DS_ACCELERATOR=cpu $(LOCAL) timeout --foreground --signal=INT --kill-after=60 3000 \
   $(PY) -m pytest -rfEs --durations=30 --durations-min=10
@@ -177,9 +182,9 @@ test-shuffled: build-tests  ## C++ tests of groups over a network that reorders;
 	    STUB_FABRIC_DUPLICATING=$(DUPLICATING) build/tests/$$name --gtest_brief=1 || exit 1; \
 	done; done
 
-# The matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
+# All of the matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
 test-faults: build $(TEST_EXTENSIONS)/.stamp  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
-	$(PYTEST) -q tests/fault/test_matrix.py tests/fault/test_elastic.py $(PYTEST_ARGS)
+	SMDDP_TEST_ALL_FAULTS=1 $(PYTEST) -q tests/python/test_faults.py tests/fault/test_elastic.py $(PYTEST_ARGS)
 
 hugging-face-check: build $(VENV)/.stamp-hugging-face $(TEST_EXTENSIONS)/.stamp  ## Trainer, accelerate and TRL from their own command lines; takes minutes
 	$(PYTEST) -q tests/hugging_face $(PYTEST_ARGS)

@@ -49,8 +49,6 @@ def main() -> int:
                 f"{time.monotonic() - start:.0f} s",
                 flush=True,
             )
-            for message in suite.uncollected(file, backend):
-                print(f"    not collected: {message}", flush=True)
     results.write(done, suite.folder, _facts(suite))
     print(f"\n{results.table(done)}\n\nFailures:\n\n{results.failures(done)}")
     return _verdict(done)

@@ -8,21 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
-# "hung": no outcome within the time limit. "crashed": pytest itself ended. "left out": the file
-# reached its time limit.
-OUTCOMES = (
-    "passed",
-    "failed",
-    "error",
-    "hung",
-    "crashed",
-    "skipped",
-    "xfailed",
-    "xpassed",
-    "left out",
-)
-BAD = frozenset({"failed", "error", "hung", "crashed"})
+# "crashed": the process of the test ended, or the test took too long. "late": all tests of a file.
+OUTCOMES = ("passed", "failed", "error", "crashed", "late", "skipped")
+BAD = frozenset({"failed", "error", "crashed", "late"})
 REFERENCE = "gloo"
 
 
@@ -45,18 +35,22 @@ class Outcome:
 Results = Mapping[str, Mapping[str, Outcome]]  # by backend, by test
 
 
-def read_log(path: Path, backend: str) -> dict[str, Outcome]:
-    """The outcomes in a log of :mod:`tests.deepspeed_suite.plugin`."""
-    if not path.exists():
-        return {}
-    events = map(json.loads, path.read_text().splitlines())
-    return {
-        event["test"]: Outcome(
-            event["test"], backend, event["outcome"], event["seconds"], event["message"]
-        )
-        for event in events
-        if event["event"] == "outcome"
-    }
+def read(path: Path, file: str, backend: str) -> dict[str, Outcome]:
+    """The outcomes in a report of pytest (JUnit's XML)."""
+    module = file.removesuffix(".py").replace("/", ".")
+    found = {}
+    for case in ElementTree.parse(path).iter("testcase"):
+        inside = case.get("classname", "").removeprefix(module).lstrip(".")
+        test = "::".join(filter(None, (file, inside, case.get("name"))))
+        what, message = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                what = "failed" if child.tag == "failure" else child.tag
+                message = " ".join((child.get("message") or child.text or "").split())[:300]
+        if "crashed while running" in message:
+            what = "crashed"
+        found[test] = Outcome(test, backend, what, float(case.get("time", 0)), message)
+    return found
 
 
 def worse(results: Results, backend: str) -> list[tuple[Outcome, Outcome | None]]:

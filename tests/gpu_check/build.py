@@ -62,7 +62,6 @@ def environment() -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
         "SMDDP_FABRIC_INTERFACE": os.environ.get("SMDDP_FABRIC_INTERFACE", "lo"),
-        "SMDDP_REPORT": "0",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "TORCH_EXTENSIONS_DIR": str(FOLDER / "torch_extensions"),
         "PYTHONUNBUFFERED": "1",

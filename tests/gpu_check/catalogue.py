@@ -48,10 +48,7 @@ STEPS = (
     Step("fsdp2", "FSDP2's losses, and NCCL's", "training:fsdp2", 240),
     Step("zero3", "ZeRO-3's losses, and NCCL's", "training:zero3", LONGEST, simulated=False),
     Step("memcheck", "compute-sanitizer on the shortest program", "sanitizer:memcheck", LONGEST),
-    Step("p2p", "each pair of GPUs: peer access, bandwidth", "node:matrix", 180, 2, False),
-    Step("nccl-best", "NCCL with registered buffers and no SM", "node:nccl_best", 240, 2, False),
     Step("speed-node", "one rank per GPU: bandwidth", "speed:node", LONGEST, 2, False),
-    Step("demo", "the GPT-NeoX demo by `deepspeed`, both backends", "node:demo", LONGEST, 2, False),
 )
 
 

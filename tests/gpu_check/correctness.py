@@ -38,6 +38,12 @@ def forms(run: Run) -> None:
             for taken in ranks.run(host_device.check, wanted):
                 assert taken == expected, f"{layout} took {taken}, not {expected}"
         run.note(layout, {"calls": len(wanted), "seconds": round(time.monotonic() - began, 1)})
+    with world(run, "AABB", SMDDP_REDUCE_ON="cpu") as ranks:
+        sums = [case for case in wanted if case.collective != "all_gather"]
+        taken = ranks.run(host_device.check, sums)[0]
+        paths = host_device.paths("AABB", on_cpu=True)
+        assert set(taken) == {f"{case.collective} {paths[case.collective]}" for case in sums}, taken
+    run.note("AABB, sums by the CPU", {"calls": len(sums)})
 
 
 def types(run: Run) -> None:

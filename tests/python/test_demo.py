@@ -164,18 +164,6 @@ def test_interrupted_and_resumed_run_has_the_same_losses(files: Path, straight: 
     assert losses(output) == losses(straight)
 
 
-@pytest.mark.timeout(2 * SLOW_CORES)
-def test_a_longer_run_is_a_shorter_one_continued(
-    trainer: Trainer, files: Path, straight: Path
-) -> None:
-    output = files / "continued"
-    arguments = demo_arguments(files, output)
-    run(trainer, *arguments, "--steps", str(STEPS // 2))
-    assert losses(output) == losses(straight)[: STEPS // 2]
-    assert f"resuming after step {STEPS // 2}" in run(trainer, *arguments, "--resume")
-    assert losses(output) == losses(straight)
-
-
 def test_a_processor_without_bf16_instructions_trains_in_fp32(
     trainer: Trainer, files: Path, straight: Path
 ) -> None:
@@ -187,17 +175,6 @@ def test_a_processor_without_bf16_instructions_trains_in_fp32(
     pairs = zip(losses(output), losses(straight), strict=False)
     differences = [abs(one - other) for (_, one, _), (_, other, _) in pairs]
     assert 0 < max(differences) < 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(SLOW_CORES + 60)
-def test_the_loss_falls_well_under_the_unigram_entropy(trainer: Trainer, tmp_path: Path) -> None:
-    """The model, the text and the settings of `make demo`, for the first of its steps."""
-    quickstart = ["--deepspeed_config", str(ROOT / "ds_configs" / "quickstart.json")]
-    run(trainer, *quickstart, "--output", str(tmp_path), "--steps", "18", "--no-progress")
-    entropy = json.loads((tmp_path / "summary.json").read_text())["unigram_entropy"]
-    last = [loss for _, loss, _ in losses(tmp_path)[-5:]]
-    assert sum(last) / len(last) < 0.9 * entropy
 
 
 @pytest.mark.slow
@@ -257,28 +234,8 @@ def test_windows_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     assert not torch.equal(whole, byte_text.training_batch(text, 2, 7, 8, 0, 33, 8))
 
 
-def test_split_keeps_the_held_out_files_apart(tmp_path: Path) -> None:
-    for i in range(20):
-        (tmp_path / f"{i:02}.txt").write_bytes(bytes([i]) * 100)
-    text = byte_text.load(tmp_path, 1 << 20, 10)
-    assert set(text.held_out.tolist()) == {9, 19}
-    assert set(text.train.tolist()) == set(range(20)) - {9, 19}
-
-
 def test_missing_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(byte_text.DataError, match="nowhere does not exist"):
         byte_text.load(tmp_path / "nowhere", 100, 10)
     with pytest.raises(byte_text.DataError, match="directory without files"):
         byte_text.load(tmp_path, 100, 10)
-
-
-def test_default_text_is_plain_python() -> None:
-    text = byte_text.load(None, 1_000_000, 129)
-    assert len(text.train) + len(text.held_out) == 1_000_000
-    assert 2.5 < text.unigram_entropy() < 4.0
-
-
-def test_unigram_entropy_of_equal_frequencies(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes(range(256)) * 1000)
-    entropy = byte_text.load(tmp_path / "a", 256 * 900, 129).unigram_entropy()
-    assert entropy == pytest.approx(5.5452, abs=1e-3)  # ln 256

@@ -24,16 +24,11 @@ from gpu_check import (  # noqa: E402
     catalogue,
     correctness,
     failure,
-    machine,
     order,
     place,
-    report,
-    speed,
-    training,
 )
-from gpu_check.__main__ import run_one  # noqa: E402
-from gpu_check.runner import NO_GPU, NOT_ALL_YET, SOMETHING_FAILED, Runner  # noqa: E402
-from gpu_check.step import FAILED, LATE, LONGEST, MISSED, PASSED, SKIPPED, Run, Step, read_result  # noqa: E402  # noqa: E402
+from gpu_check.runner import SOMETHING_FAILED, Runner  # noqa: E402
+from gpu_check.step import FAILED, LATE, LONGEST, MISSED, PASSED, SKIPPED, Run, Step  # noqa: E402  # noqa: E402
 
 from harness import host_device  # noqa: E402
 from harness.world import BACKEND, Pool, World, WorldError  # noqa: E402
@@ -57,27 +52,6 @@ def test_operations_in_flight(worlds: Pool, layout: str) -> None:
         assert 0 < found["seconds of the calls"] <= found["seconds until all were done"]
     assert min(world.run(order.mixed, 10)) > 0
     assert min(world.run(order.long_call, "reduce_scatter", 1 << 16)) > 0
-
-
-def test_two_groups_and_the_cost_of_a_call(worlds: Pool) -> None:
-    world = on_device(worlds, "AA")
-    assert min(world.run(order.two_groups, 3)) > 0
-    (found, _) = world.run(speed.cost, 10)
-    assert set(found["smddp"]) == {
-        f"{name} {what}"
-        for name in ("all_gather", "all_reduce")
-        for what in ("call", "wait", "back to back")
-    }
-    assert found["nccl"] == "no GPU"
-
-
-@pytest.mark.parametrize("scheme", ["ddp", "fsdp2"])
-def test_losses_are_those_of_the_other_backend(worlds: Pool, scheme: str) -> None:
-    ours, theirs = (on_device(worlds, "AA").run(training.both, scheme)[0][k] for k in LOSSES)
-    assert len(ours) == training.STEPS and ours == pytest.approx(theirs, rel=training.TOLERANCE)
-
-
-LOSSES = ("ours", "theirs")
 
 
 def one_large_with_a_wrong_byte(ctx: Any, collective: str) -> None:
@@ -108,22 +82,6 @@ def test_a_wrong_element_of_a_large_result_is_noticed(worlds: Pool, collective: 
 def test_a_killed_rank_must_be_named(tmp_path: Path) -> None:
     step = catalogue.by_name("death")
     assert failure.one_death(Run(step, tmp_path, "host", 0), "AAA", False)
-
-
-def test_shortest_program(tmp_path: Path) -> None:
-    assert run_one("memcheck", tmp_path, "host") == 0
-    found = read_result(tmp_path / "memcheck.json")
-    assert found is not None and found["status"] == PASSED
-    assert "right results" in found["results"]["without a sanitizer"]
-
-
-def test_goals_of_bandwidth(tmp_path: Path) -> None:
-    run = Run(catalogue.by_name("speed-2"), tmp_path, "cuda", 1)
-    fast = {"op": "all_gather", "bytes": str(1 << 30), "of_copy": "0.91"}
-    beside = {"op": "all_gather", "smddp": "0.081", "kernels": "none"}
-    speed.judge(run, [fast], [beside], True)
-    assert [goal["met"] for goal in run.goals] == [True, False]
-    assert run.goals[1]["value"] == "8.1%"
 
 
 # ---- the runner
@@ -199,35 +157,6 @@ def test_every_end_of_a_step_is_written_down(stubbed: Path) -> None:
     assert "second line" in (stubbed / "stub-bad.log").read_text()
 
 
-def test_no_step_takes_longer_than_the_limit_of_the_run(stubbed: Path) -> None:
-    wanted = [step.at_most(2) for step in steps_that("slow", limit=100)]
-    assert Runner(stubbed, wanted, device="host").run() == SOMETHING_FAILED
-    assert results(stubbed)["stub-slow"]["sentence"].startswith("it was not done after 2 s")
-
-
-def test_a_second_run_goes_on_where_the_first_ended(stubbed: Path) -> None:
-    wanted = steps_that("good", "missed")
-    assert Runner(stubbed, wanted, minutes=0.1, device="host").run() == NOT_ALL_YET
-    assert results(stubbed) == {}
-    assert Runner(stubbed, wanted, device="host").run() == 0
-    before = (stubbed / "stub-good.json").stat().st_mtime_ns
-    assert Runner(stubbed, wanted, minutes=0.1, device="host").run() == 0
-    assert (stubbed / "stub-good.json").stat().st_mtime_ns == before
-    assert Runner(stubbed, wanted, again=True, device="host").run() == 0
-    assert (stubbed / "stub-good.json").stat().st_mtime_ns > before
-
-
-def test_without_a_gpu_each_step_says_so(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    if machine.no_gpu() is None:
-        pytest.skip("a GPU is here")
-    assert Runner(tmp_path, catalogue.STEPS[1:]).run() == NO_GPU
-    found = results(tmp_path)
-    assert len(found) == len(catalogue.STEPS) - 1
-    assert all(result["status"] == SKIPPED for result in found.values())
-    assert all("no GPU: torch" in result["sentence"] for result in found.values())
-    assert "no GPU: torch" in capsys.readouterr().err
-
-
 def test_steps_fit_a_call_of_ten_minutes() -> None:
     assert len({step.name for step in catalogue.STEPS}) == len(catalogue.STEPS)
     for step in catalogue.STEPS:
@@ -237,25 +166,7 @@ def test_steps_fit_a_call_of_ten_minutes() -> None:
         assert callable(getattr(sys.modules[f"gpu_check.{module}"], name))
 
 
-# ---- the page
-
-
-def test_report(tmp_path: Path) -> None:
-    run = Run(catalogue.by_name("machine"), tmp_path, "cuda", 1, "abc123")
-    run.note("machine", {"GPUs": "1 x H|100", "torch": "2.11.0"})
-    run.end()
-    run = Run(catalogue.by_name("memory"), tmp_path, "cuda", 1, "abc123")
-    run.note("peak", {"smddp": 10.0, "nccl": 8.0})
-    run.goal("peak at most 1.05 of NCCL's", False, "1.250")
-    run.end()
-    text = report.write(tmp_path).read_text()
-    assert "1 passed, 1 ran but missed a goal, 0 failed" in text
-    assert "1 x H\\|100" in text and "smddp 10.0, nccl 8.0" in text
-    assert "| memory | peak at most 1.05 of NCCL's | **missed** | 1.250 |" in text
-    assert "| zero_sm |" in text and "has not run" in text
-
-
-# ---- the bundle and the environment
+# ---- the bundle
 
 
 def test_the_bundle_pins_what_the_check_needs() -> None:
@@ -267,15 +178,3 @@ def test_the_bundle_pins_what_the_check_needs() -> None:
     assert len(less) == len(wanted) - 2
     with pytest.raises(SystemExit, match="nmpy"):
         bundle.requirements(["nmpy"])
-
-
-def test_environment_of_the_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(machine, "BUNDLE", tmp_path)
-    monkeypatch.setattr("ctypes.CDLL", lambda name: (_ for _ in ()).throw(OSError(name)))
-    monkeypatch.delenv("SMDDP_LIBFABRIC", raising=False)
-    assert machine.libfabric() == {}
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "libfabric.so.1").touch()
-    assert machine.libfabric()["SMDDP_LIBFABRIC"] == str(tmp_path / "lib" / "libfabric.so.1")
-    found = build.environment()["PYTHONPATH"].split(os.pathsep)
-    assert found[:2] == [str(ROOT / "tests"), str(ROOT / "tests" / "python")]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from harness import cases, model
+from harness import cases
 from harness.cases import Case
 from harness.worker import Context
 from harness.world import BACKEND, Pool
@@ -45,37 +45,6 @@ def rows_and_columns(ctx: Context) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_and_columns_in_flight_together(worlds: Pool, layout: str) -> None:
     worlds(layout).run(rows_and_columns)
-
-
-def singletons(ctx: Context) -> None:
-    ((group, ranks),) = make_groups(ctx, [[r] for r in range(ctx.size)])
-    for collective in COLLECTIVES:
-        cases.check(ctx, Case(collective, "base", torch.float32, (777,)), group, ranks)
-    dist.barrier(group=group)
-    dist.destroy_process_group(group)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_groups_of_one_rank(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(singletons)
-
-
-def uneven(ctx: Context) -> None:
-    groups = [[0, 1, 2], [1, 2, 3, 4], [0, 4, 6], [3, 5], [0, 1, 2, 3, 4, 5, 6]]
-    mine = make_groups(ctx, groups)
-    running = [
-        cases.begin(ctx, Case(collective, "base", torch.float32, (1231,)), *pair)
-        for pair in mine
-        for collective in COLLECTIVES
-    ]
-    for one in reversed(running):
-        one.finish()
-    for group, _ in mine:
-        dist.destroy_process_group(group)
-
-
-def test_overlapping_groups_of_unequal_hosts(worlds: Pool) -> None:
-    worlds("AAABBCC").run(uneven)
 
 
 def other_order(ctx: Context) -> None:
@@ -257,21 +226,6 @@ def composite(ctx: Context) -> None:
 @pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo: the name is not registered")
 def test_backend_named_per_device(worlds: Pool) -> None:
     worlds("AB").run(composite)
-
-
-def outside(ctx: Context) -> None:
-    group = dist.new_group([0])
-    t = torch.ones(3)
-    result = dist.all_reduce(t, group=group, async_op=True)
-    assert (result is None) == (ctx.rank != 0)
-    if result is not None:
-        result.wait()
-        dist.destroy_process_group(group)
-    assert model.same_bits(t, torch.ones(3))
-
-
-def test_a_rank_outside_the_group_does_nothing(worlds: Pool) -> None:
-    worlds("AAB").run(outside)
 
 
 def of_many_ranks(ctx: Context) -> None:

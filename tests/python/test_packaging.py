@@ -200,18 +200,6 @@ def test_no_extra_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the extra `plots`
 
 
-def test_the_demo_goes_on_without_matplotlib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import report
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # its import raises ModuleNotFoundError
-    said = report.plot(tmp_path / "loss.png", [], 1.0, "a title")
-    assert said == "no curve: matplotlib is missing (pip install 'deepspeed-smddp[plots]')"
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_benchmark_refuses_a_figure_before_it_measures(tmp_path: Path) -> None:
     # A finder that hides matplotlib from this interpreter.
     (tmp_path / "sitecustomize.py").write_text(

@@ -12,7 +12,7 @@ from hypothesis import strategies
 from typer.testing import CliRunner
 
 from deepspeed_smddp.commands.main import app
-from deepspeed_smddp.commands.plan import number, shape_of
+from deepspeed_smddp.commands.plan import shape_of
 from deepspeed_smddp.config.config import parse_section
 from deepspeed_smddp.planning import PlanError, answer, asked_job
 from deepspeed_smddp.planning.hardware import CLUSTERS, cluster
@@ -57,13 +57,6 @@ def test_the_page_of_llama_on_64_p4d() -> None:
     ):
         assert part in " ".join(page.split()) or part in page
     assert max(len(line.rstrip()) for line in page.splitlines()) <= 80
-
-
-def test_docs_show_the_page() -> None:
-    _, page = run("llama-2-13b", "p4d", "--gpus", "512", "--tokens", "2T", "--price", "20")
-    shown = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
-    for line in page.splitlines():
-        assert line.rstrip() in shown
 
 
 def test_what_does_not_fit() -> None:
@@ -212,13 +205,6 @@ def test_single_changes_are_in_order() -> None:
     }
 
 
-def test_bytes_of_a_host_are_counted() -> None:
-    job = llama(16)
-    # Two hosts: half of two gathers in bf16 and of one reduction in bf16.
-    assert answer.host_bytes(job) == pytest.approx(3 * 2 * job.shape.parameters / 2)
-    assert answer.host_bytes(llama(8)) == 0
-
-
 def test_the_replica_all_reduce_overlaps_the_last_backward_pass() -> None:
     job = llama(degree=16, recomputation="full", micro_batch=4)
     at_the_step = replace(job.buckets, reduce=job.shape.parameters)  # one bucket, full at the end
@@ -269,11 +255,6 @@ def test_a_faster_network_is_never_slower(
 def test_more_gpus_never_need_more_memory_each(hosts: int, name: str, recomputation: str) -> None:
     job = Job(named(name), CLUSTERS["p4d"], 8 * hosts, Scheme(stage=3), recomputation=recomputation)
     assert memory_use(job.having(gpus=16 * hosts)).total <= memory_use(job).total
-
-
-@pytest.mark.parametrize(("text", "value"), [("2T", 2e12), ("300B", 3e11), ("4_194_304", 4194304)])
-def test_numbers(text: str, value: float) -> None:
-    assert number(text, "--tokens") == value
 
 
 def test_sizes_as_a_model() -> None:

@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import ranks
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.real_programs import (  # noqa: E402
-    digests,
     runs,
     shipped,
 )
@@ -108,46 +105,3 @@ def test_a_shipped_config_that_a_program_takes_otherwise(tmp_path: Path) -> None
     failing = [sys.executable, "-c", "import sys; sys.exit('no such key')"]
     [sentence] = shipped.refused(failing, tmp_path, "GPT-NeoX", {"a.json": given})
     assert sentence.startswith("GPT-NeoX does not load a.json: no such key")
-
-
-RECORDED = """
-import sys
-import torch
-import torch.distributed as dist
-sys.path.insert(0, {folder!r})
-import digests
-digests.install({template!r}, 0)
-dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-dist.all_reduce(torch.ones(3, dtype=torch.bfloat16), op=dist.ReduceOp.MAX)
-dist.all_reduce(torch.ones(2), group=dist.new_group([0]), async_op=True).wait()
-dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2))
-"""
-
-
-def test_reductions_are_recorded(tmp_path: Path) -> None:
-    names = {"folder": str(runs.HERE), "template": str(tmp_path / "{rank}")}
-    done = ranks.python(RECORDED.format(**names))
-    assert done.returncode == 0, done.stderr
-    first, second, third = digests.read(tmp_path / "0")
-    assert str(first) == "all_reduce (MAX) of 3 elements, bfloat16, over ranks 0"
-    assert str(second) == "all_reduce (SUM) of 2 elements, float32, over ranks 0"
-    assert third.operation == "reduce_scatter_tensor"
-    assert third.given == third.found == second.found != first.found
-
-
-def test_only_reductions_with_the_same_input_are_an_origin() -> None:
-    def recorded(*calls: tuple[tuple[int, ...], str, str]) -> list[digests.Reduction]:
-        return [digests.Reduction("all_reduce", "SUM", "float32", 1, *call) for call in calls]
-
-    pair, both = (0, 1), (0, 1, 2)
-    gloo = [
-        recorded((both, "a", "x"), (pair, "c", "z")),
-        recorded((pair, "d", "z"), (both, "b", "x")),  # another order of calls
-    ]
-    assert not digests.other_sums(gloo, gloo)
-    smddp = [
-        recorded((both, "a", "y"), (pair, "C", "Z")),  # the pair's values follow from the first sum
-        recorded((pair, "d", "Z"), (both, "b", "y")),
-    ]
-    name = "all_reduce (SUM) of 1 elements, float32, over ranks 0, 1, 2"
-    assert digests.other_sums(gloo, smddp) == {name: 1}

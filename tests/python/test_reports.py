@@ -44,7 +44,6 @@ def job(
     file = tmp_path / "train.py"
     file.write_text(textwrap.dedent(program))
     environment = {
-        "SMDDP_REPORT": "1",
         "SMDDP_REPORT_DIR": str(tmp_path / "reports"),
         "SMDDP_TIMEOUT_SECONDS": str(seconds),
         "SMDDP_SILENCE_SECONDS": "4",

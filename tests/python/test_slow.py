@@ -171,7 +171,7 @@ class Job:
             bed,
             [sys.executable, str(PROGRAM), *map(str, arguments)],
             per_host,
-            env={"SMDDP_SLOW_SECONDS": str(SECONDS), "SMDDP_REPORT": "0"},
+            env={"SMDDP_SLOW_SECONDS": str(SECONDS)},
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,

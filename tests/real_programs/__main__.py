@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import os
 import platform
@@ -11,11 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import digests, megatron_deepspeed, neox, page, runs
+from . import megatron_deepspeed, neox, page, runs
 from .runs import REFERENCE, ROOT, Case, Run, RunError
 
 PROGRAMS = {
@@ -84,8 +83,7 @@ def _case(
         run = Run(case.name, deepspeed, backend, resumed)
         label = f"DeepSpeed {deepspeed}, {case.name}, {backend}{', resumed' * resumed}"
         try:
-            with _recorded(arguments, f"{deepspeed}-{case.name}-{backend}" * (not resumed)):
-                program.run(run, case, python, _free_port(), arguments.limit)
+            program.run(run, case, python, _free_port(), arguments.limit)
         except RunError as error:
             print(f"{error}\n{label}: FAILED", flush=True)
             return failures + 1
@@ -96,34 +94,9 @@ def _case(
         verdict = "; ".join(wrong) or "ok"
         last = run.losses.get(runs.STEPS, float("nan"))
         print(f"{label}: {run.seconds:.0f} s, last loss {last:.6f}, {verdict}", flush=True)
-    if arguments.digests:
-        _show_other_sums(arguments.folder, f"{deepspeed}-{case.name}")
     if not failures:
         done += made
     return failures
-
-
-@contextlib.contextmanager
-def _recorded(arguments: argparse.Namespace, name: str) -> Iterator[None]:
-    """With ``--digests``, the ranks that start inside record their reductions under ``name``."""
-    if arguments.digests and name:
-        template = arguments.folder.resolve() / f"{name}.digests.{{rank}}"
-        os.environ[digests.VARIABLE] = str(template)
-    try:
-        yield
-    finally:
-        os.environ.pop(digests.VARIABLE, None)
-
-
-def _show_other_sums(folder: Path, name: str) -> None:
-    recorded = [
-        [digests.read(folder / f"{name}-{backend}.digests.{rank}") for rank in range(runs.RANKS)]
-        for backend in (REFERENCE, "smddp")
-    ]
-    found = digests.other_sums(*recorded)
-    print(f"{name}: reductions that make another result of the same values: {len(found) or 'none'}")
-    for call, count in found.most_common():
-        print(f"  {count} times {call}", flush=True)
 
 
 def _free_port() -> int:
@@ -178,9 +151,6 @@ def _arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         default=1e9,
         help="begin no case later; the page names those",
-    )
-    parser.add_argument(
-        "--digests", action="store_true", help="show which reductions differ from Gloo's"
     )
     parser.add_argument("--fact", action="append", default=[], help="KEY=VALUE, for the page")
     parser.add_argument("--cases", nargs="+", help="some cases; the page in docs/ stays as it is")

@@ -1,8 +1,7 @@
 """The script that a launcher starts as each rank, in place of the program's own.
 
 It makes the stand-ins of ``REAL_STAND_INS``, counts the first half of the ranks as one host and
-the second half as another, records reductions if ``REAL_DIGESTS`` is set, and runs the program
-``REAL_PROGRAM`` unchanged.
+the second half as another, and runs the program ``REAL_PROGRAM`` unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import sys
 from pathlib import Path
 
 # Beside this file; GPT-NeoX has "tests", too.
-import digests  # type: ignore[import-not-found]
 import stand_ins  # type: ignore[import-not-found]
 
 
@@ -21,8 +19,6 @@ def main() -> None:
     program = Path(os.environ["REAL_PROGRAM"])
     ranks, hosts = int(os.environ["LOCAL_SIZE"]), int(os.environ["REAL_HOSTS"])
     os.environ["SMDDP_HOST_ID"] = f"host{int(os.environ['LOCAL_RANK']) * hosts // ranks}"
-    if template := os.environ.get(digests.VARIABLE):
-        digests.install(template, int(os.environ["RANK"]))
     sys.path[0] = str(program.parent)  # as if the program had been started
     for entry in stand_ins.OF[os.environ["REAL_STAND_INS"]]:
         entry.install()

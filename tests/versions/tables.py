@@ -1,4 +1,4 @@
-"""What users see of the results: tables in docs/versions.md and the README, and doctor's."""
+"""What users see of the results: the tables in docs/versions.md, and doctor's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import outcomes
-from .cells import DEEPSPEED, DEEPSPEEDS, PYTHON, SYSTEM, TORCH, matrix
+from .cells import DEEPSPEED, PYTHON, SYSTEM, TORCH, matrix
 from .environments import ROOT
 from .outcomes import Result
 from .phases import EQUAL
@@ -30,12 +30,12 @@ _FSDP2 = ["FSDP2", "FSDP2 overlap"]
 
 
 def write_pages() -> None:
-    """Puts the tables into docs/versions.md and README.md, and writes the list for doctor."""
+    """Puts the tables into docs/versions.md, and writes the list for doctor."""
     results = outcomes.read()
-    for page, text in (("docs/versions.md", whole(results)), ("README.md", short(results))):
-        path = ROOT / page
-        before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-        path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", "utf-8")
+    path = ROOT / "docs/versions.md"
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    text = whole(results)
+    path.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", "utf-8")
     TRAINED.write_text(trained(results), "utf-8")
 
 
@@ -64,22 +64,6 @@ def whole(results: dict[str, Result]) -> str:
     return text
 
 
-def short(results: dict[str, Result]) -> str:
-    """A row per minor version of DeepSpeed, and one per torch and Python."""
-    rows = sorted(results.values(), key=_order)
-    base = [
-        r
-        for r in rows
-        if (r["torch"], r["python"]) == (TORCH, PYTHON) and r["deepspeed"] in DEEPSPEEDS
-    ]
-    minors = sorted({outcomes.minor(r) for r in base if outcomes.minor(r) >= outcomes.SUPPORTED})
-    lines = [_row_of_minor([r for r in base if outcomes.minor(r) == m], m) for m in minors]
-    text = _table(["DeepSpeed", "releases run", *_columns()], lines)
-    others = [r for r in rows if r["deepspeed"] == DEEPSPEED]
-    head = ["torch", "Python", *_columns(), *_FSDP2]
-    return f"{text}\n{_table(head, map(_row_of_torch, others))}"
-
-
 def _columns() -> list[str]:
     return [*_OUTCOMES.values(), *_FEATURES.values()]
 
@@ -96,25 +80,6 @@ def _row_of_torch(result: Result) -> list[str]:
     overlap = result.get("fsdp2 backward")
     said = "" if overlap is None else _yes(overlap)
     return [result["torch"], result["python"], *_cells_of(result), fsdp2, said]
-
-
-def _row_of_minor(results: Sequence[Result], minor: tuple[int, int]) -> list[str]:
-    name = ".".join(map(str, minor))
-    all_releases = [version for version in DEEPSPEEDS if version.startswith(f"{name}.")]
-    cells = [_cells_of(result) for result in results]
-    versions = [result["deepspeed"] for result in results]
-    columns = [_together(column, versions) for column in zip(*cells, strict=True)]
-    return [name, f"{len(results)} of {len(all_releases)}", *columns]
-
-
-def _together(values: Sequence[str], versions: Sequence[str]) -> str:
-    """One value, or the first version of the last one: the versions are in order."""
-    if len(set(values)) == 1:
-        return values[0]
-    changed = max(i for i in range(1, len(values)) if values[i] != values[i - 1])
-    if len(set(values[:changed])) == 1 and values[0] == "no":
-        return f"{values[-1]} from {versions[changed]}"
-    return "; ".join(f"{version}: {value}" for version, value in zip(versions, values, strict=True))
 
 
 def _cells_of(result: Result) -> list[str]:

@@ -76,12 +76,27 @@ class GpuArena(DeviceArena):
         return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
+class SharedArena(DeviceArena):
+    """Buffers that the ranks of the host have mapped, too."""
+
+    @staticmethod
+    def bytes(size: int) -> torch.Tensor:
+        from deepspeed_smddp.distributed import memory
+
+        return memory.shared_empty(size, torch.uint8)
+
+
 _same_bits, _digest, _difference = model.same_bits, cases._digest, cases._difference
 
 
 def use_host(ctx: Context) -> None:
     """From now on, this rank's cases have their buffers on the emulated device."""
     cases.Arena = DeviceArena  # type: ignore[misc]
+
+
+def use_shared(ctx: Context) -> None:
+    """From now on, this rank's cases have their buffers in memory shared with its host."""
+    cases.Arena = SharedArena  # type: ignore[misc]
 
 
 def use_gpu(ctx: Context) -> None:
