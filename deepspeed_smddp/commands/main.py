@@ -116,20 +116,18 @@ def tune(
     Start it in the same way as the job: torchrun --nproc-per-node 8 --no-python smddp tune ...
     """
     from deepspeed_smddp.commands import tune as command
-    from deepspeed_smddp.tuning import decoder_sizes, tune_page
+    from deepspeed_smddp.tuning import decoder
 
     console = Console()
     try:
-        asked = command.Asked(
-            decoder_sizes.of_text(model), everything, turns if check else 0, steps
-        )
+        asked = command.Asked(decoder.of_text(model), everything, turns if check else 0, steps)
         tuned = command.run(ds_config, asked)
     except (SmddpConfigError, ImportError) as error:
         console.print(Text(f"failed  {error}", "red"))
         raise typer.Exit(1) from None
     if tuned.rank != 0:
         return
-    tune_page.show(tuned, console)
+    command.show(tuned, console)
     for path, data in ((write, tuned.config), (as_json, tuned.to_json())):
         if path is not None:
             command.write(data, path)

@@ -138,17 +138,23 @@ def _direct(init: Any, params: Sequence[Any], hpz: bool) -> bool:
         return False
     if type(init).__name__ != "Init":  # MiCS_Init, until 0.19.6, gathers in two steps
         return False
+    if not _plain(params):
+        return False
+    seen = {id(group): group for group in (_source(init, param, hpz)[0] for param in params)}
     device = params[0].ds_tensor.device
-    # Not ours: shards in host memory, and those that travel quantized or in another type.
-    if not groups.computes_on(device) or not all(
+    return all(groups.serves(group, FEATURE, device) for group in seen.values())
+
+
+def _plain(params: Sequence[Any]) -> bool:
+    """Whether the shards are on the device that computes and travel as they are."""
+    device = params[0].ds_tensor.device
+    # Not computed on: shards that are kept in host memory.
+    return groups.computes_on(device) and all(
         param.ds_tensor.device == device
         and not hasattr(param.ds_tensor, "ds_quant_scale")
         and getattr(param, "comm_dtype", param.ds_tensor.dtype) == param.ds_tensor.dtype
         for param in params
-    ):
-        return False
-    seen = {id(group): group for group in (_source(init, param, hpz)[0] for param in params)}
-    return all(groups.serves(group, FEATURE, device) for group in seen.values())
+    )
 
 
 def _memory(shard: torch.Tensor, ranks: int) -> torch.Tensor:

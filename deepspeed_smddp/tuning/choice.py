@@ -19,6 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, TypeVar
+
+from pydantic import AfterValidator, Field
 
 # At least this part of the best rate is nearly the full rate.
 NEARLY = 0.9
@@ -34,13 +38,31 @@ LARGEST_PREFETCH = 50_000_000
 LARGEST_REDUCE = 500_000_000
 LARGEST_PERSISTENT = 100_000
 
+# Bounds of what a stored model may hold. The start-up measures one of its sizes again: a size that
+# no run has measured would take the job's memory.
+MOST_POINTS = 64
+Size = Annotated[int, Field(gt=0, le=256 << 20)]  # bytes
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+_Points = TypeVar("_Points")
+
+
+def rising(points: _Points, sizes: Sequence[int]) -> _Points:
+    """The points, if their sizes rise.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if any(a >= b for a, b in pairwise(sizes)):
+        raise ValueError("the sizes do not rise")
+    return points
+
 
 @dataclass(frozen=True)
 class Point:
     """One measured size: bytes of all ranks' shards together, seconds from call to completion."""
 
-    size: int
-    seconds: float
+    size: Size
+    seconds: Seconds
 
     @property
     def rate(self) -> float:
@@ -48,12 +70,19 @@ class Point:
         return self.size / self.seconds
 
 
+_Curve = Annotated[
+    tuple[Point, ...],
+    Field(min_length=2, max_length=MOST_POINTS),
+    AfterValidator(lambda points: rising(points, [point.size for point in points])),
+]
+
+
 @dataclass(frozen=True)
 class NetworkModel:
     """Measured points of one group's network, per collective in ascending order of size."""
 
-    allgather: tuple[Point, ...]
-    reduce_scatter: tuple[Point, ...]
+    allgather: _Curve
+    reduce_scatter: _Curve
 
 
 @dataclass(frozen=True)

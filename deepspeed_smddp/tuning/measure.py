@@ -1,9 +1,15 @@
-"""Measures AllGather and ReduceScatter of a group, in under two seconds."""
+"""Times collectives of a group: what "auto" rests on, for bucket sizes and for routes.
+
+A time is the median of the slowest rank, so that all ranks have the same. A group is torch's, or
+the ``_C.ProcessGroupSMDDP`` in it: both have the methods that are called here.
+"""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,81 +21,106 @@ SIZES = {"cpu": tuple(4096 << (2 * i) for i in range(7))}
 SIZES["cuda"] = tuple(4096 << (2 * i) for i in range(9))
 CPU = torch.device("cpu")
 BUDGET_SECONDS = 1.2
+# A stored time is measured anew if the operation now takes more or less by this factor.
+STALE = 2.0
 _PER_SIZE_SECONDS = 0.03
 _REPETITIONS = (3, 15)
 
-_Call = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], None]
+
+def measure(group: Any, budget: float = BUDGET_SECONDS, device: torch.device = CPU) -> NetworkModel:
+    """Measures a group's network model for tensors of this rank's ``device``; collective."""
+
+    def point(size: int) -> tuple[int, list[float]]:
+        small, large = buffers(size, group, device)
+        gather = medians([_gather(small, large, group)], group, device)
+        scatter = medians(
+            [lambda: group.reduce_scatter_tensor_coalesced([small], [large]).wait()], group, device
+        )
+        return large.nbytes, gather + scatter
+
+    found = within(budget, SIZES[device.type], point, group)
+    return NetworkModel(
+        tuple(Point(nbytes, seconds[0]) for nbytes, seconds in found),
+        tuple(Point(nbytes, seconds[1]) for nbytes, seconds in found),
+    )
 
 
-def measure(
-    group: dist.ProcessGroup, budget: float = BUDGET_SECONDS, device: torch.device = CPU
-) -> NetworkModel:
-    """Measures a group's network model for tensors of this rank's ``device``.
-
-    Collective, with the same result on all ranks.
-
-    The time of a size is the slowest rank's median. Larger sizes that would exceed the budget
-    (seconds) are left out; the two smallest are always measured.
-    """
-    gather: list[Point] = []
-    scatter: list[Point] = []
-    spent = 0.0
-    for size in SIZES[device.type]:
-        expected = sum(points[-1].seconds for points in (gather, scatter) if points)
-        if len(gather) >= 2 and spent + 4 * expected * (1 + _REPETITIONS[0]) > budget:
-            break
-        for points, operation in ((gather, _gather), (scatter, _scatter)):
-            began = time.perf_counter()
-            seconds = _median(operation, size, group, device)
-            points.append(Point(_shard(size, group) * group.size(), seconds))
-            spent = _slowest(spent + time.perf_counter() - began, group)
-    return NetworkModel(tuple(gather), tuple(scatter))
-
-
-def probe(group: dist.ProcessGroup, size: int, device: torch.device = CPU) -> float:
+def probe(group: Any, size: int, device: torch.device = CPU) -> float:
     """Seconds of one AllGather of ``size`` bytes of output, measured as :func:`measure` does."""
-    return _median(_gather, size, group, device)
+    small, large = buffers(size, group, device)
+    return medians([_gather(small, large, group)], group, device)[0]
 
 
-def _median(operation: _Call, size: int, group: dist.ProcessGroup, device: torch.device) -> float:
-    shard = _shard(size, group)
-    small = _memory(shard // 2, device).zero_()
-    large = _memory(shard // 2 * group.size(), device).zero_()
-    first = _time(operation, small, large, group)
-    first = _slowest(first, group)
-    repetitions = min(max(int(_PER_SIZE_SECONDS / first), _REPETITIONS[0]), _REPETITIONS[1])
-    times = sorted(_time(operation, small, large, group) for _ in range(repetitions))
-    return _slowest(times[len(times) // 2], group)
+def is_close(now: Sequence[float], before: Sequence[float]) -> bool:
+    """Whether operations take about the time that they took before."""
+    return all(1 / STALE < a / b < STALE for a, b in zip(now, before, strict=True))
 
 
-def _memory(count: int, device: torch.device) -> torch.Tensor:
-    return torch.empty(count, dtype=torch.bfloat16, device=device)
+def buffers(size: int, group: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """A rank's shard, and that of all ranks together: about ``size`` bytes."""
+    count = max(32, size // group.size() // 64 * 32)
+    small = torch.zeros(count, dtype=torch.bfloat16, device=device)
+    return small, small.new_zeros(count * group.size())
 
 
-def _time(
-    operation: _Call, small: torch.Tensor, large: torch.Tensor, group: dist.ProcessGroup
-) -> float:
-    settle = torch.cuda.synchronize if small.is_cuda else lambda _: None
-    settle(small.device)
-    began = time.perf_counter()
-    operation(small, large, group)
-    settle(small.device)
-    return max(1e-9, time.perf_counter() - began)
+def within(
+    budget: float,
+    sizes: Sequence[int],
+    point: Callable[[int], tuple[int, list[float]]],
+    group: Any,
+) -> list[tuple[int, list[float]]]:
+    """Points of as many sizes as fit the budget (seconds), the two smallest always; collective."""
+    found: list[tuple[int, list[float]]] = []
+    spent = 0.0
+    for size in sizes:
+        if len(found) >= 2 and spent + 4 * sum(found[-1][1]) * (1 + _REPETITIONS[0]) > budget:
+            break
+        began = time.perf_counter()
+        found.append(point(size))
+        (spent,) = slowest([spent + time.perf_counter() - began], group)
+    return found
 
 
-def _gather(small: torch.Tensor, large: torch.Tensor, group: dist.ProcessGroup) -> None:
-    group.allgather_into_tensor_coalesced([large], [small]).wait()
+def medians(
+    ways: Sequence[Callable[[], Any]], group: Any, device: torch.device, warm_up: int = 1
+) -> list[float]:
+    """Seconds of each way, which the ranks call in turns; collective.
+
+    Args:
+        ways: each starts an operation and waits for it.
+        warm_up: turns before, to connect and to map memory; the last of them says how many follow.
+    """
+
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def turn() -> list[float]:
+        found = []
+        for way in ways:
+            settle()
+            began = time.perf_counter()
+            way()
+            settle()
+            found.append(max(1e-9, time.perf_counter() - began))
+        return found
+
+    for _ in range(warm_up):
+        first = turn()
+    first = slowest(first, group)
+    repetitions = min(max(int(_PER_SIZE_SECONDS / sum(first)), _REPETITIONS[0]), _REPETITIONS[1])
+    times = [turn() for _ in range(repetitions)]
+    return slowest([statistics.median_high(of) for of in zip(*times, strict=True)], group)
 
 
-def _scatter(small: torch.Tensor, large: torch.Tensor, group: dist.ProcessGroup) -> None:
-    group.reduce_scatter_tensor_coalesced([small], [large]).wait()
+def slowest(seconds: Sequence[float], group: Any) -> list[float]:
+    """Of each number the largest of all ranks; collective."""
+    values = torch.tensor(seconds, dtype=torch.float64)
+    options: Any = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MAX
+    group.allreduce([values], options).wait()
+    return [float(value) for value in values]
 
 
-def _slowest(seconds: float, group: dist.ProcessGroup) -> float:
-    value = torch.tensor([seconds], dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
-    return float(value.item())
-
-
-def _shard(size: int, group: dist.ProcessGroup) -> int:
-    return max(64, size // group.size() // 64 * 64)
+def _gather(small: torch.Tensor, large: torch.Tensor, group: Any) -> Callable[[], Any]:
+    return lambda: group.allgather_into_tensor_coalesced([large], [small]).wait()

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.distributed import backend, launchers
 from deepspeed_smddp.errors import logger
 from deepspeed_smddp.tuning import auto_keys, cache
 from deepspeed_smddp.tuning.choice import SMDDP_KEYS, Choice, NetworkModel, choose
-from deepspeed_smddp.tuning.measure import CPU, measure, probe
+from deepspeed_smddp.tuning.measure import CPU, is_close, measure, probe
 from deepspeed_smddp.version import __version__
 
-# A stored model is measured again if one of its sizes now takes more or less time by this factor.
-_STALE = 2.0
 _BLOB = 4096  # bytes
+_Kind = TypeVar("_Kind")
 
 _choice: Choice | None = None
 # By group and type of device.
@@ -69,30 +67,26 @@ def find(group: dist.ProcessGroup, device: torch.device = CPU) -> tuple[NetworkM
     curves = _curves.setdefault(group, {})
     if device.type in curves:
         return curves[device.type], "recalled"
-
-    version = (
-        f"{__version__} {torch.cuda.get_device_name(device)}"
-        if device.type == "cuda"
-        else __version__
-    )
-    name = cache.topology(version, hosts(group))
-    curve = _shared(cache.load(name) if group.rank() == 0 else None, group)
-    if curve is not None and _fits(curve, group, device):
-        curves[device.type] = curve
-        return curve, "recalled"
+    name = name_of(group, device)
+    curve = shared(cache.load(name, cache.NETWORK), cache.NETWORK, group)
+    if curve is not None:
+        middle = curve.allgather[len(curve.allgather) // 2]
+        if is_close([probe(group, middle.size, device)], [middle.seconds]):
+            curves[device.type] = curve
+            return curve, "recalled"
     curves[device.type] = curve = measure(group, device=device)
     if group.rank() == 0:
-        cache.store(name, curve)
+        cache.store(name, curve, cache.NETWORK)
     return curve, "measured"
 
 
-def _fits(curve: NetworkModel, group: dist.ProcessGroup, device: torch.device) -> bool:
-    middle = curve.allgather[len(curve.allgather) // 2]
-    ratio = probe(group, middle.size, device) / middle.seconds
-    return 1 / _STALE < ratio < _STALE
+def name_of(group: Any, device: torch.device, *what: str) -> str:
+    """The name in the cache of what is measured of a group for tensors of a device; collective."""
+    gpu = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
+    return cache.topology(" ".join([__version__, *what, *gpu]), hosts(group))
 
 
-def hosts(group: dist.ProcessGroup) -> list[str]:
+def hosts(group: Any) -> list[str]:
     """The identity of each rank's host, by rank; collective."""
     name = launchers.host_name()
     own = torch.frombuffer(bytearray(hashlib.sha256(name.encode()).digest()), dtype=torch.uint8)
@@ -101,20 +95,19 @@ def hosts(group: dist.ProcessGroup) -> list[str]:
     return [row.numpy().tobytes().hex() for row in gathered.chunk(group.size())]
 
 
-def _shared(curve: NetworkModel | None, group: dist.ProcessGroup) -> NetworkModel | None:
-    """The network model of the group's first rank, on all ranks."""
-    found = shared(json.dumps(None if curve is None else asdict(curve)).encode(), group)
-    return None if found is None else cache.from_json(found)
+def shared(value: _Kind | None, kind: TypeAdapter[_Kind], group: Any) -> _Kind | None:
+    """The value of the first rank, on all ranks; None if there is none or it is too long.
 
-
-def shared(text: bytes, group: dist.ProcessGroup) -> Any:
-    """The JSON value of the first rank, on all ranks; None if it is too long. Collective."""
-    if len(text) > _BLOB:
-        text = b"null"
-    own = torch.frombuffer(bytearray(text.ljust(_BLOB)), dtype=torch.uint8)
+    Collective.
+    """
+    text = b"" if value is None else kind.dump_json(value)
+    own = torch.zeros(_BLOB, dtype=torch.uint8)
+    if 0 < len(text) <= _BLOB:
+        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     gathered = torch.empty(_BLOB * group.size(), dtype=torch.uint8)
     group._allgather_base(gathered, own).wait()
-    return json.loads(gathered[:_BLOB].numpy().tobytes())
+    found = gathered[:_BLOB].numpy().tobytes().rstrip(b"\0")
+    return kind.validate_json(found, strict=True) if found else None
 
 
 def _say(choice: Choice, open_keys: list[str], how: str) -> None:

@@ -20,7 +20,7 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.config import SECTION, parse_section
 from deepspeed_smddp.tuning import auto_keys, decoder
 from deepspeed_smddp.tuning.choice import Choice
-from deepspeed_smddp.tuning.decoder_sizes import DecoderSizes
+from deepspeed_smddp.tuning.decoder import DecoderSizes
 
 # The first step records the order of modules, the second one is the first that prefetches.
 _WARM_UP = 3

@@ -11,6 +11,7 @@ import signal
 import weakref
 from enum import Enum
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -116,23 +117,25 @@ def gather_parameters(ctx: Context) -> dict[str, int]:
     from deepspeed_smddp.distributed import backend
 
     zero_gather._memory = lambda shard, ranks: host_empty(shard.numel() * ranks, shard.dtype)
-    params, shards = [], []
+    params = []
     for number, numel in enumerate((1000, 7, 300_000)):
         part = -(-numel // ctx.size)
         shard = host_empty(part, torch.float32)
         shard.copy_(torch.arange(part) + ctx.rank * part + number)
-        shards.append(shard)
-        shape = torch.Size([numel])
         params.append(
             SimpleNamespace(
-                ds_id=number, ds_numel=numel, ds_shape=shape, ds_status=Status.NOT_AVAILABLE
+                ds_id=number,
+                ds_numel=numel,
+                ds_shape=torch.Size([numel]),
+                ds_status=Status.NOT_AVAILABLE,
+                ds_tensor=shard,
             )
         )
+    init = SimpleNamespace(zero_param_process_group=None, get_partition_dp_group=lambda _: None)
     # Checks the group, with ordinary memory.
     assert zero_gather.groups.serves(dist.group.WORLD, zero_gather.FEATURE)
     backend.reset_statistics()
-    gathering = zero_gather.gather(params, shards, None)
-    assert gathering is not None
+    gathering = zero_gather._start(init, params, hpz=False)
     assert params[0].ds_status is Status.INFLIGHT
     gathering.of(params[0]).wait()
     gathering.wait()
@@ -157,11 +160,11 @@ def test_parameters_that_deepspeed_has_to_gather(monkeypatch: pytest.MonkeyPatch
     from deepspeed_smddp.deepspeed import gather as zero_gather
 
     def plain(*devices: str, **more: object) -> bool:
-        shards = [
+        shards = (
             SimpleNamespace(device=torch.device(device), dtype=torch.float32, **more)
             for device in devices
-        ]
-        return zero_gather._plain([SimpleNamespace()] * len(shards), shards)  # type: ignore[arg-type]
+        )
+        return zero_gather._plain([SimpleNamespace(ds_tensor=shard) for shard in shards])
 
     assert plain("cpu", "cpu") and not plain("cuda:1")
     monkeypatch.setattr(get_accelerator(), "device_name", lambda *_: "cuda")
@@ -237,7 +240,12 @@ def measured(ctx: Context) -> tuple[int, dict[str, int]]:
     from deepspeed_smddp.distributed import backend
     from deepspeed_smddp.tuning import measure
 
-    measure._memory = lambda count, device: host_empty(count, torch.bfloat16)
+    buffers = measure.buffers
+
+    def of_the_device(*given: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(host_empty(one.numel(), one.dtype).zero_() for one in buffers(*given))
+
+    measure.buffers = of_the_device
     assert dist.group.WORLD is not None
     backend.reset_statistics()
     model = measure.measure(dist.group.WORLD, 0.2)

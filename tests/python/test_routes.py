@@ -170,13 +170,13 @@ def test_choice_between_measured_sizes() -> None:
 def test_stored_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     points = [(4096, 1e-4, 2e-4), (16384, 1e-3, 2e-3)]
-    assert cache.load_routes("x") is None
-    cache.store_routes("x", points)
-    assert cache.load_routes("x") == points
-    path = cache.directory() / "routes-x.json"
+    assert cache.load("x", cache.ROUTES) is None
+    cache.store("x", points, cache.ROUTES)
+    assert cache.load("x", cache.ROUTES) == points
+    path = cache.directory() / "x.json"
     for wrong in ("{", "[]", "[[1, 2]]", "[[2, 1, 1], [1, 1, 1]]", "[[1, 1, -1], [2, 1, 1]]", "3"):
         path.write_text(wrong)
-        assert cache.load_routes("x") is None, wrong
+        assert cache.load("x", cache.ROUTES) is None, wrong
 
 
 def measured(ctx: Context) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import ranks
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.commands.tune import better
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.tuning import auto_keys, decoder, decoder_sizes
+from deepspeed_smddp.tuning import auto_keys, decoder
 from deepspeed_smddp.tuning.choice import Choice, NetworkModel, Point
 from deepspeed_smddp.tuning.expected_step import ModuleCost, StepKind, seconds, step_seconds
 
@@ -95,7 +95,7 @@ def test_a_faster_network_is_never_slower(
     latency: float, rate: float, prefetch: int, reduce: int
 ) -> None:
     sizes = replace(KEPT, stage3_prefetch_bucket_size=prefetch, reduce_bucket_size=reduce)
-    load = decoder.module_costs(decoder_sizes.DecoderSizes(), 0.02, 0.04)
+    load = decoder.module_costs(decoder.DecoderSizes(), 0.02, 0.04)
     slow, fast = (
         step_seconds(StepKind(network(latency, r), load, 4, max_reuse=0), sizes)
         for r in (rate, 2 * rate)
@@ -104,7 +104,7 @@ def test_a_faster_network_is_never_slower(
 
 
 def test_the_modules_hold_the_decoders_parameters() -> None:
-    sizes = decoder_sizes.of_text("layers=2,hidden=64,heads=4,vocabulary=50,sequence=8")
+    sizes = decoder.of_text("layers=2,hidden=64,heads=4,vocabulary=50,sequence=8")
     model = decoder.Decoder(sizes)
     assert sizes.parameters == sum(p.numel() for p in model.parameters())
     costs = decoder.module_costs(sizes, 1.0, 2.0)
@@ -116,7 +116,7 @@ def test_the_modules_hold_the_decoders_parameters() -> None:
 @pytest.mark.parametrize("text", ["depth=3", "layers=0", "layers=two", "hidden=65", "layers"])
 def test_a_wrong_model_is_refused(text: str) -> None:
     with pytest.raises(SmddpConfigError, match="--model"):
-        decoder_sizes.of_text(text)
+        decoder.of_text(text)
 
 
 CONFIG: dict[str, Any] = {
