@@ -32,6 +32,9 @@ CORES := $(shell env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 THREADS = $(or $(OMP_NUM_THREADS),$(shell n=$$(($(CORES) / $(RANKS))); [ $$n -gt 0 ] && echo $$n || echo 1))
 # Ranks of the tests and the demo run on this machine: rendezvous and fallback stay on loopback.
 LOCAL := MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo
+# Of the programs that are not the package, which finds the extra's libfabric itself.
+LIBFABRIC = $(or $(SMDDP_LIBFABRIC),$(wildcard $(CURDIR)/$(VENV)/lib/mpich/libfabric.so.1))
+CTEST = SMDDP_LIBFABRIC="$(LIBFABRIC)" $(BIN)/ctest --output-on-failure --no-tests=error
 # Compile jobs beyond one per 2 GiB of memory end in a killed compiler.
 JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/meminfo); \
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
@@ -125,13 +128,12 @@ test: $(VENV)/.stamp-editable  ## all C++ and Python tests, after a build
 	@$(MAKE) --no-print-directory test-python
 
 test-cpp: build-tests  ## C++ tests only; CTEST_ARGS="-R wire" picks some
-	$(BIN)/ctest --test-dir build -C slow --output-on-failure --no-tests=error \
-	  --parallel $(SLOTS) $(CTEST_ARGS)
+	$(CTEST) --test-dir build -C slow --parallel $(SLOTS) $(CTEST_ARGS)
 
 test-one: build/build.ninja  ## one C++ test, built and run: TEST=selector; GTEST_FILTER="*Small*" picks cases
 	@[ -n "$(TEST)" ] || { echo "TEST=selector names a test of tests/cpp, without _test.cc"; exit 2; }
 	$(BIN)/cmake --build build --parallel $(JOBS) --target $(TEST)_test
-	$(BIN)/ctest --test-dir build -C slow -R '^$(TEST)_test$$' --verbose --no-tests=error
+	$(CTEST) --test-dir build -C slow -R '^$(TEST)_test$$' --verbose
 
 # A run that never ends is interrupted after 50 minutes, so that it says what failed until then.
 PYTEST = DS_ACCELERATOR=cpu $(LOCAL) timeout --foreground --signal=INT --kill-after=60 3000 \
@@ -155,17 +157,18 @@ test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS=
 # A choice for each edit: all parts, few processes, no long waits. `make test` is the whole.
 test-quick: build  ## the edit loop's choice of C++ and Python tests, under two minutes after a build
 	$(BIN)/cmake --build build --parallel $(JOBS) --target quick_tests
-	$(BIN)/ctest --test-dir build -L quick --output-on-failure --no-tests=error --parallel $(SLOTS)
+	$(CTEST) --test-dir build -L quick --parallel $(SLOTS)
 	$(PYTEST) $(SIDE_BY_SIDE) --alone skip -m quick $(PYTEST_ARGS)
 
-# Whatever runs between hosts, on each provider that the installed libfabric may have; SMDDP_LIBFABRIC
-# names another libfabric.
+# Whatever runs between hosts, on each provider of the system's libfabric 1.17; SMDDP_LIBFABRIC names another
+# libfabric.
 PROVIDERS ?= tcp;ofi_rxm net udp;ofi_rxd
 PROVIDER_TESTS = $(patsubst %,tests/python/test_%.py,collectives numerics properties groups work futures \
   failures death lifecycle)
 test-providers: build-tests  ## collectives between hosts on every provider in PROVIDERS; takes a while
 	@for provider in $(foreach p,$(PROVIDERS),'$(p)'); do \
 	  echo "=== $$provider"; export SMDDP_FABRIC_PROVIDER="$$provider"; \
+	  export SMDDP_LIBFABRIC="$(or $(SMDDP_LIBFABRIC),libfabric.so.1)"; \
 	  $(BIN)/ctest --test-dir build -R '^(bootstrap|collectives|group|numerics|pressure)_test$$' \
 	    --output-on-failure || exit 1; \
 	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q $(PROVIDER_TESTS) $(PYTEST_ARGS) || exit 1; \
@@ -182,7 +185,7 @@ test-shuffled: build-tests  ## C++ tests of groups over a network that reorders;
 	    STUB_FABRIC_DUPLICATING=$(DUPLICATING) build/tests/$$name --gtest_brief=1 || exit 1; \
 	done; done
 
-# All of the matrix of faults (docs/failures.md); SMDDP_TEST_NEWER_LIBFABRIC names a libfabric 2.5.
+# All of the matrix of faults (docs/failures.md).
 test-faults: build $(TEST_EXTENSIONS)/.stamp  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
 	SMDDP_TEST_ALL_FAULTS=1 $(PYTEST) -q tests/python/test_faults.py tests/fault/test_elastic.py $(PYTEST_ARGS)
 
@@ -283,13 +286,13 @@ sanitize: $(VENV)/.stamp-requirements  ## C++ tests under SANITIZE=address,undef
 	  -DSMDDP_TESTS=ON -DSMDDP_SANITIZE=$(SANITIZE) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 	$(BIN)/cmake --build $(SANITIZED) --parallel $(JOBS)
 	LSAN_OPTIONS=suppressions=$(CURDIR)/tests/cpp/lsan.supp \
-	  $(BIN)/ctest --test-dir $(SANITIZED) --output-on-failure --no-tests=error
+	  $(CTEST) --test-dir $(SANITIZED)
 
 # Five attacks for each provider and layout, of so many seconds; ATTACK="*tcp_AB*" picks some.
 ATTACK_SECONDS ?= 120
 ATTACK ?= *
 attack: build-tests  ## strangers attack ranks over each provider, ATTACK_SECONDS for each of five attacks
-	SMDDP_FABRIC_INTERFACE=lo SMDDP_TEST_ATTACK_SECONDS=$(ATTACK_SECONDS) \
+	SMDDP_LIBFABRIC="$(LIBFABRIC)" SMDDP_FABRIC_INTERFACE=lo SMDDP_TEST_ATTACK_SECONDS=$(ATTACK_SECONDS) \
 	  build/tests/stranger_test --gtest_filter='*UnderAttack.$(ATTACK)'
 
 # FUZZ_ARGS="wire messages" picks some; "--merge" also updates the committed corpora.

@@ -35,8 +35,7 @@ FOLDERS = {
     "kernels": "common",
     "device": "common kernels",
     "transport": "common",
-    "transport/ofi/sockets": "common",  # messages over TCP, without libfabric
-    "transport/ofi": "common transport transport/ofi/sockets",
+    "transport/ofi": "common transport",
     "transport/simulated": "common transport/ofi",  # a libfabric in virtual time
     "liveness": "common",  # beside libfabric: plain TCP
     "intranode": "common kernels device",

@@ -19,7 +19,6 @@ namespace smddp::env {
   X(FABRIC_PROVIDER, "", "libfabric provider to use, for instance tcp;ofi_rxm")                    \
   X(FABRIC_INTERFACE, "", "libfabric domains or IP addresses to use, separated by commas")         \
   X(FABRIC_TRANSFER, "", "how large data is sent: writes, tagged or messages")                     \
-  X(FABRIC_MESSAGES, "", "how short messages are sent: sockets (TCP of our own) or libfabric")     \
   X(FABRIC_HMEM, "0", "1: NICs read and write GPU memory if the provider has FI_HMEM")             \
   X(JOB_SECRET_FILE, "", "file with the job's secret; empty: SMDDP_JOB_SECRET")                    \
   X(JOB_SECRET, "", "the job's secret; empty: random, handed out through the store")               \

@@ -287,14 +287,6 @@ VARIABLES: tuple[Variable, ...] = (
         in_core=True,
     ),
     Variable(
-        "FABRIC_MESSAGES",
-        "",
-        "how short messages are sent: sockets (TCP of our own) or libfabric",
-        "`libfabric` to compare the two, or to have one connection less for each pair of ranks; "
-        "`sockets` beside a provider that does not use TCP",
-        in_core=True,
-    ),
-    Variable(
         "FABRIC_HMEM",
         "0",
         "1: NICs read and write GPU memory if the provider has FI_HMEM",

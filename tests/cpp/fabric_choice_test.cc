@@ -81,25 +81,6 @@ TEST(Opening, LibraryNamedInTheEnvironment) {
   EXPECT_TRUE(contains(why, "SMDDP_LIBFABRIC names /nonexistent")) << why;
 }
 
-TEST(Opening, MessagesGoOverSocketsWhereTheProvidersCostMore) {
-  auto uses_sockets = [](const std::string& messages) {
-    auto endpoint = Endpoint::open({"", "tcp;ofi_rxm", "lo", "", messages});
-    EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
-    return endpoint.value()->description().ends_with(", messages over TCP sockets");
-  };
-  if (!Endpoint::open({"", "tcp;ofi_rxm", "lo"})) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
-  EXPECT_TRUE(uses_sockets(""));
-  EXPECT_TRUE(uses_sockets("sockets"));
-  EXPECT_FALSE(uses_sockets("libfabric"));
-  Status wrong = Endpoint::open({"", "tcp;ofi_rxm", "lo", "", "pigeons"}).status();
-  EXPECT_EQ(wrong.code(), Code::kInvalid);
-  EXPECT_NE(wrong.message().find("SMDDP_FABRIC_MESSAGES holds 'pigeons'"), std::string::npos);
-  auto datagrams = Endpoint::open({"", "udp;ofi_rxd", "lo"});
-  if (datagrams.ok()) {
-    EXPECT_EQ(datagrams.value()->description().find("sockets"), std::string::npos);
-  }
-}
-
 TEST(Opening, UnknownProvider) {
   std::string why = refusal(loopback("carrier_pigeon"));
   EXPECT_TRUE(contains(why, "'carrier_pigeon'")) << why;

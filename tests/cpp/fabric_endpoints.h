@@ -18,9 +18,8 @@
 
 namespace smddp::fabric {
 
-inline Options loopback(const std::string& provider, const std::string& transfer = "",
-                        const std::string& messages = "") {
-  return {"", provider, "lo", transfer, messages};
+inline Options loopback(const std::string& provider, const std::string& transfer = "") {
+  return {"", provider, "lo", transfer};
 }
 
 inline constexpr uint64_t kSecond = 1000000000ull;
@@ -127,16 +126,13 @@ inline void settle(const std::vector<TestEndpoint*>& endpoints, uint64_t quiet) 
   }
 }
 
-// A provider, and how chunks and messages travel over it; empty: its default.
+// A provider, and how chunks travel over it; empty: its default.
 struct Way {
   const char* provider;
   const char* transfer;
-  const char* messages = "";
 };
 
-inline void PrintTo(const Way& way, std::ostream* out) {
-  *out << way.provider << way.transfer << way.messages;
-}
+inline void PrintTo(const Way& way, std::ostream* out) { *out << way.provider << way.transfer; }
 
 class Fabric : public testing::TestWithParam<Way> {
  protected:
@@ -148,9 +144,7 @@ class Fabric : public testing::TestWithParam<Way> {
       GTEST_SKIP() << "found " << endpoint.value()->description();
     }
   }
-  static Options options() {
-    return loopback(GetParam().provider, GetParam().transfer, GetParam().messages);
-  }
+  static Options options() { return loopback(GetParam().provider, GetParam().transfer); }
   TestEndpoint open_endpoint(uint32_t id) {
     TestEndpoint made;
     made.id = id;
@@ -172,18 +166,13 @@ class Fabric : public testing::TestWithParam<Way> {
 
 inline std::string name_of_param(const testing::TestParamInfo<Way>& param) {
   std::string name = param.param.provider;
-  for (const char* part : {param.param.transfer, param.param.messages}) {
-    if (*part != 0) name += std::string("_") + part;
-  }
+  if (*param.param.transfer != 0) name += std::string("_") + param.param.transfer;
   for (char& c : name) c = c == ';' ? '_' : c;
   return name;
 }
 
 // Not "sockets": its fi_send connects synchronously, so an absent peer stops the whole endpoint.
 // Not "net", the early form of "tcp" in libfabric 1.17: it passes, but leaks memory of its own.
-inline const Way kMessageWays[] = {{"tcp", "", "libfabric"},
-                                   {"tcp;ofi_rxm", "", "libfabric"},
-                                   {"tcp;ofi_rxm", "", "sockets"},
-                                   {"udp;ofi_rxd", ""}};
+inline const Way kMessageWays[] = {{"tcp", ""}, {"tcp;ofi_rxm", ""}, {"udp;ofi_rxd", ""}};
 
 }  // namespace smddp::fabric

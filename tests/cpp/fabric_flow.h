@@ -74,7 +74,7 @@ struct Flow : ChunkObserver, WrittenChunks {
     WrittenChunks* self = this;
     std::memcpy(buffer->data, &stamp, sizeof stamp);
     std::memcpy(buffer->data + sizeof stamp, &self, sizeof self);
-    sender.endpoint->messages().post(buffer, sizeof stamp + sizeof self, true);
+    sender.endpoint->messages().post(buffer, sizeof stamp + sizeof self);
     told = written;
   }
   void on_written(uint32_t chunks) override {

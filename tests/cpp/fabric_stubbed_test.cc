@@ -346,7 +346,7 @@ class StubbedGpus : public Stubbed {
   TestEndpoint open_gpu_endpoint(uint32_t id) {
     TestEndpoint made;
     made.id = id;
-    auto endpoint = Endpoint::open({STUB_FABRIC, "", "", "", "", true});
+    auto endpoint = Endpoint::open({STUB_FABRIC, "", "", "", true});
     EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
     made.endpoint = std::move(endpoint.value());
     return made;

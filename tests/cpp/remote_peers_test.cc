@@ -37,7 +37,7 @@ struct StuckAndLive {
   explicit StuckAndLive(bool stuck_first) {
     for (auto* endpoint : {&own, &stuck, &live})
       *endpoint =
-          std::move(Endpoint::open(fabric::loopback("tcp;ofi_rxm", "", "libfabric")).value());
+          std::move(Endpoint::open(fabric::loopback("tcp;ofi_rxm")).value());
     remote.emplace(JobKey{}, siphash::Key{}, 0, 3, own.get(), size_t{1} << 20);
     remote->add(1, own->add_peer((stuck_first ? stuck : live)->address()).value());
     remote->add(2, own->add_peer((stuck_first ? live : stuck)->address()).value());

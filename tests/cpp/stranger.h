@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
@@ -16,11 +15,9 @@
 #include <string>
 #include <vector>
 
-#include "common/tcp_sockets.h"
 #include "transport/ofi/endpoint.h"
 #include "transport/ofi/address.h"
 #include "transport/ofi/provider.h"
-#include "transport/ofi/sockets/frame.h"
 
 namespace smddp {
 
@@ -127,58 +124,6 @@ class Stranger {
   size_t outstanding_ = 0;
   uint64_t sent_ = 0;
   bool works_ = false;
-};
-
-// Where a rank takes messages, as it publishes it.
-struct MessagePort {
-  SocketAddress at;  // of no family: it has none
-  fabric::Token token{};
-
-  MessagePort() = default;
-  MessagePort(const SocketAddress& address, const fabric::Token& shown)
-      : at(address), token(shown) {}
-  explicit MessagePort(const std::vector<uint8_t>& published) {
-    constexpr size_t kPort = 42, kToken = 48, kNames = 64;  // as in transport/ofi/address.cc
-    uint16_t port = 0;
-    if (published.size() >= kNames) std::memcpy(&port, &published[kPort], sizeof port);
-    if (port == 0) return;
-    std::memcpy(token.data(), &published[kToken], token.size());
-    at = SocketAddress::of(std::span(published).subspan(kNames));
-    at.set_port(port);
-  }
-};
-
-// A TCP connection to that port, over which any bytes may go.
-class SocketStranger {
- public:
-  explicit SocketStranger(const MessagePort& port) : token_(port.token) {
-    (void)begin_connect(port.at, &socket_);
-  }
-  bool send(const void* data, size_t bytes) {
-    return ::send(socket_.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
-  }
-  bool send_frame(std::span<const std::byte> message) {
-    std::vector<std::byte> frame(fabric::frame_of(message.size()));
-    fabric::FramePrefix prefix{fabric::kFrameMagic, static_cast<uint32_t>(message.size())};
-    std::memcpy(frame.data(), &prefix, sizeof prefix);
-    std::memcpy(frame.data() + sizeof prefix, message.data(), message.size());
-    return send(frame.data(), frame.size());
-  }
-  // As a member of the job does, which no stranger can. Waits until it is connected.
-  bool greet() {
-    pollfd connected{socket_.get(), POLLOUT, 0};
-    fabric::Hello hello{token_, {1, 2, 3}};
-    return ::poll(&connected, 1, 1000) == 1 && send_frame(std::as_bytes(std::span(&hello, 1)));
-  }
-  // The rank has closed the connection. Waits for it at most a second.
-  bool is_closed() {
-    pollfd end{socket_.get(), POLLRDHUP, 0};
-    return ::poll(&end, 1, 1000) == 1;
-  }
-
- private:
-  fabric::Token token_;
-  FileDescriptor socket_;
 };
 
 }  // namespace smddp

@@ -285,49 +285,6 @@ TEST_P(UnderAttack, ConnectionsHeldOpen) {
   withstand(step, [&] { return connections > 10; });
 }
 
-// At the port for messages: connections with bytes that are no frames, with frames that begin and do not end, with
-// lengths that no message has, and with messages that no rank has sent.
-TEST_P(UnderAttack, BytesAtThePortForMessages) {
-  if (crashes_at_messages_) GTEST_SKIP() << kCrash;
-  std::vector<SocketStranger> held;
-  std::atomic<size_t> connections{0};
-  auto step = [&](Stranger& stranger, std::mt19937& random, const Victims& victims) {
-    std::vector<std::byte> nonsense(1 + random() % 3000, static_cast<std::byte>(random()));
-    stranger.send(std::span(nonsense).first(1 + nonsense.size() % 200));
-    MessagePort port(victims.addresses[random() % victims.addresses.size()]);
-    if (port.at.size() == 0) return;
-    if (held.size() == 40) held.erase(held.begin());
-    SocketStranger& visitor = held.emplace_back(port);
-    ++connections;
-    if (random() % 2 == 0) visitor.greet();  // worse than any stranger
-    fabric::FramePrefix prefix{fabric::kFrameMagic, static_cast<uint32_t>(nonsense.size())};
-    wire::Header header = random_value<wire::Header>(random);
-    header.magic = wire::kMagic;
-    header.key = victims.key;
-    header.type = static_cast<wire::Type>(1 + random() % 7);
-    header.bytes = 0;
-    switch (random() % 5) {
-      case 0:
-        visitor.send(nonsense.data(), nonsense.size());
-        break;
-      case 1:
-        visitor.send(&prefix, sizeof prefix - random() % 8);
-        break;
-      case 2:
-        prefix.bytes = random() % 2 == 0 ? 0 : 0xffffffff;
-        visitor.send(&prefix, sizeof prefix);
-        break;
-      case 3:
-        visitor.send_frame(nonsense);
-        break;
-      default:
-        visitor.send_frame(message_of(header, nullptr));
-    }
-  };
-  bool has_port = std::string(GetParam().provider) != "udp;ofi_rxd";
-  withstand(step, [&] { return !has_port || connections > 100; });
-}
-
 // Regions and chunks have small numbers, which a stranger can guess. A write without bytes opens no memory,
 // so that no key is needed for it.
 TEST_P(UnderAttack, WritesWithoutBytes) {

@@ -20,11 +20,9 @@ struct Prefix {
   char provider[32];  // zero-padded; for the error text only
   uint8_t transfer;
   uint8_t rails;
-  uint16_t message_port;
-  uint8_t reserved[4];
-  std::array<uint8_t, 16> message_token;
+  uint8_t reserved[6];
 };
-static_assert(sizeof(Prefix) == 64);
+static_assert(sizeof(Prefix) == 48);
 
 Prefix prefix_of(const fi_info& info) {
   Prefix prefix = {};
@@ -91,8 +89,6 @@ std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& a
   Prefix prefix = prefix_of(info);
   prefix.transfer = static_cast<uint8_t>(address.transfer);
   prefix.rails = static_cast<uint8_t>(address.names.size());
-  prefix.message_port = address.message_port;
-  prefix.message_token = address.message_token;
   std::vector<uint8_t> published(sizeof prefix);
   std::memcpy(published.data(), &prefix, sizeof prefix);
   for (const std::vector<uint8_t>& name : address.names) {
@@ -124,8 +120,7 @@ Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uin
                                       " NICs where its provider takes " +
                                       std::to_string(name_size) + " for each");
   }
-  PublishedAddress address{
-      static_cast<Transfer>(theirs.transfer), {}, theirs.message_port, theirs.message_token};
+  PublishedAddress address{static_cast<Transfer>(theirs.transfer), {}};
   for (size_t rail = 0; rail < theirs.rails; ++rail) {
     std::span<const uint8_t> name = names.subspan(rail * name_size, name_size);
     address.names.emplace_back(name.begin(), name.end());

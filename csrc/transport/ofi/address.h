@@ -2,7 +2,6 @@
 // of open endpoints. Called by the choice of a provider, and by the rails.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -30,14 +29,12 @@ IpAddress describe_ip(const void* address, size_t size);
 // Replaces a wildcard IP address in `name`, which fi_getname has filled in, by that of `source`.
 void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source_size);
 
-// The published form: wire protocol, address format, provider's name, how chunks travel, port and
-// token for messages, then the provider's own bytes of each rail. So add_peer refuses a peer whose provider can't communicate
+// The published form: wire protocol, address format, provider's name, how chunks travel, then the
+// provider's own bytes of each rail. So add_peer refuses a peer whose provider can't communicate
 // with this rank's; without the check its messages would only stay unanswered.
 struct PublishedAddress {
   Transfer transfer;
   std::vector<std::vector<uint8_t>> names;  // by rail; of equal size
-  uint16_t message_port = 0;  // at the IP address of the first; 0: messages come through libfabric
-  std::array<uint8_t, 16> message_token{};  // that connections to it show
 };
 
 std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& address);

@@ -59,7 +59,6 @@ bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const 
     slot->registration = registration;
     ++*pending;
     ++peer.chunks;
-    peer.has_chunks = true;
     return true;
   }
   if (registration != nullptr) registrations.give_back(registration);

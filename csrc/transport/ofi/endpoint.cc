@@ -16,7 +16,6 @@
 #include "transport/ofi/rail_set.h"
 #include "transport/ofi/send_buffers.h"
 #include "transport/ofi/slots.h"
-#include "transport/ofi/sockets/message_sockets.h"
 #include "transport/ofi/transfer.h"
 
 namespace smddp::fabric {
@@ -24,34 +23,12 @@ namespace {
 
 constexpr int kBatches = 4;  // per rail and progress(), so that retries get their turn
 constexpr int kShortSleepMs = 5;
-// Of a rail that nothing is known to be under way on, and whose file descriptor is not readable.
-constexpr uint32_t kPassesWithoutRails = 32;
 
 void count_receive_error(Counters& counters, const std::string& why) {
   uint64_t errors = ++counters.receive_errors;
   if (!std::has_single_bit(errors)) return;
   log(LogLevel::kWarning, "fabric: receive error " + std::to_string(errors) + ": " + why);
 }
-
-// Counts what arrives and gives it to the sink. An exception must not cost what is behind this message.
-class Delivery : public MessageReceiver {
- public:
-  Delivery(RailSet& rails, Sink& sink) : counters_(rails.counters()), sink_(sink) {}
-  void on_message(const std::byte* data, size_t size) override {
-    ++counters_.messages_received;
-    counters_.bytes_received += size;
-    try {
-      sink_.on_message(data, size);
-    } catch (...) {
-      sink_.on_exception(status_of_exception());
-    }
-  }
-  void on_damage(const Status& why) override { count_receive_error(counters_, why.message()); }
-
- private:
-  Counters& counters_;
-  Sink& sink_;
-};
 
 }  // namespace
 
@@ -62,7 +39,6 @@ Options options_from_env() {
           env::get("FABRIC_PROVIDER"),
           env::get("FABRIC_INTERFACE"),
           env::get("FABRIC_TRANSFER"),
-          env::get("FABRIC_MESSAGES"),
           env::get("FABRIC_HMEM") == "1",
           nullptr};
 }
@@ -80,7 +56,6 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
     if (!set) return set.status();
     std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(set.value())));
     Status status = endpoint->buffers_->set_up(*endpoint->rails_);
-    if (status) status = endpoint->open_sockets(options.messages);
     if (!status) return status;
     return endpoint;
   };
@@ -113,25 +88,6 @@ Endpoint::Endpoint(std::unique_ptr<RailSet> rails)
       chunk_receiver_(std::make_unique<ChunkReceiver>(*rails, *peers_)),
       rails_(std::move(rails)) {}
 
-Status Endpoint::open_sockets(const std::string& wanted) {
-  SocketAddress at = SocketAddress::of((*rails_)[0].name());
-  bool only_messages = rails() > 1 && transfer() == Transfer::kMessages;
-  auto chosen = choose_sockets((*rails_)[0].info(), at.size() > 0, only_messages, wanted);
-  if (!chosen) return chosen.status();
-  if (chosen.value()) {
-    auto sockets = MessageSockets::open(at, max_message(), rails_->wait_fd());
-    if (!sockets && !wanted.empty()) return sockets.status();
-    if (!sockets)
-      log(LogLevel::kWarning, sockets.status().message() + "; messages go through libfabric");
-    if (sockets) sockets_ = std::move(sockets.value());
-  }
-  peers_->use(sockets_.get());
-  messages_->use(sockets_.get());
-  rails_->publish(sockets_ ? sockets_->port() : 0, sockets_ ? sockets_->token() : Token{});
-  description_ = rails_->description() + (sockets_ ? ", messages over TCP sockets" : "");
-  return {};
-}
-
 Endpoint::~Endpoint() {
   if (!withdrawn_) withdraw();
 }
@@ -149,7 +105,7 @@ bool Endpoint::withdraw() {
 const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }
 const std::string& Endpoint::rails_text() const { return rails_->rails_text(); }
 
-const std::string& Endpoint::description() const { return description_; }
+const std::string& Endpoint::description() const { return rails_->description(); }
 
 const std::string& Endpoint::links() const { return rails_->links(); }
 
@@ -191,35 +147,11 @@ void Endpoint::take_back(std::byte* at) { rails_->take_back(at); }
 // ---- progress: nothing here allocates, locks or formats text per message, except for an error
 
 Result<int> Endpoint::progress(Sink& sink) {
-  bool rails_ready = false;
-  int handled = progress_sockets(sink, &rails_ready);
-  if (rails_ready || rails_are_used() || ++passes_without_rails_ >= kPassesWithoutRails) {
-    passes_without_rails_ = 0;
-    Result<int> of_rails = poll_rails(sink);
-    if (!of_rails) return of_rails.status();
-    handled += of_rails.value();
-  }
-  handled += messages_->retry_stalled();
+  Result<int> reaped = poll_rails(sink);
+  if (!reaped) return reaped.status();
+  int handled = reaped.value() + messages_->retry_stalled();
   chunk_receiver_->retry();
   return peers_->has_losses() ? handled + peers_->tell_losses(sink) : handled;
-}
-
-int Endpoint::progress_sockets(Sink& sink, bool* rails_ready) {
-  *rails_ready = !sockets_;
-  if (!sockets_) return 0;
-  Delivery delivery(*rails_, sink);
-  try {
-    return sockets_->progress(delivery, rails_ready);
-  } catch (...) {  // what is ready stays so
-    sink.on_exception(status_of_exception());
-    return 1;
-  }
-}
-
-// Nothing is under way there that this endpoint knows of: then the file descriptor tells, and now and then a look.
-bool Endpoint::rails_are_used() const {
-  return rails_->wait_fd() < 0 || !buffers_->idle() || !chunk_sender_->idle() ||
-         chunk_receiver_->has_open() || !chunk_receiver_->idle();
 }
 
 Result<int> Endpoint::poll_rails(Sink& sink) {
@@ -260,7 +192,7 @@ void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
   switch (event.slot->kind) {
     case SlotKind::kReceive: {
       ReceiveSlot* slot = static_cast<ReceiveSlot*>(event.slot);
-      Delivery(*rails_, sink).on_message(slot->data, std::min(event.bytes, max_message()));
+      deliver(slot->data, std::min(event.bytes, max_message()), sink);
       return rail.receives().repost(slot);
     }
     case SlotKind::kSend:
@@ -271,6 +203,18 @@ void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
       return chunk_receiver_->on_received(static_cast<ChunkReceiveSlot*>(event.slot), event.bytes);
     case SlotKind::kFlush:
       return chunk_receiver_->on_flushed(static_cast<FlushSlot*>(event.slot));
+  }
+}
+
+// An exception must not cost the receive buffer.
+void Endpoint::deliver(const std::byte* data, size_t size, Sink& sink) {
+  Counters& counters = rails_->counters();
+  ++counters.messages_received;
+  counters.bytes_received += size;
+  try {
+    sink.on_message(data, size);
+  } catch (...) {
+    sink.on_exception(status_of_exception());
   }
 }
 
@@ -305,14 +249,10 @@ bool Endpoint::idle() const {
 
 // ---- sleeping
 
-int Endpoint::wait_fd() const {
-  return sockets_ && rails_->wait_fd() >= 0 ? sockets_->wait_fd() : rails_->wait_fd();
-}
+int Endpoint::wait_fd() const { return rails_->wait_fd(); }
 
 bool Endpoint::may_sleep() {
-  passes_without_rails_ = kPassesWithoutRails;  // the pass after the sleep looks everywhere
-  return wait_fd() >= 0 && !peers_->has_losses() && !chunk_receiver_->waits() &&
-         rails_->may_sleep();
+  return !peers_->has_losses() && !chunk_receiver_->waits() && rails_->may_sleep();
 }
 
 int Endpoint::sleep_limit_ms() const {

@@ -57,14 +57,13 @@ class Sink {
   virtual void on_exception(const Status&) {}
 };
 
-// The values of SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE, SMDDP_FABRIC_TRANSFER, SMDDP_FABRIC_MESSAGES and
+// The values of SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE, SMDDP_FABRIC_TRANSFER and
 // SMDDP_FABRIC_HMEM. The loader reads SMDDP_LIBFABRIC.
 Options options_from_env();
 
 class ChunkReceiver;
 class ChunkSender;
 class MessageSender;
-class MessageSockets;
 class PeerTable;
 class Rail;
 class RailSet;
@@ -72,8 +71,7 @@ class SendBuffers;
 struct Event;
 
 // Owns one class per job (messages, chunks to send, chunks to receive) over the rails that they
-// share, and gives each completion to the class that has started the operation. Over TCP, messages have
-// connections beside libfabric's (MessageSockets).
+// share, and gives each completion to the class that has started the operation.
 class Endpoint {
  public:
   // kUnavailable with a sentence that names the library, provider or interface and the remedy.
@@ -94,8 +92,8 @@ class Endpoint {
   size_t rails() const;
   size_t max_message() const;
   Transfer transfer() const;
-  // True: a message that was posted as one that follows chunks is taken after the chunks written before it to
-  // the same peer. False: in any order; a chunk is in the receiver's memory once its sending has completed.
+  // True: a message is taken after the chunks written before it to the same peer. False: in any order;
+  // a chunk is in the receiver's memory once its sending has completed.
   bool orders_messages() const;
   const Counters& counters() const;
 
@@ -143,13 +141,10 @@ class Endpoint {
  private:
   explicit Endpoint(std::unique_ptr<RailSet> rails);
   bool withdraw();
-  // Sends messages over sockets from now on if that is the faster way, or the user has asked for it.
-  Status open_sockets(const std::string& wanted);
-  int progress_sockets(Sink& sink, bool* rails_ready);
   Result<int> poll_rails(Sink& sink);
-  bool rails_are_used() const;
   void take(Rail& rail, const Event& event, Sink& sink);
   void handle(Rail& rail, const Event& event, Sink& sink);
+  void deliver(const std::byte* data, size_t size, Sink& sink);
   void handle_failure(Rail& rail, const Event& event);
   void count_foreign_write();
 
@@ -161,9 +156,6 @@ class Endpoint {
   std::unique_ptr<ChunkSender> chunk_sender_;
   std::unique_ptr<ChunkReceiver> chunk_receiver_;
   std::unique_ptr<RailSet> rails_;
-  std::unique_ptr<MessageSockets> sockets_;  // nullptr: messages go through libfabric
-  std::string description_;
-  uint32_t passes_without_rails_ = 0;
   bool withdrawn_ = false;
 };
 

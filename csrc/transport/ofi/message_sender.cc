@@ -8,7 +8,6 @@
 #include "transport/ofi/rail_set.h"
 #include "transport/ofi/send_buffers.h"
 #include "transport/ofi/slots.h"
-#include "transport/ofi/sockets/message_sockets.h"
 
 namespace smddp::fabric {
 
@@ -18,13 +17,11 @@ void MessageSender::release(SendBuffer* buffer) {
   buffers_.release(static_cast<SendSlot*>(buffer));
 }
 
-void MessageSender::post(SendBuffer* buffer, size_t size, bool after_chunks) {
+void MessageSender::post(SendBuffer* buffer, size_t size) {
   assert(size <= buffer->capacity);
   auto* slot = static_cast<SendSlot*>(buffer);
   slot->size = size;
   slot->chunk = false;
-  slot->after_chunks = after_chunks;
-  slot->left = 0;
   enqueue(slot);
 }
 
@@ -50,28 +47,6 @@ void MessageSender::enqueue(SendSlot* slot) {
 }
 
 bool MessageSender::try_send(SendSlot* slot) {
-  PeerState& peer = peers_[slot->to];
-  peer.has_chunks |= slot->chunk;
-  bool follows = slot->after_chunks && peer.has_chunks && rails_.orders_messages();
-  return peer.place && !slot->chunk && !follows ? try_socket(slot, *peer.place) : try_rail(slot);
-}
-
-// What the kernel has taken is copied: the buffer is free again.
-bool MessageSender::try_socket(SendSlot* slot, size_t place) {
-  using Sent = MessageSockets::Sent;
-  Sent sent = sockets_->send(place, {slot->data, slot->size}, &slot->left);
-  if (sent == Sent::kLater) return false;
-  Peer peer = slot->to;
-  if (sent == Sent::kAll) rails_.count_message(slot->size);
-  buffers_.take_back(slot);
-  if (sent == Sent::kFailed) {
-    Status why = sockets_->error(place);
-    peers_.lose(peer, {why.code(), "a message could not be sent: " + why.message()});
-  }
-  return true;
-}
-
-bool MessageSender::try_rail(SendSlot* slot) {
   const PeerAddress& to = peers_[slot->to].address;
   ssize_t rc;
   if (slot->chunk) {

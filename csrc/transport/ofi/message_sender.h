@@ -1,7 +1,6 @@
 // Sends the contents of message buffers: messages, and chunks that the caller has written into a
-// buffer. Messages go over sockets where the endpoint has them, the others through libfabric. What is not taken
-// at once waits in a FIFO per peer: a peer that does not answer delays only the messages to it. The groups acquire and post buffers; the Endpoint
-// passes completions.
+// buffer. What is not taken at once waits in a FIFO per peer: a peer that does not answer delays
+// only the messages to it. The groups acquire and post buffers; the Endpoint passes completions.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +12,6 @@
 
 namespace smddp::fabric {
 
-class MessageSockets;
 struct SendSlot;
 
 struct SendBuffer {
@@ -25,8 +23,6 @@ class MessageSender {
  public:
   MessageSender(RailSet& rails, PeerTable& peers, SendBuffers& buffers)
       : rails_(rails), peers_(peers), buffers_(buffers) {}
-  // For the peers that have a connection of these sockets.
-  void use(MessageSockets* sockets) { sockets_ = sockets; }
 
   // A buffer for one message to `to`. nullptr: none is free, or `to` holds its share of them, until
   // Endpoint::progress() has reaped a completion. `control` messages have buffers of their own, so
@@ -34,9 +30,8 @@ class MessageSender {
   // peer that stalls takes at most half, k peers leave 1/(k+1).
   SendBuffer* acquire(Peer to, bool control);
   // Sends the first `size` bytes of `buffer` to the peer it was acquired for, and takes it back. A
-  // message to a lost peer is dropped. `after_chunks`: the receiver takes it after the chunks that were written
-  // to it before, where the endpoint orders them (Endpoint::orders_messages()); without it, it may go another way.
-  void post(SendBuffer* buffer, size_t size, bool after_chunks = false);
+  // message to a lost peer is dropped.
+  void post(SendBuffer* buffer, size_t size);
   // Sends them as chunk `index` of the region that the peer granted. If `pending` is not nullptr, it is
   // incremented now and decremented once the buffer is free again.
   void post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index, size_t bytes,
@@ -56,13 +51,10 @@ class MessageSender {
   // False: there is no room now. True: started, or dropped because it was refused for good, which loses the
   // peer.
   bool try_send(SendSlot* slot);
-  bool try_rail(SendSlot* slot);
-  bool try_socket(SendSlot* slot, size_t place);
 
   RailSet& rails_;
   PeerTable& peers_;
   SendBuffers& buffers_;
-  MessageSockets* sockets_ = nullptr;
 };
 
 }  // namespace smddp::fabric

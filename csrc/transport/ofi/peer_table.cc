@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "common/descriptors.h"
-#include "transport/ofi/sockets/message_sockets.h"
 
 namespace smddp::fabric {
 
@@ -20,13 +19,8 @@ Result<Peer> PeerTable::add(const std::vector<uint8_t>& published) {
   peer.address = inserted.value();
   peer.takes_chunks =
       rails_.transfer() != Transfer::kMessages && address.value().transfer == rails_.transfer();
-  if (sockets_ != nullptr && address.value().message_port != 0) {
-    SocketAddress to = SocketAddress::of(address.value().names[0]);
-    to.set_port(address.value().message_port);
-    // libfabric's connection, and one from each side of ours.
-    make_room_for_descriptors(3 * (peers_.size() + 1), "connections to many ranks");
-    peer.place = sockets_->add(to, address.value().message_token);
-  }
+  // Over TCP: one connection, or one from each side.
+  make_room_for_descriptors(2 * (peers_.size() + 1), "connections to many ranks");
   peers_.push_back(peer);
   stalled_.reserve(peers_.size());
   buffers_.add_peer();

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <deque>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -14,15 +13,11 @@
 
 namespace smddp::fabric {
 
-class MessageSockets;
-
 struct PeerState {
   PeerAddress address;
   bool takes_chunks = false;    // its chunks travel as this endpoint's do
-  std::optional<size_t> place;  // of MessageSockets: where its messages go
   SlotQueue<SendSlot> waiting;  // FIFO of messages that have not been taken yet
   size_t chunks = 0;            // ChunkSendSlots with libfabric
-  bool has_chunks = false;      // some were started: messages may have to follow them
   bool lost = false;
   bool stalled = false;  // in PeerTable::stalled()
 };
@@ -30,8 +25,6 @@ struct PeerState {
 class PeerTable {
  public:
   PeerTable(RailSet& rails, SendBuffers& buffers) : rails_(rails), buffers_(buffers) {}
-  // Messages to the peers that are added from now on go over sockets if the peer has a port for them.
-  void use(MessageSockets* sockets) { sockets_ = sockets; }
 
   // Equal addresses give the same Peer, until it is lost. A peer that was lost is a new one, so that
   // what the older groups still send to it stays dropped.
@@ -59,7 +52,6 @@ class PeerTable {
 
   RailSet& rails_;
   SendBuffers& buffers_;
-  MessageSockets* sockets_ = nullptr;
   std::deque<PeerState> peers_;  // grows during callbacks; elements stay where they are
   std::unordered_map<std::string, Peer> known_;  // by published address
   std::vector<Peer> stalled_;

@@ -40,13 +40,10 @@ Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, 
   transfer_ = chosen.value();
   description_ =
       rails_text_ + ", libfabric " + library_.version_text() + " (" + library_.path + ")";
-  return open_wait_fd();
-}
-
-void RailSet::publish(uint16_t message_port, const std::array<uint8_t, 16>& message_token) {
-  PublishedAddress published{transfer_, {}, message_port, message_token};
+  PublishedAddress published{transfer_, {}};
   for (const std::unique_ptr<Rail>& rail : rails_) published.names.push_back(rail->name());
   address_ = pack_address(rails_[0]->info(), published);
+  return open_wait_fd();
 }
 
 Status RailSet::limit_sizes(const RailChoices& choices) {

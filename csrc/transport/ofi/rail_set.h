@@ -36,9 +36,8 @@ class RailSet {
 
   size_t size() const { return rails_.size(); }
   Rail& operator[](size_t rail) { return *rails_[rail]; }
-  // What peers need to reach this endpoint; empty until publish(). `message_port`: 0 for none.
+  // What peers need to reach this endpoint.
   const std::vector<uint8_t>& address() const { return address_; }
-  void publish(uint16_t message_port, const std::array<uint8_t, 16>& message_token);
   const std::string& rails_text() const { return rails_text_; }
   const std::string& description() const { return description_; }
   const std::string& links() const { return links_; }
@@ -57,11 +56,6 @@ class RailSet {
 
   // Starts a message, and counts it: 0, -FI_EAGAIN, or the error that refused it.
   ssize_t send(Slot* slot, const PeerAddress& to, const std::byte* data, size_t bytes);
-  // Counts a message that went another way.
-  void count_message(size_t bytes) {
-    ++counters_.messages_sent;
-    counters_.bytes_sent += bytes;
-  }
   // The rail that a chunk has to take. on_chunk_started() counts what came of it, `rc`.
   size_t rail_of_chunk(const PeerAddress& to, uint32_t index) const;
   void on_chunk_started(const Rail& rail, size_t bytes, ssize_t rc);

@@ -35,8 +35,6 @@ struct SendSlot : Slot, SendBuffer {
   Peer to;
   size_t size;
   bool control;
-  bool after_chunks;  // as of MessageSender::post()
-  size_t left;        // how many bytes of its frame have left, over a socket
   bool chunk;
   uint32_t index;               // of the chunk, in
   wire::Grant grant;            // this region

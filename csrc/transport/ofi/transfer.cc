@@ -19,16 +19,6 @@ namespace {
 // measured: there a write saves a copy and a matching receive.
 constexpr std::string_view kWriters[] = {"tcp", "tcp;ofi_rxm", "net", "efa", "verbs;ofi_rxm"};
 
-// Over which messages go over sockets unless the user has set something: small collectives take 0.5 to 0.9 of the
-// time then. Over the "tcp" of libfabric 2.5 they take as long as without
-// (benchmarks/results/2026-11-26-own-sockets).
-constexpr std::string_view kSlowMessages[] = {"tcp;ofi_rxm"};
-
-template <class List>
-bool contains(const List& list, std::string_view provider) {
-  return std::find(std::begin(list), std::end(list), provider) != std::end(list);
-}
-
 bool can(const fi_info& info, bool emulated, Transfer transfer) {
   switch (transfer) {
     case Transfer::kMessages:
@@ -70,26 +60,13 @@ Result<Transfer> choose_transfer(const fi_info& info, bool emulated, const std::
     return Status(Code::kInvalid, "SMDDP_FABRIC_TRANSFER holds '" + wanted +
                                       "'; it may hold writes, tagged or messages");
   }
-  if (!contains(kWriters, info.fabric_attr->prov_name)) return Transfer::kMessages;
+  const std::string_view provider = info.fabric_attr->prov_name;
+  if (std::find(std::begin(kWriters), std::end(kWriters), provider) == std::end(kWriters))
+    return Transfer::kMessages;
   for (Transfer transfer : {Transfer::kWrites, Transfer::kTagged}) {
     if (can(info, emulated, transfer)) return transfer;
   }
   return Transfer::kMessages;
-}
-
-Result<bool> choose_sockets(const fi_info& info, bool ip, bool only_messages,
-                            const std::string& wanted) {
-  if (wanted == "libfabric") return false;
-  if (wanted.empty())
-    return ip && !only_messages && contains(kSlowMessages, info.fabric_attr->prov_name);
-  if (wanted != "sockets") {
-    return Status(Code::kInvalid,
-                  "SMDDP_FABRIC_MESSAGES holds '" + wanted + "'; it may hold sockets or libfabric");
-  }
-  if (ip) return true;
-  return Status(Code::kUnavailable, std::string("provider ") + info.fabric_attr->prov_name +
-                                        " has no IP addresses, which SMDDP_FABRIC_MESSAGES=sockets "
-                                        "needs; leave it unset or ask for libfabric");
 }
 
 }  // namespace smddp::fabric

@@ -1,4 +1,4 @@
-// The choice of how chunks and messages travel over a provider. Called when an endpoint opens.
+// The choice of how chunks travel over a provider. Called when an endpoint opens.
 #pragma once
 
 #include <string>
@@ -17,12 +17,5 @@ const char* name_of(Transfer transfer);
 // turns writes into messages of its own, with copies; then it counts as a provider that has no
 // writes.
 Result<Transfer> choose_transfer(const fi_info& info, bool emulated, const std::string& wanted);
-
-// Whether messages go over TCP connections of the endpoint's own: by `wanted` ("sockets", "libfabric"), or where
-// the provider sends them over TCP as well, but at a higher cost, if it is empty. `ip`: the provider's addresses are
-// IP addresses. `only_messages`: of several NICs, and there are no chunks: one connection would use one NIC. kInvalid
-// for another word, kUnavailable if the provider can't do it.
-Result<bool> choose_sockets(const fi_info& info, bool ip, bool only_messages,
-                            const std::string& wanted);
 
 }  // namespace smddp::fabric

@@ -27,7 +27,7 @@ struct MemoryOwner {
 };
 
 struct Counters {
-  uint64_t messages_sent = 0, bytes_sent = 0;  // handed to libfabric or to a socket
+  uint64_t messages_sent = 0, bytes_sent = 0;  // handed to libfabric
   uint64_t messages_received = 0, bytes_received = 0;
   uint64_t retries = 0;         // -FI_EAGAIN answers
   uint64_t receive_errors = 0;  // messages lost on arrival: truncated, or their connection broke
@@ -47,8 +47,6 @@ struct Options {
   // the provider if they are real (efa, verbs), otherwise the first that is not loopback.
   std::string interface;
   std::string transfer = {};  // "writes", "tagged", "messages"; empty: the provider's faster one
-  // "sockets", "libfabric"; empty: the faster one. Whether messages go over TCP connections of the endpoint's own.
-  std::string messages = {};
   bool device_memory = false;       // NICs are to read and write GPUs' memory (FI_HMEM) if they can
   const Library* opened = nullptr;  // a simulation's, instead of one that is loaded
 };

@@ -54,7 +54,7 @@ def findings() -> Iterator[Finding]:
     found = _extension_finding()
     yield found
     if found.verdict is Verdict.OK:
-        yield _fabric()
+        yield from _fabric()
     yield _job_secret()
     if found.verdict is Verdict.OK:
         yield from gpu_findings()
@@ -144,13 +144,31 @@ def _extension_finding() -> Finding:
     return Finding("extension", "loads")
 
 
-def _fabric() -> Finding:
+def _fabric() -> Iterator[Finding]:
     from deepspeed_smddp import _C
 
     try:
-        return Finding("libfabric", _C.fabric_description())
+        description = _C.fabric_description()
     except RuntimeError as error:
-        return Finding("libfabric", f"{error} (groups on one host work)", Verdict.LIMITED)
+        yield Finding("libfabric", f"{error} (groups on one host work)", Verdict.LIMITED)
+        return
+    yield Finding("libfabric", description)
+    yield from slow_small_messages(description)
+
+
+def slow_small_messages(description: str) -> Iterator[Finding]:
+    """A finding if ``description`` is of libfabric 1.x over TCP, else none.
+
+    Args:
+        description: "tcp;ofi_rxm on eth0 (192.0.2.2), libfabric 1.17 (/usr/lib/libfabric.so.1)".
+    """
+    if description.startswith("tcp;ofi_rxm ") and ", libfabric 1." in description:
+        yield Finding(
+            "small messages",
+            "slow between hosts over this libfabric's tcp;ofi_rxm; "
+            "`pip install deepspeed-smddp[fabric]` brings libfabric 2.x, whose tcp is faster",
+            Verdict.LIMITED,
+        )
 
 
 def _job_secret() -> Finding:
