@@ -9,10 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from deepspeed_smddp.models.delayed_init import trunc_normal
-from deepspeed_smddp.models.delayed_init.destinations import InPlace, Partitioned
-from deepspeed_smddp.models.delayed_init.recipe import Recipe, by_tensor
-from deepspeed_smddp.models.delayed_init.recording import Record
+from deepspeed_smddp.models.delayed_init.destinations import (
+    InPlace,
+    Partitioned,
+    Recipe,
+    by_tensor,
+)
+from deepspeed_smddp.models.delayed_init.recording import Record, refusal
 
 _RECIPE = "_smddp_delayed_init"
 
@@ -40,7 +43,7 @@ def delayed_init(build: Callable[[], Model], seed: int | None = None) -> Model:
         state = torch.get_rng_state()
     else:
         state = torch.Generator().manual_seed(seed).get_state()
-    record = Record(trunc_normal.refusal())
+    record = Record(refusal())
     with record:
         model = build()
     setattr(model, _RECIPE, Recipe(record, model, state))

@@ -1,4 +1,6 @@
-"""Where the values of a delayed model go: into its own tensors, or into ZeRO-3's partitions.
+"""The parameters and buffers of a delayed model, and where their values go.
+
+That is into the model's own tensors, or into ZeRO-3's partitions.
 
 ``materialize`` calls ``fill`` with each value once it is final, and ``end`` after the last.
 """
@@ -13,9 +15,52 @@ from torch import nn
 
 from deepspeed_smddp.config import ds_json as ds_configs
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.models.delayed_init.recipe import Recipe, Slot, by_tensor
+from deepspeed_smddp.models.delayed_init.recording import Record
+from deepspeed_smddp.models.delayed_init.replay import View
 
 _BATCH_BYTES = 64 << 20  # of parameters that DeepSpeed partitions in one call
+
+
+class Slot:
+    """A place in a module that holds a parameter or buffer without memory."""
+
+    def __init__(self, module: nn.Module, name: str, tensor: torch.Tensor) -> None:
+        self.module = module
+        self.name = name
+        self.view = View.of(tensor)
+        self.is_parameter = isinstance(tensor, nn.Parameter)
+
+    @property
+    def tensor(self) -> Any:
+        """The tensor that the module holds now."""
+        return getattr(self.module, self.name)
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Replaces the tensor, even if the module intercepts ``setattr``."""
+        held = self.module._parameters if self.is_parameter else self.module._buffers
+        held[self.name] = tensor  # type: ignore[assignment]
+
+
+class Recipe:
+    """What :func:`materialize` needs: the record, the generator's state, the slots by storage."""
+
+    def __init__(self, record: Record, model: nn.Module, state: torch.Tensor) -> None:
+        self.record = record
+        self.state = state
+        self.slots: dict[int, list[Slot]] = {}
+        for module in model.modules():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None and tensor.is_meta:
+                    slot = Slot(module, name, tensor)
+                    self.slots.setdefault(slot.view.storage, []).append(slot)
+
+
+def by_tensor(slots: list[Slot]) -> list[list[Slot]]:
+    """Groups slots that hold the same tensor: tied parameters are one tensor in several slots."""
+    found: dict[tuple[View, bool], list[Slot]] = {}
+    for slot in slots:
+        found.setdefault((slot.view, slot.is_parameter), []).append(slot)
+    return list(found.values())
 
 
 class InPlace:

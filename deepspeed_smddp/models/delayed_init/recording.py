@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,8 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from deepspeed_smddp.models.delayed_init.operation import Operation, View
-from deepspeed_smddp.models.delayed_init.replay import Storage, replay
+from deepspeed_smddp.models.delayed_init.replay import Operation, Storage, View, replay
 from deepspeed_smddp.upstream.wrapping import replaced
 
 # Functions that make parameters, and the other factories that draw from the generator.
@@ -33,8 +33,8 @@ _FACTORIES = frozenset(
 )
 _WITHOUT_VALUES = ("aten::empty", "aten::empty_strided", "aten::new_empty", "aten::empty_like")
 _IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
-# Private, of torch 2.13; trunc_normal.refusal() checks that the recorded call gives equal values.
-TRUNC_NORMAL = "_no_grad_trunc_normal_"
+# Private, of torch 2.13; refusal() checks that the recorded call gives equal values.
+_TRUNC_NORMAL = "_no_grad_trunc_normal_"
 # In-place operations that do not read the tensor that they write.
 _OVERWRITE = (
     "aten::normal_",
@@ -65,7 +65,7 @@ class Record:
         self._contexts = ExitStack()
 
     def __enter__(self) -> Record:
-        if self._reason is not None and not hasattr(torch.nn.init, TRUNC_NORMAL):
+        if self._reason is not None and not hasattr(torch.nn.init, _TRUNC_NORMAL):
             # Calls by code that imported the public function earlier would not be intercepted.
             _refuse(self._reason)
         self._contexts = ExitStack()
@@ -83,9 +83,9 @@ class Record:
         # drew, and on a meta tensor it does nothing, so its call is recorded as one operation.
         if self._reason is not None:
             refusing = functools.partial(_refuse, self._reason)
-            return dict.fromkeys((TRUNC_NORMAL, "trunc_normal_"), refusing)
-        original = getattr(torch.nn.init, TRUNC_NORMAL)
-        return {TRUNC_NORMAL: functools.partial(self._recorded, original)}
+            return dict.fromkeys((_TRUNC_NORMAL, "trunc_normal_"), refusing)
+        original = getattr(torch.nn.init, _TRUNC_NORMAL)
+        return {_TRUNC_NORMAL: functools.partial(self._recorded, original)}
 
     def _recorded(
         self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
@@ -156,6 +156,38 @@ class Record:
         """Each wanted storage once its content is final; see :func:`replay.replay`."""
         sizes = {index: storage.nbytes() for index, storage in self._storages.items()}
         return replay(self._operations, sizes, wanted)
+
+
+@cache
+def refusal() -> str | None:
+    """Why calls of ``trunc_normal_`` can't be recorded under this torch, or None.
+
+    The check records a call that draws several times, between other initialisers, and compares the
+    replayed values with those of ordinary calls, to the bit.
+    """
+    if not callable(getattr(torch.nn.init, _TRUNC_NORMAL, None)):
+        return f"this torch ({torch.__version__}) has no torch.nn.init.{_TRUNC_NORMAL}"
+
+    def build() -> torch.Tensor:
+        tensor = torch.nn.init.normal_(torch.empty(3, 64))
+        torch.nn.init.trunc_normal_(tensor[1], 0.5, 1.0, 0.4, 0.6)
+        torch.nn.init.uniform_(tensor[2])
+        return tensor
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        expected = build()
+        record = Record()
+        try:
+            with record:
+                recorded = View.of(build())
+            torch.manual_seed(0)
+            found = [recorded.within(s.memory) for s in record.replay({recorded.storage})]
+        except (RuntimeError, TypeError) as error:
+            return f"recording that of this torch ({torch.__version__}) failed: {error}"
+    if len(found) == 1 and torch.equal(found[0], expected):
+        return None
+    return f"that of this torch ({torch.__version__}) draws in another way than was recorded"
 
 
 def _described(value: Any) -> Any:

@@ -1,4 +1,10 @@
-"""Host buffers for activations: plain memory, pinned memory, or mapped files; reused."""
+"""Host buffers for activations, and copies between them and the device.
+
+Buffers are plain memory, pinned memory or mapped files, and are reused. On devices with streams,
+copies run beside computation. Stream calls are those of ``torch.accelerator``; they have not been
+run on hardware. The tests run their order on a substitute that executes each copy as late as the
+order permits.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,76 @@ from bisect import bisect_left, insort
 
 import torch
 
-from deepspeed_smddp.models.offload.copies import Copy
+
+class Copy:
+    """A copy that is complete."""
+
+    def wait(self) -> None:
+        """Orders the caller's later computation after the copy; does not block the host."""
+
+
+class _OnStream(Copy):
+    """A copy that has been started on a stream."""
+
+    def __init__(self, event: torch.Event, device: torch.device) -> None:
+        self.event = event
+        self._device = device
+
+    def wait(self) -> None:
+        torch.accelerator.current_stream(self._device).wait_event(self.event)
+
+
+class Copies:
+    """Starts copies; from host to host each is complete when the call returns.
+
+    ``after``: the latest copy that uses the same host buffer.
+    """
+
+    def out(self, source: torch.Tensor, host: torch.Tensor, after: Copy | None) -> Copy:
+        """Copies to the host, after the caller's computation so far."""
+        host.copy_(source)
+        return Copy()
+
+    def back(self, host: torch.Tensor, target: torch.Tensor, after: Copy | None) -> Copy:
+        """Copies from the host to memory that the caller's stream allocated.
+
+        Also after the caller's computation so far: the memory may have belonged to another tensor
+        that it uses.
+        """
+        target.copy_(host)
+        return Copy()
+
+
+class Streams(Copies):
+    """One stream for each direction, beside the caller's, so that both copy engines can work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out = torch.Stream(device)
+        self._back = torch.Stream(device)
+
+    def out(self, source: torch.Tensor, host: torch.Tensor, after: Copy | None) -> Copy:
+        """Copies on the stream to the host."""
+        return self._follow(self._out, host, source, after)
+
+    def back(self, host: torch.Tensor, target: torch.Tensor, after: Copy | None) -> Copy:
+        """Copies on the other stream."""
+        return self._follow(self._back, target, host, after)
+
+    def _follow(
+        self, stream: torch.Stream, target: torch.Tensor, source: torch.Tensor, after: Copy | None
+    ) -> Copy:
+        stream.wait_stream(torch.accelerator.current_stream(self._device))
+        if isinstance(after, _OnStream):
+            stream.wait_event(after.event)
+        with stream:
+            target.copy_(source, non_blocking=True)
+        return _OnStream(stream.record_event(), self._device)
+
+
+def copies_for(device: torch.device) -> Copies:
+    """Streams for tensors on an accelerator, plain copies for tensors on the host."""
+    return Copies() if device.type == "cpu" else Streams(device)
 
 
 class HostBuffer:

@@ -12,8 +12,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
-from deepspeed_smddp.models.offload.copies import copies_for
-from deepspeed_smddp.models.offload.host_memory import HostMemory
+from deepspeed_smddp.models.offload.host_memory import HostMemory, copies_for
 from deepspeed_smddp.models.offload.window import (
     Activation,
     Forward,

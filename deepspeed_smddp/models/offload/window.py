@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from deepspeed_smddp.models.offload.copies import Copies, Copy
-from deepspeed_smddp.models.offload.host_memory import HostBuffer, HostMemory
+from deepspeed_smddp.models.offload.host_memory import Copies, Copy, HostBuffer, HostMemory
 
 Identity = StorageWeakRef
 

@@ -67,7 +67,7 @@ def _fsdp2(name: str) -> list[list[float]]:
     from torch.distributed.fsdp import fully_shard
 
     from deepspeed_smddp import materialize, offload_activations
-    from deepspeed_smddp.models import delayed_init
+    from deepspeed_smddp import delayed_init
     from deepspeed_smddp.tensor_parallel import clip_grad_norm_, tensor_parallel
 
     if name == "llama":  # with every feature together
