@@ -1,17 +1,89 @@
-"""What rank 0 knows at the end of a run, and the files that it writes."""
+"""What a run has measured, the figures that follow, and the files that rank 0 writes."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import os
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from deepspeed_smddp.bench.bench_case import BenchError
-from deepspeed_smddp.bench.bench_result import Result
+from deepspeed_smddp.bench.bench_case import BenchError, Case
+
+
+@dataclass
+class Result:
+    """``turns``: seconds of each call on the slowest rank, turn by turn.
+
+    ``wrong``: for each turn whose result was checked and is wrong, which element on which rank.
+    """
+
+    case: Case
+    backend: str
+    turns: list[list[float]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[float]:
+        """Seconds of every call."""
+        return [seconds for turn in self.turns for seconds in turn]
+
+    @property
+    def median(self) -> float:
+        """Seconds that half of the calls need at most."""
+        return self.percentile(50)
+
+    def percentile(self, share: float) -> float:
+        """Seconds that ``share`` per cent of the calls need at most (nearest rank)."""
+        calls = sorted(self.calls)
+        return calls[max(0, math.ceil(share / 100 * len(calls)) - 1)]
+
+    @property
+    def algbw(self) -> float:
+        """Bytes per second: the size by the median time, as nccl-tests define it."""
+        return self.case.size / self.median
+
+    def busbw(self, ranks: int) -> float:
+        """Bytes per second that nccl-tests compare with the hardware's rate."""
+        return self.algbw * self.case.bus_factor(ranks)
+
+    def utilisation(self, ranks_of_hosts: Sequence[int], rate: float) -> float | None:
+        """Share of a host's NICs, ``rate`` bytes per second, that the least bytes take.
+
+        None inside one host, and if the rate is not known (0).
+        """
+        if rate <= 0 or len(ranks_of_hosts) < 2:
+            return None
+        return self.case.link_bytes(ranks_of_hosts) / self.median / rate
+
+    def row(self, ranks_of_hosts: Sequence[int], rate: float) -> dict[str, Any]:
+        """What a line of the CSV file and an entry of the JSON file hold; times in microseconds."""
+        ranks = sum(ranks_of_hosts)
+        utilisation = self.utilisation(ranks_of_hosts, rate)
+        return {
+            "op": self.case.op,
+            "dtype": self.case.dtype,
+            "bytes": self.case.size,
+            "backend": self.backend,
+            "ranks": ranks,
+            "hosts": len(ranks_of_hosts),
+            "turns": len(self.turns),
+            "calls": len(self.calls),
+            "p50_us": round(1e6 * self.median, 3),
+            "p90_us": round(1e6 * self.percentile(90), 3),
+            "p99_us": round(1e6 * self.percentile(99), 3),
+            "min_us": round(1e6 * min(self.calls), 3),
+            "algbw_gb_per_s": float(f"{self.algbw / 1e9:.6g}"),
+            "busbw_gb_per_s": float(f"{self.busbw(ranks) / 1e9:.6g}"),
+            "utilisation": None if utilisation is None else round(utilisation, 4),
+            "right": not self.wrong,
+            "turn_medians_us": [round(1e6 * statistics.median(t), 3) for t in self.turns],
+        }
+
 
 # Exit statuses: all results are right; one is wrong or an operation failed; the question is wrong;
 # a signal ended the sweep.

@@ -2,7 +2,7 @@
 
 After each turn the ranks exchange their times, what they found wrong, and whether one of them is to
 stop; so they stop at the same place. The exchange is an AllGather of the default group, which is
-smddp's.
+smddp's. Ctrl-C, or a launcher that ends the job, stops the sweep after the current turn.
 """
 
 from __future__ import annotations
@@ -13,15 +13,38 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.bench.bench_case import Case
-from deepspeed_smddp.bench.bench_result import Result
+from deepspeed_smddp.bench.bench_report import Result
 from deepspeed_smddp.bench.call_buffers import CallBuffers, Wrong
-from deepspeed_smddp.bench.interruption import Interruption
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """Within ``with``, the first signal is kept; a second one ends the process as usual."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        self._before = {number: signal.signal(number, self._keep) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _keep(self, number: int, frame: FrameType | None) -> None:
+        self.number = number
+        self.__exit__()
+
 
 TURN_SECONDS = 0.1  # planned, of one backend
 _CALLS = (3, 200)  # of a turn whose number of calls follows from its planned length

@@ -1,218 +1,72 @@
-"""``smddp bench``: on the ranks that a launcher started, or on local ones of its own."""
+"""``smddp bench``: the collectives of a job's ranks, measured and checked."""
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import torch
-import torch.distributed as dist
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from typer import Exit, Option
 
-from deepspeed_smddp.bench import bench_chart, bench_page, bench_report, link_rate, local_ranks
-from deepspeed_smddp.bench.bench_case import TITLES, BenchError, Case, cases
-from deepspeed_smddp.bench.bench_report import BenchReport
-from deepspeed_smddp.bench.interruption import Interruption
-from deepspeed_smddp.bench.sweep import Rules, Sweep
-from deepspeed_smddp.deepspeed import comm_backend
-from deepspeed_smddp.distributed import launchers
-from deepspeed_smddp.version import __version__
-
-PEERS = ("auto", "gloo", "nccl", "none")
-DEVICES = ("auto", "cpu", "cuda")
-_SHOWN = "smddp-bench/shown"
-_SHOWING_SECONDS = 60.0
+from deepspeed_smddp.bench import bench_case, bench_report
+from deepspeed_smddp.commands import failed
 
 
-@dataclass(frozen=True)
-class Question:
-    """What the command line asks for; ``network``: Gbit/s of a host, 0: what its NICs state."""
+def bench(
+    ranks: Annotated[
+        int, Option("--ranks", help="Without a launcher: ranks to start on this host.")
+    ] = 0,
+    ops: Annotated[
+        str,
+        Option(
+            help="all_gather, reduce_scatter, all_reduce, all_gather_coalesced, "
+            "reduce_scatter_coalesced; with commas."
+        ),
+    ] = "all",
+    dtypes: Annotated[str, Option(help="bf16, fp16, fp32.")] = "bf16",
+    smallest: Annotated[str, Option("--min", help="The smallest size.")] = "4K",
+    largest: Annotated[str, Option("--max", help="The largest size.")] = "16M",
+    factor: Annotated[int, Option(help="From a size to the next.")] = 4,
+    turns: Annotated[int, Option(min=1, help="Of each backend, A B A B.")] = 5,
+    repeats: Annotated[int, Option(min=0, help="Calls of a turn; 0: as many as take 0.1 s.")] = 0,
+    warm_up: Annotated[int, Option(min=1, help="Calls before.")] = 2,
+    beside: Annotated[str, Option(help="gloo, nccl, none; auto: by the device.")] = "auto",
+    device: Annotated[str, Option(help="cpu, cuda, auto.")] = "auto",
+    network: Annotated[float, Option(min=0, help="Gbit/s of a host; 0: what its NICs state.")] = 0,
+    csv: Annotated[
+        Path | None, Option(dir_okay=False, help="File for the figures, a row each.")
+    ] = None,
+    as_json: Annotated[
+        Path | None, Option("--json", dir_okay=False, help="File for everything; plan reads it.")
+    ] = None,
+    figure: Annotated[
+        Path | None, Option(dir_okay=False, help="File for a picture of the bandwidth.")
+    ] = None,
+) -> None:
+    """Measure the collectives of these ranks beside Gloo or NCCL, and check every result.
 
-    ops: list[str]
-    dtypes: list[str]
-    sizes: list[int]
-    rules: Rules = field(default_factory=Rules)
-    ranks: int = 0
-    beside: str = "auto"
-    device: str = "auto"
-    network: float = 0.0
-    csv: Path | None = None
-    json: Path | None = None
-    figure: Path | None = None
-
-
-def run(question: Question) -> int:
-    """Measures, prints on rank 0, and returns the exit status, the same on all ranks.
-
-    Raises:
-        BenchError: what is wrong with the question or the start, in one sentence.
+    Started as the job is (torchrun --no-python, deepspeed --no_python, mpirun, srun), on its ranks;
+    else on --ranks ranks of this host. Ctrl-C keeps what was measured. Exits with 1 if a result is
+    wrong, with 2 if the question is, with 130 after Ctrl-C.
     """
     try:
-        launchers.apply()
-    except launchers.LauncherError as error:
-        raise BenchError(str(error)) from None
-    launched = comm_backend.launched()
-    size = int(os.environ["WORLD_SIZE"]) if launched else question.ranks or _local_ranks()
-    if question.ranks and question.ranks != size:
-        raise BenchError(f"--ranks is {question.ranks}, but the launcher has started {size} ranks")
-    if size < 2:
-        raise BenchError("one rank has no other to exchange data with: start at least two")
-    if not launched or os.environ["RANK"] == "0":
-        _check_files(question)
-    return _as_rank(question) if launched else local_ranks.run(size)
+        from deepspeed_smddp.bench import bench_job, sweep
 
-
-def _local_ranks() -> int:
-    gpus = torch.cuda.device_count()
-    return gpus if gpus > 1 else min(8, max(2, os.cpu_count() or 2))
-
-
-def _check_files(question: Question) -> None:
-    for path in (question.csv, question.json, question.figure):
-        if path is not None:
-            bench_report.check_writable(path)
-    if question.figure is not None:
-        bench_chart.check_available()
-
-
-def _as_rank(question: Question) -> int:
-    device = _device(question.device)
-    try:
-        dist.init_process_group("smddp")
-        groups = _groups(_peer(question.beside, device))
-    except (RuntimeError, dist.DistError) as error:
-        raise BenchError(f"the group could not be made: {_first_line(error)}") from None
-    planned = cases(question.ops, question.dtypes, question.sizes, dist.get_world_size())
-    report = _report(question, device, list(groups), len(planned))
-    with Interruption() as interruption:
-        sweep = Sweep(groups, device, question.rules, interruption)
-        turns = question.rules.turns * len(groups)
-        try:
-            with _progress(len(planned) * turns) as advance:
-                for results in sweep.run(planned, advance):
-                    report.results += results
-        except RuntimeError as error:
-            report.failure = _first_line(error)
-        report.stopped = sweep.stopped_by()
-    _show(report, question)
-    with suppress(RuntimeError):
-        dist.destroy_process_group()
-    return report.status
-
-
-def _device(asked: str) -> torch.device:
-    if asked == "cuda" and not torch.cuda.is_available():
-        raise BenchError("--device is cuda, but torch sees no GPU")
-    if asked == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def _peer(asked: str, device: torch.device) -> str:
-    if asked == "auto":
-        return "nccl" if device.type == "cuda" else "gloo"
-    if asked == "nccl" and device.type != "cuda":
-        raise BenchError("--beside is nccl, which has no collectives of CPU tensors; take gloo")
-    return asked
-
-
-def _groups(peer: str) -> dict[str, dist.ProcessGroup]:
-    own = dist.group.WORLD
-    assert own is not None
-    if peer == "none":
-        return {"smddp": own}
-    other = dist.new_group(backend=peer)
-    assert isinstance(other, dist.ProcessGroup)
-    return {"smddp": own, peer: other}
-
-
-def _report(
-    question: Question, device: torch.device, backends: list[str], planned: int
-) -> BenchReport:
-    own = (launchers.host_name(), link_rate.of_host())
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, own)
-    hosts: dict[str, list[int]] = {}
-    for rank, (host, _) in enumerate(everyone):
-        hosts.setdefault(host, []).append(rank)
-    slowest = min(rate for _, rate in everyone)
-    return BenchReport(
-        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        versions={
-            "deepspeed-smddp": __version__,
-            "torch": str(torch.__version__),
-            "Python": platform.python_version(),
-        },
-        device="GPU" if device.type == "cuda" else "CPU",
-        backends=backends,
-        hosts=hosts,
-        rate=question.network * 1e9 / 8 or slowest,
-        rate_origin="--network" if question.network else "stated by the NICs",
-        planned=planned,
-    )
-
-
-def _show(report: BenchReport, question: Question) -> None:
-    """Rank 0 prints and writes while the other ranks wait.
-
-    torchrun ends all ranks as soon as one has exited with a status other than 0.
-    """
-    store: Any = dist.distributed_c10d._get_default_store()
-    if dist.get_rank() == 0:
-        try:
-            console = Console()
-            bench_page.show(report, console)
-            _write_files(report, question, console)
-        finally:
-            store.set(_SHOWN, "")
-        return
-    with suppress(RuntimeError, dist.DistError):  # rank 0 has ended, and its store with it
-        store.wait([_SHOWN], datetime.timedelta(seconds=_SHOWING_SECONDS))
-
-
-def _write_files(report: BenchReport, question: Question, console: Console) -> None:
-    if question.csv is not None:
-        report.write_csv(question.csv)
-    if question.json is not None:
-        report.write_json(question.json)
-    if question.figure is not None and report.results:
-        bench_chart.draw(report, question.figure)
-    for path in (question.csv, question.json, question.figure):
-        if path is not None and path.exists():
-            console.print(f"Written to {path}.", soft_wrap=True, highlight=False)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    """Yields what to call before each turn; a bar on rank 0's terminal, if there is one."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=dist.get_rank() != 0 or not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task("", total=total)
-
-        def advance(case: Case) -> None:
-            text = f"{TITLES[case.op]}, {case.dtype}, {case.size} bytes"
-            bar.update(task, advance=1, description=text)
-
-        yield advance
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+        bench_case.one_of(beside, bench_job.PEERS, "--beside")
+        bench_case.one_of(device, bench_job.DEVICES, "--device")
+        question = bench_job.Question(
+            bench_case.chosen(ops, list(bench_case.TITLES), "--ops"),
+            bench_case.chosen(dtypes, list(bench_case.DTYPES), "--dtypes"),
+            bench_case.sizes(smallest, largest, factor),
+            sweep.Rules(turns, repeats, warm_up),
+            ranks=ranks,
+            beside=beside,
+            device=device,
+            network=network,
+            csv=csv,
+            json=as_json,
+            figure=figure,
+        )
+        status = bench_job.run(question)
+    except (bench_case.BenchError, ImportError) as error:
+        raise failed(error, bench_report.REFUSED) from None
+    raise Exit(status)

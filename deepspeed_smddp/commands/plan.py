@@ -1,69 +1,92 @@
-"""From the words of the command line to the question of ``smddp plan``."""
+"""``smddp plan``: memory, time and cost of a training, from the words of the command line."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import hjson
+from rich.console import Console
+from typer import Argument, Exit, Option, echo
 
-from deepspeed_smddp.planning import PlanError, asked_job
-from deepspeed_smddp.planning.answer import Answer, answer
-from deepspeed_smddp.planning.hardware import cluster
+from deepspeed_smddp.commands import failed
+from deepspeed_smddp.planning import PlanError, asked_job, hardware, plan_page
+from deepspeed_smddp.planning.answer import answer
 from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
 from deepspeed_smddp.planning.training_job import RECOMPUTATIONS
 
 
 def plan(
-    model: str,
-    where: str,
-    gpus: int,
-    *,
-    config: Path | None = None,
-    sequence: int = 0,
-    batch_tokens: str = "",
-    tokens: str = "",
-    network: float = 0,
-    network_from: Path | None = None,
-    price: float = 0,
-    recomputation: str = "full",
-) -> Answer:
-    """Plans what the command line asks for.
+    model: Annotated[
+        str,
+        Argument(
+            help="A model of the list (a wrong name prints it), a transformers config.json, or "
+            "layers=,hidden=,heads=,kv_heads=,ffn=,vocabulary=,sequence= (and gated=0)."
+        ),
+    ],
+    cluster: Annotated[
+        str, Argument(help="p4d, p4de, p5, p5en, p6-b200; or a GPU with --network, as h100.")
+    ],
+    gpus: Annotated[int, Option(help="GPUs of the job.")] = 8,
+    config: Annotated[
+        Path | None,
+        Option(exists=True, dir_okay=False, help="A DeepSpeed config to plan, not to find."),
+    ] = None,
+    sequence: Annotated[int, Option(help="Tokens of a sequence.")] = 0,
+    batch_tokens: Annotated[str, Option(help="Tokens of a step, as 4M; else the config's.")] = "",
+    tokens: Annotated[str, Option(help="Of the whole training, as 2T.")] = "",
+    network: Annotated[float, Option(help="Gbit/s of a host.")] = 0,
+    network_from: Annotated[
+        Path | None, Option(exists=True, dir_okay=False, help="What smddp bench --json wrote.")
+    ] = None,
+    price: Annotated[float, Option(help="Of a host and hour.")] = 0,
+    recomputation: Annotated[str, Option(help="none, selective or full, with --config.")] = "full",
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+    png: Annotated[
+        Path | None, Option(dir_okay=False, help="A picture of the curve to 4,096 GPUs.")
+    ] = None,
+) -> None:
+    """Predict memory, step time and cost of a training before it starts, and what to change.
 
-    Args:
-        model: a name of the list, a transformers config, or ``layers=40,hidden=5120,...``.
-        tokens, batch_tokens: numbers such as ``2T`` or ``4M``; empty: none.
-        network: Gbit/s of a host; 0: the cluster's.
-        network_from: the JSON of ``smddp bench`` on hosts of this network.
-        price: of a host and hour, in any currency; 0: not known.
-
-    Raises:
-        PlanError: what is wrong, in one sentence.
+    Exits with 1 if it does not fit, with 2 if the question is wrong.
     """
-    if recomputation not in RECOMPUTATIONS:
-        raise PlanError(
-            f"--recomputation is {recomputation!r}; it may be {', '.join(RECOMPUTATIONS)}"
+    try:
+        if recomputation not in RECOMPUTATIONS:
+            raise PlanError(
+                f"--recomputation is {recomputation!r}; it may be {', '.join(RECOMPUTATIONS)}"
+            )
+        shape = shape_of(model)
+        if sequence:
+            shape = shape.with_sequence(sequence)
+        if network and network_from:
+            raise PlanError("--network and --network-from exclude each other")
+        if network_from:
+            network = asked_job.gbit_of_host(network_from)
+        job = asked_job.of_config(
+            shape,
+            replace(hardware.cluster(cluster, network), price=price),
+            gpus,
+            _read(config)
+            if config
+            else {"zero_optimization": {"stage": 3}, "comm_backend": "smddp"},
+            recomputation=recomputation,
+            batch_tokens=int(number(batch_tokens, "--batch-tokens")) if batch_tokens else 0,
         )
-    shape = shape_of(model)
-    if sequence:
-        shape = shape.with_sequence(sequence)
-    if network and network_from:
-        raise PlanError("--network and --network-from exclude each other")
-    if network_from:
-        network = asked_job.gbit_of_host(network_from)
-    there = replace(cluster(where, network), price=price)
-    job = asked_job.of_config(
-        shape,
-        there,
-        gpus,
-        _read(config) if config else {"zero_optimization": {"stage": 3}, "comm_backend": "smddp"},
-        recomputation=recomputation,
-        batch_tokens=int(number(batch_tokens, "--batch-tokens")) if batch_tokens else 0,
-    )
-    return answer(job, number(tokens, "--tokens") if tokens else 0, asked=config is not None)
+        length = number(tokens, "--tokens") if tokens else 0
+        found = answer(job, length, asked=config is not None)
+        if png is not None and found.shown is not None:
+            plan_page.draw(found, png)
+    except PlanError as error:
+        raise failed(error, 2) from None
+    if as_json:
+        echo(json.dumps(found.as_json(), indent=1))
+    else:
+        plan_page.show(Console(), found)
+    raise Exit(0 if found.fits else 1)
 
 
 def shape_of(text: str) -> ModelShape:

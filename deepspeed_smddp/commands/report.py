@@ -6,9 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
+from typer import Argument, echo
+
+from deepspeed_smddp.commands import failed
 from deepspeed_smddp.diagnostics import report_files
 from deepspeed_smddp.diagnostics.report import dump, fr_trace, page
 from deepspeed_smddp.diagnostics.report_files import FR_TRACE, PAGE, Running
@@ -20,6 +23,23 @@ _LOOK_SECONDS = 0.1
 
 class ReportError(Exception):
     """There is nothing to report on; one sentence says why."""
+
+
+def report(
+    target: Annotated[
+        str,
+        Argument(help="A process, a job, or a folder with dumps; none: the job of this host."),
+    ] = "",
+) -> None:
+    """Say why a job hangs: which rank is where, who waits for whom, and what to do.
+
+    Asks a running job (SIGUSR2 to one of its ranks does the same), or reads the dumps in a folder.
+    """
+    try:
+        text = of_folder(Path(target)) if target and Path(target).is_dir() else of_job(target)
+    except ReportError as error:
+        raise failed(error) from None
+    echo(text, nl=False)
 
 
 def of_folder(folder: Path) -> str:
@@ -89,17 +109,11 @@ def ask(target: str) -> Path:
 
 
 def _choose(target: str, running: list[Running]) -> Running:
-    found = list(_matching(target, running))
+    jobs = sorted({process.job for process in running})
+    one = not target and len(jobs) == 1
+    found = [p for p in running if one or target in (p.job, str(p.pid))]
     if found:
         return min(found, key=lambda process: process.rank)
     if not running:
         raise ReportError("no job over smddp runs on this host (for this user)")
-    jobs = sorted({process.job for process in running})
     raise ReportError(f"no process or job {target!r} runs here; the jobs are: {', '.join(jobs)}")
-
-
-def _matching(target: str, running: list[Running]) -> Iterator[Running]:
-    jobs = {process.job for process in running}
-    for process in running:
-        if target in (process.job, str(process.pid)) or (not target and len(jobs) == 1):
-            yield process

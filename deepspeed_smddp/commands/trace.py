@@ -6,10 +6,13 @@ import gzip
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from deepspeed_smddp.commands import report as report_command
+from typer import Argument, Option, echo
+
+from deepspeed_smddp.commands import failed
+from deepspeed_smddp.commands.report import ReportError, ask
 from deepspeed_smddp.diagnostics.report import dump
 from deepspeed_smddp.diagnostics.report.dump import Dump
 from deepspeed_smddp.diagnostics.report.wording import rank_list, verb
@@ -19,16 +22,41 @@ from deepspeed_smddp.diagnostics.trace.timeline import Span, Timeline, TimelineE
 _NAMES = "rank-*.json"
 
 
-class TraceError(Exception):
-    """There is nothing to make a trace of; one sentence says why, and what to do."""
+def trace(
+    dumps: Annotated[
+        list[str] | None,
+        Argument(
+            help="Files or folders with the dumps of a report, or a running job or process of it; "
+            "none: the job of this host."
+        ),
+    ] = None,
+    output: Annotated[
+        Path, Option("-o", "--output", dir_okay=False, help="The trace; .gz: compressed.")
+    ] = Path("trace.json"),
+    step: Annotated[int | None, Option(help="This step of the training only.")] = None,
+    png: Annotated[
+        Path | None,
+        Option(dir_okay=False, help="A picture of the step, else of the last whole one."),
+    ] = None,
+) -> None:
+    """Write what all ranks did, on one clock, as a trace for Perfetto and chrome://tracing.
 
-
-@dataclass(frozen=True)
-class Drawn:
-    """What a trace or picture shows: a step, or the whole record."""
-
-    title: str
-    span: Span
+    It has compute, waits and every collective. Asks a running job, or reads the dumps of a report.
+    """
+    try:
+        found = make(dumps or [])
+        chosen = None if step is None else _step(found, step)
+        _write(found, None if chosen is None else chosen[1], output)
+        if png is not None:
+            title, span = chosen or _last(found)
+            headline = views.draw(found, title, span, png)
+    except TimelineError as error:
+        raise failed(error) from None
+    for line in summary(found):
+        echo(line)
+    if png is not None:
+        echo(f"{png}: {headline}")
+    echo(f"{output}: open it at https://ui.perfetto.dev or chrome://tracing")
 
 
 def read(paths: Sequence[Path]) -> dict[int, Dump]:
@@ -37,7 +65,7 @@ def read(paths: Sequence[Path]) -> dict[int, Dump]:
     Of a job's folder, with its ``report-*``, the latest report counts.
 
     Raises:
-        TraceError: no dumps are there, one can't be read, or they are not those of one report.
+        TimelineError: no dumps are there, one can't be read, or they are not those of one report.
     """
     dumps: dict[int, Dump] = {}
     files: dict[int, Path] = {}
@@ -45,15 +73,15 @@ def read(paths: Sequence[Path]) -> dict[int, Dump]:
         try:
             found = dump.load(path)
         except dump.DumpError as error:
-            raise TraceError(f"{error}: copy it again, or leave it out") from None
+            raise TimelineError(f"{error}: copy it again, or leave it out") from None
         first = next(iter(dumps.values()), found)
         if (found.job, found.ranks) != (first.job, first.ranks):
-            raise TraceError(
+            raise TimelineError(
                 f"these dumps are of different jobs: {files[first.rank]} of {_job(first)}, "
                 f"{path} of {_job(found)}: give those of one"
             )
         if found.rank in dumps:
-            raise TraceError(
+            raise TimelineError(
                 f"{files[found.rank]} and {path} are both of rank {found.rank}: "
                 "give the dumps of one report"
             )
@@ -75,73 +103,36 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         if not found and reports:
             found = sorted(max(reports, key=lambda folder: folder.stat().st_mtime).glob(_NAMES))
         if not found:
-            raise TraceError(
+            raise TimelineError(
                 f"{path} holds no dump ({_NAMES}): `smddp report` on a host of the running job "
                 "makes the ranks write them"
             )
         yield from found
 
 
-def choose(found: Timeline, step: int | None) -> Drawn | None:
-    """The time of a step, or None for the whole record if no step is asked for.
+def _step(found: Timeline, number: int | None) -> tuple[str, Span]:
+    number, span = found.step(number)
+    return f"step {number}", span
 
-    Raises:
-        TraceError: the step is not in the records.
-    """
-    if step is None:
-        return None
+
+def _last(found: Timeline) -> tuple[str, Span]:
+    """What a picture shows if no step is asked for: the last whole step, else the whole record."""
     try:
-        number, span = found.step(step)
-    except TimelineError as error:
-        raise TraceError(str(error)) from None
-    return Drawn(f"step {number}", span)
-
-
-def to_draw(found: Timeline) -> Drawn:
-    """What a picture shows if no step is asked for: the last whole step, else the whole record.
-
-    Raises:
-        TraceError: the record is empty.
-    """
-    try:
-        number, span = found.step(None)
+        return _step(found, None)
     except TimelineError:
         ends = [f.span[1] for line in found.ranks.values() for f in line.flights]
         if not ends:
-            raise TraceError("the dumps hold no operations: the job has called none") from None
-        return Drawn("the record", (found.zero, max(ends)))
-    return Drawn(f"step {number}", span)
+            raise TimelineError("the dumps hold no operations: the job has called none") from None
+        return "the record", (found.zero, max(ends))
 
 
-def write(found: Timeline, drawn: Drawn | None, path: Path) -> None:
-    """Writes the trace, compressed if the name ends with ``.gz``.
-
-    Raises:
-        TraceError: the file can't be written.
-    """
-    text = json.dumps(views.trace(found, None if drawn is None else drawn.span))
+def _write(found: Timeline, span: Span | None, path: Path) -> None:
+    """Writes the trace, compressed if the name ends with ``.gz``."""
+    text = json.dumps(views.trace(found, span)).encode()
     try:
-        if path.suffix == ".gz":
-            path.write_bytes(gzip.compress(text.encode()))
-        else:
-            path.write_text(text, encoding="utf-8")
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     except OSError as error:
-        raise TraceError(f"{path} can't be written: {error.strerror}") from None
-
-
-def draw(found: Timeline, drawn: Drawn | None, path: Path) -> str:
-    """Draws what :func:`choose` has chosen, else :func:`to_draw`; what the title says.
-
-    Raises:
-        TraceError: matplotlib is missing, the file can't be written, or there is nothing to draw.
-    """
-    drawn = drawn or to_draw(found)
-    try:
-        views.draw(found, drawn.title, drawn.span, path)
-    except views.PictureError as error:
-        raise TraceError(str(error)) from None
-    shares = [line.shares(drawn.span) for line in found.ranks.values()]
-    return f"{drawn.title}: {views.headline(shares)}"
+        raise TimelineError(f"{path} can't be written: {error.strerror}") from None
 
 
 def summary(found: Timeline) -> list[str]:
@@ -179,18 +170,18 @@ def make(targets: Sequence[str]) -> Timeline:
             that runs on this host.
 
     Raises:
-        TraceError: there are none, or they do not fit together.
+        TimelineError: there are none, or they do not fit together.
     """
     paths = [Path(target) for target in targets]
     absent = [path for path in paths if not path.exists()]
     if not absent and paths:
         return timeline(read(paths))
     if len(targets) > 1:
-        raise TraceError(
+        raise TimelineError(
             f"{absent[0]} does not exist: give files or folders with dumps, or one job"
         )
     try:
-        return timeline(read([report_command.ask(targets[0] if targets else "")]))
-    except report_command.ReportError as error:
+        return timeline(read([ask(targets[0] if targets else "")]))
+    except ReportError as error:
         more = f", and {absent[0]} is no file or folder" if absent else ""
-        raise TraceError(f"{error}{more}") from None
+        raise TimelineError(f"{error}{more}") from None

@@ -6,7 +6,6 @@ Knows nothing of ZeRO and wraps nothing; ``wrapped_calls`` calls it at the right
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -118,11 +117,6 @@ def group_backend() -> str:
 def serves_default_group() -> bool:
     """Whether there is a default group, and smddp is its backend for at least one device type."""
     return dist.is_initialized() and NAME in group_backend()
-
-
-def launched() -> bool:
-    """Whether a launcher started this process as one of several ranks."""
-    return all(name in os.environ for name in launchers.TORCH)
 
 
 def set_launcher_variables() -> None:

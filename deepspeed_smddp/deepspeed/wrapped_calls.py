@@ -29,7 +29,7 @@ from deepspeed_smddp.deepspeed import (
     unsupported_features,
 )
 from deepspeed_smddp.deepspeed.sharding import sharding_degree
-from deepspeed_smddp.distributed import backend
+from deepspeed_smddp.distributed import backend, launchers
 from deepspeed_smddp.errors import SmddpConfigError, logger
 from deepspeed_smddp.models.offload import offload_activations
 from deepspeed_smddp.upstream import shared_memory_op, source
@@ -129,7 +129,7 @@ def around_training_arguments(call: Call) -> Iterator[None]:
     # Without a launcher the Trainer makes no group here; deepspeed.initialize makes it later.
     if request.wants_smddp:
         comm_backend.set_launcher_variables()
-    if request.backend is not None and comm_backend.launched():
+    if request.backend is not None and launchers.launched():
         comm_backend.initialise(request, timeout=timedelta(seconds=training.ddp_timeout))
     yield
 

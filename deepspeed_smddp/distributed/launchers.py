@@ -96,6 +96,11 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if not env.get(name)}
 
 
+def launched() -> bool:
+    """Whether a launcher started this process as one of several ranks."""
+    return all(name in os.environ for name in TORCH)
+
+
 def apply() -> None:
     """Sets the variables that torch reads in this process; call it before the group is made.
 

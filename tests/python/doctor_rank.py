@@ -25,7 +25,7 @@ def main() -> int:
     if "package" in wanted:  # before the tree that an editable installation names
         sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
         sys.path.insert(0, wanted["package"])
-    from deepspeed_smddp.commands import doctor as doctor_command
+    from deepspeed_smddp.diagnostics.doctor import job_doctor
 
     if "clock" in wanted:
         true = time.time_ns
@@ -41,7 +41,7 @@ def main() -> int:
     if others:
         os.nice(5)
     try:
-        return doctor_command.run(None, True, 120.0)
+        return job_doctor.run(None, True, 120.0)
     finally:
         for process in others:
             process.kill()

@@ -16,10 +16,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import ranks
-from deepspeed_smddp.bench import bench_page, link_rate
+from deepspeed_smddp.bench import bench_job, bench_page
 from deepspeed_smddp.bench.bench_case import DTYPES, TITLES, Case, cases, sizes
-from deepspeed_smddp.bench.bench_report import FAILED, REFUSED, RIGHT, STOPPED, BenchReport
-from deepspeed_smddp.bench.bench_result import Result
+from deepspeed_smddp.bench.bench_report import FAILED, REFUSED, RIGHT, STOPPED, BenchReport, Result
 from deepspeed_smddp.bench.call_buffers import CallBuffers
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.diagnostics.doctor import machine
@@ -194,8 +193,8 @@ def test_the_nics_of_a_provider_and_their_rate(tmp_path: Path) -> None:
         port = tmp_path / f"class/infiniband/{name}/ports/1"
         port.mkdir(parents=True)
         (port / "rate").write_text("100 Gb/sec (4X EDR)\n")
-    assert link_rate.rate_of(["rdmap0s6-rdm", "rdmap1s6-rdm"], tmp_path) == 25e9
-    assert link_rate.rate_of(["rdmap0s6", "no-such-nic"], tmp_path) == 0
+    assert bench_job.rate_of(["rdmap0s6-rdm", "rdmap1s6-rdm"], tmp_path) == 25e9
+    assert bench_job.rate_of(["rdmap0s6", "no-such-nic"], tmp_path) == 0
 
 
 # ---- the planner takes what was measured
@@ -276,8 +275,8 @@ def test_local_ranks_measure_all_operations(tmp_path: Path) -> None:
 
 QUESTION = """
 import os
-from deepspeed_smddp.commands import bench as bench_command; from deepspeed_smddp.bench import sweep
-from deepspeed_smddp.commands.bench import Question
+from deepspeed_smddp.bench import bench_job, sweep
+from deepspeed_smddp.bench.bench_job import Question
 """
 
 
@@ -292,7 +291,7 @@ def test_a_wrong_result_is_named_and_ends_all_ranks_with_1() -> None:
                 tensor[11] += 1
         dist.all_reduce = spoilt
     asked = Question(["all_gather", "all_reduce"], ["fp32"], [4096], sweep.Rules(2, 2))
-    print("\\nstatus", bench_command.run(asked))
+    print("\\nstatus", bench_job.run(asked))
     """
     outputs = ranks.run(program, 3, timeout=120, imports=QUESTION)
     assert all(text.rstrip().endswith(f"status {FAILED}") for text in outputs)
@@ -313,7 +312,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_turn() -> None:
         begin(self)
     sweep.CallBuffers.prepare = prepare
     asked = Question(["all_gather"], ["bf16"], [1 << s for s in range(10, 20)], sweep.Rules(2, 2))
-    print("\\nstatus", bench_command.run(asked))
+    print("\\nstatus", bench_job.run(asked))
     """
     outputs = ranks.run(program, 2, timeout=120, imports=QUESTION)
     assert all(text.rstrip().endswith(f"status {STOPPED}") for text in outputs)

@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 from rich.console import Console
 
 import ranks
 from deepspeed_smddp.diagnostics.doctor import facts, job_doctor, machine, rank_facts
-from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict, from_json
+from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.job_doctor import FAILED, LIMITED, WELL, JobReport
 
-IMPORTS = "import torch\nfrom deepspeed_smddp.commands import doctor as doctor_command"
+IMPORTS = "import torch\nfrom deepspeed_smddp.diagnostics.doctor import job_doctor"
 
 
 def doctor(deviation: str = "", size: int = 3) -> tuple[list[int], dict[str, Any]]:
     """The statuses of all ranks, and rank 0's report, after rank 1 has run ``deviation``."""
     program = "import os\nif os.environ['RANK'] == '1':\n"
     program += "".join(f"    {line}\n" for line in (deviation or "pass").splitlines())
-    program += "print('\\nstatus', doctor_command.run(None, True, 60.0, measure=False))\n"
+    program += "print('\\nstatus', job_doctor.run(None, True, 60.0, measure=False))\n"
     printed = ranks.run(program, size, timeout=120, imports=IMPORTS)
     statuses = [int(text.rpartition("status ")[2]) for text in printed]
     text = printed[0]
@@ -56,7 +58,7 @@ def test_equal_ranks_and_a_rank_that_does_not_come() -> None:
     statuses, report = doctor()
     assert statuses == [WELL] * 3 and report["deviations"] == []
     missing = "import os\nif os.environ['RANK'] != '1':\n"
-    missing += "    print('\\nstatus', doctor_command.run(None, True, 3.0))\n"
+    missing += "    print('\\nstatus', job_doctor.run(None, True, 3.0))\n"
     printed = ranks.run(missing, 3, timeout=120, imports=IMPORTS)
     assert "rank 1 did not answer within 3 s" in printed[0]
     assert "status 1" in printed[0] and "status 1" in printed[2]
@@ -95,7 +97,7 @@ def test_a_problem_is_not_said_again_as_a_difference() -> None:
 
 def test_facts_survive_json() -> None:
     job = rank(3, "b", Fact("a", "1", "host", Verdict.FAILED, "x"), problems=[Finding("f", "t")])
-    assert from_json(json.loads(json.dumps(job.to_json()))) == job
+    assert TypeAdapter(RankFacts).validate_json(to_json(job)) == job
 
 
 def test_the_page_fits_80_columns() -> None:
@@ -105,7 +107,7 @@ def test_the_page_fits_80_columns() -> None:
     job[9] = rank(9, "a-host-with-a-long-name-1", other)
     report = JobReport(64, job, facts.deviations(job))
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    job_doctor.print_report(report, console)
+    console.print(job_doctor.page(report), width=job_doctor.WIDTH)
     text = console.export_text()
     assert max(len(line.rstrip()) for line in text.splitlines()) <= job_doctor.WIDTH
     assert "rank 9" in text and "1 failed, 0 limited" in text and report.status == FAILED

@@ -116,7 +116,7 @@ def test_the_fastest_of_several_times_counts() -> None:
     }
     said[0].append(Half(3, 2, SKIPPED, why="the test ends"))
     (link,) = links.links(said, job("ab"))
-    assert (link.state, link.rate) == (MEASURED, 90.0)
+    assert (link.state, link.bytes_per_second) == (MEASURED, 90.0)
 
 
 def test_few_hosts_are_measured_several_times() -> None:
@@ -138,7 +138,7 @@ def test_a_host_whose_pairs_fail_is_left_out_of_further_pairs(
         rank = 0
 
         def put(self, key: str, value: Any) -> None: ...
-        def get(self, key: str, seconds: float) -> str:
+        def get(self, key: str, kind: type, seconds: float) -> str:
             return ""
 
         def part(self, key: str) -> None: ...
@@ -170,12 +170,11 @@ def test_a_clock_counts_only_beyond_what_is_uncertain() -> None:
 
 def test_the_page_shows_the_network_that_operations_assume() -> None:
     models = ["20,4,0.12", "30,4,0.12", "25,6,0.11"]
-    halves = [{"round": 0, "partner": 2, "state": "measured", "network": m} for m in models]
-    halves = [{**half, "network_source": "measured now"} for half in halves]
-    part: dict[str, Any] = {"core": {"seconds": 0.02, "waited": 0.0}, "clock": None}
+    halves = [Half(0, 2, MEASURED, network=m, network_source="measured now") for m in models]
+    part = measurements.Part(measurements.Core(0.02, 0.0), halves)
     stored = "26,4,0.11, measured on 2026-11-20 08:00 UTC"
-    measured = measurements.joined({0: {**part, "links": halves}}, job("ab"), stored)
-    assert measured.to_json()["network"] == "25,4,0.12"
+    measured = measurements.joined({0: part}, job("ab"), stored)
+    assert measured.network == "25,4,0.12"
     sentences = list(measured.sentences())
     assert any("hosts is 25,4,0.12, measured now" in sentence for sentence in sentences), sentences
     assert f"a job of these ranks takes the network {stored}" in sentences
@@ -186,15 +185,15 @@ def test_ranks_that_can_not_measure_are_passed_over_and_said() -> None:
     for rank in (2, 4, 5):
         ranks[rank].facts = [f for f in ranks[rank].facts if f.name != "libfabric"]
     assert measurements.plan(ranks, "").ranks == [0, 3]
-    part: dict[str, Any] = {"core": {"seconds": 0.02, "waited": 0.0}, "clock": None, "links": []}
+    part = measurements.Part(measurements.Core(0.02, 0.0), [])
     measured = measurements.joined(dict.fromkeys(range(5), part), ranks)
-    assert measured.left_out == ["c"] and measured.missing == [5]
+    assert measured.hosts_not_measured == ["c"] and measured.missing == [5]
     (unfinished,) = measured.deviations(ranks)
     assert unfinished.verdict is Verdict.FAILED and unfinished.ranks == (5,)
     ranks[3].facts = [Fact("libfabric", "tcp"), Fact("deepspeed-smddp", "another")]
     assert measurements.plan(ranks, "").ranks == [0]
     report = JobReport(6, ranks, [unfinished], measured)
-    assert json.loads(json.dumps(report.to_json()))["measured"]["hosts_not_measured"] == ["c"]
+    assert json.loads(report.as_json())["measured"]["hosts_not_measured"] == ["c"]
 
 
 def test_the_work_takes_a_time() -> None:

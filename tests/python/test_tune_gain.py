@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 import ranks
 from deepspeed_smddp.commands.main import app
-from deepspeed_smddp.commands.tune import better
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.tuning import auto_keys, decoder
 from deepspeed_smddp.tuning.choice import Choice, NetworkModel, Point
 from deepspeed_smddp.tuning.expected_step import ModuleCost, StepKind, seconds, step_seconds
+from deepspeed_smddp.tuning.tune_job import better
 
 KEPT = Choice(0, 0, 50_000_000, 0, 500_000_000)  # all is prefetched, nothing persists
 

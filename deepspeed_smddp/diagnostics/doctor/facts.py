@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
 from deepspeed_smddp.diagnostics.report.wording import consecutive
 
@@ -63,27 +63,11 @@ class RankFacts:
     facts: list[Fact] = field(default_factory=list)
     problems: list[Finding] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; :func:`from_json` is the inverse."""
-        found = asdict(self)
-        for row in (*found["facts"], *found["problems"]):
-            for key in ("if_different", "verdict"):
-                if key in row:
-                    row[key] = row[key].value
-        return found
-
 
 def of_its_host(rank: int, ranks: Sequence[RankFacts]) -> list[int]:
     """All ranks of the host of this one; of a rank without facts that one alone."""
     host_id = next((known.host_id for known in ranks if known.rank == rank), None)
     return [known.rank for known in ranks if known.host_id == host_id] or [rank]
-
-
-def from_json(found: dict[str, Any]) -> RankFacts:
-    """The facts that another rank has sent."""
-    facts = [Fact(**{**f, "if_different": Verdict(f["if_different"])}) for f in found["facts"]]
-    problems = [Finding(**{**p, "verdict": Verdict(p["verdict"])}) for p in found["problems"]]
-    return RankFacts(**{**found, "facts": facts, "problems": problems})
 
 
 ABSENT = "not set"

@@ -1,25 +1,37 @@
-"""``smddp doctor`` on the ranks of a job: collects, compares, and agrees on one exit status."""
+"""``smddp doctor``: of one process, or of the ranks of a job, which agree on one exit status."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from pydantic_core import to_json
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_smddp.diagnostics.doctor import facts, measurements, rank_facts
-from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict
+from deepspeed_smddp.diagnostics.doctor import checks, facts, measurements, rank_facts
+from deepspeed_smddp.diagnostics.doctor.facts import Deviation, Finding, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.measurements import Measured
-from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
+from deepspeed_smddp.diagnostics.doctor.rendezvous import (
+    Rendezvous,
+    RendezvousError,
+    join,
+    launched,
+)
+from deepspeed_smddp.distributed.launchers import LauncherError
+from deepspeed_smddp.errors import SmddpConfigError
 
 # Exit statuses: all is well; something will fail; ranks differ or something is slow.
 WELL, FAILED, LIMITED = 0, 1, 3
+
+WIDTH = 80
+STYLES = {Verdict.OK: "green", Verdict.LIMITED: "yellow", Verdict.FAILED: "red"}
+# Of what all ranks share, these are shown; the others are counted.
+_SHOWN = ("deepspeed-smddp", "torch", "DeepSpeed", "Python", "libfabric", "NICs", "MTU", "GPUs")
 
 
 @dataclass
@@ -40,79 +52,115 @@ class JobReport:
             return FAILED
         return LIMITED if Verdict.LIMITED in verdicts else WELL
 
-    def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
-        return {
-            "size": self.size,
-            "status": self.status,
-            "seconds": round(self.seconds, 3),
-            "deviations": [
-                {
-                    "name": found.name,
-                    "verdict": found.verdict.value,
-                    "ranks": list(found.ranks),
-                    "text": found.text,
-                }
-                for found in self.deviations
-            ],
-            "measured": None if self.measured is None else self.measured.to_json(),
-            "ranks": [rank.to_json() for rank in self.ranks],
-        }
+    def as_json(self) -> str:
+        """The report as text; rates are bytes per second each way, times are seconds."""
+        return to_json({"status": self.status, **vars(self)}, indent=2).decode()
 
 
-def run(
+def run(ds_config: Path | None, as_json: bool, seconds: float, measure: bool = True) -> int:
+    """Prints the report, on rank 0 only, and returns the exit status.
+
+    Args:
+        ds_config: a DeepSpeed config whose settings apply.
+        as_json: JSON in place of tables.
+        seconds: how long ranks wait for one another.
+        measure: whether the ranks of a job measure their links, cores and clocks.
+    """
+    console = Console()
+
+    def show(report: JobReport) -> None:
+        if as_json:
+            print(report.as_json(), flush=True)
+        else:
+            console.print(page(report), width=min(WIDTH, console.width), soft_wrap=False)
+
+    try:
+        if not launched():
+            return _alone(ds_config, as_json, console)
+        return _of_job(join(seconds), ds_config, seconds, show, measure)
+    except (LauncherError, RendezvousError) as error:
+        failure = Text(f"failed  {error}", STYLES[Verdict.FAILED])
+        Console(stderr=True, soft_wrap=True).print(failure)
+        return FAILED
+
+
+def _alone(ds_config: Path | None, as_json: bool, console: Console) -> int:
+    findings = list(checks.findings())
+    rows: list[checks.SettingRow] = []
+    try:
+        rows = checks.setting_rows(ds_config)
+    except SmddpConfigError as error:
+        findings.append(Finding("settings", str(error), Verdict.FAILED))
+    status = int(any(finding.verdict is Verdict.FAILED for finding in findings))
+    if as_json:
+        found = {"status": status, "findings": findings, "settings": rows}
+        print(to_json(found, indent=2).decode())
+        return status
+    table = Table.grid(padding=(0, 2))
+    for finding in findings:
+        table.add_row(_verdict(finding), finding.name, Text(finding.text, overflow="fold"))
+    console.print(table)
+    if rows:
+        settings = Table("setting", "value", "source", "meaning", box=None, padding=(0, 2, 0, 0))
+        for row in rows:
+            settings.add_row(row.name, Text(row.value), row.source, row.meaning)
+        console.print()
+        console.print(settings)
+    return status
+
+
+def _of_job(
     rendezvous: Rendezvous,
     ds_config: Path | None,
     seconds: float,
     show: Callable[[JobReport], None],
-    measure: bool = True,
+    measure: bool,
 ) -> int:
     """The exit status, the same on all ranks.
 
-    Args:
-        seconds: how long rank 0 waits for the facts of all ranks.
-        show: called on rank 0 with the report, while the other ranks still run: torchrun ends all
-            ranks as soon as one has exited with a status other than 0.
-        measure: whether links, cores and clocks are measured.
+    ``show`` is called on rank 0 while the other ranks still run: torchrun ends all ranks as soon as
+    one has exited with a status other than 0.
     """
     began = time.monotonic()
-    nonce = rendezvous.share("nonce", secrets.token_hex(8), seconds)
+    nonce = rendezvous.share("nonce", str, secrets.token_hex(8), seconds)
     if nonce is None:
         return FAILED
     own = rank_facts.collect(rendezvous.rank, ds_config, nonce)
-    gathered = rendezvous.gather("facts", own.to_json(), seconds)
-    found = [facts.from_json(gathered[rank]) for rank in sorted(gathered)]
+    gathered = rendezvous.gather("facts", own, seconds)
+    found = [gathered[rank] for rank in sorted(gathered)]
     measured = _measure(rendezvous, found, seconds) if measure else None
-    status: int | None = None
+    status = 0
     if rendezvous.rank == 0:
-        report = JobReport(rendezvous.size, found, [*_missing(found, rendezvous.size, seconds)])
-        report.deviations += facts.deviations(found)
+        deviations = [*_missing(found, rendezvous.size, seconds), *facts.deviations(found)]
         if measured is not None:
-            report.deviations += measured.deviations(found)
-            report.measured = measured
-        report.deviations.sort(key=lambda deviation: deviation.verdict is not Verdict.FAILED)
-        report.seconds = time.monotonic() - began
+            deviations += measured.deviations(found)
+        deviations.sort(key=lambda deviation: deviation.verdict is not Verdict.FAILED)
+        took = time.monotonic() - began
+        report = JobReport(rendezvous.size, found, deviations, measured, took)
         show(report)
         status = report.status
-    status = rendezvous.share("status", status, 2 * seconds + 2 * measurements.SECONDS)
+    shared = rendezvous.share("status", int, status, 2 * seconds + 2 * measurements.SECONDS)
     rendezvous.leave()
-    return FAILED if status is None else status
+    return FAILED if shared is None else shared
 
 
 def _measure(rendezvous: Rendezvous, found: Sequence[RankFacts], seconds: float) -> Measured | None:
     """What the ranks with facts measure together; None on the other ranks than rank 0."""
-    server = measurements.clock_server() if rendezvous.rank == 0 else None
+    first = rendezvous.rank == 0
+    server = measurements.clock_server() if first else None
     try:
         contact = "" if server is None else server.contact()
-        plan = asdict(measurements.plan(found, contact)) if rendezvous.rank == 0 else None
-        plan = rendezvous.share("plan", plan, 2 * seconds + 60)
-        part = measurements.run(rendezvous, plan) if plan is not None else None
-        who = [rank.rank for rank in measurements.taking_part(found)] if found else []
+        plan = measurements.plan(found, contact) if first else None
+        plan = rendezvous.share("plan", measurements.Plan, plan, 2 * seconds + 60)
+        if plan is None:
+            return None
+        part = measurements.run(rendezvous, plan)
+        who = [rank.rank for rank in measurements.taking_part(found)]
         parts = rendezvous.gather("measured", part, measurements.SECONDS, who)
     finally:
         if server is not None:
             server.close()
-    if rendezvous.rank != 0:
+    if not first:
         return None
     return measurements.joined(parts, found, measurements.stored_network(found))
 
@@ -128,19 +176,8 @@ def _missing(found: Sequence[RankFacts], size: int, seconds: float) -> list[Devi
     return [Deviation("ranks", text, Verdict.FAILED, tuple(gone))]
 
 
-WIDTH = 80
-STYLES = {Verdict.OK: "green", Verdict.LIMITED: "yellow", Verdict.FAILED: "red"}
-# Of what all ranks share, these are shown; the others are counted.
-_SHOWN = ("deepspeed-smddp", "torch", "DeepSpeed", "Python", "libfabric", "NICs", "MTU", "GPUs")
-
-
-def print_report(report: JobReport, console: Console) -> None:
-    """Prints what deviates in full, and what all ranks share in one line."""
-    console.print(page(report), width=min(WIDTH, console.width), soft_wrap=False)
-
-
 def page(report: JobReport) -> RenderableType:
-    """The page: the hosts, a table of findings, one sentence at the end."""
+    """What deviates in full, what all ranks share in one line, one sentence at the end."""
     hosts: dict[str, list[int]] = {}
     for rank in report.ranks:
         hosts.setdefault(rank.host, []).append(rank.rank)
@@ -151,31 +188,24 @@ def page(report: JobReport) -> RenderableType:
     table.add_column(width=17, overflow="fold")
     table.add_column(overflow="fold")
     for found in report.deviations:
-        verdict = Text(found.verdict.value, STYLES[found.verdict])
-        table.add_row(verdict, found.name, Text(found.text))
+        table.add_row(_verdict(found), found.name, Text(found.text))
     if report.ranks:
         equal = facts.same(report.ranks)
-        known = {fact.name: fact.value for fact in equal}
-        shown = [f"{name} {_short(known[name])}" for name in _SHOWN if name in known]
-        rest = len(equal) - len(shown)
-        text = "; ".join([*shown, f"{rest} more facts and settings (--json lists them)"])
-        table.add_row(Text("ok", STYLES[Verdict.OK]), "on all ranks", Text(text))
+        known = {fact.name: fact.value.partition(" (")[0] for fact in equal}
+        shown = [f"{name} {known[name]}" for name in _SHOWN if name in known]
+        rest = f"{len(equal) - len(shown)} more facts and settings (--json lists them)"
+        table.add_row(Text("ok", "green"), "on all ranks", Text("; ".join([*shown, rest])))
     if report.measured is not None:
         text = "; ".join(report.measured.sentences())
-        table.add_row(Text("ok", STYLES[Verdict.OK]), "measured", Text(text or "nothing"))
-    return Group(head, Text(), table, Text(), _summary(report))
-
-
-def _short(value: str) -> str:
-    """Without an explanation in parentheses."""
-    return value.partition(" (")[0]
-
-
-def _summary(report: JobReport) -> Text:
+        table.add_row(Text("ok", "green"), "measured", Text(text or "nothing"))
     failed = sum(found.verdict is Verdict.FAILED for found in report.deviations)
-    limited = len(report.deviations) - failed
-    if not report.deviations:
-        return Text(f"Nothing found in {report.seconds:.1f} s.", STYLES[Verdict.OK])
-    style = STYLES[Verdict.FAILED if failed else Verdict.LIMITED]
-    counts = f"{failed} failed, {limited} limited"
-    return Text(f"{counts}; {report.seconds:.1f} s.", style)
+    if report.deviations:
+        counts = f"{failed} failed, {len(report.deviations) - failed} limited"
+        summary = Text(f"{counts}; {report.seconds:.1f} s.", "red" if failed else "yellow")
+    else:
+        summary = Text(f"Nothing found in {report.seconds:.1f} s.", "green")
+    return Group(head, Text(), table, Text(), summary)
+
+
+def _verdict(found: Finding | Deviation) -> Text:
+    return Text(found.verdict.value, STYLES[found.verdict])

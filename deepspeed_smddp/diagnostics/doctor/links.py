@@ -191,7 +191,9 @@ def _pair(rendezvous: Rendezvous, number: int, partner: int, refusal: str, end: 
     rendezvous.put(f"pair/{number}/{rendezvous.rank}", refusal)
     if refusal:
         return Half(number, partner, SKIPPED, why=refusal)
-    answer = rendezvous.get(f"pair/{number}/{partner}", max(end - time.monotonic(), PAIR_SECONDS))
+    answer = rendezvous.get(
+        f"pair/{number}/{partner}", str, max(end - time.monotonic(), PAIR_SECONDS)
+    )
     if answer is None:
         answer = f"rank {partner} did not come to this pair"
         rendezvous.put(f"pair/{number}/{rendezvous.rank}", answer)  # should it come yet
@@ -212,21 +214,13 @@ SLOW = 0.75
 
 @dataclass(frozen=True)
 class Link:
-    """A pair of hosts; ``rate`` is in bytes per second each way, at the same time."""
+    """A pair of hosts; ``bytes_per_second`` each way, at the same time; ``why`` if not measured."""
 
     hosts: tuple[str, str]
     ranks: tuple[int, int]
     state: str
-    rate: float = 0.0
+    bytes_per_second: float = 0.0
     why: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        shown: dict[str, Any] = {"hosts": list(self.hosts), "ranks": list(self.ranks)}
-        shown["state"] = self.state
-        if self.state == MEASURED:
-            return {**shown, "bytes_per_second": round(self.rate)}
-        return {**shown, "why": self.why}
 
 
 def links(halves: Mapping[int, Sequence[Half]], ranks: Sequence[RankFacts]) -> list[Link]:
@@ -266,7 +260,7 @@ def best_rates(found: Sequence[Link]) -> dict[int, float]:
     for link in found:
         if link.state == MEASURED:
             for rank in link.ranks:
-                best[rank] = max(best.get(rank, 0.0), link.rate)
+                best[rank] = max(best.get(rank, 0.0), link.bytes_per_second)
     return best
 
 
@@ -321,10 +315,10 @@ def _slow_links(found: Sequence[Link]) -> Iterator[Deviation]:
         if link.state != MEASURED:
             continue
         first, second = (best[rank] for rank in link.ranks)
-        if link.rate < SLOW * min(first, second):
+        if link.bytes_per_second < SLOW * min(first, second):
             text = (
-                f"{_named(link)}: {shown(link.rate)} each way; with other hosts they reach "
-                f"{shown(first)} and {shown(second)}"
+                f"{_named(link)}: {shown(link.bytes_per_second)} each way; with other hosts they "
+                f"reach {shown(first)} and {shown(second)}"
             )
             yield Deviation("slow link", text, Verdict.LIMITED, link.ranks)
 

@@ -8,22 +8,24 @@ import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from deepspeed_smddp.diagnostics.doctor import facts, links
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
 from deepspeed_smddp.diagnostics.trace.clocks import ClockServer, measure
 
+# Within this time all ranks have measured all: the links, the one pair that began last, the rest.
+SECONDS = links.ALL_SECONDS + 3 * links.PAIR_SECONDS + 10.0
 # A rank that takes longer than the median by this factor is slow.
-SLOW = 1.5
+SLOW_CORE = 1.5
 # From this share of the time on, the rank waited for a core rather than computed slowly.
 _WAITED = 0.3
-
 _WORK = 8 << 20  # bytes to hash
-_SECONDS = 0.4
+_WORK_SECONDS = 0.4
 _LEAST_ROUNDS = 3
+# NTP keeps clocks within some milliseconds. Beyond this, logs of two hosts are hard to compare.
+MOST_CLOCK_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -33,54 +35,6 @@ class Core:
     seconds: float
     waited: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"seconds": round(self.seconds, 5), "waited": round(self.waited, 3)}
-
-
-def time_core() -> Core:
-    """Hashes the same bytes for 0.4 seconds. The fastest round counts: a core that another process
-    keeps busy slows all of them, a short disturbance does not.
-    """
-    work = bytes(_WORK)
-    fastest = Core(math.inf, 0.0)
-    end = time.perf_counter() + _SECONDS
-    done = 0
-    while done < _LEAST_ROUNDS or time.perf_counter() < end:
-        began, computed = time.perf_counter(), time.thread_time()
-        hashlib.sha256(work).digest()
-        seconds = time.perf_counter() - began
-        if seconds < fastest.seconds:
-            waited = 1 - (time.thread_time() - computed) / seconds
-            fastest = Core(seconds, max(0.0, waited))
-        done += 1
-    return fastest
-
-
-def judge_cores(cores: Mapping[int, Core], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
-    """The ranks that take longer than the median by ``SLOW``, with the likely cause."""
-    if not cores:
-        return
-    median = statistics.median(core.seconds for core in cores.values())
-    for rank, core in sorted(cores.items()):
-        if core.seconds <= SLOW * median:
-            continue
-        cause = (
-            f"it had no core for {core.waited:.0%} of the time: other processes, or other ranks, "
-            "run on its cores"
-            if core.waited > _WAITED
-            else "it had its core all the time: the core is slower (its clock, power or heat)"
-        )
-        text = (
-            f"{facts.named([rank], ranks)}: the same work takes {core.seconds * 1e3:.1f} ms, "
-            f"the median of all ranks is {median * 1e3:.1f} ms; {cause}"
-        )
-        yield Deviation("slow rank", text, Verdict.LIMITED, (rank,))
-
-
-# NTP keeps clocks within some milliseconds. Beyond this, logs of two hosts are hard to compare.
-MOST_SECONDS = 0.1
-
 
 @dataclass(frozen=True)
 class Clock:
@@ -88,45 +42,6 @@ class Clock:
 
     offset: float | None = None
     uncertainty: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"offset": self.offset, "uncertainty": self.uncertainty}
-
-
-def clock_server() -> ClockServer | None:
-    """The server of rank 0, started; None if it can open no port."""
-    try:
-        found = ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
-    except OSError:
-        return None
-    found.start()
-    return found
-
-
-def ask_clock(contact: str) -> Clock:
-    """This host's clock, asked over UDP; takes a second at most."""
-    found = measure(contact) if contact else None
-    return Clock() if found is None else Clock(found["offset"], found["uncertainty"])
-
-
-def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
-    """Hosts whose clocks differ from rank 0's by more than ``MOST_SECONDS``, for certain."""
-    for rank, clock in sorted(clocks.items()):
-        if clock.offset is None or abs(clock.offset) - clock.uncertainty <= MOST_SECONDS:
-            continue
-        members = of_its_host(rank, ranks)
-        direction = "ahead of" if clock.offset > 0 else "behind"
-        text = (
-            f"{facts.named(members, ranks)}: {abs(clock.offset):.3g} s {direction} the clock "
-            f"of rank 0's host (within {clock.uncertainty * 1e3:.2g} ms), so that times in logs of "
-            "these hosts do not match: run chrony or another NTP client on all hosts"
-        )
-        yield Deviation("clock", text, Verdict.LIMITED, tuple(members))
-
-
-# Within this time all ranks have measured all: the links, the one pair that began last, the rest.
-SECONDS = links.ALL_SECONDS + 3 * links.PAIR_SECONDS + 10.0
 
 
 @dataclass(frozen=True)
@@ -139,44 +54,50 @@ class Plan:
     most_rounds: int = links.MOST_ROUNDS
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one rank has measured; one rank of each host asks for the time."""
+
+    core: Core
+    links: list[links.Half]
+    clock: Clock | None = None
+
+
 @dataclass
 class Measured:
-    """Over all ranks: cores by rank, clocks by the rank that asked, links; hosts left out."""
+    """Over all ranks: cores by rank, clocks by the rank that asked, links.
+
+    ``stored_network`` is what an earlier job of these ranks has measured, with its date.
+    """
 
     cores: dict[int, Core] = field(default_factory=dict)
     clocks: dict[int, Clock] = field(default_factory=dict)
     links: list[links.Link] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    hosts_not_measured: list[str] = field(default_factory=list)
     hosts: int = 0
     missing: list[int] = field(default_factory=list)
     network: str = ""
     network_source: str = ""
-    stored: str = ""  # what an earlier job of these ranks has measured, with its date
+    stored_network: str = ""
 
     def deviations(self, ranks: Sequence[RankFacts]) -> list[Deviation]:
         """What is slow, blocked or far off, and ranks that did not finish."""
+        unfinished = (
+            f"did not finish the measurement within {SECONDS:.0f} s: see the output of its process"
+        )
         return [
-            *(_unfinished(rank, ranks) for rank in self.missing),
+            *(
+                Deviation("ranks", f"{facts.named([r], ranks)}: {unfinished}", Verdict.FAILED, (r,))
+                for r in self.missing
+            ),
             *links.judge(self.links, ranks),
             *judge_cores(self.cores, ranks),
             *judge_clocks(self.clocks, ranks),
         ]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; rates are bytes per second each way, times are seconds."""
-        return {
-            "cores": {str(rank): core.to_json() for rank, core in self.cores.items()},
-            "clocks": {str(rank): clock.to_json() for rank, clock in self.clocks.items()},
-            "links": [link.to_json() for link in self.links],
-            "hosts_not_measured": self.left_out,
-            "network": self.network,
-            "network_source": self.network_source,
-            "stored_network": self.stored,
-        }
-
     def sentences(self) -> Iterator[str]:
         """What was measured, for the page."""
-        rates = [link.rate for link in self.links if link.state == links.MEASURED]
+        rates = [link.bytes_per_second for link in self.links if link.state == links.MEASURED]
         pairs = self.hosts * (self.hosts - 1) // 2
         if rates:
             low, high = (links.shown(rate) for rate in (min(rates), max(rates)))
@@ -187,10 +108,10 @@ class Measured:
                 f"the network between hosts is {self.network}, {self.network_source} "
                 "(docs/dev/selector.md)"
             )
-        if self.stored:
-            yield f"a job of these ranks takes the network {self.stored}"
-        if self.left_out:
-            yield f"no links of {', '.join(self.left_out[:4])}: no rank there can measure"
+        if self.stored_network:
+            yield f"a job of these ranks takes the network {self.stored_network}"
+        if self.hosts_not_measured:
+            yield f"no links of {', '.join(self.hosts_not_measured[:4])}: no rank there can measure"
         if self.cores:
             times = [core.seconds * 1e3 for core in self.cores.values()]
             yield f"the same work on every rank: {min(times):.1f} to {max(times):.1f} ms"
@@ -219,18 +140,12 @@ def plan(ranks: Sequence[RankFacts], clock: str) -> Plan:
     return Plan(sorted(able.values()), sorted(first.values()), clock)
 
 
-def run(rendezvous: Rendezvous, decided: Mapping[str, Any]) -> dict[str, Any]:
-    """This rank's part, as data for rank 0; all ranks call it at about the same time."""
-    todo = Plan(**decided)
+def run(rendezvous: Rendezvous, todo: Plan) -> Part:
+    """This rank's part; all ranks call it at about the same time."""
     core = time_core()
     asks = rendezvous.rank in todo.first_of_hosts and rendezvous.rank != todo.first_of_hosts[0]
     clock = ask_clock(todo.clock) if asks else None
-    halves = links.run(rendezvous, todo.ranks, todo.most_rounds)
-    return {
-        "core": asdict(core),
-        "clock": asdict(clock) if clock is not None else None,
-        "links": [asdict(half) for half in halves],
-    }
+    return Part(core, links.run(rendezvous, todo.ranks, todo.most_rounds), clock)
 
 
 def stored_network(ranks: Sequence[RankFacts]) -> str:
@@ -245,37 +160,92 @@ def stored_network(ranks: Sequence[RankFacts]) -> str:
         return ""
 
 
-def joined(
-    parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[RankFacts], stored: str = ""
-) -> Measured:
-    """The parts of all ranks together."""
-    halves = {rank: [links.Half(**h) for h in part["links"]] for rank, part in parts.items()}
+def joined(parts: Mapping[int, Part], ranks: Sequence[RankFacts], stored: str = "") -> Measured:
+    """The parts of all ranks together; the network is the median of those that pairs measured."""
     hosts = {rank.host_id: rank.host for rank in ranks}
     measuring = set(plan(ranks, "").ranks)
     able = {rank.host_id for rank in ranks if rank.rank in measuring}
-    known = [half for own in halves.values() for half in own if half.network]
+    known = [half for part in parts.values() for half in part.links if half.network]
+    models = [[float(number) for number in half.network.split(",")] for half in known]
     return Measured(
-        {rank: Core(**part["core"]) for rank, part in parts.items()},
-        {r: Clock(**p["clock"]) for r, p in parts.items() if p["clock"] is not None},
-        links.links(halves, ranks),
+        {rank: part.core for rank, part in parts.items()},
+        {rank: part.clock for rank, part in parts.items() if part.clock is not None},
+        links.links({rank: part.links for rank, part in parts.items()}, ranks),
         [name for host_id, name in hosts.items() if host_id not in able],
         len(hosts),
         sorted({rank.rank for rank in taking_part(ranks)} - set(parts)),
-        _median_model([half.network for half in known]),
+        ",".join(f"{statistics.median(column):.4g}" for column in zip(*models, strict=True)),
         "; ".join(sorted({half.network_source for half in known})),
         stored,
     )
 
 
-def _median_model(models: Sequence[str]) -> str:
-    """The median of each number of models as ``SMDDP_FABRIC_CURVE`` holds them; "" of none."""
-    numbers = [[float(number) for number in model.split(",")] for model in models]
-    return ",".join(f"{statistics.median(column):.4g}" for column in zip(*numbers, strict=True))
+def time_core() -> Core:
+    """Hashes the same bytes for 0.4 seconds. The fastest round counts: a core that another process
+    keeps busy slows all of them, a short disturbance does not.
+    """
+    work = bytes(_WORK)
+    fastest = Core(math.inf, 0.0)
+    end = time.perf_counter() + _WORK_SECONDS
+    done = 0
+    while done < _LEAST_ROUNDS or time.perf_counter() < end:
+        began, computed = time.perf_counter(), time.thread_time()
+        hashlib.sha256(work).digest()
+        seconds = time.perf_counter() - began
+        if seconds < fastest.seconds:
+            waited = 1 - (time.thread_time() - computed) / seconds
+            fastest = Core(seconds, max(0.0, waited))
+        done += 1
+    return fastest
 
 
-def _unfinished(rank: int, ranks: Sequence[RankFacts]) -> Deviation:
-    text = (
-        f"{facts.named([rank], ranks)}: did not finish the measurement within "
-        f"{SECONDS:.0f} s: see the output of its process"
-    )
-    return Deviation("ranks", text, Verdict.FAILED, (rank,))
+def judge_cores(cores: Mapping[int, Core], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
+    """The ranks that take longer than the median by ``SLOW_CORE``, with the likely cause."""
+    if not cores:
+        return
+    median = statistics.median(core.seconds for core in cores.values())
+    for rank, core in sorted(cores.items()):
+        if core.seconds <= SLOW_CORE * median:
+            continue
+        cause = (
+            f"it had no core for {core.waited:.0%} of the time: other processes, or other ranks, "
+            "run on its cores"
+            if core.waited > _WAITED
+            else "it had its core all the time: the core is slower (its clock, power or heat)"
+        )
+        text = (
+            f"{facts.named([rank], ranks)}: the same work takes {core.seconds * 1e3:.1f} ms, "
+            f"the median of all ranks is {median * 1e3:.1f} ms; {cause}"
+        )
+        yield Deviation("slow rank", text, Verdict.LIMITED, (rank,))
+
+
+def clock_server() -> ClockServer | None:
+    """The server of rank 0, started; None if it can open no port."""
+    try:
+        found = ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
+    except OSError:
+        return None
+    found.start()
+    return found
+
+
+def ask_clock(contact: str) -> Clock:
+    """This host's clock, asked over UDP; takes a second at most."""
+    found = measure(contact) if contact else None
+    return Clock() if found is None else Clock(found["offset"], found["uncertainty"])
+
+
+def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
+    """Hosts whose clocks differ from rank 0's by more than the bound, for certain."""
+    for rank, clock in sorted(clocks.items()):
+        if clock.offset is None or abs(clock.offset) - clock.uncertainty <= MOST_CLOCK_SECONDS:
+            continue
+        members = of_its_host(rank, ranks)
+        direction = "ahead of" if clock.offset > 0 else "behind"
+        text = (
+            f"{facts.named(members, ranks)}: {abs(clock.offset):.3g} s {direction} the clock "
+            f"of rank 0's host (within {clock.uncertainty * 1e3:.2g} ms), so that times in logs of "
+            "these hosts do not match: run chrony or another NTP client on all hosts"
+        )
+        yield Deviation("clock", text, Verdict.LIMITED, tuple(members))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from deepspeed_smddp.distributed import launchers
 
 _LEAVING_SECONDS = 10.0
+T = TypeVar("T")
 
 
 class RendezvousError(RuntimeError):
@@ -29,25 +31,25 @@ class Rendezvous:
     rank: int
     size: int
 
-    def put(self, key: str, value: Any) -> None:
-        """Publishes a value of JSON."""
-        self.store.set(f"doctor/{key}", json.dumps(value))
+    def put(self, key: str, value: object) -> None:
+        """Publishes plain data or dataclasses."""
+        self.store.set(f"doctor/{key}", to_json(value))
 
-    def get(self, key: str, seconds: float) -> Any:
+    def get(self, key: str, kind: type[T], seconds: float) -> T | None:
         """The value that a rank has published or publishes within ``seconds``; else None."""
         try:
             self.store.wait([f"doctor/{key}"], timedelta(seconds=max(0.001, seconds)))
         except (dist.DistStoreError, RuntimeError):
             return None
-        return json.loads(self.store.get(f"doctor/{key}"))
+        return TypeAdapter(kind).validate_json(self.store.get(f"doctor/{key}"))
 
     def part(self, key: str) -> Any:
         """A store of its own, for what some of the ranks do together."""
         return dist.PrefixStore(f"doctor/{key}", self.store)  # type: ignore[attr-defined]
 
     def gather(
-        self, key: str, own: Any, seconds: float, ranks: Iterable[int] | None = None
-    ) -> dict[int, Any]:
+        self, key: str, own: T, seconds: float, ranks: Iterable[int] | None = None
+    ) -> dict[int, T]:
         """On rank 0: the values of the ranks that published one in time. On others: empty.
 
         Args:
@@ -58,15 +60,17 @@ class Rendezvous:
             return {}
         end = time.monotonic() + seconds
         asked = range(self.size) if ranks is None else ranks
-        found = {rank: self.get(f"{key}/{rank}", end - time.monotonic()) for rank in asked}
+        found = {
+            rank: self.get(f"{key}/{rank}", type(own), end - time.monotonic()) for rank in asked
+        }
         return {rank: value for rank, value in found.items() if value is not None}
 
-    def share(self, key: str, value: Any, seconds: float) -> Any:
+    def share(self, key: str, kind: type[T], value: T | None, seconds: float) -> T | None:
         """Rank 0's value on all ranks; None on a rank that did not get it in time."""
         if self.rank == 0:
             self.put(key, value)
             return value
-        return self.get(key, seconds)
+        return self.get(key, kind, seconds)
 
     def leave(self) -> None:
         """Keeps rank 0, which may serve the store, until the other ranks need it no more."""

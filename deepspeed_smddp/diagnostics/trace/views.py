@@ -16,6 +16,7 @@ from deepspeed_smddp.diagnostics.trace.timeline import (
     Shares,
     Span,
     Timeline,
+    TimelineError,
     common,
     lanes,
     without,
@@ -182,19 +183,15 @@ _ROW_HEIGHT = 0.26
 _MOST_RANKS = 32
 
 
-class PictureError(Exception):
-    """There is no picture; one sentence says why, and what to do."""
-
-
-def draw(timeline: Timeline, title: str, span: Span, path: Path) -> None:
+def draw(timeline: Timeline, title: str, span: Span, path: Path) -> str:
     """Draws what the ranks did in a span, in seconds of the reference's clock, into a file.
 
-    Of more than 32 ranks the first are drawn; the title is about all.
+    Of more than 32 ranks the first are drawn; the title, which is returned, is about all.
 
     Raises:
-        PictureError: matplotlib is missing, or the file can't be written.
+        TimelineError: matplotlib is missing, or the file can't be written.
     """
-    pictures.check_available(PictureError, "a picture")
+    pictures.check_available(TimelineError, "a picture")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -218,7 +215,8 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> None:
     )
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"milliseconds; {clocks(timeline)}")
-    axes.set_title(f"{title}: {headline([line.shares(span) for line in ranks])}", fontsize=11)
+    title = f"{title}: {headline([line.shares(span) for line in ranks])}"
+    axes.set_title(title, fontsize=11)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     figure.legend(
@@ -228,7 +226,8 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> None:
         frameon=False,
         fontsize=9,
     )
-    pictures.save(figure, path, PictureError)
+    pictures.save(figure, path, TimelineError)
+    return title
 
 
 def headline(shares: Sequence[Shares]) -> str:

@@ -1,0 +1,245 @@
+"""``smddp bench`` on the ranks that a launcher started, or on local ones of its own."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from deepspeed_smddp.bench import bench_page, bench_report, local_ranks
+from deepspeed_smddp.bench.bench_case import TITLES, BenchError, Case, cases
+from deepspeed_smddp.bench.bench_report import BenchReport
+from deepspeed_smddp.bench.sweep import Interruption, Rules, Sweep
+from deepspeed_smddp.diagnostics.doctor import machine
+from deepspeed_smddp.distributed import extension, launchers
+from deepspeed_smddp.version import __version__
+
+
+def of_host() -> float:
+    """Bytes per second of the NICs that libfabric's provider uses here, one direction.
+
+    0 if one of them states no rate, or there is no libfabric.
+    """
+    extension.load()
+    from deepspeed_smddp import _C
+
+    try:
+        return rate_of(machine.nics_of(_C.fabric_description()), Path("/sys"))
+    except RuntimeError:
+        return 0.0
+
+
+def rate_of(names: list[str], sysfs: Path) -> float:
+    """Bytes per second of these network interfaces or RDMA devices; 0 if one is not known."""
+    megabits = {i.name: float(i.megabits) for i in machine.interfaces()}
+    for device in machine.rdma_devices(sysfs):
+        stated = re.search(r"(\S+) .*?([0-9.]+) Gb/sec", device)
+        if stated:
+            megabits[stated[1]] = 1000 * float(stated[2])
+    # A provider names a device's domain, such as rdmap0s6-rdm of rdmap0s6.
+    rates = [megabits.get(name) or megabits.get(name.rpartition("-")[0], 0.0) for name in names]
+    return sum(rates) * 1e6 / 8 if all(rates) else 0.0
+
+
+PEERS = ("auto", "gloo", "nccl", "none")
+DEVICES = ("auto", "cpu", "cuda")
+_SHOWN = "smddp-bench/shown"
+_SHOWING_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the command line asks for; ``network``: Gbit/s of a host, 0: what its NICs state."""
+
+    ops: list[str]
+    dtypes: list[str]
+    sizes: list[int]
+    rules: Rules = field(default_factory=Rules)
+    ranks: int = 0
+    beside: str = "auto"
+    device: str = "auto"
+    network: float = 0.0
+    csv: Path | None = None
+    json: Path | None = None
+    figure: Path | None = None
+
+
+def run(question: Question) -> int:
+    """Measures, prints on rank 0, and returns the exit status, the same on all ranks.
+
+    Raises:
+        BenchError: what is wrong with the question or the start, in one sentence.
+    """
+    try:
+        launchers.apply()
+    except launchers.LauncherError as error:
+        raise BenchError(str(error)) from None
+    launched = launchers.launched()
+    size = int(os.environ["WORLD_SIZE"]) if launched else question.ranks or _local_ranks()
+    if question.ranks and question.ranks != size:
+        raise BenchError(f"--ranks is {question.ranks}, but the launcher has started {size} ranks")
+    if size < 2:
+        raise BenchError("one rank has no other to exchange data with: start at least two")
+    if not launched or os.environ["RANK"] == "0":
+        _check_files(question)
+    return _as_rank(question) if launched else local_ranks.run(size)
+
+
+def _local_ranks() -> int:
+    gpus = torch.cuda.device_count()
+    return gpus if gpus > 1 else min(8, max(2, os.cpu_count() or 2))
+
+
+def _check_files(question: Question) -> None:
+    for path in (question.csv, question.json, question.figure):
+        if path is not None:
+            bench_report.check_writable(path)
+    if question.figure is not None:
+        bench_page.check_figure()
+
+
+def _as_rank(question: Question) -> int:
+    device = _device(question.device)
+    try:
+        dist.init_process_group("smddp")
+        groups = _groups(_peer(question.beside, device))
+    except (RuntimeError, dist.DistError) as error:
+        raise BenchError(f"the group could not be made: {_first_line(error)}") from None
+    planned = cases(question.ops, question.dtypes, question.sizes, dist.get_world_size())
+    report = _report(question, device, list(groups), len(planned))
+    with Interruption() as interruption:
+        sweep = Sweep(groups, device, question.rules, interruption)
+        turns = question.rules.turns * len(groups)
+        try:
+            with _progress(len(planned) * turns) as advance:
+                for results in sweep.run(planned, advance):
+                    report.results += results
+        except RuntimeError as error:
+            report.failure = _first_line(error)
+        report.stopped = sweep.stopped_by()
+    _show(report, question)
+    with suppress(RuntimeError):
+        dist.destroy_process_group()
+    return report.status
+
+
+def _device(asked: str) -> torch.device:
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise BenchError("--device is cuda, but torch sees no GPU")
+    if asked == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _peer(asked: str, device: torch.device) -> str:
+    if asked == "auto":
+        return "nccl" if device.type == "cuda" else "gloo"
+    if asked == "nccl" and device.type != "cuda":
+        raise BenchError("--beside is nccl, which has no collectives of CPU tensors; take gloo")
+    return asked
+
+
+def _groups(peer: str) -> dict[str, dist.ProcessGroup]:
+    own = dist.group.WORLD
+    assert own is not None
+    if peer == "none":
+        return {"smddp": own}
+    other = dist.new_group(backend=peer)
+    assert isinstance(other, dist.ProcessGroup)
+    return {"smddp": own, peer: other}
+
+
+def _report(
+    question: Question, device: torch.device, backends: list[str], planned: int
+) -> BenchReport:
+    own = (launchers.host_name(), of_host())
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    hosts: dict[str, list[int]] = {}
+    for rank, (host, _) in enumerate(everyone):
+        hosts.setdefault(host, []).append(rank)
+    slowest = min(rate for _, rate in everyone)
+    return BenchReport(
+        date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        versions={
+            "deepspeed-smddp": __version__,
+            "torch": str(torch.__version__),
+            "Python": platform.python_version(),
+        },
+        device="GPU" if device.type == "cuda" else "CPU",
+        backends=backends,
+        hosts=hosts,
+        rate=question.network * 1e9 / 8 or slowest,
+        rate_origin="--network" if question.network else "stated by the NICs",
+        planned=planned,
+    )
+
+
+def _show(report: BenchReport, question: Question) -> None:
+    """Rank 0 prints and writes while the other ranks wait.
+
+    torchrun ends all ranks as soon as one has exited with a status other than 0.
+    """
+    store: Any = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        try:
+            console = Console()
+            bench_page.show(report, console)
+            _write_files(report, question, console)
+        finally:
+            store.set(_SHOWN, "")
+        return
+    with suppress(RuntimeError, dist.DistError):  # rank 0 has ended, and its store with it
+        store.wait([_SHOWN], datetime.timedelta(seconds=_SHOWING_SECONDS))
+
+
+def _write_files(report: BenchReport, question: Question, console: Console) -> None:
+    if question.csv is not None:
+        report.write_csv(question.csv)
+    if question.json is not None:
+        report.write_json(question.json)
+    if question.figure is not None and report.results:
+        bench_page.draw(report, question.figure)
+    for path in (question.csv, question.json, question.figure):
+        if path is not None and path.exists():
+            console.print(f"Written to {path}.", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Any]:
+    """Yields what to call before each turn; a bar on rank 0's terminal, if there is one."""
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=dist.get_rank() != 0 or not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+
+        def advance(case: Case) -> None:
+            text = f"{TITLES[case.op]}, {case.dtype}, {case.size} bytes"
+            bar.update(task, advance=1, description=text)
+
+        yield advance
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
