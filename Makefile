@@ -46,7 +46,7 @@ SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 export NINJA_STATUS ?= [%f/%t, %e s] 
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-one test-python test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale plan-table gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy import-rules clean
+.PHONY: help setup build build-tests demo demo-two-hosts test test-quick test-cpp test-one test-python test-rare test-providers test-faults hugging-face-check test-launchers test-shuffled soak attack sanitize fuzz mutants test-versions test-versions-short deepspeed-tests bench bench-programs bench-host bench-hosts bench-zero3 bench-data-parallel scale plan-table gpu-bundle gpu-check gpu-check-simulated wheels wheel-check lint-docker docs lint format tidy import-rules clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -143,16 +143,21 @@ SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # AGAIN=1 tests that fail run once more, one after the other, and the output has both: many are about deadlines,
 # and a machine that is shared may stop for seconds. If many fail, it is not the machine.
 AGAIN ?=
+# Tests of what rarely changes: skip, only, or short, which is one of each of their files.
+RARE ?= skip
 test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS="-k name" picks some
 	@again() { [ -n "$(AGAIN)" ] && echo "tests that failed, once more" && \
 	  $(PYTEST) --last-failed --last-failed-no-failures none --maxfail 3 "$$@" $(PYTEST_ARGS); }; \
 	echo "tests that can run side by side, in $(WORKERS) processes"; one=0; two=0; \
-	$(PYTEST) $(SIDE_BY_SIDE) --alone skip $(PYTEST_ARGS) || one=$$?; \
-	if [ $$one = 1 ]; then again -n 1 --dist loadgroup --alone skip && one=0; fi; \
+	$(PYTEST) $(SIDE_BY_SIDE) --alone skip --rare $(RARE) $(PYTEST_ARGS) || one=$$?; \
+	if [ $$one = 1 ]; then again -n 1 --dist loadgroup --alone skip --rare $(RARE) && one=0; fi; \
 	echo "tests that must run alone"; \
-	$(PYTEST) --alone only $(PYTEST_ARGS) || two=$$?; \
-	if [ $$two = 1 ]; then again --alone only && two=0; fi; \
+	$(PYTEST) --alone only --rare $(RARE) $(PYTEST_ARGS) || two=$$?; \
+	if [ $$two = 1 ]; then again --alone only --rare $(RARE) && two=0; fi; \
 	case "$$one $$two" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
+
+test-rare:  ## Python tests of what rarely changes: other programs, launchers, tools of the tests; takes minutes
+	@$(MAKE) --no-print-directory test-python RARE=only
 
 # A choice for each edit: all parts, few processes, no long waits. `make test` is the whole.
 test-quick: build  ## the edit loop's choice of C++ and Python tests, under two minutes after a build

@@ -38,6 +38,25 @@ QUICK = {
     "test_work",
     "test_wrapped_models",
 }
+# Files that guard what rarely changes: other programs, launchers and versions, tools of the tests.
+# `make test` leaves them out, as it does tests marked as rare; `make test-rare` has them, and CI one
+# test of each.
+RARE = {
+    "test_compat",
+    "test_compat_checkpoints",
+    "test_doctor_launched",
+    "test_examples",
+    "test_gpu_check",
+    "test_hf_trainer",
+    "test_kubernetes",
+    "test_measured_network",
+    "test_megatron_paths",
+    "test_real_programs",
+    "test_testbed",
+    "test_tune_gain",
+    "test_unsupported_features",
+    "test_zero_stages",
+}
 # Files whose tests mostly wait, for silences and deadlines: one after another, so that a test that
 # computes runs beside each.
 WAITING = {"test_death", "test_failures", "test_faults", "test_start_failures"}
@@ -95,6 +114,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="leave out the tests marked as alone, or run these only: `make test` runs first the "
         "others side by side, then these one after another",
     )
+    parser.addoption(
+        "--rare",
+        choices=("skip", "short", "only"),
+        help="leave out tests marked as rare, or run these only, or of these one of each file",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -108,6 +132,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(side_by_side_group(item)))
         if item.path.stem in QUICK:
             item.add_marker(pytest.mark.quick)
+        if item.path.stem in RARE:
+            item.add_marker(pytest.mark.rare)
     # Long tests first: at the end no process waits for another's long one.
     items.sort(
         key=lambda item: item.path.stem not in WAITING and item.get_closest_marker("slow") is None
@@ -131,11 +157,15 @@ def side_by_side_group(item: pytest.Item) -> str:
 # pytest looks only at functions whose names start with pytest_.
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Heeds ``--alone``, after ``-k`` and ``-m``."""
-    choice = config.getoption("--alone")
-    if choice is None:
-        return
-    wanted = [i for i in items if (i.get_closest_marker("alone") is not None) == (choice == "only")]
+    """Heeds ``--alone`` and ``--rare``, after ``-k`` and ``-m``."""
+    wanted = list(items)
+    for name in ("rare", "alone"):
+        choice = config.getoption(f"--{name}")
+        if choice is not None:
+            skip = choice == "skip"
+            wanted = [i for i in wanted if (i.get_closest_marker(name) is None) == skip]
+        if choice == "short":
+            wanted = list({item.path: item for item in reversed(wanted)}.values())
     kept = set(wanted)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = wanted

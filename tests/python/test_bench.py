@@ -247,6 +247,7 @@ def test_what_says_nothing_of_a_network_is_refused(tmp_path: Path) -> None:
 # ---- real runs
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_local_ranks_measure_all_operations(tmp_path: Path) -> None:
     files = {kind: tmp_path / f"bench.{kind}" for kind in ("csv", "json", "png")}

@@ -138,6 +138,7 @@ def test_run_writes_losses_curve_and_summary(straight: Path) -> None:
         assert sum(moved.values()) > 0
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.timeout(2 * DEADLINE + 60)
 def test_interrupted_and_resumed_run_has_the_same_losses(files: Path, straight: Path) -> None:
@@ -164,6 +165,7 @@ def test_interrupted_and_resumed_run_has_the_same_losses(files: Path, straight: 
     assert losses(output) == losses(straight)
 
 
+@pytest.mark.rare
 def test_a_processor_without_bf16_instructions_trains_in_fp32(
     trainer: Trainer, files: Path, straight: Path
 ) -> None:

@@ -238,6 +238,7 @@ def of_many_ranks(ctx: Context) -> None:
         dist.destroy_process_group(group)
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 def test_more_ranks_than_read_what_each_has_published(worlds: Pool) -> None:
     """Above 32 ranks, rank 0 and the first rank of each host hand on what the ranks are."""

@@ -214,6 +214,7 @@ def test_a_program_of_torch_under_mpirun(launcher: str) -> None:
     assert said.count("gathered") == said.count("[0, 1]") == 2, said
 
 
+@pytest.mark.rare
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", MPIRUNS)
 def test_deepspeed_under_mpirun_needs_no_mpi4py(launcher: str) -> None:
