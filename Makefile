@@ -433,7 +433,7 @@ docs/settings.md: deepspeed_smddp/config/variables.py deepspeed_smddp/config/sec
 
 docs: $(VENV)/.stamp-docs  ## the documentation as a site, in build/site; a link that leads nowhere is an error
 	PYTHONPATH=$(CURDIR) $(PY) tools/site_pages.py build/site-pages
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	PYTHONPATH=$(CURDIR) $(BIN)/zensical build --config-file mkdocs.yml --clean --strict
 	@echo "the site is in build/site/index.html"
 
 import-rules: $(VENV)/.stamp-requirements  ## what each folder may include, import and name; sizes; nothing twice

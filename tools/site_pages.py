@@ -48,6 +48,11 @@ def main() -> None:
             page.write_text(turn_links((ROOT / name).read_text(), name, shown))
         else:
             shutil.copyfile(ROOT / name, page)
+    menu = (ROOT / "mkdocs.yml").read_text()
+    lost = [name for name in shown if name.startswith("docs/") and name.endswith(".md")]
+    lost = [name for name in lost if f" {site_path(name)}\n" not in menu]
+    if lost:
+        raise SystemExit(f"mkdocs.yml has no place in its menu for {', '.join(lost)}")
     (folder / "python.md").write_text("\n".join(python_page()))
     (folder / "commands.md").write_text("\n".join(commands_page()))
 
@@ -94,8 +99,8 @@ PYTHON: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Models larger than memory",
-        "[Delayed initialisation](delayed-init.md), [activation offload](activation-offload.md) "
-        "and [tensor parallelism](tensor-parallel.md).",
+        "[Fitting a larger model](larger-models.md): delayed initialisation, activation offload, "
+        "tensor parallelism.",
         (
             "models.delayed_init.delayed_init",
             "models.delayed_init.materialize",
@@ -107,7 +112,7 @@ PYTHON: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "tensor_parallel.clip_grad_norm_",
         ),
     ),
-    ("FSDP2", "[FSDP2 and FSDP1](fsdp.md).", ("fsdp.enable", "fsdp.mesh")),
+    ("FSDP2", "[FSDP2, FSDP1 and DDP](fsdp.md).", ("fsdp.enable", "fsdp.mesh")),
     (
         "Shared memory",
         "[Shared memory of a host](memory.md).",
@@ -123,7 +128,7 @@ PYTHON: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Launchers",
-        "[Launchers](launchers.md).",
+        "[Launchers and clusters](launchers.md).",
         (
             "distributed.launchers.apply",
             "distributed.launchers.variables",

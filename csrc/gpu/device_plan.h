@@ -2,7 +2,7 @@
 // parts the ranks of a host read from one another, and which parts go through pinned memory. Pure arithmetic:
 // it calls no device. Called by the torch module.
 //
-// Between hosts with equally many ranks, as on the CPU (docs/gpu.md), data leaves a host along the rails, to
+// Between hosts with equally many ranks, as on the CPU (docs/dev/gpu.md), data leaves a host along the rails, to
 // the rank with the same local index on each other host. An AllGather first gathers along the rail, then
 // inside the host. A ReduceScatter first sums inside the host, then along the rail. An AllReduce sums its part
 // inside the host, then along the rail, and gathers inside the host. If each host has one rank, the ranks exchange

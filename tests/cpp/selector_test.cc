@@ -324,7 +324,7 @@ TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
     size_t chunk = select({Collective::kAllGather, shard, 4}, cluster(2, 2), {}).chunk_bytes;
     table += "| " + text_of(shard) + " | " + text_of(chunk) + " |\n";
   }
-  std::ifstream file(std::string(SMDDP_SOURCE_DIR) + "/docs/selector.md");
+  std::ifstream file(std::string(SMDDP_SOURCE_DIR) + "/docs/dev/selector.md");
   std::string page(std::istreambuf_iterator<char>(file), {});
   EXPECT_NE(page.find(table), std::string::npos) << "docs/dev/selector.md should hold\n" << table;
 }

@@ -87,6 +87,6 @@ def test_a_wrong_manifest_is_noticed(change: dict[str, Any], named: str) -> None
 
 
 def test_the_page_names_every_manifest() -> None:
-    page = (FOLDER.parents[1] / "docs" / "kubernetes.md").read_text()
+    page = (FOLDER.parents[1] / "docs" / "launchers.md").read_text()
     for path in FOLDER.glob("*.yaml"):
         assert f"`{path.name}`" in page

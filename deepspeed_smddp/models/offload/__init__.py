@@ -1,7 +1,7 @@
 """Activation offloading: keeps in host memory what layers save for the backward pass.
 
 ``offload_activations(model, horizon=2)``, or ``"activation_offload": {"enabled": true}`` in the
-"smddp" section of a DeepSpeed config. See docs/activation-offload.md.
+"smddp" section of a DeepSpeed config. See docs/larger-models.md.
 """
 
 from __future__ import annotations
