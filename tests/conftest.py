@@ -39,8 +39,7 @@ QUICK = {
     "test_wrapped_models",
 }
 # Files that guard what rarely changes: other programs, launchers and versions, tools of the tests.
-# `make test` leaves them out, as it does tests marked as rare; `make test-rare` has them, CI one test
-# of each.
+# `make test` leaves them out, and tests marked as rare. `make test-rare` has them, CI one of each.
 RARE = {
     "test_compat",
     "test_compat_checkpoints",

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
 
 from harness import server
 from harness.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-_GRACE = 5.0  # seconds for the other ranks to fail by themselves after one has failed
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -61,39 +56,27 @@ def run(
     size: int,
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
-    imports: str | None = None,
+    imports: str = "import torch, torch.distributed",
 ) -> list[str]:
     """Each rank's output; fails with all output if a rank fails or the deadline passes.
 
-    Each rank is an interpreter of its own. With ``imports``, the program's first lines, it is
-    forked from one that has executed these lines already.
+    The ranks are forked from a process that has executed ``imports``, the program's first lines.
     """
-    envs = _rank_environments(size, env or {})
-    if imports is not None:
-        job = {"program": textwrap.dedent(program), "size": size, "envs": envs, "limit": timeout}
-        answers = server.with_imports(imports).ask(job)
-        printed, codes = zip(*((a["output"], a["code"]) for a in answers), strict=True)
-        return _checked(list(printed), list(codes), None in codes, timeout)
-    ranks: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
-    try:
-        for environment_ in envs:
-            output = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
-            process = subprocess.Popen(
-                [sys.executable, "-c", textwrap.dedent(program)],
-                env=environment_,
-                cwd=tempfile.gettempdir(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            ranks.append((process, output))
-        late = _wait([process for process, _ in ranks], timeout)
-    finally:
-        for process, _ in ranks:
-            _kill(process)
-    printed = [_text(output) for _, output in ranks]
-    return _checked(printed, [process.returncode for process, _ in ranks], late, timeout)
+    job = {
+        "program": textwrap.dedent(program),
+        "size": size,
+        "envs": _rank_environments(size, env or {}),
+        "limit": timeout,
+    }
+    answers = server.with_imports(imports).ask(job)
+    codes = [answer["code"] for answer in answers]
+    printed = [answer["output"] for answer in answers]
+    if any(code != 0 for code in codes):
+        why = f"not done after {timeout} s" if None in codes else f"exit codes {codes}"
+        raise AssertionError(
+            why + "".join(f"\n--- rank {i}\n{text[-6000:]}" for i, text in enumerate(printed))
+        )
+    return printed
 
 
 def _rank_environments(size: int, env: Mapping[str, str]) -> list[dict[str, str]]:
@@ -110,39 +93,3 @@ def _rank_environments(size: int, env: Mapping[str, str]) -> list[dict[str, str]
         )
         for rank in range(size)
     ]
-
-
-def _checked(printed: list[str], codes: list[int | None], late: bool, timeout: float) -> list[str]:
-    if late or any(codes):
-        why = f"not done after {timeout} s" if late else f"exit codes {codes}"
-        raise AssertionError(
-            why + "".join(f"\n--- rank {i}\n{text[-6000:]}" for i, text in enumerate(printed))
-        )
-    return printed
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> bool:
-    deadline = time.monotonic() + timeout
-    failed_at: float | None = None
-    while any(process.poll() is None for process in processes):
-        now = time.monotonic()
-        if failed_at is None and any(process.poll() for process in processes):
-            failed_at = now
-        if failed_at is not None and now > failed_at + _GRACE:
-            return False  # the exit codes show it
-        if now > deadline:
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the session: compilers and loaders included
-    process.wait()
-
-
-def _text(output: IO[bytes]) -> str:
-    with output:
-        output.seek(0)
-        return output.read().decode(errors="replace")

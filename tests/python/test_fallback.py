@@ -306,7 +306,7 @@ const CUDAHooksInterface& getCUDAHooks() {
 """
 SECTION = """
 import torch, torch.distributed as dist, deepspeed_smddp
-dist.init_process_group("smddp")
+dist.init_process_group("smddp", rank=0, world_size=1, store=dist.HashStore())
 group, cpu = dist.group.WORLD, torch.device("cpu")
 assert group._get_backend(cpu).supports_coalescing, "this torch does not believe in CUDA"
 group._start_coalescing(cpu)
@@ -325,4 +325,5 @@ def test_a_section_of_smddps_own_operations_needs_no_fallback(tmp_path: Path) ->
     include = Path(torch.__file__).parent / "include"
     command = ["c++", "-std=c++20", "-shared", "-fPIC", "-I", str(include), str(source)]
     subprocess.run([*command, "-o", str(library)], check=True)
-    ranks.run(SECTION, 1, env={"SMDDP_FALLBACK": "error", "LD_PRELOAD": str(library)})
+    done = ranks.python(SECTION, SMDDP_FALLBACK="error", LD_PRELOAD=str(library))
+    assert done.returncode == 0, done.stderr

@@ -112,8 +112,7 @@ def _delayed_fsdp2(build: Callable[[], Any]) -> str:
     import torch
     from torch.distributed.fsdp import fully_shard
 
-    from deepspeed_smddp import materialize
-    from deepspeed_smddp import delayed_init
+    from deepspeed_smddp import delayed_init, materialize
 
     # Seeds differ; the generator of rank 0, with seed 7, holds for all ranks.
     torch.manual_seed(int(os.environ["RANK"]))
@@ -138,8 +137,7 @@ def _delayed_zero3(build: Callable[[], Any], bf16: bool) -> str:
     import deepspeed
     import torch
 
-    from deepspeed_smddp import materialize
-    from deepspeed_smddp import delayed_init
+    from deepspeed_smddp import delayed_init, materialize
     from harness import training
 
     config = training.config("smddp", "bf16" if bf16 else "fp32")

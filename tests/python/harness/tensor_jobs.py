@@ -66,8 +66,7 @@ def _fsdp2(name: str) -> list[list[float]]:
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
 
-    from deepspeed_smddp import materialize, offload_activations
-    from deepspeed_smddp import delayed_init
+    from deepspeed_smddp import delayed_init, materialize, offload_activations
     from deepspeed_smddp.tensor_parallel import clip_grad_norm_, tensor_parallel
 
     if name == "llama":  # with every feature together
