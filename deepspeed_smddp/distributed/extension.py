@@ -10,8 +10,14 @@ import importlib
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from deepspeed_smddp import _C
+
+    core = _C
 
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 _NAME = "deepspeed_smddp._C"
@@ -28,8 +34,16 @@ def built_for_torch() -> str | None:
     return str(info.TORCH_VERSION)
 
 
+def __getattr__(name: str) -> Any:
+    """``core``: the compiled module, loaded at its first use as :func:`load` does."""
+    if name != "core":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    load()
+    return sys.modules[_NAME]
+
+
 def load() -> None:
-    """Makes ``deepspeed_smddp._C`` importable; the caller imports it next.
+    """Makes ``deepspeed_smddp._C`` importable; the caller imports it next, or uses ``core``.
 
     Raises:
         ImportError: the extension is missing, or it was built for another minor version of torch,

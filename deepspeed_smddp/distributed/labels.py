@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from deepspeed_smddp.distributed import extension
+
 _numbers: dict[tuple[str, tuple[str, ...]], int] = {}
 # Between a label and each name of a parameter, in the recorder's text.
 _SEPARATOR = "\n"
@@ -16,19 +18,17 @@ def labelled(label: str, parameters: Sequence[str] = ()) -> Iterator[None]:
 
     ``parameters`` are the names of those that they move, if they are known.
 
-    The extension must be loaded. Contexts do not nest: an inner one ends the outer one's label.
+    Contexts do not nest: an inner one ends the outer one's label.
     """
-    from deepspeed_smddp import _C
-
     key = label, tuple(parameters)
     number = _numbers.get(key)
     if number is None:
-        number = _numbers[key] = _C.label_number(_SEPARATOR.join((label, *parameters)))
-    _C.set_label(number)
+        number = _numbers[key] = extension.core.label_number(_SEPARATOR.join((label, *parameters)))
+    extension.core.set_label(number)
     try:
         yield
     finally:
-        _C.set_label(0)
+        extension.core.set_label(0)
 
 
 def split(text: str) -> tuple[str, list[str]]:

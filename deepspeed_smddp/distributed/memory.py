@@ -37,11 +37,8 @@ def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) ->
         ImportError: the extension is missing or was built for another torch.
         RuntimeError: a dimension is negative, or there is not enough memory.
     """
-    extension.load()
-    from deepspeed_smddp import _C
-
     shape = [size] if isinstance(size, int) else list(size)
-    return _C.shared_empty(shape, dtype or torch.get_default_dtype())
+    return extension.core.shared_empty(shape, dtype or torch.get_default_dtype())
 
 
 def share_(what: _Shareable) -> _Shareable:
@@ -62,9 +59,6 @@ def share_(what: _Shareable) -> _Shareable:
         TypeError: ``what`` is neither a tensor nor a module.
         ValueError: ``what`` is a tensor that is sparse or not on the CPU.
     """
-    extension.load()
-    from deepspeed_smddp import _C
-
     if isinstance(what, torch.Tensor):
         for part in _parts(what):
             _share_tensor(part)
@@ -72,7 +66,7 @@ def share_(what: _Shareable) -> _Shareable:
     if not isinstance(what, torch.nn.Module):
         raise TypeError(f"share_() moves a tensor or a module, not {type(what).__name__}")
     for tensor in _tensors_of(what):
-        if not _C.is_shared(tensor):
+        if not extension.core.is_shared(tensor):
             _share_tensor(tensor)
     return what
 
@@ -85,10 +79,7 @@ def is_shared(tensor: torch.Tensor) -> bool:
     Raises:
         ImportError: the extension is missing or was built for another torch.
     """
-    extension.load()
-    from deepspeed_smddp import _C
-
-    return all(_C.is_shared(part) for part in _parts(tensor))
+    return all(extension.core.is_shared(part) for part in _parts(tensor))
 
 
 def statistics() -> MemoryStatistics:
@@ -97,10 +88,7 @@ def statistics() -> MemoryStatistics:
     Raises:
         ImportError: the extension is missing or was built for another torch.
     """
-    extension.load()
-    from deepspeed_smddp import _C
-
-    return _C.memory_statistics()
+    return extension.core.memory_statistics()
 
 
 def trim() -> None:
@@ -109,10 +97,7 @@ def trim() -> None:
     Raises:
         ImportError: the extension is missing or was built for another torch.
     """
-    extension.load()
-    from deepspeed_smddp import _C
-
-    _C.trim_memory()
+    extension.core.trim_memory()
 
 
 def install() -> None:
@@ -124,10 +109,7 @@ def install() -> None:
     Raises:
         ImportError: the extension is missing or was built for another torch.
     """
-    extension.load()
-    from deepspeed_smddp import _C
-
-    _C.install_shared_allocator()
+    extension.core.install_shared_allocator()
 
 
 def install_if_asked() -> None:
@@ -165,13 +147,11 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _share_tensor(tensor: torch.Tensor) -> None:
-    from deepspeed_smddp import _C
-
-    if _C.share_storage(tensor):
+    if extension.core.share_storage(tensor):
         return
     storage = tensor.untyped_storage()
-    moved = _C.shared_empty([storage.nbytes()], torch.uint8)
-    if not _C.is_shared(moved):
+    moved = extension.core.shared_empty([storage.nbytes()], torch.uint8)
+    if not extension.core.is_shared(moved):
         return
     moved.untyped_storage().copy_(storage)
     tensor.data = torch.empty(0, dtype=tensor.dtype).set_(

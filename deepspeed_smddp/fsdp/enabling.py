@@ -15,8 +15,12 @@ from torch.distributed.fsdp import FSDPModule
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.fsdp import background, shared_collectives
-from deepspeed_smddp.fsdp.shared_collectives import SharedAllGather, SharedReduceScatter
+from deepspeed_smddp.fsdp import shared_collectives
+from deepspeed_smddp.fsdp.shared_collectives import (
+    Reductions,
+    SharedAllGather,
+    SharedReduceScatter,
+)
 from deepspeed_smddp.upstream import source
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -58,7 +62,7 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
         )
         return model
     on_cpu = all(p.device.type == "cpu" for p in model.parameters())
-    reductions = background.Reductions() if on_cpu and source.known("fsdp backward") else None
+    reductions = Reductions() if on_cpu and source.known("fsdp backward") else None
     for module in sharded:
         groups = _parameter_groups(module)
         group = groups[0] if groups else None

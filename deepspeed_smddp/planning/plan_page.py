@@ -57,7 +57,7 @@ def show(console: Console, answer: Answer) -> None:
     _changes(console, answer)
     _curve(console, answer)
     _recommendation(console, answer)
-    console.print(Text(NOT_SHOWN, "dim"))
+    _say(console, NOT_SHOWN, "dim")
 
 
 def draw(answer: Answer, path: Path) -> None:
@@ -116,21 +116,19 @@ def describe(job: Job) -> str:
 def _head(console: Console, plan: Planned) -> None:
     job = plan.job
     shape, cluster = job.shape, job.cluster
-    console.print(
-        Text(
-            f"{shape.name}: {shape.parameters / 1e9:.3g} billion parameters, "
-            f"{shape.sequence} tokens per sequence"
-        )
+    _say(
+        console,
+        f"{shape.name}: {shape.parameters / 1e9:.3g} billion parameters, "
+        f"{shape.sequence} tokens per sequence",
     )
     hosts = "host" if job.hosts == 1 else "hosts"
-    console.print(
-        Text(
-            f"{job.gpus} GPUs {cluster.gpu.name} in {job.hosts} {hosts} {cluster.name}, "
-            f"{cluster.network_rate * 8e-9:g} Gbit/s per host"
-        )
+    _say(
+        console,
+        f"{job.gpus} GPUs {cluster.gpu.name} in {job.hosts} {hosts} {cluster.name}, "
+        f"{cluster.network_rate * 8e-9:g} Gbit/s per host",
     )
-    console.print(Text(describe(job)))
-    console.print(Text(f"{job.tokens_per_step:,} tokens per step"))
+    _say(console, describe(job))
+    _say(console, f"{job.tokens_per_step:,} tokens per step")
 
 
 def _does_not_fit(console: Console, answer: Answer) -> None:
@@ -142,9 +140,9 @@ def _does_not_fit(console: Console, answer: Answer) -> None:
         text = f"This config does not fit: a GPU of {memory} lacks {missing}."
     else:
         text = f"No configuration fits {answer.gpus} GPUs of {memory}."
-    console.print(Text(text, "red"))
+    _say(console, text, "red")
     if best is not None:
-        console.print(Text(f"The nearest that fits: {best.job.gpus} GPUs, {describe(best.job)}."))
+        _say(console, f"The nearest that fits: {best.job.gpus} GPUs, {describe(best.job)}.")
     console.print()
 
 
@@ -227,13 +225,12 @@ def _curve(console: Console, answer: Answer) -> None:
             table.add_row(str(gpus), *row)
     if table.row_count:
         console.print()
-        console.print(Text("Model TFLOPS per GPU, with the same batch per GPU"))
+        _say(console, "Model TFLOPS per GPU, with the same batch per GPU")
         console.print(table)
         _extended(console, answer)
         if max(p.gpus for p in answer.curve) > PUBLISHED_GPUS:
-            console.print(
-                Text(f"No published ZeRO-3 figure is of more than {PUBLISHED_GPUS:,} GPUs.", "dim")
-            )
+            most = f"{PUBLISHED_GPUS:,} GPUs"
+            _say(console, f"No published ZeRO-3 figure is of more than {most}.", "dim")
 
 
 def _extended(console: Console, answer: Answer) -> None:
@@ -242,25 +239,25 @@ def _extended(console: Console, answer: Answer) -> None:
     if gpus:
         which = f"{min(gpus):,} to {max(gpus):,}" if len(gpus) > 1 else f"{gpus[0]:,}"
         words = "smddp's communication is partly beyond the simulations: see --json."
-        console.print(Text(f"With {which} GPUs, {words}", "dim"))
+        _say(console, f"With {which} GPUs, {words}", "dim")
 
 
 def _recommendation(console: Console, answer: Answer) -> None:
     best, asked = answer.best, answer.asked
     console.print()
     if best is None:
-        console.print(Text("Nothing that smddp plan knows fits, up to 4,096 GPUs of this kind."))
+        _say(console, "Nothing that smddp plan knows fits, up to 4,096 GPUs of this kind.")
         return
     if asked is not None and asked.fits and best.job.gpus == asked.job.gpus:
         gain = (asked.step.total / best.step.total - 1) * 100
         if gain < 1:
-            console.print(Text("Nothing that smddp plan knows is faster and fits."))
+            _say(console, "Nothing that smddp plan knows is faster and fits.")
             return
-        console.print(Text(f"Recommended, {gain:.0f} % faster: {describe(best.job)}"))
+        _say(console, f"Recommended, {gain:.0f} % faster: {describe(best.job)}")
     else:
-        console.print(Text(f"Recommended: {best.job.gpus} GPUs, {describe(best.job)}"))
+        _say(console, f"Recommended: {best.job.gpus} GPUs, {describe(best.job)}")
     if best.job.recomputation == "full":
-        console.print(Text("(recomputation is the model's: model.gradient_checkpointing_enable())"))
+        _say(console, "(recomputation is the model's: model.gradient_checkpointing_enable())")
     console.print(Text(json.dumps(ds_config(best.job), indent=2)), soft_wrap=True)
 
 
@@ -270,6 +267,11 @@ def _table(first: str, *others: str, right: int = 1) -> Table:
     for name in others:
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Prints a text as it is, without rich's markup."""
+    console.print(Text(text, style))
 
 
 def _count(value: float) -> str:

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 
 import deepspeed_smddp
 from deepspeed_smddp import SmddpConfigError
-from deepspeed_smddp.fsdp import background
+from deepspeed_smddp.fsdp import shared_collectives
 from deepspeed_smddp.upstream import source
 from harness import fsdp
 from harness.fsdp import Run
@@ -119,8 +119,8 @@ def test_reductions_run_in_the_background_of_the_backward_pass(worlds: Pool, lay
 def test_types_of_gradients_before_torch_2_15_and_since() -> None:
     one = SimpleNamespace(_orig_dtype=torch.bfloat16)
     each = [SimpleNamespace(sharded_grad_dtype=dtype) for dtype in (torch.bfloat16, None)]
-    assert background._types_of_gradients(one) == {torch.bfloat16}
-    assert background._types_of_gradients(SimpleNamespace(fsdp_params=each)) == {
+    assert shared_collectives._types_of_gradients(one) == {torch.bfloat16}
+    assert shared_collectives._types_of_gradients(SimpleNamespace(fsdp_params=each)) == {
         torch.bfloat16,
         None,
     }

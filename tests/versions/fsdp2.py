@@ -25,7 +25,7 @@ class Block(torch.nn.Module):
 
 def count_calls(calls: Counter[str]) -> None:
     """Counts the reductions that the backward pass does not wait for."""
-    from deepspeed_smddp.fsdp.background import Reductions
+    from deepspeed_smddp.fsdp.shared_collectives import Reductions
 
     original = Reductions.add
 
