@@ -42,7 +42,7 @@ The constants are fitted on every third row of the file, beginning with the firs
 
 ## How sure this is
 
-- No row was measured by us, and nothing of ours has run on a GPU. The smddp rows are those of the
+- No row was measured by us, and smddp has not run on several GPUs. The smddp rows are those of the
   closed library; the planner predicts them with simulations of our core's schedules (90 % of a
   host's NICs carry data, 20 us of latency, 1 us per message), none of which is fitted. That our
   library reaches the same on these machines is not shown.
