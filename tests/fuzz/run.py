@@ -10,10 +10,10 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,56 +54,32 @@ HEADING = (
 
 def fuzz(build: Path, target: str, seconds: int) -> Outcome:
     """Runs one target for some seconds, or until it finds something."""
-    kept, seeds = build / "corpus" / target, CORPUS / target
+    kept, seeds = build / "corpus" / target, build / "tests" / "fuzz" / "corpus" / target
     findings = build / "findings" / target
     for folder in (kept, findings, seeds):
         folder.mkdir(parents=True, exist_ok=True)
     log = build / f"{target}.log"
     begin = time.monotonic()
+    command = [
+        str(build / "tests" / "fuzz" / f"fuzz_{target}"),
+        f"-max_total_time={seconds}",
+        f"-max_len={_LARGEST_INPUT}",
+        f"-timeout={_LONGEST_INPUT}",
+        f"-rss_limit_mb={_MOST_MEMORY}",
+        f"-artifact_prefix={findings}/",
+        str(kept),
+        str(seeds),
+    ]
+    environment = {**os.environ, "SMDDP_LOG_LEVEL": "error"}
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [
-                str(build / "tests" / "fuzz" / f"fuzz_{target}"),
-                f"-max_total_time={seconds}",
-                f"-max_len={_LARGEST_INPUT}",
-                f"-timeout={_LONGEST_INPUT}",
-                f"-rss_limit_mb={_MOST_MEMORY}",
-                f"-artifact_prefix={findings}/",
-                str(kept),
-                str(seeds),
-            ],
-            stdout=out,
-            stderr=out,
-            env={**os.environ, "SMDDP_LOG_LEVEL": "error"},
-        )
-        try:
-            _follow(process, target, log, begin, seconds)
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            raise
-        finally:
-            print("\r\033[K" if sys.stderr.isatty() else "", end="", file=sys.stderr)
+        ended = subprocess.run(command, stdout=out, stderr=out, env=environment)
     outcome = Outcome(target, time.monotonic() - begin)
     outcome.runs, outcome.edges, outcome.features = _state(log)
     outcome.corpus = sum(1 for _ in kept.iterdir())
-    outcome.findings = 1 if process.returncode != 0 else 0
-    if process.returncode != 0:
+    outcome.findings = int(ended.returncode != 0)
+    if ended.returncode != 0:
         print(f"{target} has found something: see {findings} and {log}", file=sys.stderr)
     return outcome
-
-
-def _follow(
-    process: subprocess.Popen[bytes], target: str, log: Path, begin: float, seconds: int
-) -> None:
-    while process.poll() is None:
-        time.sleep(0.5)
-        if not sys.stderr.isatty():
-            continue
-        runs, edges, _ = _state(log)
-        passed = time.monotonic() - begin
-        line = f"{target}: {passed:.0f} of {seconds} s, {runs:,} runs, {edges:,} edges"
-        print(f"\r\033[K{line}", end="", flush=True, file=sys.stderr)
 
 
 def _state(log: Path) -> tuple[int, int, int]:
@@ -113,18 +89,13 @@ def _state(log: Path) -> tuple[int, int, int]:
 
 def merge(build: Path, target: str) -> int:
     """Replaces the committed corpus by the few inputs that together reach most. How many."""
-    kept, seeds, least = build / "corpus" / target, CORPUS / target, build / "merged" / target
+    kept, least = build / "corpus" / target, build / "merged" / target
+    seeds = build / "tests" / "fuzz" / "corpus" / target
     shutil.rmtree(least, ignore_errors=True)
     least.mkdir(parents=True)
+    program = str(build / "tests" / "fuzz" / f"fuzz_{target}")
     subprocess.run(
-        [
-            str(build / "tests" / "fuzz" / f"fuzz_{target}"),
-            "-merge=1",
-            "-set_cover_merge=1",
-            str(least),
-            str(kept),
-            str(seeds),
-        ],
+        [program, "-merge=1", "-set_cover_merge=1", str(least), str(kept), str(seeds)],
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -132,13 +103,12 @@ def merge(build: Path, target: str) -> int:
     )
     files = sorted(least.iterdir(), key=lambda file: (file.stat().st_size, file.name))
     step = max(1.0, len(files) / _MOST_FILES)
-    chosen = {files[int(i * step)].name for i in range(min(len(files), _MOST_FILES))}
-    for old in seeds.iterdir():
-        # Inputs that have found something have names of their own, and stay.
-        if re.fullmatch(r"[0-9a-f]{40}[.]bin", old.name):
-            old.unlink()
-    for name in chosen:
-        shutil.copy(least / name, seeds / f"{name}.bin")
+    chosen = {files[int(i * step)] for i in range(min(len(files), _MOST_FILES))}
+    # Inputs that have found something have names of their own, and stay.
+    named = [file for file in seeds.iterdir() if not re.match(r"[0-9a-f]{40}", file.name)]
+    with zipfile.ZipFile(CORPUS / f"{target}.zip", "w", zipfile.ZIP_DEFLATED) as corpus:
+        for file in sorted([*named, *chosen], key=lambda file: file.name):
+            corpus.writestr(zipfile.ZipInfo(file.name), file.read_bytes(), zipfile.ZIP_DEFLATED)
     return len(chosen)
 
 

@@ -84,9 +84,3 @@ def test_a_wrong_manifest_is_noticed(change: dict[str, Any], named: str) -> None
     job["spec"]["pytorchReplicaSpecs"]["Worker"] |= change
     with pytest.raises(ValueError, match=named):
         checked(job, "KubeflowOrgV1PyTorchJob", "PyTorchJob")
-
-
-def test_the_page_names_every_manifest() -> None:
-    page = (FOLDER.parents[1] / "docs" / "launchers.md").read_text()
-    for path in FOLDER.glob("*.yaml"):
-        assert f"`{path.name}`" in page
