@@ -190,7 +190,7 @@ test-shuffled: build-tests  ## C++ tests of groups over a network that reorders;
 	    STUB_FABRIC_DUPLICATING=$(DUPLICATING) build/tests/$$name --gtest_brief=1 || exit 1; \
 	done; done
 
-# All of the matrix of faults (docs/failures.md).
+# All of the matrix of faults (docs/dev/failures.md).
 test-faults: build $(TEST_EXTENSIONS)/.stamp  ## what ranks are promised when another one dies, stops or loses its connection; takes minutes
 	SMDDP_TEST_ALL_FAULTS=1 $(PYTEST) -q tests/python/test_faults.py tests/fault/test_elastic.py $(PYTEST_ARGS)
 
