@@ -1,6 +1,6 @@
 """DeepSpeed's log of operations, ``comms_logger``, sees those that this package starts itself.
 
-DeepSpeed logs the calls of ``deepspeed.comm``. The gathers and reductions of this room call the
+DeepSpeed logs the calls of ``deepspeed.comm``. The gathers and reductions of this package call the
 process group instead, and enter themselves here, under the names and with the message sizes that
 DeepSpeed's own calls have. An entry's latency is the time from the start of the operation until it
 was seen to be complete: DeepSpeed's own entries of operations in flight end at the start.
@@ -33,7 +33,7 @@ class Logged:
         self._complete()
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended."""
+        """Whether the operation is complete."""
         if not self._work.is_completed():
             return False
         self._complete()

@@ -105,7 +105,7 @@ class Overlap:
                 spare = torch.empty_like(bucket.buffer)
             self._spare[dtype], bucket.buffer = bucket.buffer, spare
 
-    def settle(self) -> None:
+    def collect(self) -> None:
         """Adds the sums that have arrived to this rank's gradients; does not wait."""
         while self._in_flight and self._in_flight[0].work.is_completed():
             self._finish_first()
@@ -190,7 +190,7 @@ def _add_gradient(
     overlap = _overlaps.get(optimizer)
     if overlap is None or args or kwargs:
         return
-    overlap.settle()
+    overlap.collect()
     dtype = optimizer.get_param_comm_dtype(param)
     bucket = optimizer.ipg_buckets[dtype]
     ranks = groups.resolve(_group_of(optimizer, bucket)).size()

@@ -60,7 +60,7 @@ def start(
 
     Args:
         tensors: contiguous, of one floating type; equal shapes on all ranks. No other code may use
-            their memory until the operation has ended.
+            their memory until the operation is closed.
         group: a process group of n ranks.
         label: what the flight recorder calls the operation.
         parameters: the names of those whose gradients these are, for the recorder.

@@ -36,7 +36,7 @@ _said = False
 
 @dataclass(frozen=True)
 class Asked:
-    """The timeout that a call gave to torch; ``by`` names who gave it, None: nobody did."""
+    """The timeout that a call gave to torch; ``by`` names who gave it, None: no caller did."""
 
     timeout: timedelta
     by: str | None

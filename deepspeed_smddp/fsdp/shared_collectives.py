@@ -53,11 +53,11 @@ class Reductions:
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:  # a pass that failed never ran its callback
             self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(self.settle)
+            torch.autograd.Variable._execution_engine.queue_callback(self.wait)
         while len(self._in_flight) > MOST:
             self._in_flight.popleft()[0].wait()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for all operations in flight."""
         while self._in_flight:
             self._in_flight.popleft()[0].wait()
@@ -170,9 +170,9 @@ class SharedReduceScatter(_SharedBuffers, ReduceScatter):
             reductions.add(work, output_tensor, input_tensor)
             return None
         if reductions is not None:
-            reductions.settle()  # FSDP2 may be about to add to the result of one of them
+            reductions.wait()  # FSDP2 may be about to add to the result of one of them
         with self._labelled():
-            done: dist.Work | None = _reduce_scatter(
+            begun: dist.Work | None = _reduce_scatter(
                 output_tensor, input_tensor, group=group, op=op, async_op=async_op
             )
-        return done
+        return begun

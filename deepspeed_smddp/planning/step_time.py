@@ -144,9 +144,9 @@ def _sharded(job: Job, gpu: GpuTime, c: Values) -> tuple[list[_Overlap], list[_O
     gathers = [_scaled(forward, micro * layers), _Overlap(micro * first, 0.0, 0.0)]
     reductions = [_Overlap(micro * last, 0.0, 0.0), _Overlap(late, 0.0, 0.0)]
     # The last micro-step's backward pass also carries the replica all-reduce.
-    for times, hop in ((micro - 1, 0.0), (1, early / layers)):
+    for times, averaged in ((micro - 1, 0.0), (1, early / layers)):
         # One network carries both directions' worth: what a layer needs follows one another.
-        wire = again + reduce + hop
+        wire = again + reduce + averaged
         backward = _Overlap.of(wire, gpu.layer_backward, job, c)
         part = again / wire if wire else 0.0
         gathers.append(_scaled(backward, times * layers * part))

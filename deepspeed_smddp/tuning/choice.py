@@ -108,7 +108,7 @@ ZERO_KEYS = (
 )
 
 
-def choose(curve: NetworkModel, element_size: int = 2, on_gpu: bool = False) -> Choice:
+def choose(network: NetworkModel, element_size: int = 2, on_gpu: bool = False) -> Choice:
     """The sizes for this network and parameters of ``element_size`` bytes per element.
 
     ``on_gpu``: the network model is of GPU tensors.
@@ -117,11 +117,11 @@ def choose(curve: NetworkModel, element_size: int = 2, on_gpu: bool = False) -> 
         ValueError: a collective was measured at fewer than two sizes.
     """
     largest_piece = 0 if on_gpu else LARGEST_PIECE
-    gather, best_gather = _piece(curve.allgather, largest_piece)
-    reduce, best_reduce = _piece(curve.reduce_scatter, largest_piece)
-    latency = curve.allgather[0].seconds
+    gather, best_gather = _piece(network.allgather, largest_piece)
+    reduce, best_reduce = _piece(network.reduce_scatter, largest_piece)
+    latency = network.allgather[0].seconds
     bucket = max(SMALLEST_BUCKET, gather.size)
-    largest = curve.reduce_scatter[-1]
+    largest = network.reduce_scatter[-1]
     bounded = largest.rate < NEARLY * best_reduce.rate
     scatter = max(SMALLEST_BUCKET, reduce.size) if bounded else 0
     ahead = max(AHEAD_PIECES * bucket, int(AHEAD_SECONDS * best_gather.rate))

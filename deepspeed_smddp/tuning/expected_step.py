@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+
+import numpy as np
 
 from deepspeed_smddp.tuning.choice import Choice, NetworkModel, Point
 
@@ -57,13 +58,7 @@ def seconds(points: Sequence[Point], nbytes: float) -> float:
         before = points[-2]
         rate = (last.size - before.size) / max(1e-12, last.seconds - before.seconds)
         return last.seconds + (nbytes - last.size) / max(rate, last.rate)
-    if nbytes <= points[0].size:
-        return points[0].seconds
-    for low, high in pairwise(points):
-        if nbytes <= high.size:
-            part = (nbytes - low.size) / (high.size - low.size)
-            return low.seconds + part * (high.seconds - low.seconds)
-    raise AssertionError("the sizes of the points rise")
+    return float(np.interp(nbytes, [p.size for p in points], [p.seconds for p in points]))
 
 
 def step_seconds(kind: StepKind, sizes: Choice) -> float:
@@ -103,7 +98,7 @@ class _Step:
         self.now = max(self.now, self.last_piece) + kind.optimizer
         persistent = sum(sum(n for n in m.params if self._persists(n)) for m in kind.modules)
         if persistent:
-            self.now = self._gather([persistent])[0]
+            self.now = self._gather(persistent)
         return self.now
 
     def _persists(self, elements: int) -> bool:
@@ -117,16 +112,16 @@ class _Step:
         return [(number, i) for i, n in enumerate(params) if not self._persists(n)]
 
     def _fetch(self, place: int, number: int) -> None:
-        missing = [key for key in self._keys(number) if key not in self.arrival]
-        self._start_gather(missing)
-        self.now = max([self.now, *(self.arrival[key] for key in self._keys(number))])
+        keys = self._keys(number)
+        self._start_gather([key for key in keys if key not in self.arrival])
+        self.now = max([self.now, *(self.arrival[key] for key in keys)])
         while self.queue and self.queue[0][0] <= place:
             self.queue.popleft()
         live = sum(self._elements(key) for key in self.arrival)
-        room = min(self.sizes.stage3_prefetch_bucket_size, self.kind.max_live - live)
+        most = min(self.sizes.stage3_prefetch_bucket_size, self.kind.max_live - live)
         ahead: list[tuple[int, int]] = []
         taken = 0
-        while self.queue and taken < room:
+        while self.queue and taken < most:
             use, key = self.queue.popleft()
             self.looked_at[key] = use
             if key not in self.arrival and key not in ahead:
@@ -146,30 +141,25 @@ class _Step:
 
     def _start_gather(self, keys: list[tuple[int, int]]) -> None:
         """Small neighbours travel together, a large parameter by itself."""
-        piece: list[tuple[int, int]] = []
+        most = _TOGETHER // self.kind.element_size
+        pieces: list[list[tuple[int, int]]] = []
         size = 0
         for key in keys:
-            nbytes = self._elements(key) * self.kind.element_size
-            if piece and size + nbytes > _TOGETHER:
-                self._gather_piece(piece)
-                piece, size = [], 0
-            piece.append(key)
-            size += nbytes
-        if piece:
-            self._gather_piece(piece)
+            size += self._elements(key)
+            if not pieces or size > most:
+                pieces.append([])
+                size = self._elements(key)
+            pieces[-1].append(key)
+        for piece in pieces:
+            at = self._gather(sum(map(self._elements, piece)))
+            self.arrival.update(dict.fromkeys(piece, at))
 
-    def _gather_piece(self, keys: list[tuple[int, int]]) -> None:
-        at = self._gather([self._elements(key) for key in keys])
-        self.arrival.update(zip(keys, at, strict=True))
-
-    def _gather(self, elements: list[int]) -> list[float]:
-        size = sum(elements) * self.kind.element_size
-        points, bound = self.kind.network.allgather, self.sizes.allgather_bucket_size
-        done = self._transfer(points, size, bound)
-        return [done] * len(elements)
+    def _gather(self, elements: int) -> float:
+        size = elements * self.kind.element_size
+        return self._transfer(self.kind.network.allgather, size, self.sizes.allgather_bucket_size)
 
     def _transfer(self, points: Sequence[Point], size: float, bound: int) -> float:
-        """When an operation that starts now has ended; parts above ``bound`` follow each other."""
+        """When an operation that starts now is complete; parts above ``bound`` take turns."""
         whole, rest = divmod(size, bound) if bound else (0, size)
         took = whole * seconds(points, bound) + (seconds(points, rest) if rest else 0)
         self.network_free = max(self.network_free, self.now) + took

@@ -26,7 +26,7 @@ _Kind = TypeVar("_Kind")
 
 _choice: Choice | None = None
 # By group and type of device.
-_curves: WeakKeyDictionary[dist.ProcessGroup, dict[str, NetworkModel]] = WeakKeyDictionary()
+_networks: WeakKeyDictionary[dist.ProcessGroup, dict[str, NetworkModel]] = WeakKeyDictionary()
 _said: set[str] = set()
 
 
@@ -53,10 +53,10 @@ def tune(
         return None
     began = time.perf_counter()
     counted = backend.statistics()
-    curve, source = find(group, device)
+    network, source = find(group, device)
     if not counted:
         backend.reset_statistics()  # the counters are to show training alone
-    _choice = choose(curve, auto_keys.element_size(config), device.type == "cuda")
+    _choice = choose(network, auto_keys.element_size(config), device.type == "cuda")
     settings.set_measured({key: getattr(_choice, key) for key in SMDDP_KEYS})
     _say(_choice, open_keys, f"{source} in {time.perf_counter() - began:.2f} s")
     return _choice
@@ -64,20 +64,20 @@ def tune(
 
 def find(group: dist.ProcessGroup, device: torch.device = CPU) -> tuple[NetworkModel, str]:
     """The group's network model, and whether it was ``measured`` or ``recalled``; collective."""
-    curves = _curves.setdefault(group, {})
-    if device.type in curves:
-        return curves[device.type], "recalled"
+    known = _networks.setdefault(group, {})
+    if device.type in known:
+        return known[device.type], "recalled"
     name = name_of(group, device)
-    curve = shared(cache.load(name, cache.NETWORK), cache.NETWORK, group)
-    if curve is not None:
-        middle = curve.allgather[len(curve.allgather) // 2]
+    network = shared(cache.load(name, cache.NETWORK), cache.NETWORK, group)
+    if network is not None:
+        middle = network.allgather[len(network.allgather) // 2]
         if is_close([probe(group, middle.size, device)], [middle.seconds]):
-            curves[device.type] = curve
-            return curve, "recalled"
-    curves[device.type] = curve = measure(group, device=device)
+            known[device.type] = network
+            return network, "recalled"
+    known[device.type] = network = measure(group, device=device)
     if group.rank() == 0:
-        cache.store(name, curve, cache.NETWORK)
-    return curve, "measured"
+        cache.store(name, network, cache.NETWORK)
+    return network, "measured"
 
 
 def name_of(group: Any, device: torch.device, *what: str) -> str:

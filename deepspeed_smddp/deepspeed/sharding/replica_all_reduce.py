@@ -52,7 +52,7 @@ class ReplicaAllReduce:
 
         Args:
             parameters: the numbers of the parameters whose gradients these are.
-            parts: views of the buffer. No other code may use them before :meth:`settle`,
+            parts: views of the buffer. No other code may use them before :meth:`wait`,
                 :meth:`forget` or :meth:`finish`.
         """
         runs = merged(
@@ -70,7 +70,7 @@ class ReplicaAllReduce:
             _wait(flight.works)
             self._flights.remove(flight)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits until nothing is under way."""
         for flight in self._flights:
             _wait(flight.works)
@@ -83,7 +83,7 @@ class ReplicaAllReduce:
         """
         early = self.started
         rest = [self._average(run) for run in complement(early, self.buffer.numel())]
-        self.settle()
+        self.wait()
         _wait(rest)
         self._flights.clear()
         if early:

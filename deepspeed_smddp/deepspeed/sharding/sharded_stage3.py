@@ -78,7 +78,7 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         """The world's mean gradient, on all ranks (``safe_get_full_grad``)."""
         if self.sharding is None or not param.requires_grad:
             return super().get_fp32_grad_for_param(param)  # type: ignore[no-any-return]
-        self._settle()
+        self._wait()
         part, _ = self._get_fp32_grad_state_partition(param=param, release_swap_buffers=True)
         part = part.to(param.device, torch.float32, copy=True)
         _average(part, self.sharding)
@@ -95,25 +95,25 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
     def set_fp32_grad_for_param(self, value: Any, param: Any) -> None:
         """Sets this rank's part of a gradient that all ranks pass."""
         self._refuse_with_offload("safe_set_full_grad")
-        self._settle()
+        self._wait()
         super().set_fp32_grad_for_param(value, param)
 
     def set_local_grad_for_param(self, value: Any, param: Any) -> None:
         """Sets this rank's part. The other replicas must set the same values."""
         self._refuse_with_offload("safe_set_local_grad")
-        self._settle()
+        self._wait()
         super().set_local_grad_for_param(value, param)
 
     def _of_replicas(self, sharding: Sharding) -> ReplicaAllReduce:
         buffer = self.grad_partitions_flat_buffer  # another one after offload_states()
         if self.replica_all_reduce is None or self.replica_all_reduce.buffer is not buffer:
-            self._settle()
+            self._wait()
             self.replica_all_reduce = ReplicaAllReduce(buffer, sharding)
         return self.replica_all_reduce
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         if self.replica_all_reduce is not None:
-            self.replica_all_reduce.settle()
+            self.replica_all_reduce.wait()
 
     def _refuse_with_offload(self, function: str) -> None:
         # It would write to the optimizer's copy, which the replica all-reduce overwrites.

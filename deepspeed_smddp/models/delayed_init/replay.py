@@ -136,10 +136,10 @@ class _Plan:
         for position in range(len(operations) - 1, -1, -1):
             operation = operations[position]
             results = operation.results()
-            ended = {index for index in results & wanted if index not in self.last_write}
-            self.last_write.update(dict.fromkeys(ended, position))
+            final = {index for index in results & wanted if index not in self.last_write}
+            self.last_write.update(dict.fromkeys(final, position))
             self.dead[position] = operation.touched() - later
-            matters = bool(ended or results & later)
+            matters = bool(final or results & later)
             self.needed[position] = operation.random or matters
             if matters:
                 later -= {view.storage for view in operation.makes}

@@ -127,7 +127,7 @@ class HostMemory:
         """A buffer of at least ``nbytes`` bytes.
 
         Raises:
-            OSError: the file system of ``directory`` has no room.
+            OSError: the file system of ``directory`` has no space.
         """
         place = bisect_left(self._free, nbytes, key=lambda buffer: buffer.nbytes)
         if place < len(self._free):

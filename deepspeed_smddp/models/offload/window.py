@@ -84,7 +84,7 @@ class Activation:
         """Frees the device memory, if the host has a copy."""
         if self._storage is None or self._buffer is None:
             return
-        self._settle()
+        self._wait()
         self._storage = None
         self._means.statistics.hold(-self.nbytes)
 
@@ -107,7 +107,7 @@ class Activation:
         """The storage, ready for the caller's next computation."""
         if self.fetch():
             self._means.statistics.late += 1
-        self._settle()
+        self._wait()
         assert self._storage is not None
         return self._storage
 
@@ -122,7 +122,7 @@ class Activation:
                 f"inplace operation: it is at version {version}, expected version {self._version}"
             )
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -131,7 +131,7 @@ class Activation:
         if not self._is_layers:
             return
         if self._storage is not None:
-            self._settle()  # later computation may reuse its memory
+            self._wait()  # later computation may reuse its memory
             self._means.statistics.hold(-self.nbytes)
         if self._buffer is not None:
             self._means.host.give_back(self._buffer)
