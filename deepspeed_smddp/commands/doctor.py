@@ -15,8 +15,7 @@ def doctor(
     as_json: Annotated[bool, Option("--json", help="JSON in place of tables.")] = False,
     wait: Annotated[float, Option(min=1, help="Seconds to wait for the other ranks.")] = 60,
     measure: Annotated[
-        bool,
-        Option("--measure/--no-measure", help="Measure links, cores and clocks of a job."),
+        bool, Option("--measure/--no-measure", help="Measure links, cores and clocks of a job.")
     ] = True,
 ) -> None:
     """Show what works on this machine, and which settings apply and why; or compare all ranks.

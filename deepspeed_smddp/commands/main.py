@@ -34,8 +34,7 @@ app.command()(doctor.doctor)
 
 
 @app.command(
-    name="exec",
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    name="exec", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )
 def execute(
     context: typer.Context,

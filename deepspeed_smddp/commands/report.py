@@ -27,8 +27,7 @@ class ReportError(Exception):
 
 def report(
     target: Annotated[
-        str,
-        Argument(help="A process, a job, or a folder with dumps; none: the job of this host."),
+        str, Argument(help="A process, a job, or a folder with dumps; none: the job of this host.")
     ] = "",
 ) -> None:
     """Say why a job hangs: which rank is where, who waits for whom, and what to do.

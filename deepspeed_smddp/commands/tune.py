@@ -28,8 +28,7 @@ def tune(
     turns: Annotated[int, Option(min=1, help="Of --check, each.")] = 5,
     steps: Annotated[int, Option(min=1, help="Of a turn of --check.")] = 3,
     as_json: Annotated[
-        Path | None,
-        Option("--json", dir_okay=False, help="File for sizes, expectation and truth."),
+        Path | None, Option("--json", dir_okay=False, help="File for sizes, expectation and truth.")
     ] = None,
 ) -> None:
     """Measure the network of a job and choose the bucket sizes that a ZeRO-3 config leaves open.

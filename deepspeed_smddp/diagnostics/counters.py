@@ -1,4 +1,13 @@
-"""The counters of the collectives, written to where people look: a table, files, Prometheus."""
+"""The counters of the collectives, written to where people look: a table, files, Prometheus.
+
+They are written in intervals and when the process ends, as the ``ledger`` section asks. A thread
+serves the intervals. It is a daemon, so that it keeps no process alive, and ends before the last
+write. Only the process that made the settings apply writes: a forked child has no writer. Nor does
+a process write that never made a default group.
+
+https://prometheus.io/docs/instrumenting/exposition_formats/ has the format that node exporter's
+textfile collector reads. Times are left out: it refuses files with timestamps.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-from rich import filesize
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from deepspeed_smddp.config.sections import Ledger
 from deepspeed_smddp.config.settings import Settings
@@ -24,11 +29,22 @@ from deepspeed_smddp.distributed import backend, launchers, memory
 from deepspeed_smddp.errors import logger
 
 if TYPE_CHECKING:
-    from deepspeed_smddp._C import MemoryStatistics, StatisticsRow
+    from rich.console import Console
 
+    from deepspeed_smddp._C import MemoryStatistics, StatisticsRow
 
 VERSION = 1  # of the object that as_object() returns
 _REFUSED = "refused"  # the row that counts dropped messages; it is no collective
+_RANK, _HOST = "{rank}", "{host}"  # in names of files
+_JOIN_SECONDS = 5.0  # a write to a file system that hangs does not hold up the end for longer
+# The key of a row -> the metric's name and help.
+_OF_ROWS = (
+    ("calls", "smddp_calls_total", "Collective operations of this rank."),
+    ("bytes", "smddp_bytes_total", "Bytes of all ranks' blocks: outputs gathered, inputs reduced."),
+    ("seconds", "smddp_seconds_total", "Seconds from the calls to their completion, summed."),
+    ("wait_seconds", "smddp_wait_seconds_total", "Seconds that callers spent in wait()."),
+)
+_STATES = ("in_use", "peak", "reserved", "kept", "huge")  # of shared memory, in bytes
 
 
 @dataclass(frozen=True)
@@ -49,38 +65,110 @@ class Snapshot:
     def collectives(self) -> list[StatisticsRow]:
         """The rows of collectives: smddp's own first, then those that Gloo or NCCL carried out."""
         rows = [row for row in self.rows if row["collective"] != _REFUSED]
-        return sorted(rows, key=lambda r: (is_fallback(r), r["collective"], r["path"]))
+        return sorted(rows, key=lambda r: (_is_fallback(r), r["collective"], r["path"]))
 
     @property
     def refused(self) -> int:
         """Messages from outside the job that this rank dropped."""
         return sum(row["calls"] for row in self.rows if row["collective"] == _REFUSED)
 
-    def as_object(self) -> dict[str, Any]:
-        """For JSON. Seconds are floats, sizes are bytes; counters run since the last reset."""
-        return {
+    def as_json(self, indent: int | None = None) -> str:
+        """An object and a newline; without ``indent``, one line.
+
+        Seconds are floats, sizes are bytes; counters run since the last reset.
+        """
+        found = {
             "version": VERSION,
             "time": round(self.time, 3),
             "rank": self.rank,
             "host": self.host,
             "refused_messages": self.refused,
-            "rows": [dict(row) for row in self.collectives],
+            "rows": self.collectives,
             "peers": self.peers,
-            "memory": dict(self.memory),
+            "memory": self.memory,
         }
+        return json.dumps(found, indent=indent) + "\n"
 
-    def as_json(self, indent: int | None = None) -> str:
-        """The object as text that ends with a newline; without ``indent``, one line."""
-        return json.dumps(self.as_object(), indent=indent) + "\n"
+    def show(self, console: Console) -> None:
+        """Prints a table; what Gloo or NCCL carried out is yellow, and has no times."""
+        from rich import filesize
+        from rich.table import Table
+
+        table = Table(title=f"smddp: collectives of rank {self.rank}", title_justify="left")
+        for column in ("collective", "path", "calls", "bytes", "time", "wait time"):
+            table.add_column(
+                column, justify="left" if column in ("collective", "path") else "right"
+            )
+        for row in self.collectives:
+            foreign = _is_fallback(row)
+            times = [row["seconds"], row["wait_seconds"]]
+            table.add_row(
+                row["collective"],
+                row["path"],
+                f"{row['calls']:,}",
+                filesize.decimal(row["bytes"]),
+                *("-" if foreign else f"{seconds:.3f} s" for seconds in times),
+                style="yellow" if foreign else None,
+            )
+        console.print(table)
+        if self.refused:
+            console.print(f"{self.refused:,} messages from outside the job were refused.")
+
+    def as_prometheus(self) -> str:
+        """The whole file. Several ranks' files in one folder agree on types and help texts."""
+        return "".join(f"{line}\n" for line in self._metrics())
+
+    def _metrics(self) -> Iterator[str]:
+        rank = {"rank": str(self.rank)}
+        for key, name, meaning in _OF_ROWS:
+            samples = [
+                ({"collective": row["collective"], "path": row["path"], **rank}, row[key])  # type: ignore[literal-required]
+                for row in self.collectives
+            ]
+            yield from _metric(name, meaning, samples)
+        held: Mapping[str, Any] = self.memory
+        yield from _metric(
+            "smddp_memory_bytes",
+            "Memory that the ranks of a host share, in bytes, by state; the states overlap.",
+            [({"state": state, **rank}, held[state]) for state in _STATES],
+        )
+        for name, meaning, value in (
+            ("smddp_memory_blocks", "Tensors in shared memory.", held["blocks"]),
+            (
+                "smddp_memory_refused_total",
+                "Requests for shared memory that got ordinary memory instead.",
+                held["refused"],
+            ),
+            (
+                "smddp_refused_messages_total",
+                "Messages from processes outside the job that this rank dropped.",
+                self.refused,
+            ),
+        ):
+            yield from _metric(name, meaning, [(rank, value)])
 
 
-def is_fallback(row: StatisticsRow) -> bool:
-    """Whether Gloo or NCCL carried the operations out."""
+def _metric(
+    name: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]
+) -> Iterator[str]:
+    yield f"# HELP {name} {meaning}"
+    yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
+    for labels, value in samples:
+        shown = ",".join(f'{label}="{escaped(held)}"' for label, held in labels.items())
+        yield f"{name}{{{shown}}} {value!r}"
+
+
+def escaped(value: str) -> str:
+    """A label's value, as it stands between the quotes."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _is_fallback(row: StatisticsRow) -> bool:
     return row["path"].startswith(backend.FALLBACK_PREFIX)
 
 
 def take(rank: int) -> Snapshot:
-    """The counters of this process now; the extension is loaded.
+    """The counters of this process now.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
@@ -93,9 +181,6 @@ def take(rank: int) -> Snapshot:
         memory.statistics(),
         backend.peer_statistics(),
     )
-
-
-_RANK, _HOST = "{rank}", "{host}"
 
 
 def writes(name: str, rank: int) -> bool:
@@ -119,7 +204,10 @@ def path_of(name: str, rank: int, host: str) -> Path:
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes the whole file, or leaves it as it was.
+    """Writes the whole file, or leaves it as it was: no reader sees half of it.
+
+    The temporary file has one fixed name beside the target; a process that dies leaves at most that
+    one, and the next one uses it.
 
     Raises:
         OSError: the file cannot be written.
@@ -134,108 +222,9 @@ def replace(path: Path, text: str) -> None:
         raise
 
 
-def append(path: Path, line: str) -> None:
-    """Adds a line in one write.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+def _append(path: Path, line: str) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.write(line)
-
-
-# The key of a row -> the metric's name and help.
-_OF_ROWS: tuple[tuple[Literal["calls", "bytes", "seconds", "wait_seconds"], str, str], ...] = (
-    ("calls", "smddp_calls_total", "Collective operations of this rank."),
-    ("bytes", "smddp_bytes_total", "Bytes of all ranks' blocks: outputs gathered, inputs reduced."),
-    ("seconds", "smddp_seconds_total", "Seconds from the calls to their completion, summed."),
-    ("wait_seconds", "smddp_wait_seconds_total", "Seconds that callers spent in wait()."),
-)
-# States of shared memory, in bytes.
-_STATES: tuple[Literal["in_use", "peak", "reserved", "kept", "huge"], ...] = (
-    "in_use",
-    "peak",
-    "reserved",
-    "kept",
-    "huge",
-)
-
-
-def text(snapshot: Snapshot) -> str:
-    """The whole file. Several ranks' files in one folder agree on types and help texts."""
-    return "".join(f"{line}\n" for line in _lines(snapshot))
-
-
-def _lines(snapshot: Snapshot) -> Iterator[str]:
-    rank = {"rank": str(snapshot.rank)}
-    for key, name, meaning in _OF_ROWS:
-        samples = [
-            ({"collective": row["collective"], "path": row["path"], **rank}, row[key])
-            for row in snapshot.collectives
-        ]
-        yield from _metric(name, "counter", meaning, samples)
-    memory = snapshot.memory
-    yield from _metric(
-        "smddp_memory_bytes",
-        "gauge",
-        "Memory that the ranks of a host share, in bytes, by state; the states overlap.",
-        [({"state": state, **rank}, memory[state]) for state in _STATES],
-    )
-    yield from _metric(
-        "smddp_memory_blocks", "gauge", "Tensors in shared memory.", [(rank, memory["blocks"])]
-    )
-    yield from _metric(
-        "smddp_memory_refused_total",
-        "counter",
-        "Requests for shared memory that got ordinary memory instead.",
-        [(rank, memory["refused"])],
-    )
-    yield from _metric(
-        "smddp_refused_messages_total",
-        "counter",
-        "Messages from processes outside the job that this rank dropped.",
-        [(rank, snapshot.refused)],
-    )
-
-
-def _metric(
-    name: str, kind: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]
-) -> Iterator[str]:
-    yield f"# HELP {name} {meaning}"
-    yield f"# TYPE {name} {kind}"
-    for labels, value in samples:
-        shown = ",".join(f'{label}="{escaped(held)}"' for label, held in labels.items())
-        yield f"{name}{{{shown}}} {value!r}"
-
-
-def escaped(value: str) -> str:
-    """A label's value, as it stands between the quotes."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def show(snapshot: Snapshot, console: Console) -> None:
-    """Prints the collectives; what Gloo or NCCL carried out is yellow, and has no times."""
-    table = Table(title=f"smddp: collectives of rank {snapshot.rank}", title_justify="left")
-    table.add_column("collective")
-    table.add_column("path")
-    for column in ("calls", "bytes", "time", "wait time"):
-        table.add_column(column, justify="right")
-    for row in snapshot.collectives:
-        foreign = is_fallback(row)
-        times = ["-", "-"]
-        if not foreign:
-            times = [f"{row[key]:.3f} s" for key in ("seconds", "wait_seconds")]
-        style = "yellow" if foreign else None
-        size = filesize.decimal(row["bytes"])
-        table.add_row(
-            row["collective"], row["path"], f"{row['calls']:,}", size, *times, style=style
-        )
-    console.print(table)
-    if snapshot.refused:
-        console.print(f"{snapshot.refused:,} messages from outside the job were refused.")
-
-
-_JOIN_SECONDS = 5.0  # a write to a file system that hangs does not hold up the end for longer
 
 
 class CounterWriter:
@@ -263,17 +252,15 @@ class CounterWriter:
         if rank is None:
             return
         wanted, taken = self.wanted, take(rank)
-        self._file(wanted.json_lines, taken, lambda path: append(path, taken.as_json()))
-        self._file(
-            wanted.prometheus_file,
-            taken,
-            lambda path: replace(path, text(taken)),
-        )
+        self._file(wanted.json_lines, taken, lambda path: _append(path, taken.as_json()))
+        self._file(wanted.prometheus_file, taken, lambda path: replace(path, taken.as_prometheus()))
         if not last:
             return
         self._file(wanted.json_file, taken, lambda path: replace(path, taken.as_json(2)))
         if wanted.table and rank == 0:
-            _print(taken)
+            from rich.console import Console
+
+            taken.show(Console(file=sys.stderr))
 
     def _file(self, name: str, taken: Snapshot, write: Callable[[Path], None]) -> None:
         if not writes(name, taken.rank):
@@ -297,21 +284,21 @@ class CounterWriter:
                 return
 
 
-_reporter: CounterWriter | None = None
+_writer: CounterWriter | None = None
 _at_exit = False
 
 
 def follow(settings: Settings) -> None:
-    """Starts, replaces or ends the reporter; the settings call it when they apply."""
-    global _reporter, _at_exit
+    """Starts, replaces or ends the writer; the settings call it when they apply."""
+    global _writer, _at_exit
     wanted = settings.section.ledger
-    if _reporter is not None:
-        if _reporter.wanted == wanted:
+    if _writer is not None:
+        if _writer.wanted == wanted:
             return
-        _reporter.stop()
-        _reporter = None
+        _writer.stop()
+        _writer = None
     if wanted.table or wanted.json_file or wanted.json_lines or wanted.prometheus_file:
-        _reporter = CounterWriter(wanted)
+        _writer = CounterWriter(wanted)
         if not _at_exit:
             _at_exit = True
             atexit.register(finish)
@@ -320,18 +307,12 @@ def follow(settings: Settings) -> None:
 
 def finish() -> None:
     """The last write of the process."""
-    global _reporter
-    reporter, _reporter = _reporter, None
-    if reporter is not None and reporter.stop():
-        reporter.write(last=True)
+    global _writer
+    writer, _writer = _writer, None
+    if writer is not None and writer.stop():
+        writer.write(last=True)
 
 
 def _forget() -> None:
-    global _reporter
-    _reporter = None
-
-
-def _print(taken: Snapshot) -> None:
-    from rich.console import Console
-
-    show(taken, Console(file=sys.stderr))
+    global _writer
+    _writer = None

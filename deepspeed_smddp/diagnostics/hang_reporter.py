@@ -99,11 +99,7 @@ def shortened(dump: dict[str, Any], operations: int) -> dict[str, Any]:
         {**group, "connections": [c for c in group["connections"] if c["state"] not in IN_ORDER]}
         for group in dump["groups"]
     ]
-    return {
-        **dump,
-        "operations": [{**row, "parameters": []} for row in last],
-        "groups": groups,
-    }
+    return {**dump, "operations": [{**row, "parameters": []} for row in last], "groups": groups}
 
 
 def _with_parameters(row: Mapping[str, Any]) -> dict[str, Any]:

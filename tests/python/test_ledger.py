@@ -19,8 +19,7 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.config import parse_section
 from deepspeed_smddp.config.sections import Ledger
 from deepspeed_smddp.diagnostics import counters
-from deepspeed_smddp.diagnostics.counters import CounterWriter as Reporter
-from deepspeed_smddp.diagnostics.counters import Snapshot
+from deepspeed_smddp.diagnostics.counters import CounterWriter, Snapshot
 from deepspeed_smddp.distributed import backend
 
 MEMORY = {
@@ -92,7 +91,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 def test_prometheus() -> None:
-    found = samples(counters.text(taken(*ROWS, rank=3)))
+    found = samples(taken(*ROWS, rank=3).as_prometheus())
     labels = 'collective="all_gather",path="intranode",rank="3"'
     assert found[("smddp_calls_total", labels)] == 2
     assert found[("smddp_bytes_total", labels)] == 4096
@@ -106,13 +105,13 @@ def test_prometheus() -> None:
 
 def test_label_values_are_escaped() -> None:
     assert counters.escaped('a\\b"c\nd') == 'a\\\\b\\"c\\nd'
-    found = samples(counters.text(taken(row('odd"\\\n', "p"))))
+    found = samples(taken(row('odd"\\\n', "p")).as_prometheus())
     assert ("smddp_calls_total", 'collective="odd\\"\\\\\\n",path="p",rank="0"') in found
 
 
 def test_table() -> None:
     text = io.StringIO()
-    counters.show(taken(*ROWS), Console(file=text, width=100))
+    taken(*ROWS).show(Console(file=text, width=100))
     lines = text.getvalue().splitlines()
     assert "collectives of rank 0" in lines[0]
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "│" in line]
@@ -175,7 +174,7 @@ def test_a_bad_path_warns_once_and_the_other_files_are_written(
     written: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = tmp_path / "good.prom", tmp_path / "missing" / "a.jsonl"
-    writer = Reporter(Ledger(prometheus_file=str(good), json_lines=str(bad)))
+    writer = CounterWriter(Ledger(prometheus_file=str(good), json_lines=str(bad)))
     with caplog.at_level(logging.WARNING):
         writer.write(last=False)
         writer.write(last=True)
@@ -191,7 +190,7 @@ def test_intervals(written: None, tmp_path: Path) -> None:
         "json_lines": str(lines),
         "json_file": str(tmp_path / "a.json"),
     }
-    writer = Reporter(Ledger(**wanted))
+    writer = CounterWriter(Ledger(**wanted))
     deadline = time.monotonic() + 20
     while not lines.exists() or lines.read_text().count("\n") < 3:
         assert time.monotonic() < deadline
@@ -208,11 +207,11 @@ def test_intervals(written: None, tmp_path: Path) -> None:
 def test_the_settings_start_and_end_the_reporter(
     written: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def follow(ledger: dict[str, Any]) -> Reporter | None:
+    def follow(ledger: dict[str, Any]) -> CounterWriter | None:
         counters.follow(settings.resolve(parse_section({"ledger": ledger})))
-        return counters._reporter
+        return counters._writer
 
-    monkeypatch.setattr(counters, "_reporter", None)
+    monkeypatch.setattr(counters, "_writer", None)
     monkeypatch.setattr(counters, "_at_exit", True)  # this process writes nothing at its end
     assert follow({}) is None, "nothing is written by default"
     every = {"json_lines": str(tmp_path / "a"), "interval_seconds": 60}
@@ -230,7 +229,7 @@ def test_without_a_default_group_nothing_is_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(backend, "_default_rank", None)
-    Reporter(Ledger(json_file=str(tmp_path / "a"), table=True)).write(last=True)
+    CounterWriter(Ledger(json_file=str(tmp_path / "a"), table=True)).write(last=True)
     assert not list(tmp_path.iterdir())
 
 

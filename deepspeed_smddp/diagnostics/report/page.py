@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from deepspeed_smddp.diagnostics.report import LINK, causes, slowness
-from deepspeed_smddp.diagnostics.report.causes import missing_bytes
+from deepspeed_smddp.diagnostics.report import LINK, slowness
+from deepspeed_smddp.diagnostics.report.causes import causes, missing_bytes
 from deepspeed_smddp.diagnostics.report.differences import job_differences
 from deepspeed_smddp.diagnostics.report.dump import Connection, Dump, Operation
 from deepspeed_smddp.diagnostics.report.job import Cause, Job, Weight
@@ -23,200 +23,15 @@ from deepspeed_smddp.diagnostics.report.wording import (
     verb,
 )
 
-# The worst first. A rank that has left the group has raised an error, or ended: others say so.
-_TOLD = ("ended", "lost", "stopped", "silent", "no message yet")
-_Sight = tuple[int, Connection]
-
-
-def rows(job: Job) -> list[str]:
-    """One row for each link that is not up, and for each state that ranks see another one in."""
-    return [*_links(job), *_connections(job)]
-
-
-def _links(job: Job) -> list[str]:
-    down: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    for rank, dump in job.dumps.items():
-        for key, state in dump.network.items():
-            if key.startswith(LINK) and state not in ("up", ""):
-                down[dump.host, key, str(state)].append(rank)
-    return [
-        f"{host}: {link}: {state}, say {rank_list(ranks)}"
-        for (host, link, state), ranks in sorted(down.items())
-    ]
-
-
-def _connections(job: Job) -> list[str]:
-    seen: dict[tuple[int, int, str], list[_Sight]] = defaultdict(list)
-    for view in job.groups.values():
-        for rank, group in view.seen.items():
-            awaited = {peer.rank for peer in group.oldest.awaited} if group.oldest else set()
-            for connection in group.connections:
-                if connection.state not in _TOLD:
-                    continue
-                # Not yet answered is news only of a rank that is waited for.
-                if connection.state == "no message yet" and connection.rank not in awaited:
-                    continue
-                key = (_TOLD.index(connection.state), connection.rank, connection.path)
-                seen[key].append((rank, connection))
-    return [_row(job, seen[key]) for key in sorted(seen)]
-
-
-def _row(job: Job, sights: list[_Sight]) -> str:
-    connection = sights[0][1]
-    silent = span([c.silent_seconds for _, c in sights])
-    last = [c.last_message_seconds for _, c in sights if c.last_message_seconds is not None]
-    state = {"silent": f"silent for {silent}"}.get(connection.state, connection.state)
-    text = f"{job.named([connection.rank])}: {state}, to {rank_list({r for r, _ in sights})}"
-    if last:
-        text += f", last message {seconds(min(last))} ago"
-    text += f", over {connection.path}" if connection.path else ""
-    why = next((c.why for _, c in sights if c.why), "")
-    return f"{text}: {why}" if why else text
-
-
-MOST_ROWS = 12
-_WIDTH = 98
-_MOST_WIDTHS = (24, 16, 28)  # of ranks, host and last finished; "now" takes what is left
-_MOST_SOURCES = 3
-_Cells = tuple[str, str, str, str, str]
-_Row = tuple[list[int], str, str, list[float]]
-
-
-def where(job: Job, suspects: set[int]) -> tuple[str, list[str], int]:
-    """The header, at most 12 rows of ranks that are alike, and how many rows are left out.
-
-    Rows with ``suspects`` come first if not all fit.
-    """
-    rows = _rows(job)
-    rows.sort(key=lambda row: row[0][0])
-    if len(rows) > MOST_ROWS:
-        rows.sort(key=lambda row: not suspects.intersection(row[0]))
-        rows[:MOST_ROWS] = sorted(rows[:MOST_ROWS], key=lambda row: row[0][0])
-    cells = [("ranks", "host", "last finished", "now", "since")]
-    cells += [
-        (_short(ranks), _host(job, ranks), last, now, span(times))
-        for ranks, last, now, times in rows[:MOST_ROWS]
-    ]
-    header, *shown = _aligned(cells)
-    return header, shown, max(len(rows) - MOST_ROWS, 0)
-
-
-def _rows(job: Job) -> list[_Row]:
-    found: dict[tuple[str, str], _Row] = {}
-    for rank in range(job.ranks):
-        times: list[float] = []
-        if rank in job.dumps:
-            last, now, since = _of(job, rank)
-            times = [since] if since is not None else []
-        else:
-            last, now = "-", job.gone.get(rank, "no dump")
-        row = found.setdefault((last, now), ([], last, now, []))
-        row[0].append(rank)
-        row[3].extend(times)
-    return list(found.values())
-
-
-def _of(job: Job, rank: int) -> tuple[str, str, float | None]:
-    """What a rank finished last, where it is now, and for how many seconds."""
-    done = [op for op in job.dumps[rank].operations if op.state == "done"]
-    last = _brief(max(done, key=lambda op: op.id)) if done else "-"
-    operation = job.waits_in(rank)
-    if operation is not None and (operation.waited_for or not job.dumps[rank].stacks):
-        return last, f"in {_brief(operation)}", job.waited(rank, operation)
-    return last, job.place(rank).sentence, job.idle(rank)
-
-
-def _brief(operation: Operation) -> str:
-    return f"{operation.operation} #{operation.sequence} '{operation.group}'"
-
-
-def _short(ranks: list[int]) -> str:
-    return rank_list(ranks).split(" ", 1)[1]
-
-
-def _host(job: Job, ranks: list[int]) -> str:
-    names = sorted({job.hosts.get(rank, "?") or "?" for rank in ranks})
-    return names[0] if len(names) == 1 else count(len(names), "host")
-
-
-def _aligned(rows: list[_Cells]) -> list[str]:
-    """Rows with columns as wide as they need, within the page."""
-    longest = [max(len(row[column]) for row in rows) for column in range(5)]
-    widths = [min(*pair) for pair in zip(longest, _MOST_WIDTHS, strict=False)]
-    left = _WIDTH - sum(widths) - longest[4] - 4
-    widths.append(max(min(longest[3], left), 0))
-    return [
-        " ".join([*(f"{cut(c, w):{w}}" for c, w in zip(row, widths, strict=False)), row[4]])
-        for row in rows
-    ]
-
-
-def waits(job: Job) -> list[str]:
-    """For each group that waits: who waits for which ranks, with bytes expected and arrived."""
-    rows: list[str] = []
-    for stall in job.stalls:
-        missing = missing_bytes(stall)
-        name = _brief(stall.operation)
-        who = rank_list(stall.waiting)
-        gist = f"{name}: {who} {verb(stall.waiting, 'waits', 'wait')}"
-        for what, ranks in (("not called by", stall.late), ("no dump of", stall.absent)):
-            if ranks:
-                waiting = verb(stall.waiting, "waits", "wait")
-                rows.append(f"{name}: {what} {rank_list(ranks)}; {who} {waiting}")
-        sources = sorted(missing, key=lambda r: (-len(missing[r][0]), -missing[r][3], r))
-        for source in sources[:_MOST_SOURCES]:
-            by, expected, arrived, since = missing[source]
-            rows.append(
-                f"{name}: {rank_list(by)} {verb(by, 'has', 'have')} {size(arrived)} of "
-                f"{size(expected)} from rank {source}, nothing for {seconds(since)}"
-            )
-        if len(sources) > _MOST_SOURCES:
-            rows.append(f"{name}: bytes of {count(len(sources) - _MOST_SOURCES, 'more rank')} lack")
-        if not missing and not stall.late and not stall.absent:
-            rows.append(f"{gist}; all members have called it")
-    return rows
-
-
-def differences(job: Job) -> list[str]:
-    """The first operation that the ranks of a group called unlike, with one line for each side."""
-    rows: list[str] = []
-    for view, found in job_differences(job):
-        for difference in found:
-            number = difference.sequence
-            before = f"#{number - 1} is the same on them"
-            if not difference.after:
-                before = f"whether #{number - 1} is alike the dumps do not show"
-            if number == 1:
-                before = "it is the first one"
-            rows.append(f"group '{view.name}', operation #{number} ({before}):")
-            rows += [f"  {row}" for row in difference.rows]
-    return rows
-
-
-def program(job: Job, suspects: set[int]) -> list[str]:
-    """The user's lines that ranks stand at, those of ``suspects`` first, then of most ranks."""
-    by_place: dict[str, list[int]] = defaultdict(list)
-    for rank in job.dumps:
-        place = job.place(rank)
-        text = f": {place.text}" if place.text else ""
-        by_place[place.sentence + text].append(rank)
-    order = sorted(
-        by_place.items(), key=lambda item: (_apart(item[1], suspects), -len(item[1]), item[1][0])
-    )
-    return [f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} {text}" for text, ranks in order]
-
-
-def _apart(ranks: Iterable[int], suspects: set[int]) -> bool:
-    return not suspects.intersection(ranks)
-
-
 LINES = 60
 COLUMNS = 100
 _WHY_LINES = 9
-_ALSO_LINES = 3
-_CONNECTION_LINES = 2
-_ALSO = 5
+_MOST_ROWS = 12  # of the table
 _FEWEST_ROWS = 2  # that a list keeps when the page gets full
+_MOST_WIDTHS = (24, 16, 28)  # of ranks, host and last finished; "now" takes what is left
+_MOST_SOURCES = 3
+# The worst first. A rank that has left the group has raised an error, or ended: others say so.
+_TOLD = ("ended", "lost", "stopped", "silent", "no message yet")
 
 
 @dataclass
@@ -226,21 +41,13 @@ class Section:
     title: str
     rows: list[list[str]]
     more: int = 0
-    thing: str = "row"
-
-    @property
-    def height(self) -> int:
-        """Its lines, with the empty one above it."""
-        if not self.rows:
-            return 0
-        return 2 + sum(map(len, self.rows)) + bool(self.more)
 
     def lines(self) -> list[str]:
-        """What is printed."""
+        """What is printed, with an empty line above it."""
         if not self.rows:
             return []
         shown = ["", self.title, *(line for row in self.rows for line in row)]
-        return [*shown, f"  and {count(self.more, f'more {self.thing}')}"] if self.more else shown
+        return [*shown, f"  and {count(self.more, 'more row')}"] if self.more else shown
 
 
 def page(
@@ -257,23 +64,22 @@ def page(
     says why the other ranks could not be asked; "" if they had their time.
     """
     job = Job(dumps, gone, ranks)
-    found = causes.causes(job, unreached)
-    first, others = found[0], found[1:]
-    head = [*_headline(job), "", *_wrapped(f"Why: {first.text}.", "     ", _WHY_LINES)]
+    found = causes(job, unreached)
+    suspects = {rank for cause in found if cause.weight < Weight.NOTE for rank in cause.ranks}
+    head = [*_headline(job), "", *_wrapped(f"Why: {found[0].text}.", "     ", _WHY_LINES)]
+    slow = slowness.rows([slowness.of_dump(d) for d in job.dumps.values()], job.hosts)
     sections = [
-        _section("Also:", _listed([f"{c.text}." for c in others], _ALSO_LINES), _ALSO),
-        _table(job, found),
-        _section("Who waits for whom:", _single(waits(job)), 6),
-        _section("Connections:", _listed(rows(job), _CONNECTION_LINES), 6),
-        _section("First difference between ranks:", _single(differences(job)), 6),
+        _section("Also:", (f"{cause.text}." for cause in found[1:]), 5, lines=3),
+        _table(job, suspects),
+        _section("Who waits for whom:", _waits(job), 6),
+        _section("Connections:", [*_links(job), *_connections(job)], 6, lines=2),
+        _section("First difference between ranks:", _differences(job), 6),
         _section(
-            "Before that (in wait(), for a rank to start; rates of single large flows):",
-            _single(slowness.rows([slowness.of_dump(d) for d in job.dumps.values()], job.hosts)),
-            8,
+            "Before that (in wait(), for a rank to start; rates of single large flows):", slow, 8
         ),
-        _section("Lines of the program:", _single(program(job, _suspects(found))), 8),
+        _section("Lines of the program:", _program(job, suspects), 8),
     ]
-    tail = _tail(found)
+    tail = _advice(found)
     _fit(sections, LINES - 1 - len(head) - len(tail))
     body = [line for section in sections for line in section.lines()]
     text = "\n".join(cut_line(line) for line in [*head, *body, *tail]) + "\n"
@@ -288,30 +94,11 @@ def cut_line(line: str) -> str:
     return line if len(line) <= COLUMNS else line[: COLUMNS - 3] + "..."
 
 
-def _headline(job: Job) -> list[str]:
-    dumps = list(job.dumps.values())
-    names = list(dict.fromkeys(d.job for d in dumps if d.job))
-    hosts = len({d.host for d in dumps})
-    text = f"Hang report{f' of job {names[0]}' if names else ''}: {count(job.ranks, 'rank')}"
-    text += f", {count(len(dumps), 'dump')} from {count(hosts, 'host')}"
-    if not dumps:
-        return [cut_line(text)]
-    text += f", {_clock(min(d.time for d in dumps))}"
-    asked = min(dumps, key=lambda d: (not d.reason, d.time))
-    alike = [d.rank for d in dumps if d.reason == asked.reason]
-    lines = [text]
-    if asked.reason:
-        lines.append(cut(f"Asked for: {asked.reason} ({rank_list(alike)})", COLUMNS))
-    if job.several_hosts:
-        lines.append("Times of a rank are by its own host's clock.")
-    return lines
-
-
-def _clock(seconds: float) -> str:
-    try:
-        return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, OSError, ValueError):
-        return "at an unknown time"
+def _section(title: str, rows: Iterable[str], most: int, lines: int = 1) -> Section:
+    """At most so many rows; those of several lines have a dash in front of them."""
+    whole = list(rows)
+    shown = [[f"  {r}"] if lines == 1 else _wrapped(f"- {r}", "  ", lines) for r in whole[:most]]
+    return Section(title, shown, max(len(whole) - most, 0))
 
 
 def _wrapped(text: str, indent: str, most: int) -> list[str]:
@@ -325,44 +112,175 @@ def _wrapped(text: str, indent: str, most: int) -> list[str]:
     )
 
 
-def _listed(rows: list[str], most: int) -> list[list[str]]:
-    return [_wrapped(f"- {row}", "  ", most) for row in rows]
-
-
-def _single(rows: list[str]) -> list[list[str]]:
-    return [[f"  {row}"] for row in rows]
-
-
-def _section(title: str, rows: list[list[str]], most: int, thing: str = "row") -> Section:
-    return Section(title, rows[:most], max(len(rows) - most, 0), thing)
-
-
-def _table(job: Job, found: list[Cause]) -> Section:
-    header, rows, rest = where(job, _suspects(found))
-    return Section(
-        "Where each rank is (since: time in the operation, or since the last call of one):",
-        [[f"  {row}"] for row in [header, *rows]] if rows else [],
-        rest,
-    )
-
-
-def _suspects(found: list[Cause]) -> set[int]:
-    return {rank for cause in found if cause.weight < Weight.NOTE for rank in cause.ranks}
-
-
-def _tail(found: list[Cause]) -> list[str]:
-    advice = next((c.remedy for c in found if c.remedy and c.weight < Weight.NOTE), "")
-    lines = [""]
-    if advice:
-        lines += _wrapped(f"What to do: {advice}.", "  ", 3)
-    return lines if len(lines) > 1 else []
-
-
-def _fit(sections: list[Section], room: int) -> None:
-    """Drop last rows of the longest sections until all fit."""
-    while sum(section.height for section in sections) > room:
-        longest = max(sections, key=lambda s: (len(s.rows) > _FEWEST_ROWS, s.height))
+def _fit(sections: list[Section], height: int) -> None:
+    """Drops last rows of the longest sections until all fit."""
+    while sum(len(section.lines()) for section in sections) > height:
+        longest = max(sections, key=lambda s: (len(s.rows) > _FEWEST_ROWS, len(s.lines())))
         if not longest.rows:
             return
         longest.rows.pop()
         longest.more += 1
+
+
+def _headline(job: Job) -> list[str]:
+    dumps = list(job.dumps.values())
+    names = list(dict.fromkeys(d.job for d in dumps if d.job))
+    hosts = len({d.host for d in dumps})
+    text = f"Hang report{f' of job {names[0]}' if names else ''}: {count(job.ranks, 'rank')}"
+    text += f", {count(len(dumps), 'dump')} from {count(hosts, 'host')}"
+    if not dumps:
+        return [cut_line(text)]
+    lines = [f"{text}, {_clock(min(d.time for d in dumps))}"]
+    asked = min(dumps, key=lambda d: (not d.reason, d.time))
+    if asked.reason:
+        alike = rank_list(d.rank for d in dumps if d.reason == asked.reason)
+        lines.append(cut(f"Asked for: {asked.reason} ({alike})", COLUMNS))
+    if job.several_hosts:
+        lines.append("Times of a rank are by its own host's clock.")
+    return lines
+
+
+def _clock(time: float) -> str:
+    try:
+        return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return "at an unknown time"
+
+
+def _advice(found: list[Cause]) -> list[str]:
+    advice = next((c.remedy for c in found if c.remedy and c.weight < Weight.NOTE), "")
+    return ["", *_wrapped(f"What to do: {advice}.", "  ", 3)] if advice else []
+
+
+def _table(job: Job, suspects: set[int]) -> Section:
+    """At most 12 rows of ranks that are alike; those with ``suspects`` stay if not all fit."""
+    alike: dict[tuple[str, str], tuple[list[int], list[float]]] = {}
+    for rank in range(job.ranks):
+        last, now, since = _where(job, rank)
+        ranks, times = alike.setdefault((last, now), ([], []))
+        ranks.append(rank)
+        times += [] if since is None else [since]
+    rows = sorted(alike.items(), key=lambda row: not suspects.intersection(row[1][0]))
+    cells = [("ranks", "host", "last finished", "now", "since")]
+    for (last, now), (ranks, times) in sorted(rows[:_MOST_ROWS], key=lambda row: row[1][0][0]):
+        hosts = sorted({job.hosts.get(rank, "?") or "?" for rank in ranks})
+        host = hosts[0] if len(hosts) == 1 else count(len(hosts), "host")
+        cells.append((rank_list(ranks).split(" ", 1)[1], host, last, now, span(times)))
+    longest = [max(len(row[column]) for row in cells) for column in range(5)]
+    widths = [min(*pair) for pair in zip(longest, _MOST_WIDTHS, strict=False)]
+    left = COLUMNS - 2 - sum(widths) - longest[4] - 4
+    widths.append(max(min(longest[3], left), 0))
+    lines = [
+        " ".join([*(f"{cut(c, w):{w}}" for c, w in zip(row, widths, strict=False)), row[4]])
+        for row in cells
+    ]
+    return Section(
+        "Where each rank is (since: time in the operation, or since the last call of one):",
+        [[f"  {line}"] for line in lines],
+        max(len(rows) - _MOST_ROWS, 0),
+    )
+
+
+def _where(job: Job, rank: int) -> tuple[str, str, float | None]:
+    """What a rank finished last, where it is now, and for how many seconds."""
+    dump = job.dumps.get(rank)
+    if dump is None:
+        return "-", job.gone.get(rank, "no dump"), None
+    done = [op for op in dump.operations if op.state == "done"]
+    last = _brief(max(done, key=lambda op: op.id)) if done else "-"
+    operation = job.waits_in(rank)
+    if operation is not None and (operation.waited_for or not dump.stacks):
+        return last, f"in {_brief(operation)}", job.waited(rank, operation)
+    return last, job.place(rank).sentence, job.idle(rank)
+
+
+def _brief(operation: Operation) -> str:
+    return f"{operation.operation} #{operation.sequence} '{operation.group}'"
+
+
+def _waits(job: Job) -> Iterator[str]:
+    """For each group that waits: who waits for which ranks, with bytes expected and arrived."""
+    for stall in job.stalls:
+        missing = missing_bytes(stall)
+        name = _brief(stall.operation)
+        who = f"{rank_list(stall.waiting)} {verb(stall.waiting, 'waits', 'wait')}"
+        for what, ranks in (("not called by", stall.late), ("no dump of", stall.absent)):
+            if ranks:
+                yield f"{name}: {what} {rank_list(ranks)}; {who}"
+        sources = sorted(missing, key=lambda r: (-len(missing[r][0]), -missing[r][3], r))
+        for source in sources[:_MOST_SOURCES]:
+            by, expected, arrived, since = missing[source]
+            yield (
+                f"{name}: {rank_list(by)} {verb(by, 'has', 'have')} {size(arrived)} of "
+                f"{size(expected)} from rank {source}, nothing for {seconds(since)}"
+            )
+        if len(sources) > _MOST_SOURCES:
+            yield f"{name}: bytes of {count(len(sources) - _MOST_SOURCES, 'more rank')} lack"
+        if not missing and not stall.late and not stall.absent:
+            yield f"{name}: {who}; all members have called it"
+
+
+def _links(job: Job) -> list[str]:
+    """One row for each link that is not up."""
+    down: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    for rank, dump in job.dumps.items():
+        for key, state in dump.network.items():
+            if key.startswith(LINK) and state not in ("up", ""):
+                down[dump.host, key, str(state)].append(rank)
+    return [
+        f"{host}: {link}: {state}, say {rank_list(ranks)}"
+        for (host, link, state), ranks in sorted(down.items())
+    ]
+
+
+def _connections(job: Job) -> Iterator[str]:
+    """One row for each state that ranks see another one in, the worst first."""
+    seen: dict[tuple[int, int, str], dict[int, Connection]] = defaultdict(dict)
+    for view in job.groups.values():
+        for rank, group in view.seen.items():
+            awaited = {peer.rank for peer in group.oldest.awaited} if group.oldest else set()
+            for one in group.connections:
+                # Not yet answered is news only of a rank that is waited for.
+                silent = one.state == "no message yet" and one.rank not in awaited
+                if one.state in _TOLD and not silent:
+                    seen[_TOLD.index(one.state), one.rank, one.path].setdefault(rank, one)
+    for key in sorted(seen):
+        by = seen[key]
+        first = next(iter(by.values()))
+        state = first.state
+        if state == "silent":
+            state = f"silent for {span([c.silent_seconds for c in by.values()])}"
+        text = f"{job.named([first.rank])}: {state}, to {rank_list(by)}"
+        last = [t for c in by.values() if (t := c.last_message_seconds) is not None]
+        text += f", last message {seconds(min(last))} ago" if last else ""
+        text += f", over {first.path}" if first.path else ""
+        why = next((c.why for c in by.values() if c.why), "")
+        yield f"{text}: {why}" if why else text
+
+
+def _differences(job: Job) -> Iterator[str]:
+    """The first operation that the ranks of a group called unlike, with one line for each side."""
+    for view, found in job_differences(job):
+        for difference in found:
+            number = difference.sequence
+            before = f"#{number - 1} is the same on them"
+            if not difference.after:
+                before = f"whether #{number - 1} is alike the dumps do not show"
+            if number == 1:
+                before = "it is the first one"
+            yield f"group '{view.name}', operation #{number} ({before}):"
+            yield from (f"  {row}" for row in difference.rows)
+
+
+def _program(job: Job, suspects: set[int]) -> Iterator[str]:
+    """The user's lines that ranks stand at, those of ``suspects`` first, then of most ranks."""
+    by_place: dict[str, list[int]] = defaultdict(list)
+    for rank in job.dumps:
+        place = job.place(rank)
+        by_place[place.sentence + (f": {place.text}" if place.text else "")].append(rank)
+
+    def order(item: tuple[str, list[int]]) -> tuple[bool, int, int]:
+        return not suspects.intersection(item[1]), -len(item[1]), item[1][0]
+
+    for text, ranks in sorted(by_place.items(), key=order):
+        yield f"{rank_list(ranks)} {verb(ranks, 'is', 'are')} {text}"
