@@ -13,51 +13,8 @@ from deepspeed_smddp.diagnostics.report.wording import ZERO3, count, named, rank
 ALIKE = "ZeRO-3 needs all ranks to run the same modules in the same order"
 _ZERO = "deepspeed.runtime.zero."
 _GENERATES = {"generate", "_sample", "_beam_search", "_greedy_search"}
-
-
-def label(job: Job, stall: Stall) -> str:
-    """What the ranks that wait run of a model: the label of the operation, or else of their stacks.
-
-    "" if it is nothing of ZeRO-3's.
-    """
-    if stall.operation.label.startswith(ZERO3):
-        return stall.operation.label
-    found = (module_run(job, rank) for rank in stall.waiting)
-    return next((f"{ZERO3} module {name}" for name in found if name), "")
-
-
-def module_run(job: Job, rank: int) -> str:
-    """The class of the innermost module for which ZeRO-3 works in a thread of the rank."""
-    dump = job.dumps.get(rank)
-    for stack in dump.stacks if dump is not None else []:
-        at = [i for i, f in enumerate(stack.frames) if module_of(f).startswith(_ZERO)]
-        owners = [f.owner for f in stack.frames[: at[-1]] if f.owner] if at else []
-        if owners:
-            return owners[-1]
-    return ""
-
-
-def remedy(job: Job, ranks: Iterable[int]) -> str:
-    """``synced_gpus=True`` if one of the ranks generates text, and else what to change."""
-    if any(generates(job, rank) for rank in ranks):
-        return (
-            "pass synced_gpus=True to generate(), so that ranks that are done run the model until "
-            "all are"
-        )
-    return (
-        "run the module on all ranks: take it out of `if rank == 0` and of loops of unlike length"
-    )
-
-
-def generates(job: Job, rank: int) -> bool:
-    """If a thread of the rank is within generate() of a model."""
-    dump = job.dumps.get(rank)
-    if dump is None:
-        return False
-    return any(frame.function in _GENERATES for stack in dump.stacks for frame in stack.frames)
-
-
 _MOST_SIDES = 4
+_MOST_CYCLES = 3
 # Of the others each rank may have bytes of its own: scatter, gather, all_to_all and the like.
 _SAME_BYTES = {
     "allgather",
@@ -70,7 +27,43 @@ _SAME_BYTES = {
     "broadcast",
     "barrier",
 }
+# What a thread may stand in while it waits for an operation whose wait is not recorded.
+_WAITS = (Doing.COLLECTIVE, Doing.DEVICE, Doing.BACKWARD, Doing.LOCK, Doing.NOTHING)
 _Signature = tuple[str, int, str, str]
+
+
+def label(job: Job, stall: Stall) -> str:
+    """What the ranks that wait run of a model: the label of the operation, or else of their stacks.
+
+    "" if it is nothing of ZeRO-3's.
+    """
+    if stall.operation.label.startswith(ZERO3):
+        return stall.operation.label
+    found = (_module_run(job, rank) for rank in stall.waiting)
+    return next((f"{ZERO3} module {name}" for name in found if name), "")
+
+
+def _module_run(job: Job, rank: int) -> str:
+    """The class of the innermost module for which ZeRO-3 works in a thread of the rank."""
+    for stack in job.dumps[rank].stacks:
+        at = [i for i, f in enumerate(stack.frames) if module_of(f).startswith(_ZERO)]
+        owners = [f.owner for f in stack.frames[: at[-1]] if f.owner] if at else []
+        if owners:
+            return owners[-1]
+    return ""
+
+
+def remedy(job: Job, ranks: Iterable[int]) -> str:
+    """``synced_gpus=True`` if one of the ranks generates text, and else what to change."""
+    stacks = [stack for rank in ranks if rank in job.dumps for stack in job.dumps[rank].stacks]
+    if any(frame.function in _GENERATES for stack in stacks for frame in stack.frames):
+        return (
+            "pass synced_gpus=True to generate(), so that ranks that are done run the model until "
+            "all are"
+        )
+    return (
+        "run the module on all ranks: take it out of `if rank == 0` and of loops of unlike length"
+    )
 
 
 @dataclass(frozen=True)
@@ -125,31 +118,40 @@ class Difference:
             return self.sides[1]
         return None
 
+    @property
+    def of_zero3(self) -> bool:
+        """If a side runs a module of ZeRO-3."""
+        return any(side.operation.label.startswith(ZERO3) for side in self.sides)
 
-def first_differences(view: GroupView) -> list[Difference]:
-    """The first difference of a group, and the first that is more than one of labels."""
+
+def job_differences(job: Job) -> list[tuple[GroupView, list[Difference]]]:
+    """For every group that has one, its first difference, and the first of more than labels."""
+    found = [(view, list(_first_differences(view))) for view in job.groups.values()]
+    return [(view, differences) for view, differences in found if differences]
+
+
+def _first_differences(view: GroupView) -> Iterator[Difference]:
     calls: dict[int, dict[_Signature, list[int]]] = {}
     for rank, ring in view.rings.items():
         for sequence, op in ring.items():
             signature = (op.operation, _bytes(op), op.dtype, op.label)
             calls.setdefault(sequence, {}).setdefault(signature, []).append(rank)
-    found: list[Difference] = []
+    labels_differ = False
     for sequence in sorted(s for s, by in calls.items() if len(by) > 1):
         what = _what(list(calls[sequence]))
-        if not what or (what == "label" and found):
+        if not what or (what == "label" and labels_differ):
             continue
-        sides = [
-            Side(tuple(ranks), view.rings[ranks[0]][sequence]) for ranks in calls[sequence].values()
-        ]
+        of_ranks = calls[sequence].values()
+        sides = [Side(tuple(ranks), view.rings[ranks[0]][sequence]) for ranks in of_ranks]
         sides.sort(key=lambda s: (-len(s.ranks), s.ranks[0]))
         before = calls.get(sequence - 1, {})
         ranks = {rank for side in sides for rank in side.ranks}
         alike = len(before) == 1 and ranks <= set(next(iter(before.values())))
         ongoing = any(view.rings[r][sequence].state != "done" for r in ranks)
-        found.append(Difference(view, sequence, tuple(sides), what, alike, ongoing))
+        yield Difference(view, sequence, tuple(sides), what, alike, ongoing)
         if what != "label":
-            break
-    return found
+            return
+        labels_differ = True
 
 
 def _bytes(operation: Operation) -> int:
@@ -158,13 +160,11 @@ def _bytes(operation: Operation) -> int:
 
 
 def _what(signatures: list[_Signature]) -> str:
-    if len({s[0] for s in signatures}) > 1:
-        return "operation"
-    if len({s[1] for s in signatures}) > 1:
-        return "size"
-    if len({s[2] for s in signatures if s[2]}) > 1:
-        return "dtype"
-    return "label" if len({s[3] for s in signatures}) > 1 else ""
+    for at, what in enumerate(("operation", "size", "dtype", "label")):
+        # An operation without a dtype differs from none.
+        if len({s[at] for s in signatures if s[at] or what != "dtype"}) > 1:
+            return what
+    return ""
 
 
 def difference_causes(job: Job) -> Iterator[Cause]:
@@ -173,65 +173,49 @@ def difference_causes(job: Job) -> Iterator[Cause]:
     for view, differences in job_differences(job):
         hard = any(d.what != "label" for d in differences)
         for i, difference in enumerate(differences):
-            weight = Weight.NOTE
-            if difference.ongoing or id(view) in still:
-                # A later difference of sizes shows that the labels did not differ by chance.
-                weight = Weight.DIFFERENT_CALLS if hard else Weight.DIFFERENT_LABELS
             text = _text(job, difference)
-            if weight is Weight.NOTE:
-                text += "; it has ended on all of them"
             odd = difference.odd
             ranks = odd.ranks if odd else tuple(r for s in difference.sides for r in s.ranks)
-            if i == 0 or weight is Weight.NOTE:
+            if not difference.ongoing and id(view) not in still:
+                text += "; it has ended on all of them"
+                yield Cause(Weight.NOTE, text, ranks, _remedy(job, difference))
+            elif i == 0:
+                # A later difference of sizes shows that the labels did not differ by chance.
+                weight = Weight.DIFFERENT_CALLS if hard else Weight.DIFFERENT_LABELS
                 yield Cause(weight, text, ranks, _remedy(job, difference))
             else:
                 yield Cause(Weight.LATE_BEHIND_OTHERS, text, ranks)
 
 
-def job_differences(job: Job) -> list[tuple[GroupView, list[Difference]]]:
-    """The differences of every group that has one."""
-    found = [(view, first_differences(view)) for view in job.groups.values()]
-    return [(view, differences) for view, differences in found if differences]
-
-
 def _text(job: Job, difference: Difference) -> str:
-    number = f"#{difference.sequence} of group '{difference.group.name}'"
-    odd = difference.odd
-    who = job.named(odd.ranks) if odd else "the ranks"
-    several = odd is None or len(odd.ranks) > 1
-    call = "call" if several else "calls"
-    other = "different" if odd is None else "another"
-    plural = "s" if odd is None else ""
+    group = f"group '{difference.group.name}'"
+    number, odd = f"#{difference.sequence} of {group}", difference.odd
+    who, other, plural = "the ranks call", "different", "s"
+    if odd is not None:
+        who = f"{job.named(odd.ranks)} {verb(odd.ranks, 'calls', 'call')}"
+        other, plural = "another", ""
+    rows = "; ".join(difference.rows)
     if difference.what == "operation":
-        text = f"{who} {call} {other} operation{plural} as {number}"
+        text = f"{who} {other} operation{plural} as {number}"
     elif difference.what == "label":
-        text = f"{who} {call} the operations of group '{difference.group.name}' in another order "
-        text += f"from #{difference.sequence} on"
+        text = f"{who} the operations of {group} in another order from #{difference.sequence} on"
+        rows = ", ".join(_gathers(side) for side in difference.sides[:_MOST_SIDES])
     else:
         name = difference.sides[0].operation.operation
-        text = f"{who} {call} {name} {number} with {other} {difference.what}{plural}"
-    rows = "; ".join(difference.rows)
-    if difference.what == "label":
-        rows = ", ".join(_gathers(side) for side in difference.sides[:_MOST_SIDES])
-    text += f": {rows}"
+        text = f"{who} {name} {number} with {other} {difference.what}{plural}"
     moved = _moved(difference)
-    if moved:
-        text += f". {moved[0].upper()}{moved[1:]}"
-    if _zero3(difference):
-        text += f". {ALIKE}"
-    return text
+    text += f": {rows}"
+    text += f". {moved[0].upper()}{moved[1:]}" if moved else ""
+    return f"{text}. {ALIKE}" if difference.of_zero3 else text
 
 
 def _gathers(side: Side) -> str:
     verbs = {"all_gather": "gather", "reduce_scatter": "reduce", "all_reduce": "reduce"}
     stem = verbs.get(side.operation.operation, "")
-    label = f"'{side.operation.label}'" if side.operation.label else "for the user's own code"
+    what = f"'{side.operation.label}'" if side.operation.label else "for the user's own code"
     if not stem:
-        return (
-            f"{rank_list(side.ranks)} {verb(side.ranks, 'calls', 'call')} "
-            f"{side.operation.operation} for {label}"
-        )
-    return f"{rank_list(side.ranks)} {verb(side.ranks, stem + 's', stem)} {label}"
+        stem, what = "call", f"{side.operation.operation} for {what}"
+    return f"{rank_list(side.ranks)} {verb(side.ranks, stem + 's', stem)} {what}"
 
 
 def _moved(difference: Difference) -> str:
@@ -245,14 +229,15 @@ def _moved(difference: Difference) -> str:
     left_out, extra = _alike(few, many, at), _alike(many, few, at)
     if bool(left_out) == bool(extra):
         return ""
-    who, others = rank_list(odd.ranks), rank_list(most.ranks)
+    others = rank_list(most.ranks)
+    who = f"{rank_list(odd.ranks)} {verb(odd.ranks, 'has', 'have')}"
     if left_out:
         return (
-            f"{who} {verb(odd.ranks, 'has', 'have')} left out {most.text}: its calls from #{at} on "
+            f"{who} left out {most.text}: its calls from #{at} on "
             f"are those of {others} from #{at + 1} on ({left_out} compared)"
         )
     return (
-        f"{who} {verb(odd.ranks, 'has', 'have')} called {odd.text} once more: its calls from "
+        f"{who} called {odd.text} once more: its calls from "
         f"#{at + 1} on are those of {others} from #{at} on ({extra} compared)"
     )
 
@@ -268,21 +253,12 @@ def _alike(behind: dict[int, Operation], ahead: dict[int, Operation], at: int) -
     return compared
 
 
-def _zero3(difference: Difference) -> bool:
-    return any(side.operation.label.startswith(ZERO3) for side in difference.sides)
-
-
 def _remedy(job: Job, difference: Difference) -> str:
-    if _zero3(difference):
+    if difference.of_zero3:
         return remedy(job, difference.group.members)
     if difference.what in ("size", "dtype"):
         return "give the tensors of this call the same shape and dtype on all ranks"
     return "call the operations of a group in the same order on all ranks"
-
-
-_MOST_CYCLES = 3
-# What a thread may stand in while it waits for an operation whose wait is not recorded.
-_WAITS = (Doing.COLLECTIVE, Doing.DEVICE, Doing.BACKWARD, Doing.LOCK, Doing.NOTHING)
 
 
 @dataclass(frozen=True)
@@ -294,7 +270,15 @@ class Hold:
     next: Stall
 
 
-def blocked(job: Job, rank: int, stall: Stall) -> bool:
+def blocked_elsewhere(job: Job, rank: int, stall: Stall) -> bool:
+    """If the rank stands in an operation of another group that lacks ranks."""
+    return any(
+        other is not stall and (other.late or other.absent) and _blocked(job, rank, other)
+        for other in job.stalls_of(rank)
+    )
+
+
+def _blocked(job: Job, rank: int, stall: Stall) -> bool:
     """If the rank stands in the operation of the stall, so that it can't call another one."""
     operation = job.waits_in(rank)
     if operation is None or rank not in stall.waiting:
@@ -303,24 +287,15 @@ def blocked(job: Job, rank: int, stall: Stall) -> bool:
     return same and (operation.waited_for or job.place(rank).doing in _WAITS)
 
 
-def blocked_elsewhere(job: Job, rank: int, stall: Stall) -> bool:
-    """If the rank stands in an operation of another group that lacks ranks."""
-    return any(
-        other is not stall and (other.late or other.absent) and blocked(job, rank, other)
-        for other in job.stalls_of(rank)
-    )
-
-
 def crossed_causes(job: Job) -> Iterator[Cause]:
     """One for each ring of groups, each of which waits for ranks that wait in the next one."""
-    for cycle in cycles(job):
+    for cycle in _cycles(job):
         names = [f"'{hold.stall.group.name}'" for hold in cycle]
-        parts = [_part(job, hold) for hold in cycle]
-        ranks = tuple(hold.ranks[0] for hold in cycle)
+        ranks = rank_list(hold.ranks[0] for hold in cycle)
         yield Cause(
             Weight.CROSSED_GROUPS,
-            f"{rank_list(ranks)} use the groups {', '.join(names[:-1])} and {names[-1]} in another "
-            f"order: {'; '.join(parts)}",
+            f"{ranks} use the groups {', '.join(names[:-1])} and {names[-1]} in another "
+            f"order: {'; '.join(_part(job, hold) for hold in cycle)}",
             tuple(sorted({rank for hold in cycle for rank in hold.ranks})),
             "call the operations of these groups in the same order on all ranks, or make the calls "
             "asynchronous (async_op=True) and wait after both",
@@ -339,19 +314,19 @@ def _part(job: Job, hold: Hold) -> str:
     )
 
 
-def cycles(job: Job) -> list[list[Hold]]:
+def _cycles(job: Job) -> list[list[Hold]]:
     """Rings of stalls, the shortest first, each group in at most one of them."""
     stalls = [stall for stall in job.stalls if stall.late]
     holds = {id(stall): _holds(job, stall) for stall in stalls}
     found: list[list[Hold]] = []
     used: set[int] = set()
     for stall in stalls:
-        if len(found) >= _MOST_CYCLES:
-            break
         cycle = None if id(stall) in used else _shortest(stall, holds)
         if cycle and not used & {id(hold.stall) for hold in cycle}:
             used |= {id(hold.stall) for hold in cycle}
             found.append(cycle)
+        if len(found) >= _MOST_CYCLES:
+            break
     return sorted(found, key=len)
 
 
@@ -359,7 +334,7 @@ def _holds(job: Job, stall: Stall) -> list[Hold]:
     """The stalls that ranks which wait in this one keep up."""
     keeps: dict[int, tuple[Stall, list[int]]] = {}
     for rank in stall.waiting:
-        if not blocked(job, rank, stall):
+        if not _blocked(job, rank, stall):
             continue
         for other in job.stalls_of(rank):
             if other is not stall and rank in other.late_set:
@@ -376,8 +351,7 @@ def _shortest(start: Stall, holds: dict[int, list[Hold]]) -> list[Hold] | None:
         at = way[-1].next
         if at is start:
             return way
-        if id(at) in seen:
-            continue
-        seen.add(id(at))
-        ways += [[*way, hold] for hold in holds.get(id(at), [])]
+        if id(at) not in seen:
+            seen.add(id(at))
+            ways += [[*way, hold] for hold in holds.get(id(at), [])]
     return None

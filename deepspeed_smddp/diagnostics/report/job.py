@@ -9,7 +9,7 @@ from functools import cached_property
 
 from deepspeed_smddp.diagnostics.report.dump import Dump, Group, Operation
 from deepspeed_smddp.diagnostics.report.stack import Place, place_of
-from deepspeed_smddp.diagnostics.report.wording import rank_list
+from deepspeed_smddp.diagnostics.report.wording import rank_list, verb
 
 
 class Weight(IntEnum):
@@ -232,16 +232,20 @@ class Job:
             return f"{text} ({host})" if host else text
         return text
 
+    def waiting(self, stall: Stall) -> str:
+        """``ranks 0-2 wait``."""
+        return f"{self.named(stall.waiting)} {verb(stall.waiting, 'waits', 'wait')}"
+
+    def ages(self, stall: Stall) -> list[float]:
+        """How long the ranks that wait have been in their operations, where that is known."""
+        pending = [(rank, stall.group.pending(rank)) for rank in stall.waiting]
+        found = [self.waited(rank, operation) for rank, operation in pending if operation]
+        return [age for age in found if age is not None]
+
     def waited(self, rank: int, operation: Operation) -> float | None:
         """How long the rank has been in an operation, in seconds by its host's clock."""
-        since = next(
-            (
-                t
-                for t in (operation.wait_entered, operation.called, operation.started)
-                if t is not None
-            ),
-            None,
-        )
+        times = (operation.wait_entered, operation.called, operation.started)
+        since = next((time for time in times if time is not None), None)
         dump = self.dumps.get(rank)
         return None if since is None or dump is None else max(dump.time - since, 0.0)
 
