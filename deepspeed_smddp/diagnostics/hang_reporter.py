@@ -183,7 +183,7 @@ def _network(states: list[dict[str, Any]]) -> dict[str, str | float]:
 
 # How long connecting to the other ranks may take.
 _ASK_SECONDS = 2.0
-# Trouble so soon after a report belongs to it: errors of one cause reach the ranks one by one.
+# An error so soon after a report belongs to it: errors of one cause reach the ranks one by one.
 _SAME_CAUSE_SECONDS = 10.0
 # A rank that would write the page in place of rank 0 gives it so much time.
 _PATIENCE_SECONDS = 1.0
@@ -219,12 +219,12 @@ class Reporter(threading.Thread):
         self._latest = -_SAME_CAUSE_SECONDS
 
     def run(self) -> None:
-        """Waits for trouble, and reports it."""
+        """Waits for errors and requests, and reports them."""
         from deepspeed_smddp import _C
 
-        bell = _C.trouble_bell()
+        notification = _C.trouble_bell()
         while not self._ended.is_set():
-            select.select([bell, self._listener.fileno()], [], [])
+            select.select([notification, self._listener.fileno()], [], [])
             why = _C.take_trouble()
             asked = self._listener.was_asked()
             if self._ended.is_set():

@@ -1,4 +1,8 @@
-"""How the ranks of a job ask one another for a report, and exchange their dumps."""
+"""How the ranks of a job ask one another for a report, and exchange their dumps.
+
+Each rank listens at a TCP port, whatever its program does; the dumps go over the store at which the
+ranks made their group. Must not know what a dump holds.
+"""
 
 from __future__ import annotations
 
@@ -12,102 +16,48 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import partial
 from typing import Any
-
-import torch.distributed as dist
 
 TOKEN_BYTES = 16
 _SPEAK_SECONDS = 1.0
 _BACKLOG = 64
 
 
-class Listener:
-    """The port of this rank.
+class Port:
+    """A port of this rank for ranks of the job: they have its token.
 
-    ``towards`` is a host of the job: the address that reaches it is published.
+    Args:
+        towards: a host of the job: the address that reaches it is published.
+        kind: ``socket.SOCK_STREAM`` or ``socket.SOCK_DGRAM``.
 
     Raises:
         OSError: no port can be opened.
     """
 
-    def __init__(self, towards: str) -> None:
-        self._token = secrets.token_bytes(TOKEN_BYTES)
-        address = own_address(towards)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_STREAM)
-        self._socket.bind((address, 0))
-        self._socket.listen(_BACKLOG)
-        self._socket.setblocking(False)
-
-    def fileno(self) -> int:
-        """For ``select``: readable once someone connects."""
-        return self._socket.fileno()
+    def __init__(self, towards: str, kind: int) -> None:
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        address = _own_address(towards)
+        self.socket = socket.socket(_family(address), kind)
+        self.socket.bind((address, 0))
 
     def contact(self) -> str:
         """What the other ranks need: token, port, address."""
-        host, port = self._socket.getsockname()[:2]
-        return f"{self._token.hex()} {port} {host}"
-
-    def was_asked(self) -> bool:
-        """Whether a rank of the job has connected; serves all that have."""
-        asked = False
-        while True:
-            try:
-                visitor, _ = self._socket.accept()
-            except OSError:
-                return asked
-            with visitor:
-                visitor.settimeout(_SPEAK_SECONDS)
-                asked |= secrets.compare_digest(_received(visitor), self._token)
-
-    def close(self) -> None:
-        """Frees the port."""
-        self._socket.close()
+        host, port = self.socket.getsockname()[:2]
+        return f"{self.token.hex()} {port} {host}"
 
 
-def ask(contacts: Iterable[tuple[int, str]], seconds: float) -> set[int]:
-    """Asks ranks, given with their contacts, for a report. The ranks whose process has ended."""
-    ended: set[int] = set()
-    with selectors.DefaultSelector() as selector:
-        for rank, contact in contacts:
-            token, port, host = contact.split(" ", 2)
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            link = socket.socket(family, socket.SOCK_STREAM)
-            link.setblocking(False)
-            if link.connect_ex((host, int(port))) == errno.ECONNREFUSED:
-                ended.add(rank)
-                link.close()
-                continue
-            selector.register(link, selectors.EVENT_WRITE, (rank, bytes.fromhex(token)))
-        until = time.monotonic() + seconds
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                link = key.fileobj  # type: ignore[assignment]
-                rank, secret = key.data
-                try:
-                    link.send(secret)
-                except ConnectionRefusedError:
-                    ended.add(rank)
-                except OSError:
-                    pass  # it does not answer: its dump will be missing
-                selector.unregister(link)
-                link.close()
-        for key in list(selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-    return ended
+def reach(contact: str, kind: int) -> tuple[socket.socket, tuple[str, int], bytes]:
+    """A socket, the address to connect it to, and the token, of a :meth:`Port.contact`."""
+    token, port, host = contact.split(" ", 2)
+    return socket.socket(_family(host), kind), (host, int(port)), bytes.fromhex(token)
 
 
-def _received(visitor: socket.socket) -> bytes:
-    received = b""
-    try:
-        while len(received) < TOKEN_BYTES and (part := visitor.recv(TOKEN_BYTES - len(received))):
-            received += part
-    except OSError:
-        pass
-    return received
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def own_address(towards: str) -> str:
+def _own_address(towards: str) -> str:
     """This host's address on the way to a host of the job."""
     for family, kind, protocol, _, address in socket.getaddrinfo(
         towards, 9, type=socket.SOCK_DGRAM
@@ -121,6 +71,78 @@ def own_address(towards: str) -> str:
     return "127.0.0.1"
 
 
+class Listener(Port):
+    """The TCP port at which this rank is asked for a report, whatever its program does.
+
+    A rank publishes its contact through the store. Who connects and sends the token is one of the
+    job; anything else is closed.
+    """
+
+    def __init__(self, towards: str) -> None:
+        super().__init__(towards, socket.SOCK_STREAM)
+        self.socket.listen(_BACKLOG)
+        self.socket.setblocking(False)
+
+    def fileno(self) -> int:
+        """For ``select``: readable once someone connects."""
+        return self.socket.fileno()
+
+    def was_asked(self) -> bool:
+        """Whether a rank of the job has connected; serves all that have."""
+        asked = False
+        while True:
+            try:
+                visitor, _ = self.socket.accept()
+            except OSError:
+                return asked
+            with visitor:
+                visitor.settimeout(_SPEAK_SECONDS)
+                asked |= secrets.compare_digest(_received(visitor), self.token)
+
+    def close(self) -> None:
+        """Frees the port."""
+        self.socket.close()
+
+
+def _received(visitor: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(OSError):
+        while len(received) < TOKEN_BYTES and (part := visitor.recv(TOKEN_BYTES - len(received))):
+            received += part
+    return received
+
+
+def ask(contacts: Iterable[tuple[int, str]], seconds: float) -> set[int]:
+    """Asks ranks, given with their contacts, for a report. The ranks whose process has ended."""
+    ended: set[int] = set()
+    with selectors.DefaultSelector() as selector:
+        for rank, contact in contacts:
+            link, address, token = reach(contact, socket.SOCK_STREAM)
+            link.setblocking(False)
+            if link.connect_ex(address) == errno.ECONNREFUSED:
+                ended.add(rank)
+                link.close()
+                continue
+            selector.register(link, selectors.EVENT_WRITE, (rank, token))
+        until = time.monotonic() + seconds
+        while selector.get_map() and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                link = key.fileobj  # type: ignore[assignment]
+                rank, token = key.data
+                try:
+                    link.send(token)
+                except ConnectionRefusedError:
+                    ended.add(rank)
+                except OSError:
+                    pass  # it does not answer: its dump will be missing
+                selector.unregister(link)
+                link.close()
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+    return ended
+
+
+# All keys of report n begin with n/ after this; the first rank with an error sets n/reason.
 _PREFIX = "smddp-report"
 # A store that does not answer must not hold up the report.
 _ANSWER = timedelta(seconds=3)
@@ -132,9 +154,11 @@ _CLOCK = -1
 def introduce(store: Any, rank: int, contact: str) -> None:
     """Publishes how this rank is asked for a report, over the store's own connection.
 
-    Nobody else waits on it while a group is made. Another connection to a store whose process has
-    just ended would be tried for minutes.
+    No other thread waits on it while a group is made. Another connection to a store whose process
+    has just ended would be tried for minutes.
     """
+    import torch.distributed as dist
+
     with contextlib.suppress(RuntimeError):
         dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)  # type: ignore[attr-defined]
 
@@ -152,6 +176,8 @@ class ReportStore:
     """
 
     def __init__(self, store: Any) -> None:
+        import torch.distributed as dist
+
         self.works = _answers(store)
         self._store: Any = None
         self._store = self._try(
@@ -251,24 +277,16 @@ class ReportStore:
             published = self._try(lambda: self._store.add(f"{number}/published", 0), len(ranks))
             if published != count:
                 count = published
-                missing = {rank for rank in missing if not self._has(number, rank)}
+                missing = {rank for rank in missing if not self._exists(f"{number}/{rank}")}
             if not missing or enough(missing) or time.monotonic() > until or not self.works:
                 break
             time.sleep(_LOOK_SECONDS)
         dumps = {}
-        for rank in ranks:
-            if rank in missing:
-                continue
-            packed = self._get(f"{number}/{rank}")
+        for rank in sorted(set(ranks) - missing):
+            packed = self._try(partial(self._store.get, f"{number}/{rank}"), b"")
             if packed:
                 dumps[rank] = json.loads(zlib.decompress(packed))
         return dumps
-
-    def _get(self, key: str) -> bytes:
-        return bytes(self._try(lambda: self._store.get(key), b""))
-
-    def _has(self, number: int, rank: int) -> bool:
-        return self._exists(f"{number}/{rank}")
 
     def _exists(self, key: str) -> bool:
         return bool(self._try(lambda: self._store.check([key]), False))

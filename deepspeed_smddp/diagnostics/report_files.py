@@ -39,7 +39,7 @@ def root() -> Path:
 
 
 def job_name() -> str:
-    """The launcher's name of this job, or the address where its ranks meet."""
+    """The launcher's name of this job, or the address of its rendezvous."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     address = os.environ.get("MASTER_ADDR", "job"), os.environ.get("MASTER_PORT", "")
     return run if run not in ("", "none") else "-".join(part for part in address if part)
@@ -64,7 +64,7 @@ class JobFiles:
         self._write(self._running, json.dumps({"job": job, "rank": rank, "pid": os.getpid()}))
 
     def report_folder(self, number: int) -> Path:
-        """The folder of report ``number`` on this host, made by whichever rank comes first."""
+        """The folder of report ``number`` on this host, made by the first rank that asks for it."""
         existing = sorted(self.folder.glob(f"report-{number}-*"))
         recent = [path for path in existing if time.time() - path.stat().st_mtime < 60]
         if recent:

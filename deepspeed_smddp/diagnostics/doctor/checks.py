@@ -1,4 +1,7 @@
-"""The checks of ``smddp doctor`` on one process."""
+"""The checks of ``smddp doctor`` on one process.
+
+Which features apply follows from versions and the sources on disk; neither library is imported.
+"""
 
 from __future__ import annotations
 

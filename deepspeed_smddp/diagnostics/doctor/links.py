@@ -1,4 +1,10 @@
-"""The links between the hosts of a job: measured pair by pair, and judged."""
+"""The links between the hosts of a job: measured pair by pair, and judged.
+
+Pairs of hosts are measured in a round-robin tournament: in each round a host is in one pair at
+most, so that pairs measured at the same time share no link of a host. The rate of a pair is that of
+an AllGather of a small group of its own, repeated. What is slow or blocked is a pure function of
+what the pairs measured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,19 @@
-"""How far the clocks of a job's hosts are apart, and how sure that is."""
+"""How far the clocks of a job's hosts are apart, and how sure that is.
+
+Ranks of one host share its clock. Of every other host a rank asks rank 0 for the time, over UDP and
+with the sums of NTP. It notes its own time before and after, t0 and t1. With the answer T, its
+clock is ahead by (t0 + t1) / 2 - T, off by at most (t1 - t0) / 2, wherever in between the answer
+was made (RFC 5905, section 8). The shortest of several exchanges is the surest.
+
+Where no rank has asked, collectives say it: on no rank does an AllGather, ReduceScatter, AllReduce
+or barrier end before the last rank has called it. With o as the offset of a host's clock, two hosts
+A and B and any such collective,
+
+    call_B - o_B <= end_A - o_A    and    call_A - o_A <= end_B - o_B,
+
+so that o_A - o_B lies between the largest call_A - end_B and the smallest end_A - call_B, over all
+collectives. As with a ping, the middle is the estimate, and half the width its uncertainty.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepspeed_smddp.diagnostics.report.dump import Dump
-from deepspeed_smddp.diagnostics.report_exchange import own_address
+from deepspeed_smddp.diagnostics.report_exchange import TOKEN_BYTES, Port, reach
 
 # All members of the group take part in these, and each of them gets something from all others.
 _ALL_WITH_ALL = ("all_gather", "reduce_scatter", "all_reduce", "barrier")
@@ -176,8 +191,7 @@ def _place_others(
         )
 
 
-_TOKEN_BYTES = 16
-_QUESTION = struct.Struct(f"<{_TOKEN_BYTES}sQ")  # the token, the number of the question
+_QUESTION = struct.Struct(f"<{TOKEN_BYTES}sQ")  # the token, the number of the question
 _ANSWER = struct.Struct("<Qq")  # the number, nanoseconds since 1970
 
 ROUND_TRIPS = 32
@@ -186,7 +200,7 @@ _ALL_SECONDS = 1.0
 
 
 class ClockServer(threading.Thread):
-    """Tells the time to those that have the token. It ends with :meth:`close`.
+    """Tells the time to those that have the token of its port. It ends with :meth:`close`.
 
     Args:
         towards: a host of the job: the address that reaches it is published.
@@ -199,23 +213,16 @@ class ClockServer(threading.Thread):
     def __init__(self, towards: str, now: Callable[[], int] = time.time_ns) -> None:
         super().__init__(name="smddp-clock", daemon=True)
         self._now = now
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        address = own_address(towards)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        self._socket.bind((address, 0))
+        self._port = Port(towards, socket.SOCK_DGRAM)
+        self.contact = self._port.contact
         self._ended = False
-
-    def contact(self) -> str:
-        """What the other ranks need: token, port, address."""
-        host, port = self._socket.getsockname()[:2]
-        return f"{self._token.hex()} {port} {host}"
 
     def run(self) -> None:
         """Answers; what is not a question of the job gets none."""
+        link = self._port.socket
         while True:
             try:
-                question, sender = self._socket.recvfrom(_QUESTION.size + 1)
+                question, sender = link.recvfrom(_QUESTION.size + 1)
             except OSError:
                 continue
             if self._ended:
@@ -223,18 +230,19 @@ class ClockServer(threading.Thread):
             if len(question) != _QUESTION.size:
                 continue
             token, number = _QUESTION.unpack(question)
-            if secrets.compare_digest(token, self._token):
+            if secrets.compare_digest(token, self._port.token):
                 with contextlib.suppress(OSError):
-                    self._socket.sendto(_ANSWER.pack(number, self._now()), sender)
+                    link.sendto(_ANSWER.pack(number, self._now()), sender)
 
     def close(self) -> None:
         """Ends the thread and frees the port."""
         self._ended = True
+        link = self._port.socket
         if self.is_alive():
             with contextlib.suppress(OSError):
-                self._socket.sendto(b"", self._socket.getsockname())
+                link.sendto(b"", link.getsockname())
             self.join(timeout=1)
-        self._socket.close()
+        link.close()
 
 
 def measure(contact: str) -> dict[str, Any] | None:
@@ -244,32 +252,30 @@ def measure(contact: str) -> dict[str, Any] | None:
         ``offset`` and ``uncertainty`` in seconds, and the number of ``round_trips``; None if the
         rank does not answer. Takes a second at most.
     """
-    token, port, host = contact.split(" ", 2)
-    best: tuple[int, int] | None = None  # the length of the exchange, the offset; in ns
-    count = 0
+    exchanges: list[tuple[int, int]] = []  # the length of each, the offset; in ns
     until = time.monotonic() + _ALL_SECONDS
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as link:
+    link, address, token = reach(contact, socket.SOCK_DGRAM)
+    with link, contextlib.suppress(OSError):
         link.settimeout(_ANSWER_SECONDS)
-        with contextlib.suppress(OSError):
-            link.connect((host, int(port)))
-            for number in range(ROUND_TRIPS):
-                if time.monotonic() > until:
-                    break
-                question = _QUESTION.pack(bytes.fromhex(token), number)
-                before = time.time_ns()
-                link.send(question)
-                answer = _received(link, number)
-                after = time.time_ns()
-                if answer is None:
-                    continue
-                count += 1
-                exchange = after - before, (before + after) // 2 - answer
-                if exchange[0] >= 0:  # the clock was not set back meanwhile
-                    best = exchange if best is None else min(best, exchange)
-    if best is None:
+        link.connect(address)
+        for number in range(ROUND_TRIPS):
+            if time.monotonic() > until:
+                break
+            before = time.time_ns()
+            link.send(_QUESTION.pack(token, number))
+            answer = _received(link, number)
+            after = time.time_ns()
+            if answer is not None:
+                exchanges.append((after - before, (before + after) // 2 - answer))
+    # One during which the clock was set back does not count.
+    length, offset = min((e for e in exchanges if e[0] >= 0), default=(-1, 0))
+    if length < 0:
         return None
-    return {"offset": best[1] * 1e-9, "uncertainty": best[0] * 0.5e-9, "round_trips": count}
+    return {
+        "offset": offset * 1e-9,
+        "uncertainty": length * 0.5e-9,
+        "round_trips": len(exchanges),
+    }
 
 
 def _received(link: socket.socket, number: int) -> int | None:

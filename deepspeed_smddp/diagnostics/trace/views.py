@@ -1,4 +1,10 @@
-"""A timeline to look at: events for Perfetto, and a picture of one step."""
+"""A timeline to look at: events for Perfetto and chrome://tracing, and a picture of one step.
+
+The events are of the Trace Event Format, in JSON. A rank is a process, its tracks are threads:
+steps, compute, waits, then the collectives of each group. Operations in flight at the same time lie
+on lanes of their own. Times are microseconds since the earliest call in the record, on the clock of
+rank 0's host.
+"""
 
 from __future__ import annotations
 
