@@ -20,8 +20,8 @@ def main() -> None:
     ranks, hosts = int(os.environ["LOCAL_SIZE"]), int(os.environ["REAL_HOSTS"])
     os.environ["SMDDP_HOST_ID"] = f"host{int(os.environ['LOCAL_RANK']) * hosts // ranks}"
     sys.path[0] = str(program.parent)  # as if the program had been started
-    for entry in stand_ins.OF[os.environ["REAL_STAND_INS"]]:
-        entry.install()
+    for make in stand_ins.OF[os.environ["REAL_STAND_INS"]]:
+        make()
     sys.argv[0] = str(program)
     runpy.run_path(str(program), run_name="__main__")
 

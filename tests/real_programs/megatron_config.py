@@ -15,8 +15,8 @@ import stand_ins  # type: ignore[import-not-found]
 
 files = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
 sys.path[0] = str(Path.cwd())
-for entry in stand_ins.OF["megatron"]:
-    entry.install()
+for make in stand_ins.OF["megatron"]:
+    make()
 
 from megatron import arguments, global_vars, training  # type: ignore[import-not-found]  # noqa: E402
 

@@ -1,7 +1,7 @@
 """What stands in, on a machine without GPUs, for the calls of CUDA that the programs make.
 
-Each entry is made only in the ranks of these runs (``cpu_rank``), never in the product. The
-programs' files stay as they are. The pages in ``docs/`` list the entries with their reasons.
+Each is made only in the ranks of these runs (``cpu_rank``), never in the product. The programs'
+files stay as they are. Their pages in docs/ list the stand-ins with their reasons.
 """
 
 from __future__ import annotations
@@ -12,20 +12,9 @@ import os
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """One call and what takes its place."""
-
-    name: str
-    instead: str
-    reason: str
-    install: Callable[[], None]
 
 
 def _missing(name: str) -> bool:
@@ -82,48 +71,13 @@ def _apex_adam() -> None:
 
 
 NEOX = (
-    StandIn(
-        "initialize_megatron()",
-        "initialize_megatron(allow_no_cuda=True)",
-        "asserts CUDA; the argument is GPT-NeoX's own way around the assertion",
-        _neox_without_cuda,
-    ),
-    StandIn(
-        "torch.cuda.device_count",
-        "the number of ranks on this machine",
-        "GPT-NeoX makes its model-parallel groups only if there are devices",
-        _device_count,
-    ),
-    StandIn(
-        "torch.cuda.set_device, current_device, synchronize",
-        'nothing, "cpu", nothing',
-        "layers and timers name the current device",
-        _no_devices,
-    ),
-    StandIn(
-        "torch.cuda.LongTensor",
-        "torch.LongTensor",
-        "sizes of batches and flags of the data loaders",
-        _long_tensor,
-    ),
-    StandIn(
-        "torch.cuda.get_rng_state, set_rng_state",
-        "those of the CPU",
-        "checkpoints hold the state",
-        _random_state,
-    ),
-    StandIn(
-        "Tensor.cuda",
-        "the tensor itself",
-        "batches and rotary embeddings are put on the device",
-        _tensor_cuda,
-    ),
-    StandIn(
-        "apex.optimizers.FusedAdam",
-        "torch.optim.AdamW, if Apex is not installed",
-        "GPT-NeoX prefers it to DeepSpeed's, whose CPU variant takes minutes to compile",
-        _apex_adam,
-    ),
+    _neox_without_cuda,
+    _device_count,
+    _no_devices,
+    _long_tensor,
+    _random_state,
+    _tensor_cuda,
+    _apex_adam,
 )
 
 
@@ -161,32 +115,6 @@ def _contiguous_attention() -> None:
     transformer.CoreAttention.forward = forward
 
 
-MEGATRON = (
-    StandIn(
-        "deepspeed.compression.compress",
-        "functions that raise if they are called",
-        "the program imports it always and calls it only to compress a model; DeepSpeed 0.19.8 has "
-        "dropped it",
-        _compression,
-    ),
-    StandIn(
-        "torchvision",
-        "empty modules, if it is not installed",
-        "imported for image datasets, which GPT does not use",
-        _torchvision,
-    ),
-    StandIn(
-        "CoreAttention.forward",
-        "the same, with query, key and value made contiguous",
-        "attention without FlashAttention calls `view()` on them, which fails with the layout that "
-        "they have here",
-        _contiguous_attention,
-    ),
-)
+MEGATRON = (_compression, _torchvision, _contiguous_attention)
 
-OF: dict[str, tuple[StandIn, ...]] = {"neox": NEOX, "megatron": MEGATRON}
-
-
-def rows(program: str) -> list[tuple[str, str, str]]:
-    """The rows of a page's table."""
-    return [(f"`{entry.name}`", entry.instead, entry.reason) for entry in OF[program]]
+OF: dict[str, tuple[Callable[[], None], ...]] = {"neox": NEOX, "megatron": MEGATRON}
