@@ -180,7 +180,8 @@ KINDS = {
         | _all(("AAABB", "AABBCC", "AABBAABB", "AAAAAAAAA"), lengths),
         collectives=tuple(HOST_FORMS),
     ),
-    "shared": Kind(_all(FEW, forms, sizes), prepare=host_device.use_shared),
+    # The variable keeps its worlds apart from those of other tests.
+    "shared": Kind(_all(FEW, forms, sizes), {"BUFFERS": "shared"}, prepare=host_device.use_shared),
     "buckets": Kind(_all(FEW, in_buckets), BUCKETS),
     "segment": Kind(_all(FEW, in_buckets), {**BUCKETS, "SMDDP_SINGLE_COPY": "0"}),
     "fp32-partials": Kind(
