@@ -128,7 +128,7 @@ test: $(VENV)/.stamp-editable  ## all C++ and Python tests, after a build
 	@$(MAKE) --no-print-directory test-python
 
 test-cpp: build-tests  ## C++ tests only; CTEST_ARGS="-R wire" picks some
-	$(CTEST) --test-dir build -C slow --parallel $(SLOTS) $(CTEST_ARGS)
+	$(CTEST) --test-dir build --parallel $(SLOTS) $(CTEST_ARGS)
 
 test-one: build/build.ninja  ## one C++ test, built and run: TEST=selector; GTEST_FILTER="*Small*" picks cases
 	@[ -n "$(TEST)" ] || { echo "TEST=selector names a test of tests/cpp, without _test.cc"; exit 2; }
@@ -156,7 +156,8 @@ test-python: build $(TEST_EXTENSIONS)/.stamp  ## Python tests only; PYTEST_ARGS=
 	if [ $$two = 1 ]; then again --alone only --rare $(RARE) && two=0; fi; \
 	case "$$one $$two" in "0 0" | "0 5" | "5 0") ;; *) exit 1 ;; esac
 
-test-rare:  ## Python tests of what rarely changes: other programs, launchers, tools of the tests; takes minutes
+test-rare: build-tests  ## 256 ranks, and tests of what rarely changes: other programs, launchers; takes minutes
+	$(CTEST) --test-dir build -C slow -L slow
 	@$(MAKE) --no-print-directory test-python RARE=only
 
 # A choice for each edit: all parts, few processes, no long waits. `make test` is the whole.
