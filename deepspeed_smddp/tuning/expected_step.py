@@ -20,7 +20,7 @@ import numpy as np
 
 from deepspeed_smddp.tuning.choice import Choice, NetworkModel, Point
 
-# Those of zero/gather.py and deepspeed/overlap.py, in bytes.
+# Those of deepspeed/gather.py and deepspeed/overlap.py, in bytes.
 _TOGETHER = 256 << 10
 _PIECE = 1 << 20
 _PART = 64 << 10

@@ -20,17 +20,18 @@ KIB, MIB = 1 << 10, 1 << 20
 WIDE = {"hidden_size": 256, "intermediate_size": 1200}  # its largest parameter has 1.2 MiB
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Trainer:
-    return Trainer("harness.zero_jobs:rank_main")
-
-
 def train(trainer: Trainer, cache: Path, layout: str = "AA", **changes: Any) -> dict[str, Any]:
     zero = {"reduce_bucket_size": 100_000, "stage3_prefetch_bucket_size": 500_000}
     zero |= {"stage3_max_live_parameters": 10_000_000, **changes.pop("zero", {})}
-    job = {"layout": layout, "limit": 200, "scenarios": ["wide"]}
-    job |= {"env": {"XDG_CACHE_HOME": str(cache)}}
-    results = trainer.ask({**job, "changes": {"model": WIDE, "zero": zero, **changes}})
+    results = trainer.call(
+        "harness.zero_jobs:run",
+        layout,
+        "smddp",
+        limit=200,
+        scenarios=["wide"],
+        env={"XDG_CACHE_HOME": str(cache)},
+        changes={"model": WIDE, "zero": zero, **changes},
+    )
     losses = [result["wide"]["losses"] for result in results]
     assert all(len(found) == STEPS for found in losses)
     return results[0]["wide"]

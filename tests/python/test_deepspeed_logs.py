@@ -54,13 +54,6 @@ def test_an_unknown_comms_logger_gets_deepspeeds_own_operations(trainer: Trainer
     assert ours[0]["log"][GATHER][1] < theirs[0]["log"][GATHER][1]
 
 
-def test_the_sources_are_known() -> None:
-    from deepspeed_smddp.upstream import source
-
-    assert source.refusal("comms log") is None
-    assert source.refusal("monitor") is None
-
-
 @pytest.mark.parametrize("wanted", [True, False])
 def test_csv_monitor(trainer: Trainer, tmp_path: Path, wanted: bool) -> None:
     results = trainer.call(

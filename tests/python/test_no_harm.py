@@ -13,7 +13,7 @@ from harness.training import Trainer
 pytest.importorskip("deepspeed")
 
 # They read "comm_backend" and pass their arguments on.
-SEAM = ["Init.__init__", "init_distributed", "initialize"]
+READERS = ["Init.__init__", "init_distributed", "initialize"]
 # A public function of torch's, of a process that has made a group of smddp.
 SPLIT = ["split_group"]
 
@@ -27,16 +27,16 @@ def told_of(result: dict[str, Any]) -> list[str]:
     return [sentence for sentence in result["said"] if "is not one this package knows" in sentence]
 
 
-def test_other_backends_find_deepspeed_as_it_is(trainer: Trainer) -> None:
+def test_with_another_backend_only_what_reads_the_config_is_wrapped(trainer: Trainer) -> None:
     result = train(trainer, "gloo")
-    assert result["wrapped"] == SEAM
+    assert result["wrapped"] == READERS
     assert not result["said"]
 
 
 def test_an_unknown_deepspeed_costs_the_features_and_a_sentence_each(trainer: Trainer) -> None:
     known, unknown = train(trainer, "smddp"), train(trainer, "smddp", known=False)
-    assert set(SEAM) < set(known["wrapped"])
-    assert unknown["wrapped"] == SEAM + SPLIT
+    assert set(READERS) < set(known["wrapped"])
+    assert unknown["wrapped"] == READERS + SPLIT
     assert unknown["losses"] == known["losses"]
     assert not told_of(known)
     told = told_of(unknown)

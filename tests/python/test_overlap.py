@@ -80,13 +80,6 @@ def test_operations_complete_while_the_caller_computes(worlds: Pool, layout: str
     worlds(layout).run(ends_while_computing)
 
 
-def test_the_reduction_of_this_deepspeed_is_known() -> None:
-    pytest.importorskip("deepspeed")
-    from deepspeed_smddp.upstream import source
-
-    assert source.refusal("overlap") is None
-
-
 # Inside a host; between hosts, and with gradients that are not copied to a contiguous buffer.
 @pytest.mark.parametrize(("layout", "contiguous"), [("AA", True), ("AB", False)])
 def test_zero3_computes_while_parameters_and_gradients_are_in_flight(

@@ -14,7 +14,6 @@ from deepspeed_smddp.planning.memory_use import (
     memory_use,
     score_bytes,
 )
-from deepspeed_smddp.planning.model_shape import BUILT_IN
 from deepspeed_smddp.planning.training_job import Job, Scheme, Software
 from harness import modules
 
@@ -65,11 +64,6 @@ def test_the_built_in_models_have_their_published_sizes(name, billions):
     assert model_shape.named(name).parameters / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
-def test_every_built_in_model_is_a_shape():
-    for name in BUILT_IN:
-        assert model_shape.named(name).parameters > 1e8
-
-
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_model_states_are_those_of_table_1_of_the_zero_paper(stage, gigabytes):
     # 7.5 billion parameters on 64 GPUs: the vocabulary is whatever the layers leave.
@@ -117,20 +111,14 @@ def test_llama_2_70b_does_not_fit_one_host_but_a_sharded_one_fits_64():
 @pytest.mark.parametrize(
     ("call", "part"),
     [
-        (lambda: model_shape.named("llama-9"), "llama-9 is neither a file nor a model"),
         (
             lambda: model_shape.of_transformers({"model_type": "mixtral"}, "x"),
             "model_type 'mixtral'",
         ),
         (lambda: model_shape.of_transformers({"model_type": "llama"}, "x"), "no num_hidden_layers"),
-        (lambda: hardware.cluster("p9"), "p9 is no cluster"),
-        (lambda: hardware.cluster("h100"), "say with --network"),
-        (lambda: _llama(gpus=12), "do not fill hosts"),
         (lambda: _llama(micro_batch=0), "micro_batch is 0"),
         (lambda: _llama(tensor=3), "can't be divided"),
         (lambda: _llama(degree=5), "does not divide the 16"),
-        (lambda: _llama(stage=4), "may be 0, 1, 2 or 3"),
-        (lambda: _llama(recomputation="half"), "may be none, selective, full"),
     ],
 )
 def test_bad_input_is_one_sentence(call, part):

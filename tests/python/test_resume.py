@@ -20,11 +20,6 @@ STEPS = 6
 TOLERANCE = 1e-6
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Trainer:
-    return Trainer("harness.sharding_jobs:rank_main")
-
-
 def logged(path: Path) -> dict[int, tuple[float, float]]:
     """By step: the loss and the learning rate that rank 0 logged before the end."""
     lines = (line.split() for line in path.read_text().splitlines())
@@ -33,7 +28,8 @@ def logged(path: Path) -> dict[int, tuple[float, float]]:
 
 def test_killed_and_resumed_on_2_3_and_4_ranks(trainer: Trainer, tmp_path: Path) -> None:
     run = {"steps": STEPS, "micro_steps": 1, "convert": False}
-    wanted = trainer.ask({"layout": "AB", "runs": [run], "limit": 120})[0]["runs"][0]
+    job = "harness.sharding_jobs:carry_out"
+    wanted = trainer.call(job, "AB", "smddp", runs=[run])[0]["runs"][0]
 
     # Layout, first step, step of the checkpoint, (rank to kill, step in which it is killed).
     parts = [("AB", 0, 2, (1, 3)), ("AAB", 2, 4, (2, 5)), ("AABB", 4, None, None)]
@@ -46,7 +42,7 @@ def test_killed_and_resumed_on_2_3_and_4_ranks(trainer: Trainer, tmp_path: Path)
         if save_after is not None and killed is not None:
             folder = str(tmp_path / layout)
             part |= {"save": folder, "save_after": save_after, "killed": killed}
-        results = trainer.attempt({"layout": layout, "runs": [part], "limit": 120})
+        results = trainer.attempt(job, layout, "smddp", runs=[part])
         for rank, result in enumerate(results):
             if killed is None:
                 assert "error" not in result, result

@@ -20,14 +20,11 @@ pytestmark = [
 Result = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Trainer:
-    return Trainer("harness.sharding_jobs:rank_main")
-
-
 def carry_out(trainer: Trainer, layout: str, runs: Sequence[dict[str, Any]]) -> list[Result]:
     """The results of each run; all ranks, and so all replicas, must agree."""
-    by_rank = trainer.ask({"layout": layout, "runs": list(runs), "limit": 200})
+    by_rank = trainer.call(
+        "harness.sharding_jobs:carry_out", layout, "smddp", limit=200, runs=list(runs)
+    )
     for other in by_rank[1:]:
         for mine, theirs in zip(by_rank[0]["runs"], other["runs"], strict=True):
             for key in set(mine) - {"held"}:

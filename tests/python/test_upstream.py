@@ -129,7 +129,7 @@ def test_a_name_may_be_missing_where_that_was_read(monkeypatch: pytest.MonkeyPat
     assert "has no json.never_was" in str(source.refusal("gather"))
 
 
-@pytest.mark.parametrize("feature", ["gather", "reduce", "bucket sizes"])
+@pytest.mark.parametrize("feature", ["gather", "reduce", "bucket sizes", "comms log", "monitor"])
 @pytest.mark.parametrize("release", ["0.16.9", "0.17.6", "0.18.9", "0.19.8"])
 def test_features_know_the_last_release_of_each_minor(feature: str, release: str) -> None:
     for place, read in source.READ[feature].items():

@@ -17,22 +17,17 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def trainer() -> Trainer:
-    return Trainer("harness.zero_jobs:rank_main")
-
-
 def train(
     trainer: Trainer, layout: str, scenarios: list[str], ours: bool, **changes: Any
 ) -> list[dict[str, Any]]:
-    return trainer.ask(
-        {
-            "layout": layout,
-            "limit": 200,
-            "scenarios": scenarios,
-            "env": {"SMDDP_ZERO_PATHS": str(int(ours))},
-            "changes": changes,
-        }
+    return trainer.call(
+        "harness.zero_jobs:run",
+        layout,
+        "smddp",
+        limit=200,
+        scenarios=scenarios,
+        env={"SMDDP_ZERO_PATHS": str(int(ours))},
+        changes=changes,
     )
 
 
@@ -97,13 +92,3 @@ def test_unknown_functions_are_left_to_deepspeed(
         source.known.cache_clear()
     assert place.partition(":")[2] in caplog.text
     assert "the results are the same" in caplog.text
-
-
-def test_missing_functions_are_left_to_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("deepspeed")
-    from deepspeed_smddp.upstream import source
-
-    gone = "deepspeed.runtime.zero.partition_parameters:Init._never_was"
-    monkeypatch.setitem(source.READ, "gather", {gone: {}})
-    reason = source.refusal("gather")
-    assert reason is not None and "Init._never_was" in reason

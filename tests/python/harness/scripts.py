@@ -22,7 +22,6 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    os.environ.update(job.get("env", {}))
     sys.path.insert(0, str(FOLDER))
     sys.argv = [str(FOLDER / f"{job['script']}.py")]
     if not torch.cuda.is_available():

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from harness import layout as layouts
 from harness import training
 
 BATCH = 36
@@ -47,16 +46,10 @@ def config(run: dict[str, Any], ranks: int) -> dict[str, Any]:
     return made | run.get("config", {})
 
 
-def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
+def carry_out(job: dict[str, Any]) -> dict[str, Any]:
     """Executes the job's runs one after the other in one process group."""
-    import torch
     import torch.distributed as dist
 
-    from harness.world import rank_environment
-
-    os.environ.update(rank_environment(job["layout"], rank, port))
-    os.environ["LOCAL_RANK"] = str(layouts.local_rank(job["layout"], rank))
-    torch.set_num_threads(1)
     results = [train(run) for run in job["runs"]]
     dist.destroy_process_group()
     return {"runs": results}

@@ -103,20 +103,25 @@ def train(backend: str, precision: str) -> list[float]:
     return losses
 
 
-def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
+def rank_main(job: dict[str, Any], rank: int, port: int) -> Any:
+    """Calls the job's function with the job."""
     import torch
-    import torch.distributed as dist
 
     from harness.world import rank_environment
 
     os.environ.update(rank_environment(job["layout"], rank, port))
     os.environ["LOCAL_RANK"] = str(layouts.local_rank(job["layout"], rank))
+    os.environ.update(job.get("env", {}))
     torch.set_num_threads(1)
-    if "call" in job:
-        module, _, function = job["call"].partition(":")
-        answer: dict[str, Any] = getattr(importlib.import_module(module), function)(job)
-        return answer
-    losses = {precision: train(job["backend"], precision) for precision in job["precisions"]}
+    module, _, function = job["call"].partition(":")
+    return getattr(importlib.import_module(module), function)(job)
+
+
+def in_each_precision(job: dict[str, Any]) -> dict[str, Any]:
+    """The losses by precision, and the counters of smddp."""
+    import torch.distributed as dist
+
+    losses = {precision: train(job["backend"], precision) for precision in ("fp32", "bf16")}
     rows: list[dict[str, Any]] = []
     if job["backend"] == "smddp":
         import deepspeed_smddp
@@ -127,49 +132,40 @@ def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
 
 
 class Trainer:
-    """Jobs whose ranks are forked from the server that has imported DeepSpeed and transformers.
-
-    ``main`` ("module:name") is what each rank calls with the job, its rank and a free port.
-    """
-
-    def __init__(self, main: str = "harness.training:rank_main") -> None:
-        self._main = main
+    """Jobs whose ranks are forked from the server that has imported DeepSpeed and transformers."""
 
     @property
     def _server(self) -> server.Server:
         return server.with_imports(IMPORTS)
 
     def run(self, layout: str, backend: str, limit: float = 120) -> list[dict[str, Any]]:
-        return self.ask(
-            {
-                "layout": layout,
-                "backend": backend,
-                "precisions": ["fp32", "bf16"],
-                "limit": limit,
-            }
-        )
+        return self.call("harness.training:in_each_precision", layout, backend, limit)
 
     def call(
         self, function: str, layout: str, backend: str, limit: float = 120, **given: Any
     ) -> list[dict[str, Any]]:
-        """The result of ``function`` ("module:name") on each rank; it is called with the job."""
-        job = {"call": function, "layout": layout, "backend": backend, "limit": limit}
-        return self.ask({**job, **given})
+        """The result of ``function`` ("module:name") on each rank; it is called with the job.
 
-    def ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """The result of each rank; the job has at least a ``layout`` and a ``limit``."""
-        results = self.attempt(job)
+        ``env`` of what is given: variables for the ranks.
+        """
+        results = self.attempt(function, layout, backend, limit, **given)
         errors = [result["error"] for result in results if "error" in result]
         assert not errors, "\n".join([*errors, self._server.log()])
         return results
 
-    def attempt(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        """Like :meth:`ask`, but ranks may fail: their "error" is "died", "late" or a traceback."""
+    def attempt(
+        self, function: str, layout: str, backend: str, limit: float = 120, **given: Any
+    ) -> list[dict[str, Any]]:
+        """Like :meth:`call`, but ranks may fail: their "error" is "died", "late" or a traceback."""
         results: list[dict[str, Any]] = self._server.ask(
             {
-                **job,
-                "main": self._main,
-                "size": len(job["layout"]),
+                "call": function,
+                "layout": layout,
+                "backend": backend,
+                "limit": limit,
+                **given,
+                "main": "harness.training:rank_main",
+                "size": len(layout),
                 "port": ports.free_port(),
             }
         )

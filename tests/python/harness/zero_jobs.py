@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from typing import Any
 
-from harness import layout as layouts
 from harness import training
 
 # The changes of each scenario: the section "zero_optimization", the rest of the config, and this
@@ -41,25 +39,19 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }
 
 
-def rank_main(job: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
+def run(job: dict[str, Any]) -> dict[str, Any]:
     """Runs the job's scenarios one after the other in one process group."""
-    import torch
     import torch.distributed as dist
 
-    from harness.world import rank_environment
-
-    os.environ.update(rank_environment(job["layout"], rank, port))
-    os.environ["LOCAL_RANK"] = str(layouts.local_rank(job["layout"], rank))
-    os.environ.update(job.get("env", {}))
-    torch.set_num_threads(1)
-    results = {}
-    for name in job["scenarios"]:
-        results[name] = run({**SCENARIOS.get(name, {}), **job.get("changes", {})})
+    results = {
+        name: train({**SCENARIOS.get(name, {}), **job.get("changes", {})})
+        for name in job["scenarios"]
+    }
     dist.destroy_process_group()
     return results
 
 
-def run(scenario: dict[str, Any]) -> dict[str, Any]:
+def train(scenario: dict[str, Any]) -> dict[str, Any]:
     """Losses, a digest of the trained parameters and the counters of this rank."""
     import deepspeed
     import torch
