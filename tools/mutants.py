@@ -49,7 +49,7 @@ BUILD = ROOT / "build" / "mutants"
 # What the core and its tests are built from.
 SOURCES = (
     *("CMakeLists.txt", "csrc", "tests/cpp", "tests/fuzz"),
-    *("docs/dev/selector.md", "deepspeed_smddp/version.py"),
+    *("docs/dev/one-allgather.md", "deepspeed_smddp/version.py"),
 )
 SWITCH, REACHED = "SMDDP_MUTANT", "SMDDP_MUTANTS_REACHED"
 NUMBERS = 1 << 20

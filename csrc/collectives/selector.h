@@ -1,6 +1,7 @@
-// How an operation is carried out: a pure function of sizes, the shape of the group, the network model and
-// the settings, so all ranks compute the same result. docs/dev/selector.md has a table of its choices. It must
-// not know buffers, peers or the state of anything. The group asks it once per operation.
+// How an operation is carried out: a pure function of sizes, the shape of the group, the network
+// model and the settings, so all ranks compute the same result. docs/dev/one-allgather.md has a table
+// of its choices. It must not know buffers, peers or the state of anything. The group asks it once per
+// operation.
 #pragma once
 
 #include <cstddef>

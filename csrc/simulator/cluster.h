@@ -14,10 +14,10 @@
 
 #include "collectives/operation.h"
 #include "common/status.h"
-#include "transport/ofi/loader.h"
-#include "transport/simulated/network.h"
 #include "group/group.h"
 #include "progress/engine.h"
+#include "transport/ofi/loader.h"
+#include "transport/simulated/network.h"
 
 namespace smddp::simulator {
 
@@ -30,7 +30,7 @@ struct Layout {
 // Of the ranks of a host among each other.
 struct HostModel {
   double wake_ns = 1'000;        // until a rank sees what another has pushed
-  double copy_bytes_per_ns = 5;  // of one core; docs/dev/selector.md
+  double copy_bytes_per_ns = 5;  // of one core; docs/dev/one-allgather.md
 };
 
 // What one operation took, of all ranks together where it is not said otherwise.

@@ -292,7 +292,7 @@ std::string text_of(size_t bytes) {
   return std::to_string(bytes) + " B";
 }
 
-// docs/dev/selector.md shows the table that this prints.
+// docs/dev/one-allgather.md shows the table that this prints.
 TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
   std::string table =
       "| hosts x ranks | log up to a shard of | joint up to | direct from |\n|---|---|---|---|\n";
@@ -324,9 +324,10 @@ TEST(Selector, TheTableInTheDocumentationIsThatOfSelect) {
     size_t chunk = select({Collective::kAllGather, shard, 4}, cluster(2, 2), {}).chunk_bytes;
     table += "| " + text_of(shard) + " | " + text_of(chunk) + " |\n";
   }
-  std::ifstream file(std::string(SMDDP_SOURCE_DIR) + "/docs/dev/selector.md");
+  std::ifstream file(std::string(SMDDP_SOURCE_DIR) + "/docs/dev/one-allgather.md");
   std::string page(std::istreambuf_iterator<char>(file), {});
-  EXPECT_NE(page.find(table), std::string::npos) << "docs/dev/selector.md should hold\n" << table;
+  EXPECT_NE(page.find(table), std::string::npos) << "docs/dev/one-allgather.md should hold\n"
+                                                 << table;
 }
 
 // What the network carries in a latency and two overheads; three latencies, and some chunks, where a write's

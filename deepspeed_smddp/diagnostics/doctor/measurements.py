@@ -106,7 +106,7 @@ class Measured:
         if self.network:
             yield (
                 f"the network between hosts is {self.network}, {self.network_source} "
-                "(docs/dev/selector.md)"
+                "(docs/dev/one-allgather.md)"
             )
         if self.stored_network:
             yield f"a job of these ranks takes the network {self.stored_network}"
