@@ -83,21 +83,6 @@ class Case:
         return f"{self.collective}.{self.form}({dtype} x {numels}, {self.operation}, {self.place})"
 
 
-@dataclass
-class Running:
-    case: Case
-    wait: Callable[[], None]
-    verify: Callable[[], str]
-
-    def finish(self) -> str:
-        """Wait, check, and return a digest of the result."""
-        self.wait()
-        try:
-            return self.verify()
-        except AssertionError as error:
-            raise AssertionError(f"{self.case} (seed {self.case.seed}): {error}") from None
-
-
 class Arena:
     """Tensors with guard bytes around them, at a chosen distance from alignment."""
 
@@ -139,19 +124,6 @@ def _digest(tensors: Sequence[torch.Tensor]) -> str:
     return state.hexdigest()
 
 
-def _waiter(work: Any) -> Callable[[], None]:
-    if work is None:
-        return lambda: None
-    return lambda: (work.wait(), None)[1]
-
-
-def _managed(calls: Sequence[Callable[[], Any]], group: Any, asynchronous: bool) -> Any:
-    with dist.distributed_c10d._coalescing_manager(group=group, async_ops=asynchronous) as manager:
-        for call in calls:
-            call()
-    return manager if asynchronous else None
-
-
 def _difference(got: torch.Tensor, wanted: torch.Tensor) -> str:
     wrong = (model.raw(got) != model.raw(wanted)).nonzero().flatten()
     first = int(wrong[0]) // got.dtype.itemsize if wrong.numel() else -1
@@ -165,26 +137,114 @@ def _expect(got: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
     assert model.same_bits(got, wanted), f"{what}: {_difference(got, wanted)}"
 
 
-def _interesting(*options: Any) -> Any:
-    """The first option that this torch has."""
-    return next((option for option in options if option is not None), None)
+@dataclass
+class Sum:
+    """The reduction of ``inputs``, one per rank; any of ``owners`` may have added each element."""
+
+    inputs: list[torch.Tensor]
+    owners: list[int]
+
+    def numel(self) -> int:
+        return self.inputs[0].numel()
 
 
-_gather = _interesting(getattr(dist, "all_gather_into_tensor", None))
-_gather_single = _interesting(getattr(dist, "all_gather_single", None), _gather)
-_scatter = _interesting(getattr(dist, "reduce_scatter_tensor", None))
-_scatter_single = _interesting(getattr(dist, "reduce_scatter_single", None), _scatter)
+class Call:
+    """A call of a case on one rank: guarded buffers, the call in its form, the checks afterwards."""
+
+    def __init__(self, case: Case, group: Any, layout: str, me: int, exact: bool) -> None:
+        self.case, self.group, self.layout, self.me, self.exact = case, group, layout, me, exact
+        self.size = len(layout)
+        self.root = case.seed % self.size
+        self.arena = Arena(case.offset)
+        self.more = {"group": group, "async_op": case.asynchronous}
+        self.outputs: list[torch.Tensor] = []
+        self.wanted: list[torch.Tensor | Sum] = []  # of the outputs
+        self.kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # what must not change, its values
+        self.work: Any = None
+
+    def values(self, rank: int, numel: int, number: int = 0) -> torch.Tensor:
+        """What the rank puts into the tensor of this number."""
+        return model.data(self.case.seed + number, rank, self.case.dtype, numel)
+
+    def input(self, values: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        """A buffer, or ``into``, with these values, which the call must not change."""
+        tensor = self.arena.of(values) if into is None else into
+        assign(tensor, values)
+        self.kept.append((tensor, values))
+        return tensor
+
+    def output(self, wanted: torch.Tensor | Sum, into: torch.Tensor | None = None) -> torch.Tensor:
+        """A buffer, or ``into``, which must have these values afterwards."""
+        if into is None:
+            into = self.arena.empty(wanted.numel(), self.case.dtype)
+        self.outputs.append(into)
+        self.wanted.append(wanted)
+        return into
+
+    def functional(self, results: Sequence[torch.Tensor]) -> None:
+        """These lazy tensors are the outputs."""
+        self.outputs[:] = results
+        if not self.case.asynchronous:
+            self.outputs[:] = map(functional.wait_tensor, results)
+
+    def managed(self, calls: Sequence[Callable[[], Any]]) -> None:
+        """All calls as one operation, by torch's coalescing manager."""
+        c10d, later = dist.distributed_c10d, self.case.asynchronous
+        with c10d._coalescing_manager(group=self.group, async_ops=later) as manager:
+            for call in calls:
+                call()
+        self.work = manager if later else None
+
+    def finish(self) -> str:
+        """Wait, check, and return a digest of the result."""
+        if self.work is not None:
+            self.work.wait()
+        if self.case.form.startswith("functional") and self.case.asynchronous:
+            self.outputs[:] = map(functional.wait_tensor, self.outputs)
+        try:
+            self._verify()
+        except AssertionError as error:
+            raise AssertionError(f"{self.case} (seed {self.case.seed}): {error}") from None
+        return _digest(self.outputs)
+
+    def _verify(self) -> None:
+        for number, (tensor, wanted) in enumerate(zip(self.outputs, self.wanted, strict=True)):
+            if isinstance(wanted, Sum):
+                self._expect_reduced(tensor, wanted, f"output {number}")
+            else:
+                _expect(tensor, wanted, f"output {number}")
+        for number, (tensor, values) in enumerate(self.kept):
+            _expect(tensor, values, f"input {number} was changed")
+        self.arena.check()
+
+    def _expect_reduced(self, got: torch.Tensor, wanted: Sum, what: str) -> None:
+        inputs, operation = wanted.inputs, self.case.operation
+        assert got.shape == inputs[0].shape, f"{what}: shape {tuple(got.shape)}"
+        if got.numel() == 0:
+            return
+        if got.dtype in model.FLOATING and not self.exact:
+            assert model.near(got, inputs, operation), (
+                f"{what} is not the {operation} of the inputs"
+            )
+            return
+        got = model.copy(got).cpu()  # aligned, and where the inputs are
+        # Only 16-bit sums depend on the owner; all other results are the same on every host.
+        depends = got.dtype in model.HALF and operation in ("SUM", "AVG", "PRODUCT")
+        owners = wanted.owners if depends else wanted.owners[:1]
+        candidates = [model.reduced(inputs, self.layout, operation, owner) for owner in owners]
+        bits = {2: torch.int16, 1: torch.int8, 4: torch.int32, 8: torch.int64}[got.dtype.itemsize]
+        good = torch.zeros(got.shape, dtype=torch.bool)
+        for candidate in candidates:
+            good |= candidate.view(bits) == got.view(bits)
+        assert bool(good.all()), f"{what}: {_difference(got, candidates[0])}"
 
 
-def begin(
-    ctx: Context, case: Case, group: Any = None, ranks: Sequence[int] | None = None
-) -> Running:
+def begin(ctx: Context, case: Case, group: Any = None, ranks: Sequence[int] | None = None) -> Call:
     """Start ``case`` on ``group``, which consists of ``ranks`` (default: the whole world)."""
     ranks = list(range(ctx.size)) if ranks is None else list(ranks)
     layout = layouts.restrict(ctx.layout, ranks)
-    me = ranks.index(ctx.rank)
-    if group is None:
-        group = dist.group.WORLD
+    group = dist.group.WORLD if group is None else group
+    call = Call(case, group, layout, ranks.index(ctx.rank), ctx.exact)
     start = {
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
@@ -192,10 +252,11 @@ def begin(
         "broadcast": _broadcast,
         "reduce": _reduce,
         "all_to_all": _all_to_all,
-        "gather": _gather_to_root,
-        "scatter": _scatter_from_root,
-    }[case.collective]
-    return start(case, group, layout, me, ctx.exact)
+        "gather": _gather,
+        "scatter": _scatter,
+    }
+    start[case.collective](call)
+    return call
 
 
 def check(ctx: Context, case: Case, group: Any = None, ranks: Sequence[int] | None = None) -> str:
@@ -213,335 +274,162 @@ def check_in_flight(ctx: Context, cases: Sequence[Case], order: Sequence[int]) -
     return [digests[i] for i in range(len(cases))]
 
 
-def _all_gather(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
-    size = len(layout)
-    arena = Arena(case.offset)
-    shards = [
-        [model.data(case.seed + i, rank, case.dtype, numel) for rank in range(size)]
-        for i, numel in enumerate(case.numels)
-    ]
-    by_rank = case.form in ("list", "list_coalesced")
+# Newer names for the same, where this torch has them.
+_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def _all_gather(call: Call) -> None:
+    case, me, size, more = call.case, call.me, call.size, call.more
     inputs: list[torch.Tensor] = []
     outputs: list[list[torch.Tensor]] = []  # per tensor: one, or one per rank
-    for numel, parts in zip(case.numels, shards, strict=True):
-        if by_rank:
-            outs = [arena.empty(numel, case.dtype) for _ in range(size)]
-            own = outs[me]
-        else:
-            outs = [arena.empty(numel * size, case.dtype)]
-            own = outs[0][me * numel : (me + 1) * numel]
-        if case.place == "in_place":
-            assign(own, parts[me])
-            inputs.append(own)
-        else:
-            inputs.append(arena.of(parts[me]))
+    for number, numel in enumerate(case.numels):
+        parts = [call.values(rank, numel, number) for rank in range(size)]
+        by_rank = case.form in ("list", "list_coalesced")
+        outs = [call.output(wanted) for wanted in (parts if by_rank else [torch.cat(parts)])]
+        own = outs[me] if by_rank else outs[0][me * numel : (me + 1) * numel]
+        inputs.append(call.input(parts[me], own if case.place == "in_place" else None))
         outputs.append(outs)
-    sync = not case.asynchronous
     flat = [outs[0] for outs in outputs]
-
     if case.form == "manager":
-        calls = [
-            lambda o=o, i=i: _gather(o, i, group=group, async_op=case.asynchronous)
-            for o, i in zip(flat, inputs, strict=True)
-        ]
-        wait = _waiter(_managed(calls, group, case.asynchronous))
+        call.managed(
+            [
+                lambda o=o, i=i: dist.all_gather_into_tensor(o, i, **more)
+                for o, i in zip(flat, inputs, strict=True)
+            ]
+        )
     elif case.form == "list":
-        wait = _waiter(dist.all_gather(outputs[0], inputs[0], group=group, async_op=not sync))
+        call.work = dist.all_gather(outputs[0], inputs[0], **more)
     elif case.form == "list_coalesced":
         per_rank = [list(tensors) for tensors in zip(*outputs, strict=True)]
-        work = dist.all_gather_coalesced(per_rank, inputs, group=group, async_op=not sync)
-        wait = _waiter(work)
+        call.work = dist.all_gather_coalesced(per_rank, inputs, **more)
     elif case.form == "functional":
-        flat[0] = functional.all_gather_tensor(inputs[0], 0, group)
-        wait = _functional_waiter(flat, sync)
+        call.functional([functional.all_gather_tensor(inputs[0], 0, call.group)])
     elif case.form == "functional_coalesced":
-        flat[:] = functional.all_gather_into_tensor_coalesced(inputs, group)
-        wait = _functional_waiter(flat, sync)
+        call.functional(functional.all_gather_into_tensor_coalesced(inputs, call.group))
     else:
-        call = _gather_single if case.form == "single" else _gather
+        gather = _gather_single if case.form == "single" else dist.all_gather_into_tensor
         out = flat[0].view(size, -1) if case.form == "stack" and flat[0].numel() else flat[0]
-        wait = _waiter(call(out, inputs[0], group=group, async_op=not sync))
-
-    def verify() -> str:
-        for i, parts in enumerate(shards):
-            for rank, part in enumerate(parts) if by_rank else ():
-                _expect(outputs[i][rank], part, f"output {i} of rank {rank}")
-            if not by_rank:
-                _expect(flat[i], torch.cat(parts), f"output {i}")
-            _expect(inputs[i], parts[me], f"input {i} was changed")
-        arena.check()
-        return _digest([t for outs in outputs for t in outs] if by_rank else flat)
-
-    return Running(case, wait, verify)
+        call.work = gather(out, inputs[0], **more)
 
 
-def _functional_waiter(tensors: list[torch.Tensor], now: bool) -> Callable[[], None]:
-    def wait() -> None:
-        tensors[:] = [functional.wait_tensor(tensor) for tensor in tensors]
-
-    if now:
-        wait()
-        return lambda: None
-    return wait
-
-
-def _reduce_scatter(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
-    size = len(layout)
-    arena = Arena(case.offset)
-    operation = getattr(dist.ReduceOp, case.operation)
-    sources = [
-        [model.data(case.seed + i, rank, case.dtype, numel * size) for rank in range(size)]
-        for i, numel in enumerate(case.numels)
-    ]
+def _reduce_scatter(call: Call) -> None:
+    case, me, size = call.case, call.me, call.size
+    more = {**call.more, "op": getattr(dist.ReduceOp, case.operation)}
     inputs: list[list[torch.Tensor]] = []  # per tensor: one, or one per rank
     outputs: list[torch.Tensor] = []
-    untouched: list[list[torch.Tensor]] = []
-    for numel, source in zip(case.numels, sources, strict=True):
+    for number, numel in enumerate(case.numels):
+        sources = [call.values(rank, numel * size, number) for rank in range(size)]
+        blocks = [sources[me][r * numel : (r + 1) * numel] for r in range(size)]
         if case.form == "list":
-            ins = [arena.of(part) for part in source[me].split(numel)] if numel else []
-            ins = ins or [arena.empty(0, case.dtype) for _ in range(size)]
-            slots = ins
+            ins = slots = [call.arena.of(block) for block in blocks]
         else:
-            ins = [arena.of(source[me])]
+            ins = [call.arena.of(sources[me])]
             slots = [ins[0][r * numel : (r + 1) * numel] for r in range(size)]
         taken = {"apart": None, "in_place": me, "other_slot": (me + 1) % size}[case.place]
-        outputs.append(arena.empty(numel, case.dtype) if taken is None else slots[taken])
+        for rank, (slot, block) in enumerate(zip(slots, blocks, strict=True)):
+            if rank != taken:
+                call.input(block, slot)
+        wanted = Sum([source[me * numel : (me + 1) * numel] for source in sources], [me])
+        outputs.append(call.output(wanted, None if taken is None else slots[taken]))
         inputs.append(ins)
-        untouched.append([slot for r, slot in enumerate(slots) if r != taken])
-    before = [[model.copy(slot) for slot in slots] for slots in untouched]
-    sync = not case.asynchronous
     flat = [ins[0] for ins in inputs]
-
     if case.form == "manager":
-        calls = [
-            lambda o=o, i=i: _scatter(o, i, op=operation, group=group, async_op=not sync)
-            for o, i in zip(outputs, flat, strict=True)
-        ]
-        wait = _waiter(_managed(calls, group, case.asynchronous))
+        call.managed(
+            [
+                lambda o=o, i=i: dist.reduce_scatter_tensor(o, i, **more)
+                for o, i in zip(outputs, flat, strict=True)
+            ]
+        )
     elif case.form == "list":
-        work = dist.reduce_scatter(
-            outputs[0], inputs[0], op=operation, group=group, async_op=not sync
-        )
-        wait = _waiter(work)
+        call.work = dist.reduce_scatter(outputs[0], inputs[0], **more)
     elif case.form == "functional":
-        outputs[0] = functional.reduce_scatter_tensor(flat[0], case.operation, 0, group)
-        wait = _functional_waiter(outputs, sync)
+        call.functional([functional.reduce_scatter_tensor(flat[0], case.operation, 0, call.group)])
     elif case.form == "functional_coalesced":
-        outputs[:] = functional.reduce_scatter_tensor_coalesced(
-            flat, case.operation, [0] * len(flat), group
+        zeros = [0] * len(flat)
+        call.functional(
+            functional.reduce_scatter_tensor_coalesced(flat, case.operation, zeros, call.group)
         )
-        wait = _functional_waiter(outputs, sync)
     else:
-        call = _scatter_single if case.form == "single" else _scatter
+        scatter = _scatter_single if case.form == "single" else dist.reduce_scatter_tensor
         source = flat[0].view(size, -1) if case.form == "stack" and flat[0].numel() else flat[0]
-        wait = _waiter(call(outputs[0], source, op=operation, group=group, async_op=not sync))
-
-    def verify() -> str:
-        for i, (numel, source) in enumerate(zip(case.numels, sources, strict=True)):
-            mine = [tensor[me * numel : (me + 1) * numel] for tensor in source]
-            _expect_reduced(outputs[i], mine, layout, case.operation, [me], exact, f"output {i}")
-            for slot, was in zip(untouched[i], before[i], strict=True):
-                _expect(slot, was, f"input {i} was changed")
-        arena.check()
-        return _digest(outputs)
-
-    return Running(case, wait, verify)
+        call.work = scatter(outputs[0], source, **more)
 
 
-def _all_reduce(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
-    size = len(layout)
-    arena = Arena(case.offset)
-    operation = getattr(dist.ReduceOp, case.operation)
-    sources = [
-        [model.data(case.seed + i, rank, case.dtype, numel) for rank in range(size)]
-        for i, numel in enumerate(case.numels)
-    ]
-    tensors = [arena.of(source[me]) for source in sources]
-    sync = not case.asynchronous
+def _all_reduce(call: Call) -> None:
+    case = call.case
+    more = {**call.more, "op": getattr(dist.ReduceOp, case.operation)}
+    # The algorithm chooses the host that sums an element: any host may own it.
+    owners = [ranks[0] for ranks in layouts.hosts(call.layout)]
+    tensors = []
+    for number, numel in enumerate(case.numels):
+        sources = [call.values(rank, numel, number) for rank in range(call.size)]
+        tensors.append(call.output(Sum(sources, owners), call.arena.of(sources[call.me])))
     if case.form == "manager":
-        calls = [
-            lambda t=t: dist.all_reduce(t, op=operation, group=group, async_op=not sync)
-            for t in tensors
-        ]
-        wait = _waiter(_managed(calls, group, case.asynchronous))
+        call.managed([lambda t=t: dist.all_reduce(t, **more) for t in tensors])
     elif case.form == "coalesced":
-        work = dist.all_reduce_coalesced(tensors, op=operation, group=group, async_op=not sync)
-        wait = _waiter(work)
+        call.work = dist.all_reduce_coalesced(tensors, **more)
     elif case.form == "functional":
-        tensors[0] = functional.all_reduce(tensors[0], case.operation, group)
-        wait = _functional_waiter(tensors, sync)
+        call.functional([functional.all_reduce(tensors[0], case.operation, call.group)])
     elif case.form == "functional_coalesced":
-        tensors[:] = functional.all_reduce_coalesced(tensors, case.operation, group)
-        wait = _functional_waiter(tensors, sync)
+        call.functional(functional.all_reduce_coalesced(tensors, case.operation, call.group))
     else:
-        wait = _waiter(dist.all_reduce(tensors[0], op=operation, group=group, async_op=not sync))
-
-    def verify() -> str:
-        # The algorithm chooses the host that sums an element: any host may own it.
-        owners = [ranks[0] for ranks in layouts.hosts(layout)]
-        for i, source in enumerate(sources):
-            _expect_reduced(
-                tensors[i], source, layout, case.operation, owners, exact, f"tensor {i}"
-            )
-        arena.check()
-        return _digest(tensors)
-
-    return Running(case, wait, verify)
+        call.work = dist.all_reduce(tensors[0], **more)
 
 
-def _root(case: Case, size: int) -> int:
-    return case.seed % size
+def _broadcast(call: Call) -> None:
+    numel = call.case.numels[0]
+    sent, mine = call.values(call.root, numel), call.values(call.me, numel)
+    tensor = call.output(sent, call.arena.of(mine))
+    call.work = dist.broadcast(tensor, group_src=call.root, **call.more)
 
 
-def _broadcast(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
-    size = len(layout)
-    root = _root(case, size)
-    arena = Arena(case.offset)
-    sent = model.data(case.seed, root, case.dtype, case.numels[0])
-    tensor = arena.of(model.data(case.seed, me, case.dtype, case.numels[0]))
-    work = dist.broadcast(tensor, group=group, group_src=root, async_op=case.asynchronous)
-
-    def verify() -> str:
-        _expect(tensor, sent, "the tensor")
-        arena.check()
-        return _digest([tensor])
-
-    return Running(case, _waiter(work), verify)
+def _reduce(call: Call) -> None:
+    sources = [call.values(rank, call.case.numels[0]) for rank in range(call.size)]
+    mine = sources[call.me]
+    wanted = Sum(sources, [call.me]) if call.me == call.root else mine
+    tensor = call.output(wanted, call.arena.of(mine))
+    operation = getattr(dist.ReduceOp, call.case.operation)
+    call.work = dist.reduce(tensor, op=operation, group_dst=call.root, **call.more)
 
 
-def _reduce(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
-    size = len(layout)
-    root = _root(case, size)
-    arena = Arena(case.offset)
-    sources = [model.data(case.seed, rank, case.dtype, case.numels[0]) for rank in range(size)]
-    tensor = arena.of(sources[me])
-    operation = getattr(dist.ReduceOp, case.operation)
-    work = dist.reduce(
-        tensor, op=operation, group=group, group_dst=root, async_op=case.asynchronous
-    )
-
-    def verify() -> str:
-        if me == root:
-            _expect_reduced(tensor, sources, layout, case.operation, [me], exact, "the tensor")
-        else:
-            _expect(tensor, sources[me], "the tensor of a rank that is not the root was changed")
-        arena.check()
-        return _digest([tensor])
-
-    return Running(case, _waiter(work), verify)
-
-
-def _all_to_all(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
-    size = len(layout)
-    arena = Arena(case.offset)
+def _all_to_all(call: Call) -> None:
+    case, me, size, more = call.case, call.me, call.size, call.more
 
     def block(source: int, target: int) -> torch.Tensor:
         numel = case.numels[0]
         if case.form == "unequal":  # none, a third, two thirds, or all
             numel = numel * ((source * 3 + target * 5 + case.seed) % 4) // 3
-        return model.data(case.seed, source * size + target, case.dtype, numel)
+        return call.values(source * size + target, numel)
 
     sent = [block(me, target) for target in range(size)]
     taken = [block(source, me) for source in range(size)]
-    sync = not case.asynchronous
     if case.form == "list":
-        inputs = [arena.of(part) for part in sent]
-        outputs = [arena.empty(part.numel(), case.dtype) for part in taken]
-        wait = _waiter(dist.all_to_all(outputs, inputs, group=group, async_op=not sync))
+        inputs, outputs = [call.input(part) for part in sent], [call.output(p) for p in taken]
+        call.work = dist.all_to_all(outputs, inputs, **more)
+        return
+    source, target = call.input(torch.cat(sent)), call.output(torch.cat(taken))
+    splits: list[Any] = [None, None]
+    if case.form == "unequal":
+        splits = [[part.numel() for part in parts] for parts in (taken, sent)]
+    if case.form == "functional":
+        call.functional([functional.all_to_all_single(source, *splits, call.group)])
     else:
-        inputs = [arena.of(torch.cat(sent))]
-        outputs = [arena.empty(sum(part.numel() for part in taken), case.dtype)]
-        splits = [None, None]
-        if case.form == "unequal":
-            splits = [[part.numel() for part in parts] for parts in (taken, sent)]
-        if case.form == "functional":
-            outputs[0] = functional.all_to_all_single(inputs[0], *splits, group)
-            wait = _functional_waiter(outputs, sync)
-        else:
-            wait = _waiter(
-                dist.all_to_all_single(
-                    outputs[0], inputs[0], *splits, group=group, async_op=not sync
-                )
-            )
-
-    def verify() -> str:
-        _expect(torch.cat([model.copy(t) for t in outputs]), torch.cat(taken), "the output")
-        _expect(torch.cat([model.copy(t) for t in inputs]), torch.cat(sent), "the changed input")
-        arena.check()
-        return _digest(outputs)
-
-    return Running(case, wait, verify)
+        call.work = dist.all_to_all_single(target, source, *splits, **more)
 
 
-def _gather_to_root(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
-    size = len(layout)
-    root = _root(case, size)
-    arena = Arena(case.offset)
-    parts = [model.data(case.seed, rank, case.dtype, case.numels[0]) for rank in range(size)]
-    tensor = arena.of(parts[me])
-    outputs = [arena.empty(case.numels[0], case.dtype) for _ in range(size if me == root else 0)]
-    work = dist.gather(
-        tensor, outputs or None, group=group, group_dst=root, async_op=case.asynchronous
-    )
-
-    def verify() -> str:
-        for rank, output in enumerate(outputs):
-            _expect(output, parts[rank], f"the part of rank {rank}")
-        _expect(tensor, parts[me], "the changed input")
-        arena.check()
-        return _digest(outputs)
-
-    return Running(case, _waiter(work), verify)
+def _gather(call: Call) -> None:
+    parts = [call.values(rank, call.case.numels[0]) for rank in range(call.size)]
+    tensor = call.input(parts[call.me])
+    outputs = [call.output(part) for part in parts] if call.me == call.root else None
+    call.work = dist.gather(tensor, outputs, group_dst=call.root, **call.more)
 
 
-def _scatter_from_root(case: Case, group: Any, layout: str, me: int, exact: bool) -> Running:
-    size = len(layout)
-    root = _root(case, size)
-    arena = Arena(case.offset)
-    parts = [model.data(case.seed, rank, case.dtype, case.numels[0]) for rank in range(size)]
-    inputs = [arena.of(part) for part in (parts if me == root else [])]
-    tensor = arena.empty(case.numels[0], case.dtype)
-    work = dist.scatter(
-        tensor, inputs or None, group=group, group_src=root, async_op=case.asynchronous
-    )
-
-    def verify() -> str:
-        _expect(tensor, parts[me], "the part of this rank")
-        for rank, part in enumerate(inputs):
-            _expect(part, parts[rank], f"the changed part of rank {rank}")
-        arena.check()
-        return _digest([tensor])
-
-    return Running(case, _waiter(work), verify)
-
-
-def _expect_reduced(
-    got: torch.Tensor,
-    inputs: Sequence[torch.Tensor],
-    layout: str,
-    operation: str,
-    owners: Sequence[int],
-    exact: bool,
-    what: str,
-) -> None:
-    assert got.shape == inputs[0].shape, f"{what}: shape {tuple(got.shape)}"
-    if got.numel() == 0:
-        return
-    if got.dtype in model.FLOATING and not exact:
-        assert model.near(got, inputs, operation), f"{what} is not the {operation} of the inputs"
-        return
-    got = model.copy(got).cpu()  # aligned, and where the inputs are
-    # Only 16-bit sums depend on the owner; all other results are the same on every host.
-    depends = got.dtype in model.HALF and operation in ("SUM", "AVG", "PRODUCT")
-    candidates = [
-        model.reduced(inputs, layout, operation, owner)
-        for owner in (owners if depends else owners[:1])
-    ]
-    bits = {2: torch.int16, 1: torch.int8, 4: torch.int32, 8: torch.int64}[got.dtype.itemsize]
-    good = torch.zeros(got.shape, dtype=torch.bool)
-    for candidate in candidates:
-        good |= candidate.view(bits) == got.view(bits)
-    assert bool(good.all()), f"{what}: {_difference(got, candidates[0])}"
+def _scatter(call: Call) -> None:
+    parts = [call.values(rank, call.case.numels[0]) for rank in range(call.size)]
+    inputs = [call.input(part) for part in parts] if call.me == call.root else None
+    tensor = call.output(parts[call.me])
+    call.work = dist.scatter(tensor, inputs, group_src=call.root, **call.more)
 
 
 def start_all_gather(ctx: Context, numel: int = 1000, seed: int = 0) -> tuple[Any, Any, Any]:
