@@ -1,8 +1,8 @@
 """The matrix of faults: what hits which rank, in which phase, over which way; and what is promised.
 
 Each cell is one test. The phases of a fault over a way run side by side, each in its own world.
-docs/dev/failures.md has the table of the promises below. ``make test`` has the faults of ``SHORT`` once
-the group is made; ``make test-faults`` has all.
+docs/dev/failures.md has the table of the promises below. ``make test`` has the faults of ``SHORT``
+once the group is made; ``make test-faults`` has all.
 """
 
 from __future__ import annotations

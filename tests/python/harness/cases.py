@@ -1,7 +1,7 @@
 """One collective call and all checks of its result. Runs in the ranks of a world.
 
 ``begin`` makes the buffers (surrounded by guard bytes), calls the collective through the API form
-of the case, and returns a ``Running``. Its ``finish`` waits, then checks that the outputs equal the
+of the case, and returns a ``Call``. Its ``finish`` waits, then checks that the outputs equal the
 model's and that inputs and guard bytes have not changed.
 """
 
@@ -149,7 +149,7 @@ class Sum:
 
 
 class Call:
-    """A call of a case on one rank: guarded buffers, the call in its form, the checks afterwards."""
+    """A call on one rank: guarded buffers, the call in its form, the checks afterwards."""
 
     def __init__(self, case: Case, group: Any, layout: str, me: int, exact: bool) -> None:
         self.case, self.group, self.layout, self.me, self.exact = case, group, layout, me, exact
@@ -223,9 +223,7 @@ class Call:
         if got.numel() == 0:
             return
         if got.dtype in model.FLOATING and not self.exact:
-            assert model.near(got, inputs, operation), (
-                f"{what} is not the {operation} of the inputs"
-            )
+            assert model.near(got, inputs, operation), f"{what} is no {operation} of the inputs"
             return
         got = model.copy(got).cpu()  # aligned, and where the inputs are
         # Only 16-bit sums depend on the owner; all other results are the same on every host.
