@@ -3,8 +3,8 @@
 RANK=0 WORLD_SIZE=2 ... zero3_rank.py BACKEND PIPES WORKLOAD DEEPSPEED_CONFIG
 
 The last two are JSON. With the backend ``fake`` the ranks do not communicate. With
-SECOND_HOP=step in the environment and sharding by degree, gradients are averaged over the replicas
-at the step, not bucket by bucket in the backward pass.
+REPLICA_ALL_REDUCE=step in the environment and sharding by degree, gradients are averaged over the
+replicas at the step, not bucket by bucket in the backward pass.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ZeroTraining(Training):
             model=model, model_parameters=model.parameters(), config=config
         )
         self.device = self.engine.device
-        if os.environ.get("SECOND_HOP") == "step":
+        if os.environ.get("REPLICA_ALL_REDUCE") == "step":
             self.engine.optimizer.averages_early = False
 
     def train(self, tokens: torch.Tensor) -> torch.Tensor:

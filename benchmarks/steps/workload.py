@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-BYTES_OF_BF16 = 2
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from harness import zero
 
-BYTES = "bytes"
-
 
 def comms_log(job: dict[str, Any]) -> dict[str, Any]:
     """The bytes and counts of DeepSpeed's log and of smddp's counters, over the same steps."""
