@@ -18,12 +18,13 @@ import signal
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from harness import cases
+from harness.cases import Case
 from harness.resets import reset_connections
 from harness.worker import Context, Failure
 from harness.world import World
@@ -54,52 +55,13 @@ class Report:
 _given_up: list[torch.Tensor] = []
 
 
-def values(seed: int, rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Small integers: sums of six of them are exact in every type."""
-    start = (seed * 31 + rank * 17) % 997
-    return ((torch.arange(start, start + numel) * 7919) % 23).to(dtype)
-
-
-class Call:
-    """One operation of a group: its tensors, and what must be in the output afterwards."""
-
-    def __init__(self, choose: random.Random, group: Any, ranks: list[int], me: int) -> None:
-        self.kind = choose.choice(("gather", "reduce_scatter", "all_reduce", "max"))
-        self.numel = int(2 ** choose.uniform(0, 18))
-        self.dtype = choose.choice(DTYPES)
-        self.seed = choose.randrange(10**6)
-        self.group, self.ranks, self.me = group, ranks, me
-        whole = self.numel * (len(ranks) if self.kind == "reduce_scatter" else 1)
-        self.input = values(self.seed, me, whole, self.dtype)
-        count = self.numel * (len(ranks) if self.kind == "gather" else 1)
-        self.output = torch.full((count,), 99, dtype=self.dtype)
-
-    def start(self) -> Any:
-        if self.kind == "gather":
-            return dist.all_gather_into_tensor(
-                self.output, self.input, group=self.group, async_op=True
-            )
-        if self.kind == "reduce_scatter":
-            return dist.reduce_scatter_tensor(
-                self.output, self.input, group=self.group, async_op=True
-            )
-        self.output.copy_(self.input)
-        operation = dist.ReduceOp.MAX if self.kind == "max" else dist.ReduceOp.SUM
-        return dist.all_reduce(self.output, operation, group=self.group, async_op=True)
-
-    def check(self) -> None:
-        inputs = [values(self.seed, rank, len(self.input), torch.int64) for rank in self.ranks]
-        if self.kind == "gather":
-            wanted = torch.cat(inputs)
-        elif self.kind == "max":
-            wanted = torch.stack(inputs).amax(0)
-        else:
-            wanted = torch.stack(inputs).sum(0)
-            if self.kind == "reduce_scatter":
-                at = self.ranks.index(self.me) * self.numel
-                wanted = wanted[at : at + self.numel]
-        right = torch.equal(self.output.to(torch.int64), wanted)
-        assert right, f"WRONG: {self.kind} of {self.numel} {self.dtype} on ranks {self.ranks}"
+def chosen(choose: random.Random) -> Case:
+    """One operation of any kind, size and type."""
+    collective = choose.choice(("all_gather", "reduce_scatter", "all_reduce"))
+    dtype = choose.choice(DTYPES)
+    operation = "SUM" if collective == "all_gather" else choose.choice(("SUM", "MAX"))
+    numels = (int(2 ** choose.uniform(0, 18)),)
+    return Case(collective, "base", dtype, numels, operation, seed=choose.randrange(10**6))
 
 
 def epoch(ctx: Context, port: int, number: int, seed: int, ranks: list[int], aborts: int) -> Report:
@@ -108,14 +70,14 @@ def epoch(ctx: Context, port: int, number: int, seed: int, ranks: list[int], abo
         assert bool((memory == MARK).all()), "WRONG: bytes came after an error"
     _given_up.clear()
     report = Report()
-    calls: list[Call] = []
+    calls: list[cases.Call] = []
     try:
         _run(ctx, port, number, random.Random(seed), ranks, aborts, report, calls)
     except RuntimeError as error:
         report.error = str(error)
-        for call in calls:
-            call.output.fill_(MARK)
-            _given_up.append(call.output)
+        for output in (output for call in calls for output in call.outputs):
+            output.fill_(MARK)
+            _given_up.append(output)
     if dist.is_initialized():
         dist.destroy_process_group()
     return report
@@ -129,7 +91,7 @@ def _run(
     ranks: list[int],
     aborts: int,
     report: Report,
-    calls: list[Call],
+    calls: list[cases.Call],
 ) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=DEADLINE))
     dist.init_process_group(
@@ -153,14 +115,13 @@ def _run(
         if ctx.rank not in members:
             continue
         chooser = random.Random(batch_seed)
-        calls[:] = [Call(chooser, group, members, ctx.rank) for _ in range(batch)]
-        works = [call.start() for call in calls]
+        calls.clear()
+        for _ in range(batch):
+            calls.append(cases.begin(ctx, chosen(chooser), group, members))
         for i in chooser.sample(range(batch), batch):
-            works[i].wait()
-        for call in calls:
-            call.check()
+            calls[i].finish()
             report.operations += 1
-            report.bytes += call.output.nbytes
+            report.bytes += calls[i].outputs[0].nbytes
         calls.clear()
 
 
