@@ -36,7 +36,6 @@ QUICK = {
     "test_tune",
     "test_upstream",
     "test_work",
-    "test_wrapped_models",
 }
 # Files that guard what rarely changes: other programs, launchers and versions, tools of the tests.
 # `make test` leaves them out, and tests marked as rare. `make test-rare` has them, CI one of each.

@@ -130,11 +130,12 @@ def test_two_ranks_give_the_bits_of_gloo(worlds: Pool, name: str, layout: str) -
         assert moved >= STEPS * sum(p.nbytes for p in got["parameters"]) // 2
 
 
+@pytest.mark.parametrize("layout", ["AABB", "ABC"])
 @pytest.mark.parametrize("name", ["bucket_views", "unused", "join"])
-def test_four_ranks_of_two_hosts(worlds: Pool, name: str) -> None:
-    """On two hosts, sums run in another order."""
-    ours = worlds("AABB").run(train, RUNS[name])
-    theirs = worlds("AAAA", "gloo").run(train, RUNS[name])
+def test_more_ranks_and_hosts(worlds: Pool, name: str, layout: str) -> None:
+    """Sums run in another order than Gloo's."""
+    ours = worlds(layout).run(train, RUNS[name])
+    theirs = worlds("A" * len(layout), "gloo").run(train, RUNS[name])
     for got, wanted in zip(ours, theirs, strict=True):
         assert got["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
         for ours_, others in zip(got["parameters"], ours[0]["parameters"], strict=True):
