@@ -77,15 +77,3 @@ def test_by_srun() -> None:
     assert statuses == [report["status"]] * 2
     (link,) = report["measured"]["links"]
     assert link["hosts"] == ["host0", "host1"] and link["bytes_per_second"] > 0
-
-
-def test_the_page_has_these_commands() -> None:
-    page = (ranks.ROOT / "docs/doctor.md").read_text()
-    for text in (
-        "torchrun --nnodes 2 --nproc_per_node 8",
-        "--no-python smddp doctor",
-        "--no_python smddp doctor",
-        "mpirun -n 16 -x MASTER_ADDR=host0 smddp doctor",
-        "srun -n 16 smddp doctor",
-    ):
-        assert text in page

@@ -38,51 +38,46 @@ def three_waiting(**more: object) -> list[Rank]:
     return [Rank(r, 4).call().wait(**more) for r in range(3)]
 
 
-def late(*frames: object) -> str:
-    return report([*three_waiting(label="DDP bucket 2"), Rank(3, 4).call().at(*frames)])
-
-
-def test_a_rank_saves() -> None:
-    text = late(
+LOADER = f"{SITE}/torch/utils/data/dataloader.py"
+ELSEWHERE = {
+    "in torch.save, called at train.py:88 in save_checkpoint": (
         user(20, "main"),
         user(88, "save_checkpoint", "torch.save(state, path)"),
         frame(f"{SITE}/torch/serialization.py", 970, "save"),
         frame(f"{SITE}/torch/serialization.py", 1200, "_save"),
-    )
-    assert why(text).startswith(
-        "rank 3 (host-b) is in torch.save, called at train.py:88 in save_checkpoint, and has not "
-        "called all_gather #2 of group 'default' (4 MiB, DDP bucket 2), in which ranks 0-2 wait, "
-        "for 35 s. It is 1 call behind in this group"
-    )
-    assert "What to do: save on all ranks" in text
-    assert "/shared/dumps" in text
-    assert "torch.save(state, path)" in text
-
-
-def test_a_rank_loads_data() -> None:
-    loader = f"{SITE}/torch/utils/data/dataloader.py"
-    text = late(
+    ),
+    "in a DataLoader's next batch, called at train.py:30 in main": (
         user(30, "main", "for batch in loader:"),
-        frame(loader, 700, "__next__"),
-        frame(loader, 1400, "_get_data"),
+        frame(LOADER, 700, "__next__"),
+        frame(LOADER, 1400, "_get_data"),
         frame("/usr/lib/python3.11/queue.py", 180, "get"),
         frame("/usr/lib/python3.11/threading.py", 331, "wait", "gotit = waiter.acquire(True)"),
-    )
-    assert why(text).startswith(
-        "rank 3 (host-b) is in a DataLoader's next batch, called at train.py:30 in main, and has "
-        "not called"
-    )
-
-
-def test_a_rank_is_in_a_breakpoint() -> None:
-    text = late(
+    ),
+    "in the debugger (pdb), called at train.py:31 in main": (
         user(31, "main", "breakpoint()"),
         frame("/usr/lib/python3.11/bdb.py", 90, "trace_dispatch"),
         frame("/usr/lib/python3.11/pdb.py", 260, "user_line"),
         frame("/usr/lib/python3.11/cmd.py", 126, "cmdloop", "line = input(self.prompt)"),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("place", "advice"),
+    zip(
+        ELSEWHERE, ("save on all ranks", "look at the data loader", "continue the deb"), strict=True
+    ),
+)
+def test_a_rank_is_elsewhere(place: str, advice: str) -> None:
+    late = Rank(3, 4).call().at(*ELSEWHERE[place])
+    text = report([*three_waiting(label="DDP bucket 2"), late])
+    assert why(text).startswith(
+        f"rank 3 (host-b) is {place}, and has not "
+        "called all_gather #2 of group 'default' (4 MiB, DDP bucket 2), in which ranks 0-2 wait, "
+        "for 35 s. It is 1 call behind in this group"
     )
-    assert "is in the debugger (pdb), called at train.py:31 in main" in why(text)
-    assert "continue the debugger" in text
+    assert f"What to do: {advice}" in text and "/shared/dumps" in text
+    assert any(shown.text and shown.text in text for shown in ELSEWHERE[place])
 
 
 def test_a_rank_is_gone() -> None:
@@ -355,69 +350,63 @@ TIMES = st.none() | st.floats(NOW - 1e4, NOW)
 WORDS = st.sampled_from(["", "layers.1", LAYER.format(1), "\x1b[2Jw\n", "x" * 300])
 
 
-@st.composite
-def jobs(draw: st.DrawFn) -> tuple[dict[int, Dump], dict[int, str], int]:
-    ranks = draw(st.integers(1, 5))
-    dumps, gone = {}, {}
-    for rank in range(ranks):
-        kind = draw(st.sampled_from(["dump", "dump", "dump", "gone", "none"]))
-        if kind == "gone":
-            gone[rank] = draw(WORDS)
-        if kind != "dump":
-            continue
-        operations, groups = [], []
-        for name in ("default", "dp"):
-            low, calls = draw(st.integers(1, 4)), draw(st.integers(0, 4))
-            for sequence in range(low, low + calls):
-                values = [draw(TIMES) for _ in range(4)]
-                operations.append(
-                    Op(
-                        id=len(operations) + 1,
-                        group=name,
-                        sequence=sequence,
-                        operation=draw(st.sampled_from(["all_gather", "barrier", "scatter"])),
-                        bytes=draw(st.sampled_from([0, 5, MIB])),
-                        dtype=draw(st.sampled_from(["", "float32"])),
-                        label=draw(WORDS),
-                        called=values[0],
-                        started=values[1],
-                        wait_entered=values[2],
-                        wait_left=values[3],
-                        state=draw(st.sampled_from(["queued", "running", "done", "failed"])),
-                    )
-                )
-            awaited = Awaited(rank=draw(st.integers(0, 5)), expected=9, seconds=draw(st.floats()))
-            oldest = Oldest(sequence=draw(st.integers(1, 9)), operation="all_gather")
-            oldest.awaited = [awaited] * draw(st.integers(0, 2))
-            group = Group(
-                name=name,
-                members=list(range(ranks)),
-                hosts=draw(st.lists(WORDS, max_size=ranks)),
-                submitted=low + calls,
-                error=draw(WORDS),
-                oldest=draw(st.none() | st.just(oldest)),
-            )
-            groups.append(group)
-        lines = draw(st.lists(st.tuples(WORDS, WORDS, WORDS), max_size=3))
-        dumps[rank] = Dump(
-            version=1,
-            rank=rank,
-            ranks=ranks,
-            host=draw(WORDS),
-            time=draw(st.floats(0, 1e18)),
-            reason=draw(WORDS),
-            error=draw(WORDS),
-            operations=operations,
-            groups=draw(st.just(groups) | st.just(groups[:1])),
-            stacks=[main_thread(*(frame(f, 1, n, t) for f, n, t in lines))],
-        )
-    return dumps, gone, ranks
+RANKS = st.integers(0, 5)
+OPERATIONS = st.builds(
+    Op,
+    id=st.integers(1, 9),
+    group=st.sampled_from(["default", "dp"]),
+    sequence=st.integers(1, 8),
+    operation=st.sampled_from(["all_gather", "barrier", "scatter"]),
+    bytes=st.sampled_from([0, 5, MIB]),
+    dtype=st.sampled_from(["", "float32"]),
+    label=WORDS,
+    called=TIMES,
+    started=TIMES,
+    wait_entered=TIMES,
+    wait_left=TIMES,
+    state=st.sampled_from(["queued", "running", "done", "failed"]),
+)
+AWAITED = st.builds(Awaited, rank=RANKS, expected=st.just(9), seconds=st.floats())
+GROUPS = st.builds(
+    Group,
+    name=st.sampled_from(["default", "dp"]),
+    members=st.just(list(range(5))),
+    hosts=st.lists(WORDS, max_size=5),
+    submitted=st.integers(0, 8),
+    error=WORDS,
+    oldest=st.none()
+    | st.builds(
+        Oldest,
+        sequence=st.integers(1, 9),
+        operation=st.just("all_gather"),
+        awaited=st.lists(AWAITED, max_size=2),
+    ),
+)
+STACKS = st.builds(main_thread, st.builds(frame, WORDS, st.just(1), WORDS, WORDS))
+DUMPS = st.builds(
+    Dump,
+    version=st.just(1),
+    rank=st.just(0),
+    ranks=st.just(5),
+    host=WORDS,
+    time=st.floats(0, 1e18),
+    reason=WORDS,
+    error=WORDS,
+    operations=st.lists(OPERATIONS, max_size=8),
+    groups=st.lists(GROUPS, max_size=2),
+    stacks=st.lists(STACKS, max_size=2),
+)
 
 
 @settings(deadline=None, max_examples=150)
-@given(jobs())
-def test_any_dumps_make_a_page(job: tuple[dict[int, Dump], dict[int, str], int]) -> None:
-    text = page(*job, folder="/dumps")
+@given(st.lists(DUMPS | WORDS | st.none(), min_size=1, max_size=5))
+def test_any_dumps_make_a_page(ranks: list[Dump | str | None]) -> None:
+    """Of each rank there is a dump, or a sentence that it is gone, or neither."""
+    dumps = {
+        r: d.model_copy(update={"rank": r}) for r, d in enumerate(ranks) if isinstance(d, Dump)
+    }
+    gone = {rank: text for rank, text in enumerate(ranks) if isinstance(text, str)}
+    text = page(dumps, gone, len(ranks), folder="/dumps")
     lines = text.splitlines()
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= COLUMNS

@@ -103,6 +103,21 @@ def run(*arguments: object) -> tuple[int, str]:
     return done.exit_code, " ".join(done.output.split())
 
 
+def traced(folder: Path, dumps: dict[int, Dump], *arguments: object) -> tuple[str, dict[str, Any]]:
+    """What the command says of the dumps, and the trace that it writes."""
+    code, said = run(save(dumps, folder / "dumps"), "-o", folder / "t.json", *arguments)
+    assert code == 0, said
+    trace = json.loads((folder / "t.json").read_text())
+    check_format(trace)
+    return said, trace
+
+
+def refused(*arguments: object) -> str:
+    code, said = run(*arguments)
+    assert code == 1
+    return said
+
+
 def events(trace: dict[str, Any], category: str, rank: int | None = None) -> list[dict[str, Any]]:
     return [
         event
@@ -253,27 +268,20 @@ def test_what_is_hidden() -> None:
 def test_a_ring_that_wrapped_says_from_when_it_is_complete(tmp_path: Path) -> None:
     dumps = job()
     del dumps[1].operations[:7]
-    code, said = run(save(dumps, tmp_path / "dumps"), "-o", tmp_path / "t.json")
-    assert code == 0
+    said, trace = traced(tmp_path, dumps)
     assert "rank 1: complete from 70" in said
     assert "7 operations before that are forgotten" in said
-    trace = json.loads((tmp_path / "t.json").read_text())
-    check_format(trace)
     assert set(trace["otherData"]["complete_from_us"]) == {"1"}
     (mark,) = events(trace, "record")
     assert mark["pid"] == 1
     assert mark["args"] == {"operations_before": 7}
-    code, said = run(tmp_path / "dumps", "-o", tmp_path / "t.json", "--step", 1)
-    assert code == 1
+    said = refused(tmp_path / "dumps", "-o", tmp_path / "t.json", "--step", 1)
     assert "step 1 is not whole in the records of all ranks; these are: 3, 4" in said
 
 
 def test_a_step(tmp_path: Path) -> None:
-    out = tmp_path / "t.json"
-    code, said = run(save(job(), tmp_path / "dumps"), "-o", out, "--step", 2)
-    assert code == 0, said
+    said, trace = traced(tmp_path, job(), "--step", 2)
     assert "steps 1 to 4" in said
-    trace = json.loads(out.read_text())
     for rank in range(4):
         found = events(trace, "collective", rank)
         assert [event["args"]["seq"] for event in found] == [6, 7, 8, 9, 10]
@@ -284,12 +292,8 @@ def test_operations_that_have_not_ended_and_those_of_gloo() -> None:
     dumps = job("a", calls=3)
     waits, gloo = dumps[0].operations[2], dumps[0].operations[1]
     waits.state, waits.last_byte, waits.wait_left = "running", None, None
-    gloo.group, gloo.last_byte, gloo.wait_entered, gloo.wait_left = (
-        "0 (forwarded)",
-        None,
-        None,
-        None,
-    )
+    gloo.group = "0 (forwarded)"
+    gloo.last_byte = gloo.wait_entered = gloo.wait_left = None
     trace = views.trace(timeline(dumps))
     check_format(trace)
     forwarded, running = sorted(events(trace, "collective")[1:], key=lambda e: e["ts"])
@@ -307,22 +311,17 @@ def test_operations_that_have_not_ended_and_those_of_gloo() -> None:
 def test_a_rank_without_a_dump_is_named(tmp_path: Path) -> None:
     dumps = job()
     del dumps[2]
-    code, said = run(save(dumps, tmp_path / "dumps"), "-o", tmp_path / "t.json")
-    assert code == 0
+    said, trace = traced(tmp_path, dumps)
     assert "rank 2 has left no dump here and is not in the trace: copy the dumps" in said
-    trace = json.loads((tmp_path / "t.json").read_text())
     assert trace["otherData"]["ranks_without_a_dump"] == [2]
 
 
 def test_the_clocks_are_stated(tmp_path: Path) -> None:
     told = Clock(offset=0.2501, uncertainty=0.2 * MS, round_trips=16)
-    code, said = run(
-        save(job(clock={"host-b": told}), tmp_path / "dumps"), "-o", tmp_path / "t.json"
-    )
-    assert code == 0
+    said, trace = traced(tmp_path, job(clock={"host-b": told}))
     assert "clock of host-a: +0.000 ms, within 0.000 ms (the reference)" in said
     assert "clock of host-b: +250.100 ms, within 0.200 ms (16 round trips to rank 0)" in said
-    about = json.loads((tmp_path / "t.json").read_text())["otherData"]["clocks"]
+    about = trace["otherData"]["clocks"]
     assert about[1]["offset_ms"] == pytest.approx(250.1)
     assert about[1]["uncertainty_ms"] == pytest.approx(0.2)
 
@@ -334,8 +333,7 @@ def test_the_latest_report_of_a_job_counts(tmp_path: Path) -> None:
     code, said = run(tmp_path, "-o", tmp_path / "t.json.gz")
     assert code == 0
     assert "40 operations of ranks 0-3 on 2 hosts" in said
-    code, said = run(*tmp_path.glob("report-*"), "-o", tmp_path / "t.json")
-    assert code == 1
+    said = refused(*tmp_path.glob("report-*"), "-o", tmp_path / "t.json")
     assert "are both of rank 0: give the dumps of one report" in said
 
 
@@ -344,18 +342,18 @@ def test_dumps_of_two_jobs_are_refused(tmp_path: Path) -> None:
     other.job = "evaluation"
     save(job(), tmp_path / "one")
     save({1: other}, tmp_path / "two")
-    code, said = run(tmp_path / "one" / "rank-0.json", tmp_path / "two", "-o", tmp_path / "t.json")
-    assert code == 1
+    said = refused(tmp_path / "one/rank-0.json", tmp_path / "two", "-o", tmp_path / "t.json")
     assert "are of different jobs" in said
     assert "of job evaluation with 4 ranks: give those of one" in said
     assert not (tmp_path / "t.json").exists()
 
 
-def test_a_damaged_dump_is_named(tmp_path: Path) -> None:
+def test_what_can_not_be_read_or_written_is_named(tmp_path: Path) -> None:
     folder = save(job(), tmp_path / "dumps")
+    said = refused(folder, "-o", tmp_path / "absent" / "t.json")
+    assert "can't be written: No such file or directory" in said
     (folder / "rank-3.json").write_text('{"version": 1, "ran')
-    code, said = run(folder, "-o", tmp_path / "t.json")
-    assert code == 1
+    said = refused(folder, "-o", tmp_path / "t.json")
     assert "rank-3.json holds no dump of a rank" in said
     assert "copy it again, or leave it out" in said
 
@@ -365,19 +363,11 @@ def test_nothing_to_make_a_trace_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setenv("SMDDP_REPORT_DIR", str(tmp_path / "reports"))
-    code, said = run(tmp_path, "-o", tmp_path / "t.json")
-    assert code == 1
+    said = refused(tmp_path, "-o", tmp_path / "t.json")
     assert "holds no dump (rank-*.json): `smddp report`" in said
-    code, said = run(*["nothing-here"] * count, "-o", tmp_path / "t.json")
-    assert code == 1
+    said = refused(*["nothing-here"] * count, "-o", tmp_path / "t.json")
     assert "nothing-here" in said
     assert ("no job over smddp runs" in said) == (count == 1)
-
-
-def test_a_file_that_can_not_be_written(tmp_path: Path) -> None:
-    code, said = run(save(job(), tmp_path / "dumps"), "-o", tmp_path / "absent" / "t.json")
-    assert code == 1
-    assert "can't be written: No such file or directory" in said
 
 
 def test_spans() -> None:
@@ -406,14 +396,10 @@ def test_a_clock_is_asked_and_the_answer_holds() -> None:
     finally:
         server.close()
     assert not server.is_alive()
-    assert clocks.measure(server_contact_of_no_one()) is None
-
-
-def server_contact_of_no_one() -> str:
-    server = clocks.ClockServer("127.0.0.1")
-    contact = server.contact()
-    server.close()
-    return contact
+    closed = clocks.ClockServer("127.0.0.1")
+    contact = closed.contact()
+    closed.close()
+    assert clocks.measure(contact) is None
 
 
 def test_steps_of_an_engine_replace_those_of_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
