@@ -31,11 +31,8 @@ def of_host() -> float:
 
     0 if one of them states no rate, or there is no libfabric.
     """
-    extension.load()
-    from deepspeed_smddp import _C
-
     try:
-        return rate_of(machine.nics_of(_C.fabric_description()), Path("/sys"))
+        return rate_of(machine.nics_of(extension.core.fabric_description()), Path("/sys"))
     except RuntimeError:
         return 0.0
 

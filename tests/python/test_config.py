@@ -374,20 +374,21 @@ def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from deepspeed_smddp.diagnostics.doctor import checks as doctor
+    from deepspeed_smddp.diagnostics.doctor.facts import Finding, Verdict
 
-    def job_secret() -> doctor.Finding:
+    def job_secret() -> Finding:
         return next(found for found in doctor.findings() if found.name == "job secret")
 
     assert "random" in job_secret().text
     monkeypatch.setenv("SMDDP_JOB_SECRET", "fifteen letters")
-    assert job_secret().verdict is doctor.Verdict.FAILED
+    assert job_secret().verdict is Verdict.FAILED
     monkeypatch.setenv("SMDDP_JOB_SECRET", "0123456789abcdef")
     assert job_secret().text == "from SMDDP_JOB_SECRET"
     rows = {row.name: row.value for row in doctor.setting_rows()}
     assert rows["SMDDP_JOB_SECRET"] == "set"
     path = tmp_path / "secret"
     monkeypatch.setenv("SMDDP_JOB_SECRET_FILE", str(path))
-    assert job_secret().verdict is doctor.Verdict.FAILED
+    assert job_secret().verdict is Verdict.FAILED
     path.write_text("0123456789abcdef\n")
     assert job_secret().text == f"from {path}"
 

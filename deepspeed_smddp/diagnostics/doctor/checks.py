@@ -26,8 +26,7 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.config import show
 from deepspeed_smddp.config.variables import PREFIX, VARIABLES
 from deepspeed_smddp.deepspeed import comm_backend
-from deepspeed_smddp.diagnostics.doctor.facts import Finding as Finding
-from deepspeed_smddp.diagnostics.doctor.facts import Verdict as Verdict
+from deepspeed_smddp.diagnostics.doctor.facts import Finding, Verdict, limited
 from deepspeed_smddp.distributed import extension
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.upstream import source, versions
@@ -52,7 +51,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("Python", platform.python_version())
     yield Finding("torch", str(torch.__version__))
     yield Finding("built for torch", extension.built_for_torch() or "not built")
-    yield Finding("DeepSpeed", _version("deepspeed"))
+    yield Finding("DeepSpeed", installed("DeepSpeed") or "not installed")
     yield from version_findings()
     found = _extension_finding()
     yield found
@@ -132,13 +131,6 @@ def host_identity() -> str:
     return f"{socket.gethostname()}/{boot}/{namespace}"
 
 
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def _extension_finding() -> Finding:
     try:
         extension.load()
@@ -148,12 +140,10 @@ def _extension_finding() -> Finding:
 
 
 def _fabric() -> Iterator[Finding]:
-    from deepspeed_smddp import _C
-
     try:
-        description = _C.fabric_description()
+        description = extension.core.fabric_description()
     except RuntimeError as error:
-        yield Finding("libfabric", f"{error} (groups on one host work)", Verdict.LIMITED)
+        yield limited("libfabric", f"{error} (groups on one host work)")
         return
     yield Finding("libfabric", description)
     yield from slow_small_messages(description)
@@ -166,11 +156,10 @@ def slow_small_messages(description: str) -> Iterator[Finding]:
         description: "tcp;ofi_rxm on eth0 (192.0.2.2), libfabric 1.17 (/usr/lib/libfabric.so.1)".
     """
     if description.startswith("tcp;ofi_rxm ") and ", libfabric 1." in description:
-        yield Finding(
+        yield limited(
             "small messages",
             "slow between hosts over this libfabric's tcp;ofi_rxm; "
             "`pip install deepspeed-smddp[fabric]` brings libfabric 2.x, whose tcp is faster",
-            Verdict.LIMITED,
         )
 
 
@@ -216,7 +205,7 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 def _single_copy() -> Finding:
     name = "single-copy reads"
     if os.environ.get(PREFIX + "SINGLE_COPY") == "0":
-        return Finding(name, f"switched off by {PREFIX}SINGLE_COPY=0", Verdict.LIMITED)
+        return limited(name, f"switched off by {PREFIX}SINGLE_COPY=0")
     source = ctypes.create_string_buffer(b"8 bytes!", 8)
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
     process, address = str(os.getpid()), str(ctypes.addressof(source))
@@ -233,11 +222,10 @@ def _single_copy() -> Finding:
         reason = str(error)
     if not reason:
         return Finding(name, "allowed; used if they cost less than copies through shared memory")
-    return Finding(
+    return limited(
         name,
         f"refused by the kernel ({reason}; kernel.yama.ptrace_scope is {_ptrace_scope()}); "
         "ranks of one host copy through shared memory instead",
-        Verdict.LIMITED,
     )
 
 
@@ -250,10 +238,8 @@ def _ptrace_scope() -> str:
 
 def gpu_findings() -> Iterator[Finding]:
     """Driver, GPUs, peer access, kernels, and what carries CUDA tensors."""
-    from deepspeed_smddp import _C
-
     try:
-        report = _C.cuda_report()
+        report = extension.core.cuda_report()
     except RuntimeError as error:
         # On a machine without a GPU that is no fault; if there is one, torch knows it too.
         missed = torch.cuda.is_available()
@@ -265,15 +251,14 @@ def gpu_findings() -> Iterator[Finding]:
     yield Finding("GPUs", f"{listed or 'none visible'}; driver for CUDA {report['version']}")
     if report["apart"]:
         pairs = ", ".join(f"{a} and {b}" for a, b in report["apart"])
-        yield Finding(
+        yield limited(
             "GPU peer access",
             f"missing between {pairs} (`nvidia-smi topo -p2p r` shows it): set {PREFIX}DEVICE=off "
             "for groups that contain such a pair; NCCL then carries their CUDA tensors",
-            Verdict.LIMITED,
         )
     elif len(names) > 1:
         yield Finding("GPU peer access", "between all GPUs")
-    kernels = _C.device_statistics()["kernels"]
+    kernels = extension.core.device_statistics()["kernels"]
     yield Finding(
         "GPU kernels",
         "built in"
@@ -294,22 +279,19 @@ def _gpu_way(kernels: bool) -> Finding:
     name = "CUDA tensors"
     device = os.environ.get(PREFIX + "DEVICE") or "auto"
     if device != "auto":
-        return Finding(
-            name, f"carried by NCCL: {PREFIX}DEVICE is {device}; unset it", Verdict.LIMITED
-        )
+        return limited(name, f"carried by NCCL: {PREFIX}DEVICE is {device}; unset it")
     if not torch.cuda.is_available():
-        return Finding(
+        return limited(
             name,
             "none: this torch has no CUDA, or sees no GPU; install a CUDA build of torch, and "
             "check CUDA_VISIBLE_DEVICES",
-            Verdict.LIMITED,
         )
     try:
         on_cpu = settings.current().section.reduce_on == "cpu"
     except SmddpConfigError:  # the table of settings reports it
         on_cpu = False
     if not kernels and not on_cpu:
-        return Finding(name, "carried by NCCL, as there are no kernels", Verdict.LIMITED)
+        return limited(name, "carried by NCCL, as there are no kernels")
     sums = "the CPU, through pinned memory" if on_cpu else "a kernel"
     return Finding(
         name,
@@ -336,22 +318,20 @@ _NAMES = {
 
 def version_findings() -> Iterator[Finding]:
     """Whether these versions were run, which features apply, and why each other does not."""
-    deepspeed, torch = _installed("DeepSpeed"), _installed("torch")
+    deepspeed, torch = installed("DeepSpeed"), installed("torch")
     if deepspeed is not None and torch is not None:
         yield Finding("trained with", trained(deepspeed, torch, sys.version_info[:2]))
     applying, refused = [], []
     for feature, name in _NAMES.items():
         library = versions.SUPPORT[feature].library
-        installed = _installed(library)
-        if installed is None:
+        version = installed(library)
+        if version is None:
             continue
-        reason = refusal(feature, installed)
+        reason = refusal(feature, version)
         if reason is None:
             applying.append(name)
         else:
-            refused.append(
-                Finding(f"not with this {library}", f"{name}: {reason}", Verdict.LIMITED)
-            )
+            refused.append(limited(f"not with this {library}", f"{name}: {reason}"))
     yield Finding("features that apply", "; ".join(applying) or "none")
     yield from refused
 
@@ -389,7 +369,8 @@ def refusal(feature: str, installed: str) -> str | None:
     return versions.refusal(feature, module)
 
 
-def _installed(library: str) -> str | None:
+def installed(library: str) -> str | None:
+    """The version of a library, or None."""
     try:
         return metadata.version(library.lower())
     except metadata.PackageNotFoundError:

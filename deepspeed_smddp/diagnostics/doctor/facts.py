@@ -29,6 +29,11 @@ class Finding:
     verdict: Verdict = Verdict.OK
 
 
+def limited(name: str, text: str) -> Finding:
+    """A finding that costs speed or a feature, and no training."""
+    return Finding(name, text, Verdict.LIMITED)
+
+
 # Ranks of the whole job must agree, or those of one host; or the value is only shown.
 Scope = Literal["job", "host", "own"]
 

@@ -22,6 +22,7 @@ import torch
 from deepspeed_smddp.diagnostics.doctor import facts
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
+from deepspeed_smddp.distributed import extension
 
 # Rounds, at most: more hosts than that are measured with some of the others.
 MOST_ROUNDS = 31
@@ -91,15 +92,15 @@ def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[flo
     Raises:
         RuntimeError: no data passes, or not in time; says why.
     """
-    from deepspeed_smddp import _C
-
     if os.environ.get("SMDDP_FABRIC_CURVE", "auto") in ("", "auto"):
         os.environ["SMDDP_FABRIC_CURVE"] = ANEW
     timeout = timedelta(seconds=seconds)
-    group = _C.ProcessGroupSMDDP(store, place, 2, timeout, name, _no_fallback, _no_measurement)
+    group = extension.core.ProcessGroupSMDDP(
+        store, place, 2, timeout, name, _no_fallback, _no_measurement
+    )
     try:
         rate = _rate(group, place)
-        states = [state for state in _C.group_states() if state["name"] == name]
+        states = [state for state in extension.core.group_states() if state["name"] == name]
     except BaseException:
         group.abort()
         raise

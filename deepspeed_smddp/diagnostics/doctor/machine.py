@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepspeed_smddp.config.units import size_text
-from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, Verdict
+from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, limited
 
 # Docker gives a container 64 MiB of /dev/shm unless `--shm-size` says otherwise.
 LEAST_SHARED_MEMORY = 1 << 30  # bytes
@@ -46,28 +46,25 @@ def machine_findings(sysfs: Path = Path("/sys")) -> Iterator[Finding]:
     """What limits this rank, whatever the others have."""
     total, free = _shared_memory()
     if free < LEAST_SHARED_MEMORY:
-        yield Finding(
+        yield limited(
             "/dev/shm",
             f"{size_text(free)} of {size_text(total)} are free, and torch, NCCL and MPI want at "
             f"least {size_text(LEAST_SHARED_MEMORY)}: in a container, start it with --shm-size or "
             "--ipc=host",
-            Verdict.LIMITED,
         )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST_DESCRIPTORS:
-        yield Finding(
+        yield limited(
             "descriptor limit",
             f"{soft} open files (up to {hard} allowed): a group of many ranks needs more; "
             "`ulimit -n 65536`",
-            Verdict.LIMITED,
         )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     rdma = [path.name for path in _nics(sysfs)]
     if rdma and locked != resource.RLIM_INFINITY and locked < LEAST_LOCKED_MEMORY:
-        yield Finding(
+        yield limited(
             "locked-memory limit",
             f"{size_text(locked)}, but {_joined(rdma)} registers memory: `ulimit -l unlimited`",
-            Verdict.LIMITED,
         )
     yield from _affinity(sysfs)
     yield from _apart(sysfs)
@@ -88,21 +85,19 @@ def _affinity(sysfs: Path) -> Iterator[Finding]:
     gpu = _gpu_of_rank(sysfs)
     gpu_node = _numa_node(gpu) if gpu is not None else -1
     if gpu is not None and gpu_node >= 0 and gpu_node not in own:
-        yield Finding(
+        yield limited(
             "GPU affinity",
             f"the rank runs on NUMA node {_joined(own)}, its GPU {gpu.name} is at {gpu_node}: "
             f"start it with `numactl --cpunodebind={gpu_node}`",
-            Verdict.LIMITED,
         )
     devices = _nics(sysfs)
     near = [device.name for device in devices if _numa_node(device / "device") in own]
     known = [device for device in devices if _numa_node(device / "device") >= 0]
     if known and not near:
-        yield Finding(
+        yield limited(
             "NIC affinity",
             f"the rank runs on NUMA node {_joined(own)}; its host's NICs "
             f"({_joined(device.name for device in known)}) are at other nodes",
-            Verdict.LIMITED,
         )
 
 
@@ -113,11 +108,10 @@ def _apart(sysfs: Path) -> Iterator[Finding]:
         return
     others = [nic for nic in _nics(sysfs) if _numa_node(nic / "device") >= 0]
     if others:
-        yield Finding(
+        yield limited(
             "NICs of the GPU",
             f"GPU {gpu.name} is at NUMA node {_numa_node(gpu)}, which has no NIC; those of the "
             f"host ({_joined(nic.name for nic in others)}) are at other nodes",
-            Verdict.LIMITED,
         )
 
 
@@ -244,19 +238,17 @@ def network_findings(provider: str, sysfs: Path = Path("/sys")) -> Iterator[Find
     devices = rdma_devices(sysfs)
     efa = [device for device in devices if "efa" in device]
     if efa and "efa" not in provider:
-        yield Finding(
+        yield limited(
             "EFA",
             f"present ({len(efa)} device{'s' if len(efa) > 1 else ''}) but not used: libfabric's "
             f"provider is {provider or 'none'}. Install AWS's EFA software, whose libfabric in "
             "/opt/amazon/efa has the provider efa, and unset SMDDP_FABRIC_PROVIDER and FI_PROVIDER",
-            Verdict.LIMITED,
         )
     elif devices and not efa and not ("verbs" in provider or "efa" in provider):
-        yield Finding(
+        yield limited(
             "RDMA",
             f"present ({', '.join(devices)}) but not used: libfabric's provider is "
             f"{provider or 'none'}; a libfabric with the provider verbs would use it",
-            Verdict.LIMITED,
         )
 
 

@@ -14,6 +14,7 @@ from deepspeed_smddp.diagnostics.doctor import facts, links
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
 from deepspeed_smddp.diagnostics.trace.clocks import ClockServer, measure
+from deepspeed_smddp.distributed import extension
 
 # Within this time all ranks have measured all: the links, the one pair that began last, the rest.
 SECONDS = links.ALL_SECONDS + 3 * links.PAIR_SECONDS + 10.0
@@ -150,12 +151,10 @@ def run(rendezvous: Rendezvous, todo: Plan) -> Part:
 
 def stored_network(ranks: Sequence[RankFacts]) -> str:
     """What an earlier job of these ranks has measured, as this rank's host knows it, or ""."""
-    from deepspeed_smddp import _C
-
     if len(plan(ranks, "").ranks) < 2 or os.environ.get("SMDDP_FABRIC_CURVE") != links.ANEW:
         return ""
     try:
-        return _C.stored_network([rank.host_id for rank in ranks])
+        return extension.core.stored_network([rank.host_id for rank in ranks])
     except RuntimeError:  # its network can't be opened; the links say so
         return ""
 

@@ -9,7 +9,6 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterator
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ import torch
 import deepspeed_smddp
 from deepspeed_smddp.config.variables import PREFIX
 from deepspeed_smddp.diagnostics.doctor import checks, machine
-from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict
+from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict, limited
 from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.errors import SmddpConfigError
 
@@ -42,8 +41,8 @@ def software_facts() -> Iterator[Fact]:
     yield Fact("built for torch", extension.built_for_torch() or _NONE, if_different=failed)
     yield Fact("torch", str(torch.__version__), if_different=failed)
     yield Fact("torch build", _torch_build())
-    yield Fact("DeepSpeed", _version("deepspeed"), if_different=failed)
-    yield Fact("transformers", _version("transformers"))
+    yield Fact("DeepSpeed", checks.installed("deepspeed") or "not installed", if_different=failed)
+    yield Fact("transformers", checks.installed("transformers") or "not installed")
     yield Fact("Python", platform.python_version())
     yield Fact("kernel", f"{platform.system()} {platform.release()} {platform.machine()}")
     yield Fact("C library", " ".join(platform.libc_ver()))
@@ -95,16 +94,6 @@ def _libfabric_file() -> str:
     return _NONE
 
 
-def _version(distribution: str) -> str:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-# Variables of other libraries that change how ranks communicate or compute.
-
-
 def collect(rank: int, ds_config: Path | None, nonce: str) -> RankFacts:
     """The facts of this process; a part that fails becomes a problem and stops no other part.
 
@@ -135,7 +124,7 @@ def _extend(own: RankFacts, name: str, part: Callable[[], Iterator[Fact | Findin
         own.problems.append(Finding(name, str(error), Verdict.FAILED))
     except Exception as error:  # a fact that can't be read must not hide the others
         text = f"could not be read: {type(error).__name__}: {error}"
-        own.problems.append(Finding(name, text, Verdict.LIMITED))
+        own.problems.append(limited(name, text))
 
 
 def _findings() -> Iterator[Fact | Finding]:
