@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 from deepspeed_smddp.diagnostics.report.dump import Dump, Operation
@@ -83,7 +84,7 @@ class TimelineError(Exception):
 class Flight:
     """A collective of one rank: from its call to its last byte, in seconds of the one clock.
 
-    ``wait`` is the time that a thread stood in the wait for it, None if it was done before.
+    ``wait`` is the time that a thread stood in the wait for it, None if it was complete before.
     ``members`` are the ranks of its group. ``end_known`` is false if it has not ended, or
     the record does not say when.
     """
@@ -98,14 +99,6 @@ class Flight:
     def key(self) -> tuple[str, tuple[int, ...], int]:
         """Equal on all ranks that take part in the same collective."""
         return self.operation.group, self.members, self.operation.sequence
-
-
-@dataclass(frozen=True)
-class Call:
-    """A rank, and when it called a collective."""
-
-    rank: int
-    time: float
 
 
 @dataclass(frozen=True)
@@ -135,35 +128,32 @@ class Shares:
 class RankTimeline:
     """One rank. ``complete_from``: since when all its operations are in the record.
 
-    ``forgotten`` operations are older than those that the ring still held. ``until`` is when the
-    dump was made.
+    ``forgotten`` operations are older than those that the ring still held.
     """
 
     rank: int
     host: str
     flights: list[Flight]
     complete_from: float
-    until: float
     forgotten: int
     steps: list[Step] = field(default_factory=list)
 
-    @property
+    @cached_property
     def waits(self) -> list[Span]:
         """The times in which a thread stood in a wait."""
         return union(flight.wait for flight in self.flights if flight.wait is not None)
 
-    @property
-    def compute(self) -> list[Span]:
-        """The times between waits, from the first call of the record on."""
-        if not self.flights:
-            return []
-        last = max(end for flight in self.flights for _, end in (flight.span, *_spans(flight.wait)))
-        return without([(self.flights[0].span[0], last)], self.waits)
-
-    @property
+    @cached_property
     def in_flight(self) -> list[Span]:
         """The times in which a collective was under way."""
         return union(flight.span for flight in self.flights)
+
+    @property
+    def compute(self) -> list[Span]:
+        """The times between waits, from the first call of the record on."""
+        whole = [*self.in_flight, *self.waits]
+        last = max((end for _, end in whole), default=0.0)
+        return without([(self.flights[0].span[0], last)], self.waits) if whole else []
 
     def shares(self, span: Span) -> Shares:
         """What the rank did in a span."""
@@ -191,16 +181,16 @@ class Timeline:
         firsts = [line.flights[0].span[0] for line in self.ranks.values() if line.flights]
         return min(firsts, default=0.0)
 
-    def last_calls(self) -> dict[object, Call]:
-        """For each collective of several ranks, by its key, the rank that called it last."""
-        last: dict[object, Call] = {}
+    def last_calls(self) -> dict[object, tuple[float, int]]:
+        """For each collective of several ranks, by its key, the last call: its time and rank."""
+        last: dict[object, tuple[float, int]] = {}
         for line in self.ranks.values():
             for flight in line.flights:
-                called = flight.span[0]
+                call = (flight.span[0], line.rank)
                 if flight.operation.sequence > 0 and (
-                    flight.key not in last or called > last[flight.key].time
+                    flight.key not in last or call[0] > last[flight.key][0]
                 ):
-                    last[flight.key] = Call(line.rank, called)
+                    last[flight.key] = call
         return last
 
     def steps(self) -> dict[int, dict[int, Step]]:
@@ -232,8 +222,7 @@ class Timeline:
                 "no step is whole in the records of all ranks: give SMDDP_FLIGHT_RECORDER more "
                 "entries, a step's operations several times"
             )
-        if number is None:
-            number = max(steps)
+        number = max(steps) if number is None else number
         if number not in steps:
             raise TimelineError(
                 f"step {number} is not whole in the records of all ranks; these are: "
@@ -262,35 +251,28 @@ def _of_rank(dump: Dump, offset: float) -> RankTimeline:
     ]
     flights.sort(key=lambda flight: flight.span)
     forgotten = min((op.id for op in dump.operations), default=1) - 1
-    first = flights[0].span[0] if flights else until
+    complete_from = -math.inf
+    if forgotten:
+        complete_from = flights[0].span[0] if flights else until
     steps = [
         Step(this.number, (before.ended - offset, this.ended - offset))
-        for before, this in zip(dump.steps, dump.steps[1:], strict=False)
+        for before, this in pairwise(dump.steps)
     ]
-    return RankTimeline(
-        dump.rank, dump.host, flights, first if forgotten else -math.inf, until, forgotten, steps
-    )
+    return RankTimeline(dump.rank, dump.host, flights, complete_from, forgotten, steps)
 
 
 def _flight(op: Operation, members: tuple[int, ...], offset: float, until: float) -> Flight:
-    def at(time: float | None) -> float | None:
-        return None if time is None else time - offset
-
-    called, entered, left = at(op.called) or 0.0, at(op.wait_entered), at(op.wait_left)
-    end = at(op.last_byte)
-    known = end is not None
-    if end is None:
+    events = (op.called, op.started, op.first_byte, op.wait_entered, op.wait_left)
+    known = [time - offset for time in events if time is not None]
+    if op.last_byte is not None:
+        end = op.last_byte - offset
+    else:
         # One that runs goes on until the dump. Of an operation of Gloo or NCCL that has ended the
         # wait says until when it lasted at most.
-        ended = [called, *_times(at(op.started), at(op.first_byte), entered, left)]
-        end = until if op.state in ("queued", "running") else max(ended)
-    wait = None if entered is None else (entered, max(entered, left if left is not None else end))
-    return Flight(op, members, (called, max(called, end)), wait, known)
-
-
-def _times(*times: float | None) -> list[float]:
-    return [time for time in times if time is not None]
-
-
-def _spans(span: Span | None) -> Sequence[Span]:
-    return () if span is None else (span,)
+        end = until if op.state in ("queued", "running") else max(known)
+    wait = None
+    if op.wait_entered is not None:
+        entered = op.wait_entered - offset
+        left = end if op.wait_left is None else op.wait_left - offset
+        wait = (entered, max(entered, left))
+    return Flight(op, members, (known[0], max(known[0], end)), wait, op.last_byte is not None)

@@ -8,7 +8,7 @@ rank 0's host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 from deepspeed_smddp.diagnostics import pictures
 from deepspeed_smddp.diagnostics.trace.clocks import HostClock
 from deepspeed_smddp.diagnostics.trace.timeline import (
-    Call,
     Flight,
     RankTimeline,
     Shares,
@@ -43,16 +42,22 @@ def trace(timeline: Timeline, span: Span | None = None) -> dict[str, Any]:
     last = timeline.last_calls()
     events: list[Event] = []
     for line in timeline.ranks.values():
-        clock = timeline.clocks[line.host]
-        events.extend(_RankEvents(line, clock, zero, span, last).events)
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(timeline, zero)}
-
-
-def _about(timeline: Timeline, zero: float) -> dict[str, Any]:
-    return {
+        events += _RankEvents(line, timeline.clocks[line.host], zero, span, last).events
+    about = {
         "job": timeline.job,
         "zero_unix_seconds": zero,
-        "clocks": [_described(clock) for clock in timeline.clocks.values()],
+        "clocks": [
+            {
+                "host": clock.host,
+                "offset_ms": round(clock.offset * 1e3, 6),
+                "uncertainty_ms": None
+                if clock.uncertainty is None
+                else round(clock.uncertainty * 1e3, 6),
+                "from": clock.source,
+                "warning": clock.warning,
+            }
+            for clock in timeline.clocks.values()
+        ],
         "ranks_without_a_dump": timeline.missing,
         "complete_from_us": {
             str(line.rank): _us(line.complete_from - zero)
@@ -60,17 +65,7 @@ def _about(timeline: Timeline, zero: float) -> dict[str, Any]:
             if line.forgotten
         },
     }
-
-
-def _described(clock: HostClock) -> dict[str, Any]:
-    sure = clock.uncertainty
-    return {
-        "host": clock.host,
-        "offset_ms": round(clock.offset * 1e3, 6),
-        "uncertainty_ms": None if sure is None else round(sure * 1e3, 6),
-        "from": clock.source,
-        "warning": clock.warning,
-    }
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
 class _RankEvents:
@@ -82,7 +77,7 @@ class _RankEvents:
         clock: HostClock,
         zero: float,
         span: Span | None,
-        last: dict[object, Call],
+        last: Mapping[object, tuple[float, int]],
     ) -> None:
         self.events: list[Event] = []
         self._line, self._zero, self._span, self._last = line, zero, span, last
@@ -106,7 +101,10 @@ class _RankEvents:
 
     def _about(self, name: str, thread: int | None = None, /, **args: Any) -> None:
         of = {} if thread is None else {"tid": thread}
-        self.events.append({"ph": "M", "pid": self._line.rank, **of, "name": name, "args": args})
+        self._add("M", name, **of, args=args)
+
+    def _add(self, kind: str, name: str, **fields: Any) -> None:
+        self.events.append({"ph": kind, "pid": self._line.rank, "name": name, **fields})
 
     def _track(self, name: str, rows: Iterable[Row]) -> None:
         """Slices in the order of their starts, on as many threads as overlap."""
@@ -114,34 +112,22 @@ class _RankEvents:
         of = lanes([row[2] for row in kept])
         first = self._threads + 1
         self._threads += max(of, default=0) + 1
-        for lane in range(self._threads + 1 - first):
-            thread = first + lane
+        for lane, thread in enumerate(range(first, self._threads + 1)):
             self._about("thread_name", thread, name=f"{name}, {lane + 1}" if lane else name)
             self._about("thread_sort_index", thread, sort_index=thread)
         for lane, (what, category, (start, end), args) in zip(of, kept, strict=True):
-            slice_ = {"ph": "X", "pid": self._line.rank, "tid": first + lane, "name": what}
             times = {"ts": _us(start - self._zero), "dur": _us(end - start)}
-            self.events.append({**slice_, **times, "cat": category, "args": args})
+            self._add("X", what, tid=first + lane, **times, cat=category, args=args)
 
     def _shown(self, span: Span) -> bool:
         return self._span is None or (span[0] < self._span[1] and span[1] > self._span[0])
 
     def _begin_of_record(self) -> None:
         begin = self._line.complete_from
-        if not self._line.forgotten or not self._shown((begin, begin)):
-            return
-        self.events.append(
-            {
-                "ph": "i",
-                "s": "t",
-                "pid": self._line.rank,
-                "tid": self._threads,
-                "ts": _us(begin - self._zero),
-                "name": "the record begins",
-                "cat": "record",
-                "args": {"operations_before": self._line.forgotten},
-            }
-        )
+        if self._line.forgotten and self._shown((begin, begin)):
+            at = {"s": "t", "tid": self._threads, "ts": _us(begin - self._zero)}
+            args = {"operations_before": self._line.forgotten}
+            self._add("i", "the record begins", **at, cat="record", args=args)
 
     def _full(self, flight: Flight) -> Event:
         op = flight.operation
@@ -157,10 +143,10 @@ class _RankEvents:
         args["waited_us"] = 0.0 if flight.wait is None else _us(flight.wait[1] - flight.wait[0])
         if not flight.end_known:
             args["end"] = "not known"
-        last = self._last.get(flight.key)
-        if last is not None:
-            args["last_called_by_rank"] = last.rank
-            args["last_called_after_us"] = _us(last.time - flight.span[0])
+        if flight.key in self._last:
+            time, rank = self._last[flight.key]
+            args["last_called_by_rank"] = rank
+            args["last_called_after_us"] = _us(time - flight.span[0])
         return args
 
 
@@ -220,8 +206,8 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> str:
         [f"rank {line.rank}\n{line.host}" for line in shown],
     )
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"milliseconds; {clocks(timeline)}")
-    title = f"{title}: {headline([line.shares(span) for line in ranks])}"
+    axes.set_xlabel(f"milliseconds; {_clocks(timeline)}")
+    title = f"{title}: {_headline([line.shares(span) for line in ranks])}"
     axes.set_title(title, fontsize=11)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -236,15 +222,16 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> str:
     return title
 
 
-def headline(shares: Sequence[Shares]) -> str:
+def _headline(shares: Sequence[Shares]) -> str:
     """``hidden 31.0 of 45.2 ms of communication (mean of 4 ranks)``."""
-    hidden = mean(of.hidden for of in shares) * 1e3
-    whole = mean(of.in_flight for of in shares) * 1e3
+    hidden, whole = (
+        1e3 * mean(of) for of in zip(*((s.hidden, s.in_flight) for s in shares), strict=True)
+    )
     of = f" (mean of {len(shares)} ranks)" if len(shares) > 1 else ""
     return f"hidden {hidden:.1f} of {whole:.1f} ms of communication{of}"
 
 
-def clocks(timeline: Timeline) -> str:
+def _clocks(timeline: Timeline) -> str:
     """How sure the clocks are, for the picture."""
     if len(timeline.clocks) == 1:
         return "one host, one clock"
