@@ -214,7 +214,10 @@ MATRIX = [
         kind,
         layout,
         collective,
-        marks=pytest.mark.quick if layout in FEW and kind == "host" else (),
+        marks=[
+            pytest.mark.xdist_group(f"collectives {layout}"),  # whose worlds they share
+            *([pytest.mark.quick] if layout in FEW and kind == "host" else []),
+        ],
         id=f"{kind}-{layout}-{collective}",
     )
     for kind, where in KINDS.items()
@@ -243,6 +246,7 @@ def world_of(worlds: Pool, kind: Kind, layout: str) -> World:
     return world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "layout", "collective"), MATRIX)
 def test_exact_results(worlds: Pool, kind: str, layout: str, collective: str) -> None:
     where = KINDS[kind]
