@@ -30,9 +30,9 @@ def places(library: str) -> list[str]:
     """The functions that features rest on, of one library."""
     found = [
         place
-        for feature, its_places in source.PLACES.items()
-        if versions.SUPPORT[feature].library == library
-        for place in its_places
+        for support in versions.SUPPORT.values()
+        if support.library == library
+        for place in support.places
     ]
     return sorted(set(found))
 

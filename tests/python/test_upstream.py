@@ -106,11 +106,6 @@ def test_versions(feature: str, version: tuple[int, int, int], said: str | None)
     assert versions.refusal(feature, deepspeed) == said
 
 
-def test_every_feature_that_rests_on_sources_has_a_version() -> None:
-    by_source = {name for name, support in versions.SUPPORT.items() if support.read}
-    assert by_source == set(source.READ)
-
-
 def test_functions_must_have_been_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = "json:loads", "json:dumps"
     now = {place: source.digest("json", place.partition(":")[2]) for place in (first, second)}
