@@ -216,7 +216,7 @@ MATRIX = [
         collective,
         marks=[
             pytest.mark.xdist_group(f"collectives {layout}"),  # whose worlds they share
-            *([pytest.mark.quick] if layout in FEW and kind == "host" else []),
+            *([pytest.mark.quick] if kind == "host" and layout in ("AA", "AABB") else []),
         ],
         id=f"{kind}-{layout}-{collective}",
     )
