@@ -225,7 +225,7 @@ def destroy(ctx: Context) -> None:
 class Outcome:
     results: dict[int, Any]  # by rank, of those that answered
     seconds: float
-    trouble: str = ""
+    unanswered: str = ""
 
 
 class Cell:
@@ -342,7 +342,7 @@ def test_cell(way: Way, fault: str, phase: str) -> None:
     promised = promise(phase, fault, way)
     assert promised is not None
     outcome = batch(way, fault)[phase]
-    assert not outcome.trouble, outcome.trouble
+    assert not outcome.unanswered, outcome.unanswered
     for rank, result in outcome.results.items():
         if not promised.error:
             if isinstance(result, Failure):
