@@ -2,8 +2,11 @@
 """Prove the import rules of the C++ sources: what each folder of csrc/ may include, without cycles,
 and which of them may name torch, CUDA and libfabric.
 
-torch -> gpu -> group -> collectives -> {progress, flows} -> {intranode, joining, liveness}
+torch -> gpu -> group -> collectives -> {progress, flows} -> {intranode, joining, network, liveness}
       -> {transport, device, kernels, topology, recorder} -> common
+
+joining/ finds who the ranks of a group are and that they agree, as far as the store tells it; the steps that need the
+engine or flows are in group/. network/ has the model of the network; how a pair exchanges bytes is group/'s.
 
 It proves as well that no two modules of the Python package share a file name; that package's import
 rules are in pyproject.toml, for import-linter.
@@ -31,7 +34,8 @@ FOLDERS = {
     "common": "",
     "recorder": "common",  # written by all who carry out operations
     "topology": "common",
-    "joining": "common",
+    "network": "common topology",
+    "joining": "common topology intranode network",
     "kernels": "common",
     "device": "common kernels",
     "transport": "common",
@@ -39,13 +43,13 @@ FOLDERS = {
     "transport/simulated": "common transport/ofi",  # a libfabric in virtual time
     "liveness": "common",  # beside libfabric: plain TCP
     "intranode": "common kernels device",
-    "progress": "common joining transport transport/ofi intranode liveness",
+    "progress": "common topology network joining transport transport/ofi intranode liveness",
     "flows": "common topology transport transport/ofi intranode",
     # Of CPU tensors: no device.
-    "collectives": "common topology kernels transport transport/ofi intranode progress flows "
+    "collectives": "common topology network kernels transport transport/ofi intranode progress flows "
     "recorder",
-    "group": "common recorder topology joining transport transport/ofi intranode liveness progress "
-    "flows collectives",
+    "group": "common recorder topology joining network transport transport/ofi intranode liveness "
+    "progress flows collectives",
     # Between hosts by way of the groups: no transport.
     "gpu": "common topology kernels device intranode collectives group",
     # Many ranks in one process: the folders above the transport, unchanged.

@@ -17,9 +17,9 @@
 #include "flows/fragment_flows.h"
 #include "flows/health.h"
 #include "flows/local_peers.h"
-#include "flows/members.h"
 #include "flows/rail_turns.h"
 #include "flows/remote_peers.h"
+#include "topology/members.h"
 
 namespace smddp {
 

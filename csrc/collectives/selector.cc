@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
 
-#include "transport/ofi/endpoint.h"
 #include "intranode/outbox.h"
 #include "kernels/reduce.h"
+#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 namespace {
@@ -216,28 +215,6 @@ Result<Algorithm> parse_algorithm(const std::string& text) {
   if (text == "joint") return Algorithm::kJoint;
   return Status(Code::kInvalid,
                 "SMDDP_ALGORITHM is \"" + text + "\"; it may be auto, direct, log or joint");
-}
-
-Result<NetworkModel> parse_network_model(const std::string& text) {
-  double latency_us = 0, overhead_us = 0, gigabytes = 0;
-  char rest = 0;
-  int read =
-      std::sscanf(text.c_str(), "%lf,%lf,%lf%c", &latency_us, &overhead_us, &gigabytes, &rest);
-  if (read != 3 || !(latency_us > 0) || !(overhead_us > 0) || !(gigabytes > 0)) {
-    return Status(
-        Code::kInvalid,
-        "SMDDP_FABRIC_CURVE is \"" + text +
-            "\"; it may be auto, measure, default, or three numbers above 0: latency in us, "
-            "processor us per message, GB/s of a host (20,4,1.25)");
-  }
-  return NetworkModel{latency_us * 1e3, overhead_us * 1e3, gigabytes};
-}
-
-std::string text_of(const NetworkModel& network) {
-  char text[96];
-  std::snprintf(text, sizeof text, "%.9g,%.9g,%.9g", network.latency_ns / 1e3,
-                network.overhead_ns / 1e3, network.bytes_per_ns);
-  return text;
 }
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {

@@ -9,6 +9,7 @@
 
 #include "common/status.h"
 #include "common/types.h"
+#include "network/model.h"
 #include "topology/pattern.h"
 
 namespace smddp {
@@ -29,13 +30,6 @@ struct Tuning {
   size_t reduce_scatter_bucket_bytes = 0;
   bool reduce_precision_fp32 = false;  // partial sums of half types travel in fp32
   Algorithm algorithm = Algorithm::kAuto;
-};
-
-// The network between two hosts, in the terms of LogGP (Alexandrov et al., SPAA 1995).
-struct NetworkModel {
-  double latency_ns = 20'000;  // from a send to its arrival, without the overheads
-  double overhead_ns = 4'000;  // of a processor, per message and end
-  double bytes_per_ns = 1.25;  // of a host's NICs together
 };
 
 // The shape of a group.
@@ -63,12 +57,8 @@ struct Plan {
   bool whole = false;  // AllReduce: one exchange of all bytes instead of sums and a gather
 };
 
-// The values of SMDDP_ALGORITHM and the numbers of SMDDP_FABRIC_CURVE. kInvalid, with what the text may be, if
-// it is something else.
+// The values of SMDDP_ALGORITHM. kInvalid, with what the text may be, if it is something else.
 Result<Algorithm> parse_algorithm(const std::string& text);
-Result<NetworkModel> parse_network_model(const std::string& text);
-// What parse_network_model() reads.
-std::string text_of(const NetworkModel& network);
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);
 

@@ -5,11 +5,11 @@
 #include <atomic>
 #include <cstdint>
 
-#include "transport/wire.h"
 #include "flows/flow.h"
-#include "flows/members.h"
 #include "flows/peer_tallies.h"
 #include "flows/remote_peers.h"
+#include "topology/members.h"
+#include "transport/wire.h"
 
 namespace smddp {
 

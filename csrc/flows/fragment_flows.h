@@ -6,16 +6,16 @@
 #include <algorithm>
 #include <cstring>
 
-#include "topology/pattern.h"
 #include "flows/flow.h"
 #include "flows/flow_index.h"
 #include "flows/flow_timing.h"
-#include "flows/members.h"
 #include "flows/open_sends.h"
 #include "flows/rail_turns.h"
 #include "flows/remote_peers.h"
 #include "flows/send_window.h"
 #include "flows/step_order.h"
+#include "topology/members.h"
+#include "topology/pattern.h"
 
 namespace smddp {
 

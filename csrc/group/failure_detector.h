@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <string>
 
+#include "flows/health.h"
+#include "flows/local_peers.h"
+#include "flows/remote_peers.h"
 #include "group/fragment_queue.h"
 #include "group/local_watch.h"
 #include "group/remote_watch.h"
-#include "flows/health.h"
-#include "flows/local_peers.h"
-#include "flows/members.h"
-#include "flows/remote_peers.h"
+#include "topology/members.h"
 
 namespace smddp {
 

@@ -9,6 +9,8 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "group/connections.h"
+#include "group/group_builder.h"
+#include "joining/prefix_store.h"
 
 namespace smddp {
 namespace {
@@ -16,6 +18,53 @@ namespace {
 constexpr std::chrono::microseconds kLook(100);
 
 }  // namespace
+
+Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int rank, int ranks,
+                                             Options options) {
+  if (ranks < 1 || rank < 0 || rank >= ranks) {
+    return Status(Code::kInvalid,
+                  "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
+  }
+  return GroupBuilder(engine, store, rank, ranks, std::move(options)).build();
+}
+
+Group::Group(Engine& engine, Options options, GroupParts parts)
+    : engine_(engine),
+      options_(std::move(options)),
+      key_(parts.key),
+      members_(std::move(parts.members)),
+      shape_(parts.shape),
+      local_(std::move(parts.local)),
+      remote_(std::move(parts.remote)),
+      tallies_(members_.ranks()),
+      remote_watch_(key_, members_, remote_, fragments_, std::move(parts.liveness),
+                    options_.silence_ns),
+      local_watch_(members_, local_, fragments_, options_.silence_ns),
+      failures_(members_, local_, remote_, fragments_, health_, remote_watch_, local_watch_,
+                options_.timeout_ns),
+      ending_(remote_, fragments_),
+      recorder_(options_.name + options_.part),
+      context_{members_, shape_, local_, remote_, turns_, tallies_, health_, engine_.staging()},
+      maker_(context_, parts.algorithm, fragments_) {}
+
+Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
+                                               const std::vector<Rank>& ranks) {
+  Options options = options_;
+  {
+    Engine::Lock lock = engine_.lock();
+    options.timeout_ns = failures_.timeout_ns();
+  }
+  options.several_hosts = topology().nodes() > 1;
+  options.part += "/" + label;
+  options.called.clear();
+  int mine = -1;
+  for (Rank r : ranks) {
+    if (r == rank()) mine = static_cast<int>(options.called.size());
+    options.called.push_back(members_.called(r));
+  }
+  PrefixStore prefixed(store, label + "/");
+  return create(engine_, prefixed, mine, static_cast<int>(ranks.size()), std::move(options));
+}
 
 Group::~Group() {
   if (engine_.ended()) return;

@@ -8,9 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "joining/store.h"
 #include "collectives/fragment.h"
 #include "collectives/operation.h"
+#include "flows/health.h"
+#include "flows/local_peers.h"
+#include "flows/rail_turns.h"
+#include "flows/remote_peers.h"
 #include "group/ending.h"
 #include "group/failure_detector.h"
 #include "group/fragment_maker.h"
@@ -19,12 +22,10 @@
 #include "group/local_watch.h"
 #include "group/operation_recorder.h"
 #include "group/remote_watch.h"
-#include "flows/health.h"
-#include "flows/local_peers.h"
-#include "flows/members.h"
-#include "flows/rail_turns.h"
-#include "flows/remote_peers.h"
+#include "joining/group_options.h"
+#include "joining/store.h"
 #include "progress/engine.h"
+#include "topology/members.h"
 
 namespace smddp {
 
@@ -32,40 +33,11 @@ struct GroupParts;  // what create() makes for a group
 
 class Group : private Progressable {
  public:
-  struct Options {
-    std::string name;
-    uint64_t timeout_ns = 600'000'000'000ull;
-    std::string host;  // identity of this rank's host; empty: host_identity()
-    // Whether to read peers' memory with process_vm_readv; unset: SMDDP_SINGLE_COPY, or what costs less
-    // on this host.
-    std::optional<bool> single_copy;
-    // The job is known to span hosts: the fabric is opened before the first group knows its ranks, which
-    // saves the group a second exchange over the store. Not needed if WORLD_SIZE says so.
-    bool several_hosts = false;
-    // The number that sentences for the user give each rank; empty: its rank in this group.
-    std::vector<Rank> called = {};
-    // How long a rank of another host that is waited for may leave questions unanswered; 0: for ever.
-    uint64_t silence_ns = 30'000'000'000ull;
-    // Follows the name of a part of a group in the flight recorder, as a part counts operations of its own.
-    std::string part = {};
-    // Which operations the user sends to other backends, as a text that all ranks must have alike.
-    std::string routes = {};
-    // In a group of at most so many, each rank reads what every rank has published. No setting of the user: both
-    // ways lead to the same group. Tests set it, to make small groups as large ones are made.
-    int few_ranks = 32;
-    bool whole_job = false;  // of all ranks: later groups reuse what they tell of their processes
-    // Of the network between hosts, instead of what SMDDP_FABRIC_CURVE says.
-    std::optional<NetworkModel> network = {};
-    bool recorded = true;  // its operations, in the flight recorder
-  };
+  using Options = GroupOptions;
 
   // Blocks until every rank of the group has joined, or the store's timeout is over.
   static Result<std::unique_ptr<Group>> create(Engine& engine, Store& store, int rank, int ranks,
                                                Options options);
-  // This rank can't join the group for the reason `why`, which the other ranks are told. The error of the
-  // group: another rank's, if that one has failed first.
-  static Status tell_failure(Store& store, int rank, const Options& options,
-                             const Status& why) noexcept;
   // A group of some of its ranks, in the order given, of which this rank must be one. Those ranks call
   // it together. `store` is one that the group's ranks share, `label` tells their groups apart.
   Result<std::unique_ptr<Group>> subgroup(Store& store, const std::string& label,
@@ -89,7 +61,7 @@ class Group : private Progressable {
   void set_timeout(uint64_t timeout_ns);
 
  private:
-  friend class GroupMaking;
+  friend class GroupBuilder;
   void use(const NetworkModel& network);  // before the first operation
   Group(Engine& engine, Options options, GroupParts parts);
 

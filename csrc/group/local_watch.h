@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "group/fragment_queue.h"
 #include "flows/local_peers.h"
-#include "flows/members.h"
+#include "group/fragment_queue.h"
+#include "topology/members.h"
 
 namespace smddp {
 

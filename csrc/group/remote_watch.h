@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "flows/remote_peers.h"
 #include "group/fragment_queue.h"
 #include "group/group_state.h"
 #include "liveness/liveness.h"
-#include "flows/members.h"
-#include "flows/remote_peers.h"
+#include "topology/members.h"
 
 namespace smddp {
 

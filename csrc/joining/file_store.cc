@@ -1,13 +1,9 @@
 #include "joining/file_store.h"
 
-#include <unistd.h>
-
-#include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 
+#include "common/replace_file.h"
 #include "joining/pause.h"
 
 namespace smddp {
@@ -26,21 +22,7 @@ std::filesystem::path FileStore::path_of(const std::string& key) const {
 }
 
 Status FileStore::set(const std::string& key, const std::vector<uint8_t>& value) {
-  static std::atomic<unsigned> serial{0};
-  std::filesystem::path path = path_of(key);
-  // Written to another file, then renamed: a reader sees the whole value or none.
-  std::filesystem::path temporary = path;
-  temporary += "." + std::to_string(getpid()) + "." + std::to_string(serial++);
-  {
-    std::ofstream out(temporary, std::ios::binary);
-    out.write(reinterpret_cast<const char*>(value.data()),
-              static_cast<std::streamsize>(value.size()));
-    if (!out.flush()) return {Code::kUnavailable, "could not write " + temporary.string()};
-  }
-  if (std::rename(temporary.c_str(), path.c_str()) != 0) {
-    return {Code::kUnavailable, "could not write " + path.string() + ": " + std::strerror(errno)};
-  }
-  return {};
+  return replace_file(path_of(key), {reinterpret_cast<const char*>(value.data()), value.size()});
 }
 
 Result<std::vector<std::vector<uint8_t>>> FileStore::get(const std::vector<std::string>& keys,

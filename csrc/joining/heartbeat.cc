@@ -1,7 +1,6 @@
 #include "joining/heartbeat.h"
 
 #include "joining/encoding.h"
-#include "joining/exchange.h"
 
 namespace smddp {
 
@@ -27,7 +26,7 @@ void Heartbeat::end() {
 
 Status Heartbeat::count() {
   Writer w;
-  w.number(++counted_);
+  w(++counted_);
   return store_.set(key_, w.out);
 }
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
-#include "joining/store.h"
 #include "common/condition_variable.h"
+#include "joining/store.h"
 
 namespace smddp {
 

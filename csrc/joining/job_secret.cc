@@ -1,7 +1,5 @@
 #include "joining/job_secret.h"
 
-#include <sys/random.h>
-
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -9,6 +7,7 @@
 #include <string>
 
 #include "common/env.h"
+#include "common/random.h"
 
 namespace smddp {
 namespace {
@@ -57,7 +56,7 @@ Result<std::optional<siphash::Key>> configured_secret() {
 
 Result<siphash::Key> random_secret() {
   siphash::Key key;
-  if (::getrandom(&key, sizeof key, 0) == static_cast<ssize_t>(sizeof key)) return key;
+  if (fill_random(&key, sizeof key)) return key;
   return Status(Code::kUnavailable, "could not draw a random job secret");
 }
 

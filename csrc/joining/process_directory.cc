@@ -2,15 +2,15 @@
 
 #include <utility>
 
-#include "joining/rank_table.h"
 #include "common/siphash.h"
+#include "joining/rank_table.h"
 
 namespace smddp {
 namespace {
 
-std::vector<uint8_t> table_of(const std::vector<RankInfo>& infos) {
+Blob table_of(const std::vector<RankInfo>& infos) {
   std::vector<Blob> processes;
-  for (const RankInfo& info : infos) processes.push_back(encode_process(info));
+  for (const RankInfo& info : infos) processes.push_back(encode<ProcessInfo>(info));
   return pack_table(processes);
 }
 
@@ -26,7 +26,7 @@ Result<std::vector<ProcessInfo>> ProcessDirectory::look_up(const std::vector<int
   for (int place : places) {
     if (place < 0 || static_cast<size_t>(place) >= blobs.value().size())
       return Status(Code::kInternal, "a rank refers to a place that its directory does not have");
-    auto process = decode_process(blobs.value()[static_cast<size_t>(place)]);
+    auto process = decode<ProcessInfo>(blobs.value()[static_cast<size_t>(place)]);
     if (!process) return process.status();
     found.push_back(std::move(process.value()));
   }

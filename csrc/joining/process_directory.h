@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "joining/exchange.h"
+#include "joining/rank_info.h"
 
 namespace smddp {
 

@@ -3,15 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "joining/encoding.h"
-
 namespace smddp {
 namespace {
 
 // The longest run that its byte can count, and the fewest equal bytes that end a run of others.
 constexpr size_t kLongestRun = 255, kWorthARun = 3;
-
-Status damaged() { return {Code::kInternal, "a rank handed on a damaged table of ranks"}; }
 
 // Seven bits in each byte, the lowest first; all bytes but the last have the highest bit.
 void write_size(Writer& w, size_t size) {
@@ -88,44 +84,8 @@ Result<std::vector<Blob>> unpack_table(const Blob& table) {
   const Blob none;
   while (r.good && !r.at_end())
     blobs.push_back(read_difference(r, blobs.empty() ? none : blobs.back()));
-  if (!r.good) return damaged();
+  if (!r.good) return Status(Code::kInternal, "a rank handed on a damaged table of ranks");
   return blobs;
-}
-
-Blob encode(const HostLeader& leader) {
-  Writer w;
-  w.number(leader.rank);
-  w.number(leader.ranks);
-  w.bytes(encode(leader.info));
-  return std::move(w.out);
-}
-
-Result<HostLeader> decode_leader(const Blob& blob) {
-  Reader r(blob);
-  HostLeader leader;
-  leader.rank = r.number<int32_t>();
-  leader.ranks = r.number<int32_t>();
-  auto info = decode(r.bytes<Blob>());
-  if (!r.good) return damaged();
-  if (!info) return info.status();
-  leader.info = std::move(info.value());
-  return leader;
-}
-
-Blob encode(const HandedTable& handed) {
-  Writer w;
-  w.number(handed.fd);
-  w.number(handed.bytes);
-  return std::move(w.out);
-}
-
-Result<HandedTable> decode_handed(const Blob& blob) {
-  Reader r(blob);
-  HandedTable handed;
-  handed.fd = r.number<int32_t>();
-  handed.bytes = r.number<uint64_t>();
-  if (!r.good) return damaged();
-  return handed;
 }
 
 }  // namespace smddp

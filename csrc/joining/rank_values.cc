@@ -1,16 +1,16 @@
 #include "joining/rank_values.h"
 
-#include <algorithm>
 #include <optional>
+#include <set>
 
 namespace smddp {
 namespace {
 
-// The number of the directory that a value refers to.
+// The number of the directory that a value refers to; std::nullopt: it is no reference.
 std::optional<uint64_t> directory_of(const Blob& value) {
-  auto reference = decode_reference(value);
-  if (!reference) return std::nullopt;
-  return reference.value().directory;
+  if (!is_reference(value)) return std::nullopt;
+  auto reference = decode<Reference>(value);
+  return reference ? std::optional(reference.value().directory) : std::nullopt;
 }
 
 }  // namespace
@@ -24,12 +24,12 @@ Blob RankValues::describe(const RankInfo& mine) {
 
 std::vector<int> RankValues::unclear(const std::vector<Blob>& values) {
   std::vector<int> referring;
-  bool one_directory = true;
-  const std::optional<uint64_t> first = values.empty() ? std::nullopt : directory_of(values[0]);
+  std::set<std::optional<uint64_t>> directories;
   for (size_t r = 0; r < values.size(); ++r) {
+    directories.insert(directory_of(values[r]));
     if (is_reference(values[r])) referring.push_back(static_cast<int>(r));
-    one_directory &= first.has_value() && directory_of(values[r]) == first;
   }
+  bool one_directory = directories.size() == 1 && directories.begin()->has_value();
   return one_directory ? std::vector<int>() : referring;
 }
 
@@ -38,27 +38,21 @@ bool RankValues::can_read(const Blob& value) const {
          (place_.directory && directory_of(value) == place_.directory->number());
 }
 
-Result<RankInfo> RankValues::read_first(const Blob& value) const {
-  auto infos = read_all({value});
-  if (!infos) return infos.status();
-  return std::move(infos.value()[0]);
-}
-
 Result<std::vector<RankInfo>> RankValues::read_all(const std::vector<Blob>& values) const {
   std::vector<RankInfo> infos(values.size());
   std::vector<int> places;
   std::vector<size_t> referring;
   for (size_t r = 0; r < values.size(); ++r) {
     if (!is_reference(values[r])) {
-      auto whole = decode(values[r]);
+      auto whole = decode<RankInfo>(values[r]);
       if (!whole) return whole.status();
       infos[r] = std::move(whole.value());
       continue;
     }
-    if (!can_read(values[r]))
-      return Status(Code::kInternal, "a rank refers to a directory that this one does not have");
-    auto reference = decode_reference(values[r]);
+    auto reference = decode<Reference>(values[r]);
     if (!reference) return reference.status();
+    if (!place_.directory || reference.value().directory != place_.directory->number())
+      return Status(Code::kInternal, "a rank refers to a directory that this one does not have");
     static_cast<GroupPart&>(infos[r]) = reference.value().part;
     places.push_back(static_cast<int>(r) + reference.value().offset);
     referring.push_back(r);

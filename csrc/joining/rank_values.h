@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "joining/process_directory.h"
-#include "joining/rank_table.h"
 
 namespace smddp {
 
@@ -25,7 +24,6 @@ class RankValues {
   // each rank has it, as it refers to it itself.
   static std::vector<int> unclear(const std::vector<Blob>& values);
   bool can_read(const Blob& value) const;
-  Result<RankInfo> read_first(const Blob& value) const;  // rank 0's
   Result<std::vector<RankInfo>> read_all(const std::vector<Blob>& values) const;
 
  private:

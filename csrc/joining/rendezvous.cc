@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include "joining/exchange.h"
-#include "joining/pause.h"
 #include "common/random.h"
+#include "joining/pause.h"
 
 namespace smddp {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "joining/store.h"
 #include "common/status.h"
+#include "joining/store.h"
 
 namespace smddp {
 

@@ -1,5 +1,6 @@
-// The key-value store through which ranks find each other. It knows nothing of c10d: csrc/torch
-// adapts a c10d::Store to it, tests use one in memory. Called where a group is made.
+// The key-value store through which ranks find each other, and what ranks that make a group read and write there
+// together. It knows nothing of c10d: csrc/torch adapts a c10d::Store to it, tests use one in memory. Called where
+// a group is made.
 #pragma once
 
 #include <cstdint>
@@ -23,5 +24,21 @@ class Store {
   // For a key that no rank reads any more. A store that can't remove it keeps it.
   virtual void remove(const std::string& key) = 0;
 };
+
+// Where a rank publishes its value of a topic.
+std::string key_of(const std::string& topic, int rank);
+// The values that the ranks `from` have published under `topic`, in order, with one multi-get. If a rank has
+// published that it can't join, that is the error. On a timeout the error names the ranks that did not publish.
+Result<std::vector<std::vector<uint8_t>>> collect(Store& store, const std::string& topic,
+                                                  const std::vector<int>& from);
+// Those of `from` that have not published.
+std::vector<int> missing(Store& store, const std::string& topic, const std::vector<int>& from);
+// The error of a rank that has waited for `ranks`: kTimeout.
+Status did_not_join(const std::vector<int>& ranks);
+// Tells all ranks of the group that it can't be made, in a sentence that names the rank. The first such
+// sentence counts: it is the cause of the others.
+void publish_failure(Store& store, const Status& why) noexcept;
+// Ok if no rank has.
+Status published_failure(Store& store);
 
 }  // namespace smddp

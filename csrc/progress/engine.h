@@ -27,20 +27,20 @@
 #include <utility>
 #include <vector>
 
-#include "joining/exchange.h"
-#include "joining/process_directory.h"
 #include "common/condition_variable.h"
 #include "common/forks.h"
 #include "common/staging.h"
-#include "transport/ofi/endpoint.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
+#include "joining/process_directory.h"
+#include "joining/rank_info.h"
 #include "progress/counted_mutex.h"
 #include "progress/groups.h"
 #include "progress/network.h"
 #include "progress/own_core.h"
 #include "progress/task.h"
 #include "progress/wait_policy.h"
+#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 

@@ -5,11 +5,11 @@
 #include <string>
 #include <utility>
 
-#include "joining/exchange.h"
 #include "common/clock.h"
-#include "transport/simulated/provider.h"
-#include "group/group_making.h"
+#include "group/group_builder.h"
+#include "joining/rank_info.h"
 #include "progress/simulated_engine.h"
+#include "transport/simulated/provider.h"
 
 namespace smddp::simulator {
 namespace {
@@ -20,6 +20,21 @@ using fabric::simulated::Process;
 constexpr uint64_t kLookNs = 100'000'000;
 // Nothing has moved for so long: it never will.
 constexpr uint64_t kStuckNs = 60'000'000'000;
+
+// No rank of a simulation asks it for anything.
+class NoStore final : public Store {
+ public:
+  Status set(const std::string&, const std::vector<uint8_t>&) override { return kNone; }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>&,
+                                                const std::string&) override {
+    return kNone;
+  }
+  bool has(const std::string&) override { return false; }
+  void remove(const std::string&) override {}
+
+ private:
+  const Status kNone{Code::kInternal, "a simulation has no store"};
+};
 
 uint64_t bytes_of(const Taken& taken) { return taken.slots + taken.in_place + taken.single_copy; }
 
@@ -39,7 +54,8 @@ Status Cluster::set_up(const fabric::simulated::Model& model) {
   library_ = fabric::simulated::provider_of(*network_);
   fabric::Options options;
   options.opened = &library_;
-  std::vector<std::unique_ptr<GroupMaking>> making;
+  NoStore store;
+  std::vector<std::unique_ptr<GroupBuilder>> builders;
   std::vector<RankInfo> infos;
   for (Rank rank = 0; rank < layout_.ranks(); ++rank) {
     network_->enter(static_cast<Process>(rank));
@@ -51,24 +67,24 @@ Status Cluster::set_up(const fabric::simulated::Model& model) {
     group.host = "host-" + std::to_string(rank / layout_.ranks_per_host);
     group.single_copy = false;
     group.several_hosts = layout_.hosts > 1;
-    auto begun = GroupMaking::begin(*engine.value(), rank, layout_.ranks(), group);
-    if (!begun) return begun.status();
-    infos.push_back(begun.value()->info());
+    builders.push_back(
+        std::make_unique<GroupBuilder>(*engine.value(), store, rank, layout_.ranks(), group));
+    Status described = builders.back()->describe_itself(&infos.emplace_back());
+    if (!described) return described;
     rank_info_bytes_ += encode(infos.back()).size();
-    making.push_back(std::move(begun.value()));
     ranks_.emplace_back().engine = std::move(engine.value());
   }
   rank_info_ = infos[0];
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     network_->enter(static_cast<Process>(rank));
-    if (Status joined = making[rank]->join(infos); !joined) return joined;
+    if (Status joined = builders[rank]->join(infos); !joined) return joined;
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     network_->enter(static_cast<Process>(rank));
-    auto group = making[rank]->finish();
+    auto group = builders[rank]->finish();
     if (!group) return group.status();
     ranks_[rank].group = std::move(group.value());
-    making[rank].reset();
+    builders[rank].reset();
   }
   return {};
 }

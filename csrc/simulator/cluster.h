@@ -55,7 +55,7 @@ class Cluster {
   fabric::simulated::Network& network() { return *network_; }
   Engine& engine(Rank rank) { return *ranks_[static_cast<size_t>(rank)].engine; }
   Group& group(Rank rank) { return *ranks_[static_cast<size_t>(rank)].group; }
-  // Of what a rank publishes when the group is made (joining/exchange.h), as the mean of all ranks.
+  // Of what a rank publishes when the group is made (joining/rank_info.h), as the mean of all ranks.
   size_t rank_info_bytes() const { return rank_info_bytes_ / ranks_.size(); }
   const RankInfo& rank_info() const { return rank_info_; }  // of rank 0
 

@@ -11,12 +11,10 @@
 #include <vector>
 
 #include "group/group.h"
-#include "group/info_exchange.h"
+#include "joining/info_exchange.h"
 
 namespace smddp::simulator {
 namespace {
-
-constexpr auto kOnJoining = InfoExchange::Found::kOnJoining;
 
 class CountedStore final : public Store {
  public:
@@ -121,13 +119,14 @@ Result<StoreTraffic> count_making(const std::vector<RankInfo>& told,
   }
   const bool several = first_of_hosts.size() > 1;
   for (Rank first : several ? first_of_hosts : std::vector<Rank>()) {
-    Status out = exchanges[static_cast<size_t>(first)]->publish_found(kOnJoining);
+    Status out = exchanges[static_cast<size_t>(first)]->publish_found(InfoExchange::kJoined);
     if (!out) return out;
   }
   for (auto& exchange : exchanges) {
     if (!several) break;
     Status joined = step([&] {
-      return exchange->await_found(kOnJoining, first_of_hosts, infos, [](auto&) { return ""; })
+      return exchange
+          ->await_found(InfoExchange::kJoined, first_of_hosts, infos, [](auto&) { return ""; })
           .status();
     });
     if (!joined) return joined;

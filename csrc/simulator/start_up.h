@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "joining/exchange.h"
 #include "common/status.h"
 #include "common/types.h"
+#include "joining/rank_info.h"
 
 namespace smddp::simulator {
 

@@ -5,7 +5,7 @@
 #include <time.h>
 
 #include "common/clock.h"
-#include "group/network_agreement.h"
+#include "group/measured_network.h"
 #include "recorder/flight_recorder.h"
 #include "torch/fallback.h"
 #include "torch/live_groups.h"

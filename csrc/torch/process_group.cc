@@ -2,6 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "joining/joining.h"
 #include "torch/allocator.h"
 #include "torch/gradient_label.h"
 #include "torch/host_exchanges.h"
@@ -65,7 +66,7 @@ Engine& engine_for(Store& store, int rank, const std::string& group_name) {
   if (engine) return *engine.value();
   Group::Options options;
   options.name = group_name;
-  throw_status(Group::tell_failure(store, rank, options, engine.status()));
+  throw_status(tell_failure(store, rank, options, engine.status()));
 }
 
 }  // namespace

@@ -30,58 +30,44 @@ RankInfo a_rank_info() {
   info.doorbell_fd = 6;
   info.outbox_fd = 7;
   info.routes = 88;
-  info.network = 99;
-  info.network_given = true;
+  info.network = {99, true};
   info.fabric = {FabricAddress::State::kOpen, {1, 2, 3}, ""};
   return info;
 }
 
 TEST(RankInfo, IsTheSameAfterEncodingAndDecoding) {
-  auto read = decode(encode(a_rank_info()));
+  auto read = decode<RankInfo>(encode(a_rank_info()));
   ASSERT_TRUE(read.ok());
-  EXPECT_EQ(read.value().host, "identity");
-  EXPECT_EQ(read.value().host_name, "name");
-  EXPECT_EQ(read.value().key, a_rank_info().key);
-  EXPECT_TRUE(read.value().has_secret);
-  EXPECT_EQ(read.value().proof, 77u);
-  EXPECT_EQ(read.value().drawn, a_rank_info().drawn);
-  EXPECT_EQ(read.value().token, a_rank_info().token);
-  EXPECT_EQ(read.value().pid, 42);
-  EXPECT_EQ(read.value().presence_fd, 5);
-  EXPECT_EQ(read.value().doorbell_fd, 6);
-  EXPECT_EQ(read.value().outbox_fd, 7);
-  EXPECT_EQ(read.value().routes, 88u);
-  EXPECT_EQ(read.value().network, 99u);
-  EXPECT_TRUE(read.value().network_given);
-  EXPECT_EQ(read.value().fabric.state, FabricAddress::State::kOpen);
-  EXPECT_EQ(read.value().fabric.address, a_rank_info().fabric.address);
+  EXPECT_TRUE(read.value() == a_rank_info());
 }
 
 TEST(RankInfo, AFabricAddressCanBeEncodedAlone) {
   auto blob = encode(FabricAddress{FabricAddress::State::kUnavailable, {}, "no libfabric"});
-  auto read = decode_fabric(blob);
+  auto read = decode<FabricAddress>(blob);
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(read.value().state, FabricAddress::State::kUnavailable);
   EXPECT_EQ(read.value().reason, "no libfabric");
   for (size_t size = 0; size < blob.size(); ++size) {
     EXPECT_FALSE(
-        decode_fabric({blob.begin(), blob.begin() + static_cast<std::ptrdiff_t>(size)}).ok());
+        decode<FabricAddress>({blob.begin(), blob.begin() + static_cast<std::ptrdiff_t>(size)})
+            .ok());
   }
-  blob[4] = 3;  // no such state
-  EXPECT_FALSE(decode_fabric(blob).ok());
+  blob[0] = 3;  // no such state
+  EXPECT_FALSE(decode<FabricAddress>(blob).ok());
 }
 
 TEST(RankInfo, AnyTruncationIsAnError) {
   auto whole = encode(a_rank_info());
   for (size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_FALSE(decode({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}).ok());
+    EXPECT_FALSE(
+        decode<RankInfo>({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}).ok());
   }
 }
 
 TEST(RankInfo, TheErrorForAnotherVersionSaysSo) {
   auto blob = encode(a_rank_info());
   ++blob[0];
-  auto read = decode(blob);
+  auto read = decode<RankInfo>(blob);
   ASSERT_FALSE(read.ok());
   EXPECT_NE(read.status().message().find("version"), std::string::npos);
 }
@@ -94,8 +80,8 @@ TEST(RankInfo, RandomBytesAreHarmless) {
     for (auto& byte : blob) byte = static_cast<uint8_t>(random());
     for (size_t b = 0; b < std::min<size_t>(4, blob.size()); ++b)
       blob[b] = valid[b];  // so that the version is right
-    (void)decode(blob);
-    (void)decode_fabric(blob);
+    (void)decode<RankInfo>(blob);
+    (void)decode<FabricAddress>(blob);
   }
 }
 
@@ -142,18 +128,18 @@ TEST(RankTable, RandomBytesAreHarmless) {
     for (int change = 0; change < 3; ++change)
       table[random() % table.size()] = static_cast<uint8_t>(random());
     (void)unpack_table(table);
-    (void)decode_leader(table);
-    (void)decode_handed(table);
+    (void)decode<HostLeader>(table);
+    (void)decode<HandedTable>(table);
   }
 }
 
 TEST(RankTable, WhoHandsItOnCanBeEncoded) {
-  auto leader = decode_leader(encode(HostLeader{5, 8, a_rank_info()}));
+  auto leader = decode<HostLeader>(encode(HostLeader{5, 8, a_rank_info()}));
   ASSERT_TRUE(leader.ok());
   EXPECT_EQ(leader.value().rank, 5);
   EXPECT_EQ(leader.value().ranks, 8);
   EXPECT_EQ(leader.value().info.pid, 42);
-  auto handed = decode_handed(encode(HandedTable{7, 1 << 20}));
+  auto handed = decode<HandedTable>(encode(HandedTable{7, 1 << 20}));
   ASSERT_TRUE(handed.ok());
   EXPECT_EQ(handed.value().fd, 7);
   EXPECT_EQ(handed.value().bytes, 1u << 20);
@@ -402,7 +388,7 @@ class ForgingStore : public CountingStore {
                                                 const std::string& stop) override {
     auto values = CountingStore::get(keys, stop);
     if (!keys[0].starts_with("rank_info")) return values;
-    RankInfo info = decode(values.value()[1]).value();
+    RankInfo info = decode<RankInfo>(values.value()[1]).value();
     info.outbox_fd = -1;
     values.value()[1] = encode(info);
     return values;

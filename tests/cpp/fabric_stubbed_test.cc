@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "fabric_flow.h"
-#include "group/network_agreement.h"
+#include "group/measured_network.h"
 #include "stub_fabric/stub.h"
 #include "world.h"
 
@@ -483,8 +483,7 @@ TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
   MemoryStore store(std::chrono::seconds(5));
   RankInfo info;
   info.host = info.host_name = "host-B";
-  info.network = digest_of_text(text_of(NetworkModel{}));
-  info.network_given = true;
+  info.network = {digest_of_text(text_of(NetworkModel{})), true};
   info.fabric = {FabricAddress::State::kOpen, other.endpoint->address(), ""};
   ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
   ASSERT_TRUE(store.set("joined/1", {1}).ok());

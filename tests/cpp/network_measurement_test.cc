@@ -1,6 +1,6 @@
 // The network model that a group between hosts measures: who measures, what follows from the times, and that
 // all ranks use the same numbers.
-#include "group/network_measurement.h"
+#include "network/measurement.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 
 #include "common/clock.h"
 #include "common/env.h"
-#include "group/network_agreement.h"
+#include "network/agreement.h"
 #include "world.h"
 
 namespace smddp {

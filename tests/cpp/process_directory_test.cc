@@ -41,7 +41,7 @@ TEST(Reference, IsTheSameAfterEncodingAndDecoding) {
   Reference told{7, -3, info_of(2)};
   told.part.proof = 11;
   auto blob = encode(told);
-  auto read = decode_reference(blob);
+  auto read = decode<Reference>(blob);
   ASSERT_TRUE(read.ok());
   EXPECT_EQ(read.value().directory, 7u);
   EXPECT_EQ(read.value().offset, -3);
@@ -51,10 +51,10 @@ TEST(Reference, IsTheSameAfterEncodingAndDecoding) {
   EXPECT_EQ(encode(read.value()), blob);
   for (size_t size = 0; size < blob.size(); ++size) {
     blob.resize(blob.size() - 1);
-    EXPECT_FALSE(decode_reference(blob).ok());
+    EXPECT_FALSE(decode<Reference>(blob).ok());
   }
   EXPECT_FALSE(is_reference(encode(info_of(2))));
-  EXPECT_FALSE(decode_reference(encode(info_of(2))).ok());
+  EXPECT_FALSE(decode<Reference>(encode(info_of(2))).ok());
 }
 
 TEST(RankValues, AProcessThatHasChangedDoesNotRefer) {
@@ -151,7 +151,7 @@ struct Job {
     const Blob& told = view.written.at("rank_info/" + std::to_string(rank));
     made.bytes = told.size();
     made.referred = is_reference(told);
-    if (made.referred) made.serial = decode_reference(told).value().part.serial;
+    if (made.referred) made.serial = decode<Reference>(told).value().part.serial;
     made.told_whole = view.written.contains("whole_info/" + std::to_string(rank));
     return made;
   }

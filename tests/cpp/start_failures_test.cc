@@ -19,11 +19,11 @@
 #include <fstream>
 #include <new>
 
+#include "common/clock.h"
+#include "group/join_watch.h"
 #include "joining/file_store.h"
 #include "joining/heartbeat.h"
 #include "joining/prefix_store.h"
-#include "common/clock.h"
-#include "group/making_watch.h"
 #include "world.h"
 
 namespace smddp {
@@ -502,7 +502,7 @@ class Awaited {
   }
   // The first error of looks at it in so many seconds.
   Status look_for(double seconds) {
-    MakingWatch watch(*engine_.value(), store_, 2, options_);
+    JoinWatch watch(*engine_.value(), store_, 2, options_);
     Status status;
     for (uint64_t until = now_ns() + static_cast<uint64_t>(seconds * 1e9);
          status && now_ns() < until; usleep(20'000))
@@ -517,7 +517,7 @@ class Awaited {
   RankInfo info_;
 };
 
-TEST(MakingWatch, ARankThatCountsIsWaitedFor) {
+TEST(JoinWatch, ARankThatCountsIsWaitedFor) {
   Awaited awaited(4'000'000'000);
   Heartbeat heart(awaited.store_, 1, kHeartbeat);
   ASSERT_TRUE(heart.begin().ok());
@@ -526,7 +526,7 @@ TEST(MakingWatch, ARankThatCountsIsWaitedFor) {
 }
 
 // It has made its group between a look for its count and the reading of it.
-TEST(MakingWatch, ARankThatEndsItsCountMeanwhileIsNotWaitedFor) {
+TEST(JoinWatch, ARankThatEndsItsCountMeanwhileIsNotWaitedFor) {
   Awaited awaited(4'000'000'000);
   Heartbeat heart(awaited.store_, 1, kHeartbeat);
   ASSERT_TRUE(heart.begin().ok());
@@ -537,7 +537,7 @@ TEST(MakingWatch, ARankThatEndsItsCountMeanwhileIsNotWaitedFor) {
 }
 
 // Its process was not seen to end, as it has no port.
-TEST(MakingWatch, ARankWhoseCountStandsStillIsCalledSilent) {
+TEST(JoinWatch, ARankWhoseCountStandsStillIsCalledSilent) {
   Awaited awaited(4'000'000'000);
   Heartbeat heart(awaited.store_, 1, std::chrono::milliseconds(0));
   ASSERT_TRUE(heart.begin().ok());
@@ -551,7 +551,7 @@ TEST(MakingWatch, ARankWhoseCountStandsStillIsCalledSilent) {
   EXPECT_NE(status.message().find("silence_seconds is 4 s"), std::string::npos) << status.message();
 }
 
-TEST(MakingWatch, WithoutALimitOnSilenceItIsWaitedFor) {
+TEST(JoinWatch, WithoutALimitOnSilenceItIsWaitedFor) {
   Awaited awaited(0);
   EXPECT_TRUE(awaited.look_for(6).ok());
 }

@@ -7,8 +7,8 @@
 #include <random>
 
 #include "joining/job_secret.h"
-#include "transport/wire.h"
 #include "stranger.h"
+#include "transport/wire.h"
 #include "world.h"
 
 namespace smddp {
@@ -167,7 +167,7 @@ class UnderAttack : public testing::TestWithParam<Setting> {
                 victims.addresses[static_cast<size_t>(c.rank)] = c.engine.open_fabric()->address();
                 ASSERT_TRUE(work.gather(300));  // every pair of ranks has exchanged messages
                 if (c.rank == 0) {
-                  RankInfo first = decode(c.store.written["rank_info/0"]).value();
+                  RankInfo first = decode<RankInfo>(c.store.written["rank_info/0"]).value();
                   victims.key = first.key;
                   victims.message_key = message_key(first.drawn, first.key);
                 }

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "joining/exchange.h"
 #include "group/group.h"
 #include "input.h"
+#include "joining/rank_info.h"
 
 namespace smddp::fuzz {
 
@@ -43,7 +43,7 @@ class OthersStore : public Store {
   }
   Status set(const std::string& key, const std::vector<uint8_t>& value) override {
     values_[key] = value;
-    if (key == own_) heard_(value_of(decode(value)));
+    if (key == own_) heard_(value_of(decode<RankInfo>(value)));
     return {};
   }
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,

@@ -1,10 +1,10 @@
 // What ranks publish in the store: rank information, tables of them, fabric addresses, contacts and failures.
 #include <cstdlib>
 
-#include "joining/exchange.h"
+#include "input.h"
+#include "joining/rank_info.h"
 #include "joining/rank_table.h"
 #include "joining/rank_values.h"
-#include "input.h"
 #include "liveness/contact.h"
 
 namespace {
@@ -38,16 +38,16 @@ using namespace smddp;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<uint8_t> blob(data, data + size);
   // What can be read is read again from its own encoding.
-  if (auto info = decode(blob); info.ok()) {
-    auto again = decode(encode(info.value()));
+  if (auto info = decode<RankInfo>(blob); info.ok()) {
+    auto again = decode<RankInfo>(encode(info.value()));
     if (!again.ok() || encode(again.value()) != encode(info.value())) std::abort();
   }
-  if (auto reference = decode_reference(blob); reference.ok()) {
-    auto again = decode_reference(encode(reference.value()));
+  if (auto reference = decode<Reference>(blob); reference.ok()) {
+    auto again = decode<Reference>(encode(reference.value()));
     if (!again.ok() || encode(again.value()) != encode(reference.value())) std::abort();
   }
-  if (auto process = decode_process(blob); process.ok()) {
-    auto again = decode_process(encode_process(process.value()));
+  if (auto process = decode<ProcessInfo>(blob); process.ok()) {
+    auto again = decode<ProcessInfo>(encode(process.value()));
     if (!again.ok() || again.value() != process.value()) std::abort();
   }
   // Ranks that read a value are those whose directory all values name.
@@ -57,19 +57,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (RankValues::unclear(values).size() > values.size()) std::abort();
   if (auto infos = RankValues(1, place).read_all(values); infos.ok() && infos.value().size() != 3)
     std::abort();
-  if (auto fabric = decode_fabric(blob); fabric.ok()) {
-    auto again = decode_fabric(encode(fabric.value()));
+  if (auto fabric = decode<FabricAddress>(blob); fabric.ok()) {
+    auto again = decode<FabricAddress>(encode(fabric.value()));
     if (!again.ok() || encode(again.value()) != encode(fabric.value())) std::abort();
   }
   if (auto table = unpack_table(blob); table.ok()) {
     auto again = unpack_table(pack_table(table.value()));
     if (!again.ok() || again.value() != table.value()) std::abort();
   }
-  if (auto leader = decode_leader(blob); leader.ok()) {
-    auto again = decode_leader(encode(leader.value()));
+  if (auto leader = decode<HostLeader>(blob); leader.ok()) {
+    auto again = decode<HostLeader>(encode(leader.value()));
     if (!again.ok() || encode(again.value()) != encode(leader.value())) std::abort();
   }
-  (void)decode_handed(blob);
+  (void)decode<HandedTable>(blob);
   if (auto contact = liveness::unpack(blob); contact.ok()) (void)contact.value().text();
   OneValue store(blob);
   if (published_failure(store).ok()) std::abort();

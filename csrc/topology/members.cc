@@ -1,4 +1,4 @@
-#include "flows/members.h"
+#include "topology/members.h"
 
 namespace smddp {
 

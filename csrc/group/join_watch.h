@@ -9,17 +9,17 @@
 #include <string>
 #include <vector>
 
-#include "joining/exchange.h"
+#include "joining/group_options.h"
+#include "joining/rank_info.h"
 #include "joining/store.h"
-#include "group/group.h"
 #include "progress/engine.h"
 
 namespace smddp {
 
-class MakingWatch {
+class JoinWatch {
  public:
   // All must outlive it.
-  MakingWatch(Engine& engine, Store& store, int ranks, const Group::Options& options)
+  JoinWatch(Engine& engine, Store& store, int ranks, const GroupOptions& options)
       : engine_(engine), store_(store), ranks_(ranks), options_(options) {}
 
   // An error if the rank, which is `info`, has ended or is silent. `host`: that of this rank.
@@ -41,7 +41,7 @@ class MakingWatch {
   Engine& engine_;
   Store& store_;
   const int ranks_;
-  const Group::Options& options_;
+  const GroupOptions& options_;
   std::map<Rank, std::shared_ptr<intranode::Neighbor>> neighbors_;
   std::map<Rank, Count> counts_;
 };

@@ -1,15 +1,13 @@
 // Keeps the network model that ranks have measured for later jobs on the same hosts: one small file per topology,
 // in the directory where `smddp tune` keeps what it has measured (deepspeed_smddp/tuning/cache.py). To delete
-// files there is always safe. Must not know who measures, nor how ranks agree. NetworkAgreement calls it, and a
-// process that says what a job of its ranks would use.
+// files there is always safe. Must not know who measures, nor how ranks agree. GroupBuilder makes it for
+// NetworkAgreement; the torch module asks it what a job of its ranks would use.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 
@@ -27,17 +25,18 @@ std::string date_of(int64_t seconds);
 // What was measured longer ago is measured again.
 inline constexpr int64_t kLongestNetworkAge = int64_t{7} * 24 * 3600;
 
-// Of one topology: the hosts, how many ranks each has, provider and NICs of this host, the versions of libfabric
-// and of this package.
+// Of one topology: the hosts, how many ranks each has, the network of this host, and the version of this package.
 class NetworkCache {
  public:
-  // `hosts`: the identity of each rank's host.
-  NetworkCache(const std::vector<std::string>& hosts, const fabric::Endpoint& endpoint);
+  // `hosts`: the identity of each rank's host. `network`, `links`: of this host's endpoint, for people and in full.
+  NetworkCache(const std::vector<std::string>& hosts, const std::string& network,
+               const std::string& links);
 
-  // std::nullopt if there is none, or it is too old at the time `now`. A file that can't be used is told of once.
-  std::optional<MeasuredNetwork> load(int64_t now) const;
-  // Deletes networks that are too old. If the directory can't be written, the next job measures again.
-  void store(const MeasuredNetwork& network) const;
+  // std::nullopt if there is none, or it is too old. A file that can't be used is told of once.
+  std::optional<MeasuredNetwork> load() const;
+  // What was measured now. Deletes networks that are too old. If the directory can't be written, the next job
+  // measures again.
+  void store(const std::string& model) const;
   const std::string& path() const { return path_; }  // "": no directory
 
  private:

@@ -1,13 +1,14 @@
-#include "group/info_exchange.h"
+#include "joining/info_exchange.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <numeric>
 
-#include "joining/pause.h"
 #include "common/clock.h"
 #include "common/siphash.h"
+#include "joining/pause.h"
+#include "joining/rank_table.h"
 #include "topology/topology.h"
 
 namespace smddp {
@@ -17,8 +18,6 @@ constexpr const char* kInfo = "rank_info";
 constexpr const char* kWhole = "whole_info";          // of a rank that refers to a directory
 constexpr const char* kWholeWanted = "whole_wanted";  // by rank 0 of a large group
 constexpr const char* kFabric = "fabric";
-// By InfoExchange::Found.
-constexpr const char* kFoundTopics[] = {"joined", "measured"};
 // Stores limit the bytes of a value: torch's TCPStore takes 8 MiB.
 constexpr size_t kRanksPerPart = 4096;
 // How often a waiting rank looks whether the store still answers, at the most.
@@ -50,8 +49,6 @@ std::chrono::milliseconds longest_pause_of(int ranks) {
   return std::max(std::chrono::milliseconds(50), std::chrono::milliseconds(ranks / 4));
 }
 
-std::string topic_of(InfoExchange::Found when) { return kFoundTopics[static_cast<size_t>(when)]; }
-
 // Of a text, which may be empty: some stores keep no empty value.
 Blob value_of(const std::string& text) {
   Blob value(1 + text.size(), 1);
@@ -68,18 +65,6 @@ bool awaited_by_hosts(const std::vector<RankInfo>& infos, Rank rank) {
   auto elsewhere = [&](const RankInfo& info) { return info.host != host; };
   return std::all_of(infos.begin(), infos.begin() + rank, elsewhere) &&
          std::any_of(infos.begin(), infos.end(), elsewhere);
-}
-
-template <class T>
-Result<std::vector<T>> decode_all(const std::vector<Blob>& blobs,
-                                  Result<T> (*decode_one)(const Blob&)) {
-  std::vector<T> all;
-  for (const Blob& blob : blobs) {
-    auto decoded = decode_one(blob);
-    if (!decoded) return decoded.status();
-    all.push_back(std::move(decoded.value()));
-  }
-  return all;
 }
 
 }  // namespace
@@ -121,7 +106,13 @@ Result<std::vector<RankInfo>> InfoExchange::infos() {
 Result<std::vector<FabricAddress>> InfoExchange::fabrics(const std::vector<Rank>& of) {
   auto blobs = exchange(kFabric, of);
   if (!blobs) return blobs.status();
-  return decode_all<FabricAddress>(blobs.value(), decode_fabric);
+  std::vector<FabricAddress> fabrics;
+  for (const Blob& blob : blobs.value()) {
+    auto fabric = decode<FabricAddress>(blob);
+    if (!fabric) return fabric.status();
+    fabrics.push_back(std::move(fabric.value()));
+  }
+  return fabrics;
 }
 
 Result<InfoExchange::Blobs> InfoExchange::exchange(const std::string& topic,
@@ -130,9 +121,13 @@ Result<InfoExchange::Blobs> InfoExchange::exchange(const std::string& topic,
   if (rank_ != 0 && leader_.rank < 0) {
     if (Status found = find_leader(from); !found) return found;
   }
-  if (rank_ != 0 && leader_.rank != rank_) return take_handed(topic, from);
-  auto blobs = rank_ == 0 ? gather(topic, from) : read_table(topic, from);
+  auto blobs = rank_ == 0              ? gather(topic, from)
+               : leader_.rank == rank_ ? read_table(topic, from)
+                                       : take_handed(topic, from);
   if (!blobs) return blobs;
+  if (blobs.value().size() != from.size())
+    return Status(Code::kInternal, "a table of ranks lacks some");
+  if (leader_.rank != rank_) return blobs;
   if (Status handed = hand_on(topic, blobs.value()); !handed) return handed;
   return blobs;
 }
@@ -202,16 +197,16 @@ Status InfoExchange::find_leader(const std::vector<Rank>& all) {
   if (first && !values_.can_read(first.value()))
     first = await({key_of(kWhole, 0), 0, nullptr, kInfo, all});
   if (!first) return first.status();
-  auto info = values_.read_first(first.value());
-  if (!info) return info.status();
-  first_ = std::move(info.value());
+  auto infos = values_.read_all({first.value()});
+  if (!infos) return infos.status();
+  first_ = std::move(infos.value()[0]);
   if (first_->host == host_) {
     leader_ = {0, 0, *first_};
     return {};
   }
   auto told = await({host_key(host_), 0, first_rank(), kInfo, all});
   if (!told) return told.status();
-  auto leader = decode_leader(told.value());
+  auto leader = decode<HostLeader>(told.value());
   if (!leader) return leader.status();
   if (leader.value().info.host != host_)
     return Status(Code::kInternal, "two hosts, \"" + host_ + "\" and \"" +
@@ -231,7 +226,6 @@ Result<InfoExchange::Blobs> InfoExchange::read_table(const std::string& topic,
     if (!some) return some;
     std::move(some.value().begin(), some.value().end(), std::back_inserter(all));
   }
-  if (all.size() != from.size()) return Status(Code::kInternal, "a table of ranks lacks some");
   return all;
 }
 
@@ -250,7 +244,7 @@ Result<InfoExchange::Blobs> InfoExchange::take_handed(const std::string& topic,
                                                       const std::vector<Rank>& from) {
   auto told = await({handed_key(topic, leader_.rank), leader_.rank, &leader_.info, topic, from});
   if (!told) return told.status();
-  auto handed = decode_handed(told.value());
+  auto handed = decode<HandedTable>(told.value());
   if (!handed) return handed.status();
   if (Status alive = look_(leader_.rank, leader_.info, host_); !alive) return alive;
   auto mapping =
@@ -258,10 +252,7 @@ Result<InfoExchange::Blobs> InfoExchange::take_handed(const std::string& topic,
   if (!mapping) return mapping.status();
   size_t bytes = std::min<size_t>(handed.value().bytes, mapping.value().size());
   const auto* at = static_cast<const uint8_t*>(mapping.value().address());
-  auto blobs = unpack_table(Blob(at, at + bytes));
-  if (blobs && blobs.value().size() != from.size())
-    return Status(Code::kInternal, "a table of ranks lacks some");
-  return blobs;
+  return unpack_table(Blob(at, at + bytes));
 }
 
 // By looks with pauses between them, as Store::get() looks at no process.
@@ -297,30 +288,19 @@ Result<Blob> InfoExchange::await(const Awaited& awaited) {
   return std::move(values.value()[0]);
 }
 
-Status InfoExchange::publish_found(Found when, const std::string& found) {
-  return store_.set(key_of(topic_of(when), rank_), value_of(found));
+Status InfoExchange::publish_found(const char* topic, const std::string& found) {
+  return store_.set(key_of(topic, rank_), value_of(found));
 }
 
-Result<std::string> InfoExchange::await_found(Found when, const std::vector<Rank>& first_of_hosts,
+Result<std::string> InfoExchange::await_found(const std::string& topic,
+                                              const std::vector<Rank>& first_of_hosts,
                                               const std::vector<RankInfo>& infos,
                                               const Agree& agree) {
-  const std::string topic = topic_of(when), all = "all_" + topic;
+  const std::string all = "all_" + topic;
   if (!few() && rank_ != 0) {
     auto told = await({all, 0, infos.data(), topic, first_of_hosts});
-    if (!told) return told.status();
-    return found_in(told.value());
+    return told ? found_in(told.value()) : Result<std::string>(told.status());
   }
-  auto found = collect_found(topic, first_of_hosts, infos);
-  if (!found) return found.status();
-  std::string agreed = agree(found.value());
-  if (few()) return agreed;
-  if (Status out = store_.set(all, value_of(agreed)); !out) return out;
-  return agreed;
-}
-
-Result<std::vector<std::string>> InfoExchange::collect_found(
-    const std::string& topic, const std::vector<Rank>& first_of_hosts,
-    const std::vector<RankInfo>& infos) {
   for (Rank first : first_of_hosts) {
     if (first == rank_) continue;
     const RankInfo& info = infos[static_cast<size_t>(first)];
@@ -331,7 +311,10 @@ Result<std::vector<std::string>> InfoExchange::collect_found(
   if (!told) return told.status();
   std::vector<std::string> found;
   for (const Blob& value : told.value()) found.push_back(found_in(value));
-  return found;
+  std::string agreed = agree(found);
+  if (few()) return agreed;
+  if (Status out = store_.set(all, value_of(agreed)); !out) return out;
+  return agreed;
 }
 
 void InfoExchange::forget() {

@@ -1,7 +1,6 @@
-#include "group/network_cache.h"
+#include "network/cache.h"
 
-#include <unistd.h>
-
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
@@ -9,9 +8,10 @@
 #include <fstream>
 #include <map>
 
-#include "collectives/selector.h"
 #include "common/log.h"
+#include "common/replace_file.h"
 #include "common/siphash.h"
+#include "network/model.h"
 
 namespace smddp {
 namespace {
@@ -63,16 +63,10 @@ void delete_old(const std::string& directory) {
   }
 }
 
-// Under a name of its own first: a reader finds the old file or the new one, whole.
-bool replace_file(const std::string& path, const std::string& text) {
-  std::string part = path + ".XXXXXX";
-  const int fd = ::mkstemp(part.data());
-  if (fd < 0) return false;
-  bool written = ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
-  written = ::close(fd) == 0 && written;
-  if (written && ::rename(part.c_str(), path.c_str()) == 0) return true;
-  ::unlink(part.c_str());
-  return false;
+int64_t seconds_since_1970() {
+  return std::chrono::duration_cast<std::chrono::seconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace
@@ -100,19 +94,20 @@ std::string date_of(int64_t seconds) {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &utc)};
 }
 
-NetworkCache::NetworkCache(const std::vector<std::string>& hosts, const fabric::Endpoint& endpoint)
+NetworkCache::NetworkCache(const std::vector<std::string>& hosts, const std::string& network,
+                           const std::string& links)
     : directory_(cache_directory()) {
   std::map<std::string, int> ranks;
   for (const std::string& host : hosts) ++ranks[host];
   summary_ = std::to_string(hosts.size()) + " ranks on " + std::to_string(ranks.size()) +
-             " hosts, " + endpoint.description();
-  std::string whole = SMDDP_VERSION "\n" + summary_ + "\n" + endpoint.links();
+             " hosts, " + network;
+  std::string whole = SMDDP_VERSION "\n" + summary_ + "\n" + links;
   for (const auto& [host, count] : ranks) whole += "\n" + std::to_string(count) + " on " + host;
   topology_ = digest_of(whole);
   if (!directory_.empty()) path_ = directory_ + "/" + kPrefix + topology_;
 }
 
-std::optional<MeasuredNetwork> NetworkCache::load(int64_t now) const {
+std::optional<MeasuredNetwork> NetworkCache::load() const {
   std::error_code error;
   if (path_.empty() || !fs::exists(path_, error)) return std::nullopt;
   const std::string text = contents(path_);
@@ -125,17 +120,18 @@ std::optional<MeasuredNetwork> NetworkCache::load(int64_t now) const {
                                 "and the file replaced");
     return std::nullopt;
   }
-  const int64_t age = now - found->measured;
+  const int64_t age = seconds_since_1970() - found->measured;
   if (age > kLongestNetworkAge || age < -kLargestClockDifference) return std::nullopt;
   return found;
 }
 
-void NetworkCache::store(const MeasuredNetwork& network) const {
+void NetworkCache::store(const std::string& model) const {
   if (path_.empty()) return;
+  const MeasuredNetwork network{model, seconds_since_1970()};
   std::error_code error;
   fs::create_directories(directory_, error);
   delete_old(directory_);
-  const bool stored =
+  Status stored =
       replace_file(path_, "measured network " + text_of(network) + "\ntopology " + topology_ +
                               "\n" + date_of(network.measured) + ": " + summary_ + "\n");
   if (!stored && log_enabled(LogLevel::kInfo))

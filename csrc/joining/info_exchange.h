@@ -11,7 +11,7 @@
 //
 // Those for which ranks of other hosts wait, rank 0 and the first rank of each host, count in the store meanwhile
 // (joining/heartbeat.h). A rank that waits looks whether the rank that it waits for lives, once it knows what
-// that one is. Knows no engine and no topology but for who is first on its host. GroupBuilder and the simulator's
+// that one is. Knows no engine and no topology but for who is first on its host. Joining and the simulator's
 // count of a start-up call it.
 #pragma once
 
@@ -20,13 +20,12 @@
 #include <string>
 #include <vector>
 
-#include "joining/exchange.h"
-#include "joining/heartbeat.h"
-#include "joining/rank_table.h"
-#include "joining/rank_values.h"
-#include "joining/store.h"
 #include "common/types.h"
 #include "intranode/shared.h"
+#include "joining/heartbeat.h"
+#include "joining/rank_info.h"
+#include "joining/rank_values.h"
+#include "joining/store.h"
 
 namespace smddp {
 
@@ -56,13 +55,13 @@ class InfoExchange {
   // After infos(). All ranks name the same ranks.
   Status publish(const FabricAddress& mine);
   Result<std::vector<FabricAddress>> fabrics(const std::vector<Rank>& of);
-  // The first rank of each host says that its host has joined, and what it has found out; every rank waits for
-  // all hosts. After that the same once more, if there is more to find out. `infos`: of all ranks. The result is the
-  // same on all ranks: what `agree` makes of all that was found, by host.
-  enum class Found : uint8_t { kOnJoining, kMeasured };
+  // The first rank of each host says how far its host has come, and what it has found out; every rank waits for all
+  // hosts. `infos`: of all ranks. The result is the same on all ranks: what `agree` makes of all that was found,
+  // by host. Each topic once, in this order.
+  static constexpr const char *kJoined = "joined", *kMeasured = "measured";
   using Agree = std::function<std::string(const std::vector<std::string>&)>;
-  Status publish_found(Found when, const std::string& found = {});
-  Result<std::string> await_found(Found when, const std::vector<Rank>& first_of_hosts,
+  Status publish_found(const char* topic, const std::string& found = {});
+  Result<std::string> await_found(const std::string& topic, const std::vector<Rank>& first_of_hosts,
                                   const std::vector<RankInfo>& infos, const Agree& agree);
   // Whether ranks of this host may still read what they know of all ranks from this one.
   bool hands_on() const { return !handed_.empty(); }
@@ -96,9 +95,6 @@ class InfoExchange {
   };
   Status wait_for(const Awaited& awaited);
   Result<Blob> await(const Awaited& awaited);
-  Result<std::vector<std::string>> collect_found(const std::string& topic,
-                                                 const std::vector<Rank>& first_of_hosts,
-                                                 const std::vector<RankInfo>& infos);
   const RankInfo* first_rank() const { return first_ ? &*first_ : nullptr; }
 
   Store& store_;

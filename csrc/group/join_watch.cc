@@ -1,10 +1,10 @@
-#include "group/making_watch.h"
+#include "group/join_watch.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "joining/heartbeat.h"
 #include "common/clock.h"
+#include "joining/heartbeat.h"
 
 namespace smddp {
 namespace {
@@ -22,11 +22,11 @@ uint64_t look_every_ns(int ranks, uint64_t silent_ns) {
 
 }  // namespace
 
-Status MakingWatch::look(Rank rank, const RankInfo& info, const std::string& host) {
+Status JoinWatch::look(Rank rank, const RankInfo& info, const std::string& host) {
   return info.host == host ? look_at_neighbor(rank, info) : look_at_count(rank, info);
 }
 
-Status MakingWatch::look_at_neighbor(Rank rank, const RankInfo& info) {
+Status JoinWatch::look_at_neighbor(Rank rank, const RankInfo& info) {
   std::shared_ptr<intranode::Neighbor>& known = neighbors_[rank];
   if (!known) {
     auto neighbor = engine_.neighbor(info);
@@ -40,7 +40,7 @@ Status MakingWatch::look_at_neighbor(Rank rank, const RankInfo& info) {
                                ") ended while group '" + options_.name + "' was made"};
 }
 
-Status MakingWatch::look_at_count(Rank rank, const RankInfo& info) {
+Status JoinWatch::look_at_count(Rank rank, const RankInfo& info) {
   Count& seen = counts_[rank];
   const uint64_t now = now_ns(), every = look_every_ns(ranks_, seen.silent_ns);
   if (now < seen.looked_ns + every) return {};
@@ -70,7 +70,7 @@ Status MakingWatch::look_at_count(Rank rank, const RankInfo& info) {
                                seconds_text(options_.silence_ns) + ")"};
 }
 
-std::string MakingWatch::refusing_port(const RankInfo& info) {
+std::string JoinWatch::refusing_port(const RankInfo& info) {
   Engine::Lock lock = engine_.lock();
   liveness::Liveness* service = engine_.network().liveness();
   if (service == nullptr || info.fabric.liveness.empty()) return {};
@@ -79,9 +79,8 @@ std::string MakingWatch::refusing_port(const RankInfo& info) {
   return service->text(process.value());
 }
 
-std::string MakingWatch::describe(Rank rank, const RankInfo& info) const {
-  Rank called = options_.called.empty() ? rank : options_.called[static_cast<size_t>(rank)];
-  return "rank " + std::to_string(called) + " (" + info.host_name + ")";
+std::string JoinWatch::describe(Rank rank, const RankInfo& info) const {
+  return "rank " + std::to_string(options_.number_of(rank)) + " (" + info.host_name + ")";
 }
 
 }  // namespace smddp

@@ -1,0 +1,145 @@
+#include "group/measured_network.h"
+
+#include <chrono>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "group/group.h"
+#include "joining/pause.h"
+#include "joining/prefix_store.h"
+#include "network/measurement.h"
+
+namespace smddp {
+namespace {
+
+static_assert(kPairExchanges == kFragmentsInFlight);
+
+constexpr std::chrono::seconds kPartnerTimeout(2);
+
+// The store of a pair's group. A rank that waits for the other one stops waiting soon, and if the group that
+// the pair is of can't be made.
+class PairStore final : public Store {
+ public:
+  PairStore(Store& store, const std::string& prefix)
+      : whole_(store), part_(store, prefix), until_(now_ns() + kTimeoutNs) {}
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    return part_.set(key, value);
+  }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    Pause pause(std::chrono::milliseconds(8));
+    for (const std::string& key : keys) {
+      while (!part_.has(key)) {
+        if (part_.has(stop)) return Status(Code::kAborted, stop + " is in the store");
+        if (Status failure = published_failure(whole_); !failure) return failure;
+        if (now_ns() >= until_) return Status(Code::kTimeout, key + " is not in the store");
+        pause.sleep();
+      }
+    }
+    return part_.get(keys, stop);
+  }
+  bool has(const std::string& key) override { return part_.has(key); }
+  void remove(const std::string& key) override { part_.remove(key); }
+
+ private:
+  static constexpr uint64_t kTimeoutNs = std::chrono::nanoseconds(kPartnerTimeout).count();
+  Store& whole_;
+  PrefixStore part_;
+  const uint64_t until_;
+};
+
+// An AllGather of two ranks. Keeps its memory, which the network may use until a broken group is closed.
+class Transfer final : public Operation {
+ public:
+  Transfer(std::shared_ptr<std::vector<std::byte>> memory, int rank, size_t bytes)
+      : memory_(std::move(memory)) {
+    collective = Collective::kAllGather;
+    digest = bytes;
+    for (size_t r = 0; r < 2; ++r) {
+      output.add(memory_->data() + r * bytes, bytes);
+      output.end_block();
+    }
+    input.add(memory_->data() + static_cast<size_t>(rank) * bytes, bytes);
+    input.end_block();
+  }
+
+ private:
+  const std::shared_ptr<std::vector<std::byte>> memory_;
+};
+
+class GroupOfTwo final : public PairExchange {
+ public:
+  GroupOfTwo(Engine& engine, Group& group) : engine_(engine), group_(group) {}
+  int rank() const override { return group_.rank(); }
+  Status exchange(const std::shared_ptr<std::vector<std::byte>>& memory, size_t bytes, bool cut,
+                  uint64_t timeout_ns) override {
+    auto transfer = std::make_shared<Transfer>(memory, group_.rank(), bytes);
+    transfer->timeout_ns = timeout_ns;
+    Tuning tuning;
+    if (cut) tuning.allgather_bucket_bytes = 2;  // fragments of a byte of each rank
+    group_.submit(transfer, tuning, false);
+    engine_.wait(*transfer);
+    return copy_of(transfer->status());
+  }
+  uint64_t count_messages() override {
+    Engine::Lock lock = engine_.lock();
+    const fabric::Endpoint* endpoint = engine_.network().endpoint();
+    if (endpoint == nullptr) return 0;
+    return endpoint->counters().messages_sent + endpoint->counters().messages_received;
+  }
+
+ private:
+  Engine& engine_;
+  Group& group_;
+};
+
+Result<Timings> measure_pair(Engine& engine, Store& store, std::pair<Rank, Rank> pair, Rank rank,
+                             const GroupOptions& options) {
+  GroupOptions its = options;
+  its.called = {options.number_of(pair.first), options.number_of(pair.second)};
+  its.part += "/network";
+  its.timeout_ns = std::min<uint64_t>(options.timeout_ns, 4 * kMeasureNs);
+  its.several_hosts = true;
+  its.network = NetworkModel{};
+  its.recorded = false;
+  PairStore part(store, "network/" + std::to_string(pair.first) + "/");
+  auto group = Group::create(engine, part, rank == pair.first ? 0 : 1, 2, std::move(its));
+  if (!group) return group.status();
+  GroupOfTwo two(engine, *group.value());
+  return measure(two);
+}
+
+}  // namespace
+
+std::string measure_network(Engine& engine, Store& store, const Topology& topology, Rank rank,
+                            const GroupOptions& options) {
+  auto pair = measuring_pair(topology, rank);
+  if (!pair) return {};
+  const uint64_t began = now_ns();
+  auto timings = measure_pair(engine, store, *pair, rank, options);
+  std::string found = timings ? text_of(model_of(timings.value())) : std::string();
+  if (log_enabled(LogLevel::kInfo))
+    log(LogLevel::kInfo, "group '" + options.name + "': the network between ranks " +
+                             std::to_string(pair->first) + " and " + std::to_string(pair->second) +
+                             (timings ? " is " + found : ": " + timings.status().message()) +
+                             ", measured in " + std::to_string((now_ns() - began) / 1'000'000) +
+                             " ms");
+  return found;
+}
+
+NetworkCache cache_of(const std::vector<std::string>& hosts, const fabric::Endpoint& endpoint) {
+  return {hosts, endpoint.description(), endpoint.links()};
+}
+
+Result<std::string> stored_network(Engine& engine, const std::vector<std::string>& hosts) {
+  auto endpoint = engine.fabric();
+  if (!endpoint) return endpoint.status();
+  auto found = cache_of(hosts, *endpoint.value()).load();
+  if (!found) return std::string();
+  return found->model + ", measured on " + date_of(found->measured);
+}
+
+}  // namespace smddp

@@ -1,0 +1,23 @@
+// The model of the network between two hosts: three numbers. Knows neither how they were found nor what follows
+// from them. Everything that has to do with the network's speed uses it.
+#pragma once
+
+#include <string>
+
+#include "common/status.h"
+
+namespace smddp {
+
+// In the terms of LogGP (Alexandrov et al., SPAA 1995).
+struct NetworkModel {
+  double latency_ns = 20'000;  // from a send to its arrival, without the overheads
+  double overhead_ns = 4'000;  // of a processor, per message and end
+  double bytes_per_ns = 1.25;  // of a host's NICs together
+};
+
+// The numbers of SMDDP_FABRIC_CURVE. kInvalid, with what the text may be, if it is something else.
+Result<NetworkModel> parse_network_model(const std::string& text);
+// What parse_network_model() reads.
+std::string text_of(const NetworkModel& network);
+
+}  // namespace smddp
