@@ -7,7 +7,7 @@
 // each takes the pieces that are for it. Between hosts each pair of ranks has a flow.
 //
 // The group makes it by make_all_to_all().
-#include <cstring>
+#include <algorithm>
 
 #include "collectives/fragment.h"
 #include "collectives/own_shard.h"
@@ -27,7 +27,6 @@ class AllToAll final : public Fragment {
   bool progress(bool may_push) override;
   bool pushed() const override { return pushed_; }
   bool complete() const override;
-  std::string waiting_for() const override;
 
  private:
   // A block for a rank of this host.
@@ -42,7 +41,6 @@ class AllToAll final : public Fragment {
   void make_flows();
   ShardRun run_of(Rank block, size_t bytes) const;
   static std::byte* memory_of(const Blocks& blocks, const ShardRun& run);
-  bool send();
 
   // --- pieces inside the host.
 
@@ -100,7 +98,10 @@ void AllToAll::start() {
 
 bool AllToAll::progress(bool may_push) {
   bool moved = flows_.allow_more();
-  moved |= send();
+  moved |= send([](const SendFlow& flow) { return flow.run.bytes(); },
+                [&](Rank block, size_t at, std::byte* to, size_t bytes) {
+                  operation_->input.read(block, at, to, bytes);
+                });
   moved |= may_push && push_all();
   for (int i = 0; i < local_.count(); ++i) {
     while (const Piece* head = inbox_head(i)) {
@@ -115,19 +116,7 @@ bool AllToAll::progress(bool may_push) {
 
 bool AllToAll::complete() const {
   return pushed_ && missing_ == 0 && own_.copied() == own_.bytes() && heard_all() &&
-         flows_.done() && is_read();
-}
-
-std::string AllToAll::waiting_for() const {
-  std::string names;
-  auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
-  for (int i = 0; i < local_.count(); ++i) {
-    if (!heard(i)) name(local_.rank(i));
-  }
-  for (const ReceiveFlow& flow : flows_.receives()) {
-    if (!flow.coverage.complete()) name(flow.source);
-  }
-  return names.empty() ? waiting_for_takers() : "no data from " + names;
+         flows_.complete() && is_read();
 }
 
 void AllToAll::make_flows() {
@@ -164,19 +153,6 @@ std::byte* AllToAll::memory_of(const Blocks& blocks, const ShardRun& run) {
   return blocks.contiguous(run.shard(0), 0, &at) >= run.bytes() ? at : nullptr;
 }
 
-bool AllToAll::send() {
-  bool moved = false;
-  flows_.for_each_open_send([&](SendFlow& flow) {
-    auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
-      flow.run.for_each(offset, bytes, [&](Rank block, size_t at, size_t n, size_t from) {
-        operation_->input.read(block, at, to + from, n);
-      });
-    };
-    while (flows_.send_one(flow, flow.run.bytes(), fill)) moved = true;
-  });
-  return moved;
-}
-
 AllToAll::Target* AllToAll::next_target() {
   for (size_t i = 0; i < targets_.size(); ++i) {
     Target& target = targets_[(turn_ + i) % targets_.size()];
@@ -204,15 +180,9 @@ bool AllToAll::push_one() {
           readable(input, target->rank, target->pushed, std::min(left, kDirectPiece), direct_);
     piece.offset = target->pushed;
     piece.bytes = std::min(left, extents.empty() ? intranode::kSlotBytes : kDirectPiece);
-    if (!extents.empty()) {
-      std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
-      piece.extents = static_cast<uint32_t>(extents.size());
-      expose();
-    } else {
-      local_.outbox().fill(piece.bytes, [&](bool streaming) {
-        input.read(target->rank, target->pushed, slot, piece.bytes, streaming);
-      });
-    }
+    put(slot, piece, extents, [&](bool streaming) {
+      input.read(target->rank, target->pushed, slot, piece.bytes, streaming);
+    });
     target->begun = true;
     target->pushed += piece.bytes;
   }
@@ -233,10 +203,8 @@ bool AllToAll::take_in(int i, const Piece& head) {
   }
   Rank source = local_.rank(i);
   size_t& missing = missing_from_[static_cast<size_t>(i)];
-  if (head.bytes > missing || head.offset != operation_->output.bytes(source) - missing) {
-    fail({Code::kInternal, members_.describe(source) + " pushed a piece out of bounds"});
-    return false;
-  }
+  if (head.bytes > missing || head.offset != operation_->output.bytes(source) - missing)
+    return fail_piece(i);
   if (!copy_piece(i, head, source, head.offset, streaming_)) return false;
   missing -= head.bytes;
   missing_ -= head.bytes;

@@ -20,8 +20,7 @@ class AllReduce final : public Fragment {
   void start() override;
   bool progress(bool may_push) override;
   bool pushed() const override { return pushed_; }
-  bool complete() const override { return done_ && pushed_ && flows_.done(); }
-  std::string waiting_for() const override;
+  bool complete() const override { return done_ && pushed_ && flows_.complete(); }
   // False while only what comes from other hosts is missing: any rank there may be late.
   bool can_blame() const override { return local_.count() == 0 || !host_heard_; }
 
@@ -29,7 +28,6 @@ class AllReduce final : public Fragment {
   // --- between the first ranks of all hosts.
 
   void make_flows();
-  bool send();
   void place(const ReceiveFlow& flow, size_t offset, const std::byte* payload,
              size_t bytes) override {
     if (flow.memory != nullptr) std::memcpy(flow.memory + offset, payload, bytes);
@@ -84,27 +82,12 @@ bool AllReduce::progress(bool may_push) {
   if (!host_heard_ && hear_host()) moved = true;
   if (!leads_) return (spans_hosts() && host_heard_ && !done_ && take_result()) || moved;
   if (flows_.allow_more()) moved = true;
-  if (send()) moved = true;
+  auto available = [&](const SendFlow& flow) { return host_heard_ ? flow.run.bytes() : 0; };
+  if (send(available, [](auto&&...) {})) moved = true;
   if (host_heard_ && !done_ && sum_hosts()) moved = true;
   if (!may_push || !done_ || !own_pushed_ || pushed_) return moved;
   pushed_ = push(operation_->output, bytes_, true);
   return pushed_ || moved;
-}
-
-std::string AllReduce::waiting_for() const {
-  std::string names;
-  auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
-  for (int i = 0; i < local_.count(); ++i) {
-    if (is_late(i)) name(local_.rank(i));
-  }
-  for (const ReceiveFlow& flow : flows_.receives()) {
-    if (!flow.coverage.complete()) name(flow.source);
-  }
-  if (!names.empty()) return "no data from " + names;
-  for (const SendFlow& flow : flows_.sends()) {
-    if (!flow.done()) return members_.describe(flow.target) + " takes no data";
-  }
-  return "nothing";
 }
 
 // As if the host's sum were its first rank's shard of an AllGather.
@@ -131,15 +114,6 @@ void AllReduce::make_flows() {
     if (send != nullptr && bytes_ > 0) send->memory = host_sum_.data();
   }
   flows_.open(true);
-}
-
-bool AllReduce::send() {
-  bool moved = false;
-  flows_.for_each_open_send([&](SendFlow& flow) {
-    size_t here = host_heard_ ? flow.run.bytes() : 0;
-    while (flows_.send_one(flow, here, [](size_t, std::byte*, size_t) {})) moved = true;
-  });
-  return moved;
 }
 
 bool AllReduce::push(const Blocks& vector, size_t bytes, bool last) {
@@ -183,9 +157,7 @@ void AllReduce::for_each_stretch(F&& f) const {
 }
 
 bool AllReduce::holds(const Piece& piece, int i, size_t bytes) {
-  if (piece.bytes == bytes && piece.extents == 0) return true;
-  fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
-  return false;
+  return (piece.bytes == bytes && piece.extents == 0) || fail_piece(i);
 }
 
 // False until the first pieces of all local peers are here. In a group of several hosts only the rank that leads
@@ -242,7 +214,7 @@ bool AllReduce::take_result() {
 // False until the sums of all hosts are here.
 bool AllReduce::sum_hosts() {
   for (const ReceiveFlow& flow : flows_.receives()) {
-    if (!flow.coverage.complete()) return false;
+    if (!flow.complete()) return false;
   }
   sources_.assign(host_sums_.size(), nullptr);
   for_each_stretch([&](const std::byte*, std::byte* to, size_t bytes, size_t at) {

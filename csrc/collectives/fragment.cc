@@ -20,14 +20,18 @@ bool all_shared(const std::vector<Extent>& extents) {
   });
 }
 
+std::string join(const std::string& names, const std::string& more) {
+  return names.empty() || more.empty() ? names + more : names + ", " + more;
+}
+
 }  // namespace
 
 FlowLimits Fragment::limits_of(const FragmentContext& context, size_t chunk_bytes) {
   if (context.shape.nodes == 1) return {};
   const fabric::Endpoint& endpoint = context.remote.endpoint();
-  if (endpoint.orders_messages()) return {reach_bytes(context.shape), SendWindow()};
+  if (endpoint.orders_messages()) return {reach_bytes(context.shape), SIZE_MAX};
   return {reach_bytes(context.shape, chunk_bytes, endpoint.rails()),
-          SendWindow(send_window_bytes(context.shape, chunk_bytes, endpoint.rails()))};
+          send_window_bytes(context.shape, chunk_bytes, endpoint.rails())};
 }
 
 bool Fragment::streams() const {
@@ -118,14 +122,33 @@ void Fragment::place(const ReceiveFlow& receive, size_t offset, const std::byte*
   });
 }
 
+std::string Fragment::waiting_for() const {
+  std::string names = join(late_peers(), late_senders());
+  return names.empty() ? waiting_for_takers() : "no data from " + names;
+}
+
+std::string Fragment::late_peers() const {
+  std::string names;
+  for (int i = 0; i < local_.count(); ++i) {
+    if (is_late(i)) names = join(names, members_.describe(local_.rank(i)));
+  }
+  return names;
+}
+
+std::string Fragment::late_senders() const {
+  std::string names;
+  for (const ReceiveFlow& flow : flows_.receives()) {
+    if (!flow.complete()) names = join(names, members_.describe(flow.source));
+  }
+  return names;
+}
+
 std::string Fragment::waiting_for_takers() const {
   for (const SendFlow& flow : flows_.sends()) {
-    if (!flow.done()) return members_.describe(flow.target) + " takes no data";
+    if (!flow.complete()) return members_.describe(flow.target) + " takes no data";
   }
   for (int i = 0; i < local_.count(); ++i) {
-    if (local_.outbox().read_by(lane_, i) < exposed_until_) {
-      return members_.describe(local_.rank(i)) + " has not finished it";
-    }
+    if (needs(i)) return members_.describe(local_.rank(i)) + " has not finished it";
   }
   return "nothing";
 }
@@ -156,7 +179,11 @@ void Fragment::follow_starts() {
   if (begin_ != 0 || gathers_sums_) return;
   starts_.begin(members_.ranks());
   for (int i = 0; i < local_.count(); ++i) starts_.await(local_.rank(i));
-  FlowTiming::await(starts_, flows_.receives(), remote_, seq_);
+  for (const ReceiveFlow& receive : flows_.receives()) starts_.await(receive.source);
+  for (const ReceiveFlow& receive : flows_.receives()) {
+    bool early = remote_.is_known_to_have_started(receive.source, seq_);
+    if (early && starts_.is_unseen(receive.source)) starts_.seen(receive.source, 0);
+  }
 }
 
 // A rank publishes its first piece when it starts, and never waits for another rank with it.
@@ -173,10 +200,20 @@ void Fragment::look_at_inboxes() {
 
 void Fragment::on_start(Rank source, wire::Type type) {
   if (!starts_.is_unseen(source)) return;
+  starts_.seen(source, now_ns(), starts_by_itself(flows_.receive_from(source), type));
+}
+
+// READYs and questions leave at the start of a fragment. Data of a later step may wait for that of an earlier
+// one, and a sum for the other ranks of the sender's host.
+bool Fragment::starts_by_itself(const ReceiveFlow* receive, wire::Type type) const {
+  if (type != wire::Type::kData && type != wire::Type::kWritten) return true;
+  const Topology& topology = members_.topology();
   Collective collective = operation_->signature().collective;
-  starts_.seen(source, now_ns(),
-               flows_.timing().starts_by_itself(flows_.receives(), flows_.receive_from(source),
-                                                type, collective));
+  // The hosts of a tree pass on what comes from the root.
+  if (collective == Collective::kBroadcast && topology.nodes() > 2) return false;
+  bool moves = collective == Collective::kAllGather || pairwise(collective);
+  if (!moves && topology.ranks() > topology.nodes()) return false;
+  return receive != nullptr && receive->step == flows_.receives()[0].step;
 }
 
 std::shared_ptr<Operation> Fragment::finish() {
@@ -216,6 +253,11 @@ Status Fragment::lost(int i) const {
   return {Code::kPeerLost, members_.describe(local_.rank(i)) + " (process " +
                                std::to_string(local_.inbox(i).pid()) + ") ended during " +
                                describe()};
+}
+
+bool Fragment::fail_piece(int i) {
+  fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of bounds"});
+  return false;
 }
 
 void Fragment::fail_read(int i, const Status& why) {

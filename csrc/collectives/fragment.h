@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -65,9 +66,8 @@ class Fragment {
         flows_(context.members, context.remote, context.turns,
                {operation_->signature(), seq, operation_->plan().pattern,
                 operation_->plan().chunk_bytes, begin == 0, operation_->on_device,
-                FlowTiming(context.members, context.tallies, operation_->waited_from_ns,
-                           !gathers_sums),
-                limits_of(context, operation_->plan().chunk_bytes)}) {}
+                limits_of(context, operation_->plan().chunk_bytes),
+                gathers_sums ? nullptr : &context.tallies, operation_->waited_from_ns}) {}
   Fragment(const Fragment&) = delete;
   Fragment& operator=(const Fragment&) = delete;
   virtual ~Fragment() = default;
@@ -82,7 +82,7 @@ class Fragment {
   // The same, all results are in place, and no other rank still reads this rank's memory.
   virtual bool complete() const = 0;
   // The ranks that it waits for, as the end of a sentence: "no data from rank 3 (host b)".
-  virtual std::string waiting_for() const = 0;
+  virtual std::string waiting_for() const;
   // False if the ranks that waiting_for() names may themselves wait for a rank that this one can't see.
   virtual bool can_blame() const { return true; }
 
@@ -112,9 +112,9 @@ class Fragment {
   std::shared_ptr<Operation> finish();
   // After a failure, in this order; as of FragmentFlows.
   void stop() { flows_.stop(); }
-  bool settled() const { return flows_.settled(); }
+  bool closed() const { return flows_.closed(true); }
   bool may_overtake(Rank peer) const { return flows_.may_overtake(peer); }
-  void close_flows() { entangled_ = flows_.end(); }
+  void close_flows() { entangled_ = flows_.give_up(); }
   // After it: whether the network may still touch memory of the operation, so that both have to be kept.
   bool entangled() const { return entangled_; }
 
@@ -141,6 +141,11 @@ class Fragment {
   // Bytes that local peer i pushes in all; 0: not known.
   virtual uint64_t expected_from(int) const { return 0; }
 
+  // Sends what may go out of the flows. Of a flow's run the first available(flow) bytes are here;
+  // read(shard, offset into it, to, bytes) reads those that do not lie end to end.
+  template <class Available, class Read>
+  bool send(Available&& available, Read&& read);
+
   // Whether results are to be written past the caches.
   bool streams() const;
   // True if the local peers read this rank's memory for this fragment. What it pushes then costs it
@@ -157,8 +162,11 @@ class Fragment {
   }
   // The slot for the next piece; nullptr: none is free.
   std::byte* next_slot() { return local_.outbox().next(lane_); }
-  // The memory that the piece in the next slot names has to stay as it is until the piece is read.
-  void expose() { exposed_until_ = local_.outbox().published(lane_) + 1; }
+  // Puts a piece into the next slot: the addresses of `extents`, whose memory has to stay as it is until the piece
+  // is read, or, if there are none, the bytes, by fill(streaming).
+  template <class Fill>
+  void put(std::byte* slot, intranode::Piece& piece, const std::vector<Extent>& extents,
+           Fill&& fill);
   // Local peer i's oldest piece of the lane, of whichever fragment; nullptr: there is none.
   const intranode::Piece* head(int i) const { return local_.inbox(i).head(lane_); }
   const std::byte* head_bytes(int i) const { return local_.inbox(i).bytes(lane_); }
@@ -188,7 +196,10 @@ class Fragment {
   bool copy_piece(int i, const intranode::Piece& piece, Rank block, size_t at, bool streaming);
   // Publishes the outbox's next slot as `piece` of this fragment.
   void publish(intranode::Piece piece);
-  // The rest of waiting_for(), once all data is here.
+  // The parts of waiting_for(): the local peers and the senders of flows whose data is not here, and, once all data is
+  // here, a rank that takes none.
+  std::string late_peers() const;
+  std::string late_senders() const;
   std::string waiting_for_takers() const;
   bool heard(int i) const { return heard_[static_cast<size_t>(i)]; }
   // Whether local peer i has pushed nothing more, though more has to come of it.
@@ -199,6 +210,8 @@ class Fragment {
   bool heard_all() const { return std::find(heard_.begin(), heard_.end(), false) == heard_.end(); }
 
   void fail(Status why) { health_.fail(std::move(why)); }
+  // Fails the group after local peer i pushed a piece that does not fit; false.
+  bool fail_piece(int i);
   // Fails the group after a single-copy read from local peer i failed.
   void fail_read(int i, const Status& why);
 
@@ -222,6 +235,9 @@ class Fragment {
  private:
   static FlowLimits limits_of(const FragmentContext& context, size_t chunk_bytes);
   void look_at_inboxes();
+  // Whether a rank, whose first message of the fragment is a `type`, sent it as soon as it had started.
+  // `receive`: the flow from it, or nullptr.
+  bool starts_by_itself(const ReceiveFlow* receive, wire::Type type) const;
   // Bytes of the block from another rank, or to it, if each pair of ranks has its own; else 0.
   uint64_t pair_bytes(Rank other, bool from_other) const;
   // The error that says that another rank's signature is not this one's; `other_sends`: of a block that the other
@@ -243,6 +259,29 @@ void Fragment::for_each_awaited(F&& f) const {
   flows_.for_each_awaited([&](Rank rank, uint64_t expected, uint64_t arrived, uint64_t) {
     f(rank, expected, arrived);
   });
+}
+
+template <class Available, class Read>
+bool Fragment::send(Available&& available, Read&& read) {
+  bool moved = false;
+  flows_.for_each_open_send([&](SendFlow& flow) {
+    auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
+      flow.run.for_each(offset, bytes, [&](Rank shard, size_t at, size_t n, size_t from) {
+        read(shard, at, to + from, n);
+      });
+    };
+    while (flows_.send_one(flow, available(flow), fill)) moved = true;
+  });
+  return moved;
+}
+
+template <class Fill>
+void Fragment::put(std::byte* slot, intranode::Piece& piece, const std::vector<Extent>& extents,
+                   Fill&& fill) {
+  if (extents.empty()) return local_.outbox().fill(piece.bytes, fill);
+  std::memcpy(slot, extents.data(), extents.size() * sizeof(Extent));
+  piece.extents = static_cast<uint32_t>(extents.size());
+  exposed_until_ = local_.outbox().published(lane_) + 1;
 }
 
 // `sums`: of the same part, if the fragment is one of an AllReduce.

@@ -1,8 +1,27 @@
-#include "collectives/reduce_scatter.h"
-
+// ReduceScatter, the mirror of AllGather. Inside a host each block is summed by one rank: its owner, or the
+// owner's gateway on this host. A gateway sends its host's partial sum towards the owner along the rail, in
+// the mirrored flows of the selected pattern. The rank that receives partial sums adds them in host order
+// (BlockSums). The contributions of a host are added in rank order. Both orders are fixed, so results do
+// not depend on timing.
+//
+// All ranks of a host cut all blocks into the same sequence of pieces (PieceSequence). Each rank pushes
+// those that other ranks sum. It sums its own pieces one by one, once the head of every local peer's
+// outbox is the wanted piece. The first piece of the sequence that is not summed yet is always at the head
+// of every outbox or about to be, so there is no deadlock, however few slots an outbox has. Sums go to
+// staging memory, not to the network, so a remote rank that is late delays no sum on this host.
+//
+// The group makes it by make_reduce_scatter().
 #include <algorithm>
 #include <climits>
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
+
+#include "collectives/block_sums.h"
+#include "collectives/fragment.h"
+#include "collectives/piece_sequence.h"
+#include "kernels/reduce.h"
 
 namespace smddp {
 namespace {
@@ -12,18 +31,68 @@ using intranode::Piece;
 // Between hosts a pass pushes, and sums, at most this many pieces before it looks at the network again: the
 // network idles while a rank sums all that its local peers have pushed.
 constexpr int kPiecesPerPass = 4;
+// For smaller pieces a copy into the slot costs less than the wait for the readers of this rank's memory.
+constexpr size_t kSharedPiece = 8 << 10;
 
-}  // namespace
+class ReduceScatter final : public Fragment {
+ public:
+  ReduceScatter(const FragmentContext& context, std::shared_ptr<Operation> operation, uint64_t seq,
+                size_t begin, size_t bytes, std::shared_ptr<PartSums> part)
+      : Fragment(context, std::move(operation), seq, begin, bytes, intranode::Lane::kSums),
+        part_(std::move(part)),
+        sums_(context.members.topology(), context.members.rank(), context.staging, *operation_,
+              begin, bytes),
+        pieces_(context.members.topology(), context.members.rank(), operation_->input, begin,
+                bytes) {}
 
-ReduceScatter::ReduceScatter(const FragmentContext& context, std::shared_ptr<Operation> operation,
-                             uint64_t seq, size_t begin, size_t bytes,
-                             std::shared_ptr<PartSums> part)
-    : Fragment(context, std::move(operation), seq, begin, bytes, intranode::Lane::kSums),
-      part_(std::move(part)),
-      sums_(context.members.topology(), context.members.rank(), context.staging, *operation_, begin,
-            bytes),
-      pieces_(context.members.topology(), context.members.rank(), operation_->input, begin, bytes) {
-}
+  void start() override;
+  // False while only flows are unfinished that have started: a missing partial sum may be the fault of the
+  // sender or of any rank behind it.
+  bool can_blame() const override;
+  bool progress(bool may_push) override;
+  bool pushed() const override { return pushed_; }
+  bool complete() const override;
+  std::string waiting_for() const override;
+
+ private:
+  // --- flows between hosts.
+
+  void make_flows();
+  ShardRun run_of(const pattern::Flow& flow) const;
+  void place(const ReceiveFlow& flow, size_t offset, const std::byte* payload,
+             size_t bytes) override {
+    kernels::copy(flow.memory + offset, payload, bytes, false);
+  }
+
+  // --- pieces inside the host.
+
+  bool push_one();
+  // The memory behind a piece if the local peers are to read it there, else nothing.
+  std::vector<Extent> exposed(const BlockPiece& piece) const;
+  // Drops pieces that other ranks sum from the heads of the inboxes. True if every local peer's head is the
+  // wanted piece; if no piece is wanted any more, true if that dropped something.
+  bool align_heads();
+  bool sum_one();
+  // Adds the host's contributions to the wanted piece in rank order. False if a peer's could not be read.
+  bool sum_wanted();
+  // As much of the next `limit` bytes of the wanted piece as lies end to end everywhere, in one pass,
+  // straight into the result. 0 if the sources can't be read in place, or if their sum isn't the result.
+  size_t sum_in_one_pass(size_t at, size_t limit);
+  // Bytes of the piece at the head of inbox i, where they lie or fetched; nullptr: the group has failed.
+  const std::byte* peer_bytes(int i, size_t offset, size_t bytes);
+  // The inbox of the rank at `position` among the ranks of the host, which is not own_position_.
+  int inbox_at(int position) const { return position < own_position_ ? position : position - 1; }
+
+  const std::shared_ptr<PartSums> part_;  // of an AllReduce
+  BlockSums sums_;
+  PieceSequence pieces_;
+  bool alone_ = false;    // on its host
+  int own_position_ = 0;  // among the ranks of the host
+  bool direct_ = false;   // peers read memory that is not shared, too
+  bool pushed_ = false;
+  BlockPiece next_to_push_, wanted_;
+  BlockSums::Sources sources_;
+};
 
 void ReduceScatter::start() {
   alone_ = local_.count() == 0;
@@ -42,7 +111,7 @@ void ReduceScatter::start() {
 }
 
 bool ReduceScatter::can_blame() const {
-  if (wanted_.bytes > 0 || flows_.done()) return true;
+  if (wanted_.bytes > 0 || flows_.complete()) return true;
   return std::any_of(flows_.sends().begin(), flows_.sends().end(),
                      [](const SendFlow& flow) { return !flow.cleared; });
 }
@@ -60,37 +129,26 @@ bool ReduceScatter::progress(bool may_push) {
   }
   moved |= sums_.combine();
   if (part_ != nullptr) part_->done = sums_.own().done();
-  return send() || moved;
+  bool sent = send([&](const SendFlow& flow) { return sums_.sendable(flow); },
+                   [&](Rank block, size_t at, std::byte* to, size_t n) {
+                     operation_->input.read(block, begin_ + at, to, n);
+                   });
+  return sent || moved;
 }
 
 bool ReduceScatter::complete() const {
   return pushed_ && wanted_.bytes == 0 && heard_all() && sums_.own().done() == sums_.own().bytes &&
-         flows_.done() && is_read();
+         flows_.complete() && is_read();
 }
 
 std::string ReduceScatter::waiting_for() const {
-  std::string names;
-  auto name = [&](Rank rank) { names += (names.empty() ? "" : ", ") + members_.describe(rank); };
-  for (int i = 0; i < local_.count(); ++i) {
-    if (is_late(i)) name(local_.rank(i));
-  }
+  std::string names = late_peers();
   if (!names.empty()) return "no data from " + names;
   for (const SendFlow& flow : flows_.sends()) {
     if (!flow.cleared) return members_.describe(flow.target) + " has not started it";
   }
-  for (const ReceiveFlow& flow : flows_.receives()) {
-    if (!flow.coverage.complete()) name(flow.source);
-  }
-  if (!names.empty()) return "no partial sums from " + names;
-  for (const SendFlow& flow : flows_.sends()) {
-    if (!flow.done()) return members_.describe(flow.target) + " takes no data";
-  }
-  for (int i = 0; i < local_.count(); ++i) {
-    if (needs(i)) {
-      return members_.describe(local_.rank(i)) + " has not finished it";
-    }
-  }
-  return "nothing";
+  names = late_senders();
+  return names.empty() ? waiting_for_takers() : "no partial sums from " + names;
 }
 
 // The flows of the pattern run backwards here: what an AllGather receives, a ReduceScatter sends.
@@ -119,16 +177,130 @@ ShardRun ReduceScatter::run_of(const pattern::Flow& flow) const {
   return run;
 }
 
-bool ReduceScatter::send() {
-  bool moved = false;
-  flows_.for_each_open_send([&](SendFlow& flow) {
-    auto fill = [&](size_t offset, std::byte* to, size_t bytes) {
-      operation_->input.read(flow.run.shard(0), begin_ + offset, to, bytes);
-    };
-    while (flows_.send_one(flow, sums_.sendable(flow), fill)) moved = true;
-  });
-  return moved;
+// --- pieces inside the host.
+
+bool ReduceScatter::push_one() {
+  std::byte* slot = next_slot();
+  if (slot == nullptr) return false;
+  Piece piece;
+  BlockPiece next = next_to_push_;
+  if (next.bytes > 0) {
+    piece.shard = static_cast<uint32_t>(next.block);
+    piece.offset = next.offset;
+    piece.bytes = next.bytes;
+    put(slot, piece, exposed(next), [&](bool streaming) {
+      operation_->input.read(next.block, begin_ + next.offset, slot, next.bytes, streaming);
+    });
+    next_to_push_ = pieces_.next(next, false);
+  }
+  piece.last = next_to_push_.bytes == 0 ? 1 : 0;
+  pushed_ = piece.last == 1;
+  publish(piece);
+  return true;
 }
+
+std::vector<Extent> ReduceScatter::exposed(const BlockPiece& piece) const {
+  if (!direct_ && piece.bytes < kSharedPiece) return {};
+  return readable(operation_->input, piece.block, begin_ + piece.offset, piece.bytes, direct_);
+}
+
+bool ReduceScatter::align_heads() {
+  bool aligned = true, dropped = false;
+  for (int i = 0; i < local_.count(); ++i) {
+    const Piece* head = inbox_head(i);
+    while (head != nullptr &&
+           (head->bytes == 0 || head->shard >= static_cast<uint32_t>(members_.ranks()) ||
+            !pieces_.sums_here(static_cast<Rank>(head->shard)))) {
+      take(i, *head);
+      dropped = true;
+      head = inbox_head(i);
+    }
+    if (head == nullptr) {
+      aligned = false;
+    } else if (head->shard != static_cast<uint32_t>(wanted_.block) ||
+               head->offset != wanted_.offset || head->bytes != wanted_.bytes) {
+      fail({Code::kInternal, members_.describe(local_.rank(i)) + " pushed a piece out of order"});
+      return false;
+    }
+  }
+  return wanted_.bytes == 0 ? dropped : aligned;
+}
+
+bool ReduceScatter::sum_one() {
+  if (wanted_.bytes == 0) return align_heads();
+  if (!align_heads() || !sum_wanted()) return false;
+  for (int i = 0; i < local_.count(); ++i) take(i, *head(i));
+  sums_.of(wanted_.block).summed += wanted_.bytes;
+  wanted_ = pieces_.next(wanted_, true);
+  return true;
+}
+
+bool ReduceScatter::sum_wanted() {
+  BlockSum& sum = sums_.of(wanted_.block);
+  size_t element = operation_->element_size;
+  for (size_t done = 0; done < wanted_.bytes;) {
+    size_t at = wanted_.offset + done;
+    if (size_t n = sum_in_one_pass(at, wanted_.bytes - done)) {
+      done += n;
+      continue;
+    }
+    std::byte* own = nullptr;
+    size_t n = std::min({wanted_.bytes - done, BlockSums::kElements * element,
+                         operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
+    auto sources = static_cast<size_t>(local_.count()) + 1;
+    std::byte* total = sums_.accumulate(sources, n / element, [&](size_t k) -> BlockSums::Source {
+      auto position = static_cast<int>(k);
+      bool is_own = position == own_position_;
+      return {is_own ? own : peer_bytes(inbox_at(position), at, n), operation_->dtype};
+    });
+    if (total == nullptr) return false;
+    sums_.put_host_sum(sum, at, total, n / element);
+    done += n;
+  }
+  return true;
+}
+
+size_t ReduceScatter::sum_in_one_pass(size_t at, size_t limit) {
+  const BlockSum& sum = sums_.of(wanted_.block);
+  if (!sum.partials.empty()) return 0;
+  std::byte *own = nullptr, *to = nullptr;
+  size_t n = std::min({limit, sums_.result_run(sum, at, &to),
+                       operation_->input.contiguous(wanted_.block, begin_ + at, &own)});
+  sources_.clear();
+  for (int position = 0; position <= local_.count(); ++position) {
+    if (position == own_position_) {
+      sources_.push_back(own);
+      continue;
+    }
+    int i = inbox_at(position);
+    const std::byte* theirs = nullptr;
+    n = std::min(n, reach(i, at - head(i)->offset, &theirs));
+    sources_.push_back(theirs);
+  }
+  if (n == 0) return 0;
+  sums_.reduce(sum, to, n, sources_);
+  for (int i = 0; i < local_.count(); ++i) count(*head(i), n, false);
+  return n;
+}
+
+const std::byte* ReduceScatter::peer_bytes(int i, size_t offset, size_t bytes) {
+  intranode::Inbox& inbox = local_.inbox(i);
+  const Piece& head = *this->head(i);
+  size_t into = offset - head.offset;
+  const std::byte* at = nullptr;
+  bool here = reach(i, into, &at) >= bytes;
+  count(head, bytes, !here);
+  if (here) return at;
+  alignas(64) static thread_local std::byte scratch[BlockSums::kElements * 8];
+  Extent to{scratch, bytes};
+  Status read = intranode::single_copy_read(inbox.pid(), inbox.extents(lane_), head.extents, into,
+                                            bytes, &to, 1);
+  if (read.ok()) return scratch;
+  fail_read(i, read);
+  return nullptr;
+}
+
+}  // namespace
 
 std::unique_ptr<Fragment> make_reduce_scatter(const FragmentContext& context,
                                               std::shared_ptr<Operation> operation, uint64_t seq,

@@ -114,6 +114,7 @@ class ReceiveFlow final : public fabric::ChunkObserver {
     coverage.add(offset, std::min<uint64_t>(grant.chunk_bytes, run.bytes() - offset));
   }
   bool eager() const { return eager_prefix == run.bytes(); }
+  bool complete() const { return coverage.complete(); }
   // Bytes of the run that are here from `start` on, without a gap.
   size_t arrived_from(size_t start) const {
     return coverage.prefix() <= start ? 0 : coverage.prefix() - start;
@@ -155,11 +156,14 @@ struct SendFlow {
   bool eager() const { return eager_prefix == run.bytes(); }
   bool in_chunks() const { return granted && sent >= eager_prefix; }  // what goes out next
   bool told_all() const { return told == run.bytes(); }
-  bool done() const { return told_all() && chunks.idle(); }
+  bool complete() const { return told_all() && chunks.idle(); }
 };
 
-// Flows of a fragment, in the order in which they start. They stay at their addresses. Inside a host there
-// are none, and an empty list takes no memory.
+inline Rank other_end(const ReceiveFlow& receive) { return receive.source; }
+inline Rank other_end(const SendFlow& send) { return send.target; }
+
+// Flows of a fragment, in the order in which they start, at most one for each rank at their other end. They stay at
+// their addresses. Inside a host there are none, and an empty list takes no memory.
 template <class Flow>
 class FlowList {
  public:
@@ -168,21 +172,41 @@ class FlowList {
 
   template <class... Args>
   Flow& emplace_back(Args&&... args) {
-    if (!flows_) flows_ = std::make_unique<std::deque<Flow>>();
-    return flows_->emplace_back(std::forward<Args>(args)...);
+    if (!all_) all_ = std::make_unique<All>();
+    return all_->flows.emplace_back(std::forward<Args>(args)...);
   }
-  size_t size() const { return flows_ ? flows_->size() : 0; }
+  size_t size() const { return all_ ? all_->flows.size() : 0; }
   bool empty() const { return size() == 0; }
-  Flow& operator[](size_t i) { return (*flows_)[i]; }
-  const Flow& operator[](size_t i) const { return (*flows_)[i]; }
-  const Flow& back() const { return flows_->back(); }
-  iterator begin() { return flows_ ? flows_->begin() : iterator(); }
-  iterator end() { return flows_ ? flows_->end() : iterator(); }
-  const_iterator begin() const { return flows_ ? flows_->cbegin() : const_iterator(); }
-  const_iterator end() const { return flows_ ? flows_->cend() : const_iterator(); }
+  Flow& operator[](size_t i) { return all_->flows[i]; }
+  const Flow& operator[](size_t i) const { return all_->flows[i]; }
+  const Flow& back() const { return all_->flows.back(); }
+  iterator begin() { return all_ ? all_->flows.begin() : iterator(); }
+  iterator end() { return all_ ? all_->flows.end() : iterator(); }
+  const_iterator begin() const { return all_ ? all_->flows.cbegin() : const_iterator(); }
+  const_iterator end() const { return all_ ? all_->flows.cend() : const_iterator(); }
+
+  // Once all flows are there, before find().
+  void index() {
+    if (!all_) return;
+    all_->by_rank.reserve(size());
+    for (Flow& flow : *this) all_->by_rank.emplace_back(other_end(flow), &flow);
+    std::sort(all_->by_rank.begin(), all_->by_rank.end());
+  }
+  // The flow from or to `rank`; nullptr: there is none.
+  Flow* find(Rank rank) const {
+    if (!all_) return nullptr;
+    const auto& entries = all_->by_rank;
+    auto at = std::lower_bound(entries.begin(), entries.end(), rank,
+                               [](const auto& entry, Rank r) { return entry.first < r; });
+    return at != entries.end() && at->first == rank ? at->second : nullptr;
+  }
 
  private:
-  std::unique_ptr<std::deque<Flow>> flows_;
+  struct All {
+    std::deque<Flow> flows;
+    std::vector<std::pair<Rank, Flow*>> by_rank;  // sorted
+  };
+  std::unique_ptr<All> all_;
 };
 
 }  // namespace smddp

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "common/clock.h"
 #include "transport/ofi/chunk_receiver.h"
 #include "transport/ofi/chunk_sender.h"
 #include "transport/ofi/message_sender.h"
@@ -19,9 +20,6 @@ constexpr size_t payload_of(size_t message) {
 }
 static_assert(payload_of(fabric::kEagerMessage) == fabric::kEagerPayload);
 
-bool is_complete(const ReceiveFlow& receive) { return receive.coverage.complete(); }
-bool is_done(const SendFlow& send) { return send.done(); }
-
 // If the whole operation has no bytes, a flow says so: its target hears that this rank has called it, and
 // with which signature.
 bool carries_any(ShardRun& run, const FlowTerms& terms) {
@@ -32,10 +30,10 @@ bool carries_any(ShardRun& run, const FlowTerms& terms) {
   return true;
 }
 
-// The first flow from `from` on for which `test` is false.
+// The first flow from `from` on that is not complete.
 template <class Flow>
-size_t first_not(bool (*test)(const Flow&), const FlowList<Flow>& flows, size_t from) {
-  while (from < flows.size() && test(flows[from])) ++from;
+size_t first_open(const FlowList<Flow>& flows, size_t from) {
+  while (from < flows.size() && flows[from].complete()) ++from;
   return from;
 }
 
@@ -70,12 +68,13 @@ SendFlow* FragmentFlows::add_send(const pattern::Flow& flow, ShardRun run) {
 
 void FragmentFlows::open(bool sends_at_once) {
   turns_.enter(this);
-  sources_.make(receives_, [](const ReceiveFlow& receive) { return receive.source; });
-  targets_.make(sends_, [](const SendFlow& send) { return send.target; });
+  receives_.index();
+  sends_.index();
   bool ordered = members_.topology().nodes() > 2 && terms_.pattern != pattern::Pattern::kLog;
   steps_.begin(receives_, ordered, terms_.limits.reach);
-  open_sends_.make(sends_);
+  open_sends_.reserve(sends_.size());
   for (SendFlow& send : sends_) {
+    open_sends_.push_back(&send);
     if (send.eager()) clear_early(send);
   }
   for (ReceiveFlow& receive : receives_) {
@@ -93,7 +92,7 @@ void FragmentFlows::open(bool sends_at_once) {
 bool FragmentFlows::needs_no_ready(const ReceiveFlow& receive) const {
   if (!receive.eager() || receive.run.bytes() > remote_.credit()) return false;
   if (steps_.kept() && !remote_.has_greeted(receive.source)) return false;
-  const SendFlow* back = targets_.in(sends_, receive.source);
+  const SendFlow* back = sends_.find(receive.source);
   return back != nullptr && back->eager() && back->cleared;
 }
 
@@ -116,8 +115,25 @@ void FragmentFlows::grant(ReceiveFlow& receive) {
 
 void FragmentFlows::count_arrived() {
   steps_.look(receives_);
-  complete_ = first_not(is_complete, receives_, complete_);
-  done_ = first_not(is_done, sends_, done_);
+  received_ = first_open(receives_, received_);
+  sent_ = first_open(sends_, sent_);
+}
+
+// Bytes behind the eager prefix have come: reads the clock at the first of them and at the last.
+void FragmentFlows::time(ReceiveFlow& receive) const {
+  if (terms_.tallies == nullptr) return;
+  if (receive.first_ns == 0) {
+    receive.first_ns = now_ns();
+    receive.first_bytes = receive.coverage.total();
+  } else if (receive.complete()) {
+    uint64_t now = now_ns();
+    uint64_t waited_from = terms_.waited_from_ns.load(std::memory_order_relaxed);
+    PeerTally& tally = terms_.tallies->of(receive.source);
+    tally.flow_bytes += receive.run.bytes() - receive.first_bytes;
+    tally.flow_ns += now - receive.first_ns;
+    if (waited_from != 0)
+      tally.flow_waited_ns += now - std::min(now, std::max(receive.first_ns, waited_from));
+  }
 }
 
 bool FragmentFlows::allow_more() {
@@ -127,7 +143,7 @@ bool FragmentFlows::allow_more() {
     ReceiveFlow& receive = receives_[i];
     if (!receive.eager()) {
       size_t arrived = std::max(receive.eager_prefix, receive.coverage.total());
-      if (arrived > receive.counted) terms_.timing.on_bytes(receive);
+      if (arrived > receive.counted) time(receive);
       remote_.receive_budget().close(arrived - receive.counted);
       receive.counted = arrived;
       if (receive.allowed < receive.run.bytes()) {
@@ -158,7 +174,7 @@ size_t FragmentFlows::allowance(const ReceiveFlow& receive) {
   size_t part = std::max(chunk, budget.bytes() / turns);
   // Of the fragments that keep step, one has the turn, and the first steps of the next are prepared.
   bool now = steps_.kept() ? turns_.free_for(this) : turns_.is_oldest(this);
-  bool near = !steps_.kept() || steps_.over(receives_) ||
+  bool near = !steps_.kept() || steps_.complete(receives_) ||
               (receive.step <= steps_.near() && (now || turns_.soon_free_for(this)));
   if (!near) return before;
   size_t wanted = std::min(here + part, before + budget.room()) - receive.eager_prefix;
@@ -182,7 +198,7 @@ void FragmentFlows::send_ready(const ReceiveFlow& receive) {
 // connection broke: a rank that only receives would not notice.
 void FragmentFlows::remind() {
   for (const ReceiveFlow& receive : receives_) {
-    if (receive.coverage.complete()) continue;
+    if (receive.complete()) continue;
     send_ready(receive);
     remote_.send_question(wire::Type::kAsk, receive.source, terms_.seq,
                           terms_.signature_of(receive.run));
@@ -190,12 +206,12 @@ void FragmentFlows::remind() {
 }
 
 bool FragmentFlows::has_sent_all(Rank target) const {
-  const SendFlow* send = targets_.in(sends_, target);
-  return send == nullptr || send->done();
+  const SendFlow* send = sends_.find(target);
+  return send == nullptr || send->complete();
 }
 
 Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant* grant) {
-  SendFlow* found = targets_.in(sends_, source);
+  SendFlow* found = sends_.find(source);
   if (found == nullptr) return {};
   SendFlow& send = *found;
   if (terms_.on_device && grant == nullptr) {
@@ -220,7 +236,7 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
 }
 
 Status FragmentFlows::on_written(Rank source, uint64_t chunks) {
-  ReceiveFlow* receive = sources_.in(receives_, source);
+  ReceiveFlow* receive = receives_.find(source);
   if (receive != nullptr && receive->granted &&
       remote_.endpoint().chunk_receiver().confirm(receive->grant.region, chunks))
     return {};
@@ -228,12 +244,22 @@ Status FragmentFlows::on_written(Rank source, uint64_t chunks) {
 }
 
 ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {
-  ReceiveFlow* receive = sources_.in(receives_, source);
+  ReceiveFlow* receive = receives_.find(source);
   return receive != nullptr && receive->coverage.add(offset, bytes) ? receive : nullptr;
 }
 
 bool FragmentFlows::has_turn(const SendFlow& send) const {
   return !steps_.kept() || (send.step <= steps_.open() && turns_.free_for(this));
+}
+
+// Flows that keep step start one after another: of the send flows those before `sent_` are complete, and those of
+// later steps have no chunks with the NICs.
+bool FragmentFlows::window_full(const SendFlow& send) const {
+  if (!steps_.kept() || terms_.limits.window == SIZE_MAX || !send.in_chunks()) return false;
+  size_t chunks = 1;
+  for (size_t i = sent_; i < sends_.size() && sends_[i].step <= send.step; ++i)
+    chunks += sends_[i].chunks.count();
+  return chunks * send.grant.chunk_bytes > terms_.limits.window;
 }
 
 // No message is longer than what goes without a rendezvous: the question in a rendezvous queues behind the data
@@ -292,9 +318,9 @@ void FragmentFlows::tell_written(SendFlow& send, bool waits) {
     send.told = written;
 }
 
-bool FragmentFlows::done() const {
-  return first_not(is_complete, receives_, complete_) == receives_.size() &&
-         first_not(is_done, sends_, done_) == sends_.size();
+bool FragmentFlows::complete() const {
+  return first_open(receives_, received_) == receives_.size() &&
+         first_open(sends_, sent_) == sends_.size();
 }
 
 void FragmentFlows::close() {
@@ -310,22 +336,13 @@ bool FragmentFlows::may_write(const ReceiveFlow& receive) const {
          !remote_.endpoint().chunk_receiver().complete(receive.grant.region);
 }
 
-bool FragmentFlows::over() const {
+bool FragmentFlows::closed(bool but_for_silent) const {
+  auto counts = [&](Rank rank) { return !but_for_silent || !remote_.is_silent(rank); };
   for (const ReceiveFlow& receive : receives_) {
-    if (may_write(receive)) return false;
+    if (may_write(receive) && counts(receive.source)) return false;
   }
   for (const SendFlow& send : sends_) {
-    if (!send.chunks.idle()) return false;
-  }
-  return true;
-}
-
-bool FragmentFlows::settled() const {
-  for (const ReceiveFlow& receive : receives_) {
-    if (may_write(receive) && !remote_.is_silent(receive.source)) return false;
-  }
-  for (const SendFlow& send : sends_) {
-    if (!send.chunks.idle() && !remote_.is_silent(send.target)) return false;
+    if (!send.chunks.idle() && counts(send.target)) return false;
   }
   return true;
 }
@@ -338,8 +355,8 @@ bool FragmentFlows::may_overtake(Rank peer) const {
   return false;
 }
 
-bool FragmentFlows::end() {
-  bool entangled = !over();
+bool FragmentFlows::give_up() {
+  bool entangled = !closed(false);
   for (ReceiveFlow& receive : receives_) {
     if (!receive.granted) continue;
     remote_.endpoint().chunk_receiver().close(receive.grant.region, !may_write(receive));

@@ -4,25 +4,26 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <vector>
 
 #include "flows/flow.h"
-#include "flows/flow_index.h"
-#include "flows/flow_timing.h"
-#include "flows/open_sends.h"
+#include "flows/peer_tallies.h"
 #include "flows/rail_turns.h"
 #include "flows/remote_peers.h"
-#include "flows/send_window.h"
 #include "flows/step_order.h"
 #include "topology/members.h"
 #include "topology/pattern.h"
 
 namespace smddp {
 
-// What the network bounds.
+// What the network bounds, in bytes; by collectives/selector.h.
 struct FlowLimits {
-  size_t reach = 0;  // reach_bytes() of collectives/selector.h
-  SendWindow window;
+  size_t reach = 0;  // reach_bytes()
+  // send_window_bytes(): how much of a fragment's flows is with the NICs at once, where a chunk's completion says
+  // that it has arrived. What this rank has to say of earlier chunks would queue behind more.
+  size_t window = SIZE_MAX;
 };
 
 // What both ends of a fragment's flows have in common.
@@ -33,8 +34,11 @@ struct FlowTerms {
   size_t chunk_bytes;
   bool first;      // the fragment covers the start of the operation's blocks
   bool on_device;  // no processor touches the memory: the flows have to be chunks
-  FlowTiming timing;
   FlowLimits limits;
+  // How fast bytes come is counted there, if it says something of their sender and its link, as that does not wait
+  // for others' bytes meanwhile; else nullptr.
+  PeerTallies* tallies;
+  const std::atomic<uint64_t>& waited_from_ns;  // the operation's
 
   // As every message of a flow carries it.
   Signature signature_of(const ShardRun& run) const {
@@ -60,22 +64,19 @@ class FragmentFlows {
   FlowList<ReceiveFlow>& receives() { return receives_; }
   const FlowList<ReceiveFlow>& receives() const { return receives_; }
   // The flow from `source`, or nullptr. After open().
-  const ReceiveFlow* receive_from(Rank source) const { return sources_.in(receives_, source); }
+  const ReceiveFlow* receive_from(Rank source) const { return receives_.find(source); }
   const FlowList<SendFlow>& sends() const { return sends_; }
-  const FlowTiming& timing() const { return terms_.timing; }
 
   // Allows the senders to send more, as far as the group's receive budget reaches. True if it did.
   bool allow_more();
   // f(send) for each flow that may have something to send now, or to tell its target, in their order.
   template <class F>
-  void for_each_open_send(F&& f) {
-    open_sends_.for_each(steps_.open(), f);
-  }
+  void for_each_open_send(F&& f);
   // Sends one message or chunk of the bytes before `available` of the run; false if none may go now.
   // fill(offset, to, bytes) writes bytes of the run that do not lie in memory end to end.
   template <class Fill>
   bool send_one(SendFlow& send, size_t available, Fill&& fill);
-  bool done() const;
+  bool complete() const;
   // f(rank, bytes of its flow, bytes of them that have come, amount) for each rank whose data is still to come,
   // and with (rank, 0, 0, amount) for each that is still to get data. As long as nothing moves between that
   // rank and this one, `amount` stays the same.
@@ -97,19 +98,19 @@ class FragmentFlows {
 
   // At the end of a fragment that is complete: the peers may no longer write into its memory.
   void close();
-  // After a failure: first stop(); then, once settled() or if that takes too long, end().
+  // After a failure: first stop(); then, once closed() but for peers that do not answer, or if that takes too
+  // long, give_up().
   void stop() { turns_.leave(this); }
-  // Whether no peer writes into memory of the operation any more, and the fabric reads none of it.
-  bool over() const;
-  // The same, but for peers that do not answer: whether there is nothing to wait for.
-  bool settled() const;
+  // Whether no peer writes into memory of the operation any more, and the fabric reads none of it. `but_for_silent`:
+  // peers that do not answer do not count.
+  bool closed(bool but_for_silent) const;
   // Whether bytes for `peer` are under way that a message to it may overtake.
   bool may_overtake(Rank peer) const;
-  // Closes the regions. True if it was not over(): then the memory of the operation has to be kept.
-  bool end();
+  // Closes the regions. True if it was not closed(false): then the memory of the operation has to be kept.
+  bool give_up();
 
   // True if later fragments that keep step have to wait until enough of this one's data is here.
-  bool hold_rails() const { return steps_.kept() && !steps_.over(receives_); }
+  bool hold_rails() const { return steps_.kept() && !steps_.complete(receives_); }
   bool in_last_steps() const { return steps_.in_last_steps(receives_); }
 
  private:
@@ -118,8 +119,11 @@ class FragmentFlows {
   bool needs_no_ready(const ReceiveFlow& receive) const;
   void grant(ReceiveFlow& receive);
   void count_arrived();
+  void time(ReceiveFlow& receive) const;
   size_t allowance(const ReceiveFlow& receive);
   bool has_turn(const SendFlow& send) const;
+  // Whether what `send` sends next is a chunk that has to wait.
+  bool window_full(const SendFlow& send) const;
   size_t message_bytes(const SendFlow& send) const;
   bool send_chunk(SendFlow& send, size_t bytes);
   // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
@@ -141,21 +145,35 @@ class FragmentFlows {
   StepOrder steps_;
   FlowList<ReceiveFlow> receives_;
   FlowList<SendFlow> sends_;
-  FlowIndex sources_, targets_;
-  OpenSends open_sends_;
-  // What is over stays so. From the first flow on: receive flows that allow_more() is done with, those that are
-  // complete, and send flows that are done.
-  size_t counted_ = 0, complete_ = 0, done_ = 0;
+  // Those that have bytes to send, or to tell their targets of, in their order: a pass looks at no others, so that its
+  // work does not grow with the peers that have all.
+  std::vector<SendFlow*> open_sends_;
+  // What is complete stays so. From the first flow on: receive flows that allow_more() needs no more, receive flows
+  // and send flows that are complete.
+  size_t counted_ = 0, received_ = 0, sent_ = 0;
 };
+
+template <class F>
+void FragmentFlows::for_each_open_send(F&& f) {
+  const int last = steps_.open();
+  size_t kept = 0, i = 0;
+  for (; i < open_sends_.size() && open_sends_[i]->step <= last; ++i) {
+    SendFlow& send = *open_sends_[i];
+    f(send);
+    if (!send.told_all()) open_sends_[kept++] = &send;
+  }
+  auto at = open_sends_.begin();
+  open_sends_.erase(at + static_cast<ptrdiff_t>(kept), at + static_cast<ptrdiff_t>(i));
+}
 
 template <class F>
 void FragmentFlows::for_each_awaited(F&& f) const {
   for (const ReceiveFlow& receive : receives_) {
     uint64_t come = receive.coverage.total();
-    if (!receive.coverage.complete()) f(receive.source, receive.run.bytes(), come, come);
+    if (!receive.complete()) f(receive.source, receive.run.bytes(), come, come);
   }
   for (const SendFlow& send : sends_) {
-    if (!send.done()) f(send.target, 0, 0, send.sent + send.allowed - send.chunks.count());
+    if (!send.complete()) f(send.target, 0, 0, send.sent + send.allowed - send.chunks.count());
   }
 }
 
@@ -169,7 +187,7 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
   size_t bytes = 0;
   bool goes_on = may_send(&bytes), writes = send.in_chunks() && send.in_writes;
   if (send.told < send.sent) tell_written(send, !goes_on);
-  if (!goes_on || (steps_.kept() && terms_.limits.window.full(sends_, done_, send))) return false;
+  if (!goes_on || window_full(send)) return false;
   if (send.in_chunks() && send.memory != nullptr) {
     if (!send_chunk(send, bytes)) return false;
   } else {

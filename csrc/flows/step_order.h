@@ -28,9 +28,11 @@ class StepOrder {
 
   bool kept() const { return kept_; }
   // Every receive flow has enough of its bytes for the next step.
-  bool over(const FlowList<ReceiveFlow>& receives) const { return arrived_ == receives.size(); }
+  bool complete(const FlowList<ReceiveFlow>& receives) const {
+    return arrived_ == receives.size();
+  }
   bool in_last_steps(const FlowList<ReceiveFlow>& receives) const {
-    return over(receives) || receives[arrived_].step + kStepsAhead > receives.back().step;
+    return complete(receives) || receives[arrived_].step + kStepsAhead > receives.back().step;
   }
   // The latest steps whose flows may be sent, and may be allowed more, as far as steps matter.
   int open() const { return open_; }

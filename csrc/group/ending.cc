@@ -13,7 +13,7 @@ bool Ending::progress(uint64_t now_ns) {
   bool late = now_ns >= began_ns_ + kLongestNs;
   told_ = told_ || tell_peers() || late;
   if (fragments_.empty()) return false;
-  return late || fragments_.none_of([](const Fragment& fragment) { return !fragment.settled(); });
+  return late || fragments_.none_of([](const Fragment& fragment) { return !fragment.closed(); });
 }
 
 bool Ending::tell_peers() {

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <random>
 
-#include "flows/flow_index.h"
 
 namespace smddp {
 namespace {
@@ -137,13 +136,13 @@ TEST(ShardRun, FindsTheShardsOfARange) {
   EXPECT_EQ(seen, (std::vector<std::array<size_t, 4>>{{7, 8, 2, 0}, {5, 0, 3, 2}}));
 }
 
-TEST(FlowIndex, FindsTheFlowOfARankAndNoneOfOthers) {
-  std::vector<Rank> flows = {7, 3, 4000, 5};
-  FlowIndex index;
-  index.make(flows, [](Rank rank) { return rank; });
-  for (size_t i = 0; i < flows.size(); ++i) EXPECT_EQ(index.in(flows, flows[i]), &flows[i]);
-  for (Rank other : {0, 4, 6, 8, 4001}) EXPECT_EQ(index.in(flows, other), nullptr);
-  EXPECT_EQ(FlowIndex().in(flows, 7), nullptr);
+TEST(FlowList, FindsTheFlowOfARankAndNoneOfOthers) {
+  FlowList<SendFlow> flows;
+  EXPECT_EQ(flows.find(7), nullptr);
+  for (Rank rank : {7, 3, 4000, 5}) flows.emplace_back().target = rank;
+  flows.index();
+  for (SendFlow& flow : flows) EXPECT_EQ(flows.find(flow.target), &flow);
+  for (Rank other : {0, 4, 6, 8, 4001}) EXPECT_EQ(flows.find(other), nullptr);
 }
 
 }  // namespace

@@ -200,7 +200,7 @@ TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
                        16 << 10,
                        true,
                        false,
-                       FlowTiming(members, tallies, nobody_waits, true)});
+                       {}, &tallies, nobody_waits});
   for (Rank peer : {1, 2}) {
     remote.has_started(peer, 0);
     pattern::Flow flow{peer, {0}, peer};
@@ -233,7 +233,7 @@ TEST(FragmentFlows, TheOldestFragmentMayReceiveAChunkThoughTheBudgetIsFull) {
                           kChunk,
                           false,
                           false,
-                          FlowTiming(members, tallies, nobody_waits, true)});
+                          {}, &tallies, nobody_waits});
   };
   FragmentFlows oldest = flows_of(0), later = flows_of(1);
   remote.receive_budget().open(remote.receive_budget().bytes());
