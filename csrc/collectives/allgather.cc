@@ -122,8 +122,7 @@ void AllGather::start() {
 
 bool AllGather::progress(bool may_push) {
   bool moved = flows_.allow_more();
-  moved |= send([&](SendFlow& flow) { return sendable(flow); },
-                [&](auto... of) { read(of...); });
+  moved |= send([&](SendFlow& flow) { return sendable(flow); }, [&](auto... of) { read(of...); });
   auto push = [&] {
     while (may_push && !pushed_ && push_one()) moved = true;
   };

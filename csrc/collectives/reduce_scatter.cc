@@ -20,8 +20,9 @@
 
 #include "collectives/block_sums.h"
 #include "collectives/fragment.h"
-#include "collectives/piece_sequence.h"
+#include "common/small_vector.h"
 #include "kernels/reduce.h"
+#include "topology/pattern.h"
 
 namespace smddp {
 namespace {
@@ -33,6 +34,75 @@ using intranode::Piece;
 constexpr int kPiecesPerPass = 4;
 // For smaller pieces a copy into the slot costs less than the wait for the readers of this rank's memory.
 constexpr size_t kSharedPiece = 8 << 10;
+
+struct BlockPiece {
+  int position = 0;  // of the block in the order of the host
+  Rank block = 0;
+  size_t offset = 0;  // into the fragment's part of the block
+  size_t bytes = 0;   // 0: the end of the sequence
+};
+
+// How blocks are cut into pieces inside a host, and their order, the same on all ranks of the host. The sequence runs
+// over all blocks at one offset, then on to the next offset. Blocks of other hosts come before those of this
+// host, because they have further to go.
+class PieceSequence {
+ public:
+  PieceSequence(const Topology& topology, Rank rank, const Blocks& blocks, size_t begin,
+                size_t limit)
+      : topology_(topology),
+        rank_(rank),
+        host_(topology.node_of(rank)),
+        blocks_(blocks),
+        begin_(begin),
+        limit_(limit) {}
+
+  // Sets the length of the pieces. Called once, before the functions below.
+  void start(size_t piece_bytes);
+
+  // Whether this rank sums its host's contributions to `block`.
+  bool sums_here(Rank block) const;
+  // The first piece among those that this rank sums (`here`) or that its local peers sum, and the next one
+  // after `piece`.
+  BlockPiece first(bool here) const { return next({.position = -1}, here); }
+  BlockPiece next(BlockPiece piece, bool here) const;
+
+ private:
+  const Topology& topology_;
+  const Rank rank_;
+  const int host_;
+  const Blocks& blocks_;
+  const size_t begin_;
+  const size_t limit_;
+  size_t piece_bytes_ = 0;
+  SmallVector<Rank, 16> order_;  // of the blocks, the same on all ranks of the host
+};
+
+void PieceSequence::start(size_t piece_bytes) {
+  piece_bytes_ = piece_bytes;
+  for (int i = 1; i <= topology_.nodes(); ++i) {
+    for (Rank block : topology_.node((host_ + i) % topology_.nodes())) order_.push_back(block);
+  }
+}
+
+bool PieceSequence::sums_here(Rank block) const {
+  return pattern::reducer(topology_, host_, block) == rank_;
+}
+
+BlockPiece PieceSequence::next(BlockPiece piece, bool here) const {
+  size_t largest = std::min(limit_, blocks_.largest() > begin_ ? blocks_.largest() - begin_ : 0);
+  for (;;) {
+    if (++piece.position == topology_.ranks()) {
+      piece.position = 0;
+      piece.offset += piece_bytes_;
+    }
+    if (piece.offset >= largest) return {};
+    piece.block = order_[static_cast<size_t>(piece.position)];
+    size_t size = blocks_.bytes(piece.block, begin_, limit_);
+    if (piece.offset >= size || sums_here(piece.block) != here) continue;
+    piece.bytes = std::min(piece_bytes_, size - piece.offset);
+    return piece;
+  }
+}
 
 class ReduceScatter final : public Fragment {
  public:

@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "common/types.h"
-#include "transport/ofi/endpoint.h"
 #include "flows/write_batches.h"
+#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 

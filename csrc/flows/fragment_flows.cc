@@ -332,7 +332,7 @@ void FragmentFlows::close() {
 }
 
 bool FragmentFlows::may_write(const ReceiveFlow& receive) const {
-  return receive.granted && !remote_.writes_over(receive.source) &&
+  return receive.granted && !remote_.writes_closed(receive.source) &&
          !remote_.endpoint().chunk_receiver().complete(receive.grant.region);
 }
 
@@ -363,6 +363,24 @@ bool FragmentFlows::give_up() {
     receive.granted = false;
   }
   return entangled;
+}
+
+bool RailTurns::free_for(const FragmentFlows* flows) const {
+  for (const FragmentFlows* earlier : in_flight_) {
+    if (earlier == flows) return true;
+    if (earlier->hold_rails()) return false;
+  }
+  return true;
+}
+
+bool RailTurns::soon_free_for(const FragmentFlows* flows) const {
+  int held = 0;
+  for (const FragmentFlows* earlier : in_flight_) {
+    if (earlier == flows) return true;
+    if (!earlier->hold_rails()) continue;
+    if (++held > 1 || !earlier->in_last_steps()) return false;
+  }
+  return true;
 }
 
 }  // namespace smddp

@@ -155,40 +155,32 @@ void RemotePeers::send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq,
   post(buffer, h);
 }
 
-bool RemotePeers::send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks) {
+bool RemotePeers::send(wire::Type type, Rank to, uint64_t seq, const Signature& signature,
+                       uint64_t offset) {
   fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
   if (buffer == nullptr) return false;
-  wire::Header h = header(wire::Type::kWritten, to, seq, signature);
-  h.offset = chunks;
+  wire::Header h = header(type, to, seq, signature);
+  h.offset = offset;
   post(buffer, h);
   return true;
-}
-
-void RemotePeers::send_question(wire::Type type, Rank to, uint64_t seq,
-                                const Signature& signature) {
-  fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
-  if (buffer != nullptr) post(buffer, header(type, to, seq, signature));
 }
 
 void RemotePeers::on_peer_lost(fabric::Peer peer) {
   for (Rank rank : ranks_) {
     RemotePeer& state = of(rank);
-    if (state.address == peer) state.writes_over = true;
+    if (state.address == peer) state.writes_closed = true;
   }
 }
 
 void RemotePeers::on_network_closed() {
   drop_unsent();
-  for (RemotePeer& peer : peers_) peer.writes_over = peer.told_over = true;
+  for (RemotePeer& peer : peers_) peer.writes_closed = peer.told_closed = true;
 }
 
-bool RemotePeers::tell_over(Rank to) {
+bool RemotePeers::tell_closed(Rank to) {
   RemotePeer& state = of(to);
-  if (state.told_over) return true;
-  fabric::SendBuffer* buffer = endpoint_->messages().acquire(state.address, true);
-  if (buffer == nullptr) return false;
-  post(buffer, header(wire::Type::kOver, to, 0, {}));
-  return state.told_over = true;
+  state.told_closed = state.told_closed || send(wire::Type::kOver, to, 0, {}, 0);
+  return state.told_closed;
 }
 
 void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "common/types.h"
+#include "flows/flow.h"
 #include "transport/ofi/message_sender.h"
 #include "transport/wire.h"
-#include "flows/flow.h"
 
 namespace smddp {
 
@@ -53,13 +53,13 @@ class RemotePeers {
   void take_early(uint64_t seq, F&& f);
 
   // `source` has said that it writes no more into this rank's memory.
-  void heard_over(Rank source) { of(source).writes_over = true; }
+  void heard_closed(Rank source) { of(source).writes_closed = true; }
   // The connection to `peer` is lost: nothing more comes from there.
   void on_peer_lost(fabric::Peer peer);
   // The endpoint is closed: no peer is told anything more.
   void on_network_closed();
   // Whether one of the two has happened.
-  bool writes_over(Rank source) const { return of(source).writes_over; }
+  bool writes_closed(Rank source) const { return of(source).writes_closed; }
   // `peer` does not answer. The end of a broken group does not wait for it.
   void expect_nothing(Rank peer) { of(peer).silent = true; }
   bool is_silent(Rank peer) const { return of(peer).silent; }
@@ -89,11 +89,15 @@ class RemotePeers {
                  uint64_t offset, size_t bytes);
   // Tells `to` that the first `chunks` chunks of the flow to it are in its memory once this message is
   // taken. False: no buffer is free now.
-  bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks);
+  bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks) {
+    return send(wire::Type::kWritten, to, seq, signature, chunks);
+  }
   // Asks `to` for kSentAll, or sends it. If no buffer is free now nothing is sent: the question is repeated.
-  void send_question(wire::Type type, Rank to, uint64_t seq, const Signature& signature);
+  void send_question(wire::Type type, Rank to, uint64_t seq, const Signature& signature) {
+    send(type, to, seq, signature, 0);
+  }
   // Tells `to`, once, that this rank writes no more into its memory. False: no buffer is free now.
-  bool tell_over(Rank to);
+  bool tell_closed(Rank to);
   // Puts into line for all of them that this rank gives up the group from fragment `from` on. Needs no
   // memory.
   void send_aborts(uint64_t from, const std::string& reason);
@@ -116,7 +120,7 @@ class RemotePeers {
     size_t ahead_bytes = 0;
     std::set<uint64_t> refused;  // fragments that found no credit: later ones wait behind them
     bool greeted = false;
-    bool writes_over = false, told_over = false, silent = false;
+    bool writes_closed = false, told_closed = false, silent = false;
     size_t kept_bytes = 0;    // of its early data, here
     uint64_t sent = 0;        // messages: the counter of the next one
     Coverage seen{SIZE_MAX};  // counters of its messages that were accepted
@@ -139,6 +143,8 @@ class RemotePeers {
   const RemotePeer& of(Rank rank) const { return peers_[position_[static_cast<size_t>(rank)]]; }
 
   wire::Header header(wire::Type type, Rank to, uint64_t seq, const Signature& signature) const;
+  // A message without payload. False: no buffer is free now.
+  bool send(wire::Type type, Rank to, uint64_t seq, const Signature& signature, uint64_t offset);
   // Signs and sends a message to header.target, whose payload stands behind the header's room.
   void post(fabric::SendBuffer* buffer, wire::Header header);
 

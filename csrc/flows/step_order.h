@@ -28,9 +28,7 @@ class StepOrder {
 
   bool kept() const { return kept_; }
   // Every receive flow has enough of its bytes for the next step.
-  bool complete(const FlowList<ReceiveFlow>& receives) const {
-    return arrived_ == receives.size();
-  }
+  bool complete(const FlowList<ReceiveFlow>& receives) const { return arrived_ == receives.size(); }
   bool in_last_steps(const FlowList<ReceiveFlow>& receives) const {
     return complete(receives) || receives[arrived_].step + kStepsAhead > receives.back().step;
   }

@@ -8,7 +8,6 @@
 
 #include "common/clock.h"
 #include "common/exceptions.h"
-#include "group/connections.h"
 #include "group/group_builder.h"
 #include "joining/prefix_store.h"
 
@@ -16,6 +15,24 @@ namespace smddp {
 namespace {
 
 constexpr std::chrono::microseconds kLook(100);
+
+// In the order of the ranks. Asks no process anything.
+std::vector<Connection> connections(LocalPeers& local, const RemotePeers& remote,
+                                    const RemoteWatch& watch, uint64_t now) {
+  using State = Connection::State;
+  std::vector<Connection> all;
+  for (int i = 0; i < local.count(); ++i) {
+    const intranode::Neighbor& neighbor = local.neighbor(i);
+    State state = neighbor.dead()         ? State::kEnded
+                  : neighbor.is_stopped() ? State::kStopped
+                                          : State::kConnected;
+    all.push_back({local.rank(i), state, {}, 0, {}, "shared memory"});
+  }
+  for (Rank rank : remote.ranks()) all.push_back(watch.connection(rank, now));
+  std::sort(all.begin(), all.end(),
+            [](const Connection& a, const Connection& b) { return a.rank < b.rank; });
+  return all;
+}
 
 }  // namespace
 
@@ -42,7 +59,7 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
       local_watch_(members_, local_, fragments_, options_.silence_ns),
       failures_(members_, local_, remote_, fragments_, health_, remote_watch_, local_watch_,
                 options_.timeout_ns),
-      ending_(remote_, fragments_),
+      closing_(remote_, fragments_),
       recorder_(options_.name + options_.part),
       context_{members_, shape_, local_, remote_, turns_, tallies_, health_, engine_.staging()},
       maker_(context_, parts.algorithm, fragments_) {}
@@ -69,17 +86,17 @@ Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& 
 Group::~Group() {
   if (engine_.ended()) return;
   abort("the group was destroyed while operations were in flight");
-  finish_ending();
+  await_closing();
   leave_peers();
   engine_.detach(key_);
 }
 
-// The peers still have to hear the last of a broken group, and fragments refer to it.
-void Group::finish_ending() {
-  for (uint64_t until = now_ns() + 2 * Ending::kLongestNs; now_ns() < until;) {
+// The peers of a broken group still have to be told, and fragments refer to it.
+void Group::await_closing() {
+  for (uint64_t until = now_ns() + 2 * Closing::kLongestNs; now_ns() < until;) {
     {
       Engine::Lock lock = engine_.lock();
-      if (!ending_.busy()) return;
+      if (!closing_.busy()) return;
     }
     engine_.kick(engine_.lock());
     std::this_thread::sleep_for(kLook);
@@ -119,7 +136,7 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
     guarded([&] { progress(); });
     recorder_.end_call();
     // If only some of its fragments could be made, they never start.
-    if (!enqueued && !ending_.holds(operation, health_.verdict()))
+    if (!enqueued && !closing_.holds(operation, health_.verdict()))
       engine_.finish(operation, health_.verdict());
   }
   engine_.release(std::move(lock), background ? nullptr : operation.get());
@@ -157,12 +174,12 @@ bool Group::guarded(F&& f) noexcept {
 }
 
 bool Group::busy() const {
-  return !fragments_.empty() || remote_.has_unsent() || failures_.has_suspects() || ending_.busy();
+  return !fragments_.empty() || remote_.has_unsent() || failures_.has_suspects() || closing_.busy();
 }
 
 bool Group::watch(uint64_t now_ns) {
   bool broken = !health_.ok();
-  return failures_.watch(now_ns) && (!broken || now_ns >= ending_.limit_ns());
+  return failures_.watch(now_ns) && (!broken || now_ns >= closing_.limit_ns());
 }
 
 bool Group::progress() {
@@ -225,18 +242,18 @@ bool Group::finish_fragments() {
 // Ends everything in flight, without memory, once the group is broken and no peer writes for it.
 bool Group::give_up() {
   uint64_t now = now_ns();
-  if (!broken_at_ && !ending_.busy()) guarded([&] { broken_at_ = oldest(now); });
+  if (!broken_at_ && !closing_.busy()) guarded([&] { broken_at_ = oldest(now); });
   failures_.tell_peers();
-  if (ending_.begin(now) && !remote_.ranks().empty()) engine_.network().wear();
+  if (closing_.begin(now) && !remote_.ranks().empty()) engine_.network().wear();
   remote_watch_.find_silent(now);
   remote_.flush_aborts();
-  if (!ending_.progress(now)) return false;
-  ending_.close_flows();
+  if (!closing_.progress(now)) return false;
+  closing_.close_flows();
   fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {
     engine_.finish(fragment->operation_ptr(), health_.verdict());
     if (fragment->entangled()) engine_.network().keep(std::move(fragment));
   });
-  engine_.finish(ending_.take_held());
+  engine_.finish(closing_.take_held());
   return true;
 }
 
@@ -274,11 +291,11 @@ std::optional<OldestOperation> Group::oldest(uint64_t now) const {
 bool Group::on_message(const wire::Header& header, const std::byte* payload) {
   if (!remote_.accept(header, payload)) return false;
   if (header.type == wire::Type::kOver) {
-    remote_.heard_over(static_cast<Rank>(header.source));
+    remote_.heard_closed(static_cast<Rank>(header.source));
   } else if (health_.ok()) {
     take(header, payload);
   } else if (header.type == wire::Type::kWritten) {
-    ending_.on_written(header);
+    closing_.on_written(header);
   }
   return true;
 }
@@ -299,7 +316,7 @@ void Group::take(const wire::Header& header, const std::byte* payload) {
   } else if (header.seq >= fragments_.first_unstarted()) {
     if (!remote_.keep_early(header, payload))
       failures_.fail({Code::kInternal, describe(source) + " is too far ahead"});
-  }  // else that fragment is over: the message had nothing to bring
+  }  // else that fragment is complete: the message had nothing to bring
 }
 
 void Group::leave() {

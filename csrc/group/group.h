@@ -14,7 +14,7 @@
 #include "flows/local_peers.h"
 #include "flows/rail_turns.h"
 #include "flows/remote_peers.h"
-#include "group/ending.h"
+#include "group/closing.h"
 #include "group/failure_detector.h"
 #include "group/fragment_maker.h"
 #include "group/fragment_queue.h"
@@ -69,7 +69,7 @@ class Group : private Progressable {
   bool progress() override;
   bool watch(uint64_t now_ns) override;
   uint64_t deadline_ns() const override {
-    return health_.ok() ? failures_.deadline_ns() : ending_.limit_ns();
+    return health_.ok() ? failures_.deadline_ns() : closing_.limit_ns();
   }
   bool on_message(const wire::Header& header, const std::byte* payload) override;
   void on_peer_lost(fabric::Peer peer, const Status& why) override {
@@ -78,7 +78,7 @@ class Group : private Progressable {
   }
   void on_fabric_failed(const Status& why) override;
   bool needs_network() const override {
-    return !remote_.ranks().empty() && (health_.ok() || (busy() && !ending_.over()));
+    return !remote_.ranks().empty() && (health_.ok() || (busy() && !closing_.closed()));
   }
   void on_network_closed() override { remote_.on_network_closed(); }
   void fail(Status why) noexcept override;
@@ -95,7 +95,7 @@ class Group : private Progressable {
   bool give_up();
   std::optional<OldestOperation> oldest(uint64_t now) const;
   void leave_peers();
-  void finish_ending();
+  void await_closing();
 
   Engine& engine_;
   const Options options_;
@@ -111,7 +111,7 @@ class Group : private Progressable {
   RemoteWatch remote_watch_;
   LocalWatch local_watch_;
   FailureDetector failures_;
-  Ending ending_;
+  Closing closing_;
   OperationRecorder recorder_;
   std::optional<OldestOperation> broken_at_;
   const FragmentContext context_;

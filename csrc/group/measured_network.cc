@@ -21,33 +21,27 @@ constexpr std::chrono::seconds kPartnerTimeout(2);
 
 // The store of a pair's group. A rank that waits for the other one stops waiting soon, and if the group that
 // the pair is of can't be made.
-class PairStore final : public Store {
+class PairStore final : public PrefixStore {
  public:
   PairStore(Store& store, const std::string& prefix)
-      : whole_(store), part_(store, prefix), until_(now_ns() + kTimeoutNs) {}
-  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
-    return part_.set(key, value);
-  }
+      : PrefixStore(store, prefix), whole_(store), until_(now_ns() + kTimeoutNs) {}
   Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
                                                 const std::string& stop) override {
     Pause pause(std::chrono::milliseconds(8));
     for (const std::string& key : keys) {
-      while (!part_.has(key)) {
-        if (part_.has(stop)) return Status(Code::kAborted, stop + " is in the store");
+      while (!has(key)) {
+        if (has(stop)) return Status(Code::kAborted, stop + " is in the store");
         if (Status failure = published_failure(whole_); !failure) return failure;
         if (now_ns() >= until_) return Status(Code::kTimeout, key + " is not in the store");
         pause.sleep();
       }
     }
-    return part_.get(keys, stop);
+    return PrefixStore::get(keys, stop);
   }
-  bool has(const std::string& key) override { return part_.has(key); }
-  void remove(const std::string& key) override { part_.remove(key); }
 
  private:
   static constexpr uint64_t kTimeoutNs = std::chrono::nanoseconds(kPartnerTimeout).count();
   Store& whole_;
-  PrefixStore part_;
   const uint64_t until_;
 };
 

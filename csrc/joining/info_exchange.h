@@ -5,7 +5,7 @@
 // its first rank is. The first rank of each host reads the table and hands it to the other ranks of its host in
 // a shared segment. So the store serves a few small values per rank, and the table once per host.
 //
-// A rank that stands in a directory of the job's processes publishes its place there (joining/rank_values.h). If
+// A rank that stands in a directory of the job's processes publishes its place there (joining/process_directory.h). If
 // some rank can't read that, as a new process in its place has no directory, all that have referred publish the
 // whole: in a small group each rank sees it from the values, in a larger one rank 0 asks for it.
 //
@@ -24,7 +24,7 @@
 #include "intranode/shared.h"
 #include "joining/heartbeat.h"
 #include "joining/rank_info.h"
-#include "joining/rank_values.h"
+#include "joining/process_directory.h"
 #include "joining/store.h"
 
 namespace smddp {

@@ -29,7 +29,10 @@ class Members {
     return called_.empty() ? rank : called_[static_cast<size_t>(rank)];
   }
   const std::string& host(Rank rank) const { return host_names_[static_cast<size_t>(rank)]; }
-  std::string describe(Rank rank) const;  // "rank 3 (host b)"
+  std::string describe(Rank rank) const {  // "rank 3 (host b)"
+    if (rank < 0 || rank >= ranks()) return "rank " + std::to_string(rank);
+    return "rank " + std::to_string(called(rank)) + " (" + host(rank) + ")";
+  }
 
  private:
   Rank rank_;

@@ -6,7 +6,6 @@
 #include <numeric>
 #include <random>
 
-
 namespace smddp {
 namespace {
 

@@ -12,48 +12,53 @@
 namespace smddp {
 namespace {
 
-TEST(Failure, AMismatchNamesBothSidesOnAllRanks) {
-  for (std::string layout : {"AA", "AB", "AABB", "AAA"}) {
-    run_world(layout, [&](RankContext& c) {
-      size_t size = c.rank == 1 ? 2000 : 1000;
-      std::vector<float> in(size), out(size * static_cast<size_t>(c.ranks));
-      Status status = c.run(gather_of(in, out, c.ranks));
-      ASSERT_FALSE(status.ok());
-      EXPECT_NE(status.message().find(std::to_string(4000 * c.ranks)), std::string::npos)
-          << status.message();
-      EXPECT_NE(status.message().find(std::to_string(8000 * c.ranks)), std::string::npos)
-          << status.message();
-      EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
-      std::vector<float> more(1), all(static_cast<size_t>(c.ranks));
-      EXPECT_FALSE(c.run(gather_of(more, all, c.ranks)).ok());  // broken stays broken
-    });
-  }
+// A call in which rank 1 differs from the others, and what all ranks then say.
+struct Disagreement {
+  std::vector<std::string> layouts;
+  std::function<Status(RankContext&)> call;
+  std::function<std::vector<std::string>(int ranks)> said;
+};
+
+std::vector<Disagreement> disagreements() {
+  auto gather = [](RankContext& c) {
+    std::vector<float> in(c.rank == 1 ? 2000 : 1000), out(in.size() * static_cast<size_t>(c.ranks));
+    return c.run(gather_of(in, out, c.ranks));
+  };
+  // Their pieces go through different lanes of an outbox.
+  auto gather_or_sum = [](RankContext& c) {
+    std::vector<float> part(1000), whole(1000 * static_cast<size_t>(c.ranks));
+    return c.rank == 1 ? c.run(scatter_of(whole, part, c.ranks, Dtype::kFloat32, ReduceOp::kSum))
+                       : c.run(gather_of(part, whole, c.ranks));
+  };
+  auto sum = [](size_t size, size_t other, ReduceOp op) {
+    return [=](RankContext& c) {
+      std::vector<float> data(c.rank == 1 ? other : size, 1.0f);
+      return c.run(
+          all_reduce_of(data, c.ranks, Dtype::kFloat32, c.rank == 1 ? op : ReduceOp::kSum));
+    };
+  };
+  auto say = [](std::vector<std::string> words) { return [=](int) { return words; }; };
+  auto sizes = [](int ranks) -> std::vector<std::string> {
+    return {std::to_string(4000 * ranks), std::to_string(8000 * ranks), "rank 1"};
+  };
+  return {{{"AA", "AB", "AABB", "AAA"}, gather, sizes},
+          {{"AA", "AAA", "AABB"}, gather_or_sum, say({"all_gather", "reduce_scatter", "rank 1"})},
+          {{"AA", "AAA"}, sum(1000, 999, ReduceOp::kSum), say({"rank 1"})},
+          {{"AA", "AAA"}, sum(1000, 100'000, ReduceOp::kSum), say({"rank 1"})},
+          {{"AA", "AB"}, sum(100, 100, ReduceOp::kMax), say({", sum", ", max"})},
+          {{"AA", "AB"}, sum(100'000, 100'000, ReduceOp::kMax), say({", sum", ", max"})}};
 }
 
-// Their pieces go through different lanes of an outbox.
-TEST(Failure, AGatherAndASumDisagree) {
-  for (std::string layout : {"AA", "AAA", "AABB"}) {
-    run_world(layout, [&](RankContext& c) {
-      auto ranks = static_cast<size_t>(c.ranks);
-      std::vector<float> part(1000), whole(1000 * ranks);
-      Status status = c.rank == 1
-                          ? c.run(scatter_of(whole, part, c.ranks, Dtype::kFloat32, ReduceOp::kSum))
-                          : c.run(gather_of(part, whole, c.ranks));
-      ASSERT_FALSE(status.ok());
-      for (const char* said : {"all_gather", "reduce_scatter", "rank 1"})
-        EXPECT_NE(status.message().find(said), std::string::npos) << status.message();
-    });
-  }
-}
-
-TEST(Failure, AllReducesOfDifferentSizesDisagree) {
-  for (std::string layout : {"AA", "AAA"}) {
-    for (size_t other : {999, 100'000}) {
+TEST(Failure, RanksThatCallDifferentOperationsAllSayBothSides) {
+  for (const Disagreement& disagreement : disagreements()) {
+    for (const std::string& layout : disagreement.layouts) {
       run_world(layout, [&](RankContext& c) {
-        std::vector<float> data(c.rank == 1 ? other : 1000, 1.0f);
-        Status status = c.run(all_reduce_of(data, c.ranks, Dtype::kFloat32, ReduceOp::kSum));
+        Status status = disagreement.call(c);
         ASSERT_FALSE(status.ok());
-        EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+        for (const std::string& words : disagreement.said(c.ranks))
+          EXPECT_TRUE(says(status, words));
+        std::vector<float> more(1), all(static_cast<size_t>(c.ranks));
+        EXPECT_FALSE(c.run(gather_of(more, all, c.ranks)).ok());  // broken stays broken
       });
     }
   }
@@ -68,7 +73,7 @@ TEST(Failure, ARankThatStaysAwayIsNamedWithinTheDeadline) {
                 std::vector<float> in(1000), out(3000);
                 Status status = c.run(gather_of(in, out, c.ranks));
                 ASSERT_FALSE(status.ok());
-                EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+                EXPECT_TRUE(says(status, "rank 2"));
               },
               {.timeout_seconds = 0.5});
   }
@@ -88,7 +93,7 @@ TEST(Failure, AnOperationMayHaveAShorterLimitThanItsGroup) {
         c.engine.wait(*op);
         const Status& status = op->status();
         EXPECT_EQ(status.code(), Code::kTimeout) << status.message();
-        EXPECT_NE(status.message().find("within 0.3 s"), std::string::npos) << status.message();
+        EXPECT_TRUE(says(status, "within 0.3 s"));
       }
       both.arrive_and_wait();
     });
@@ -112,21 +117,6 @@ TEST(Failure, ASubgroupHasTheLimitThatItsGroupHasByNow) {
     }
     both.arrive_and_wait();
   });
-}
-
-TEST(Failure, RanksThatReduceDifferentlyDisagree) {
-  for (std::string layout : {"AA", "AB"}) {
-    for (size_t size : {100, 100'000}) {
-      run_world(layout, [&](RankContext& c) {
-        std::vector<float> data(size, 1.0f);
-        ReduceOp op = c.rank == 0 ? ReduceOp::kSum : ReduceOp::kMax;
-        Status status = c.run(all_reduce_of(data, 2, Dtype::kFloat32, op));
-        ASSERT_FALSE(status.ok());
-        EXPECT_NE(status.message().find(", sum"), std::string::npos) << status.message();
-        EXPECT_NE(status.message().find(", max"), std::string::npos) << status.message();
-      });
-    }
-  }
 }
 
 // More early data than a peer has credit for, in flows that keep step: a rank that may not send early
@@ -267,7 +257,7 @@ TEST(Failure, APeerThatGivesUpALaterOperationDoesNotBreakEarlierOnes) {
         c.engine.wait(*first);
         EXPECT_TRUE(first->status().ok()) << first->status().message();
         Status status = c.run(second);
-        EXPECT_NE(status.message().find("asked to"), std::string::npos) << status.message();
+        EXPECT_TRUE(says(status, "asked to"));
       }
     });
   }
@@ -329,7 +319,7 @@ TEST(Failure, ARankThatDoesNotAnswerDelaysTheErrorByAMoment) {
                 auto op = gather_of(in, out, 2);
                 Status status = c.run(op);
                 EXPECT_EQ(status.code(), Code::kTimeout);
-                EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+                EXPECT_TRUE(says(status, "rank 1"));
                 EXPECT_LT(now_ns() - began, 5'000'000'000u);
                 std::weak_ptr<Operation> kept = std::exchange(op, nullptr);
                 EXPECT_FALSE(kept.expired());
@@ -372,15 +362,12 @@ TEST(Bootstrap, AMissingRankIsNamed) {
   auto group = Group::create(*engine.value(), store, 0, 3,
                              {.name = "g", .timeout_ns = 1'000'000'000, .host = "A"});
   ASSERT_FALSE(group.ok());
-  EXPECT_NE(group.status().message().find("ranks 1, 2"), std::string::npos)
-      << group.status().message();
+  EXPECT_TRUE(says(group.status(), "ranks 1, 2"));
 }
 
 TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
   MemoryStore stores[20];
-  std::vector<std::thread> threads;
-  for (int r = 0; r < 4; ++r) {
-    threads.emplace_back([&, r] {
+  on_threads(4, [&](int r) {
       auto engine = Engine::create();
       ASSERT_TRUE(engine.ok());
       std::vector<std::unique_ptr<Group>> groups;
@@ -406,9 +393,7 @@ TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
         for (int q = 0; q < 4; ++q)
           ASSERT_EQ(out[g][static_cast<size_t>(q) * 5000], q + static_cast<int>(g));
       }
-    });
-  }
-  for (auto& t : threads) t.join();
+  });
 }
 
 // One rank of those that break a group and make the next one, in one process.
@@ -458,15 +443,11 @@ class HealingRank {
 void heal_together(int ranks, const std::function<void(HealingRank&)>& body) {
   std::vector<MemoryStore> stores(8);
   std::barrier<> all(ranks);
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      HealingRank rank(stores, all, r, ranks);
-      body(rank);
-      all.arrive_and_wait();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  on_threads(ranks, [&](int r) {
+    HealingRank rank(stores, all, r, ranks);
+    body(rank);
+    all.arrive_and_wait();
+  });
 }
 
 TEST(Healing, AGroupAfterABrokenOneHasANewEndpoint) {

@@ -7,7 +7,6 @@
 #include <set>
 #include <thread>
 
-#include "joining/rank_values.h"
 #include "world.h"
 
 namespace smddp {
@@ -158,19 +157,15 @@ struct Job {
 
   void run(const std::function<void(Rank&, const std::function<void()>& meet)>& body) {
     std::barrier all(static_cast<std::ptrdiff_t>(layout.size()));
-    std::vector<std::thread> threads;
-    for (size_t r = 0; r < layout.size(); ++r) {
-      threads.emplace_back([&, r] {
-        Rank self{static_cast<int>(r),
-                  std::move(Engine::create().value()),
-                  std::string("host-") + layout[r],
-                  {}};
-        body(self, [&] { all.arrive_and_wait(); });
-        all.arrive_and_wait();
-        self.groups.clear();
-      });
-    }
-    for (auto& thread : threads) thread.join();
+    on_threads(static_cast<int>(layout.size()), [&](int r) {
+      Rank self{r,
+                std::move(Engine::create().value()),
+                std::string("host-") + layout[static_cast<size_t>(r)],
+                {}};
+      body(self, [&] { all.arrive_and_wait(); });
+      all.arrive_and_wait();
+      self.groups.clear();
+    });
   }
 
   std::vector<int> everybody() const {

@@ -164,8 +164,8 @@ TEST(RemotePeers, WhatIsKeptIsNoLongerKeptWhenItsFragmentStarts) {
 TEST(RemotePeers, APeerThatIsLostWritesNoMore) {
   Alone alone;
   alone.remote.on_peer_lost(1);
-  EXPECT_FALSE(alone.remote.writes_over(1));
-  EXPECT_TRUE(alone.remote.writes_over(2));
+  EXPECT_FALSE(alone.remote.writes_closed(1));
+  EXPECT_TRUE(alone.remote.writes_closed(2));
 }
 
 TEST(RemotePeers, APeerThatTakesNoAbortHoldsUpNoOther) {
@@ -193,14 +193,9 @@ TEST(FragmentFlows, ARankThatMayNotKnowTheGroupGetsAReady) {
   RailTurns turns;
   PeerTallies tallies(3);
   std::atomic<uint64_t> nobody_waits{0};
-  FragmentFlows flows(members, remote, turns,
-                      {{},
-                       0,
-                       pattern::Pattern::kDirect,
-                       16 << 10,
-                       true,
-                       false,
-                       {}, &tallies, nobody_waits});
+  FragmentFlows flows(
+      members, remote, turns,
+      {{}, 0, pattern::Pattern::kDirect, 16 << 10, true, false, {}, &tallies, nobody_waits});
   for (Rank peer : {1, 2}) {
     remote.has_started(peer, 0);
     pattern::Flow flow{peer, {0}, peer};
@@ -233,7 +228,9 @@ TEST(FragmentFlows, TheOldestFragmentMayReceiveAChunkThoughTheBudgetIsFull) {
                           kChunk,
                           false,
                           false,
-                          {}, &tallies, nobody_waits});
+                          {},
+                          &tallies,
+                          nobody_waits});
   };
   FragmentFlows oldest = flows_of(0), later = flows_of(1);
   remote.receive_budget().open(remote.receive_budget().bytes());
@@ -278,10 +275,7 @@ TEST(RemotePeers, AProcessThatEndsTellsAllOfMoreThanItHasBuffersFor) {
                 }
               } else {
                 EXPECT_TRUE(c.engine.wait(*op, std::chrono::seconds(20))) << c.rank;
-                EXPECT_NE(
-                    op->status().message().find("rank 0 (host-0) ended with operations in flight"),
-                    std::string::npos)
-                    << op->status().message();
+                EXPECT_TRUE(says(op->status(), "rank 0 (host-0) ended with operations in flight"));
               }
               ++told;
             },

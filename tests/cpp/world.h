@@ -21,6 +21,19 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+// Whether the sentence of `status` holds `words`.
+inline testing::AssertionResult says(const Status& status, const std::string& words) {
+  if (status.message().find(words) != std::string::npos) return testing::AssertionSuccess();
+  return testing::AssertionFailure() << "\"" << status.message() << "\" lacks \"" << words << "\"";
+}
+
+// Runs body(rank) on a thread for each of `ranks` ranks.
+inline void on_threads(int ranks, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) threads.emplace_back([&body, r] { body(r); });
+  for (std::thread& t : threads) t.join();
+}
+
 // Wakes a waiting rank once, when its last key is set, as a real store's server does. A condition that all
 // ranks check after each key would wake all of them every time.
 class MemoryStore : public Store {
@@ -159,23 +172,19 @@ inline void run_world(const std::vector<std::string>& hosts,
                       const WorldOptions& options = {}) {
   MemoryStore store;
   auto ranks = static_cast<int>(hosts.size());
-  std::vector<std::thread> threads;
-  for (int r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      auto engine = Engine::create();
-      ASSERT_TRUE(engine.ok()) << engine.status().message();
-      Group::Options group_options{"test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
-                                   hosts[static_cast<size_t>(r)], options.single_copy,
-                                   options.several_hosts};
-      CountingStore view(store, "");
-      auto group = Group::create(*engine.value(), view, r, ranks, group_options);
-      ASSERT_TRUE(group.ok()) << group.status().message();
-      RankContext context{r, ranks, *engine.value(), *group.value(), view};
-      body(context);
-      group.value().reset();
-    });
-  }
-  for (std::thread& t : threads) t.join();
+  on_threads(ranks, [&](int r) {
+    auto engine = Engine::create();
+    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    Group::Options group_options{"test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
+                                 hosts[static_cast<size_t>(r)], options.single_copy,
+                                 options.several_hosts};
+    CountingStore view(store, "");
+    auto group = Group::create(*engine.value(), view, r, ranks, group_options);
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    RankContext context{r, ranks, *engine.value(), *group.value(), view};
+    body(context);
+    group.value().reset();
+  });
 }
 
 // The same with a letter per rank.

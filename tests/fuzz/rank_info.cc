@@ -4,7 +4,8 @@
 #include "input.h"
 #include "joining/rank_info.h"
 #include "joining/rank_table.h"
-#include "joining/rank_values.h"
+#include "joining/store.h"
+#include "joining/process_directory.h"
 #include "liveness/contact.h"
 
 namespace {
