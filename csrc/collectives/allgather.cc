@@ -51,7 +51,7 @@ class AllGather final : public Fragment {
 
   void make_flows();
   // How much of this rank's shard is there to be passed on, from its start.
-  size_t own_here() const { return sums_ == nullptr ? own_.bytes() : sums_->done; }
+  size_t own_here() const { return sums_ == nullptr ? own_.bytes() : sums_->here; }
   ShardRun run_of(const pattern::Flow& flow) const;
   // Where a run lies end to end, or nullptr.
   std::byte* memory_of(const ShardRun& run) const;

@@ -198,7 +198,7 @@ void BlockSums::deliver(const BlockSum& sum, size_t at, std::byte* accumulator,
 
 size_t BlockSums::sendable(const SendFlow& flow) const {
   for (size_t i = 0; i < flow.run.shards(); ++i) {
-    size_t here = to_wire(of(flow.run.shard(i)).done());
+    size_t here = to_wire(of(flow.run.shard(i)).here());
     if (here < flow.run.length(i)) return flow.run.start(i) + here;
   }
   return flow.run.bytes();

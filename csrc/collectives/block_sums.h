@@ -37,7 +37,7 @@ struct BlockSum {
   size_t combined = 0;            // bytes to which all partials have been added
   size_t least = 0;               // the partial of which fewest bytes were here at the last look
 
-  size_t done() const { return partials.empty() ? summed : combined; }
+  size_t here() const { return partials.empty() ? summed : combined; }
   // The partial at `position` among the sums of all hosts, which is not own_position.
   const Partial& partial_at(size_t position) const {
     return partials[position < own_position ? position : position - 1];

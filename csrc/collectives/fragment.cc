@@ -216,7 +216,7 @@ bool Fragment::starts_by_itself(const ReceiveFlow* receive, wire::Type type) con
   return receive != nullptr && receive->step == flows_.receives()[0].step;
 }
 
-std::shared_ptr<Operation> Fragment::finish() {
+std::shared_ptr<Operation> Fragment::close() {
   starts_.count(tallies_, operation_->waited_from_ns.load(std::memory_order_relaxed));
   flows_.close();
   return std::move(operation_);

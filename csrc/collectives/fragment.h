@@ -40,7 +40,7 @@ struct FragmentContext {
 // How far the sums of this rank's block have come in one part of an AllReduce: bytes from the part's start that lie
 // in the output. The part's ReduceScatter writes it, and its AllGather passes on what is there.
 struct PartSums {
-  size_t done = 0;
+  size_t here = 0;
 };
 
 class Fragment {
@@ -108,8 +108,8 @@ class Fragment {
   void for_each_awaited(F&& f) const;
   // The flows to and from other hosts.
   const FragmentFlows& flows() const { return flows_; }
-  // Ends a fragment that is complete. Only the destructor may be called after it.
-  std::shared_ptr<Operation> finish();
+  // Closes a fragment that is complete. Only the destructor may be called after it.
+  std::shared_ptr<Operation> close();
   // After a failure, in this order; as of FragmentFlows.
   void stop() { flows_.stop(); }
   bool closed() const { return flows_.closed(true); }
@@ -156,7 +156,7 @@ class Fragment {
   std::vector<Extent> readable(const Blocks& blocks, Rank block, size_t at, size_t bytes,
                                bool direct) const;
 
-  // Whether every local peer is done with all that exposes this rank's memory.
+  // Whether every local peer has read all that exposes this rank's memory.
   bool is_read() const {
     return !exposes() || local_.outbox().read_by_all(lane_) >= exposed_until_;
   }

@@ -37,7 +37,7 @@ class Operation : public Task {
   // AllReduce: equal parts, one per rank, of the input and of the output. Broadcast: as AllGather, with
   // no input, as the root's bytes are in its output; Reduce: as ReduceScatter. All-to-all, gather and
   // scatter: one block per rank of both, this rank's own of the same size in both. The memory must live, and
-  // the input must not change, until the operation is done.
+  // the input must not change, until the operation is closed.
   Blocks input, output;
   Rank root = 0;  // of a gather or a scatter
   // Whether `from` sends a block to `to`, if each pair of ranks has its own.
@@ -53,7 +53,7 @@ class Operation : public Task {
   // Since when a caller waits for it; 0: none has waited.
   std::atomic<uint64_t> waited_from_ns{0};
 
-  // Valid once done: how many fragments it took on the wire, the largest of them (bytes of all ranks'
+  // Valid once complete: how many fragments it took on the wire, the largest of them (bytes of all ranks'
   // blocks), and the way the bytes went.
   uint32_t fragments = 0;
   uint64_t largest_fragment = 0;

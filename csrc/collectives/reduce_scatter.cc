@@ -116,7 +116,7 @@ class ReduceScatter final : public Fragment {
                 bytes) {}
 
   void start() override;
-  // False while only flows are unfinished that have started: a missing partial sum may be the fault of the
+  // False while only flows are incomplete that have started: a missing partial sum may be the fault of the
   // sender or of any rank behind it.
   bool can_blame() const override;
   bool progress(bool may_push) override;
@@ -198,7 +198,7 @@ bool ReduceScatter::progress(bool may_push) {
     if (exposes()) push();
   }
   moved |= sums_.combine();
-  if (part_ != nullptr) part_->done = sums_.own().done();
+  if (part_ != nullptr) part_->here = sums_.own().here();
   bool sent = send([&](const SendFlow& flow) { return sums_.sendable(flow); },
                    [&](Rank block, size_t at, std::byte* to, size_t n) {
                      operation_->input.read(block, begin_ + at, to, n);
@@ -207,7 +207,7 @@ bool ReduceScatter::progress(bool may_push) {
 }
 
 bool ReduceScatter::complete() const {
-  return pushed_ && wanted_.bytes == 0 && heard_all() && sums_.own().done() == sums_.own().bytes &&
+  return pushed_ && wanted_.bytes == 0 && heard_all() && sums_.own().here() == sums_.own().bytes &&
          flows_.complete() && is_read();
 }
 

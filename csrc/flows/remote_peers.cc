@@ -50,10 +50,10 @@ bool RemotePeers::accept(const wire::Header& h, const std::byte* payload) {
 uint64_t RemotePeers::has_started(Rank source, uint64_t seq) {
   RemotePeer& peer = of(source);
   uint64_t before = std::exchange(peer.heard, std::max(peer.heard, seq + 1));
-  auto over = peer.ahead.begin();
-  for (; over != peer.ahead.end() && over->first < peer.heard; ++over)
-    peer.ahead_bytes -= over->second;
-  peer.ahead.erase(peer.ahead.begin(), over);
+  auto heard = peer.ahead.begin();
+  for (; heard != peer.ahead.end() && heard->first < peer.heard; ++heard)
+    peer.ahead_bytes -= heard->second;
+  peer.ahead.erase(peer.ahead.begin(), heard);
   return before;
 }
 

@@ -1,5 +1,5 @@
 // Which of the writes of a send flow are in the target's memory, where writes complete in any order: the
-// writes are counted in batches, and what was sent before the oldest batch that is not over is complete. A batch
+// writes are counted in batches, and what was sent before the oldest batch that is not complete has arrived. A batch
 // is a single write as long as few are under way. Must not know what is written. SendFlow has one.
 #pragma once
 

@@ -14,7 +14,7 @@ constexpr uint64_t kGraceNs = 1'000'000'000;
 // A rank that only receives finds out by a reminder that its connection broke: ofi_rxm tells nothing.
 constexpr uint64_t kReminderNs = 1'000'000'000;
 
-// When a fragment's operation has to be done. A rank that can't tell which of several ranks holds it up
+// When a fragment's operation has to be complete. A rank that can't tell which of several ranks holds it up
 // leaves a moment to the rank that can: all deadlines expire together, and the first verdict is the one
 // that all ranks report.
 uint64_t expires_ns(const Fragment& fragment) {
@@ -31,7 +31,7 @@ void FailureDetector::fail(Status why) noexcept {
 
 void FailureDetector::tell_peers() noexcept {
   if (health_.ok() || std::exchange(told_, true)) return;
-  uint64_t from = fragments_.first_unfinished();
+  uint64_t from = fragments_.first_incomplete();
   local_.abort(health_.status().message(), from);
   remote_.send_aborts(from, health_.status().message());
   try {
@@ -41,9 +41,9 @@ void FailureDetector::tell_peers() noexcept {
 }
 
 // A peer that gave up from a later fragment on has pushed all that the oldest one here needs of it: the
-// oldest may still finish.
+// oldest may still become complete.
 void FailureDetector::check_aborts() {
-  uint64_t oldest = fragments_.first_unfinished();
+  uint64_t oldest = fragments_.first_incomplete();
   for (int i = 0; i < local_.count(); ++i) {
     const char* reason = local_.inbox(i).aborted();
     if (reason == nullptr || local_.inbox(i).aborted_from() > oldest) continue;
@@ -63,7 +63,7 @@ void FailureDetector::on_abort(const wire::Header& header, const std::byte* reas
 
 void FailureDetector::leave() {
   remote_watch_.leave(
-      fragments_.first_unfinished(),
+      fragments_.first_incomplete(),
       members_.describe(members_.rank()) + " has destroyed group '" + members_.group_name() + "'");
 }
 
@@ -81,7 +81,7 @@ void FailureDetector::check_remote(uint64_t now) {
   if (auto reason = remote_watch_.left()) fail({Code::kAborted, std::move(*reason)});
 }
 
-// At the first watch() after a call, at most some microseconds later: operations that are done before
+// At the first watch() after a call, at most some microseconds later: operations that are complete before
 // that need no look at the clock.
 void FailureDetector::set_deadlines(uint64_t now) {
   const Operation* last = nullptr;

@@ -1,4 +1,4 @@
-// Settles how an operation is carried out, and cuts it into fragments. Used by Group alone, under the engine's
+// Decides how an operation is carried out, and cuts it into fragments. Used by Group alone, under the engine's
 // lock; must not know how the fragments fare.
 #pragma once
 
@@ -18,7 +18,7 @@ class FragmentMaker {
   FragmentMaker(const FragmentContext& context, Algorithm algorithm, FragmentQueue& queue)
       : context_(context), shape_(context.shape), algorithm_(algorithm), queue_(queue) {}
 
-  // Settles the plan of an operation, and so what its messages say of it.
+  // Decides the plan of an operation, and so what its messages say of it.
   void plan(Operation& operation, const Tuning& tuning) const;
   // The ways that the bytes of a planned operation take, as statistics() names them.
   std::string path_of(const Operation& operation) const;

@@ -25,7 +25,7 @@ void FragmentQueue::on_start(Rank source, uint64_t from, const wire::Header& hea
 
 bool FragmentQueue::has_sent_all(Rank target, uint64_t seq) const {
   const Fragment* fragment = find(seq);
-  return fragment != nullptr ? fragment->flows().has_sent_all(target) : seq < first_unfinished();
+  return fragment != nullptr ? fragment->flows().has_sent_all(target) : seq < first_incomplete();
 }
 
 }  // namespace smddp

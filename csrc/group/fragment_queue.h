@@ -25,10 +25,10 @@ class FragmentQueue {
   }
   // Moves the first waiting fragment to those in flight; nullptr if it may not start yet.
   Fragment* advance();
-  // Takes the fragments in flight that are complete, in order, and calls ended(operation) for each.
+  // Takes the fragments in flight that are complete, in order, and calls f(operation) for each.
   // True if there was one.
   template <class F>
-  bool finish_complete(F&& ended);
+  bool take_complete(F&& f);
   // Takes all fragments and calls f(fragment) for each, a std::unique_ptr.
   template <class F>
   void take_all(F&& f);
@@ -48,11 +48,11 @@ class FragmentQueue {
   void on_start(Rank source, uint64_t from, const wire::Header& header) const;
   // Whether nothing of fragment `seq` is left to send to `target`. A fragment that has not started owes all.
   bool has_sent_all(Rank target, uint64_t seq) const;
-  // The sequence numbers of the first fragment that has not started, and that has not finished.
+  // The sequence numbers of the first fragment that has not started, and that is not complete.
   uint64_t first_unstarted() const {
     return waiting_.empty() ? next_seq_ : waiting_.front()->seq();
   }
-  uint64_t first_unfinished() const {
+  uint64_t first_incomplete() const {
     return in_flight_.empty() ? first_unstarted() : in_flight_.front()->seq();
   }
 
@@ -62,16 +62,16 @@ class FragmentQueue {
 };
 
 template <class F>
-bool FragmentQueue::finish_complete(F&& ended) {
+bool FragmentQueue::take_complete(F&& f) {
   bool any = false;
   for (auto fragment = in_flight_.begin(); fragment != in_flight_.end();) {
     if (!(*fragment)->complete()) {
       ++fragment;
       continue;
     }
-    std::shared_ptr<Operation> operation = (*fragment)->finish();
+    std::shared_ptr<Operation> operation = (*fragment)->close();
     fragment = in_flight_.erase(fragment);
-    ended(std::move(operation));
+    f(std::move(operation));
     any = true;
   }
   return any;

@@ -188,7 +188,7 @@ bool Group::progress() {
   if (health_.ok()) failures_.check_aborts();
   if (health_.ok()) moved |= start_fragments();
   if (health_.ok()) moved |= progress_fragments();
-  if (health_.ok()) moved |= finish_fragments();
+  if (health_.ok()) moved |= close_fragments();
   if (!health_.ok()) moved |= give_up();
   local_.wake();
   failures_.on_progress(moved);
@@ -231,10 +231,10 @@ bool Group::progress_fragments() {
   return moved;
 }
 
-bool Group::finish_fragments() {
-  return fragments_.finish_complete([&](std::shared_ptr<Operation> op) {
+bool Group::close_fragments() {
+  return fragments_.take_complete([&](std::shared_ptr<Operation> op) {
     if (--op->fragments_left_ > 0) return;
-    ++finished_;
+    ++completed_;
     engine_.finish(std::move(op), Status());
   });
 }
@@ -259,8 +259,8 @@ bool Group::give_up() {
 
 GroupState Group::state(bool with_connections) {
   Engine::Lock lock = engine_.lock();
-  GroupState state{name(),    rank(),           {}, {}, {}, operations_,
-                   finished_, health_.status(), {}, {}, {}};
+  GroupState state{name(),     rank(),           {}, {}, {}, operations_,
+                   completed_, health_.status(), {}, {}, {}};
   for (Rank r = 0; r < ranks(); ++r) {
     state.members.push_back(members_.called(r));
     state.hosts.push_back(members_.host(r));

@@ -35,7 +35,7 @@ class Group : private Progressable {
  public:
   using Options = GroupOptions;
 
-  // Blocks until every rank of the group has joined, or the store's timeout is over.
+  // Blocks until every rank of the group has joined, or the store's timeout has passed.
   static Result<std::unique_ptr<Group>> create(Engine& engine, Store& store, int rank, int ranks,
                                                Options options);
   // A group of some of its ranks, in the order given, of which this rank must be one. Those ranks call
@@ -91,7 +91,7 @@ class Group : private Progressable {
   bool guarded(F&& f) noexcept;
   bool start_fragments();
   bool progress_fragments();
-  bool finish_fragments();
+  bool close_fragments();
   bool give_up();
   std::optional<OldestOperation> oldest(uint64_t now) const;
   void leave_peers();
@@ -116,7 +116,7 @@ class Group : private Progressable {
   std::optional<OldestOperation> broken_at_;
   const FragmentContext context_;
   FragmentMaker maker_;
-  uint64_t operations_ = 0, finished_ = 0;  // submitted and finished so far
+  uint64_t operations_ = 0, completed_ = 0;  // so far: submitted, and complete
 };
 
 }  // namespace smddp

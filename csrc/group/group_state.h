@@ -20,7 +20,7 @@ struct AwaitedRank {
   uint64_t quiet_ns = 0;  // since something last moved between the two
 };
 
-// The oldest operation that is not over.
+// The oldest operation that is not complete.
 struct OldestOperation {
   uint64_t sequence = 0;
   Collective collective = Collective::kBarrier;
@@ -54,7 +54,7 @@ struct GroupState {
   std::vector<Rank> members;       // what sentences call each rank
   std::vector<std::string> hosts;  // of each rank
   std::vector<PeerTally> tallies;  // of each rank
-  uint64_t submitted = 0, finished = 0;
+  uint64_t submitted = 0, complete = 0;
   Status status;
   std::optional<OldestOperation> oldest;  // in a broken group: when it broke
   std::vector<Connection> connections;    // if asked for

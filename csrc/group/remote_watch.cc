@@ -118,7 +118,7 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
     on_lost(remote_.peer(remote.rank), {Code::kPeerLost, "it was lost before"});
   const liveness::Verdict& verdict = ask(i, now);
   bool left = verdict.left_from != UINT64_MAX;
-  if (left && (verdict.left_from <= fragments_.first_unfinished() || quiet >= kInFlightNs)) {
+  if (left && (verdict.left_from <= fragments_.first_incomplete() || quiet >= kInFlightNs)) {
     left_ = verdict.reason;
     return {};
   }

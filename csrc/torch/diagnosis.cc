@@ -159,7 +159,7 @@ py::list group_states(bool with_connections) {
     d["hosts"] = group.hosts;
     d["peers"] = tallies_of(group);
     d["submitted"] = group.submitted;
-    d["finished"] = group.finished;
+    d["finished"] = group.complete;
     d["network"] = group.network;
     d["network_source"] = source_of_network(group.network);
     d["error"] = group.status.message();

@@ -144,7 +144,7 @@ TEST(GroupRecords, SayWhenAnOperationWasCalledStartedAndEnded) {
   run_world("AAB", [](RankContext& c) {
     std::vector<float> in(1 << 20, 1.0f), out(3 << 20);
     ASSERT_TRUE(c.run(gather_of(in, out, c.ranks)).ok());
-    EXPECT_EQ(c.group.state().finished, 1u);
+    EXPECT_EQ(c.group.state().complete, 1u);
     EXPECT_FALSE(c.group.state().oldest);
   });
   std::vector<Record> records = records_of("test");
@@ -212,7 +212,7 @@ TEST(GroupRecords, SayWhoIsAwaited) {
                   awaits |= awaited.rank == 2;
                 if (c.rank == 0) EXPECT_TRUE(awaits) << "rank 0 is the one that rank 2 sends to";
                 EXPECT_EQ(state.submitted, 1u);
-                EXPECT_EQ(state.finished, 0u);
+                EXPECT_EQ(state.complete, 0u);
               };
               c.engine.wait(*op, std::chrono::milliseconds(300));
               check();
