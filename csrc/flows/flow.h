@@ -53,7 +53,7 @@ class ReceiveBudget {
   ReceiveBudget() = default;
   explicit ReceiveBudget(size_t bytes) : bytes_(bytes) {}
   size_t bytes() const { return bytes_; }
-  size_t room() const { return under_way_ < bytes_ ? bytes_ - under_way_ : 0; }
+  size_t left() const { return under_way_ < bytes_ ? bytes_ - under_way_ : 0; }
   void open(size_t bytes) { under_way_ += bytes; }
   void close(size_t bytes) { under_way_ -= std::min(bytes, under_way_); }
 

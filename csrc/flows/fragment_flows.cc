@@ -177,7 +177,7 @@ size_t FragmentFlows::allowance(const ReceiveFlow& receive) {
   bool near = !steps_.kept() || steps_.complete(receives_) ||
               (receive.step <= steps_.near() && (now || turns_.soon_free_for(this)));
   if (!near) return before;
-  size_t wanted = std::min(here + part, before + budget.room()) - receive.eager_prefix;
+  size_t wanted = std::min(here + part, before + budget.left()) - receive.eager_prefix;
   wanted = receive.eager_prefix + wanted / chunk * chunk;
   bool idle = before == here && now;
   if (idle) wanted = std::max(wanted, before + chunk);

@@ -83,7 +83,7 @@ class RemotePeers {
   // if not nullptr, opens this rank's memory for it.
   void send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
                   const wire::Grant* grant);
-  // Sends what lies behind the header's room in `buffer`, which was acquired for `to`, as bytes [offset,
+  // Sends what lies behind the place of the header in `buffer`, which was acquired for `to`, as bytes [offset,
   // offset + bytes) of the flow of fragment `seq`.
   void send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
                  uint64_t offset, size_t bytes);
@@ -145,7 +145,7 @@ class RemotePeers {
   wire::Header header(wire::Type type, Rank to, uint64_t seq, const Signature& signature) const;
   // A message without payload. False: no buffer is free now.
   bool send(wire::Type type, Rank to, uint64_t seq, const Signature& signature, uint64_t offset);
-  // Signs and sends a message to header.target, whose payload stands behind the header's room.
+  // Signs and sends a message to header.target, whose payload stands behind the place of the header.
   void post(fabric::SendBuffer* buffer, wire::Header header);
 
   JobKey key_;

@@ -280,14 +280,14 @@ Status GroupBuilder::await_hosts() {
   return measured ? network_.take_measured(measured.value(), rank_ == 0) : measured.status();
 }
 
-void GroupBuilder::conclude() {
-  if (!network_.source().empty()) {
-    Engine::Lock lock = engine_.lock();
-    engine_.network().remember({text_of(network_.model()), network_.source()});
-  }
+void GroupBuilder::conclude() noexcept {
   try {
+    if (!network_.source().empty()) {
+      Engine::Lock lock = engine_.lock();
+      engine_.network().remember({text_of(network_.model()), network_.source()});
+    }
     if (auto place = joining_.conclude()) engine_.known_processes().remember(std::move(*place));
-  } catch (...) {  // without memory this rank tells later groups all
+  } catch (...) {  // without memory later groups find out again what this one knows
   }
 }
 

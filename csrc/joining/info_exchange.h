@@ -23,8 +23,8 @@
 #include "common/types.h"
 #include "intranode/shared.h"
 #include "joining/heartbeat.h"
-#include "joining/rank_info.h"
 #include "joining/process_directory.h"
+#include "joining/rank_info.h"
 #include "joining/store.h"
 
 namespace smddp {

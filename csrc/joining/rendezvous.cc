@@ -16,9 +16,7 @@ constexpr const char* kNoStop = "never";
 
 std::string arrived(int rank) { return "arrived/" + std::to_string(rank); }
 std::string answered_key(int rank) { return "answered/" + std::to_string(rank); }
-std::string met(const std::string& meeting, int rank) {
-  return meeting + "/met/" + std::to_string(rank);
-}
+std::string met(const std::string& name, int rank) { return name + "/met/" + std::to_string(rank); }
 
 std::string hexadecimal(const std::vector<uint8_t>& bytes) {
   constexpr const char* kDigits = "0123456789abcdef";
@@ -42,29 +40,29 @@ Result<std::string> Rendezvous::meet() {
   return rank_ == 0 ? lead(hexadecimal(number)) : follow(number);
 }
 
-Result<std::string> Rendezvous::lead(const std::string& meeting) {
+Result<std::string> Rendezvous::lead(const std::string& name) {
   auto until = Clock::now() + timeout_;
   std::vector<Value> answered(static_cast<size_t>(ranks_));
-  if (Status s = answer(meeting, &answered); !s) return s;
+  if (Status s = answer(name, &answered); !s) return s;
   auto reread = Clock::now() + kReread;
   Pause pause(longest_pause(ranks_));
   for (int rank = 1; rank < ranks_;) {
-    if (store_.has(met(meeting, rank))) {
-      store_.remove(met(meeting, rank));
+    if (store_.has(met(name, rank))) {
+      store_.remove(met(name, rank));
       ++rank;
       continue;
     }
     if (Clock::now() >= until) return did_not_join({rank});
     if (Clock::now() >= reread) {
-      if (Status s = answer(meeting, &answered); !s) return s;
+      if (Status s = answer(name, &answered); !s) return s;
       reread = Clock::now() + kReread;
     }
     pause.sleep();
   }
-  return meeting;
+  return name;
 }
 
-Status Rendezvous::answer(const std::string& meeting, std::vector<Value>* answered) {
+Status Rendezvous::answer(const std::string& name, std::vector<Value>* answered) {
   std::vector<std::string> keys;
   for (int rank = 1; rank < ranks_; ++rank) keys.push_back(arrived(rank));
   if (keys.empty()) return {};
@@ -75,7 +73,7 @@ Status Rendezvous::answer(const std::string& meeting, std::vector<Value>* answer
     Value& known = (*answered)[static_cast<size_t>(rank)];
     if (number == known) continue;
     Value reply = number;
-    reply.insert(reply.end(), meeting.begin(), meeting.end());
+    reply.insert(reply.end(), name.begin(), name.end());
     if (Status set = store_.set(answered_key(rank), reply); !set) return set;
     known = number;
   }
@@ -91,10 +89,10 @@ Result<std::string> Rendezvous::follow(const Value& number) {
     const Value& reply = replies.value()[0];
     auto end = reply.begin() + static_cast<std::ptrdiff_t>(std::min(reply.size(), kNumberBytes));
     if (std::equal(reply.begin(), end, number.begin(), number.end())) {
-      std::string meeting(end, reply.end());
+      std::string name(end, reply.end());
       store_.remove(answered_key(rank_));
-      if (Status set = store_.set(met(meeting, rank_), {1}); !set) return set;
-      return meeting;
+      if (Status set = store_.set(met(name, rank_), {1}); !set) return set;
+      return name;
     }
     if (Clock::now() >= until) return missing();
     pause.sleep();

@@ -14,13 +14,13 @@
 namespace smddp {
 
 // One making of a group. Each rank publishes a random number; rank 0 answers each number that it reads
-// with the name of this meeting, until all ranks have said that their number was answered. So a rank
+// with the name of this rendezvous, until all ranks have said that their number was answered. So a rank
 // takes no answer to its predecessor for its own, and rank 0 ends with no rank's predecessor.
 class Rendezvous {
  public:
   Rendezvous(Store& store, int rank, int ranks, std::chrono::milliseconds timeout)
       : store_(store), rank_(rank), ranks_(ranks), timeout_(timeout) {}
-  // The name of the meeting: random, the same on all ranks of the group. Keys that begin with it belong
+  // The name of the rendezvous: random, the same on all ranks of the group. Keys that begin with it belong
   // to this making of the group alone. kTimeout names the ranks that did not come; kUnavailable: the
   // kernel gives no random bytes, or the store fails.
   Result<std::string> meet();
@@ -29,10 +29,10 @@ class Rendezvous {
   using Clock = std::chrono::steady_clock;
   using Value = std::vector<uint8_t>;
 
-  Result<std::string> lead(const std::string& meeting);
+  Result<std::string> lead(const std::string& name);
   Result<std::string> follow(const Value& number);
   // Answers the ranks whose number is not the one in `answered`, and notes it there.
-  Status answer(const std::string& meeting, std::vector<Value>* answered);
+  Status answer(const std::string& name, std::vector<Value>* answered);
   Status missing() const;
 
   Store& store_;

@@ -26,8 +26,8 @@ Result<std::unique_ptr<Liveness>> Liveness::open(const std::string& ip) {
   if (!responder) return responder.status();
   liveness->responder_ = std::move(responder.value());
   liveness->prober_ = std::make_unique<Prober>();
-  liveness->bell_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!liveness->bell_) return errno_status("no event descriptor");
+  liveness->wake_up_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!liveness->wake_up_) return errno_status("no event descriptor");
   liveness->thread_ = std::thread([raw = liveness.get()] { raw->run(); });
   return liveness;
 }
@@ -77,7 +77,7 @@ void Liveness::left(const JobKey& group, uint64_t from, const std::string& reaso
 
 void Liveness::wake() {
   uint64_t one = 1;
-  [[maybe_unused]] ssize_t written = ::write(bell_.get(), &one, sizeof one);
+  [[maybe_unused]] ssize_t written = ::write(wake_up_.get(), &one, sizeof one);
 }
 
 // Without memory it tries again a moment later: a process that has none does not count as ended.
@@ -93,7 +93,7 @@ void Liveness::run() {
 }
 
 void Liveness::turn(std::vector<pollfd>& fds) {
-  fds.assign(1, {bell_.get(), POLLIN, 0});
+  fds.assign(1, {wake_up_.get(), POLLIN, 0});
   responder_->watch(fds);
   size_t first_probe = fds.size();
   uint64_t now = now_ns();
@@ -103,8 +103,8 @@ void Liveness::turn(std::vector<pollfd>& fds) {
   if (next != UINT64_MAX) timeout = static_cast<int>((std::max(next, now) - now) / 1'000'000) + 1;
   ::poll(fds.data(), fds.size(), timeout);
   if (fds[0].revents != 0) {
-    uint64_t rings = 0;
-    [[maybe_unused]] ssize_t taken = ::read(bell_.get(), &rings, sizeof rings);
+    uint64_t count = 0;
+    [[maybe_unused]] ssize_t taken = ::read(wake_up_.get(), &count, sizeof count);
   }
   now = now_ns();
   responder_->serve(fds.data() + 1, now);

@@ -55,7 +55,7 @@ class Liveness {
 
   std::unique_ptr<Responder> responder_;
   std::unique_ptr<Prober> prober_;
-  FileDescriptor bell_;
+  FileDescriptor wake_up_;
   std::atomic<bool> stop_{false};
   const uint32_t forks_ = fork_count();
   std::thread thread_;

@@ -23,7 +23,7 @@ constexpr uint64_t kLongestTickNs = kSecond;
 constexpr size_t kOpen = 128;
 
 // This process can't ask now: that says nothing of the other one.
-bool is_own_trouble(int error) {
+bool is_own_limit(int error) {
   return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM ||
          error == EADDRNOTAVAIL;
 }
@@ -176,7 +176,7 @@ void Prober::on_answer(Probe& probe, uint64_t now) {
 // A firewall refuses as well: only a process that was reached before has ended. A connection that is
 // closed without an answer is one to a process that is just ending, or to a foreign one: ask again.
 void Prober::on_failure(Probe& probe, int error, uint64_t now) {
-  if (is_own_trouble(error)) probe.counted_ns = 0;
+  if (is_own_limit(error)) probe.counted_ns = 0;
   bool refused = error == ECONNREFUSED && !probe.connected;
   probe.verdict.refuses = refused;
   if (refused && targets_[probe.process].has_answered) probe.verdict.ended = true;

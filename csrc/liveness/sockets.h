@@ -1,4 +1,4 @@
-// TCP sockets of this room: none lasts longer than a question and its answer. Called by Responder and Prober.
+// TCP sockets, of which none lasts longer than a question and its answer. Called by Responder and Prober.
 #pragma once
 
 #include <cstddef>

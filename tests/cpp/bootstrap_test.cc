@@ -200,28 +200,28 @@ Joined join(const Join& how) {
   }
   std::barrier all(ranks);
   on_threads(ranks, [&](int r) {
-      auto engine = Engine::create();
-      how.before(r, *engine.value());
+    auto engine = Engine::create();
+    how.before(r, *engine.value());
+    all.arrive_and_wait();
+    std::vector<std::unique_ptr<Group>> groups;
+    for (int i = 0; i < how.groups; ++i) {
+      Group::Options options;
+      options.name = "test";
+      options.timeout_ns = 20'000'000'000;
+      options.host = std::string("host-") + how.layout[static_cast<size_t>(r)];
+      options.several_hosts = how.several_hosts;
+      options.few_ranks = how.few_ranks;
+      CountingStore earlier(store, std::to_string(i) + "/");
+      bool last = i + 1 == how.groups;
+      auto group =
+          Group::create(*engine.value(), last ? joined.stores[static_cast<size_t>(r)] : earlier, r,
+                        ranks, options);
+      joined.status[static_cast<size_t>(r)] = group.status();
+      if (group.ok()) groups.push_back(std::move(group.value()));
       all.arrive_and_wait();
-      std::vector<std::unique_ptr<Group>> groups;
-      for (int i = 0; i < how.groups; ++i) {
-        Group::Options options;
-        options.name = "test";
-        options.timeout_ns = 20'000'000'000;
-        options.host = std::string("host-") + how.layout[static_cast<size_t>(r)];
-        options.several_hosts = how.several_hosts;
-        options.few_ranks = how.few_ranks;
-        CountingStore earlier(store, std::to_string(i) + "/");
-        bool last = i + 1 == how.groups;
-        auto group =
-            Group::create(*engine.value(), last ? joined.stores[static_cast<size_t>(r)] : earlier,
-                          r, ranks, options);
-        joined.status[static_cast<size_t>(r)] = group.status();
-        if (group.ok()) groups.push_back(std::move(group.value()));
-        all.arrive_and_wait();
-        how.after(r, *engine.value(), i + 1);
-        all.arrive_and_wait();
-      }
+      how.after(r, *engine.value(), i + 1);
+      all.arrive_and_wait();
+    }
   });
   joined.keys = store.keys();
   return joined;
@@ -393,17 +393,17 @@ class ForgingStore : public CountingStore {
 TEST(Host, ARankThatCouldNotJoinTellsItsNeighbors) {
   MemoryStore store;
   on_threads(2, [&](int r) {
-      auto engine = Engine::create();
-      Group::Options options;
-      options.name = "test";
-      options.timeout_ns = 20'000'000'000;
-      options.host = "host-A";
-      CountingStore plain(store, "");
-      ForgingStore forging(store, "");
-      auto group = Group::create(*engine.value(), r == 0 ? forging : plain, r, 2, options);
-      ASSERT_FALSE(group.ok());
-      EXPECT_NE(group.status().code(), Code::kTimeout);
-      EXPECT_TRUE(says(group.status(), r == 0 ? "rank 1" : "rank 0"));
+    auto engine = Engine::create();
+    Group::Options options;
+    options.name = "test";
+    options.timeout_ns = 20'000'000'000;
+    options.host = "host-A";
+    CountingStore plain(store, "");
+    ForgingStore forging(store, "");
+    auto group = Group::create(*engine.value(), r == 0 ? forging : plain, r, 2, options);
+    ASSERT_FALSE(group.ok());
+    EXPECT_NE(group.status().code(), Code::kTimeout);
+    EXPECT_TRUE(says(group.status(), r == 0 ? "rank 1" : "rank 0"));
   });
 }
 

@@ -61,7 +61,7 @@ void note(const RankContext& c, const Operation& op) {
 }
 
 testing::AssertionResult carry_out(RankContext& c, const std::shared_ptr<Operation>& op,
-                             const Tuning& tuning) {
+                                   const Tuning& tuning) {
   Status status = c.run(op, tuning);
   if (!status) return testing::AssertionFailure() << status.message();
   note(c, *op);
@@ -174,8 +174,7 @@ TEST_P(Layouts, ReduceScatter) {
       ASSERT_TRUE(carry_out(c, op, tuning));
       for (size_t i = 0; i < size; ++i) {
         int64_t sum = 0;
-        for (int r = 0; r < c.ranks; ++r)
-          sum += value(r, static_cast<size_t>(c.rank) * size + i);
+        for (int r = 0; r < c.ranks; ++r) sum += value(r, static_cast<size_t>(c.rank) * size + i);
         ASSERT_EQ(out[i], sum);
       }
     }
@@ -400,15 +399,13 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
         case 1:
           flight->in.assign(size * ranks, c.rank + f);
           flight->out.resize(size);
-          flight->op =
-              scatter_of(flight->in, flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
+          flight->op = scatter_of(flight->in, flight->out, c.ranks, Dtype::kInt64, ReduceOp::kSum);
           break;
         case 2: {
           std::vector<size_t> equal(ranks, size);
           flight->in.assign(size * ranks, c.rank + f);
           flight->out.resize(size * ranks);
-          flight->op =
-              exchange_of(Collective::kAllToAll, flight->in, equal, flight->out, equal);
+          flight->op = exchange_of(Collective::kAllToAll, flight->in, equal, flight->out, equal);
           break;
         }
         default:
@@ -427,9 +424,8 @@ TEST_P(Layouts, ManyInFlightOfAllKinds) {
       for (size_t i = 0; i < flight.out.size(); ++i) {
         // The blocks of all ranks one after the other, or their sums.
         size_t block = flight.out.size() / static_cast<size_t>(c.ranks);
-        int64_t expected = !sums(flight.op->collective)
-                               ? static_cast<int64_t>(i / block + f)
-                               : base + static_cast<int64_t>(f) * c.ranks;
+        int64_t expected = !sums(flight.op->collective) ? static_cast<int64_t>(i / block + f)
+                                                        : base + static_cast<int64_t>(f) * c.ranks;
         ASSERT_EQ(flight.out[i], expected);
       }
     }

@@ -64,11 +64,11 @@ TEST(Coverage, AnyOrderOfAnyPiecesCompletesIt) {
 TEST(ReceiveBudget, NeverHasMoreRoomThanItsBytes) {
   ReceiveBudget budget(100);
   budget.open(70);
-  EXPECT_EQ(budget.room(), 30u);
+  EXPECT_EQ(budget.left(), 30u);
   budget.close(80);
-  EXPECT_EQ(budget.room(), 100u);
+  EXPECT_EQ(budget.left(), 100u);
   budget.open(100);
-  EXPECT_EQ(budget.room(), 0u);
+  EXPECT_EQ(budget.left(), 0u);
 }
 
 // Writes start in order and complete in any: a byte counts as complete only if all before it are.

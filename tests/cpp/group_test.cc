@@ -368,31 +368,31 @@ TEST(Bootstrap, AMissingRankIsNamed) {
 TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
   MemoryStore stores[20];
   on_threads(4, [&](int r) {
-      auto engine = Engine::create();
-      ASSERT_TRUE(engine.ok());
-      std::vector<std::unique_ptr<Group>> groups;
-      for (MemoryStore& store : stores) {
-        auto group =
-            Group::create(*engine.value(), store, r, 4, {.name = "g", .host = r < 2 ? "A" : "B"});
-        ASSERT_TRUE(group.ok()) << group.status().message();
-        groups.push_back(std::move(group.value()));
-      }
-      std::vector<std::vector<int>> in, out;
-      std::vector<std::shared_ptr<Operation>> ops;
-      for (size_t g = 0; g < groups.size(); ++g) {
-        in.emplace_back(5000, r + static_cast<int>(g));
-        out.emplace_back(20000);
-      }
-      for (size_t g = 0; g < groups.size(); ++g) {
-        ops.push_back(gather_of(in[g], out[g], 4));
-        groups[g]->submit(ops[g], {}, true);
-      }
-      for (size_t g = 0; g < groups.size(); ++g) {
-        engine.value()->wait(*ops[g]);
-        ASSERT_TRUE(ops[g]->status().ok()) << ops[g]->status().message();
-        for (int q = 0; q < 4; ++q)
-          ASSERT_EQ(out[g][static_cast<size_t>(q) * 5000], q + static_cast<int>(g));
-      }
+    auto engine = Engine::create();
+    ASSERT_TRUE(engine.ok());
+    std::vector<std::unique_ptr<Group>> groups;
+    for (MemoryStore& store : stores) {
+      auto group =
+          Group::create(*engine.value(), store, r, 4, {.name = "g", .host = r < 2 ? "A" : "B"});
+      ASSERT_TRUE(group.ok()) << group.status().message();
+      groups.push_back(std::move(group.value()));
+    }
+    std::vector<std::vector<int>> in, out;
+    std::vector<std::shared_ptr<Operation>> ops;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      in.emplace_back(5000, r + static_cast<int>(g));
+      out.emplace_back(20000);
+    }
+    for (size_t g = 0; g < groups.size(); ++g) {
+      ops.push_back(gather_of(in[g], out[g], 4));
+      groups[g]->submit(ops[g], {}, true);
+    }
+    for (size_t g = 0; g < groups.size(); ++g) {
+      engine.value()->wait(*ops[g]);
+      ASSERT_TRUE(ops[g]->status().ok()) << ops[g]->status().message();
+      for (int q = 0; q < 4; ++q)
+        ASSERT_EQ(out[g][static_cast<size_t>(q) * 5000], q + static_cast<int>(g));
+    }
   });
 }
 

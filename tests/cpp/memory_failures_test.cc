@@ -85,14 +85,10 @@ class Ranks {
   // Calls f(i) on a thread for each rank, exempt.
   template <class F>
   void each(F&& f) {
-    std::vector<std::thread> threads;
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      threads.emplace_back([&, i] {
-        Exempt here;
-        f(i);
-      });
-    }
-    for (auto& thread : threads) thread.join();
+    on_threads(static_cast<int>(ranks_.size()), [&](int rank) {
+      Exempt here;
+      f(static_cast<size_t>(rank));
+    });
   }
   void make_groups(MemoryStore& store) {
     each([&](size_t i) {

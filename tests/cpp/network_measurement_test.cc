@@ -135,33 +135,30 @@ class MeasuredGroup : public testing::Test {
     MemoryStore store;
     Made made;
     std::mutex mutex;
-    std::vector<std::thread> threads;
     engines_.resize(std::max(engines_.size(), layout.size()));
     made.networks.resize(layout.size());
     made.sources.resize(layout.size());
-    for (size_t r = 0; r < layout.size(); ++r) {
-      threads.emplace_back([&, r] {
-        if (!engines_[r]) engines_[r] = std::move(Engine::create().value());
-        StoppingStore view(store, *engines_[r], r + 1 == layout.size() ? stop_last_ : 0ms);
-        Group::Options options = r == 0 ? of_first : Group::Options();
-        options.name = "g";
-        options.host = layout.substr(r, 1);
-        options.few_ranks = few_ranks_;
-        auto group = Group::create(*engines_[r], view, static_cast<int>(r),
-                                   static_cast<int>(layout.size()), options);
-        std::lock_guard lock(mutex);
-        for (const auto& [key, value] : view.written) made.keys.insert(key);
-        if (!group) {
-          made.errors.push_back(group.status().message());
-          return;
-        }
-        made.networks[r] = group.value()->state().network;
-        Engine::Lock engine = engines_[r]->lock();
-        made.sources[r] = engines_[r]->network().known().source;
-        groups_.push_back(std::move(group.value()));
-      });
-    }
-    for (std::thread& t : threads) t.join();
+    on_threads(static_cast<int>(layout.size()), [&](int rank) {
+      auto r = static_cast<size_t>(rank);
+      if (!engines_[r]) engines_[r] = std::move(Engine::create().value());
+      StoppingStore view(store, *engines_[r], r + 1 == layout.size() ? stop_last_ : 0ms);
+      Group::Options options = r == 0 ? of_first : Group::Options();
+      options.name = "g";
+      options.host = layout.substr(r, 1);
+      options.few_ranks = few_ranks_;
+      auto group = Group::create(*engines_[r], view, static_cast<int>(r),
+                                 static_cast<int>(layout.size()), options);
+      std::lock_guard lock(mutex);
+      for (const auto& [key, value] : view.written) made.keys.insert(key);
+      if (!group) {
+        made.errors.push_back(group.status().message());
+        return;
+      }
+      made.networks[r] = group.value()->state().network;
+      Engine::Lock engine = engines_[r]->lock();
+      made.sources[r] = engines_[r]->network().known().source;
+      groups_.push_back(std::move(group.value()));
+    });
     groups_.clear();
     return made;
   }

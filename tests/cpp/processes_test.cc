@@ -6,8 +6,8 @@
 
 #include <filesystem>
 
-#include "joining/file_store.h"
 #include "group/local_watch.h"
+#include "joining/file_store.h"
 #include "world.h"
 
 namespace smddp {

@@ -8,8 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "joining/file_store.h"
 #include "common/clock.h"
+#include "joining/file_store.h"
 #include "scale.h"
 
 namespace smddp::scale {
@@ -203,45 +203,41 @@ TEST(Groups, AFurtherOneCostsLittle) {
     if (rank == 0) held = footprint();
     all.arrive_and_wait();
   };
-  std::vector<std::thread> threads;
-  for (int r = 0; r < layout.ranks(); ++r) {
-    threads.emplace_back([&, r] {
-      auto engine = Engine::create();
-      ASSERT_TRUE(engine.ok());
-      std::vector<std::unique_ptr<Group>> groups;
-      auto add_groups = [&](int count) {
-        while (static_cast<int>(groups.size()) < count) {
-          std::string name = "group " + std::to_string(groups.size());
-          CountingStore view(store, name + "/");
-          auto group = Group::create(*engine.value(), view, r, layout.ranks(),
-                                     {name, 60'000'000'000, layout.host_of(r), true, true});
-          ASSERT_TRUE(group.ok()) << group.status().message();
-          EXPECT_EQ(view.sets + view.gets, layout.sets(r) + layout.gets());
-          groups.push_back(std::move(group.value()));
+  on_threads(layout.ranks(), [&](int r) {
+    auto engine = Engine::create();
+    ASSERT_TRUE(engine.ok());
+    std::vector<std::unique_ptr<Group>> groups;
+    auto add_groups = [&](int count) {
+      while (static_cast<int>(groups.size()) < count) {
+        std::string name = "group " + std::to_string(groups.size());
+        CountingStore view(store, name + "/");
+        auto group = Group::create(*engine.value(), view, r, layout.ranks(),
+                                   {name, 60'000'000'000, layout.host_of(r), true, true});
+        ASSERT_TRUE(group.ok()) << group.status().message();
+        EXPECT_EQ(view.sets + view.gets, layout.sets(r) + layout.gets());
+        groups.push_back(std::move(group.value()));
+      }
+    };
+    auto use_groups = [&] {
+      for (auto& group : groups) {
+        CountingStore none(store, "");
+        RankContext context{r, layout.ranks(), *engine.value(), *group, none};
+        for (auto check : {check_all_gather, check_reduce_scatter, check_all_reduce}) {
+          Status status = check(context, 100);
+          ASSERT_TRUE(status.ok()) << status.message();
         }
-      };
-      auto use_groups = [&] {
-        for (auto& group : groups) {
-          CountingStore none(store, "");
-          RankContext context{r, layout.ranks(), *engine.value(), *group, none};
-          for (auto check : {check_all_gather, check_reduce_scatter, check_all_reduce}) {
-            Status status = check(context, 100);
-            ASSERT_TRUE(status.ok()) << status.message();
-          }
-        }
-      };
-      add_groups(1);
-      use_groups();
-      use_groups();  // two ranks that have connected to each other have taken both connections then
-      look(r, after_one);
-      add_groups(kGroups);
-      look(r, unused);
-      use_groups();
-      look(r, used);
-      all.arrive_and_wait();
-    });
-  }
-  for (auto& thread : threads) thread.join();
+      }
+    };
+    add_groups(1);
+    use_groups();
+    use_groups();  // two ranks that have connected to each other have taken both connections then
+    look(r, after_one);
+    add_groups(kGroups);
+    look(r, unused);
+    use_groups();
+    look(r, used);
+    all.arrive_and_wait();
+  });
   auto each = [&](double bytes) { return bytes / layout.ranks() / (kGroups - 1); };
   std::printf(
       "a further group of %s: %.1f KiB per rank made, %.1f KiB used (RSS %.1f); %d descriptors\n",

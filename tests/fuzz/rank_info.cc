@@ -2,10 +2,10 @@
 #include <cstdlib>
 
 #include "input.h"
+#include "joining/process_directory.h"
 #include "joining/rank_info.h"
 #include "joining/rank_table.h"
 #include "joining/store.h"
-#include "joining/process_directory.h"
 #include "liveness/contact.h"
 
 namespace {
