@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from calls.call_rows import Row
-from calls.chart_parts import size_text
+from calls.charts import size_text
 from shared import csv_rows
 from shared.chart import light_grid, plt, save
 from shared.simulated import simulate, sizes_option
