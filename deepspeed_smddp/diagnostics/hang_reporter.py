@@ -17,8 +17,10 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from datetime import timedelta
+from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -143,21 +145,20 @@ def stacks() -> list[dict[str, Any]]:
     return sorted(found, key=lambda stack: not stack["main"])
 
 
-def _frames(innermost: FrameType | None) -> list[dict[str, Any]]:
-    frames: list[dict[str, Any]] = []
-    while innermost is not None and len(frames) < _MOST_FRAMES:
-        code = innermost.f_code
-        line = innermost.f_lineno or code.co_firstlineno
+def _frames(innermost: FrameType) -> list[dict[str, Any]]:
+    frames = []
+    for frame, line in islice(traceback.walk_stack(innermost), _MOST_FRAMES):
+        code = frame.f_code
+        at = line or code.co_firstlineno
         frames.append(
             {
                 "file": code.co_filename,
-                "line": line,
+                "line": at,
                 "function": code.co_name,
-                "text": linecache.getline(code.co_filename, line).strip(),
-                "owner": _module_called(innermost),
+                "text": linecache.getline(code.co_filename, at).strip(),
+                "owner": _module_called(frame),
             }
         )
-        innermost = innermost.f_back
     return frames[::-1]
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deepspeed_smddp.diagnostics.report.dump import Dump, Group
+from deepspeed_smddp.diagnostics.report.dump import Dump, Group, Peer
 from deepspeed_smddp.diagnostics.report.wording import count, rank_list, seconds
 
 # A rank or a link is named if it costs the others a larger part of the time than this.
@@ -34,6 +34,12 @@ class Flows:
     bytes: int = 0
     seconds: float = 0.0
     waited: float = 0.0
+
+    def add(self, count: int, seconds: float, waited: float) -> None:
+        """Counts further flows."""
+        self.bytes += count
+        self.seconds += seconds
+        self.waited += waited
 
     @property
     def rate(self) -> float:
@@ -62,16 +68,17 @@ class Seen:
         hosts = dict(zip(group.members, group.hosts, strict=False))
         for peer in group.peers:
             old = known.get(peer.rank)
-            if old is not None and old.late > peer.late:
-                old = None  # another group of this name
-            if peer.late > (old.late if old else 0):
-                self.late[peer.rank] += peer.late_seconds - (old.late_seconds if old else 0.0)
-                self.operations[peer.rank] += peer.late - (old.late if old else 0)
-            if peer.flow_bytes > (old.flow_bytes if old else 0):
-                flows = self.flows[hosts.get(peer.rank, "?")]
-                flows.bytes += peer.flow_bytes - (old.flow_bytes if old else 0)
-                flows.seconds += peer.flow_seconds - (old.flow_seconds if old else 0.0)
-                flows.waited += peer.flow_waited_seconds - (old.flow_waited_seconds if old else 0.0)
+            if old is None or old.late > peer.late:  # the latter: another group of this name
+                old = Peer(rank=peer.rank)
+            if peer.late > old.late:
+                self.late[peer.rank] += peer.late_seconds - old.late_seconds
+                self.operations[peer.rank] += peer.late - old.late
+            if peer.flow_bytes > old.flow_bytes:
+                self.flows[hosts.get(peer.rank, "?")].add(
+                    peer.flow_bytes - old.flow_bytes,
+                    peer.flow_seconds - old.flow_seconds,
+                    peer.flow_waited_seconds - old.flow_waited_seconds,
+                )
 
 
 @dataclass(frozen=True)
@@ -194,10 +201,7 @@ def _pairs(ranks: Iterable[Seen]) -> dict[Pair, Flows]:
     found: dict[Pair, Flows] = defaultdict(Flows)
     for seen in ranks:
         for source, flows in seen.flows.items():
-            pair = found[source, seen.host]
-            pair.bytes += flows.bytes
-            pair.seconds += flows.seconds
-            pair.waited += flows.waited
+            found[source, seen.host].add(flows.bytes, flows.seconds, flows.waited)
     return dict(found)
 
 

@@ -26,10 +26,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deepspeed_smddp.diagnostics.report.dump import Dump
 from deepspeed_smddp.diagnostics.report_exchange import TOKEN_BYTES, Port, reach
+
+# Every rank imports this module, and not pydantic, of which the models are.
+if TYPE_CHECKING:
+    from deepspeed_smddp.diagnostics.report.dump import Dump
 
 # All members of the group take part in these, and each of them gets something from all others.
 _ALL_WITH_ALL = ("all_gather", "reduce_scatter", "all_reduce", "barrier")
