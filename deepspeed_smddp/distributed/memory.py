@@ -2,7 +2,8 @@
 
 A tensor in this memory is an ordinary tensor in every other respect; ``docs/memory.md`` describes
 what a forked process sees of it. ``SMDDP_SHARED_ALLOCATOR=1`` puts every CPU tensor of 64 KiB and
-more into it; :func:`share_` and :func:`shared_empty` put single tensors there.
+more into it; :func:`share_` and :func:`shared_empty` put single tensors there. All functions raise
+``ImportError`` if the extension is missing or was built for another torch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ def shared_empty(size: int | Sequence[int], dtype: torch.dtype | None = None) ->
         dtype: the type of its elements; default: torch's default type.
 
     Raises:
-        ImportError: the extension is missing or was built for another torch.
         RuntimeError: a dimension is negative, or there is not enough memory.
     """
     shape = [size] if isinstance(size, int) else list(size)
@@ -55,7 +55,6 @@ def share_(what: _Shareable) -> _Shareable:
         ``what`` itself.
 
     Raises:
-        ImportError: the extension is missing or was built for another torch.
         TypeError: ``what`` is neither a tensor nor a module.
         ValueError: ``what`` is a tensor that is sparse or not on the CPU.
     """
@@ -75,28 +74,17 @@ def is_shared(tensor: torch.Tensor) -> bool:
     """Whether the other ranks of the host can reach all of the tensor's memory.
 
     For a ``DTensor``: of this process's part.
-
-    Raises:
-        ImportError: the extension is missing or was built for another torch.
     """
     return all(extension.core.is_shared(part) for part in _parts(tensor))
 
 
 def statistics() -> MemoryStatistics:
-    """This process's use of shared memory: bytes, and numbers of tensors and segments.
-
-    Raises:
-        ImportError: the extension is missing or was built for another torch.
-    """
+    """This process's use of shared memory: bytes, and numbers of tensors and segments."""
     return extension.core.memory_statistics()
 
 
 def trim() -> None:
-    """Returns the pages of freed tensors to the kernel; otherwise up to 64 MiB wait for new ones.
-
-    Raises:
-        ImportError: the extension is missing or was built for another torch.
-    """
+    """Returns the pages of freed tensors to the kernel; else up to 64 MiB wait for new ones."""
     extension.core.trim_memory()
 
 
@@ -105,9 +93,6 @@ def install() -> None:
 
     This can't be undone. ``SMDDP_SHARED_ALLOCATOR=1`` does it at the end of ``import torch``, or at
     ``import deepspeed_smddp`` if ``SMDDP_AUTOLOAD=0``.
-
-    Raises:
-        ImportError: the extension is missing or was built for another torch.
     """
     extension.core.install_shared_allocator()
 
@@ -116,7 +101,6 @@ def install_if_asked() -> None:
     """Calls :func:`install` if ``SMDDP_SHARED_ALLOCATOR`` is ``1``.
 
     Raises:
-        ImportError: the extension is missing or was built for another torch.
         SmddpConfigError: the variable is neither ``0`` nor ``1``.
     """
     value = os.environ.get("SMDDP_SHARED_ALLOCATOR") or "0"
