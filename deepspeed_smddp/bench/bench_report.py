@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from deepspeed_smddp.bench.bench_case import BenchError, Case
+from deepspeed_smddp.diagnostics.report_files import replace
 
 
 @dataclass
@@ -162,32 +164,24 @@ class BenchReport:
         }
 
     def write_json(self, path: Path) -> None:
-        """Raises BenchError if the file can't be written."""
-        _write(path, lambda file: json.dump(self.to_json(), file, indent=1))
+        """Raises BenchError if the file can't be written; an earlier one stays whole."""
+        _write(path, json.dumps(self.to_json(), indent=1))
 
     def write_csv(self, path: Path) -> None:
         """Times of turns are one column, with spaces. Raises BenchError as above."""
-
-        def write(file: IO[str]) -> None:
-            rows = self.rows()
-            writer = csv.DictWriter(file, list(rows[0]) if rows else ["op"])
-            writer.writeheader()
-            for row in rows:
-                turns = " ".join(str(median) for median in row["turn_medians_us"])
-                writer.writerow({**row, "turn_medians_us": turns})
-
-        _write(path, write)
+        rows, text = self.rows(), io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]) if rows else ["op"])
+        writer.writeheader()
+        for row in rows:
+            turns = " ".join(str(median) for median in row["turn_medians_us"])
+            writer.writerow({**row, "turn_medians_us": turns})
+        _write(path, text.getvalue())
 
 
-def _write(path: Path, write: Callable[[IO[str]], None]) -> None:
-    """Into a file beside it first, so that an earlier one stays whole."""
-    part = path.with_name(f".{path.name}.part")
+def _write(path: Path, text: str) -> None:
     try:
-        with part.open("w", encoding="utf-8", newline="") as file:
-            write(file)
-        os.replace(part, path)
+        replace(path, text)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise BenchError(f"{path} can't be written: {error.strerror}") from None
 
 

@@ -12,7 +12,6 @@ textfile collector reads. Times are left out: it refuses files with timestamps.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepspeed_smddp.config.sections import Ledger
 from deepspeed_smddp.config.settings import Settings
+from deepspeed_smddp.diagnostics.report_files import replace
 from deepspeed_smddp.distributed import backend, launchers, memory
 from deepspeed_smddp.errors import logger
 
@@ -201,25 +201,6 @@ def path_of(name: str, rank: int, host: str) -> Path:
     """The file that the setting names, on this rank."""
     named = name.replace(_RANK, str(rank)).replace(_HOST, host.replace(os.sep, "_"))
     return Path(named).expanduser()
-
-
-def replace(path: Path, text: str) -> None:
-    """Writes the whole file, or leaves it as it was: no reader sees half of it.
-
-    The temporary file has one fixed name beside the target; a process that dies leaves at most that
-    one, and the next one uses it.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _append(path: Path, line: str) -> None:

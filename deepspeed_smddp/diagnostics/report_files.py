@@ -7,6 +7,7 @@ was written, ``page.txt`` and ``fr_trace/``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -61,7 +62,7 @@ class JobFiles:
         self.folder = base / re.sub(r"[^\w.-]", "_", job)
         self.folder.mkdir(mode=0o700, exist_ok=True)
         self._running = self.folder / f"running-{os.getpid()}.json"
-        self._write(self._running, json.dumps({"job": job, "rank": rank, "pid": os.getpid()}))
+        replace(self._running, json.dumps({"job": job, "rank": rank, "pid": os.getpid()}))
 
     def report_folder(self, number: int) -> Path:
         """The folder of report ``number`` on this host, made by the first rank that asks for it."""
@@ -75,7 +76,7 @@ class JobFiles:
 
     def write_dump(self, number: int, dump: dict[str, Any]) -> None:
         """Writes the whole dump of this rank."""
-        self._write(self.report_folder(number) / f"rank-{self.rank}.json", json.dumps(dump))
+        replace(self.report_folder(number) / f"rank-{self.rank}.json", json.dumps(dump))
 
     def dumps(self, number: int) -> dict[int, dict[str, Any]]:
         """The dumps that ranks of this host have written for a report."""
@@ -87,7 +88,7 @@ class JobFiles:
 
     def write_page(self, number: int, page: str) -> None:
         """Writes the page beside the dumps."""
-        self._write(self.report_folder(number) / PAGE, page)
+        replace(self.report_folder(number) / PAGE, page)
 
     def close(self) -> None:
         """The process ends. Removes what holds no report."""
@@ -98,11 +99,24 @@ class JobFiles:
             except OSError:
                 return
 
-    @staticmethod
-    def _write(path: Path, text: str) -> None:
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+
+def replace(path: Path, text: str) -> None:
+    """Writes the whole file, or leaves it as it was: no reader sees half of it.
+
+    The temporary file has one fixed name beside the target; a process that dies leaves at most that
+    one, and the next one uses it.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8", newline="")
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def running() -> Iterator[Running]:
