@@ -29,6 +29,23 @@ MOST_ROUNDS = 31
 # Few hosts are measured several times, at other moments: what disturbs one time passes.
 _REPEATED_ROUNDS = 16
 _MOST_TIMES = 3
+# An AllGather grows until it takes long enough for the clock and for the queues on the way.
+FIRST_BYTES = 64 << 10
+MOST_BYTES = 8 << 20
+_LONG_ENOUGH = 0.03  # seconds
+_ALL_SECONDS = 0.15
+# The value of SMDDP_FABRIC_CURVE with which a job measures whatever an earlier one has measured.
+ANEW = "measure"
+# The first byte of each part is a vote of its sender on the next call; both ranks see both.
+_REPEAT, _GROW, _STOP = 0, 1, 2
+# The timeout of one pair; the time after which no further pair begins.
+PAIR_SECONDS = 5.0
+ALL_SECONDS = 30.0
+# After as many failed pairs and no other, a host is not tried with the rest.
+MOST_FAILED = 2
+MEASURED, BLOCKED, SKIPPED = "measured", "blocked", "skipped"
+# A host or a link below this share of what it is compared with is slow.
+SLOW = 0.75
 
 
 def rounds(hosts: int, most: int = MOST_ROUNDS) -> list[list[tuple[int, int]]]:
@@ -63,17 +80,6 @@ def partner(pairs: list[tuple[int, int]], host: int) -> int | None:
     return None
 
 
-# An AllGather grows until it takes long enough for the clock and for the queues on the way.
-FIRST_BYTES = 64 << 10
-MOST_BYTES = 8 << 20
-_LONG_ENOUGH = 0.03  # seconds
-_ALL_SECONDS = 0.15
-# The value of SMDDP_FABRIC_CURVE with which a job measures whatever an earlier one has measured.
-ANEW = "measure"
-# The first byte of each part is a vote of its sender on the next call; both ranks see both.
-_REPEAT, _GROW, _STOP = 0, 1, 2
-
-
 def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[float, str, str]:
     """Bytes per second each way, at the same time, between this rank and one other.
 
@@ -96,7 +102,7 @@ def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[flo
         os.environ["SMDDP_FABRIC_CURVE"] = ANEW
     timeout = timedelta(seconds=seconds)
     group = extension.core.ProcessGroupSMDDP(
-        store, place, 2, timeout, name, _no_fallback, _no_measurement
+        store, place, 2, timeout, name, _no_fallback, lambda *_: None
     )
     try:
         rate = _rate(group, place)
@@ -135,19 +141,6 @@ def _vote(spent: float, last: float, size: int) -> int:
 
 def _no_fallback(device: str, process: str) -> Any:
     raise RuntimeError(f"smddp doctor measures smddp alone ({device}, {process})")
-
-
-def _no_measurement(*_: Any) -> None:
-    return None
-
-
-# The timeout of one pair; the time after which no further pair begins.
-PAIR_SECONDS = 5.0
-ALL_SECONDS = 30.0
-# After as many failed pairs and no other, a host is not tried with the rest.
-MOST_FAILED = 2
-
-MEASURED, BLOCKED, SKIPPED = "measured", "blocked", "skipped"
 
 
 @dataclass(frozen=True)
@@ -213,10 +206,6 @@ def _pair(rendezvous: Rendezvous, number: int, partner: int, refusal: str, end: 
     except Exception as error:  # the other pairs are still to be measured
         return Half(number, partner, BLOCKED, why=str(error).strip() or type(error).__name__)
     return Half(number, partner, MEASURED, rate, network=network, network_source=source)
-
-
-# A host or a link below this share of what it is compared with is slow.
-SLOW = 0.75
 
 
 @dataclass(frozen=True)

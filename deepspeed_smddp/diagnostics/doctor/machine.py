@@ -27,7 +27,8 @@ _NVIDIA = "0x10de"
 
 def machine_facts(sysfs: Path = Path("/sys")) -> Iterator[Fact]:
     """The facts of the machine, and of the limits under which this process runs."""
-    yield Fact("CPU", _cpu_model())
+    models = (line for line in _text(Path("/proc/cpuinfo")).splitlines() if "model name" in line)
+    yield Fact("CPU", next(models, ": not known").partition(":")[2].strip())
     yield Fact("CPUs of the machine", str(os.cpu_count() or 0))
     yield Fact("CPUs of the rank", str(len(os.sched_getaffinity(0))))
     pages = os.sysconf("SC_PHYS_PAGES")
@@ -39,7 +40,8 @@ def machine_facts(sysfs: Path = Path("/sys")) -> Iterator[Fact]:
     yield Fact("NUMA nodes", str(len(_numa_nodes(sysfs)) or 1))
     yield Fact("NUMA nodes of the rank", _joined(rank_numa_nodes(sysfs)), scope="own")
     yield Fact("NICs near the GPU", ", ".join(_nics_near_gpu(sysfs)) or "none", scope="own")
-    yield Fact("swap in use", "yes" if _has_swap() else "no")
+    swaps = _text(Path("/proc/swaps")).splitlines()
+    yield Fact("swap in use", "yes" if len(swaps) > 1 else "no")
 
 
 def machine_findings(sysfs: Path = Path("/sys")) -> Iterator[Finding]:
@@ -60,14 +62,13 @@ def machine_findings(sysfs: Path = Path("/sys")) -> Iterator[Finding]:
             "`ulimit -n 65536`",
         )
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    rdma = [path.name for path in _nics(sysfs)]
+    rdma = _nics(sysfs)
     if rdma and locked != resource.RLIM_INFINITY and locked < LEAST_LOCKED_MEMORY:
         yield limited(
             "locked-memory limit",
             f"{size_text(locked)}, but {_joined(rdma)} registers memory: `ulimit -l unlimited`",
         )
-    yield from _affinity(sysfs)
-    yield from _apart(sysfs)
+    yield from _placement(sysfs)
 
 
 def rank_numa_nodes(sysfs: Path = Path("/sys")) -> list[int]:
@@ -76,54 +77,45 @@ def rank_numa_nodes(sysfs: Path = Path("/sys")) -> list[int]:
     return [node for node, cpus in _numa_nodes(sysfs).items() if cpus & allowed]
 
 
-def _affinity(sysfs: Path) -> Iterator[Finding]:
-    """GPUs and RDMA NICs of a NUMA node from which this rank may not run."""
-    nodes = _numa_nodes(sysfs)
-    own = rank_numa_nodes(sysfs)
-    if len(nodes) < 2 or len(own) == len(nodes):
-        return
+def _placement(sysfs: Path) -> Iterator[Finding]:
+    """GPUs and RDMA NICs of a NUMA node from which this rank may not run, or apart."""
+    own, every = rank_numa_nodes(sysfs), _numa_nodes(sysfs)
+    bound = len(every) > 1 and len(own) < len(every)
     gpu = _gpu_of_rank(sysfs)
-    gpu_node = _numa_node(gpu) if gpu is not None else -1
-    if gpu is not None and gpu_node >= 0 and gpu_node not in own:
+    at = -1 if gpu is None else _numa_node(gpu)
+    nics = {name: node for name, node in _nics(sysfs).items() if node >= 0}
+    if gpu is not None and bound and at >= 0 and at not in own:
         yield limited(
             "GPU affinity",
-            f"the rank runs on NUMA node {_joined(own)}, its GPU {gpu.name} is at {gpu_node}: "
-            f"start it with `numactl --cpunodebind={gpu_node}`",
+            f"the rank runs on NUMA node {_joined(own)}, its GPU {gpu.name} is at {at}: "
+            f"start it with `numactl --cpunodebind={at}`",
         )
-    devices = _nics(sysfs)
-    near = [device.name for device in devices if _numa_node(device / "device") in own]
-    known = [device for device in devices if _numa_node(device / "device") >= 0]
-    if known and not near:
+    if nics and bound and not set(nics.values()) & set(own):
         yield limited(
             "NIC affinity",
             f"the rank runs on NUMA node {_joined(own)}; its host's NICs "
-            f"({_joined(device.name for device in known)}) are at other nodes",
+            f"({_joined(nics)}) are at other nodes",
         )
-
-
-def _apart(sysfs: Path) -> Iterator[Finding]:
-    """A GPU at a NUMA node without a NIC, on a host with NICs: its data cross between sockets."""
-    gpu = _gpu_of_rank(sysfs)
-    if gpu is None or _numa_node(gpu) < 0 or _nics_near_gpu(sysfs):
-        return
-    others = [nic for nic in _nics(sysfs) if _numa_node(nic / "device") >= 0]
-    if others:
+    # The data of such a GPU cross between sockets.
+    if gpu is not None and nics and at >= 0 and at not in nics.values():
         yield limited(
             "NICs of the GPU",
-            f"GPU {gpu.name} is at NUMA node {_numa_node(gpu)}, which has no NIC; those of the "
-            f"host ({_joined(nic.name for nic in others)}) are at other nodes",
+            f"GPU {gpu.name} is at NUMA node {at}, which has no NIC; those of the "
+            f"host ({_joined(nics)}) are at other nodes",
         )
 
 
 def _nics_near_gpu(sysfs: Path) -> list[str]:
     """The RDMA devices at the NUMA node of this rank's GPU."""
     gpu = _gpu_of_rank(sysfs)
-    node = -1 if gpu is None else _numa_node(gpu)
-    return [nic.name for nic in _nics(sysfs) if node >= 0 and _numa_node(nic / "device") == node]
+    at = -1 if gpu is None else _numa_node(gpu)
+    return [name for name, node in _nics(sysfs).items() if node == at >= 0]
 
 
-def _nics(sysfs: Path) -> list[Path]:
-    return sorted((sysfs / "class/infiniband").glob("*"))
+def _nics(sysfs: Path) -> dict[str, int]:
+    """The RDMA devices with their NUMA nodes, -1 where it is not known."""
+    devices = sorted((sysfs / "class/infiniband").glob("*"))
+    return {device.name: _numa_node(device / "device") for device in devices}
 
 
 def _gpu_of_rank(sysfs: Path) -> Path | None:
@@ -134,14 +126,13 @@ def _gpu_of_rank(sysfs: Path) -> Path | None:
         for device in sorted(devices.glob("*"))
         if _text(device / "vendor") == _NVIDIA and _text(device / "class").startswith("0x03")
     ]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    listed = [int(part) for part in visible if part.isdigit()] or range(len(gpus))
     local = os.environ.get("LOCAL_RANK", "")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    listed = [part for part in visible.split(",") if part.isdigit()] or [
-        str(index) for index in range(len(gpus))
-    ]
-    if not local.isdigit() or int(local) >= len(listed) or int(listed[int(local)]) >= len(gpus):
+    try:
+        return gpus[listed[int(local)]] if local.isdigit() else None
+    except IndexError:
         return None
-    return gpus[int(listed[int(local)])]
 
 
 def _numa_nodes(sysfs: Path) -> dict[int, set[int]]:
@@ -164,18 +155,6 @@ def _cpus(text: str) -> set[int]:
 def _numa_node(device: Path) -> int:
     text = _text(device / "numa_node")
     return int(text) if text.lstrip("-").isdigit() else -1
-
-
-def _cpu_model() -> str:
-    text = _text(Path("/proc/cpuinfo"))
-    for line in text.splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "not known"
-
-
-def _has_swap() -> bool:
-    return len(_text(Path("/proc/swaps")).splitlines()) > 1
 
 
 def _shared_memory() -> tuple[int, int]:

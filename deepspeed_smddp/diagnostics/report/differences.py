@@ -16,17 +16,7 @@ _GENERATES = {"generate", "_sample", "_beam_search", "_greedy_search"}
 _MOST_SIDES = 4
 _MOST_CYCLES = 3
 # Of the others each rank may have bytes of its own: scatter, gather, all_to_all and the like.
-_SAME_BYTES = {
-    "allgather",
-    "allgatherbase",
-    "allgatherintotensor",
-    "reducescatter",
-    "reducescatterbase",
-    "reducescattertensor",
-    "allreduce",
-    "broadcast",
-    "barrier",
-}
+_SAME_BYTES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "barrier")
 # What a thread may stand in while it waits for an operation whose wait is not recorded.
 _WAITS = (Doing.COLLECTIVE, Doing.DEVICE, Doing.BACKWARD, Doing.LOCK, Doing.NOTHING)
 _Signature = tuple[str, int, str, str]
@@ -155,8 +145,7 @@ def _first_differences(view: GroupView) -> Iterator[Difference]:
 
 
 def _bytes(operation: Operation) -> int:
-    plain = operation.operation.replace("_", "").lower()
-    return operation.bytes if plain in _SAME_BYTES else 0
+    return operation.bytes if operation.kind in _SAME_BYTES else 0
 
 
 def _what(signatures: list[_Signature]) -> str:

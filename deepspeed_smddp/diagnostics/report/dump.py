@@ -10,6 +10,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 Number = float | int | str | None
+# Operation without underscores -> the name by which torch's analyzer knows it. It knows no others;
+# send and recv need a peer, which dumps do not name.
+_KINDS = {
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgatherintotensor": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allreducecoalesced": "allreduce_coalesced",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "alltoall": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "alltoallsingle": "all_to_all",
+    "barrier": "barrier",
+}
 
 
 class DumpError(ValueError):
@@ -42,6 +62,11 @@ class Operation:
     wait_entered: float | None = None
     wait_left: float | None = None
     state: str = "done"
+
+    @property
+    def kind(self) -> str:
+        """The usual name of the operation; "" if it has none."""
+        return _KINDS.get(self.operation.replace("_", "").lower(), "")
 
     @property
     def unfinished(self) -> bool:

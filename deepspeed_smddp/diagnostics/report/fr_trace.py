@@ -31,26 +31,6 @@ _DTYPES = {
     "uint8": ("Byte", 1),
     "bool": ("Bool", 1),
 }
-# Operation without underscores -> the analyzer's name. It knows no others; send and recv need a
-# peer, which dumps do not name.
-_NAMES = {
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "allreduce": "all_reduce",
-    "allreducecoalesced": "allreduce_coalesced",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "alltoall": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallsingle": "all_to_all",
-    "barrier": "barrier",
-}
 
 
 def traces(dumps: Mapping[int, Dump]) -> dict[int, dict[str, Any]]:
@@ -97,7 +77,7 @@ def _trace(
     entries = []
     for name, key in own.items():
         for sequence, operation in job.groups[key].rings[dump.rank].items():
-            if sequence >= starts[key] and _name(operation):
+            if sequence >= starts[key] and operation.kind:
                 entries.append(_entry(operation, names[name], len(key[1])))
     entries.sort(key=lambda entry: int(entry["record_id"]))
     # The analyzer drops what has a lower record_id than the first entry of any rank: operations
@@ -147,13 +127,9 @@ def _entry(operation: Operation, group: int, members: int) -> dict[str, Any]:
     }
 
 
-def _name(operation: Operation) -> str:
-    return _NAMES.get(operation.operation.replace("_", "").lower(), "")
-
-
 def _sizes(operation: Operation, members: int) -> tuple[str, tuple[list[int], list[int]]]:
     """The name, and the elements of a rank's input and output."""
-    name = _name(operation)
+    name = operation.kind
     elements = max(operation.bytes, 0) // _DTYPES.get(operation.dtype, ("", 1))[1]
     part, rest = divmod(elements, members)
     if name == "all_gather":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import PurePosixPath
 
@@ -200,8 +200,7 @@ def place_of(stacks: Sequence[Stack]) -> Place:
             continue
         inner = doing(other.frames)
         if inner.doing is Doing.COLLECTIVE:
-            what = f"{place.what}, whose thread is {inner.what}"
-            return Place(place.doing, what, place.file, place.line, place.function, place.text)
+            return replace(place, what=f"{place.what}, whose thread is {inner.what}")
     return place
 
 
