@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from deepspeed_smddp.compat import parameters, refuse
+from deepspeed_smddp.compat import parameters
 from deepspeed_smddp.compat.parameters import ModelParallelParameters
 
 _BACKENDS = {"auto": "smddp"}  # of "ddp_dist_backend"
@@ -153,13 +153,3 @@ def broadcast(thing: Any, group: CommGroup = CommGroup.WORLD) -> Any:
     holder = [thing]
     dist.broadcast_object_list(holder, 0)
     return holder[0]
-
-
-def send(thing: Any, dest_rank: int, group: CommGroup = CommGroup.WORLD) -> None:
-    """Refused."""
-    refuse("smp.send", "use torch.distributed.send_object_list")
-
-
-def recv_from(src_rank: int, rank_type: CommGroup = CommGroup.WORLD) -> Any:
-    """Refused."""
-    refuse("smp.recv_from", "use torch.distributed.recv_object_list")

@@ -295,18 +295,17 @@ def model_creation(
         torch.set_default_dtype(before)
 
 
-@contextlib.contextmanager
-def partition(index: int) -> Iterator[None]:
-    """As a context: layers of a pipeline's stage; there is only stage 0."""
-    if index != 0:
-        refuse("pipeline parallelism", "leave out smp.partition, or pass 0")
-    yield
-
-
-def set_partition(module: nn.Module, index: int) -> None:
+def set_partition(module: nn.Module | None, index: int) -> None:
     """Puts a layer into a pipeline's stage; there is only stage 0."""
     if index != 0:
-        refuse("pipeline parallelism", "leave out smp.set_partition, or pass 0")
+        refuse("pipeline parallelism", "leave out smp.partition and smp.set_partition, or pass 0")
+
+
+@contextlib.contextmanager
+def partition(index: int) -> Iterator[None]:
+    """As a context: layers of a pipeline's stage."""
+    set_partition(None, index)
+    yield
 
 
 @contextlib.contextmanager
