@@ -118,3 +118,12 @@ def test_the_way_down_never_goes_up_and_the_way_back_never_goes_down() -> None:
             # A folder within one that may be included implements its interface.
             allowed = (a.folder, *FOLDERS[a.folder].split())
             assert b.folder in allowed or b.folder.rpartition("/")[0] in allowed, (a, b)
+
+
+def test_folders_are_drawn_above_those_they_include() -> None:
+    text = (PAGE.parent / "README.md").read_text()
+    drawing = text[text.index("## The folders of the core") :].split("```")[1]
+    rows = [re.findall(r"([a-z/]+)/(?= )", line) for line in drawing.splitlines()]
+    height = {folder: -row for row, folders in enumerate(rows) for folder in folders}
+    for folder in height:
+        assert all(height[below] < height[folder] for below in FOLDERS[folder].split()), folder
