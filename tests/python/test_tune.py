@@ -182,32 +182,6 @@ def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.load(name, cache.NETWORK) is None
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        '{"size": 1000000000000000000000, "seconds": 1.0}',
-        '{"size": 1e21, "seconds": 1.0}',
-        '{"size": 1e999, "seconds": 1.0}',
-        '{"size": 8192, "seconds": NaN}',
-        '{"size": 8192, "seconds": 1e999}',
-        '{"size": 8192, "seconds": "1"}',
-        '{"size": 4096, "seconds": 1.0}',
-        "[8192, 1.0]",
-        "null",
-    ],
-)
-def test_cache_with_a_point_that_no_run_has_measured(
-    point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cache.store("name", NetworkModel(line(1e-5, 1e9), line(2e-5, 1e9)), cache.NETWORK)
-    curve = f'[{{"size": 4096, "seconds": 0.1}}, {point}]'
-    (cache.directory() / "name.json").write_text(
-        f'{{"allgather": {curve}, "reduce_scatter": {curve}}}'
-    )
-    assert cache.load("name", cache.NETWORK) is None
-
-
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),

@@ -1,4 +1,6 @@
-"""Every feature of ZeRO gives the same losses over smddp as over Gloo, or the same error.
+"""Features of ZeRO give the same losses over smddp as over Gloo.
+
+Those that ``test_zero_gather`` compares with DeepSpeed's own paths are not repeated here.
 
 One process forks the ranks of a world once per layout and backend. All cases run there one after
 another, so that each case also runs after other engines in the same process.
@@ -23,16 +25,11 @@ TWO = [
     "stage_1",
     "stage_1_round_robin_bf16",
     "stage_2",
-    "stage_3",
     "accumulation",
-    "zero_init",
-    "allgather_sequential",
     "leaf_modules",
     "several_engines",
     "compiled",
     "offload_to_cpu",
-    "offload_to_nvme",
-    "qwz",
     "qgz",
     "moe",
     "ulysses",
@@ -40,11 +37,7 @@ TWO = [
 ]
 # On two hosts of two ranks each.
 FOUR = ["stage_2", "stage_3", "hpz", "several_engines"]
-# Features that DeepSpeed 0.19.8 can't run on this machine with any backend: part of its error.
-IMPOSSIBLE = {
-    "qwz": "This op had not been implemented on CPU backend",  # its quantizer is CUDA code
-    "offload_to_nvme": "Unable to JIT load the async_io op",  # without Debian's libaio-dev
-}
+BF16 = ("stage_1_round_robin_bf16", "hpz", "qgz", "moe")
 
 
 class Worlds:
@@ -71,19 +64,12 @@ def worlds(trainer: Trainer) -> Worlds:
 
 
 def check(name: str, got: dict[str, Any], wanted: dict[str, Any]) -> None:
-    if "error" in wanted:
-        assert name in IMPOSSIBLE, f"fails over gloo: {wanted['error']}"
-        assert IMPOSSIBLE[name] in wanted["error"], wanted["error"]
-        assert got == wanted
-        pytest.skip(f"DeepSpeed itself, over gloo as well: {wanted['error']}")
+    assert "losses" in wanted, f"fails over gloo: {wanted['error']}"
     assert "losses" in got, got["error"]
     assert got["losses"][-1] < got["losses"][0], "nothing was learnt"
     # bf16 rounds after sums in another order; the other cases are fp32.
     tolerance = 2.0**-7 if name in BF16 else 1e-6
     assert got["losses"] == pytest.approx(wanted["losses"], rel=tolerance)
-
-
-BF16 = ("stage_1_round_robin_bf16", "hpz", "qwz", "qgz", "moe")
 
 
 @pytest.mark.parametrize("name", TWO)

@@ -7,9 +7,7 @@ functions below, and returns the losses of each, or DeepSpeed's error.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -171,11 +169,6 @@ def hpz(backend: str) -> list[float]:
 
 
 @case
-def qwz(backend: str) -> list[float]:
-    return train(backend, {"stage": 3, "zero_quantized_weights": True}, bf16={"enabled": True})
-
-
-@case
 def qgz(backend: str) -> list[float]:
     return train(backend, {"stage": 3, "zero_quantized_gradients": True}, bf16={"enabled": True})
 
@@ -194,29 +187,6 @@ def offload_to_cpu(backend: str) -> list[float]:
 
 
 @case
-def offload_to_nvme(backend: str) -> list[float]:
-    from deepspeed.accelerator import get_accelerator
-
-    operation = get_accelerator().create_op_builder("AsyncIOBuilder")
-    if not operation.is_compatible(verbose=False):
-        operation.jit_load(verbose=False)  # raises, before DeepSpeed compiles what it needs besides
-    folders: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(folders)
-    place = {"device": "nvme", "nvme_path": str(Path(folders[0])), "pin_memory": False}
-    zero = {
-        "stage": 3,
-        "offload_optimizer": {**place, "buffer_count": 4},
-        "offload_param": {**place, "buffer_count": 16, "buffer_size": 100_000},
-    }
-    return train(backend, zero, zero_force_ds_cpu_optimizer=False)
-
-
-@case
-def allgather_sequential(backend: str) -> list[float]:
-    return train(backend, {"stage": 3, "stage3_allgather_sequential": True})
-
-
-@case
 def leaf_modules(backend: str) -> list[float]:
     import deepspeed
 
@@ -225,17 +195,6 @@ def leaf_modules(backend: str) -> list[float]:
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), *blocks())
     deepspeed.utils.set_z3_leaf_modules(model, [Block])
     with engine_of(model, config(backend, {"stage": 3})) as engine:
-        return fit(engine)
-
-
-@case
-def zero_init(backend: str) -> list[float]:
-    import deepspeed
-
-    settings = config(backend, {"stage": 3})
-    with deepspeed.zero.Init(config_dict_or_path=settings):
-        model = blocks()
-    with engine_of(model, settings) as engine:
         return fit(engine)
 
 
