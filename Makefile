@@ -429,7 +429,7 @@ $(VENV)/.stamp-docs: requirements/docs.txt $(VENV)/.stamp-requirements
 	$(PIP) install --quiet $(PIP_ARGS) -r requirements/docs.txt
 	@touch $@
 
-docs/settings.md: deepspeed_smddp/config/variables.py deepspeed_smddp/config/sections.py tools/settings_page.py
+docs/settings.md: deepspeed_smddp/config/schema.py tools/settings_page.py
 	PYTHONPATH=$(CURDIR) $(PY) tools/settings_page.py
 
 docs: $(VENV)/.stamp-docs  ## the documentation as a site, in build/site; a link that leads nowhere is an error

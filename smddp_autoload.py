@@ -62,7 +62,7 @@ def register_backend() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    return import_module("deepspeed_smddp.distributed.backend").create(options, backend_options)
+    return import_module("deepspeed_smddp.entry").create(options, backend_options)
 
 
 def install_hooks() -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/after_idle.py --csv after-idle.csv
 
-Each turn starts the ranks anew in each mode: as they are, with SMDDP_LEAVE_SHARED_CORES=0, and
-bound to a core each. A rank sleeps, then times a thousand calls from torch, several times. One row
+Each turn starts the ranks anew in each mode: as they are, and bound to a core each. A rank sleeps,
+then times a thousand calls from torch, several times. One row
 for each series of calls: turn, mode, microseconds of a call on rank 0.
 """
 
@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-MODES = ("leaves", "stays", "bound")
+MODES = ("leaves", "bound")
 CALLS, SERIES, WARM_UP = 1000, 12, 200
 SLEEP_SECONDS = 0.6
 
@@ -52,8 +52,7 @@ def rank_main(mode: str, nbytes: int) -> None:
 def start(mode: str, nbytes: int) -> list[float]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     command += [str(Path(__file__).resolve()), "--rank-mode", mode, "--bytes", str(nbytes)]
-    env = {**os.environ, "SMDDP_LEAVE_SHARED_CORES": "0" if mode == "stays" else "1"}
-    done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return [float(line) for line in done.stdout.split()]
 
 

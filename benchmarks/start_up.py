@@ -75,7 +75,7 @@ def start(kind: Kind, layout: tuple[int, int]) -> list[list[float]]:
             "GLOO_SOCKET_IFNAME": "lo",
             "SMDDP_FABRIC_INTERFACE": "lo",
             "OMP_NUM_THREADS": "1",
-            "SMDDP_FABRIC_CURVE": kind.curve,
+            "SMDDP_DEBUG": f"curve={kind.curve}",
             "SMDDP_LIBFABRIC": kind.libfabric,
         }
         command = [kind.python, "-c", RANK, kind.backend]

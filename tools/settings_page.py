@@ -1,19 +1,22 @@
-"""Writes docs/settings.md, the reference of all settings, from the tables in the code.
+"""Writes docs/settings.md, the reference of all settings, from their model.
 
 The page is committed, so that it can be read without building the site; a test compares it with the
-code.
+model.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from deepspeed_smddp.config.keys import Section
-from deepspeed_smddp.config.sections import SmddpConfig
-from deepspeed_smddp.config.variables import VARIABLES, Variable
+from deepspeed_smddp.config.schema import (
+    DebugSettings,
+    ProcessSettings,
+    Setting,
+    SmddpConfig,
+    holds,
+    settings_of,
+)
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 
@@ -27,14 +30,26 @@ Of each setting the environment has precedence over the section, the section ove
 ## The section `"smddp"` of a DeepSpeed config
 
 Every key is optional: `"smddp": {"timeout_seconds": 60}`. A dotted key is one of a section within
-it. DeepSpeed's own `zero_optimization.allgather_bucket_size` (in elements), which ZeRO-3 otherwise
-ignores, also bounds AllGather; the smaller of the two bounds applies ([zero3.md](zero3.md)).
+it. Programs without a DeepSpeed config give the same keys to `deepspeed_smddp.configure()`. The
+engines of a process share its settings: a key of one section counts for all, and two sections may
+not hold different values. DeepSpeed's own `zero_optimization.allgather_bucket_size` (in elements),
+which ZeRO-3 otherwise ignores, also bounds AllGather; the smaller of the two bounds applies
+([zero3.md](zero3.md)).
 """
 _VARIABLES = """
 ## Environment variables without a key
 
 DeepSpeed's launchers for several hosts forward only some variables: put `SMDDP_*` and `FI_*` into
 `.deepspeed_env`. [launchers.md](launchers.md) has what the others forward.
+"""
+_DEBUG = """
+## For developers: `SMDDP_DEBUG`
+
+`SMDDP_DEBUG=key=value,key=value` compares ways that are otherwise measured or chosen, and serves
+tests. No job needs it.
+
+| key | default | meaning |
+|---|---|---|
 """
 
 
@@ -45,43 +60,27 @@ def main() -> None:
 
 def page() -> str:
     """The whole page, in Markdown."""
-    variables = {variable.key: variable for variable in VARIABLES if variable.key}
-    text = _START
-    for key, default, holds in keys_of(SmddpConfig):
-        variable = variables[key]
-        text += _entry(
-            key,
-            variable,
-            _default(default),
-            [
-                f"May hold: {html.escape(holds, quote=False)}",
-                f"Environment: `{variable.environment_name}`",
-            ],
-        )
-    text += _VARIABLES
-    for variable in VARIABLES:
-        if variable.key is None:
-            text += _entry(variable.environment_name, variable, variable.default, [])
+    text = _START + "".join(map(_entry, settings_of(SmddpConfig)))
+    text += _VARIABLES + "".join(map(_entry, settings_of(ProcessSettings))) + _DEBUG
+    for one in settings_of(DebugSettings):
+        text += f"| `{one.path}` | {_default(one) or 'empty'} | {one.field.description} |\n"
     return text
 
 
-def keys_of(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Key, default and what it may hold, of a section and of the sections in it."""
-    for name, key in section.keys.items():
-        if isinstance(key.default, Section):
-            yield from keys_of(key.default, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", key.default, key.description
+def _entry(one: Setting) -> str:
+    more, meaning = one.more, one.field.description or ""
+    facts = [f"Default: `{_default(one)}`" if _default(one) else "Default: empty"]
+    facts.append(f"May hold: {html.escape(holds(one.field), quote=False)}")
+    if one.variable:
+        facts.append(f"Environment: `{one.variable}`")
+    facts += [f"When to change it: {more['when']}", f"Since {more['since']}"]
+    name = one.path if one.model is SmddpConfig else one.variable
+    heading = f"\n### `{name}`\n\n{meaning[0].upper()}{meaning[1:]}.\n\n"
+    return heading + "".join(f"- {fact}\n" for fact in facts)
 
 
-def _entry(name: str, variable: Variable, default: str, further: list[str]) -> str:
-    facts = [f"Default: `{default}`" if default else "Default: empty", *further]
-    facts += [f"When to change it: {variable.when}", f"Since {variable.since}"]
-    sentence = variable.meaning[0].upper() + variable.meaning[1:]
-    return f"\n### `{name}`\n\n{sentence}.\n\n" + "".join(f"- {fact}\n" for fact in facts)
-
-
-def _default(value: Any) -> str:
+def _default(one: Setting) -> str:
+    value = one.field.default
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple):  # the steps of a route: bound and path

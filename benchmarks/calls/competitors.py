@@ -62,7 +62,7 @@ class Forced(Core):
         return super().measures(case) and not (self.pattern == "joint" and case.op != "all_gather")
 
     def environment(self) -> dict[str, str]:
-        return {"SMDDP_ALGORITHM": self.pattern}
+        return {"SMDDP_DEBUG": f"algorithm={self.pattern}"}
 
 
 class Copy(CallCompetitor):

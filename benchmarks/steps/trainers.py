@@ -29,7 +29,7 @@ class Trainers(Competitor):
     """One process per rank that trains over ``backend``.
 
     ``backend`` is a name, and variables that are set in the environment of these ranks alone, as in
-    ``smddp:SMDDP_SPIN_MICROSECONDS=20``.
+    ``smddp:SMDDP_DEBUG=spin_microseconds=20``.
     """
 
     scheme = ""  # how the state is divided

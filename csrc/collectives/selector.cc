@@ -213,8 +213,8 @@ Result<Algorithm> parse_algorithm(const std::string& text) {
   if (text == "direct") return Algorithm::kDirect;
   if (text == "log") return Algorithm::kLog;
   if (text == "joint") return Algorithm::kJoint;
-  return Status(Code::kInvalid,
-                "SMDDP_ALGORITHM is \"" + text + "\"; it may be auto, direct, log or joint");
+  return Status(Code::kInvalid, "algorithm in SMDDP_DEBUG is \"" + text +
+                                    "\"; it may be auto, direct, log or joint");
 }
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning) {

@@ -16,7 +16,7 @@ namespace smddp {
 
 using pattern::Pattern;
 
-// The pattern between hosts (SMDDP_ALGORITHM): the model's choice, or one that overrides it.
+// The pattern between hosts (SMDDP_DEBUG=algorithm): the model's choice, or one that overrides it.
 enum class Algorithm : uint8_t { kAuto, kDirect, kLog, kJoint };
 
 // Settings of the process that change what goes over the wire. Ranks must agree; the signature detects it
@@ -57,7 +57,7 @@ struct Plan {
   bool whole = false;  // AllReduce: one exchange of all bytes instead of sums and a gather
 };
 
-// The values of SMDDP_ALGORITHM. kInvalid, with what the text may be, if it is something else.
+// The values of algorithm in SMDDP_DEBUG. kInvalid, with what the text may be, if it is something else.
 Result<Algorithm> parse_algorithm(const std::string& text);
 
 Plan select(const Query& query, const Shape& shape, const Tuning& tuning);

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <sstream>
 
 namespace smddp::env {
 namespace {
@@ -18,25 +19,40 @@ struct Row {
   const char* fallback;
 };
 
-constexpr Row kTable[] = {
+constexpr Row kVariables[] = {
 #define SMDDP_ROW(name, value, meaning) {#name, value},
-    SMDDP_ENV_TABLE(SMDDP_ROW)
+    SMDDP_ENV_TABLE(SMDDP_ROW)};
+constexpr Row kDebug[] = {SMDDP_DEBUG_TABLE(SMDDP_ROW)
 #undef SMDDP_ROW
 };
+
+template <size_t kRows>
+const char* default_of(const Row (&table)[kRows], const char* name) {
+  for (const Row& row : table)
+    if (std::strcmp(row.name, name) == 0) return row.fallback;
+  std::abort();  // a bug, found by the first test that runs it
+}
 
 }  // namespace
 
 std::string get(const char* name) {
-  for (const Row& row : kTable) {
-    if (std::strcmp(row.name, name) != 0) continue;
-    const char* set = std::getenv((std::string("SMDDP_") + name).c_str());
-    return set != nullptr && *set != '\0' ? set : row.fallback;
-  }
-  std::abort();  // a bug, found by the first test that runs it
+  const char* fallback = default_of(kVariables, name);
+  const char* set = std::getenv((std::string("SMDDP_") + name).c_str());
+  return set != nullptr && *set != '\0' ? set : fallback;
 }
 
-std::optional<double> get_number(const char* name) {
-  std::string text = get(name);
+std::string debug(const char* key) {
+  const char* fallback = default_of(kDebug, key);
+  const char* set = std::getenv("SMDDP_DEBUG");
+  std::istringstream pairs(set != nullptr ? set : "");
+  std::string prefix = std::string(key) + '=', found = fallback;
+  for (std::string pair; std::getline(pairs, pair, ',');)
+    if (pair.starts_with(prefix)) found = pair.substr(prefix.size());
+  return found;
+}
+
+std::optional<double> debug_number(const char* key) {
+  std::string text = debug(key);
   char* end = nullptr;
   double value = std::strtod(text.c_str(), &end);
   if (text.empty() || *end != '\0') return std::nullopt;

@@ -98,7 +98,7 @@ Result<Api> load_api(const std::string& path) {
 
 const Result<Api>& api() {
   // Never closed: the driver's threads live longer than the static objects of this library.
-  static const auto* loaded = new Result<Api>(load_api(env::get("LIBCUDA")));
+  static const auto* loaded = new Result<Api>(load_api(env::debug("libcuda")));
   return *loaded;
 }
 

@@ -64,7 +64,7 @@ Result<Gdr> Gdr::open(const std::string& path) {
 }
 
 const Result<Gdr>& Gdr::open() {
-  static const auto* opened = new Result<Gdr>(open(env::get("LIBGDRAPI")));
+  static const auto* opened = new Result<Gdr>(open(env::debug("libgdrapi")));
   return *opened;
 }
 

@@ -13,7 +13,7 @@ namespace smddp::device {
 
 class Gdr {
  public:
-  // Opens the library that SMDDP_LIBGDRAPI names and its kernel module, both 2.0 or newer, on first use.
+  // Opens the library that SMDDP_DEBUG=libgdrapi names and its kernel module, both 2.0 or newer, on first use.
   // The error says why GDRCopy can't be used.
   static const Result<Gdr>& open();
   static Result<Gdr> open(const std::string& path);

@@ -121,7 +121,7 @@ Status connect(CopyEngine& copy_engine, HostPeers& peers, const std::vector<Join
 
 // Whether the settings ask that this rank's NICs read and write its device's memory, and they can.
 bool reached_by_nic(Engine& engine, const device::Device& device) {
-  if (env::get("FABRIC_HMEM") != "1") return false;
+  if (env::debug("hmem") != "1") return false;
   Engine::Lock lock = engine.lock();
   Status reaches = engine.network().reaches(owner_of(device));
   if (!reaches) log(LogLevel::kInfo, "chunks go through pinned memory: " + reaches.message());

@@ -118,7 +118,7 @@ Result<std::unique_ptr<Group>> GroupBuilder::finish() {
 }
 
 Status GroupBuilder::describe_itself(RankInfo* mine) {
-  Result<Algorithm> algorithm = parse_algorithm(env::get("ALGORITHM"));
+  Result<Algorithm> algorithm = parse_algorithm(env::debug("algorithm"));
   if (!algorithm) return algorithm.status();
   algorithm_ = algorithm.value();
   Engine::Lock lock = engine_.lock();
@@ -160,7 +160,7 @@ Status GroupBuilder::join_host() {
   if (readers == 0) return {};
   outbox_->expect(readers);
   local_ = LocalPeers(std::move(outbox_));
-  std::string wanted = env::get("SINGLE_COPY");
+  std::string wanted = env::debug("single_copy");
   bool allow = options_.single_copy.value_or(wanted == "1" ||
                                              (wanted != "0" && intranode::single_copy_pays()));
   auto failed = [&](Rank peer, const Status& why) {

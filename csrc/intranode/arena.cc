@@ -54,7 +54,7 @@ Shared create_segment(size_t bytes, bool huge) {
 }
 
 size_t fork_copy_bytes() {
-  double mib = env::get_number("FORK_COPY_MIB").value_or(1024);
+  double mib = env::debug_number("fork_copy_mib").value_or(1024);
   return mib >= 0 && mib < 1e12 ? static_cast<size_t>(mib * (1 << 20)) : SIZE_MAX;
 }
 

@@ -55,7 +55,7 @@ Result<std::unique_ptr<Presence>> Presence::create() {
   // With Yama's ptrace_scope 1, only a process's ancestors can read its memory, unless the process allows
   // more. If the kernel has no Yama, the call fails, and reads are not restricted. Where the user wants no
   // such reads, nothing more is allowed.
-  if (env::get("SINGLE_COPY") != "0") prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  if (env::debug("single_copy") != "0") prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   return presence;
 }
 

@@ -15,7 +15,7 @@ struct GroupOptions {
   std::string name;
   uint64_t timeout_ns = 600'000'000'000ull;
   std::string host;  // identity of this rank's host; empty: host_identity()
-  // Whether to read peers' memory with process_vm_readv; unset: SMDDP_SINGLE_COPY, or what costs less
+  // Whether to read peers' memory with process_vm_readv; unset: SMDDP_DEBUG=single_copy, or what costs less
   // on this host.
   std::optional<bool> single_copy;
   // The job is known to span hosts: the fabric is opened before the first group knows its ranks, which
@@ -33,7 +33,7 @@ struct GroupOptions {
   // ways lead to the same group. Tests set it, to make small groups as large ones are made.
   int few_ranks = 32;
   bool whole_job = false;  // of all ranks: later groups reuse what they tell of their processes
-  // Of the network between hosts, instead of what SMDDP_FABRIC_CURVE says.
+  // Of the network between hosts, instead of what SMDDP_DEBUG=curve says.
   std::optional<NetworkModel> network = {};
   bool recorded = true;  // its operations, in the flight recorder
 

@@ -10,7 +10,7 @@
 namespace smddp {
 
 Status NetworkAgreement::read_settings(const std::string& known) {
-  const std::string curve = env::get("FABRIC_CURVE");
+  const std::string curve = env::debug("curve");
   anew_ = curve == "measure";
   given_ = given_model_.has_value() || (curve != "auto" && !anew_);
   model_ = given_model_.value_or(NetworkModel{});
@@ -33,7 +33,7 @@ Status NetworkAgreement::agree(const std::vector<NetworkClaim>& claims, const Me
     bool same = claims[r].digest == first.digest;
     if (claims[r].given != first.given || (first.given && !same))
       return {Code::kInvalid, members.describe(static_cast<Rank>(r)) +
-                                  " has another SMDDP_FABRIC_CURVE than " + members.describe(0) +
+                                  " has another curve in SMDDP_DEBUG than " + members.describe(0) +
                                   ": give all ranks the same"};
     all_know &= same;
   }
@@ -68,7 +68,7 @@ Status NetworkAgreement::take_measured(const std::string& agreed, bool tells) {
     if (tells)
       log(LogLevel::kWarning, "the network of group '" + group_name_ +
                                   "' could not be measured; operations assume " + text_of(model_) +
-                                  ", as with SMDDP_FABRIC_CURVE=default");
+                                  ", as with SMDDP_DEBUG=curve=default");
     return {};
   }
   Result<NetworkModel> model = parse_network_model(agreed);

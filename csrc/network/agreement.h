@@ -27,11 +27,11 @@ struct NetworkClaim {
 
 class NetworkAgreement {
  public:
-  // `group_name`: for people. `given`: instead of what SMDDP_FABRIC_CURVE says.
+  // `group_name`: for people. `given`: instead of what SMDDP_DEBUG=curve says.
   NetworkAgreement(const std::string& group_name, const std::optional<NetworkModel>& given)
       : group_name_(group_name), given_model_(given) {}
 
-  // What SMDDP_FABRIC_CURVE says. `known`: the model of this rank's latest group between hosts; "": none.
+  // What SMDDP_DEBUG=curve says. `known`: the model of this rank's latest group between hosts; "": none.
   Status read_settings(const std::string& known);
   // What the other ranks need to know.
   NetworkClaim claim() const;
@@ -55,7 +55,7 @@ class NetworkAgreement {
   const std::string& group_name_;
   const std::optional<NetworkModel>& given_model_;
   bool given_ = false;
-  bool anew_ = false;  // SMDDP_FABRIC_CURVE=measure
+  bool anew_ = false;  // SMDDP_DEBUG=curve=measure
   bool unknown_ = false;
   NetworkModel model_;
   std::string told_;  // the model whose digest claim() tells

@@ -15,7 +15,7 @@ struct NetworkModel {
   double bytes_per_ns = 1.25;  // of a host's NICs together
 };
 
-// The numbers of SMDDP_FABRIC_CURVE. kInvalid, with what the text may be, if it is something else.
+// The numbers of curve in SMDDP_DEBUG, between colons or commas. kInvalid, with what the text may be, if it is something else.
 Result<NetworkModel> parse_network_model(const std::string& text);
 // What parse_network_model() reads.
 std::string text_of(const NetworkModel& network);

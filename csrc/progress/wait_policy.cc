@@ -6,10 +6,11 @@
 
 namespace smddp {
 
+// With 20 us, an AllGather of 16 KiB on 2 hosts of 4 ranks took up to a quarter longer than with 200; 1,000 us gained on
+// 2 x 8 alone, where runs differ by half (benchmarks/results/2026-11-22-polls).
 WaitPolicy WaitPolicy::from_env() {
-  double microseconds = env::get_number("SPIN_MICROSECONDS").value_or(200);
-  return WaitPolicy(static_cast<uint64_t>(1000 * std::max(0.0, microseconds)),
-                    env::get("LEAVE_SHARED_CORES") != "0");
+  double microseconds = env::debug_number("spin_microseconds").value_or(200);
+  return WaitPolicy(static_cast<uint64_t>(1000 * std::max(0.0, microseconds)));
 }
 
 void WaitPolicy::expect_local_ranks(int ranks, unsigned cores) {
@@ -32,7 +33,7 @@ bool WaitPolicy::keeps_polling(uint64_t now, uint64_t spin_ns) {
 }
 
 bool WaitPolicy::may_leave_core(uint64_t now) {
-  if (!std::exchange(crowded_, false) || !leaves_cores_ || now < may_leave_from_ns_) return false;
+  if (!std::exchange(crowded_, false) || now < may_leave_from_ns_) return false;
   may_leave_from_ns_ = now + kLeavingNs;
   return true;
 }

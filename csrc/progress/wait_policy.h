@@ -19,9 +19,7 @@ class WaitPolicy {
  public:
   WaitPolicy() = default;
   // `spin_ns`: how long a waiting thread polls and yields without success before it sleeps.
-  // `leaves_cores`: whether a thread goes to another core if a rank shares its own.
-  explicit WaitPolicy(uint64_t spin_ns, bool leaves_cores = true)
-      : spin_ns_(spin_ns), leaves_cores_(leaves_cores) {}
+  explicit WaitPolicy(uint64_t spin_ns) : spin_ns_(spin_ns) {}
   static WaitPolicy from_env();
 
   // This process is one of `ranks` ranks on a host with `cores` cores. The largest ratio counts.
@@ -122,7 +120,6 @@ class WaitPolicy {
   uint64_t turn_began_ns_ = 0;  // the first of the polls with success; 0: none
   bool shares_core_ = false;    // found by the last yield
   bool crowded_ = false;        // found by the last keeps_polling()
-  bool leaves_cores_ = true;
   uint64_t may_leave_from_ns_ = 0;
   LongYields yields_, unwaited_yields_;
   uint64_t wait_ended_ns_ = 0;  // the last wait, between hosts

@@ -13,7 +13,7 @@ constexpr double kMostEntries = 1 << 20;
 thread_local Text thread_label = 0;
 
 size_t entries_from_env() {
-  double entries = env::get_number("FLIGHT_RECORDER").value_or(0);
+  double entries = env::debug_number("flight_recorder").value_or(0);
   return static_cast<size_t>(std::clamp(entries, 0.0, kMostEntries));
 }
 

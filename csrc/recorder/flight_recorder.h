@@ -124,7 +124,7 @@ class FlightRecorder {
  public:
   // Of the last `entries` operations; 0 records nothing.
   explicit FlightRecorder(size_t entries);
-  // As many entries as SMDDP_FLIGHT_RECORDER says.
+  // As many entries as SMDDP_DEBUG=flight_recorder says.
   static FlightRecorder& process();
 
   // An operation is called. Any thread.

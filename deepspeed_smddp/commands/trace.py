@@ -157,7 +157,7 @@ def summary(found: Timeline) -> list[str]:
             lines.append(
                 f"rank {line.rank}: complete from {(line.complete_from - found.zero) * 1e3:.3f} ms "
                 f"on; {line.forgotten} operations before that are forgotten "
-                "(SMDDP_FLIGHT_RECORDER holds more)"
+                "(SMDDP_DEBUG=flight_recorder=... holds more)"
             )
     return lines
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deepspeed_smddp.compat import refuse
-from deepspeed_smddp.config.config import nearest
+from deepspeed_smddp.config.parsing import nearest
 from deepspeed_smddp.errors import SmddpConfigError
 
 # A job's launcher sets this variable; it has precedence over the values that a script passes.
@@ -120,7 +120,6 @@ class ModelParallelParameters(Parameters):
         if stage == 3:
             config["smddp"] = {
                 "sharded_data_parallel_degree": self.sharded_data_parallel_degree,
-                "hierarchical_allgather": self.sdp_hierarchical_allgather,
             }
             config["gradient_clipping"] = self.sdp_gradient_clipping
             config["zero_optimization"] |= {

@@ -1,7 +1,7 @@
 """The settings that apply in this process, and the source of each value.
 
 Environment variables have precedence over the file (the "smddp" section, or :func:`configure`), and
-the file over the defaults.
+the file over the defaults. The sections of several engines are one: each adds its keys.
 """
 
 from __future__ import annotations
@@ -12,29 +12,34 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from deepspeed_smddp.config.config import (
-    SmddpConfig,
+import torch.distributed as dist
+
+from deepspeed_smddp.config.parsing import (
+    RETIRED_VARIABLES,
+    SECTION,
+    given_keys,
     nearest,
     nested,
+    parse_debug,
     parse_section,
-    parse_variable,
-    set_keys,
+    parse_variables,
+    show,
 )
-from deepspeed_smddp.config.variables import PREFIX, VARIABLES
-from deepspeed_smddp.distributed import extension
-from deepspeed_smddp.errors import logger
+from deepspeed_smddp.config.schema import (
+    DEBUG,
+    PREFIX,
+    VARIABLES,
+    DebugSettings,
+    ProcessSettings,
+    SmddpConfig,
+)
+from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.errors import warn_once as warn_once
 
 DEFAULT = "default"
 DS_CONFIG = "ds_config"
+CONFIGURE = "configure()"
 ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
-
-# Keys of features that do not exist yet: which values ask for it, and what happens instead.
-_LATER: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "hierarchical_allgather": (
-        lambda hierarchical: not hierarchical,
-        "AllGather between hosts always runs along the rails and then inside each host",
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ class Settings:
 
     section: SmddpConfig
     sources: Mapping[str, str]
+    process: ProcessSettings
+    debug: DebugSettings
     zero_allgather_elements: int = 0  # zero_optimization.allgather_bucket_size; 0: not set
     measured: Mapping[str, int] = field(default_factory=dict)  # value of "auto"; 0: no bound
 
@@ -75,7 +82,7 @@ class Settings:
             "fallback": section.fallback,
             "max_sms": min(max(section.max_sms, 1), 1024),  # no GPU has as many
             "reduce_on_cpu": section.reduce_on == "cpu",
-            "check_first_use": section.check_first_use,
+            "check_first_use": self.debug.check_first_use,
             "silence_seconds": section.silence_seconds,
             "routes": {
                 name: list(steps)
@@ -89,10 +96,20 @@ class Settings:
         return bucket if isinstance(bucket, int) else self.measured.get(key, 0)
 
 
+@dataclass(frozen=True)
+class _File:
+    """What sections have given: values and their sources by dotted path."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    zero_allgather_elements: int = 0
+    job: int = 0  # whose sections these are
+
+
+_file = _File()
+_jobs = 0  # the default groups that this process has made
 _measured: Mapping[str, int] = {}
-_file: tuple[SmddpConfig, str, int] = (SmddpConfig(), DS_CONFIG, 0)
 _applied: Settings | None = None
-_warned: set[str] = set()
 _followers: list[Callable[[Settings], None]] = []
 
 
@@ -104,14 +121,7 @@ def resolve(
     Raises:
         SmddpConfigError: an environment variable holds a value that its key may not hold.
     """
-    values = {} if section is None else set_keys(section)
-    sources = dict.fromkeys(values, source)
-    for variable in VARIABLES:
-        text = os.environ.get(variable.environment_name, "")
-        if variable.key is not None and text:
-            values[variable.key] = parse_variable(variable, text)
-            sources[variable.key] = variable.environment_name
-    return Settings(parse_section(nested(values)), sources, zero_allgather_elements, _measured)
+    return _resolved(_file_of(section or SmddpConfig(), source, zero_allgather_elements))
 
 
 def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys: Any) -> Settings:
@@ -134,23 +144,60 @@ def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys:
 
     Raises:
         SmddpConfigError: an unknown key or a wrong value.
-        ImportError: the extension is missing or was built for another torch.
     """
     if isinstance(section, SmddpConfig):
-        section = nested(set_keys(section))
+        section = section.model_dump(exclude_unset=True)
     if keys and isinstance(section, Mapping):
         section = {**section, **keys}
-    return set_file(parse_section(keys if section is None else section), "configure()")
+    return set_file(parse_section(keys if section is None else section), CONFIGURE)
 
 
 def set_file(
     section: SmddpConfig, source: str = DS_CONFIG, zero_allgather_elements: int = 0
 ) -> Settings:
-    """Makes a validated section the one of this process and passes it to the core."""
-    global _file
-    settings = resolve(section, source, zero_allgather_elements)  # raises before anything changes
-    _file = (section, source, zero_allgather_elements)
-    return apply(force=settings != _applied)
+    """Makes a validated section the one of this process."""
+    return _apply_file(_file_of(section, source, zero_allgather_elements))
+
+
+def merge_file(section: SmddpConfig, zero_allgather_elements: int = 0) -> Settings:
+    """Adds the section of an engine's DeepSpeed config to what applies in this process.
+
+    Sections of a job whose default group was destroyed no longer count. Of several
+    ``zero_optimization.allgather_bucket_size``, DeepSpeed's own bound, the smallest applies.
+
+    Raises:
+        SmddpConfigError: a key has another value in an earlier section or in ``configure()``.
+    """
+    added = _file_of(section, DS_CONFIG, zero_allgather_elements)
+    before = _file
+    if before.job != added.job:
+        kept = {key: v for key, v in before.values.items() if before.sources[key] == CONFIGURE}
+        before = _File(kept, dict.fromkeys(kept, CONFIGURE))
+    for key, value in added.values.items():
+        if before.values.get(key, value) != value:
+            earlier = f'"{SECTION}.{key}" of an earlier one'
+            if before.sources[key] == CONFIGURE:
+                earlier = f'"{key}" of {CONFIGURE}'
+            raise SmddpConfigError(
+                f'"{SECTION}.{key}" of the DeepSpeed config is {show(value)}, but {earlier} is '
+                f"{show(before.values[key])}; all engines of a process share these settings: give "
+                "both the same value, or leave out one"
+            )
+    bounds = [n for n in (before.zero_allgather_elements, zero_allgather_elements) if n]
+    return _apply_file(
+        _File(
+            {**before.values, **added.values},
+            {**added.sources, **before.sources},
+            min(bounds, default=0),
+            added.job,
+        )
+    )
+
+
+def begin_job() -> None:
+    """A default group is made: the sections that were given for an earlier one may be replaced."""
+    global _jobs
+    _jobs += 1
 
 
 def set_measured(values: Mapping[str, int]) -> Settings:
@@ -162,59 +209,64 @@ def set_measured(values: Mapping[str, int]) -> Settings:
 
 def current() -> Settings:
     """The settings that apply now, or would apply if a group were made."""
-    return resolve(*_file)
+    return _resolved(_file)
 
 
 def apply(force: bool = False) -> Settings:
-    """Passes the settings to the core once; with ``force``, again."""
+    """Tells the settings to those that follow them, once; with ``force``, again."""
     global _applied
     if _applied is not None and not force:
         return _applied
-    settings = current()
-    extension.load()
-    from deepspeed_smddp import _C
-
-    _C.configure(**settings.core_options())
-    _applied = settings
+    _applied = settings = current()
     for follower in _followers:
         follower(settings)
-    warn_of_later_keys(settings)
-    warn_of_unknown_variables()
+    _warn_of_variables()
     return settings
 
 
 def follow(follower: Callable[[Settings], None]) -> None:
-    """Calls ``follower`` with the settings whenever they are passed to the core."""
+    """Calls ``follower`` with the settings that apply, if they do, and whenever others do."""
     if follower not in _followers:
         _followers.append(follower)
+        if _applied is not None:
+            follower(_applied)
 
 
-def warn_of_later_keys(settings: Settings) -> None:
-    """Warns once of each key that was set but has no effect in this version."""
-    for key, source in settings.sources.items():
-        if key not in _LATER:
-            continue
-        asks, consequence = _LATER[key]
-        value: Any = settings.section
-        for part in key.split("."):
-            value = getattr(value, part)
-        if asks(value):
-            warn_once(key, f"smddp: {key} ({source}) has no effect in this version: {consequence}")
+def _file_of(section: SmddpConfig, source: str, zero_allgather_elements: int) -> _File:
+    values = given_keys(section)
+    job = _jobs if dist.is_initialized() else _jobs + 1
+    return _File(values, dict.fromkeys(values, source), zero_allgather_elements, job)
 
 
-def warn_of_unknown_variables() -> None:
+def _resolved(file: _File) -> Settings:
+    variables, process = parse_variables(os.environ)
+    sources = {**file.sources, **{key: PREFIX + key.upper() for key in variables}}
+    return Settings(
+        nested({**file.values, **variables}),
+        sources,
+        process,
+        parse_debug(os.environ.get(DEBUG, "")),
+        file.zero_allgather_elements,
+        _measured,
+    )
+
+
+def _apply_file(file: _File) -> Settings:
+    global _file
+    settings = _resolved(file)  # raises before anything changes
+    _file = file
+    return apply(force=settings != _applied)
+
+
+def _warn_of_variables() -> None:
     """Warns once of each environment variable with the prefix ``SMDDP_`` that nothing reads."""
-    known = [variable.name for variable in VARIABLES]
+    known = [*VARIABLES, DEBUG]
     for name in sorted(os.environ):
-        if not name.startswith(PREFIX) or name[len(PREFIX) :] in known:
+        if not name.startswith(PREFIX) or name in known:
             continue
-        guess = nearest(name[len(PREFIX) :].lower(), [word.lower() for word in known])
+        if name in RETIRED_VARIABLES:
+            warn_once(name, f"smddp: {name} has no effect any more: {RETIRED_VARIABLES[name]}")
+            continue
+        guess = nearest(name[len(PREFIX) :], [word[len(PREFIX) :].lower() for word in known])
         hint = f"; did you mean {PREFIX}{guess.upper()}?" if guess else ""
         warn_once(name, f"smddp: the environment variable {name} is not known{hint}")
-
-
-def warn_once(key: str, message: str) -> None:
-    """Logs a warning on rank 0, at the first call with this key."""
-    if key not in _warned and os.environ.get("RANK", "0") == "0":
-        logger.warning(message)
-    _warned.add(key)

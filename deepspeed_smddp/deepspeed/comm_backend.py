@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.config import SECTION, SmddpConfig, parse_section, show
+from deepspeed_smddp.config.parsing import SECTION, parse_section, show
+from deepspeed_smddp.config.schema import SmddpConfig
 from deepspeed_smddp.distributed import deadline, launchers
 from deepspeed_smddp.errors import SmddpConfigError
 
@@ -29,7 +30,7 @@ _ELSEWHERE = ("ccl", "hccl", "cncl", "mccl", "tccl", "bccl", "mpi")
 
 @dataclass(frozen=True)
 class Request:
-    """What a DeepSpeed config says about communication."""
+    """What a DeepSpeed config says; a call that has one reads it once."""
 
     backend: str | None = None  # "smddp", "nccl", "cpu:gloo,cuda:smddp", ...
     section: SmddpConfig | None = None
@@ -92,7 +93,7 @@ def initialise(
             f"init_process_group({show(request.backend)}), or leave making it to DeepSpeed"
         )
     if NAME in _names(existing):
-        if request != Request():  # an empty request does not reset the settings
+        if request != Request():
             _apply_section(request)
             _set_timeout()
     elif request.section is not None:
@@ -134,10 +135,7 @@ def set_launcher_variables() -> None:
 
 
 def _apply_section(request: Request) -> None:
-    settings.set_file(
-        request.section or SmddpConfig(),
-        zero_allgather_elements=request.zero_allgather_elements,
-    )
+    settings.merge_file(request.section or SmddpConfig(), request.zero_allgather_elements)
 
 
 def _warn_of_idle_section(backend: str) -> None:

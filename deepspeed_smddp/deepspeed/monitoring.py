@@ -47,7 +47,7 @@ def follow_engine(engine: Any) -> None:
             wrapping.wrap(DeepSpeedEngine, "step", _step)
 
 
-def follow_optimizers(store: Any, rank: int, ranks: int) -> None:
+def follow_optimizers() -> None:
     """A default group is made: steps of torch's optimizers count from now on."""
     global _is_hooked
     if not _is_hooked:

@@ -95,9 +95,22 @@ def around_zero_init(call: Call) -> Iterator[None]:
 @contextmanager
 def around_init_distributed(call: Call) -> Iterator[None]:
     """Replaces the backend that ``init_distributed`` is called with, unless the caller chose it."""
+    if not dist.is_initialized():
+        _choose_backend(call)
+        if comm_backend.NAME in str(call.arguments.get("dist_backend")):
+            shared_memory_op.leave_out_if_not_compilable()
+            if call.arguments.get("auto_mpi_discovery", True):
+                comm_backend.set_launcher_variables()
+    elif comm_backend.serves_default_group():
+        shared_memory_op.leave_out_if_not_compilable()
+    yield
+    _install()  # the first group that zero.Init makes
+
+
+def _choose_backend(call: Call) -> None:
     request = _request_for(call.arguments.get("config"))
     given = call.arguments.get("dist_backend")
-    if request.backend is not None and not dist.is_initialized():
+    if request.backend is not None:
         if given in (None, _accelerator_backend()):
             _say_overridden(given, request)
             comm_backend.prepare(request)
@@ -110,15 +123,6 @@ def around_init_distributed(call: Call) -> Iterator[None]:
                 request.backend,
                 given,
             )
-    if not dist.is_initialized():
-        if comm_backend.NAME in str(call.arguments.get("dist_backend")):
-            shared_memory_op.leave_out_if_not_compilable()
-            if call.arguments.get("auto_mpi_discovery", True):
-                comm_backend.set_launcher_variables()
-    elif comm_backend.serves_default_group():
-        shared_memory_op.leave_out_if_not_compilable()
-    yield
-    _install()  # the first group that zero.Init makes
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepspeed_smddp.config.sections import Ledger
+from deepspeed_smddp.config.schema import Ledger
 from deepspeed_smddp.config.settings import Settings
 from deepspeed_smddp.diagnostics.report_files import replace
 from deepspeed_smddp.distributed import backend, launchers, memory

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from deepspeed_smddp.config import settings
 from deepspeed_smddp.deepspeed import monitoring
 from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.diagnostics.report import DUMP_SECONDS, IN_ORDER, LINK
@@ -371,7 +372,7 @@ def start(store: Any, rank: int, ranks: int) -> None:
 
     global _reporter
     stop()
-    if os.environ.get("SMDDP_REPORT") == "0":
+    if not settings.current().process.report:
         return
     try:
         _reporter = Reporter(store, rank, ranks)

@@ -23,27 +23,26 @@ if TYPE_CHECKING:
 FALLBACK_PREFIX = "fallback:"
 _FLOW = {"flow_bytes": "bytes", "flow_seconds": "seconds"}
 
-# Called with a store, the rank and the number of ranks once the default group is made. The store
-# belongs to this making of the group: it holds nothing of ranks that were restarted.
-after_default_group: list[Callable[[Any, int, int], None]] = []
-
-# Called with a group, a collective and "cpu" or "cuda" when the first such operation has the route
-# "auto": a call of all ranks. Returns steps of (bytes at most or 0, route), or None if not now.
-measure_routes: Callable[[Any, str, str], list[tuple[int, str]] | None] | None = None
-
 _default_rank: int | None = None
 # The global ranks of the groups that this process has made since the default group, by name.
 _members: dict[str, list[int]] = {}
 
 
-def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
-    """Makes one group; torch calls it for ``init_process_group("smddp")`` and ``new_group``.
+def create(
+    options: Any,
+    backend_options: Any,
+    measure_routes: Callable[[Any, str, str], list[tuple[int, str]] | None],
+) -> ProcessGroupSMDDP:
+    """Makes one group, for ``init_process_group("smddp")`` or ``new_group``.
 
     Args:
         options: torch's ``DistributedBackendOptions`` (store, group_rank, group_size, timeout,
             group_id).
         backend_options: the caller's ``pg_options``. smddp has none of its own; NCCL's options
             reach the NCCL group that carries out the operations that smddp does not own.
+        measure_routes: called with the group, a collective and "cpu" or "cuda" when the first such
+            operation has the route "auto": a call of all ranks. Returns steps of (bytes at most or
+            0, route), or None if not now.
 
     Raises:
         ImportError: the extension is missing or was built for another torch.
@@ -55,6 +54,7 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
 
     is_default = not dist.is_initialized()
     _note_rank(options.group_rank)
+    settings.follow(_configure_core)
     timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
     try:
         group = _C.ProcessGroupSMDDP(
@@ -64,7 +64,7 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
             timeout,
             options.group_id,
             fallback_factory(options, timeout, backend_options),
-            _measure,
+            measure_routes,
             is_default or options.group_size == dist.get_world_size(),
         )
     except RuntimeError:
@@ -73,14 +73,13 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     _members[options.group_id] = list(options.global_ranks_in_group) or list(
         range(options.group_size)
     )
-    store = dist.PrefixStore(group.meeting, options.store)  # type: ignore[attr-defined]
-    for follow in after_default_group if is_default else ():
-        follow(store, options.group_rank, options.group_size)
     return group
 
 
-def _measure(group: Any, collective: str, device: str) -> Any:
-    return measure_routes(group, collective, device) if measure_routes is not None else None
+def _configure_core(current: settings.Settings) -> None:
+    from deepspeed_smddp import _C
+
+    _C.configure(**current.core_options())
 
 
 def global_ranks(group: str) -> list[int]:

@@ -20,7 +20,7 @@ from types import FrameType
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.config import SECTION
+from deepspeed_smddp.config.parsing import SECTION
 from deepspeed_smddp.config.settings import Settings
 from deepspeed_smddp.errors import logger
 

@@ -28,11 +28,8 @@ FEATURE = "split_group"
 _READ = ("parent_pg", "split_ranks", "timeout", "pg_options", "group_desc")
 
 
-def install(store: Any = None, rank: int = 0, size: int = 0) -> None:
-    """Wraps ``split_group`` where torch keeps it; one with other arguments stays as it is.
-
-    The arguments are those of ``backend.after_default_group``, which calls it.
-    """
+def install() -> None:
+    """Wraps ``split_group`` where torch keeps it; one with other arguments stays as it is."""
     from torch.distributed import device_mesh, distributed_c10d
 
     original = getattr(distributed_c10d, "split_group", None)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from deepspeed_smddp.config.config import parse_section
 from deepspeed_smddp.config.ds_json import at
+from deepspeed_smddp.config.parsing import parse_section
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.constants import values

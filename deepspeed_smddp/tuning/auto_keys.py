@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepspeed_smddp.config.config import SECTION
+from deepspeed_smddp.config.parsing import SECTION
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.tuning.choice import (
     LARGEST_PERSISTENT,

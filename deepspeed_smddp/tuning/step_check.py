@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.config import SECTION, parse_section
+from deepspeed_smddp.config.parsing import SECTION, parse_section
 from deepspeed_smddp.tuning import auto_keys, decoder
 from deepspeed_smddp.tuning.choice import Choice
 from deepspeed_smddp.tuning.decoder import DecoderSizes
@@ -83,6 +83,7 @@ def run(
     base = runnable(config)
     for choice in (before, after):
         full = auto_keys.set_all(base, choice)
+        _apply(full)  # engines of a job otherwise share their settings
         engines.append((_engine(full, sizes), full))
     batch = batch_of(config)
     for engine, full in engines:
@@ -105,14 +106,18 @@ def _engine(config: Mapping[str, Any], sizes: DecoderSizes) -> Any:
     return engine
 
 
-def _turn(
-    engine: Any, config: Mapping[str, Any], sizes: DecoderSizes, batch: int, steps: int
-) -> float:
-    """Seconds of a step on the slowest rank."""
+def _apply(config: Mapping[str, Any]) -> None:
     settings.set_file(
         parse_section(config[SECTION]),
         zero_allgather_elements=ds_config.allgather_elements(config),
     )
+
+
+def _turn(
+    engine: Any, config: Mapping[str, Any], sizes: DecoderSizes, batch: int, steps: int
+) -> float:
+    """Seconds of a step on the slowest rank."""
+    _apply(config)
     given = [decoder.tokens(sizes, batch, dist.get_rank() + 1000 * n) for n in range(steps)]
     dist.barrier()
     began = time.perf_counter()

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.config import SECTION, parse_section
+from deepspeed_smddp.config.parsing import SECTION, parse_section
 from deepspeed_smddp.distributed import launchers
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.tuning import auto_keys, decoder, startup, step_check

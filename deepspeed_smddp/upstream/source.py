@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
@@ -21,7 +20,6 @@ from typing import Any
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.upstream import versions
 
-SWITCH = "SMDDP_ZERO_PATHS"
 _SWITCHED = ("gather", "reduce", "overlap")  # features that the switch turns off
 
 MISSING = "-"  # in place of a digest: the module is there, and has no such name
@@ -73,8 +71,8 @@ def known(feature: str) -> bool:
 
 
 def switched_on() -> bool:
-    """False if ``SMDDP_ZERO_PATHS=0`` asks for DeepSpeed's own paths."""
-    return os.environ.get(SWITCH) != "0"
+    """False if ``SMDDP_DEBUG=zero_paths=0`` asks for DeepSpeed's own paths."""
+    return settings.current().debug.zero_paths
 
 
 def refusal(feature: str) -> str | None:

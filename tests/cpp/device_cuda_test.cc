@@ -22,6 +22,7 @@
 #include "device/cuda_kernels.h"
 #include "device/cuda_report.h"
 #include "device/gdr.h"
+#include "debug_setting.h"
 #include "device_world.h"
 #include "gpu/device_plan.h"
 
@@ -32,8 +33,8 @@ using device::Allocation;
 using device::Device;
 
 // Set before the driver is opened.
-const int stub_is_the_driver = setenv("SMDDP_LIBCUDA", STUB_CUDA, 1);
-const int stub_is_gdrcopy = setenv("SMDDP_LIBGDRAPI", STUB_GDR, 1);
+const DebugSetting stub_is_the_driver("libcuda", STUB_CUDA);
+const DebugSetting stub_is_gdrcopy("libgdrapi", STUB_GDR);
 
 enum Kind { kMalloc, kExpandable, kPrivate, kOfFabric };
 
@@ -66,7 +67,6 @@ std::unique_ptr<Device> gpu() {
 }
 
 TEST(CudaDevice, OpensAndReportsNameAndIdentity) {
-  ASSERT_EQ(stub_is_the_driver, 0);
   auto device = gpu();
   ASSERT_TRUE(device);
   EXPECT_EQ(device->name(), "stub");
@@ -344,7 +344,6 @@ TEST(Gdr, ErrorsSayWhyItCannotBeUsed) {
     auto opened = device::Gdr::open(path);
     return opened ? "opened " + opened.value().version() : opened.status().message();
   };
-  ASSERT_EQ(stub_is_gdrcopy, 0);
   EXPECT_EQ(result_of(STUB_GDR), "opened 2.4");
   EXPECT_NE(result_of("/nowhere/libgdrapi.so.2").find("could not open GDRCopy"), std::string::npos);
   EXPECT_NE(result_of(STUB_CUDA).find("has no gdr_"), std::string::npos);

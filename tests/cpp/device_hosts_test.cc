@@ -6,8 +6,10 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <thread>
 
+#include "debug_setting.h"
 #include "device_job.h"
 
 namespace smddp {
@@ -23,12 +25,14 @@ struct Layout {
 // sends chunks as RDMA writes.
 struct ByNic {
   explicit ByNic(bool wanted) {
-    if (wanted) setenv("SMDDP_FABRIC_HMEM", "1", 1);
+    if (wanted) set_.emplace("hmem", "1");
   }
-  ~ByNic() { unsetenv("SMDDP_FABRIC_HMEM"); }
   static bool possible(RankContext& context) {
     return context.engine.open_fabric()->transfer() == fabric::Transfer::kWrites;
   }
+
+ private:
+  std::optional<DebugSetting> set_;
 };
 class DeviceHostsOf : public testing::TestWithParam<Layout> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, DeviceHostsOf,

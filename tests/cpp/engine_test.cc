@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "common/clock.h"
+#include "debug_setting.h"
 #include "two_cores.h"
 #include "world.h"
 
@@ -146,9 +147,8 @@ TEST(Driving, ShutdownEndsAWaitLeftToTheBackgroundThread) {
 class Stepping : private Progressable {
  public:
   explicit Stepping(const char* spin_microseconds = "0") {
-    ::setenv("SMDDP_SPIN_MICROSECONDS", spin_microseconds, 1);
+    DebugSetting set("spin_microseconds", spin_microseconds);
     engine_ = std::move(Engine::create().value());
-    ::unsetenv("SMDDP_SPIN_MICROSECONDS");
     engine_->attach(kKey, this);
   }
   ~Stepping() override { engine_->detach(kKey); }

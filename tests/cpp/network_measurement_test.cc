@@ -128,7 +128,7 @@ class MeasuredGroup : public testing::Test {
     set(before_.c_str());
     std::filesystem::remove_all(cache_);
   }
-  static void set(const char* curve) { ::setenv("SMDDP_FABRIC_CURVE", curve, 1); }
+  static void set(const char* curve) { ::setenv("SMDDP_DEBUG", (std::string("curve=") + curve).c_str(), 1); }
 
   // A group with one rank per letter, which is its host; the engines stay for the next group.
   Made make(const std::string& layout, const Group::Options& of_first = {}) {
@@ -165,7 +165,7 @@ class MeasuredGroup : public testing::Test {
 
   int few_ranks_ = 32;
   std::chrono::milliseconds stop_last_{0};
-  const std::string before_ = env::get("FABRIC_CURVE");
+  const std::string before_ = env::debug("curve");
   const std::string cache_ = testing::TempDir() + "network-cache-" + std::to_string(getpid());
   std::vector<std::unique_ptr<Engine>> engines_;
   std::vector<std::unique_ptr<Group>> groups_;
@@ -222,7 +222,7 @@ TEST_F(MeasuredGroup, AnotherGivenModelIsAnErrorThatAllRanksTell) {
     Made made = make("ABB", options);
     ASSERT_EQ(made.errors.size(), 3u);
     for (const std::string& error : made.errors)
-      EXPECT_NE(error.find("another SMDDP_FABRIC_CURVE"), std::string::npos) << error;
+      EXPECT_NE(error.find("another curve in SMDDP_DEBUG"), std::string::npos) << error;
   }
 }
 

@@ -280,8 +280,9 @@ TEST(Selector, ASlowNetworkHasStepsOf256KiBAndAReachOf32) {
 
 TEST(Selector, ANetworkModelIsThreeNumbersAboveZero) {
   EXPECT_EQ(parse_network_model("5,0.5,50").value().bytes_per_ns, 50);
+  EXPECT_EQ(parse_network_model("5:0.5:50").value().bytes_per_ns, 50);
   for (const char* bad : {"", "5", "5,1", "5,1,0", "5,-1,2", "a,b,c", "1,2,3,4"}) {
-    EXPECT_NE(parse_network_model(bad).status().message().find("SMDDP_FABRIC_CURVE"),
+    EXPECT_NE(parse_network_model(bad).status().message().find("curve in SMDDP_DEBUG"),
               std::string::npos);
   }
 }

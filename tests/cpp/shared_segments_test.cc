@@ -24,6 +24,7 @@
 #include "common/random.h"
 #include "intranode/presence.h"
 #include "flows/local_peers.h"
+#include "debug_setting.h"
 #include "two_cores.h"
 #include "world.h"
 
@@ -444,12 +445,11 @@ TEST(Presence, IsThatOfTheProcessWithTheToken) {
 
 TEST(Permissions, OnlyRanksThatReadMemoryAllowIt) {
   for (const char* wanted : {"0", "1", "auto"}) {
-    ::setenv("SMDDP_SINGLE_COPY", wanted, 1);
+    DebugSetting set("single_copy", wanted);
     ptracers_allowed = 0;
     ASSERT_TRUE(intranode::Presence::create().ok());
     EXPECT_EQ(ptracers_allowed, std::string(wanted) == "0" ? 0 : 1) << wanted;
   }
-  ::unsetenv("SMDDP_SINGLE_COPY");
 }
 
 TEST(Random, NumbersOfAForkedChildAreItsOwn) {

@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 
+#include "debug_setting.h"
 #include "world.h"
 
 namespace smddp::simulator {
@@ -91,7 +92,7 @@ TEST(Simulator, ALargeAllGatherTakesTheTimeOfItsBytes) {
 // NICs, or with rails that take a flow's bytes unequally, this takes twice the time of the bytes.
 TEST(Simulator, RanksWithSeveralNicsStayInStep) {
   constexpr int kHosts = 8;
-  ::setenv("SMDDP_FABRIC_CURVE", "20,1,6", 1);
+  DebugSetting assumed("curve", "20:1:6");
   for (int nics : {1, 2, 4}) {
     Model model;
     model.nics = nics;
@@ -108,7 +109,6 @@ TEST(Simulator, RanksWithSeveralNicsStayInStep) {
       EXPECT_LT(outcome.value().seconds * 1e9, 1.25 * ns) << nics << " NICs";
     }
   }
-  ::unsetenv("SMDDP_FABRIC_CURVE");
 }
 
 // Flows above 4 KiB keep step, but each crosses the network in less than a latency here. A rank that waited
@@ -137,7 +137,7 @@ TEST(Simulator, TheSelectorTakesThePatternWithTheLeastTime) {
   Model model;
   model.message_ns = 1'000;
   model.bytes_per_ns = 12.5;
-  ::setenv("SMDDP_FABRIC_CURVE", "20,1,12.5", 1);
+  DebugSetting assumed("curve", "20:1:12.5");
   for (auto [hosts, shard] :
        {std::pair<int, size_t>{8, 1024}, {32, 1024}, {128, 64}, {128, 2048}}) {
     std::map<Algorithm, double> seconds;
@@ -154,7 +154,6 @@ TEST(Simulator, TheSelectorTakesThePatternWithTheLeastTime) {
     double least = std::min(seconds[Algorithm::kDirect], seconds[Algorithm::kLog]);
     EXPECT_LE(seconds[Algorithm::kAuto], 1.05 * least) << hosts << " hosts, " << shard << " bytes";
   }
-  ::unsetenv("SMDDP_FABRIC_CURVE");
 }
 
 // Tensors that are too small for fragments of their own do not lie end to end, so their bytes go as messages. Over

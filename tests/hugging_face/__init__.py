@@ -39,6 +39,19 @@ FSDP2 = [
 ]
 
 
+# Of every process: rank 0 of a group of smddp leaves its counters.
+_LEDGER = """
+import atexit, json, sys
+
+@atexit.register
+def leave():
+    backend = sys.modules.get("deepspeed_smddp.distributed.backend")
+    if backend is not None and backend.default_rank() == 0:
+        with open("LEDGER", "w") as file:
+            json.dump({"rows": backend.statistics()}, file)
+"""
+
+
 @dataclass
 class Answer:
     """What a job left: the losses that it logged, and rank 0's operations by path, if smddp's."""
@@ -90,10 +103,11 @@ class Place:
         """Runs a command of this environment; raises with its output if it fails."""
         ledger = self.folder / "ledger.json"
         ledger.unlink(missing_ok=True)
+        (self.folder / "sitecustomize.py").write_text(_LEDGER.replace("LEDGER", str(ledger)))
         program = Path(sys.executable).with_name(command[0])
         env = ranks.environment(
             HF_HOME=str(self.folder / "home"),
-            SMDDP_LEDGER_JSON_FILE=str(ledger),
+            PYTHONPATH=str(self.folder),  # with sitecustomize.py
             **variables,
         )
         done = subprocess.run(

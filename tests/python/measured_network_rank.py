@@ -1,6 +1,6 @@
 """One rank of test_measured_network: makes the default group and one more, and tells of them.
 
-Once for each line of standard input, the value of SMDDP_FABRIC_CURVE ("" for none): each job's
+Once for each line of standard input, the curve for SMDDP_DEBUG ("" for none): each job's
 rank is forked from this process, which has imported torch.
 """
 
@@ -20,7 +20,7 @@ from deepspeed_smddp.distributed import backend
 
 def tell(curve: str) -> None:
     if curve:
-        os.environ["SMDDP_FABRIC_CURVE"] = curve
+        os.environ["SMDDP_DEBUG"] = f"curve={curve}"
     began = time.perf_counter()
     dist.init_process_group("smddp")
     made = time.perf_counter() - began

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from harness import cases, host_device, model
 from harness.cases import ALIKE, HOST_FORMS, MANY, MOVES, Case
 from harness.host_device import BY_NIC, ENVIRONMENT, ON_CPU, paths
+from harness.variables import debug
 from harness.worker import Context
 from harness.world import BACKEND, Pool, World, WorldError
 
@@ -183,7 +184,7 @@ KINDS = {
     # The variable keeps its worlds apart from those of other tests.
     "shared": Kind(_all(FEW, forms, sizes), {"BUFFERS": "shared"}, prepare=host_device.use_shared),
     "buckets": Kind(_all(FEW, in_buckets), BUCKETS),
-    "segment": Kind(_all(FEW, in_buckets), {**BUCKETS, "SMDDP_SINGLE_COPY": "0"}),
+    "segment": Kind(_all(FEW, in_buckets), {**BUCKETS, **debug(single_copy=0)}),
     "fp32-partials": Kind(
         _all(("AABB", "ABBB", "ABC"), sums), {"SMDDP_REDUCE_PRECISION": "fp32"}, REDUCTIONS
     ),

@@ -127,6 +127,42 @@ def test_two_ranks_train_with_one_line_of_json() -> None:
 
 
 @COMPILES
+def test_engines_share_their_settings_and_each_config_is_read_once() -> None:
+    run(
+        """
+        from deepspeed_smddp.config import ds_json, settings
+        files = []
+        read = ds_json._read_text
+        ds_json._read_text = lambda text: (files.append(text), read(text))[1]
+
+        def initialize(config):
+            model = torch.nn.Linear(8, 8)
+            deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+            return settings.current().section
+
+        first = path(json.dumps({**CONFIG, "smddp": {"timeout_seconds": 77, "max_sms": 4}}))
+        assert initialize(first).max_sms == 4
+        assert files == [first], files
+        bare = {key: value for key, value in CONFIG.items() if key != "smddp"}
+        assert initialize(path(json.dumps(bare))).timeout_seconds == 77
+        added = initialize({**CONFIG, "smddp": {"fallback": "silent"}})
+        assert (added.timeout_seconds, added.max_sms, added.fallback) == (77, 4, "silent")
+        try:
+            initialize({**CONFIG, "smddp": {"max_sms": 5}})
+        except ValueError as error:
+            assert str(error).startswith(
+                '"smddp.max_sms" of the DeepSpeed config is 5, but "smddp.max_sms" of an earlier '
+                'one is 4; '
+            ), error
+        else:
+            raise AssertionError("no error")
+        dist.destroy_process_group()
+        """,
+        1,
+    )
+
+
+@COMPILES
 def test_group_made_before_deepspeed() -> None:
     # A group of the same backend is adopted, with the section's timeout; another one is refused
     # in one sentence, on every rank.

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from deepspeed_smddp.config import config, settings
-from deepspeed_smddp.config.config import SmddpConfig, parse_section
-from deepspeed_smddp.config.keys import Section
-from deepspeed_smddp.config.variables import VARIABLES
+from deepspeed_smddp import errors
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.config.parsing import RETIRED_VARIABLES, parse_section
+from deepspeed_smddp.config.schema import (
+    VARIABLES,
+    DebugSettings,
+    ProcessSettings,
+    SmddpConfig,
+    settings_of,
+)
 from deepspeed_smddp.errors import SmddpConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,9 +30,7 @@ DESIGN_SECTION = {
     "sharded_data_parallel_degree": 0,
     "tensor_parallel_degree": 1,
     "tensor_parallel_seed": 0,
-    "hierarchical_allgather": True,
     "max_sms": 9,
-    "check_first_use": True,
     "reduce_on": "gpu",
     "reduce_precision": "wire",
     "fallback": "warn",
@@ -48,54 +51,49 @@ DESIGN_SECTION = {
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """No SMDDP_ variable is set, no configuration was made, the rank is 0."""
-    for variable in VARIABLES:
-        monkeypatch.delenv(variable.environment_name, raising=False)
-    monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(settings, "_file", (SmddpConfig(), settings.DS_CONFIG, 0))
+    for variable in (*VARIABLES, *RETIRED_VARIABLES, "SMDDP_DEBUG", "RANK"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(settings, "_file", settings._File())
+    monkeypatch.setattr(settings, "_jobs", 0)
     monkeypatch.setattr(settings, "_applied", None)
-    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
 
 
 @pytest.fixture
 def core(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Records the calls of _C.configure in place of the compiled module."""
+    """The options of the core, at each change."""
     calls: list[dict[str, Any]] = []
-    module = ModuleType("deepspeed_smddp._C")
-    module.configure = lambda **options: calls.append(options)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "deepspeed_smddp._C", module)
-    monkeypatch.setattr("deepspeed_smddp._C", module, raising=False)
+    follower = lambda settings: calls.append(settings.core_options())  # noqa: E731
+    monkeypatch.setattr(settings, "_followers", [follower])
     return calls
 
 
-def rows_of_core_table() -> dict[str, tuple[str, str]]:
+def rows_of_core_table(table: str) -> dict[str, str]:
     text = (ROOT / "csrc/common/env.h").read_text()
-    table = text[text.index("#define SMDDP_ENV_TABLE") :]
-    rows = re.findall(r'X\((\w+),\s*"([^"]*)",\s*"([^"]*)"\)', table)
-    assert len(rows) == len(re.findall(r"^\s*X\(", table, re.MULTILINE))
-    return {name: (default, meaning) for name, default, meaning in rows}
+    text = text[text.index(f"#define {table}") :]
+    text = text[: text.index("\n\n")]
+    rows = re.findall(r'X\((\w+),\s*"([^"]*)",\s*"[^"]*"\)', text)
+    assert len(rows) == len(re.findall(r"^\s*X\(", text, re.MULTILINE))
+    return dict(rows)
 
 
-def test_environment_table_equals_that_of_the_core() -> None:
-    core_rows = rows_of_core_table()
-    ours = {variable.name: variable for variable in VARIABLES if variable.in_core}
-    assert set(ours) == set(core_rows)
-    for name, (default, _) in core_rows.items():
-        assert ours[name].default == default, name
+@pytest.mark.parametrize(
+    ("table", "model"),
+    [("SMDDP_ENV_TABLE", ProcessSettings), ("SMDDP_DEBUG_TABLE", DebugSettings)],
+)
+def test_the_core_has_the_same_names_and_defaults(table: str, model: Any) -> None:
+    ours = {}
+    for one in settings_of(model):
+        if one.path not in model.python_only:
+            name = one.path if one.variable is None else one.variable.removeprefix("SMDDP_")
+            default = one.field.default
+            ours[name] = str(int(default) if isinstance(default, bool) else default)
+    assert rows_of_core_table(table) == ours
 
 
-def test_every_key_has_a_variable_with_the_same_default() -> None:
-    keys = set()
-    for name, value in SmddpConfig():
-        inner = value.keys if isinstance(value, Section) else None
-        keys |= {f"{name}.{key}" for key in inner} if inner else {name}
-    variables = {variable.key: variable for variable in VARIABLES if variable.key}
-    assert set(variables) == keys
-    for key, variable in variables.items():
-        assert variable.name == key.replace(".", "_").upper()
-        default: Any = SmddpConfig()
-        for part in key.split("."):
-            default = getattr(default, part)
-        assert config.parse_variable(variable, variable.default) == default
+def test_users_have_at_most_28_settings() -> None:
+    """A section within the section counts once: it is one subject, and off unless it is there."""
+    assert len(SmddpConfig.model_fields) + len(ProcessSettings.model_fields) <= 28
 
 
 def test_section_of_the_documentation_is_all_defaults() -> None:
@@ -142,10 +140,6 @@ def test_section_of_the_documentation_is_all_defaults() -> None:
             '"smddp.timeout_seconds" is "600", but may hold a number of seconds above 0',
         ),
         (
-            {"hierarchical_allgather": 1},
-            '"smddp.hierarchical_allgather" is 1, but may hold true or false',
-        ),
-        (
             {"activation_offload": 3},
             '"smddp.activation_offload" is 3, but may hold {"enabled": false, "horizon": 2}',
         ),
@@ -190,32 +184,80 @@ def test_numbers_as_json_and_hjson_read_them() -> None:
 
 def test_environment_before_file_before_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMDDP_FALLBACK", "error")
-    monkeypatch.setenv("SMDDP_ACTIVATION_OFFLOAD_HORIZON", "4")
-    monkeypatch.setenv("SMDDP_ACTIVATION_OFFLOAD_DIRECTORY", "/Scratch/Fast")
-    resolved = settings.resolve(parse_section({"fallback": "silent", "timeout_seconds": 5}))
+    monkeypatch.setenv("SMDDP_REPORT_DIR", "/Scratch/Fast")
+    offload = {"horizon": 4}
+    section = {"fallback": "silent", "timeout_seconds": 5, "activation_offload": offload}
+    resolved = settings.resolve(parse_section(section))
     assert resolved.section.fallback == "error"
     assert resolved.source("fallback") == "SMDDP_FALLBACK"
     assert resolved.section.timeout_seconds == 5
     assert resolved.source("timeout_seconds") == "ds_config"
     assert resolved.section.activation_offload.horizon == 4
-    assert resolved.section.activation_offload.directory == "/Scratch/Fast"
+    assert resolved.source("activation_offload.horizon") == "ds_config"
+    assert resolved.process.report_dir == "/Scratch/Fast"
     assert resolved.section.reduce_precision == "wire"
     assert resolved.source("reduce_precision") == "default"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "expected"),
+    ("key", "text", "expected"),
     [
-        ("ALLGATHER_BUCKET_SIZE", "65536", 65536),
-        ("ALLGATHER_BUCKET_SIZE", "AUTO", "auto"),
-        ("HIERARCHICAL_ALLGATHER", "0", False),
-        ("TIMEOUT_SECONDS", "2.5", 2.5),
-        ("REDUCE_PRECISION", "fp32", "fp32"),
+        ("allgather_bucket_size", "65536", 65536),
+        ("allgather_bucket_size", "AUTO", "auto"),
+        ("report", "0", False),
+        ("report", "true", True),
+        ("timeout_seconds", "2.5", 2.5),
+        ("max_sms", "4", 4),
+        ("reduce_precision", "fp32", "fp32"),
+        ("host_id", "Left", "Left"),
     ],
 )
-def test_variables_are_parsed(name: str, text: str, expected: object) -> None:
-    variable = next(row for row in VARIABLES if row.name == name)
-    assert config.parse_variable(variable, text) == expected
+def test_variables_are_parsed(
+    monkeypatch: pytest.MonkeyPatch, key: str, text: str, expected: object
+) -> None:
+    monkeypatch.setenv(f"SMDDP_{key.upper()}", text)
+    resolved = settings.resolve()
+    model = resolved.process if key in ProcessSettings.model_fields else resolved.section
+    assert getattr(model, key) == expected
+
+
+def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMDDP_JOB_SECRET", "0123456789abcdef")
+    assert "0123456789abcdef" not in repr(settings.resolve())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "algoritm=log",
+            '"algoritm": "log" is not a key of SMDDP_DEBUG; did you mean "algorithm"?',
+        ),
+        (
+            "curve=default,algorithm=ring",
+            'algorithm in SMDDP_DEBUG is "ring", but may hold "auto", "direct", "log" or "joint"',
+        ),
+        (
+            "flight_recorder=many",
+            'flight_recorder in SMDDP_DEBUG is "many", but may hold a number of at least 0',
+        ),
+    ],
+)
+def test_wrong_debug_settings(monkeypatch: pytest.MonkeyPatch, text: str, sentence: str) -> None:
+    monkeypatch.setenv("SMDDP_DEBUG", text)
+    with pytest.raises(SmddpConfigError) as caught:
+        settings.resolve()
+    assert str(caught.value) == sentence
+
+
+def test_debug_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "SMDDP_DEBUG", ",curve=20:4:1.25,zero_paths=0,check_first_use=0,single_copy=0"
+    )
+    debug = settings.resolve().debug
+    assert debug.curve == "20:4:1.25"
+    assert not debug.zero_paths and not debug.check_first_use
+    assert settings.resolve().core_options()["check_first_use"] is False
 
 
 def test_wrong_variable_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,21 +324,131 @@ def test_configure_from_python(core: list[dict[str, Any]]) -> None:
     assert len(core) == 2
 
 
-def test_keys_without_effect_warn_once(
+# --- several engines
+
+
+def test_a_second_engine_adds_to_the_settings_of_the_first(core: list[dict[str, Any]]) -> None:
+    settings.merge_file(parse_section({"fallback": "error", "ledger": {"table": True}}), 1000)
+    both = settings.merge_file(parse_section({"max_sms": 4, "ledger": {"monitor": False}}))
+    assert both.section.fallback == core[-1]["fallback"] == "error"
+    assert both.section.max_sms == core[-1]["max_sms"] == 4
+    assert both.section.ledger.table and not both.section.ledger.monitor
+    assert both.zero_allgather_elements == 1000
+    third = settings.merge_file(parse_section({"fallback": "error"}), 500)
+    assert third.section == both.section and third.zero_allgather_elements == 500
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        (
+            {"fallback": "warn"},
+            {"fallback": "error"},
+            '"smddp.fallback" of the DeepSpeed config is "error", but "smddp.fallback" of an '
+            'earlier one is "warn"',
+        ),
+        (
+            {"activation_offload": {"horizon": 2}},
+            {"activation_offload": {"horizon": 3}},
+            '"smddp.activation_offload.horizon" of the DeepSpeed config is 3, but '
+            '"smddp.activation_offload.horizon" of an earlier one is 2',
+        ),
+    ],
+)
+def test_engines_that_contradict_one_another(
+    core: list[dict[str, Any]], first: Any, second: Any, both: str
+) -> None:
+    before = settings.merge_file(parse_section(first))
+    with pytest.raises(SmddpConfigError) as caught:
+        settings.merge_file(parse_section(second))
+    assert str(caught.value) == (
+        f"{both}; all engines of a process share these settings: give both the same value, or "
+        "leave out one"
+    )
+    assert settings.current() == before and len(core) == 1
+
+
+def test_an_engine_adds_to_what_the_program_has_configured(core: list[dict[str, Any]]) -> None:
+    settings.configure(fallback="silent")
+    both = settings.merge_file(parse_section({"max_sms": 4}))
+    assert (both.section.fallback, both.section.max_sms) == ("silent", 4)
+    assert (both.source("fallback"), both.source("max_sms")) == ("configure()", "ds_config")
+    with pytest.raises(SmddpConfigError, match=r'but "fallback" of configure\(\) is "silent"'):
+        settings.merge_file(parse_section({"fallback": "warn"}))
+    assert settings.configure(fallback="error").section == SmddpConfig(fallback="error")
+
+
+def test_the_sections_of_a_job_end_with_it(
+    core: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.configure(max_sms=4)
+    settings.merge_file(parse_section({"fallback": "warn"}))
+    settings.begin_job()
+    with monkeypatch.context() as group:
+        group.setattr(dist, "is_initialized", lambda: True)
+        settings.merge_file(parse_section({"timeout_seconds": 5}))
+    later = settings.merge_file(parse_section({"fallback": "error"}))
+    assert later.section == SmddpConfig(max_sms=4, fallback="error")
+
+
+# --- settings of older versions
+
+
+def test_retired_keys_are_accepted_and_say_so_once(
     core: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    section = parse_section(
-        {
-            "hierarchical_allgather": False,
-        }
-    )
     with caplog.at_level(logging.WARNING):
-        settings.set_file(section)
-        settings.set_file(section, zero_allgather_elements=1)
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == len(settings._LATER)
-    for key in settings._LATER:
-        assert sum(f"{key} (ds_config) has no effect" in text for text in messages) == 1
+        for _ in range(2):
+            section = parse_section({"hierarchical_allgather": False, "check_first_use": True})
+    assert section == SmddpConfig()
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        'smddp: "smddp.check_first_use" has no effect any more: SMDDP_DEBUG=check_first_use=0 '
+        "switches the check off",
+        'smddp: "smddp.hierarchical_allgather" has no effect any more: AllGather between hosts '
+        "always runs along the rails and then inside each host",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("SMDDP_FABRIC_CURVE", "SMDDP_DEBUG=curve=... replaces it, for developers"),
+        ("SMDDP_SINGLE_COPY", "SMDDP_DEBUG=single_copy=... replaces it, for developers"),
+        (
+            "SMDDP_LEDGER_TABLE",
+            'the key "smddp.ledger.table" of a DeepSpeed config, or deepspeed_smddp.configure(), '
+            "replaces it",
+        ),
+        (
+            "SMDDP_LEAVE_SHARED_CORES",
+            "a waiting thread always leaves a core that another rank uses",
+        ),
+    ],
+)
+def test_a_retired_variable_says_what_replaces_it(
+    core: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    instead: str,
+) -> None:
+    monkeypatch.setenv(name, "1")
+    with caplog.at_level(logging.WARNING):
+        assert settings.apply(force=True).section == SmddpConfig()
+        settings.apply(force=True)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"smddp: {name} has no effect any more: {instead}"
+    ]
+
+
+def test_every_variable_of_older_versions_is_known() -> None:
+    gone = """ALGORITHM FABRIC_TRANSFER FABRIC_CURVE LIBCUDA LIBGDRAPI ZERO_PATHS CHECK_FIRST_USE
+        FLIGHT_RECORDER FABRIC_HMEM SINGLE_COPY SPIN_MICROSECONDS LEAVE_SHARED_CORES FORK_COPY_MIB
+        FABRIC_MESSAGES HIERARCHICAL_ALLGATHER LEDGER_TABLE LEDGER_JSON_FILE LEDGER_JSON_LINES
+        LEDGER_PROMETHEUS_FILE LEDGER_INTERVAL_SECONDS LEDGER_MONITOR ROUTES_ALL_GATHER
+        ROUTES_REDUCE_SCATTER ROUTES_ALL_REDUCE ACTIVATION_OFFLOAD_ENABLED
+        ACTIVATION_OFFLOAD_HORIZON ACTIVATION_OFFLOAD_DIRECTORY TENSOR_PARALLEL_SEED"""
+    assert {f"SMDDP_{name}" for name in gone.split()} == set(RETIRED_VARIABLES)
 
 
 def test_keys_with_effect_and_defaults_do_not_warn(
@@ -309,7 +461,6 @@ def test_keys_with_effect_and_defaults_do_not_warn(
         "fallback": "silent",
         "timeout_seconds": 9,
         "sharded_data_parallel_degree": 8,
-        "hierarchical_allgather": True,
         "activation_offload": {"enabled": True, "horizon": 3},
         "max_sms": 4,
         "reduce_on": "cpu",
@@ -344,13 +495,15 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
     )
     monkeypatch.setenv("SMDDP_TIMEOUT_SECONDS", "12")
     monkeypatch.setenv("SMDDP_HOST_ID", "left")
+    monkeypatch.setenv("SMDDP_DEBUG", "flight_recorder=5")
     rows = {row.name: (row.value, row.source) for row in doctor.setting_rows(path)}
     assert rows["comm_backend"] == ("smddp", "ds_config")
     assert rows["zero_optimization.allgather_bucket_size"] == ("1000000", "ds_config")
     assert rows["fallback"] == ("error", "ds_config")
     assert rows["timeout_seconds"] == ("12.0", "SMDDP_TIMEOUT_SECONDS")
     assert rows["SMDDP_HOST_ID"] == ("left", "SMDDP_HOST_ID")
-    assert rows["SMDDP_SPIN_MICROSECONDS"] == ("200", "default")
+    assert rows["SMDDP_LOG_LEVEL"] == ("warning", "default")
+    assert rows["flight_recorder"] == ("5", "SMDDP_DEBUG") and "hmem" not in rows
     assert doctor.host_identity() == "left"
 
 

@@ -14,8 +14,8 @@ from torch.distributed import c10d_logger
 
 import ranks
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.config import SmddpConfig, parse_section
-from deepspeed_smddp.config.variables import VARIABLES
+from deepspeed_smddp.config.parsing import parse_section
+from deepspeed_smddp.config.schema import VARIABLES
 from deepspeed_smddp.distributed import deadline
 from harness.ports import free_port
 from harness.training import INITIALIZE
@@ -27,9 +27,9 @@ TORCHS = dist.constants.default_pg_timeout
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in VARIABLES:
-        monkeypatch.delenv(variable.environment_name, raising=False)
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
-    monkeypatch.setattr(settings, "_file", (SmddpConfig(), settings.DS_CONFIG, 0))
+    monkeypatch.setattr(settings, "_file", settings._File())
     monkeypatch.setattr(deadline, "_of_default_group", None)
     monkeypatch.setattr(deadline, "_said", False)
 

@@ -85,8 +85,9 @@ def step(engine: Any) -> str:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """An engine on rank 0 of a default group of smddp; its monitor's disk is full."""
+    from deepspeed_smddp import errors
     from deepspeed_smddp.config import settings
-    from deepspeed_smddp.config.config import SmddpConfig
+    from deepspeed_smddp.config.schema import SmddpConfig
     from deepspeed_smddp.deepspeed import comm_backend
     from deepspeed_smddp.distributed import backend
 
@@ -94,7 +95,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         raise OSError("the disk is full")
 
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
     monkeypatch.setattr(settings, "_applied", settings.resolve(SmddpConfig()))
     monkeypatch.setattr(backend, "_default_rank", 0)
     monkeypatch.setattr(comm_backend, "serves_default_group", lambda: True)

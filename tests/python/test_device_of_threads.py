@@ -318,7 +318,7 @@ def test_several_groups_share_a_device(worlds: Pool) -> None:
 
 def want_pinned_memory(ctx: Context) -> None:
     if ctx.rank == 1:
-        os.environ["SMDDP_FABRIC_HMEM"] = "0"
+        os.environ["SMDDP_DEBUG"] = "curve=default,hmem=0"
 
 
 def test_by_nic_on_all_ranks_or_no_rank() -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from harness import host_device
 from harness.host_device import COPIES, KERNEL, host_empty, paths
+from harness.variables import debug
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 from test_reports import SECONDS, end_after, job, why
@@ -19,7 +20,7 @@ from test_reports import SECONDS, end_after, job, why
 pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="the flight recorder is smddp's")
 
 # The operations that check the first ones would be recorded, too.
-ENVIRONMENT = {**host_device.ENVIRONMENT, "SMDDP_CHECK_FIRST_USE": "0"}
+ENVIRONMENT = {**host_device.ENVIRONMENT, **debug(check_first_use=0)}
 ON_DEVICE = " (device)"
 NUMEL = 1000
 

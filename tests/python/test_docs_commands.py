@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from deepspeed_smddp.commands.main import app
-from deepspeed_smddp.config.variables import VARIABLES
+from deepspeed_smddp.config.schema import VARIABLES
 
 pytestmark = pytest.mark.quick
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +24,7 @@ PAGES = [
     "ds_configs/README.md",
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))),
 ]
-SETTINGS = {variable.environment_name for variable in VARIABLES}
+SETTINGS = {*VARIABLES, "SMDDP_DEBUG"}
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 OURS = ("benchmarks/", "docker/", "docs/", "ds_configs/", "examples/", "requirements/", "tools/")
 # The folder that a page's commands run in, if it is another than the repository.

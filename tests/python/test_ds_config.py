@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deepspeed_smddp.config import ds_json as ds_config
-from deepspeed_smddp.config.config import SmddpConfig
+from deepspeed_smddp.config.schema import SmddpConfig
 from deepspeed_smddp.deepspeed import comm_backend, hooks
 from deepspeed_smddp.errors import SmddpConfigError
 

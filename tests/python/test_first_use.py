@@ -9,6 +9,7 @@ import torch.distributed as dist
 from harness import host_device
 from harness.cases import FORMS, Case
 from harness.host_device import ENVIRONMENT, KERNEL, ON_CPU, host_empty, paths
+from harness.variables import debug
 from harness.worker import Context
 from harness.world import BACKEND, WorldError, fresh
 
@@ -70,7 +71,7 @@ def test_a_wrong_result_leaves_the_path_to_the_fallback_on_all_ranks() -> None:
 
 def test_without_the_check_the_wrong_result_is_returned() -> None:
     # The other ranks wait for the one that has found it.
-    env = {**ENVIRONMENT, "SMDDP_CHECK_FIRST_USE": "0", "SMDDP_TIMEOUT_SECONDS": "3"}
+    env = {**ENVIRONMENT, **debug(check_first_use=0), "SMDDP_TIMEOUT_SECONDS": "3"}
     with fresh("AAA", env=env) as world, pytest.raises(WorldError, match="assert") as raised:
         world.run(one_rank_misreads)
     assert 1 in raised.value.failures

@@ -19,6 +19,7 @@ from deepspeed_smddp.fsdp import shared_collectives
 from deepspeed_smddp.upstream import source
 from harness import fsdp
 from harness.fsdp import Run
+from harness.variables import debug
 from harness.worker import Context
 from harness.world import BACKEND, Pool, fresh
 
@@ -80,7 +81,7 @@ def test_hybrid_shard_degrees(worlds: Pool, degree: int) -> None:
 
 
 # With single-copy reads no byte goes through a slot.
-SLOTS = {"SMDDP_SINGLE_COPY": "0"}
+SLOTS = {**debug(single_copy=0)}
 
 
 def test_inside_a_host_a_gather_copies_each_byte_once(worlds: Pool) -> None:

@@ -16,8 +16,8 @@ from rich.console import Console
 
 import ranks
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.config import parse_section
-from deepspeed_smddp.config.sections import Ledger
+from deepspeed_smddp.config.parsing import parse_section
+from deepspeed_smddp.config.schema import Ledger
 from deepspeed_smddp.diagnostics import counters
 from deepspeed_smddp.diagnostics.counters import CounterWriter, Snapshot
 from deepspeed_smddp.distributed import backend
@@ -250,16 +250,18 @@ PROGRAM = """
 
 
 def test_two_ranks(tmp_path: Path) -> None:
+    ledger = {
+        "table": True,
+        "json_file": str(tmp_path / "end.json"),
+        "json_lines": str(tmp_path / "every.{rank}.jsonl"),
+        "prometheus_file": str(tmp_path / "smddp.{rank}.prom"),
+        "interval_seconds": 0.05,
+    }
     outputs = ranks.run(
-        PROGRAM,
+        f"""
+    import deepspeed_smddp
+    deepspeed_smddp.configure(ledger={ledger!r}){PROGRAM}""",
         2,
-        env={
-            "SMDDP_LEDGER_TABLE": "1",
-            "SMDDP_LEDGER_JSON_FILE": str(tmp_path / "end.json"),
-            "SMDDP_LEDGER_JSON_LINES": str(tmp_path / "every.{rank}.jsonl"),
-            "SMDDP_LEDGER_PROMETHEUS_FILE": str(tmp_path / "smddp.{rank}.prom"),
-            "SMDDP_LEDGER_INTERVAL_SECONDS": "0.05",
-        },
     )
     assert outputs[0].count("collectives of rank 0") == 1
     assert "collectives of rank" not in outputs[1]

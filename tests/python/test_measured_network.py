@@ -24,13 +24,13 @@ PROGRAM = Path(__file__).parent / "measured_network_rank.py"
 def started(bed: Testbed, per_host: int, cwd: Path) -> Iterator[MADE]:
     """One process per rank, from which each job's rank is forked. All jobs have one cache, ``cwd``.
 
-    ``made(curve)`` starts a job with that SMDDP_FABRIC_CURVE, and returns what each rank tells.
+    ``made(curve)`` starts a job with that curve in SMDDP_DEBUG, and returns what each rank tells.
     """
     processes = start_ranks(
         bed,
         [sys.executable, str(PROGRAM)],
         per_host,
-        {"SMDDP_FABRIC_CURVE": None, "XDG_CACHE_HOME": str(cwd)},
+        {"SMDDP_DEBUG": None, "XDG_CACHE_HOME": str(cwd)},
         cwd=cwd,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -72,7 +72,7 @@ def test_the_rate_is_that_of_the_links(
 def test_numbers_that_are_given_are_not_measured(testbed: MAKE, tmp_path: Path) -> None:
     bed = testbed(hosts=2, rate="100mbit")
     with started(bed, 1, tmp_path) as made:
-        for curve, used in (("default", "20,4,1.25"), ("30,5,2", "30,5,2")):
+        for curve, used in (("default", "20,4,1.25"), ("30:5:2", "30,5,2")):
             before = bed.counters(0)[0]["tx_bytes"]
             found = made(curve)
             assert {network for rank in found for network in rank["networks"]} == {used}
@@ -130,7 +130,7 @@ from deepspeed_smddp.distributed import backend
 EMULATED = """
     host = f"host-{int(os.environ['RANK']) // 2}"
     os.environ |= {"SMDDP_HOST_ID": host, "XDG_CACHE_HOME": f"FOLDER/{host}"}
-    os.environ["SMDDP_FABRIC_CURVE"] = "auto"
+    os.environ["SMDDP_DEBUG"] = "curve=auto"
     dist.init_process_group("smddp")
     print(backend.states()[0]["network_source"])
     dist.destroy_process_group()

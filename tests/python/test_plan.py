@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.commands.plan import shape_of
-from deepspeed_smddp.config.config import parse_section
+from deepspeed_smddp.config.parsing import parse_section
 from deepspeed_smddp.planning import PlanError, answer, asked_job
 from deepspeed_smddp.planning.hardware import CLUSTERS, cluster
 from deepspeed_smddp.planning.memory_use import fits, memory_use

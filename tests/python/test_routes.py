@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import deepspeed_smddp
 from deepspeed_smddp import SmddpConfigError
-from deepspeed_smddp.config.config import parse_section, parse_variable, set_keys
-from deepspeed_smddp.config.variables import VARIABLES
+from deepspeed_smddp.config.parsing import given_keys, parse_section
 from deepspeed_smddp.tuning import cache, routes
 from harness import cases, host_device
 from harness.cases import FORMS, Case
+from harness.variables import section
 from harness.worker import Context
 from harness.world import BACKEND, WorldError, fresh
 
@@ -42,13 +42,10 @@ GLOO = "route:gloo"
     ],
 )
 def test_steps(given: Any, steps: Any) -> None:
-    section = parse_section({"routes": {"all_gather": given}})
-    assert section.routes.all_gather == steps
-    assert section.routes.all_reduce == ((0, "smddp"),)
-    assert set_keys(section) == {"routes.all_gather": steps}
-    (variable,) = [v for v in VARIABLES if v.key == "routes.all_gather"]
-    text = given if isinstance(given, str) else json.dumps(given)
-    assert parse_variable(variable, text) == steps
+    parsed = parse_section({"routes": {"all_gather": given}})
+    assert parsed.routes.all_gather == steps
+    assert parsed.routes.all_reduce == ((0, "smddp"),)
+    assert given_keys(parsed) == {"routes.all_gather": steps}
 
 
 @pytest.mark.parametrize(
@@ -93,8 +90,8 @@ BEYOND_GLOO = [
 ]
 
 
-def environment(**routes: str) -> dict[str, str | None]:
-    return {f"SMDDP_ROUTES_{name.upper()}": value for name, value in routes.items()}
+def environment(**routes: Any) -> dict[str, str | None]:
+    return {**section(routes=routes)}
 
 
 def test_a_routed_collective_is_carried_by_gloo_in_every_form() -> None:
@@ -119,7 +116,7 @@ def test_a_routed_collective_is_carried_by_gloo_in_every_form() -> None:
 
 def test_a_route_by_size_and_one_for_gpus_only() -> None:
     small, large = 4 * 1000 * 2, 4 * 1001 * 2  # bytes of the output
-    steps = json.dumps([{"up_to": small, "path": "gloo"}, {"path": "smddp"}])
+    steps = [{"up_to": small, "path": "gloo"}, {"path": "smddp"}]
     with fresh("AA", env=environment(all_gather=steps, all_reduce="nccl")) as world:
         wanted = [Case("all_gather", numels=(numel,)) for numel in (1000, 1001, 1)]
         for counted in world.run(taken, [*wanted, Case("all_reduce")]):
@@ -129,7 +126,7 @@ def test_a_route_by_size_and_one_for_gpus_only() -> None:
 
 
 def make_and_gather(ctx: Context) -> None:
-    os.environ["SMDDP_ROUTES_ALL_GATHER"] = "gloo" if ctx.rank == 1 else "smddp"
+    deepspeed_smddp.configure(routes={"all_gather": "gloo" if ctx.rank == 1 else "smddp"})
     store = dist.FileStore(os.environ["RENDEZVOUS"], ctx.size)
     dist.init_process_group("smddp", store=store, rank=ctx.rank, world_size=ctx.size)
 
@@ -188,9 +185,7 @@ def measured(ctx: Context) -> dict[str, Any]:
         chosen[collective] = resolve(group, collective, device)
         return chosen[collective]
 
-    from deepspeed_smddp.distributed import backend
-
-    backend.measure_routes = noted
+    routes.resolve = noted
     counted = taken(ctx, [Case(c, seed=s) for c in FORMS for s in range(3)])
     other = dist.new_group()  # measures for itself
     cases.check(ctx, Case("all_gather"), other)
@@ -219,18 +214,14 @@ def all_slow(group: Any, collective: str, device: str) -> Any:
 
 
 def resolved_away(ctx: Context) -> dict[str, int]:
-    from deepspeed_smddp.distributed import backend
-
-    backend.measure_routes = all_slow
+    routes.resolve = all_slow
     return taken(ctx, [Case("all_gather", seed=s) for s in range(3)])
 
 
 def not_now(ctx: Context) -> dict[str, int]:
-    from deepspeed_smddp.distributed import backend
-
-    backend.measure_routes = lambda *_: None
+    routes.resolve = lambda *_: None
     counted = taken(ctx, [Case("all_gather")])
-    backend.measure_routes = all_slow
+    routes.resolve = all_slow
     return counted | taken(ctx, [Case("all_gather")])
 
 
@@ -242,12 +233,10 @@ def test_auto_takes_what_was_measured_once_it_was() -> None:
 
 
 def failing(ctx: Context) -> None:
-    from deepspeed_smddp.distributed import backend
-
     def fails(*_: Any) -> Any:
         raise RuntimeError("no clock")
 
-    backend.measure_routes = fails
+    routes.resolve = fails
     dist.all_gather_into_tensor(torch.empty(2 * ctx.size), torch.ones(2))
 
 

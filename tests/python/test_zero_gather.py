@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from harness.training import Trainer
+from harness.variables import debug
 from harness.world import BACKEND
 from harness.zero_jobs import SCENARIOS
 
@@ -26,7 +27,7 @@ def train(
         "smddp",
         limit=200,
         scenarios=scenarios,
-        env={"SMDDP_ZERO_PATHS": str(int(ours))},
+        env=debug(zero_paths=int(ours)),
         changes=changes,
     )
 

@@ -1,7 +1,8 @@
 """The script that a launcher starts as each rank, in place of the program's own.
 
 It makes the stand-ins of ``REAL_STAND_INS``, counts the first half of the ranks as one host and
-the second half as another, and runs the program ``REAL_PROGRAM`` unchanged.
+the second half as another, has the counters written to ``REAL_LEDGER``, and runs the program
+``REAL_PROGRAM`` unchanged.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ def main() -> None:
     sys.path[0] = str(program.parent)  # as if the program had been started
     for make in stand_ins.OF[os.environ["REAL_STAND_INS"]]:
         make()
+    import deepspeed_smddp  # after the stand-ins
+
+    deepspeed_smddp.configure(ledger={"json_file": os.environ["REAL_LEDGER"]})
     sys.argv[0] = str(program)
     runpy.run_path(str(program), run_name="__main__")
 

@@ -82,7 +82,7 @@ class Program:
             "REAL_PROGRAM": str(self.code / ENTRY),
             "REAL_STAND_INS": "megatron",
             "TORCH_EXTENSIONS_DIR": str(self.folder / "extensions" / run.deepspeed),
-            "SMDDP_LEDGER_JSON_FILE": f"{stem}.ledger.{{rank}}.json",
+            "REAL_LEDGER": f"{stem}.ledger.{{rank}}.json",
             "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # Megatron insists on it
         }
         launcher = [str(python), "-m", "deepspeed.launcher.runner", "--num_gpus", str(RANKS)]

@@ -86,7 +86,7 @@ class Program:
             "REAL_STAND_INS": "neox",
             "MASTER_PORT": str(port),
             "TORCH_EXTENSIONS_DIR": str(self.folder / "extensions" / run.deepspeed),
-            "SMDDP_LEDGER_JSON_FILE": f"{stem}.ledger.{{rank}}.json",
+            "REAL_LEDGER": f"{stem}.ledger.{{rank}}.json",
         }
         command = [str(python), "deepy.py", str(HERE / "cpu_rank.py"), str(config)]
         output, run.seconds = start(command, self.code, python, env, limit)

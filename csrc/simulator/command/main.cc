@@ -296,7 +296,9 @@ int simulate(const Settings& asked) {
           << settings.model.bytes_per_ns * settings.model.nics;
     settings.assumed = model.str();
   }
-  ::setenv("SMDDP_FABRIC_CURVE", settings.assumed.c_str(), 1);
+  std::string curve = "curve=" + settings.assumed;
+  std::replace(curve.begin(), curve.end(), ',', ':');
+  ::setenv("SMDDP_DEBUG", curve.c_str(), 1);
   size_t before = resident_bytes();
   auto cluster = Cluster::create(settings.model, settings.layout);
   if (!cluster) give_up(cluster.status());

@@ -38,8 +38,8 @@ Options options_from_env() {
   return {"",
           env::get("FABRIC_PROVIDER"),
           env::get("FABRIC_INTERFACE"),
-          env::get("FABRIC_TRANSFER"),
-          env::get("FABRIC_HMEM") == "1",
+          env::debug("transfer"),
+          env::debug("hmem") == "1",
           nullptr};
 }
 

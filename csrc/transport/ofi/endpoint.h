@@ -57,8 +57,8 @@ class Sink {
   virtual void on_exception(const Status&) {}
 };
 
-// The values of SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE, SMDDP_FABRIC_TRANSFER and
-// SMDDP_FABRIC_HMEM. The loader reads SMDDP_LIBFABRIC.
+// The values of SMDDP_FABRIC_PROVIDER, SMDDP_FABRIC_INTERFACE, and of transfer and hmem in SMDDP_DEBUG. The
+// loader reads SMDDP_LIBFABRIC.
 Options options_from_env();
 
 class ChunkReceiver;

@@ -53,11 +53,11 @@ Result<Transfer> choose_transfer(const fi_info& info, bool emulated, const std::
     if (wanted != name_of(transfer)) continue;
     if (can(info, emulated, transfer)) return transfer;
     return Status(Code::kUnavailable, std::string("provider ") + info.fabric_attr->prov_name +
-                                          " can't do the SMDDP_FABRIC_TRANSFER asked for, '" +
-                                          wanted + "'; leave it unset or ask for messages");
+                                          " can't do the transfer of SMDDP_DEBUG, '" + wanted +
+                                          "'; leave it unset or ask for messages");
   }
   if (!wanted.empty()) {
-    return Status(Code::kInvalid, "SMDDP_FABRIC_TRANSFER holds '" + wanted +
+    return Status(Code::kInvalid, "transfer in SMDDP_DEBUG is '" + wanted +
                                       "'; it may hold writes, tagged or messages");
   }
   const std::string_view provider = info.fabric_attr->prov_name;

@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.config import SECTION
+from deepspeed_smddp.config.parsing import SECTION
 from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.errors import SmddpConfigError
 

@@ -23,8 +23,16 @@ import torch
 
 import deepspeed_smddp
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.config import show
-from deepspeed_smddp.config.variables import PREFIX, VARIABLES
+from deepspeed_smddp.config.parsing import parse_debug, show
+from deepspeed_smddp.config.schema import (
+    DEBUG,
+    PREFIX,
+    DebugSettings,
+    ProcessSettings,
+    Setting,
+    SmddpConfig,
+    settings_of,
+)
 from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.diagnostics.doctor.facts import Finding, Verdict, limited
 from deepspeed_smddp.distributed import extension
@@ -90,22 +98,27 @@ def setting_rows(ds_config: Any = None) -> list[SettingRow]:
                 "elements of output that one AllGather on the wire carries at most",
             )
         )
-    for variable in VARIABLES:
-        name = variable.environment_name
-        if variable.key is not None:
-            value: Any = resolved.section
-            for part in variable.key.split("."):
-                value = getattr(value, part)
-            shown, source = show(value).strip('"'), resolved.source(variable.key)
-        else:
-            given = os.environ.get(name, "")
-            shown, source = given or variable.default, name if given else settings.DEFAULT
-            if variable.secret and given:
-                shown = "set"
-        rows.append(SettingRow(variable.key or name, shown or "-", source, variable.meaning))
-        if variable.key == "timeout_seconds":
-            rows.extend(_deepspeeds_timeout(source == settings.DEFAULT))
+    for one in settings_of(SmddpConfig):
+        value: Any = resolved.section
+        for part in one.path.split("."):
+            value = getattr(value, part)
+        rows.append(_row(one.path, value, resolved.source(one.path), one))
+        if one.path == "timeout_seconds":
+            rows.extend(_deepspeeds_timeout(rows[-1].source == settings.DEFAULT))
+    for one in settings_of(ProcessSettings):
+        name = one.variable or ""
+        given = one.path in resolved.process.model_fields_set
+        value = getattr(resolved.process, one.path)
+        rows.append(_row(name, value, name if given else settings.DEFAULT, one))
+    for one in settings_of(DebugSettings):
+        if one.path in resolved.debug.model_fields_set:
+            rows.append(_row(one.path, getattr(resolved.debug, one.path), DEBUG, one))
     return rows
+
+
+def _row(name: str, value: Any, source: str, one: Setting) -> SettingRow:
+    shown = "set" if one.more["secret"] and value else show(value).strip('"')
+    return SettingRow(name, shown or "-", source, one.field.description or "")
 
 
 def _deepspeeds_timeout(applies: bool) -> Iterator[SettingRow]:
@@ -204,8 +217,8 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 def _single_copy() -> Finding:
     name = "single-copy reads"
-    if os.environ.get(PREFIX + "SINGLE_COPY") == "0":
-        return limited(name, f"switched off by {PREFIX}SINGLE_COPY=0")
+    if parse_debug(os.environ.get(DEBUG, "")).single_copy == "0":
+        return limited(name, f"switched off by {DEBUG}=single_copy=0")
     source = ctypes.create_string_buffer(b"8 bytes!", 8)
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
     process, address = str(os.getpid()), str(ctypes.addressof(source))

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.config.schema import DEBUG
 from deepspeed_smddp.diagnostics.doctor import facts
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
@@ -34,7 +36,7 @@ FIRST_BYTES = 64 << 10
 MOST_BYTES = 8 << 20
 _LONG_ENOUGH = 0.03  # seconds
 _ALL_SECONDS = 0.15
-# The value of SMDDP_FABRIC_CURVE with which a job measures whatever an earlier one has measured.
+# The curve in SMDDP_DEBUG with which a job measures whatever an earlier one has measured.
 ANEW = "measure"
 # The first byte of each part is a vote of its sender on the next call; both ranks see both.
 _REPEAT, _GROW, _STOP = 0, 1, 2
@@ -83,8 +85,8 @@ def partner(pairs: list[tuple[int, int]], host: int) -> int | None:
 def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[float, str, str]:
     """Bytes per second each way, at the same time, between this rank and one other.
 
-    Also the network model that their group uses, as ``SMDDP_FABRIC_CURVE`` holds one, and where
-    it is from. If that variable is not set, they measure it, whatever an earlier job has measured.
+    Also the network model that their group uses, and where it is from. If ``SMDDP_DEBUG`` has no
+    curve, they measure it, whatever an earlier job has measured.
 
     Both ranks call it. The best call of the largest size counts: what else runs on the machines
     makes a call slower, never faster than the link.
@@ -98,8 +100,8 @@ def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[flo
     Raises:
         RuntimeError: no data passes, or not in time; says why.
     """
-    if os.environ.get("SMDDP_FABRIC_CURVE", "auto") in ("", "auto"):
-        os.environ["SMDDP_FABRIC_CURVE"] = ANEW
+    if settings.current().debug.curve == "auto":
+        os.environ[DEBUG] = f"{os.environ.get(DEBUG, '')},curve={ANEW}"
     timeout = timedelta(seconds=seconds)
     group = extension.core.ProcessGroupSMDDP(
         store, place, 2, timeout, name, _no_fallback, lambda *_: None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from deepspeed_smddp.config import settings
 from deepspeed_smddp.diagnostics.doctor import facts, links
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
@@ -151,7 +152,7 @@ def run(rendezvous: Rendezvous, todo: Plan) -> Part:
 
 def stored_network(ranks: Sequence[RankFacts]) -> str:
     """What an earlier job of these ranks has measured, as this rank's host knows it, or ""."""
-    if len(plan(ranks, "").ranks) < 2 or os.environ.get("SMDDP_FABRIC_CURVE") != links.ANEW:
+    if len(plan(ranks, "").ranks) < 2 or settings.current().debug.curve != links.ANEW:
         return ""
     try:
         return extension.core.stored_network([rank.host_id for rank in ranks])

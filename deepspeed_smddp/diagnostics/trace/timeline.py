@@ -219,8 +219,8 @@ class Timeline:
             )
         if not steps:
             raise TimelineError(
-                "no step is whole in the records of all ranks: give SMDDP_FLIGHT_RECORDER more "
-                "entries, a step's operations several times"
+                "no step is whole in the records of all ranks: let SMDDP_DEBUG=flight_recorder=... "
+                "hold more entries, a step's operations several times"
             )
         number = max(steps) if number is None else number
         if number not in steps:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from harness import cases, model
+from harness.variables import debug
 from harness.worker import Context
 
 ENVIRONMENT: dict[str, str | None] = {"SMDDP_DEVICE": "host"}
@@ -20,7 +21,7 @@ FABRIC = " + fabric"
 PINNED = "pinned"
 ON_CPU: dict[str, str | None] = {"SMDDP_REDUCE_ON": "cpu"}
 # An AllGather's chunks stay on the device, whose memory the network reads and writes.
-BY_NIC: dict[str, str | None] = {"SMDDP_FABRIC_HMEM": "1"}
+BY_NIC: dict[str, str | None] = {**debug(hmem=1)}
 HMEM = "hmem"
 
 

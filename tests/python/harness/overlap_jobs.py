@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from harness.variables import debug
+
 STEPS = 3
 Look = Callable[[str], None]
 
@@ -61,7 +63,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 
     ``layers``: the number of layers in a bucket of gradients. ``ours`` false: DeepSpeed's paths.
     """
-    os.environ["SMDDP_ZERO_PATHS"] = str(int(job.get("ours", True)))
+    os.environ |= debug(zero_paths=int(job.get("ours", True)))
     import deepspeed
 
     from deepspeed_smddp.deepspeed import gather, overlap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import pickle
 import signal
@@ -17,6 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+import deepspeed_smddp
 
 
 @dataclass
@@ -104,6 +107,8 @@ def main(
 def _join(context: Context, store_port: int) -> None:
     if context.backend == "none":
         return
+    if section := os.environ.get("TEST_SECTION"):
+        deepspeed_smddp.configure(json.loads(section))
     store = dist.TCPStore("127.0.0.1", store_port, is_master=False, timeout=timedelta(seconds=60))
     dist.init_process_group(
         context.backend,

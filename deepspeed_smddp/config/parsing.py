@@ -1,0 +1,182 @@
+"""Settings from a config's section and from the environment, and the sentence if one is wrong."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar, get_origin
+
+from pydantic import ValidationError
+
+from deepspeed_smddp.config.schema import (
+    DEBUG,
+    PREFIX,
+    VARIABLES,
+    DebugSettings,
+    Model,
+    ProcessSettings,
+    Setting,
+    SmddpConfig,
+    holds,
+    settings_of,
+)
+from deepspeed_smddp.errors import SmddpConfigError, warn_once
+
+SECTION = "smddp"
+M = TypeVar("M", bound=Model)
+
+# Keys of the section that older files have: accepted, without effect.
+_RETIRED_KEYS = {
+    "hierarchical_allgather": "AllGather between hosts always runs along the rails and then "
+    "inside each host",
+    "check_first_use": f"{DEBUG}=check_first_use=0 switches the check off",
+}
+_IN_DEBUG = {"transfer": "FABRIC_TRANSFER", "curve": "FABRIC_CURVE", "hmem": "FABRIC_HMEM"}
+# Environment variables of older versions, and what replaces them.
+RETIRED_VARIABLES = {
+    **{
+        PREFIX + _IN_DEBUG.get(key, key.upper()): f"{DEBUG}={key}=... replaces it, for developers"
+        for key in DebugSettings.model_fields
+    },
+    **{
+        PREFIX + one.path.upper().replace(".", "_"): f'the key "{SECTION}.{one.path}" of a '
+        "DeepSpeed config, or deepspeed_smddp.configure(), replaces it"
+        for one in settings_of(SmddpConfig)
+        if one.variable is None
+    },
+    f"{PREFIX}HIERARCHICAL_ALLGATHER": _RETIRED_KEYS["hierarchical_allgather"],
+    f"{PREFIX}FABRIC_MESSAGES": "libfabric carries all messages; libfabric 2.x has the least time "
+    "for short ones",
+    f"{PREFIX}LEAVE_SHARED_CORES": "a waiting thread always leaves a core that another rank uses",
+}
+
+
+def parse_section(section: Any) -> SmddpConfig:
+    """Validates the section of the file.
+
+    Raises:
+        SmddpConfigError: an unknown key or a wrong value, in one sentence.
+    """
+    if isinstance(section, SmddpConfig):
+        return section
+    if not isinstance(section, Mapping):
+        raise SmddpConfigError(
+            f'"{SECTION}" in the DeepSpeed config is {show(section)}, '
+            "but may hold an object with the keys " + ", ".join(SmddpConfig.model_fields)
+        )
+    for key in _RETIRED_KEYS.keys() & section.keys():
+        warn_once(key, f'smddp: "{SECTION}.{key}" has no effect any more: {_RETIRED_KEYS[key]}')
+    kept = {str(key): value for key, value in section.items() if key not in _RETIRED_KEYS}
+    return _validated(SmddpConfig, kept, lambda path: f'"{SECTION}.{path}"')
+
+
+def parse_variables(environment: Mapping[str, str]) -> tuple[dict[str, Any], ProcessSettings]:
+    """What the environment sets: keys of the section, by name, and the settings of the process.
+
+    Raises:
+        SmddpConfigError: a variable holds a value that it may not hold.
+    """
+    found: dict[type[Model], dict[str, Any]] = {SmddpConfig: {}, ProcessSettings: {}}
+    for name, one in VARIABLES.items():
+        if text := environment.get(name):
+            found[one.model][one.path] = _from_text(text, one)
+
+    def checked(model: type[M]) -> M:
+        return _validated(model, found[model], lambda path: PREFIX + path.upper())
+
+    return given_keys(checked(SmddpConfig)), checked(ProcessSettings)
+
+
+def parse_debug(text: str) -> DebugSettings:
+    """The settings of ``SMDDP_DEBUG``.
+
+    Raises:
+        SmddpConfigError: an unknown key or a wrong value, in one sentence.
+    """
+    settings = {one.path: one for one in settings_of(DebugSettings)}
+    values: dict[str, Any] = {}
+    for pair in filter(None, text.split(",")):
+        key, _, value = pair.partition("=")
+        values[key] = _from_text(value, settings[key]) if key in settings else value
+    return _validated(DebugSettings, values, lambda path: f"{path} in {DEBUG}")
+
+
+def given_keys(section: Model, prefix: str = "") -> dict[str, Any]:
+    """The values of the keys that were given, by dotted path; defaults are left out."""
+    found: dict[str, Any] = {}
+    for name in section.model_fields_set:
+        value = getattr(section, name)
+        if isinstance(value, Model):
+            found |= given_keys(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def nested(values: Mapping[str, Any]) -> SmddpConfig:
+    """The section with these values, by dotted path."""
+    section: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        node = section
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return SmddpConfig(**section)
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt word most likely stands for."""
+    words = list(known)
+    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
+    if close:
+        return close[0]
+    starts = [name for name in words if name.startswith(word.lower())]
+    return starts[0] if word and len(starts) == 1 else None
+
+
+def show(value: Any) -> str:
+    """A value in the syntax of the file, shortened."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _from_text(text: str, one: Setting) -> Any:
+    """The value that a text of the environment stands for."""
+    lowered = text.strip().lower()
+    kind = one.field.annotation
+    if kind is str:
+        return text
+    if kind is bool:
+        return {"1": True, "true": True, "0": False, "false": False}.get(lowered, text)
+    try:
+        return lowered if get_origin(kind) is Literal else float(lowered)
+    except ValueError:
+        return lowered
+
+
+def _validated(model: type[M], values: Mapping[str, Any], named: Callable[[str], str]) -> M:
+    """The model with these values; ``named`` is how an error calls a setting, by dotted path."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    fields, held = model.model_fields, show(first["input"])
+    path: list[str] = []
+    # What follows the key of a value in "loc" is the member of a union that pydantic has tried.
+    for key in map(str, first["loc"]):
+        if key not in fields:
+            guess = nearest(key, fields)
+            hint = f'did you mean "{guess}"?' if guess else "known keys: " + ", ".join(fields)
+            where = f'the section "{".".join([SECTION, *path])}"' if model is SmddpConfig else DEBUG
+            raise SmddpConfigError(f'"{key}": {held} is not a key of {where}; {hint}')
+        path.append(key)
+        field = fields[key]
+        if not isinstance(field.default, Model):
+            break
+        fields = type(field.default).model_fields
+    raise SmddpConfigError(f"{named('.'.join(path))} is {held}, but may hold {holds(field)}")

@@ -1,0 +1,454 @@
+"""Every setting: what it may hold, its default, and the text of its reference.
+
+:class:`SmddpConfig` is the section "smddp" of a DeepSpeed config; its keys are also environment
+variables, but for those of the sections in it. :class:`ProcessSettings` are environment variables
+only, as they count before a config is read. :class:`DebugSettings` are the keys of ``SMDDP_DEBUG``,
+for developers and tests.
+
+``smddp doctor`` prints the settings, ``tools/settings_page.py`` writes docs/settings.md from them,
+and csrc/common/env.h lists those that the core reads; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+PREFIX = "SMDDP_"
+DEBUG = "SMDDP_DEBUG"
+MIN_BUCKET_BYTES = 4096
+ROUTES = ("smddp", "fallback", "nccl", "gloo", "auto")
+
+
+class Model(BaseModel):
+    """A set of settings: it has no unknown keys, and does not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def setting(
+    default: Any,
+    meaning: str,
+    when: str = "",
+    holds: str = "",
+    *,
+    since: str = "0.1",
+    variable: bool = True,
+    secret: bool = False,
+) -> Any:
+    """The field of one setting.
+
+    Args:
+        default: the value if none is given.
+        meaning: what it sets.
+        when: to change it, and to what.
+        holds: completes the sentence "<key> is ..., but may hold ..."; "": as its type says.
+        since: the first version that has it.
+        variable: whether an environment variable of its own sets it.
+        secret: its value is never shown.
+    """
+    more: dict[str, Any] = {"when": when, "since": since, "variable": variable, "secret": secret}
+    if holds:
+        return Field(default, title=holds, description=meaning, json_schema_extra=more)
+    return Field(default, description=meaning, json_schema_extra=more, repr=not secret)
+
+
+setting_0_2 = partial(setting, since="0.2")
+
+
+def _whole(value: Any) -> Any:
+    """JSON and hjson read 5e8 as a float, which DeepSpeed takes for a count too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _steps(value: Any) -> tuple[tuple[int, str], ...]:
+    """Steps of a route: bytes at most (0: no bound), and the path. A single path is one step."""
+    if isinstance(value, str):
+        value = [{"path": value}]
+    steps = [_step(step) for step in value] if isinstance(value, list | tuple) else []
+    bounds = [bound for bound, _ in steps]
+    bounded = [bound for bound in bounds if bound]
+    # "auto" finds bounds itself.
+    finds = any(path == "auto" for _, path in steps) and len(steps) > 1
+    if not steps or 0 in bounds[:-1] or finds or bounded != sorted(set(bounded)):
+        raise ValueError("these are no steps")
+    return tuple(steps)
+
+
+def _step(step: Any) -> tuple[int, str]:
+    if isinstance(step, dict) and {"path"} <= set(step) <= {"up_to", "path"}:
+        bound, path, least = _whole(step.get("up_to", 0)), step["path"], int("up_to" in step)
+    elif isinstance(step, list | tuple) and len(step) == 2:
+        bound, path, least = _whole(step[0]), step[1], 0
+    else:
+        raise ValueError("this is no step")
+    if type(bound) is not int or not least <= bound < 1 << 62 or path not in ROUTES:
+        raise ValueError("this is no step")
+    return bound, path
+
+
+# The titles are what a value of the type may hold.
+Flag = Annotated[bool, Field(strict=True, title="true or false")]
+Text = Annotated[str, Field(strict=True, title="a text")]
+File = Annotated[
+    str,
+    Field(
+        strict=True,
+        title="the name of a file, with {rank} and {host} in it if wanted, or an empty text for "
+        "none",
+    ),
+]
+Count = Annotated[
+    int,
+    BeforeValidator(_whole),
+    Field(strict=True, ge=0, le=1 << 31, title="a number of at least 0"),
+]
+Positive = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=1, le=1 << 31)]
+Bytes = Annotated[int, Field(strict=True, ge=MIN_BUCKET_BYTES, le=1 << 62)]
+Bucket = Annotated[
+    Bytes | Literal["auto"],
+    BeforeValidator(_whole),
+    Field(title=f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'),
+]
+Seconds = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
+Route = Annotated[
+    tuple[tuple[int, str], ...],
+    BeforeValidator(_steps),
+    Field(
+        title='"smddp", "nccl", "gloo", "fallback" (either), "auto", or a list of '
+        '{"up_to": bytes, "path": one of these} in rising order, of which the last may have no '
+        '"up_to"'
+    ),
+]
+_SMDDP = ((0, "smddp"),)
+
+
+class ActivationOffload(Model):
+    """``smddp.activation_offload``: activations are in host memory until the backward pass."""
+
+    enabled: Flag = setting(
+        False,
+        "move activations to host memory until the backward pass",
+        "if activations do not fit, even with recomputation",
+    )
+    horizon: Positive = setting(
+        2,
+        "layers ahead of the backward pass whose activations come back",
+        "larger if the backward pass waits for activations; each layer costs memory",
+        "a number of layers of at least 1",
+    )
+    directory: Text = setting(
+        "",
+        "map host memory for activations from files in this directory",
+        "if host memory is short and the host has fast disks",
+        "a directory to map host memory from, or an empty text for none",
+    )
+
+
+class Ledger(Model):
+    """``smddp.ledger``: where the counters of :func:`deepspeed_smddp.statistics` are written."""
+
+    table: Flag = setting_0_2(
+        False,
+        "print the counters of rank 0 when the process ends",
+        "to see at the end what each collective cost, and on which path it was",
+    )
+    json_file: File = setting_0_2(
+        "",
+        "file for the counters when the process ends",
+        "for a program that reads the counters",
+    )
+    json_lines: File = setting_0_2(
+        "",
+        "file that gets a line of JSON with the counters in each interval",
+        "for counters over time",
+    )
+    prometheus_file: File = setting_0_2(
+        "",
+        "file with the counters for the textfile collector of Prometheus's node exporter",
+        "on clusters that are watched by Prometheus",
+    )
+    interval_seconds: Seconds = setting_0_2(
+        0.0,
+        "seconds between two writes of the counters; 0: only when the process ends",
+        "with one of the files above, for values while the job runs",
+        "a number of seconds, or 0 to write only when the process ends",
+    )
+    monitor: Flag = setting_0_2(
+        True,
+        "pass the counters to DeepSpeed's monitor if a DeepSpeed config enables one",
+        "`false` if TensorBoard, CSV or wandb shall not have the counters",
+    )
+
+
+class Routes(Model):
+    """``smddp.routes``: who carries which sizes of a collective, in bytes of all ranks' data."""
+
+    all_gather: Route = setting_0_2(
+        _SMDDP,
+        "who carries AllGather: smddp, nccl, gloo, fallback, auto, or steps by size",
+        "if NCCL or Gloo is faster for some sizes; `auto` measures it",
+    )
+    reduce_scatter: Route = setting_0_2(
+        _SMDDP, "the same for ReduceScatter", "as `routes.all_gather`"
+    )
+    all_reduce: Route = setting_0_2(_SMDDP, "the same for AllReduce", "as `routes.all_gather`")
+
+
+class SmddpConfig(Model):
+    """The "smddp" section of a DeepSpeed config (JSON or hjson). Every key is optional."""
+
+    allgather_bucket_size: Bucket = setting(
+        "auto",
+        "bytes of output that one AllGather on the wire carries at most",
+        "if memory is short (smaller), or if the measurement at start-up is not wanted",
+    )
+    reduce_scatter_bucket_size: Bucket = setting(
+        "auto",
+        "bytes of input that one ReduceScatter on the wire carries at most",
+        "as `allgather_bucket_size`",
+    )
+    sharded_data_parallel_degree: Count = setting(
+        0,
+        "ranks that share one copy of the model state; 0: all",
+        "if the state of one model fits into fewer ranks: gathers then stay among these (MiCS)",
+        "0 (all ranks) or the number of ranks that share one copy of the state",
+    )
+    tensor_parallel_degree: Positive = setting(
+        1,
+        "ranks that share a batch and divide each layer",
+        "if one layer, or the batch of one rank, is too large for a rank",
+        "the number of ranks that divide each layer, at least 1",
+    )
+    tensor_parallel_seed: Count = setting(
+        0,
+        "seed; the ranks of a tensor-parallel group draw different values in divided layers",
+        "to repeat a run with other random values",
+        "a number of at least 0, a seed for the random values of divided layers",
+        variable=False,
+    )
+    max_sms: Count = setting(
+        9,
+        "streaming multiprocessors that a reduction may occupy",
+        "if matrix products slow down while sums run (smaller), or sums are slow (larger)",
+        "a number of streaming multiprocessors",
+    )
+    reduce_on: Literal["gpu", "cpu"] = setting(
+        "gpu",
+        "where GPU tensors are summed: gpu or cpu",
+        "`cpu` if no multiprocessor may be taken from the model",
+    )
+    reduce_precision: Literal["wire", "fp32"] = setting(
+        "wire",
+        "type of partial sums on the wire: the tensor's own (wire) or fp32",
+        "`fp32` if sums over very many ranks lose too much in bf16; twice the bytes travel",
+    )
+    fallback: Literal["warn", "silent", "error"] = setting(
+        "warn",
+        "at an operation that smddp does not own: warn, silent or error",
+        "`error` in tests, to find which operation leaves smddp; `silent` if that is known",
+    )
+    routes: Routes = setting(
+        Routes(),
+        "who carries which sizes of a collective",
+        holds='{"all_gather": "smddp", "reduce_scatter": "auto"}',
+    )
+    timeout_seconds: Annotated[Seconds, Field(gt=0)] = setting(
+        600.0,
+        "deadline of one operation, unless torch was asked for another one",
+        "above the longest time that one rank may rightly be late (a checkpoint, an evaluation)",
+        "a number of seconds above 0",
+    )
+    silence_seconds: Seconds = setting_0_2(
+        30.0,
+        "how long a rank of another host that is waited for may be silent; 0: until the deadline",
+        "larger if virtual machines are frozen for snapshots; smaller to be told sooner",
+        "a number of seconds, or 0 to wait until the deadline",
+    )
+    slow_seconds: Seconds = setting_0_2(
+        60.0,
+        "how often ranks are compared, to name one or a link that holds up the others; 0: never",
+        "smaller while a slow rank is looked for",
+        "a number of seconds, or 0 to name no slow rank or link",
+    )
+    activation_offload: ActivationOffload = setting(
+        ActivationOffload(),
+        "activations in host memory",
+        holds='{"enabled": false, "horizon": 2}',
+    )
+    ledger: Ledger = setting(
+        Ledger(),
+        "where the counters are written",
+        holds='{"table": true, "json_file": "counters.json"}',
+    )
+
+
+class ProcessSettings(Model):
+    """What the environment alone sets, as it counts before a config is read.
+
+    ``python_only``: the others are rows of csrc/common/env.h, with the same defaults.
+    """
+
+    python_only: ClassVar = {
+        "shared_allocator",
+        "autoload",
+        "deepspeed_hook",
+        "report",
+        "report_dir",
+    }
+
+    host_id: Text = setting(
+        "",
+        "identity of this host; ranks with equal identity share memory",
+        "if containers of one host differ in hostname, or hosts do not; to emulate hosts",
+    )
+    libfabric: Text = setting(
+        "",
+        "path of the libfabric shared object to open",
+        "if the library that `smddp doctor` shows is not the one that the cluster's network needs",
+    )
+    device: Literal["auto", "host", "off"] = setting(
+        "auto",
+        "auto: GPUs by CUDA, host: threads simulate one, off: GPUs use the fallback",
+        "`off` to let NCCL carry GPU tensors; `host` in tests alone",
+    )
+    fabric_provider: Text = setting(
+        "",
+        "libfabric provider to use, for instance tcp;ofi_rxm",
+        "if another provider than the chosen one is wanted",
+    )
+    fabric_interface: Text = setting(
+        "",
+        "libfabric domains or IP addresses to use, separated by commas",
+        "if a host has several networks and the wrong one is taken; for several NICs over TCP",
+    )
+    shared_allocator: Flag = setting(
+        False,
+        "CPU tensors of 64 KiB and more are in memory that local ranks map",
+        "`1` for FSDP or own programs on CPU tensors that gather within a host",
+    )
+    job_secret_file: Text = setting_0_2(
+        "",
+        "file with the job's secret; empty: SMDDP_JOB_SECRET",
+        "where others than the job's owner can read the store",
+    )
+    job_secret: Text = setting_0_2(
+        "",
+        "the job's secret; empty: random, handed out through the store",
+        "where others can read the store and no file can be placed",
+        secret=True,
+    )
+    log_level: Literal["error", "warning", "info", "debug"] = setting(
+        "warning",
+        "error, warning, info or debug",
+        "`info` shows the chosen provider and pattern; `debug` every decision",
+    )
+    autoload: Flag = setting(
+        True,
+        "0: do not register the backend at the end of import torch",
+        "`0` if `import torch` may load nothing else",
+    )
+    deepspeed_hook: Flag = setting(
+        True,
+        '0: do not read "comm_backend" from a DeepSpeed config',
+        "`0` if another program handles this key",
+    )
+    report: Flag = setting_0_2(
+        True,
+        "0: no report when an operation fails or at SIGUSR2",
+        "`0` if SIGUSR2 has another meaning in the program",
+    )
+    report_dir: Text = setting_0_2(
+        "",
+        "folder for reports; empty: in the one for temporary files",
+        "to a folder that outlives the container or that all hosts share",
+    )
+
+
+class DebugSettings(Model):
+    """The keys of ``SMDDP_DEBUG="key=value,key=value"``, which is read by the core as well.
+
+    No user needs them: they compare ways that are otherwise measured or chosen, and serve tests.
+    """
+
+    python_only: ClassVar = {"zero_paths", "check_first_use"}
+
+    algorithm: Literal["auto", "direct", "log", "joint"] = setting("auto", "pattern between hosts")
+    transfer: Literal["", "writes", "tagged", "messages"] = setting(
+        "", "how large data is sent; empty: as suits the provider"
+    )
+    curve: Text = setting(
+        "auto",
+        "network model: latency us:us per message:GB/s of a host, auto, measure or default",
+    )
+    libcuda: Text = setting("libcuda.so.1", "CUDA's driver library to open")
+    libgdrapi: Text = setting("libgdrapi.so.2", "GDRCopy's library to open")
+    zero_paths: Flag = setting(True, "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies")
+    check_first_use: Flag = setting(
+        True, "0: a group's first collectives of GPU tensors are not compared with known results"
+    )
+    flight_recorder: Count = setting(2000, "latest operations that are kept for reports; 0: none")
+    hmem: Flag = setting(
+        False,
+        "1: NICs read and write GPU memory if the provider has FI_HMEM; never run on hardware",
+    )
+    single_copy: Literal["auto", "0", "1"] = setting(
+        "auto",
+        "1: read peers' memory, 0: copy through the segment, auto: the cheaper",
+    )
+    spin_microseconds: Count = setting(
+        200, "how long a waiting thread polls and yields before it sleeps"
+    )
+    fork_copy_mib: Count = setting(
+        1024, "MiB of shared memory, at most, that are copied for a forked child"
+    )
+
+
+class Setting(NamedTuple):
+    """One setting: its key, with the keys of the sections around it, and its field."""
+
+    model: type[Model]  # the outermost
+    path: str
+    field: FieldInfo
+
+    @property
+    def more(self) -> dict[str, Any]:
+        """The arguments of :func:`setting`."""
+        return dict(self.field.json_schema_extra or {})  # type: ignore[arg-type]
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable that sets it, or None."""
+        own = self.more["variable"] and "." not in self.path and self.model is not DebugSettings
+        return PREFIX + self.path.upper() if own else None
+
+
+def holds(field: FieldInfo) -> str:
+    """What a setting may hold, in words that follow "may hold"."""
+    if field.title:
+        return field.title
+    *choices, last = (f'"{choice}"' for choice in get_args(field.annotation))
+    return ", ".join(choices) + f" or {last}"
+
+
+def settings_of(model: type[Model]) -> Iterator[Setting]:
+    """The settings of a model, and of the sections in it."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.default, Model):
+            for _, path, inner in settings_of(type(field.default)):
+                yield Setting(model, f"{name}.{path}", inner)
+        else:
+            yield Setting(model, name, field)
+
+
+# The environment variables, by name.
+VARIABLES: dict[str, Setting] = {
+    one.variable: one
+    for model in (SmddpConfig, ProcessSettings)
+    for one in settings_of(model)
+    if one.variable is not None
+}

@@ -1,0 +1,44 @@
+"""Where torch.distributed enters the package: makes a group, and starts what serves a job.
+
+The one module that knows both the backend and what rests on it. ``smddp_autoload`` calls it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from deepspeed_smddp.config import settings
+from deepspeed_smddp.deepspeed import monitoring
+from deepspeed_smddp.diagnostics import counters, hang_reporter, slow_watch
+from deepspeed_smddp.distributed import backend, split_group
+
+if TYPE_CHECKING:
+    from deepspeed_smddp._C import ProcessGroupSMDDP
+
+
+def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
+    """Makes one group, as :func:`deepspeed_smddp.distributed.backend.create` says.
+
+    With the default group begin the reports, the watch for slow ranks, and the counters.
+    """
+    is_default = not dist.is_initialized()
+    if is_default:
+        settings.begin_job()
+    settings.follow(counters.follow)
+    group = backend.create(options, backend_options, _measured_steps)
+    if is_default:
+        split_group.install()
+        monitoring.follow_optimizers()
+        # Of this making of the group: it holds nothing of ranks that were restarted.
+        store = dist.PrefixStore(group.meeting, options.store)  # type: ignore[attr-defined]
+        hang_reporter.start(store, options.group_rank, options.group_size)
+        slow_watch.start(store, options.group_rank, options.group_size)
+    return group
+
+
+def _measured_steps(group: Any, collective: str, device: str) -> Any:
+    from deepspeed_smddp.tuning import routes  # few jobs have the route "auto"
+
+    return routes.resolve(group, collective, device)
