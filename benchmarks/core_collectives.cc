@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "joining/file_store.h"
 #include "group/group.h"
 #include "intranode/arena.h"
+#include "joining/file_store.h"
 #include "turns.h"
 
 namespace smddp {

@@ -32,8 +32,8 @@
 #include <string>
 #include <vector>
 
-#include "joining/file_store.h"
 #include "common/file_descriptor.h"
+#include "joining/file_store.h"
 #include "transport/wire.h"
 #include "turns.h"
 

@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "joining/file_store.h"
-#include "joining/prefix_store.h"
 #include "common/clock.h"
 #include "group/group.h"
+#include "joining/file_store.h"
+#include "joining/prefix_store.h"
 
 using namespace smddp;
 

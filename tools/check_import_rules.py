@@ -5,8 +5,9 @@ and which of them may name torch, CUDA and libfabric.
 torch -> gpu -> group -> collectives -> {progress, flows} -> {intranode, joining, network, liveness}
       -> {transport, device, kernels, topology, recorder} -> common
 
-joining/ finds who the ranks of a group are and that they agree, as far as the store tells it; the steps that need the
-engine or flows are in group/. network/ has the model of the network; how a pair exchanges bytes is group/'s.
+joining/ finds who the ranks of a group are and that they agree, as far as the store tells it; the
+steps that need the engine or flows are in group/. network/ has the model of the network; how a pair
+exchanges bytes is group/'s.
 
 It proves as well that no two modules of the Python package share a file name; that package's import
 rules are in pyproject.toml, for import-linter.
@@ -46,8 +47,8 @@ FOLDERS = {
     "progress": "common topology network joining transport transport/ofi intranode liveness",
     "flows": "common topology transport transport/ofi intranode",
     # Of CPU tensors: no device.
-    "collectives": "common topology network kernels transport transport/ofi intranode progress flows "
-    "recorder",
+    "collectives": "common topology network kernels transport transport/ofi intranode progress "
+    "flows recorder",
     "group": "common recorder topology joining network transport transport/ofi intranode liveness "
     "progress flows collectives",
     # Between hosts by way of the groups: no transport.
