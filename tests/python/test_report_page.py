@@ -62,12 +62,10 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("place", "advice"),
-    zip(
-        ELSEWHERE, ("save on all ranks", "look at the data loader", "continue the deb"), strict=True
-    ),
-)
+ADVICE = ["save on all ranks", "look at the data loader", "continue the debugger"]
+
+
+@pytest.mark.parametrize(("place", "advice"), list(zip(ELSEWHERE, ADVICE, strict=True)))
 def test_a_rank_is_elsewhere(place: str, advice: str) -> None:
     late = Rank(3, 4).call().at(*ELSEWHERE[place])
     text = report([*three_waiting(label="DDP bucket 2"), late])

@@ -18,6 +18,7 @@ from harness import programs
 from harness.ports import free_port
 from harness.programs import Ended, Programs
 from harness.world import BACKEND
+from test_fr_trace import analyze
 
 pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="reports are smddp's")
 
@@ -83,19 +84,19 @@ def sentence_of(tmp_path: Path, program: str, waiting: tuple[int, ...] = (0, 1, 
     return why(end_after(job(tmp_path, START + program), waiting))
 
 
-def fr_trace(folder: Path) -> str:
-    """What torch's own analyzer says of the dumps of a report."""
-    (files,) = folder.rglob("fr_trace")
-    analyzer = "torch.distributed.flight_recorder.fr_trace"
+def smddp(tmp_path: Path, *words: str) -> str:
+    """What the command says of a job."""
+    command = "from deepspeed_smddp.commands.main import app; app()"
     done = subprocess.run(
-        [sys.executable, "-m", analyzer, "--prefix", "rank_", str(files)],
+        [sys.executable, "-c", command, *words],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=100,
         check=False,
+        env={**os.environ, "SMDDP_REPORT_DIR": str(tmp_path / "reports")},
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    return done.stdout
 
 
 SAVE = """import io
@@ -146,7 +147,8 @@ def test_another_size(tmp_path: Path) -> None:
     sentence = sentence_of(tmp_path, program, (0, 1, 2, 3))
     assert sentence.startswith("rank 1 (host-A) calls all_gather #2 of group '0' with another size")
     assert "rank 1: all_gather of 8000 bytes" in sentence
-    text = fr_trace(tmp_path)
+    (files,) = tmp_path.rglob("fr_trace")
+    text = analyze(files)
     assert "Collective sequence number: 2 has errors" in text
     assert "SIZE_OR_SYNTAX_MISMATCH" in text
 
@@ -222,21 +224,11 @@ def test_a_signal_asks_for_a_report_and_nothing_ends(tmp_path: Path) -> None:
     for rank in range(4):
         running.wait_for(rank, "ready")
     asked = running.processes[2].pid
-    command = "from deepspeed_smddp.commands.main import app; app()"
-    environment = {**os.environ, "SMDDP_REPORT_DIR": str(tmp_path / "reports")}
-    report = subprocess.run(
-        [sys.executable, "-c", command, "report", str(asked)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=environment,
-    )
+    said = smddp(tmp_path, "report", str(asked))
     (tmp_path / "train.py.end").touch()
     ends = running.end()
     assert [end.code for end in ends] == [0, 0, 0, 0]
-    assert report.returncode == 0, report.stderr
-    assert "ranks 0-3 are in time.sleep, called at train.py:8" in report.stdout
+    assert "ranks 0-3 are in time.sleep, called at train.py:8" in said
     assert "all 4 ranks wait in nothing" in why(ends)
     assert len(list(tmp_path.rglob("rank-*.json"))) == 4
     assert not list(tmp_path.rglob("running-*.json"))

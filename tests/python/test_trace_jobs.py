@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import pytest
 from harness import programs
 from harness.programs import Programs
 from harness.world import BACKEND
-from test_reports import IMPORTS, ZERO3, job
+from test_reports import IMPORTS, ZERO3, job, smddp
 from test_trace import check_format, events
 
 pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="traces are smddp's")
@@ -55,32 +52,15 @@ def traced(tmp_path: Path, program: str, *options: str, **more: Any) -> tuple[st
     try:
         for rank in range(4):
             running.wait_for(rank, "ready", 120)
-        command = "from deepspeed_smddp.commands.main import app; app()"
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                command,
-                "trace",
-                str(running.processes[3].pid),
-                "-o",
-                str(tmp_path / "trace.json"),
-                *options,
-            ],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            env={**os.environ, "SMDDP_REPORT_DIR": str(tmp_path / "reports")},
-        )
+        asked = str(running.processes[3].pid)
+        said = smddp(tmp_path, "trace", asked, "-o", str(tmp_path / "trace.json"), *options)
     finally:
         (tmp_path / "train.py.end").touch()
         ends = running.end()
     assert [end.code for end in ends] == [0, 0, 0, 0], ends
-    assert done.returncode == 0, done.stderr
     trace = json.loads((tmp_path / "trace.json").read_text())
     check_format(trace)
-    return done.stdout, trace
+    return said, trace
 
 
 def test_zero3_on_two_hosts(tmp_path: Path) -> None:

@@ -211,10 +211,7 @@ def _late_cause(job: Job, stall: Stall, free: tuple[int, ...]) -> Cause:
         if telling is not None:
             advice = _TELLING[job.place(telling).doing].format(ranks=rank_list(free))
         return Cause(Weight.LATE, f"{text}. {_behind(job, stall, free)}", free, advice)
-    operation = stall.operation
-    plain = f"{operation.operation} #{operation.sequence} of group '{operation.group}'"
-    if operation.bytes > 0:
-        plain += f" ({size(operation.bytes)})"
+    plain = named(replace(stall.operation, label=""))
     if few:
         text = (
             f"only {job.named(stall.waiting)} {verb(stall.waiting, 'runs', 'run')} {label}: "

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from deepspeed_smddp.diagnostics.report.dump import Operation
 from deepspeed_smddp.diagnostics.report.job import Cause, GroupView, Job, Stall, Weight
 from deepspeed_smddp.diagnostics.report.stack import Doing, module_of
-from deepspeed_smddp.diagnostics.report.wording import ZERO3, count, named, rank_list, size, verb
+from deepspeed_smddp.diagnostics.report.wording import (
+    ZERO3,
+    count,
+    named,
+    numbered,
+    rank_list,
+    size,
+    verb,
+)
 
 ALIKE = "ZeRO-3 needs all ranks to run the same modules in the same order"
 _ZERO = "deepspeed.runtime.zero."
@@ -295,11 +303,10 @@ def _part(job: Job, hold: Hold) -> str:
     place = job.place(hold.ranks[0])
     where = f" at {place.file}:{place.line}" if place.file else ""
     where += f" in {place.function}" if where and place.function not in ("", "<module>") else ""
-    operation = hold.next.operation
     return (
         f"{job.named(hold.ranks)} {verb(hold.ranks, 'waits', 'wait')} in "
         f"{named(hold.stall.operation)}{where} and {verb(hold.ranks, 'has', 'have')} not called "
-        f"{operation.operation} #{operation.sequence} of group '{operation.group}'"
+        f"{numbered(hold.next.operation)}"
     )
 
 

@@ -208,21 +208,13 @@ class Job:
                 if op.unfinished and (op.state != "failed" or op.group in alive)
             ]
             entered = [op for op in unfinished if op.waited_for]
-            if entered:
-                found[rank] = entered[-1]
-                continue
             if unfinished:
-                found[rank] = unfinished[0]
+                found[rank] = entered[-1] if entered else unfinished[0]
         for view in self.groups.values():
             for rank in view.seen:
                 if rank not in found and (operation := view.pending(rank)) is not None:
                     found[rank] = operation
         return found
-
-    def stands(self, rank: int) -> bool:
-        """If a thread of the rank stands in the wait for an operation."""
-        operation = self.waits_in(rank)
-        return operation is not None and operation.waited_for
 
     def named(self, ranks: list[int] | tuple[int, ...]) -> str:
         """The ranks, with the host if it is one rank of a world on several hosts."""

@@ -83,17 +83,16 @@ def span(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def details(operation: Operation) -> str:
-    """Size and caller: ``4 MiB, DDP bucket 2``."""
-    parts = [size(operation.bytes)] if operation.bytes > 0 else []
-    return ", ".join([*parts, operation.label] if operation.label else parts)
+def numbered(operation: Operation) -> str:
+    """``all_gather #12 of group 'default'``."""
+    return f"{operation.operation} #{operation.sequence} of group '{operation.group}'"
 
 
 def named(operation: Operation) -> str:
     """``all_gather #12 of group 'default' (4 MiB, DDP bucket 2)``."""
-    text = f"{operation.operation} #{operation.sequence} of group '{operation.group}'"
-    more = details(operation)
-    return f"{text} ({more})" if more else text
+    parts = [size(operation.bytes)] if operation.bytes > 0 else []
+    more = ", ".join([*parts, operation.label] if operation.label else parts)
+    return f"{numbered(operation)} ({more})" if more else numbered(operation)
 
 
 def cut(text: str, width: int) -> str:
