@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from deepspeed_smddp._C import MemoryStatistics, StatisticsRow
 
-VERSION = 1  # of the object that as_object() returns
+VERSION = 1  # of the object in JSON
 _REFUSED = "refused"  # the row that counts dropped messages; it is no collective
 _RANK, _HOST = "{rank}", "{host}"  # in names of files
 _JOIN_SECONDS = 5.0  # a write to a file system that hangs does not hold up the end for longer

@@ -48,6 +48,17 @@ FORWARDED = " (forwarded)"
 # The same for operations on tensors of a GPU.
 ON_DEVICE = " (device)"
 _MOST_FRAMES = 60
+# How long connecting to the other ranks may take.
+_ASK_SECONDS = 2.0
+# An error so soon after a report belongs to it: errors of one cause reach the ranks one by one.
+_SAME_CAUSE_SECONDS = 10.0
+# A rank that would write the page in place of rank 0 gives it so much time.
+_PATIENCE_SECONDS = 1.0
+# Operations of a dump that goes over the store; the file holds all.
+_SENT_OPERATIONS = 300
+# How a request by a signal begins.
+_SIGNAL = "signal "
+_LOST = re.compile(r"rank (\d+) \([^)]*\)(?: \(process \d+\))? (?:is lost|ended)")
 
 
 def collect(
@@ -181,21 +192,6 @@ def _network(states: list[dict[str, Any]]) -> dict[str, str | float]:
     nics = {nic for path in paths for nic in machine.nics_of(path)}
     links = {f"{LINK}{nic}": machine.link_state(nic) for nic in sorted(nics)}
     return {**chosen, **links, "refused messages": float(sum(refused))}
-
-
-# How long connecting to the other ranks may take.
-_ASK_SECONDS = 2.0
-# An error so soon after a report belongs to it: errors of one cause reach the ranks one by one.
-_SAME_CAUSE_SECONDS = 10.0
-# A rank that would write the page in place of rank 0 gives it so much time.
-_PATIENCE_SECONDS = 1.0
-# Operations of a dump that goes over the store; the file holds all.
-_SENT_OPERATIONS = 300
-
-# How a request by a signal begins.
-_SIGNAL = "signal "
-
-_LOST = re.compile(r"rank (\d+) \([^)]*\)(?: \(process \d+\))? (?:is lost|ended)")
 
 
 class Reporter(threading.Thread):

@@ -22,6 +22,13 @@ from typing import Any
 TOKEN_BYTES = 16
 _SPEAK_SECONDS = 1.0
 _BACKLOG = 64
+# All keys of report n begin with n/ after this; the first rank with an error sets n/reason.
+_PREFIX = "smddp-report"
+# A store that does not answer must not hold up the report.
+_ANSWER = timedelta(seconds=3)
+_LOOK_SECONDS = 0.05
+# In place of a rank: rank 0's clock.
+_CLOCK = -1
 
 
 class Port:
@@ -140,15 +147,6 @@ def ask(contacts: Iterable[tuple[int, str]], seconds: float) -> set[int]:
         for key in list(selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
     return ended
-
-
-# All keys of report n begin with n/ after this; the first rank with an error sets n/reason.
-_PREFIX = "smddp-report"
-# A store that does not answer must not hold up the report.
-_ANSWER = timedelta(seconds=3)
-_LOOK_SECONDS = 0.05
-# In place of a rank: rank 0's clock.
-_CLOCK = -1
 
 
 def introduce(store: Any, rank: int, contact: str) -> None:

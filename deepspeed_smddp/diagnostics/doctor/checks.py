@@ -41,6 +41,37 @@ from deepspeed_smddp.upstream import source, versions
 
 # csrc/joining/job_secret.h has the same.
 SHORTEST_SECRET = 16
+# Features of the tables in ``upstream``, as users know them.
+_NAMES = {
+    "comm_backend": '"comm_backend" in the config',
+    "gather": "gathers without copies",
+    "reduce": "reductions without copies",
+    "overlap": "reductions during the backward pass on CPUs",
+    "bucket sizes": '"auto" bucket sizes',
+    "comms log": "comms_logger",
+    "monitor": "counters in the monitor",
+    "sharded_data_parallel_degree": "sharded_data_parallel_degree",
+    "tensor_parallel_degree": "tensor_parallel_degree",
+    "split_group": "device meshes on a group that is bound to a GPU",
+    "fsdp backward": "FSDP2's reductions during the backward pass on CPUs",
+}
+# Reads 8 bytes of its parent's memory: the same ptrace rules apply between the ranks of a host.
+_READ_PARENT = """
+import ctypes, os, sys
+class Run(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+here = ctypes.create_string_buffer(8)
+local, remote = Run(ctypes.addressof(here), 8), Run(int(sys.argv[2]), 8)
+libc = ctypes.CDLL(None, use_errno=True)
+read = libc.process_vm_readv
+read.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong] + [
+    ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+read.restype = ctypes.c_ssize_t
+got = read(int(sys.argv[1]), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
+sys.exit(None if got == 8 else os.strerror(ctypes.get_errno()))
+"""
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 
 @dataclass(frozen=True)
@@ -196,25 +227,6 @@ def _job_secret() -> Finding:
     return Finding(name, origin)
 
 
-# Reads 8 bytes of its parent's memory: the same ptrace rules apply between the ranks of a host.
-_READ_PARENT = """
-import ctypes, os, sys
-class Run(ctypes.Structure):
-    _fields_ = [("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
-here = ctypes.create_string_buffer(8)
-local, remote = Run(ctypes.addressof(here), 8), Run(int(sys.argv[2]), 8)
-libc = ctypes.CDLL(None, use_errno=True)
-read = libc.process_vm_readv
-read.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong] + [
-    ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
-read.restype = ctypes.c_ssize_t
-got = read(int(sys.argv[1]), ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
-sys.exit(None if got == 8 else os.strerror(ctypes.get_errno()))
-"""
-_PR_SET_PTRACER = 0x59616D61
-_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
-
-
 def _single_copy() -> Finding:
     name = "single-copy reads"
     if parse_debug(os.environ.get(DEBUG, "")).single_copy == "0":
@@ -311,22 +323,6 @@ def _gpu_way(kernels: bool) -> Finding:
         f"gathered by copy engines, summed by {sums}; between hosts through pinned memory "
         "(not yet run on hardware)",
     )
-
-
-# Features of the tables in ``upstream``, as users know them.
-_NAMES = {
-    "comm_backend": '"comm_backend" in the config',
-    "gather": "gathers without copies",
-    "reduce": "reductions without copies",
-    "overlap": "reductions during the backward pass on CPUs",
-    "bucket sizes": '"auto" bucket sizes',
-    "comms log": "comms_logger",
-    "monitor": "counters in the monitor",
-    "sharded_data_parallel_degree": "sharded_data_parallel_degree",
-    "tensor_parallel_degree": "tensor_parallel_degree",
-    "split_group": "device meshes on a group that is bound to a GPU",
-    "fsdp backward": "FSDP2's reductions during the backward pass on CPUs",
-}
 
 
 def version_findings() -> Iterator[Finding]:

@@ -20,6 +20,7 @@ from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, V
 from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.errors import SmddpConfigError
 
+# Variables of other libraries that change how ranks communicate or compute.
 _FOREIGN = ("FI_", "NCCL_", "TORCH_NCCL_", "GLOO_", "UCX_", "OMP_", "KMP_", "DS_", "PYTORCH_")
 # What hosts have of their own.
 _OF_HOST = ("SMDDP_HOST_ID", "SMDDP_FABRIC_INTERFACE")

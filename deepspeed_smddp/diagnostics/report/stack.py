@@ -151,6 +151,22 @@ _SAVES = {"torch.serialization.save", "safetensors.torch.save_file", "numpy.save
 _LOADS = {"torch.serialization.load", "safetensors.torch.load_file"}
 _DEBUGGERS = ("pdb", "bdb", "ipdb", "pudb", "debugpy", "pydevd", "IPython.terminal.debugger")
 _LOCKS = ("threading", "queue", "concurrent.futures", "multiprocessing", "asyncio", "selectors")
+_WAITS = {
+    "acquire",
+    "wait",
+    "wait_for",
+    "join",
+    "_wait_for_tstate_lock",
+    "get",
+    "put",
+    "result",
+    "poll",
+    "_poll",
+    "select",
+    "recv",
+    "_recv",
+    "__enter__",
+}
 _COLLECTIVE_MODULES = (
     "torch.distributed.distributed_c10d",
     "torch.distributed._functional_collectives",
@@ -297,21 +313,3 @@ def _by_module(frame: Frame) -> tuple[Doing | None, str]:
     elif module.startswith(_LOCKS) and frame.function in _WAITS:
         kind, text = Doing.LOCK, f"the wait for a lock ({module.partition('.')[0]})"
     return kind, text
-
-
-_WAITS = {
-    "acquire",
-    "wait",
-    "wait_for",
-    "join",
-    "_wait_for_tstate_lock",
-    "get",
-    "put",
-    "result",
-    "poll",
-    "_poll",
-    "select",
-    "recv",
-    "_recv",
-    "__enter__",
-}

@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 
 # All members of the group take part in these, and each of them gets something from all others.
 _ALL_WITH_ALL = ("all_gather", "reduce_scatter", "all_reduce", "barrier")
+_QUESTION = struct.Struct(f"<{TOKEN_BYTES}sQ")  # the token, the number of the question
+_ANSWER = struct.Struct("<Qq")  # the number, nanoseconds since 1970
+ROUND_TRIPS = 32
+_ANSWER_SECONDS = 0.2
+_ALL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -192,14 +197,6 @@ def _place_others(
         clocks[host] = HostClock(
             host, clocks[known].offset + bounds.middle, uncertainty, f"collectives with {known}"
         )
-
-
-_QUESTION = struct.Struct(f"<{TOKEN_BYTES}sQ")  # the token, the number of the question
-_ANSWER = struct.Struct("<Qq")  # the number, nanoseconds since 1970
-
-ROUND_TRIPS = 32
-_ANSWER_SECONDS = 0.2
-_ALL_SECONDS = 1.0
 
 
 class ClockServer(threading.Thread):
