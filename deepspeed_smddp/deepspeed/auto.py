@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.deepspeed import groups
+from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.tuning import auto_keys, startup
 from deepspeed_smddp.upstream import source, wrapping
 
@@ -19,7 +20,7 @@ FEATURE = "bucket sizes"
 def choose(config: Mapping[str, Any]) -> None:
     """Measures what the config leaves open; all ranks call it, after the default group exists."""
     device = _device() if dist.is_initialized() else None
-    if device is not None and groups.is_ours(dist.group.WORLD, device):
+    if device is not None and backend.serves(dist.group.WORLD, device):
         _install()
         startup.tune(config, groups.resolve(None), device)
 
@@ -48,7 +49,7 @@ def _install() -> None:
 
 def _fill_in(original: Callable[..., Any], param_dict: Any, *args: Any, **kwargs: Any) -> Any:
     device = _device()
-    ours = device is not None and groups.is_ours(groups.resolve(None), device)
+    ours = device is not None and backend.serves(groups.resolve(None), device)
     choice = startup.current() if ours else None
     if choice is not None and isinstance(param_dict, Mapping):
         param_dict = auto_keys.fill_zero(param_dict, choice)

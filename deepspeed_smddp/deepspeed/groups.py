@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.deepspeed import comms_log
+from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.upstream import source
 
 _CPU = torch.device("cpu")
@@ -35,7 +36,7 @@ def serves(group: Any, feature: str, device: torch.device = _CPU) -> bool:
     known = _served.setdefault(group, {}) if isinstance(group, dist.ProcessGroup) else {}
     served = known.get(device.type)
     if served is None:
-        served = is_ours(group, device) and group.size() > 1
+        served = backend.serves(group, device) and group.size() > 1
         if served and source.switched_on() and not _works(group, device):
             for name in ("gather", "reduce", "overlap"):
                 source.step_back(name, "coalesced operations failed a check")
@@ -49,17 +50,6 @@ def computes_on(device: torch.device) -> bool:
     from deepspeed.accelerator import get_accelerator
 
     return device.type in ("cpu", "cuda") and device.type == get_accelerator().device_name()
-
-
-def is_ours(group: Any, device: torch.device = _CPU) -> bool:
-    """Whether smddp serves a group's tensors of a type of device."""
-    if not isinstance(group, dist.ProcessGroup):
-        return False
-    try:
-        backend = group._get_backend(device)
-    except RuntimeError:  # the group has none for it
-        return False
-    return backend.name() == "smddp"
 
 
 def _works(group: dist.ProcessGroup, device: torch.device) -> bool:

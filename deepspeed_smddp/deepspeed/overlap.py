@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deepspeed_smddp.deepspeed import groups, parameter_names, reduce
+from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.upstream import versions, wrapping
 
 FEATURE = "overlap"
@@ -167,7 +168,7 @@ def _init(
     if (
         given.get("overlap_comm")
         and get_accelerator().is_synchronized_device()  # other devices have streams
-        and groups.is_ours(groups.resolve(optimizer.dp_process_group))
+        and backend.serves(groups.resolve(optimizer.dp_process_group), torch.device("cpu"))
         and all(_is_known(getattr(type(optimizer), name), known[name]) for name in known)
     ):
         _overlaps[optimizer] = Overlap(optimizer)

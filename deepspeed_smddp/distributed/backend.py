@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
@@ -85,6 +86,16 @@ def _configure_core(current: settings.Settings) -> None:
 def global_ranks(group: str) -> list[int]:
     """The global ranks of a group, by its name, in the order of the group; empty if not known."""
     return _members.get(group, [])
+
+
+def serves(group: Any, device: torch.device) -> bool:
+    """Whether smddp serves a group's tensors of a type of device."""
+    if not isinstance(group, dist.ProcessGroup):
+        return False
+    try:
+        return group._get_backend(device).name() == "smddp"
+    except RuntimeError:  # the group has no backend for it
+        return False
 
 
 def has_made_group() -> bool:

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
+from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import is_wrapped, missing_argument, wrap
 
@@ -86,14 +87,9 @@ def split(original: Callable[..., Any], *args: Any, **kwargs: Any) -> dist.Proce
 
 def _is_served(group: Any) -> bool:
     """Whether smddp is the backend that torch would split: the accelerator's, or else the CPU's."""
-    if not isinstance(group, dist.ProcessGroup):
-        return False
     present = torch.accelerator.is_available()
     device = torch.accelerator.current_accelerator() if present else torch.device("cpu")
-    try:
-        return group._get_backend(device).name() == "smddp"  # type: ignore[arg-type]
-    except RuntimeError:  # it has none for the device
-        return False
+    return backend.serves(group, device)  # type: ignore[arg-type]
 
 
 def _global_ranks(parent: dist.ProcessGroup, parts: Any) -> list[list[int]]:
