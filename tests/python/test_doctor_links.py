@@ -76,27 +76,27 @@ def pairs(hosts: int) -> Iterable[tuple[int, int]]:
     return ((2 * a, 2 * b) for a in range(hosts) for b in range(a + 1, hosts))
 
 
-def test_equal_links_are_well() -> None:
-    assert judged("abcd", {pair: 100.0 + sum(pair) for pair in pairs(4)}) == {}
-    assert judged("ab", {(0, 2): 5.0}) == {} and judged("a", {}) == {}
+EVEN: dict[tuple[int, int], float | str] = dict.fromkeys(pairs(4), 100.0)
 
 
-def test_a_slow_host_is_named_and_its_links_are_not() -> None:
-    rates = {pair: 50.0 if 4 in pair else 100.0 for pair in pairs(3)}
-    assert judged("abc", rates) == {"slow host": [(4, 5)]}
-
-
-def test_a_slow_link_between_fast_hosts_is_named() -> None:
-    rates = {pair: 50.0 if pair == (2, 6) else 100.0 for pair in pairs(4)}
-    assert judged("abcd", rates) == {"slow link": [(2, 6)]}
-
-
-def test_a_link_and_a_host_without_data() -> None:
-    rates: dict[tuple[int, int], float | str] = dict.fromkeys(pairs(4), 100.0)
-    assert judged("abcd", {**rates, (0, 6): "refused"}) == {"blocked link": [(0, 6)]}
-    dead = {pair: "timeout" if 4 in pair else 100.0 for pair in pairs(4)}
-    assert judged("abcd", dead) == {"blocked host": [(4, 5)]}
-    assert judged("ab", {(0, 2): "refused"}) == {"blocked link": [(0, 2)]}
+@pytest.mark.parametrize(
+    ("hosts", "rates", "found"),
+    [
+        ("abcd", {pair: 100.0 + sum(pair) for pair in pairs(4)}, {}),
+        ("ab", {(0, 2): 5.0}, {}),
+        ("a", {}, {}),
+        # The links of a slow host are not named.
+        ("abc", {p: 50.0 if 4 in p else 100.0 for p in pairs(3)}, {"slow host": [(4, 5)]}),
+        ("abcd", {**EVEN, (2, 6): 50.0}, {"slow link": [(2, 6)]}),
+        ("abcd", {**EVEN, (0, 6): "refused"}, {"blocked link": [(0, 6)]}),
+        ("abcd", {p: "late" if 4 in p else 9.0 for p in pairs(4)}, {"blocked host": [(4, 5)]}),
+        ("ab", {(0, 2): "refused"}, {"blocked link": [(0, 2)]}),
+    ],
+)
+def test_slow_and_blocked_links_and_hosts_are_named(
+    hosts: str, rates: Mapping[tuple[int, int], float | str], found: dict[str, list[Any]]
+) -> None:
+    assert judged(hosts, rates) == found
 
 
 def test_one_rank_that_measured_and_one_that_failed_are_a_blocked_link() -> None:

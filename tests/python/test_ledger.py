@@ -22,16 +22,8 @@ from deepspeed_smddp.diagnostics import counters
 from deepspeed_smddp.diagnostics.counters import CounterWriter, Snapshot
 from deepspeed_smddp.distributed import backend
 
-MEMORY = {
-    "in_use": 1,
-    "peak": 2,
-    "blocks": 3,
-    "segments": 4,
-    "reserved": 5,
-    "kept": 6,
-    "huge": 7,
-    "refused": 8,
-}
+STATES = ("in_use", "peak", "blocks", "segments", "reserved", "kept", "huge", "refused")
+MEMORY = {state: number for number, state in enumerate(STATES, 1)}
 
 
 def row(collective: str, path: str, calls: int = 2, **more: Any) -> dict[str, Any]:
@@ -150,9 +142,6 @@ def test_who_writes(
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
     assert [rank for rank in range(3) if counters.writes(name, rank)] == writers
-
-
-def test_names_of_files() -> None:
     assert counters.path_of("x/{host}-{rank}{other}.prom", 4, "a/b") == Path("x/a_b-4{other}.prom")
 
 

@@ -69,7 +69,7 @@ def network(hosts: str, rates: Callable[[str, str], float], waited: float = 30.0
 
 @pytest.mark.parametrize("hosts", ["abc", "abcd", "abcdefgh"])
 def test_the_host_whose_link_is_slow_is_named(hosts: str) -> None:
-    (slow,) = slow_links(network(hosts, lambda s, t: 50e6 if "b" in (s, t) else 100e6))
+    (slow,) = slow_links(network(hosts, halved))
     assert slow.who == "host b"
     # Its own ranks wait for slow flows from all other hosts.
     assert slow.share == pytest.approx(min(1.0, 0.25 * (len(hosts) - 1)))
@@ -77,26 +77,30 @@ def test_the_host_whose_link_is_slow_is_named(hosts: str) -> None:
     assert f"rank 1 lost {slow.share:.0%} of the last 60 s by it" in slow.text
 
 
-def test_noise_between_other_hosts_does_not_hide_the_host_with_the_slow_link() -> None:
-    rates = {"ac": 75e6, "da": 78e6}
-    network_ = network("abcd", lambda s, t: rates.get(s + t, 50e6 if "b" in (s, t) else 100e6))
-    assert [slow.who for slow in slow_links(network_)] == ["host b"]
+def halved(s: str, t: str) -> float:
+    return 50e6 if "b" in (s, t) else 100e6
 
 
-def test_one_direction_between_two_hosts_is_named() -> None:
-    (slow,) = slow_links(network("abc", lambda s, t: 50e6 if s + t == "ab" else 100e6))
-    assert slow.who == "link a b"
-    (slow,) = slow_links(network("ab", lambda s, t: 50e6 if s + t == "ab" else 100e6))
-    assert slow.who == "link a b"
+def one_way(s: str, t: str) -> float:
+    return 50e6 if s + t == "ab" else 100e6
 
 
-def test_links_are_not_named_for_what_nobody_waits_for_or_what_differs_little() -> None:
-    def halved(s: str, t: str) -> float:
-        return 50e6 if "b" in (s, t) else 100e6
-
-    assert slow_links(network("abcd", halved, waited=5.0)) == []
-    assert slow_links(network("abcd", lambda s, t: 85e6 if "b" in (s, t) else 100e6)) == []
-    assert slow_links(network("ab", lambda s, t: 50e6)) == []  # nothing to compare with
+@pytest.mark.parametrize(
+    ("hosts", "rates", "waited", "named"),
+    [
+        # Noise between other hosts does not hide the host with the slow link.
+        ("abcd", lambda s, t: {"ac": 75e6, "da": 78e6}.get(s + t, halved(s, t)), 30.0, ["host b"]),
+        ("abc", one_way, 30.0, ["link a b"]),
+        ("ab", one_way, 30.0, ["link a b"]),
+        ("abcd", halved, 5.0, []),  # no rank waits for it
+        ("abcd", lambda s, t: 85e6 if "b" in (s, t) else 100e6, 30.0, []),  # differs little
+        ("ab", lambda s, t: 50e6, 30.0, []),  # nothing to compare with
+    ],
+)
+def test_the_costly_link_is_named(
+    hosts: str, rates: Callable[[str, str], float], waited: float, named: list[str]
+) -> None:
+    assert [slow.who for slow in slow_links(network(hosts, rates, waited))] == named
 
 
 def test_rank_0_that_leaves_at_once_holds_up_no_other_rank() -> None:
@@ -152,7 +156,7 @@ def test_an_interval_is_what_was_counted_in_it() -> None:
 
 
 def test_the_page_of_a_report_has_the_latest_ranks_and_the_slowest_links() -> None:
-    ranks = network("abc", lambda s, t: 50e6 if s + t == "ab" else 100e6)
+    ranks = network("abc", one_way)
     ranks[0].late[2], ranks[0].operations[2] = 1.5, 40
     hosts = {0: "a", 1: "b", 2: "c"}
     shown = rows(ranks, hosts)

@@ -55,16 +55,9 @@ class Rank:
         group = more.pop("group", "default")
         self.counts[group] += 1
         at = NOW - 60 + len(self.operations) * 0.1
-        values = {
-            "bytes": 4 * MIB,
-            "dtype": "float32",
-            "called": at,
-            "started": at,
-            "wait_entered": at,
-            "wait_left": at + 0.05,
-            "last_byte": at + 0.05,
-            **more,
-        }
+        times = dict.fromkeys(("called", "started", "wait_entered"), at)
+        times |= dict.fromkeys(("wait_left", "last_byte"), at + 0.05)
+        values = {"bytes": 4 * MIB, "dtype": "float32", **times, **more}
         self.operations.append(
             Operation(
                 id=len(self.operations) + 1,
@@ -77,14 +70,8 @@ class Rank:
         return self
 
     def wait(self, operation: str = "all_gather", **more: Any) -> Rank:
-        late = {
-            "called": NOW - 35,
-            "started": NOW - 35,
-            "wait_entered": NOW - 35,
-            "wait_left": None,
-            "last_byte": None,
-            "state": "running",
-        }
+        late: dict[str, Any] = dict.fromkeys(("called", "started", "wait_entered"), NOW - 35)
+        late |= {"wait_left": None, "last_byte": None, "state": "running"}
         self.call(operation, **{**late, **more})
         if not self.stacks:
             self.stacks = [in_gather()]
