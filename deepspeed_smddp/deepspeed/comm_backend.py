@@ -5,7 +5,6 @@ Knows nothing of ZeRO and wraps nothing; ``wrapped_calls`` calls it at the right
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.parsing import SECTION, parse_section, show
+from deepspeed_smddp.config.parsing import SECTION, nearest, parse_section, show
 from deepspeed_smddp.config.schema import SmddpConfig
 from deepspeed_smddp.distributed import deadline, launchers
 from deepspeed_smddp.errors import SmddpConfigError
@@ -158,8 +157,8 @@ def _backend(config: Mapping[str, Any]) -> str | None:
         )
     for name in _names(backend):
         if name not in known and name not in _ELSEWHERE:
-            close = difflib.get_close_matches(name, [*known, *_ELSEWHERE], n=1)
-            hint = f'did you mean "{close[0]}"? ' if close else ""
+            guess = nearest(name, [*known, *_ELSEWHERE])
+            hint = f'did you mean "{guess}"? ' if guess else ""
             raise SmddpConfigError(
                 f'"{KEY}" in the DeepSpeed config is {show(backend)}, which torch.distributed does '
                 f"not know; {hint}known: {', '.join(known)}"
