@@ -16,7 +16,6 @@ import time
 import zlib
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 TOKEN_BYTES = 16
@@ -177,26 +176,23 @@ class ReportStore:
         import torch.distributed as dist
 
         self.works = _answers(store)
-        self._store: Any = None
-        self._store = self._try(
-            lambda: dist.PrefixStore(_PREFIX, store).clone(),  # type: ignore[attr-defined]
-            None,
-        )
-        self._try(lambda: self._store.set_timeout(_ANSWER), None)
+        self._store: Any = dist.PrefixStore(_PREFIX, store)  # type: ignore[attr-defined]
+        self._store = self._ask("clone")
+        self._ask("set_timeout", _ANSWER)
 
-    def _try(self, call: Callable[[], Any], otherwise: Any) -> Any:
-        if not self.works:
-            return otherwise
-        try:
-            return call()
-        except RuntimeError:
-            self.works = False
-            return otherwise
+    def _ask(self, method: str, *arguments: Any, otherwise: Any = None) -> Any:
+        """What a method of the store returns; ``otherwise`` if it fails, or has failed before."""
+        if self.works:
+            try:
+                return getattr(self._store, method)(*arguments)
+            except RuntimeError:
+                self.works = False
+        return otherwise
 
     def contacts(self, ranks: list[int]) -> list[tuple[int, str]]:
         """How the given ranks are asked, as far as they have said it."""
         keys = [f"contact/{rank}" for rank in ranks]
-        found = self._try(lambda: self._store.multi_get(keys) if keys else [], [])
+        found = self._ask("multi_get", keys, otherwise=[]) if keys else []
         return [(rank, contact.decode()) for rank, contact in zip(ranks, found, strict=False)]
 
     def clock(self) -> str:
@@ -222,30 +218,24 @@ class ReportStore:
     def begin(self, number: int, reason: str) -> tuple[str, bool]:
         """Why report ``number`` is made, and whether this rank is the first to say so."""
         mine = f"{secrets.token_hex(8)} {reason}"
-        key = f"{number}/reason"
-        first = self._try(lambda: self._store.compare_set(key, "", mine), b"").decode()
+        first = self._ask("compare_set", f"{number}/reason", "", mine, otherwise=b"").decode()
         return (first.partition(" ")[2], first == mine) if first else (reason, False)
 
     def note_ended(self, number: int, ended: set[int]) -> None:
         """Tells which ranks' processes have ended."""
-        self._try(lambda: self._store.set(f"{number}/ended", json.dumps(sorted(ended))), None)
+        self._ask("set", f"{number}/ended", json.dumps(sorted(ended)))
 
     def ended(self, number: int) -> set[int]:
         """The ranks whose processes have ended, as far as a rank has said so."""
         key = f"{number}/ended"
         if not self._exists(key):
             return set()
-        return set(json.loads(self._try(lambda: self._store.get(key), b"[]")))
+        return set(json.loads(self._ask("get", key, otherwise=b"[]")))
 
     def publish(self, number: int, rank: int, dump: dict[str, Any]) -> None:
         """Gives the dump of this rank to the rank that writes the page."""
-        packed = zlib.compress(json.dumps(dump).encode(), 1)
-
-        def put() -> None:
-            self._store.set(f"{number}/{rank}", packed)
-            self._store.add(f"{number}/published", 1)
-
-        self._try(put, None)
+        self._ask("set", f"{number}/{rank}", zlib.compress(json.dumps(dump).encode(), 1))
+        self._ask("add", f"{number}/published", 1)
 
     def leads(self, number: int, rank: int, patience: float) -> bool | None:
         """Whether this rank writes the page: the first that claims it, after ``patience`` seconds.
@@ -258,7 +248,7 @@ class ReportStore:
             if self._exists(key) or not self.works:
                 break
             time.sleep(_LOOK_SECONDS)
-        claimed = self._try(lambda: self._store.compare_set(key, "", str(rank)), None)
+        claimed = self._ask("compare_set", key, "", str(rank))
         return None if claimed is None else int(claimed) == rank
 
     def gather(
@@ -272,7 +262,7 @@ class ReportStore:
         until = time.monotonic() + seconds
         missing, count = set(ranks), -1
         while True:
-            published = self._try(lambda: self._store.add(f"{number}/published", 0), len(ranks))
+            published = self._ask("add", f"{number}/published", 0, otherwise=len(ranks))
             if published != count:
                 count = published
                 missing = {rank for rank in missing if not self._exists(f"{number}/{rank}")}
@@ -281,17 +271,17 @@ class ReportStore:
             time.sleep(_LOOK_SECONDS)
         dumps = {}
         for rank in sorted(set(ranks) - missing):
-            packed = self._try(partial(self._store.get, f"{number}/{rank}"), b"")
+            packed = self._ask("get", f"{number}/{rank}", otherwise=b"")
             if packed:
                 dumps[rank] = json.loads(zlib.decompress(packed))
         return dumps
 
     def _exists(self, key: str) -> bool:
-        return bool(self._try(lambda: self._store.check([key]), False))
+        return bool(self._ask("check", [key]))
 
     def finish(self, number: int) -> None:
         """The page is written."""
-        self._try(lambda: self._store.set(f"{number}/done", "1"), None)
+        self._ask("set", f"{number}/done", "1")
 
     def await_finish(self, number: int, seconds: float) -> None:
         """Returns once the page is written, or after ``seconds``."""
