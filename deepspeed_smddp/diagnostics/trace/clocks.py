@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from deepspeed_smddp.diagnostics.report_exchange import TOKEN_BYTES, Port, reach
@@ -63,29 +63,6 @@ class HostClock:
         if self.uncertainty is None:
             return "not known"
         return f"{self.offset * 1e3:+.3f} ms, within {self.uncertainty * 1e3:.3f} ms"
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Between which values an offset lies; ``low`` above ``high`` if the clocks have drifted."""
-
-    low: float = -math.inf
-    high: float = math.inf
-
-    @property
-    def finite(self) -> bool:
-        """If there is a value from both sides."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
-
-    @property
-    def middle(self) -> float:
-        """The estimate."""
-        return (self.low + self.high) / 2
-
-    @property
-    def uncertainty(self) -> float:
-        """Half the distance; where the clocks have drifted, half of how far."""
-        return abs(self.high - self.low) / 2
 
 
 @dataclass
@@ -127,15 +104,18 @@ def host_clocks(dumps: Mapping[int, Dump]) -> dict[str, HostClock]:
     return {host: clocks[host] for host in hosts}
 
 
-def between(first: str, second: str, collectives: _Collectives) -> Bounds:
-    """Between which values the clock of the first host minus that of the second lies."""
+def _between(first: str, second: str, collectives: _Collectives) -> tuple[float, float]:
+    """Between which values the clock of the first host minus that of the second lies.
+
+    Infinite without a bound; the low value is above the high one if the clocks have drifted.
+    """
     low, high = -math.inf, math.inf
     for times in collectives:
         one, other = times.get(first), times.get(second)
         if one is not None and other is not None:
             low = max(low, one.call - other.end)
             high = min(high, one.end - other.call)
-    return Bounds(low, high)
+    return low, high
 
 
 def _collectives(dumps: Mapping[int, Dump]) -> Iterator[dict[str, _Times]]:
@@ -159,20 +139,14 @@ def _checked(clock: HostClock, reference: str, collectives: _Collectives) -> Hos
     """The clock, with a larger uncertainty if the collectives contradict it."""
     if clock.uncertainty is None or clock.host == reference:
         return clock
-    bounds = between(clock.host, reference, collectives)
-    beyond = max(
-        bounds.low - clock.offset - clock.uncertainty,
-        clock.offset - clock.uncertainty - bounds.high,
-        0.0,
-    )
-    if beyond == 0:
+    low, high = _between(clock.host, reference, collectives)
+    beyond = max(low - clock.offset, clock.offset - high) - clock.uncertainty
+    if beyond <= 0:
         return clock
-    return HostClock(
-        clock.host,
-        clock.offset,
-        clock.uncertainty + beyond,
-        clock.source,
-        f"during the record this clock and the reference drifted by {beyond * 1e3:.3g} ms",
+    return replace(
+        clock,
+        uncertainty=clock.uncertainty + beyond,
+        warning=f"during the record this clock and the reference drifted by {beyond * 1e3:.3g} ms",
     )
 
 
@@ -181,22 +155,19 @@ def _place_others(
 ) -> None:
     """Adds the hosts of which no rank has asked, the surest ones first."""
     while others := [host for host in hosts if host not in clocks]:
-        ways = [
-            ((clocks[known].uncertainty or 0.0) + bounds.uncertainty, host, known, bounds)
-            for host in others
-            for known in hosts
-            if known in clocks
-            and clocks[known].uncertainty is not None
-            and (bounds := between(host, known, collectives)).finite
-        ]
+        ways = []
+        for known in [clock for clock in clocks.values() if clock.uncertainty is not None]:
+            for host in others:
+                low, high = _between(host, known.host, collectives)
+                if math.isfinite(high - low):
+                    uncertainty = (known.uncertainty or 0.0) + abs(high - low) / 2
+                    ways.append((uncertainty, host, known.host, known.offset + (low + high) / 2))
         if not ways:
             for host in others:
                 clocks[host] = HostClock(host, 0.0, None, "nothing: taken as equal")
             return
-        uncertainty, host, known, bounds = min(ways, key=lambda way: way[:3])
-        clocks[host] = HostClock(
-            host, clocks[known].offset + bounds.middle, uncertainty, f"collectives with {known}"
-        )
+        uncertainty, host, via, offset = min(ways)
+        clocks[host] = HostClock(host, offset, uncertainty, f"collectives with {via}")
 
 
 class ClockServer(threading.Thread):
