@@ -33,8 +33,7 @@ from deepspeed_smddp.config.schema import (
     ProcessSettings,
     SmddpConfig,
 )
-from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.errors import warn_once as warn_once
+from deepspeed_smddp.errors import SmddpConfigError, warn_once
 
 DEFAULT = "default"
 DS_CONFIG = "ds_config"

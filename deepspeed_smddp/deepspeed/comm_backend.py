@@ -19,7 +19,7 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.parsing import SECTION, nearest, parse_section, show
 from deepspeed_smddp.config.schema import SmddpConfig
 from deepspeed_smddp.distributed import deadline, launchers
-from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.errors import SmddpConfigError, warn_once
 
 KEY = "comm_backend"
 NAME = "smddp"
@@ -138,7 +138,7 @@ def _apply_section(request: Request) -> None:
 
 
 def _warn_of_idle_section(backend: str) -> None:
-    settings.warn_once(
+    warn_once(
         f"idle section, {backend}",
         f'smddp: the section "{SECTION}" of the DeepSpeed config has no effect, as the default '
         f'process group uses {backend}; put "{KEY}": "{NAME}" into the config',

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.distributed import backend
+from deepspeed_smddp.errors import warn_once
 from deepspeed_smddp.upstream import source, wrapping
 
 FEATURE = "monitor"
@@ -110,6 +111,4 @@ def _write(monitor: Any, samples: int) -> None:
     try:
         monitor.write_events(events(list(backend.statistics()), samples))
     except Exception as error:  # training goes on
-        settings.warn_once(
-            "monitor", f"smddp: DeepSpeed's monitor did not take the counters: {error}"
-        )
+        warn_once("monitor", f"smddp: DeepSpeed's monitor did not take the counters: {error}")

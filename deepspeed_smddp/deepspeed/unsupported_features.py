@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from deepspeed_smddp.config import ds_json as ds_config
-from deepspeed_smddp.config import settings
+from deepspeed_smddp.errors import warn_once
 
 Config = Mapping[str, Any]
 
@@ -91,4 +91,4 @@ def sentences(config: Config) -> list[str]:
 def warn(config: Config) -> None:
     """Says them, once each."""
     for sentence in sentences(config):
-        settings.warn_once(sentence, sentence)
+        warn_once(sentence, sentence)

@@ -30,7 +30,7 @@ from deepspeed_smddp.deepspeed import (
 )
 from deepspeed_smddp.deepspeed.sharding import sharding_degree
 from deepspeed_smddp.distributed import backend, launchers
-from deepspeed_smddp.errors import SmddpConfigError, logger
+from deepspeed_smddp.errors import SmddpConfigError, logger, warn_once
 from deepspeed_smddp.models.offload import offload_activations
 from deepspeed_smddp.upstream import shared_memory_op, source
 from deepspeed_smddp.upstream.wrapping import Call
@@ -170,7 +170,7 @@ def _install() -> None:
         try:
             feature.install(deepspeed)
         except Exception as error:
-            settings.warn_once(
+            warn_once(
                 f"install {feature.FEATURE}",
                 f"smddp: ZeRO-3 runs without smddp's own way to {feature.FEATURE}, as it could not "
                 f"be installed: {error}",
@@ -207,7 +207,7 @@ def _say_overridden(given: str | None, request: comm_backend.Request) -> None:
     # transformers and accelerate give the accelerator's backend without having been asked to.
     unasked = request is _hugging_faces() or ds_config.of_accelerate_launch() is not None
     if given is not None and given != request.backend and not unasked:
-        settings.warn_once(
+        warn_once(
             "overridden backend",
             f'smddp: init_distributed was called with "{given}", the accelerator\'s own; '
             f'"{comm_backend.KEY}": "{request.backend}" of the DeepSpeed config applies',

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp.config import settings
 from deepspeed_smddp.distributed import backend
+from deepspeed_smddp.errors import warn_once
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import is_wrapped, missing_argument, wrap
 
@@ -38,7 +38,7 @@ def install() -> None:
         return
     missing = missing_argument(original, _READ)
     if missing is not None:
-        settings.warn_once(
+        warn_once(
             FEATURE,
             f"smddp: split_group of {versions.installed(FEATURE)} has no argument {missing}, so it "
             "stays torch's: it refuses groups of smddp. A DeviceMesh of several dimensions needs a "

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from deepspeed_smddp.config import settings
-from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.errors import SmddpConfigError, warn_once
 from deepspeed_smddp.fsdp import shared_collectives
 from deepspeed_smddp.fsdp.shared_collectives import (
     Reductions,
@@ -57,7 +56,7 @@ def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
     _check_groups(model)
     reason = _refusal(sharded)
     if reason is not None:
-        settings.warn_once(
+        warn_once(
             "fsdp", f"smddp: FSDP2 keeps its own buffers, as {reason}; the results are the same"
         )
         return model

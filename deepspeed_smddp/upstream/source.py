@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_smddp.config import settings
+from deepspeed_smddp.errors import warn_once
 from deepspeed_smddp.upstream import versions
 
 _SWITCHED = ("gather", "reduce", "overlap")  # features that the switch turns off
@@ -97,7 +98,7 @@ def refusal(feature: str) -> str | None:
 
 def step_back(feature: str, reason: str) -> None:
     """Says, once, why ``feature`` leaves the work to the library."""
-    settings.warn_once(
+    warn_once(
         f"upstream {feature}",
         f"smddp: {versions.SUPPORT[feature].otherwise}, as {reason}; the results are the same",
     )

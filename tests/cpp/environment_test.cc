@@ -13,6 +13,7 @@
 
 #include "common/env.h"
 #include "common/signals.h"
+#include "debug_setting.h"
 #include "fabric_endpoints.h"
 
 namespace {
@@ -36,6 +37,21 @@ std::vector<std::string> texts(char** list) {
   std::vector<std::string> all;
   for (; *list != nullptr; ++list) all.emplace_back(*list);
   return all;
+}
+
+TEST(DebugSettings, AreKeysOfOneVariable) {
+  DebugSetting curve("curve", "20:4:1.25"), algorithm("algorithm", "log");
+  EXPECT_EQ(env::debug("curve"), "20:4:1.25");
+  EXPECT_EQ(env::debug("algorithm"), "log");
+  {
+    DebugSetting later("algorithm", "joint"), entries("flight_recorder", "7");
+    EXPECT_EQ(env::debug("algorithm"), "joint");
+    EXPECT_EQ(env::debug_number("flight_recorder"), 7);
+  }
+  EXPECT_EQ(env::debug("algorithm"), "log");
+  EXPECT_EQ(env::debug("transfer"), "");
+  EXPECT_EQ(env::debug_number("flight_recorder"), 2000);
+  EXPECT_EQ(env::debug_number("single_copy"), std::nullopt);
 }
 
 TEST(Environment, TheFabricOpensWithoutChangingTheListThatOthersRead) {

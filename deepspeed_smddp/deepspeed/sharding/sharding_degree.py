@@ -15,7 +15,7 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.deepspeed.sharding import replica_broadcast
 from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding, asked_degree
 from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import ShardCheckpoints
-from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.errors import SmddpConfigError, warn_once
 from deepspeed_smddp.upstream import versions
 from deepspeed_smddp.upstream.wrapping import Call
 
@@ -189,7 +189,7 @@ def _attach_checkpoints(engine: Any, sharding: Sharding | None) -> None:
     if unsupported is None:
         ShardCheckpoints(engine, sharding)
     else:
-        settings.warn_once(
+        warn_once(
             "resharding",
             "smddp: a ZeRO-3 checkpoint resumes only on as many ranks as wrote it, as smddp's way "
             f"to divide it anew {unsupported}",
