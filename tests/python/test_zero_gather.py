@@ -76,14 +76,14 @@ def test_unknown_functions_are_left_to_deepspeed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("deepspeed")
-    from deepspeed_smddp.config import settings
+    from deepspeed_smddp import errors
     from deepspeed_smddp.upstream import source
 
     assert source.refusal("gather") is None, "this DeepSpeed is not the known one"
     assert source.refusal("reduce") is None
     place = next(iter(source.READ["reduce"]))
     monkeypatch.setitem(source.READ["reduce"], place, {})
-    monkeypatch.setattr(settings, "_warned", set())
+    monkeypatch.setattr(errors, "_warned", set())
     source.known.cache_clear()
     try:
         with caplog.at_level("WARNING", logger="deepspeed_smddp"):
