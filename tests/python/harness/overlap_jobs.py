@@ -88,7 +88,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     def look(direction: str) -> None:
         works: Sequence[Any]
         if direction == "forward":
-            works = [piece._work for piece in pieces if not piece._done]
+            works = [piece._work for piece in pieces if piece._memory]
         else:
             works = reductions
         ended = computes_until(lambda: all(work.is_completed() for work in works))
