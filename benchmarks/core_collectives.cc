@@ -141,15 +141,15 @@ int run(const char* pipes, const char* directory, const std::string& mode) {
   int rank = number("RANK"), ranks = number("WORLD_SIZE");
   if (rank < 0 || ranks <= rank)
     return fail("RANK and WORLD_SIZE must hold this rank and the number of ranks");
-  auto engine = Engine::create();
-  if (!engine.ok()) return fail(engine.status().message());
+  auto process = Process::create();
+  if (!process.ok()) return fail(process.status().message());
   FileStore store(directory, std::chrono::seconds(120));
   Group::Options options;
   options.name = "benchmark";
   options.timeout_ns = 120'000'000'000ull;
-  auto group = Group::create(*engine.value(), store, rank, ranks, options);
+  auto group = Group::create(*process.value(), store, rank, ranks, options);
   if (!group.ok()) return fail(group.status().message());
-  World world{*engine.value(), *group.value(), mode == "async"};
+  World world{process.value()->engine(), *group.value(), mode == "async"};
   bool shared = mode == "shared";
   turn_program program{rank,
                        ranks,

@@ -74,19 +74,19 @@ void print(const char* what, std::vector<double> us) {
 
 void be_rank(int rank, const std::string& directory, size_t large_bytes, int hosts) {
   FileStore store(directory, std::chrono::seconds(30));
-  auto engine = Engine::create();
-  if (!engine) give_up(engine.status().message());
+  auto process = Process::create();
+  if (!process) give_up(process.status().message());
   std::vector<std::unique_ptr<Group>> groups;
   for (const char* name : {"small", "large", "second"}) {
     Group::Options options;
     options.name = name;
     options.host = "host-" + std::to_string(hosts > 1 ? rank : 0);
     PrefixStore prefixed(store, std::string(name) + "/");
-    auto made = Group::create(*engine.value(), prefixed, rank, kRanks, options);
+    auto made = Group::create(*process.value(), prefixed, rank, kRanks, options);
     if (!made) give_up(made.status().message());
     groups.push_back(std::move(made.value()));
   }
-  Engine& driver = *engine.value();
+  Engine& driver = process.value()->engine();
   Gather small(kSmall), large(large_bytes / kRanks), second(large_bytes / kRanks);
   Gather* both[] = {&large, &second};
   for (int i = 0; i < 100; ++i) run(driver, *groups[0], small);

@@ -174,23 +174,23 @@ def set_label(number: int) -> None:
 def set_recording(on: bool) -> None:
     """Whether operations that begin from now on are recorded."""
 
-def trouble_bell() -> int:
+def error_notification() -> int:
     """A file descriptor that is readable once an operation has failed or a report is asked for."""
 
-def take_trouble() -> str:
+def take_error() -> str:
     """What came since the last call; "" if nothing did."""
 
 def ask_for_report(why: str) -> None:
-    """Makes trouble of ``why``."""
+    """Asks for a report, for the reason ``why``."""
 
 def reported() -> None:
-    """The report of what :func:`take_trouble` returned is made: errors are held back no longer."""
+    """The report of what :func:`take_error` returned is made: errors are held back no longer."""
 
 def hold_errors(limit: timedelta) -> None:
     """From now on errors of operations wait until :func:`reported`, at most for ``limit``."""
 
 def report_at_signal(number: int) -> bool:
-    """Makes trouble of a signal; False if the program handles that signal itself."""
+    """Asks for a report at a signal; False if the program handles that signal itself."""
 
 def shared_empty(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A CPU tensor in shared memory, or in ordinary memory if there is none."""

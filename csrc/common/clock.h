@@ -1,4 +1,4 @@
-// Monotonic time in nanoseconds. Read by every room that measures or waits.
+// Monotonic time in nanoseconds. Read by every folder that measures or waits.
 #pragma once
 
 #include <time.h>

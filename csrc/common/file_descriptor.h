@@ -1,4 +1,4 @@
-// Owns a file descriptor and closes it once. Used by every room that opens one.
+// Owns a file descriptor and closes it once. Used by every folder that opens one.
 #pragma once
 
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// The types that every room shares: operations, element types, reductions.
+// The types that all folders share: operations, element types, reductions.
 #pragma once
 
 #include <cstddef>

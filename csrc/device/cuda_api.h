@@ -1,6 +1,6 @@
-// The functions of CUDA's driver API that this room uses. They are declared here, so that the library
+// The functions of CUDA's driver API that this folder uses. They are declared here, so that the library
 // builds without the CUDA toolkit and opens libcuda.so.1 at run time. If the build finds a toolkit,
-// cuda_api_check.cc compares these declarations with it. Nothing outside of this room and its tests
+// cuda_api_check.cc compares these declarations with it. Nothing outside of this folder and its tests
 // includes this file.
 #pragma once
 

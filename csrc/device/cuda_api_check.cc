@@ -1,5 +1,9 @@
 // Compares cuda_api.h with the header of the CUDA toolkit, if CMake found a toolkit.
 #if defined(SMDDP_HAVE_CUDA_H)
+// Before cuda.h, whose macros rename some functions to their latest version.
+#include "device/cuda_api.h"
+#include "device/device.h"
+
 #include <cuda.h>
 #if CUDA_VERSION >= 12080 && __has_include(<cudaTypedefs.h>)
 #include <cudaTypedefs.h>  // each function in each of its versions
@@ -7,25 +11,6 @@
 #endif
 
 #include <type_traits>
-
-// These macros of cuda.h would rename the members of Api.
-#undef cuMemAlloc
-#undef cuMemFree
-#undef cuMemHostRegister
-#undef cuMemHostGetDevicePointer
-#undef cuMemGetAddressRange
-#undef cuStreamDestroy
-#undef cuEventDestroy
-#undef cuCtxPushCurrent
-#undef cuCtxPopCurrent
-#undef cuIpcOpenMemHandle
-#undef cuStreamBatchMemOp
-#undef cuDevicePrimaryCtxRelease
-#undef cuDeviceGetUuid
-#undef cuMemcpyBatchAsync
-
-#include "device/cuda_api.h"
-#include "device/device.h"
 
 namespace smddp::device::cuda {
 namespace {
@@ -47,63 +32,12 @@ constexpr bool kSameFunction<::CUresult (*)(A...), CUresult (*)(B...)> = [] {
   }
 }();
 
-#define SMDDP_SAME(name) static_assert(kSameFunction<decltype(&::name), decltype(Api::name)>)
-#define SMDDP_SAME_AS(real, name) \
-  static_assert(kSameFunction<decltype(&::real), decltype(Api::name)>)
-SMDDP_SAME(cuInit);
-SMDDP_SAME(cuDeviceGetCount);
-SMDDP_SAME(cuDeviceCanAccessPeer);
-SMDDP_SAME(cuGetErrorName);
-SMDDP_SAME(cuGetErrorString);
-SMDDP_SAME(cuDriverGetVersion);
-SMDDP_SAME(cuDeviceGet);
-SMDDP_SAME(cuDeviceGetName);
-SMDDP_SAME_AS(cuDeviceGetUuid_v2, cuDeviceGetUuid);
-SMDDP_SAME(cuDeviceGetAttribute);
-SMDDP_SAME(cuDevicePrimaryCtxRetain);
-SMDDP_SAME_AS(cuDevicePrimaryCtxRelease_v2, cuDevicePrimaryCtxRelease);
-SMDDP_SAME_AS(cuCtxPushCurrent_v2, cuCtxPushCurrent);
-SMDDP_SAME_AS(cuCtxPopCurrent_v2, cuCtxPopCurrent);
-SMDDP_SAME(cuCtxSynchronize);
-SMDDP_SAME(cuCtxGetStreamPriorityRange);
-SMDDP_SAME(cuStreamCreateWithPriority);
-SMDDP_SAME_AS(cuStreamDestroy_v2, cuStreamDestroy);
-SMDDP_SAME(cuStreamSynchronize);
-SMDDP_SAME(cuStreamIsCapturing);
-SMDDP_SAME(cuStreamWaitEvent);
-SMDDP_SAME_AS(cuStreamBatchMemOp_v2, cuStreamBatchMemOp);
-SMDDP_SAME(cuThreadExchangeStreamCaptureMode);
-SMDDP_SAME(cuEventCreate);
-SMDDP_SAME_AS(cuEventDestroy_v2, cuEventDestroy);
-SMDDP_SAME(cuEventRecord);
-SMDDP_SAME(cuEventQuery);
-SMDDP_SAME(cuMemcpyAsync);
-SMDDP_SAME(cuLaunchHostFunc);
-SMDDP_SAME_AS(cuMemHostRegister_v2, cuMemHostRegister);
-SMDDP_SAME(cuMemHostUnregister);
-SMDDP_SAME_AS(cuMemHostGetDevicePointer_v2, cuMemHostGetDevicePointer);
-SMDDP_SAME_AS(cuMemGetAddressRange_v2, cuMemGetAddressRange);
-SMDDP_SAME_AS(cuMemAlloc_v2, cuMemAlloc);
-SMDDP_SAME_AS(cuMemFree_v2, cuMemFree);
-SMDDP_SAME(cuPointerGetAttribute);
-SMDDP_SAME(cuIpcGetMemHandle);
-SMDDP_SAME_AS(cuIpcOpenMemHandle_v2, cuIpcOpenMemHandle);
-SMDDP_SAME(cuIpcCloseMemHandle);
-SMDDP_SAME(cuMemRetainAllocationHandle);
-SMDDP_SAME(cuMemExportToShareableHandle);
-SMDDP_SAME(cuMemImportFromShareableHandle);
-SMDDP_SAME(cuMemRelease);
-SMDDP_SAME(cuMemAddressReserve);
-SMDDP_SAME(cuMemAddressFree);
-SMDDP_SAME(cuMemMap);
-SMDDP_SAME(cuMemUnmap);
-SMDDP_SAME(cuMemSetAccess);
-SMDDP_SAME(cuModuleLoadData);
-SMDDP_SAME(cuModuleUnload);
-SMDDP_SAME(cuModuleGetFunction);
-SMDDP_SAME(cuLaunchKernel);
+#define SMDDP_SAME(name, parameters) \
+  static_assert(kSameFunction<decltype(&::name), CUresult(*) parameters>);
+SMDDP_CUDA_FUNCTIONS(SMDDP_SAME)
 
 #if defined(SMDDP_HAVE_TYPEDEFS)
+#undef cuMemcpyBatchAsync
 static_assert(kSameFunction<PFN_cuMemcpyBatchAsync_v12080, decltype(Api::cuMemcpyBatchAsync)>);
 static_assert(sizeof(CUmemcpyAttributes) == sizeof(::CUmemcpyAttributes) &&
               offsetof(CUmemcpyAttributes, source) == offsetof(::CUmemcpyAttributes, srcLocHint) &&

@@ -208,11 +208,6 @@ class CudaDevice final : public Device {
     Relaxed relaxed(*this);
     return sharing_->export_memory(address, bytes);
   }
-  bool still_allocated(const Allocation& allocation) override {
-    Inside inside(*this);
-    Relaxed relaxed(*this);
-    return sharing_->still_allocated(allocation);
-  }
   size_t recall(const void* address, size_t bytes) override {
     Inside inside(*this);
     Relaxed relaxed(*this);

@@ -65,18 +65,6 @@ Result<std::vector<Allocation>> CudaSharing::export_memory(const void* address, 
   return found;
 }
 
-bool CudaSharing::still_allocated(const Allocation& allocation) {
-  bool whole = allocation.kind == Allocation::Kind::kIpc;
-  uint64_t id = 0;
-  if (query(&id, whole ? kBufferId : kMemoryBlockId, allocation.base) && id == allocation.id)
-    return true;
-  std::lock_guard lock(mutex_);
-  auto handle = handles_.find(allocation.base);
-  if (handle != handles_.end() && handle->second.id == allocation.id) handles_.erase(handle);
-  close_freed();
-  return false;
-}
-
 Result<void*> CudaSharing::import_memory(const Allocation& allocation, int pid) {
   if (is_mapped(allocation)) return import_mapped(allocation, pid);
   if (allocation.kind != Allocation::Kind::kIpc) {

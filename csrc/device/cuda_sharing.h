@@ -23,7 +23,6 @@ class CudaSharing {
 
   // As the functions of Device.
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes);
-  bool still_allocated(const Allocation& allocation);
   size_t recall(const void* address, size_t bytes);
   Result<void*> import_memory(const Allocation& allocation, int pid);
   void release_memory(const Allocation& allocation, void* address);

@@ -138,13 +138,9 @@ class Device {
 
   // The allocations that contain [address, address + bytes), in the order of their addresses.
   virtual Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) = 0;
-  // False once this process has freed `allocation`, which it exported. What keeps it allocated here is given
-  // up then.
-  virtual bool still_allocated(const Allocation& allocation) = 0;
   // To be called before memory in [address, address + bytes) is freed, which cuMemFree() and an allocator's
   // release are: the processes that have mapped it end their mappings. Waits for work of the device and for
-  // these processes, for two seconds at most; the number of those that have not answered by then. They end
-  // their mappings with the next offer.
+  // these processes, for two seconds at most; the number of those that have not answered by then.
   virtual size_t recall(const void* address, size_t bytes) = 0;
   // Maps `allocation` of process `pid` until release_memory(). Returns its first address in this process.
   virtual Result<void*> import_memory(const Allocation& allocation, int pid) = 0;

@@ -279,12 +279,6 @@ size_t HostDevice::recall(const void* address, size_t bytes) {
   return recalled.empty() ? 0 : recalls_->recall(recalled, kRecallLimit);
 }
 
-bool HostDevice::still_allocated(const Allocation& allocation) {
-  std::scoped_lock lock(context_, mutex_);
-  auto known = allocations_.find(allocation.base);
-  return known != allocations_.end() && known->second.id == allocation.id;
-}
-
 Result<void*> HostDevice::import_memory(const Allocation& allocation, int pid) {
   std::lock_guard context(context_);
   if (peers_ == Peers::kAbsent)

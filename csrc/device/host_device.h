@@ -72,7 +72,6 @@ class HostDevice final : public Device {
   Status flags(Stream stream, std::span<const FlagStep> steps) override;
   Status call(Stream stream, void (*function)(void*), void* argument) override;
   Result<std::vector<Allocation>> export_memory(const void* address, size_t bytes) override;
-  bool still_allocated(const Allocation& allocation) override;
   size_t recall(const void* address, size_t bytes) override;
   Result<void*> import_memory(const Allocation& allocation, int pid) override;
   void release_memory(const Allocation& allocation, void* address) override;

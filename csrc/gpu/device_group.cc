@@ -17,13 +17,13 @@ constexpr auto kAsk = std::chrono::milliseconds(100);  // between two questions 
 }  // namespace
 
 Result<std::shared_ptr<DeviceGroup>> DeviceGroup::create(
-    Engine& engine, Group& cpu_group, Store& store, Status usable, device::Device* device,
+    Process& process, Group& cpu_group, Store& store, Status usable, device::Device* device,
     intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
-  auto links = DeviceLinks::open(engine, cpu_group, store, std::move(usable), device, imports, main,
-                                 limit_ns, sums);
+  auto links = DeviceLinks::open(process, cpu_group, store, std::move(usable), device, imports,
+                                 main, limit_ns, sums);
   if (!links) return links.status();
   std::shared_ptr<DeviceGroup> group(
-      new DeviceGroup(engine, *device, main, limit_ns, std::move(links.value())));
+      new DeviceGroup(process.engine(), *device, main, limit_ns, std::move(links.value())));
   group->watch_ = std::thread([raw = group.get()] { raw->watch(); });
   group->submitter_ = std::thread([raw = group.get()] { raw->submit_all(); });
   return group;
@@ -74,23 +74,23 @@ void DeviceGroup::leave() {
     std::unique_ptr<Group> host_group;
     PipelineSet pipelines;
     std::scoped_lock lock(calls_, mutex_);
-    pipelines.take(links_->pipelines);
+    pipelines = std::move(links_->pipelines);
     host_group = std::move(links_->own_group);
     links_->host_group = nullptr;
   }
   std::unique_lock lock(mutex_);
   submit_ready(lock, nullptr);  // fails what is left
-  auto finished = std::move(finished_);
+  auto closed = std::move(closed_);
   lock.unlock();
 }
 
 Status DeviceGroup::open_for_all(Group& cpu_group, Store& store) {
   std::lock_guard calls(calls_);
-  if (links_->pipelines.has_all()) return {};
+  if (links_->pipelines.all) return {};
   auto made = links_->open_for_all(cpu_group, store, limit_ns_);
   if (!made) return made.status();
   std::lock_guard lock(mutex_);
-  links_->pipelines.set_all(std::move(made.value()));
+  links_->pipelines.all = std::move(made.value());
   return {};
 }
 
@@ -98,7 +98,7 @@ void DeviceGroup::set_limit(uint64_t limit_ns) {
   limit_ns_ = limit_ns;
   std::lock_guard calls(calls_);
   if (links_->own_group) links_->own_group->set_timeout(limit_ns);
-  links_->pipelines.set_limit(limit_ns);
+  for (PinnedPipeline* pipeline : links_->pipelines.open()) pipeline->set_limit(limit_ns);
 }
 
 Status DeviceGroup::submit(const std::shared_ptr<DeviceOperation>& operation,
@@ -186,7 +186,7 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
     changed_.notify_all();
     // These calls may start further operations.
     if (op->began_) op->on_submitted();
-    if (!on_device) op->finish();
+    if (!on_device) op->close();
     op.reset();
     lock.lock();
   }
@@ -194,18 +194,18 @@ void DeviceGroup::submit_ready(std::unique_lock<std::mutex>& lock,
 
 void DeviceGroup::submit_all() {
   std::unique_lock lock(mutex_);
-  auto due = [this] { return closing_ || !finished_.empty() || may_submit(nullptr); };
+  auto due = [this] { return closing_ || !closed_.empty() || may_submit(nullptr); };
   while (!closing_) {
     if (in_flight_.empty()) {
       changed_.wait(lock, due);
     } else if (!changed_.wait_for(lock, kAsk, due)) {
       ask_device(lock);
     }
-    std::vector<std::shared_ptr<DeviceOperation>> finished;
-    finished.swap(finished_);
-    if (!finished.empty()) {
+    std::vector<std::shared_ptr<DeviceOperation>> closed;
+    closed.swap(closed_);
+    if (!closed.empty()) {
       lock.unlock();
-      finished.clear();
+      closed.clear();
       lock.lock();
     }
     if (!closing_) submit_ready(lock, nullptr);
@@ -217,7 +217,7 @@ void DeviceGroup::ask_device(std::unique_lock<std::mutex>& lock) {
   if (in_flight_.empty() || !in_flight_.front()->submitted_) return;
   std::shared_ptr<DeviceOperation> oldest = in_flight_.front();
   lock.unlock();
-  Status asked = device_.done(oldest->finished_event()).status();
+  Status asked = device_.done(oldest->end_event()).status();
   oldest.reset();
   lock.lock();
   if (!asked) give_up(std::move(asked));
@@ -233,15 +233,15 @@ Status DeviceGroup::order(DeviceOperation& op, device::Stream stream) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return op.submitted_; });
   if (!op.outcome_) return op.outcome_;
-  if (!broken_ && !op.ended_) return broken_;
+  if (!broken_ && !op.succeeded_) return broken_;
   lock.unlock();
-  return device_.wait(stream, op.finished_);
+  return device_.wait(stream, op.end_);
 }
 
 Status DeviceGroup::verdict(const DeviceOperation& op) {
   std::lock_guard lock(mutex_);
   if (!op.outcome_) return op.outcome_;
-  if (op.ended_) return {};
+  if (op.succeeded_) return {};
   if (!op.submitted_) return broken_;
   // Streams go on after a failure too, possibly before watch() has seen it.
   Status known = broken_;
@@ -249,10 +249,10 @@ Status DeviceGroup::verdict(const DeviceOperation& op) {
   return known ? links_->peers_gave_up() : known;
 }
 
-bool DeviceGroup::finished(const DeviceOperation& op) {
+bool DeviceGroup::closed(const DeviceOperation& op) {
   std::lock_guard lock(mutex_);
   if (!op.submitted_) return false;
-  return !op.outcome_ || op.captured_ || op.ended_ ||
+  return !op.outcome_ || op.captured_ || op.succeeded_ ||
          links_->copy_engine->reached(op.number_on_device_);
 }
 

@@ -34,11 +34,9 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   // device; if one rank has none, or its device cannot read the memory of its host's other ranks, no rank
   // gets a group, and the status names that rank. Device, imports and `main` must outlive the group. Only the
   // group may use the stream `main`. `sums`: devices sum, not the CPU.
-  static Result<std::shared_ptr<DeviceGroup>> create(Engine& engine, Group& cpu_group, Store& store,
-                                                     Status usable, device::Device* device,
-                                                     intranode::Imports* imports,
-                                                     device::Stream main, uint64_t limit_ns,
-                                                     bool sums = true);
+  static Result<std::shared_ptr<DeviceGroup>> create(
+      Process& process, Group& cpu_group, Store& store, Status usable, device::Device* device,
+      intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums = true);
   ~DeviceGroup();
 
   // Starts the operation, after all that the stream `callers` holds.
@@ -52,7 +50,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   // Not ok: the operation's results must not be used. As far as is known now.
   Status verdict(const DeviceOperation& operation);
   // Whether the device is done with it.
-  bool finished(const DeviceOperation& operation);
+  bool closed(const DeviceOperation& operation);
 
   // Before the first operation with `among_all`; a call of all ranks.
   Status open_for_all(Group& cpu_group, Store& store);
@@ -84,7 +82,7 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   void watch();
   Status look(std::unique_lock<std::mutex>& lock);
   const DeviceOperation* oldest_on_device() const;
-  Status trouble();
+  Status failure();
   void tell();
 
   Engine& engine_;
@@ -102,9 +100,9 @@ class DeviceGroup : public std::enable_shared_from_this<DeviceGroup> {
   std::condition_variable changed_;
   std::deque<std::shared_ptr<DeviceOperation>> pending_;  // called, not submitted
   std::deque<std::shared_ptr<DeviceOperation>>
-      in_flight_;  // being submitted or submitted, not finished
-  // Finished. The thread that submits destroys them, as that may call the device.
-  std::vector<std::shared_ptr<DeviceOperation>> finished_;
+      in_flight_;  // being submitted or submitted, not closed
+  // Closed. The thread that submits destroys them, as that may call the device.
+  std::vector<std::shared_ptr<DeviceOperation>> closed_;
   bool submitting_ = false;  // a thread submits an operation
   uint32_t numbered_ = 0;    // the last number_on_device_
   Status broken_;

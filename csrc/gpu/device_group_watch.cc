@@ -37,7 +37,7 @@ void DeviceGroup::watch() {
 }
 
 Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
-  std::vector<std::shared_ptr<DeviceOperation>> over;
+  std::vector<std::shared_ptr<DeviceOperation>> closed;
   while (!in_flight_.empty()) {
     DeviceOperation& op = *in_flight_.front();
     if (!op.submitted_ || !links_->copy_engine->reached(op.number_on_device_)) break;
@@ -47,22 +47,22 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
     // A peer's streams may have gone on without what this rank has read from it.
     if (Status theirs = links_->peers_gave_up(); !theirs) give_up(std::move(theirs));
     if (!broken_) op.outcome_ = broken_;
-    op.ended_ = broken_.ok();
-    over.push_back(std::move(in_flight_.front()));
+    op.succeeded_ = broken_.ok();
+    closed.push_back(std::move(in_flight_.front()));
     in_flight_.pop_front();
   }
   if (broken_) {
-    if (Status why = trouble(); !why) give_up(std::move(why));
+    if (Status why = failure(); !why) give_up(std::move(why));
   }
   if (!broken_ && !in_flight_.empty()) links_->copy_engine->release();
   bool untold = !std::exchange(told_, true);
   lock.unlock();
   changed_.notify_all();
   if (untold) tell();
-  if (over.empty()) return {};
-  for (auto& op : over) op->finish();
+  if (closed.empty()) return {};
+  for (auto& op : closed) op->close();
   lock.lock();
-  std::move(over.begin(), over.end(), std::back_inserter(finished_));
+  std::move(closed.begin(), closed.end(), std::back_inserter(closed_));
   changed_.notify_all();
   return {};
 }
@@ -72,7 +72,7 @@ Status DeviceGroup::look(std::unique_lock<std::mutex>& lock) {
 void DeviceGroup::tell() {
   std::unique_lock lock(mutex_);
   std::string why = broken_.message();
-  auto pipelines = links_->pipelines.all();
+  auto pipelines = links_->pipelines.open();
   lock.unlock();
   for (PinnedPipeline* pipeline : pipelines) pipeline->abort(why);
   links_->host_group->abort(why);
@@ -86,7 +86,7 @@ const DeviceOperation* DeviceGroup::oldest_on_device() const {
 }
 
 // Not ok: why the oldest operation will not end.
-Status DeviceGroup::trouble() {
+Status DeviceGroup::failure() {
   if (Status why = links_->status(); !why) return why;
   const DeviceOperation* called = oldest_on_device();
   if (called == nullptr) return {};
@@ -101,8 +101,7 @@ Status DeviceGroup::trouble() {
     return {Code::kAborted, "the process is ending, with " + what + " under way"};
   if (age < limit + (pipeline != nullptr ? kPipelineGraceNs : 0)) return {};
   if (pipeline != nullptr && pipeline->between_ranks()) return {};
-  const PinnedPipeline::Outcome* outcome =
-      oldest.submitted_ ? oldest.exchange_outcome_.get() : nullptr;
+  const ExchangeOutcome* outcome = oldest.submitted_ ? oldest.exchange_outcome_.get() : nullptr;
   const char* waits = pipeline != nullptr && pipeline->awaits_copy_out(outcome)
                           ? "its GPU has not copied the data out"
                       : oldest.submitted_ ? "all ranks have submitted it, and one GPU is not done"

@@ -92,7 +92,7 @@ std::vector<Rank> rail_of(const Topology& topology, int index) {
 }
 
 // A pipeline of CPU collectives among `ranks` of `cpu_group`. `alone`: this rank has no peer on its host.
-Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Engine& engine, Group& cpu_group,
+Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Process& process, Group& cpu_group,
                                                       Store& store, const std::string& label,
                                                       const std::vector<Rank>& ranks,
                                                       device::Device& device, uint64_t limit_ns,
@@ -100,7 +100,7 @@ Result<std::unique_ptr<PinnedPipeline>> open_pipeline(Engine& engine, Group& cpu
                                                       ExchangeOutcome::Told failed) {
   auto group = cpu_group.subgroup(store, label, ranks);
   if (!group) return group.status();
-  auto made = PinnedPipeline::create(engine, std::move(group.value()), device, limit_ns,
+  auto made = PinnedPipeline::create(process, std::move(group.value()), device, limit_ns,
                                      alone ? 0 : kGraceNs, by_nic);
   if (made) made.value()->set_told(std::move(failed));
   return made;
@@ -120,10 +120,10 @@ Status connect(CopyEngine& copy_engine, HostPeers& peers, const std::vector<Join
 }
 
 // Whether the settings ask that this rank's NICs read and write its device's memory, and they can.
-bool reached_by_nic(Engine& engine, const device::Device& device) {
+bool reached_by_nic(Process& process, const device::Device& device) {
   if (env::debug("hmem") != "1") return false;
-  Engine::Lock lock = engine.lock();
-  Status reaches = engine.network().reaches(owner_of(device));
+  Engine::Lock lock = process.engine().lock();
+  Status reaches = process.network().reaches(owner_of(device));
   if (!reaches) log(LogLevel::kInfo, "chunks go through pinned memory: " + reaches.message());
   return reaches.ok();
 }
@@ -135,15 +135,15 @@ Status agree(Engine& engine, Group& group, const Status& mine) {
 }
 
 Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
-    Engine& engine, Group& cpu_group, Store& store, Status usable, device::Device* device,
+    Process& process, Group& cpu_group, Store& store, Status usable, device::Device* device,
     intranode::Imports* imports, device::Stream main, uint64_t limit_ns, bool sums) {
   bool several = cpu_group.topology().nodes() > 1;
   Joining mine = joining(usable, -1);
-  mine.by_nic = several && usable && reached_by_nic(engine, *device) ? 1 : 0;
+  mine.by_nic = several && usable && reached_by_nic(process, *device) ? 1 : 0;
   mine.kernels = usable && device->can_reduce() ? 1 : 0;
-  auto all = agree(engine, cpu_group, mine);
+  auto all = agree(process.engine(), cpu_group, mine);
   if (!all) return all.status();
-  std::unique_ptr<DeviceLinks> links(new DeviceLinks(engine, cpu_group, *device));
+  std::unique_ptr<DeviceLinks> links(new DeviceLinks(process, cpu_group, *device));
   links->by_nic = links->kernels = true;
   for (const Joining& each : all.value()) {
     links->by_nic &= each.by_nic != 0;
@@ -153,16 +153,16 @@ Result<std::unique_ptr<DeviceLinks>> DeviceLinks::open(
   if (opened || links->own_group)
     opened = links->join_host(*imports, main, sums, std::move(opened));
   // In a group of one host, join_host() has agreed on that already.
-  if (several) opened = agree(engine, cpu_group, opened);
+  if (several) opened = agree(process.engine(), cpu_group, opened);
   if (!opened) return opened;
   return links;
 }
 
-DeviceLinks::DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device)
+DeviceLinks::DeviceLinks(Process& process, Group& cpu_group, device::Device& device)
     : topology(cpu_group.topology()),
       peers(names_on_host(cpu_group), topology.local_index(cpu_group.rank())),
       host_group(&cpu_group),
-      engine_(engine),
+      process_(process),
       device_(device) {}
 
 // A CPU group for the ranks of this host, and a pipeline to the other hosts: along the rails if all hosts
@@ -176,13 +176,13 @@ Status DeviceLinks::open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns
   host_group = own_group.get();
   if (!pattern::equal_nodes(topology)) {
     auto made = open_for_all(cpu_group, store, limit_ns);
-    if (made) pipelines.set_all(std::move(made.value()));
+    if (made) pipelines.all = std::move(made.value());
     return made.status();
   }
-  auto made = open_pipeline(engine_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
+  auto made = open_pipeline(process_, cpu_group, store, "device/rail" + std::to_string(peers.own()),
                             rail_of(topology, peers.own()), device_, limit_ns, peers.count() == 1,
                             by_nic, tells_peers());
-  if (made) pipelines.set_rail(std::move(made.value()));
+  if (made) pipelines.rail = std::move(made.value());
   return made.status();
 }
 
@@ -190,7 +190,7 @@ Result<std::unique_ptr<PinnedPipeline>> DeviceLinks::open_for_all(Group& cpu_gro
                                                                   uint64_t limit_ns) {
   std::vector<Rank> everyone(static_cast<size_t>(topology.ranks()));
   std::iota(everyone.begin(), everyone.end(), 0);
-  return open_pipeline(engine_, cpu_group, store, "device/all", everyone, device_, limit_ns,
+  return open_pipeline(process_, cpu_group, store, "device/all", everyone, device_, limit_ns,
                        peers.count() == 1, false, tells_peers());
 }
 
@@ -219,19 +219,20 @@ Status DeviceLinks::join_host(intranode::Imports& imports, device::Stream main, 
   auto made = CopyEngine::create(device_, imports, main, peers.own(), peers.count());
   if (usable) usable = made.status();
   if (made) copy_engine = std::move(made.value());
-  auto all =
-      agree(engine_, *host_group, joining(usable, made ? copy_engine->flags_descriptor() : -1));
+  auto all = agree(process_.engine(), *host_group,
+                   joining(usable, made ? copy_engine->flags_descriptor() : -1));
   if (!all) return all.status();
-  Status joined = agree(engine_, *host_group, connect(*copy_engine, peers, all.value()));
+  Status joined = agree(process_.engine(), *host_group, connect(*copy_engine, peers, all.value()));
   return joined && peers.count() > 1 ? try_peers(main, sums) : joined;
 }
 
 Status DeviceLinks::try_peers(device::Stream main, bool sums) {
   PeerTrial trial(device_, peers, main);
   std::vector<std::byte> mine = trial.offer();
-  auto all = gather(engine_, *host_group, mine.data(), mine.size());
+  auto all = gather(process_.engine(), *host_group, mine.data(), mine.size());
   if (!all) return all.status();
-  return agree(engine_, *host_group, trial.read(all.value(), sums && device_.can_reduce()));
+  return agree(process_.engine(), *host_group,
+               trial.read(all.value(), sums && device_.can_reduce()));
 }
 
 }  // namespace smddp

@@ -17,7 +17,7 @@ class DeviceLinks {
   // A call of all ranks of `cpu_group`, whose store `store` is. `usable`: whether this rank has a device. If
   // one rank has none, or cannot read its peers' memory, all ranks get an error that names that rank. Devices
   // sum it only if `sums`.
-  static Result<std::unique_ptr<DeviceLinks>> open(Engine& engine, Group& cpu_group, Store& store,
+  static Result<std::unique_ptr<DeviceLinks>> open(Process& process, Group& cpu_group, Store& store,
                                                    Status usable, device::Device* device,
                                                    intranode::Imports* imports, device::Stream main,
                                                    uint64_t limit_ns, bool sums);
@@ -32,7 +32,6 @@ class DeviceLinks {
   const Topology topology;  // of all ranks
   HostPeers peers;
   std::unique_ptr<intranode::CopyEngine> copy_engine;
-  intranode::Exports exports;        // to the ranks of the host
   std::unique_ptr<Group> own_group;  // of this host's ranks, if it is a part of the whole one
   Group* host_group;                 // of this host's ranks
   PipelineSet pipelines;
@@ -41,13 +40,13 @@ class DeviceLinks {
   bool by_nic = false, kernels = false;
 
  private:
-  DeviceLinks(Engine& engine, Group& cpu_group, device::Device& device);
+  DeviceLinks(Process& process, Group& cpu_group, device::Device& device);
   Status open_hosts(Group& cpu_group, Store& store, uint64_t limit_ns);
   Status join_host(intranode::Imports& imports, device::Stream main, bool sums, Status usable);
   Status try_peers(device::Stream main, bool sums);
   ExchangeOutcome::Told tells_peers();
 
-  Engine& engine_;
+  Process& process_;
   device::Device& device_;
 };
 

@@ -9,7 +9,7 @@
 namespace smddp {
 namespace {
 
-using intranode::Offer;
+using intranode::MemoryOffer;
 
 constexpr size_t kLeastRoom = 4096;
 
@@ -18,7 +18,7 @@ constexpr size_t kLeastRoom = 4096;
 DeviceOperation::~DeviceOperation() {
   if (!group_) return;
   if (ready_ != nullptr) group_->device().destroy_event(ready_);
-  if (finished_ != nullptr) group_->device().destroy_event(finished_);
+  if (end_ != nullptr) group_->device().destroy_event(end_);
 }
 
 void DeviceOperation::on_done() {
@@ -29,7 +29,7 @@ void DeviceOperation::on_done() {
 Status DeviceOperation::begin(device::Device& device, device::Stream callers) {
   callers_ = callers;
   return device.together([&] {
-    for (device::Event* event : {&ready_, &finished_}) {
+    for (device::Event* event : {&ready_, &end_}) {
       auto made = device.create_event();
       if (!made) return made.status();
       *event = made.value();
@@ -43,11 +43,11 @@ void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
   std::vector<size_t> sizes;
   for (const Extent& e : offered) sizes.push_back(e.bytes);
   // Rounded up, so that most calls that do not match exchange enough to say where they differ.
-  size_t room = std::bit_ceil(std::max(Offer::room(sizes), kLeastRoom));
+  size_t room = std::bit_ceil(std::max(MemoryOffer::encoded_bytes(sizes), kLeastRoom));
   sent_.resize(room);
   received_.resize(room * static_cast<size_t>(ranks));
   (void)device.together([&] {
-    Offer::make(device, what, offered, &links.exports).encode(sent_.data(), room);
+    MemoryOffer::make(device, what, offered).encode(sent_.data(), room);
     return Status();
   });
   collective = Collective::kAllGather;
@@ -62,17 +62,17 @@ void DeviceOperation::make_offer(device::Device& device, DeviceLinks& links) {
   }
 }
 
-Result<std::vector<Offer>> DeviceOperation::offers(const HostPeers& peers) const {
-  std::vector<Offer> offers;
+Result<std::vector<MemoryOffer>> DeviceOperation::offers(const HostPeers& peers) const {
+  std::vector<MemoryOffer> offers;
   size_t room = sent_.size();
   for (int r = 0; r < peers.count(); ++r) {
-    auto offer = Offer::decode(received_.data() + static_cast<size_t>(r) * room, room);
+    auto offer = MemoryOffer::decode(received_.data() + static_cast<size_t>(r) * room, room);
     if (!offer) return offer.status();
     if (r == peers.own()) offer.value().claim();
     offers.push_back(std::move(offer.value()));
   }
   for (int r = 0; r < peers.count(); ++r) {
-    const Offer& offer = offers[static_cast<size_t>(r)];
+    const MemoryOffer& offer = offers[static_cast<size_t>(r)];
     if (offer.signature() != what) {
       return Status(Code::kMismatch, peers.name(r) + " called " + describe(offer.signature()) +
                                          " while " + peers.name(peers.own()) + " called " +
@@ -91,7 +91,7 @@ Result<std::vector<Offer>> DeviceOperation::offers(const HostPeers& peers) const
 // What the exchanges among `ranks` ranks, the peers and the plan read and write here.
 std::unique_ptr<const Footprint> DeviceOperation::footprint(int ranks) const {
   auto made = std::make_unique<Footprint>();
-  for (const PinnedPipeline::Exchange& exchange : exchanges) {
+  for (const DeviceExchange& exchange : exchanges) {
     for (Rank r = 0; r < ranks; ++r) {
       if (exchange.collective != Collective::kAllGather || r == 0)
         for (const Extent& e : exchange.out.slice(r, 0, SIZE_MAX)) made->read(e);
@@ -115,9 +115,9 @@ std::vector<device::Event> DeviceOperation::causes(
     const std::vector<std::shared_ptr<DeviceOperation>>& earlier) const {
   std::vector<device::Event> events{ready_};
   auto same = std::find_if(earlier.rbegin(), earlier.rend(), [this](const auto& each) {
-    return !each->footprint_ || footprint_->meets(*each->footprint_);
+    return !each->footprint_ || footprint_->overlaps(*each->footprint_);
   });
-  if (same != earlier.rend()) events.push_back((*same)->finished_);
+  if (same != earlier.rend()) events.push_back((*same)->end_);
   return events;
 }
 
@@ -151,7 +151,7 @@ Status DeviceOperation::launch(device::Device& device, device::Stream main, Devi
     // The end of what was submitted, so that it can be released. Streams that wait for the event come after the
     // word.
     Status end = captured_ ? Status() : links.copy_engine->mark(number_on_device_);
-    if (end) end = device.record(finished_, main);
+    if (end) end = device.record(end_, main);
     in_part_ = !s && end;
     if (s) s = end;
     // kInvalid is for refusals that all ranks share; this one is not.

@@ -31,7 +31,7 @@ class DeviceOperation : public Operation {
   // What goes through pinned memory, after the plan's sums and before its moves: among the ranks of this
   // rank's rail, or among all ranks (`among_all`). One exchange after the other. It may go while earlier
   // operations of the group are under way that use other memory.
-  std::vector<PinnedPipeline::Exchange> exchanges;
+  std::vector<DeviceExchange> exchanges;
   bool among_all = false;
   uint64_t limit_ns = 0;  // deadline of the whole, counted from the call; 0: the group's
 
@@ -39,11 +39,11 @@ class DeviceOperation : public Operation {
   // Called once all of the operation is submitted to the group's stream. Must return quickly: other
   // operations wait.
   virtual void on_submitted() {}
-  // Called once the operation is over, done by the device or failed: at most some milliseconds after
+  // Called once the operation is closed, done by the device or failed: at most some milliseconds after
   // the device is done.
-  virtual void on_finished(const Status&) {}
+  virtual void on_closed(const Status&) {}
   // The event that a stream waits for; valid from on_submitted() on.
-  device::Event finished_event() const { return finished_; }
+  device::Event end_event() const { return end_; }
 
  private:
   friend class DeviceGroup;
@@ -51,9 +51,9 @@ class DeviceOperation : public Operation {
   Status begin(device::Device& device, device::Stream callers);
   // Makes it an AllGather of what each of the host's ranks offers the others.
   void make_offer(device::Device& device, DeviceLinks& links);
-  // What the ranks of the host offer, once that AllGather is over. An error if a rank called another
+  // What the ranks of the host offer, once that AllGather is complete. An error if a rank called another
   // collective, or refuses: the same refusal on all ranks is kInvalid.
-  Result<std::vector<intranode::Offer>> offers(const HostPeers& peers) const;
+  Result<std::vector<intranode::MemoryOffer>> offers(const HostPeers& peers) const;
   // Submits all of it to `main`, and its exchanges to `pipeline`. Blocks while a stream is full. `earlier`: the
   // group's operations that the device may not be done with, in their order.
   Status launch(device::Device& device, device::Stream main, DeviceLinks& links,
@@ -64,13 +64,13 @@ class DeviceOperation : public Operation {
       const std::vector<std::shared_ptr<DeviceOperation>>& earlier) const;
   std::unique_ptr<const Footprint> footprint(int ranks) const;
   void on_done() override;
-  // Calls on_finished(). If that throws, the operations behind this one still end.
-  void finish() noexcept {
-    (void)without_exceptions([this] { return on_finished(outcome_), Status(); });
+  // Calls on_closed(). If that throws, the operations behind this one still end.
+  void close() noexcept {
+    (void)without_exceptions([this] { return on_closed(outcome_), Status(); });
   }
 
   std::shared_ptr<DeviceGroup> group_;
-  device::Event ready_ = nullptr, finished_ = nullptr;
+  device::Event ready_ = nullptr, end_ = nullptr;
   std::unique_ptr<const Footprint>
       footprint_;  // if it has exchanges; used by the thread that submits
   std::vector<std::byte> sent_, received_;
@@ -84,9 +84,9 @@ class DeviceOperation : public Operation {
   bool submitted_ = false;  // to the device, or failed
   bool began_ = false;      // the device has it; written once, before submitted_
   bool in_part_ = false;    // the device has some of it, and the rest failed
-  bool ended_ = false;      // without an error
+  bool succeeded_ = false;  // closed without an error
   Status outcome_;
-  std::shared_ptr<const PinnedPipeline::Outcome> exchange_outcome_;
+  std::shared_ptr<const ExchangeOutcome> exchange_outcome_;
   uint64_t started_ns_ = 0;
 };
 

@@ -11,7 +11,7 @@ namespace {
 // costs some flags and commands. A kernel sums no less than kLeastSum of a block only to make parts.
 constexpr size_t kLeastPart = 4 << 20, kPartGrain = 256, kLeastSum = 256 << 10;
 
-struct Node {
+struct OwnHost {
   const Topology& topology;
   const Rank rank;
   int nodes() const { return topology.nodes(); }
@@ -29,8 +29,8 @@ bool one_rank_per_host(const Topology& topology) {
   return topology.nodes() > 1 && topology.nodes() == topology.ranks();
 }
 
-PinnedPipeline::Exchange exchange_of(const DeviceOperation& op, const DevicePlace& place) {
-  PinnedPipeline::Exchange exchange;
+DeviceExchange exchange_of(const DeviceOperation& op, const DevicePlace& place) {
+  DeviceExchange exchange;
   exchange.collective = op.what.collective;
   exchange.dtype = op.what.dtype;
   exchange.reduce_op = op.what.reduce_op;
@@ -45,7 +45,7 @@ PinnedPipeline::Exchange exchange_of(const DeviceOperation& op, const DevicePlac
 }
 
 // Makes it a ReduceScatter that the device sums, as a part of an operation that `option` tells.
-void sum_on_device(PinnedPipeline::Exchange& exchange, uint8_t option) {
+void sum_on_device(DeviceExchange& exchange, uint8_t option) {
   exchange.collective = Collective::kReduceScatter;
   exchange.sums_on_device = true;
   exchange.options = option;
@@ -54,7 +54,7 @@ void sum_on_device(PinnedPipeline::Exchange& exchange, uint8_t option) {
 // Makes two exchanges of the operation's one, an AllReduce in place: the sums of this rank's block, then a gather
 // of all ranks' sums.
 void sum_then_gather(DeviceOperation& op, Blocks own) {
-  PinnedPipeline::Exchange gather = op.exchanges.front();
+  DeviceExchange gather = op.exchanges.front();
   sum_on_device(op.exchanges.front(), kOfAllReduce);
   op.exchanges.front().in = own;
   gather.collective = Collective::kAllGather;
@@ -174,7 +174,7 @@ DeviceWay device_way(const DevicePlace& place, bool sums) {
 }
 
 const char* name_of_way(const DevicePlace& place, bool sums) {
-  bool alone = Node{place.topology, place.rank}.ranks() == 1;
+  bool alone = OwnHost{place.topology, place.rank}.ranks() == 1;
   switch (device_way(place, sums)) {
     case DeviceWay::kHost:
       return sums ? "gpu-kernel" : "copy-engine";
@@ -190,7 +190,7 @@ const char* name_of_way(const DevicePlace& place, bool sums) {
 
 void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vector<Extent>& inputs,
                  const std::vector<Extent>& blocks) {
-  Node here{place.topology, place.rank};
+  OwnHost here{place.topology, place.rank};
   auto ranks = static_cast<size_t>(place.topology.ranks());
   auto block = [&](size_t m, size_t rank) { return blocks[m * ranks + rank]; };
   DeviceWay way = device_way(place, false);
@@ -202,7 +202,7 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
     }
     return;
   }
-  PinnedPipeline::Exchange& exchange = op.exchanges.emplace_back(exchange_of(op, place));
+  DeviceExchange& exchange = op.exchanges.emplace_back(exchange_of(op, place));
   op.among_all = way == DeviceWay::kAll;
   exchange.out = one_block(inputs);
   std::vector<size_t> others;  // the ranks of the exchange
@@ -240,7 +240,7 @@ void plan_gather(DeviceOperation& op, const DevicePlace& place, const std::vecto
 void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Extent> whole,
                   const std::vector<DevicePart>& blocks, const std::vector<Extent>& outputs,
                   const std::function<std::byte*(size_t)>& temporary) {
-  Node here{place.topology, place.rank};
+  OwnHost here{place.topology, place.rank};
   auto ranks = static_cast<size_t>(place.topology.ranks());
   auto block = [&](size_t m, size_t rank) { return blocks[m * ranks + rank]; };
   DeviceWay way = device_way(place, true);
@@ -252,7 +252,7 @@ void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Ext
     }
     return;
   }
-  PinnedPipeline::Exchange& exchange = op.exchanges.emplace_back(exchange_of(op, place));
+  DeviceExchange& exchange = op.exchanges.emplace_back(exchange_of(op, place));
   op.among_all = way == DeviceWay::kAll;
   exchange.in = one_block(outputs);
   if (device_sums_hosts(place)) sum_on_device(exchange, kOfReduceScatter);
@@ -291,7 +291,7 @@ void plan_scatter(DeviceOperation& op, const DevicePlace& place, std::vector<Ext
 
 void plan_reduce(DeviceOperation& op, const DevicePlace& place,
                  const std::vector<Extent>& tensors) {
-  Node here{place.topology, place.rank};
+  OwnHost here{place.topology, place.rank};
   size_t element = size_of(op.what.dtype);
   DeviceWay way = device_way(place, true);
   if (way != DeviceWay::kHost) {
@@ -299,7 +299,7 @@ void plan_reduce(DeviceOperation& op, const DevicePlace& place,
     op.among_all = way == DeviceWay::kAll;
   }
   if (op.among_all || (way == DeviceWay::kRails && here.ranks() == 1)) {
-    PinnedPipeline::Exchange& all = op.exchanges.front();
+    DeviceExchange& all = op.exchanges.front();
     all.out = blocks_of(tensors, element, op.among_all ? place.topology.ranks() : here.nodes());
     all.in = all.out;
     if (device_sums_hosts(place))

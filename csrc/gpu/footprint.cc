@@ -37,7 +37,7 @@ bool Footprint::overlap(const Spans& a, const Spans& b) {
   return false;
 }
 
-bool Footprint::meets(const Footprint& other) const {
+bool Footprint::overlaps(const Footprint& other) const {
   return overlap(writes_, other.writes_) || overlap(writes_, other.reads_) ||
          overlap(reads_, other.writes_);
 }

@@ -17,7 +17,7 @@ class Footprint {
   // To be called once, after all of it.
   void close();
   // Whether one of the two writes what the other reads or writes.
-  bool meets(const Footprint& other) const;
+  bool overlaps(const Footprint& other) const;
 
  private:
   using Spans =

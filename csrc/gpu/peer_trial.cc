@@ -8,7 +8,7 @@
 namespace smddp {
 namespace {
 
-using intranode::Offer;
+using intranode::MemoryOffer;
 
 constexpr size_t kCount = 1024;  // floats of a part
 constexpr size_t kBytes = kCount * sizeof(float);
@@ -16,7 +16,7 @@ constexpr size_t kBytes = kCount * sizeof(float);
 // Small integers, whose sums are exact; never zero, and no two ranks' are equal.
 float value(size_t rank, size_t i) { return static_cast<float>((rank + 1) * (i % 61 + 1)); }
 
-size_t room() { return Offer::room({kBytes}); }
+size_t room() { return MemoryOffer::encoded_bytes({kBytes}); }
 
 }  // namespace
 
@@ -47,17 +47,17 @@ Status PeerTrial::open() {
 std::vector<std::byte> PeerTrial::offer() {
   Status opened = open();
   std::vector<std::byte> bytes(room());
-  Offer made =
-      opened ? Offer::make(device_, {}, {{memory_, kBytes}}) : Offer::refuse(opened.message());
+  MemoryOffer made = opened ? MemoryOffer::make(device_, {}, {{memory_, kBytes}})
+                            : MemoryOffer::refuse(opened.message());
   made.encode(bytes.data(), bytes.size());
   return bytes;
 }
 
 Status PeerTrial::read(const std::vector<std::byte>& offers, bool sums) {
   intranode::Imports imports(device_);  // its mappings end before the peers free the memory
-  std::vector<Offer> all;
+  std::vector<MemoryOffer> all;
   for (size_t r = 0; r < ranks(); ++r) {
-    auto offer = Offer::decode(offers.data() + r * room(), room());
+    auto offer = MemoryOffer::decode(offers.data() + r * room(), room());
     if (!offer) return offer.status();
     const std::string& refusal = offer.value().refusal();
     if (!refusal.empty())
@@ -71,8 +71,8 @@ Status PeerTrial::read(const std::vector<std::byte>& offers, bool sums) {
   return read ? compare(sums) : read;
 }
 
-Status PeerTrial::copies_and_sum(const std::vector<Offer>& offers, intranode::Imports& imports,
-                                 bool sums) {
+Status PeerTrial::copies_and_sum(const std::vector<MemoryOffer>& offers,
+                                 intranode::Imports& imports, bool sums) {
   kernels::Reduction sum;
   for (size_t r = 0; r < ranks(); ++r) {
     auto at = offers[r].locate(imports, 0, 0, kBytes);

@@ -24,8 +24,8 @@ class PeerTrial {
 
  private:
   Status open();
-  Status copies_and_sum(const std::vector<intranode::Offer>& offers, intranode::Imports& imports,
-                        bool sums);
+  Status copies_and_sum(const std::vector<intranode::MemoryOffer>& offers,
+                        intranode::Imports& imports, bool sums);
   Status compare(bool sums) const;
   size_t ranks() const { return static_cast<size_t>(peers_.count()); }
   // The own part, a copy of each rank's part, and the sum.

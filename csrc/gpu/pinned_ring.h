@@ -1,7 +1,7 @@
 // The memory of a pipeline's chunks in flight: a page of the flags that streams set, pinned and mapped on the
 // device, then the buffers, which are pinned too or lie on the device. The flags that the host sets lie where
-// the device wants them. It knows no collective. PinnedPipeline makes it, and may keep it alive for chunks that
-// the engine still ends.
+// the device wants them. It knows no collective. ChunkBuffers makes it; chunks that
+// the engine still ends keep it alive.
 #pragma once
 
 #include <atomic>

@@ -1,19 +1,6 @@
 #include "gpu/pipeline_set.h"
 
-#include <utility>
-
 namespace smddp {
-
-void PipelineSet::set_rail(std::unique_ptr<PinnedPipeline> pipeline) {
-  rail_ = std::move(pipeline);
-}
-
-void PipelineSet::set_all(std::unique_ptr<PinnedPipeline> pipeline) { all_ = std::move(pipeline); }
-
-void PipelineSet::take(PipelineSet& other) {
-  rail_ = std::move(other.rail_);
-  all_ = std::move(other.all_);
-}
 
 Status PipelineSet::reserve(const DeviceOperation& op, bool recorded) const {
   if (op.exchanges.empty()) return {};
@@ -25,30 +12,25 @@ Status PipelineSet::reserve(const DeviceOperation& op, bool recorded) const {
   PinnedPipeline* pipeline = of(op);
   if (pipeline == nullptr)
     return {Code::kInternal, "an operation needs a pipeline between ranks that was not opened"};
-  for (const PinnedPipeline::Exchange& exchange : op.exchanges) {
+  for (const DeviceExchange& exchange : op.exchanges) {
     if (Status room = pipeline->reserve(exchange); !room) return room;
   }
   return {};
 }
 
-void PipelineSet::set_limit(uint64_t limit_ns) {
-  if (rail_) rail_->set_limit(limit_ns);
-  if (all_) all_->set_limit(limit_ns);
+std::vector<PinnedPipeline*> PipelineSet::open() const {
+  std::vector<PinnedPipeline*> open;
+  for (PinnedPipeline* each : {rail.get(), all.get()}) {
+    if (each != nullptr) open.push_back(each);
+  }
+  return open;
 }
 
 Status PipelineSet::status() const {
-  Status known;
-  if (rail_) known = rail_->status();
-  if (known && all_) known = all_->status();
-  return known;
-}
-
-std::vector<PinnedPipeline*> PipelineSet::all() const {
-  std::vector<PinnedPipeline*> all;
-  for (PinnedPipeline* each : {rail_.get(), all_.get()}) {
-    if (each != nullptr) all.push_back(each);
+  for (const PinnedPipeline* each : open()) {
+    if (Status known = each->status(); !known) return known;
   }
-  return all;
+  return {};
 }
 
 }  // namespace smddp

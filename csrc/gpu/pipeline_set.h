@@ -11,26 +11,17 @@
 
 namespace smddp {
 
-class PipelineSet {
- public:
-  bool has_all() const { return all_ != nullptr; }
-  void set_rail(std::unique_ptr<PinnedPipeline> pipeline);
-  void set_all(std::unique_ptr<PinnedPipeline> pipeline);
-  // Takes the other's pipelines.
-  void take(PipelineSet& other);
+struct PipelineSet {
+  std::unique_ptr<PinnedPipeline> all, rail;  // the rail's goes first
 
   // The one that carries the operation's exchanges; nullptr if it has none, or if that is not open.
   PinnedPipeline* of(const DeviceOperation& op) const {
-    return op.exchanges.empty() ? nullptr : op.among_all ? all_.get() : rail_.get();
+    return op.exchanges.empty() ? nullptr : op.among_all ? all.get() : rail.get();
   }
   // Makes room for the operation's exchanges. `recorded`: the operation is to be recorded in a graph.
   Status reserve(const DeviceOperation& op, bool recorded) const;
-  void set_limit(uint64_t limit_ns);
   Status status() const;  // of the first that is broken
-  std::vector<PinnedPipeline*> all() const;
-
- private:
-  std::unique_ptr<PinnedPipeline> all_, rail_;  // the rail's goes first
+  std::vector<PinnedPipeline*> open() const;
 };
 
 }  // namespace smddp

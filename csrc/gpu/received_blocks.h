@@ -1,6 +1,6 @@
 // Memory on the device for the blocks that chunks bring from other hosts, until a kernel has summed them with
 // this rank's own block. One stream copies the blocks in, while another sums those of the chunk before. It knows
-// no network and no flags. PinnedPipeline makes it, and orders the chunks.
+// no network and no flags. ChunkBuffers makes it; PinnedPipeline orders the chunks.
 #pragma once
 
 #include <memory>

@@ -36,17 +36,18 @@ std::vector<Connection> connections(LocalPeers& local, const RemotePeers& remote
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> Group::create(Engine& engine, Store& store, int rank, int ranks,
+Result<std::unique_ptr<Group>> Group::create(Process& process, Store& store, int rank, int ranks,
                                              Options options) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
     return Status(Code::kInvalid,
                   "rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " is no rank");
   }
-  return GroupBuilder(engine, store, rank, ranks, std::move(options)).build();
+  return GroupBuilder(process, store, rank, ranks, std::move(options)).build();
 }
 
-Group::Group(Engine& engine, Options options, GroupParts parts)
-    : engine_(engine),
+Group::Group(Process& process, Options options, GroupParts parts)
+    : process_(process),
+      engine_(process.engine()),
       options_(std::move(options)),
       key_(parts.key),
       members_(std::move(parts.members)),
@@ -61,7 +62,7 @@ Group::Group(Engine& engine, Options options, GroupParts parts)
                 options_.timeout_ns),
       closing_(remote_, fragments_),
       recorder_(options_.name + options_.part),
-      context_{members_, shape_, local_, remote_, turns_, tallies_, health_, engine_.staging()},
+      context_{members_, shape_, local_, remote_, turns_, tallies_, health_, process_.staging()},
       maker_(context_, parts.algorithm, fragments_) {}
 
 Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& label,
@@ -80,7 +81,7 @@ Result<std::unique_ptr<Group>> Group::subgroup(Store& store, const std::string& 
     options.called.push_back(members_.called(r));
   }
   PrefixStore prefixed(store, label + "/");
-  return create(engine_, prefixed, mine, static_cast<int>(ranks.size()), std::move(options));
+  return create(process_, prefixed, mine, static_cast<int>(ranks.size()), std::move(options));
 }
 
 Group::~Group() {
@@ -244,14 +245,14 @@ bool Group::give_up() {
   uint64_t now = now_ns();
   if (!broken_at_ && !closing_.busy()) guarded([&] { broken_at_ = oldest(now); });
   failures_.tell_peers();
-  if (closing_.begin(now) && !remote_.ranks().empty()) engine_.network().wear();
+  if (closing_.begin(now) && !remote_.ranks().empty()) process_.network().wear();
   remote_watch_.find_silent(now);
   remote_.flush_aborts();
   if (!closing_.progress(now)) return false;
   closing_.close_flows();
   fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {
     engine_.finish(fragment->operation_ptr(), health_.verdict());
-    if (fragment->entangled()) engine_.network().keep(std::move(fragment));
+    if (fragment->entangled()) process_.network().keep(std::move(fragment));
   });
   engine_.finish(closing_.take_held());
   return true;
@@ -328,7 +329,7 @@ void Group::leave() {
 void Group::leave_peers() {
   Engine::Lock lock = engine_.lock();
   guarded([&] { failures_.leave(); });
-  if (!remote_.ranks().empty()) engine_.network().wear();
+  if (!remote_.ranks().empty()) process_.network().wear();
 }
 
 void Group::abort(const std::string& reason, bool idle_too) {

@@ -24,7 +24,7 @@
 #include "group/remote_watch.h"
 #include "joining/group_options.h"
 #include "joining/store.h"
-#include "progress/engine.h"
+#include "progress/process.h"
 #include "topology/members.h"
 
 namespace smddp {
@@ -36,7 +36,7 @@ class Group : private Progressable {
   using Options = GroupOptions;
 
   // Blocks until every rank of the group has joined, or the store's timeout has passed.
-  static Result<std::unique_ptr<Group>> create(Engine& engine, Store& store, int rank, int ranks,
+  static Result<std::unique_ptr<Group>> create(Process& process, Store& store, int rank, int ranks,
                                                Options options);
   // A group of some of its ranks, in the order given, of which this rank must be one. Those ranks call
   // it together. `store` is one that the group's ranks share, `label` tells their groups apart.
@@ -63,7 +63,7 @@ class Group : private Progressable {
  private:
   friend class GroupBuilder;
   void use(const NetworkModel& network);  // before the first operation
-  Group(Engine& engine, Options options, GroupParts parts);
+  Group(Process& process, Options options, GroupParts parts);
 
   bool busy() const override;
   bool progress() override;
@@ -97,7 +97,8 @@ class Group : private Progressable {
   void leave_peers();
   void await_closing();
 
-  Engine& engine_;
+  Process& process_;
+  Engine& engine_;  // its
   const Options options_;
   const JobKey key_;
   const Members members_;

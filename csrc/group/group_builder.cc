@@ -31,11 +31,11 @@ bool launched_on_several_hosts() {
 
 // A rank that can't open its fabric publishes why in place of an address, so that the others do not
 // wait.
-FabricAddress open_fabric(Engine& engine) {
-  auto endpoint = engine.fabric();
+FabricAddress open_fabric(Process& process) {
+  auto endpoint = process.fabric();
   if (!endpoint) return {Fabric::kUnavailable, {}, endpoint.status().message(), {}};
-  Engine::Lock lock = engine.lock();
-  liveness::Liveness* liveness = engine.network().liveness();
+  Engine::Lock lock = process.engine().lock();
+  liveness::Liveness* liveness = process.network().liveness();
   return {Fabric::kOpen,
           endpoint.value()->address(),
           {},
@@ -56,20 +56,21 @@ class CountedMaking {
 
 }  // namespace
 
-GroupBuilder::GroupBuilder(Engine& engine, Store& store, Rank rank, int ranks, GroupOptions options)
-    : engine_(engine),
+GroupBuilder::GroupBuilder(Process& process, Store& store, Rank rank, int ranks,
+                           GroupOptions options)
+    : process_(process),
       store_(store),
       rank_(rank),
       ranks_(ranks),
       options_(std::move(options)),
-      watch_(engine, store, ranks, options_),
+      watch_(process, store, ranks, options_),
       joining_(
           store, rank, ranks, options_, [this](auto&&... of) { return watch_.look(of...); },
-          engine.known_processes().place()),
+          process.known_processes().place()),
       network_(options_.name, options_.network) {}
 
 Result<std::unique_ptr<Group>> GroupBuilder::build() {
-  CountedMaking counted(engine_);
+  CountedMaking counted(process_.engine());
   std::unique_ptr<Group> group;
   Status made = without_exceptions([&] { return build_steps(&group); });
   if (made) {
@@ -87,7 +88,7 @@ Status GroupBuilder::build_steps(std::unique_ptr<Group>* group) {
   if (known) known = joining_.exchange(std::move(mine));
   if (known) known = agree();
   // First of all the errors that all ranks find alike: then no rank waits for a rank that gave up.
-  if (known) known = joining_.exchange_fabrics([&] { return open_fabric(engine_); });
+  if (known) known = joining_.exchange_fabrics([&] { return open_fabric(process_); });
   if (known) known = join_peers();
   if (!known) return known;
   auto made = finish();
@@ -110,10 +111,10 @@ Result<std::unique_ptr<Group>> GroupBuilder::finish() {
   if (Status joined = await_host(); !joined) return joined;
   shape_.single_copy = local_.may_read_memory();
   std::unique_ptr<Group> group(
-      new Group(engine_, options_,
+      new Group(process_, options_,
                 GroupParts{joining_.key(), members(), shape_, algorithm_, std::move(local_),
                            std::move(*remote_), std::move(liveness_)}));
-  engine_.attach(joining_.key(), group.get());
+  process_.engine().attach(joining_.key(), group.get());
   return group;
 }
 
@@ -121,22 +122,22 @@ Status GroupBuilder::describe_itself(RankInfo* mine) {
   Result<Algorithm> algorithm = parse_algorithm(env::debug("algorithm"));
   if (!algorithm) return algorithm.status();
   algorithm_ = algorithm.value();
-  Engine::Lock lock = engine_.lock();
-  Status known = network_.read_settings(engine_.network().known().model);
+  Engine::Lock lock = process_.engine().lock();
+  Status known = network_.read_settings(process_.network().known().model);
   lock.unlock();
-  if (known) known = joining_.describe(engine_.presence().token(), mine);
+  if (known) known = joining_.describe(process_.presence().token(), mine);
   if (!known) return known;
   mine->network = network_.claim();
-  mine->presence_fd = engine_.presence().presence_fd();
-  mine->doorbell_fd = engine_.presence().doorbell_fd();
+  mine->presence_fd = process_.presence().presence_fd();
+  mine->doorbell_fd = process_.presence().doorbell_fd();
   if (ranks_ == 1) return {};
   // Sized for the case that all ranks share this host; untouched pages cost nothing.
   auto outbox = intranode::Outbox::create(mine->key, ranks_ - 1);
   if (!outbox) return outbox.status();
   outbox_ = std::move(outbox.value());
   mine->outbox_fd = outbox_->fd();
-  if (engine_.open_fabric() != nullptr || options_.several_hosts || launched_on_several_hosts())
-    mine->fabric = open_fabric(engine_);
+  if (process_.open_fabric() != nullptr || options_.several_hosts || launched_on_several_hosts())
+    mine->fabric = open_fabric(process_);
   return {};
 }
 
@@ -155,7 +156,7 @@ Status GroupBuilder::join_peers() {
 
 Status GroupBuilder::join_host() {
   const std::vector<Rank>& here = topology().node(topology().node_of(rank_));
-  engine_.expect_local_ranks(static_cast<int>(here.size()));
+  process_.engine().expect_local_ranks(static_cast<int>(here.size()));
   auto readers = static_cast<int>(here.size()) - 1;
   if (readers == 0) return {};
   outbox_->expect(readers);
@@ -169,7 +170,7 @@ Status GroupBuilder::join_host() {
   std::vector<std::shared_ptr<intranode::Neighbor>> neighbors;
   for (Rank peer : here) {
     if (peer == rank_) continue;
-    auto neighbor = engine_.neighbor(info(peer));
+    auto neighbor = process_.neighbor(info(peer));
     if (!neighbor) return failed(peer, neighbor.status());
     neighbors.push_back(std::move(neighbor.value()));
   }
@@ -193,7 +194,7 @@ Status GroupBuilder::await_host() {
   while (!local_.all_attached()) {
     for (int i = 0; i < local_.count(); ++i) {
       const char* reason = local_.inbox(i).aborted();
-      Engine::Lock lock = engine_.lock();  // other groups have the same neighbour
+      Engine::Lock lock = process_.engine().lock();  // other groups have the same neighbour
       if (reason == nullptr && !local_.neighbor(i).look_for_death()) continue;
       // A rank that got past this point, and then ended, did so after the last rank had attached.
       if (local_.all_attached()) return {};
@@ -217,12 +218,12 @@ Status GroupBuilder::await_host() {
 Status GroupBuilder::join_remote_peers() {
   shape_ = {ranks_, topology().nodes(), false, pattern::equal_nodes(topology()), network_.model()};
   remote_.emplace(joining_.key(), joining_.key_of_messages(), rank_, ranks_,
-                  topology().nodes() > 1 ? engine_.open_fabric() : nullptr,
+                  topology().nodes() > 1 ? process_.open_fabric() : nullptr,
                   receive_budget_bytes(shape_), shape_.equal_nodes ? shape_.nodes : 0);
   if (topology().nodes() == 1) return {};
   const std::vector<Rank> peers = remote_peers();
-  Engine::Lock lock = engine_.lock();
-  liveness_.service = engine_.network().liveness();
+  Engine::Lock lock = process_.engine().lock();
+  liveness_.service = process_.network().liveness();
   for (Rank r : peers) {
     meet(r);
     auto peer = remote_->endpoint().add_peer(info(r).fabric.address);
@@ -261,7 +262,7 @@ void GroupBuilder::meet(Rank rank) {
 Status GroupBuilder::await_hosts() {
   if (topology().nodes() == 1) return {};
   auto recall = [&]() -> std::string {
-    const fabric::Endpoint* endpoint = engine_.open_fabric();
+    const fabric::Endpoint* endpoint = process_.open_fabric();
     if (!network_.unknown() || !measuring_pair(topology(), rank_) || endpoint == nullptr) return {};
     std::vector<std::string> hosts;
     for (const RankInfo& info : joining_.infos()) hosts.push_back(info.host);
@@ -275,7 +276,7 @@ Status GroupBuilder::await_hosts() {
   if (!network_.unknown()) return {};
   auto measured = joining_.agree_among_hosts(
       InfoExchange::kMeasured,
-      [&] { return measure_network(engine_, store_, topology(), rank_, options_); },
+      [&] { return measure_network(process_, store_, topology(), rank_, options_); },
       agree_on_measurements);
   return measured ? network_.take_measured(measured.value(), rank_ == 0) : measured.status();
 }
@@ -283,10 +284,10 @@ Status GroupBuilder::await_hosts() {
 void GroupBuilder::conclude() noexcept {
   try {
     if (!network_.source().empty()) {
-      Engine::Lock lock = engine_.lock();
-      engine_.network().remember({text_of(network_.model()), network_.source()});
+      Engine::Lock lock = process_.engine().lock();
+      process_.network().remember({text_of(network_.model()), network_.source()});
     }
-    if (auto place = joining_.conclude()) engine_.known_processes().remember(std::move(*place));
+    if (auto place = joining_.conclude()) process_.known_processes().remember(std::move(*place));
   } catch (...) {  // without memory later groups find out again what this one knows
   }
 }

@@ -35,8 +35,8 @@ struct GroupParts {
 
 class GroupBuilder {
  public:
-  // `engine` and `store` must outlive it.
-  GroupBuilder(Engine& engine, Store& store, Rank rank, int ranks, GroupOptions options);
+  // `process` and `store` must outlive it.
+  GroupBuilder(Process& process, Store& store, Rank rank, int ranks, GroupOptions options);
   GroupBuilder(const GroupBuilder&) = delete;
   GroupBuilder& operator=(const GroupBuilder&) = delete;
 
@@ -67,7 +67,7 @@ class GroupBuilder {
   const Members& members() const { return joining_.members(); }
   const Topology& topology() const { return joining_.topology(); }
 
-  Engine& engine_;
+  Process& process_;
   Store& store_;
   const Rank rank_;
   const int ranks_;

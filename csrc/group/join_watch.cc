@@ -29,12 +29,12 @@ Status JoinWatch::look(Rank rank, const RankInfo& info, const std::string& host)
 Status JoinWatch::look_at_neighbor(Rank rank, const RankInfo& info) {
   std::shared_ptr<intranode::Neighbor>& known = neighbors_[rank];
   if (!known) {
-    auto neighbor = engine_.neighbor(info);
+    auto neighbor = process_.neighbor(info);
     if (!neighbor)
       return {neighbor.status().code(), describe(rank, info) + ": " + neighbor.status().message()};
     known = std::move(neighbor.value());
   }
-  Engine::Lock lock = engine_.lock();  // other groups have the same neighbour
+  Engine::Lock lock = process_.engine().lock();  // other groups have the same neighbour
   if (!known->look_for_death()) return {};
   return {Code::kPeerLost, describe(rank, info) + " (process " + std::to_string(info.pid) +
                                ") ended while group '" + options_.name + "' was made"};
@@ -71,8 +71,8 @@ Status JoinWatch::look_at_count(Rank rank, const RankInfo& info) {
 }
 
 std::string JoinWatch::refusing_port(const RankInfo& info) {
-  Engine::Lock lock = engine_.lock();
-  liveness::Liveness* service = engine_.network().liveness();
+  Engine::Lock lock = process_.engine().lock();
+  liveness::Liveness* service = process_.network().liveness();
   if (service == nullptr || info.fabric.liveness.empty()) return {};
   auto process = service->meet(info.fabric.liveness);
   if (!process || !service->ask(process.value(), info.key).refuses) return {};

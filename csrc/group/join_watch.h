@@ -12,15 +12,15 @@
 #include "joining/group_options.h"
 #include "joining/rank_info.h"
 #include "joining/store.h"
-#include "progress/engine.h"
+#include "progress/process.h"
 
 namespace smddp {
 
 class JoinWatch {
  public:
   // All must outlive it.
-  JoinWatch(Engine& engine, Store& store, int ranks, const GroupOptions& options)
-      : engine_(engine), store_(store), ranks_(ranks), options_(options) {}
+  JoinWatch(Process& process, Store& store, int ranks, const GroupOptions& options)
+      : process_(process), store_(store), ranks_(ranks), options_(options) {}
 
   // An error if the rank, which is `info`, has ended or is silent. `host`: that of this rank.
   Status look(Rank rank, const RankInfo& info, const std::string& host);
@@ -38,7 +38,7 @@ class JoinWatch {
   std::string refusing_port(const RankInfo& info);
   std::string describe(Rank rank, const RankInfo& info) const;
 
-  Engine& engine_;
+  Process& process_;
   Store& store_;
   const int ranks_;
   const GroupOptions& options_;

@@ -66,7 +66,7 @@ class Transfer final : public Operation {
 
 class GroupOfTwo final : public PairExchange {
  public:
-  GroupOfTwo(Engine& engine, Group& group) : engine_(engine), group_(group) {}
+  GroupOfTwo(Process& process, Group& group) : process_(process), group_(group) {}
   int rank() const override { return group_.rank(); }
   Status exchange(const std::shared_ptr<std::vector<std::byte>>& memory, size_t bytes, bool cut,
                   uint64_t timeout_ns) override {
@@ -75,22 +75,22 @@ class GroupOfTwo final : public PairExchange {
     Tuning tuning;
     if (cut) tuning.allgather_bucket_bytes = 2;  // fragments of a byte of each rank
     group_.submit(transfer, tuning, false);
-    engine_.wait(*transfer);
+    process_.engine().wait(*transfer);
     return copy_of(transfer->status());
   }
   uint64_t count_messages() override {
-    Engine::Lock lock = engine_.lock();
-    const fabric::Endpoint* endpoint = engine_.network().endpoint();
+    Engine::Lock lock = process_.engine().lock();
+    const fabric::Endpoint* endpoint = process_.network().endpoint();
     if (endpoint == nullptr) return 0;
     return endpoint->counters().messages_sent + endpoint->counters().messages_received;
   }
 
  private:
-  Engine& engine_;
+  Process& process_;
   Group& group_;
 };
 
-Result<Timings> measure_pair(Engine& engine, Store& store, std::pair<Rank, Rank> pair, Rank rank,
+Result<Timings> measure_pair(Process& process, Store& store, std::pair<Rank, Rank> pair, Rank rank,
                              const GroupOptions& options) {
   GroupOptions its = options;
   its.called = {options.number_of(pair.first), options.number_of(pair.second)};
@@ -100,20 +100,20 @@ Result<Timings> measure_pair(Engine& engine, Store& store, std::pair<Rank, Rank>
   its.network = NetworkModel{};
   its.recorded = false;
   PairStore part(store, "network/" + std::to_string(pair.first) + "/");
-  auto group = Group::create(engine, part, rank == pair.first ? 0 : 1, 2, std::move(its));
+  auto group = Group::create(process, part, rank == pair.first ? 0 : 1, 2, std::move(its));
   if (!group) return group.status();
-  GroupOfTwo two(engine, *group.value());
+  GroupOfTwo two(process, *group.value());
   return measure(two);
 }
 
 }  // namespace
 
-std::string measure_network(Engine& engine, Store& store, const Topology& topology, Rank rank,
+std::string measure_network(Process& process, Store& store, const Topology& topology, Rank rank,
                             const GroupOptions& options) {
   auto pair = measuring_pair(topology, rank);
   if (!pair) return {};
   const uint64_t began = now_ns();
-  auto timings = measure_pair(engine, store, *pair, rank, options);
+  auto timings = measure_pair(process, store, *pair, rank, options);
   std::string found = timings ? text_of(model_of(timings.value())) : std::string();
   if (log_enabled(LogLevel::kInfo))
     log(LogLevel::kInfo, "group '" + options.name + "': the network between ranks " +
@@ -128,8 +128,8 @@ NetworkCache cache_of(const std::vector<std::string>& hosts, const fabric::Endpo
   return {hosts, endpoint.description(), endpoint.links()};
 }
 
-Result<std::string> stored_network(Engine& engine, const std::vector<std::string>& hosts) {
-  auto endpoint = engine.fabric();
+Result<std::string> stored_network(Process& process, const std::vector<std::string>& hosts) {
+  auto endpoint = process.fabric();
   if (!endpoint) return endpoint.status();
   auto found = cache_of(hosts, *endpoint.value()).load();
   if (!found) return std::string();

@@ -9,19 +9,19 @@
 #include "joining/group_options.h"
 #include "joining/store.h"
 #include "network/cache.h"
-#include "progress/engine.h"
+#include "progress/process.h"
 #include "topology/topology.h"
 
 namespace smddp {
 
 // The network model as text_of() writes it; "" if this rank has no part in it, or the measurement failed.
 // Waits for the pair's other rank two seconds, at most, and gives up if the group `store` is of has failed.
-std::string measure_network(Engine& engine, Store& store, const Topology& topology, Rank rank,
+std::string measure_network(Process& process, Store& store, const Topology& topology, Rank rank,
                             const GroupOptions& options);
 
 // Of a job with so many ranks on the hosts that `hosts` names, once for each rank.
 NetworkCache cache_of(const std::vector<std::string>& hosts, const fabric::Endpoint& endpoint);
 // For people: the model that an earlier job has measured, and when; "" if none has. Opens the endpoint.
-Result<std::string> stored_network(Engine& engine, const std::vector<std::string>& hosts);
+Result<std::string> stored_network(Process& process, const std::vector<std::string>& hosts);
 
 }  // namespace smddp

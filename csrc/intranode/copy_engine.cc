@@ -230,19 +230,20 @@ Status CopyEngine::sum(const Work& work, size_t part, device::Stream stream) {
   return s;
 }
 
-Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan, const std::vector<Offer>& offers) {
+Result<CopyEngine::Work> CopyEngine::resolve(const Plan& plan,
+                                             const std::vector<MemoryOffer>& offers) {
   Work work;
   work.sums_ = !plan.sums.empty();
   work.moves_ = !plan.moves.empty();
   work.reductions_.resize(plan.parts);
   work.copies_.assign(plan.parts, std::vector<Copies>(offers.size()));
-  for (const Offer& offer : offers) offer.forget_gone(imports_);
   Status s = resolve_sums(plan, offers, work);
   if (s) s = resolve_moves(plan, offers, work);
   return s ? Result<Work>(std::move(work)) : Result<Work>(s);
 }
 
-Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<Offer>& offers, Work& work) {
+Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<MemoryOffer>& offers,
+                                 Work& work) {
   for (const Move& m : plan.moves) {
     auto from = static_cast<size_t>(m.from);
     std::byte* to = m.destination;
@@ -259,7 +260,8 @@ Status CopyEngine::resolve_moves(const Plan& plan, const std::vector<Offer>& off
 
 // The memory of a rank may consist of several pieces, and the pieces end at different offsets in
 // different ranks. One kernel sums one range in which no rank's piece ends.
-Status CopyEngine::resolve_sums(const Plan& plan, const std::vector<Offer>& offers, Work& work) {
+Status CopyEngine::resolve_sums(const Plan& plan, const std::vector<MemoryOffer>& offers,
+                                Work& work) {
   size_t element = size_of(plan.dtype);
   for (const Sum& whole : plan.sums) {
     for (size_t done = 0; done < whole.bytes;) {

@@ -78,7 +78,7 @@ class CopyEngine {
   };
   // Maps the memory of the peers that the plan reads; submits nothing. `offers` has one entry per rank, by
   // index.
-  Result<Work> resolve(const Plan& plan, const std::vector<Offer>& offers);
+  Result<Work> resolve(const Plan& plan, const std::vector<MemoryOffer>& offers);
   // What is between the sums and the moves calls each of the two for each of the plan's parts, in their order.
   struct Stages {
     // Submits the sums of the next part to a stream, which is the same for all operations of the group.
@@ -140,8 +140,8 @@ class CopyEngine {
   void signal_all(Steps& steps, size_t phase) const;
   void await_all(Steps& steps, size_t phase) const;
   Status flush(device::Stream stream, Steps& steps);
-  Status resolve_sums(const Plan& plan, const std::vector<Offer>& offers, Work& work);
-  Status resolve_moves(const Plan& plan, const std::vector<Offer>& offers, Work& work);
+  Status resolve_sums(const Plan& plan, const std::vector<MemoryOffer>& offers, Work& work);
+  Status resolve_moves(const Plan& plan, const std::vector<MemoryOffer>& offers, Work& work);
   Status sum(const Work& work, size_t part, device::Stream stream);
   Status sum_early(const Work& work, size_t part, device::Stream stream);
   Status move(device::Stream stream, const Copies& copies, bool recorded);

@@ -11,17 +11,13 @@ namespace {
 constexpr size_t kRefusalBytes = 512;
 // The smallest piece in which a driver maps memory.
 constexpr size_t kPieceBytes = 2 << 20;
-// Allocations that are looked at for each offer: a call of the driver each.
-constexpr size_t kAsked = 8;
 
 }  // namespace
 
 Imports::Imports(device::Device& device)
     : device_(device),
       recalls_(std::make_unique<device::RecallClient>(
-          [this](int pid, const device::RecalledMemory& memory) {
-            forget(pid, memory.base, memory.id);
-          })) {}
+          [this](int pid, const device::RecalledMemory& memory) { forget(pid, memory); })) {}
 
 Imports::~Imports() {
   recalls_.reset();
@@ -61,36 +57,14 @@ Result<std::byte*> Imports::find(int pid, const device::Allocation& wanted) {
   return static_cast<std::byte*>(address.value());
 }
 
-void Imports::forget(int pid, uint64_t base, uint64_t id) {
+void Imports::forget(int pid, const device::RecalledMemory& memory) {
   std::lock_guard lock(mutex_);
-  auto known = entries_.find({pid, base});
-  if (known == entries_.end() || known->second.allocation.id != id) return;
+  auto known = entries_.find({pid, memory.base});
+  if (known == entries_.end() || known->second.allocation.id != memory.id) return;
   device_.release_memory(known->second.allocation, known->second.address);
   statistics_.mapped -= known->second.allocation.bytes;
   ++statistics_.replaced;
   entries_.erase(known);
-}
-
-void Exports::add(const device::Allocation& allocation) {
-  auto [known, is_new] = known_.try_emplace(allocation.base, allocation);
-  if (is_new || known->second.id == allocation.id) return;
-  gone_.push_back({known->second.base, known->second.id});
-  known->second = allocation;
-}
-
-std::vector<Exports::Gone> Exports::gone(device::Device& device) {
-  for (size_t looks = std::min(kAsked, known_.size()); looks > 0 && !known_.empty(); --looks) {
-    auto at = known_.lower_bound(next_);
-    if (at == known_.end()) at = known_.begin();
-    next_ = at->first + 1;
-    if (device.still_allocated(at->second)) continue;
-    gone_.push_back({at->second.base, at->second.id});
-    known_.erase(at);
-  }
-  auto rest = gone_.begin() + static_cast<ptrdiff_t>(std::min(gone_.size(), kMostGone));
-  std::vector<Gone> told(gone_.begin(), rest);
-  gone_.erase(gone_.begin(), rest);
-  return told;
 }
 
 Imports::Statistics Imports::statistics() const {
@@ -98,18 +72,17 @@ Imports::Statistics Imports::statistics() const {
   return statistics_;
 }
 
-size_t Offer::room(const std::vector<size_t>& sizes) {
-  size_t room = sizeof(Header) + kRefusalBytes + Exports::kMostGone * sizeof(Exports::Gone);
+size_t MemoryOffer::encoded_bytes(const std::vector<size_t>& sizes) {
+  size_t room = sizeof(Header) + kRefusalBytes;
   for (size_t bytes : sizes) {
     room += sizeof(Place) + (bytes / kPieceBytes + 2) * sizeof(device::Allocation);
   }
   return room;
 }
 
-Offer Offer::make(device::Device& device, const Signature& signature,
-                  const std::vector<Extent>& extents, Exports* exports) {
-  Offer offer;
-  if (exports != nullptr) offer.gone_ = exports->gone(device);
+MemoryOffer MemoryOffer::make(device::Device& device, const Signature& signature,
+                              const std::vector<Extent>& extents) {
+  MemoryOffer offer;
   offer.signature_ = signature;
   offer.pid_ = getpid();
   offer.own_ = true;
@@ -118,9 +91,8 @@ Offer Offer::make(device::Device& device, const Signature& signature,
     if (e.bytes == 0) continue;
     auto found = device.export_memory(e.address, e.bytes);
     if (!found) {
-      Offer refused = refuse(found.status().message());
+      MemoryOffer refused = refuse(found.status().message());
       refused.signature_ = signature;
-      refused.gone_ = std::move(offer.gone_);
       return refused;
     }
     for (const device::Allocation& a : found.value()) {
@@ -129,44 +101,29 @@ Offer Offer::make(device::Device& device, const Signature& signature,
         offer.allocations_.push_back(a);
     }
   }
-  for (const device::Allocation& a : offer.allocations_) {
-    if (exports != nullptr) exports->add(a);
-  }
   return offer;
 }
 
-Offer Offer::refuse(const std::string& reason) {
-  Offer offer;
+MemoryOffer MemoryOffer::refuse(const std::string& reason) {
+  MemoryOffer offer;
   offer.pid_ = getpid();
   offer.own_ = true;
   offer.refusal_ = reason.substr(0, kRefusalBytes);
   return offer;
 }
 
-void Offer::forget_gone(Imports& imports) const {
-  if (own_) return;
-  for (const Exports::Gone& gone : gone_) imports.forget(pid_, gone.base, gone.id);
-}
-
-void Offer::encode(std::byte* to, size_t room) const {
-  Header header{signature_,
-                pid_,
-                static_cast<uint32_t>(extents_.size()),
-                static_cast<uint32_t>(allocations_.size()),
-                static_cast<uint32_t>(refusal_.size()),
-                static_cast<uint32_t>(gone_.size())};
+void MemoryOffer::encode(std::byte* to, size_t room) const {
+  Header header{signature_, pid_, static_cast<uint32_t>(extents_.size()),
+                static_cast<uint32_t>(allocations_.size()), static_cast<uint32_t>(refusal_.size())};
   std::string refusal = refusal_;
   size_t places = extents_.size() * sizeof(Place);
   size_t allocations = allocations_.size() * sizeof(device::Allocation);
-  size_t gone = gone_.size() * sizeof(Exports::Gone);
-  if (sizeof header + places + allocations + refusal.size() + gone > room) {
+  if (sizeof header + places + allocations + refusal.size() > room) {
     refusal =
         "GPU memory lies in more pieces than expected; set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False";
     header.extents = header.allocations = 0;
     header.refusal = static_cast<uint32_t>(refusal.size());
-    if (sizeof header + refusal.size() + gone > room) header.gone = 0;
-    gone = header.gone * sizeof(Exports::Gone);
     places = allocations = 0;
   }
   auto put = [&](const void* from, size_t bytes) {
@@ -177,19 +134,17 @@ void Offer::encode(std::byte* to, size_t room) const {
   put(extents_.data(), places);
   put(allocations_.data(), allocations);
   put(refusal.data(), refusal.size());
-  put(gone_.data(), gone);
 }
 
-Result<Offer> Offer::decode(const std::byte* from, size_t room) {
+Result<MemoryOffer> MemoryOffer::decode(const std::byte* from, size_t room) {
   Header header;
   std::memcpy(&header, from, sizeof header);
   size_t places = header.extents * sizeof(Place);
   size_t allocations = header.allocations * sizeof(device::Allocation);
-  size_t gone = header.gone * sizeof(Exports::Gone);
-  if (sizeof header + places + allocations + header.refusal + gone > room) {
+  if (sizeof header + places + allocations + header.refusal > room) {
     return Status(Code::kInternal, "the memory offer of a peer is malformed");
   }
-  Offer offer;
+  MemoryOffer offer;
   offer.signature_ = header.signature;
   offer.pid_ = header.pid;
   from += sizeof header;
@@ -200,13 +155,11 @@ Result<Offer> Offer::decode(const std::byte* from, size_t room) {
   if (allocations > 0) std::memcpy(offer.allocations_.data(), from, allocations);
   from += allocations;
   offer.refusal_.assign(reinterpret_cast<const char*>(from), header.refusal);
-  from += header.refusal;
-  offer.gone_.resize(header.gone);
-  if (gone > 0) std::memcpy(offer.gone_.data(), from, gone);
   return offer;
 }
 
-Result<Extent> Offer::locate(Imports& imports, size_t extent, size_t offset, size_t bytes) const {
+Result<Extent> MemoryOffer::locate(Imports& imports, size_t extent, size_t offset,
+                                   size_t bytes) const {
   uint64_t at = extents_[extent].address + offset;
   if (own_) return Extent{reinterpret_cast<std::byte*>(at), bytes};
   for (const device::Allocation& a : allocations_) {

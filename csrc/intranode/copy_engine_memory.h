@@ -1,4 +1,4 @@
-// Device memory that the ranks of a host read from each other. Offer describes the extents that a rank
+// Device memory that the ranks of a host read from each other. MemoryOffer describes the extents that a rank
 // lets its peers read; Imports maps the peers' memory into this process. The file knows no operation and
 // no stream. DeviceGroup and DeviceOperation make and exchange offers, CopyEngine reads through them, and
 // the torch module has one Imports per device.
@@ -33,10 +33,6 @@ class Imports {
   // The address in this process at which `allocation` of process `pid` begins.
   Result<std::byte*> find(int pid, const device::Allocation& allocation);
 
-  // Ends the mapping of an allocation that its owner has freed or is about to free. No stream of this process reads it: the
-  // owner's operations end only when their readers are done. Does nothing without one.
-  void forget(int pid, uint64_t base, uint64_t id);
-
   struct Statistics {
     uint64_t hits = 0, misses = 0;
     uint64_t replaced = 0;  // mappings ended because the owner had freed the memory
@@ -49,6 +45,10 @@ class Imports {
     device::Allocation allocation;
     void* address;
   };
+  // Ends the mapping of an allocation that its owner is about to free. No stream of this process reads it: the
+  // owner's operations end only when their readers are done. Does nothing without one.
+  void forget(int pid, const device::RecalledMemory& memory);
+
   device::Device& device_;
   mutable std::mutex mutex_;
   std::map<std::pair<int, uint64_t>, Entry> entries_;  // by owner and the address in the owner
@@ -57,44 +57,20 @@ class Imports {
   std::unique_ptr<device::RecallClient> recalls_;
 };
 
-// What a rank has offered the same peers before. Memory that the rank frees returns to its device only once
-// they have ended their mappings: each offer names some of what is gone. Not thread-safe.
-class Exports {
- public:
-  struct Gone {
-    uint64_t base, id;
-  };
-  static constexpr size_t kMostGone = 16;
-
-  void add(const device::Allocation& allocation);
-  // Of what was freed since; at most kMostGone, the rest at a later call. Looks at a few allocations at each
-  // call.
-  std::vector<Gone> gone(device::Device& device);
-
- private:
-  std::map<uint64_t, device::Allocation> known_;  // by base
-  uint64_t next_ = 0;                             // where the next look begins
-  std::vector<Gone> gone_;
-};
-
 // The extents that a rank lets its peers read in one operation, in a form that can be sent to them.
-class Offer {
+class MemoryOffer {
  public:
   // The most bytes that an encoded offer of extents of these sizes can take. All ranks that know the
   // sizes compute the same number.
-  static size_t room(const std::vector<size_t>& sizes);
+  static size_t encoded_bytes(const std::vector<size_t>& sizes);
 
-  // The offer of this rank. If memory can't be offered, the offer holds the reason: see refusal(). `exports`:
-  // what was offered the same peers before.
-  static Offer make(device::Device& device, const Signature& signature,
-                    const std::vector<Extent>& extents, Exports* exports = nullptr);
+  // The offer of this rank. If memory can't be offered, the offer holds the reason: see refusal().
+  static MemoryOffer make(device::Device& device, const Signature& signature,
+                          const std::vector<Extent>& extents);
   // The offer of a rank that has nothing to offer.
-  static Offer refuse(const std::string& reason);
+  static MemoryOffer refuse(const std::string& reason);
   void encode(std::byte* to, size_t room) const;
-  static Result<Offer> decode(const std::byte* from, size_t room);
-
-  // Ends the mappings of what its rank has freed.
-  void forget_gone(Imports& imports) const;
+  static Result<MemoryOffer> decode(const std::byte* from, size_t room);
 
   // Marks the offer as this rank's own: its memory needs no mapping.
   void claim() { own_ = true; }
@@ -126,7 +102,7 @@ class Offer {
   struct Header {
     Signature signature;
     int32_t pid;
-    uint32_t extents, allocations, refusal, gone;
+    uint32_t extents, allocations, refusal;
   };
   Signature signature_;
   int32_t pid_ = 0;
@@ -134,7 +110,6 @@ class Offer {
   std::string refusal_;
   std::vector<Place> extents_;
   std::vector<device::Allocation> allocations_;
-  std::vector<Exports::Gone> gone_;
 };
 
 }  // namespace smddp::intranode

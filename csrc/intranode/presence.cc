@@ -22,12 +22,12 @@
 namespace smddp::intranode {
 namespace {
 
-// Puts a byte into a doorbell's pipe. If the pipe is full, the reader wakes as well.
+// Puts a byte into a notification pipe. If the pipe is full, the reader wakes as well.
 //
 // write() would tell the scheduler that the writer is about to wait for the reader. If the reader's core
 // is busy at that moment, the kernel then moves the reader to the writer's core, where the two take turns
 // until the next load balancing. vmsplice() wakes the reader without that hint.
-void ring(int pipe) {
+void notify(int pipe) {
   static const char kByte = 0;
   const iovec byte{const_cast<char*>(&kByte), 1};
   if (vmsplice(pipe, &byte, 1, SPLICE_F_NONBLOCK) == 1 || errno == EAGAIN) return;
@@ -43,9 +43,9 @@ Result<std::unique_ptr<Presence>> Presence::create() {
   presence->shared_ = std::move(shared.value());
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
-    return errno_status("could not create the doorbell pipe");
-  presence->bell_read_ = FileDescriptor(ends[0]);
-  presence->bell_write_ = FileDescriptor(ends[1]);
+    return errno_status("could not create the notification pipe");
+  presence->wake_read_ = FileDescriptor(ends[0]);
+  presence->wake_write_ = FileDescriptor(ends[1]);
   uint64_t token = 0;
   if (!fill_random(&token, sizeof token))
     return Status(Code::kUnavailable, "could not draw a random token");
@@ -71,11 +71,11 @@ bool Neighbor::polls_on(int core) const {
          page()->core.load(std::memory_order_relaxed) == core;
 }
 
-void Presence::ring_self() { ring(bell_write_.get()); }
+void Presence::notify_self() { notify(wake_write_.get()); }
 
 void Presence::drain() {
   char bytes[64];
-  while (read(bell_read_.get(), bytes, sizeof bytes) == static_cast<ssize_t>(sizeof bytes)) {
+  while (read(wake_read_.get(), bytes, sizeof bytes) == static_cast<ssize_t>(sizeof bytes)) {
   }
 }
 
@@ -97,10 +97,10 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
   }
   // O_RDWR: this process is a reader of the pipe too, so a write never raises SIGPIPE when the neighbour
   // has ended.
-  neighbor->doorbell_ =
+  neighbor->notification_ =
       FileDescriptor(::open(fd_path(pid, doorbell_fd).c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
-  if (!neighbor->doorbell_) {
-    return errno_status("could not open the doorbell of " + what + " (process " +
+  if (!neighbor->notification_) {
+    return errno_status("could not open the notification pipe of " + what + " (process " +
                         std::to_string(pid) + "): it has ended or could not join; look at its log");
   }
   if (pid != getpid()) {
@@ -113,8 +113,9 @@ Result<std::unique_ptr<Neighbor>> Neighbor::open(int pid, uint64_t token, int pr
 void Neighbor::wake() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (page()->sleeping.load(std::memory_order_relaxed) == 0) return;
-  if (page()->sleeping.exchange(0, std::memory_order_relaxed) == 0) return;  // another thread rings
-  ring(doorbell_.get());
+  if (page()->sleeping.exchange(0, std::memory_order_relaxed) == 0)
+    return;  // another thread notifies
+  notify(notification_.get());
 }
 
 bool Neighbor::look_for_death() {

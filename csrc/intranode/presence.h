@@ -1,5 +1,5 @@
 // What a process shows to its neighbours, which are the other processes of its groups on this host: a
-// word that says whether it sleeps, a doorbell that wakes it, and a handle that tells when it has ended.
+// word that says whether it sleeps, a notification pipe that wakes it, and a handle that tells when it has ended.
 // Presence is the process's own side, Neighbor the view of another process. The file knows no group and
 // no operation. The engine makes the Presence; groups and the engine call neighbours.
 //
@@ -21,7 +21,7 @@ namespace smddp::intranode {
 
 struct PresencePage {
   uint64_t token;                  // written once, before the page is announced
-  std::atomic<uint32_t> sleeping;  // 1: ring the doorbell after publishing
+  std::atomic<uint32_t> sleeping;  // 1: notify it after publishing
   int32_t arena_fd;                // Arena::table_fd(), or -1; written once, like the token
   std::atomic<int32_t> core;       // on which its thread that drives last polled
 };
@@ -32,8 +32,8 @@ class Presence {
 
   uint64_t token() const { return page()->token; }
   int presence_fd() const { return shared_.fd.get(); }
-  int doorbell_fd() const { return bell_write_.get(); }
-  int wait_fd() const { return bell_read_.get(); }
+  int doorbell_fd() const { return wake_write_.get(); }
+  int wait_fd() const { return wake_read_.get(); }
 
   // Announces sleep. The caller must look for work once more after this call and before it blocks. The
   // sequentially consistent fence here pairs with the one in Neighbor::wake(), so either the publisher
@@ -42,14 +42,14 @@ class Presence {
   void announce_awake();
   void announce_core(int core) { page()->core.store(core, std::memory_order_relaxed); }
   // Wakes the thread of this process that drives the engine.
-  void ring_self();
-  // Empties the doorbell's pipe.
+  void notify_self();
+  // Empties the notification pipe.
   void drain();
 
  private:
   PresencePage* page() const { return static_cast<PresencePage*>(shared_.mapping.address()); }
   Shared shared_;
-  FileDescriptor bell_read_, bell_write_;
+  FileDescriptor wake_read_, wake_write_;
 };
 
 class Neighbor {
@@ -61,7 +61,7 @@ class Neighbor {
   // The address in this process of memory of the neighbour's arena (see PeerMemory::find()); nullptr if
   // it is not memory of that arena. Opens the arena's table on first use.
   std::byte* find(const std::byte* owner_address, size_t bytes);
-  // Rings the doorbell if the neighbour sleeps. To be called after publishing.
+  // Notifies the neighbour if it sleeps. To be called after publishing.
   void wake();
   // Becomes readable when the process has ended. -1 if the neighbour is this process, or if the kernel is
   // older than 5.3.
@@ -82,7 +82,7 @@ class Neighbor {
   int pid_ = 0;
   bool dead_ = false;
   Mapping mapping_;
-  FileDescriptor doorbell_;
+  FileDescriptor notification_;
   FileDescriptor pidfd_;
   bool looked_for_memory_ = false;
   std::unique_ptr<PeerMemory> memory_;

@@ -1,5 +1,5 @@
 // Handles of memory that processes share: mappings and anonymous segments. Knows nothing of the contents.
-// Called by the other files of this room.
+// Called by the other files of this folder.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,6 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "common/processor.h"
-#include "progress/time_slice.h"
 
 namespace smddp {
 namespace {
@@ -26,22 +25,19 @@ constexpr int kYieldsToContenders = 64;
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> Engine::create() try {
-  auto presence = intranode::Presence::create();
-  if (!presence) return presence.status();
-  std::unique_ptr<Engine> engine(new Engine());
-  engine->presence_ = std::move(presence.value());
-  engine->wait_policy_ = WaitPolicy::from_env();
+Engine::Engine(intranode::Presence& presence, intranode::Neighbors& neighbors, Network& network)
+    : presence_(presence), neighbors_(neighbors), network_(network) {}
+
+Status Engine::start() {
+  wait_policy_ = WaitPolicy::from_env();
   try {
-    engine->thread_ = std::thread([raw = engine.get()] { raw->background(); });
+    thread_ = std::thread([this] { background(); });
   } catch (const std::system_error& error) {
-    engine->stop_ = true;
-    return Status(Code::kUnavailable,
-                  std::string("could not start the engine's thread: ") + error.what());
+    stop_ = true;
+    return {Code::kUnavailable,
+            std::string("could not start the engine's thread: ") + error.what()};
   }
-  return engine;
-} catch (...) {
-  return status_of_exception();
+  return {};
 }
 
 Engine::~Engine() { shutdown(); }
@@ -56,7 +52,7 @@ void Engine::shutdown() {
   stop_ = true;
   background_cv_.notify_all();
   waiters_cv_.notify_all();
-  presence_->ring_self();
+  presence_.notify_self();
   lk.unlock();
   if (thread_.joinable()) thread_.join();
   // Before the connections, so that the peers find that this process has ended.
@@ -68,23 +64,11 @@ void Engine::shutdown() {
   network_.close();
 }
 
-Result<fabric::Endpoint*> Engine::fabric() {
-  Lock lk = lock();
-  auto endpoint = network_.open();
-  if (endpoint) wait_policy_.expect_network();
-  return endpoint;
-}
-
 void Engine::count_making(int groups) {
   Lock lk = lock();
   groups_.count_making(groups);
   bool closed = groups > 0 && network_.close_if_worn(groups_);
-  if (closed && sleeping_) presence_->ring_self();  // the driver sleeps on the old endpoint
-}
-
-Result<std::shared_ptr<intranode::Neighbor>> Engine::neighbor(const RankInfo& info) {
-  Lock lk = lock();
-  return neighbors_.open(info.pid, info.token, info.presence_fd, info.doorbell_fd);
+  if (closed && sleeping_) presence_.notify_self();  // the driver sleeps on the old endpoint
 }
 
 void Engine::attach(const JobKey& key, Progressable* group) {
@@ -111,7 +95,7 @@ bool Engine::pass() {
 }
 
 void Engine::leave_to_background() {
-  // The last sends are likely over: to find that out costs less than to wake a thread, which would
+  // The last sends have likely gone: to find that out costs less than to wake a thread, which would
   // then compete with the next operation for the lock.
   if (!busy()) return;
   if (!groups_.busy()) network_.progress(groups_);
@@ -121,15 +105,14 @@ void Engine::leave_to_background() {
 }
 
 void Engine::yield(Lock& lk) {
-  bool unwaited = polls_unwaited();
   lk.unlock();
   uint64_t began = now_ns();
   sched_yield();
   uint64_t ended = now_ns();
   for (int i = 0; i < kYieldsToContenders && mutex_.wanted(); ++i) sched_yield();
   lk = lock();
-  own_core_.announce(*presence_);
-  wait_policy_.note_yield(began, ended, unwaited);
+  own_core_.announce(presence_);
+  wait_policy_.note_yield(began, ended);
 }
 
 bool Engine::spin() {
@@ -182,7 +165,7 @@ void Engine::run_finished(Lock& lk) {
 void Engine::notify_waiters() {
   if (waiters_ == 0) return;
   waiters_cv_.notify_all();
-  if (sleeping_) presence_->ring_self();  // a waiter that sleeps as the driver
+  if (sleeping_) presence_.notify_self();  // a waiter that sleeps as the driver
 }
 
 // Finishes the only finished task, without taking the lock again. A thread that begins to wait for
@@ -205,10 +188,10 @@ void Engine::kick(Lock lk) {
 }
 
 void Engine::release(Lock lk, const Task* awaited) {
-  // The awaited task is over, or there is none: this thread will not drive the work in flight.
+  // The awaited task is complete, or there is none: this thread will not drive the work in flight.
   bool undriven = awaited == nullptr || finished_.contains(awaited);
   if (undriven && !driving_ && waiters_ == 0) leave_to_background();
-  if (undriven && driving_ && sleeping_ && busy()) presence_->ring_self();  // for the new work
+  if (undriven && driving_ && sleeping_ && busy()) presence_.notify_self();  // for the new work
   if (finished_.has_one()) return finish_alone(std::move(lk));
   run_finished(lk);
 }
@@ -220,7 +203,7 @@ void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
       if (mutex_.wanted() || (spin_ns > 0 && waiters_ > 0 && wait_policy_.turn_is_over(now_ns)))
         yield(lk);
     } else if (wait_policy_.keeps_polling(now_ns(), spin_ns) ||
-               own_core_.leave_if_shared(wait_policy_, *presence_, neighbors_)) {
+               own_core_.leave_if_shared(wait_policy_, presence_, neighbors_)) {
       yield(lk);
     } else {
       sleep(lk, until);
@@ -230,7 +213,7 @@ void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
 
 bool Engine::gather_events() {
   try {
-    events_.assign(1, {presence_->wait_fd(), POLLIN, 0});
+    events_.assign(1, {presence_.wait_fd(), POLLIN, 0});
     if (network_.wait_fd() >= 0) events_.push_back({network_.wait_fd(), POLLIN, 0});
     neighbors_.watch_deaths(events_);
     return true;
@@ -250,7 +233,7 @@ uint64_t Engine::wake_time(uint64_t now, uint64_t until) const {
 void Engine::sleep(Lock& lk, uint64_t until) {
   // Deaths first: a process that died may have published before, and the pass below sees all of it.
   if (!gather_events()) return yield(lk);
-  presence_->announce_sleep();
+  presence_.announce_sleep();
   uint64_t now = now_ns();
   bool by_event = pass() || groups_.watch(now) || !finished_.empty(), pausing = !network_.wakes();
   if (!by_event) {
@@ -266,8 +249,8 @@ void Engine::sleep(Lock& lk, uint64_t until) {
     lk.lock();
     sleeping_ = false;
   }
-  presence_->announce_awake();
-  presence_->drain();
+  presence_.announce_awake();
+  presence_.drain();
   wait_policy_.note_sleep(by_event, pausing);
 }
 
@@ -283,9 +266,8 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   if (task.done()) return true;
   Lock lk = lock();
   waiters_.fetch_add(1);
-  wait_policy_.begin_wait(now_ns);
   // A driver that sleeps wakes for the new work; the background thread also lets this thread drive.
-  if (driving_ && sleeping_) presence_->ring_self();
+  if (driving_ && sleeping_) presence_.notify_self();
   if (!driving_) spin_once(lk);  // a task that finishes within a moment needs no clock
   uint64_t until = UINT64_MAX;
   if (timeout.count() > 0 && !task.done_.load())
@@ -293,16 +275,10 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   while (!task.done_.load() && (until == UINT64_MAX || now_ns() < until) && !stop_) {
     if (driving_) {
       sleep_beside_driver(lk, until);
-    } else if (wait_policy_.background_drives(now_ns) && busy()) {
-      ++waits_left_to_background_;
-      want_background_ = true;
-      background_cv_.notify_one();
-      sleep_beside_driver(lk, until);
     } else {
       step(lk, until, wait_policy_.spin_ns());
     }
   }
-  wait_policy_.end_wait(now_ns);
   if (waiters_.fetch_sub(1) > 1) {
     waiters_cv_.notify_all();  // one of them drives on
   } else if (!driving_) {
@@ -312,11 +288,9 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
 }
 
 void Engine::background() {
-  request_short_time_slices();
-  request_exact_timers();
   Lock lk = lock();
   while (!stop_) {
-    if ((waiters_ > 0 && !wait_policy_.background_drives(now_ns)) || driving_ || !busy()) {
+    if (waiters_ > 0 || driving_ || !busy()) {
       if (waiters_ > 0 && !driving_) waiters_cv_.notify_all();
       want_background_ = false;
       background_cv_.wait(lk, [this] { return stop_ || want_background_; });
@@ -324,7 +298,7 @@ void Engine::background() {
       continue;
     }
     step(lk, UINT64_MAX,
-         polls_unwaited() ? wait_policy_.background_polling_ns(now_ns())
+         polls_unwaited() ? wait_policy_.background_polling_ns()
                           : wait_policy_.background_spin_ns());
   }
 }

@@ -1,13 +1,12 @@
-// The progress engine: one per process, shared by all its groups. It drives groups and the network,
-// and finishes tasks. It does not know what a collective is. Groups give it work and tasks; the
+// The progress engine: one per process (progress/process.h), shared by all its groups. It drives groups and the
+// network, and finishes tasks. It does not know what a collective is. Groups give it work and tasks; the
 // threads that wait for a task call wait().
 //
 // One thread at a time drives: it takes the lock, advances every busy group and the network, and
 // sleeps with the lock released when nothing moves. A thread that waits for a task becomes the
 // driver if there is none, so on the critical path no other thread has to run. The background
-// thread drives while something is in flight that no thread waits for, and between hosts also if
-// other threads need the cores for computing. Groups and the fabric endpoint are touched only under
-// the lock.
+// thread drives while something is in flight that no thread waits for. Groups and the fabric endpoint are
+// touched only under the lock.
 //
 // Nothing throws through the engine. What a call into a group throws breaks that group, what a task's
 // on_done() throws becomes the task's status, and the engine drives on.
@@ -29,11 +28,8 @@
 
 #include "common/condition_variable.h"
 #include "common/forks.h"
-#include "common/staging.h"
 #include "intranode/neighbors.h"
 #include "intranode/presence.h"
-#include "joining/process_directory.h"
-#include "joining/rank_info.h"
 #include "progress/counted_mutex.h"
 #include "progress/groups.h"
 #include "progress/network.h"
@@ -46,26 +42,14 @@ namespace smddp {
 
 class Engine {
  public:
-  static Result<std::unique_ptr<Engine>> create();
+  // All must outlive it. The presence is its own process's.
+  Engine(intranode::Presence& presence, intranode::Neighbors& neighbors, Network& network);
   ~Engine();
+  // Starts the background thread. To be called once, before anything else.
+  Status start();
 
   using Lock = CountedMutex::Lock;
   Lock lock() { return mutex_.lock(); }
-
-  const intranode::Presence& presence() const { return *presence_; }
-  // Opens the process's endpoint on first use. An error if it has failed.
-  Result<fabric::Endpoint*> fabric();
-  // nullptr if it is not open.
-  fabric::Endpoint* open_fabric() {
-    Lock lk = lock();
-    return network_.endpoint();
-  }
-  // Under the lock.
-  Network& network() { return network_; }
-  // The process that `info` names, shared by all groups that contain it.
-  Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
-
-  KnownProcesses& known_processes() { return known_processes_; }
 
   // So many more groups are being made, or fewer. A new one gets a new endpoint if the old one is worn and
   // no other group needs it.
@@ -73,19 +57,16 @@ class Engine {
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
   void detach(const JobKey& key);
-  // Puts a task that is over into the queue of those whose on_done() runs next. Under the lock. Once for
+  // Puts a complete task into the queue of those whose on_done() runs next. Under the lock. Once for
   // each task: later calls change nothing.
   void finish(std::shared_ptr<Task> task, Status status) {
     finished_.push(std::move(task), std::move(status));
   }
   void finish(TaskQueue&& tasks) { finished_.append(std::move(tasks)); }
 
-  // Memory for the groups' fragments. Under the lock.
-  StagingPool& staging() { return staging_; }
-
   // Releases `lock`, under which the caller added work, and runs what finished. The caller is going
   // to wait for `awaited` (nullptr: for nothing). Work that this wait will not drive, because the
-  // task is over or there is none, is left to the background thread.
+  // task is complete or there is none, is left to the background thread.
   void release(Lock lock, const Task* awaited);
   // Advances all groups and the network once, then release(lock, nullptr).
   void kick(Lock lock);
@@ -94,6 +75,8 @@ class Engine {
   // `ranks` ranks of one group share this host. If they outnumber the cores, waiting threads must
   // not spin.
   void expect_local_ranks(int ranks);
+  // The network has been opened: waiting threads poll it as well. Under the lock.
+  void expect_network() { wait_policy_.expect_network(); }
   // For the end of the process: groups leave, messages under way get a moment to go out, and
   // nothing runs any more. Tasks that were in flight stay undone.
   void shutdown();
@@ -101,18 +84,12 @@ class Engine {
   // groups must not touch it.
   bool ended() const { return stop_ || forked(); }
   bool forked() const { return fork_count() != forks_; }
-  // Messages and writes of no member of the job, which were dropped.
-  uint64_t refused() {
-    Lock lk = lock();
-    return groups_.foreign_messages() + network_.foreign_chunks();
-  }
-  // How often a waiting thread left the driving to the background thread.
-  uint64_t waits_left_to_background() const { return waits_left_to_background_; }
+  // Messages of no member of a group, which were dropped. Under the lock.
+  uint64_t foreign_messages() const { return groups_.foreign_messages(); }
   const OwnCore& own_core() const { return own_core_; }
 
  private:
   friend class SimulatedEngine;
-  Engine() = default;
 
   bool busy() const { return network_.busy() || groups_.busy(); }
   // No thread waits, and no event ends a sleep of the background thread.
@@ -144,12 +121,10 @@ class Engine {
   void background();
 
   CountedMutex mutex_;
-  std::unique_ptr<intranode::Presence> presence_;
-  StagingPool staging_;
-  Network network_;
+  intranode::Presence& presence_;
+  intranode::Neighbors& neighbors_;
+  Network& network_;
   Groups groups_;
-  intranode::Neighbors neighbors_;
-  KnownProcesses known_processes_;
   TaskQueue finished_;
   WaitPolicy wait_policy_;
   OwnCore own_core_;
@@ -162,7 +137,6 @@ class Engine {
   bool sleeping_ = false;
   bool want_background_ = false;
   std::atomic<bool> stop_{false};
-  uint64_t waits_left_to_background_ = 0;
   uint32_t passes_ = 0;
   const uint32_t forks_ = fork_count();
   std::thread thread_;

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "common/exceptions.h"
-#include "transport/ofi/endpoint.h"
 #include "progress/early_messages.h"
 #include "progress/progressable.h"
+#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 

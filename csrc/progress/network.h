@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "transport/ofi/endpoint.h"
 #include "liveness/liveness.h"
 #include "progress/groups.h"
+#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 

@@ -6,13 +6,12 @@
 
 namespace smddp {
 
-Result<std::unique_ptr<Engine>> SimulatedEngine::create(const fabric::Options& fabric) {
+Result<std::unique_ptr<Process>> SimulatedEngine::create(const fabric::Options& fabric) {
   auto presence = intranode::Presence::create();
   if (!presence) return presence.status();
-  std::unique_ptr<Engine> engine(new Engine());
-  engine->presence_ = std::move(presence.value());
-  engine->network_.simulate(fabric);
-  return engine;
+  std::unique_ptr<Process> process(new Process(std::move(presence.value())));
+  process->network_.simulate(fabric);
+  return process;
 }
 
 bool SimulatedEngine::turn(Engine& engine, bool watches) {

@@ -5,16 +5,16 @@
 #include <cstdint>
 #include <memory>
 
+#include "progress/process.h"
 #include "transport/ofi/endpoint.h"
-#include "progress/engine.h"
 
 namespace smddp {
 
 class SimulatedEngine {
  public:
-  // An engine without a thread of its own, whose endpoint is opened with `fabric`. Engine::wait() is not for
-  // it.
-  static Result<std::unique_ptr<Engine>> create(const fabric::Options& fabric);
+  // A process whose engine has no thread of its own, and whose endpoint is opened with `fabric`. Engine::wait() is
+  // not for it.
+  static Result<std::unique_ptr<Process>> create(const fabric::Options& fabric);
   // One pass, and with `watches` a look for late ranks, as before a sleep; then what finished. True if
   // anything moved.
   static bool turn(Engine& engine, bool watches);

@@ -30,11 +30,11 @@ class Task {
   friend class TaskQueue;
   Status status_;
   std::atomic<bool> done_{false};
-  bool over_ = false;           // has been in a queue
+  bool queued_ = false;         // has been in a queue
   std::shared_ptr<Task> next_;  // in the queue
 };
 
-// Tasks that are over, in their order. Allocates nothing.
+// Complete tasks, in their order. Allocates nothing.
 class TaskQueue {
  public:
   bool empty() const { return first_ == nullptr; }
@@ -47,7 +47,7 @@ class TaskQueue {
   }
   // A task that has been in a queue stays out.
   void push(std::shared_ptr<Task> task, Status status) {
-    if (std::exchange(task->over_, true)) return;
+    if (std::exchange(task->queued_, true)) return;
     task->status_ = std::move(status);
     Task* raw = task.get();
     (empty() ? first_ : last_->next_) = std::move(task);

@@ -24,24 +24,15 @@ bool WaitPolicy::keeps_polling(uint64_t now, uint64_t spin_ns) {
   if (idle_since_ns_ == 0) idle_since_ns_ = now;
   // Two ranks that yield to one another on one core stay there, however idle the next core is. A thread that
   // sleeps may be woken on an idle core, or on that of the rank that wakes it. Between hosts a sleep costs more
-  // than it may bring, unless others compute.
+  // than it may bring.
   crowded_ = std::exchange(shares_core_, false) && ranks_per_core_ == 1 && !network_;
-  // Where others compute on this core, a yield lasts for their time slice, and a message wakes a sleeping
-  // thread at once.
-  bool taken = network_ && yields_.show_computing(now);
-  return now - idle_since_ns_ < spin_ns && !crowded_ && !taken;
+  return now - idle_since_ns_ < spin_ns && !crowded_;
 }
 
 bool WaitPolicy::may_leave_core(uint64_t now) {
   if (!std::exchange(crowded_, false) || now < may_leave_from_ns_) return false;
   may_leave_from_ns_ = now + kLeavingNs;
   return true;
-}
-
-void WaitPolicy::note_yield(uint64_t began, uint64_t ended, bool unwaited) {
-  shares_core_ = ended - began > kOwnCoreYieldNs;
-  LongYields& yields = unwaited ? unwaited_yields_ : yields_;
-  yields.note(ended, ended - began > kComputesNs * ranks_per_core_);
 }
 
 }  // namespace smddp

@@ -1,6 +1,5 @@
 // How threads wait in the engine: how often a thread polls before it yields, how long it polls and
-// yields before it sleeps, how long it sleeps where no event of the network ends a sleep, and when the
-// background thread drives for threads that wait. To poll is
+// yields before it sleeps, and how long it sleeps where no event of the network ends a sleep. To poll is
 // to advance all groups and the network once.
 //
 // It decides from times alone, and knows no lock, no thread, no group and no network. A time that
@@ -10,8 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-
-#include "progress/long_yields.h"
 
 namespace smddp {
 
@@ -27,7 +24,6 @@ class WaitPolicy {
   // The process has opened the network: from now on threads poll it as well.
   void expect_network() { network_ = true; }
 
-  // --- the thread that drives
   // Polls in a row before the thread yields or sleeps.
   int polls() const { return ranks_per_core_ > 1 || spin_ns_ == 0 || network_ ? 1 : kPolls; }
   // How long a thread polls without success before it sleeps: a thread that waits, and the
@@ -37,9 +33,7 @@ class WaitPolicy {
     return network_ ? 0 : std::min(spin_ns_, kBackgroundSpinNs * ranks_per_core_);
   }
   // The same of the background thread on a network that has no wait object (efa).
-  uint64_t background_polling_ns(uint64_t now) const {
-    return unwaited_yields_.show_computing(now) ? 0 : std::min(spin_ns_, kBackgroundPollingNs);
-  }
+  uint64_t background_polling_ns() const { return std::min(spin_ns_, kBackgroundPollingNs); }
   // A poll found work, or a wait begins: the time without success begins with the next poll.
   void restart_spin() { idle_since_ns_ = 0; }
   // A sleep ended. `by_event`: not because its time was over. `pausing`: its time was pause_ns().
@@ -61,18 +55,10 @@ class WaitPolicy {
   // A poll of a waiting thread found work. True: it has worked for so long that it yields.
   template <class Clock>
   bool turn_is_over(Clock&& clock);
-  // A yield began and ended at these times. `unwaited`: no thread waits, and the background thread polls a network
-  // that has no wait object.
-  void note_yield(uint64_t began, uint64_t ended, bool unwaited = false);
-
-  // --- the threads that wait
-  template <class Clock>
-  void begin_wait(Clock&& clock);
-  template <class Clock>
-  void end_wait(Clock&& clock);
-  // True: a waiting thread leaves the driving to the background thread.
-  template <class Clock>
-  bool background_drives(Clock&& clock) const;
+  // A yield began and ended at these times.
+  void note_yield(uint64_t began, uint64_t ended) {
+    shares_core_ = ended - began > kOwnCoreYieldNs;
+  }
 
  private:
   // Inside a host: a microsecond or two. To poll the network takes a system call, and its data
@@ -84,8 +70,6 @@ class WaitPolicy {
   // Hz), while a message wakes a sleeping thread at once.
   static constexpr uint64_t kBackgroundSpinNs = 20'000;
   // Without a wait object, a message of 8 KiB over 1 Gbit/s takes 65 us, and a pause at its end delays the next one.
-  // A background thread that yields also learns whether other threads compute on its core; of them the waiting
-  // threads learn by their own yields.
   static constexpr uint64_t kBackgroundPollingNs = 100'000;
   // Without a wait object, a thread pauses between two polls for the time in which a few chunks arrive, and
   // for a part of the time in which nothing has moved: what it waits for is seen late by an eighth of its time
@@ -98,16 +82,6 @@ class WaitPolicy {
   static constexpr uint64_t kOwnCoreYieldNs = 2'000;
   // The other cores may be just as busy: then a move is in vain, and costs a few microseconds.
   static constexpr uint64_t kLeavingNs = 1'000'000;
-  // A yield that takes longer than this, times the ranks of this host that share a core, has let
-  // another thread compute. A rank that spends longer than this between two waits computes itself.
-  // If both are the case between hosts, threads that wait and poll take the cores from threads that
-  // compute, and lose the core for a time slice at the wrong moment: the peers of the same step
-  // wait. The background thread sleeps, and gets a core back when data arrives, because its time
-  // slices are short. So it drives for the waiting threads: for a time after such yields, and as
-  // long as one of the last kComputingWaits waits came after computing. For that time a
-  // thread between hosts does not yield after a poll in vain, but sleeps.
-  static constexpr uint64_t kComputesNs = 1'000'000;
-  static constexpr int kComputingWaits = 8;
   // Between hosts a waiting thread that finds work yields its core after this time: the link of
   // another rank may be idle until that rank runs. The background thread does not, as a yield may
   // last for a tick.
@@ -121,9 +95,6 @@ class WaitPolicy {
   bool shares_core_ = false;    // found by the last yield
   bool crowded_ = false;        // found by the last keeps_polling()
   uint64_t may_leave_from_ns_ = 0;
-  LongYields yields_, unwaited_yields_;
-  uint64_t wait_ended_ns_ = 0;  // the last wait, between hosts
-  int computing_waits_ = 0;     // falls to 0 if no wait comes after computing
 };
 
 template <class Clock>
@@ -134,23 +105,6 @@ bool WaitPolicy::turn_is_over(Clock&& clock) {
   if (now - turn_began_ns_ < kTurnNs) return false;
   turn_began_ns_ = 0;
   return true;
-}
-
-template <class Clock>
-void WaitPolicy::begin_wait(Clock&& clock) {
-  if (!network_ || wait_ended_ns_ == 0) return;
-  bool computed = clock() - wait_ended_ns_ > kComputesNs;
-  computing_waits_ = computed ? kComputingWaits : std::max(0, computing_waits_ - 1);
-}
-
-template <class Clock>
-void WaitPolicy::end_wait(Clock&& clock) {
-  if (network_) wait_ended_ns_ = clock();
-}
-
-template <class Clock>
-bool WaitPolicy::background_drives(Clock&& clock) const {
-  return computing_waits_ > 0 && yields_.have_shown_computing() && yields_.show_computing(clock());
 }
 
 }  // namespace smddp

@@ -14,7 +14,7 @@
 namespace smddp::simulator {
 namespace {
 
-using fabric::simulated::Process;
+using ProcessNumber = fabric::simulated::Process;
 
 // As long as the engine's longest sleep: if nothing is on its way, ranks look for others that are late.
 constexpr uint64_t kLookNs = 100'000'000;
@@ -58,29 +58,29 @@ Status Cluster::set_up(const fabric::simulated::Model& model) {
   std::vector<std::unique_ptr<GroupBuilder>> builders;
   std::vector<RankInfo> infos;
   for (Rank rank = 0; rank < layout_.ranks(); ++rank) {
-    network_->enter(static_cast<Process>(rank));
-    auto engine = SimulatedEngine::create(options);
-    if (!engine) return engine.status();
-    if (auto endpoint = engine.value()->fabric(); !endpoint) return endpoint.status();
+    network_->enter(static_cast<ProcessNumber>(rank));
+    auto process = SimulatedEngine::create(options);
+    if (!process) return process.status();
+    if (auto endpoint = process.value()->fabric(); !endpoint) return endpoint.status();
     Group::Options group;
     group.name = "simulated";
     group.host = "host-" + std::to_string(rank / layout_.ranks_per_host);
     group.single_copy = false;
     group.several_hosts = layout_.hosts > 1;
     builders.push_back(
-        std::make_unique<GroupBuilder>(*engine.value(), store, rank, layout_.ranks(), group));
+        std::make_unique<GroupBuilder>(*process.value(), store, rank, layout_.ranks(), group));
     Status described = builders.back()->describe_itself(&infos.emplace_back());
     if (!described) return described;
     rank_info_bytes_ += encode(infos.back()).size();
-    ranks_.emplace_back().engine = std::move(engine.value());
+    ranks_.emplace_back().process = std::move(process.value());
   }
   rank_info_ = infos[0];
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    network_->enter(static_cast<Process>(rank));
+    network_->enter(static_cast<ProcessNumber>(rank));
     if (Status joined = builders[rank]->join(infos); !joined) return joined;
   }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    network_->enter(static_cast<Process>(rank));
+    network_->enter(static_cast<ProcessNumber>(rank));
     auto group = builders[rank]->finish();
     if (!group) return group.status();
     ranks_[rank].group = std::move(group.value());
@@ -93,31 +93,31 @@ Cluster::~Cluster() {
   // An engine waits for its messages under way, for which time has to pass.
   settle();
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    network_->enter(static_cast<Process>(rank));
+    network_->enter(static_cast<ProcessNumber>(rank));
     ranks_[rank].group.reset();
   }
   settle();
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    network_->enter(static_cast<Process>(rank));
-    ranks_[rank].engine.reset();
+    network_->enter(static_cast<ProcessNumber>(rank));
+    ranks_[rank].process.reset();
   }
 }
 
 void Cluster::settle() {
-  Process process = 0;
+  ProcessNumber process = 0;
   while (network_ && network_->next(&process)) {
     network_->enter(process);
-    while (SimulatedEngine::turn(*ranks_[process].engine, false)) {
+    while (SimulatedEngine::turn(ranks_[process].process->engine(), false)) {
     }
   }
 }
 
-void Cluster::turn(Process process, Operation& operation, bool watches, bool called) {
+void Cluster::turn(ProcessNumber process, Operation& operation, bool watches, bool called) {
   SimulatedRank& rank = ranks_[process];
   network_->enter(process);
-  bool moved = SimulatedEngine::turn(*rank.engine, watches);
+  bool moved = SimulatedEngine::turn(rank.process->engine(), watches);
   if (moved) {
-    while (SimulatedEngine::turn(*rank.engine, false)) {
+    while (SimulatedEngine::turn(rank.process->engine(), false)) {
     }
   }
   uint64_t taken = bytes_of(operation.taken);
@@ -126,10 +126,10 @@ void Cluster::turn(Process process, Operation& operation, bool watches, bool cal
     rank.taken = taken;
   }
   if ((!moved && !called) || layout_.ranks_per_host == 1) return;
-  auto first = process - process % static_cast<Process>(layout_.ranks_per_host);
+  auto first = process - process % static_cast<ProcessNumber>(layout_.ranks_per_host);
   uint64_t seen = network_->now() + static_cast<uint64_t>(host_.wake_ns);
   for (int i = 0; i < layout_.ranks_per_host; ++i) {
-    Process other = first + static_cast<Process>(i);
+    ProcessNumber other = first + static_cast<ProcessNumber>(i);
     if (other != process) network_->wake(other, seen);
   }
 }
@@ -145,7 +145,7 @@ class Cluster::Count {
       in_.push_back(in);
     });
     for (const SimulatedRank& rank : cluster.ranks_)
-      passes_.push_back(SimulatedEngine::passes(*rank.engine));
+      passes_.push_back(SimulatedEngine::passes(rank.process->engine()));
   }
   void into(Outcome& outcome) const {
     outcome.network = cluster_.network_->counters();
@@ -157,7 +157,8 @@ class Cluster::Count {
       ++nic;
     });
     for (size_t rank = 0; rank < passes_.size(); ++rank) {
-      uint64_t took = SimulatedEngine::passes(*cluster_.ranks_[rank].engine) - passes_[rank];
+      uint64_t took =
+          SimulatedEngine::passes(cluster_.ranks_[rank].process->engine()) - passes_[rank];
       outcome.passes += took;
       outcome.most_passes = std::max(outcome.most_passes, took);
     }
@@ -187,7 +188,8 @@ Result<Outcome> Cluster::run(const std::vector<std::shared_ptr<Operation>>& oper
   settle();
   Count count(*this);
   // All call when the last of them has ended what it did before.
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) network_->enter(static_cast<Process>(rank));
+  for (size_t rank = 0; rank < ranks_.size(); ++rank)
+    network_->enter(static_cast<ProcessNumber>(rank));
   uint64_t began = network_->now(), moved_at = began;
   Outcome outcome;
   Status failed;
@@ -195,9 +197,9 @@ Result<Outcome> Cluster::run(const std::vector<std::shared_ptr<Operation>>& oper
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     ranks_[rank].taken = 0;
     ranks_[rank].called = ranks_[rank].over = false;
-    network_->wake(static_cast<Process>(rank), began);
+    network_->wake(static_cast<ProcessNumber>(rank), began);
   }
-  auto let_run = [&](Process process, bool watches) {
+  auto let_run = [&](ProcessNumber process, bool watches) {
     SimulatedRank& rank = ranks_[process];
     Operation& operation = *operations[process];
     network_->enter(process);
@@ -216,7 +218,7 @@ Result<Outcome> Cluster::run(const std::vector<std::shared_ptr<Operation>>& oper
     if (open + 1 == ranks_.size()) outcome.first_seconds = outcome.seconds;
   };
   while (open > 0) {
-    Process process = 0;
+    ProcessNumber process = 0;
     if (network_->next(&process)) {
       moved_at = network_->now();
       let_run(process, false);
@@ -227,7 +229,8 @@ Result<Outcome> Cluster::run(const std::vector<std::shared_ptr<Operation>>& oper
     ++outcome.idle_looks;
     if (network_->now() - moved_at > kStuckNs)
       return Status(Code::kTimeout, "nothing moves any more");
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) let_run(static_cast<Process>(rank), true);
+    for (size_t rank = 0; rank < ranks_.size(); ++rank)
+      let_run(static_cast<ProcessNumber>(rank), true);
   }
   if (!failed) return failed;
   count.into(outcome);

@@ -15,7 +15,7 @@
 #include "collectives/operation.h"
 #include "common/status.h"
 #include "group/group.h"
-#include "progress/engine.h"
+#include "progress/process.h"
 #include "transport/ofi/loader.h"
 #include "transport/simulated/network.h"
 
@@ -53,7 +53,7 @@ class Cluster {
 
   const Layout& layout() const { return layout_; }
   fabric::simulated::Network& network() { return *network_; }
-  Engine& engine(Rank rank) { return *ranks_[static_cast<size_t>(rank)].engine; }
+  Process& process(Rank rank) { return *ranks_[static_cast<size_t>(rank)].process; }
   Group& group(Rank rank) { return *ranks_[static_cast<size_t>(rank)].group; }
   // Of what a rank publishes when the group is made (joining/rank_info.h), as the mean of all ranks.
   size_t rank_info_bytes() const { return rank_info_bytes_ / ranks_.size(); }
@@ -66,7 +66,7 @@ class Cluster {
 
  private:
   struct SimulatedRank {
-    std::unique_ptr<Engine> engine;
+    std::unique_ptr<Process> process;
     std::unique_ptr<Group> group;
     uint64_t taken = 0;  // bytes of its operation that its time counts already
     bool called = false, over = false;

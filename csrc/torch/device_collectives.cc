@@ -6,12 +6,12 @@
 
 #include "common/clock.h"
 #include "common/signature.h"
+#include "torch/error_state.h"
 #include "torch/gil.h"
 #include "torch/interruptible.h"
 #include "torch/operands.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
-#include "torch/trouble.h"
 
 namespace smddp {
 namespace {
@@ -70,16 +70,16 @@ c10::intrusive_ptr<c10::ivalue::Future> DeviceTensorOperation::future(
 
 // On a device the future is complete once the work is submitted: the future's users wait on their streams.
 void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
-  bool ready = usable_ && (over_ || !device_.is_host());
-  if (!future_ || settled_ || !(ready || (over_ && !status_))) return;
-  settled_ = true;  // here, as other threads may call this before the future is complete
+  bool ready = complete_ && (closed_ || !device_.is_host());
+  if (!future_ || future_taken_ || !(ready || (closed_ && !status_))) return;
+  future_taken_ = true;  // here, as other threads may call this before the future is complete
   auto future = future_;
   auto values = std::exchange(for_future_, {});
-  Status status = over_ ? status_ : Status();
+  Status status = closed_ ? status_ : Status();
   lock.unlock();  // completion runs callbacks
   try {
     if (!status) return future->setErrorIfNeeded(exception_of(status));
-    device_.complete(*future, values, finished_event());
+    device_.complete(*future, values, end_event());
   } catch (...) {
     future->setErrorIfNeeded(std::current_exception());
   }
@@ -88,7 +88,7 @@ void DeviceTensorOperation::settle_future(std::unique_lock<std::mutex> lock) {
 void DeviceTensorOperation::on_submitted() {
   std::unique_lock lock(mutex_);
   note_submission();
-  usable_ = true;
+  complete_ = true;
   settle_future(std::move(lock));
 }
 
@@ -98,8 +98,8 @@ void DeviceTensorOperation::note_submission() {
     on_device.start(now_ns(), recorder::FlightRecorder::process().text(way));
 }
 
-void DeviceTensorOperation::on_finished(const Status& status) {
-  if (!status) Trouble::process().tell(status);
+void DeviceTensorOperation::on_closed(const Status& status) {
+  if (!status) ErrorState::process().tell(status);
   if (status && counted_) {
     uint64_t bytes = what.bytes;
     Statistics::process().update(name_of(what.collective), way, [&](StatisticsRow& row) {
@@ -114,14 +114,14 @@ void DeviceTensorOperation::on_finished(const Status& status) {
   if (status) note_submission();
   noted_ = true;
   on_device.end_unseen(now_ns(), status.ok());
-  over_ = true;
+  closed_ = true;
   status_ = status;
   settle_future(std::move(lock));
 }
 
 std::exception_ptr DeviceTensorOperation::exception() {
   std::lock_guard lock(mutex_);
-  return over_ && !status_ ? exception_of(status_) : nullptr;
+  return closed_ && !status_ ? exception_of(status_) : nullptr;
 }
 
 void DeviceTensorOperation::waited(double seconds) const {
@@ -148,10 +148,10 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
     s = group_->verdict(*operation_);
   }
   if (!s) {
-    // The error is known here before on_finished() tells it.
+    // The error is known here before on_closed() tells it.
     if (!group_->status()) {
-      Trouble::process().tell(s);
-      Trouble::process().hold();
+      ErrorState::process().tell(s);
+      ErrorState::process().hold();
     }
     throw_status(s);
   }
@@ -165,7 +165,7 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
 // --- the group ---------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<DeviceCollectives>> DeviceCollectives::create(
-    Engine& engine, Group& group, Store& store, Result<TorchDevice*> device,
+    Process& process, Group& group, Store& store, Result<TorchDevice*> device,
     std::chrono::milliseconds timeout) {
   std::unique_ptr<DeviceCollectives> made;
   Status usable = device.status();
@@ -176,7 +176,7 @@ Result<std::unique_ptr<DeviceCollectives>> DeviceCollectives::create(
     if (stream) made->stream_ = stream.value();
   }
   auto on_device = DeviceGroup::create(
-      engine, group, store, usable, usable ? &made->device_.device() : nullptr,
+      process, group, store, usable, usable ? &made->device_.device() : nullptr,
       usable ? &made->device_.imports() : nullptr, usable ? made->stream_ : nullptr,
       static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count()), !settings().reduce_on_cpu);
   if (!on_device) return on_device.status();

@@ -1,5 +1,5 @@
 // A process group's collectives on tensors of a device: it checks tensors and makes plans for the copy engines.
-// ProcessGroupSMDDP calls it, by way of GroupDevice.
+// ProcessGroupSMDDP calls it, by way of BoundDevice.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -50,7 +50,7 @@ class DeviceTensorOperation final : public DeviceOperation {
 
  private:
   void on_submitted() override;
-  void on_finished(const Status& status) override;
+  void on_closed(const Status& status) override;
   void note_submission();  // under mutex_
   void settle_future(std::unique_lock<std::mutex> lock);
 
@@ -58,8 +58,8 @@ class DeviceTensorOperation final : public DeviceOperation {
   const uint64_t called_ns_;
   const bool counted_;
   std::mutex mutex_;
-  bool usable_ = false, over_ = false, noted_ = false;
-  bool settled_ = false;  // a thread completes the future, or has done so
+  bool complete_ = false, closed_ = false, noted_ = false;
+  bool future_taken_ = false;  // a thread completes the future, or has done so
   Status status_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::vector<at::Tensor> for_future_;
@@ -75,9 +75,9 @@ class DeviceWork final : public c10d::Work {
         operation_(std::move(operation)),
         results_(operation_->results) {}
 
-  bool isCompleted() override { return group_->finished(*operation_); }
+  bool isCompleted() override { return group_->closed(*operation_); }
   bool isSuccess() const override {
-    return group_->finished(*operation_) && operation_->exception() == nullptr;
+    return group_->closed(*operation_) && operation_->exception() == nullptr;
   }
   std::exception_ptr exception() const override { return operation_->exception(); }
   std::vector<at::Tensor> result() override { return results_; }
@@ -100,7 +100,7 @@ class DeviceWork final : public c10d::Work {
 class DeviceCollectives {
  public:
   // An error is the same on all ranks.
-  static Result<std::unique_ptr<DeviceCollectives>> create(Engine& engine, Group& group,
+  static Result<std::unique_ptr<DeviceCollectives>> create(Process& process, Group& group,
                                                            Store& store,
                                                            Result<TorchDevice*> device,
                                                            std::chrono::milliseconds timeout);

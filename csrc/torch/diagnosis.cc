@@ -7,10 +7,10 @@
 #include "common/clock.h"
 #include "group/measured_network.h"
 #include "recorder/flight_recorder.h"
+#include "torch/error_state.h"
 #include "torch/fallback.h"
 #include "torch/live_groups.h"
 #include "torch/runtime.h"
-#include "torch/trouble.h"
 
 namespace py = pybind11;
 
@@ -135,10 +135,10 @@ py::list connections_of(const GroupState& group) {
 
 // Of the model of a group; "" of a group inside one host.
 std::string source_of_network(const std::string& model) {
-  auto engine = process_engine();
-  if (model.empty() || !engine) return {};
-  Engine::Lock lock = engine.value()->lock();
-  const Network::Known& known = engine.value()->network().known();
+  auto process = this_process();
+  if (model.empty() || !process) return {};
+  Engine::Lock lock = process.value()->engine().lock();
+  const Network::Known& known = process.value()->network().known();
   if (known.model.empty()) return "given";
   // A later group may have measured again.
   return known.model == model ? known.source : "measured now";
@@ -171,9 +171,9 @@ py::list group_states(bool with_connections) {
 }
 
 std::string stored_network_of(const std::vector<std::string>& hosts) {
-  auto engine = process_engine();
-  if (!engine) throw std::runtime_error(engine.status().message());
-  auto found = stored_network(*engine.value(), hosts);
+  auto process = this_process();
+  if (!process) throw std::runtime_error(process.status().message());
+  auto found = stored_network(*process.value(), hosts);
   if (!found) throw std::runtime_error(found.status().message());
   return found.value();
 }
@@ -193,21 +193,22 @@ void define_diagnosis(py::module_& m) {
   m.def(
       "set_recording", [](bool on) { recorder::FlightRecorder::process().set_recording(on); },
       py::arg("on"));
-  m.def("trouble_bell", [] { return Trouble::process().bell(); });
+  m.def("error_notification", [] { return ErrorState::process().notification(); });
   m.def(
-      "take_trouble", [] { return Trouble::process().take(); },
+      "take_error", [] { return ErrorState::process().take(); },
       py::call_guard<py::gil_scoped_release>());
   m.def(
-      "ask_for_report", [](const std::string& why) { Trouble::process().ask(why); }, py::arg("why"),
-      py::call_guard<py::gil_scoped_release>());
+      "ask_for_report", [](const std::string& why) { ErrorState::process().ask(why); },
+      py::arg("why"), py::call_guard<py::gil_scoped_release>());
   m.def(
-      "reported", [] { Trouble::process().reported(); }, py::call_guard<py::gil_scoped_release>());
+      "reported", [] { ErrorState::process().reported(); },
+      py::call_guard<py::gil_scoped_release>());
   m.def(
       "hold_errors",
-      [](std::chrono::milliseconds limit) { Trouble::process().set_reporter(limit); },
+      [](std::chrono::milliseconds limit) { ErrorState::process().set_reporter(limit); },
       py::arg("limit"), py::call_guard<py::gil_scoped_release>());
   m.def(
-      "report_at_signal", [](int number) { return Trouble::process().watch_signal(number); },
+      "report_at_signal", [](int number) { return ErrorState::process().watch_signal(number); },
       py::arg("number"));
 }
 

@@ -27,19 +27,19 @@ struct Works {
 };
 
 // The operation that this thread took last.
-struct Taken {
+struct ForwardedCall {
   recorder::Mark record;
   bool on_gloo = false;
   std::string what;
 };
-thread_local Taken taken;
+thread_local ForwardedCall taken;
 
 Works& works() {
   static auto* all = new Works();  // never freed, as threads may use it until the process ends
   return *all;
 }
 
-// A work that nothing refers to any more is over. When it ended is not known.
+// A work that nothing refers to any more is complete. When it completed is not known.
 bool gone(const NotedWork& noted) {
   if (!noted.work.expired()) return false;
   noted.record.end(0, true);

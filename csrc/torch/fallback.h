@@ -35,10 +35,10 @@ class Fallback {
   // Notes the work of the operation that this thread took last, for settle() and the flight recorder; returns
   // the one for the caller.
   static c10::intrusive_ptr<c10d::Work> note(c10::intrusive_ptr<c10d::Work> work);
-  // Lets the flight recorder know of works that are over.
+  // Lets the flight recorder know of works that are complete.
   static void look_at_works();
   // For the end of the process; called without the GIL. Gives the fallback's threads at most half a second
-  // to release works that are done. A thread that drops the last reference to a tensor after the interpreter
+  // to release works that are complete. A thread that drops the last reference to a tensor after the interpreter
   // is gone ends the process with std::terminate; this happens with Gloo alone as well.
   static void settle();
   void set_timeout(std::chrono::milliseconds timeout);

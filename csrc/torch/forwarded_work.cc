@@ -1,7 +1,7 @@
 #include "torch/forwarded_work.h"
 
 #include "common/clock.h"
-#include "torch/trouble.h"
+#include "torch/error_state.h"
 
 namespace smddp {
 
@@ -23,8 +23,8 @@ void ForwardedWork::failed(const char* why) {
   uint64_t now = now_ns();
   record_.leave_wait(now);
   record_.end(now, false);
-  Trouble::process().tell({Code::kUnavailable, what_ + " failed: " + why});
-  Trouble::process().hold();
+  ErrorState::process().tell({Code::kUnavailable, what_ + " failed: " + why});
+  ErrorState::process().hold();
 }
 
 }  // namespace smddp

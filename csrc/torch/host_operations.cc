@@ -52,6 +52,63 @@ OperationPtr begin(Collective collective, TensorRefs tensors) {
   return op;
 }
 
+// `any` is a tensor of the operation; all of them have its type. The ranks compare the type and the root: each
+// pair compares the size of its block itself.
+OperationPtr begin_exchange(Collective collective, const at::Tensor& any, int64_t root) {
+  auto op = std::make_shared<TensorOperation>();
+  op->collective = collective;
+  op->root = static_cast<Rank>(root);
+  op->dtype = dtype_of(any.scalar_type());
+  op->element_size = any.element_size();
+  op->digest = extend_digest(extend_digest(0, static_cast<uint64_t>(any.scalar_type())),
+                             static_cast<uint64_t>(root));
+  return op;
+}
+
+// The memory of a copy of the tensor that was kept last.
+Extent copy_of_last(TensorOperation& op) {
+  at::Tensor copy = op.keep.back().clone();
+  op.keep.push_back(copy);
+  return extent_of(copy);
+}
+
+// `inputs` and `outputs`: by rank; nullptr for a block that does not exist. Bytes of other ranks must not overwrite
+// what is still to be sent; only this rank's own block may stay where it is.
+OperationPtr exchange_of(OperationPtr op, TensorRefs outputs, TensorRefs inputs, int rank) {
+  auto own = static_cast<size_t>(rank);
+  Extents in, out;
+  for (const at::Tensor* t : outputs) out.push_back(t != nullptr ? writable(*op, *t) : Extent{});
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    Extent source = inputs[r] != nullptr ? readable(*op, *inputs[r]) : Extent{};
+    if (overlaps_blocks(source, out.data(), out.size(), r == own ? own : kNoBlock))
+      source = copy_of_last(*op);
+    in.push_back(source);
+  }
+  fill(op->input, in, in.size());
+  fill(op->output, out, out.size());
+  return op;
+}
+
+// The parts of `whole`, the memory of a tensor with `rows` rows.
+Extents parts_of(const Extent& whole, int64_t rows, const std::vector<int64_t>& splits, int size) {
+  Extents parts;
+  size_t row = rows > 0 ? whole.bytes / static_cast<size_t>(rows) : 0;
+  size_t at = 0;
+  for (int r = 0; r < size; ++r) {
+    int64_t count = splits.empty() ? rows / size : splits[static_cast<size_t>(r)];
+    size_t bytes = static_cast<size_t>(count) * row;
+    parts.push_back({whole.address + at, bytes});
+    at += bytes;
+  }
+  return parts;
+}
+
+TensorRefList only(const at::Tensor* tensor, int64_t rank, int size) {
+  TensorRefList list(static_cast<size_t>(size), nullptr);
+  list[static_cast<size_t>(rank)] = tensor;
+  return list;
+}
+
 }  // namespace
 
 OperationPtr gather_of(TensorRefs outputs, TensorRefs inputs, bool list, int rank, int size) {
@@ -66,11 +123,8 @@ OperationPtr gather_of(TensorRefs outputs, TensorRefs inputs, bool list, int ran
       append(out, writable(*op, *t), ranks / each);
     }
     Extent source = readable(*op, input);
-    if (overlaps_blocks(source, &out[m * ranks], ranks, static_cast<size_t>(rank))) {
-      at::Tensor copy = op->keep.back().clone();
-      source = extent_of(copy);
-      op->keep.push_back(std::move(copy));
-    }
+    if (overlaps_blocks(source, &out[m * ranks], ranks, static_cast<size_t>(rank)))
+      source = copy_of_last(*op);
     in.push_back(source);
   }
   fill(op->input, in, 1);
@@ -172,7 +226,7 @@ OperationPtr reduce_of(TensorRefs tensors, ReduceOp reduce_op, int64_t root, int
   return op;
 }
 
-// An AllGather of one byte per rank: it is over once the bytes of all ranks have arrived.
+// An AllGather of one byte per rank: it is complete once the bytes of all ranks have arrived.
 OperationPtr barrier_of(int size) {
   OperationPtr op = begin(Collective::kBarrier, {});
   op->scratch.resize(static_cast<size_t>(size) + 1);
@@ -183,6 +237,52 @@ OperationPtr barrier_of(int size) {
     op->output.end_block();
   }
   return op;
+}
+
+OperationPtr all_to_all_of(const at::Tensor& output, const at::Tensor& input,
+                           const std::vector<int64_t>& output_splits,
+                           const std::vector<int64_t>& input_splits, int rank, int size) {
+  check_splits("output", output, output_splits, size);
+  check_splits("input", input, input_splits, size);
+  check_alike(Collective::kAllToAll, input, output);
+  OperationPtr op = begin_exchange(Collective::kAllToAll, input, 0);
+  Extent to = writable(*op, output), from = readable(*op, input);
+  if (overlap(from, to)) from = copy_of_last(*op);
+  Extents in = parts_of(from, input.size(0), input_splits, size);
+  Extents out = parts_of(to, output.size(0), output_splits, size);
+  check_own_block(in[static_cast<size_t>(rank)], out[static_cast<size_t>(rank)]);
+  fill(op->input, in, in.size());
+  fill(op->output, out, out.size());
+  return op;
+}
+
+OperationPtr all_to_all_of(TensorRefs outputs, TensorRefs inputs, int rank, int size) {
+  check_one_per_rank(Collective::kAllToAll, "output", outputs, size);
+  check_one_per_rank(Collective::kAllToAll, "input", inputs, size);
+  for (TensorRefs list : {outputs, inputs}) {
+    for (const at::Tensor* t : list) check_alike(Collective::kAllToAll, *t, *outputs[0]);
+  }
+  check_own_block(extent_of(*inputs[static_cast<size_t>(rank)]),
+                  extent_of(*outputs[static_cast<size_t>(rank)]));
+  return exchange_of(begin_exchange(Collective::kAllToAll, *outputs[0], 0), outputs, inputs, rank);
+}
+
+OperationPtr gather_to_root_of(TensorRefs outputs, TensorRefs inputs, int64_t root, int rank,
+                               int size) {
+  check_root(Collective::kGather, inputs, root, size);
+  check_parts(Collective::kGather, "output", outputs, *inputs[0], rank == root ? size : 0);
+  TensorRefList none(static_cast<size_t>(size), nullptr);
+  return exchange_of(begin_exchange(Collective::kGather, *inputs[0], root),
+                     rank == root ? outputs : TensorRefs(none), only(inputs[0], root, size), rank);
+}
+
+OperationPtr scatter_from_root_of(TensorRefs outputs, TensorRefs inputs, int64_t root, int rank,
+                                  int size) {
+  check_root(Collective::kScatter, outputs, root, size);
+  check_parts(Collective::kScatter, "input", inputs, *outputs[0], rank == root ? size : 0);
+  TensorRefList none(static_cast<size_t>(size), nullptr);
+  return exchange_of(begin_exchange(Collective::kScatter, *outputs[0], root),
+                     only(outputs[0], root, size), rank == root ? inputs : TensorRefs(none), rank);
 }
 
 }  // namespace smddp

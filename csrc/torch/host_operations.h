@@ -21,4 +21,22 @@ std::shared_ptr<TensorOperation> reduce_of(TensorRefs tensors, ReduceOp reduce_o
                                            int rank, int size);
 std::shared_ptr<TensorOperation> barrier_of(int size);
 
+// In these each pair of ranks has a block of its own.
+//
+// `output` and `input` are cut along their first dimension, into parts of so many rows for each rank; equal ones
+// if `output_splits` or `input_splits` is empty.
+std::shared_ptr<TensorOperation> all_to_all_of(const at::Tensor& output, const at::Tensor& input,
+                                               const std::vector<int64_t>& output_splits,
+                                               const std::vector<int64_t>& input_splits, int rank,
+                                               int size);
+// One tensor for each rank in both lists.
+std::shared_ptr<TensorOperation> all_to_all_of(TensorRefs outputs, TensorRefs inputs, int rank,
+                                               int size);
+// `inputs` is one tensor; `outputs` one for each rank on the root, and none on the other ranks.
+std::shared_ptr<TensorOperation> gather_to_root_of(TensorRefs outputs, TensorRefs inputs,
+                                                   int64_t root, int rank, int size);
+// The other way round.
+std::shared_ptr<TensorOperation> scatter_from_root_of(TensorRefs outputs, TensorRefs inputs,
+                                                      int64_t root, int rank, int size);
+
 }  // namespace smddp

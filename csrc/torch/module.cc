@@ -249,7 +249,7 @@ PYBIND11_MODULE(_C, m) {
   py::module_::import("atexit").attr("register")(py::cpp_function(
       [] {
         Fallback::settle();
-        shutdown_process_engine();
+        shut_down_process();
       },
       py::call_guard<py::gil_scoped_release>()));
 }

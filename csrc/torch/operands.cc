@@ -1,7 +1,5 @@
 #include "torch/operands.h"
 
-#include <algorithm>
-
 #include "common/signature.h"
 
 namespace smddp {
@@ -125,11 +123,16 @@ void check_parts(Collective collective, const char* name, TensorRefs parts, cons
   }
 }
 
+bool overlap(const Extent& a, const Extent& b) {
+  return a.bytes > 0 && b.bytes > 0 && (a.address == b.address || overlap_askew(a, b));
+}
+
 bool overlaps_blocks(const Extent& source, const Extent* blocks, size_t ranks, size_t own) {
-  return std::any_of(blocks, blocks + ranks, [&](const Extent& block) {
-    return overlap_askew(source, block) || (block.address != blocks[own].address &&
-                                            source.bytes > 0 && source.address == block.address);
-  });
+  for (size_t r = 0; r < ranks; ++r) {
+    bool stays = r == own && source.address == blocks[r].address;
+    if (!stays && overlap(source, blocks[r])) return true;
+  }
+  return false;
 }
 
 uint64_t digest_of(TensorRefs tensors) {

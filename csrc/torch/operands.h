@@ -18,8 +18,10 @@ void check_scattered(const at::Tensor& input, const at::Tensor& output, bool lis
 // A coalesced sum takes tensors of one element type.
 void check_one_type(Collective collective, TensorRefs tensors);
 
-// Whether AllGather must read `source` from a copy: it overlaps a block that a peer's data is written
-// to, or overlaps the own block other than exactly. `blocks`: one per rank, `own` is this rank's.
+// Whether `source` must be read from a copy: it overlaps a block that a peer's data is written to, or overlaps the own
+// block and begins at another byte. `blocks`: one per rank; `own`: the one that may stay where it is, or kNoBlock.
+inline constexpr size_t kNoBlock = SIZE_MAX;
+bool overlap(const Extent& a, const Extent& b);
 bool overlaps_blocks(const Extent& source, const Extent* blocks, size_t ranks, size_t own);
 
 // Throws unless there is one tensor, and `root` is a rank of a group of `size`.

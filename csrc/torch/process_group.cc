@@ -4,17 +4,20 @@
 
 #include "joining/joining.h"
 #include "torch/allocator.h"
+#include "torch/error_state.h"
 #include "torch/gradient_label.h"
-#include "torch/host_exchanges.h"
 #include "torch/host_operations.h"
 #include "torch/live_groups.h"
 #include "torch/runtime.h"
-#include "torch/trouble.h"
 
 namespace smddp {
 namespace {
 
 using c10d::OpType;
+
+constexpr char kNotOurs[] =
+    "smddp owns all_gather, reduce_scatter, all_reduce and barrier, and on CPUs broadcast, reduce, "
+    "gather, scatter and all_to_all";
 
 TensorRefList joined(TensorRefs first, TensorRefs rest) {
   TensorRefList all(first);
@@ -61,12 +64,12 @@ c10d::ErrorType error_type(const Status& status) {
 }
 
 // The other ranks of the group wait for this one: they are told if it has no engine.
-Engine& engine_for(Store& store, int rank, const std::string& group_name) {
-  auto engine = process_engine();
-  if (engine) return *engine.value();
+Process& process_for(Store& store, int rank, const std::string& group_name) {
+  auto process = this_process();
+  if (process) return *process.value();
   Group::Options options;
   options.name = group_name;
-  throw_status(tell_failure(store, rank, options, engine.status()));
+  throw_status(tell_failure(store, rank, options, process.status()));
 }
 
 }  // namespace
@@ -77,19 +80,20 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
                                      const MeasureRoutes& measure, bool whole_job)
     : Backend(rank, size),
       store_(store, rank, size, timeout),
-      engine_(engine_for(store_.part(), rank, group_name)),
+      process_(process_for(store_.part(), rank, group_name)),
+      engine_(process_.engine()),
       timeout_(timeout),
       fallback_(group_name, store_.meeting(), std::move(factory)),
       routes_(size > 1 ? settings().routes : RouteTable(),
               [this, measure](auto... asked) { return measure(*this, asked...); }),
-      device_(engine_, store_.part()) {
+      device_(process_, store_.part()) {
   Group::Options options;
   options.name = group_name;
   options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
   options.silence_ns = settings().silence_ns;
   options.routes = text_of(settings().routes);
   options.whole_job = whole_job;
-  auto created = Group::create(engine_, store_.part(), rank, size, std::move(options));
+  auto created = Group::create(process_, store_.part(), rank, size, std::move(options));
   if (!created) throw_status(created.status());
   group_ = std::move(created.value());
   LiveGroups::process().add(group_.get());
@@ -145,6 +149,12 @@ at::Tensor ProcessGroupSMDDP::allocateTensor(long size, at::TensorOptions option
   return shared_empty({size}, options);
 }
 
+bool ProcessGroupSMDDP::supportsCoalescing() const { return at::hasCUDA(); }
+
+void ProcessGroupSMDDP::startCoalescing() { coalesced_.open(); }
+
+WorkPtr ProcessGroupSMDDP::endCoalescing() { return coalesced_.close(); }
+
 // A CPU device has no index, unlike the CUDA devices that a group may serve as well.
 bool ProcessGroupSMDDP::supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
 
@@ -167,151 +177,160 @@ ProcessGroupSMDDP::Carrier ProcessGroupSMDDP::carrier(Collective collective, Ten
   return {first_use_.objection(*device, collective, engine_, group()), device};
 }
 
-WorkPtr ProcessGroupSMDDP::gather_all(const Carrier& by, TensorRefs outputs, TensorRefs inputs,
-                                      bool list, const c10d::AllgatherOptions& opts, OpType type) {
+WorkPtr ProcessGroupSMDDP::gather_all(DeviceCollectives* device, TensorRefs outputs,
+                                      TensorRefs inputs, bool list,
+                                      const c10d::AllgatherOptions& opts, OpType type) {
   require(!inputs.empty() && outputs.size() == inputs.size() * per_tensor(list),
           "all_gather needs as many outputs as inputs, and at least one");
-  if (by.device != nullptr) {
-    ++operations_;
-    return coalesced_.note(
-        by.device->gather(outputs, inputs, list, opts.timeout, type, opts.asyncOp));
-  }
-  return submit(gather_of(outputs, inputs, list, rank_, size_), opts.timeout, type, opts.asyncOp);
+  if (device == nullptr) return submit(gather_of(outputs, inputs, list, rank_, size_), opts, type);
+  return count(device->gather(outputs, inputs, list, opts.timeout, type, opts.asyncOp));
 }
 
-WorkPtr ProcessGroupSMDDP::scatter_sums(const Carrier& by, TensorRefs outputs, TensorRefs inputs,
-                                        bool list, const c10d::ReduceScatterOptions& opts,
-                                        OpType type) {
+WorkPtr ProcessGroupSMDDP::scatter_sums(DeviceCollectives* device, TensorRefs outputs,
+                                        TensorRefs inputs, bool list,
+                                        const c10d::ReduceScatterOptions& opts, OpType type) {
   require(!outputs.empty() && inputs.size() == outputs.size() * per_tensor(list),
           "reduce_scatter needs as many inputs as outputs, and at least one");
   ReduceOp op = *reduction_of(opts.reduceOp);
-  if (by.device != nullptr) {
-    ++operations_;
-    return coalesced_.note(
-        by.device->scatter(outputs, inputs, list, op, opts.timeout, type, opts.asyncOp));
-  }
-  return submit(scatter_of(outputs, inputs, list, op, rank_, size_), opts.timeout, type,
-                opts.asyncOp);
+  if (device == nullptr)
+    return submit(scatter_of(outputs, inputs, list, op, rank_, size_), opts, type);
+  return count(device->scatter(outputs, inputs, list, op, opts.timeout, type, opts.asyncOp));
 }
 
-WorkPtr ProcessGroupSMDDP::sum_all(const Carrier& by, TensorRefs tensors,
+WorkPtr ProcessGroupSMDDP::sum_all(DeviceCollectives* device, TensorRefs tensors,
                                    const c10d::AllreduceOptions& opts, OpType type) {
   require(!tensors.empty(), "all_reduce needs a tensor");
   ReduceOp op = *reduction_of(opts.reduceOp);
-  if (by.device != nullptr) {
-    ++operations_;
-    return coalesced_.note(by.device->reduce(tensors, op, opts.timeout, type, opts.asyncOp));
-  }
-  return submit(sum_of(tensors, op, size_), opts.timeout, type, opts.asyncOp);
+  if (device == nullptr) return submit(sum_of(tensors, op, size_), opts, type);
+  return count(device->reduce(tensors, op, opts.timeout, type, opts.asyncOp));
 }
 
-WorkPtr ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op,
-                                  std::chrono::milliseconds timeout, OpType type, bool async) {
+WorkPtr ProcessGroupSMDDP::count(WorkPtr on_device) {
+  ++operations_;
+  return coalesced_.note(std::move(on_device));
+}
+
+template <class CallOptions>
+WorkPtr ProcessGroupSMDDP::submit(std::shared_ptr<TensorOperation> op, const CallOptions& opts,
+                                  OpType type) {
   Group& core_group = group();
   ++operations_;
-  if (timeout != c10d::kUnsetTimeout && timeout != timeout_ && timeout.count() > 0) {
-    op->timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
+  if (opts.timeout != c10d::kUnsetTimeout && opts.timeout != timeout_ && opts.timeout.count() > 0) {
+    op->timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(opts.timeout).count());
   }
-  core_group.submit(op, settings().tuning, async);
+  core_group.submit(op, settings().tuning, opts.asyncOp);
   // torch takes a synchronous call that returns no Work as done: this saves the Work and a wait() from
   // Python. (Only while a graph is traced, its inputs are registered with their Work.)
-  if (!async && !c10d::allow_inflight_collective_as_graph_input()) {
+  if (!opts.asyncOp && !c10d::allow_inflight_collective_as_graph_input()) {
     await(engine_, *op, kNoTimeout);
     return nullptr;
   }
   return c10::make_intrusive<WorkSMDDP>(rank_, type, engine_, std::move(op));
 }
 
+c10d::Backend& ProcessGroupSMDDP::fallback(const char* operation, TensorRefs tensors,
+                                           const char* reason) {
+  group();  // throws if the group is gone
+  c10::DeviceType device = tensors.empty() ? c10::kCPU : tensors[0]->device().type();
+  c10d::Backend& chosen = fallback_.take(operation, device, bytes_of(tensors), reason);
+  if (device == c10::kCUDA) coalesced_.enter(chosen);
+  return chosen;
+}
+
+template <class... Parameters, class... Arguments>
+WorkPtr ProcessGroupSMDDP::forward(const char* operation, TensorRefs tensors, const char* reason,
+                                   WorkPtr (c10d::Backend::*call)(Parameters...),
+                                   Arguments&... arguments) {
+  WorkPtr work = (fallback(operation, tensors, reason).*call)(arguments...);
+  return coalesced_.note(work ? Fallback::note(std::move(work)) : nullptr);
+}
+
 WorkPtr ProcessGroupSMDDP::_allgather_base(at::Tensor& output, at::Tensor& input,
                                            const c10d::AllgatherOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  Carrier by = carrier(Collective::kAllGather, to, from);
-  if (by.reason != nullptr)
-    return forwarded(fallback("all_gather", to, by.reason)._allgather_base(output, input, opts));
-  return gather_all(by, to, from, false, opts, OpType::_ALLGATHER_BASE);
+  auto [reason, device] = carrier(Collective::kAllGather, to, from);
+  if (reason != nullptr)
+    return forward("all_gather", to, reason, &Backend::_allgather_base, output, input, opts);
+  return gather_all(device, to, from, false, opts, OpType::_ALLGATHER_BASE);
 }
 
 WorkPtr ProcessGroupSMDDP::allgather(TensorLists& outputs, Tensors& inputs,
                                      const c10d::AllgatherOptions& opts) {
-  Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
-  if (by.reason != nullptr) {
-    return forwarded(
-        fallback("all_gather", refs(outputs), by.reason).allgather(outputs, inputs, opts));
-  }
+  TensorRefList to = refs(outputs), from = refs(inputs);
+  auto [reason, device] = carrier(Collective::kAllGather, to, from);
+  if (reason != nullptr)
+    return forward("all_gather", to, reason, &Backend::allgather, outputs, inputs, opts);
   require_one_per_rank("all_gather needs one output", outputs, size_);
-  return gather_all(by, refs(outputs), refs(inputs), true, opts, OpType::ALLGATHER);
+  return gather_all(device, to, from, true, opts, OpType::ALLGATHER);
 }
 
 WorkPtr ProcessGroupSMDDP::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                const c10d::AllgatherOptions& opts) {
-  Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
-  if (by.reason != nullptr) {
-    return forwarded(fallback("all_gather", refs(outputs), by.reason)
-                         .allgather_coalesced(outputs, inputs, opts));
-  }
-  return gather_all(by, by_input(outputs, inputs.size()), refs(inputs), true, opts,
+  TensorRefList to = refs(outputs), from = refs(inputs);
+  auto [reason, device] = carrier(Collective::kAllGather, to, from);
+  if (reason != nullptr)
+    return forward("all_gather", to, reason, &Backend::allgather_coalesced, outputs, inputs, opts);
+  return gather_all(device, by_input(outputs, inputs.size()), from, true, opts,
                     OpType::ALLGATHER_COALESCED);
 }
 
 WorkPtr ProcessGroupSMDDP::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                            const c10d::AllgatherOptions& opts) {
-  Carrier by = carrier(Collective::kAllGather, refs(outputs), refs(inputs));
-  if (by.reason != nullptr) {
-    return forwarded(fallback("all_gather", refs(outputs), by.reason)
-                         .allgather_into_tensor_coalesced(outputs, inputs, opts));
-  }
-  return gather_all(by, refs(outputs), refs(inputs), false, opts, OpType::COALESCED);
+  TensorRefList to = refs(outputs), from = refs(inputs);
+  auto [reason, device] = carrier(Collective::kAllGather, to, from);
+  if (reason != nullptr)
+    return forward("all_gather", to, reason, &Backend::allgather_into_tensor_coalesced, outputs,
+                   inputs, opts);
+  return gather_all(device, to, from, false, opts, OpType::COALESCED);
 }
 
 WorkPtr ProcessGroupSMDDP::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                 const c10d::ReduceScatterOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  Carrier by = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
-  if (by.reason != nullptr) {
-    return forwarded(
-        fallback("reduce_scatter", from, by.reason)._reduce_scatter_base(output, input, opts));
-  }
-  return scatter_sums(by, to, from, false, opts, OpType::_REDUCE_SCATTER_BASE);
+  auto [reason, device] = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
+  if (reason != nullptr)
+    return forward("reduce_scatter", from, reason, &Backend::_reduce_scatter_base, output, input,
+                   opts);
+  return scatter_sums(device, to, from, false, opts, OpType::_REDUCE_SCATTER_BASE);
 }
 
 WorkPtr ProcessGroupSMDDP::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                           const c10d::ReduceScatterOptions& opts) {
-  Carrier by = carrier(Collective::kReduceScatter, refs(inputs), refs(outputs), &opts.reduceOp);
-  if (by.reason != nullptr) {
-    return forwarded(
-        fallback("reduce_scatter", refs(inputs), by.reason).reduce_scatter(outputs, inputs, opts));
-  }
+  TensorRefList to = refs(outputs), from = refs(inputs);
+  auto [reason, device] = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
+  if (reason != nullptr)
+    return forward("reduce_scatter", from, reason, &Backend::reduce_scatter, outputs, inputs, opts);
   require_one_per_rank("reduce_scatter needs one input", inputs, size_);
-  return scatter_sums(by, refs(outputs), refs(inputs), true, opts, OpType::REDUCE_SCATTER);
+  return scatter_sums(device, to, from, true, opts, OpType::REDUCE_SCATTER);
 }
 
 WorkPtr ProcessGroupSMDDP::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                            const c10d::ReduceScatterOptions& opts) {
-  Carrier by = carrier(Collective::kReduceScatter, refs(inputs), refs(outputs), &opts.reduceOp);
-  if (by.reason != nullptr) {
-    return forwarded(fallback("reduce_scatter", refs(inputs), by.reason)
-                         .reduce_scatter_tensor_coalesced(outputs, inputs, opts));
-  }
+  TensorRefList to = refs(outputs), from = refs(inputs);
+  auto [reason, device] = carrier(Collective::kReduceScatter, from, to, &opts.reduceOp);
+  if (reason != nullptr)
+    return forward("reduce_scatter", from, reason, &Backend::reduce_scatter_tensor_coalesced,
+                   outputs, inputs, opts);
   // torch 2.11 has no type of its own for it.
-  return scatter_sums(by, refs(outputs), refs(inputs), false, opts, OpType::COALESCED);
+  return scatter_sums(device, to, from, false, opts, OpType::COALESCED);
 }
 
 WorkPtr ProcessGroupSMDDP::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   GradientLabel label;
   TensorRefList all = refs(tensors);
-  Carrier by = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
-  if (by.reason != nullptr)
-    return forwarded(fallback("all_reduce", all, by.reason).allreduce(tensors, opts));
-  return sum_all(by, all, opts, OpType::ALLREDUCE);
+  auto [reason, device] = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
+  if (reason != nullptr)
+    return forward("all_reduce", all, reason, &Backend::allreduce, tensors, opts);
+  return sum_all(device, all, opts, OpType::ALLREDUCE);
 }
 
 WorkPtr ProcessGroupSMDDP::allreduce_coalesced(Tensors& tensors,
                                                const c10d::AllreduceCoalescedOptions& opts) {
   TensorRefList all = refs(tensors);
-  Carrier by = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
-  if (by.reason != nullptr)
-    return forwarded(fallback("all_reduce", all, by.reason).allreduce_coalesced(tensors, opts));
-  return sum_all(by, all, opts, OpType::ALLREDUCE_COALESCED);
+  auto [reason, device] = carrier(Collective::kAllReduce, all, {}, &opts.reduceOp);
+  if (reason != nullptr)
+    return forward("all_reduce", all, reason, &Backend::allreduce_coalesced, tensors, opts);
+  return sum_all(device, all, opts, OpType::ALLREDUCE_COALESCED);
 }
 
 WorkPtr ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {
@@ -320,42 +339,38 @@ WorkPtr ProcessGroupSMDDP::barrier(const c10d::BarrierOptions& opts) {
     TorchDevice& device = collectives->device();
     if (Status s = device.device().synchronize(device.current()); !s) throw_status(s);
   }
-  return submit(barrier_of(size_), opts.timeout, OpType::BARRIER, opts.asyncOp);
+  return submit(barrier_of(size_), opts, OpType::BARRIER);
 }
 
 WorkPtr ProcessGroupSMDDP::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
   TensorRefList all = refs(tensors);
   if (const char* reason = why_not_on_host(all))
-    return forwarded(fallback("broadcast", all, reason).broadcast(tensors, opts));
-  return submit(broadcast_of(all, opts.rootRank, rank_, size_), opts.timeout, OpType::BROADCAST,
-                opts.asyncOp);
+    return forward("broadcast", all, reason, &Backend::broadcast, tensors, opts);
+  return submit(broadcast_of(all, opts.rootRank, rank_, size_), opts, OpType::BROADCAST);
 }
 
 WorkPtr ProcessGroupSMDDP::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
   TensorRefList all = refs(tensors);
   if (const char* reason = why_not_on_host(all, &opts.reduceOp))
-    return forwarded(fallback("reduce", all, reason).reduce(tensors, opts));
+    return forward("reduce", all, reason, &Backend::reduce, tensors, opts);
   ReduceOp op = *reduction_of(opts.reduceOp);
-  return submit(reduce_of(all, op, opts.rootRank, rank_, size_), opts.timeout, OpType::REDUCE,
-                opts.asyncOp);
+  return submit(reduce_of(all, op, opts.rootRank, rank_, size_), opts, OpType::REDUCE);
 }
 
 WorkPtr ProcessGroupSMDDP::gather(TensorLists& outputs, Tensors& inputs,
                                   const c10d::GatherOptions& opts) {
   TensorRefList to = refs(outputs), from = refs(inputs);
   if (const char* reason = why_not_paired(group().topology(), joined(from, to)))
-    return forwarded(fallback("gather", from, reason).gather(outputs, inputs, opts));
-  return submit(gather_to_root_of(to, from, opts.rootRank, rank_, size_), opts.timeout,
-                OpType::GATHER, opts.asyncOp);
+    return forward("gather", from, reason, &Backend::gather, outputs, inputs, opts);
+  return submit(gather_to_root_of(to, from, opts.rootRank, rank_, size_), opts, OpType::GATHER);
 }
 
 WorkPtr ProcessGroupSMDDP::scatter(Tensors& outputs, TensorLists& inputs,
                                    const c10d::ScatterOptions& opts) {
   TensorRefList to = refs(outputs), from = refs(inputs);
   if (const char* reason = why_not_paired(group().topology(), joined(to, from)))
-    return forwarded(fallback("scatter", to, reason).scatter(outputs, inputs, opts));
-  return submit(scatter_from_root_of(to, from, opts.rootRank, rank_, size_), opts.timeout,
-                OpType::SCATTER, opts.asyncOp);
+    return forward("scatter", to, reason, &Backend::scatter, outputs, inputs, opts);
+  return submit(scatter_from_root_of(to, from, opts.rootRank, rank_, size_), opts, OpType::SCATTER);
 }
 
 WorkPtr ProcessGroupSMDDP::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -363,21 +378,42 @@ WorkPtr ProcessGroupSMDDP::alltoall_base(at::Tensor& output, at::Tensor& input,
                                          std::vector<int64_t>& input_splits,
                                          const c10d::AllToAllOptions& opts) {
   const at::Tensor *to = &output, *from = &input;
-  if (const char* reason = why_not_paired(group().topology(), joined(to, from))) {
-    return forwarded(fallback("all_to_all", from, reason)
-                         .alltoall_base(output, input, output_splits, input_splits, opts));
-  }
-  return submit(all_to_all_of(output, input, output_splits, input_splits, rank_, size_),
-                opts.timeout, OpType::ALLTOALL_BASE, opts.asyncOp);
+  if (const char* reason = why_not_paired(group().topology(), joined(to, from)))
+    return forward("all_to_all", from, reason, &Backend::alltoall_base, output, input,
+                   output_splits, input_splits, opts);
+  return submit(all_to_all_of(output, input, output_splits, input_splits, rank_, size_), opts,
+                OpType::ALLTOALL_BASE);
 }
 
 WorkPtr ProcessGroupSMDDP::alltoall(Tensors& outputs, Tensors& inputs,
                                     const c10d::AllToAllOptions& opts) {
   TensorRefList to = refs(outputs), from = refs(inputs);
   if (const char* reason = why_not_paired(group().topology(), joined(from, to)))
-    return forwarded(fallback("all_to_all", from, reason).alltoall(outputs, inputs, opts));
-  return submit(all_to_all_of(to, from, rank_, size_), opts.timeout, OpType::ALLTOALL,
-                opts.asyncOp);
+    return forward("all_to_all", from, reason, &Backend::alltoall, outputs, inputs, opts);
+  return submit(all_to_all_of(to, from, rank_, size_), opts, OpType::ALLTOALL);
+}
+
+// --- the fallback's ------------------------------------------------------------------------------
+
+WorkPtr ProcessGroupSMDDP::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) {
+  return forward("all_reduce_sparse", refs(tensors), "smddp carries dense tensors only",
+                 &Backend::allreduce, tensors, opts);
+}
+
+WorkPtr ProcessGroupSMDDP::send(Tensors& tensors, int to, int tag) {
+  return forward("send", refs(tensors), kNotOurs, &Backend::send, tensors, to, tag);
+}
+
+WorkPtr ProcessGroupSMDDP::recv(Tensors& tensors, int from, int tag) {
+  return forward("recv", refs(tensors), kNotOurs, &Backend::recv, tensors, from, tag);
+}
+
+WorkPtr ProcessGroupSMDDP::recvAnysource(Tensors& tensors, int tag) {
+  return forward("recv", refs(tensors), kNotOurs, &Backend::recvAnysource, tensors, tag);
+}
+
+void ProcessGroupSMDDP::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
+  fallback("monitored_barrier", {}, kNotOurs).monitoredBarrier(opts, wait_all_ranks);
 }
 
 }  // namespace smddp

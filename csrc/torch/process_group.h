@@ -7,10 +7,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "group/group.h"
+#include "torch/bound_device.h"
 #include "torch/coalesced_section.h"
 #include "torch/fallback.h"
 #include "torch/first_use.h"
-#include "torch/group_device.h"
 #include "torch/group_store.h"
 #include "torch/tensors.h"
 #include "torch/work.h"
@@ -100,27 +100,33 @@ class ProcessGroupSMDDP final : public c10d::Backend {
   // The larger side has, per tensor of the smaller side, either one tensor for each rank (`list`), one
   // after the other, or one tensor that holds the parts of all ranks.
   size_t per_tensor(bool list) const { return list ? static_cast<size_t>(size_) : 1; }
-  WorkPtr gather_all(const Carrier& by, TensorRefs outputs, TensorRefs inputs, bool list,
+  // nullptr for `device`: the CPU carries it out.
+  WorkPtr gather_all(DeviceCollectives* device, TensorRefs outputs, TensorRefs inputs, bool list,
                      const c10d::AllgatherOptions& opts, c10d::OpType type);
-  WorkPtr scatter_sums(const Carrier& by, TensorRefs outputs, TensorRefs inputs, bool list,
+  WorkPtr scatter_sums(DeviceCollectives* device, TensorRefs outputs, TensorRefs inputs, bool list,
                        const c10d::ReduceScatterOptions& opts, c10d::OpType type);
-  WorkPtr sum_all(const Carrier& by, TensorRefs tensors, const c10d::AllreduceOptions& opts,
+  WorkPtr sum_all(DeviceCollectives* device, TensorRefs tensors, const c10d::AllreduceOptions& opts,
                   c10d::OpType type);
-  // nullptr if the call was synchronous: the operation is over then.
-  WorkPtr submit(std::shared_ptr<TensorOperation> op, std::chrono::milliseconds timeout,
-                 c10d::OpType type, bool async);
+  WorkPtr count(WorkPtr on_device);
+  // nullptr if the call was synchronous: the operation is complete then.
+  template <class CallOptions>
+  WorkPtr submit(std::shared_ptr<TensorOperation> op, const CallOptions& opts, c10d::OpType type);
   Group& group() const;
 
   c10d::Backend& fallback(const char* operation, TensorRefs tensors, const char* reason);
-  WorkPtr forwarded(WorkPtr work);
+  // The fallback's `call` carries the operation out, for the reason given; counted under its name.
+  template <class... Parameters, class... Arguments>
+  WorkPtr forward(const char* operation, TensorRefs tensors, const char* reason,
+                  WorkPtr (c10d::Backend::*call)(Parameters...), Arguments&... arguments);
 
   GroupStore store_;
-  Engine& engine_;
+  Process& process_;
+  Engine& engine_;  // its
   std::chrono::milliseconds timeout_;
   Fallback fallback_;
   Routes routes_;
   std::unique_ptr<Group> group_;
-  GroupDevice device_;  // destroyed before the group
+  BoundDevice device_;  // destroyed before the group
   FirstUse first_use_;  // of device_
   std::atomic<uint64_t> operations_{0};
   CoalescedSection coalesced_;  // operations since startCoalescing()

@@ -8,7 +8,7 @@ namespace smddp {
 namespace {
 
 std::mutex mutex;
-Engine* engine = nullptr;  // never freed: at exit a thread may still be inside it
+Process* process = nullptr;  // never freed: at exit a thread may still be inside it
 uint64_t refused_before = 0;
 // Never freed: readers hold no lock. A process is configured a few times at most.
 std::atomic<const Settings*> current{new Settings()};
@@ -17,24 +17,25 @@ std::atomic<const Settings*> current{new Settings()};
 
 void (*check_interrupt)() = [] {};
 
-Result<Engine*> process_engine() {
+Result<Process*> this_process() {
   std::lock_guard lock(mutex);
-  if (engine == nullptr || engine->forked()) {
-    auto created = Engine::create();
+  if (process == nullptr || process->engine().forked()) {
+    auto created = Process::create();
     if (!created) return created.status();
-    engine = created.value().release();
+    process = created.value().release();
   }
-  return engine;
+  return process;
 }
 
-void shutdown_process_engine() {
+void shut_down_process() {
   std::lock_guard lock(mutex);
-  if (engine != nullptr && !engine->forked()) engine->shutdown();
+  if (process != nullptr && !process->engine().forked()) process->engine().shutdown();
 }
 
 uint64_t refused() {
   std::lock_guard lock(mutex);
-  return engine != nullptr && !engine->forked() ? engine->refused() - refused_before : 0;
+  return process != nullptr && !process->engine().forked() ? process->refused() - refused_before
+                                                           : 0;
 }
 
 void reset_refused() {

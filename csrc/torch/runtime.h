@@ -1,11 +1,11 @@
-// What the process has once, whatever the number of groups: the engine and the settings.
+// What the process has once, whatever the number of groups: the engine with all that groups share, and the settings.
 #pragma once
 
 #include <mutex>
 #include <string>
 
 #include "collectives/selector.h"
-#include "progress/engine.h"
+#include "progress/process.h"
 #include "torch/routes.h"
 
 namespace smddp {
@@ -23,11 +23,11 @@ struct Settings {
 };
 
 // Made on first use, and made anew in a forked child.
-Result<Engine*> process_engine();
+Result<Process*> this_process();
 // Ends the engine's thread. Must run before the interpreter unloads the modules. Idempotent.
-void shutdown_process_engine();
+void shut_down_process();
 
-// Engine::refused() since the last reset_refused(); 0 if there is no engine.
+// Process::refused() since the last reset_refused(); 0 if there is no engine.
 uint64_t refused();
 void reset_refused();
 

@@ -112,7 +112,9 @@ void TorchDevice::recall_what_torch_frees() {
           "a rank of this host has not ended its mapping of GPU memory that is freed");
   });
   if (!followed)
-    log(LogLevel::kInfo, "freed GPU memory returns with later collectives: " + followed.message());
+    log(LogLevel::kInfo,
+        "freed GPU memory stays with the peers until its addresses are used again: " +
+            followed.message());
 }
 
 intranode::Imports::Statistics TorchDevice::statistics() {

@@ -4,10 +4,10 @@
 
 #include "common/clock.h"
 #include "common/exceptions.h"
+#include "torch/error_state.h"
 #include "torch/interruptible.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"
-#include "torch/trouble.h"
 
 namespace smddp {
 
@@ -24,7 +24,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TensorOperation::future() {
   if (!future_) {
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    if (over_) complete(*future_);  // it has no callback yet
+    if (complete_) complete(*future_);  // it has no callback yet
   }
   return future_;
 }
@@ -69,11 +69,11 @@ void TensorOperation::on_done() {
     }
   }
   record.end(status() ? ended_ns : now_ns(), status().ok());
-  if (!status()) Trouble::process().tell(status());
+  if (!status()) ErrorState::process().tell(status());
   c10::intrusive_ptr<c10::ivalue::Future> asked;
   {
     std::lock_guard lock(mutex_);
-    over_ = true;
+    complete_ = true;
     asked = future_;
   }
   if (asked) complete(*asked);  // without the lock, as it runs callbacks
@@ -103,7 +103,7 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
     }
   }
   if (operation.status()) return;
-  Trouble::process().hold();
+  ErrorState::process().hold();
   throw_status(operation.status());
 }
 

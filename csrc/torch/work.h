@@ -33,11 +33,11 @@ class TensorOperation final : public Operation {
   void complete(c10::ivalue::Future& future) const;
 
   std::mutex mutex_;
-  bool over_ = false;  // a future made from now on is complete at once
+  bool complete_ = false;  // a future made from now on is complete at once
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// Drives the engine until the operation is done. Throws if the operation failed, or when `timeout` is over
+// Drives the engine until the operation is complete. Throws if the operation failed, or when `timeout` is over
 // (zero: no limit).
 void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds timeout);
 

@@ -220,10 +220,10 @@ class Reporter(threading.Thread):
         """Waits for errors and requests, and reports them."""
         from deepspeed_smddp import _C
 
-        notification = _C.trouble_bell()
+        notification = _C.error_notification()
         while not self._ended.is_set():
             select.select([notification, self._listener.fileno()], [], [])
-            why = _C.take_trouble()
+            why = _C.take_error()
             asked = self._listener.was_asked()
             if self._ended.is_set():
                 return
@@ -256,7 +256,7 @@ class Reporter(threading.Thread):
             logger.warning("smddp: the report failed: %s: %s", type(error).__name__, error)
         self._number += 1
         self._latest = time.monotonic()
-        _C.take_trouble()  # what came meanwhile is in it
+        _C.take_error()  # what came meanwhile is in it
 
     def _exchange(self, why: str, store: ReportStore) -> bool:
         """Makes a report, or takes part in the one that has begun. False if there is none."""

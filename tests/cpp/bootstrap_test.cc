@@ -175,9 +175,9 @@ class Variable {
 struct Join {
   std::string layout;
   bool several_hosts = false;
-  std::function<void(int rank, Engine&)> before = [](int, Engine&) {};
+  std::function<void(int rank, Process&)> before = [](int, Process&) {};
   // Called with the number of groups made so far, by all ranks at the same time.
-  std::function<void(int rank, Engine&, int groups)> after = [](int, Engine&, int) {};
+  std::function<void(int rank, Process&, int groups)> after = [](int, Process&, int) {};
   int groups = 1;
   int few_ranks = 32;  // 1: as in a group of many
 };
@@ -200,8 +200,8 @@ Joined join(const Join& how) {
   }
   std::barrier all(ranks);
   on_threads(ranks, [&](int r) {
-    auto engine = Engine::create();
-    how.before(r, *engine.value());
+    auto process = Process::create();
+    how.before(r, *process.value());
     all.arrive_and_wait();
     std::vector<std::unique_ptr<Group>> groups;
     for (int i = 0; i < how.groups; ++i) {
@@ -214,12 +214,12 @@ Joined join(const Join& how) {
       CountingStore earlier(store, std::to_string(i) + "/");
       bool last = i + 1 == how.groups;
       auto group =
-          Group::create(*engine.value(), last ? joined.stores[static_cast<size_t>(r)] : earlier, r,
+          Group::create(*process.value(), last ? joined.stores[static_cast<size_t>(r)] : earlier, r,
                         ranks, options);
       joined.status[static_cast<size_t>(r)] = group.status();
       if (group.ok()) groups.push_back(std::move(group.value()));
       all.arrive_and_wait();
-      how.after(r, *engine.value(), i + 1);
+      how.after(r, *process.value(), i + 1);
       all.arrive_and_wait();
     }
   });
@@ -240,7 +240,7 @@ void expect_exchanges(const Joined& joined, int exchanges, const std::vector<siz
 }
 
 TEST(Exchanges, OneHostTakesOneAndOpensNoFabric) {
-  auto after = [](int, Engine& engine, int) { EXPECT_EQ(engine.open_fabric(), nullptr); };
+  auto after = [](int, Process& process, int) { EXPECT_EQ(process.open_fabric(), nullptr); };
   expect_exchanges(join({.layout = "AAA", .after = after}), 1);
 }
 
@@ -259,7 +259,7 @@ TEST(Exchanges, TheLaunchersVariablesAnnounceSeveralHosts) {
     expect_exchanges(join({.layout = "ABBA"}), 1, {0, 1});
   }
   Variable local("LOCAL_WORLD_SIZE", "4");
-  auto after = [](int, Engine& engine, int) { EXPECT_EQ(engine.open_fabric(), nullptr); };
+  auto after = [](int, Process& process, int) { EXPECT_EQ(process.open_fabric(), nullptr); };
   expect_exchanges(join({.layout = "AAAA", .after = after}), 1);
 }
 
@@ -272,8 +272,8 @@ TEST(Exchanges, AFurtherGroupTakesOne) {
 }
 
 TEST(Exchanges, OnlyRanksWithoutAnOpenFabricPublishAgain) {
-  auto before = [](int rank, Engine& engine) {
-    if (rank != 2) ASSERT_TRUE(engine.fabric().ok());
+  auto before = [](int rank, Process& process) {
+    if (rank != 2) ASSERT_TRUE(process.fabric().ok());
   };
   Joined joined = join({.layout = "ABBA", .before = before});
   for (int r = 0; r < 4; ++r) {
@@ -327,8 +327,8 @@ TEST(Exchanges, ARankWithoutFabricTellsAllRanksWhy) {
   for (auto [expected, few_ranks] : {std::pair(true, 32), {false, 32}, {true, 1}, {false, 1}}) {
     std::barrier opened(4);
     std::optional<Variable> nowhere;
-    auto before = [&](int rank, Engine& engine) {
-      if (rank != 1) ASSERT_TRUE(engine.fabric().ok());
+    auto before = [&](int rank, Process& process) {
+      if (rank != 1) ASSERT_TRUE(process.fabric().ok());
       opened.arrive_and_wait();
       if (rank == 1) nowhere.emplace("SMDDP_FABRIC_INTERFACE", "nowhere0");
     };
@@ -364,7 +364,7 @@ int lasting_descriptors() {
 
 TEST(Descriptors, AGroupKeepsNoneOpen) {
   int first = 0;
-  auto after = [&](int rank, Engine&, int groups) {
+  auto after = [&](int rank, Process&, int groups) {
     if (rank != 0) return;
     if (groups == 1) first = lasting_descriptors();
     EXPECT_EQ(open_descriptors(), first);
@@ -393,14 +393,14 @@ class ForgingStore : public CountingStore {
 TEST(Host, ARankThatCouldNotJoinTellsItsNeighbors) {
   MemoryStore store;
   on_threads(2, [&](int r) {
-    auto engine = Engine::create();
+    auto process = Process::create();
     Group::Options options;
     options.name = "test";
     options.timeout_ns = 20'000'000'000;
     options.host = "host-A";
     CountingStore plain(store, "");
     ForgingStore forging(store, "");
-    auto group = Group::create(*engine.value(), r == 0 ? forging : plain, r, 2, options);
+    auto group = Group::create(*process.value(), r == 0 ? forging : plain, r, 2, options);
     ASSERT_FALSE(group.ok());
     EXPECT_NE(group.status().code(), Code::kTimeout);
     EXPECT_TRUE(says(group.status(), r == 0 ? "rank 1" : "rank 0"));
@@ -425,14 +425,14 @@ std::vector<Status> make_large_group(const std::string& layout, int absent,
   for (int r = 0; r < static_cast<int>(layout.size()); ++r) {
     if (r == absent) continue;
     ranks.push_back(std::async(std::launch::async, [&, r] {
-      auto engine = Engine::create();
+      auto process = Process::create();
       Group::Options options;
       options.name = "test";
       options.timeout_ns = static_cast<uint64_t>(std::chrono::nanoseconds(timeout).count());
       options.host = std::string("host-") + layout[static_cast<size_t>(r)];
       options.few_ranks = 1;
       auto own = view(store, r);
-      return Group::create(*engine.value(), *own, r, static_cast<int>(layout.size()), options)
+      return Group::create(*process.value(), *own, r, static_cast<int>(layout.size()), options)
           .status();
     }));
   }
@@ -482,7 +482,7 @@ TEST(ForeignMessages, ChangeNothing) {
     if (c.rank == 0) {
       auto foreign = fabric::Endpoint::open(fabric::options_from_env());
       ASSERT_TRUE(foreign.ok());
-      auto peer = foreign.value()->add_peer(c.engine.open_fabric()->address());
+      auto peer = foreign.value()->add_peer(c.process.open_fabric()->address());
       ASSERT_TRUE(peer.ok());
       NoSink sink;
       std::mt19937 random(5);
@@ -517,7 +517,7 @@ TEST(ForeignMessages, ChangeNothing) {
       ASSERT_TRUE(status.ok()) << status.message();
       for (size_t j = 0; j < out.size(); ++j) ASSERT_EQ(out[j], static_cast<int>(j / 100) + i);
     }
-    if (c.rank == 0) EXPECT_GT(c.engine.refused(), 0u);
+    if (c.rank == 0) EXPECT_GT(c.process.refused(), 0u);
   });
 }
 

@@ -49,16 +49,17 @@ TEST(Imports, AreKeptUntilTheOwnerAllocatesTheAddressAgain) {
   EXPECT_EQ(imports.statistics().replaced, 2u);
 }
 
-TEST(Offer, EncodesDecodesAndChecksItsRoom) {
+TEST(MemoryOffer, EncodesDecodesAndChecksItsRoom) {
   HostDevice gpu;
   auto* memory = static_cast<std::byte*>(gpu.allocate(10000).value());
   Signature signature;
   signature.bytes = 77;
-  auto offer = intranode::Offer::make(gpu, signature, {{memory, 5000}, {memory + 5000, 1000}});
-  size_t room = intranode::Offer::room({5000, 1000});
+  auto offer =
+      intranode::MemoryOffer::make(gpu, signature, {{memory, 5000}, {memory + 5000, 1000}});
+  size_t room = intranode::MemoryOffer::encoded_bytes({5000, 1000});
   std::vector<std::byte> wire(room);
   offer.encode(wire.data(), room);
-  auto back = intranode::Offer::decode(wire.data(), room);
+  auto back = intranode::MemoryOffer::decode(wire.data(), room);
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back.value().extents(), 2u);
   EXPECT_EQ(back.value().bytes(1), 1000u);
@@ -66,7 +67,7 @@ TEST(Offer, EncodesDecodesAndChecksItsRoom) {
   EXPECT_EQ(back.value().refusal(), "");
   // If the pieces do not fit, the encoded offer holds a refusal instead.
   offer.encode(wire.data(), 128);
-  EXPECT_FALSE(intranode::Offer::decode(wire.data(), 60).ok());
+  EXPECT_FALSE(intranode::MemoryOffer::decode(wire.data(), 60).ok());
 }
 
 }  // namespace

@@ -304,10 +304,10 @@ TEST(CudaDevice, APieceOfAnOfferEndsWhereTheNextOneBegins) {
   std::byte* first = allocate(8192, kExpandable, reserve(16384));
   std::byte* second = allocate(8192, kExpandable, first + 8192);
   second[0] = std::byte{42};
-  auto made = intranode::Offer::make(*owner, {}, {{first + 4096, 8192}});
-  std::vector<std::byte> wire(intranode::Offer::room({8192}));
+  auto made = intranode::MemoryOffer::make(*owner, {}, {{first + 4096, 8192}});
+  std::vector<std::byte> wire(intranode::MemoryOffer::encoded_bytes({8192}));
   made.encode(wire.data(), wire.size());
-  auto offer = intranode::Offer::decode(wire.data(), wire.size());
+  auto offer = intranode::MemoryOffer::decode(wire.data(), wire.size());
   ASSERT_TRUE(offer.ok());
   intranode::Imports imports(*reader);
   for (size_t offset : {size_t{0}, size_t{4096}}) {

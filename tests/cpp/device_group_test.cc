@@ -94,7 +94,7 @@ TEST_P(DeviceGroupOf, AllThreeCollectivesWithManyInFlight) {
     for (auto& op : ops) {
       Status s = r.wait(*op);
       ASSERT_TRUE(s.ok()) << s.message();
-      EXPECT_TRUE(r.group->finished(*op));
+      EXPECT_TRUE(r.group->closed(*op));
     }
     auto mine = static_cast<size_t>(context.rank);
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -122,7 +122,7 @@ TEST(DeviceGroup, SubmittedWorkCanBeSubmittedAgain) {
   std::vector<device::Stream> mains;
   std::vector<std::unique_ptr<CopyEngine>> engines;
   std::vector<CopyEngine::Plan> plans(kRanks);
-  std::vector<intranode::Offer> offers;
+  std::vector<intranode::MemoryOffer> offers;
   std::vector<float*> data;
   for (int r = 0; r < kRanks; ++r) {
     HostDevice& gpu = *gpus.emplace_back(std::make_unique<HostDevice>());
@@ -133,7 +133,7 @@ TEST(DeviceGroup, SubmittedWorkCanBeSubmittedAgain) {
     data.push_back(static_cast<float*>(gpu.allocate(kCount * 4).value()));
     for (size_t i = 0; i < kCount; ++i) data[static_cast<size_t>(r)][i] = 1;
     offers.push_back(
-        intranode::Offer::make(gpu, {}, {{bytes(data[static_cast<size_t>(r)]), kCount * 4}}));
+        intranode::MemoryOffer::make(gpu, {}, {{bytes(data[static_cast<size_t>(r)]), kCount * 4}}));
     CopyEngine::Plan& plan = plans[static_cast<size_t>(r)];
     plan.dtype = Dtype::kFloat32;
     plan.op = ReduceOp::kSum;
@@ -286,7 +286,7 @@ TEST(DeviceGroup, ARankWithoutADevicePreventsTheGroupOnAllHosts) {
       device::Stream main = gpu.create_stream().value();
       Status usable =
           context.rank == last ? Status(Code::kUnavailable, "no driver here") : Status();
-      auto made = DeviceGroup::create(context.engine, context.group, context.store, usable, &gpu,
+      auto made = DeviceGroup::create(context.process, context.group, context.store, usable, &gpu,
                                       &imports, main, 1'000'000'000);
       ASSERT_FALSE(made.ok());
       EXPECT_NE(made.status().message().find("rank " + std::to_string(last)), std::string::npos);
@@ -306,7 +306,7 @@ TEST(DeviceGroup, ADeviceThatCannotReadItsPeersPreventsTheGroupOnAllRanks) {
         Imports imports(gpu);
         device::Stream main = gpu.create_stream().value();
         if (context.rank == 1) gpu.set_peers(peers);
-        auto made = DeviceGroup::create(context.engine, context.group, context.store, {}, &gpu,
+        auto made = DeviceGroup::create(context.process, context.group, context.store, {}, &gpu,
                                         &imports, main, 10'000'000'000);
         ASSERT_FALSE(made.ok());
         std::string why = made.status().message();
@@ -347,36 +347,6 @@ TEST(DeviceGroup, PeersEndTheirMappingsBeforeTheOwnerFreesTheMemory) {
   });
 }
 
-// Where a recall does not arrive, the mappings end with the next operations.
-TEST(DeviceGroup, PeersEndTheirMappingsOfWhatTheOwnerFreed) {
-  constexpr size_t kPieces = 40, kCount = 1024;
-  run_world("aaa", [](RankContext& context) {
-    SimulatedDevice device;
-    GroupRank r(context, device.gpu);
-    auto floats = [&] { return static_cast<float*>(device.gpu.allocate(3 * kCount * 4).value()); };
-    auto gather_from = [&](float* in, float* out) {
-      auto op = described(Collective::kAllGather, kCount, Dtype::kBytes, ReduceOp::kNone);
-      op->offered.push_back({bytes(in), kCount * 4});
-      for (int p = 0; p < 3; ++p)
-        op->plan.moves.push_back(
-            {p, 0, 0, kCount * 4, bytes(out + static_cast<size_t>(p) * kCount)});
-      return op;
-    };
-    float* out = floats();
-    std::vector<float*> pieces;
-    for (size_t i = 0; i < kPieces; ++i) {
-      pieces.push_back(floats());
-      ASSERT_TRUE(r.run(gather_from(pieces.back(), out)).ok());
-    }
-    EXPECT_EQ(r.imports.statistics().mapped, 2 * kPieces * 3 * kCount * 4);
-    float* last = floats();
-    for (float* piece : pieces) device.gpu.free(piece);
-    EXPECT_GT(device.gpu.freed_while_mapped(), 0u);
-    for (int turn = 0; turn < 6; ++turn) ASSERT_TRUE(r.run(gather_from(last, out)).ok());
-    EXPECT_EQ(r.imports.statistics().mapped, 2 * 3 * kCount * 4);
-  });
-}
-
 // Rank 2 makes the call, but its stream never reaches the operation.
 TEST(DeviceGroup, AStuckDeviceFailsAllRanksWithinTheLimit) {
   run_world("aaa", [](RankContext& context) {
@@ -409,7 +379,7 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
     auto sub = context.group.subgroup(context.store, "second", {0, 1, 2});
     ASSERT_TRUE(sub.ok());
     device::Stream main = r.gpu.create_stream().value();
-    auto second = DeviceGroup::create(context.engine, *sub.value(), context.store, {}, &r.gpu,
+    auto second = DeviceGroup::create(context.process, *sub.value(), context.store, {}, &r.gpu,
                                       &r.imports, main, 60'000'000'000);
     ASSERT_TRUE(second.ok()) << second.status().message();
     float* in = r.floats(kTensors * kCount);
@@ -464,7 +434,7 @@ TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
       ASSERT_TRUE(sub.ok());
       subgroups.push_back(std::move(sub.value()));
       mains.push_back(r.gpu.create_stream().value());
-      auto made = DeviceGroup::create(context.engine, *subgroups.back(), context.store, {}, &r.gpu,
+      auto made = DeviceGroup::create(context.process, *subgroups.back(), context.store, {}, &r.gpu,
                                       &r.imports, mains.back(), 60'000'000'000);
       ASSERT_TRUE(made.ok()) << made.status().message();
       groups.push_back(made.value());
@@ -488,7 +458,7 @@ TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
       while (std::atomic_ref(computed).load() == 0 && std::chrono::steady_clock::now() < until)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       EXPECT_EQ(std::atomic_ref(computed).load(), 1u);
-      EXPECT_FALSE(groups[0]->finished(*ops[0]));
+      EXPECT_FALSE(groups[0]->closed(*ops[0]));
     }
     meeting.come();
     std::atomic_ref(gate).store(1);

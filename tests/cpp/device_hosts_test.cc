@@ -28,7 +28,7 @@ struct ByNic {
     if (wanted) set_.emplace("hmem", "1");
   }
   static bool possible(RankContext& context) {
-    return context.engine.open_fabric()->transfer() == fabric::Transfer::kWrites;
+    return context.process.open_fabric()->transfer() == fabric::Transfer::kWrites;
   }
 
  private:
@@ -163,7 +163,7 @@ TEST(DeviceHosts, WithNicAccessToTheDeviceAllBytesAreSentInChunks) {
     ASSERT_TRUE(r.group);
     if (!ByNic::possible(context)) return;
     Job job(r);
-    const fabric::Counters& counters = context.engine.open_fabric()->counters();
+    const fabric::Counters& counters = context.process.open_fabric()->counters();
     for (size_t count : {1ul, 100ul, 300'000ul}) {
       float *in = r.floats(count), *out = r.floats(3 * count);
       for (size_t i = 0; i < count; ++i) in[i] = value(context.rank, i, 0);
@@ -196,7 +196,7 @@ TEST(DeviceHosts, TheCpuDoesNotWaitAndStreamsKeepTheOrder) {
     Status s = r.group->order(*op, r.user);  // returns before anything has been sent
     ASSERT_TRUE(s.ok()) << s.message();
     ASSERT_TRUE(r.gpu.copy(r.user, after, out, 8000).ok());
-    EXPECT_FALSE(r.group->finished(*op));
+    EXPECT_FALSE(r.group->closed(*op));
     std::atomic_ref(gate).store(1);
     ASSERT_TRUE(r.gpu.synchronize(r.user).ok());
     EXPECT_EQ(after[999], 1);

@@ -61,11 +61,11 @@ struct Checked {
   }
   // What its first exchange among `ranks` copies out of the device, and its last one in.
   Extents out(size_t ranks) const {
-    const PinnedPipeline::Exchange& first = op->exchanges.front();
+    const DeviceExchange& first = op->exchanges.front();
     return all(first.out, first.collective == Collective::kAllGather ? 1 : ranks);
   }
   Extents in(size_t ranks) const {
-    const PinnedPipeline::Exchange& last = op->exchanges.back();
+    const DeviceExchange& last = op->exchanges.back();
     return all(last.in, last.collective == Collective::kReduceScatter ? 1 : ranks);
   }
 

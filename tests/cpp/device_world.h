@@ -16,7 +16,7 @@ struct GroupRank {
   GroupRank(RankContext& rank, device::Device& its, double limit_seconds = 60)
       : context(rank), device(its), imports(its), main(its.create_stream().value()) {
     user = its.create_stream().value();
-    auto made = DeviceGroup::create(rank.engine, rank.group, rank.store, Status(), &its, &imports,
+    auto made = DeviceGroup::create(rank.process, rank.group, rank.store, Status(), &its, &imports,
                                     main, static_cast<uint64_t>(limit_seconds * 1e9));
     EXPECT_TRUE(made.ok()) << made.status().message();
     if (made) group = made.value();

@@ -19,84 +19,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// All threads that start while it exists share one core with a thread that computes.
-class BusyCore {
- public:
-  BusyCore() {
-    sched_getaffinity(0, sizeof before_, &before_);
-    int first = 0;
-    while (!CPU_ISSET(first, &before_)) ++first;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(first, &one);
-    pinned_ = sched_setaffinity(0, sizeof one, &one) == 0;
-    computes_ = std::thread([this] {
-      while (!stop_.load(std::memory_order_relaxed)) {
-      }
-    });
-  }
-  ~BusyCore() {
-    stop_ = true;
-    computes_.join();
-    sched_setaffinity(0, sizeof before_, &before_);
-  }
-  bool pinned() const { return pinned_; }
-
- private:
-  cpu_set_t before_;
-  bool pinned_ = false;
-  std::atomic<bool> stop_{false};
-  std::thread computes_;
-};
-
-void gather_and_check(RankContext& c, int turn) {
-  std::this_thread::sleep_for(milliseconds(2));  // as if it computed
-  auto ranks = static_cast<size_t>(c.ranks);
-  std::vector<int> in(5000, 100 * turn + c.rank), out(in.size() * ranks);
-  Status status = c.run(gather_of(in, out, c.ranks));
-  ASSERT_TRUE(status.ok()) << status.message();
-  for (size_t r = 0; r < ranks; ++r)
-    ASSERT_EQ(out[(r + 1) * in.size() - 1], 100 * turn + static_cast<int>(r));
-}
-
-// One rank may leave more waits to the background thread than another, so all take the same number
-// of turns.
-TEST(Driving, IsLeftToTheBackgroundThreadIfOtherThreadsComputeOnTheCore) {
-  BusyCore core;
-  if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
-  std::atomic<int> left{0};
-  run_world("AB", [&](RankContext& c) {
-    for (int turn = 0; turn < 100; ++turn) gather_and_check(c, turn);
-    if (c.engine.waits_left_to_background() > 0) ++left;
-  });
-  EXPECT_GT(left, 0);
-}
-
-TEST(Driving, AWaitLeftToTheBackgroundThreadEndsWithDeadlinesAndFailures) {
-  BusyCore core;
-  if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
-  run_world("AB", [&](RankContext& c) {
-    for (int turn = 0; turn < 50; ++turn) gather_and_check(c, turn);
-    std::vector<int> in(1000), out(2000);
-    auto op = gather_of(in, out, c.ranks);
-    if (c.rank == 1) std::this_thread::sleep_for(milliseconds(400));
-    c.group.submit(op, {}, true);
-    if (c.rank == 0) EXPECT_FALSE(c.engine.wait(*op, milliseconds(50)));
-    EXPECT_TRUE(c.engine.wait(*op, std::chrono::seconds(30)));
-    EXPECT_TRUE(op->status().ok()) << op->status().message();
-
-    auto never = gather_of(in, out, c.ranks);
-    if (c.rank == 1) {
-      std::this_thread::sleep_for(milliseconds(100));
-      c.group.abort("asked to", true);
-      return;
-    }
-    c.group.submit(never, {}, true);
-    EXPECT_TRUE(c.engine.wait(*never, std::chrono::seconds(30)));
-    EXPECT_FALSE(never->status().ok());
-  });
-}
-
 TEST(Driving, AThreadLeavesACoreOnWhichAnotherRankPolls) {
   TwoCores cores;
   cpu_set_t before;
@@ -124,11 +46,8 @@ TEST(Driving, AThreadLeavesACoreOnWhichAnotherRankPolls) {
   EXPECT_GT(left, 0u);
 }
 
-TEST(Driving, ShutdownEndsAWaitLeftToTheBackgroundThread) {
-  BusyCore core;
-  if (!core.pinned()) GTEST_SKIP() << "this process may not choose its core";
+TEST(Driving, ShutdownEndsAWait) {
   run_world("AB", [&](RankContext& c) {
-    for (int turn = 0; turn < 50; ++turn) gather_and_check(c, turn);
     if (c.rank == 1) return std::this_thread::sleep_for(milliseconds(300));
     std::vector<int> in(1000), out(2000);
     auto never = gather_of(in, out, c.ranks);
@@ -148,16 +67,17 @@ class Stepping : private Progressable {
  public:
   explicit Stepping(const char* spin_microseconds = "0") {
     DebugSetting set("spin_microseconds", spin_microseconds);
-    engine_ = std::move(Engine::create().value());
-    engine_->attach(kKey, this);
+    process = std::move(Process::create().value());
+    engine().attach(kKey, this);
   }
-  ~Stepping() override { engine_->detach(kKey); }
-  Engine& engine() { return *engine_; }
+  ~Stepping() override { engine().detach(kKey); }
+  Engine& engine() { return process->engine(); }
   void set_step(std::function<bool()> step) {
-    Engine::Lock lock = engine_->lock();
+    Engine::Lock lock = engine().lock();
     step_ = std::move(step);
   }
 
+  std::unique_ptr<Process> process;
   std::atomic<bool> works{true};
   std::atomic<int> passes{0}, watches{0};
 
@@ -180,7 +100,6 @@ class Stepping : private Progressable {
   void on_network_closed() override {}
   void fail(Status) noexcept override {}
   void leave() override {}
-  std::unique_ptr<Engine> engine_;
   std::function<bool()> step_ = [] { return false; };  // under the lock
 };
 
@@ -205,11 +124,11 @@ TEST(Start, WithoutADescriptorIsAnError) {
   getrlimit(RLIMIT_NOFILE, &before);
   rlimit none{0, before.rlim_max};
   setrlimit(RLIMIT_NOFILE, &none);
-  auto engine = Engine::create();
+  auto process = Process::create();
   setrlimit(RLIMIT_NOFILE, &before);
-  ASSERT_FALSE(engine.ok());
-  EXPECT_NE(engine.status().message().find("Too many open files"), std::string::npos)
-      << engine.status().message();
+  ASSERT_FALSE(process.ok());
+  EXPECT_NE(process.status().message().find("Too many open files"), std::string::npos)
+      << process.status().message();
 }
 
 TEST(Sleep, BeginsAfterASecondLook) {
@@ -231,12 +150,12 @@ TEST(Sleep, BeginsAfterASecondLook) {
   EXPECT_LT(now_ns() - began, kTimeOfRounds);
 }
 
-void open_without_wait_object(Engine& engine) {
+void open_without_wait_object(Process& process) {
   const char* given = std::getenv("SMDDP_FABRIC_INTERFACE");
   std::string interface = given != nullptr ? given : "";
   ::unsetenv("SMDDP_FABRIC_INTERFACE");
   ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
-  auto endpoint = engine.fabric();
+  auto endpoint = process.fabric();
   ::unsetenv("SMDDP_LIBFABRIC");
   if (given != nullptr) ::setenv("SMDDP_FABRIC_INTERFACE", interface.c_str(), 1);
   ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
@@ -265,7 +184,7 @@ int most_looks_before_a_sleep(Stepping& group, int looks) {
 TEST(Sleep, OfTheBackgroundThreadBeginsAtOnceWhereTheNetworkHasAWaitObject) {
   Stepping group("200");
   ::setenv("SMDDP_FABRIC_PROVIDER", "tcp", 1);
-  auto endpoint = group.engine().fabric();
+  auto endpoint = group.process->fabric();
   ::unsetenv("SMDDP_FABRIC_PROVIDER");
   ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
   ASSERT_GE(endpoint.value()->wait_fd(), 0);
@@ -275,7 +194,7 @@ TEST(Sleep, OfTheBackgroundThreadBeginsAtOnceWhereTheNetworkHasAWaitObject) {
 // Even if another program computes on the core, so that each yield takes long, one look more.
 TEST(Sleep, OfTheBackgroundThreadComesAfterFurtherLooksWhereTheNetworkHasNoWaitObject) {
   Stepping group("200");
-  open_without_wait_object(group.engine());
+  open_without_wait_object(*group.process);
   EXPECT_GE(most_looks_before_a_sleep(group, 2000), 3);
 }
 
@@ -283,7 +202,7 @@ TEST(Sleep, OfTheBackgroundThreadComesAfterFurtherLooksWhereTheNetworkHasNoWaitO
 // operation moves that no thread waits for. Other processes may hold up any look, but not each of two hundred.
 TEST(Sleep, IsShortWhereTheNetworkHasNoWaitObject) {
   Stepping group;
-  open_without_wait_object(group.engine());
+  open_without_wait_object(*group.process);
   std::vector<uint64_t> looks;  // under the lock
   group.set_step([&] {
     looks.push_back(now_ns());
@@ -303,67 +222,65 @@ TEST(Sleep, IsShortWhereTheNetworkHasNoWaitObject) {
   EXPECT_LT(shortest, 3'000'000u);
 }
 
-TEST(Sleep, EndsWhenAnotherThreadBeginsToWait) {
+// A thread that drives and sleeps, as it waits for an operation whose end does not come by itself. Passes finish `next`.
+class SleepingDriver {
+ public:
+  SleepingDriver() {
+    group.set_step([this] {
+      if (next) group.engine().finish(std::exchange(next, nullptr), Status());
+      return false;
+    });
+    thread_ = std::thread([this] {
+      tid_ = gettid();
+      group.engine().wait(*driven_);
+    });
+    while (group.passes == 0) sched_yield();
+  }
+  ~SleepingDriver() {
+    group.works = false;
+    Engine::Lock lock = group.engine().lock();
+    group.engine().finish(driven_, Status());
+    group.engine().release(std::move(lock), nullptr);
+    thread_.join();
+  }
+  void await_sleep() { smddp::await_sleep(tid_); }
+
   Stepping group;
-  auto driven = std::make_shared<Operation>();
   std::shared_ptr<Operation> next;  // under the lock
-  group.set_step([&] {
-    if (next) group.engine().finish(std::exchange(next, nullptr), Status());
-    return false;
-  });
-  std::atomic<pid_t> tid{0};
-  std::thread driver([&] {
-    tid = gettid();
-    group.engine().wait(*driven);
-  });
-  while (group.passes == 0) sched_yield();
+
+ private:
+  const std::shared_ptr<Operation> driven_ = std::make_shared<Operation>();
+  std::atomic<pid_t> tid_{0};
+  std::thread thread_;
+};
+
+TEST(Sleep, EndsWhenAnotherThreadBeginsToWait) {
+  SleepingDriver driver;
   uint64_t began = now_ns();
   for (int round = 0; round < kRounds; ++round) {
-    await_sleep(tid);
+    driver.await_sleep();
     auto task = std::make_shared<Operation>();
     {
-      Engine::Lock lock = group.engine().lock();
-      next = task;
+      Engine::Lock lock = driver.group.engine().lock();
+      driver.next = task;
     }
-    group.engine().wait(*task);
+    driver.group.engine().wait(*task);
   }
   EXPECT_LT(now_ns() - began, kTimeOfRounds);
-  group.works = false;
-  Engine::Lock lock = group.engine().lock();
-  group.engine().finish(driven, Status());
-  group.engine().release(std::move(lock), nullptr);
-  driver.join();
 }
 
 TEST(Sleep, EndsForWorkThatNoThreadWaitsFor) {
-  Stepping group;
-  auto driven = std::make_shared<Operation>();
-  std::shared_ptr<Operation> next;  // under the lock
-  group.set_step([&] {
-    if (next) group.engine().finish(std::exchange(next, nullptr), Status());
-    return false;
-  });
-  std::atomic<pid_t> tid{0};
-  std::thread driver([&] {
-    tid = gettid();
-    group.engine().wait(*driven);
-  });
-  while (group.passes == 0) sched_yield();
+  SleepingDriver driver;
   uint64_t began = now_ns();
   for (int round = 0; round < kRounds; ++round) {
-    await_sleep(tid);
+    driver.await_sleep();
     auto task = std::make_shared<Operation>();
-    Engine::Lock lock = group.engine().lock();
-    next = task;
-    group.engine().release(std::move(lock), nullptr);
+    Engine::Lock lock = driver.group.engine().lock();
+    driver.next = task;
+    driver.group.engine().release(std::move(lock), nullptr);
     while (!task->done()) usleep(100);
   }
   EXPECT_LT(now_ns() - began, kTimeOfRounds);
-  group.works = false;
-  Engine::Lock lock = group.engine().lock();
-  group.engine().finish(driven, Status());
-  group.engine().release(std::move(lock), nullptr);
-  driver.join();
 }
 
 TEST(Sleep, EndsWhenAnotherThreadEndsTheTask) {

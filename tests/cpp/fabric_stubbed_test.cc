@@ -477,8 +477,8 @@ TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
   std::string interface = given != nullptr ? given : "";
   ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
   ::setenv("SMDDP_FABRIC_INTERFACE", "", 1);
-  auto engine = Engine::create();
-  ASSERT_TRUE(engine.ok()) << engine.status().message();
+  auto process = Process::create();
+  ASSERT_TRUE(process.ok()) << process.status().message();
   TestEndpoint other = open_endpoint(1);
   MemoryStore store(std::chrono::seconds(5));
   RankInfo info;
@@ -488,7 +488,7 @@ TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
   ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
   ASSERT_TRUE(store.set("joined/1", {1}).ok());
   auto group =
-      Group::create(*engine.value(), store, 0, 2, {"test", 20'000'000'000, "host-A", true, true});
+      Group::create(*process.value(), store, 0, 2, {"test", 20'000'000'000, "host-A", true, true});
   ASSERT_TRUE(group.ok()) << group.status().message();
   std::vector<int> in(10), out(20);
   testing::internal::CaptureStderr();
@@ -496,22 +496,22 @@ TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
     auto op = gather_of(in, out, 2);
     group.value()->submit(op, {}, false);
     {
-      auto lock = engine.value()->lock();
+      auto lock = process.value()->engine().lock();
       stub_->fail_queues = true;
     }
-    ASSERT_TRUE(engine.value()->wait(*op, std::chrono::seconds(5)));
+    ASSERT_TRUE(process.value()->engine().wait(*op, std::chrono::seconds(5)));
     EXPECT_NE(op->status().message().find("the network of rank 0 (host-A) failed"),
               std::string::npos)
         << op->status().message();
   }
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_FALSE(engine.value()->fabric().ok());
+  EXPECT_FALSE(process.value()->fabric().ok());
   std::string log = testing::internal::GetCapturedStderr();
   size_t lines = 0;
   for (size_t at = 0; (at = log.find("fi_cq_read", at)) != std::string::npos; ++at) ++lines;
   EXPECT_EQ(lines, 1u) << log;
   group.value().reset();
-  engine.value().reset();
+  process.value().reset();
   ::unsetenv("SMDDP_LIBFABRIC");
   ::setenv("SMDDP_FABRIC_INTERFACE", interface.c_str(), 1);
 }

@@ -300,7 +300,7 @@ TEST(Failure, NoByteComesAfterTheError) {
       EXPECT_GT(broken, 3);
       std::vector<float> result(in.size() * ranks);
       EXPECT_TRUE(c.run(gather_of(in, result, c.ranks)).ok());
-      EXPECT_LE(c.engine.open_fabric()->chunk_receiver().numbers(), 64u);
+      EXPECT_LE(c.process.open_fabric()->chunk_receiver().numbers(), 64u);
     });
   }
 }
@@ -357,9 +357,9 @@ TEST(Failure, ALaterOperationEndsNoSoonerThanThoseBeforeIt) {
 
 TEST(Bootstrap, AMissingRankIsNamed) {
   MemoryStore store(std::chrono::milliseconds(300));
-  auto engine = Engine::create();
-  ASSERT_TRUE(engine.ok());
-  auto group = Group::create(*engine.value(), store, 0, 3,
+  auto process = Process::create();
+  ASSERT_TRUE(process.ok());
+  auto group = Group::create(*process.value(), store, 0, 3,
                              {.name = "g", .timeout_ns = 1'000'000'000, .host = "A"});
   ASSERT_FALSE(group.ok());
   EXPECT_TRUE(says(group.status(), "ranks 1, 2"));
@@ -368,12 +368,12 @@ TEST(Bootstrap, AMissingRankIsNamed) {
 TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
   MemoryStore stores[20];
   on_threads(4, [&](int r) {
-    auto engine = Engine::create();
-    ASSERT_TRUE(engine.ok());
+    auto process = Process::create();
+    ASSERT_TRUE(process.ok());
     std::vector<std::unique_ptr<Group>> groups;
     for (MemoryStore& store : stores) {
       auto group =
-          Group::create(*engine.value(), store, r, 4, {.name = "g", .host = r < 2 ? "A" : "B"});
+          Group::create(*process.value(), store, r, 4, {.name = "g", .host = r < 2 ? "A" : "B"});
       ASSERT_TRUE(group.ok()) << group.status().message();
       groups.push_back(std::move(group.value()));
     }
@@ -388,7 +388,7 @@ TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
       groups[g]->submit(ops[g], {}, true);
     }
     for (size_t g = 0; g < groups.size(); ++g) {
-      engine.value()->wait(*ops[g]);
+      process.value()->engine().wait(*ops[g]);
       ASSERT_TRUE(ops[g]->status().ok()) << ops[g]->status().message();
       for (int q = 0; q < 4; ++q)
         ASSERT_EQ(out[g][static_cast<size_t>(q) * 5000], q + static_cast<int>(g));
@@ -405,7 +405,7 @@ class HealingRank {
   std::unique_ptr<Group> make() {
     std::string host(1, static_cast<char>('A' + rank_));
     auto group =
-        Group::create(*engine_, stores_[made_++], rank_, ranks_, {.name = "g", .host = host});
+        Group::create(*process_, stores_[made_++], rank_, ranks_, {.name = "g", .host = host});
     EXPECT_TRUE(group.ok()) << group.status().message();
     return std::move(group.value());
   }
@@ -413,7 +413,7 @@ class HealingRank {
     std::vector<int> in(1 << 18, rank_), out(in.size() * static_cast<size_t>(ranks_));
     auto op = gather_of(in, out, ranks_);
     group.submit(op, {}, false);
-    engine_->wait(*op);
+    process_->engine().wait(*op);
     for (int r = 0; r < ranks_ && op->status().ok(); ++r) {
       auto begin = out.begin() + static_cast<std::ptrdiff_t>(in.size()) * r;
       EXPECT_EQ(std::count(begin, begin + (1 << 18), r), 1 << 18);
@@ -430,14 +430,14 @@ class HealingRank {
     }
     all_.arrive_and_wait();
   }
-  std::vector<uint8_t> address() { return engine_->open_fabric()->address(); }
+  std::vector<uint8_t> address() { return process_->open_fabric()->address(); }
 
  private:
   std::vector<MemoryStore>& stores_;
   std::barrier<>& all_;
   int rank_, ranks_;
   size_t made_ = 0;
-  std::unique_ptr<Engine> engine_ = std::move(Engine::create().value());
+  std::unique_ptr<Process> process_ = std::move(Process::create().value());
 };
 
 void heal_together(int ranks, const std::function<void(HealingRank&)>& body) {

@@ -71,10 +71,10 @@ struct Outcome {
 Outcome join(const char* first, const char* second) {
   MemoryStore store;
   Outcome outcome;
-  std::vector<std::unique_ptr<Engine>> engines;
-  for (int r = 0; r < 2; ++r) engines.push_back(std::move(Engine::create().value()));
+  std::vector<std::unique_ptr<Process>> processes;
+  for (int r = 0; r < 2; ++r) processes.push_back(std::move(Process::create().value()));
   auto create = [&](int rank) {
-    auto group = Group::create(*engines[static_cast<size_t>(rank)], store, rank, 2,
+    auto group = Group::create(*processes[static_cast<size_t>(rank)], store, rank, 2,
                                {.name = "g", .host = rank == 0 ? "A" : "B", .several_hosts = true});
     outcome.status[rank] = group.status();
   };
@@ -82,7 +82,7 @@ Outcome join(const char* first, const char* second) {
     value != nullptr ? ::setenv("SMDDP_JOB_SECRET", value, 1) : ::unsetenv("SMDDP_JOB_SECRET");
   };
   set(first);
-  for (auto& engine : engines) EXPECT_TRUE(engine->fabric().ok());
+  for (auto& process : processes) EXPECT_TRUE(process->fabric().ok());
   std::thread zero([&] { create(0); });
   while (!store.has("rank_info/0")) std::this_thread::yield();
   set(second);

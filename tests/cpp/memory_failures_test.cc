@@ -68,7 +68,7 @@ struct NotExempt {
 
 // Ranks as threads, whose groups and operations lie apart from the test's own allocations.
 struct RankState {
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Process> process;
   std::unique_ptr<Group> group;
   std::vector<int> in, out;
   std::shared_ptr<Operation> op;
@@ -77,7 +77,7 @@ struct RankState {
 class Ranks {
  public:
   explicit Ranks(const std::string& layout) : layout_(layout), ranks_(layout.size()) {
-    for (RankState& rank : ranks_) rank.engine = std::move(Engine::create().value());
+    for (RankState& rank : ranks_) rank.process = std::move(Process::create().value());
   }
   size_t size() const { return ranks_.size(); }
   RankState& operator[](size_t i) { return ranks_[i]; }
@@ -97,7 +97,7 @@ class Ranks {
       options.host = std::string("host-") + layout_[i];
       options.timeout_ns = 20'000'000'000;
       CountingStore view(store, std::to_string(groups_) + "/");
-      auto group = Group::create(*ranks_[i].engine, view, static_cast<int>(i),
+      auto group = Group::create(*ranks_[i].process, view, static_cast<int>(i),
                                  static_cast<int>(ranks_.size()), options);
       ASSERT_TRUE(group.ok()) << group.status().message();
       ranks_[i].group = std::move(group.value());
@@ -175,7 +175,7 @@ TEST_P(FailingAllocator, EndsTheOperationEverywhereAndTheEngineGoesOn) {
       RankState& rank = ranks[i];
       NotExempt core;
       rank.group->submit(rank.op, {}, i == 0);
-      ASSERT_TRUE(rank.engine->wait(*rank.op, seconds(10))) << "allocation " << n;
+      ASSERT_TRUE(rank.process->engine().wait(*rank.op, seconds(10))) << "allocation " << n;
     });
     left = INT64_MAX;
     without = failed == 0 ? without + 1 : 0;

@@ -135,18 +135,18 @@ class MeasuredGroup : public testing::Test {
     MemoryStore store;
     Made made;
     std::mutex mutex;
-    engines_.resize(std::max(engines_.size(), layout.size()));
+    processes_.resize(std::max(processes_.size(), layout.size()));
     made.networks.resize(layout.size());
     made.sources.resize(layout.size());
     on_threads(static_cast<int>(layout.size()), [&](int rank) {
       auto r = static_cast<size_t>(rank);
-      if (!engines_[r]) engines_[r] = std::move(Engine::create().value());
-      StoppingStore view(store, *engines_[r], r + 1 == layout.size() ? stop_last_ : 0ms);
+      if (!processes_[r]) processes_[r] = std::move(Process::create().value());
+      StoppingStore view(store, processes_[r]->engine(), r + 1 == layout.size() ? stop_last_ : 0ms);
       Group::Options options = r == 0 ? of_first : Group::Options();
       options.name = "g";
       options.host = layout.substr(r, 1);
       options.few_ranks = few_ranks_;
-      auto group = Group::create(*engines_[r], view, static_cast<int>(r),
+      auto group = Group::create(*processes_[r], view, static_cast<int>(r),
                                  static_cast<int>(layout.size()), options);
       std::lock_guard lock(mutex);
       for (const auto& [key, value] : view.written) made.keys.insert(key);
@@ -155,8 +155,8 @@ class MeasuredGroup : public testing::Test {
         return;
       }
       made.networks[r] = group.value()->state().network;
-      Engine::Lock engine = engines_[r]->lock();
-      made.sources[r] = engines_[r]->network().known().source;
+      Engine::Lock engine = processes_[r]->engine().lock();
+      made.sources[r] = processes_[r]->network().known().source;
       groups_.push_back(std::move(group.value()));
     });
     groups_.clear();
@@ -167,7 +167,7 @@ class MeasuredGroup : public testing::Test {
   std::chrono::milliseconds stop_last_{0};
   const std::string before_ = env::debug("curve");
   const std::string cache_ = testing::TempDir() + "network-cache-" + std::to_string(getpid());
-  std::vector<std::unique_ptr<Engine>> engines_;
+  std::vector<std::unique_ptr<Process>> processes_;
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
@@ -181,7 +181,7 @@ void expect_alike(const Made& made) {
 TEST_F(MeasuredGroup, AllRanksUseTheSameNumbersAndLaterGroupsTakeThemOver) {
   for (int few : {32, 2}) {
     few_ranks_ = few;
-    engines_.clear();
+    processes_.clear();
     std::filesystem::remove_all(cache_);
     Made first = make("AABB");
     expect_alike(first);
@@ -239,7 +239,7 @@ TEST_F(MeasuredGroup, ARankThatIsStoppedMeanwhileGivesNoAbsurdNumbers) {
 class NextJob : public MeasuredGroup {
  protected:
   Made next(const std::string& layout) {
-    engines_.clear();
+    processes_.clear();
     return make(layout);
   }
   std::vector<std::filesystem::path> files() {
@@ -361,9 +361,9 @@ TEST(RecalledNetwork, CountsIfAllHostsThatMeasureHaveTheSame) {
 
 // A rank that never comes to its pair.
 TEST_F(MeasuredGroup, ARankThatDoesNotMeasureDelaysTheGroupByItsOwnTimeoutOnly) {
-  auto engine = Engine::create();
-  auto other = Engine::create();
-  ASSERT_TRUE(engine.ok() && other.ok());
+  auto process = Process::create();
+  auto other = Process::create();
+  ASSERT_TRUE(process.ok() && other.ok());
   MemoryStore store;
   RankInfo info;
   info.host = info.host_name = "B";
@@ -372,7 +372,7 @@ TEST_F(MeasuredGroup, ARankThatDoesNotMeasureDelaysTheGroupByItsOwnTimeoutOnly) 
   ASSERT_TRUE(store.set("joined/1", {1}).ok());
   ASSERT_TRUE(store.set("measured/1", {1}).ok());
   uint64_t began = now_ns();
-  auto group = Group::create(*engine.value(), store, 0, 2, {.name = "g", .host = "A"});
+  auto group = Group::create(*process.value(), store, 0, 2, {.name = "g", .host = "A"});
   ASSERT_TRUE(group.ok()) << group.status().message();
   EXPECT_LT(now_ns() - began, 10'000'000'000ull);
   EXPECT_EQ(group.value()->state().network, kUsual);

@@ -11,10 +11,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-uint64_t bytes_sent(Engine& engine) {
-  fabric::Endpoint* endpoint = engine.open_fabric();
+uint64_t bytes_sent(Process& process) {
+  fabric::Endpoint* endpoint = process.open_fabric();
   if (endpoint == nullptr) return 0;
-  Engine::Lock lock = engine.lock();
+  Engine::Lock lock = process.engine().lock();
   const fabric::Counters& counters = endpoint->counters();
   return counters.bytes_sent + counters.chunk_bytes_sent;
 }
@@ -29,7 +29,7 @@ void gathers_with_a_late_rank(const std::string& layout, int count, size_t float
     ASSERT_TRUE(c.run(gather_of(first, all, c.ranks)).ok());
     bool late = c.rank == c.ranks - 1;
     while (late && checked < c.ranks - 1) std::this_thread::sleep_for(milliseconds(1));
-    uint64_t before = bytes_sent(c.engine);
+    uint64_t before = bytes_sent(c.process);
     std::vector<std::vector<float>> in, out;
     std::vector<std::shared_ptr<Operation>> ops;
     for (int i = 0; i < count; ++i) {
@@ -42,7 +42,7 @@ void gathers_with_a_late_rank(const std::string& layout, int count, size_t float
     }
     if (!late) {
       std::this_thread::sleep_for(milliseconds(200));
-      check(bytes_sent(c.engine) - before);
+      check(bytes_sent(c.process) - before);
       ++checked;
     }
     for (auto& op : ops) {
@@ -95,7 +95,7 @@ TEST(Pressure, OneLargeFlowTakesFewReadys) {
     op->output.end_block();  // rank 1 has nothing
     auto sent = [&] {
       Engine::Lock lock = c.engine.lock();
-      return c.engine.network().endpoint()->counters().messages_sent;
+      return c.process.network().endpoint()->counters().messages_sent;
     };
     uint64_t before = sent();
     Status status = c.run(op);

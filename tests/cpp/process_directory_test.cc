@@ -109,7 +109,7 @@ TEST(RankValues, AllThatReferAreAskedUnlessTheyReferToOneDirectory) {
 struct Job {
   struct Rank {
     int rank;
-    std::unique_ptr<Engine> engine;
+    std::unique_ptr<Process> process;
     std::string host;
     std::vector<std::unique_ptr<Group>> groups;
   };
@@ -135,14 +135,14 @@ struct Job {
     options.whole_job = whole_job;
     CountingStore view(store, name + "/");
     auto rank = static_cast<int>(at - members.begin()), ranks = static_cast<int>(members.size());
-    auto group = Group::create(*self.engine, view, rank, ranks, options);
+    auto group = Group::create(*self.process, view, rank, ranks, options);
     EXPECT_TRUE(group.ok()) << name << ", rank " << rank << ": " << group.status().message();
     if (!group.ok()) return made;
     std::vector<int> in(5, self.rank), out(in.size() * members.size()), expected;
     for (int member : members) expected.insert(expected.end(), in.size(), member);
     auto op = gather_of(in, out, ranks);
     group.value()->submit(op, {}, false);
-    self.engine->wait(*op);
+    self.process->engine().wait(*op);
     EXPECT_TRUE(op->status().ok()) << op->status().message();
     EXPECT_EQ(out, expected);
     self.groups.push_back(std::move(group.value()));
@@ -159,7 +159,7 @@ struct Job {
     std::barrier all(static_cast<std::ptrdiff_t>(layout.size()));
     on_threads(static_cast<int>(layout.size()), [&](int r) {
       Rank self{r,
-                std::move(Engine::create().value()),
+                std::move(Process::create().value()),
                 std::string("host-") + layout[static_cast<size_t>(r)],
                 {}};
       body(self, [&] { all.arrive_and_wait(); });
@@ -223,7 +223,7 @@ TEST_P(FurtherGroup, WithANewProcessIsMadeAndKnownFromThenOn) {
       meet();
       if (self.rank == renewed) {
         self.groups.clear();
-        self.engine = std::move(Engine::create().value());
+        self.process = std::move(Process::create().value());
       }
       auto again = job.make(self, "again", job.everybody(), true);
       EXPECT_EQ(again.referred, self.rank != renewed);
@@ -274,7 +274,7 @@ TEST_P(FurtherGroup, LeavesNoInformationInTheStore) {
   job.run([&](Job::Rank& self, auto&& meet) {
     job.make(self, "first", job.everybody(), true);
     meet();
-    if (self.rank == 1) self.engine = (self.groups.clear(), std::move(Engine::create().value()));
+    if (self.rank == 1) self.process = (self.groups.clear(), std::move(Process::create().value()));
     job.make(self, "second", job.everybody(), false);
   });
   for (const char* key :

@@ -50,16 +50,16 @@ class Processes {
 
  private:
   int be_rank(int rank, int ranks, const Body& body) {
-    auto engine = Engine::create();
-    if (!engine) return 1;
+    auto process = Process::create();
+    if (!process) return 1;
     CountingStore store(store_, "");
     auto group =
-        Group::create(*engine.value(), store, rank, ranks,
+        Group::create(*process.value(), store, rank, ranks,
                       {.name = "g", .timeout_ns = 20 * kSecond, .host = "A", .single_copy = true});
     if (!group) return 1;
     usleep(
         10'000);  // the engine's thread sleeps by now, and drives nothing that it is not asked to
-    RankContext context{rank, ranks, *engine.value(), *group.value(), store};
+    RankContext context{rank, ranks, *process.value(), *group.value(), store};
     std::string wrong = body(context);
     if (!wrong.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, wrong.c_str());
     return wrong.empty() ? 0 : 1;

@@ -65,7 +65,7 @@ void run_as_threads(const Layout& layout) {
     all.arrive_and_wait();
     if (c.rank == 0) after = footprint();
     all.arrive_and_wait();
-    EXPECT_EQ(address_vector_entries(c.engine), layout.peers());
+    EXPECT_EQ(address_vector_entries(c.process), layout.peers());
   };
   run_world(layout.host_of_ranks(), body,
             {.timeout_seconds = 120, .several_hosts = layout.hosts > 1});
@@ -96,21 +96,21 @@ std::string report_key(int rank) { return "report/" + std::to_string(rank); }
 
 Status be_rank(const Layout& layout, int rank, CountingStore& store, uint64_t begun,
                Record& record) {
-  auto engine = Engine::create();
-  if (!engine) return engine.status();
+  auto process = Process::create();
+  if (!process) return process.status();
   auto group =
-      Group::create(*engine.value(), store, rank, layout.ranks(),
+      Group::create(*process.value(), store, rank, layout.ranks(),
                     {"test", 120'000'000'000, layout.host_of(rank), true, layout.hosts > 1});
   if (!group) return group.status();
   record.started = seconds(now_ns() - begun);
-  RankContext context{rank, layout.ranks(), *engine.value(), *group.value(), store};
+  RankContext context{rank, layout.ranks(), *process.value(), *group.value(), store};
   if (Status status = exercise(context); !status) return status;
   record.exercised = seconds(now_ns() - begun);
   record.held = footprint();
   record.requests = requests_of(store);
   // All ranks keep what they hold until every rank has measured it.
   if (Status status = check_all_reduce(context, 1); !status) return status;
-  record.peers = address_vector_entries(*engine.value());
+  record.peers = address_vector_entries(*process.value());
   return {};
 }
 
@@ -204,14 +204,14 @@ TEST(Groups, AFurtherOneCostsLittle) {
     all.arrive_and_wait();
   };
   on_threads(layout.ranks(), [&](int r) {
-    auto engine = Engine::create();
-    ASSERT_TRUE(engine.ok());
+    auto process = Process::create();
+    ASSERT_TRUE(process.ok());
     std::vector<std::unique_ptr<Group>> groups;
     auto add_groups = [&](int count) {
       while (static_cast<int>(groups.size()) < count) {
         std::string name = "group " + std::to_string(groups.size());
         CountingStore view(store, name + "/");
-        auto group = Group::create(*engine.value(), view, r, layout.ranks(),
+        auto group = Group::create(*process.value(), view, r, layout.ranks(),
                                    {name, 60'000'000'000, layout.host_of(r), true, true});
         ASSERT_TRUE(group.ok()) << group.status().message();
         EXPECT_EQ(view.sets + view.gets, layout.sets(r) + layout.gets());
@@ -221,7 +221,7 @@ TEST(Groups, AFurtherOneCostsLittle) {
     auto use_groups = [&] {
       for (auto& group : groups) {
         CountingStore none(store, "");
-        RankContext context{r, layout.ranks(), *engine.value(), *group, none};
+        RankContext context{r, layout.ranks(), *process.value(), *group, none};
         for (auto check : {check_all_gather, check_reduce_scatter, check_all_reduce}) {
           Status status = check(context, 100);
           ASSERT_TRUE(status.ok()) << status.message();

@@ -145,8 +145,8 @@ void lift_limits() {
 Status be_rank(
     const std::string& layout, int rank, Store& store, const std::function<void()>& before_group,
     const std::function<void()>& after_group = [] {}) {
-  auto engine = Engine::create();
-  if (!engine) return engine.status();
+  auto process = Process::create();
+  if (!process) return process.status();
   auto ranks = static_cast<int>(hosts_of(layout).size());
   std::unique_ptr<Group> first;
   const bool renewed = layout.find('~') != std::string::npos && rank + 1 == ranks;
@@ -154,19 +154,19 @@ Status be_rank(
     PrefixStore part(store, "first/");
     Group::Options options = options_of(layout, rank);
     options.whole_job = !renewed;
-    auto made = Group::create(*engine.value(), part, rank, ranks, options);
+    auto made = Group::create(*process.value(), part, rank, ranks, options);
     if (!made) return made.status();
     first = std::move(made.value());
   }
   before_group();
-  auto group = Group::create(*engine.value(), store, rank, ranks, options_of(layout, rank));
+  auto group = Group::create(*process.value(), store, rank, ranks, options_of(layout, rank));
   if (!group) return group.status();
   lift_limits();
   after_group();
   std::vector<int> in(10, rank), out(in.size() * static_cast<size_t>(ranks));
   auto op = gather_of(in, out, ranks);
   group.value()->submit(op, {}, false);
-  engine.value()->wait(*op);
+  process.value()->engine().wait(*op);
   return op->status();
 }
 
@@ -488,14 +488,14 @@ class ObservedStore : public MemoryStore {
 // A rank of another host that is waited for.
 class Awaited {
  public:
-  explicit Awaited(uint64_t silence_ns) : engine_(Engine::create()) {
+  explicit Awaited(uint64_t silence_ns) : process_(Process::create()) {
     options_.name = "test";
     options_.silence_ns = silence_ns;
     info_.host = info_.host_name = "host-B";
   }
   // The first error of looks at it in so many seconds.
   Status look_for(double seconds) {
-    JoinWatch watch(*engine_.value(), store_, 2, options_);
+    JoinWatch watch(*process_.value(), store_, 2, options_);
     Status status;
     for (uint64_t until = now_ns() + static_cast<uint64_t>(seconds * 1e9);
          status && now_ns() < until; usleep(20'000))
@@ -505,7 +505,7 @@ class Awaited {
   ObservedStore store_{std::chrono::seconds(5)};
 
  private:
-  Result<std::unique_ptr<Engine>> engine_;
+  Result<std::unique_ptr<Process>> process_;
   Group::Options options_;
   RankInfo info_;
 };

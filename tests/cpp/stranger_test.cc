@@ -164,7 +164,7 @@ class UnderAttack : public testing::TestWithParam<Setting> {
     run_world(layout,
               [&](RankContext& c) {
                 CheckedWork work(c);
-                victims.addresses[static_cast<size_t>(c.rank)] = c.engine.open_fabric()->address();
+                victims.addresses[static_cast<size_t>(c.rank)] = c.process.open_fabric()->address();
                 ASSERT_TRUE(work.gather(300));  // every pair of ranks has exchanged messages
                 if (c.rank == 0) {
                   RankInfo first = decode<RankInfo>(c.store.written["rank_info/0"]).value();
@@ -187,7 +187,7 @@ class UnderAttack : public testing::TestWithParam<Setting> {
                 EXPECT_TRUE(may_end_so(work.failure)) << work.failure;
                 operations += work.operations;
                 wrong += work.wrong;
-                refused += c.engine.refused();
+                refused += c.process.refused();
               },
               {.timeout_seconds = 20});
     victims.over = true;

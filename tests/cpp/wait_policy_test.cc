@@ -1,5 +1,4 @@
-// How threads wait, at made-up times and without a thread: when they yield, when they sleep, and
-// when the background thread drives.
+// How threads wait, at made-up times and without a thread: when they yield, and when they sleep.
 #include "progress/wait_policy.h"
 
 #include "debug_setting.h"
@@ -32,11 +31,6 @@ WaitPolicy between_hosts() {
   WaitPolicy policy(kSpin);
   policy.expect_network();
   return policy;
-}
-
-void wait_once(WaitPolicy& policy, Clock& clock) {
-  policy.begin_wait(clock);
-  policy.end_wait(clock);
 }
 
 TEST(Polls, AreManyOnlyInsideAHostWithACorePerRank) {
@@ -73,8 +67,8 @@ TEST(Spinning, TheBackgroundThreadSleepsSoonerAndBetweenHostsAtOnce) {
 }
 
 TEST(Spinning, OfTheBackgroundThreadLastsLongerWithoutAWaitObject) {
-  EXPECT_EQ(between_hosts().background_polling_ns(kSecond), 100 * kMicrosecond);
-  EXPECT_EQ(WaitPolicy(50 * kMicrosecond).background_polling_ns(kSecond), 50 * kMicrosecond);
+  EXPECT_EQ(between_hosts().background_polling_ns(), 100 * kMicrosecond);
+  EXPECT_EQ(WaitPolicy(50 * kMicrosecond).background_polling_ns(), 50 * kMicrosecond);
 }
 
 TEST(Spinning, EndsInSleepOncePollsFoundNothingForItsTime) {
@@ -185,67 +179,6 @@ TEST(Yields, OfRanksThatShareACoreOrUseTheNetworkAreFollowedByPolls) {
   }
 }
 
-// A yield that ended `at`, in which another thread computed.
-void yield_to_computing(WaitPolicy& policy, uint64_t at) {
-  policy.note_yield(at - kMillisecond - 1, at);
-}
-
-bool sleeps(WaitPolicy& policy, uint64_t now) {
-  policy.restart_spin();
-  return !policy.keeps_polling(now, kSpin);
-}
-
-TEST(Yields, ToThreadsThatComputeAreFollowedBySleepsBetweenHosts) {
-  WaitPolicy policy = between_hosts();
-  uint64_t ended = 2 * kSecond;
-  yield_to_computing(policy, ended - 5 * kMillisecond);
-  EXPECT_FALSE(sleeps(policy, ended));
-  yield_to_computing(policy, ended);
-  EXPECT_TRUE(sleeps(policy, ended));
-  EXPECT_TRUE(sleeps(policy, ended + 50 * kMillisecond - 1));
-  EXPECT_FALSE(sleeps(policy, ended + 50 * kMillisecond));
-}
-
-// As happens among threads that only poll.
-TEST(Yields, AreNotFollowedBySleepsIfOneOfManyIsLong) {
-  WaitPolicy policy = between_hosts();
-  uint64_t now = kSecond;
-  for (int i = 0; i < 80; ++i, now += 10 * kMillisecond) {
-    i % 8 == 0 ? yield_to_computing(policy, now) : policy.note_yield(now - kMicrosecond, now);
-    EXPECT_FALSE(sleeps(policy, now)) << i;
-  }
-}
-
-TEST(Yields, ToThreadsThatGoOnComputingAreFollowedBySleepsForEverLonger) {
-  WaitPolicy policy = between_hosts();
-  uint64_t now = kSecond;
-  yield_to_computing(policy, now);
-  for (uint64_t ms : {50, 100, 200, 400, 800, 1600, 3000, 3000}) {
-    yield_to_computing(policy, now);
-    EXPECT_TRUE(sleeps(policy, now + ms * kMillisecond - 1)) << ms;
-    now += ms * kMillisecond;
-    EXPECT_FALSE(sleeps(policy, now)) << ms;
-    now += 500 * kMillisecond;  // until it waits again
-  }
-  now += 3 * kSecond;
-  yield_to_computing(policy, now);
-  EXPECT_FALSE(sleeps(policy, now + 50 * kMillisecond));
-}
-
-// The thread that computes may be the one that waits next: then the cores are its own.
-TEST(Yields, OfTheBackgroundThreadThatPollsEndItsPollsAloneIfAnotherThreadComputes) {
-  WaitPolicy policy = between_hosts();
-  uint64_t ended = 2 * kSecond;
-  for (uint64_t at : {ended - 5 * kMillisecond, ended}) {
-    EXPECT_EQ(policy.background_polling_ns(at), 100 * kMicrosecond);
-    policy.note_yield(at - kMillisecond - 1, at, true);
-  }
-  EXPECT_EQ(policy.background_polling_ns(ended), 0u);
-  EXPECT_EQ(policy.background_polling_ns(ended + 50 * kMillisecond - 1), 0u);
-  EXPECT_EQ(policy.background_polling_ns(ended + 50 * kMillisecond), 100 * kMicrosecond);
-  EXPECT_FALSE(sleeps(policy, ended));
-}
-
 TEST(Turns, EndBetweenHostsAfterTheirTimeAtWork) {
   WaitPolicy policy = between_hosts();
   Clock clock;
@@ -275,91 +208,6 @@ TEST(Turns, InsideAHostHaveNoEndAndReadNoClock) {
   clock.now += kSecond;
   EXPECT_FALSE(policy.turn_is_over(clock));
   EXPECT_EQ(clock.reads, 0);
-}
-
-// --- which thread drives -------------------------------------------------------------------------
-
-// A rank that computes for two milliseconds between its waits, on cores where other threads
-// compute.
-void compute_beside_others(WaitPolicy& policy, Clock& clock) {
-  wait_once(policy, clock);
-  clock.now += 2 * kMillisecond;
-  policy.begin_wait(clock);
-  for (int i = 0; i < 2; ++i, clock.now += 4 * kMillisecond)
-    policy.note_yield(clock.now, clock.now + 4 * kMillisecond);
-}
-
-TEST(Driving, IsLeftToTheBackgroundThreadIfTheRankAndOtherThreadsCompute) {
-  WaitPolicy policy = between_hosts();
-  Clock clock;
-  compute_beside_others(policy, clock);
-  EXPECT_TRUE(policy.background_drives(clock));
-}
-
-TEST(Driving, StaysWithTheWaitingThreadIfOnlyOneOfTheTwoComputes) {
-  WaitPolicy computes = between_hosts(), taken = between_hosts();
-  Clock clock;
-  wait_once(computes, clock);
-  clock.now += 2 * kMillisecond;
-  computes.begin_wait(clock);
-  EXPECT_FALSE(computes.background_drives(clock));
-
-  wait_once(taken, clock);
-  clock.now += kMillisecond;  // not longer: this rank does not compute
-  taken.begin_wait(clock);
-  for (int i = 0; i < 2; ++i) taken.note_yield(clock.now, clock.now + 4 * kMillisecond);
-  EXPECT_FALSE(taken.background_drives(clock));
-}
-
-TEST(Driving, ReturnsToTheWaitingThreadSomeTimeAfterTheLastLongYields) {
-  WaitPolicy policy = between_hosts();
-  Clock clock;
-  compute_beside_others(policy, clock);
-  clock.now += 50 * kMillisecond - 1;
-  EXPECT_TRUE(policy.background_drives(clock));
-  ++clock.now;
-  EXPECT_FALSE(policy.background_drives(clock));
-}
-
-TEST(Driving, ReturnsToTheWaitingThreadAfterEightWaitsWithoutComputing) {
-  WaitPolicy policy = between_hosts();
-  Clock clock;
-  compute_beside_others(policy, clock);
-  policy.end_wait(clock);
-  for (int wait = 1; wait < 8; ++wait) {
-    wait_once(policy, clock);
-    EXPECT_TRUE(policy.background_drives(clock)) << wait;
-  }
-  wait_once(policy, clock);
-  EXPECT_FALSE(policy.background_drives(clock));
-}
-
-TEST(Driving, AYieldIsLongOnlyByTheRanksThatShareTheCore) {
-  WaitPolicy policy = between_hosts();
-  policy.expect_local_ranks(8, 2);
-  Clock clock;
-  compute_beside_others(policy, clock);  // 4 ms: each of the four ranks may have had its turn
-  EXPECT_FALSE(policy.background_drives(clock));
-  for (int i = 0; i < 2; ++i) policy.note_yield(clock.now, clock.now + 4 * kMillisecond + 1);
-  EXPECT_TRUE(policy.background_drives(clock));
-}
-
-TEST(Driving, InsideAHostStaysWithTheWaitingThreadAndReadsNoClock) {
-  WaitPolicy policy = inside_a_host();
-  Clock clock;
-  compute_beside_others(policy, clock);
-  EXPECT_FALSE(policy.background_drives(clock));
-  EXPECT_EQ(clock.reads, 0);
-}
-
-TEST(Driving, TheFirstWaitBetweenHostsReadsNoClockBeforeItEnds) {
-  WaitPolicy policy = between_hosts();
-  Clock clock;
-  policy.begin_wait(clock);
-  EXPECT_FALSE(policy.background_drives(clock));
-  EXPECT_EQ(clock.reads, 0);
-  policy.end_wait(clock);
-  EXPECT_EQ(clock.reads, 1);
 }
 
 TEST(Environment, SetsTheTimeToSpin) {

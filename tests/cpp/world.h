@@ -1,4 +1,4 @@
-// Ranks as threads of one process, each with an engine of its own: real segments, real libfabric.
+// Ranks as threads of one process, each with what a process has: real segments, real libfabric.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -148,9 +148,10 @@ class CountingStore : public Store {
 struct RankContext {
   int rank;
   int ranks;
-  Engine& engine;
+  Process& process;
   Group& group;
   CountingStore& store;  // what the group was made over
+  Engine& engine = process.engine();
 
   // Submits, waits, and returns the status.
   Status run(const std::shared_ptr<Operation>& op, const Tuning& tuning = {}) {
@@ -173,15 +174,15 @@ inline void run_world(const std::vector<std::string>& hosts,
   MemoryStore store;
   auto ranks = static_cast<int>(hosts.size());
   on_threads(ranks, [&](int r) {
-    auto engine = Engine::create();
-    ASSERT_TRUE(engine.ok()) << engine.status().message();
+    auto process = Process::create();
+    ASSERT_TRUE(process.ok()) << process.status().message();
     Group::Options group_options{"test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
                                  hosts[static_cast<size_t>(r)], options.single_copy,
                                  options.several_hosts};
     CountingStore view(store, "");
-    auto group = Group::create(*engine.value(), view, r, ranks, group_options);
+    auto group = Group::create(*process.value(), view, r, ranks, group_options);
     ASSERT_TRUE(group.ok()) << group.status().message();
-    RankContext context{r, ranks, *engine.value(), *group.value(), view};
+    RankContext context{r, ranks, *process.value(), *group.value(), view};
     body(context);
     group.value().reset();
   });

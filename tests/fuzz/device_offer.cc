@@ -13,10 +13,10 @@ using namespace smddp::intranode;
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input input(data, size);
   // Room for two extents, as all ranks of an operation compute it.
-  size_t room = Offer::room({input.number<uint16_t>(), input.number<uint16_t>()});
+  size_t room = MemoryOffer::encoded_bytes({input.number<uint16_t>(), input.number<uint16_t>()});
   std::vector<uint8_t> bytes = input.bytes(room);
   bytes.resize(room);
-  auto offer = Offer::decode(reinterpret_cast<const std::byte*>(bytes.data()), room);
+  auto offer = MemoryOffer::decode(reinterpret_cast<const std::byte*>(bytes.data()), room);
   if (!offer.ok()) return 0;
   std::vector<uint8_t> again(room);
   offer.value().encode(reinterpret_cast<std::byte*>(again.data()), room);

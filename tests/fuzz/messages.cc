@@ -3,9 +3,9 @@
 // any order.
 #include <unistd.h>
 
+#include "group.h"
 #include "joining/job_secret.h"
 #include "transport/ofi/message_sender.h"
-#include "group.h"
 
 using namespace smddp;
 
@@ -33,9 +33,9 @@ class Job {
   Job() {
     ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
     ::unsetenv("SMDDP_FABRIC_INTERFACE");
-    engine_ = fuzz::value_of(Engine::create());
+    process_ = fuzz::value_of(Process::create());
     for (int r : {0, 2}) {
-      others_[r].endpoint = fuzz::value_of(fabric::Endpoint::open({STUB_FABRIC, "", "", ""}));
+      others_[r].endpoint = fuzz::value_of(fabric::Endpoint::open({STUB_FABRIC, "", ""}));
     }
   }
 
@@ -56,7 +56,7 @@ class Job {
         others_[r].victim = fuzz::value_of(others_[r].endpoint->add_peer(own.fabric.address));
     });
     Group::Options options{"fuzz", 60'000'000'000ull, "host-1", false, true};
-    auto group = fuzz::value_of(Group::create(*engine_, store, kOwn, kRanks, options));
+    auto group = fuzz::value_of(Group::create(*process_, store, kOwn, kRanks, options));
     fuzz::Operations operations;
     for (int actions = 0; actions < 64 && !input.empty(); ++actions) {
       size_t action = input.up_to(7);
@@ -82,7 +82,7 @@ class Job {
  private:
   void turn() {
     for (int i = 0; i < kTurns; ++i) {
-      engine_->kick(engine_->lock());
+      process_->engine().kick(process_->engine().lock());
       for (auto& [rank, other] : others_) (void)other.endpoint->progress(other.sink);
     }
   }
@@ -166,7 +166,7 @@ class Job {
     other.endpoint->messages().post(buffer, size);
   }
 
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Process> process_;
   std::map<int, Other> others_;
   std::vector<RankInfo> infos_;
   siphash::Key key_;

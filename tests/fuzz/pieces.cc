@@ -18,7 +18,7 @@ constexpr size_t kMostOperations = 3;
 class Job {
  public:
   Job()
-      : engine_(fuzz::value_of(Engine::create())),
+      : process_(fuzz::value_of(Process::create())),
         presence_(fuzz::value_of(Presence::create())),
         memory_(1 << 20) {}
 
@@ -43,7 +43,7 @@ class Job {
       inbox_ = fuzz::value_of(Inbox::open(own.pid, own.outbox_fd, own.key, 0, 1, true));
     });
     Group::Options options{"fuzz", 60'000'000'000ull, "host", input.up_to(1) == 0};
-    auto group = Group::create(*engine_, store, kOwn, kRanks, options);
+    auto group = Group::create(*process_, store, kOwn, kRanks, options);
     if (group.ok()) drive(*group.value(), input);
     if (group.ok()) group.value().reset();
     operations_ = {};
@@ -65,7 +65,7 @@ class Job {
       } else {
         write_head(input);
       }
-      engine_->kick(engine_->lock());
+      process_->engine().kick(process_->engine().lock());
     }
   }
 
@@ -122,7 +122,7 @@ class Job {
     head_->aborted = static_cast<uint32_t>(input.up_to(2));
   }
 
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Process> process_;
   std::unique_ptr<Presence> presence_;
   std::vector<std::byte> memory_;  // of the hostile rank: where extents may lie
   std::unique_ptr<Outbox> outbox_;

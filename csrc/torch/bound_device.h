@@ -1,5 +1,5 @@
-// The one device whose tensors a process group carries: chosen by the first call for such tensors, which
-// is a call of all ranks. Used by ProcessGroupSMDDP alone.
+// The device to which a process group is bound: chosen by the first call for tensors on a device, which is a call of
+// all ranks. Used by ProcessGroupSMDDP alone.
 #pragma once
 
 #include <memory>
@@ -10,9 +10,9 @@
 
 namespace smddp {
 
-class GroupDevice {
+class BoundDevice {
  public:
-  GroupDevice(Engine& engine, Store& store) : engine_(engine), store_(store) {}
+  BoundDevice(Process& process, Store& store) : process_(process), store_(store) {}
 
   // Who carries out collectives on these tensors; nullptr if they lie on no device, or if the group
   // has none: refusal() then says why. The first call for tensors on a device makes the device group of
@@ -28,7 +28,7 @@ class GroupDevice {
   void release() { collectives_.reset(); }
 
  private:
-  Engine& engine_;
+  Process& process_;
   Store& store_;
   std::mutex mutex_;
   bool tried_ = false;

@@ -1,15 +1,15 @@
-#include "torch/group_device.h"
+#include "torch/bound_device.h"
 
 #include <utility>
 
 namespace smddp {
 
-DeviceCollectives* GroupDevice::of(TensorRefs tensors, Group& group,
+DeviceCollectives* BoundDevice::of(TensorRefs tensors, Group& group,
                                    std::chrono::milliseconds timeout) {
   std::lock_guard lock(mutex_);
   if (!std::exchange(tried_, true)) {
     auto made =
-        DeviceCollectives::create(engine_, group, store_, TorchDevice::of(tensors), timeout);
+        DeviceCollectives::create(process_, group, store_, TorchDevice::of(tensors), timeout);
     if (made) {
       collectives_ = std::move(made.value());
     } else {

@@ -1,4 +1,4 @@
-#include "torch/trouble.h"
+#include "torch/error_state.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -13,45 +13,45 @@ namespace smddp {
 namespace {
 
 // Of the one handler; async-signal-safe.
-std::atomic<int> signal_bell{-1};
+std::atomic<int> signal_notification{-1};
 std::atomic<int> signal_seen{0};
 
-void ring(int bell) {
+void notify(int descriptor) {
   uint64_t one = 1;
-  [[maybe_unused]] ssize_t n = ::write(bell, &one, sizeof one);
+  [[maybe_unused]] ssize_t n = ::write(descriptor, &one, sizeof one);
 }
 
 void on_signal(int number) {
   int saved = errno;
   signal_seen = number;
-  ring(signal_bell);
+  notify(signal_notification);
   errno = saved;
 }
 
 }  // namespace
 
-Trouble& Trouble::process() {
-  static auto* trouble = new Trouble();  // never freed, as threads may wait until the process ends
-  return *trouble;
+ErrorState& ErrorState::process() {
+  static auto* state = new ErrorState();  // never freed, as threads may wait until the process ends
+  return *state;
 }
 
-Trouble::Trouble() : bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+ErrorState::ErrorState() : notification_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-void Trouble::set_reporter(std::chrono::milliseconds hold) {
+void ErrorState::set_reporter(std::chrono::milliseconds hold) {
   std::lock_guard lock(mutex_);
   hold_ = hold;
   changed_.notify_all();
 }
 
-void Trouble::raise(const std::string& why) {
+void ErrorState::raise(const std::string& why) {
   std::lock_guard lock(mutex_);
   if (raised_ > taken_) return;  // the reporter has not begun yet: one report says both
   why_ = why;
   ++raised_;
-  ring(bell_);
+  notify(notification_);
 }
 
-void Trouble::tell(const Status& why) noexcept {
+void ErrorState::tell(const Status& why) noexcept {
   const std::string& text = why.message();
   if (text.starts_with(kAbortedByCaller) || text.starts_with(kDestroyedByCaller)) return;
   try {
@@ -65,23 +65,23 @@ void Trouble::tell(const Status& why) noexcept {
   }
 }
 
-void Trouble::ask(const std::string& why) { raise(why); }
+void ErrorState::ask(const std::string& why) { raise(why); }
 
-bool Trouble::watch_signal(int number) {
+bool ErrorState::watch_signal(int number) {
   struct sigaction old{};
   if (::sigaction(number, nullptr, &old) != 0) return false;
   if (old.sa_handler == on_signal) return true;
   if (old.sa_handler != SIG_DFL) return false;
-  signal_bell = bell_;
+  signal_notification = notification_;
   struct sigaction own{};
   own.sa_handler = on_signal;
   own.sa_flags = SA_RESTART;
   return ::sigaction(number, &own, nullptr) == 0;
 }
 
-std::string Trouble::take() {
-  uint64_t rings;
-  while (::read(bell_, &rings, sizeof rings) > 0) {
+std::string ErrorState::take() {
+  uint64_t count;
+  while (::read(notification_, &count, sizeof count) > 0) {
   }
   if (int number = signal_seen.exchange(0)) raise("signal " + std::to_string(number));
   std::lock_guard lock(mutex_);
@@ -90,13 +90,13 @@ std::string Trouble::take() {
   return why_;
 }
 
-void Trouble::reported() {
+void ErrorState::reported() {
   std::lock_guard lock(mutex_);
   reported_ = taken_;
   changed_.notify_all();
 }
 
-void Trouble::hold() {
+void ErrorState::hold() {
   std::chrono::milliseconds limit;
   uint64_t raised;
   {

@@ -1,0 +1,39 @@
+#include "progress/process.h"
+
+#include "common/exceptions.h"
+
+namespace smddp {
+
+Result<std::unique_ptr<Process>> Process::create() try {
+  auto presence = intranode::Presence::create();
+  if (!presence) return presence.status();
+  std::unique_ptr<Process> process(new Process(std::move(presence.value())));
+  if (Status started = process->engine_.start(); !started) return started;
+  return process;
+} catch (...) {
+  return status_of_exception();
+}
+
+Result<std::shared_ptr<intranode::Neighbor>> Process::neighbor(const RankInfo& info) {
+  Engine::Lock lock = engine_.lock();
+  return neighbors_.open(info.pid, info.token, info.presence_fd, info.doorbell_fd);
+}
+
+Result<fabric::Endpoint*> Process::fabric() {
+  Engine::Lock lock = engine_.lock();
+  auto endpoint = network_.open();
+  if (endpoint) engine_.expect_network();
+  return endpoint;
+}
+
+fabric::Endpoint* Process::open_fabric() {
+  Engine::Lock lock = engine_.lock();
+  return network_.endpoint();
+}
+
+uint64_t Process::refused() {
+  Engine::Lock lock = engine_.lock();
+  return engine_.foreign_messages() + network_.foreign_chunks();
+}
+
+}  // namespace smddp

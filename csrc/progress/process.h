@@ -1,0 +1,53 @@
+// What this process has once for all its groups: the engine that drives them, its endpoint on the network, its
+// presence on this host, the neighbours, staging memory, and what it knows of the processes of its job. The torch
+// module makes one; a group is made with it, and keeps the parts that it needs.
+#pragma once
+
+#include <memory>
+
+#include "common/staging.h"
+#include "intranode/neighbors.h"
+#include "intranode/presence.h"
+#include "joining/process_directory.h"
+#include "joining/rank_info.h"
+#include "progress/engine.h"
+#include "progress/network.h"
+#include "transport/ofi/endpoint.h"
+
+namespace smddp {
+
+class Process {
+ public:
+  static Result<std::unique_ptr<Process>> create();
+
+  Engine& engine() { return engine_; }
+  const intranode::Presence& presence() const { return *presence_; }
+  // The process that `info` names, shared by all groups that contain it.
+  Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
+  // Opens the endpoint on first use. An error if it has failed.
+  Result<fabric::Endpoint*> fabric();
+  // nullptr if it is not open.
+  fabric::Endpoint* open_fabric();
+  // Messages and writes of no member of the job, which were dropped.
+  uint64_t refused();
+  KnownProcesses& known_processes() { return known_processes_; }
+
+  // Under the engine's lock.
+  Network& network() { return network_; }
+  // Memory for the groups' fragments.
+  StagingPool& staging() { return staging_; }
+
+ private:
+  friend class SimulatedEngine;
+  explicit Process(std::unique_ptr<intranode::Presence> presence)
+      : presence_(std::move(presence)), engine_(*presence_, neighbors_, network_) {}
+
+  const std::unique_ptr<intranode::Presence> presence_;
+  StagingPool staging_;  // the network may keep what lies in it
+  Network network_;
+  intranode::Neighbors neighbors_;
+  KnownProcesses known_processes_;
+  Engine engine_;  // destroyed first
+};
+
+}  // namespace smddp
