@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-MODES = ("leaves", "bound")
+MODES = ("free", "bound")
 CALLS, SERIES, WARM_UP = 1000, 12, 200
 SLEEP_SECONDS = 0.6
 

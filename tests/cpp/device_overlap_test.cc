@@ -249,13 +249,13 @@ TEST(Footprint, MeetsWhatWritesItsMemoryAndWhatItWrites) {
     return footprint;
   };
   Footprint one = made({{50, 60}, {10, 20}, {15, 30}}, {{70, 80}, {40, 45}});
-  EXPECT_FALSE(one.meets(made({{0, 40}, {45, 70}}, {{80, 90}})));  // both read
-  EXPECT_TRUE(one.meets(made({{79, 81}}, {})));
-  EXPECT_TRUE(one.meets(made({}, {{44, 45}})));
-  EXPECT_TRUE(one.meets(made({}, {{29, 31}})));
-  EXPECT_FALSE(one.meets(made({}, {{30, 40}, {45, 50}, {60, 70}, {0, 10}, {80, 100}})));
-  EXPECT_FALSE(one.meets(made({{10, 10}}, {{75, 75}})));  // nothing
-  EXPECT_FALSE(one.meets(made({}, {})));
+  EXPECT_FALSE(one.overlaps(made({{0, 40}, {45, 70}}, {{80, 90}})));  // both read
+  EXPECT_TRUE(one.overlaps(made({{79, 81}}, {})));
+  EXPECT_TRUE(one.overlaps(made({}, {{44, 45}})));
+  EXPECT_TRUE(one.overlaps(made({}, {{29, 31}})));
+  EXPECT_FALSE(one.overlaps(made({}, {{30, 40}, {45, 50}, {60, 70}, {0, 10}, {80, 100}})));
+  EXPECT_FALSE(one.overlaps(made({{10, 10}}, {{75, 75}})));  // nothing
+  EXPECT_FALSE(one.overlaps(made({}, {})));
 }
 
 }  // namespace
