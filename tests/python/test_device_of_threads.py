@@ -41,6 +41,7 @@ def gather(ctx: Context, numel: int, turn: float) -> None:
 
 
 def free_and_remap(ctx: Context) -> dict[str, int]:
+    gather(ctx, 1, 0.0)  # a first call is compared with its known result, which maps memory too
     before = host_device.imports(ctx)
     kept = host_empty(1000, torch.float32)
     out = host_empty(1000 * ctx.size, torch.float32)
