@@ -46,9 +46,9 @@ class PairStore final : public PrefixStore {
 };
 
 // An AllGather of two ranks. Keeps its memory, which the network may use until a broken group is closed.
-class Transfer final : public Operation {
+class GatherOfTwo final : public Operation {
  public:
-  Transfer(std::shared_ptr<std::vector<std::byte>> memory, int rank, size_t bytes)
+  GatherOfTwo(std::shared_ptr<std::vector<std::byte>> memory, int rank, size_t bytes)
       : memory_(std::move(memory)) {
     collective = Collective::kAllGather;
     digest = bytes;
@@ -70,7 +70,7 @@ class GroupOfTwo final : public PairExchange {
   int rank() const override { return group_.rank(); }
   Status exchange(const std::shared_ptr<std::vector<std::byte>>& memory, size_t bytes, bool cut,
                   uint64_t timeout_ns) override {
-    auto transfer = std::make_shared<Transfer>(memory, group_.rank(), bytes);
+    auto transfer = std::make_shared<GatherOfTwo>(memory, group_.rank(), bytes);
     transfer->timeout_ns = timeout_ns;
     Tuning tuning;
     if (cut) tuning.allgather_bucket_bytes = 2;  // fragments of a byte of each rank

@@ -1,5 +1,5 @@
 // What ranks publish in the store, as bytes: numbers and byte strings, one after the other. Each structure lists
-// its fields once, in a function fields(archive, structure), for the writer and for the reader. Knows no
+// its fields once, in a function fields(archive, structure), for the encoder and for the decoder. Knows no
 // structure. The other files of this folder call it.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace smddp {
 
 using Blob = std::vector<uint8_t>;
 
-class Writer {
+class Encoder {
  public:
   template <class T>
   void number(T value) {
@@ -43,9 +43,9 @@ class Writer {
 };
 
 // `in` must outlive it. After a read beyond the end `good` is false, and all further values are empty.
-class Reader {
+class Decoder {
  public:
-  explicit Reader(const Blob& in) : in_(in) {}
+  explicit Decoder(const Blob& in) : in_(in) {}
   template <class T>
   T number() {
     T value{};

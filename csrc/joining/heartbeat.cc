@@ -25,7 +25,7 @@ void Heartbeat::end() {
 }
 
 Status Heartbeat::count() {
-  Writer w;
+  Encoder w;
   w(++counted_);
   return store_.set(key_, w.out);
 }

@@ -76,19 +76,21 @@ JobKey own_key(uint64_t token, uint32_t serial) {
   return key;
 }
 
-bool is_reference(const Blob& blob) { return Reader(blob).number<uint32_t>() == kReferenceVersion; }
+bool is_reference(const Blob& blob) {
+  return Decoder(blob).number<uint32_t>() == kReferenceVersion;
+}
 
 template <class T>
 Blob encode(const T& value) {
-  Writer w;
-  T copy = value;  // fields() is for readers, too
+  Encoder w;
+  T copy = value;  // fields() is the decoder's, too
   fields(w, copy);
   return std::move(w.out);
 }
 
 template <class T>
 Result<T> decode(const Blob& blob) {
-  Reader r(blob);
+  Decoder r(blob);
   T value{};
   fields(r, value);
   if (r.other_version)

@@ -10,12 +10,12 @@ namespace {
 constexpr size_t kLongestRun = 255, kWorthARun = 3;
 
 // Seven bits in each byte, the lowest first; all bytes but the last have the highest bit.
-void write_size(Writer& w, size_t size) {
+void write_size(Encoder& w, size_t size) {
   for (; size > 127; size >>= 7) w.number(static_cast<uint8_t>(size | 128));
   w.number(static_cast<uint8_t>(size));
 }
 
-size_t read_size(Reader& r) {
+size_t read_size(Decoder& r) {
   size_t size = 0;
   for (int shift = 0; r.good; shift += 7) {
     auto byte = r.number<uint8_t>();
@@ -33,7 +33,7 @@ size_t equal_bytes(const Blob& blob, const Blob& before, size_t at) {
 }
 
 // The size, then runs: how many bytes are as in `before`, how many others follow, and these.
-void write_difference(Writer& w, const Blob& blob, const Blob& before) {
+void write_difference(Encoder& w, const Blob& blob, const Blob& before) {
   write_size(w, blob.size());
   for (size_t at = 0; at < blob.size();) {
     size_t equal = equal_bytes(blob, before, at);
@@ -51,7 +51,7 @@ void write_difference(Writer& w, const Blob& blob, const Blob& before) {
   }
 }
 
-Blob read_difference(Reader& r, const Blob& before) {
+Blob read_difference(Decoder& r, const Blob& before) {
   const size_t size = read_size(r);
   Blob blob;
   while (r.good && blob.size() < size) {
@@ -71,7 +71,7 @@ Blob read_difference(Reader& r, const Blob& before) {
 }  // namespace
 
 Blob pack_table(const std::vector<Blob>& blobs) {
-  Writer w;
+  Encoder w;
   const Blob none;
   const Blob* before = &none;
   for (const Blob& blob : blobs) write_difference(w, blob, *std::exchange(before, &blob));
@@ -79,7 +79,7 @@ Blob pack_table(const std::vector<Blob>& blobs) {
 }
 
 Result<std::vector<Blob>> unpack_table(const Blob& table) {
-  Reader r(table);
+  Decoder r(table);
   std::vector<Blob> blobs;
   const Blob none;
   while (r.good && !r.at_end())

@@ -1,6 +1,7 @@
 #include "joining/rendezvous.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/random.h"
 #include "joining/pause.h"
@@ -14,9 +15,10 @@ constexpr std::chrono::milliseconds kLastPause{50}, kReread{100};
 constexpr size_t kNumberBytes = 8;
 constexpr const char* kNoStop = "never";
 
-std::string arrived(int rank) { return "arrived/" + std::to_string(rank); }
-std::string answered_key(int rank) { return "answered/" + std::to_string(rank); }
-std::string met(const std::string& name, int rank) { return name + "/met/" + std::to_string(rank); }
+constexpr const char* kArrived = "arrived";
+
+std::string answered_key(int rank) { return key_of("answered", rank); }
+std::string met(const std::string& name, int rank) { return key_of(name + "/met", rank); }
 
 std::string hexadecimal(const std::vector<uint8_t>& bytes) {
   constexpr const char* kDigits = "0123456789abcdef";
@@ -36,7 +38,7 @@ Result<std::string> Rendezvous::meet() {
   if (!fill_random(number.data(), number.size())) {
     return Status(Code::kUnavailable, "the kernel gives no random bytes");
   }
-  if (Status set = store_.set(arrived(rank_), number); !set) return set;
+  if (Status set = store_.set(key_of(kArrived, rank_), number); !set) return set;
   return rank_ == 0 ? lead(hexadecimal(number)) : follow(number);
 }
 
@@ -64,7 +66,7 @@ Result<std::string> Rendezvous::lead(const std::string& name) {
 
 Status Rendezvous::answer(const std::string& name, std::vector<Value>* answered) {
   std::vector<std::string> keys;
-  for (int rank = 1; rank < ranks_; ++rank) keys.push_back(arrived(rank));
+  for (int rank = 1; rank < ranks_; ++rank) keys.push_back(key_of(kArrived, rank));
   if (keys.empty()) return {};
   auto numbers = store_.get(keys, kNoStop);
   if (!numbers) return numbers.status().code() == Code::kTimeout ? missing() : numbers.status();
@@ -101,11 +103,10 @@ Result<std::string> Rendezvous::follow(const Value& number) {
 
 // Where every rank has left a number, this one's or its predecessor's, rank 0 has not come: it answers.
 Status Rendezvous::missing() const {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    if (!store_.has(arrived(rank))) ranks.push_back(rank);
-  }
-  return did_not_join(ranks.empty() ? std::vector<int>{0} : ranks);
+  std::vector<int> all(static_cast<size_t>(ranks_));
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<int> late = smddp::missing(store_, kArrived, all);
+  return did_not_join(late.empty() ? std::vector<int>{0} : late);
 }
 
 }  // namespace smddp

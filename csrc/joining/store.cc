@@ -46,7 +46,7 @@ void publish_failure(Store& store, const Status& why) noexcept {
   try {
     if (store.has(kFailed)) return;
     std::string reason = why.message().substr(0, kLongestReason);
-    Writer w;
+    Encoder w;
     w.out.reserve(reason.size() + 2 * sizeof(uint32_t));
     w(static_cast<uint32_t>(why.code()), reason);
     (void)store.set(kFailed, w.out);
@@ -58,7 +58,7 @@ Status published_failure(Store& store) {
   if (!store.has(kFailed)) return {};
   auto values = store.get({kFailed}, "");
   if (!values) return {};
-  Reader r(values.value()[0]);
+  Decoder r(values.value()[0]);
   uint32_t code = 0;
   std::string reason;
   r(code, reason);

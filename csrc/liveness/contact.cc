@@ -1,8 +1,15 @@
 #include "liveness/contact.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace smddp::liveness {
+
+void Contact::set_address(const SocketAddress& address) {
+  ipv6 = address.family() == AF_INET6 ? 1 : 0;
+  port = address.port();
+  std::ranges::copy(address.ip(), ip.begin());
+}
 
 SocketAddress Contact::address() const {
   sockaddr_in v4 = {};
@@ -15,8 +22,6 @@ SocketAddress Contact::address() const {
   made.set_port(port);
   return made;
 }
-
-std::string Contact::text() const { return address().text(); }
 
 std::vector<uint8_t> pack(const Contact& contact) {
   std::vector<uint8_t> bytes(sizeof contact);

@@ -24,8 +24,9 @@ struct Contact {
   uint8_t ipv6 = 0;
   uint8_t reserved[5] = {};
   Secret ask{}, answer{};
+  void set_address(const SocketAddress& address);
   SocketAddress address() const;
-  std::string text() const;  // "192.0.2.2:4711"
+  std::string text() const { return address().text(); }  // "192.0.2.2:4711"
 };
 static_assert(sizeof(Contact) == 56);
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "common/random.h"
 #include "liveness/sockets.h"
 
 namespace smddp::liveness {
@@ -62,7 +62,7 @@ Result<std::unique_ptr<Responder>> Responder::open(const std::string& ip) {
   std::unique_ptr<Responder> responder(new Responder());
   Contact& contact = responder->contact_;
   for (Secret* secret : {&contact.ask, &contact.answer}) {
-    if (::getrandom(secret->data(), secret->size(), 0) != static_cast<ssize_t>(secret->size()))
+    if (!fill_random(secret->data(), secret->size()))
       return Status(Code::kUnavailable, "could not draw a random secret");
   }
   auto listener = listen_at(ip, &contact);

@@ -5,22 +5,13 @@
 #include <net/if.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <memory>
-#include <span>
 
 #include "common/tcp_sockets.h"
 
 namespace smddp::liveness {
 namespace {
-
-void publish(const SocketAddress& address, Contact* contact) {
-  contact->ipv6 = address.family() == AF_INET6 ? 1 : 0;
-  contact->port = address.port();
-  std::span<const uint8_t> ip = address.ip();
-  std::copy(ip.begin(), ip.end(), contact->ip.begin());
-}
 
 // Of the first interface that is up and no loopback, bridges of containers last.
 std::string own_ip() {
@@ -52,7 +43,7 @@ Result<FileDescriptor> listen_at(const std::string& ip, Contact* contact) {
     return Status(socket.status().code(),
                   "no port for questions whether this process lives: " + socket.status().message());
   }
-  publish(address.value(), contact);
+  contact->set_address(address.value());
   return socket;
 }
 

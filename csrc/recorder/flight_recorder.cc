@@ -19,10 +19,10 @@ size_t entries_from_env() {
 
 // The next operation's entry has left this core's nearest cache since it was last written: it is fetched
 // while this operation moves its bytes.
-void prefetch(const Slot& slot) {
+void prefetch(const Entry& slot) {
   const char* at = reinterpret_cast<const char*>(&slot);
   __builtin_prefetch(at, 1);
-  __builtin_prefetch(at + sizeof(Slot) / 2, 1);
+  __builtin_prefetch(at + sizeof(Entry) / 2, 1);
 }
 
 // Of an operation that is called: another one, or parts of two, have the same sum by chance only (2^-64). The
@@ -36,13 +36,13 @@ uint64_t check_of(uint64_t id, const Call& call, Text label) {
 
 }  // namespace
 
-void write(Slot& slot, uint64_t id, const Call& call, Text label) {
+void write(Entry& slot, uint64_t id, const Call& call, Text label) {
   auto put = [](auto& field, auto value) { field.store(value, std::memory_order_relaxed); };
-  put(slot.id, Slot::kPassing);
+  put(slot.id, Entry::kPassing);
   // A reader that sees a field of the new operation sees that `id` is no longer the old one's.
   std::atomic_thread_fence(std::memory_order_release);
   put(slot.check, check_of(id, call, label));
-  put(slot.state, Slot::tagged(id, State::kQueued));
+  put(slot.state, Entry::tagged(id, State::kQueued));
   put(slot.group, call.group);
   put(slot.operation, call.operation);
   put(slot.dtype, call.dtype);
@@ -58,7 +58,7 @@ void write(Slot& slot, uint64_t id, const Call& call, Text label) {
   slot.id.store(id, std::memory_order_release);
 }
 
-bool read(const Slot& slot, Record* out) {
+bool read(const Entry& slot, Record* out) {
   auto get = [](const auto& field) { return field.load(std::memory_order_relaxed); };
   out->id = slot.id.load(std::memory_order_acquire);
   uint64_t check = get(slot.check), state = get(slot.state);
@@ -73,15 +73,15 @@ bool read(const Slot& slot, Record* out) {
   out->wait_left_ns = get(slot.wait_left_ns);
   // The fields are read before the second look at `id`: a seqlock's reader.
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (out->id == 0 || out->id == Slot::kPassing || get(slot.id) != out->id) return false;
-  out->state = static_cast<State>(state & ((1 << Slot::kStateBits) - 1));
-  return state >> Slot::kStateBits == out->id && check == check_of(out->id, out->call, out->label);
+  if (out->id == 0 || out->id == Entry::kPassing || get(slot.id) != out->id) return false;
+  out->state = static_cast<State>(state & ((1 << Entry::kStateBits) - 1));
+  return state >> Entry::kStateBits == out->id && check == check_of(out->id, out->call, out->label);
 }
 
 FlightRecorder::FlightRecorder(size_t entries)
     : entries_(entries),
       slots_size_(std::bit_ceil(entries)),
-      slots_(entries > 0 ? new Slot[slots_size_] : nullptr),
+      slots_(entries > 0 ? new Entry[slots_size_] : nullptr),
       recording_(entries > 0) {
   text("");
 }
@@ -96,9 +96,9 @@ FlightRecorder& FlightRecorder::process() {
 Mark FlightRecorder::begin(const Call& call) {
   if (!recording_.load(std::memory_order_relaxed)) return {};
   uint64_t id = begun_.fetch_add(1, std::memory_order_relaxed) + 1;
-  Slot& slot = slots_[(id - 1) & (slots_size_ - 1)];
+  Entry& slot = slots_[(id - 1) & (slots_size_ - 1)];
   // If this thread, or the entry's writer, was interrupted while others went once around the ring: the
-  // operation is left out. Both look now; Slot says what becomes of those who are interrupted after it.
+  // operation is left out. Both look now; Entry says what becomes of those who are interrupted after it.
   if (slot.id.load(std::memory_order_relaxed) >= id) return {};
   write(slot, id, call, thread_label);
   prefetch(slots_[id & (slots_size_ - 1)]);

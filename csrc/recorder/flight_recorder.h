@@ -49,7 +49,7 @@ struct Record {
 // beside a later one. The two values that hold the operation's id tell a reader: `check` is a sum over the id
 // and what is known at the call, `state` holds the id above the State. The reader leaves out what does not
 // agree.
-struct alignas(64) Slot {
+struct alignas(64) Entry {
   static constexpr uint64_t kPassing = UINT64_MAX;
   static constexpr int kStateBits = 2;
   std::atomic<uint64_t> id{0}, check{0}, state{0};
@@ -61,12 +61,12 @@ struct alignas(64) Slot {
     return id << kStateBits | static_cast<uint64_t>(state);
   }
 };
-static_assert(sizeof(Slot) == 128);
+static_assert(sizeof(Entry) == 128);
 
 // The entry passes to operation `id`, called by a thread with `label`.
-void write(Slot& slot, uint64_t id, const Call& call, Text label);
+void write(Entry& slot, uint64_t id, const Call& call, Text label);
 // False if the entry passed to another operation meanwhile, or two wrote it together.
-bool read(const Slot& slot, Record* out);
+bool read(const Entry& slot, Record* out);
 
 // The entry of one operation, for those that carry it out. An operation that the ring has forgotten, or
 // never had, takes notes in vain; if it is forgotten during the call, a time may be noted in its successor's
@@ -74,7 +74,7 @@ bool read(const Slot& slot, Record* out);
 class Mark {
  public:
   Mark() = default;
-  Mark(Slot* slot, uint64_t id) : slot_(slot), id_(id) {}
+  Mark(Entry* slot, uint64_t id) : slot_(slot), id_(id) {}
 
   // False: all notes are in vain, so that no clock need be read for them.
   bool valid() const {
@@ -84,7 +84,7 @@ class Mark {
     if (!valid()) return;
     put(slot_->path, path);
     put(slot_->started_ns, now);
-    put(slot_->state, Slot::tagged(id_, State::kRunning));
+    put(slot_->state, Entry::tagged(id_, State::kRunning));
   }
   // True until first_byte() was called.
   bool awaits_first_byte() const {
@@ -101,7 +101,7 @@ class Mark {
   void end_unseen(uint64_t now, bool ok) const {
     if (!valid()) return;
     put(slot_->ended_ns, now);
-    put(slot_->state, Slot::tagged(id_, ok ? State::kDone : State::kFailed));
+    put(slot_->state, Entry::tagged(id_, ok ? State::kDone : State::kFailed));
   }
   void enter_wait(uint64_t now) const {
     if (valid()) put(slot_->wait_entered_ns, now);
@@ -116,7 +116,7 @@ class Mark {
     field.store(value, std::memory_order_relaxed);
   }
 
-  Slot* slot_ = nullptr;
+  Entry* slot_ = nullptr;
   uint64_t id_ = 0;
 };
 
@@ -146,7 +146,7 @@ class FlightRecorder {
  private:
   const size_t entries_;
   const size_t slots_size_;  // a power of two, at least entries_
-  const std::unique_ptr<Slot[]> slots_;
+  const std::unique_ptr<Entry[]> slots_;
   std::atomic<uint64_t> begun_{0};
   std::atomic<bool> recording_;
   mutable std::mutex mutex_;

@@ -67,7 +67,7 @@ TEST(FlightRecorder, LabelsAreTheThreadsOwn) {
 
 // What two writers of one entry may leave.
 TEST(FlightRecorder, AnEntryWithPartsOfTwoOperationsIsNotRead) {
-  recorder::Slot slot;
+  recorder::Entry slot;
   Record record;
   EXPECT_FALSE(read(slot, &record)) << "it had no operation yet";
   write(slot, 5,
@@ -87,9 +87,9 @@ TEST(FlightRecorder, AnEntryWithPartsOfTwoOperationsIsNotRead) {
     EXPECT_TRUE(is_left_out_with(*field, field->load() + 1));
   for (auto* field : {&slot.group, &slot.operation, &slot.dtype, &slot.label})
     EXPECT_TRUE(is_left_out_with(*field, field->load() + 1));
-  EXPECT_TRUE(is_left_out_with(slot.state, recorder::Slot::tagged(4, State::kDone)));
+  EXPECT_TRUE(is_left_out_with(slot.state, recorder::Entry::tagged(4, State::kDone)));
   EXPECT_TRUE(is_left_out_with(slot.id, uint64_t{6}));
-  EXPECT_TRUE(is_left_out_with(slot.id, recorder::Slot::kPassing));
+  EXPECT_TRUE(is_left_out_with(slot.id, recorder::Entry::kPassing));
   EXPECT_TRUE(read(slot, &record));
 }
 
