@@ -179,7 +179,7 @@ void RemotePeers::on_network_closed() {
 
 bool RemotePeers::tell_closed(Rank to) {
   RemotePeer& state = of(to);
-  state.told_closed = state.told_closed || send(wire::Type::kOver, to, 0, {}, 0);
+  state.told_closed = state.told_closed || send(wire::Type::kClosed, to, 0, {}, 0);
   return state.told_closed;
 }
 

@@ -291,7 +291,7 @@ std::optional<OldestOperation> Group::oldest(uint64_t now) const {
 
 bool Group::on_message(const wire::Header& header, const std::byte* payload) {
   if (!remote_.accept(header, payload)) return false;
-  if (header.type == wire::Type::kOver) {
+  if (header.type == wire::Type::kClosed) {
     remote_.heard_closed(static_cast<Rank>(header.source));
   } else if (health_.ok()) {
     take(header, payload);

@@ -251,12 +251,10 @@ std::vector<Rank> GroupBuilder::remote_peers() const {
 }
 
 void GroupBuilder::meet(Rank rank) {
-  const std::vector<uint8_t>& contact = info(rank).fabric.liveness;
-  bool asks = liveness_.service != nullptr && !contact.empty();
-  Result<liveness::Process> process = liveness::Process{0};
-  if (asks) process = liveness_.service->meet(contact);
-  liveness_.known.push_back(asks && process.ok());
-  liveness_.processes.push_back(process.ok() ? process.value() : liveness::Process{0});
+  const Blob& contact = info(rank).fabric.liveness;
+  std::optional<liveness::Process>& known = liveness_.processes.emplace_back();
+  if (liveness_.service == nullptr || contact.empty()) return;
+  if (auto process = liveness_.service->meet(contact)) known = process.value();
 }
 
 Status GroupBuilder::await_hosts() {

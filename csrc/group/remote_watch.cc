@@ -129,7 +129,7 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
     }
     if (quiet < kInFlightNs) return {};
     return lost(remote, "its process has ended (" +
-                            liveness_.service->text(liveness_.processes[i]) +
+                            liveness_.service->text(*liveness_.processes[i]) +
                             " refuses connections)");
   }
   if (broken && (verdict.answered_ns > remote.broken_ns || now - remote.broken_ns > kSuspectNs))
@@ -148,8 +148,8 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
 
 const liveness::Verdict& RemoteWatch::ask(size_t i, uint64_t now) {
   Remote& remote = remotes_[i];
-  if (liveness_.service != nullptr && liveness_.known[i]) {
-    remote.verdict = liveness_.service->ask(liveness_.processes[i], key_);
+  if (liveness_.service != nullptr && liveness_.processes[i]) {
+    remote.verdict = liveness_.service->ask(*liveness_.processes[i], key_);
     remote.verdict_ns = now;
   }
   return remote.verdict;

@@ -18,9 +18,9 @@ namespace smddp {
 
 // What a group needs to ask whether its remote ranks live.
 struct LivenessOfRanks {
-  liveness::Liveness* service = nullptr;     // nullptr: it can't ask
-  std::vector<liveness::Process> processes;  // in the order of RemotePeers::ranks()
-  std::vector<bool> known;                   // false: that rank can't be asked
+  liveness::Liveness* service = nullptr;  // nullptr: it can't ask
+  // In the order of RemotePeers::ranks(); std::nullopt: that rank can't be asked.
+  std::vector<std::optional<liveness::Process>> processes;
 };
 
 class RemoteWatch {

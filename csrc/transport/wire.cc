@@ -14,7 +14,7 @@ bool check(const void* data, size_t size) {
     case Type::kData:
     case Type::kAbort:
     case Type::kWritten:
-    case Type::kOver:
+    case Type::kClosed:
     case Type::kAsk:
     case Type::kSentAll:
       return header.bytes == size - sizeof(Header);

@@ -19,8 +19,8 @@ enum class Type : uint8_t {
   kData = 2,   // `bytes` bytes at `offset` of the flow that goes from src to dst in this fragment
   kAbort = 3,  // src gave the group up from fragment `seq` on; the payload is the reason, as text
   kWritten =
-      4,      // the first `offset` chunks of src's flow to dst in this fragment are in dst's memory
-  kOver = 5,  // src has given the group up, and writes no more into dst's memory for it
+      4,  // the first `offset` chunks of src's flow to dst in this fragment are in dst's memory
+  kClosed = 5,  // src has given the group up, and writes no more into dst's memory for it
   kAsk =
       6,  // src lacks bytes of dst's flow in this fragment, of which nothing has come for a while
   kSentAll = 7,  // the answer, if all bytes of src's flow to dst in this fragment have left

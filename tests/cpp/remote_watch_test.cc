@@ -40,8 +40,7 @@ class Watched : public testing::Test {
     LivenessOfRanks liveness;
     liveness.service = asks_.get();
     liveness.processes = {asks_->meet(answers_->contact()).value()};
-    liveness.known = {true};
-    process_ = liveness.processes[0];
+    process_ = *liveness.processes[0];
     await([&] { return asks_->ask(process_, kGroup).answered_ns != 0; });
     watch_.emplace(kGroup, members_, *remote_, fragments_, std::move(liveness), silence_ns);
     begin_ = ++now_;

@@ -32,7 +32,7 @@ bool accepts_edited(std::vector<uint8_t> bytes, Edit edit) {
 }
 
 TEST(Wire, AcceptsEveryTypeWithAndWithoutPayload) {
-  for (Type type : {Type::kReady, Type::kData, Type::kAbort, Type::kWritten, Type::kOver,
+  for (Type type : {Type::kReady, Type::kData, Type::kAbort, Type::kWritten, Type::kClosed,
                     Type::kAsk, Type::kSentAll}) {
     EXPECT_TRUE(accepts(message(type, 0)));
     EXPECT_TRUE(accepts(message(type, 1)));

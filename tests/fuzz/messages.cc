@@ -70,7 +70,7 @@ class Job {
     // Both say that they write no more: the group's end waits for no one.
     for (uint32_t r : {0u, 2u}) {
       wire::Header header = header_of(r);
-      header.type = wire::Type::kOver;
+      header.type = wire::Type::kClosed;
       header.counter = uint64_t{1} << 40;
       post(header, {}, false);
     }
