@@ -226,6 +226,7 @@ class Reporter(threading.Thread):
             why = _C.take_error()
             asked = self._listener.was_asked()
             if self._ended.is_set():
+                _C.reported()  # errors of the next group are not held back for this one's end
                 return
             is_news = time.monotonic() > self._latest + _SAME_CAUSE_SECONDS
             if asked or (why and (is_news or why.startswith(_SIGNAL))):
