@@ -180,15 +180,13 @@ test-providers: build-tests  ## collectives between hosts on every provider in P
 	  DS_ACCELERATOR=cpu $(LOCAL) $(PY) -m pytest -q $(PROVIDER_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done
 
-# Over a libfabric of the tests' own, which delivers in any order, late, and, with DUPLICATING=1, twice.
+# Over a network of the tests' own, which delivers in any order, late, and twice.
 SEEDS ?= 1 2 3
-DUPLICATING ?= 1
 SHUFFLED_TESTS ?= collectives_test group_test numerics_test pressure_test
 test-shuffled: build-tests  ## C++ tests of groups over a network that reorders; SEEDS="1 2 3"
 	@for seed in $(SEEDS); do for name in $(SHUFFLED_TESTS); do \
 	  echo "=== seed $$seed, $$name"; \
-	  SMDDP_LIBFABRIC=$(CURDIR)/build/tests/libstub_fabric.so STUB_FABRIC_SEED=$$seed \
-	    STUB_FABRIC_DUPLICATING=$(DUPLICATING) build/tests/$$name --gtest_brief=1 || exit 1; \
+	  SMDDP_TEST_SHUFFLED=$$seed build/tests/$$name --gtest_brief=1 || exit 1; \
 	done; done
 
 # All of the matrix of faults (docs/dev/failures.md).

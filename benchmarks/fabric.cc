@@ -1,7 +1,7 @@
 // Latency and bandwidth of an endpoint between two processes over loopback, for one way to transfer
 // data. Prints one line per size:
 //
-//   fabric_benchmark [provider [messages|tagged|writes [interface]]]
+//   fabric_benchmark [provider [messages|writes [interface]]]
 //
 // Latency: half a round trip with one transfer in each direction, median. Bandwidth: 32 transfers
 // in one direction, or fewer (at least 8) if these have 64 MiB. Transfers larger than a chunk are
@@ -20,13 +20,10 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "transport/ofi/chunk_receiver.h"
-#include "transport/ofi/chunk_sender.h"
-#include "transport/ofi/endpoint.h"
-#include "transport/ofi/message_sender.h"
+#include "transport/ofi/open.h"
 
 using namespace smddp;
-using namespace smddp::fabric;
+using namespace smddp::transport;
 
 namespace {
 
@@ -42,13 +39,13 @@ constexpr size_t kWarmUp = 5;  // round trips
 
 // One of the two processes. A receiver sends a control message when it is ready; its size tells it
 // from data. If the transfer has receive regions, the message holds the Grant.
-class Side : Sink, ChunkObserver {
+class Side : Sink {
  public:
-  Side(const Options& options, int socket, size_t chunk) {
-    auto opened = Endpoint::open(options);
+  Side(const ofi::Options& options, int socket, size_t chunk) {
+    auto opened = ofi::open(options);
     if (!opened) give_up(opened.status().message());
     endpoint_ = std::move(opened.value());
-    std::vector<uint8_t> address = endpoint_->address();
+    std::vector<uint8_t> address = endpoint_->facts().address;
     std::vector<uint8_t> other(address.size());
     if (write(socket, address.data(), address.size()) < 0 ||
         read(socket, other.data(), other.size()) != static_cast<ssize_t>(other.size())) {
@@ -58,68 +55,66 @@ class Side : Sink, ChunkObserver {
     in_.resize(kLargest);
     out_.resize(kLargest);
     for (size_t i = 0; i < out_.size(); ++i) out_[i] = static_cast<std::byte>(i * 31 + i / 255);
-    chunk_ = endpoint_->transfer() == Transfer::kMessages ? endpoint_->max_message() : chunk;
+    chunk_ = !writes() ? endpoint_->facts().max_message : chunk;
   }
-  const Endpoint& endpoint() const { return *endpoint_; }
+  const Facts& facts() const { return endpoint_->facts(); }
 
   // Prepares the memory for one transfer and tells the other side.
   void expect(size_t bytes) {
     received_ = 0;
     expected_ = bytes;
     wire::Grant grant = {};
-    if (endpoint_->transfer() != Transfer::kMessages &&
-        !endpoint_->chunk_receiver().open(peer_, in_.data(), bytes, chunk_, this, &grant)) {
+    grant.chunk_bytes = static_cast<uint32_t>(chunk_);
+    grant.bytes = bytes;
+    if (writes() && !endpoint_->open_region(peer_, in_.data(), bytes, &region_, &grant))
       give_up("no region");
-    }
-    region_ = grant.region;
-    SendBuffer* buffer = nullptr;
-    drive([&] { return (buffer = endpoint_->messages().acquire(peer_, true)) != nullptr; });
+    MessageBuffer* buffer = nullptr;
+    drive([&] { return (buffer = endpoint_->acquire(peer_, true)) != nullptr; });
     std::memcpy(buffer->data, &grant, sizeof grant);
-    endpoint_->messages().post(buffer, sizeof grant);
+    endpoint_->post(buffer, sizeof grant);
   }
   void await() {
     drive([&] { return received_ >= expected_; });
     size_t step = std::max<size_t>(1, expected_ / 16);
     for (size_t at = 0; at < expected_; at += step) {
-      if (endpoint_->transfer() != Transfer::kMessages && in_[at] != out_[at]) give_up("corrupt");
+      if (writes() && in_[at] != out_[at]) give_up("corrupt");
     }
-    if (endpoint_->transfer() != Transfer::kMessages)
-      endpoint_->chunk_receiver().close(region_, true);
+    if (writes()) endpoint_->close_region(region_);
     received_ = 0;
   }
   void send(size_t bytes) {
-    bool messages = endpoint_->transfer() == Transfer::kMessages;
     drive([&] { return granted_; });
     granted_ = false;
     uint32_t pending = 0;
     for (size_t at = 0; at < bytes; at += chunk_) {
       size_t size = std::min(chunk_, bytes - at);
       drive([&] {
-        if (!messages) {
-          return endpoint_->chunk_sender().send(peer_, grant_, static_cast<uint32_t>(at / chunk_),
-                                                out_.data() + at, size, &pending);
+        if (writes()) {
+          return endpoint_->write(peer_, grant_, static_cast<uint32_t>(at / chunk_),
+                                  out_.data() + at, size, &pending);
         }
-        SendBuffer* buffer = endpoint_->messages().acquire(peer_, false);
+        MessageBuffer* buffer = endpoint_->acquire(peer_, false);
         if (buffer == nullptr) return false;
         std::memcpy(buffer->data, out_.data() + at, size);
-        endpoint_->messages().post(buffer, size);
+        endpoint_->post(buffer, size);
         return true;
       });
     }
     drive([&] { return pending == 0; });
-    if (endpoint_->transfer() == Transfer::kWrites) tell((bytes + chunk_ - 1) / chunk_);
+    if (writes()) tell((bytes + chunk_ - 1) / chunk_);
   }
   void finish() {
     drive([&] { return endpoint_->idle(); });
-    for (int i = 0; i < 1000; ++i) (void)endpoint_->progress(*this);
+    for (int i = 0; i < 1000; ++i) (void)endpoint_->poll(*this);
   }
 
  private:
+  bool writes() const { return endpoint_->facts().writes; }
   template <class Done>
   void drive(Done&& done) {
     uint64_t until = now_ns() + kTimeoutNs;
     while (!done()) {
-      auto moved = endpoint_->progress(*this);
+      auto moved = endpoint_->poll(*this);
       if (!moved) give_up(moved.status().message());
       if (moved.value() == 0) sched_yield();
       if (now_ns() > until) give_up("not done within 20 s");
@@ -127,16 +122,16 @@ class Side : Sink, ChunkObserver {
   }
   // That so many chunks have been written; on this connection the message comes after them.
   void tell(uint64_t chunks) {
-    SendBuffer* buffer = nullptr;
-    drive([&] { return (buffer = endpoint_->messages().acquire(peer_, true)) != nullptr; });
+    MessageBuffer* buffer = nullptr;
+    drive([&] { return (buffer = endpoint_->acquire(peer_, true)) != nullptr; });
     std::memcpy(buffer->data, &chunks, sizeof chunks);
-    endpoint_->messages().post(buffer, sizeof chunks);
+    endpoint_->post(buffer, sizeof chunks);
   }
   void on_message(const std::byte* data, size_t size) override {
-    if (size == sizeof(uint64_t) && endpoint_->transfer() == Transfer::kWrites) {
+    if (size == sizeof(uint64_t) && writes()) {
       uint64_t chunks = 0;
       std::memcpy(&chunks, data, sizeof chunks);
-      if (!endpoint_->chunk_receiver().confirm(region_, chunks)) give_up("more than expected");
+      received_ = std::min<size_t>(chunks * chunk_, expected_);
       return;
     }
     if (size != sizeof grant_) {
@@ -147,12 +142,9 @@ class Side : Sink, ChunkObserver {
     std::memcpy(&grant_, data, sizeof grant_);
     granted_ = true;
   }
-  void on_chunk(uint32_t index) override {
-    received_ += std::min(chunk_, expected_ - index * chunk_);
-  }
   void on_peer_lost(Peer, const Status& why) override { give_up(why.message()); }
 
-  std::unique_ptr<Endpoint> endpoint_;
+  std::unique_ptr<Transport> endpoint_;
   Peer peer_ = 0;
   size_t chunk_ = 0, received_ = 0, expected_ = 0;
   uint32_t region_ = 0;
@@ -200,17 +192,14 @@ double bandwidth_mbps(Side& side, size_t bytes, bool first) {
   return static_cast<double>(bytes * transfers) / seconds / 1e6;
 }
 
-void run(const Options& options, int socket, bool first) {
+void run(const ofi::Options& options, int socket, bool first) {
   size_t chunk = 256 << 10;
   if (const char* set = std::getenv("CHUNK")) chunk = std::strtoul(set, nullptr, 10);
   Side side(options, socket, chunk);
   if (first) {
-    std::printf("# %s, %s, chunks of %zu KiB\n%10s %12s %12s\n",
-                side.endpoint().description().c_str(),
-                side.endpoint().transfer() == Transfer::kWrites   ? "writes"
-                : side.endpoint().transfer() == Transfer::kTagged ? "tagged"
-                                                                  : "messages",
-                chunk >> 10, "bytes", "latency us", "MB/s");
+    std::printf("# %s, %s, chunks of %zu KiB\n%10s %12s %12s\n", side.facts().description.c_str(),
+                side.facts().writes ? "writes" : "messages", chunk >> 10, "bytes", "latency us",
+                "MB/s");
   }
   for (size_t bytes = kSmallest; bytes <= kLargest; bytes *= 4) {
     double latency = latency_us(side, bytes, first);
@@ -226,7 +215,8 @@ void run(const Options& options, int socket, bool first) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options{"", argc > 1 ? argv[1] : "", argc > 3 ? argv[3] : "lo", argc > 2 ? argv[2] : ""};
+  ofi::Options options{"", argc > 1 ? argv[1] : "", argc > 3 ? argv[3] : "lo",
+                       argc > 2 ? argv[2] : ""};
   int sockets[2];
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) != 0) give_up("socketpair");
   pid_t child = fork();

@@ -48,7 +48,7 @@ RESULTS = ROOT / "tests" / "mutants" / "results.json"
 BUILD = ROOT / "build" / "mutants"
 # What the core and its tests are built from.
 SOURCES = (
-    *("CMakeLists.txt", "csrc", "tests/cpp", "tests/fuzz"),
+    *("CMakeLists.txt", "csrc", "tests/cpp", "tests/fuzz", "tools/simulator"),
     *("docs/dev/one-allgather.md", "deepspeed_smddp/version.py"),
 )
 SWITCH, REACHED = "SMDDP_MUTANT", "SMDDP_MUTANTS_REACHED"

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import deepspeed_smddp
-
-COMMAND = Path(deepspeed_smddp.__file__).parent / "smddp_simulate"
+COMMAND = Path(__file__).parents[2] / "build" / "smddp_simulate"
 
 
 def simulate(hosts: int, ranks_per_host: int, *options: str) -> dict[str, Any]:

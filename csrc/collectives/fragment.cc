@@ -28,10 +28,10 @@ std::string join(const std::string& names, const std::string& more) {
 
 FlowLimits Fragment::limits_of(const FragmentContext& context, size_t chunk_bytes) {
   if (context.shape.nodes == 1) return {};
-  const fabric::Endpoint& endpoint = context.remote.endpoint();
-  if (endpoint.orders_messages()) return {reach_bytes(context.shape), SIZE_MAX};
-  return {reach_bytes(context.shape, chunk_bytes, endpoint.rails()),
-          send_window_bytes(context.shape, chunk_bytes, endpoint.rails())};
+  const transport::Facts& network = context.remote.transport().facts();
+  if (network.ordered) return {reach_bytes(context.shape), SIZE_MAX};
+  return {reach_bytes(context.shape, chunk_bytes, network.nics),
+          send_window_bytes(context.shape, chunk_bytes, network.nics)};
 }
 
 bool Fragment::streams() const {

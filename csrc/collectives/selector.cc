@@ -6,7 +6,7 @@
 
 #include "intranode/outbox.h"
 #include "kernels/reduce.h"
-#include "transport/ofi/endpoint.h"
+#include "transport/transport.h"
 
 namespace smddp {
 namespace {
@@ -63,7 +63,7 @@ double wire_ns(double messages, double bytes, const Shape& shape) {
 // Of one rank's processor, at one end of a flow of `bytes` bytes: they go in messages, into which and out of which they
 // are copied. A pattern other than kDirect is considered only for shards that go so in each of them.
 double processor_ns(double bytes, const Shape& shape) {
-  double messages = std::max(1.0, bytes / fabric::kEagerPayload);
+  double messages = std::max(1.0, bytes / transport::kEagerPayload);
   return messages * shape.network.overhead_ns + bytes / kCopyBytesPerNs;
 }
 

@@ -23,7 +23,7 @@ namespace smddp::env {
 // X(key, default, meaning): the keys of SMDDP_DEBUG="key=value,key=value"
 #define SMDDP_DEBUG_TABLE(X)                                                                      \
   X(algorithm, "auto", "pattern between hosts: auto, direct, log or joint")                       \
-  X(transfer, "", "how large data is sent: writes, tagged or messages")                           \
+  X(transfer, "", "how large data is sent: writes or messages")                                   \
   X(curve, "auto", "latency us:us per message:GB/s of a host; auto, measure or default")          \
   X(libcuda, "libcuda.so.1", "CUDA's driver library to open")                                     \
   X(libgdrapi, "libgdrapi.so.2", "GDRCopy's library to open")                                     \

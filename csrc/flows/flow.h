@@ -21,13 +21,13 @@
 
 #include "common/types.h"
 #include "flows/write_batches.h"
-#include "transport/ofi/endpoint.h"
+#include "transport/transport.h"
 
 namespace smddp {
 
 inline constexpr size_t kEagerBytes = 64 << 10;
 // The payload of two messages that go out at once.
-inline constexpr size_t kEagerPrefixBytes = 2 * fabric::kEagerPayload;
+inline constexpr size_t kEagerPrefixBytes = 2 * transport::kEagerPayload;
 
 // Which bytes of a run have arrived, in whatever order.
 class Coverage {
@@ -97,7 +97,7 @@ class ShardRun {
 };
 
 // The receiver's end.
-class ReceiveFlow final : public fabric::ChunkObserver {
+class ReceiveFlow {
  public:
   ReceiveFlow(Rank from, int at, ShardRun shards, size_t eager_prefix_bytes)
       : source(from),
@@ -109,9 +109,14 @@ class ReceiveFlow final : public fabric::ChunkObserver {
         counted(eager_prefix_bytes) {}
   ReceiveFlow(const ReceiveFlow&) = delete;
   ReceiveFlow& operator=(const ReceiveFlow&) = delete;
-  void on_chunk(uint32_t index) override {
-    uint64_t offset = eager_prefix + uint64_t{index} * grant.chunk_bytes;
-    coverage.add(offset, std::min<uint64_t>(grant.chunk_bytes, run.bytes() - offset));
+  // Chunks of the region.
+  uint64_t chunks() const { return (grant.bytes + grant.chunk_bytes - 1) / grant.chunk_bytes; }
+  // The first `count` chunks are in memory, and its owner sees them.
+  void on_chunks(uint64_t count) {
+    uint64_t to = std::min<uint64_t>(run.bytes(), eager_prefix + count * grant.chunk_bytes);
+    uint64_t from = eager_prefix + seen * grant.chunk_bytes;
+    if (count > seen) coverage.add(from, to - from);
+    seen = std::max(seen, count);
   }
   bool eager() const { return eager_prefix == run.bytes(); }
   bool complete() const { return coverage.complete(); }
@@ -128,7 +133,11 @@ class ReceiveFlow final : public fabric::ChunkObserver {
   std::byte* memory = nullptr;  // where the run lies end to end, if it does: may be granted
   wire::Grant grant{};
   bool granted = false;  // a region is open, for the bytes behind the eager prefix
-  size_t allowed;        // bytes of the run that the sender may send
+  uint32_t region = 0;   // its number
+  uint64_t written =
+      0;              // its chunks, from the first on, that are in memory, as the sender has said
+  uint64_t seen = 0;  // and those of them that the memory's owner sees
+  size_t allowed;     // bytes of the run that the sender may send
   // Bytes of the eager prefix, and behind it those that the receive budget counts as arrived.
   size_t counted;
   // When bytes behind the prefix were seen first, and how many bytes were here then; 0: not yet.
@@ -146,15 +155,15 @@ struct SendFlow {
   bool cleared = false;  // the target has started the fragment, or keeps the eager prefix
   size_t allowed = 0;    // bytes of the run that the target takes by now
   bool granted = false;
-  bool in_writes = false;  // chunks are written, which the target does not notice
   wire::Grant grant{};
   size_t sent = 0;
   size_t whole_shards = 0;  // from the first on: that are known to be whole on this rank
-  WriteBatches chunks;      // that the fabric still works on
+  WriteBatches chunks;      // that the transport still works on
   size_t told = 0;          // bytes of the run of which the target knows that they are there
 
   bool eager() const { return eager_prefix == run.bytes(); }
-  bool in_chunks() const { return granted && sent >= eager_prefix; }  // what goes out next
+  // What goes out next is written, which the target does not notice.
+  bool in_chunks() const { return granted && sent >= eager_prefix; }
   bool told_all() const { return told == run.bytes(); }
   bool complete() const { return told_all() && chunks.idle(); }
 };

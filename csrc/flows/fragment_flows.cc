@@ -3,9 +3,7 @@
 #include <utility>
 
 #include "common/clock.h"
-#include "transport/ofi/chunk_receiver.h"
-#include "transport/ofi/chunk_sender.h"
-#include "transport/ofi/message_sender.h"
+#include "transport/transport.h"
 
 namespace smddp {
 namespace {
@@ -18,7 +16,7 @@ constexpr size_t kLeastTold = 128 << 10;
 constexpr size_t payload_of(size_t message) {
   return (message - sizeof(wire::Header)) / kGrain * kGrain;
 }
-static_assert(payload_of(fabric::kEagerMessage) == fabric::kEagerPayload);
+static_assert(payload_of(transport::kEagerMessage) == transport::kEagerPayload);
 
 // If the whole operation has no bytes, a flow says so: its target hears that this rank has called it, and
 // with which signature.
@@ -106,14 +104,18 @@ bool FragmentFlows::clear_early(SendFlow& send) {
 
 void FragmentFlows::grant(ReceiveFlow& receive) {
   if (receive.eager() || receive.memory == nullptr) return;
-  fabric::Endpoint& endpoint = remote_.endpoint();
-  size_t chunk = std::min(terms_.chunk_bytes, payload_of(endpoint.max_message()));
-  receive.granted = endpoint.chunk_receiver().open(
-      remote_.peer(receive.source), receive.memory + receive.eager_prefix,
-      receive.run.bytes() - receive.eager_prefix, chunk, &receive, &receive.grant);
+  transport::Transport& transport = remote_.transport();
+  size_t chunk = std::min(terms_.chunk_bytes, payload_of(transport.facts().max_message));
+  receive.grant.chunk_bytes = static_cast<uint32_t>(chunk);
+  receive.grant.bytes = receive.run.bytes() - receive.eager_prefix;
+  receive.granted =
+      wire::check(receive.grant, receive.grant.bytes) &&
+      transport.open_region(remote_.peer(receive.source), receive.memory + receive.eager_prefix,
+                            receive.grant.bytes, &receive.region, &receive.grant);
 }
 
 void FragmentFlows::count_arrived() {
+  if (terms_.on_device) see_written();
   steps_.look(receives_);
   received_ = first_open(receives_, received_);
   sent_ = first_open(sends_, sent_);
@@ -133,6 +135,16 @@ void FragmentFlows::time(ReceiveFlow& receive) const {
     tally.flow_ns += now - receive.first_ns;
     if (waited_from != 0)
       tally.flow_waited_ns += now - std::min(now, std::max(receive.first_ns, waited_from));
+  }
+}
+
+// Of a device's memory: the last chunk counts once the device sees all of them.
+void FragmentFlows::see_written() {
+  for (size_t i = received_; i < receives_.size(); ++i) {
+    ReceiveFlow& receive = receives_[i];
+    bool last = receive.granted && receive.written == receive.chunks();
+    if (last && receive.seen < receive.written && remote_.transport().visible(receive.region))
+      receive.on_chunks(receive.written);
   }
 }
 
@@ -221,10 +233,9 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
   bool fits = allowed <= send.run.bytes();
   if (grant != nullptr && !send.granted && send.sent <= send.eager_prefix) {
     fits = fits && wire::check(*grant, send.run.bytes() - send.eager_prefix) &&
-           grant->chunk_bytes <= payload_of(remote_.endpoint().max_message());
+           grant->chunk_bytes <= payload_of(remote_.transport().facts().max_message);
     send.granted = true;
     send.grant = *grant;
-    send.in_writes = remote_.endpoint().transfer() == fabric::Transfer::kWrites;
   }
   if (!fits) {
     return {Code::kMismatch,
@@ -237,10 +248,12 @@ Status FragmentFlows::on_ready(Rank source, uint64_t allowed, const wire::Grant*
 
 Status FragmentFlows::on_written(Rank source, uint64_t chunks) {
   ReceiveFlow* receive = receives_.find(source);
-  if (receive != nullptr && receive->granted &&
-      remote_.endpoint().chunk_receiver().confirm(receive->grant.region, chunks))
-    return {};
-  return {Code::kMismatch, members_.describe(source) + " wrote more than it was allowed to"};
+  if (receive == nullptr || !receive->granted || chunks > receive->chunks())
+    return {Code::kMismatch, members_.describe(source) + " wrote more than it was allowed to"};
+  receive->written = std::max(receive->written, chunks);
+  bool last = terms_.on_device && receive->written == receive->chunks();
+  receive->on_chunks(receive->written - (last && receive->seen < receive->written ? 1 : 0));
+  return {};
 }
 
 ReceiveFlow* FragmentFlows::on_data(Rank source, uint64_t offset, uint64_t bytes) {
@@ -266,30 +279,28 @@ bool FragmentFlows::window_full(const SendFlow& send) const {
 // that this rank sends to its partner, and the partner's data waits for it meanwhile.
 size_t FragmentFlows::message_bytes(const SendFlow& send) const {
   if (send.in_chunks()) return send.grant.chunk_bytes;
-  size_t longest = payload_of(std::min(remote_.endpoint().max_message(), fabric::kEagerMessage));
+  size_t longest =
+      payload_of(std::min(remote_.transport().facts().max_message, transport::kEagerMessage));
   return send.sent < send.eager_prefix ? std::min(send.eager_prefix - send.sent, longest) : longest;
 }
 
 bool FragmentFlows::send_chunk(SendFlow& send, size_t bytes) {
-  return remote_.endpoint().chunk_sender().send(remote_.peer(send.target), send.grant,
-                                                chunk_index(send), send.memory + send.sent, bytes,
-                                                send.chunks.pending());
+  return remote_.transport().write(remote_.peer(send.target), send.grant, chunk_index(send),
+                                   send.memory + send.sent, bytes, send.chunks.pending());
 }
 
-fabric::SendBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte** to) {
-  fabric::SendBuffer* buffer =
-      remote_.endpoint().messages().acquire(remote_.peer(send.target), false);
+transport::MessageBuffer* FragmentFlows::acquire(const SendFlow& send, std::byte** to) {
+  transport::MessageBuffer* buffer = remote_.transport().acquire(remote_.peer(send.target), false);
   if (buffer != nullptr) *to = buffer->data + (send.in_chunks() ? 0 : sizeof(wire::Header));
   return buffer;
 }
 
-void FragmentFlows::post(SendFlow& send, fabric::SendBuffer* buffer, size_t bytes) {
+void FragmentFlows::post(SendFlow& send, transport::MessageBuffer* buffer, size_t bytes) {
   if (send.in_chunks()) {
-    fabric::Endpoint& endpoint = remote_.endpoint();
+    transport::Transport& transport = remote_.transport();
     // A message that follows a write over the same connection tells as much as the write's completion.
-    bool counts = !send.in_writes || !endpoint.orders_messages();
-    endpoint.messages().post_chunk(buffer, send.grant, chunk_index(send), bytes,
-                                   counts ? send.chunks.pending() : nullptr);
+    transport.write(buffer, send.grant, chunk_index(send), bytes,
+                    transport.facts().ordered ? nullptr : send.chunks.pending());
   } else {
     remote_.send_data(send.target, buffer, terms_.seq, terms_.signature_of(send.run), send.sent,
                       bytes);
@@ -307,7 +318,7 @@ bool FragmentFlows::progress_matters(const SendFlow& send) const {
 // what it waits for may depend on these bytes.
 void FragmentFlows::tell_written(SendFlow& send, bool waits) {
   size_t written =
-      remote_.endpoint().orders_messages() ? send.sent : send.chunks.completed(send.sent);
+      remote_.transport().facts().ordered ? send.sent : send.chunks.completed(send.sent);
   if (written <= send.told) return;
   size_t worth = std::max(
       kLeastTold, std::min((send.allowed - send.told) / 4, (send.run.bytes() - send.told) / 8));
@@ -326,14 +337,13 @@ bool FragmentFlows::complete() const {
 void FragmentFlows::close() {
   turns_.leave(this);
   for (ReceiveFlow& receive : receives_) {
-    if (std::exchange(receive.granted, false))
-      remote_.endpoint().chunk_receiver().close(receive.grant.region, true);
+    if (std::exchange(receive.granted, false)) remote_.transport().close_region(receive.region);
   }
 }
 
 bool FragmentFlows::may_write(const ReceiveFlow& receive) const {
   return receive.granted && !remote_.writes_closed(receive.source) &&
-         !remote_.endpoint().chunk_receiver().complete(receive.grant.region);
+         receive.written < receive.chunks();
 }
 
 bool FragmentFlows::closed(bool but_for_silent) const {
@@ -348,9 +358,9 @@ bool FragmentFlows::closed(bool but_for_silent) const {
 }
 
 bool FragmentFlows::may_overtake(Rank peer) const {
+  if (remote_.transport().facts().ordered) return false;
   for (const SendFlow& send : sends_) {
-    bool follows = send.in_writes && remote_.endpoint().orders_messages();
-    if (send.target == peer && !follows && !send.chunks.idle()) return true;
+    if (send.target == peer && !send.chunks.idle()) return true;
   }
   return false;
 }
@@ -359,7 +369,7 @@ bool FragmentFlows::give_up() {
   bool entangled = !closed(false);
   for (ReceiveFlow& receive : receives_) {
     if (!receive.granted) continue;
-    remote_.endpoint().chunk_receiver().close(receive.grant.region, !may_write(receive));
+    remote_.transport().close_region(receive.region);
     receive.granted = false;
   }
   return entangled;

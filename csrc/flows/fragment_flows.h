@@ -120,6 +120,7 @@ class FragmentFlows {
   void grant(ReceiveFlow& receive);
   void count_arrived();
   void time(ReceiveFlow& receive) const;
+  void see_written();
   size_t allowance(const ReceiveFlow& receive);
   bool has_turn(const SendFlow& send) const;
   // Whether what `send` sends next is a chunk that has to wait.
@@ -127,8 +128,8 @@ class FragmentFlows {
   size_t message_bytes(const SendFlow& send) const;
   bool send_chunk(SendFlow& send, size_t bytes);
   // A buffer for the next part of a flow that does not go straight from memory, or nullptr for now.
-  fabric::SendBuffer* acquire(const SendFlow& send, std::byte** to);
-  void post(SendFlow& send, fabric::SendBuffer* buffer, size_t bytes);
+  transport::MessageBuffer* acquire(const SendFlow& send, std::byte** to);
+  void post(SendFlow& send, transport::MessageBuffer* buffer, size_t bytes);
   // Tells the target which chunks are in its memory, if that is worth a message. `waits`: the flow can't go
   // on for now.
   void tell_written(SendFlow& send, bool waits);
@@ -185,14 +186,14 @@ bool FragmentFlows::send_one(SendFlow& send, size_t available, Fill&& fill) {
     return *bytes > 0 && available >= send.sent + *bytes;
   };
   size_t bytes = 0;
-  bool goes_on = may_send(&bytes), writes = send.in_chunks() && send.in_writes;
+  bool goes_on = may_send(&bytes), writes = send.in_chunks();
   if (send.told < send.sent) tell_written(send, !goes_on);
   if (!goes_on || window_full(send)) return false;
   if (send.in_chunks() && send.memory != nullptr) {
     if (!send_chunk(send, bytes)) return false;
   } else {
     std::byte* to = nullptr;
-    fabric::SendBuffer* buffer = acquire(send, &to);
+    transport::MessageBuffer* buffer = acquire(send, &to);
     if (buffer == nullptr) return false;
     if (send.memory != nullptr) {
       std::memcpy(to, send.memory + send.sent, bytes);

@@ -17,19 +17,19 @@ constexpr size_t kEarlyMessages = 65536;
 }  // namespace
 
 RemotePeers::RemotePeers(const JobKey& key, const siphash::Key& message_key, Rank rank, int ranks,
-                         fabric::Endpoint* endpoint, size_t budget_bytes, int senders)
+                         transport::Transport* transport, size_t budget_bytes, int senders)
     : key_(key),
       message_key_(message_key),
       rank_(rank),
-      endpoint_(endpoint),
-      rails_text_(endpoint != nullptr ? endpoint->rails_text() : ""),
+      transport_(transport),
+      rails_text_(transport != nullptr ? transport->facts().rails : ""),
       position_(static_cast<size_t>(ranks), kNone),
       senders_(static_cast<size_t>(senders > 0 ? senders : ranks)),
       receive_budget_(budget_bytes) {
   abort_reason_.reserve(kReasonBytes);
 }
 
-void RemotePeers::add(Rank rank, fabric::Peer peer) {
+void RemotePeers::add(Rank rank, transport::Peer peer) {
   ranks_.push_back(rank);
   unsent_aborts_.reserve(ranks_.capacity());
   position_[static_cast<size_t>(rank)] = static_cast<uint32_t>(peers_.size());
@@ -103,11 +103,11 @@ wire::Header RemotePeers::header(wire::Type type, Rank to, uint64_t seq,
   return header;
 }
 
-void RemotePeers::post(fabric::SendBuffer* buffer, wire::Header header) {
+void RemotePeers::post(transport::MessageBuffer* buffer, wire::Header header) {
   header.counter = of(static_cast<Rank>(header.target)).sent++;
   header.mac = wire::mac_of(message_key_, header, buffer->data + sizeof header);
   std::memcpy(buffer->data, &header, sizeof header);
-  endpoint_->messages().post(buffer, sizeof header + header.bytes);
+  transport_->post(buffer, sizeof header + header.bytes);
 }
 
 void RemotePeers::send_ready(Rank to, uint64_t seq, const Signature& signature, uint64_t allowed,
@@ -131,8 +131,8 @@ bool RemotePeers::flush_ready() {
   for (size_t i = 0; i < unsent_ready_.size(); ++i) {
     const Ready& ready = unsent_ready_[i];
     RemotePeer& to = of(ready.to);
-    fabric::SendBuffer* buffer =
-        to.full_at == flushes_ ? nullptr : endpoint_->messages().acquire(to.address, true);
+    transport::MessageBuffer* buffer =
+        to.full_at == flushes_ ? nullptr : transport_->acquire(to.address, true);
     if (buffer == nullptr) {
       to.full_at = flushes_;
       if (kept != i) unsent_ready_[kept] = ready;
@@ -147,7 +147,7 @@ bool RemotePeers::flush_ready() {
   return moved;
 }
 
-void RemotePeers::send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq,
+void RemotePeers::send_data(Rank to, transport::MessageBuffer* buffer, uint64_t seq,
                             const Signature& signature, uint64_t offset, size_t bytes) {
   wire::Header h = header(wire::Type::kData, to, seq, signature);
   h.offset = offset;
@@ -157,7 +157,7 @@ void RemotePeers::send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq,
 
 bool RemotePeers::send(wire::Type type, Rank to, uint64_t seq, const Signature& signature,
                        uint64_t offset) {
-  fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
+  transport::MessageBuffer* buffer = transport_->acquire(peer(to), true);
   if (buffer == nullptr) return false;
   wire::Header h = header(type, to, seq, signature);
   h.offset = offset;
@@ -165,7 +165,7 @@ bool RemotePeers::send(wire::Type type, Rank to, uint64_t seq, const Signature& 
   return true;
 }
 
-void RemotePeers::on_peer_lost(fabric::Peer peer) {
+void RemotePeers::on_peer_lost(transport::Peer peer) {
   for (Rank rank : ranks_) {
     RemotePeer& state = of(rank);
     if (state.address == peer) state.writes_closed = true;
@@ -192,7 +192,7 @@ void RemotePeers::send_aborts(uint64_t from, const std::string& reason) {
 void RemotePeers::flush_aborts() {
   unsent_ready_.clear();
   std::erase_if(unsent_aborts_, [&](Rank to) {
-    fabric::SendBuffer* buffer = endpoint_->messages().acquire(peer(to), true);
+    transport::MessageBuffer* buffer = transport_->acquire(peer(to), true);
     if (buffer == nullptr) return false;
     wire::Header h = header(wire::Type::kAbort, to, abort_from_, {});
     h.bytes = abort_reason_.size();

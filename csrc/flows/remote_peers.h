@@ -15,24 +15,24 @@
 
 #include "common/types.h"
 #include "flows/flow.h"
-#include "transport/ofi/message_sender.h"
+#include "transport/transport.h"
 #include "transport/wire.h"
 
 namespace smddp {
 
 class RemotePeers {
  public:
-  // `key` names the group, `message_key` signs its messages. `rank`: this one. `endpoint`: nullptr if the
+  // `key` names the group, `message_key` signs its messages. `rank`: this one. `transport`: nullptr if the
   // group stays inside a host. `budget_bytes`: of data that may be under way to this rank. `senders`: the
   // most ranks that may send to one rank in an operation along the rails, the same on all ranks; 0: as many as
   // there are ranks.
   RemotePeers(const JobKey& key, const siphash::Key& message_key, Rank rank, int ranks,
-              fabric::Endpoint* endpoint, size_t budget_bytes, int senders = 0);
-  void add(Rank rank, fabric::Peer peer);
+              transport::Transport* transport, size_t budget_bytes, int senders = 0);
+  void add(Rank rank, transport::Peer peer);
 
-  fabric::Endpoint& endpoint() { return *endpoint_; }
+  transport::Transport& transport() { return *transport_; }
   // Of a rank that was added.
-  fabric::Peer peer(Rank rank) const { return of(rank).address; }
+  transport::Peer peer(Rank rank) const { return of(rank).address; }
   const std::vector<Rank>& ranks() const { return ranks_; }
   ReceiveBudget& receive_budget() { return receive_budget_; }
 
@@ -55,8 +55,8 @@ class RemotePeers {
   // `source` has said that it writes no more into this rank's memory.
   void heard_closed(Rank source) { of(source).writes_closed = true; }
   // The connection to `peer` is lost: nothing more comes from there.
-  void on_peer_lost(fabric::Peer peer);
-  // The endpoint is closed: no peer is told anything more.
+  void on_peer_lost(transport::Peer peer);
+  // The transport is closed: no peer is told anything more.
   void on_network_closed();
   // Whether one of the two has happened.
   bool writes_closed(Rank source) const { return of(source).writes_closed; }
@@ -66,7 +66,7 @@ class RemotePeers {
   // When the last message of it came, by recent_ns(); 0: none has.
   uint64_t last_message_ns(Rank peer) const { return of(peer).last_message_ns; }
   bool has_sent(Rank peer) const { return of(peer).sent > 0; }
-  // As the endpoint's; "" without one.
+  // As the transport's; "" without one.
   const std::string& rails_text() const { return rails_text_; }
 
   // --- messages that leave
@@ -85,8 +85,8 @@ class RemotePeers {
                   const wire::Grant* grant);
   // Sends what lies behind the place of the header in `buffer`, which was acquired for `to`, as bytes [offset,
   // offset + bytes) of the flow of fragment `seq`.
-  void send_data(Rank to, fabric::SendBuffer* buffer, uint64_t seq, const Signature& signature,
-                 uint64_t offset, size_t bytes);
+  void send_data(Rank to, transport::MessageBuffer* buffer, uint64_t seq,
+                 const Signature& signature, uint64_t offset, size_t bytes);
   // Tells `to` that the first `chunks` chunks of the flow to it are in its memory once this message is
   // taken. False: no buffer is free now.
   bool send_written(Rank to, uint64_t seq, const Signature& signature, uint64_t chunks) {
@@ -106,7 +106,7 @@ class RemotePeers {
   bool flush_ready();  // true if one left
   // Drops the READYs that wait.
   void flush_aborts();
-  // The endpoint has failed: what waits for it is dropped.
+  // The transport has failed: what waits for it is dropped.
   void drop_unsent() {
     unsent_ready_.clear();
     unsent_aborts_.clear();
@@ -114,7 +114,7 @@ class RemotePeers {
 
  private:
   struct RemotePeer {
-    fabric::Peer address = 0;
+    transport::Peer address = 0;
     uint64_t heard = 0;  // one past the latest fragment that a message of it belonged to
     std::vector<std::pair<uint64_t, size_t>> ahead;  // early data sent to it: (fragment, bytes)
     size_t ahead_bytes = 0;
@@ -146,12 +146,12 @@ class RemotePeers {
   // A message without payload. False: no buffer is free now.
   bool send(wire::Type type, Rank to, uint64_t seq, const Signature& signature, uint64_t offset);
   // Signs and sends a message to header.target, whose payload stands behind the place of the header.
-  void post(fabric::SendBuffer* buffer, wire::Header header);
+  void post(transport::MessageBuffer* buffer, wire::Header header);
 
   JobKey key_;
   siphash::Key message_key_;
   Rank rank_;
-  fabric::Endpoint* endpoint_;
+  transport::Transport* transport_;
   const std::string rails_text_;
   std::vector<Rank> ranks_;
   std::vector<RemotePeer> peers_;   // of ranks_, in their order

@@ -11,10 +11,10 @@ constexpr size_t kLeastRing = 64 << 10;
 
 }  // namespace
 
-fabric::MemoryOwner owner_of(const device::Device& device) {
+transport::MemoryOwner owner_of(const device::Device& device) {
   int ordinal = device.cuda_ordinal();
   if (ordinal < 0) return {};
-  return {fabric::MemoryOwner::Kind::kCuda, ordinal};
+  return {transport::MemoryOwner::Kind::kCuda, ordinal};
 }
 
 ChunkBuffers::~ChunkBuffers() {

@@ -14,7 +14,7 @@
 namespace smddp {
 
 // The device as the fabric must know it to register its memory.
-fabric::MemoryOwner owner_of(const device::Device& device);
+transport::MemoryOwner owner_of(const device::Device& device);
 
 class ChunkBuffers {
  public:

@@ -44,7 +44,7 @@ class FailureDetector {
   // A remote rank gave the group up: it says from which fragment on, and why.
   void on_abort(const wire::Header& header, const std::byte* reason);
   // A connection broke. watch() finds out whether the process at its end lives.
-  void on_peer_lost(fabric::Peer peer, const Status& why) { remote_watch_.on_lost(peer, why); }
+  void on_peer_lost(transport::Peer peer, const Status& why) { remote_watch_.on_lost(peer, why); }
   // True if watch() has something to find out though nothing is in flight.
   bool has_suspects() const { return health_.ok() && remote_watch_.has_broken(); }
   // The group is destroyed here: peers that still need this rank are to know.

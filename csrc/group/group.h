@@ -72,7 +72,7 @@ class Group : private Progressable {
     return health_.ok() ? failures_.deadline_ns() : closing_.limit_ns();
   }
   bool on_message(const wire::Header& header, const std::byte* payload) override;
-  void on_peer_lost(fabric::Peer peer, const Status& why) override {
+  void on_peer_lost(transport::Peer peer, const Status& why) override {
     remote_.on_peer_lost(peer);
     failures_.on_peer_lost(peer, why);
   }

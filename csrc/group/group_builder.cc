@@ -37,7 +37,7 @@ FabricAddress open_fabric(Process& process) {
   Engine::Lock lock = process.engine().lock();
   liveness::Liveness* liveness = process.network().liveness();
   return {Fabric::kOpen,
-          endpoint.value()->address(),
+          endpoint.value()->facts().address,
           {},
           liveness != nullptr ? liveness->contact() : std::vector<uint8_t>()};
 }
@@ -226,7 +226,7 @@ Status GroupBuilder::join_remote_peers() {
   liveness_.service = process_.network().liveness();
   for (Rank r : peers) {
     meet(r);
-    auto peer = remote_->endpoint().add_peer(info(r).fabric.address);
+    auto peer = remote_->transport().add_peer(info(r).fabric.address);
     if (!peer)
       return {peer.status().code(), members().describe(r) + ": " + peer.status().message()};
     remote_->add(r, peer.value());
@@ -260,11 +260,12 @@ void GroupBuilder::meet(Rank rank) {
 Status GroupBuilder::await_hosts() {
   if (topology().nodes() == 1) return {};
   auto recall = [&]() -> std::string {
-    const fabric::Endpoint* endpoint = process_.open_fabric();
-    if (!network_.unknown() || !measuring_pair(topology(), rank_) || endpoint == nullptr) return {};
+    const transport::Transport* transport = process_.open_fabric();
+    if (!network_.unknown() || !measuring_pair(topology(), rank_) || transport == nullptr)
+      return {};
     std::vector<std::string> hosts;
     for (const RankInfo& info : joining_.infos()) hosts.push_back(info.host);
-    return network_.recall(cache_of(hosts, *endpoint));
+    return network_.recall(cache_of(hosts, transport->facts()));
   };
   auto recalled = joining_.agree_among_hosts(InfoExchange::kJoined, recall, [&](const auto& told) {
     return agree_on_recalled(told, topology());

@@ -80,9 +80,9 @@ class GroupOfTwo final : public PairExchange {
   }
   uint64_t count_messages() override {
     Engine::Lock lock = process_.engine().lock();
-    const fabric::Endpoint* endpoint = process_.network().endpoint();
-    if (endpoint == nullptr) return 0;
-    return endpoint->counters().messages_sent + endpoint->counters().messages_received;
+    const transport::Transport* transport = process_.network().transport();
+    if (transport == nullptr) return 0;
+    return transport->counters().messages_sent + transport->counters().messages_received;
   }
 
  private:
@@ -124,14 +124,14 @@ std::string measure_network(Process& process, Store& store, const Topology& topo
   return found;
 }
 
-NetworkCache cache_of(const std::vector<std::string>& hosts, const fabric::Endpoint& endpoint) {
-  return {hosts, endpoint.description(), endpoint.links()};
+NetworkCache cache_of(const std::vector<std::string>& hosts, const transport::Facts& network) {
+  return {hosts, network.description, network.links};
 }
 
 Result<std::string> stored_network(Process& process, const std::vector<std::string>& hosts) {
-  auto endpoint = process.fabric();
-  if (!endpoint) return endpoint.status();
-  auto found = cache_of(hosts, *endpoint.value()).load();
+  auto transport = process.fabric();
+  if (!transport) return transport.status();
+  auto found = cache_of(hosts, transport.value()->facts()).load();
   if (!found) return std::string();
   return found->model + ", measured on " + date_of(found->measured);
 }

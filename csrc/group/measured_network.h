@@ -20,7 +20,7 @@ std::string measure_network(Process& process, Store& store, const Topology& topo
                             const GroupOptions& options);
 
 // Of a job with so many ranks on the hosts that `hosts` names, once for each rank.
-NetworkCache cache_of(const std::vector<std::string>& hosts, const fabric::Endpoint& endpoint);
+NetworkCache cache_of(const std::vector<std::string>& hosts, const transport::Facts& network);
 // For people: the model that an earlier job has measured, and when; "" if none has. Opens the endpoint.
 Result<std::string> stored_network(Process& process, const std::vector<std::string>& hosts);
 

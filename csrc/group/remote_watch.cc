@@ -43,7 +43,7 @@ RemoteWatch::RemoteWatch(const JobKey& key, const Members& members, RemotePeers&
   }
 }
 
-void RemoteWatch::on_lost(fabric::Peer peer, const Status& why) {
+void RemoteWatch::on_lost(transport::Peer peer, const Status& why) {
   for (Remote& remote : remotes_) {
     if (remote_.peer(remote.rank) != peer || !remote.why_broken.ok()) continue;
     remote.why_broken = why;
@@ -114,7 +114,7 @@ Status RemoteWatch::judge(size_t i, uint64_t now) {
   if (quiet < kQuietNs && !broken) return {};
   if (broken && remote.why_broken.code() == Code::kUnavailable) return at_limit(remote);
   // It may have been lost before this group could be told.
-  if (!broken && remote_.endpoint().is_lost(remote_.peer(remote.rank)))
+  if (!broken && remote_.transport().is_lost(remote_.peer(remote.rank)))
     on_lost(remote_.peer(remote.rank), {Code::kPeerLost, "it was lost before"});
   const liveness::Verdict& verdict = ask(i, now);
   bool left = verdict.left_from != UINT64_MAX;
@@ -196,7 +196,7 @@ Connection RemoteWatch::connection(Rank rank, uint64_t now) const {
 Status RemoteWatch::lost(Remote& remote, const std::string& what) {
   remote.why_lost = what;
   std::string text = members_.describe(remote.rank) + " is lost" + during() + ": " + what;
-  remote_.endpoint().give_up(remote_.peer(remote.rank), text);
+  remote_.transport().give_up(remote_.peer(remote.rank), text);
   return {Code::kPeerLost, text};
 }
 

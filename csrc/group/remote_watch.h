@@ -31,7 +31,7 @@ class RemoteWatch {
 
   // Something could not be sent to `peer`. kUnavailable: by a limit of this process. Otherwise look() finds
   // out whether the peer's process has ended.
-  void on_lost(fabric::Peer peer, const Status& why);
+  void on_lost(transport::Peer peer, const Status& why);
   // `source` says that all its bytes for this rank in fragment `seq` have left.
   void on_sent_all(Rank source, uint64_t seq);
   // True if look() has to be called though the group has nothing in flight.

@@ -36,7 +36,6 @@
 #include "progress/own_core.h"
 #include "progress/task.h"
 #include "progress/wait_policy.h"
-#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 

@@ -102,7 +102,7 @@ void Groups::count_making(int groups) {
   if (making_ == 0) early_.drop_all();
 }
 
-void Groups::on_peer_lost(fabric::Peer peer, const Status& why) {
+void Groups::on_peer_lost(transport::Peer peer, const Status& why) {
   for (auto& [key, group] : by_key_) {
     guarded(*group, [&, at = group] {
       at->on_peer_lost(peer, why);

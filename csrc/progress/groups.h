@@ -14,23 +14,22 @@
 #include "common/exceptions.h"
 #include "progress/early_messages.h"
 #include "progress/progressable.h"
-#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 
-class Groups : public fabric::Sink {
+class Groups : public transport::Sink {
  public:
   // So many more groups are being made, or fewer. As long as there is one, messages of unknown groups are
   // kept, as they may be of that one. Otherwise they are dropped, so that strangers can't fill the memory of
   // early messages long before.
   void count_making(int groups);
-  // Whether a group needs the endpoint, but for one that is being made.
+  // Whether a group needs the transport, but for one that is being made.
   bool needs_network() const {
     return making_ > 1 ||
            std::any_of(in_turn_.begin(), in_turn_.end(),
                        [](const Progressable* group) { return group->needs_network(); });
   }
-  // The endpoint is closed, which none of them needs.
+  // The transport is closed, which none of them needs.
   void on_network_closed() {
     for (Progressable* group : in_turn_) group->on_network_closed();
   }
@@ -54,7 +53,7 @@ class Groups : public fabric::Sink {
     if (++first_ >= in_turn_.size()) first_ = 0;
     return progress(first_, in_turn_.size()) | progress(0, first_);
   }
-  // The endpoint has failed for good: tells all groups.
+  // The transport has failed for good: tells all groups.
   void on_fabric_failed(const Status& why);
   // Breaks every group that is busy: an exception that no single group has caused.
   void fail_busy(const Status& why) noexcept;
@@ -84,7 +83,7 @@ class Groups : public fabric::Sink {
   }
   void give(Progressable& group, const wire::Header& header, const std::byte* payload);
   void on_message(const std::byte* data, size_t size) override;
-  void on_peer_lost(fabric::Peer peer, const Status& why) override;
+  void on_peer_lost(transport::Peer peer, const Status& why) override;
   // Counts a message that was dropped; the log tells of the first.
   void refuse(const char* why) noexcept;
   void on_exception(const Status& why) override { fail_busy(why); }

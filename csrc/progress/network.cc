@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "common/log.h"
+#include "transport/ofi/open.h"
 
 namespace smddp {
 namespace {
@@ -14,24 +15,25 @@ constexpr uint64_t kLastWordsNs = 100'000'000;
 
 }  // namespace
 
-Result<fabric::Endpoint*> Network::open() {
+Result<transport::Transport*> Network::open() {
   if (!status_.ok()) return status_;
-  if (!endpoint_) {
-    auto endpoint = fabric::Endpoint::open(simulated_ ? *simulated_ : fabric::options_from_env());
-    if (!endpoint) return endpoint.status();
-    endpoint_ = std::move(endpoint.value());
-    if (!liveness_ && !simulated_) liveness_ = liveness::open_if_possible(endpoint_->ip());
+  if (!transport_) {
+    auto transport = open_ ? open_() : ofi::open();
+    if (!transport) return transport.status();
+    transport_ = std::move(transport.value());
+    if (!liveness_ && !open_) liveness_ = liveness::open_if_possible(transport_->facts().ip);
   }
-  return endpoint_.get();
+  return transport_.get();
 }
 
 bool Network::close_if_worn(Groups& groups) {
-  if (!endpoint_ || !lent_.empty() || groups.needs_network()) return false;
-  if (!worn_ && status_.ok() && !endpoint_->has_lost_peers()) return false;
+  if (!transport_ || !lent_.empty() || groups.needs_network()) return false;
+  if (!worn_ && status_.ok() && !transport_->has_lost_peers()) return false;
   drain(groups, kLastWordsNs);
   groups.on_network_closed();
-  foreign_before_ += endpoint_->counters().foreign_chunks;
-  keeps_for_good_ |= !fabric::Endpoint::close(std::move(endpoint_));
+  foreign_before_ += transport_->counters().foreign_writes;
+  keeps_for_good_ |= !transport_->close();
+  transport_.reset();
   if (!keeps_for_good_) kept_.clear();
   status_ = Status();
   worn_ = false;
@@ -46,28 +48,28 @@ void Network::drain(Groups& groups, uint64_t ns) noexcept {
   }
 }
 
-Status Network::reaches(const fabric::MemoryOwner& owner) const {
-  if (!works()) return {Code::kUnavailable, "no fabric is open"};
-  return endpoint_->reaches(owner);
+Status Network::reaches(const transport::MemoryOwner& owner) const {
+  if (!works()) return {Code::kUnavailable, "no network is open"};
+  return transport_->reaches(owner);
 }
 
-Status Network::lend(std::byte* at, size_t bytes, const fabric::MemoryOwner& owner) {
-  if (!works()) return {Code::kUnavailable, "no fabric is open"};
+Status Network::lend(std::byte* at, size_t bytes, const transport::MemoryOwner& owner) {
+  if (!works()) return {Code::kUnavailable, "no network is open"};
   auto entry = lent_.insert(at).first;
-  Status lent = endpoint_->lend(at, bytes, owner);
+  Status lent = transport_->lend(at, bytes, owner);
   if (!lent) lent_.erase(entry);
   return lent;
 }
 
 void Network::take_back(std::byte* at) {
-  if (endpoint_) endpoint_->take_back(at);
+  if (transport_) transport_->take_back(at);
   lent_.erase(at);
 }
 
 bool Network::progress(Groups& groups) noexcept {
   if (!works()) return false;
   try {
-    auto events = endpoint_->progress(groups);
+    auto events = transport_->poll(groups);
     if (events) return events.value() > 0;
     status_ = events.status();
     groups.on_fabric_failed(status_);
@@ -78,9 +80,12 @@ bool Network::progress(Groups& groups) noexcept {
   return true;
 }
 
-int Network::sleep_limit_ms() const {
-  if (!works()) return -1;
-  return endpoint_->may_sleep() ? endpoint_->sleep_limit_ms() : 1;
+Result<std::string> describe_network() {
+  auto transport = ofi::open();
+  if (!transport) return transport.status();
+  return transport.value()->facts().description;
 }
+
+void set_packaged_libfabric(const std::string& path) { ofi::set_packaged_library(path); }
 
 }  // namespace smddp

@@ -4,10 +4,10 @@
 
 namespace smddp {
 
-Result<std::unique_ptr<Process>> Process::create() try {
+Result<std::unique_ptr<Process>> Process::create(transport::Open open) try {
   auto presence = intranode::Presence::create();
   if (!presence) return presence.status();
-  std::unique_ptr<Process> process(new Process(std::move(presence.value())));
+  std::unique_ptr<Process> process(new Process(std::move(presence.value()), std::move(open)));
   if (Status started = process->engine_.start(); !started) return started;
   return process;
 } catch (...) {
@@ -19,21 +19,21 @@ Result<std::shared_ptr<intranode::Neighbor>> Process::neighbor(const RankInfo& i
   return neighbors_.open(info.pid, info.token, info.presence_fd, info.doorbell_fd);
 }
 
-Result<fabric::Endpoint*> Process::fabric() {
+Result<transport::Transport*> Process::fabric() {
   Engine::Lock lock = engine_.lock();
-  auto endpoint = network_.open();
-  if (endpoint) engine_.expect_network();
-  return endpoint;
+  auto transport = network_.open();
+  if (transport) engine_.expect_network();
+  return transport;
 }
 
-fabric::Endpoint* Process::open_fabric() {
+transport::Transport* Process::open_fabric() {
   Engine::Lock lock = engine_.lock();
-  return network_.endpoint();
+  return network_.transport();
 }
 
 uint64_t Process::refused() {
   Engine::Lock lock = engine_.lock();
-  return engine_.foreign_messages() + network_.foreign_chunks();
+  return engine_.foreign_messages() + network_.foreign_writes();
 }
 
 }  // namespace smddp

@@ -1,4 +1,4 @@
-// What this process has once for all its groups: the engine that drives them, its endpoint on the network, its
+// What this process has once for all its groups: the engine that drives them, its transport, its
 // presence on this host, the neighbours, staging memory, and what it knows of the processes of its job. The torch
 // module makes one; a group is made with it, and keeps the parts that it needs.
 #pragma once
@@ -12,22 +12,23 @@
 #include "joining/rank_info.h"
 #include "progress/engine.h"
 #include "progress/network.h"
-#include "transport/ofi/endpoint.h"
+#include "transport/transport.h"
 
 namespace smddp {
 
 class Process {
  public:
-  static Result<std::unique_ptr<Process>> create();
+  // `open`: as of Network.
+  static Result<std::unique_ptr<Process>> create(transport::Open open = nullptr);
 
   Engine& engine() { return engine_; }
   const intranode::Presence& presence() const { return *presence_; }
   // The process that `info` names, shared by all groups that contain it.
   Result<std::shared_ptr<intranode::Neighbor>> neighbor(const RankInfo& info);
-  // Opens the endpoint on first use. An error if it has failed.
-  Result<fabric::Endpoint*> fabric();
+  // Opens the transport on first use. An error if it has failed.
+  Result<transport::Transport*> fabric();
   // nullptr if it is not open.
-  fabric::Endpoint* open_fabric();
+  transport::Transport* open_fabric();
   // Messages and writes of no member of the job, which were dropped.
   uint64_t refused();
   KnownProcesses& known_processes() { return known_processes_; }
@@ -39,8 +40,10 @@ class Process {
 
  private:
   friend class SimulatedEngine;
-  explicit Process(std::unique_ptr<intranode::Presence> presence)
-      : presence_(std::move(presence)), engine_(*presence_, neighbors_, network_) {}
+  Process(std::unique_ptr<intranode::Presence> presence, transport::Open open)
+      : presence_(std::move(presence)),
+        network_(std::move(open)),
+        engine_(*presence_, neighbors_, network_) {}
 
   const std::unique_ptr<intranode::Presence> presence_;
   StagingPool staging_;  // the network may keep what lies in it

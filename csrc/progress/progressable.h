@@ -1,4 +1,4 @@
-// A group, as the engine sees it. Implemented in collectives/; called by the engine, always under
+// A group, as the engine sees it. Implemented in group/; called by the engine, always under
 // its lock.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "common/status.h"
-#include "transport/ofi/endpoint.h"
+#include "transport/transport.h"
 #include "transport/wire.h"
 
 namespace smddp {
@@ -23,12 +23,12 @@ class Progressable {
   virtual uint64_t deadline_ns() const = 0;  // the earliest, UINT64_MAX for none
   // False: the message is not authentic, and has changed nothing.
   virtual bool on_message(const wire::Header& header, const std::byte* payload) = 0;
-  virtual void on_peer_lost(fabric::Peer peer, const Status& why) = 0;
-  // The process's endpoint has failed: nothing more is sent or received over it.
+  virtual void on_peer_lost(transport::Peer peer, const Status& why) = 0;
+  // The process's transport has failed: nothing more is sent or received over it.
   virtual void on_fabric_failed(const Status& why) = 0;
-  // False: it sends and receives nothing over the endpoint any more, which may be closed.
+  // False: it sends and receives nothing over the transport any more, which may be closed.
   virtual bool needs_network() const = 0;
-  // The endpoint is closed. Only if the group does not need it.
+  // The transport is closed. Only if the group does not need it.
   virtual void on_network_closed() = 0;
   // A call into the group threw, for want of memory for instance: breaks it. progress() then ends its
   // operations.

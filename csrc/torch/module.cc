@@ -10,6 +10,7 @@
 #include "common/env.h"
 #include "device/cuda_device.h"
 #include "device/cuda_report.h"
+#include "progress/network.h"
 #include "torch/allocator.h"
 #include "torch/diagnosis.h"
 #include "torch/gil.h"
@@ -160,13 +161,13 @@ py::dict cuda_report() {
 }
 
 std::string fabric_description() {
-  auto endpoint = fabric::Endpoint::open(fabric::options_from_env());
-  if (!endpoint) throw std::runtime_error(endpoint.status().message());
-  return endpoint.value()->description();
+  auto description = describe_network();
+  if (!description) throw std::runtime_error(description.status().message());
+  return description.value();
 }
 
 void define_fabric(py::module_& m) {
-  m.def("set_packaged_libfabric", &fabric::set_packaged_library, py::arg("path"));
+  m.def("set_packaged_libfabric", &set_packaged_libfabric, py::arg("path"));
   m.def("fabric_description", &fabric_description, py::call_guard<py::gil_scoped_release>());
 }
 

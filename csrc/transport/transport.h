@@ -32,6 +32,9 @@ constexpr size_t message_of(size_t payload) {
 inline constexpr size_t kEagerPayload = 16 << 10;
 inline constexpr size_t kEagerMessage = message_of(kEagerPayload);
 
+// The largest message of all, with its header.
+inline constexpr size_t kMaxMessage = message_of(128 << 10);
+
 // Where a message is written before it is sent.
 struct MessageBuffer {
   std::byte* data;
@@ -57,7 +60,7 @@ struct Facts {
   std::string ip;                // of the first NIC; empty if its address is no IP address
   std::string rails;             // "tcp on eth0 (192.0.2.2), eth1 (192.0.2.18)"
   std::string description;       // the same with the version and the path of the library
-  std::string links;             // the NICs, with what tells each from another one: hardware address and rate
+  std::string links;  // the NICs, with what tells each from another one: hardware address and rate
   size_t nics = 1;
   size_t max_message = 0;  // bytes, of data
   bool writes = false;     // there are regions and chunks; false: only messages
@@ -71,6 +74,7 @@ struct Counters {
   uint64_t messages_received = 0, bytes_received = 0;
   uint64_t chunks_sent = 0, chunk_bytes_sent = 0;
   uint64_t foreign_writes = 0;  // that no member of the job makes
+  uint64_t regions = 0;         // open now
 };
 
 // Whose memory the network reads and writes by itself.
@@ -85,7 +89,7 @@ class Transport {
   virtual ~Transport() = default;
 
   const Facts& facts() const { return facts_; }
-  const Counters& counters() const { return counters_; }
+  virtual const Counters& counters() const = 0;
 
   // --- peers
 
@@ -159,7 +163,6 @@ class Transport {
 
  protected:
   Facts facts_;
-  Counters counters_;
 };
 
 using Open = std::function<Result<std::unique_ptr<Transport>>()>;

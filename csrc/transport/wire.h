@@ -1,7 +1,7 @@
 // Every struct that crosses the network. Little-endian, no padding, fixed width. A receiver checks
 // magic, key, type and bounds (check() in wire.cc), and then the keyed hash, before it uses any other
 // field: no byte from the network chooses an address or a length, and no process without the job's
-// secret says anything. Knows nothing of libfabric. Used by the fabric and by the groups.
+// secret says anything. Knows nothing of libfabric. Used by transports and by the groups.
 #pragma once
 
 #include <cstddef>
@@ -29,18 +29,12 @@ enum class Type : uint8_t {
 // The most NICs that one endpoint may be striped over.
 inline constexpr size_t kMaxRails = 8;
 
-inline constexpr uint32_t kMaxRegions = 1u << 12;
-inline constexpr uint32_t kChunkBits = 20;
-inline constexpr uint32_t kMaxChunks = 1u << kChunkBits;
-// The tag of a tagged chunk. `base` is random and differs from region to region; its last bits are 0.
-constexpr uint64_t tag_of(uint64_t base, uint32_t chunk) { return base | chunk; }
-constexpr uint64_t tag_base(uint64_t random) { return random & ~uint64_t{kMaxChunks - 1}; }
+inline constexpr uint32_t kMaxChunks = 1u << 20;  // of a region
 
-// The payload of a READY if its sender has opened a region for the peer: where the chunks go. For
-// writes the keys are the provider's own, one per NIC of the receiver; they open that memory and no
-// other. For tagged messages keys[0] is the base of the tags.
+// The payload of a READY if its sender has opened a region for the peer: where the chunks go. The keys are the
+// network's own, one per NIC of the receiver; they open that memory and no other.
 struct Grant {
-  uint32_t region;       // the receiver's number for it
+  uint32_t reserved;
   uint32_t chunk_bytes;  // of every chunk but the last
   uint64_t bytes;        // of the region
   uint64_t address;      // of its first byte, as the provider counts: virtual, or 0
@@ -74,7 +68,7 @@ uint64_t mac_of(const siphash::Key& key, const Header& header, const void* paylo
 // number of bytes after it.
 bool check(const void* data, size_t size);
 
-// True if `grant` is for `bytes` bytes and send_chunk() can use it.
+// True if `grant` is for `bytes` bytes, in a number of chunks that a region may have.
 bool check(const Grant& grant, uint64_t bytes);
 
 }  // namespace smddp::wire

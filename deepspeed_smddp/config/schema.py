@@ -378,7 +378,7 @@ class DebugSettings(Model):
     python_only: ClassVar = {"zero_paths", "check_first_use"}
 
     algorithm: Literal["auto", "direct", "log", "joint"] = setting("auto", "pattern between hosts")
-    transfer: Literal["", "writes", "tagged", "messages"] = setting(
+    transfer: Literal["", "writes", "messages"] = setting(
         "", "how large data is sent; empty: as suits the provider"
     )
     curve: Text = setting(

@@ -11,6 +11,7 @@
 
 #include "joining/rank_table.h"
 #include "joining/rendezvous.h"
+#include "transport/ofi/open.h"
 #include "world.h"
 
 namespace smddp {
@@ -468,9 +469,9 @@ TEST(LargeGroups, ARankOfAnotherVersionIsAnErrorOfAll) {
   expect_all_say(make_large_group("ABBA", -1, view, std::chrono::seconds(20)), "another version");
 }
 
-class NoSink : public fabric::Sink {
+class NoSink : public transport::Sink {
   void on_message(const std::byte*, size_t) override {}
-  void on_peer_lost(fabric::Peer, const Status&) override {}
+  void on_peer_lost(transport::Peer, const Status&) override {}
 };
 
 // A process that knows the address but not the key sends random bytes, valid headers of no group,
@@ -480,16 +481,16 @@ TEST(ForeignMessages, ChangeNothing) {
     std::vector<int> in(100, c.rank), out(200);
     ASSERT_TRUE(c.run(gather_of(in, out, 2)).ok());
     if (c.rank == 0) {
-      auto foreign = fabric::Endpoint::open(fabric::options_from_env());
+      auto foreign = ofi::open();
       ASSERT_TRUE(foreign.ok());
-      auto peer = foreign.value()->add_peer(c.process.open_fabric()->address());
+      auto peer = foreign.value()->add_peer(c.process.open_fabric()->facts().address);
       ASSERT_TRUE(peer.ok());
       NoSink sink;
       std::mt19937 random(5);
       for (int i = 0; i < 60; ++i) {
-        fabric::SendBuffer* buffer = nullptr;
-        while ((buffer = foreign.value()->messages().acquire(peer.value(), false)) == nullptr) {
-          (void)foreign.value()->progress(sink);
+        transport::MessageBuffer* buffer = nullptr;
+        while ((buffer = foreign.value()->acquire(peer.value(), false)) == nullptr) {
+          (void)foreign.value()->poll(sink);
           c.engine.kick(c.engine.lock());
         }
         size_t size = sizeof(wire::Header) + random() % 1000;
@@ -502,10 +503,10 @@ TEST(ForeignMessages, ChangeNothing) {
           header.seq = static_cast<uint64_t>(i);
           std::memcpy(buffer->data, &header, sizeof header);
         }
-        foreign.value()->messages().post(buffer, size);
+        foreign.value()->post(buffer, size);
       }
       for (int turn = 0; turn < 2000 && !foreign.value()->idle(); ++turn) {
-        (void)foreign.value()->progress(sink);
+        (void)foreign.value()->poll(sink);
         c.engine.kick(c.engine.lock());
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }

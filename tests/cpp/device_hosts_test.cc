@@ -28,7 +28,7 @@ struct ByNic {
     if (wanted) set_.emplace("hmem", "1");
   }
   static bool possible(RankContext& context) {
-    return context.process.open_fabric()->transfer() == fabric::Transfer::kWrites;
+    return context.process.open_fabric()->facts().writes;
   }
 
  private:
@@ -163,7 +163,7 @@ TEST(DeviceHosts, WithNicAccessToTheDeviceAllBytesAreSentInChunks) {
     ASSERT_TRUE(r.group);
     if (!ByNic::possible(context)) return;
     Job job(r);
-    const fabric::Counters& counters = context.process.open_fabric()->counters();
+    const transport::Counters& counters = context.process.open_fabric()->counters();
     for (size_t count : {1ul, 100ul, 300'000ul}) {
       float *in = r.floats(count), *out = r.floats(3 * count);
       for (size_t i = 0; i < count; ++i) in[i] = value(context.rank, i, 0);

@@ -1,6 +1,7 @@
 // Which group gets a message, what becomes of messages of groups that a rank has not made yet, and when the
 // endpoint is closed.
 #include "progress/groups.h"
+#include "transport/ofi/open.h"
 
 #include <gtest/gtest.h>
 
@@ -100,7 +101,7 @@ struct CountingGroup : Progressable {
     messages.push_back(header.seq);
     return authentic;
   }
-  void on_peer_lost(fabric::Peer, const Status&) override {
+  void on_peer_lost(transport::Peer, const Status&) override {
     if (throws) throw 5;
     ++losses;
   }
@@ -125,7 +126,7 @@ void deliver(Groups& groups, uint8_t group, uint64_t seq, uint32_t magic = wire:
   header.type = wire::Type::kReady;
   header.key = key_of(group);
   header.seq = seq;
-  fabric::Sink& sink = groups;
+  transport::Sink& sink = groups;
   sink.on_message(reinterpret_cast<const std::byte*>(&header), sizeof header);
 }
 
@@ -183,7 +184,7 @@ TEST(Groups, OnlyBusyGroupsAreAdvancedAndAllAreToldOfALostPeer) {
   EXPECT_EQ(groups.deadline_ns(), 5u);
   EXPECT_EQ(idle.progressed + idle.watched, 0);
   EXPECT_EQ(busy.progressed + busy.watched, 2);
-  static_cast<fabric::Sink&>(groups).on_peer_lost(0, Status());
+  static_cast<transport::Sink&>(groups).on_peer_lost(0, Status());
   groups.leave();
   for (const CountingGroup* group : {&idle, &busy}) {
     EXPECT_EQ(group->losses, 1);
@@ -203,7 +204,7 @@ TEST(Groups, AnExceptionBreaksTheGroupThatItComesFromAndNoOther) {
   EXPECT_EQ(good.progressed, 1);
   EXPECT_TRUE(good.failure.ok());
   EXPECT_EQ(bad.failure.message(), "out of memory");
-  static_cast<fabric::Sink&>(groups).on_peer_lost(0, Status());
+  static_cast<transport::Sink&>(groups).on_peer_lost(0, Status());
   EXPECT_EQ(good.losses, 1);
   EXPECT_EQ(bad.failure.code(), Code::kInternal);
 }
@@ -214,7 +215,7 @@ TEST(Groups, AnExceptionOfTheEndpointBreaksThoseThatAreBusy) {
   groups.attach(key_of(1), &idle);
   groups.attach(key_of(2), &busy);
   busy.is_busy = true;
-  static_cast<fabric::Sink&>(groups).on_exception({Code::kUnavailable, "out of memory"});
+  static_cast<transport::Sink&>(groups).on_exception({Code::kUnavailable, "out of memory"});
   EXPECT_TRUE(idle.failure.ok());
   EXPECT_EQ(busy.failure.message(), "out of memory");
 }
@@ -246,12 +247,12 @@ class Endpoints : public testing::Test {
   void SetUp() override {
     auto opened = network_.open();
     if (!opened) GTEST_SKIP() << opened.status().message();
-    endpoint_ = opened.value();
+    transport_ = opened.value();
   }
   CountingGroup group_;
   Groups groups_;
   Network network_;
-  fabric::Endpoint* endpoint_ = nullptr;
+  transport::Transport* transport_ = nullptr;
 };
 
 TEST_F(Endpoints, AreClosedOnlyIfWornAndNeededByNoGroup) {
@@ -262,17 +263,17 @@ TEST_F(Endpoints, AreClosedOnlyIfWornAndNeededByNoGroup) {
   EXPECT_FALSE(network_.close_if_worn(groups_)) << "a group needs it";
   group_.needs = false;
   EXPECT_TRUE(network_.close_if_worn(groups_));
-  EXPECT_EQ(network_.endpoint(), nullptr);
+  EXPECT_EQ(network_.transport(), nullptr);
   EXPECT_TRUE(network_.open().ok());
   EXPECT_FALSE(network_.close_if_worn(groups_)) << "it is new";
 }
 
 TEST_F(Endpoints, AreWornOnceAPeerIsLost) {
-  auto other = fabric::Endpoint::open(fabric::options_from_env());
+  auto other = ofi::open();
   ASSERT_TRUE(other.ok());
-  auto peer = endpoint_->add_peer(other.value()->address());
+  auto peer = transport_->add_peer(other.value()->facts().address);
   ASSERT_TRUE(peer.ok());
-  endpoint_->give_up(peer.value(), "asked to");
+  transport_->give_up(peer.value(), "asked to");
   EXPECT_TRUE(network_.close_if_worn(groups_));
 }
 

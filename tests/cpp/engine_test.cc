@@ -65,9 +65,9 @@ TEST(Driving, ShutdownEndsAWait) {
 // A group whose passes are the test's, on an engine that sleeps at once if a pass finds nothing, or after that time.
 class Stepping : private Progressable {
  public:
-  explicit Stepping(const char* spin_microseconds = "0") {
+  explicit Stepping(const char* spin_microseconds = "0", transport::Open network = nullptr) {
     DebugSetting set("spin_microseconds", spin_microseconds);
-    process = std::move(Process::create().value());
+    process = std::move(Process::create(std::move(network)).value());
     engine().attach(kKey, this);
   }
   ~Stepping() override { engine().detach(kKey); }
@@ -94,7 +94,7 @@ class Stepping : private Progressable {
   }
   uint64_t deadline_ns() const override { return UINT64_MAX; }
   bool on_message(const wire::Header&, const std::byte*) override { return true; }
-  void on_peer_lost(fabric::Peer, const Status&) override {}
+  void on_peer_lost(transport::Peer, const Status&) override {}
   void on_fabric_failed(const Status&) override {}
   bool needs_network() const override { return false; }
   void on_network_closed() override {}
@@ -150,18 +150,6 @@ TEST(Sleep, BeginsAfterASecondLook) {
   EXPECT_LT(now_ns() - began, kTimeOfRounds);
 }
 
-void open_without_wait_object(Process& process) {
-  const char* given = std::getenv("SMDDP_FABRIC_INTERFACE");
-  std::string interface = given != nullptr ? given : "";
-  ::unsetenv("SMDDP_FABRIC_INTERFACE");
-  ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
-  auto endpoint = process.fabric();
-  ::unsetenv("SMDDP_LIBFABRIC");
-  if (given != nullptr) ::setenv("SMDDP_FABRIC_INTERFACE", interface.c_str(), 1);
-  ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
-  ASSERT_LT(endpoint.value()->wait_fd(), 0);
-}
-
 // How many looks in vain follow one another without a sleep, at most, while something moves now and then and no
 // thread waits. A group is asked to watch before each sleep.
 int most_looks_before_a_sleep(Stepping& group, int looks) {
@@ -193,16 +181,16 @@ TEST(Sleep, OfTheBackgroundThreadBeginsAtOnceWhereTheNetworkHasAWaitObject) {
 
 // Even if another program computes on the core, so that each yield takes long, one look more.
 TEST(Sleep, OfTheBackgroundThreadComesAfterFurtherLooksWhereTheNetworkHasNoWaitObject) {
-  Stepping group("200");
-  open_without_wait_object(*group.process);
+  Stepping group("200", ShuffledTransport::open);
+  ASSERT_TRUE(group.process->fabric().ok());
   EXPECT_GE(most_looks_before_a_sleep(group, 2000), 3);
 }
 
 // No event tells of data where the provider has no wait object. Once a millisecond would bound what an
 // operation moves that no thread waits for. Other processes may hold up any look, but not each of two hundred.
 TEST(Sleep, IsShortWhereTheNetworkHasNoWaitObject) {
-  Stepping group;
-  open_without_wait_object(*group.process);
+  Stepping group("0", ShuffledTransport::open);
+  ASSERT_TRUE(group.process->fabric().ok());
   std::vector<uint64_t> looks;  // under the lock
   group.set_step([&] {
     looks.push_back(now_ns());

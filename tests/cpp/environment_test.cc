@@ -60,7 +60,7 @@ TEST(Environment, TheFabricOpensWithoutChangingTheListThatOthersRead) {
   char** list = environ;
   std::vector<std::string> before = texts(list);
   changes_in_place = 0;
-  auto endpoint = fabric::Endpoint::open(fabric::loopback(""));
+  auto endpoint = ofi::Endpoint::open(ofi::loopback(""));
   ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
   EXPECT_EQ(changes_in_place, 0);
   EXPECT_EQ(texts(list), before);

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "fabric_endpoints.h"
 #include "transport/ofi/address.h"
 #include "transport/ofi/loader.h"
 #include "transport/ofi/offer.h"
-#include "fabric_endpoints.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 // ---- opening
@@ -33,7 +33,8 @@ bool contains(const std::string& text, const std::string& part) {
 TEST(Opening, SomeTcpProviderWorks) {
   Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(loopback(""));
   ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
-  EXPECT_TRUE(contains(endpoint.value()->description(), "tcp")) << endpoint.value()->description();
+  EXPECT_TRUE(contains(endpoint.value()->facts().description, "tcp"))
+      << endpoint.value()->facts().description;
 }
 
 TEST(Opening, NamedLibraryThatIsMissing) {
@@ -96,14 +97,14 @@ TEST(Opening, UnknownInterface) {
 TEST(Opening, InterfaceByAddress) {
   Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open({"", "", "127.0.0.1"});
   ASSERT_TRUE(endpoint.ok()) << endpoint.status().message();
-  EXPECT_TRUE(contains(endpoint.value()->description(), "(127.0.0.1)"));
+  EXPECT_TRUE(contains(endpoint.value()->facts().description, "(127.0.0.1)"));
 }
 
 // ---- ranking, on invented hosts
 
-Offer on_host(const std::string& provider, const std::string& interface,
-              const std::string& address) {
-  Offer offer;
+NicOffer on_host(const std::string& provider, const std::string& interface,
+                 const std::string& address) {
+  NicOffer offer;
   offer.provider = provider;
   offer.domain = offer.interface = interface;
   offer.address = address;
@@ -113,7 +114,8 @@ Offer on_host(const std::string& provider, const std::string& interface,
   return offer;
 }
 
-std::vector<std::string> ranked(const std::vector<Offer>& offers, const std::string& provider = "",
+std::vector<std::string> ranked(const std::vector<NicOffer>& offers,
+                                const std::string& provider = "",
                                 const std::string& interface = "") {
   std::vector<std::string> texts;
   for (size_t i : rank_offers(offers, provider, interface)) texts.push_back(offers[i].text());
@@ -123,7 +125,7 @@ std::vector<std::string> ranked(const std::vector<Offer>& offers, const std::str
 using Texts = std::vector<std::string>;
 
 TEST(Ranking, HardwareBeforeTcpBeforeTheRest) {
-  std::vector<Offer> offers;
+  std::vector<NicOffer> offers;
   for (const char* provider : {"udp;ofi_rxd", "sockets", "net", "tcp;ofi_rxm", "tcp",
                                "verbs;ofi_rxm", "efa", "newcomer"}) {
     offers.push_back(on_host(provider, "eth0", "192.0.2.1"));
@@ -136,7 +138,7 @@ TEST(Ranking, HardwareBeforeTcpBeforeTheRest) {
 }
 
 TEST(Ranking, ReachComesBeforeProvider) {
-  std::vector<Offer> offers = {
+  std::vector<NicOffer> offers = {
       on_host("tcp", "lo", "127.0.0.1"),       on_host("tcp", "eth0", "fe80::1"),
       on_host("tcp", "docker0", "172.17.0.1"), on_host("tcp", "eth0", "2001:db8::1"),
       on_host("tcp", "eth0", "192.0.2.1"),     on_host("udp;ofi_rxd", "eth1", "198.51.100.1")};
@@ -152,13 +154,13 @@ TEST(Ranking, LoopbackIfThereIsNothingElse) {
 }
 
 TEST(Ranking, InterfaceByDomainNameAddressOrEfaDevice) {
-  Offer efa;
+  NicOffer efa;
   efa.provider = "efa";
   efa.domain = "rdmap0s6-rdm";
-  Offer verbs = on_host("verbs;ofi_rxm", "eth1", "198.51.100.1");
+  NicOffer verbs = on_host("verbs;ofi_rxm", "eth1", "198.51.100.1");
   verbs.domain = "mlx5_0";
-  std::vector<Offer> offers = {efa, verbs, on_host("tcp", "eth0", "192.0.2.1"),
-                               on_host("tcp", "lo", "127.0.0.1")};
+  std::vector<NicOffer> offers = {efa, verbs, on_host("tcp", "eth0", "192.0.2.1"),
+                                  on_host("tcp", "lo", "127.0.0.1")};
   EXPECT_EQ(ranked(offers, "", "lo"), (Texts{"tcp on lo (127.0.0.1)"}));
   EXPECT_EQ(ranked(offers, "", "192.0.2.1"), (Texts{"tcp on eth0 (192.0.2.1)"}));
   EXPECT_EQ(ranked(offers, "", "eth1"), (Texts{"verbs;ofi_rxm on mlx5_0 (198.51.100.1)"}));
@@ -168,8 +170,8 @@ TEST(Ranking, InterfaceByDomainNameAddressOrEfaDevice) {
 }
 
 TEST(Ranking, ProviderByWholeOrCoreName) {
-  std::vector<Offer> offers = {on_host("tcp;ofi_rxm", "eth0", "192.0.2.1"),
-                               on_host("verbs;ofi_rxm", "eth0", "192.0.2.1")};
+  std::vector<NicOffer> offers = {on_host("tcp;ofi_rxm", "eth0", "192.0.2.1"),
+                                  on_host("verbs;ofi_rxm", "eth0", "192.0.2.1")};
   EXPECT_EQ(ranked(offers, "tcp"), (Texts{"tcp;ofi_rxm on eth0 (192.0.2.1)"}));
   EXPECT_EQ(ranked(offers, "verbs;ofi_rxm"), (Texts{"verbs;ofi_rxm on eth0 (192.0.2.1)"}));
   EXPECT_EQ(ranked(offers, "tc"), Texts{});
@@ -178,14 +180,14 @@ TEST(Ranking, ProviderByWholeOrCoreName) {
 }
 
 TEST(Ranking, ProvidersThatStayInsideAHostOnlyByName) {
-  Offer shm;
+  NicOffer shm;
   shm.provider = shm.domain = "shm";
   EXPECT_EQ(ranked({shm}), Texts{});
   EXPECT_EQ(ranked({shm}, "shm"), (Texts{"shm on shm"}));
 }
 
 TEST(Ranking, OffersWithLongMessagesBeforeThoseWithShortOnes) {
-  Offer direct, whole;
+  NicOffer direct, whole;
   direct.provider = whole.provider = "efa";
   direct.domain = "a";
   whole.domain = "b";
@@ -195,14 +197,14 @@ TEST(Ranking, OffersWithLongMessagesBeforeThoseWithShortOnes) {
 
 // ---- rails, on invented hosts
 
-Offer nic(const std::string& provider, const std::string& domain) {
-  Offer offer;
+NicOffer nic(const std::string& provider, const std::string& domain) {
+  NicOffer offer;
   offer.provider = provider;
   offer.domain = domain;
   return offer;
 }
 
-std::vector<Texts> sets(const std::vector<Offer>& offers, const std::string& interfaces = "",
+std::vector<Texts> sets(const std::vector<NicOffer>& offers, const std::string& interfaces = "",
                         size_t most = 8) {
   std::vector<Texts> all;
   for (const std::vector<size_t>& set : rail_sets(offers, "", interfaces, most)) {
@@ -213,9 +215,9 @@ std::vector<Texts> sets(const std::vector<Offer>& offers, const std::string& int
 }
 
 TEST(RailSets, AllRealNicsInTheOrderOfTheirNames) {
-  std::vector<Offer> offers = {nic("efa", "rdmap16s27-rdm"), nic("efa", "rdmap0s7-rdm"),
-                               on_host("tcp", "eth0", "192.0.2.1"), nic("efa", "rdmap0s6-rdm"),
-                               nic("efa", "rdmap0s6-rdm")};
+  std::vector<NicOffer> offers = {nic("efa", "rdmap16s27-rdm"), nic("efa", "rdmap0s7-rdm"),
+                                  on_host("tcp", "eth0", "192.0.2.1"), nic("efa", "rdmap0s6-rdm"),
+                                  nic("efa", "rdmap0s6-rdm")};
   std::vector<Texts> found = sets(offers);
   ASSERT_GE(found.size(), 2u);
   EXPECT_EQ(found[0],
@@ -226,23 +228,23 @@ TEST(RailSets, AllRealNicsInTheOrderOfTheirNames) {
 }
 
 TEST(RailSets, OnlyNicsOfTheBestReach) {
-  Offer far = on_host("verbs;ofi_rxm", "eth1", "198.51.100.1");
-  Offer near = on_host("verbs;ofi_rxm", "eth2", "169.254.3.4");
+  NicOffer far = on_host("verbs;ofi_rxm", "eth1", "198.51.100.1");
+  NicOffer near = on_host("verbs;ofi_rxm", "eth2", "169.254.3.4");
   far.domain = "mlx5_0";
   near.domain = "mlx5_1";
   EXPECT_EQ(sets({near, far})[0], (Texts{"verbs;ofi_rxm on mlx5_0 (198.51.100.1)"}));
 }
 
 TEST(RailSets, OneInterfaceOfTcp) {
-  std::vector<Offer> offers = {on_host("tcp", "eth0", "192.0.2.1"),
-                               on_host("tcp", "eth1", "192.0.2.2")};
+  std::vector<NicOffer> offers = {on_host("tcp", "eth0", "192.0.2.1"),
+                                  on_host("tcp", "eth1", "192.0.2.2")};
   EXPECT_EQ(sets(offers)[0], (Texts{"tcp on eth0 (192.0.2.1)"}));
 }
 
 TEST(RailSets, TheInterfacesOfAListAreOfOneProvider) {
-  std::vector<Offer> offers = {on_host("net", "eth0", "192.0.2.1"),
-                               on_host("tcp", "eth0", "192.0.2.1"),
-                               on_host("net", "eth1", "192.0.2.2")};
+  std::vector<NicOffer> offers = {on_host("net", "eth0", "192.0.2.1"),
+                                  on_host("tcp", "eth0", "192.0.2.1"),
+                                  on_host("net", "eth1", "192.0.2.2")};
   EXPECT_EQ(sets(offers, "eth0,192.0.2.2"),
             (std::vector<Texts>{{"net on eth0 (192.0.2.1)", "net on eth1 (192.0.2.2)"}}));
   EXPECT_EQ(sets(offers, "eth1,eth1")[0],
@@ -287,4 +289,4 @@ TEST(Address, ReadsIp) {
 }
 
 }  // namespace
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -14,9 +14,8 @@
 
 #include "common/clock.h"
 #include "transport/ofi/endpoint.h"
-#include "transport/ofi/message_sender.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 inline Options loopback(const std::string& provider, const std::string& transfer = "") {
   return {"", provider, "lo", transfer};
@@ -86,17 +85,17 @@ struct TestEndpoint {
   std::map<Peer, uint32_t> sent;
 
   int progress() {
-    Result<int> handled = endpoint->progress(inbox);
+    Result<int> handled = endpoint->poll(inbox);
     EXPECT_TRUE(handled.ok()) << handled.status().message();
     return handled.ok() ? handled.value() : 0;
   }
   // False if no buffer is free for `to` now.
   bool send(Peer to, size_t size, bool control = false) {
-    SendBuffer* buffer = endpoint->messages().acquire(to, control);
+    MessageBuffer* buffer = endpoint->acquire(to, control);
     if (buffer == nullptr) return false;
     EXPECT_LE(size, buffer->capacity);
     write_message(buffer->data, size, {id, sent[to]++});
-    endpoint->messages().post(buffer, size);
+    endpoint->post(buffer, size);
     return true;
   }
 };
@@ -140,8 +139,9 @@ class Fabric : public testing::TestWithParam<Way> {
     Result<std::unique_ptr<Endpoint>> endpoint = Endpoint::open(options());
     if (!endpoint) GTEST_SKIP() << endpoint.status().message();
     // The short name of a provider may have opened another one.
-    if (!endpoint.value()->description().starts_with(std::string(GetParam().provider) + " on ")) {
-      GTEST_SKIP() << "found " << endpoint.value()->description();
+    if (!endpoint.value()->facts().description.starts_with(std::string(GetParam().provider) +
+                                                           " on ")) {
+      GTEST_SKIP() << "found " << endpoint.value()->facts().description;
     }
   }
   static Options options() { return loopback(GetParam().provider, GetParam().transfer); }
@@ -154,7 +154,7 @@ class Fabric : public testing::TestWithParam<Way> {
     return made;
   }
   static Peer introduce(TestEndpoint& from, const TestEndpoint& to) {
-    Result<Peer> peer = from.endpoint->add_peer(to.endpoint->address());
+    Result<Peer> peer = from.endpoint->add_peer(to.endpoint->facts().address);
     EXPECT_TRUE(peer.ok()) << peer.status().message();
     return peer.value();
   }
@@ -175,4 +175,4 @@ inline std::string name_of_param(const testing::TestParamInfo<Way>& param) {
 // Not "net", the early form of "tcp" in libfabric 1.17: it passes, but leaks memory of its own.
 inline const Way kMessageWays[] = {{"tcp", ""}, {"tcp;ofi_rxm", ""}, {"udp;ofi_rxd", ""}};
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

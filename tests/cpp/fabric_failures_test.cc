@@ -3,7 +3,7 @@
 
 #include "fabric_endpoints.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::ValuesIn(kMessageWays), name_of_param);
@@ -36,7 +36,7 @@ TEST_P(Fabric, PeerThatDiesInTheMiddleDelaysNoOtherPeer) {
   ASSERT_TRUE(a.send(to_b, 1000));
   drive({&a, &b, &*gone},
         [&] { return gone->inbox.messages == 1 && b.inbox.messages == 1 && a.endpoint->idle(); });
-  while (a.send(to_gone, a.endpoint->max_message())) {
+  while (a.send(to_gone, a.endpoint->facts().max_message)) {
   }
   a.progress();
   gone.reset();
@@ -63,7 +63,7 @@ TEST_P(Fabric, ClosesWhileMessagesArrive) {
     std::optional<TestEndpoint> gone = open_endpoint(2);
     Peer to_gone = introduce(a, *gone);
     drive({&a, &*gone}, [&] {
-      while (a.send(to_gone, a.endpoint->max_message())) {
+      while (a.send(to_gone, a.endpoint->facts().max_message)) {
       }
       return gone->inbox.messages > 3;
     });
@@ -78,7 +78,7 @@ TEST_P(Fabric, ClosesWithMessagesUnderWay) {
   std::optional<TestEndpoint> gone = open_endpoint(2);
   Peer to_b = introduce(a, b), to_gone = introduce(a, *gone);
   gone.reset();
-  while (a.send(to_b, a.endpoint->max_message())) {
+  while (a.send(to_b, a.endpoint->facts().max_message)) {
   }
   while (a.send(to_gone, 88, true)) {
   }
@@ -86,4 +86,4 @@ TEST_P(Fabric, ClosesWithMessagesUnderWay) {
 }
 
 }  // namespace
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

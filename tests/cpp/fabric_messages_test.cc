@@ -7,24 +7,25 @@
 
 #include "fabric_endpoints.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Providers, Fabric, testing::ValuesIn(kMessageWays), name_of_param);
 
 TEST_P(Fabric, DescribesItself) {
   TestEndpoint a = open_endpoint(0);
-  EXPECT_NE(a.endpoint->description().find(std::string(GetParam().provider) + " on lo (127.0.0.1)"),
-            std::string::npos)
-      << a.endpoint->description();
-  EXPECT_GE(a.endpoint->max_message(), 128u * 1024 + 88);
+  EXPECT_NE(
+      a.endpoint->facts().description.find(std::string(GetParam().provider) + " on lo (127.0.0.1)"),
+      std::string::npos)
+      << a.endpoint->facts().description;
+  EXPECT_GE(a.endpoint->facts().max_message, 128u * 1024 + 88);
   EXPECT_TRUE(a.endpoint->idle());
 }
 
 TEST_P(Fabric, SmallAndLargestBothWays) {
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
-  std::vector<size_t> sizes = {sizeof(Stamp), 64, 88, 4096, 70000, a.endpoint->max_message()};
+  std::vector<size_t> sizes = {sizeof(Stamp), 64, 88, 4096, 70000, a.endpoint->facts().max_message};
   for (size_t size : sizes) {
     ASSERT_TRUE(a.send(to_b, size));
     ASSERT_TRUE(b.send(to_a, size));
@@ -48,7 +49,8 @@ TEST_P(Fabric, ManyMoreMessagesThanBuffers) {
   size_t count = scaled(400), posted = 0;
   drive({&a, &b}, [&] {
     while (posted < count) {
-      size_t size = sizeof(Stamp) + posted * 7919 % (a.endpoint->max_message() - sizeof(Stamp));
+      size_t size =
+          sizeof(Stamp) + posted * 7919 % (a.endpoint->facts().max_message - sizeof(Stamp));
       if (!a.send(to_b, size)) break;
       ++posted;
     }
@@ -128,7 +130,7 @@ TEST_P(Fabric, BackPressure) {
   const size_t kMost = scaled(1000);
   size_t posted = 1;
   for (uint64_t last = now_ns(); now_ns() - last < kSecond / 2 && posted < kMost;) {
-    while (posted < kMost && a.send(to_b, a.endpoint->max_message())) {
+    while (posted < kMost && a.send(to_b, a.endpoint->facts().max_message)) {
       ++posted;
       last = now_ns();
     }
@@ -163,12 +165,12 @@ TEST_P(Fabric, ALostPeerThatIsAddedAgainIsANewOne) {
 // Over TCP each peer takes up to two file descriptors, and the usual soft limit is 1,024.
 TEST_P(Fabric, ManyPeersRaiseTheSoftLimitOfOpenFiles) {
   TestEndpoint a = open_endpoint(0);
-  if (a.endpoint->ip().empty()) GTEST_SKIP() << "no IP addresses to invent peers of";
+  if (a.endpoint->facts().ip.empty()) GTEST_SKIP() << "no IP addresses to invent peers of";
   rlimit before;
   getrlimit(RLIMIT_NOFILE, &before);
   rlimit low = {60, before.rlim_max};
   setrlimit(RLIMIT_NOFILE, &low);
-  std::vector<uint8_t> address = a.endpoint->address();
+  std::vector<uint8_t> address = a.endpoint->facts().address;
   auto limit_of_open_files = [] {
     rlimit now;
     getrlimit(RLIMIT_NOFILE, &now);
@@ -184,7 +186,7 @@ TEST_P(Fabric, ManyPeersRaiseTheSoftLimitOfOpenFiles) {
 
 TEST_P(Fabric, RefusesAddressesItCantUse) {
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  std::vector<uint8_t> good = b.endpoint->address();
+  std::vector<uint8_t> good = b.endpoint->facts().address;
   EXPECT_EQ(a.endpoint->add_peer({}).status().code(), Code::kInvalid);
   std::vector<uint8_t> cut(good.begin(), good.end() - 1);
   EXPECT_EQ(a.endpoint->add_peer(cut).status().code(), Code::kInvalid);
@@ -202,28 +204,28 @@ TEST_P(Fabric, OnePeerCantTakeAllBuffers) {
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1), c = open_endpoint(2);
   Peer to_b = introduce(a, b), to_c = introduce(a, c);
   for (bool control : {false, true}) {
-    std::vector<SendBuffer*> of_b, of_c;
+    std::vector<MessageBuffer*> of_b, of_c;
     std::set<std::byte*> distinct;
-    for (SendBuffer* got; (got = a.endpoint->messages().acquire(to_b, control)) != nullptr;) {
+    for (MessageBuffer* got; (got = a.endpoint->acquire(to_b, control)) != nullptr;) {
       of_b.push_back(got);
     }
-    for (SendBuffer* got; (got = a.endpoint->messages().acquire(to_c, control)) != nullptr;) {
+    for (MessageBuffer* got; (got = a.endpoint->acquire(to_c, control)) != nullptr;) {
       of_c.push_back(got);
     }
     EXPECT_GE(of_b.size(), 8u);
     EXPECT_GE(of_c.size(), of_b.size() / 3);
-    for (std::vector<SendBuffer*>* held : {&of_b, &of_c}) {
-      for (SendBuffer* buffer : *held) {
-        EXPECT_EQ(buffer->capacity, control ? kControlMessage : a.endpoint->max_message());
+    for (std::vector<MessageBuffer*>* held : {&of_b, &of_c}) {
+      for (MessageBuffer* buffer : *held) {
+        EXPECT_EQ(buffer->capacity, control ? kControlMessage : a.endpoint->facts().max_message);
         EXPECT_TRUE(distinct.insert(buffer->data).second);
-        a.endpoint->messages().release(buffer);
+        Peer to = held == &of_b ? to_b : to_c;
+        write_message(buffer->data, 100, {a.id, a.sent[to]++});
+        a.endpoint->post(buffer, 100);
       }
     }
-    SendBuffer* again = a.endpoint->messages().acquire(to_b, control);
-    ASSERT_NE(again, nullptr);
-    a.endpoint->messages().release(again);
+    drive({&a, &b, &c}, [&] { return a.endpoint->idle(); });
+    EXPECT_TRUE(a.send(to_b, 100, control));
   }
-  EXPECT_TRUE(a.endpoint->idle());
 }
 
 // The receiver sleeps on the descriptor, as the engine does, already before the first contact.
@@ -237,7 +239,7 @@ TEST_P(Fabric, WakesUpOnFirstContact) {
   auto sleep_on = [&stop](TestEndpoint& self, const std::function<bool()>& done) {
     uint64_t deadline = now_ns() + kPatience;
     while (!done() && !stop && now_ns() < deadline) {
-      if (self.progress() > 0 || !self.endpoint->may_sleep()) continue;
+      if (self.progress() > 0 || self.endpoint->sleep_limit_ms() == 1) continue;
       pollfd waiting = {self.endpoint->wait_fd(), POLLIN, 0};
       int limit = self.endpoint->sleep_limit_ms();
       ASSERT_GE(::poll(&waiting, 1, limit < 0 ? 1000 : limit), 0);
@@ -253,7 +255,7 @@ TEST_P(Fabric, WakesUpOnFirstContact) {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   Peer to_b = introduce(a, b);
   for (size_t i = 0; i < kMessages; ++i) {
-    size_t size = i % 2 == 0 ? 88 : a.endpoint->max_message();
+    size_t size = i % 2 == 0 ? 88 : a.endpoint->facts().max_message;
     sleep_on(a, [&] { return a.send(to_b, size); });
   }
   sleep_on(a, [&] { return a.endpoint->idle() && received; });
@@ -263,4 +265,4 @@ TEST_P(Fabric, WakesUpOnFirstContact) {
 }
 
 }  // namespace
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

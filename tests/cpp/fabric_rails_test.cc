@@ -4,10 +4,10 @@
 #include <array>
 #include <optional>
 
-#include "transport/ofi/rail_balance.h"
 #include "fabric_flow.h"
+#include "transport/rail_balance.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 TEST(RailBalance, FewestBytesOutstanding) {
@@ -113,7 +113,7 @@ class Rails : public testing::TestWithParam<const char*> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Transfers, Rails, testing::Values("writes", "tagged", "messages"),
+INSTANTIATE_TEST_SUITE_P(Transfers, Rails, testing::Values("writes", "messages"),
                          [](const auto& param) { return std::string(param.param); });
 
 TEST_P(Rails, UnequalNumbersOfNics) {
@@ -123,12 +123,12 @@ TEST_P(Rails, UnequalNumbersOfNics) {
       SCOPED_TRACE(std::string(mine) + " and " + theirs);
       std::optional<TestEndpoint> a = open_endpoint(0, mine), b = open_endpoint(1, theirs);
       if (!a || !b) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
-      auto to_b = a->endpoint->add_peer(b->endpoint->address());
-      auto to_a = b->endpoint->add_peer(a->endpoint->address());
+      auto to_b = a->endpoint->add_peer(b->endpoint->facts().address);
+      auto to_a = b->endpoint->add_peer(a->endpoint->facts().address);
       ASSERT_TRUE(to_b.ok() && to_a.ok());
       size_t count = 60;
       Flow there(300 * 20000 + 1, 20000, 1), back(300 * 20000 + 1, 20000, 2);
-      bool regions = a->endpoint->transfer() != Transfer::kMessages;
+      bool regions = a->endpoint->facts().writes;
       EXPECT_EQ(there.open(*b, to_a.value()), regions);
       EXPECT_EQ(back.open(*a, to_b.value()), regions);
       drive({&*a, &*b}, [&] {
@@ -142,7 +142,7 @@ TEST_P(Rails, UnequalNumbersOfNics) {
                (!regions || (there.over() && back.over())) && a->endpoint->idle() &&
                b->endpoint->idle();
       });
-      EXPECT_EQ(b->endpoint->counters().foreign_chunks, 0u);
+      EXPECT_EQ(b->endpoint->counters().foreign_writes, 0u);
     }
   }
 }
@@ -151,16 +151,17 @@ TEST_P(Rails, WakesUpForEachRail) {
   std::optional<TestEndpoint> a = open_endpoint(0, "lo"), b = open_endpoint(1, "lo,lo"),
                               c = open_endpoint(2, "lo,lo");
   if (!a || !b || !c) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
-  EXPECT_NE(b->endpoint->description().find("lo (127.0.0.1), lo (127.0.0.1)"), std::string::npos)
-      << b->endpoint->description();
+  EXPECT_NE(b->endpoint->facts().description.find("lo (127.0.0.1), lo (127.0.0.1)"),
+            std::string::npos)
+      << b->endpoint->facts().description;
   ASSERT_GE(b->endpoint->wait_fd(), 0);
-  Peer to_b = c->endpoint->add_peer(b->endpoint->address()).value();
+  Peer to_b = c->endpoint->add_peer(b->endpoint->facts().address).value();
   for (size_t i = 0; i < 6; ++i) {
     ASSERT_TRUE(c->send(to_b, 88, true));
     for (uint64_t until = now_ns() + kPatience; b->inbox.messages < i + 1;) {
       ASSERT_LT(now_ns(), until);
       c->progress();
-      if (b->progress() > 0 || !b->endpoint->may_sleep()) continue;
+      if (b->progress() > 0 || b->endpoint->sleep_limit_ms() == 1) continue;
       pollfd waiting = {b->endpoint->wait_fd(), POLLIN, 0};
       ::poll(&waiting, 1, 5);
     }
@@ -171,7 +172,7 @@ TEST_P(Rails, WakesUpForEachRail) {
 TEST_P(Rails, LossIsToldOnce) {
   std::optional<TestEndpoint> a = open_endpoint(0, "lo,lo"), gone = open_endpoint(1, "lo,lo");
   if (!a || !gone) GTEST_SKIP() << "no tcp;ofi_rxm on lo";
-  Peer to_gone = a->endpoint->add_peer(gone->endpoint->address()).value();
+  Peer to_gone = a->endpoint->add_peer(gone->endpoint->facts().address).value();
   for (int i = 0; i < 4; ++i) a->send(to_gone, 1000);
   drive({&*a, &*gone}, [&] { return gone->inbox.messages == 4; });
   gone.reset();
@@ -193,4 +194,4 @@ TEST(RailChoice, ImpossibleInterfaceList) {
 }
 
 }  // namespace
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -6,11 +6,9 @@
 #include <numeric>
 
 #include "fabric_flow.h"
-#include "group/measured_network.h"
 #include "stub_fabric/stub.h"
-#include "world.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 using Lines = std::vector<std::string>;
@@ -39,7 +37,7 @@ class Stubbed : public testing::Test {
     return made;
   }
   static Peer introduce(TestEndpoint& from, const TestEndpoint& to) {
-    return from.endpoint->add_peer(to.endpoint->address()).value();
+    return from.endpoint->add_peer(to.endpoint->facts().address).value();
   }
   // Chunks and messages both ways between two endpoints, until all have arrived.
   void exchange(TestEndpoint& a, TestEndpoint& b) {
@@ -56,9 +54,9 @@ class Stubbed : public testing::Test {
              a.endpoint->idle() && b.endpoint->idle();
     });
     there.check_margins();
-    there.close(true);
-    back.close(true);
-    EXPECT_EQ(a.endpoint->counters().foreign_chunks, 0u);
+    there.close();
+    back.close();
+    EXPECT_EQ(a.endpoint->counters().foreign_writes, 0u);
     EXPECT_GT(stub_->overtaken, 50u) << "all came in order";
     EXPECT_GT(stub_->busy, 50u);
   }
@@ -72,17 +70,15 @@ TEST_F(Stubbed, SetUpInTheOrderThatEfaAsksFor) {
   EXPECT_EQ(stub_->calls, (Lines{"fi_endpoint rdmap0s6-rdm", "fi_ep_bind cq", "fi_ep_bind av",
                                  "fi_setopt FI_OPT_EFA_RNR_RETRY 7",
                                  "fi_getopt FI_OPT_EFA_EMULATED_WRITE", "fi_enable"}));
-  EXPECT_EQ(a.endpoint->transfer(), Transfer::kWrites);
+  EXPECT_TRUE(a.endpoint->facts().writes);
   EXPECT_STREQ(std::getenv("FI_EFA_FORK_SAFE"), "1");
   EXPECT_STREQ(std::getenv("RDMAV_FORK_SAFE"), "1");
   EXPECT_STREQ(std::getenv("RDMAV_HUGEPAGES_SAFE"), "1");
 }
 
-TEST_F(Stubbed, EmulatedWritesLeadToTaggedMessages) {
+TEST_F(Stubbed, WithEmulatedWritesThereAreOnlyMessages) {
   stub_->settings.emulates_writes = true;
-  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  EXPECT_EQ(a.endpoint->transfer(), Transfer::kTagged);
-  exchange(a, b);
+  EXPECT_FALSE(open_endpoint(0).endpoint->facts().writes);
   auto wanted = Endpoint::open({STUB_FABRIC, "", "", "writes"});
   ASSERT_FALSE(wanted.ok());
   EXPECT_NE(wanted.status().message().find("transfer of SMDDP_DEBUG"), std::string::npos)
@@ -91,13 +87,13 @@ TEST_F(Stubbed, EmulatedWritesLeadToTaggedMessages) {
 
 TEST_F(Stubbed, LibraryTooOldToSayWhetherWritesAreEmulated) {
   stub_->settings.knows_efa_options = false;
-  EXPECT_EQ(open_endpoint(0).endpoint->transfer(), Transfer::kTagged);
+  EXPECT_FALSE(open_endpoint(0).endpoint->facts().writes);
 }
 
 TEST_F(Stubbed, MessagesOnly) {
   stub_->settings.messages_only = true;
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  EXPECT_EQ(a.endpoint->transfer(), Transfer::kMessages);
+  EXPECT_FALSE(a.endpoint->facts().writes);
   Peer to_b = introduce(a, b), to_a = introduce(b, a);
   Flow flow(100, 10, 1);
   EXPECT_FALSE(flow.open(b, to_a));
@@ -117,36 +113,29 @@ TEST_F(Stubbed, UnknownTransfer) {
 TEST_F(Stubbed, WritesOutOfOrderOverAllNics) {
   stub_->settings.domains = {"rdmap16s27-rdm", "rdmap0s6-rdm", "rdmap0s7-rdm"};
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  EXPECT_TRUE(a.endpoint->description().starts_with(
+  EXPECT_TRUE(a.endpoint->facts().description.starts_with(
       "efa on rdmap0s6-rdm, rdmap0s7-rdm, rdmap16s27-rdm, libfabric"))
-      << a.endpoint->description();
+      << a.endpoint->facts().description;
   exchange(a, b);
   uint64_t all =
       std::accumulate(stub_->bytes_of_domain.begin(), stub_->bytes_of_domain.end(), uint64_t{0});
   for (uint64_t bytes : stub_->bytes_of_domain) EXPECT_GT(bytes, all / 4);
 }
 
-TEST_F(Stubbed, TaggedMessagesOutOfOrderOverAllNics) {
-  TestEndpoint a = open_endpoint(0, "tagged"), b = open_endpoint(1, "tagged");
-  exchange(a, b);
-}
-
 TEST_F(Stubbed, OneNicMeetsThree) {
-  for (const char* transfer : {"writes", "tagged"}) {
-    stub_->settings.domains = {"a", "b", "c"};
-    TestEndpoint a = open_endpoint(0, transfer), b = open_endpoint(1, transfer, "b");
-    EXPECT_TRUE(b.endpoint->description().starts_with("efa on b, libfabric"));
-    exchange(a, b);
-  }
+  stub_->settings.domains = {"a", "b", "c"};
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1, "", "b");
+  EXPECT_TRUE(b.endpoint->facts().description.starts_with("efa on b, libfabric"));
+  exchange(a, b);
 }
 
 // The provider may let a message overtake a write: so a chunk is told of once it has been delivered.
 TEST_F(Stubbed, WritesOfAProviderWithoutOrderCompleteWhenTheyAreDelivered) {
-  EXPECT_FALSE(open_endpoint(0).endpoint->orders_messages());
+  EXPECT_FALSE(open_endpoint(0).endpoint->facts().ordered);
   stub_->settings.orders_messages = true;
-  EXPECT_FALSE(open_endpoint(0).endpoint->orders_messages()) << "over two NICs";
+  EXPECT_FALSE(open_endpoint(0).endpoint->facts().ordered) << "over two NICs";
   stub_->settings.domains = {"a"};
-  EXPECT_TRUE(open_endpoint(0).endpoint->orders_messages());
+  EXPECT_TRUE(open_endpoint(0).endpoint->facts().ordered);
 }
 
 // A provider for which FI_RX_CQ_DATA has to be offered.
@@ -155,7 +144,7 @@ TEST_F(Stubbed, ImmediateDataMayTakeAReceive) {
   stub_->settings.domains = {"mlx5_0", "mlx5_1"};
   stub_->settings.consumes_receives = true;
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  EXPECT_EQ(a.endpoint->transfer(), Transfer::kWrites);
+  EXPECT_TRUE(a.endpoint->facts().writes);
   exchange(a, b);
 }
 
@@ -173,7 +162,7 @@ TEST_F(Stubbed, WritesOfAStrangerLeaveAllReceives) {
       if (a.sent[to_b] < 100) a.send(to_b, 100);
       return b.inbox.messages == 100;
     });
-    EXPECT_EQ(a.endpoint->counters().foreign_chunks + b.endpoint->counters().foreign_chunks, 1000u);
+    EXPECT_EQ(a.endpoint->counters().foreign_writes + b.endpoint->counters().foreign_writes, 1000u);
   }
 }
 
@@ -198,16 +187,9 @@ TEST_F(Stubbed, MessagesThatWaitShortenTheSleepAndAreFreedWithTheirPeer) {
   drive({&a, &b}, [&] { return a.endpoint->idle(); });
 }
 
-TEST_F(Stubbed, RegistrationsBoundToTheEndpoint) {
-  stub_->settings.binds_registrations = true;
-  TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
-  exchange(a, b);
-}
-
 // With several rails, and message buffers of the endpoint's own: no two registrations have one key.
 TEST_F(Stubbed, KeysThatTheCallerChoosesCanNotBeGuessed) {
   stub_->settings.provider_keys = false;
-  stub_->settings.binds_registrations = true;
   TestEndpoint a = open_endpoint(0), b = open_endpoint(1);
   exchange(a, b);
 }
@@ -233,8 +215,7 @@ TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
   ASSERT_TRUE(two.open(c, introduce(c, a)));
   two.source = one.source;
   auto start = [&](Flow& flow, Peer to) {
-    while (!a.endpoint->chunk_sender().send(to, flow.grant, 0, one.source.data(), 1000,
-                                            flow.batches.pending())) {
+    while (!a.endpoint->write(to, flow.grant, 0, one.source.data(), 1000, flow.batches.pending())) {
     }
     flow.sent = 1;
   };
@@ -254,18 +235,18 @@ TEST_F(Stubbed, SharesARegistrationWhileItIsUsed) {
 TEST_F(Stubbed, AllMessageBuffersLieInTheirMemory) {
   TestEndpoint a = open_endpoint(0);
   std::vector<TestEndpoint> others;
-  std::vector<SendBuffer*> held;
+  std::vector<MessageBuffer*> held;
   for (uint32_t id = 1; id <= 7; ++id) {
     Peer to = introduce(a, others.emplace_back(open_endpoint(id)));
     for (bool control : {false, true}) {
-      while (SendBuffer* buffer = a.endpoint->messages().acquire(to, control)) {
+      while (MessageBuffer* buffer = a.endpoint->acquire(to, control)) {
         write_message(buffer->data, buffer->capacity, {0, a.sent[to]++});
         held.push_back(buffer);
       }
     }
   }
   EXPECT_GT(held.size(), 80u);
-  for (SendBuffer* buffer : held) a.endpoint->messages().post(buffer, buffer->capacity);
+  for (MessageBuffer* buffer : held) a.endpoint->post(buffer, buffer->capacity);
   std::vector<TestEndpoint*> all{&a};
   for (TestEndpoint& other : others) all.push_back(&other);
   drive(all, [&] {
@@ -301,7 +282,7 @@ TEST_F(Stubbed, ErrorCompletionLosesThePeerAndSaysWhy) {
   drive({&a, &b}, [&] {
     flow.send(a, to_b);
     // Enough are under way for all failures: none is left for c.
-    return flow.arrived.size() > 5 && flow.pending() > 5;
+    return flow.arrived > 5 && flow.pending() > 5;
   });
   stub_->fail_operations = 3;
   ASSERT_TRUE(other.open(c, c_to_a));
@@ -362,11 +343,11 @@ class StubbedGpus : public Stubbed {
       return flow.sent == flow.chunks() && flow.pending() == 0;
     });
     stub_->settings.busy_one_in = 1;
-    EXPECT_TRUE(
-        b.endpoint->chunk_receiver().confirm(flow.grant.region, static_cast<uint32_t>(flow.sent)));
+    flow.on_written(static_cast<uint32_t>(flow.sent));
+    EXPECT_FALSE(flow.complete());
     settle({&a, &b}, kSecond / 100);
-    EXPECT_EQ(flow.arrived.size(), flow.chunks() - 1);
-    EXPECT_FALSE(b.endpoint->may_sleep());
+    EXPECT_FALSE(flow.complete());
+    EXPECT_EQ(b.endpoint->sleep_limit_ms(), 1);
   }
 };
 
@@ -387,7 +368,7 @@ TEST_F(StubbedGpus, TheLastChunkIsToldAfterAFlushReadByEveryNic) {
       return flow.over() && b.endpoint->idle();
     });
     flow.check_margins();
-    flow.close(true);
+    flow.close();
   }
   // Lent memory is registered once on each NIC, to send from or to receive into.
   EXPECT_EQ(stub_->registrations, own + 6);
@@ -409,7 +390,7 @@ TEST_F(StubbedGpus, ARegistrationThatIsUsedOutlivesTheLoan) {
   EXPECT_EQ(used, own + 3);
   b.endpoint->take_back(flow.memory.data());
   EXPECT_EQ(stub_->registrations, used);
-  flow.close(true);
+  flow.close();
   EXPECT_EQ(stub_->registrations, own);
 }
 
@@ -438,7 +419,7 @@ TEST_F(StubbedGpus, ARegionMayBeClosedBeforeItIsFlushed) {
   lend(b, next.memory, gpu(0));
   ASSERT_TRUE(flow.open(b, to_a));
   write_without_flush(flow, a, b, to_b);
-  flow.close(false);
+  flow.close();
   stub_->settings.busy_one_in = 5;
   ASSERT_TRUE(next.open(b, to_a));
   drive({&a, &b}, [&] {
@@ -470,51 +451,5 @@ TEST_F(StubbedGpus, OnlyIfTheProviderReachesThemAndMovesChunksByWrites) {
   EXPECT_FALSE(open_gpu_endpoint(2).endpoint->reaches({}).ok());
 }
 
-// ---- a group over it. The other rank does not exist but for an endpoint.
-
-TEST_F(Stubbed, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
-  const char* given = std::getenv("SMDDP_FABRIC_INTERFACE");
-  std::string interface = given != nullptr ? given : "";
-  ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
-  ::setenv("SMDDP_FABRIC_INTERFACE", "", 1);
-  auto process = Process::create();
-  ASSERT_TRUE(process.ok()) << process.status().message();
-  TestEndpoint other = open_endpoint(1);
-  MemoryStore store(std::chrono::seconds(5));
-  RankInfo info;
-  info.host = info.host_name = "host-B";
-  info.network = {digest_of_text(text_of(NetworkModel{})), true};
-  info.fabric = {FabricAddress::State::kOpen, other.endpoint->address(), ""};
-  ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
-  ASSERT_TRUE(store.set("joined/1", {1}).ok());
-  auto group =
-      Group::create(*process.value(), store, 0, 2, {"test", 20'000'000'000, "host-A", true, true});
-  ASSERT_TRUE(group.ok()) << group.status().message();
-  std::vector<int> in(10), out(20);
-  testing::internal::CaptureStderr();
-  for (int turn = 0; turn < 2; ++turn) {
-    auto op = gather_of(in, out, 2);
-    group.value()->submit(op, {}, false);
-    {
-      auto lock = process.value()->engine().lock();
-      stub_->fail_queues = true;
-    }
-    ASSERT_TRUE(process.value()->engine().wait(*op, std::chrono::seconds(5)));
-    EXPECT_NE(op->status().message().find("the network of rank 0 (host-A) failed"),
-              std::string::npos)
-        << op->status().message();
-  }
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_FALSE(process.value()->fabric().ok());
-  std::string log = testing::internal::GetCapturedStderr();
-  size_t lines = 0;
-  for (size_t at = 0; (at = log.find("fi_cq_read", at)) != std::string::npos; ++at) ++lines;
-  EXPECT_EQ(lines, 1u) << log;
-  group.value().reset();
-  process.value().reset();
-  ::unsetenv("SMDDP_LIBFABRIC");
-  ::setenv("SMDDP_FABRIC_INTERFACE", interface.c_str(), 1);
-}
-
 }  // namespace
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

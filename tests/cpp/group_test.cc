@@ -6,7 +6,6 @@
 #include <set>
 
 #include "common/clock.h"
-#include "transport/ofi/chunk_receiver.h"
 #include "world.h"
 
 namespace smddp {
@@ -300,9 +299,37 @@ TEST(Failure, NoByteComesAfterTheError) {
       EXPECT_GT(broken, 3);
       std::vector<float> result(in.size() * ranks);
       EXPECT_TRUE(c.run(gather_of(in, result, c.ranks)).ok());
-      EXPECT_LE(c.process.open_fabric()->chunk_receiver().numbers(), 64u);
+      EXPECT_LE(c.process.open_fabric()->counters().regions, 64u);
     });
   }
+}
+
+TEST(Failure, ANetworkThatFailsBreaksTheGroupsThatUseItOnce) {
+  testing::internal::CaptureStderr();
+  run_world("AB",
+            [&](RankContext& c) {
+              std::vector<int> in(10), out(20);
+              ASSERT_TRUE(c.run(gather_of(in, out, 2)).ok());
+              if (c.rank == 1) return;
+              for (int turn = 0; turn < 2; ++turn) {
+                auto op = gather_of(in, out, 2);
+                c.group.submit(op, {}, false);
+                {
+                  Engine::Lock lock = c.engine.lock();
+                  static_cast<ShuffledTransport*>(c.process.network().transport())->fails = true;
+                }
+                ASSERT_TRUE(c.engine.wait(*op, std::chrono::seconds(5)));
+                EXPECT_NE(op->status().message().find("the network of rank 0 (host-A) failed"),
+                          std::string::npos)
+                    << op->status().message();
+              }
+              EXPECT_FALSE(c.process.fabric().ok());
+            },
+            {.network = ShuffledTransport::open});
+  std::string log = testing::internal::GetCapturedStderr();
+  size_t lines = 0;
+  for (size_t at = 0; (at = log.find("the network failed", at)) != std::string::npos; ++at) ++lines;
+  EXPECT_EQ(lines, 1u) << log;
 }
 
 // A rank that does not answer, because it drives nothing, delays the error of the others by a moment only. As
@@ -357,7 +384,7 @@ TEST(Failure, ALaterOperationEndsNoSoonerThanThoseBeforeIt) {
 
 TEST(Bootstrap, AMissingRankIsNamed) {
   MemoryStore store(std::chrono::milliseconds(300));
-  auto process = Process::create();
+  auto process = Process::create(network_of_tests());
   ASSERT_TRUE(process.ok());
   auto group = Group::create(*process.value(), store, 0, 3,
                              {.name = "g", .timeout_ns = 1'000'000'000, .host = "A"});
@@ -368,7 +395,7 @@ TEST(Bootstrap, AMissingRankIsNamed) {
 TEST(Bootstrap, GroupsOfOneProcessShareEngineAndEndpoint) {
   MemoryStore stores[20];
   on_threads(4, [&](int r) {
-    auto process = Process::create();
+    auto process = Process::create(network_of_tests());
     ASSERT_TRUE(process.ok());
     std::vector<std::unique_ptr<Group>> groups;
     for (MemoryStore& store : stores) {
@@ -430,14 +457,14 @@ class HealingRank {
     }
     all_.arrive_and_wait();
   }
-  std::vector<uint8_t> address() { return process_->open_fabric()->address(); }
+  std::vector<uint8_t> address() { return process_->open_fabric()->facts().address; }
 
  private:
   std::vector<MemoryStore>& stores_;
   std::barrier<>& all_;
   int rank_, ranks_;
   size_t made_ = 0;
-  std::unique_ptr<Process> process_ = std::move(Process::create().value());
+  std::unique_ptr<Process> process_ = std::move(Process::create(network_of_tests()).value());
 };
 
 void heal_together(int ranks, const std::function<void(HealingRank&)>& body) {

@@ -128,7 +128,9 @@ class MeasuredGroup : public testing::Test {
     set(before_.c_str());
     std::filesystem::remove_all(cache_);
   }
-  static void set(const char* curve) { ::setenv("SMDDP_DEBUG", (std::string("curve=") + curve).c_str(), 1); }
+  static void set(const char* curve) {
+    ::setenv("SMDDP_DEBUG", (std::string("curve=") + curve).c_str(), 1);
+  }
 
   // A group with one rank per letter, which is its host; the engines stay for the next group.
   Made make(const std::string& layout, const Group::Options& of_first = {}) {
@@ -367,7 +369,8 @@ TEST_F(MeasuredGroup, ARankThatDoesNotMeasureDelaysTheGroupByItsOwnTimeoutOnly) 
   MemoryStore store;
   RankInfo info;
   info.host = info.host_name = "B";
-  info.fabric = {FabricAddress::State::kOpen, other.value()->fabric().value()->address(), "", {}};
+  info.fabric = {
+      FabricAddress::State::kOpen, other.value()->fabric().value()->facts().address, "", {}};
   ASSERT_TRUE(store.set("rank_info/1", encode(info)).ok());
   ASSERT_TRUE(store.set("joined/1", {1}).ok());
   ASSERT_TRUE(store.set("measured/1", {1}).ok());

@@ -12,10 +12,10 @@ namespace {
 using std::chrono::milliseconds;
 
 uint64_t bytes_sent(Process& process) {
-  fabric::Endpoint* endpoint = process.open_fabric();
-  if (endpoint == nullptr) return 0;
+  transport::Transport* transport = process.open_fabric();
+  if (transport == nullptr) return 0;
   Engine::Lock lock = process.engine().lock();
-  const fabric::Counters& counters = endpoint->counters();
+  const transport::Counters& counters = transport->counters();
   return counters.bytes_sent + counters.chunk_bytes_sent;
 }
 
@@ -95,7 +95,7 @@ TEST(Pressure, OneLargeFlowTakesFewReadys) {
     op->output.end_block();  // rank 1 has nothing
     auto sent = [&] {
       Engine::Lock lock = c.engine.lock();
-      return c.process.network().endpoint()->counters().messages_sent;
+      return c.process.network().transport()->counters().messages_sent;
     };
     uint64_t before = sent();
     Status status = c.run(op);

@@ -6,18 +6,17 @@
 #include <cstring>
 #include <thread>
 
-#include "fabric_endpoints.h"
 #include "flows/fragment_flows.h"
 #include "world.h"
 
 namespace smddp {
 namespace {
 
-using fabric::Endpoint;
-using fabric::Peer;
+using transport::Peer;
+using transport::Transport;
 
 // Counts messages by the rank and the type that their headers name.
-struct Heard : fabric::Sink {
+struct Heard : transport::Sink {
   void on_message(const std::byte* data, size_t size) override {
     ASSERT_GE(size, sizeof(wire::Header));
     wire::Header header;
@@ -31,27 +30,27 @@ struct Heard : fabric::Sink {
   uint64_t last = 0;
 };
 
-// An endpoint that takes nothing, since nothing drives it, holds its share of the buffers. A socket would take
-// megabytes for it: so messages go through libfabric.
+// A transport that takes nothing, since nothing polls it, holds its share of the buffers.
 struct StuckAndLive {
   explicit StuckAndLive(bool stuck_first) {
-    for (auto* endpoint : {&own, &stuck, &live})
-      *endpoint =
-          std::move(Endpoint::open(fabric::loopback("tcp;ofi_rxm")).value());
+    ShuffledNetwork::only().orderly = true;
+    for (auto* transport : {&own, &stuck, &live})
+      *transport = std::move(ShuffledTransport::open().value());
     remote.emplace(JobKey{}, siphash::Key{}, 0, 3, own.get(), size_t{1} << 20);
-    remote->add(1, own->add_peer((stuck_first ? stuck : live)->address()).value());
-    remote->add(2, own->add_peer((stuck_first ? live : stuck)->address()).value());
+    remote->add(1, own->add_peer((stuck_first ? stuck : live)->facts().address).value());
+    remote->add(2, own->add_peer((stuck_first ? live : stuck)->facts().address).value());
   }
+  ~StuckAndLive() { ShuffledNetwork::only().orderly = false; }
   // Drives all but the stuck one for a while, or until done() is true.
   template <class Done>
   void drive(Done&& done) {
     for (int turn = 0; turn < 3000 && !done(); ++turn) {
-      (void)own->progress(nobody);
-      (void)live->progress(heard);
+      (void)own->poll(nobody);
+      (void)live->poll(heard);
       if (turn % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  std::unique_ptr<Endpoint> own, stuck, live;
+  std::unique_ptr<Transport> own, stuck, live;
   std::optional<RemotePeers> remote;
   Heard nobody, heard;
 };

@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include "fabric_endpoints.h"
 #include "world.h"
 
 namespace smddp {
@@ -12,19 +11,17 @@ namespace {
 constexpr uint64_t kSecond = 1'000'000'000;
 constexpr JobKey kGroup{1};
 
-// Rank 0 of two, which waits for a byte of rank 1. That one is a port that answers questions, and an endpoint.
+// Rank 0 of two, which waits for a byte of rank 1. That one is a port that answers questions, and a transport.
 class Watched : public testing::Test {
  protected:
   void SetUp() override {
-    for (auto* endpoint : {&own_, &other_}) {
-      auto opened = fabric::Endpoint::open(fabric::options_from_env());
-      if (!opened) GTEST_SKIP() << opened.status().message();
-      *endpoint = std::move(opened.value());
-    }
+    ShuffledNetwork::only().orderly = true;
+    for (auto* transport : {&own_, &other_})
+      *transport = std::move(ShuffledTransport::open().value());
     asks_ = std::move(liveness::Liveness::open("127.0.0.1").value());
     answers_ = std::move(liveness::Liveness::open("127.0.0.1").value());
     remote_.emplace(kGroup, siphash::Key{}, 0, 2, own_.get(), size_t{1} << 20);
-    remote_->add(1, own_->add_peer(other_->address()).value());
+    remote_->add(1, own_->add_peer(other_->facts().address).value());
     context_.emplace(
         FragmentContext{members_, shape_, local_, *remote_, turns_, tallies_, health_, staging_});
     for (int rank = 0; rank < 2; ++rank) {
@@ -36,6 +33,7 @@ class Watched : public testing::Test {
     fragments_.add(make_allgather(*context_, op_, 0, 0, 1));
     fragments_.advance()->start();
   }
+  void TearDown() override { ShuffledNetwork::only().orderly = false; }
   void watch(uint64_t silence_ns) {
     LivenessOfRanks liveness;
     liveness.service = asks_.get();
@@ -74,7 +72,7 @@ class Watched : public testing::Test {
 
   Members members_{0, Topology({"A", "B"}), "g", {"A", "B"}, {}};
   Shape shape_{.ranks = 2, .nodes = 2};
-  std::unique_ptr<fabric::Endpoint> own_, other_;
+  std::unique_ptr<transport::Transport> own_, other_;
   std::unique_ptr<liveness::Liveness> asks_, answers_;
   LocalPeers local_;
   std::optional<RemotePeers> remote_;
@@ -112,7 +110,7 @@ TEST_F(Watched, OneWhoseMessagesComeIsConnected) {
   EXPECT_EQ(connection.state, Connection::State::kConnected);
   ASSERT_TRUE(connection.last_message_ns);
   EXPECT_GE(*connection.last_message_ns, 3 * kSecond);
-  EXPECT_EQ(connection.path, own_->rails_text());
+  EXPECT_EQ(connection.path, own_->facts().rails);
 }
 
 TEST_F(Watched, OneThatHasEndedIsLostOnceNothingMoreCanCome) {

@@ -136,10 +136,10 @@ inline Status exercise(RankContext& c) {
 
 // Peers are numbered densely from 0: the number that a further one gets is how many there were.
 inline int address_vector_entries(Process& process) {
-  fabric::Endpoint* endpoint = process.open_fabric();
-  if (endpoint == nullptr) return 0;
+  transport::Transport* transport = process.open_fabric();
+  if (transport == nullptr) return 0;
   Engine::Lock lock = process.engine().lock();
-  auto itself = endpoint->add_peer(endpoint->address());
+  auto itself = transport->add_peer(transport->facts().address);
   return itself.ok() ? static_cast<int>(itself.value()) : -1;
 }
 

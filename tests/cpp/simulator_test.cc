@@ -12,8 +12,6 @@
 namespace smddp::simulator {
 namespace {
 
-using fabric::simulated::Model;
-
 struct Gather {
   explicit Gather(Cluster& cluster, size_t elements) {
     int ranks = cluster.layout().ranks();
@@ -179,7 +177,7 @@ TEST(Simulator, BytesOfManyTensorsGoInMessagesWithoutARendezvous) {
     for (const auto& out : gather.out) EXPECT_EQ(out, expected);
     const auto& network = outcome.value().network;
     EXPECT_GT(network.messages, 0u);
-    EXPECT_LE(network.message_bytes, network.messages * fabric::kEagerMessage);
+    EXPECT_LE(network.message_bytes, network.messages * transport::kEagerMessage);
   }
 }
 

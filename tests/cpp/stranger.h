@@ -7,7 +7,6 @@
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_rma.h>
-#include <rdma/fi_tagged.h>
 
 #include <cstring>
 #include <memory>
@@ -15,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/ofi/endpoint.h"
 #include "transport/ofi/address.h"
+#include "transport/ofi/endpoint.h"
 #include "transport/ofi/provider.h"
 
 namespace smddp {
@@ -26,11 +25,11 @@ namespace smddp {
 class Stranger {
  public:
   explicit Stranger(const std::vector<uint8_t>& victim,
-                    const fabric::Options& options = fabric::options_from_env()) {
-    auto library = fabric::load_library(options.library);
+                    const ofi::Options& options = ofi::options_from_env()) {
+    auto library = ofi::load_library(options.library);
     if (!library) return;
     library_ = library.value();
-    auto choices = fabric::choose(library_, options);
+    auto choices = ofi::choose(library_, options);
     if (!choices) return;
     choices_ = std::move(choices.value());
     works_ = open(*choices_[0][0].info, victim);
@@ -58,9 +57,6 @@ class Stranger {
   void send(std::span<const std::byte> message) {
     std::memcpy(memory_.data(), message.data(), message.size());
     count(::fi_send(ep_, memory_.data(), message.size(), nullptr, to_, this));
-  }
-  void send_tagged(uint64_t tag, size_t bytes) {
-    count(::fi_tsend(ep_, memory_.data(), bytes, nullptr, to_, tag, this));
   }
   // Lets the provider move; false once it has answered with an error.
   bool progress() {
@@ -107,13 +103,13 @@ class Stranger {
     }
     size_t size = 0;
     (void)::fi_getname(&ep_->fid, nullptr, &size);
-    auto published = fabric::unpack_address(info, victim, size);
+    auto published = ofi::unpack_address(info, victim, size);
     return published.ok() &&
            ::fi_av_insert(av_, published.value().names[0].data(), 1, &to_, 0, nullptr) == 1;
   }
 
-  fabric::Library library_;
-  std::vector<fabric::RailChoices> choices_;
+  ofi::Library library_;
+  std::vector<ofi::RailChoices> choices_;
   fid_fabric* fabric_ = nullptr;
   fid_domain* domain_ = nullptr;
   fid_av* av_ = nullptr;

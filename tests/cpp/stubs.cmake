@@ -12,7 +12,7 @@ function(sanitize_stub name)  # one that does not link the core, which brings it
   endif()
 endfunction()
 
-# libfabric, for the providers that need hardware, and for all that may arrive in another order.
+# libfabric, for the providers that need hardware.
 file(GLOB stub CONFIGURE_DEPENDS ${CMAKE_CURRENT_LIST_DIR}/stub_fabric/*.cc)
 add_stub(stub_fabric ${stub})
 target_include_directories(stub_fabric PRIVATE ${CMAKE_CURRENT_LIST_DIR} ${CMAKE_SOURCE_DIR}/csrc)

@@ -110,7 +110,6 @@ TEST(Wire, ReadsAtAnyAlignment) {
 
 TEST(Wire, AcceptsOnlyGrantsWithinBounds) {
   Grant good = {};
-  good.region = kMaxRegions - 1;
   good.bytes = 1000;
   good.chunk_bytes = 300;
   EXPECT_TRUE(check(good, 1000));
@@ -120,19 +119,10 @@ TEST(Wire, AcceptsOnlyGrantsWithinBounds) {
     edit(grant);
     return check(grant, grant.bytes);
   };
-  EXPECT_FALSE(edited([](Grant& g) { g.region = kMaxRegions; }));
   EXPECT_FALSE(edited([](Grant& g) { g.chunk_bytes = 0; }));
   EXPECT_FALSE(edited([](Grant& g) { g.bytes = 0; }));
   EXPECT_TRUE(edited([](Grant& g) { g.bytes = g.chunk_bytes * uint64_t{kMaxChunks}; }));
   EXPECT_FALSE(edited([](Grant& g) { g.bytes = g.chunk_bytes * uint64_t{kMaxChunks} + 1; }));
-}
-
-TEST(Wire, TagsOfARegionAreApart) {
-  uint64_t base = tag_base(~uint64_t{0});
-  EXPECT_EQ(tag_of(base, 0), base);
-  EXPECT_EQ(tag_of(base, kMaxChunks - 1), ~uint64_t{0});
-  EXPECT_NE(tag_of(base, 1), tag_of(base, 2));
-  EXPECT_NE(tag_of(base, 1), tag_of(tag_base(uint64_t{1} << 63), 1));
 }
 
 // An accepted message has the properties that the receiver relies on, for all bytes.

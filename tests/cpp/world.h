@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "group/group.h"
+#include "shuffled_network.h"
 
 namespace smddp {
 
@@ -165,6 +166,7 @@ struct WorldOptions {
   bool single_copy = true;
   double timeout_seconds = 60;
   bool several_hosts = false;
+  transport::Open network = network_of_tests();
 };
 
 // Runs `body` on one thread per entry of `hosts`; ranks with equal entries share a host.
@@ -174,7 +176,7 @@ inline void run_world(const std::vector<std::string>& hosts,
   MemoryStore store;
   auto ranks = static_cast<int>(hosts.size());
   on_threads(ranks, [&](int r) {
-    auto process = Process::create();
+    auto process = Process::create(options.network);
     ASSERT_TRUE(process.ok()) << process.status().message();
     Group::Options group_options{"test", static_cast<uint64_t>(options.timeout_seconds * 1e9),
                                  hosts[static_cast<size_t>(r)], options.single_copy,

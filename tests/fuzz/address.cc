@@ -10,7 +10,7 @@
 #include "input.h"
 
 using namespace smddp;
-using namespace smddp::fabric;
+using namespace smddp::ofi;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::Input input(data, size);

@@ -27,7 +27,7 @@ struct CheckingGroup : Progressable {
     for (size_t i = 0; i < header.bytes; ++i) sum += static_cast<uint8_t>(payload[i]);
     return (sum & 1) == 0;
   }
-  void on_peer_lost(fabric::Peer, const Status&) override {}
+  void on_peer_lost(transport::Peer, const Status&) override {}
   void on_fabric_failed(const Status&) override {}
   bool needs_network() const override { return true; }
   void on_network_closed() override {}
@@ -62,7 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   CheckingGroup members[kGroups];
   bool here[kGroups] = {};
   int making = 0;
-  fabric::Sink& sink = groups;
+  transport::Sink& sink = groups;
   while (!input.empty()) {
     size_t action = input.up_to(7), i = input.up_to(kGroups - 1);
     if (action == 0) {

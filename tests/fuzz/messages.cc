@@ -1,11 +1,11 @@
 // What two ranks on other hosts, which know the job's secret, may send to this one: any type, fragment,
-// offset, payload and order, also forged and repeated messages. Over the stubbed libfabric, which delivers in
-// any order.
+// offset, payload and order, also forged and repeated messages. Over the tests' network, which
+// delivers in the order of sending.
 #include <unistd.h>
 
+#include "../cpp/shuffled_network.h"
 #include "group.h"
 #include "joining/job_secret.h"
-#include "transport/ofi/message_sender.h"
 
 using namespace smddp;
 
@@ -16,14 +16,14 @@ constexpr int kRanks = 3;
 constexpr size_t kMostOperations = 4;
 constexpr int kTurns = 6;
 
-struct Deaf : fabric::Sink {
+struct Deaf : transport::Sink {
   void on_message(const std::byte*, size_t) override {}
-  void on_peer_lost(fabric::Peer, const Status&) override {}
+  void on_peer_lost(transport::Peer, const Status&) override {}
 };
 
 struct Other {
-  std::unique_ptr<fabric::Endpoint> endpoint;
-  fabric::Peer victim = 0;
+  std::unique_ptr<transport::Transport> endpoint;
+  transport::Peer victim = 0;
   uint64_t sent = 0;
   Deaf sink;
 };
@@ -31,12 +31,9 @@ struct Other {
 class Job {
  public:
   Job() {
-    ::setenv("SMDDP_LIBFABRIC", STUB_FABRIC, 1);
-    ::unsetenv("SMDDP_FABRIC_INTERFACE");
-    process_ = fuzz::value_of(Process::create());
-    for (int r : {0, 2}) {
-      others_[r].endpoint = fuzz::value_of(fabric::Endpoint::open({STUB_FABRIC, "", ""}));
-    }
+    ShuffledNetwork::only().orderly = true;
+    process_ = fuzz::value_of(Process::create(ShuffledTransport::open));
+    for (int r : {0, 2}) others_[r].endpoint = fuzz::value_of(ShuffledTransport::open());
   }
 
   void run(fuzz::Input& input) {
@@ -44,7 +41,7 @@ class Job {
     for (int r : {0, 2}) {
       infos_[static_cast<size_t>(r)].host = "host-" + std::to_string(r);
       infos_[static_cast<size_t>(r)].fabric = {
-          FabricAddress::State::kOpen, others_[r].endpoint->address(), {}, {}};
+          FabricAddress::State::kOpen, others_[r].endpoint->facts().address, {}, {}};
       others_[r].sent = 0;
     }
     ++runs_;
@@ -83,7 +80,7 @@ class Job {
   void turn() {
     for (int i = 0; i < kTurns; ++i) {
       process_->engine().kick(process_->engine().lock());
-      for (auto& [rank, other] : others_) (void)other.endpoint->progress(other.sink);
+      for (auto& [rank, other] : others_) (void)other.endpoint->poll(other.sink);
     }
   }
 
@@ -132,7 +129,7 @@ class Job {
         return {};
       case 1: {
         wire::Grant grant{};
-        grant.region = static_cast<uint32_t>(input.offset(wire::kMaxRegions));
+        grant.reserved = static_cast<uint32_t>(input.offset(4096));
         grant.chunk_bytes = static_cast<uint32_t>(input.offset(64 << 10));
         grant.bytes = input.offset(shard);
         grant.address = input.number<uint64_t>();
@@ -155,15 +152,15 @@ class Job {
     const void* hashed = payload.empty() ? static_cast<const void*>(&header) : payload.data();
     header.mac = wire::mac_of(key_, header, hashed) ^ static_cast<uint64_t>(forged);
     size_t size = sizeof header + payload.size();
-    fabric::SendBuffer* buffer = nullptr;
+    transport::MessageBuffer* buffer = nullptr;
     for (int i = 0; i < 1000 && buffer == nullptr; ++i) {
-      buffer = other.endpoint->messages().acquire(other.victim, size <= fabric::kControlMessage);
+      buffer = other.endpoint->acquire(other.victim, size <= transport::kControlMessage);
       if (buffer == nullptr) turn();
     }
     if (buffer == nullptr) return;
     std::memcpy(buffer->data, &header, sizeof header);
     if (!payload.empty()) std::memcpy(buffer->data + sizeof header, payload.data(), payload.size());
-    other.endpoint->messages().post(buffer, size);
+    other.endpoint->post(buffer, size);
   }
 
   std::unique_ptr<Process> process_;

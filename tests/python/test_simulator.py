@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-import deepspeed_smddp
-
-COMMAND = Path(deepspeed_smddp.__file__).parent / "smddp_simulate"
+COMMAND = Path(__file__).parents[2] / "build" / "smddp_simulate"
 
 
 def simulate(*options: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@
 
 #include "common/tcp_sockets.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 // Fields are little-endian, like everything in wire.h.
@@ -18,7 +18,7 @@ struct Prefix {
   uint32_t protocol;
   uint32_t format;
   char provider[32];  // zero-padded; for the error text only
-  uint8_t transfer;
+  uint8_t writes;
   uint8_t rails;
   uint8_t reserved[6];
 };
@@ -87,7 +87,7 @@ void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source
 
 std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& address) {
   Prefix prefix = prefix_of(info);
-  prefix.transfer = static_cast<uint8_t>(address.transfer);
+  prefix.writes = address.writes;
   prefix.rails = static_cast<uint8_t>(address.names.size());
   std::vector<uint8_t> published(sizeof prefix);
   std::memcpy(published.data(), &prefix, sizeof prefix);
@@ -114,13 +114,13 @@ Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uin
   }
   std::span<const uint8_t> names = published.subspan(sizeof theirs);
   if (theirs.rails == 0 || theirs.rails > kMaxRails || names.size() != theirs.rails * name_size ||
-      theirs.transfer > static_cast<uint8_t>(Transfer::kWrites)) {
+      theirs.writes > 1) {
     return Status(Code::kInvalid, "a peer's fabric address holds " + std::to_string(names.size()) +
                                       " bytes for " + std::to_string(theirs.rails) +
                                       " NICs where its provider takes " +
                                       std::to_string(name_size) + " for each");
   }
-  PublishedAddress address{static_cast<Transfer>(theirs.transfer), {}};
+  PublishedAddress address{theirs.writes == 1, {}};
   for (size_t rail = 0; rail < theirs.rails; ++rail) {
     std::span<const uint8_t> name = names.subspan(rail * name_size, name_size);
     address.names.emplace_back(name.begin(), name.end());
@@ -128,4 +128,4 @@ Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uin
   return address;
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -14,7 +14,7 @@
 struct fi_info;
 struct sockaddr;
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 struct IpAddress {
   std::string text;  // "192.0.2.2"; empty if it is no IP address
@@ -29,11 +29,11 @@ IpAddress describe_ip(const void* address, size_t size);
 // Replaces a wildcard IP address in `name`, which fi_getname has filled in, by that of `source`.
 void replace_wildcard(std::span<uint8_t> name, const void* source, size_t source_size);
 
-// The published form: wire protocol, address format, provider's name, how chunks travel, then the
+// The published form: wire protocol, address format, provider's name, whether it has regions, then the
 // provider's own bytes of each rail. So add_peer refuses a peer whose provider can't communicate
 // with this rank's; without the check its messages would only stay unanswered.
 struct PublishedAddress {
-  Transfer transfer;
+  bool writes = false;                      // its regions can be written into
   std::vector<std::vector<uint8_t>> names;  // by rail; of equal size
 };
 
@@ -45,4 +45,4 @@ std::vector<uint8_t> pack_address(const fi_info& info, const PublishedAddress& a
 Result<PublishedAddress> unpack_address(const fi_info& info, std::span<const uint8_t> published,
                                         size_t name_size);
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

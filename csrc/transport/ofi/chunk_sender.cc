@@ -5,37 +5,26 @@
 #include <algorithm>
 #include <cassert>
 
-#include "transport/ofi/chunk.h"
-#include "transport/ofi/peer_table.h"
-#include "transport/ofi/rail_set.h"
-#include "transport/ofi/slots.h"
-
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 ChunkSender::ChunkSender(RailSet& rails, PeerTable& peers)
-    : rails_(rails),
-      peers_(peers),
-      slots_(rails.transfer() == Transfer::kMessages ? 0 : kChunkSends) {
-  for (ChunkSendSlot& slot : slots_) {
-    slot.kind = SlotKind::kChunkSend;
-    free_.push(&slot);
+    : rails_(rails), peers_(peers), writes_(rails.writes() ? kChunkWrites : 0) {
+  for (ChunkWrite& chunk : writes_) {
+    chunk.kind = Request::Kind::kWrite;
+    free_.push(&chunk);
   }
 }
 
-ChunkSender::~ChunkSender() = default;
-
-bool ChunkSender::idle() const { return free_.size() == slots_.size(); }
-
-bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
-                       size_t bytes, uint32_t* pending) {
+bool ChunkSender::write(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
+                        size_t bytes, uint32_t* pending) {
   assert(to < peers_.size() && bytes <= grant.chunk_bytes);
   PeerState& peer = peers_[to];
   if (peer.lost) return true;
   // After all messages that wait already, and with the threshold of SendBuffers::acquire().
-  size_t share = std::min(kChunkSendsPerPeer, free_.size());
+  size_t share = std::min(kChunkWritesPerPeer, free_.size());
   if (!peer.waiting.empty() || peer.chunks >= share) return false;
-  Rail& rail = rails_[rails_.rail_of_chunk(peer.address, index)];
-  MrCache& registrations = rail.registrations();
+  Rail& rail = rails_.rail_of_chunk(index);
+  Registrations& registrations = rail.registrations();
   Registration* registration = nullptr;
   if (rail.local_registration() || registrations.is_lent(data)) {
     registration = registrations.take(data, bytes, Access::kSend);
@@ -48,40 +37,39 @@ bool ChunkSender::send(Peer to, const wire::Grant& grant, uint32_t index, const 
       return true;
     }
   }
-  ChunkSendSlot* slot = free_.pop();
-  ssize_t rc = start({grant, index, data, bytes}, rails_, rail, slot, peer.address,
-                     registration != nullptr ? registration->descriptor() : nullptr);
-  rails_.on_chunk_started(rail, bytes, rc);
+  ChunkWrite* chunk = free_.pop();
+  ssize_t rc = rails_.write(rail, chunk, peer.address, grant, index, {data, bytes},
+                            registration != nullptr ? registration->descriptor() : nullptr);
   if (rc == 0) {
-    slot->to = to;
-    slot->size = bytes;
-    slot->pending = pending;
-    slot->registration = registration;
+    chunk->to = to;
+    chunk->size = bytes;
+    chunk->pending = pending;
+    chunk->registration = registration;
     ++*pending;
     ++peer.chunks;
     return true;
   }
   if (registration != nullptr) registrations.give_back(registration);
-  free_.push_front(slot);
+  free_.push_front(chunk);
   if (rc == -FI_EAGAIN) return false;
   peers_.lose(to, rails_.refusal("a chunk could not be sent", rc, rail));
   return true;
 }
 
-void ChunkSender::on_sent(ChunkSendSlot* slot) {
-  rails_.finished(*slot, slot->size);
-  --peers_[slot->to].chunks;
-  --*slot->pending;
-  if (slot->registration != nullptr) {
-    rails_[slot->rail].registrations().give_back(slot->registration);
+void ChunkSender::on_sent(ChunkWrite* chunk) {
+  rails_.finished(*chunk, chunk->size);
+  --peers_[chunk->to].chunks;
+  --*chunk->pending;
+  if (chunk->registration != nullptr) {
+    rails_[chunk->rail].registrations().give_back(chunk->registration);
   }
-  free_.push_front(slot);
+  free_.push_front(chunk);
 }
 
-void ChunkSender::on_failed(ChunkSendSlot* slot, const Status& why) {
-  Peer to = slot->to;
-  on_sent(slot);
+void ChunkSender::on_failed(ChunkWrite* chunk, const Status& why) {
+  Peer to = chunk->to;
+  on_sent(chunk);
   peers_.lose(to, {why.code(), "a chunk could not be sent: " + why.message()});
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -9,19 +9,17 @@
 #include "common/exceptions.h"
 #include "common/log.h"
 #include "common/signals.h"
-#include "transport/ofi/chunk_receiver.h"
 #include "transport/ofi/chunk_sender.h"
 #include "transport/ofi/message_sender.h"
 #include "transport/ofi/peer_table.h"
 #include "transport/ofi/rail_set.h"
+#include "transport/ofi/regions.h"
 #include "transport/ofi/send_buffers.h"
-#include "transport/ofi/slots.h"
-#include "transport/ofi/transfer.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
-constexpr int kBatches = 4;  // per rail and progress(), so that retries get their turn
+constexpr int kBatches = 4;  // per rail and poll(), so that retries get their turn
 constexpr int kShortSleepMs = 5;
 
 void count_receive_error(Counters& counters, const std::string& why) {
@@ -30,33 +28,38 @@ void count_receive_error(Counters& counters, const std::string& why) {
   log(LogLevel::kWarning, "fabric: receive error " + std::to_string(errors) + ": " + why);
 }
 
+void count_foreign_write(Counters& counters) {
+  if (counters.foreign_writes++ > 0) return;
+  log(LogLevel::kWarning, "fabric: a write that no rank of the job makes was ignored");
+}
+
 }  // namespace
 
 // ---- opening and closing
 
 Options options_from_env() {
-  return {"",
-          env::get("FABRIC_PROVIDER"),
-          env::get("FABRIC_INTERFACE"),
-          env::debug("transfer"),
-          env::debug("hmem") == "1",
-          nullptr};
+  return {"", env::get("FABRIC_PROVIDER"), env::get("FABRIC_INTERFACE"), env::debug("transfer"),
+          env::debug("hmem") == "1"};
+}
+
+Result<std::unique_ptr<transport::Transport>> open(const Options& options) {
+  auto endpoint = Endpoint::open(options);
+  if (!endpoint) return endpoint.status();
+  return std::unique_ptr<transport::Transport>(std::move(endpoint.value()));
 }
 
 Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
   KeepSignalHandlers keep;  // psm's library takes SIGINT, SIGSEGV and others when it is loaded
-  Result<Library> library =
-      options.opened != nullptr ? *options.opened : load_library(options.library);
+  Result<Library> library = load_library(options.library);
   if (!library) return library.status();
   Result<std::vector<RailChoices>> choices = choose(library.value(), options);
   if (!choices) return choices.status();
   auto open_over = [&](const RailChoices& rails,
                        fi_wait_obj wait) -> Result<std::unique_ptr<Endpoint>> {
-    auto set = RailSet::open(library.value(), rails, options.transfer, wait);
+    std::unique_ptr<Endpoint> endpoint(new Endpoint());
+    auto set = RailSet::open(library.value(), rails, options.transfer, wait, &endpoint->counters_);
     if (!set) return set.status();
-    std::unique_ptr<Endpoint> endpoint(new Endpoint(std::move(set.value())));
-    Status status = endpoint->buffers_->set_up(*endpoint->rails_);
-    if (!status) return status;
+    if (Status status = endpoint->open_rails(std::move(set.value())); !status) return status;
     return endpoint;
   };
   Status first;  // why the best offer can't be opened
@@ -65,8 +68,9 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
     if (!built) built = open_over(rails, FI_WAIT_NONE);
     if (built) {
       if (!first) log(LogLevel::kWarning, first.message() + "; using " + rails[0].offer.text());
-      log(LogLevel::kInfo, "fabric: " + built.value()->description() + ", chunks by " +
-                               name_of(built.value()->transfer()));
+      const transport::Facts& facts = built.value()->facts();
+      log(LogLevel::kInfo,
+          "fabric: " + facts.description + ", chunks by " + (facts.writes ? "writes" : "messages"));
       return built;
     }
     if (built.status().code() == Code::kInvalid) return built.status();
@@ -80,44 +84,34 @@ Result<std::unique_ptr<Endpoint>> Endpoint::open(const Options& options) {
                                         "SMDDP_FABRIC_INTERFACE");
 }
 
-Endpoint::Endpoint(std::unique_ptr<RailSet> rails)
-    : buffers_(std::make_unique<SendBuffers>()),
-      peers_(std::make_unique<PeerTable>(*rails, *buffers_)),
-      messages_(std::make_unique<MessageSender>(*rails, *peers_, *buffers_)),
-      chunk_sender_(std::make_unique<ChunkSender>(*rails, *peers_)),
-      chunk_receiver_(std::make_unique<ChunkReceiver>(*rails, *peers_)),
-      rails_(std::move(rails)) {}
+Endpoint::Endpoint() = default;
 
-Endpoint::~Endpoint() {
-  if (!withdrawn_) withdraw();
+Status Endpoint::open_rails(std::unique_ptr<RailSet> rails) {
+  rails_ = std::move(rails);
+  facts_ = rails_->facts();
+  buffers_ = std::make_unique<SendBuffers>();
+  peers_ = std::make_unique<PeerTable>(*rails_, *buffers_);
+  messages_ = std::make_unique<MessageSender>(*rails_, *peers_, *buffers_);
+  chunks_ = std::make_unique<ChunkSender>(*rails_, *peers_);
+  regions_ = std::make_unique<Regions>(*rails_, *peers_);
+  return buffers_->set_up(*rails_);
 }
 
-bool Endpoint::withdraw() {
-  withdrawn_ = true;
+Endpoint::~Endpoint() {
+  if (!closed_ && rails_) close();
+}
+
+bool Endpoint::close() {
+  closed_ = true;
   if (rails_->withdraw()) return true;
   // libfabric may still use this memory: it is never freed.
   (void)buffers_.release();
-  (void)chunk_sender_.release();
-  (void)chunk_receiver_.release();
+  (void)chunks_.release();
+  (void)regions_.release();
   return false;
 }
 
-const std::vector<uint8_t>& Endpoint::address() const { return rails_->address(); }
-const std::string& Endpoint::rails_text() const { return rails_->rails_text(); }
-
-const std::string& Endpoint::description() const { return rails_->description(); }
-
-const std::string& Endpoint::links() const { return rails_->links(); }
-
-std::string Endpoint::ip() const {
-  const std::vector<uint8_t>& name = (*rails_)[0].name();
-  return describe_ip(name.data(), name.size()).text;
-}
-size_t Endpoint::rails() const { return rails_->size(); }
-size_t Endpoint::max_message() const { return rails_->max_message(); }
-Transfer Endpoint::transfer() const { return rails_->transfer(); }
-bool Endpoint::orders_messages() const { return rails_->orders_messages(); }
-const Counters& Endpoint::counters() const { return rails_->counters(); }
+// ---- peers, messages and chunks
 
 Result<Peer> Endpoint::add_peer(const std::vector<uint8_t>& address) {
   return peers_->add(address);
@@ -128,8 +122,26 @@ void Endpoint::give_up(Peer peer, const std::string& why) {
 }
 
 bool Endpoint::is_lost(Peer peer) const { return (*peers_)[peer].lost; }
-
 bool Endpoint::has_lost_peers() const { return peers_->has_lost(); }
+
+MessageBuffer* Endpoint::acquire(Peer to, bool control) { return buffers_->acquire(to, control); }
+void Endpoint::post(MessageBuffer* buffer, size_t size) { messages_->post(buffer, size); }
+
+bool Endpoint::open_region(Peer from, std::byte* memory, size_t bytes, uint32_t* region,
+                           wire::Grant* grant) {
+  return regions_->open(from, memory, bytes, region, grant);
+}
+bool Endpoint::visible(uint32_t region) { return regions_->visible(region); }
+void Endpoint::close_region(uint32_t region) { regions_->close(region); }
+
+bool Endpoint::write(Peer to, const wire::Grant& grant, uint32_t index, const std::byte* data,
+                     size_t bytes, uint32_t* pending) {
+  return chunks_->write(to, grant, index, data, bytes, pending);
+}
+void Endpoint::write(MessageBuffer* buffer, const wire::Grant& grant, uint32_t index, size_t bytes,
+                     uint32_t* pending) {
+  messages_->write(buffer, grant, index, bytes, pending);
+}
 
 // ---- lent memory
 
@@ -137,7 +149,7 @@ Status Endpoint::reaches(const MemoryOwner& owner) const { return rails_->reache
 
 Status Endpoint::lend(std::byte* at, size_t bytes, const MemoryOwner& owner) {
   if (Status able = reaches(owner); !able) return able;
-  if (Status prepared = chunk_receiver_->prepare_flushes(); !prepared) return prepared;
+  if (Status prepared = regions_->prepare_flushes(); !prepared) return prepared;
   rails_->lend(at, bytes, owner);
   return {};
 }
@@ -146,71 +158,64 @@ void Endpoint::take_back(std::byte* at) { rails_->take_back(at); }
 
 // ---- progress: nothing here allocates, locks or formats text per message, except for an error
 
-Result<int> Endpoint::progress(Sink& sink) {
-  Result<int> reaped = poll_rails(sink);
-  if (!reaped) return reaped.status();
-  int handled = reaped.value() + messages_->retry_stalled();
-  chunk_receiver_->retry();
-  return peers_->has_losses() ? handled + peers_->tell_losses(sink) : handled;
-}
-
-Result<int> Endpoint::poll_rails(Sink& sink) {
+Result<int> Endpoint::poll(Sink& sink) {
   int handled = 0;
   for (size_t i = 0; i < rails_->size(); ++i) {
     Rail& rail = (*rails_)[i];
     if (Status status = rail.repost_refused(); !status) return status;
     for (int batch = 0; batch < kBatches; ++batch) {
-      std::array<Event, Rail::kBatch> events;
-      Result<size_t> reaped = rail.poll(events);
+      std::array<Completion, Rail::kBatch> completions;
+      Result<size_t> reaped = rail.poll(completions);
       if (!reaped) return reaped.status();
       size_t count = reaped.value();
-      for (size_t n = 0; n < count; ++n) take(rail, events[n], sink);
+      for (size_t n = 0; n < count; ++n) take(rail, completions[n], sink);
       handled += static_cast<int>(count);
       // After an error, which comes alone, there may be more.
-      bool more = count == Rail::kBatch || (count == 1 && events[0].kind == Event::kFailed);
+      bool more =
+          count == Rail::kBatch || (count == 1 && completions[0].kind == Completion::kFailed);
       if (!more) break;
     }
   }
-  return handled;
+  handled += messages_->retry_stalled();
+  regions_->retry();
+  return peers_->has_losses() ? handled + peers_->tell_losses(sink) : handled;
 }
 
-// An exception must not cost the events behind this one.
-void Endpoint::take(Rail& rail, const Event& event, Sink& sink) {
+// An exception must not cost the completions behind this one.
+void Endpoint::take(Rail& rail, const Completion& completion, Sink& sink) {
   try {
-    handle(rail, event, sink);
+    handle(rail, completion, sink);
   } catch (...) {
     sink.on_exception(status_of_exception());
   }
 }
 
-void Endpoint::handle(Rail& rail, const Event& event, Sink& sink) {
-  if (event.kind == Event::kWritten) {
-    if (event.slot != nullptr) rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
-    return count_foreign_write();
+void Endpoint::handle(Rail& rail, const Completion& completion, Sink& sink) {
+  Request* request = completion.request;
+  if (completion.kind == Completion::kWritten) {
+    if (request != nullptr) rail.receives().repost(static_cast<MessageReceive*>(request));
+    return count_foreign_write(counters_);
   }
-  if (event.kind == Event::kFailed) return handle_failure(rail, event);
-  switch (event.slot->kind) {
-    case SlotKind::kReceive: {
-      ReceiveSlot* slot = static_cast<ReceiveSlot*>(event.slot);
-      deliver(slot->data, std::min(event.bytes, max_message()), sink);
-      return rail.receives().repost(slot);
+  if (completion.kind == Completion::kFailed) return handle_failure(rail, completion);
+  switch (request->kind) {
+    case Request::Kind::kReceive: {
+      auto* receive = static_cast<MessageReceive*>(request);
+      deliver(receive->data, std::min(completion.bytes, rails_->max_message()), sink);
+      return rail.receives().repost(receive);
     }
-    case SlotKind::kSend:
-      return messages_->on_sent(static_cast<SendSlot*>(event.slot));
-    case SlotKind::kChunkSend:
-      return chunk_sender_->on_sent(static_cast<ChunkSendSlot*>(event.slot));
-    case SlotKind::kChunkReceive:
-      return chunk_receiver_->on_received(static_cast<ChunkReceiveSlot*>(event.slot), event.bytes);
-    case SlotKind::kFlush:
-      return chunk_receiver_->on_flushed(static_cast<FlushSlot*>(event.slot));
+    case Request::Kind::kSend:
+      return messages_->on_sent(static_cast<MessageSend*>(request));
+    case Request::Kind::kWrite:
+      return chunks_->on_sent(static_cast<ChunkWrite*>(request));
+    case Request::Kind::kFlush:
+      return regions_->on_flushed(static_cast<FlushRead*>(request));
   }
 }
 
 // An exception must not cost the receive buffer.
 void Endpoint::deliver(const std::byte* data, size_t size, Sink& sink) {
-  Counters& counters = rails_->counters();
-  ++counters.messages_received;
-  counters.bytes_received += size;
+  ++counters_.messages_received;
+  counters_.bytes_received += size;
   try {
     sink.on_message(data, size);
   } catch (...) {
@@ -218,45 +223,36 @@ void Endpoint::deliver(const std::byte* data, size_t size, Sink& sink) {
   }
 }
 
-void Endpoint::handle_failure(Rail& rail, const Event& event) {
+void Endpoint::handle_failure(Rail& rail, const Completion& completion) {
   Status why{rail.error().code(), rail.error().message() + " (" + rail.text() + ")"};
-  if (event.slot == nullptr) return count_receive_error(rails_->counters(), why.message());
-  switch (event.slot->kind) {
-    case SlotKind::kReceive:
-      count_receive_error(rails_->counters(), why.message());
-      return rail.receives().repost(static_cast<ReceiveSlot*>(event.slot));
-    case SlotKind::kChunkReceive:
-      if (chunk_receiver_->on_receive_failed(static_cast<ChunkReceiveSlot*>(event.slot)))
-        count_receive_error(rails_->counters(), why.message());
-      return;
-    case SlotKind::kSend:
-      return messages_->on_failed(static_cast<SendSlot*>(event.slot), why);
-    case SlotKind::kChunkSend:
-      return chunk_sender_->on_failed(static_cast<ChunkSendSlot*>(event.slot), why);
-    case SlotKind::kFlush:
-      return chunk_receiver_->on_flush_failed(static_cast<FlushSlot*>(event.slot), why);
+  Request* request = completion.request;
+  if (request == nullptr) return count_receive_error(counters_, why.message());
+  switch (request->kind) {
+    case Request::Kind::kReceive:
+      count_receive_error(counters_, why.message());
+      return rail.receives().repost(static_cast<MessageReceive*>(request));
+    case Request::Kind::kSend:
+      return messages_->on_failed(static_cast<MessageSend*>(request), why);
+    case Request::Kind::kWrite:
+      return chunks_->on_failed(static_cast<ChunkWrite*>(request), why);
+    case Request::Kind::kFlush:
+      return regions_->on_flush_failed(static_cast<FlushRead*>(request), why);
   }
 }
 
-void Endpoint::count_foreign_write() {
-  if (rails_->counters().foreign_chunks++ > 0) return;
-  log(LogLevel::kWarning, "fabric: a write that no rank of the job makes was ignored");
-}
-
-bool Endpoint::idle() const {
-  return buffers_->idle() && chunk_sender_->idle() && chunk_receiver_->idle();
-}
+bool Endpoint::idle() const { return buffers_->idle() && chunks_->idle() && regions_->idle(); }
 
 // ---- sleeping
 
 int Endpoint::wait_fd() const { return rails_->wait_fd(); }
 
-bool Endpoint::may_sleep() {
-  return !peers_->has_losses() && !chunk_receiver_->waits() && rails_->may_sleep();
-}
-
-int Endpoint::sleep_limit_ms() const {
+// ofi_rxm loses a wake-up now and then while it connects or moves a large message, and only poll() retries the
+// messages in a FIFO.
+int Endpoint::sleep_limit_ms() {
+  bool waits =
+      peers_->has_losses() || regions_->waits() || (wait_fd() >= 0 && !rails_->may_sleep());
+  if (waits) return 1;
   return rails_->loses_wakeups() || !peers_->stalled().empty() ? kShortSleepMs : -1;
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

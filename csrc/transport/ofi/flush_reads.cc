@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
-namespace smddp::fabric {
+#include "transport/ofi/regions.h"
+
+namespace smddp::ofi {
 namespace {
 
 constexpr size_t kFlushBytes = 8;
@@ -25,33 +27,33 @@ Status FlushReads::prepare() {
     addresses.push_back(own.value());
     registrations.push_back(nullptr);
     if (!rail.local_registration()) continue;
-    MrCache& cache = rail.registrations();
+    Registrations& cache = rail.registrations();
     registrations.back() = cache.take(target_.data(), kFlushBytes, Access::kRead);
     if (registrations.back() == nullptr) return cache.error();
   }
-  slots_.resize(kFlushes);
-  for (FlushSlot& slot : slots_) {
-    slot.kind = SlotKind::kFlush;
-    free_.push(&slot);
+  reads_.resize(kFlushReads);
+  for (FlushRead& read : reads_) {
+    read.kind = Request::Kind::kFlush;
+    free_.push(&read);
   }
-  unflushed_.reserve(wire::kMaxRegions);
+  unflushed_.reserve(kMostRegions);
   own_addresses_ = std::move(addresses);
   registrations_ = std::move(registrations);
   return {};
 }
 
-void FlushReads::begin(ReceiveRegion& region) {
+void FlushReads::begin(Region& region) {
   for (; region.flushing < rails_.size() && !free_.empty(); ++region.flushing) {
     size_t rail = region.flushing;
-    FlushSlot* slot = free_.pop();
-    slot->region = region.number;
+    FlushRead* read = free_.pop();
+    read->region = region.number;
     const Registration* own = registrations_[rail];
-    ssize_t rc = rails_[rail].read(slot, own_addresses_[rail], target_.data(),
+    ssize_t rc = rails_[rail].read(read, own_addresses_[rail], target_.data(),
                                    std::min(kFlushBytes, region.bytes),
                                    own != nullptr ? own->descriptor() : nullptr, region.address,
                                    region.registrations[rail]->key);
     if (rc == 0) continue;
-    free_.push_front(slot);
+    free_.push_front(read);
     if (rc != -FI_EAGAIN) {
       return peers_.lose(
           region.from, rails_.refusal("a device's memory could not be flushed", rc, rails_[rail]));
@@ -62,19 +64,15 @@ void FlushReads::begin(ReceiveRegion& region) {
   if (region.flushing < rails_.size()) unflushed_.push_back(region.number);
 }
 
-ReceiveRegion& FlushReads::finish(FlushSlot* slot) {
-  free_.push_front(slot);
-  ReceiveRegion& region = regions_.at(slot->region);
-  ++region.flushed;
-  return region;
+uint32_t FlushReads::finish(FlushRead* read) {
+  free_.push_front(read);
+  return read->region;
 }
 
-void FlushReads::retry() {
-  for (size_t n = unflushed_.size(); n > 0; --n) {
-    uint32_t number = unflushed_.front();
-    unflushed_.erase(unflushed_.begin());
-    if (ReceiveRegion* region = regions_.find(number)) begin(*region);
-  }
+uint32_t FlushReads::next_waiting() {
+  uint32_t number = unflushed_.front();
+  unflushed_.erase(unflushed_.begin());
+  return number;
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "common/env.h"
+#include "transport/ofi/open.h"
 #include "transport/ofi/types.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 constexpr const char* kSoname = "libfabric.so.1";
@@ -167,4 +168,4 @@ Result<Library> load_library(const std::string& path) {
                     "name its path in SMDDP_LIBFABRIC");
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

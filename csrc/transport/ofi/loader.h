@@ -14,7 +14,7 @@
 #include "common/env.h"
 #include "common/status.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 struct Library {
   std::string path;      // as given to dlopen
@@ -47,4 +47,4 @@ std::vector<env::Default> provider_filter(bool rdma_device, const std::string& w
 // as its providers may leave threads and exit handlers behind.
 Result<Library> load_library(const std::string& path);
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -3,65 +3,52 @@
 
 #include <cassert>
 
-#include "transport/ofi/chunk.h"
-#include "transport/ofi/peer_table.h"
-#include "transport/ofi/rail_set.h"
-#include "transport/ofi/send_buffers.h"
-#include "transport/ofi/slots.h"
+namespace smddp::ofi {
 
-namespace smddp::fabric {
-
-SendBuffer* MessageSender::acquire(Peer to, bool control) { return buffers_.acquire(to, control); }
-
-void MessageSender::release(SendBuffer* buffer) {
-  buffers_.release(static_cast<SendSlot*>(buffer));
-}
-
-void MessageSender::post(SendBuffer* buffer, size_t size) {
+void MessageSender::post(MessageBuffer* buffer, size_t size) {
   assert(size <= buffer->capacity);
-  auto* slot = static_cast<SendSlot*>(buffer);
-  slot->size = size;
-  slot->chunk = false;
-  enqueue(slot);
+  auto* send = static_cast<MessageSend*>(buffer);
+  send->size = size;
+  send->chunk = false;
+  enqueue(send);
 }
 
-void MessageSender::post_chunk(SendBuffer* buffer, const wire::Grant& grant, uint32_t index,
-                               size_t bytes, uint32_t* pending) {
+void MessageSender::write(MessageBuffer* buffer, const wire::Grant& grant, uint32_t index,
+                          size_t bytes, uint32_t* pending) {
   assert(bytes <= buffer->capacity && bytes <= grant.chunk_bytes);
-  auto* slot = static_cast<SendSlot*>(buffer);
-  slot->size = bytes;
-  slot->chunk = true;
-  slot->grant = grant;
-  slot->index = index;
-  slot->pending = pending;
+  auto* send = static_cast<MessageSend*>(buffer);
+  send->size = bytes;
+  send->chunk = true;
+  send->grant = grant;
+  send->index = index;
+  send->pending = pending;
   if (pending != nullptr) ++*pending;
-  enqueue(slot);
+  enqueue(send);
 }
 
-void MessageSender::enqueue(SendSlot* slot) {
-  const PeerState& peer = peers_[slot->to];
-  buffers_.post(slot);
-  if (peer.lost) return buffers_.take_back(slot);
-  if (peer.waiting.empty() && try_send(slot)) return;
-  peers_.wait(slot);
+void MessageSender::enqueue(MessageSend* send) {
+  const PeerState& peer = peers_[send->to];
+  buffers_.post(send);
+  if (peer.lost) return buffers_.take_back(send);
+  if (peer.waiting.empty() && try_send(send)) return;
+  peers_.wait(send);
 }
 
-bool MessageSender::try_send(SendSlot* slot) {
-  const PeerAddress& to = peers_[slot->to].address;
+bool MessageSender::try_send(MessageSend* send) {
+  const PeerAddress& to = peers_[send->to].address;
   ssize_t rc;
-  if (slot->chunk) {
-    Rail& rail = rails_[rails_.rail_of_chunk(to, slot->index)];
-    rc = start({slot->grant, slot->index, slot->data, slot->size}, rails_, rail, slot, to,
-               rail.sends_descriptor());
-    rails_.on_chunk_started(rail, slot->size, rc);
+  if (send->chunk) {
+    Rail& rail = rails_.rail_of_chunk(send->index);
+    rc = rails_.write(rail, send, to, send->grant, send->index, {send->data, send->size},
+                      rail.sends_descriptor());
   } else {
-    rc = rails_.send(slot, to, slot->data, slot->size);
+    rc = rails_.send(send, to, {send->data, send->size});
   }
   if (rc == 0) return true;
   if (rc == -FI_EAGAIN) return false;
-  Peer peer = slot->to;
-  buffers_.take_back(slot);
-  peers_.lose(peer, rails_.refusal("a message could not be sent", rc, rails_[slot->rail]));
+  Peer peer = send->to;
+  buffers_.take_back(send);
+  peers_.lose(peer, rails_.refusal("a message could not be sent", rc, rails_[send->rail]));
   return true;
 }
 
@@ -72,9 +59,9 @@ int MessageSender::retry_stalled() {
   for (size_t i = 0; i < stalled.size(); ++i) {
     PeerState& peer = peers_[stalled[i]];
     while (!peer.waiting.empty()) {
-      SendSlot* slot = peer.waiting.pop();
-      if (!try_send(slot)) {
-        peer.waiting.push_front(slot);
+      MessageSend* send = peer.waiting.pop();
+      if (!try_send(send)) {
+        peer.waiting.push_front(send);
         break;
       }
       ++handled;
@@ -89,15 +76,15 @@ int MessageSender::retry_stalled() {
   return handled;
 }
 
-void MessageSender::on_sent(SendSlot* slot) {
-  rails_.finished(*slot, slot->size);
-  buffers_.take_back(slot);
+void MessageSender::on_sent(MessageSend* send) {
+  rails_.finished(*send, send->size);
+  buffers_.take_back(send);
 }
 
-void MessageSender::on_failed(SendSlot* slot, const Status& why) {
-  Peer to = slot->to;
-  on_sent(slot);
+void MessageSender::on_failed(MessageSend* send, const Status& why) {
+  Peer to = send->to;
+  on_sent(send);
   peers_.lose(to, {why.code(), "a message could not be sent: " + why.message()});
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -4,14 +4,14 @@
 #include <iterator>
 #include <tuple>
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 // Hardware transports first, then TCP. "tcp" alone is an RDM provider from libfabric 1.18 on; 1.17
 // has an early form of it, "net", which can't be slept on. With 1.17 ofi_rxm is better in spite of
 // its bounce buffers.
-constexpr const char* kBestFirst[] = {"efa", "cxi", "verbs;ofi_rxm", "psm3",
-                                      "opx", "tcp", "tcp;ofi_rxm",   "net"};
+constexpr const char* kBestFirst[] = {"efa", "verbs;ofi_rxm", "psm3", "opx",
+                                      "tcp", "tcp;ofi_rxm",   "net"};
 // After a name that is in neither list: "sockets" blocks in fi_send while it connects.
 constexpr const char* kWorstLast[] = {"sockets", "udp;ofi_rxd"};
 constexpr const char* kAllNics[] = {"efa", "verbs"};
@@ -43,19 +43,19 @@ bool is_host_bridge(const std::string& interface) {
   return false;
 }
 
-bool matches_interface(const Offer& offer, const std::string& wanted) {
+bool matches_interface(const NicOffer& offer, const std::string& wanted) {
   return wanted.empty() || offer.domain == wanted || offer.domain == wanted + "-rdm" ||
          offer.interface == wanted || offer.address == wanted;
 }
 
 // If no interface is named, the reach of an offer's address is the first criterion.
-int reach(const Offer& offer) {
+int reach(const NicOffer& offer) {
   if (offer.loopback) return 3;
   if (offer.link_local) return 2;
   return is_host_bridge(offer.interface) ? 1 : 0;
 }
 
-bool of_real_nics(const Offer& offer) {
+bool of_real_nics(const NicOffer& offer) {
   return position(kAllNics, core_of(offer.provider)) < std::size(kAllNics);
 }
 
@@ -70,12 +70,12 @@ std::vector<std::string> split(const std::string& list) {
 }
 
 // All NICs that match the provider and the reach of `best`, one offer of each.
-std::vector<size_t> all_nics(const std::vector<Offer>& offers, const std::vector<size_t>& ranked,
+std::vector<size_t> all_nics(const std::vector<NicOffer>& offers, const std::vector<size_t>& ranked,
                              size_t most) {
-  const Offer& best = offers[ranked[0]];
+  const NicOffer& best = offers[ranked[0]];
   std::vector<size_t> nics;
   for (size_t i : ranked) {
-    const Offer& offer = offers[i];
+    const NicOffer& offer = offers[i];
     bool alike = offer.provider == best.provider && reach(offer) == reach(best) &&
                  offer.small_messages == best.small_messages && offer.ipv6 == best.ipv6;
     bool known = std::any_of(nics.begin(), nics.end(),
@@ -92,19 +92,19 @@ std::vector<size_t> all_nics(const std::vector<Offer>& offers, const std::vector
 
 }  // namespace
 
-std::string Offer::place() const {
+std::string NicOffer::place() const {
   return address.empty() ? domain : domain + " (" + address + ")";
 }
 
-std::string Offer::text() const { return provider + " on " + place(); }
+std::string NicOffer::text() const { return provider + " on " + place(); }
 
-std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::string& provider,
+std::vector<size_t> rank_offers(const std::vector<NicOffer>& offers, const std::string& provider,
                                 const std::string& interface) {
   bool whole_name = std::any_of(offers.begin(), offers.end(),
-                                [&](const Offer& o) { return o.provider == provider; });
+                                [&](const NicOffer& o) { return o.provider == provider; });
   std::vector<size_t> usable;
   for (size_t i = 0; i < offers.size(); ++i) {
-    const Offer& offer = offers[i];
+    const NicOffer& offer = offers[i];
     if (provider.empty() ? only_by_name(offer.provider)
                          : provider != (whole_name ? offer.provider : core_of(offer.provider))) {
       continue;
@@ -112,14 +112,14 @@ std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::str
     if (matches_interface(offer, interface)) usable.push_back(i);
   }
   auto key = [&](size_t i) {
-    const Offer& offer = offers[i];
+    const NicOffer& offer = offers[i];
     return std::tuple(reach(offer), rank_of(offer.provider), offer.small_messages, offer.ipv6, i);
   };
   std::sort(usable.begin(), usable.end(), [&](size_t a, size_t b) { return key(a) < key(b); });
   return usable;
 }
 
-std::vector<std::vector<size_t>> rail_sets(const std::vector<Offer>& offers,
+std::vector<std::vector<size_t>> rail_sets(const std::vector<NicOffer>& offers,
                                            const std::string& provider,
                                            const std::string& interfaces, size_t most) {
   std::vector<std::string> names = split(interfaces);
@@ -145,4 +145,4 @@ std::vector<std::vector<size_t>> rail_sets(const std::vector<Offer>& offers,
   return sets;
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

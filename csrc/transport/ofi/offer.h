@@ -1,4 +1,4 @@
-// The offers of fi_getinfo in this room's own terms, and which of them is best. Knows nothing of
+// The offers of fi_getinfo in this folder's own terms, and which of them is best. Knows nothing of
 // libfabric. Called by the choice of a provider.
 #pragma once
 
@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 // One way to reach the network: a provider on an interface.
-struct Offer {
+struct NicOffer {
   std::string provider;   // "tcp;ofi_rxm"
   std::string domain;     // "eth0", "rdmap0s6-rdm"
   std::string address;    // source IP address as text; empty if the provider has another kind
@@ -31,7 +31,7 @@ struct Offer {
 // core provider: "verbs" finds "verbs;ofi_rxm") and `interface` (domain, interface or source IP
 // address) narrow the choice, empty means any. Without `interface`, loopback and link-local
 // addresses come after all others. Providers that stay inside a host are used only by name.
-std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::string& provider,
+std::vector<size_t> rank_offers(const std::vector<NicOffer>& offers, const std::string& provider,
                                 const std::string& interface);
 
 // Sets of offers to open as the rails of one endpoint, best first; a pure function. `interfaces` is
@@ -40,8 +40,8 @@ std::vector<size_t> rank_offers(const std::vector<Offer>& offers, const std::str
 // (efa, verbs), the first set has all NICs that are as good as the best, at most `most` and in the
 // order of their names, so that rail i is the same on all hosts. After it, and for other providers,
 // each offer is a set of its own.
-std::vector<std::vector<size_t>> rail_sets(const std::vector<Offer>& offers,
+std::vector<std::vector<size_t>> rail_sets(const std::vector<NicOffer>& offers,
                                            const std::string& provider,
                                            const std::string& interfaces, size_t most);
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -4,7 +4,7 @@
 
 #include "common/descriptors.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 Result<Peer> PeerTable::add(const std::vector<uint8_t>& published) {
   Result<PublishedAddress> address = rails_.unpack(published);
@@ -17,8 +17,7 @@ Result<Peer> PeerTable::add(const std::vector<uint8_t>& published) {
   if (!inserted) return inserted.status();
   PeerState peer;
   peer.address = inserted.value();
-  peer.takes_chunks =
-      rails_.transfer() != Transfer::kMessages && address.value().transfer == rails_.transfer();
+  peer.takes_writes = rails_.writes() && address.value().writes;
   // Over TCP: one connection, or one from each side.
   make_room_for_descriptors(2 * (peers_.size() + 1), "connections to many ranks");
   peers_.push_back(peer);
@@ -29,12 +28,12 @@ Result<Peer> PeerTable::add(const std::vector<uint8_t>& published) {
   return index;
 }
 
-void PeerTable::wait(SendSlot* slot) {
-  PeerState& peer = peers_[slot->to];
-  peer.waiting.push(slot);
+void PeerTable::wait(MessageSend* send) {
+  PeerState& peer = peers_[send->to];
+  peer.waiting.push(send);
   if (peer.stalled) return;
   peer.stalled = true;
-  stalled_.push_back(slot->to);
+  stalled_.push_back(send->to);
 }
 
 void PeerTable::lose(Peer peer, Status why) {
@@ -52,4 +51,4 @@ int PeerTable::tell_losses(Sink& sink) {
   return static_cast<int>(losses.size());
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

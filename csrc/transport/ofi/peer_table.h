@@ -1,5 +1,5 @@
 // The peers of an endpoint: their addresses, the messages that wait for each, and which are lost.
-// Knows nothing of groups and ranks. Called by the classes of this room only.
+// Knows nothing of groups and ranks. Called by the classes of this folder only.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 #include "transport/ofi/rail_set.h"
 #include "transport/ofi/send_buffers.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 struct PeerState {
   PeerAddress address;
-  bool takes_chunks = false;    // its chunks travel as this endpoint's do
-  SlotQueue<SendSlot> waiting;  // FIFO of messages that have not been taken yet
-  size_t chunks = 0;            // ChunkSendSlots with libfabric
+  bool takes_writes = false;          // it can write into regions of this endpoint
+  RequestQueue<MessageSend> waiting;  // FIFO of messages that have not been taken yet
+  size_t chunks = 0;                  // ChunkSendSlots with libfabric
   bool lost = false;
   bool stalled = false;  // in PeerTable::stalled()
 };
@@ -33,7 +33,7 @@ class PeerTable {
   PeerState& operator[](Peer peer) { return peers_[peer]; }
 
   // Puts a message at the end of its peer's FIFO.
-  void wait(SendSlot* slot);
+  void wait(MessageSend* send);
   // Peers whose FIFO is not empty.
   std::vector<Peer>& stalled() { return stalled_; }
 
@@ -59,4 +59,4 @@ class PeerTable {
   bool has_lost_ = false;
 };
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -1,21 +1,27 @@
 #include "transport/ofi/provider.h"
 
 #include <ifaddrs.h>
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <rdma/fi_errno.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
 
+#include "common/file_descriptor.h"
 #include "transport/ofi/address.h"
-#include "transport/ofi/slot.h"
+#include "transport/ofi/requests.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 using InterfaceTable = std::map<std::string, std::string>;  // name by IP address
@@ -35,8 +41,8 @@ InterfaceTable read_interfaces() {
   return table;
 }
 
-Offer offer_of(const fi_info& info, const InterfaceTable& interfaces) {
-  Offer offer;
+NicOffer offer_of(const fi_info& info, const InterfaceTable& interfaces) {
+  NicOffer offer;
   offer.provider = info.fabric_attr->prov_name;
   if (info.domain_attr->name != nullptr) offer.domain = info.domain_attr->name;
   IpAddress ip = describe_ip(info.src_addr, info.src_addrlen);
@@ -54,7 +60,7 @@ Offer offer_of(const fi_info& info, const InterfaceTable& interfaces) {
 struct List {
   std::vector<InfoHandle> heads;
   std::vector<const fi_info*> infos;
-  std::vector<Offer> offers;
+  std::vector<NicOffer> offers;
 };
 
 // Appends the offers that have `caps`. If there is none, that is no error.
@@ -65,8 +71,7 @@ Status add_offers(const Library& library, const std::string& provider, uint64_t 
   hints->caps = caps;
   hints->mode = FI_CONTEXT | FI_CONTEXT2 | FI_RX_CQ_DATA;
   hints->ep_attr->type = FI_EP_RDM;
-  hints->domain_attr->mr_mode =
-      FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   if ((caps & FI_HMEM) != 0) hints->domain_attr->mr_mode |= FI_MR_HMEM;
   hints->domain_attr->threading = FI_THREAD_DOMAIN;
   hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
@@ -92,7 +97,7 @@ Status add_offers(const Library& library, const std::string& provider, uint64_t 
 Result<List> list_offers(const Library& library, const std::string& provider, bool device_memory) {
   List list;
   InterfaceTable interfaces = read_interfaces();
-  constexpr uint64_t kChunks = FI_MSG | FI_RMA | FI_TAGGED;
+  constexpr uint64_t kChunks = FI_MSG | FI_RMA;
   for (uint64_t caps : {kChunks | uint64_t{FI_HMEM}, kChunks, uint64_t{FI_MSG}}) {
     if ((caps & FI_HMEM) != 0 && !device_memory) continue;
     if (Status status = add_offers(library, provider, caps, interfaces, list); !status) {
@@ -103,9 +108,9 @@ Result<List> list_offers(const Library& library, const std::string& provider, bo
 }
 
 // "on offer: tcp;ofi_rxm on eth0, lo; sockets on eth0, lo"
-std::string on_offer(const std::vector<Offer>& offers) {
+std::string on_offer(const std::vector<NicOffer>& offers) {
   std::map<std::string, std::set<std::string>> domains_of;
-  for (const Offer& offer : offers) domains_of[offer.provider].insert(offer.domain);
+  for (const NicOffer& offer : offers) domains_of[offer.provider].insert(offer.domain);
   if (domains_of.empty()) return "it offers none";
   std::string text = "on offer:";
   for (const auto& [provider, domains] : domains_of) {
@@ -118,13 +123,30 @@ std::string on_offer(const std::vector<Offer>& offers) {
 }
 
 Status nothing_matches(const Library& library, const Options& options,
-                       const std::vector<Offer>& offers) {
+                       const std::vector<NicOffer>& offers) {
   std::string wanted = "no endpoint for reliable datagrams";
   if (!options.provider.empty()) wanted += " of provider '" + options.provider + "'";
   if (!options.interface.empty()) wanted += " on interface '" + options.interface + "'";
   return Status(Code::kUnavailable, "libfabric " + library.version_text() + " has " + wanted +
                                         " (" + on_offer(offers) +
                                         "); see SMDDP_FABRIC_PROVIDER and SMDDP_FABRIC_INTERFACE");
+}
+
+std::string hardware_address(int socket, ifreq request) {
+  if (::ioctl(socket, SIOCGIFHWADDR, &request) != 0) return {};
+  const char* at = request.ifr_hwaddr.sa_data;
+  char text[24];
+  std::snprintf(text, sizeof text, " %02hhx:%02hhx:%02hhx:%02hhx:%02hhx:%02hhx", at[0], at[1],
+                at[2], at[3], at[4], at[5]);
+  return text;
+}
+
+std::string link_rate(int socket, ifreq request) {
+  ethtool_cmd settings{};
+  settings.cmd = ETHTOOL_GSET;
+  request.ifr_data = reinterpret_cast<char*>(&settings);
+  if (::ioctl(socket, SIOCETHTOOL, &request) != 0) return {};
+  return " " + std::to_string(ethtool_cmd_speed(&settings)) + " Mbit/s";
 }
 
 }  // namespace
@@ -152,7 +174,7 @@ Result<std::vector<RailChoices>> choose(const Library& library, const Options& o
     for (size_t i : set) {
       InfoHandle copy = own(library, library.dupinfo(list.value().infos[i]));
       if (!copy) return Status(Code::kUnavailable, "libfabric is out of memory");
-      const Offer& offer = list.value().offers[i];
+      const NicOffer& offer = list.value().offers[i];
       text += offer.text() + (offer.device_memory ? "+," : ",");
       rails.push_back({std::move(copy), offer});
     }
@@ -161,4 +183,18 @@ Result<std::vector<RailChoices>> choose(const Library& library, const Options& o
   return choices;
 }
 
-}  // namespace smddp::fabric
+std::string describe_link(const Choice& choice) {
+  std::string text = choice.offer.domain;
+  const fid_nic* nic = choice.info->nic;
+  if (nic != nullptr && nic->link_attr != nullptr)
+    text += " " + std::to_string(nic->link_attr->speed) + " bit/s";
+  const std::string& interface = choice.offer.interface;
+  FileDescriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (interface.empty() || interface.size() >= IFNAMSIZ || !socket) return text;
+  ifreq request{};
+  interface.copy(request.ifr_name, IFNAMSIZ - 1);
+  return text + " " + interface + hardware_address(socket.get(), request) +
+         link_rate(socket.get(), request);
+}
+
+}  // namespace smddp::ofi

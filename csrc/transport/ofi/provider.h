@@ -7,14 +7,14 @@
 #include "common/status.h"
 #include "transport/ofi/loader.h"
 #include "transport/ofi/offer.h"
+#include "transport/ofi/open.h"
 #include "transport/ofi/resource.h"
-#include "transport/ofi/types.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 struct Choice {
   InfoHandle info;
-  Offer offer;
+  NicOffer offer;
 };
 
 // The rails of one endpoint; all of one provider.
@@ -24,4 +24,8 @@ using RailChoices = std::vector<Choice>;
 // kUnavailable with the options asked for and all offers.
 Result<std::vector<RailChoices>> choose(const Library& library, const Options& options);
 
-}  // namespace smddp::fabric
+// What tells the NIC from another one, and its rate, as the provider and the kernel say it: "rdmap0s6 100000000000
+// bit/s", "eth0 02:00:0a:00:00:01 10000 Mbit/s".
+std::string describe_link(const Choice& choice);
+
+}  // namespace smddp::ofi

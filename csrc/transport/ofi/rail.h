@@ -9,21 +9,21 @@
 #include <string>
 #include <vector>
 
-#include "transport/ofi/mr_cache.h"
 #include "transport/ofi/provider.h"
 #include "transport/ofi/receive_buffers.h"
+#include "transport/ofi/registrations.h"
+#include "transport/ofi/requests.h"
 #include "transport/ofi/resource.h"
-#include "transport/ofi/slot.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
-struct Event {
+struct Completion {
   enum Kind : uint8_t {
-    kDone,     // `slot`'s operation; a receive has `bytes`
+    kDone,     // `request`; a receive has `bytes`
     kWritten,  // a write with immediate data, as no member of the job sends it
-    kFailed    // `slot`'s operation, or nullptr: a receive that had none; Rail::error() says why
+    kFailed    // `request`, or nullptr: a receive that had none; Rail::error() says why
   } kind;
-  Slot* slot;
+  Request* request;
   size_t bytes;
 };
 
@@ -33,13 +33,12 @@ Code code_of(int error);
 
 class Rail {
  public:
-  static constexpr size_t kBatch = 16;  // events per poll()
+  static constexpr size_t kBatch = 16;  // completions per poll()
 
   // `wait`: FI_WAIT_FD, or FI_WAIT_NONE for a provider that has no file descriptor.
   static Result<std::unique_ptr<Rail>> open(const Library& library, const Choice& choice,
                                             uint8_t index, fi_wait_obj wait, size_t max_message,
                                             Counters* counters);
-  ~Rail();
 
   size_t index() const { return index_; }  // among the endpoint's rails
   const fi_info& info() const { return *info_; }
@@ -51,26 +50,21 @@ class Rail {
     return (info_->tx_attr->msg_order & info_->rx_attr->msg_order & FI_ORDER_SAW) != 0;
   }
   bool local_registration() const { return (info_->domain_attr->mr_mode & FI_MR_LOCAL) != 0; }
-  MrCache& registrations() { return *registrations_; }
+  Registrations& registrations() { return *registrations_; }
   ReceiveBuffers& receives() { return receives_; }
   // Registers the send buffers if the provider asks for it.
   Status adopt(const Slab& sends);
 
   Result<fi_addr_t> insert(std::span<const uint8_t> name);
 
-  // Start an operation: 0, -FI_EAGAIN, or the error that refused it. `descriptor`: of memory that
+  // Start a request: 0, -FI_EAGAIN, or the error that refused it. `descriptor`: of memory that
   // is neither this rail's nor adopted.
-  ssize_t send(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes);
+  ssize_t send(Request* request, fi_addr_t to, const std::byte* data, size_t bytes);
   // `delivered`: completes when the bytes are in the peer's memory, not before.
-  ssize_t write(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes, void* descriptor,
-                uint64_t address, uint64_t key, bool delivered);
-  ssize_t read(Slot* slot, fi_addr_t from, std::byte* to, size_t bytes, void* descriptor,
+  ssize_t write(Request* request, fi_addr_t to, const std::byte* data, size_t bytes,
+                void* descriptor, uint64_t address, uint64_t key, bool delivered);
+  ssize_t read(Request* request, fi_addr_t from, std::byte* to, size_t bytes, void* descriptor,
                uint64_t address, uint64_t key);
-  ssize_t send_tagged(Slot* slot, fi_addr_t to, const std::byte* data, size_t bytes,
-                      void* descriptor, uint64_t tag);
-  ssize_t receive_tagged(Slot* slot, std::byte* data, size_t bytes, void* descriptor, uint64_t tag);
-  // Asks for an operation back; it completes all the same.
-  void cancel(Slot* slot) { (void)::fi_cancel(&ep_->fid, &slot->context); }
   void* sends_descriptor() const { return sends_mr_ ? ::fi_mr_desc(sends_mr_.get()) : nullptr; }
 
   // Takes the receives back, so that the rail may be closed: ofi_rxm crashes (1.17) when it closes
@@ -81,7 +75,7 @@ class Rail {
   // Gives the provider the receive buffers that it has refused before. An error here or in poll()
   // ends the rail.
   Status repost_refused();
-  Result<size_t> poll(std::span<Event, kBatch> events);
+  Result<size_t> poll(std::span<Completion, kBatch> reaped);
   const Status& error() const { return error_; }
 
   int wait_fd() const { return wait_fd_; }
@@ -104,7 +98,7 @@ class Rail {
   Status cut_receives();
   Registrar registrar() const;
   Result<MrHandle> pin(const Slab& slab, uint64_t access);
-  Result<size_t> read_error(Event* event);
+  Result<size_t> read_error(Completion* failure);
   void describe_error(const fi_cq_err_entry& entry);
   Status receives_status(int rc) const;  // of an fi_recv that returned `rc`
 
@@ -115,7 +109,7 @@ class Rail {
   DomainHandle domain_;
   ReceiveBuffers receives_;
   MrHandle sends_mr_;  // only if the provider asks for FI_MR_LOCAL
-  std::unique_ptr<MrCache> registrations_;
+  std::unique_ptr<Registrations> registrations_;
   AvHandle av_;
   CqHandle cq_;
   EpHandle ep_;
@@ -132,4 +126,4 @@ class Rail {
   Status error_;
 };
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -4,18 +4,53 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
+#include <string_view>
 
 #include "common/log.h"
-#include "transport/ofi/link.h"
-#include "transport/ofi/transfer.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
+namespace {
+
+// Providers that move chunks by writes unless they are told otherwise. Those over tcp were measured with
+// benchmarks/fabric.cc over loopback (libfabric 1.17 and 2.5): from 64 KiB on chunks are faster than messages.
+// Over udp;ofi_rxd, which is not listed, they gain nothing. efa and verbs could not be measured: there a write
+// saves a copy.
+constexpr std::string_view kWriters[] = {"tcp", "tcp;ofi_rxm", "net", "efa", "verbs;ofi_rxm"};
+
+// Whether chunks are written, as `wanted` ("writes", "messages") says, or by default if it is empty. kInvalid for
+// another word, kUnavailable if the provider can't write. `emulated`: the provider turns writes into messages of
+// its own, with copies; then it counts as one that has no writes.
+Result<bool> choose_writes(const fi_info& info, bool emulated, const std::string& wanted) {
+  const std::string_view provider = info.fabric_attr->prov_name;
+  // A Grant holds keys of 64 bits.
+  bool able = !emulated && (info.caps & FI_RMA) != 0 &&
+              (info.domain_attr->mr_mode & FI_MR_RAW) == 0 &&
+              info.domain_attr->mr_key_size <= sizeof(uint64_t);
+  if (wanted == "messages") return false;
+  if (wanted == "writes" && !able) {
+    return Status(Code::kUnavailable,
+                  "provider " + std::string(provider) +
+                      " can't do the transfer of SMDDP_DEBUG, 'writes'; leave it unset or ask "
+                      "for messages");
+  }
+  if (wanted == "writes") return true;
+  if (!wanted.empty()) {
+    return Status(Code::kInvalid,
+                  "transfer in SMDDP_DEBUG is '" + wanted + "'; it may be writes or messages");
+  }
+  return able &&
+         std::find(std::begin(kWriters), std::end(kWriters), provider) != std::end(kWriters);
+}
+
+}  // namespace
 
 // ---- opening and closing
 
 Result<std::unique_ptr<RailSet>> RailSet::open(const Library& library, const RailChoices& choices,
-                                               const std::string& transfer, fi_wait_obj wait) {
-  std::unique_ptr<RailSet> set(new RailSet(library));
+                                               const std::string& transfer, fi_wait_obj wait,
+                                               Counters* counters) {
+  std::unique_ptr<RailSet> set(new RailSet(library, counters));
   Status status = set->set_up(choices, transfer, wait);
   if (!status) return status;
   return set;
@@ -24,39 +59,38 @@ Result<std::unique_ptr<RailSet>> RailSet::open(const Library& library, const Rai
 Status RailSet::set_up(const RailChoices& choices, const std::string& transfer, fi_wait_obj wait) {
   if (Status status = limit_sizes(choices); !status) return status;
   bool emulated = false;
+  PublishedAddress published;
   for (const Choice& choice : choices) {
     auto rail = Rail::open(library_, choice, static_cast<uint8_t>(rails_.size()), wait,
-                           max_message_, &counters_);
+                           facts_.max_message, counters_);
     if (!rail) return rail.status();
     emulated = emulated || rail.value()->emulates_writes();
-    rails_text_ += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
-    links_ += (rails_.empty() ? "" : ", ") + describe_link(choice);
+    facts_.rails += rails_.empty() ? choice.offer.text() : ", " + choice.offer.place();
+    facts_.links += (rails_.empty() ? "" : ", ") + describe_link(choice);
+    published.names.push_back(rail.value()->name());
     rails_.push_back(std::move(rail.value()));
   }
   balance_.set_rails(rails_.size());
-  const fi_info& info = *choices[0].info;
-  Result<Transfer> chosen = choose_transfer(info, emulated, transfer);
-  if (!chosen) return chosen.status();
-  transfer_ = chosen.value();
-  description_ =
-      rails_text_ + ", libfabric " + library_.version_text() + " (" + library_.path + ")";
-  PublishedAddress published{transfer_, {}};
-  for (const std::unique_ptr<Rail>& rail : rails_) published.names.push_back(rail->name());
-  address_ = pack_address(rails_[0]->info(), published);
+  Result<bool> writes = choose_writes(*choices[0].info, emulated, transfer);
+  if (!writes) return writes.status();
+  facts_.writes = published.writes = writes.value();
+  facts_.address = pack_address(rails_[0]->info(), published);
+  facts_.ip = describe_ip(rails_[0]->name().data(), rails_[0]->name().size()).text;
+  facts_.description =
+      facts_.rails + ", libfabric " + library_.version_text() + " (" + library_.path + ")";
+  facts_.nics = rails_.size();
+  facts_.ordered = rails_.size() == 1 && rails_[0]->orders_messages();
   return open_wait_fd();
 }
 
 Status RailSet::limit_sizes(const RailChoices& choices) {
-  max_message_ = kMaxMessage;
-  max_chunk_ = SIZE_MAX;
-  for (const Choice& choice : choices) {
-    size_t limit = choice.info->ep_attr->max_msg_size;
-    max_message_ = std::min(max_message_, limit / 64 * 64);
-    max_chunk_ = std::min(max_chunk_, limit);
-  }
-  if (max_message_ >= kControlMessage) return Status();
+  size_t longest = kMaxMessage;
+  for (const Choice& choice : choices)
+    longest = std::min(longest, choice.info->ep_attr->max_msg_size);
+  facts_.max_message = longest / 64 * 64;
+  if (facts_.max_message >= kControlMessage) return Status();
   return Status(Code::kUnavailable,
-                "its messages hold " + std::to_string(max_chunk_) + " bytes, too few");
+                "its messages hold " + std::to_string(longest) + " bytes, too few");
 }
 
 Status RailSet::open_wait_fd() {
@@ -112,22 +146,22 @@ Result<PeerAddress> RailSet::insert(const PublishedAddress& peer) {
 
 // ---- the data path: nothing here allocates, locks or formats text except for an error
 
-ssize_t RailSet::send(Slot* slot, const PeerAddress& to, const std::byte* data, size_t bytes) {
+ssize_t RailSet::send(Request* request, const PeerAddress& to, std::span<const std::byte> data) {
   size_t rail = balance_.choose();
-  ssize_t rc = rails_[rail]->send(slot, to.by_rail[rail], data, bytes);
-  count(rail, bytes, rc, &counters_.messages_sent, &counters_.bytes_sent);
+  ssize_t rc = rails_[rail]->send(request, to.by_rail[rail], data.data(), data.size());
+  count(rail, data.size(), rc, &counters_->messages_sent, &counters_->bytes_sent);
   return rc;
 }
 
-// A write goes through any rail of the receiver, as each has a key in the grant. A tagged chunk
-// must go to the rail that has posted its receive.
-size_t RailSet::rail_of_chunk(const PeerAddress& to, uint32_t index) const {
-  if (transfer_ == Transfer::kTagged) return index % std::min(rails_.size(), to.rails);
-  return balance_.choose_for_chunk(index);
-}
-
-void RailSet::on_chunk_started(const Rail& rail, size_t bytes, ssize_t rc) {
-  count(rail.index(), bytes, rc, &counters_.chunks_sent, &counters_.chunk_bytes_sent);
+ssize_t RailSet::write(Rail& rail, Request* request, const PeerAddress& to,
+                       const wire::Grant& grant, uint32_t index, std::span<const std::byte> data,
+                       void* descriptor) {
+  size_t ours = rail.index();
+  ssize_t rc = rail.write(request, to.by_rail[ours], data.data(), data.size(), descriptor,
+                          grant.address + uint64_t{index} * grant.chunk_bytes,
+                          grant.keys[ours % to.rails], !facts_.ordered);
+  count(ours, data.size(), rc, &counters_->chunks_sent, &counters_->chunk_bytes_sent);
+  return rc;
 }
 
 void RailSet::count(size_t rail, size_t bytes, ssize_t rc, uint64_t* starts,
@@ -137,7 +171,7 @@ void RailSet::count(size_t rail, size_t bytes, ssize_t rc, uint64_t* starts,
     ++*starts;
     *started_bytes += bytes;
   } else if (rc == -FI_EAGAIN) {
-    ++counters_.retries;
+    ++counters_->retries;
   }
 }
 
@@ -150,9 +184,8 @@ Status RailSet::refusal(const char* what, ssize_t rc, const Rail& rail) const {
 // ---- memory of devices
 
 Status RailSet::reaches(const MemoryOwner& owner) const {
-  if (transfer_ != Transfer::kWrites) {
-    return {Code::kUnavailable, description_ + " moves no chunks by writes"};
-  }
+  if (!facts_.writes)
+    return {Code::kUnavailable, facts_.description + " moves no chunks by writes"};
   for (const std::unique_ptr<Rail>& rail : rails_) {
     if (owner.kind == MemoryOwner::Kind::kHost || rail->reaches_devices()) continue;
     return {Code::kUnavailable,
@@ -181,4 +214,4 @@ bool RailSet::loses_wakeups() const {
                      [](const auto& rail) { return rail->loses_wakeups(); });
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -10,13 +10,12 @@
 #include "transport/ofi/address.h"
 #include "transport/ofi/rail.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 // Entries for the completions that may be outstanding at once, and 256 more for writes by peers and
 // for errors of the provider's own.
-constexpr size_t kQueue = kReceives + kMostOperations + 256;
-constexpr size_t kIdleRegistrations = 256;
+constexpr size_t kQueue = kReceives + kMostRequests + 256;
 // FI_OPT_EFA_EMULATED_WRITE, which is newer than the oldest headers this builds with.
 constexpr int kEfaEmulatedWrite = FI_OPT_EFA_RNR_RETRY + 2;
 constexpr size_t kEfaRetryForever = 7;
@@ -38,14 +37,6 @@ Result<std::unique_ptr<Rail>> Rail::open(const Library& library, const Choice& c
   return rail;
 }
 
-Rail::~Rail() {
-  // Registrations that are bound to the endpoint must be closed before it, all others after it.
-  if (!info_ || (info_->domain_attr->mr_mode & FI_MR_ENDPOINT) == 0) return;
-  if (registrations_) registrations_->clear();
-  sends_mr_.reset();
-  receives_.close_registration();
-}
-
 Status Rail::set_up(const Choice& choice, fi_wait_obj wait, Counters* counters) {
   info_ = own(library_, library_.dupinfo(choice.info.get()));
   if (!info_) return Status(Code::kUnavailable, "libfabric is out of memory");
@@ -58,7 +49,7 @@ Status Rail::set_up(const Choice& choice, fi_wait_obj wait, Counters* counters) 
   if (wait == FI_WAIT_FD) {
     if (Status status = read_wait_fd(); !status) return status;
   }
-  registrations_ = std::make_unique<MrCache>(registrar(), kIdleRegistrations, counters);
+  registrations_ = std::make_unique<Registrations>(registrar(), counters);
   if (Status status = read_name(); !status) return status;
   return cut_receives();
 }
@@ -171,7 +162,7 @@ Status Rail::read_name() {
   return Status();
 }
 
-Registrar Rail::registrar() const { return {library_, domain_.get(), ep_.get(), *info_}; }
+Registrar Rail::registrar() const { return {library_, domain_.get(), *info_}; }
 
 Result<MrHandle> Rail::pin(const Slab& slab, uint64_t access) {
   auto mr = registrar().open(slab.data(), slab.size(), access);
@@ -217,4 +208,4 @@ Result<fi_addr_t> Rail::insert(std::span<const uint8_t> name) {
                                     (rc < 0 ? library_.error_text(rc) : "it is damaged"));
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

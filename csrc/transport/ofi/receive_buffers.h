@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "transport/ofi/requests.h"
 #include "transport/ofi/resource.h"
-#include "transport/ofi/slot.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 class ReceiveBuffers {
  public:
@@ -20,29 +20,27 @@ class ReceiveBuffers {
 
   // Gives a buffer back to the provider. A buffer that it does not take is kept for
   // repost_refused().
-  void repost(ReceiveSlot* slot);
+  void repost(MessageReceive* receive);
   // Posts the buffers that the provider has refused. 0, or the error of fi_recv that ends the rail.
   int repost_refused();
 
   void count_completion() { --posted_; }  // of one posted buffer
   bool all_posted() const { return unposted_.empty(); }
   size_t posted() const { return posted_; }
-  // Before the endpoint closes, if the registration is bound to it. No buffer is posted any more.
-  void close_registration() { mr_.reset(); }
   // Asks the provider for all buffers; each comes back with a completion.
   void cancel_all();
 
  private:
   // In the order of opening; members are destroyed from the last to the first.
   Slab slab_;
-  std::vector<ReceiveSlot> slots_;
+  std::vector<MessageReceive> receives_;
   MrHandle mr_;
 
   fid_ep* endpoint_ = nullptr;
   size_t bytes_ = 0;  // of each
   size_t posted_ = 0;
-  std::vector<ReceiveSlot*> unposted_;
+  std::vector<MessageReceive*> unposted_;
   int error_ = 0;
 };
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -6,7 +6,7 @@
 
 #include "common/random.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 constexpr int kKeyTries = 8;  // random keys may collide if a provider has few bits for them
@@ -26,12 +26,9 @@ fi_mr_attr attributes(const iovec& memory, uint64_t access, uint64_t key,
 
 }  // namespace
 
-Registrar::Registrar(const Library& library, fid_domain* domain, fid_ep* endpoint,
-                     const fi_info& info)
+Registrar::Registrar(const Library& library, fid_domain* domain, const fi_info& info)
     : library_(library),
       domain_(domain),
-      endpoint_((info.domain_attr->mr_mode & FI_MR_ENDPOINT) != 0 ? endpoint : nullptr),
-      pins_((info.domain_attr->mr_mode & FI_MR_ALLOCATED) != 0),
       provider_keys_((info.domain_attr->mr_mode & FI_MR_PROV_KEY) != 0),
       key_mask_(info.domain_attr->mr_key_size >= 8
                     ? ~uint64_t{0}
@@ -55,16 +52,11 @@ Result<MrHandle> Registrar::open(const void* base, size_t bytes, uint64_t access
     }
     if (rc == -FI_ENOKEY && !provider_keys_) continue;
     if (rc != 0) break;
-    MrHandle mr(raw);
-    if (endpoint_ != nullptr) {
-      if (rc = ::fi_mr_bind(raw, &endpoint_->fid, 0); rc != 0) break;
-      if (rc = ::fi_mr_enable(raw); rc != 0) break;
-    }
-    return mr;
+    return MrHandle(raw);
   }
   return Status(Code::kUnavailable, std::string(owner != nullptr ? "fi_mr_regattr" : "fi_mr_reg") +
                                         " of " + std::to_string(bytes) +
                                         " bytes: " + library_.error_text(rc));
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

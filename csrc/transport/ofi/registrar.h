@@ -1,6 +1,5 @@
-// Opens registrations of memory in one domain, with a key that can't be guessed where the caller chooses it,
-// and bound to the endpoint where the provider asks for that. Called by MrCache, and by Rail for its message
-// buffers.
+// Opens registrations of memory in one domain, with a key that can't be guessed where the caller chooses it.
+// Called by Registrations, and by Rail for its message buffers.
 #pragma once
 
 #include <cstddef>
@@ -9,25 +8,21 @@
 #include "transport/ofi/resource.h"
 #include "transport/ofi/types.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 class Registrar {
  public:
-  Registrar(const Library& library, fid_domain* domain, fid_ep* endpoint, const fi_info& info);
+  Registrar(const Library& library, fid_domain* domain, const fi_info& info);
 
   // `access`: flags of fi_mr_reg(). `owner`: of a device's memory, else nullptr.
   Result<MrHandle> open(const void* base, size_t bytes, uint64_t access,
                         const MemoryOwner* owner = nullptr) const;
-  // Whether registrations pin their pages.
-  bool pins() const { return pins_; }
 
  private:
   Library library_;
   fid_domain* domain_;
-  fid_ep* endpoint_;  // to bind registrations to; nullptr without FI_MR_ENDPOINT
-  bool pins_;
   bool provider_keys_;
   uint64_t key_mask_;
 };
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

@@ -1,6 +1,6 @@
 // Owners of libfabric's objects and of message buffers: each closes its object exactly once.
 // Declare them in the order of opening: the order of destruction is then the reverse one, which
-// libfabric asks for. Used by the classes of this room only.
+// libfabric asks for. Used by the classes of this folder only.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -17,7 +17,7 @@
 #include "common/log.h"
 #include "transport/ofi/loader.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 inline const char* kind(const fid_fabric*) { return "fabric"; }
 inline const char* kind(const fid_domain*) { return "domain"; }
@@ -95,4 +95,4 @@ class Slab {
   size_t bytes_ = 0;
 };
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

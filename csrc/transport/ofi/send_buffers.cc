@@ -4,7 +4,7 @@
 
 #include "transport/ofi/rail_set.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 Status SendBuffers::set_up(RailSet& rails) {
   Result<Slab> slab = Slab::map(kDataSends * rails.max_message() + kControlSends * kControlMessage);
@@ -13,34 +13,34 @@ Status SendBuffers::set_up(RailSet& rails) {
   for (size_t rail = 0; rail < rails.size(); ++rail) {
     if (Status status = rails[rail].adopt(slab_); !status) return status;
   }
-  slots_.resize(kDataSends + kControlSends);
+  sends_.resize(kDataSends + kControlSends);
   std::byte* at = slab_.data();
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    SendSlot& slot = slots_[i];
-    slot.kind = SlotKind::kSend;
-    slot.control = i >= kDataSends;
-    slot.data = at;
-    slot.capacity = slot.control ? kControlMessage : rails.max_message();
-    at += slot.capacity;
-    free_[slot.control].push(&slot);
+  for (size_t i = 0; i < sends_.size(); ++i) {
+    MessageSend& send = sends_[i];
+    send.kind = Request::Kind::kSend;
+    send.control = i >= kDataSends;
+    send.data = at;
+    send.capacity = send.control ? kControlMessage : rails.max_message();
+    at += send.capacity;
+    free_[send.control].push(&send);
   }
   return Status();
 }
 
 // Dynamic threshold (Choudhury and Hahne, 1998) with factor 1.
-SendSlot* SendBuffers::acquire(Peer to, bool control) {
+MessageSend* SendBuffers::acquire(Peer to, bool control) {
   assert(to < held_.size());
-  SlotQueue<SendSlot>& free = free_[control];
+  RequestQueue<MessageSend>& free = free_[control];
   if (held_[to][control] >= free.size()) return nullptr;
-  SendSlot* slot = free.pop();
-  slot->to = to;
+  MessageSend* send = free.pop();
+  send->to = to;
   ++held_[to][control];
-  return slot;
+  return send;
 }
 
-void SendBuffers::release(SendSlot* slot) {
-  --held_[slot->to][slot->control];
-  free_[slot->control].push_front(slot);  // the next message finds it in the processor's cache
+void SendBuffers::release(MessageSend* send) {
+  --held_[send->to][send->control];
+  free_[send->control].push_front(send);  // the next message finds it in the processor's cache
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

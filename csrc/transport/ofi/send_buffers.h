@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "transport/ofi/requests.h"
 #include "transport/ofi/resource.h"
-#include "transport/ofi/slots.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 
 class RailSet;
 
@@ -21,25 +21,25 @@ class SendBuffers {
   void add_peer() { held_.push_back({}); }  // peers are numbered in this order
 
   // nullptr: none is free, or the peer holds its share.
-  SendSlot* acquire(Peer to, bool control);
+  MessageSend* acquire(Peer to, bool control);
   // Frees a buffer that was acquired and not posted.
-  void release(SendSlot* slot);
+  void release(MessageSend* send);
 
   // From post() to take_back() a buffer is with libfabric or in a peer's FIFO.
-  void post(const SendSlot*) { ++posted_; }
-  void take_back(SendSlot* slot) {
+  void post(const MessageSend*) { ++posted_; }
+  void take_back(MessageSend* send) {
     --posted_;
-    if (slot->pending != nullptr) --*std::exchange(slot->pending, nullptr);
-    release(slot);
+    if (send->pending != nullptr) --*std::exchange(send->pending, nullptr);
+    release(send);
   }
   bool idle() const { return posted_ == 0; }
 
  private:
   Slab slab_;
-  std::vector<SendSlot> slots_;
-  SlotQueue<SendSlot> free_[2];              // data, control
+  std::vector<MessageSend> sends_;
+  RequestQueue<MessageSend> free_[2];        // data, control
   std::vector<std::array<size_t, 2>> held_;  // by peer: acquired and not freed yet, likewise
   size_t posted_ = 0;
 };
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

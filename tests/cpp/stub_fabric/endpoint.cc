@@ -12,7 +12,6 @@ constexpr int kCudaPermitted = FI_OPT_XPU_TRIGGER + 1;
 Ep* of(fid* object) { return static_cast<Ep*>(reinterpret_cast<fid_ep*>(object)); }
 
 ssize_t start(fid_ep* raw, Flight flight, fi_addr_t to, void* descriptor, uint64_t access) {
-  Lock lock(mutex());
   Ep* ep = static_cast<Ep*>(raw);
   if (!ep->enabled) violation("an operation before fi_enable");
   if (to >= ep->av->names.size()) {
@@ -26,8 +25,6 @@ ssize_t start(fid_ep* raw, Flight flight, fi_addr_t to, void* descriptor, uint64
   flight.to = ep->av->names[to];
   flight.sequence = world().next_sequence++;
   state().bytes_of_domain[ep->domain->index] += flight.bytes;
-  // Some rest so long that much of what follows overtakes them.
-  if (state().settings.shuffles && chance()() % 8 == 0) flight.rests = chance()() % 32;
   world().flights.push_back(flight);
   return 0;
 }
@@ -44,13 +41,6 @@ Flight flight_of(Flight::Kind kind, const void* data, size_t bytes, void* contex
 ssize_t send(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
              void* context) {
   return start(ep, flight_of(Flight::kSend, data, bytes, context), to, descriptor, FI_SEND);
-}
-
-ssize_t send_tagged(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
-                    uint64_t tag, void* context) {
-  Flight flight = flight_of(Flight::kTagged, data, bytes, context);
-  flight.tag = tag;
-  return start(ep, flight, to, descriptor, FI_SEND);
 }
 
 ssize_t write(fid_ep* ep, const void* data, size_t bytes, void* descriptor, fi_addr_t to,
@@ -83,7 +73,6 @@ ssize_t read(fid_ep* ep, void* to, size_t bytes, void* descriptor, fi_addr_t fro
 }
 
 ssize_t post(fid_ep* raw, PostedReceive receive, void* descriptor) {
-  Lock lock(mutex());
   Ep* ep = static_cast<Ep*>(raw);
   if (!ep->enabled) violation("a receive before fi_enable");
   check_descriptor(*ep, receive.data, receive.bytes, descriptor, FI_RECV);
@@ -93,22 +82,14 @@ ssize_t post(fid_ep* raw, PostedReceive receive, void* descriptor) {
 }
 
 ssize_t receive(fid_ep* ep, void* data, size_t bytes, void* descriptor, fi_addr_t, void* context) {
-  return post(ep, {data, bytes, 0, false, context}, descriptor);
-}
-
-ssize_t receive_tagged(fid_ep* ep, void* data, size_t bytes, void* descriptor, fi_addr_t,
-                       uint64_t tag, uint64_t ignore, void* context) {
-  if (ignore != 0) violation("a tag with bits ignored");
-  return post(ep, {data, bytes, tag, true, context}, descriptor);
+  return post(ep, {data, bytes, context}, descriptor);
 }
 
 ssize_t cancel_receive(fid* object, void* context) {
-  Lock lock(mutex());
   return cancel(*of(object), context) ? 0 : -FI_ENOENT;
 }
 
 int set_option(fid* object, int, int option, const void* value, size_t size) {
-  Lock lock(mutex());
   Ep* ep = of(object);
   if (ep->enabled) violation("fi_setopt after fi_enable");
   if (ep->cq == nullptr || ep->av == nullptr) violation("fi_setopt before fi_ep_bind");
@@ -124,7 +105,6 @@ int set_option(fid* object, int, int option, const void* value, size_t size) {
 }
 
 int get_option(fid*, int, int option, void* value, size_t* size) {
-  Lock lock(mutex());
   if (option != kEmulatedWrite || !state().settings.knows_efa_options) return -FI_ENOPROTOOPT;
   if (*size < sizeof(bool)) return -FI_ETOOSMALL;
   *static_cast<bool*>(value) = state().settings.emulates_writes;
@@ -145,7 +125,6 @@ int name(fid* object, void* address, size_t* size) {
 }  // namespace
 
 int endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
-  Lock lock(mutex());
   static auto general = table<fi_ops_ep>([](fi_ops_ep& ep) {
     ep.cancel = cancel_receive;
     ep.setopt = set_option;
@@ -161,17 +140,12 @@ int endpoint(fid_domain* domain, fi_info*, fid_ep** out, void*) {
     rma.writemsg = write_message;
     rma.read = read;
   });
-  static auto tags = table<fi_ops_tagged>([](fi_ops_tagged& tagged) {
-    tagged.recv = receive_tagged;
-    tagged.send = send_tagged;
-  });
   Ep* ep = new Ep();
   ep->fid = {FI_CLASS_EP, nullptr, &fid_ops};
   ep->ops = &general;
   ep->cm = &names;
   ep->msg = &messages;
   ep->rma = &writes;
-  ep->tagged = &tags;
   ep->domain = static_cast<Domain*>(domain);
   ep->name = world().next_name++;
   world().endpoints[ep->name] = ep;

@@ -9,31 +9,25 @@
 #include <rdma/fi_errno.h>
 #include <rdma/fi_ext.h>
 #include <rdma/fi_rma.h>
-#include <rdma/fi_tagged.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <random>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "transport/simulated/own_libfabric.h"
+#include "stub_fabric/own_libfabric.h"
 #include "stub_fabric/stub.h"
 
 namespace stub {
 
 State& state();
 std::mt19937& chance();
-// Held by every call: the endpoints of a process belong to different threads.
-using Lock = std::lock_guard<std::recursive_mutex>;
-std::recursive_mutex& mutex();
-
-using smddp::fabric::own::table;
+using smddp::own_libfabric::table;
 void violation(const std::string& what);
 void called(const std::string& what);
 
@@ -63,15 +57,12 @@ struct Registered : fid_mr {
   size_t bytes;
   uint64_t access;
   bool gpu = false;
-  bool bound = false, enabled = false;
   // Writes into a GPU's memory that the GPU sees only after a read by this NIC.
   std::vector<std::pair<uintptr_t, std::vector<std::byte>>> late = {};
 };
 struct PostedReceive {
   void* data;
   size_t bytes;
-  uint64_t tag;
-  bool tagged;
   void* context;
 };
 struct Ep : fid_ep {
@@ -85,21 +76,18 @@ struct Ep : fid_ep {
 
 // An operation between its post and its completion. The sender's memory is read on arrival.
 struct Flight {
-  enum Kind { kSend, kTagged, kWrite, kRead } kind;
+  enum Kind { kSend, kWrite, kRead } kind;
   Ep* from;  // nullptr: closed since; its memory has been copied
   uint64_t from_name;
   uint64_t to;       // endpoint's name
   const void* data;  // kRead: where it goes
   size_t bytes;
-  uint64_t tag, address, key;
+  uint64_t address, key;
   void* context;
   uint64_t sequence;
   // Of a write: its sender hears of it when it has arrived, and may before if it did not ask for that. Then
-  // its memory has been copied. The same may be so of a message, if Settings::shuffles.
+  // its memory has been copied.
   bool delivered = false, acknowledged = false;
-  bool repeated = false;  // has come before
-  bool arrived = false;   // its completion is still to come
-  unsigned rests = 0;     // times that its turn passes
   std::vector<std::byte> copy = {};
 };
 

@@ -13,15 +13,15 @@
 namespace stub {
 namespace {
 
-using smddp::fabric::own::copy;
-using smddp::fabric::own::new_info;
+using smddp::own_libfabric::copy;
+using smddp::own_libfabric::new_info;
 
 fi_info* info_of(const std::string& domain, bool device_memory) {
   const Settings& settings = state().settings;
   fi_info* info = new_info();
   info->caps = FI_MSG | FI_SEND | FI_RECV;
   if (!settings.messages_only) {
-    info->caps |= FI_RMA | FI_TAGGED | FI_WRITE | FI_REMOTE_WRITE | FI_READ | FI_REMOTE_READ;
+    info->caps |= FI_RMA | FI_WRITE | FI_REMOTE_WRITE | FI_READ | FI_REMOTE_READ;
   }
   if (device_memory) info->caps |= FI_HMEM;
   info->mode = settings.consumes_receives ? FI_RX_CQ_DATA : 0;
@@ -34,7 +34,6 @@ fi_info* info_of(const std::string& domain, bool device_memory) {
   info->domain_attr->name = copy(domain.c_str());
   info->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED;
   if (settings.provider_keys) info->domain_attr->mr_mode |= FI_MR_PROV_KEY;
-  if (settings.binds_registrations) info->domain_attr->mr_mode |= FI_MR_ENDPOINT;
   if (device_memory) info->domain_attr->mr_mode |= FI_MR_HMEM;
   info->domain_attr->mr_key_size = 4;
   info->domain_attr->cq_data_size = 4;
@@ -42,11 +41,6 @@ fi_info* info_of(const std::string& domain, bool device_memory) {
   info->fabric_attr->name = copy(settings.provider.c_str());
   info->fabric_attr->prov_name = copy(settings.provider.c_str());
   return info;
-}
-
-unsigned number(const char* variable, unsigned fallback) {
-  const char* text = std::getenv(variable);
-  return text != nullptr ? static_cast<unsigned>(std::strtoul(text, nullptr, 10)) : fallback;
 }
 
 size_t index_of(const char* domain) {
@@ -57,7 +51,6 @@ size_t index_of(const char* domain) {
 // ---- completion queues
 
 ssize_t read_queue(fid_cq* raw, void* buffer, size_t count) {
-  Lock lock(mutex());
   if (state().fail_queues) return -FI_EIO;
   Cq* cq = static_cast<Cq*>(raw);
   pump();
@@ -74,7 +67,6 @@ ssize_t read_queue(fid_cq* raw, void* buffer, size_t count) {
 }
 
 ssize_t read_error(fid_cq* raw, fi_cq_err_entry* entry, uint64_t) {
-  Lock lock(mutex());
   Cq* cq = static_cast<Cq*>(raw);
   if (entry->err_data != nullptr || entry->err_data_size != 0 || entry->err != 0) {
     violation("fi_cq_readerr with an entry that is not zeroed");
@@ -92,7 +84,6 @@ const char* error_detail(fid_cq*, int, const void*, char*, size_t) {
 // ---- address vectors
 
 int insert(fid_av* raw, const void* address, size_t count, fi_addr_t* out, uint64_t, void*) {
-  Lock lock(mutex());
   Av* av = static_cast<Av*>(raw);
   if (count != 1) violation("fi_av_insert of more than one");
   uint64_t name = 0;
@@ -106,7 +97,6 @@ int insert(fid_av* raw, const void* address, size_t count, fi_addr_t* out, uint6
 
 int register_memory(fid* domain, const void* data, size_t bytes, uint64_t access, uint64_t,
                     uint64_t wanted_key, uint64_t, fid_mr** out, void*) {
-  Lock lock(mutex());
   if (state().registrations >= state().settings.pinned_limit) return -FI_ENOMEM;
   bool chosen = !state().settings.provider_keys;
   if (chosen && wanted_key == 0) violation("a key that can be guessed");
@@ -119,7 +109,6 @@ int register_memory(fid* domain, const void* data, size_t bytes, uint64_t access
   mr->bytes = bytes;
   mr->access = access;
   mr->key = chosen ? wanted_key : world().next_key++;
-  mr->enabled = !state().settings.binds_registrations;
   mr->mem_desc = mr;
   world().registrations[mr->key] = mr;
   ++state().registrations;
@@ -129,7 +118,6 @@ int register_memory(fid* domain, const void* data, size_t bytes, uint64_t access
 }
 
 int register_attributes(fid* domain, const fi_mr_attr* attr, uint64_t flags, fid_mr** out) {
-  Lock lock(mutex());
   if (attr->iov_count != 1) violation("a registration of several pieces");
   bool gpu = attr->iface == FI_HMEM_CUDA;
   if (gpu && !state().settings.device_memory) return -FI_ENOSYS;
@@ -144,7 +132,6 @@ int register_attributes(fid* domain, const fi_mr_attr* attr, uint64_t flags, fid
 // ---- domains and fabrics
 
 int open_av(fid_domain*, fi_av_attr*, fid_av** out, void*) {
-  Lock lock(mutex());
   static fi_ops_av ops = {sizeof ops, insert};
   Av* av = new Av();
   av->fid = {FI_CLASS_AV, nullptr, &fid_ops};
@@ -155,7 +142,6 @@ int open_av(fid_domain*, fi_av_attr*, fid_av** out, void*) {
 }
 
 int open_cq(fid_domain*, fi_cq_attr* attr, fid_cq** out, void*) {
-  Lock lock(mutex());
   static auto ops = table<fi_ops_cq>([](fi_ops_cq& cq) {
     cq.read = read_queue;
     cq.readerr = read_error;
@@ -172,7 +158,6 @@ int open_cq(fid_domain*, fi_cq_attr* attr, fid_cq** out, void*) {
 }
 
 int open_domain(fid_fabric*, fi_info* info, fid_domain** out, void*) {
-  Lock lock(mutex());
   static auto ops = table<fi_ops_domain>([](fi_ops_domain& domain) {
     domain.av_open = open_av;
     domain.cq_open = open_cq;
@@ -196,12 +181,7 @@ int open_domain(fid_fabric*, fi_info* info, fid_domain** out, void*) {
 }  // namespace
 
 State& state() {
-  static State only = [] {
-    State fresh;
-    fresh.settings.shuffles = std::getenv("STUB_FABRIC_SEED") != nullptr;
-    fresh.settings.duplicates = number("STUB_FABRIC_DUPLICATING", 0) != 0;
-    return fresh;
-  }();
+  static State only;
   return only;
 }
 World& world() {
@@ -209,18 +189,13 @@ World& world() {
   return only;
 }
 std::mt19937& chance() {
-  static std::mt19937 only(number("STUB_FABRIC_SEED", 20240607));
-  return only;
-}
-std::recursive_mutex& mutex() {
-  static std::recursive_mutex only;
+  static std::mt19937 only(20240607);
   return only;
 }
 void violation(const std::string& what) { state().violations.push_back(what); }
 void called(const std::string& what) { state().calls.push_back(what); }
 
 int close_fid(fid* object) {
-  Lock lock(mutex());
   --state().objects;
   switch (object->fclass) {
     case FI_CLASS_FABRIC:
@@ -249,18 +224,8 @@ int close_fid(fid* object) {
     }
     case FI_CLASS_EP: {
       Ep* ep = static_cast<Ep*>(reinterpret_cast<fid_ep*>(object));
-      for (auto& [key, mr] : world().registrations) {
-        if (mr->bound && mr->domain == ep->domain) {
-          violation("an endpoint closed before what is bound to it");
-        }
-      }
       world().endpoints.erase(ep->name);
-      std::erase_if(world().flights, [&](const Flight& flight) {
-        return flight.from == ep && !(flight.acknowledged && state().settings.shuffles);
-      });
-      for (Flight& flight : world().flights) {
-        if (flight.from == ep) flight.from = nullptr;
-      }
+      std::erase_if(world().flights, [&](const Flight& flight) { return flight.from == ep; });
       delete ep;
       break;
     }
@@ -269,11 +234,6 @@ int close_fid(fid* object) {
 }
 
 int bind_fid(fid* object, fid* other, uint64_t) {
-  Lock lock(mutex());
-  if (object->fclass == FI_CLASS_MR) {
-    static_cast<Registered*>(reinterpret_cast<fid_mr*>(object))->bound = true;
-    return 0;
-  }
   Ep* ep = static_cast<Ep*>(reinterpret_cast<fid_ep*>(object));
   if (ep->enabled) violation("fi_ep_bind after fi_enable");
   if (other->fclass == FI_CLASS_CQ) ep->cq = static_cast<Cq*>(reinterpret_cast<fid_cq*>(other));
@@ -283,14 +243,7 @@ int bind_fid(fid* object, fid* other, uint64_t) {
 }
 
 int control_fid(fid* object, int command, void*) {
-  Lock lock(mutex());
   if (command != FI_ENABLE) return -FI_ENOSYS;
-  if (object->fclass == FI_CLASS_MR) {
-    Registered* mr = static_cast<Registered*>(reinterpret_cast<fid_mr*>(object));
-    if (!mr->bound) violation("a registration enabled before it is bound");
-    mr->enabled = true;
-    return 0;
-  }
   Ep* ep = static_cast<Ep*>(reinterpret_cast<fid_ep*>(object));
   if (ep->cq == nullptr || ep->av == nullptr) violation("fi_enable before fi_ep_bind");
   ep->enabled = true;
@@ -308,18 +261,17 @@ extern "C" {
 
 STUB_SYMBOL State* stub::stub_state() { return &state(); }
 
-STUB_SYMBOL void fi_freeinfo(fi_info* info) { smddp::fabric::own::free_info(info); }
+STUB_SYMBOL void fi_freeinfo(fi_info* info) { smddp::own_libfabric::free_info(info); }
 
 STUB_SYMBOL fi_info* fi_dupinfo(const fi_info* info) {
-  return smddp::fabric::own::duplicate_info(info);
+  return smddp::own_libfabric::duplicate_info(info);
 }
 
 STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const fi_info* hints,
                            fi_info** out) {
-  Lock lock(mutex());
   const Settings& settings = state().settings;
   *out = nullptr;
-  bool wants_more = (hints->caps & (FI_RMA | FI_TAGGED)) != 0;
+  bool wants_more = (hints->caps & FI_RMA) != 0;
   bool device_memory = (hints->caps & FI_HMEM) != 0;
   if (device_memory && !settings.device_memory) return -FI_ENODATA;
   if (device_memory && (hints->domain_attr->mr_mode & FI_MR_HMEM) == 0) {
@@ -345,7 +297,6 @@ STUB_SYMBOL int fi_getinfo(uint32_t, const char*, const char*, uint64_t, const f
 }
 
 STUB_SYMBOL int fi_fabric(fi_fabric_attr*, fid_fabric** out, void*) {
-  Lock lock(mutex());
   static auto ops =
       table<fi_ops_fabric>([](fi_ops_fabric& fabric) { fabric.domain = open_domain; });
   Fabric* fabric = new Fabric();

@@ -1,10 +1,7 @@
 // A stub of libfabric. It moves bytes between endpoints of one process, and claims to be a provider
 // that this host lacks. It uses the freedom that the interface gives a provider: it completes
 // operations in shuffled order, and is busy now and then. It checks every call against the rules of
-// the provider that it simulates. Opened like the real library, through Options::library, or, for whole
-// tests of groups, by SMDDP_LIBFABRIC with STUB_FABRIC_SEED=number: then it holds operations back as well,
-// and with STUB_FABRIC_DUPLICATING=1 it delivers messages twice. Its endpoints may belong to different
-// threads.
+// the provider that it simulates. Opened like the real library, through Options::library. For one thread.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +13,8 @@ namespace stub {
 struct Settings {
   std::string provider = "efa";
   std::vector<std::string> domains = {"rdmap0s6-rdm", "rdmap0s7-rdm"};
-  bool messages_only = false;         // has neither FI_RMA nor FI_TAGGED
+  bool messages_only = false;         // has no FI_RMA
   bool consumes_receives = false;     // FI_RX_CQ_DATA: a write's immediate data takes a receive
-  bool binds_registrations = false;   // FI_MR_ENDPOINT
   bool orders_messages = false;       // claims FI_ORDER_SAW; the stub itself orders nothing
   bool provider_keys = true;          // FI_MR_PROV_KEY; false: the caller chooses the keys
   bool emulates_writes = false;       // what FI_OPT_EFA_EMULATED_WRITE says
@@ -28,11 +24,6 @@ struct Settings {
   size_t pinned_limit = SIZE_MAX;     // registrations that may be open at once
   unsigned busy_one_in = 5;           // answers -FI_EAGAIN to one in so many operations
   size_t longest_message = SIZE_MAX;  // max_msg_size
-  // Holds operations back, completes sends before and long after they arrive.
-  bool shuffles = false;
-  // Delivers some messages twice. Not writes: the same bytes in the same place change nothing, and as long
-  // as the operation is under way no others may follow.
-  bool duplicates = false;
 };
 
 struct State {
@@ -41,7 +32,6 @@ struct State {
   std::vector<std::string> violations;    // of the rules
   uint64_t busy = 0;                      // -FI_EAGAIN answers
   uint64_t overtaken = 0;                 // operations that completed before an earlier one
-  uint64_t duplicated = 0;                // messages that were delivered twice
   size_t registrations = 0;               // open now
   size_t objects = 0;                     // fids open now, of any kind
   std::vector<uint64_t> bytes_of_domain;  // sent by each

@@ -29,7 +29,7 @@ Registered* opened(const Flight& flight, const Ep& target, uint64_t access) {
   auto found = world().registrations.find(flight.key);
   if (found == world().registrations.end()) return nullptr;
   const Registered& mr = *found->second;
-  bool opens = mr.domain == target.domain && (mr.access & access) != 0 && mr.enabled &&
+  bool opens = mr.domain == target.domain && (mr.access & access) != 0 &&
                flight.address >= mr.base && flight.address + flight.bytes <= mr.base + mr.bytes;
   return opens ? found->second : nullptr;
 }
@@ -64,39 +64,23 @@ int arrive(const Flight& flight, Ep& target) {
     }
     return 0;
   }
-  bool tagged = flight.kind == Flight::kTagged;
-  auto receive = std::find_if(target.receives.begin(), target.receives.end(), [&](const auto& r) {
-    return r.tagged == tagged && (!tagged || r.tag == flight.tag);
-  });
-  if (receive == target.receives.end()) return -1;
-  size_t bytes = std::min(flight.bytes, receive->bytes);
-  std::memcpy(receive->data, flight.data, bytes);
-  complete(target.cq, receive->context, (tagged ? FI_TAGGED : FI_MSG) | FI_RECV, bytes, 0,
-           flight.bytes > receive->bytes ? FI_ETRUNC : 0);
-  target.receives.erase(receive);
+  if (target.receives.empty()) return -1;
+  PostedReceive receive = target.receives.front();
+  target.receives.pop_front();
+  size_t bytes = std::min(flight.bytes, receive.bytes);
+  std::memcpy(receive.data, flight.data, bytes);
+  complete(target.cq, receive.context, FI_MSG | FI_RECV, bytes, 0,
+           flight.bytes > receive.bytes ? FI_ETRUNC : 0);
   return 0;
 }
 
-}  // namespace
-
-namespace {
-
-bool one_in(unsigned n) { return state().settings.shuffles && chance()() % n == 0; }
-
-// Completes the operation before it arrives. Its memory is the sender's again.
+// Completes the write before it arrives. Its memory is the sender's again.
 void acknowledge(Flight& flight) {
   auto data = static_cast<const std::byte*>(flight.data);
   flight.copy.assign(data, data + flight.bytes);
   flight.data = flight.copy.data();
   flight.acknowledged = true;
-  uint64_t flags = flight.kind == Flight::kWrite ? FI_RMA | FI_WRITE : FI_MSG | FI_SEND;
-  complete(flight.from->cq, flight.context, flags, 0, 0, 0);
-}
-
-bool may_acknowledge(const Flight& flight) {
-  if (flight.acknowledged || flight.arrived) return false;
-  return flight.kind == Flight::kWrite ? !flight.delivered
-                                       : flight.kind == Flight::kSend && one_in(4);
+  complete(flight.from->cq, flight.context, FI_RMA | FI_WRITE, 0, 0, 0);
 }
 
 uint64_t flags_of(const Flight& flight) {
@@ -105,8 +89,6 @@ uint64_t flags_of(const Flight& flight) {
       return FI_RMA | FI_WRITE;
     case Flight::kRead:
       return FI_RMA | FI_READ;
-    case Flight::kTagged:
-      return FI_TAGGED | FI_SEND;
     case Flight::kSend:
       break;
   }
@@ -123,65 +105,28 @@ int land(const Flight& flight) {
   return target != world().endpoints.end() ? arrive(flight, *target->second) : FI_ECONNRESET;
 }
 
-// Lets a message that has arrived come once more, later.
-void repeat(const Flight& flight) {
-  Flight again = flight;
-  auto data = static_cast<const std::byte*>(flight.data);
-  again.copy.assign(data, data + flight.bytes);
-  again.acknowledged = again.repeated = true;
-  again.arrived = false;
-  again.rests = chance()() % 8;
-  world().flights.push_back(std::move(again));
-  world().flights.back().data = world().flights.back().copy.data();
-  ++state().duplicated;
-}
-
 void advance(size_t index) {
   std::deque<Flight>& flights = world().flights;
   Flight& flight = flights[index];
-  if (flight.rests > 0) {
-    --flight.rests;
-    return;
-  }
-  if (may_acknowledge(flight)) return acknowledge(flight);
-  int error = flight.arrived ? 0 : land(flight);
+  bool early = flight.kind == Flight::kWrite && !flight.delivered && !flight.acknowledged;
+  if (early) return acknowledge(flight);
+  int error = land(flight);
   if (error < 0) return;
-  if (!flight.arrived) {
-    state().overtaken += flight.sequence < world().last_arrived;
-    world().last_arrived = std::max(world().last_arrived, flight.sequence);
-  }
-  bool doubles = state().settings.duplicates && flight.kind == Flight::kSend && error == 0 &&
-                 !flight.arrived && !flight.repeated && chance()() % 4 == 0;
-  flight.arrived = true;
-  // The completion may come much later.
-  bool late = error == 0 && !flight.acknowledged && one_in(4);
-  if (late) flight.rests = 1 + chance()() % 16;
+  state().overtaken += flight.sequence < world().last_arrived;
+  world().last_arrived = std::max(world().last_arrived, flight.sequence);
   Flight done = std::move(flight);
-  if (done.acknowledged) done.data = done.copy.data();
-  if (late) {
-    flight = done;
-  } else {
-    flights.erase(flights.begin() + static_cast<ptrdiff_t>(index));
-  }
-  if (doubles) repeat(done);
-  if (!late && !done.acknowledged)
-    complete(done.from->cq, done.context, flags_of(done), 0, 0, error);
+  flights.erase(flights.begin() + static_cast<ptrdiff_t>(index));
+  if (!done.acknowledged) complete(done.from->cq, done.context, flags_of(done), 0, 0, error);
 }
-
-}  // namespace
-
-namespace {
 
 void write_from_outside() {
   for (auto& [name, ep] : world().endpoints) {
     if (state().foreign_writes == 0) return;
     void* context = nullptr;
     if (state().settings.consumes_receives) {
-      auto receive = std::find_if(ep->receives.begin(), ep->receives.end(),
-                                  [](const PostedReceive& r) { return !r.tagged; });
-      if (receive == ep->receives.end()) continue;
-      context = receive->context;
-      ep->receives.erase(receive);
+      if (ep->receives.empty()) continue;
+      context = ep->receives.front().context;
+      ep->receives.pop_front();
     }
     complete(ep->cq, context, FI_RMA | FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA, 8, 0, 0);
     --state().foreign_writes;
@@ -216,7 +161,6 @@ void check_descriptor(const Ep& ep, const void* data, size_t bytes, void* descri
       violation("a descriptor of other memory");
     }
     if ((mr->access & access) != access) violation("a descriptor without the access");
-    if (!mr->enabled) violation("a registration that is not bound and enabled");
     return;
   }
   violation("memory without a descriptor");

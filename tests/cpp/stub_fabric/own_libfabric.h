@@ -1,6 +1,5 @@
-// What every implementation of libfabric of our own needs: tables of functions, and descriptions of what there
-// is (fi_info) as libfabric's own functions make and free them. The simulated provider and the stub of the tests
-// include it. It knows neither.
+// Tables of functions, and descriptions of what there is (fi_info) as libfabric's own functions make and free
+// them. Of the stub.
 #pragma once
 
 #include <rdma/fabric.h>
@@ -10,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
-namespace smddp::fabric::own {
+namespace smddp::own_libfabric {
 
 // A table of libfabric's functions of which the implementation has some. Written before any thread sees it:
 // libfabric's inline functions read it without a lock.
@@ -76,4 +75,4 @@ inline fi_info* duplicate_info(const fi_info* info) {
   return made;
 }
 
-}  // namespace smddp::fabric::own
+}  // namespace smddp::own_libfabric

@@ -1,47 +1,46 @@
-#include "transport/simulated/network.h"
+#include "simulator/network.h"
 
 #include <algorithm>
 #include <cmath>
 
-namespace smddp::fabric::simulated {
+namespace smddp::simulator {
 
-Network::Network(const Model& model, int hosts, int processes_per_host)
+VirtualNetwork::VirtualNetwork(const Model& model, int hosts, int processes_per_host)
     : model_(model),
       hosts_(hosts),
       processes_per_host_(processes_per_host),
       links_(static_cast<size_t>(hosts * model.nics)),
       processes_(static_cast<size_t>(hosts * processes_per_host)) {}
 
-Network::~Network() {
+VirtualNetwork::~VirtualNetwork() {
   for (; !events_.empty(); events_.pop()) delete events_.top().action;
 }
 
-void Network::enter(Process process) {
+void VirtualNetwork::enter(ProcessNumber process) {
   current_ = process;
   State& state = processes_[process];
   state.clock_ns = std::max(state.clock_ns, static_cast<double>(now_));
   now_ = static_cast<uint64_t>(state.clock_ns);
 }
 
-void Network::charge(double ns) {
+void VirtualNetwork::charge(double ns) {
   State& state = processes_[current_];
   state.clock_ns += ns;
   now_ = static_cast<uint64_t>(state.clock_ns);
 }
 
-void Network::pass_to(uint64_t ns) {
+void VirtualNetwork::pass_to(uint64_t ns) {
   if (events_.empty() || events_.top().when >= ns) now_ = std::max(now_, ns);
 }
 
-bool Network::next(Process* process) {
+bool VirtualNetwork::next(ProcessNumber* process) {
   while (!events_.empty()) {
-    Event event = events_.top();
+    Queued event = events_.top();
     events_.pop();
     ++counters_.events;
     now_ = event.when;
     if (event.action != nullptr) {
-      std::unique_ptr<Action> action(event.action);
-      action->run();
+      event.action->run();
       continue;
     }
     State& state = processes_[event.process];
@@ -53,7 +52,7 @@ bool Network::next(Process* process) {
   return false;
 }
 
-void Network::wake(Process process, uint64_t at) {
+void VirtualNetwork::wake(ProcessNumber process, uint64_t at) {
   State& state = processes_[process];
   at = std::max(at, static_cast<uint64_t>(state.clock_ns));
   if (at >= state.runs_at) return;
@@ -61,11 +60,11 @@ void Network::wake(Process process, uint64_t at) {
   events_.push({at, order_++, nullptr, process});
 }
 
-void Network::at(uint64_t when, std::unique_ptr<Action> action) {
+void VirtualNetwork::at(uint64_t when, std::unique_ptr<Action> action) {
   events_.push({when, order_++, action.release(), 0});
 }
 
-uint64_t Network::leave(size_t nic, size_t bytes) {
+uint64_t VirtualNetwork::leave(size_t nic, size_t bytes) {
   Link& from = link(host_of(current_), nic);
   double size = static_cast<double>(bytes) + model_.header_bytes;
   double start = std::max(from.out_free_ns, static_cast<double>(now_));
@@ -74,7 +73,7 @@ uint64_t Network::leave(size_t nic, size_t bytes) {
   return static_cast<uint64_t>(std::llround(start + model_.latency_ns));
 }
 
-uint64_t Network::receive(int host, size_t nic, size_t bytes) {
+uint64_t VirtualNetwork::receive(int host, size_t nic, size_t bytes) {
   Link& to = link(host, nic);
   double size = static_cast<double>(bytes) + model_.header_bytes;
   double start = std::max(to.in_free_ns, static_cast<double>(now_));
@@ -83,4 +82,4 @@ uint64_t Network::receive(int host, size_t nic, size_t bytes) {
   return static_cast<uint64_t>(std::llround(to.in_free_ns));
 }
 
-}  // namespace smddp::fabric::simulated
+}  // namespace smddp::simulator

@@ -1,5 +1,5 @@
-// Many ranks of a simulated cluster in one process and one thread: the engine, the group and the endpoint of
-// each are the real ones, over a network in virtual time. Runs collectives and counts what they took. The
+// Many ranks of a simulated cluster in one process and one thread: the engine and the group of each are the
+// real ones, over a network in virtual time. Runs collectives and counts what they took. The
 // command and the tests use it.
 //
 // What is simulated is the network and the clock. Ranks of one host move bytes through real shared segments;
@@ -16,8 +16,8 @@
 #include "common/status.h"
 #include "group/group.h"
 #include "progress/process.h"
-#include "transport/ofi/loader.h"
-#include "transport/simulated/network.h"
+#include "simulator/network.h"
+#include "simulator/transport.h"
 
 namespace smddp::simulator {
 
@@ -37,7 +37,7 @@ struct HostModel {
 struct Outcome {
   double seconds = 0;        // of virtual time, from the call to the last rank's end
   double first_seconds = 0;  // to the first rank's end
-  fabric::simulated::Counters network;
+  NetworkCounters network;
   double most_bytes_out = 0, most_bytes_in = 0;  // of the NIC that has most
   uint64_t passes = 0, most_passes = 0;          // of all engines, and of the busiest
   uint64_t idle_looks = 0;  // times that nothing was under way, and ranks looked for late ones
@@ -47,12 +47,12 @@ struct Outcome {
 class Cluster {
  public:
   // Sets common/clock.h to virtual time, for the rest of the process's life.
-  static Result<std::unique_ptr<Cluster>> create(const fabric::simulated::Model& model,
-                                                 const Layout& layout, const HostModel& host = {});
+  static Result<std::unique_ptr<Cluster>> create(const Model& model, const Layout& layout,
+                                                 const HostModel& host = {});
   ~Cluster();
 
   const Layout& layout() const { return layout_; }
-  fabric::simulated::Network& network() { return *network_; }
+  VirtualNetwork& network() { return *network_; }
   Process& process(Rank rank) { return *ranks_[static_cast<size_t>(rank)].process; }
   Group& group(Rank rank) { return *ranks_[static_cast<size_t>(rank)].group; }
   // Of what a rank publishes when the group is made (joining/rank_info.h), as the mean of all ranks.
@@ -73,16 +73,16 @@ class Cluster {
   };
   class Count;
   Cluster(const Layout& layout, const HostModel& host) : layout_(layout), host_(host) {}
-  Status set_up(const fabric::simulated::Model& model);
+  Status set_up(const Model& model);
   // Lets happen what is still under way.
   void settle();
   // Rank `process` runs until nothing moves.
-  void turn(fabric::simulated::Process process, Operation& operation, bool watches, bool called);
+  void turn(ProcessNumber process, Operation& operation, bool watches, bool called);
 
   const Layout layout_;
   const HostModel host_;
-  std::unique_ptr<fabric::simulated::Network> network_;
-  fabric::Library library_;
+  std::unique_ptr<VirtualNetwork> network_;
+  MemoryTransport::Shared transports_;  // outlives the engines
   std::vector<SimulatedRank> ranks_;
   size_t rank_info_bytes_ = 0;  // of all ranks
   RankInfo rank_info_;

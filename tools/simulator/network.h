@@ -1,6 +1,6 @@
 // A network of hosts in virtual time: the NICs and links, the processes at its ends, and the queue of what
-// happens next. It knows bytes and times, not libfabric: provider.h makes it an implementation of libfabric
-// for the endpoints of the simulated processes. The simulator creates it and asks it which process runs next.
+// happens next. It knows bytes and times: transport.h makes it a transport for each simulated process. The
+// Cluster creates it and asks it which process runs next.
 //
 // One thread. Equal calls give equal times: events at the same time happen in the order of their creation.
 #pragma once
@@ -11,7 +11,7 @@
 #include <queue>
 #include <vector>
 
-namespace smddp::fabric::simulated {
+namespace smddp::simulator {
 
 // Nanoseconds and bytes. A message of b bytes between two idle processes takes
 // message_ns + latency_ns + b / bytes_per_ns + message_ns, as in LogGP (Alexandrov et al., SPAA 1995).
@@ -20,54 +20,51 @@ struct Model {
   double bytes_per_ns = 1.25;  // of a NIC, in each direction
   double message_ns = 4'000;   // of a processor, for each operation started and message taken
   double header_bytes = 0;     // that each operation adds on the link
-  double registration_ns = 0;  // of a processor, for each registration of memory
   int nics = 1;                // of a host
-  bool ordered = false;        // messages arrive after the writes before them (FI_ORDER_SAW)
-  bool registers = true;       // memory that is sent from has to be registered (FI_MR_LOCAL)
+  bool ordered = false;        // messages arrive after the writes before them
   bool moves_writes = true;    // false: writes take their time, but move no bytes
 };
 
-using Process = uint32_t;  // dense from 0
+using ProcessNumber = uint32_t;  // dense from 0
 
-struct Counters {
+struct NetworkCounters {
   uint64_t messages = 0, message_bytes = 0;
   uint64_t writes = 0, write_bytes = 0;
-  uint64_t registrations = 0;  // made so far
-  uint64_t open_registrations = 0, most_registrations = 0;
   uint64_t waiting_messages = 0;  // that found no receive buffer at first
   uint64_t events = 0;
 
-  // What has been added since `before`; open and most registrations stay as they are.
-  Counters& operator-=(const Counters& before) {
+  // What has been added since `before`.
+  NetworkCounters& operator-=(const NetworkCounters& before) {
     messages -= before.messages;
     message_bytes -= before.message_bytes;
     writes -= before.writes;
     write_bytes -= before.write_bytes;
-    registrations -= before.registrations;
     waiting_messages -= before.waiting_messages;
     events -= before.events;
     return *this;
   }
 };
 
-// What one event does when its time has come. Owned by the provider's objects or by the queue.
+// What one event does when its time has come. run() owns the action: it queues it again, or passes it on.
 class Action {
  public:
   virtual ~Action() = default;
   virtual void run() = 0;
 };
 
-class Network {
+class VirtualNetwork {
  public:
-  Network(const Model& model, int hosts, int processes_per_host);
-  ~Network();
-  Network(const Network&) = delete;
-  Network& operator=(const Network&) = delete;
+  VirtualNetwork(const Model& model, int hosts, int processes_per_host);
+  ~VirtualNetwork();
+  VirtualNetwork(const VirtualNetwork&) = delete;
+  VirtualNetwork& operator=(const VirtualNetwork&) = delete;
 
   const Model& model() const { return model_; }
-  Counters& counters() { return counters_; }
+  NetworkCounters& counters() { return counters_; }
   int hosts() const { return hosts_; }
-  int host_of(Process process) const { return static_cast<int>(process) / processes_per_host_; }
+  int host_of(ProcessNumber process) const {
+    return static_cast<int>(process) / processes_per_host_;
+  }
 
   // --- time
 
@@ -75,8 +72,8 @@ class Network {
   const uint64_t* clock() const { return &now_; }
   uint64_t now() const { return now_; }
   // The process whose calls follow. Its time is at least `now`, the time of the latest event.
-  void enter(Process process);
-  Process current() const { return current_; }
+  void enter(ProcessNumber process);
+  ProcessNumber current() const { return current_; }
   // The running process computes for so long.
   void charge(double ns);
   // Time passes without an event, up to `ns`: only if none is queued before.
@@ -85,9 +82,9 @@ class Network {
   // --- what happens next
 
   // Lets things happen until a process has to run: true, and the process. False: nothing is queued.
-  bool next(Process* process);
+  bool next(ProcessNumber* process);
   // The process has to run at `at`, or as soon as it has computed what it computes.
-  void wake(Process process, uint64_t at);
+  void wake(ProcessNumber process, uint64_t at);
   void at(uint64_t when, std::unique_ptr<Action> action);
 
   // --- the links
@@ -110,11 +107,11 @@ class Network {
     double clock_ns = 0;
     uint64_t runs_at = UINT64_MAX;  // of its event in the queue
   };
-  struct Event {
+  struct Queued {
     uint64_t when, order;
     Action* action;  // nullptr: a process runs
-    Process process;
-    bool operator>(const Event& other) const {
+    ProcessNumber process;
+    bool operator>(const Queued& other) const {
       return when != other.when ? when > other.when : order > other.order;
     }
   };
@@ -126,13 +123,13 @@ class Network {
   const Model model_;
   const int hosts_;
   const int processes_per_host_;
-  Counters counters_;
+  NetworkCounters counters_;
   std::vector<Link> links_;
   std::vector<State> processes_;
-  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::priority_queue<Queued, std::vector<Queued>, std::greater<>> events_;
   uint64_t order_ = 0;
   uint64_t now_ = 1;
-  Process current_ = 0;
+  ProcessNumber current_ = 0;
 };
 
-}  // namespace smddp::fabric::simulated
+}  // namespace smddp::simulator

@@ -6,15 +6,14 @@
 #include <memory>
 
 #include "progress/process.h"
-#include "transport/ofi/endpoint.h"
 
 namespace smddp {
 
 class SimulatedEngine {
  public:
-  // A process whose engine has no thread of its own, and whose endpoint is opened with `fabric`. Engine::wait() is
+  // A process whose engine has no thread of its own, and whose transport `open` opens. Engine::wait() is
   // not for it.
-  static Result<std::unique_ptr<Process>> create(const fabric::Options& fabric);
+  static Result<std::unique_ptr<Process>> create(transport::Open open);
   // One pass, and with `watches` a look for late ranks, as before a sleep; then what finished. True if
   // anything moved.
   static bool turn(Engine& engine, bool watches);

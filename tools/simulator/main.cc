@@ -38,7 +38,7 @@ constexpr const char* kUsage =
 
 struct Settings {
   Layout layout{2, 1};
-  fabric::simulated::Model model;
+  Model model;
   Collective collective = Collective::kAllGather;
   std::vector<size_t> bytes = {1 << 20};
   Algorithm algorithm = Algorithm::kAuto;
@@ -136,8 +136,8 @@ Settings parse(int argc, char** argv) {
     if (i + 1 == argc) refuse(std::string(argv[i]) + " needs a value");
     set(settings, argv[i], argv[i + 1]);
   }
-  if (settings.model.nics > static_cast<int>(fabric::kMaxRails))
-    refuse("--nics may be at most " + std::to_string(fabric::kMaxRails));
+  if (settings.model.nics > static_cast<int>(wire::kMaxRails))
+    refuse("--nics may be at most " + std::to_string(wire::kMaxRails));
   return settings;
 }
 
@@ -227,12 +227,12 @@ Settings one_rail(Settings settings) {
 
 void print(const Outcome& outcome, const Operation& operation, size_t bytes, double bound,
            size_t memory) {
-  const fabric::simulated::Counters& net = outcome.network;
+  const NetworkCounters& net = outcome.network;
   std::printf(
       "{\"bytes\": %zu, \"seconds\": %.9g, \"first_seconds\": %.9g, \"bound_seconds\": %.9g, "
       "\"path\": \"%s\", \"fragments\": %u, \"messages\": %llu, \"message_bytes\": %llu, "
       "\"writes\": %llu, \"write_bytes\": %llu, \"most_nic_bytes_out\": %.9g, "
-      "\"most_nic_bytes_in\": %.9g, \"registrations\": %llu, \"most_registrations\": %llu, "
+      "\"most_nic_bytes_in\": %.9g,"
       "\"waiting_messages\": %llu, \"passes\": %llu, \"most_passes\": %llu, \"idle_looks\": %llu, "
       "\"memory_bytes_per_rank\": %zu, \"simulation_seconds\": %.3f}",
       bytes, outcome.seconds, outcome.first_seconds, bound, operation.path.c_str(),
@@ -240,8 +240,6 @@ void print(const Outcome& outcome, const Operation& operation, size_t bytes, dou
       static_cast<unsigned long long>(net.message_bytes),
       static_cast<unsigned long long>(net.writes), static_cast<unsigned long long>(net.write_bytes),
       outcome.most_bytes_out, outcome.most_bytes_in,
-      static_cast<unsigned long long>(net.registrations),
-      static_cast<unsigned long long>(net.most_registrations),
       static_cast<unsigned long long>(net.waiting_messages),
       static_cast<unsigned long long>(outcome.passes),
       static_cast<unsigned long long>(outcome.most_passes),

@@ -2,7 +2,7 @@
 // are several, the one of them that has been given the fewest bytes. Over TCP the second rule decides nearly
 // always, because bytes in a socket's buffer count as sent. Plain turns would not balance the load: if every
 // third chunk is followed by a short message, one rail would get two of three chunks. The chunks of one flow take
-// turns. Knows nothing of libfabric. Called by RailSet only.
+// turns. Called by libfabric's RailSet, and by the simulator.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 #include "transport/wire.h"
 
-namespace smddp::fabric {
+namespace smddp {
 
 class RailBalance {
  public:
@@ -61,4 +61,4 @@ class RailBalance {
   std::array<uint64_t, wire::kMaxRails> ahead_ = {};
 };
 
-}  // namespace smddp::fabric
+}  // namespace smddp

@@ -1,4 +1,4 @@
-#include "transport/ofi/mr_cache.h"
+#include "transport/ofi/registrations.h"
 
 #include <unistd.h>
 
@@ -7,15 +7,13 @@
 
 #include "common/exceptions.h"
 
-namespace smddp::fabric {
+namespace smddp::ofi {
 namespace {
 
 uint64_t access_flags(Access access) {
   switch (access) {
     case Access::kSend:
       return FI_SEND | FI_WRITE;
-    case Access::kReceive:
-      return FI_RECV;
     case Access::kRead:
       return FI_READ;
     case Access::kRemoteWrite:
@@ -26,10 +24,7 @@ uint64_t access_flags(Access access) {
 
 }  // namespace
 
-MrCache::MrCache(const Registrar& registrar, size_t bound, Counters* counters)
-    : registrar_(registrar), bound_(registrar.pins() ? 0 : bound), counters_(counters) {}
-
-Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) {
+Registration* Registrations::take(const std::byte* data, size_t bytes, Access access) {
   try {
     return find_or_open(data, bytes, access);
   } catch (const std::bad_alloc&) {
@@ -38,7 +33,7 @@ Registration* MrCache::take(const std::byte* data, size_t bytes, Access access) 
   }
 }
 
-Registration* MrCache::find_or_open(const std::byte* data, size_t bytes, Access access) {
+Registration* Registrations::find_or_open(const std::byte* data, size_t bytes, Access access) {
   uintptr_t base = reinterpret_cast<uintptr_t>(data);
   const Loan* loan = loan_of(data);
   bool exclusive = access == Access::kRemoteWrite && loan == nullptr;
@@ -55,7 +50,7 @@ Registration* MrCache::find_or_open(const std::byte* data, size_t bytes, Access 
   auto [first, last] = table_.equal_range(range);
   for (auto at = first; at != last && !exclusive; ++at) {
     Registration& found = at->second;
-    if (found.users++ == 0 && !found.lent) idle_.erase(found.idle);
+    ++found.users;
     ++counters_->registration_hits;
     return &found;
   }
@@ -76,40 +71,15 @@ Registration* MrCache::find_or_open(const std::byte* data, size_t bytes, Access 
   return &registration;
 }
 
-void MrCache::give_back(Registration* registration) {
-  if (--registration->users > 0 || registration->lent) return;
-  bool exclusive = std::get<Access>(registration->self->first) == Access::kRemoteWrite;
-  bool keep = bound_ > 0 && !exclusive;
-  if (keep) {
-    try {
-      registration->idle = idle_.insert(idle_.end(), registration);
-    } catch (const std::bad_alloc&) {
-      keep = false;
-    }
-  }
-  if (!keep) {
-    table_.erase(registration->self);
-    return;
-  }
-  if (idle_.size() <= bound_) return;
-  Registration* oldest = idle_.front();
-  idle_.pop_front();
-  table_.erase(oldest->self);
-}
-
-const MrCache::Loan* MrCache::loan_of(const std::byte* data) const {
+const Registrations::Loan* Registrations::loan_of(const std::byte* data) const {
   for (const Loan& loan : loans_) {
     if (data >= loan.at && data < loan.at + loan.bytes) return &loan;
   }
   return nullptr;
 }
 
-void MrCache::lend(const std::byte* at, size_t bytes, const MemoryOwner& owner) {
-  loans_.push_back({at, bytes, owner});
-}
-
 // A registration that still has a user ends with its last user, or with the endpoint.
-void MrCache::take_back(const std::byte* at) {
+void Registrations::take_back(const std::byte* at) {
   auto loan = std::find_if(loans_.begin(), loans_.end(), [&](const Loan& l) { return l.at == at; });
   if (loan == loans_.end()) return;
   for (auto entry = table_.begin(); entry != table_.end();) {
@@ -125,4 +95,4 @@ void MrCache::take_back(const std::byte* at) {
   loans_.erase(loan);
 }
 
-}  // namespace smddp::fabric
+}  // namespace smddp::ofi

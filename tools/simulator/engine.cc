@@ -1,4 +1,4 @@
-#include "progress/simulated_engine.h"
+#include "simulator/engine.h"
 
 #include <utility>
 
@@ -6,11 +6,10 @@
 
 namespace smddp {
 
-Result<std::unique_ptr<Process>> SimulatedEngine::create(const fabric::Options& fabric) {
+Result<std::unique_ptr<Process>> SimulatedEngine::create(transport::Open open) {
   auto presence = intranode::Presence::create();
   if (!presence) return presence.status();
-  std::unique_ptr<Process> process(new Process(std::move(presence.value())));
-  process->network_.simulate(fabric);
+  std::unique_ptr<Process> process(new Process(std::move(presence.value()), std::move(open)));
   return process;
 }
 

@@ -8,13 +8,10 @@
 #include "common/clock.h"
 #include "group/group_builder.h"
 #include "joining/rank_info.h"
-#include "progress/simulated_engine.h"
-#include "transport/simulated/provider.h"
+#include "simulator/engine.h"
 
 namespace smddp::simulator {
 namespace {
-
-using ProcessNumber = fabric::simulated::Process;
 
 // As long as the engine's longest sleep: if nothing is on its way, ranks look for others that are late.
 constexpr uint64_t kLookNs = 100'000'000;
@@ -40,28 +37,28 @@ uint64_t bytes_of(const Taken& taken) { return taken.slots + taken.in_place + ta
 
 }  // namespace
 
-Result<std::unique_ptr<Cluster>> Cluster::create(const fabric::simulated::Model& model,
-                                                 const Layout& layout, const HostModel& host) {
+Result<std::unique_ptr<Cluster>> Cluster::create(const Model& model, const Layout& layout,
+                                                 const HostModel& host) {
   std::unique_ptr<Cluster> cluster(new Cluster(layout, host));
   if (Status made = cluster->set_up(model); !made) return made;
   return cluster;
 }
 
-Status Cluster::set_up(const fabric::simulated::Model& model) {
-  network_ =
-      std::make_unique<fabric::simulated::Network>(model, layout_.hosts, layout_.ranks_per_host);
+Status Cluster::set_up(const Model& model) {
+  network_ = std::make_unique<VirtualNetwork>(model, layout_.hosts, layout_.ranks_per_host);
   simulated_clock = network_->clock();
-  library_ = fabric::simulated::provider_of(*network_);
-  fabric::Options options;
-  options.opened = &library_;
+  auto open = [this]() -> Result<std::unique_ptr<transport::Transport>> {
+    return std::unique_ptr<transport::Transport>(
+        std::make_unique<SimulatedTransport>(*network_, transports_));
+  };
   NoStore store;
   std::vector<std::unique_ptr<GroupBuilder>> builders;
   std::vector<RankInfo> infos;
   for (Rank rank = 0; rank < layout_.ranks(); ++rank) {
     network_->enter(static_cast<ProcessNumber>(rank));
-    auto process = SimulatedEngine::create(options);
+    auto process = SimulatedEngine::create(open);
     if (!process) return process.status();
-    if (auto endpoint = process.value()->fabric(); !endpoint) return endpoint.status();
+    if (auto opened = process.value()->fabric(); !opened) return opened.status();
     Group::Options group;
     group.name = "simulated";
     group.host = "host-" + std::to_string(rank / layout_.ranks_per_host);
@@ -138,8 +135,6 @@ void Cluster::turn(ProcessNumber process, Operation& operation, bool watches, bo
 class Cluster::Count {
  public:
   explicit Count(Cluster& cluster) : cluster_(cluster), before_(cluster.network_->counters()) {
-    fabric::simulated::Counters& counters = cluster.network_->counters();
-    counters.most_registrations = counters.open_registrations;
     for_each_nic([&](double out, double in) {
       out_.push_back(out);
       in_.push_back(in);
@@ -169,7 +164,7 @@ class Cluster::Count {
   using Clock = std::chrono::steady_clock;
   template <class F>
   void for_each_nic(F&& f) const {
-    const fabric::simulated::Network& network = *cluster_.network_;
+    const VirtualNetwork& network = *cluster_.network_;
     for (int host = 0; host < network.hosts(); ++host) {
       for (size_t nic = 0; nic < static_cast<size_t>(network.model().nics); ++nic)
         f(network.sent(host, nic), network.received(host, nic));
@@ -177,7 +172,7 @@ class Cluster::Count {
   }
 
   const Cluster& cluster_;
-  const fabric::simulated::Counters before_;
+  const NetworkCounters before_;
   const Clock::time_point began_ = Clock::now();
   std::vector<double> out_, in_;
   std::vector<uint32_t> passes_;

@@ -1,0 +1,65 @@
+// The regions that this endpoint has opened for its peers: their registrations, and whether a device sees what
+// was written. Knows nothing of messages, and of what has been written: the sender's messages tell that. Called
+// by the Endpoint.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+
+#include "transport/ofi/flush_reads.h"
+#include "transport/ofi/peer_table.h"
+#include "transport/ofi/requests.h"
+
+namespace smddp::ofi {
+
+struct Region {
+  uint32_t number = 0;
+  bool open = false;
+  Peer from = 0;
+  size_t bytes = 0;
+  std::array<Registration*, kMaxRails> registrations{};  // by rail
+  uint64_t address = 0;  // of the first byte, for those that have a key: Grant::address
+  // In a device's memory only:
+  bool lent = false;
+  bool asked = false;                  // whether it is visible: the flush reads begin
+  uint32_t flushing = 0, flushed = 0;  // rails whose flush read has begun, has completed
+  bool flush_failed = false;           // one of them
+};
+
+class Regions {
+ public:
+  Regions(RailSet& rails, PeerTable& peers);
+
+  // As Transport's open_region(), visible() and close_region().
+  bool open(Peer from, std::byte* memory, size_t bytes, uint32_t* number, wire::Grant* grant);
+  bool visible(uint32_t number);
+  void close(uint32_t number);
+
+  // For memory of a device. Later calls do nothing.
+  Status prepare_flushes() { return flushes_.prepare(); }
+  // A flush read has completed, or completed with an error.
+  void on_flushed(FlushRead* read);
+  void on_flush_failed(FlushRead* read, const Status& why);
+
+  // Whether there are flush reads to start again.
+  bool waits() const { return flushes_.waits(); }
+  void retry();
+  bool idle() const { return flushes_.idle(); }
+
+ private:
+  Region* find(uint32_t number);
+  bool register_memory(Region& region, const std::byte* memory);
+  void release(Region& region);  // one that is closed
+
+  RailSet& rails_;
+  PeerTable& peers_;
+  std::deque<Region> regions_;  // by number; elements stay where they are
+  std::deque<uint32_t> free_;   // longest free first
+  FlushReads flushes_;
+  bool virtual_addresses_;  // of memory that peers write into; otherwise offsets
+};
+
+}  // namespace smddp::ofi
