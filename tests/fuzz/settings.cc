@@ -5,8 +5,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "joining/job_secret.h"
 #include "collectives/selector.h"
+#include "joining/job_secret.h"
 
 using namespace smddp;
 
