@@ -18,11 +18,11 @@
 #include <thread>
 #include <utility>
 
+#include "debug_setting.h"
 #include "device/cuda_api.h"
 #include "device/cuda_kernels.h"
 #include "device/cuda_report.h"
 #include "device/gdr.h"
-#include "debug_setting.h"
 #include "device_world.h"
 #include "gpu/device_plan.h"
 

@@ -22,9 +22,9 @@
 
 #include "common/clock.h"
 #include "common/random.h"
-#include "intranode/presence.h"
-#include "flows/local_peers.h"
 #include "debug_setting.h"
+#include "flows/local_peers.h"
+#include "intranode/presence.h"
 #include "two_cores.h"
 #include "world.h"
 
