@@ -168,7 +168,8 @@ void Arena::become_private() {
   } else if (!all_copied) {
     log(LogLevel::kWarning,
         "a forked child has no copy of its parent's largest shared blocks and must not access "
-        "them: at most 1 GiB is copied, the smallest blocks first; spawned children need no copies");
+        "them: at most 1 GiB is copied, the smallest blocks first; spawned children need no "
+        "copies");
   }
   // The child closes the descriptors, so that the memory is freed when the parent ends, and does not
   // stay until its last child ends.
