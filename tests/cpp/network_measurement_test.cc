@@ -207,7 +207,7 @@ TEST_F(MeasuredGroup, NothingIsMeasuredInsideAHostOrIfTheModelIsGiven) {
   Made inside = make("AA");
   EXPECT_FALSE(inside.measured());
   EXPECT_EQ(inside.networks[0], "");
-  for (auto [given, used] : {std::pair("50,2.5,3", "50,2.5,3"), {"default", "20,4,1.25"}}) {
+  for (auto [given, used] : {std::pair("50:2.5:3", "50,2.5,3"), {"default", "20,4,1.25"}}) {
     set(given);
     Made made = make("AB");
     expect_alike(made);
@@ -219,7 +219,7 @@ TEST_F(MeasuredGroup, NothingIsMeasuredInsideAHostOrIfTheModelIsGiven) {
 TEST_F(MeasuredGroup, AnotherGivenModelIsAnErrorThatAllRanksTell) {
   Group::Options options;
   options.network = NetworkModel{1e3, 1e3, 1};
-  for (const char* others : {"auto", "20,4,1.25"}) {
+  for (const char* others : {"auto", "20:4:1.25"}) {
     set(others);
     Made made = make("ABB", options);
     ASSERT_EQ(made.errors.size(), 3u);
