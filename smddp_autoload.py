@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, spec_from_file_location
@@ -24,6 +24,7 @@ _HOOKS = {
     "transformers.training_args": "hook_transformers",
 }
 _registered = False
+_watched: set[str] = set()  # the modules whose import is watched
 
 
 def register() -> None:
@@ -32,8 +33,19 @@ def register() -> None:
         register_once()
 
 
+def register_with_torch() -> None:
+    """Registers now, or at the end of ``import torch``; ``import deepspeed_smddp`` calls it.
+
+    The command ``smddp`` starts without torch, whose import takes seconds.
+    """
+    if "torch" in sys.modules:
+        register_once()
+    else:
+        _watch_imports(["torch"])
+
+
 def register_once() -> None:
-    """Registers the backend and the hooks; ``import deepspeed_smddp`` calls it as well."""
+    """Registers the backend and the hooks."""
     global _registered
     if _registered:
         return
@@ -69,8 +81,7 @@ def install_hooks() -> None:
     """Makes the DeepSpeed hooks run after the import of the modules that they wrap."""
     if os.environ.get("SMDDP_DEEPSPEED_HOOK") == "0":
         return
-    if not any(isinstance(finder, _HookFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _HookFinder())
+    _watch_imports(_HOOKS)
     for name in _HOOKS:
         module = sys.modules.get(name)
         if module is None:
@@ -83,6 +94,12 @@ def install_hooks() -> None:
             _run_hook(module)
 
 
+def _watch_imports(names: Iterable[str]) -> None:
+    _watched.update(names)
+    if not any(isinstance(finder, _HookFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _HookFinder())
+
+
 def serve_torch_sagemaker() -> None:
     """Makes ``import torch.sagemaker`` find the adapter, if torch itself has no such package."""
     if not any(isinstance(finder, _SageMakerFinder) for finder in sys.meta_path):
@@ -90,6 +107,9 @@ def serve_torch_sagemaker() -> None:
 
 
 def _run_hook(module: ModuleType) -> None:
+    if module.__name__ == "torch":
+        register_once()
+        return
     try:
         hooks = import_module("deepspeed_smddp.deepspeed.hooks")
         getattr(hooks, _HOOKS[module.__name__])(module)
@@ -159,7 +179,7 @@ class _HookFinder:
     def find_spec(
         self, name: str, path: Any = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in _HOOKS or name in self._searching:
+        if name not in _watched or name in self._searching:
             return None
         self._searching.add(name)
         try:

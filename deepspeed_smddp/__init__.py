@@ -75,4 +75,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-_autoload.register_once()
+_autoload.register_with_torch()

@@ -83,7 +83,8 @@ def test_a_first_operation_imports_nothing_that_it_does_not_need() -> None:
         costly = "pydantic", "pydantic_core", "hjson", "rich", "typer", "deepspeed", "numpy"
         print([name for name in costly if name in packages])
         dist.destroy_process_group()
-        """
+        """,
+        SMDDP_FABRIC_INTERFACE="",  # not set: pydantic is needed to check a setting
     )
     assert output.strip() == "[]"
 
@@ -137,6 +138,26 @@ def test_import_order_and_repeats_do_not_matter() -> None:
         assert finders.count("_HookFinder") == 1, finders
         """
     )
+
+
+@pytest.mark.parametrize("hooks", ["1", "0"])
+def test_an_import_before_torch_registers_at_the_end_of_torch(hooks: str) -> None:
+    output = run(
+        """
+        import deepspeed_smddp, sys
+        from deepspeed_smddp.commands import main
+        print([name for name in ("torch", "numpy") if name in sys.modules])
+        import torch
+        assert "SMDDP" in torch.distributed.Backend._plugins
+        assert type(torch.__spec__).__name__ == "ModuleSpec"
+        import deepspeed
+        print(hasattr(deepspeed.initialize, "_smddp_wraps"))
+        """,
+        SMDDP_AUTOLOAD="0",
+        SMDDP_DEEPSPEED_HOOK=hooks,
+    )
+    assert output.split("\n")[0] == "[]"
+    assert output.split("\n")[-2] == str(hooks == "1")
 
 
 def test_switched_off_by_the_environment() -> None:
