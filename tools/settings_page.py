@@ -9,12 +9,12 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
+from deepspeed_smddp.config.kinds import holds
 from deepspeed_smddp.config.schema import (
     DebugSettings,
     ProcessSettings,
     Setting,
     SmddpConfig,
-    holds,
     settings_of,
 )
 
@@ -63,19 +63,19 @@ def page() -> str:
     text = _START + "".join(map(_entry, settings_of(SmddpConfig)))
     text += _VARIABLES + "".join(map(_entry, settings_of(ProcessSettings))) + _DEBUG
     for one in settings_of(DebugSettings):
-        text += f"| `{one.path}` | {_default(one) or 'empty'} | {one.field.description} |\n"
+        text += f"| `{one.path}` | {_default(one) or 'empty'} | {one.field.meaning} |\n"
     return text
 
 
 def _entry(one: Setting) -> str:
-    more, meaning = one.more, one.field.description or ""
+    about = one.field
     facts = [f"Default: `{_default(one)}`" if _default(one) else "Default: empty"]
-    facts.append(f"May hold: {html.escape(holds(one.field), quote=False)}")
+    facts.append(f"May hold: {html.escape(holds(one.model, one.path), quote=False)}")
     if one.variable:
         facts.append(f"Environment: `{one.variable}`")
-    facts += [f"When to change it: {more['when']}", f"Since {more['since']}"]
+    facts += [f"When to change it: {about.when}", f"Since {about.since}"]
     name = one.path if one.model is SmddpConfig else one.variable
-    heading = f"\n### `{name}`\n\n{meaning[0].upper()}{meaning[1:]}.\n\n"
+    heading = f"\n### `{name}`\n\n{about.meaning[0].upper()}{about.meaning[1:]}.\n\n"
     return heading + "".join(f"- {fact}\n" for fact in facts)
 
 

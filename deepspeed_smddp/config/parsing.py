@@ -5,9 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar, get_origin
-
-from pydantic import ValidationError
+from typing import Any, Literal, get_origin
 
 from deepspeed_smddp.config.schema import (
     DEBUG,
@@ -18,13 +16,11 @@ from deepspeed_smddp.config.schema import (
     ProcessSettings,
     Setting,
     SmddpConfig,
-    holds,
     settings_of,
 )
 from deepspeed_smddp.errors import SmddpConfigError, warn_once
 
 SECTION = "smddp"
-M = TypeVar("M", bound=Model)
 
 # Keys of the section that older files have: accepted, without effect.
 _RETIRED_KEYS = {
@@ -37,7 +33,7 @@ _IN_DEBUG = {"transfer": "FABRIC_TRANSFER", "curve": "FABRIC_CURVE", "hmem": "FA
 RETIRED_VARIABLES = {
     **{
         PREFIX + _IN_DEBUG.get(key, key.upper()): f"{DEBUG}={key}=... replaces it, for developers"
-        for key in DebugSettings.model_fields
+        for key in DebugSettings.fields()
     },
     **{
         PREFIX + one.path.upper().replace(".", "_"): f'the key "{SECTION}.{one.path}" of a '
@@ -63,12 +59,12 @@ def parse_section(section: Any) -> SmddpConfig:
     if not isinstance(section, Mapping):
         raise SmddpConfigError(
             f'"{SECTION}" in the DeepSpeed config is {show(section)}, '
-            "but may hold an object with the keys " + ", ".join(SmddpConfig.model_fields)
+            "but may hold an object with the keys " + ", ".join(SmddpConfig.fields())
         )
     for key in _RETIRED_KEYS.keys() & section.keys():
         warn_once(key, f'smddp: "{SECTION}.{key}" has no effect any more: {_RETIRED_KEYS[key]}')
     kept = {str(key): value for key, value in section.items() if key not in _RETIRED_KEYS}
-    return _validated(SmddpConfig, kept, lambda path: f'"{SECTION}.{path}"')
+    return SmddpConfig(lambda path: f'"{SECTION}.{path}"', **kept)
 
 
 def parse_variables(environment: Mapping[str, str]) -> tuple[dict[str, Any], ProcessSettings]:
@@ -82,10 +78,11 @@ def parse_variables(environment: Mapping[str, str]) -> tuple[dict[str, Any], Pro
         if text := environment.get(name):
             found[one.model][one.path] = _from_text(text, one)
 
-    def checked(model: type[M]) -> M:
-        return _validated(model, found[model], lambda path: PREFIX + path.upper())
+    def named(path: str) -> str:
+        return PREFIX + path.upper()
 
-    return given_keys(checked(SmddpConfig)), checked(ProcessSettings)
+    section = SmddpConfig(named, **found[SmddpConfig])
+    return given_keys(section), ProcessSettings(named, **found[ProcessSettings])
 
 
 def parse_debug(text: str) -> DebugSettings:
@@ -99,14 +96,13 @@ def parse_debug(text: str) -> DebugSettings:
     for pair in filter(None, text.split(",")):
         key, _, value = pair.partition("=")
         values[key] = _from_text(value, settings[key]) if key in settings else value
-    return _validated(DebugSettings, values, lambda path: f"{path} in {DEBUG}")
+    return DebugSettings(lambda path: f"{path} in {DEBUG}", **values)
 
 
 def given_keys(section: Model, prefix: str = "") -> dict[str, Any]:
     """The values of the keys that were given, by dotted path; defaults are left out."""
     found: dict[str, Any] = {}
-    for name in section.model_fields_set:
-        value = getattr(section, name)
+    for name, value in vars(section).items():
         if isinstance(value, Model):
             found |= given_keys(value, f"{prefix}{name}.")
         else:
@@ -114,8 +110,8 @@ def given_keys(section: Model, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def nested(values: Mapping[str, Any]) -> SmddpConfig:
-    """The section with these values, by dotted path."""
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of the section with these values, by dotted path."""
     section: dict[str, Any] = {}
     for path, value in values.items():
         *parents, last = path.split(".")
@@ -123,7 +119,7 @@ def nested(values: Mapping[str, Any]) -> SmddpConfig:
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = value
-    return SmddpConfig(**section)
+    return section
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -148,7 +144,9 @@ def show(value: Any) -> str:
 def _from_text(text: str, one: Setting) -> Any:
     """The value that a text of the environment stands for."""
     lowered = text.strip().lower()
-    kind = one.field.annotation
+    from deepspeed_smddp.config.kinds import checker
+
+    kind = checker(one.model).model_fields[one.path].annotation
     if kind is str:
         return text
     if kind is bool:
@@ -159,13 +157,23 @@ def _from_text(text: str, one: Setting) -> Any:
         return lowered
 
 
-def _validated(model: type[M], values: Mapping[str, Any], named: Callable[[str], str]) -> M:
-    """The model with these values; ``named`` is how an error calls a setting, by dotted path."""
+def checked(
+    model: type[Model], values: Mapping[str, Any], named: Callable[[str], str]
+) -> dict[str, Any]:
+    """The values as the model has them; ``named`` is how an error calls a setting, of its path.
+
+    Raises:
+        SmddpConfigError: an unknown key or a wrong value, in one sentence.
+    """
+    from pydantic import ValidationError
+
+    from deepspeed_smddp.config.kinds import checker, given, holds
+
     try:
-        return model.model_validate(values)
+        return given(checker(model).model_validate(values))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    fields, held = model.model_fields, show(first["input"])
+    fields, held = model.fields(), show(first["input"])
     path: list[str] = []
     # What follows the key of a value in "loc" is the member of a union that pydantic has tried.
     for key in map(str, first["loc"]):
@@ -175,8 +183,8 @@ def _validated(model: type[M], values: Mapping[str, Any], named: Callable[[str],
             where = f'the section "{".".join([SECTION, *path])}"' if model is SmddpConfig else DEBUG
             raise SmddpConfigError(f'"{key}": {held} is not a key of {where}; {hint}')
         path.append(key)
-        field = fields[key]
-        if not isinstance(field.default, Model):
+        if not isinstance(fields[key].default, Model):
             break
-        fields = type(field.default).model_fields
-    raise SmddpConfigError(f"{named('.'.join(path))} is {held}, but may hold {holds(field)}")
+        fields = fields[key].default.fields()
+    dotted = ".".join(path)
+    raise SmddpConfigError(f"{named(dotted)} is {held}, but may hold {holds(model, dotted)}")

@@ -11,36 +11,31 @@ and csrc/common/env.h lists those that the core reads; a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.fields import FieldInfo
+if TYPE_CHECKING:  # by pydantic, which a process without a setting to check does not import
+    from deepspeed_smddp.config.kinds import (
+        Bucket,
+        Count,
+        Deadline,
+        File,
+        Flag,
+        Positive,
+        Route,
+        Seconds,
+        Text,
+    )
 
 PREFIX = "SMDDP_"
 DEBUG = "SMDDP_DEBUG"
-MIN_BUCKET_BYTES = 4096
-ROUTES = ("smddp", "fallback", "nccl", "gloo", "auto")
 
 
-class Model(BaseModel):
-    """A set of settings: it has no unknown keys, and does not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-def setting(
-    default: Any,
-    meaning: str,
-    when: str = "",
-    holds: str = "",
-    *,
-    since: str = "0.1",
-    variable: bool = True,
-    secret: bool = False,
-) -> Any:
-    """The field of one setting.
+@dataclass(frozen=True)
+class Field:
+    """One setting of a :class:`Model`, whose objects have its default unless a value was given.
 
     Args:
         default: the value if none is given.
@@ -51,79 +46,68 @@ def setting(
         variable: whether an environment variable of its own sets it.
         secret: its value is never shown.
     """
-    more: dict[str, Any] = {"when": when, "since": since, "variable": variable, "secret": secret}
-    if holds:
-        return Field(default, title=holds, description=meaning, json_schema_extra=more)
-    return Field(default, description=meaning, json_schema_extra=more, repr=not secret)
+
+    default: Any
+    meaning: str
+    when: str = ""
+    holds: str = ""
+    since: str = "0.1"
+    variable: bool = True
+    secret: bool = False
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return self if instance is None else self.default
+
+
+class Model:
+    """A set of settings, which does not change.
+
+    An object has the values that were given as attributes of its own. pydantic checks them.
+
+    Args:
+        named: how an error calls a setting, of its dotted path.
+        given: the values by name.
+
+    Raises:
+        SmddpConfigError: an unknown key or a wrong value, in one sentence.
+    """
+
+    def __init__(self, named: Callable[[str], str] = str, /, **given: Any) -> None:
+        if given:
+            from deepspeed_smddp.config import parsing
+
+            vars(self).update(parsing.checked(type(self), given, named))
+
+    @classmethod
+    def fields(cls) -> dict[str, Field]:
+        """The settings by name."""
+        return {name: one for name, one in vars(cls).items() if isinstance(one, Field)}
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return ((name, getattr(self, name)) for name in self.fields())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Model) and type(other) is type(self) and dict(self) == dict(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name}: settings do not change")
+
+    def __repr__(self) -> str:
+        shown = (f"{name}={v!r}" for name, v in self if not self.fields()[name].secret)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def setting(*about: Any, **more: Any) -> Any:
+    """A :class:`Field`, for an attribute that has the type of its values."""
+    return Field(*about, **more)
 
 
 setting_0_2 = partial(setting, since="0.2")
 
 
-def _whole(value: Any) -> Any:
-    """JSON and hjson read 5e8 as a float, which DeepSpeed takes for a count too."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _steps(value: Any) -> tuple[tuple[int, str], ...]:
-    """Steps of a route: bytes at most (0: no bound), and the path. A single path is one step."""
-    if isinstance(value, str):
-        value = [{"path": value}]
-    steps = [_step(step) for step in value] if isinstance(value, list | tuple) else []
-    bounds = [bound for bound, _ in steps]
-    bounded = [bound for bound in bounds if bound]
-    # "auto" finds bounds itself.
-    finds = any(path == "auto" for _, path in steps) and len(steps) > 1
-    if not steps or 0 in bounds[:-1] or finds or bounded != sorted(set(bounded)):
-        raise ValueError("these are no steps")
-    return tuple(steps)
-
-
-def _step(step: Any) -> tuple[int, str]:
-    if isinstance(step, dict) and {"path"} <= set(step) <= {"up_to", "path"}:
-        bound, path, least = _whole(step.get("up_to", 0)), step["path"], int("up_to" in step)
-    elif isinstance(step, list | tuple) and len(step) == 2:
-        bound, path, least = _whole(step[0]), step[1], 0
-    else:
-        raise ValueError("this is no step")
-    if type(bound) is not int or not least <= bound < 1 << 62 or path not in ROUTES:
-        raise ValueError("this is no step")
-    return bound, path
-
-
-# The titles are what a value of the type may hold.
-Flag = Annotated[bool, Field(strict=True, title="true or false")]
-Text = Annotated[str, Field(strict=True, title="a text")]
-File = Annotated[
-    str,
-    Field(
-        strict=True,
-        title="the name of a file, with {rank} and {host} in it if wanted, or an empty text for "
-        "none",
-    ),
-]
-Count = Annotated[
-    int,
-    BeforeValidator(_whole),
-    Field(strict=True, ge=0, le=1 << 31, title="a number of at least 0"),
-]
-Positive = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=1, le=1 << 31)]
-Bytes = Annotated[int, Field(strict=True, ge=MIN_BUCKET_BYTES, le=1 << 62)]
-Bucket = Annotated[
-    Bytes | Literal["auto"],
-    BeforeValidator(_whole),
-    Field(title=f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'),
-]
-Seconds = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
-Route = Annotated[
-    tuple[tuple[int, str], ...],
-    BeforeValidator(_steps),
-    Field(
-        title='"smddp", "nccl", "gloo", "fallback" (either), "auto", or a list of '
-        '{"up_to": bytes, "path": one of these} in rising order, of which the last may have no '
-        '"up_to"'
-    ),
-]
 _SMDDP = ((0, "smddp"),)
 
 
@@ -257,7 +241,7 @@ class SmddpConfig(Model):
         "who carries which sizes of a collective",
         holds='{"all_gather": "smddp", "reduce_scatter": "auto"}',
     )
-    timeout_seconds: Annotated[Seconds, Field(gt=0)] = setting(
+    timeout_seconds: Deadline = setting(
         600.0,
         "deadline of one operation, unless torch was asked for another one",
         "above the longest time that one rank may rightly be late (a checkpoint, an evaluation)",
@@ -413,31 +397,18 @@ class Setting(NamedTuple):
 
     model: type[Model]  # the outermost
     path: str
-    field: FieldInfo
-
-    @property
-    def more(self) -> dict[str, Any]:
-        """The arguments of :func:`setting`."""
-        return dict(self.field.json_schema_extra or {})  # type: ignore[arg-type]
+    field: Field
 
     @property
     def variable(self) -> str | None:
         """The environment variable that sets it, or None."""
-        own = self.more["variable"] and "." not in self.path and self.model is not DebugSettings
+        own = self.field.variable and "." not in self.path and self.model is not DebugSettings
         return PREFIX + self.path.upper() if own else None
-
-
-def holds(field: FieldInfo) -> str:
-    """What a setting may hold, in words that follow "may hold"."""
-    if field.title:
-        return field.title
-    *choices, last = (f'"{choice}"' for choice in get_args(field.annotation))
-    return ", ".join(choices) + f" or {last}"
 
 
 def settings_of(model: type[Model]) -> Iterator[Setting]:
     """The settings of a model, and of the sections in it."""
-    for name, field in model.model_fields.items():
+    for name, field in model.fields().items():
         if isinstance(field.default, Model):
             for _, path, inner in settings_of(type(field.default)):
                 yield Setting(model, f"{name}.{path}", inner)

@@ -145,7 +145,7 @@ def configure(section: SmddpConfig | Mapping[str, Any] | None = None, /, **keys:
         SmddpConfigError: an unknown key or a wrong value.
     """
     if isinstance(section, SmddpConfig):
-        section = section.model_dump(exclude_unset=True)
+        section = nested(given_keys(section))
     if keys and isinstance(section, Mapping):
         section = {**section, **keys}
     return set_file(parse_section(keys if section is None else section), CONFIGURE)
@@ -241,7 +241,7 @@ def _resolved(file: _File) -> Settings:
     variables, process = parse_variables(os.environ)
     sources = {**file.sources, **{key: PREFIX + key.upper() for key in variables}}
     return Settings(
-        nested({**file.values, **variables}),
+        SmddpConfig(**nested({**file.values, **variables})),
         sources,
         process,
         parse_debug(os.environ.get(DEBUG, "")),

@@ -138,18 +138,18 @@ def setting_rows(ds_config: Any = None) -> list[SettingRow]:
             rows.extend(_deepspeeds_timeout(rows[-1].source == settings.DEFAULT))
     for one in settings_of(ProcessSettings):
         name = one.variable or ""
-        given = one.path in resolved.process.model_fields_set
+        given = one.path in vars(resolved.process)
         value = getattr(resolved.process, one.path)
         rows.append(_row(name, value, name if given else settings.DEFAULT, one))
     for one in settings_of(DebugSettings):
-        if one.path in resolved.debug.model_fields_set:
+        if one.path in vars(resolved.debug):
             rows.append(_row(one.path, getattr(resolved.debug, one.path), DEBUG, one))
     return rows
 
 
 def _row(name: str, value: Any, source: str, one: Setting) -> SettingRow:
-    shown = "set" if one.more["secret"] and value else show(value).strip('"')
-    return SettingRow(name, shown or "-", source, one.field.description or "")
+    shown = "set" if one.field.secret and value else show(value).strip('"')
+    return SettingRow(name, shown or "-", source, one.field.meaning)
 
 
 def _deepspeeds_timeout(applies: bool) -> Iterator[SettingRow]:
