@@ -39,6 +39,13 @@ DEFAULT = "default"
 DS_CONFIG = "ds_config"
 CONFIGURE = "configure()"
 ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
+# Keys that say how one engine is built; all others hold for the process.
+_OF_ONE_ENGINE = (
+    "sharded_data_parallel_degree",
+    "tensor_parallel_degree",
+    "tensor_parallel_seed",
+    "activation_offload.",
+)
 
 
 @dataclass(frozen=True)
@@ -161,17 +168,26 @@ def set_file(
 def merge_file(section: SmddpConfig, zero_allgather_elements: int = 0) -> Settings:
     """Adds the section of an engine's DeepSpeed config to what applies in this process.
 
-    Sections of a job whose default group was destroyed no longer count. Of several
+    What says how an earlier engine was built (its degrees, its offloading) does not pass to this
+    one. Sections of a job whose default group was destroyed no longer count. Of several
     ``zero_optimization.allgather_bucket_size``, DeepSpeed's own bound, the smallest applies.
 
     Raises:
         SmddpConfigError: a key has another value in an earlier section or in ``configure()``.
     """
     added = _file_of(section, DS_CONFIG, zero_allgather_elements)
-    before = _file
-    if before.job != added.job:
-        kept = {key: v for key, v in before.values.items() if before.sources[key] == CONFIGURE}
-        before = _File(kept, dict.fromkeys(kept, CONFIGURE))
+    same_job = _file.job == added.job
+    kept = {}
+    for key, value in _file.values.items():
+        configured = _file.sources[key] == CONFIGURE
+        if key.startswith(_OF_ONE_ENGINE):
+            keep = configured and key not in added.values
+        else:
+            keep = configured or same_job
+        if keep:
+            kept[key] = value
+    bound = _file.zero_allgather_elements if same_job else 0
+    before = _File(kept, {key: _file.sources[key] for key in kept}, bound)
     for key, value in added.values.items():
         if before.values.get(key, value) != value:
             earlier = f'"{SECTION}.{key}" of an earlier one'

@@ -348,10 +348,10 @@ def test_a_second_engine_adds_to_the_settings_of_the_first(core: list[dict[str, 
             'earlier one is "warn"',
         ),
         (
-            {"activation_offload": {"horizon": 2}},
-            {"activation_offload": {"horizon": 3}},
-            '"smddp.activation_offload.horizon" of the DeepSpeed config is 3, but '
-            '"smddp.activation_offload.horizon" of an earlier one is 2',
+            {"ledger": {"interval_seconds": 2}},
+            {"ledger": {"interval_seconds": 3}},
+            '"smddp.ledger.interval_seconds" of the DeepSpeed config is 3.0, but '
+            '"smddp.ledger.interval_seconds" of an earlier one is 2.0',
         ),
     ],
 )
@@ -366,6 +366,13 @@ def test_engines_that_contradict_one_another(
         "leave out one"
     )
     assert settings.current() == before and len(core) == 1
+
+
+def test_how_an_engine_is_built_is_its_own_affair(core: list[dict[str, Any]]) -> None:
+    offload = {"activation_offload": {"enabled": True, "horizon": 3}}
+    settings.merge_file(parse_section({"max_sms": 4, "sharded_data_parallel_degree": 2, **offload}))
+    second = settings.merge_file(parse_section({"sharded_data_parallel_degree": 4}))
+    assert second.section == SmddpConfig(max_sms=4, sharded_data_parallel_degree=4)
 
 
 def test_an_engine_adds_to_what_the_program_has_configured(core: list[dict[str, Any]]) -> None:

@@ -82,7 +82,11 @@ def test_exit_with_an_operation_in_flight(layout: str) -> None:
     t = torch.ones(200_000)
     works = [dist.all_reduce(t * i, async_op=True) for i in range(5)]
     """
-    assert_clean(programs.run(layout, program, limit=40))
+    for end in programs.run(layout, program, limit=40):
+        assert end.code == 0, end
+        # A rank that ends later reports that another one has ended.
+        for word in ("Traceback", "terminate called", "Fatal", "Aborted"):
+            assert word not in end.errors, end.errors
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
