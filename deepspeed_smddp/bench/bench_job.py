@@ -21,6 +21,7 @@ from deepspeed_smddp.bench import bench_page, bench_report, local_ranks
 from deepspeed_smddp.bench.bench_case import TITLES, BenchError, Case, cases
 from deepspeed_smddp.bench.bench_report import BenchReport
 from deepspeed_smddp.bench.sweep import Interruption, Rules, Sweep
+from deepspeed_smddp.diagnostics import pictures
 from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.version import __version__
@@ -103,7 +104,7 @@ def _check_files(question: Question) -> None:
         if path is not None:
             bench_report.check_writable(path)
     if question.figure is not None:
-        bench_page.check_figure()
+        pictures.check_available(BenchError, "the figure")
 
 
 def _as_rank(question: Question) -> int:

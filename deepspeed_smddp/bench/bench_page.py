@@ -106,18 +106,13 @@ _COLOURS = {"smddp": "#c8401c", "gloo": "#444444", "nccl": "#1f6fb4"}
 _COLUMNS = 3
 
 
-def check_figure() -> None:
-    """Raises BenchError if matplotlib is missing."""
-    pictures.check_available(BenchError, "the figure")
-
-
 def draw(report: BenchReport, path: Path) -> None:
     """Writes the picture: lines at the median, areas between p90 and the fastest call.
 
     Raises:
         BenchError: matplotlib is missing, or the file can't be written.
     """
-    check_figure()
+    pictures.check_available(BenchError, "the figure")
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 

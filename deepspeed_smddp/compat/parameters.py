@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deepspeed_smddp.compat import refuse
+from deepspeed_smddp.config.kinds import whole
 from deepspeed_smddp.config.parsing import nearest
 from deepspeed_smddp.errors import SmddpConfigError
 
@@ -17,12 +18,8 @@ from deepspeed_smddp.errors import SmddpConfigError
 VARIABLE = "SM_HP_MP_PARAMETERS"
 
 
-def _whole(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 _Degree = Annotated[int, Field(ge=1)]
-_Count = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+_Count = Annotated[int, Field(ge=0), BeforeValidator(whole)]
 _Parameters = TypeVar("_Parameters", bound="Parameters")
 
 

@@ -5,6 +5,7 @@ A process imports this module where it has a setting to check.
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -23,7 +24,7 @@ MIN_BUCKET_BYTES = 4096
 ROUTES = ("smddp", "fallback", "nccl", "gloo", "auto")
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """JSON and hjson read 5e8 as a float, which DeepSpeed takes for a count too."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -44,9 +45,9 @@ def _steps(value: Any) -> tuple[tuple[int, str], ...]:
 
 def _step(step: Any) -> tuple[int, str]:
     if isinstance(step, dict) and {"path"} <= set(step) <= {"up_to", "path"}:
-        bound, path, least = _whole(step.get("up_to", 0)), step["path"], int("up_to" in step)
+        bound, path, least = whole(step.get("up_to", 0)), step["path"], int("up_to" in step)
     elif isinstance(step, list | tuple) and len(step) == 2:
-        bound, path, least = _whole(step[0]), step[1], 0
+        bound, path, least = whole(step[0]), step[1], 0
     else:
         raise ValueError("this is no step")
     if type(bound) is not int or not least <= bound < 1 << 62 or path not in ROUTES:
@@ -67,14 +68,14 @@ File = Annotated[
 ]
 Count = Annotated[
     int,
-    BeforeValidator(_whole),
+    BeforeValidator(whole),
     Field(strict=True, ge=0, le=1 << 31, title="a number of at least 0"),
 ]
-Positive = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=1, le=1 << 31)]
+Positive = Annotated[int, BeforeValidator(whole), Field(strict=True, ge=1, le=1 << 31)]
 Bytes = Annotated[int, Field(strict=True, ge=MIN_BUCKET_BYTES, le=1 << 62)]
 Bucket = Annotated[
     Bytes | Literal["auto"],
-    BeforeValidator(_whole),
+    BeforeValidator(whole),
     Field(title=f'"auto" or a number of bytes of at least {MIN_BUCKET_BYTES}'),
 ]
 Seconds = Annotated[float, Field(strict=True, ge=0, le=1e9, allow_inf_nan=False)]
@@ -98,10 +99,9 @@ def checker(model: type[Model]) -> type[BaseModel]:
     if model in _checkers:
         return _checkers[model]
     fields: dict[str, Any] = {}
-    for name, kind in get_type_hints(model, localns=globals(), include_extras=True).items():
-        if name not in model.fields():
-            continue
-        about = model.fields()[name]
+    hints = get_type_hints(model, localns={"kinds": sys.modules[__name__]}, include_extras=True)
+    for name, about in model.fields().items():
+        kind = hints[name]
         if isinstance(about.default, Model):
             after = AfterValidator(partial(_section, kind))
             kind = Annotated[checker(kind), BeforeValidator(_mapping), after]

@@ -17,17 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 if TYPE_CHECKING:  # by pydantic, which a process without a setting to check does not import
-    from deepspeed_smddp.config.kinds import (
-        Bucket,
-        Count,
-        Deadline,
-        File,
-        Flag,
-        Positive,
-        Route,
-        Seconds,
-        Text,
-    )
+    from deepspeed_smddp.config import kinds
 
 PREFIX = "SMDDP_"
 DEBUG = "SMDDP_DEBUG"
@@ -87,10 +77,7 @@ class Model:
         return ((name, getattr(self, name)) for name in self.fields())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Model) and type(other) is type(self) and dict(self) == dict(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
+        return isinstance(other, type(self)) and dict(self) == dict(other)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{name}: settings do not change")
@@ -114,18 +101,18 @@ _SMDDP = ((0, "smddp"),)
 class ActivationOffload(Model):
     """``smddp.activation_offload``: activations are in host memory until the backward pass."""
 
-    enabled: Flag = setting(
+    enabled: kinds.Flag = setting(
         False,
         "move activations to host memory until the backward pass",
         "if activations do not fit, even with recomputation",
     )
-    horizon: Positive = setting(
+    horizon: kinds.Positive = setting(
         2,
         "layers ahead of the backward pass whose activations come back",
         "larger if the backward pass waits for activations; each layer costs memory",
         "a number of layers of at least 1",
     )
-    directory: Text = setting(
+    directory: kinds.Text = setting(
         "",
         "map host memory for activations from files in this directory",
         "if host memory is short and the host has fast disks",
@@ -136,33 +123,33 @@ class ActivationOffload(Model):
 class Ledger(Model):
     """``smddp.ledger``: where the counters of :func:`deepspeed_smddp.statistics` are written."""
 
-    table: Flag = setting_0_2(
+    table: kinds.Flag = setting_0_2(
         False,
         "print the counters of rank 0 when the process ends",
         "to see at the end what each collective cost, and on which path it was",
     )
-    json_file: File = setting_0_2(
+    json_file: kinds.File = setting_0_2(
         "",
         "file for the counters when the process ends",
         "for a program that reads the counters",
     )
-    json_lines: File = setting_0_2(
+    json_lines: kinds.File = setting_0_2(
         "",
         "file that gets a line of JSON with the counters in each interval",
         "for counters over time",
     )
-    prometheus_file: File = setting_0_2(
+    prometheus_file: kinds.File = setting_0_2(
         "",
         "file with the counters for the textfile collector of Prometheus's node exporter",
         "on clusters that are watched by Prometheus",
     )
-    interval_seconds: Seconds = setting_0_2(
+    interval_seconds: kinds.Seconds = setting_0_2(
         0.0,
         "seconds between two writes of the counters; 0: only when the process ends",
         "with one of the files above, for values while the job runs",
         "a number of seconds, or 0 to write only when the process ends",
     )
-    monitor: Flag = setting_0_2(
+    monitor: kinds.Flag = setting_0_2(
         True,
         "pass the counters to DeepSpeed's monitor if a DeepSpeed config enables one",
         "`false` if TensorBoard, CSV or wandb shall not have the counters",
@@ -172,50 +159,52 @@ class Ledger(Model):
 class Routes(Model):
     """``smddp.routes``: who carries which sizes of a collective, in bytes of all ranks' data."""
 
-    all_gather: Route = setting_0_2(
+    all_gather: kinds.Route = setting_0_2(
         _SMDDP,
         "who carries AllGather: smddp, nccl, gloo, fallback, auto, or steps by size",
         "if NCCL or Gloo is faster for some sizes; `auto` measures it",
     )
-    reduce_scatter: Route = setting_0_2(
+    reduce_scatter: kinds.Route = setting_0_2(
         _SMDDP, "the same for ReduceScatter", "as `routes.all_gather`"
     )
-    all_reduce: Route = setting_0_2(_SMDDP, "the same for AllReduce", "as `routes.all_gather`")
+    all_reduce: kinds.Route = setting_0_2(
+        _SMDDP, "the same for AllReduce", "as `routes.all_gather`"
+    )
 
 
 class SmddpConfig(Model):
     """The "smddp" section of a DeepSpeed config (JSON or hjson). Every key is optional."""
 
-    allgather_bucket_size: Bucket = setting(
+    allgather_bucket_size: kinds.Bucket = setting(
         "auto",
         "bytes of output that one AllGather on the wire carries at most",
         "if memory is short (smaller), or if the measurement at start-up is not wanted",
     )
-    reduce_scatter_bucket_size: Bucket = setting(
+    reduce_scatter_bucket_size: kinds.Bucket = setting(
         "auto",
         "bytes of input that one ReduceScatter on the wire carries at most",
         "as `allgather_bucket_size`",
     )
-    sharded_data_parallel_degree: Count = setting(
+    sharded_data_parallel_degree: kinds.Count = setting(
         0,
         "ranks that share one copy of the model state; 0: all",
         "if the state of one model fits into fewer ranks: gathers then stay among these (MiCS)",
         "0 (all ranks) or the number of ranks that share one copy of the state",
     )
-    tensor_parallel_degree: Positive = setting(
+    tensor_parallel_degree: kinds.Positive = setting(
         1,
         "ranks that share a batch and divide each layer",
         "if one layer, or the batch of one rank, is too large for a rank",
         "the number of ranks that divide each layer, at least 1",
     )
-    tensor_parallel_seed: Count = setting(
+    tensor_parallel_seed: kinds.Count = setting(
         0,
         "seed; the ranks of a tensor-parallel group draw different values in divided layers",
         "to repeat a run with other random values",
         "a number of at least 0, a seed for the random values of divided layers",
         variable=False,
     )
-    max_sms: Count = setting(
+    max_sms: kinds.Count = setting(
         9,
         "streaming multiprocessors that a reduction may occupy",
         "if matrix products slow down while sums run (smaller), or sums are slow (larger)",
@@ -241,19 +230,19 @@ class SmddpConfig(Model):
         "who carries which sizes of a collective",
         holds='{"all_gather": "smddp", "reduce_scatter": "auto"}',
     )
-    timeout_seconds: Deadline = setting(
+    timeout_seconds: kinds.Deadline = setting(
         600.0,
         "deadline of one operation, unless torch was asked for another one",
         "above the longest time that one rank may rightly be late (a checkpoint, an evaluation)",
         "a number of seconds above 0",
     )
-    silence_seconds: Seconds = setting_0_2(
+    silence_seconds: kinds.Seconds = setting_0_2(
         30.0,
         "how long a rank of another host that is waited for may be silent; 0: until the deadline",
         "larger if virtual machines are frozen for snapshots; smaller to be told sooner",
         "a number of seconds, or 0 to wait until the deadline",
     )
-    slow_seconds: Seconds = setting_0_2(
+    slow_seconds: kinds.Seconds = setting_0_2(
         60.0,
         "how often ranks are compared, to name one or a link that holds up the others; 0: never",
         "smaller while a slow rank is looked for",
@@ -285,12 +274,12 @@ class ProcessSettings(Model):
         "report_dir",
     }
 
-    host_id: Text = setting(
+    host_id: kinds.Text = setting(
         "",
         "identity of this host; ranks with equal identity share memory",
         "if containers of one host differ in hostname, or hosts do not; to emulate hosts",
     )
-    libfabric: Text = setting(
+    libfabric: kinds.Text = setting(
         "",
         "path of the libfabric shared object to open",
         "if the library that `smddp doctor` shows is not the one that the cluster's network needs",
@@ -300,27 +289,27 @@ class ProcessSettings(Model):
         "auto: GPUs by CUDA, host: threads simulate one, off: GPUs use the fallback",
         "`off` to let NCCL carry GPU tensors; `host` in tests alone",
     )
-    fabric_provider: Text = setting(
+    fabric_provider: kinds.Text = setting(
         "",
         "libfabric provider to use, for instance tcp;ofi_rxm",
         "if another provider than the chosen one is wanted",
     )
-    fabric_interface: Text = setting(
+    fabric_interface: kinds.Text = setting(
         "",
         "libfabric domains or IP addresses to use, separated by commas",
         "if a host has several networks and the wrong one is taken; for several NICs over TCP",
     )
-    shared_allocator: Flag = setting(
+    shared_allocator: kinds.Flag = setting(
         False,
         "CPU tensors of 64 KiB and more are in memory that local ranks map",
         "`1` for FSDP or own programs on CPU tensors that gather within a host",
     )
-    job_secret_file: Text = setting_0_2(
+    job_secret_file: kinds.Text = setting_0_2(
         "",
         "file with the job's secret; empty: SMDDP_JOB_SECRET",
         "where others than the job's owner can read the store",
     )
-    job_secret: Text = setting_0_2(
+    job_secret: kinds.Text = setting_0_2(
         "",
         "the job's secret; empty: random, handed out through the store",
         "where others can read the store and no file can be placed",
@@ -331,22 +320,22 @@ class ProcessSettings(Model):
         "error, warning, info or debug",
         "`info` shows the chosen provider and pattern; `debug` every decision",
     )
-    autoload: Flag = setting(
+    autoload: kinds.Flag = setting(
         True,
         "0: do not register the backend at the end of import torch",
         "`0` if `import torch` may load nothing else",
     )
-    deepspeed_hook: Flag = setting(
+    deepspeed_hook: kinds.Flag = setting(
         True,
         '0: do not read "comm_backend" from a DeepSpeed config',
         "`0` if another program handles this key",
     )
-    report: Flag = setting_0_2(
+    report: kinds.Flag = setting_0_2(
         True,
         "0: no report when an operation fails or at SIGUSR2",
         "`0` if SIGUSR2 has another meaning in the program",
     )
-    report_dir: Text = setting_0_2(
+    report_dir: kinds.Text = setting_0_2(
         "",
         "folder for reports; empty: in the one for temporary files",
         "to a folder that outlives the container or that all hosts share",
@@ -365,18 +354,22 @@ class DebugSettings(Model):
     transfer: Literal["", "writes", "messages"] = setting(
         "", "how large data is sent; empty: as suits the provider"
     )
-    curve: Text = setting(
+    curve: kinds.Text = setting(
         "auto",
         "network model: latency us:us per message:GB/s of a host, auto, measure or default",
     )
-    libcuda: Text = setting("libcuda.so.1", "CUDA's driver library to open")
-    libgdrapi: Text = setting("libgdrapi.so.2", "GDRCopy's library to open")
-    zero_paths: Flag = setting(True, "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies")
-    check_first_use: Flag = setting(
+    libcuda: kinds.Text = setting("libcuda.so.1", "CUDA's driver library to open")
+    libgdrapi: kinds.Text = setting("libgdrapi.so.2", "GDRCopy's library to open")
+    zero_paths: kinds.Flag = setting(
+        True, "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies"
+    )
+    check_first_use: kinds.Flag = setting(
         True, "0: a group's first collectives of GPU tensors are not compared with known results"
     )
-    flight_recorder: Count = setting(2000, "latest operations that are kept for reports; 0: none")
-    hmem: Flag = setting(
+    flight_recorder: kinds.Count = setting(
+        2000, "latest operations that are kept for reports; 0: none"
+    )
+    hmem: kinds.Flag = setting(
         False,
         "1: NICs read and write GPU memory if the provider has FI_HMEM; never run on hardware",
     )
@@ -384,10 +377,10 @@ class DebugSettings(Model):
         "auto",
         "1: read peers' memory, 0: copy through the segment, auto: the cheaper",
     )
-    spin_microseconds: Count = setting(
+    spin_microseconds: kinds.Count = setting(
         200, "how long a waiting thread polls and yields before it sleeps"
     )
-    fork_copy_mib: Count = setting(
+    fork_copy_mib: kinds.Count = setting(
         1024, "MiB of shared memory, at most, that are copied for a forked child"
     )
 

@@ -31,11 +31,11 @@ from deepspeed_smddp.deepspeed import monitoring
 from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.diagnostics.report import DUMP_SECONDS, IN_ORDER, LINK
 from deepspeed_smddp.diagnostics.report_exchange import (
+    CLOCK,
     Listener,
     ReportStore,
     ask,
     introduce,
-    introduce_clock,
 )
 from deepspeed_smddp.diagnostics.report_files import FR_TRACE, JobFiles, job_name
 from deepspeed_smddp.diagnostics.trace import clocks
@@ -211,7 +211,7 @@ class Reporter(threading.Thread):
         if rank == 0 and ranks > 1:
             self._clock = clocks.ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
             self._clock.start()
-            introduce_clock(store, self._clock.contact())
+            introduce(store, CLOCK, self._clock.contact())
         self._number = 0
         self._ended = threading.Event()
         self._latest = -_SAME_CAUSE_SECONDS

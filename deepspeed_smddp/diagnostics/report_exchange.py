@@ -27,7 +27,7 @@ _PREFIX = "smddp-report"
 _ANSWER = timedelta(seconds=3)
 _LOOK_SECONDS = 0.05
 # In place of a rank: rank 0's clock.
-_CLOCK = -1
+CLOCK = -1
 
 
 class Port:
@@ -151,6 +151,8 @@ def ask(contacts: Iterable[tuple[int, str]], seconds: float) -> set[int]:
 def introduce(store: Any, rank: int, contact: str) -> None:
     """Publishes how this rank is asked for a report, over the store's own connection.
 
+    Also how rank 0 is asked for its time, as the rank :data:`CLOCK`.
+
     No other thread waits on it while a group is made. Another connection to a store whose process
     has just ended would be tried for minutes.
     """
@@ -158,11 +160,6 @@ def introduce(store: Any, rank: int, contact: str) -> None:
 
     with contextlib.suppress(RuntimeError):
         dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)  # type: ignore[attr-defined]
-
-
-def introduce_clock(store: Any, contact: str) -> None:
-    """Publishes how rank 0 is asked for its time, as :func:`introduce` does."""
-    introduce(store, _CLOCK, contact)
 
 
 class ReportStore:
@@ -197,9 +194,9 @@ class ReportStore:
 
     def clock(self) -> str:
         """How rank 0 is asked for its time; "" if it can't be."""
-        if not self._exists(f"contact/{_CLOCK}"):
+        if not self._exists(f"contact/{CLOCK}"):
             return ""
-        return "".join(contact for _, contact in self.contacts([_CLOCK]))
+        return "".join(contact for _, contact in self.contacts([CLOCK]))
 
     def latest(self, number: int) -> int:
         """The latest report that has begun, or ``number`` if no later one has."""

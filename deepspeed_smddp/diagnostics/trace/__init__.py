@@ -1,6 +1,5 @@
 """From the dumps of all ranks to a trace and a picture of their collectives on one clock.
 
 ``clocks`` says how far the clocks of hosts are apart, ``timeline`` what each rank did when,
-``chrome`` writes it for Perfetto and chrome://tracing, ``picture`` draws one step. Nothing here
-needs the extension.
+``views`` makes a trace and a picture of it. Nothing here needs the extension.
 """

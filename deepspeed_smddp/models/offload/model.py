@@ -70,7 +70,9 @@ def offload_activations(
             f"no layers were found in {type(module).__name__}: it has no ModuleList or Sequential "
             "of two or more modules of one class; name them with layers="
         )
-    return Offload(module, found, horizon, HostMemory(_has_accelerator(), directory), min_bytes)
+    return Offload(
+        module, found, horizon, HostMemory(torch.accelerator.is_available(), directory), min_bytes
+    )
 
 
 def find_layers(module: nn.Module) -> Iterable[nn.Module]:
@@ -233,7 +235,3 @@ def _movable(value: Any) -> bool:
 
 def _unpack(packed: torch.Tensor | Saved) -> torch.Tensor:
     return packed.restore() if isinstance(packed, Saved) else packed
-
-
-def _has_accelerator() -> bool:
-    return torch.accelerator.is_available()
