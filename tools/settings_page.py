@@ -32,10 +32,10 @@ Of each setting the environment has precedence over the section, the section ove
 Every key is optional: `"smddp": {"timeout_seconds": 60}`. A dotted key is one of a section within
 it. Programs without a DeepSpeed config give the same keys to `deepspeed_smddp.configure()`. The
 engines of a process share its settings: a key of one section counts for all, and two sections may
-not hold different values, but for what says how one engine is built (`sharded_data_parallel_degree`,
-`tensor_parallel_*`, `activation_offload.*`). DeepSpeed's own `zero_optimization.allgather_bucket_size` (in elements),
-which ZeRO-3 otherwise ignores, also bounds AllGather; the smaller of the two bounds applies
-([zero3.md](zero3.md)).
+not hold different values, but for what says how one engine is built
+(`sharded_data_parallel_degree`, `tensor_parallel_*`, `activation_offload.*`). DeepSpeed's own
+`zero_optimization.allgather_bucket_size` (in elements), which ZeRO-3 otherwise ignores, also bounds
+AllGather; the smaller of the two bounds applies ([zero3.md](zero3.md)).
 """
 _VARIABLES = """
 ## Environment variables without a key

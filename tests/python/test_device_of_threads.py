@@ -410,6 +410,6 @@ def test_group_is_destroyed_right_after_a_call(layout: str) -> None:
 
 
 def test_a_wrong_setting_is_refused_by_name() -> None:
-    refused = pytest.raises(WorldError, match='SMDDP_DEVICE is "tpu", but may hold .*"host"')
+    refused = pytest.raises(WorldError, match=r'SMDDP_DEVICE is "tpu", but may hold .*"host"')
     with refused, fresh("A", env={"SMDDP_DEVICE": "tpu"}):
         pass
