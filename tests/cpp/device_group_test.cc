@@ -8,7 +8,7 @@
 
 #include <cstring>
 
-#include "device_world.h"
+#include "device_job.h"
 
 namespace smddp {
 namespace {
@@ -17,101 +17,8 @@ using device::HostDevice;
 using intranode::CopyEngine;
 using intranode::Imports;
 
-std::byte* bytes(float* p) { return reinterpret_cast<std::byte*>(p); }
-
-std::shared_ptr<DeviceOperation> described(Collective collective, size_t count, Dtype dtype,
-                                           ReduceOp op) {
-  auto made = std::make_shared<DeviceOperation>();
-  made->what.collective = collective;
-  made->what.bytes = count * 4;
-  made->what.dtype = dtype;
-  made->what.reduce_op = op;
-  made->plan.dtype = dtype;
-  made->plan.op = op;
-  made->plan.blocks = 2;
-  return made;
-}
-
-std::shared_ptr<DeviceOperation> gather(DeviceRank& r, float* in, float* out, size_t count) {
-  auto op = described(Collective::kAllGather, count, Dtype::kBytes, ReduceOp::kNone);
-  op->offered.push_back({bytes(in), count * 4});
-  for (int p = 0; p < r.context.ranks; ++p) {
-    op->plan.moves.push_back({p, 0, 0, count * 4, bytes(out + static_cast<size_t>(p) * count)});
-  }
-  return op;
-}
-
-std::shared_ptr<DeviceOperation> scatter(DeviceRank& r, float* in, float* out, size_t count) {
-  auto op = described(Collective::kReduceScatter, count, Dtype::kFloat32, ReduceOp::kSum);
-  op->offered.push_back({bytes(in), count * 4 * static_cast<size_t>(r.context.ranks)});
-  op->plan.sums.push_back(
-      {0, count * 4 * static_cast<size_t>(r.context.rank), count * 4, bytes(out)});
-  return op;
-}
-
-std::shared_ptr<DeviceOperation> reduce(DeviceRank& r, float* data, size_t count) {
-  auto op = described(Collective::kAllReduce, count, Dtype::kFloat32, ReduceOp::kSum);
-  op->offered.push_back({bytes(data), count * 4});
-  auto ranks = static_cast<size_t>(r.context.ranks);
-  for (size_t p = 0; p < ranks; ++p) {
-    size_t from = count * p / ranks, to = count * (p + 1) / ranks;
-    if (p == static_cast<size_t>(r.context.rank))
-      op->plan.sums.push_back({0, from * 4, (to - from) * 4, bytes(data + from)});
-    op->plan.moves.push_back(
-        {static_cast<int>(p), 0, from * 4, (to - from) * 4, bytes(data + from)});
-  }
-  return op;
-}
-
-float value(int rank, size_t i, int turn) {
-  return static_cast<float>(rank * 1000 + turn * 7) + static_cast<float>(i % 97);
-}
-
 class DeviceGroupOf : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceGroupOf, testing::Values(1, 2, 3, 5));
-
-TEST_P(DeviceGroupOf, AllThreeCollectivesWithManyInFlight) {
-  constexpr size_t kCount = 1003;
-  constexpr int kTurns = 8;
-  run_world(std::string(static_cast<size_t>(GetParam()), 'a'), [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    auto ranks = static_cast<size_t>(context.ranks);
-    std::vector<std::shared_ptr<DeviceOperation>> ops;
-    std::vector<float*> outs;
-    for (int turn = 0; turn < kTurns; ++turn) {
-      float *in = r.floats(kCount), *out = r.floats(kCount * ranks);
-      float *whole = r.floats(kCount * ranks), *part = r.floats(kCount), *all = r.floats(kCount);
-      for (size_t i = 0; i < kCount; ++i) in[i] = all[i] = value(context.rank, i, turn);
-      for (size_t i = 0; i < kCount * ranks; ++i) whole[i] = value(context.rank, i, turn);
-      for (auto op :
-           {gather(r, in, out, kCount), scatter(r, whole, part, kCount), reduce(r, all, kCount)}) {
-        ASSERT_TRUE(r.group->submit(op, r.user).ok());
-        ops.push_back(op);
-      }
-      outs.insert(outs.end(), {out, part, all});
-    }
-    for (auto& op : ops) {
-      Status s = r.wait(*op);
-      ASSERT_TRUE(s.ok()) << s.message();
-      EXPECT_TRUE(r.group->closed(*op));
-    }
-    auto mine = static_cast<size_t>(context.rank);
-    for (int turn = 0; turn < kTurns; ++turn) {
-      float *out = outs[turn * 3], *part = outs[turn * 3 + 1], *all = outs[turn * 3 + 2];
-      for (size_t i = 0; i < kCount; ++i) {
-        float sum = 0, scattered = 0;
-        for (int p = 0; p < context.ranks; ++p) {
-          ASSERT_EQ(out[static_cast<size_t>(p) * kCount + i], value(p, i, turn));
-          sum += value(p, i, turn);
-          scattered += value(p, mine * kCount + i, turn);
-        }
-        ASSERT_EQ(part[i], scattered);
-        ASSERT_EQ(all[i], sum);
-      }
-    }
-  });
-}
 
 // The replay of a CUDA graph does this: it submits the same work again, without messages between the ranks.
 TEST(DeviceGroup, SubmittedWorkCanBeSubmittedAgain) {
@@ -176,28 +83,30 @@ TEST(DeviceGroup, SubmittedWorkCanBeSubmittedAgain) {
 TEST(DeviceGroup, AMismatchErrorShowsBothCollectives) {
   run_world("aa", [](RankContext& context) {
     DeviceRank r(context);
+    Job job(r);
     float *in = r.floats(64), *out = r.floats(128);
-    auto op = context.rank == 0 ? gather(r, in, out, 32) : scatter(r, out, in, 16);
+    auto op = context.rank == 0 ? job.gather(in, out, 32) : job.scatter(out, in, 16);
     Status s = r.run(op);
     ASSERT_FALSE(s.ok());
     // A rank detects the mismatch itself, or gets the abort of the other rank.
     EXPECT_TRUE(s.code() == Code::kMismatch || s.code() == Code::kAborted) << s.message();
     EXPECT_NE(s.message().find("all_gather"), std::string::npos) << s.message();
     EXPECT_NE(s.message().find("reduce_scatter"), std::string::npos) << s.message();
-    EXPECT_FALSE(r.group->submit(gather(r, in, out, 32), r.user).ok());
+    EXPECT_FALSE(r.group->submit(job.gather(in, out, 32), r.user).ok());
   });
 }
 
 TEST(DeviceGroup, MemoryThatCannotBeSharedFailsOnlyThatCallOnAllRanks) {
   run_world("aaa", [](RankContext& context) {
     DeviceRank r(context);
+    Job job(r);
     float *in = r.floats(32), *out = r.floats(96);
     std::vector<float> private_memory(32);
-    Status s = r.run(gather(r, context.rank == 1 ? private_memory.data() : in, out, 32));
+    Status s = r.run(job.gather(context.rank == 1 ? private_memory.data() : in, out, 32));
     ASSERT_FALSE(s.ok());
     EXPECT_NE(s.message().find("rank 1"), std::string::npos) << s.message();
     in[0] = 5;
-    EXPECT_TRUE(r.run(gather(r, in, out, 32)).ok());
+    EXPECT_TRUE(r.run(job.gather(in, out, 32)).ok());
     EXPECT_EQ(out[64], 5);
   });
 }
@@ -206,19 +115,20 @@ TEST(DeviceGroup, RunningOutOfDescriptorsFailsOnlyThatCallAndFreedMemoryMakesRoo
   constexpr size_t kPieces = 3;
   run_world("aa", [](RankContext& context) {
     DeviceRank r(context);
+    Job job(r);
     if (context.rank == 1) r.gpu.set_most_exported(kPieces);
     float* out = r.floats(64);
     std::vector<float*> pieces;
     for (size_t i = 0; i <= kPieces; ++i) pieces.push_back(r.floats(32));
-    for (size_t i = 0; i < kPieces; ++i) ASSERT_TRUE(r.run(gather(r, pieces[i], out, 32)).ok());
-    Status s = r.run(gather(r, pieces[kPieces], out, 32));
+    for (size_t i = 0; i < kPieces; ++i) ASSERT_TRUE(r.run(job.gather(pieces[i], out, 32)).ok());
+    Status s = r.run(job.gather(pieces[kPieces], out, 32));
     ASSERT_FALSE(s.ok());
     EXPECT_NE(s.message().find("rank 1"), std::string::npos) << s.message();
     EXPECT_NE(s.message().find("Too many open files"), std::string::npos) << s.message();
     EXPECT_EQ(r.gpu.recall(pieces[0], 128), 0u);
     r.gpu.free(pieces[0]);
     pieces[kPieces][31] = 5;
-    ASSERT_TRUE(r.run(gather(r, pieces[kPieces], out, 32)).ok());
+    ASSERT_TRUE(r.run(job.gather(pieces[kPieces], out, 32)).ok());
     EXPECT_EQ(out[63], 5);
   });
 }
@@ -231,6 +141,7 @@ TEST_P(DeviceGroupOf, StreamsOrderCopiesAndSumsThatTakeTime) {
   run_world(std::string(static_cast<size_t>(GetParam()), 'a'), [&](RankContext& context) {
     DeviceRank r(context);
     ASSERT_TRUE(r.group);
+    Job job(r);
     r.gpu.set_duration(std::chrono::microseconds(50 + 400 * (context.rank % 2)));
     auto ranks = static_cast<size_t>(context.ranks);
     float *in = r.floats(kCount), *gathered = r.floats(kCount * ranks);
@@ -249,13 +160,13 @@ TEST_P(DeviceGroupOf, StreamsOrderCopiesAndSumsThatTakeTime) {
       std::vector<float>& values = given.emplace_back(kCount * ranks);
       for (size_t i = 0; i < values.size(); ++i) values[i] = value(context.rank, i, turn);
       copy(in, values.data(), kCount);
-      run(gather(r, in, gathered, kCount));
+      run(job.gather(in, gathered, kCount));
       copy(in, gathered, kCount);  // nothing that a peer may still read
       copy(whole, values.data(), values.size());
-      run(scatter(r, whole, part, kCount));
+      run(job.scatter(whole, part, kCount));
       copy(whole, gathered, values.size());
       copy(all, values.data(), kCount);
-      run(reduce(r, all, kCount));
+      run(job.reduce(all, kCount));
       for (auto [from, count] : {std::pair(gathered, values.size()), {part, kCount}, {all, kCount}})
         copy(got.emplace_back(count).data(), from, count);
     }
@@ -326,11 +237,12 @@ TEST(DeviceGroup, PeersEndTheirMappingsBeforeTheOwnerFreesTheMemory) {
   Meeting gathered(3), counted(3), recalled(3);
   run_world("aaa", [&](RankContext& context) {
     DeviceRank r(context);
+    Job job(r);
     float* out = r.floats(3 * kCount);
     std::vector<float*> pieces;
     for (size_t i = 0; i < kPieces; ++i) {
       pieces.push_back(r.floats(kCount));
-      ASSERT_TRUE(r.run(gather(r, pieces.back(), out, kCount)).ok());
+      ASSERT_TRUE(r.run(job.gather(pieces.back(), out, kCount)).ok());
     }
     gathered.come();
     EXPECT_EQ(r.imports.statistics().mapped, 2 * kPieces * kCount * 4);
@@ -343,7 +255,7 @@ TEST(DeviceGroup, PeersEndTheirMappingsBeforeTheOwnerFreesTheMemory) {
     recalled.come();
     EXPECT_EQ(r.imports.statistics().mapped, 0u);
     float* last = r.floats(kCount);
-    ASSERT_TRUE(r.run(gather(r, last, out, kCount)).ok());
+    ASSERT_TRUE(r.run(job.gather(last, out, kCount)).ok());
   });
 }
 
@@ -351,17 +263,18 @@ TEST(DeviceGroup, PeersEndTheirMappingsBeforeTheOwnerFreesTheMemory) {
 TEST(DeviceGroup, AStuckDeviceFailsAllRanksWithinTheLimit) {
   run_world("aaa", [](RankContext& context) {
     DeviceRank r(context, 0.5);
+    Job job(r);
     float *in = r.floats(32), *out = r.floats(96);
     uint32_t never = 0;
     if (context.rank == 2) {
       ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
     }
-    auto op = gather(r, in, out, 32);
+    auto op = job.gather(in, out, 32);
     ASSERT_TRUE(r.group->submit(op, r.user).ok());
     Status s = r.failure();
     ASSERT_FALSE(s.ok());
     EXPECT_NE(s.message().find("0.5 s"), std::string::npos) << s.message();
-    EXPECT_FALSE(r.group->submit(gather(r, in, out, 32), r.user).ok());
+    EXPECT_FALSE(r.group->submit(job.gather(in, out, 32), r.user).ok());
     std::atomic_ref(never).store(1);
     EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
     EXPECT_TRUE(r.gpu.synchronize(r.main).ok());  // nothing hangs
@@ -376,6 +289,7 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
   run_world("aaa", [&](RankContext& context) {
     DeviceRank r(context);
     ASSERT_TRUE(r.group);
+    Job job(r);
     auto sub = context.group.subgroup(context.store, "second", {0, 1, 2});
     ASSERT_TRUE(sub.ok());
     device::Stream main = r.gpu.create_stream().value();
@@ -388,16 +302,8 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
     std::vector<std::shared_ptr<DeviceOperation>> ops;
     for (int turn = 0; turn < kTurns; ++turn) {
       for (DeviceGroup* group : {r.group.get(), second.value().get()}) {
-        float* out = outs[group == r.group.get() ? 0 : 1];
-        auto op =
-            described(Collective::kAllGather, kTensors * kCount, Dtype::kBytes, ReduceOp::kNone);
-        for (size_t t = 0; t < kTensors; ++t) {
-          op->offered.push_back({bytes(in + t * kCount), kCount * 4});
-          for (size_t p = 0; p < 3; ++p) {
-            op->plan.moves.push_back(
-                {static_cast<int>(p), t, 0, kCount * 4, bytes(out + (p * kTensors + t) * kCount)});
-          }
-        }
+        auto op = job.gather(in, outs[group == r.group.get() ? 0 : 1], kTensors * kCount,
+                             std::vector<size_t>(kTensors, kCount));
         ASSERT_TRUE(group->submit(op, r.user).ok());
         ops.push_back(op);
       }
@@ -426,6 +332,7 @@ TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
   run_world("aaa", [&](RankContext& context) {
     DeviceRank r(context);
     ASSERT_TRUE(r.group);
+    Job job(r);
     std::vector<std::unique_ptr<Group>> subgroups;
     std::vector<device::Stream> mains;
     std::vector<std::shared_ptr<DeviceGroup>> groups{r.group};
@@ -446,7 +353,7 @@ TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
     ASSERT_TRUE(r.gpu.wait_flag(r.user, &gate, 1).ok());
     std::vector<std::shared_ptr<DeviceOperation>> ops;
     for (size_t i = 0; i < groups.size(); ++i) {
-      ops.push_back(gather(r, in, out + 3 * kCount * i, kCount));
+      ops.push_back(job.gather(in, out + 3 * kCount * i, kCount));
       ASSERT_TRUE(groups[i]->submit(ops[i], r.user).ok());
     }
     if (context.rank == 0) {
@@ -481,6 +388,7 @@ TEST(DeviceGroup, ARecordedGraphHoldsTheCollectivesOfItsStreamAndNoOthers) {
   run_world("aaa", [&](RankContext& context) {
     DeviceRank r(context);
     ASSERT_TRUE(r.group);
+    Job job(r);
     device::Stream recorder = r.gpu.create_stream().value();
     float *in = r.floats(kCount), *out = r.floats(3 * kCount), *sum = r.floats(kCount);
     float *eager_in = r.floats(kCount), *eager_out = r.floats(3 * kCount);
@@ -489,14 +397,14 @@ TEST(DeviceGroup, ARecordedGraphHoldsTheCollectivesOfItsStreamAndNoOthers) {
     std::fill_n(sum, kCount, 1.0f);
     std::fill_n(eager_in, kCount, 10 * mine);
     ASSERT_TRUE(r.gpu.begin_recording(recorder).ok());
-    for (const auto& op : {gather(r, in, out, kCount), reduce(r, sum, kCount)}) {
+    for (const auto& op : {job.gather(in, out, kCount), job.reduce(sum, kCount)}) {
       Status s = r.group->submit(op, recorder);
       ASSERT_TRUE(s.ok()) << s.message();
       s = r.group->order(*op, recorder);
       ASSERT_TRUE(s.ok()) << s.message();
     }
     // What another thread of the process does meanwhile.
-    Status eager = r.run(gather(r, eager_in, eager_out, kCount));
+    Status eager = r.run(job.gather(eager_in, eager_out, kCount));
     ASSERT_TRUE(eager.ok()) << eager.message();
     EXPECT_EQ(eager_out[3 * kCount - 1], 30);
     auto graph = r.gpu.end_recording(recorder);
@@ -519,13 +427,14 @@ TEST(DeviceGroup, ARecordedGraphHoldsTheCollectivesOfItsStreamAndNoOthers) {
 TEST(DeviceGroup, AnAbortReachesAllRanks) {
   run_world("aa", [](RankContext& context) {
     DeviceRank r(context);
+    Job job(r);
     float *in = r.floats(32), *out = r.floats(64);
-    ASSERT_TRUE(r.run(gather(r, in, out, 32)).ok());
+    ASSERT_TRUE(r.run(job.gather(in, out, 32)).ok());
     auto from = std::chrono::steady_clock::now();
     if (context.rank == 0) {
       r.group->abort("stopped by rank 0");
     } else {
-      Status s = r.run(gather(r, in, out, 32));  // rank 0 does not make this call
+      Status s = r.run(job.gather(in, out, 32));  // rank 0 does not make this call
       EXPECT_FALSE(s.ok());
       EXPECT_NE(s.message().find("stopped by rank 0"), std::string::npos) << s.message();
       EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(20));

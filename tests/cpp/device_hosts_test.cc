@@ -42,7 +42,8 @@ INSTANTIATE_TEST_SUITE_P(Layouts, DeviceHostsOf,
                                          Layout{"aabb", true}, Layout{"a", true},
                                          Layout{"ab", false, true}, Layout{"aabb", false, true},
                                          Layout{"abcde", false, true}, Layout{"abcabc", true, true},
-                                         Layout{"aab", false, true}));
+                                         Layout{"aab", false, true}, Layout{"a", false},
+                                         Layout{"aa", false}, Layout{"aaaaa", false}));
 
 TEST_P(DeviceHostsOf, AllThreeCollectivesWithManyInFlight) {
   static constexpr size_t kCounts[] = {1003, 1, 40'000, 0};

@@ -51,6 +51,19 @@ def python(program: str, timeout: float = 60, **changes: str) -> subprocess.Comp
     )
 
 
+def start(*arguments: str, **changes: str) -> subprocess.Popen[str]:
+    """Starts an interpreter outside any job, whose output is one stream; the caller ends it."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        env=environment(**changes),
+        cwd=tempfile.gettempdir(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def run(
     program: str,
     size: int,

@@ -149,11 +149,6 @@ def test_section_of_the_documentation_is_all_defaults() -> None:
             "1",
         ),
         (
-            {"ledger": {"promtheus_file": "x"}},
-            '"promtheus_file": "x" is not a key of the section "smddp.ledger"; '
-            'did you mean "prometheus_file"?',
-        ),
-        (
             {"ledger": {"interval_seconds": -1}},
             '"smddp.ledger.interval_seconds" is -1, but may hold a number of seconds, or 0 to '
             "write only when the process ends",

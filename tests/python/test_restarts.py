@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -19,14 +18,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "restarted_rank.py"
 
 
 def start(port: int, rank: int, size: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(port), str(rank), str(size)],
-        env=ranks.environment(SMDDP_HOST_ID=f"host-{rank % 2}"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = (str(port), str(rank), str(size))
+    return ranks.start(str(SCRIPT), *words, SMDDP_HOST_ID=f"host-{rank % 2}")
 
 
 def test_ranks_restart_over_one_store_in_other_numbers() -> None:

@@ -5,9 +5,6 @@ The C++ tests fail every single step of it; these go through torch's store and i
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 import textwrap
 import time
 
@@ -91,26 +88,14 @@ WAITS = """
 """
 
 
-def _start(program: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
-        env=ranks.environment(**env),
-        cwd=tempfile.gettempdir(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def test_a_store_that_dies_ends_the_wait_for_the_others() -> None:
     port = str(free_port())
-    store = _start(STORE, port)
+    store = ranks.start("-c", textwrap.dedent(STORE), port)
     waits = None
     try:
         assert store.stdout is not None
         assert store.stdout.readline() == "up\n"
-        waits = _start(WAITS, STORE=port)
+        waits = ranks.start("-c", textwrap.dedent(WAITS), STORE=port)
         assert waits.stdout is not None
         assert waits.stdout.readline() == "up\n"
         time.sleep(2)

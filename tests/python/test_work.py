@@ -226,18 +226,6 @@ def test_two_hundred_in_flight(worlds: Pool, layout: str, forwards: bool) -> Non
     worlds(layout).run(two_hundred, forwards)
 
 
-def large_in_flight(ctx: Context) -> None:
-    started = [cases.start_all_gather(ctx, 400_000, i) for i in range(12)]
-    for work, out, wanted in reversed(started):
-        work.wait()
-        assert torch.equal(out, wanted)
-
-
-@pytest.mark.parametrize("layout", ["AAA", "AB", "AAB"])
-def test_large_operations_in_flight(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(large_in_flight)
-
-
 def buffers_dropped(ctx: Context) -> None:
     """The operation, not the caller, keeps its inputs and outputs alive."""
     total = torch.zeros(1)

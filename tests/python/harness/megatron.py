@@ -16,6 +16,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,14 +29,19 @@ from harness import zero
 class Groups:
     """This rank's groups, with the accessors of an mpu that DeepSpeed calls."""
 
-    def __init__(self) -> None:
-        self.data: Any = None
-        self.data_gloo: Any = None
-        self.model: Any = None
-        self.pipe: Any = None
-        self.io: Any = None
-        self.tensor: Any = None
-        self.embedding: Any = None
+    data: Any = None
+    data_gloo: Any = None
+    model: Any = None
+    pipe: Any = None
+    io: Any = None
+    tensor: Any = None
+    embedding: Any = None
+
+    def make(self, name: str, ranks: Sequence[int], **more: Any) -> None:
+        """A group, as each rank must make it; it gets the name on the ranks that belong to it."""
+        group = dist.new_group(ranks, **more)
+        if dist.get_rank() in ranks:
+            setattr(self, name, group)
 
     def get_data_parallel_group(self) -> Any:
         return self.data
@@ -60,28 +66,22 @@ def neox_groups(pipes: int, models: int) -> Groups:
     """``initialize_model_parallel`` of GPT-NeoX's mpu, with a topology."""
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
-    size, rank = dist.get_world_size(), dist.get_rank()
+    size = dist.get_world_size()
     topology = PipeModelDataParallelTopology(
         num_pp=pipes, num_mp=models, num_dp=size // (pipes * models)
     )
     found = Groups()
     for axis, name in (("data", "data"), ("pipe", "pipe")):
         for ranks in topology.get_axis_comm_lists(axis):
-            group = dist.new_group(ranks=ranks)
-            if rank in ranks:
-                setattr(found, name, group)
+            found.make(name, ranks)
     if pipes > 1:
-        ranks = [r for stage in (0, pipes - 1) for r in topology.filter_match(pipe=stage, model=0)]
-        group = dist.new_group(ranks=ranks)
-        if rank in ranks:
-            found.io = group
+        ends = (0, pipes - 1)
+        found.make("io", [r for stage in ends for r in topology.filter_match(pipe=stage, model=0)])
     else:
         found.io = found.data
     lists = [[r] for r in range(size)] if models == 1 else topology.get_axis_comm_lists("model")
     for ranks in lists:
-        group = dist.new_group(ranks=ranks)
-        if rank in ranks:
-            found.model = group
+        found.make("model", ranks)
     return found
 
 
@@ -179,7 +179,7 @@ def ended(job: dict[str, Any], losses: list[float]) -> dict[str, Any]:
 
 def megatron_groups(tensors: int, pipes: int) -> Groups:
     """``initialize_model_parallel`` of Megatron-DeepSpeed, without sequence parallelism."""
-    size, rank = dist.get_world_size(), dist.get_rank()
+    size = dist.get_world_size()
     found = Groups()
     per_stage = size // pipes
     data_lists: list[list[int]] = []
@@ -188,30 +188,18 @@ def megatron_groups(tensors: int, pipes: int) -> Groups:
         for j in range(tensors):
             ranks = range(start + j, end, tensors)
             data_lists.append(list(ranks))
-            group = dist.new_group(ranks)
-            gloo = dist.new_group(ranks, backend="gloo")
-            if rank in ranks:
-                found.data, found.data_gloo = group, gloo
+            found.make("data", ranks)
+            found.make("data_gloo", ranks, backend="gloo")
     for r in range(size):  # sequence-parallel groups of one rank each
         dist.new_group(range(r, r + 1))
     for ranks in zip(*data_lists, strict=True):
-        group = dist.new_group(list(ranks))
-        if rank in ranks:
-            found.model = group
+        found.make("model", list(ranks))
     for i in range(size // tensors):
-        ranks = range(i * tensors, (i + 1) * tensors)
-        group = dist.new_group(ranks)
-        if rank in ranks:
-            found.tensor = group
+        found.make("tensor", range(i * tensors, (i + 1) * tensors))
     for i in range(size // pipes):
         ranks = range(i, size, size // pipes)
-        group = dist.new_group(ranks)
-        if rank in ranks:
-            found.pipe = group
-        ends = [ranks[0], ranks[-1]] if len(ranks) > 1 else list(ranks)
-        group = dist.new_group(ends)
-        if rank in ends:
-            found.embedding = group
+        found.make("pipe", ranks)
+        found.make("embedding", [ranks[0], ranks[-1]] if len(ranks) > 1 else list(ranks))
         dist.new_group([ranks[0]])  # position embeddings
     return found
 
