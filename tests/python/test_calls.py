@@ -14,15 +14,18 @@ import deepspeed_smddp
 from deepspeed_smddp import _C
 from harness import cases, model
 from harness.cases import Case
+from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 
 gloo_only_covers = pytest.mark.skipif(
     BACKEND == "gloo", reason="development run on gloo, which does not have this"
 )
+on = OnLayouts()
 
 
-def mixed_types(ctx: Context) -> None:
+@on("AA", "AABB", marks=gloo_only_covers)
+def coalesced_all_gather_of_mixed_types(ctx: Context) -> None:
     types = (torch.float32, torch.uint8, torch.bfloat16, torch.int64, torch.bool)
     shards = [
         [model.data(i, rank, dtype, 101 + i) for rank in range(ctx.size)]
@@ -34,12 +37,6 @@ def mixed_types(ctx: Context) -> None:
             dist.all_gather_into_tensor(output, parts[ctx.rank])
     for output, parts in zip(outputs, shards, strict=True):
         assert model.same_bits(output, torch.cat(parts))
-
-
-@gloo_only_covers
-@pytest.mark.parametrize("layout", ["AA", "AABB"])
-def test_coalesced_all_gather_of_mixed_types(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(mixed_types)
 
 
 # ---- views
@@ -133,7 +130,8 @@ def test_views_that_are_not_contiguous(worlds: Pool, layout: str, kind: str) -> 
     print(kind, outcomes)
 
 
-def sliced_rows(ctx: Context) -> None:
+@on("AAB")
+def rows_of_a_matrix_as_outputs(ctx: Context) -> None:
     """Every other row as list outputs, a column block as input."""
     big = torch.zeros(ctx.size * 2, 8)
     source = model.data(5, ctx.rank, torch.float32, 32).view(2, 16)[0, ::2]
@@ -144,14 +142,11 @@ def sliced_rows(ctx: Context) -> None:
         assert not big[2 * rank + 1].any()
 
 
-def test_rows_of_a_matrix_as_outputs(worlds: Pool) -> None:
-    worlds("AAB").run(sliced_rows)
-
-
 # ---- an output that lies in the input
 
 
-def overlapping(ctx: Context) -> None:
+@on("AA", "AABB", "ABBB")
+def exchanges_whose_output_lies_in_the_input(ctx: Context) -> None:
     size, rank = ctx.size, ctx.rank
     blocks = [torch.full((5000,), 10.0 * source + rank) for source in range(size)]
     both = torch.cat([torch.full((5000,), 10.0 * rank + target) for target in range(size)])
@@ -173,15 +168,11 @@ def overlapping(ctx: Context) -> None:
         assert bool((rows[own] == rank + 0.5).all())
 
 
-@pytest.mark.parametrize("layout", ["AA", "AABB", "ABBB"])
-def test_exchanges_whose_output_lies_in_the_input(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(overlapping)
-
-
 # ---- functional collectives beyond dimension 0, and their gradients
 
 
-def functional_dimensions(ctx: Context) -> None:
+@on("AA", "AABB", "ABC")
+def functional_collectives_along_other_dimensions(ctx: Context) -> None:
     mine = torch.arange(12.0).view(3, 4) + 100 * ctx.rank
     parts = [torch.arange(12.0).view(3, 4) + 100 * r for r in range(ctx.size)]
     out = functional.all_gather_tensor(mine, 1, dist.group.WORLD)
@@ -192,11 +183,6 @@ def functional_dimensions(ctx: Context) -> None:
     lazy = functional.all_reduce(mine, "max", dist.group.WORLD)
     assert torch.equal(lazy + 0, parts[-1])  # an AsyncCollectiveTensor waits at its first use
     assert torch.equal(mine, parts[ctx.rank]), "the input was changed"
-
-
-@pytest.mark.parametrize("layout", ["AA", "AABB", "ABC"])
-def test_functional_collectives_along_other_dimensions(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(functional_dimensions)
 
 
 # ---- barrier
@@ -224,14 +210,10 @@ def test_no_rank_leaves_a_barrier_before_all_have_entered(
         assert min(after for _, after in times) >= max(before for before, _ in times)
 
 
-def barriers_in_a_row(ctx: Context) -> None:
+@on("AAAA", "AABB", "ABC")
+def many_barriers(ctx: Context) -> None:
     for _ in range(200):
         dist.barrier()
-
-
-@pytest.mark.parametrize("layout", ["AAAA", "AABB", "ABC"])
-def test_many_barriers(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(barriers_in_a_row)
 
 
 # ---- bad calls are refused before anything is sent
@@ -285,21 +267,19 @@ def test_bad_calls_are_refused_at_once(worlds: Pool, layout: str, kind: str) -> 
     world.run(cases.check, Case("all_reduce", seed=29))  # and the group still works
 
 
-def objects(ctx: Context) -> None:
+@on("AAB")
+def objects_of_unequal_length_are_gathered(ctx: Context) -> None:
     cases.check(ctx, Case("all_gather", "base", torch.uint8, (77,)))
     gathered: list[Any] = [None] * ctx.size
     dist.all_gather_object(gathered, {"rank": ctx.rank, "text": "x" * ctx.rank})
     assert gathered == [{"rank": r, "text": "x" * r} for r in range(ctx.size)]
 
 
-def test_objects_of_unequal_length_are_gathered(worlds: Pool) -> None:
-    worlds("AAB").run(objects)
-
-
 # ---- sums bit by bit: special values, and the reductions of the fallback
 
 
-def special_values(ctx: Context) -> None:
+@on("AAA", "AABB")
+def infinity_and_nan(ctx: Context) -> None:
     """Infinity stays, opposite infinities and NaN give NaN, fp16 overflows only in the result."""
     inf, nan = float("inf"), float("nan")
     for dtype in model.FLOATING:
@@ -315,22 +295,13 @@ def special_values(ctx: Context) -> None:
             assert t.tolist() == [inf, -inf, last], (dtype, t)
 
 
-@pytest.mark.parametrize("layout", ["AAA", "AABB"])
-def test_infinity_and_nan(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(special_values)
-
-
-def fp16_near_overflow(ctx: Context) -> None:
+@on("AAAA", marks=gloo_only_covers)
+def fp16_is_summed_in_fp32_within_a_host(ctx: Context) -> None:
     """60000 - 60000 + 60000 ...: every prefix sum of two would overflow if kept in fp16."""
     sign = (1, 1, -1, -1)[ctx.rank % 4]
     t = torch.full((100,), 60000.0 * sign, dtype=torch.float16)
     dist.all_reduce(t)
     assert torch.equal(t, torch.zeros(100, dtype=torch.float16)), t[0]
-
-
-@gloo_only_covers
-def test_fp16_is_summed_in_fp32_within_a_host(worlds: Pool) -> None:
-    worlds("AAAA").run(fp16_near_overflow)
 
 
 UNSUPPORTED = ("BAND", "BOR", "BXOR", "PREMUL_SUM")
@@ -372,27 +343,20 @@ def test_other_reductions_work_or_are_refused(worlds: Pool, layout: str, operati
         assert outcomes == {"right"}, "gloo has the bitwise reductions, so the fallback has them"
 
 
-def complex_sum(ctx: Context) -> None:
+@on("AAB")
+def complex_all_reduce(ctx: Context) -> None:
     t = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64) * (ctx.rank + 1)
     dist.all_reduce(t)
     factor = ctx.size * (ctx.size + 1) / 2
     assert torch.equal(t, torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64) * factor)
 
 
-def test_complex_all_reduce(worlds: Pool) -> None:
-    worlds("AAB").run(complex_sum)
-
-
-def bool_any(ctx: Context) -> None:
+@on("AAB", marks=gloo_only_covers)
+def bool_all_reduce(ctx: Context) -> None:
     for operation, wanted in ((dist.ReduceOp.MAX, True), (dist.ReduceOp.MIN, False)):
         t = torch.tensor([ctx.rank == 0, True, False])
         dist.all_reduce(t, op=operation)
         assert t.tolist() == [wanted, True, False], (operation, t)
-
-
-@gloo_only_covers
-def test_bool_all_reduce(worlds: Pool) -> None:
-    worlds("AAB").run(bool_any)
 
 
 # ---- buckets
@@ -420,3 +384,8 @@ def test_allgather_bucket_bounds_what_one_allgather_carries(worlds: Pool, layout
     for seen in worlds(layout).run(gather_in_buckets, timeout=60):
         assert 0 < seen["largest_round"] <= 2 * 100_000
         assert seen["rounds"] >= 400_000 * ranks / 100_000
+
+
+@pytest.mark.parametrize(("body", "layout"), on.rows)
+def test_on_ranks(worlds: Pool, body: Body, layout: str) -> None:
+    worlds(layout).run(body)

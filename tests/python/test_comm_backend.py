@@ -366,25 +366,3 @@ def test_fallback_between_two_of_three_ranks_does_not_wait_for_the_third() -> No
         timeout=60,
     )
     assert len(outputs) == 3
-
-
-def test_fallback_error_raises_with_the_operations_name() -> None:
-    ranks.run(
-        """
-        import torch, torch.distributed as dist
-        import deepspeed_smddp
-        deepspeed_smddp.configure(fallback="error")
-        dist.init_process_group("smddp")
-        tensor = torch.ones(4)
-        dist.all_reduce(tensor)
-        assert tensor.eq(2).all()
-        try:
-            dist.all_reduce(torch.ones(4, dtype=torch.int32), op=dist.ReduceOp.BAND)
-        except (RuntimeError, ValueError) as error:
-            assert "all_reduce" in str(error), error
-        else:
-            raise AssertionError("no error")
-        dist.destroy_process_group()
-        """,
-        2,
-    )

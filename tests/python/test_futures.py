@@ -11,10 +11,12 @@ import torch.distributed as dist
 
 from harness import model
 from harness.cases import start_all_gather
+from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
 from harness.world import BACKEND, Pool, fresh
 
 LAYOUTS = ("AA", "AB", "AABB")
+on = OnLayouts()
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
@@ -23,6 +25,7 @@ def leaves(value: Any) -> list[torch.Tensor]:
     return [tensor for part in value for tensor in leaves(part)]
 
 
+@on(*LAYOUTS)
 def futures(ctx: Context) -> None:
     work, out, wanted = start_all_gather(ctx)
     seen: list[int] = []
@@ -47,12 +50,8 @@ def futures(ctx: Context) -> None:
     assert t[0] == ctx.size * (ctx.size + 1) / 2
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_futures(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(futures)
-
-
-def future_at_any_time(ctx: Context) -> None:
+@on(*LAYOUTS)
+def a_future_may_be_requested_at_any_time(ctx: Context) -> None:
     """Requested before, after and during the completion; all requests share one result."""
     early, _, _ = start_all_gather(ctx, seed=1)
     future = early.get_future()
@@ -87,11 +86,6 @@ def future_at_any_time(ctx: Context) -> None:
     assert barrier.get_future().wait() == []
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_future_may_be_requested_at_any_time(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(future_at_any_time)
-
-
 def failed_futures(ctx: Context) -> list[str]:
     """The ranks disagree: the early and the late future both raise."""
     work = dist.all_reduce(torch.ones(4 + ctx.rank), async_op=True)
@@ -116,7 +110,8 @@ def test_futures_of_a_failed_operation_raise(layout: str) -> None:
             assert all("all_reduce" in error for error in errors), errors
 
 
-def next_from_callback(ctx: Context) -> None:
+@on(*LAYOUTS)
+def a_callback_may_start_the_next_operation(ctx: Context) -> None:
     """A callback may start the next collective, as DDP's communication hooks do."""
     first, second = torch.ones(100), torch.ones(100)
     works: list[Any] = []
@@ -134,6 +129,6 @@ def next_from_callback(ctx: Context) -> None:
     assert first[0] == ctx.size and second[0] == ctx.size
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_callback_may_start_the_next_operation(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(next_from_callback)
+@pytest.mark.parametrize(("body", "layout"), on.rows)
+def test_on_ranks(worlds: Pool, body: Body, layout: str) -> None:
+    worlds(layout).run(body)

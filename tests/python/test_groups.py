@@ -12,11 +12,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from harness import cases
 from harness.cases import Case
+from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 
 LAYOUTS = ("AAAA", "AABB", "ABAB", "ABCD")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
+on = OnLayouts()
 
 
 def make_groups(
@@ -27,7 +29,8 @@ def make_groups(
     return [(group, ranks) for group, ranks in made if ctx.rank in ranks]
 
 
-def rows_and_columns(ctx: Context) -> None:
+@on(*LAYOUTS)
+def rows_and_columns_in_flight_together(ctx: Context) -> None:
     mine = make_groups(ctx, [[0, 1], [2, 3], [0, 2], [1, 3]])
     assert len(mine) == 2
     for seed in range(4):
@@ -42,12 +45,8 @@ def rows_and_columns(ctx: Context) -> None:
         dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rows_and_columns_in_flight_together(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(rows_and_columns)
-
-
-def other_order(ctx: Context) -> None:
+@on("AA", "AB", "AABB")
+def ranks_may_start_different_groups_in_different_order(ctx: Context) -> None:
     """Half of the ranks start on one group first, the other ranks on the other group."""
     first, second = (dist.new_group(list(range(ctx.size))) for _ in range(2))
     ranks = list(range(ctx.size))
@@ -59,11 +58,6 @@ def other_order(ctx: Context) -> None:
             one.finish()
     dist.destroy_process_group(first)
     dist.destroy_process_group(second)
-
-
-@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
-def test_ranks_may_start_different_groups_in_different_order(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(other_order)
 
 
 def from_threads(ctx: Context, threads: int) -> None:
@@ -162,7 +156,8 @@ def test_a_further_group_costs_under_a_megabyte(worlds: Pool, layout: str) -> No
     assert max(grown) < 20 * 1024, f"20 groups grew the processes by {grown} KiB"
 
 
-def mesh(ctx: Context) -> None:
+@on("AAAA", "AABB")
+def device_mesh(ctx: Context) -> None:
     grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
     for dimension, ranks in (
         ("rows", [ctx.rank % 2, ctx.rank % 2 + 2]),
@@ -177,12 +172,8 @@ def mesh(ctx: Context) -> None:
     cases.check(ctx, Case("all_reduce"), flat.get_group(), [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("layout", ["AAAA", "AABB"])
-def test_device_mesh(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(mesh)
-
-
-def beside_gloo(ctx: Context) -> None:
+@on("AAB")
+def gloo_groups_together_with_smddp_groups(ctx: Context) -> None:
     gloo = dist.new_group(backend="gloo")
     assert dist.get_backend(gloo) == "gloo"
     ours = dist.new_group([0, 1])
@@ -199,11 +190,8 @@ def beside_gloo(ctx: Context) -> None:
         dist.destroy_process_group(ours)
 
 
-def test_gloo_groups_together_with_smddp_groups(worlds: Pool) -> None:
-    worlds("AAB").run(beside_gloo)
-
-
-def made_by_members(ctx: Context) -> None:
+@on("AAAA", "ABAB")
+def groups_made_by_their_members_only(ctx: Context) -> None:
     """use_local_synchronization: only the members of a group take part in making it."""
     ranks = [0, 2] if ctx.rank % 2 == 0 else [1, 3]
     group = dist.new_group(ranks, use_local_synchronization=True)
@@ -211,21 +199,17 @@ def made_by_members(ctx: Context) -> None:
     dist.destroy_process_group(group)
 
 
-@pytest.mark.parametrize("layout", ["AAAA", "ABAB"])
-def test_groups_made_by_their_members_only(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(made_by_members)
-
-
-def composite(ctx: Context) -> None:
+@on(
+    "AB",
+    marks=pytest.mark.skipif(
+        BACKEND == "gloo", reason="development run on gloo: the name is not registered"
+    ),
+)
+def backend_named_per_device(ctx: Context) -> None:
     """A backend per device, in the syntax of jobs with GPUs."""
     group = dist.new_group(backend="cpu:smddp")
     cases.check(ctx, Case("all_gather", dtype=torch.bfloat16), group)
     dist.destroy_process_group(group)
-
-
-@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo: the name is not registered")
-def test_backend_named_per_device(worlds: Pool) -> None:
-    worlds("AB").run(composite)
 
 
 def of_many_ranks(ctx: Context) -> None:
@@ -243,3 +227,8 @@ def of_many_ranks(ctx: Context) -> None:
 def test_more_ranks_than_read_what_each_has_published(worlds: Pool) -> None:
     """Above 32 ranks, rank 0 and the first rank of each host hand on what the ranks are."""
     worlds("AB" * 12 + "CD" * 5).run(of_many_ranks)
+
+
+@pytest.mark.parametrize(("body", "layout"), on.rows)
+def test_on_ranks(worlds: Pool, body: Body, layout: str) -> None:
+    worlds(layout).run(body)

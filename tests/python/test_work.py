@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 
 from harness import cases, model
+from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
 from harness.world import BACKEND, Pool, fresh
 
 LAYOUTS = ("AA", "AB", "AABB")
+on = OnLayouts()
 
 
 def work_api(ctx: Context) -> None:
@@ -38,7 +40,8 @@ def test_work(worlds: Pool, layout: str) -> None:
     worlds(layout).run(work_api)
 
 
-def completes_alone(ctx: Context) -> None:
+@on(*LAYOUTS)
+def an_operation_completes_without_wait(ctx: Context) -> None:
     """No thread waits: background progress completes the operation."""
     work, out, wanted = cases.start_all_gather(ctx, 100_000)
     end = time.monotonic() + 20
@@ -46,11 +49,6 @@ def completes_alone(ctx: Context) -> None:
         assert time.monotonic() < end, "not complete after 20 s without a wait"
         time.sleep(0.001)
     assert torch.equal(out, wanted)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_operation_completes_without_wait(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(completes_alone)
 
 
 def calls_without_work(ctx: Context) -> list[tuple[str, Any]]:
@@ -175,7 +173,8 @@ def test_statistics_include_the_wait(worlds: Pool, layout: str) -> None:
             assert row["seconds"] >= row["wait_seconds"] > 0.5, row
 
 
-def waited_elsewhere(ctx: Context) -> None:
+@on(*LAYOUTS)
+def waits_from_other_threads(ctx: Context) -> None:
     started = [cases.start_all_gather(ctx, 5000, seed) for seed in range(8)]
     threads = [threading.Thread(target=work.wait) for work, _, _ in reversed(started)]
     for thread in threads:
@@ -187,12 +186,8 @@ def waited_elsewhere(ctx: Context) -> None:
         assert torch.equal(out, wanted)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_waits_from_other_threads(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(waited_elsewhere)
-
-
-def one_work_many_waiters(ctx: Context) -> None:
+@on(*LAYOUTS)
+def many_threads_wait_for_one_operation(ctx: Context) -> None:
     time.sleep(0.1 * ctx.rank)
     work, out, wanted = cases.start_all_gather(ctx, 50_000)
     right: list[bool] = []
@@ -205,11 +200,6 @@ def one_work_many_waiters(ctx: Context) -> None:
     for thread in threads:
         thread.join(30)
     assert right == [True] * 4
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_many_threads_wait_for_one_operation(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(one_work_many_waiters)
 
 
 def two_hundred(ctx: Context, forwards: bool) -> None:
@@ -226,7 +216,8 @@ def test_two_hundred_in_flight(worlds: Pool, layout: str, forwards: bool) -> Non
     worlds(layout).run(two_hundred, forwards)
 
 
-def buffers_dropped(ctx: Context) -> None:
+@on(*LAYOUTS)
+def buffers_and_works_may_be_dropped(ctx: Context) -> None:
     """The operation, not the caller, keeps its inputs and outputs alive."""
     total = torch.zeros(1)
     for i in range(50):
@@ -242,11 +233,6 @@ def buffers_dropped(ctx: Context) -> None:
     t = torch.full((20_000,), 1.0)
     dist.all_reduce(t)
     assert torch.equal(t, torch.full((20_000,), float(ctx.size))) and total == 0
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_buffers_and_works_may_be_dropped(worlds: Pool, layout: str) -> None:
-    worlds(layout).run(buffers_dropped)
 
 
 def short_wait(ctx: Context) -> str:
@@ -311,3 +297,8 @@ def sequence_numbers(ctx: Context) -> list[int]:
 
 def test_sequence_numbers_count_operations(worlds: Pool) -> None:
     assert worlds("AAB").run(sequence_numbers) == [[3]] * 3
+
+
+@pytest.mark.parametrize(("body", "layout"), on.rows)
+def test_on_ranks(worlds: Pool, body: Body, layout: str) -> None:
+    worlds(layout).run(body)
