@@ -1,5 +1,5 @@
 // How groups are made: the rank information, the exchanges over the store, the descriptors; and how
-// a rank treats bytes that do not belong to its group.
+// a rank treats bytes that do not belong to its group. tests/fuzz/rank_info.cc has arbitrary bytes.
 #include <barrier>
 #include <cstdlib>
 #include <filesystem>
@@ -73,19 +73,6 @@ TEST(RankInfo, TheErrorForAnotherVersionSaysSo) {
   EXPECT_TRUE(says(read.status(), "version"));
 }
 
-TEST(RankInfo, RandomBytesAreHarmless) {
-  std::mt19937 random(3);
-  auto valid = encode(a_rank_info());
-  for (int i = 0; i < 20000; ++i) {
-    std::vector<uint8_t> blob(random() % 200);
-    for (auto& byte : blob) byte = static_cast<uint8_t>(random());
-    for (size_t b = 0; b < std::min<size_t>(4, blob.size()); ++b)
-      blob[b] = valid[b];  // so that the version is right
-    (void)decode<RankInfo>(blob);
-    (void)decode<FabricAddress>(blob);
-  }
-}
-
 // --- the table of all ranks' information ----------------------------------------------------------------
 
 std::vector<Blob> a_table() {
@@ -118,19 +105,6 @@ TEST(RankTable, AnyTruncationHasFewerBlobsOrIsAnError) {
   for (size_t size = 0; size < whole.size(); ++size) {
     auto read = unpack_table({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)});
     if (read.ok()) EXPECT_LT(read.value().size(), a_table().size());
-  }
-}
-
-TEST(RankTable, RandomBytesAreHarmless) {
-  std::mt19937 random(4);
-  Blob valid = pack_table(a_table());
-  for (int i = 0; i < 20000; ++i) {
-    Blob table = valid;
-    for (int change = 0; change < 3; ++change)
-      table[random() % table.size()] = static_cast<uint8_t>(random());
-    (void)unpack_table(table);
-    (void)decode<HostLeader>(table);
-    (void)decode<HandedTable>(table);
   }
 }
 

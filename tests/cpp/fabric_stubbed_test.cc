@@ -27,11 +27,10 @@ class Stubbed : public testing::Test {
     EXPECT_EQ(stub_->violations, Lines());
     EXPECT_EQ(stub_->objects, 0u) << "left open";
   }
-  TestEndpoint open_endpoint(uint32_t id, const std::string& transfer = "",
-                             const std::string& interface = "") {
+  TestEndpoint open_endpoint(uint32_t id, const std::string& interface = "", bool gpus = false) {
     TestEndpoint made;
     made.id = id;
-    auto endpoint = Endpoint::open({STUB_FABRIC, "", interface, transfer});
+    auto endpoint = Endpoint::open({STUB_FABRIC, "", interface, "", gpus});
     EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
     made.endpoint = std::move(endpoint.value());
     return made;
@@ -124,7 +123,7 @@ TEST_F(Stubbed, WritesOutOfOrderOverAllNics) {
 
 TEST_F(Stubbed, OneNicMeetsThree) {
   stub_->settings.domains = {"a", "b", "c"};
-  TestEndpoint a = open_endpoint(0), b = open_endpoint(1, "", "b");
+  TestEndpoint a = open_endpoint(0), b = open_endpoint(1, "b");
   EXPECT_TRUE(b.endpoint->facts().description.starts_with("efa on b, libfabric"));
   exchange(a, b);
 }
@@ -324,14 +323,7 @@ class StubbedGpus : public Stubbed {
     stub_->settings.device_memory = true;
     stub_->settings.domains = {"a", "b", "c"};
   }
-  TestEndpoint open_gpu_endpoint(uint32_t id) {
-    TestEndpoint made;
-    made.id = id;
-    auto endpoint = Endpoint::open({STUB_FABRIC, "", "", "", true});
-    EXPECT_TRUE(endpoint.ok()) << endpoint.status().message();
-    made.endpoint = std::move(endpoint.value());
-    return made;
-  }
+  TestEndpoint open_gpu_endpoint(uint32_t id) { return open_endpoint(id, "", true); }
   static void lend(TestEndpoint& user, std::vector<std::byte>& memory, const MemoryOwner& owner) {
     Status lent = user.endpoint->lend(memory.data(), memory.size(), owner);
     EXPECT_TRUE(lent.ok()) << lent.message();

@@ -28,6 +28,26 @@ struct Gather {
   std::vector<std::shared_ptr<Operation>> operations;
 };
 
+std::unique_ptr<Cluster> a_cluster(const Model& model, const Layout& layout) {
+  auto cluster = Cluster::create(model, layout);
+  EXPECT_TRUE(cluster.ok()) << cluster.status().message();
+  return std::move(cluster.value());
+}
+
+Outcome run(Cluster& cluster, const std::vector<std::shared_ptr<Operation>>& operations,
+            const Tuning& tuning = {}) {
+  auto outcome = cluster.run(operations, tuning);
+  EXPECT_TRUE(outcome.ok()) << outcome.status().message();
+  return outcome.ok() ? outcome.value() : Outcome();
+}
+
+// A gather of all ranks, and its results.
+Outcome run(Cluster& cluster, const Gather& gather, const Tuning& tuning = {}) {
+  Outcome outcome = run(cluster, gather.operations, tuning);
+  for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
+  return outcome;
+}
+
 // The same as `tensors` tensors of equal size, one behind the other in each rank's input and output.
 std::shared_ptr<Operation> in_tensors(const std::vector<int>& in, std::vector<int>& out,
                                       size_t tensors, int ranks) {
@@ -53,19 +73,16 @@ std::shared_ptr<Operation> in_tensors(const std::vector<int>& in, std::vector<in
 // the sender, the latency, the bytes, and one overhead of the receiver (LogGP).
 TEST(Simulator, AnAllGatherOfTwoHostsTakesWhatTheModelSays) {
   Model model;
-  auto cluster = Cluster::create(model, {2, 1});
-  ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+  auto cluster = a_cluster(model, {2, 1});
   // The first operation exchanges READYs besides, as the ranks have not heard of one another.
   for (int call = 0; call < 3; ++call) {
-    Gather gather(*cluster.value(), 1024);
-    auto outcome = cluster.value()->run(gather.operations);
-    ASSERT_TRUE(outcome.ok()) << outcome.status().message();
-    for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
+    Gather gather(*cluster, 1024);
+    Outcome outcome = run(*cluster, gather);
     if (call == 0) continue;
     double message = 4096 + sizeof(wire::Header);
     double ns = 2 * model.message_ns + model.latency_ns + message / model.bytes_per_ns;
-    EXPECT_NEAR(outcome.value().seconds * 1e9, ns, 0.01 * ns);
-    EXPECT_EQ(outcome.value().network.messages, 2u);
+    EXPECT_NEAR(outcome.seconds * 1e9, ns, 0.01 * ns);
+    EXPECT_EQ(outcome.network.messages, 2u);
   }
 }
 
@@ -73,16 +90,13 @@ TEST(Simulator, ALargeAllGatherTakesTheTimeOfItsBytes) {
   for (bool ordered : {false, true}) {
     Model model;
     model.ordered = ordered;
-    auto cluster = Cluster::create(model, {4, 1});
-    ASSERT_TRUE(cluster.ok()) << cluster.status().message();
-    Gather gather(*cluster.value(), 1 << 20);
-    auto outcome = cluster.value()->run(gather.operations);
-    ASSERT_TRUE(outcome.ok()) << outcome.status().message();
-    for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
+    auto cluster = a_cluster(model, {4, 1});
+    Gather gather(*cluster, 1 << 20);
+    Outcome outcome = run(*cluster, gather);
     double bound = 3 * 4.0 * (1 << 20) / model.bytes_per_ns * 1e-9;
-    EXPECT_GE(outcome.value().seconds, bound);
-    EXPECT_LE(outcome.value().seconds, 1.5 * bound);
-    EXPECT_NEAR(outcome.value().most_bytes_out, 3 * 4.0 * (1 << 20), 0.02 * 3 * 4.0 * (1 << 20));
+    EXPECT_GE(outcome.seconds, bound);
+    EXPECT_LE(outcome.seconds, 1.5 * bound);
+    EXPECT_NEAR(outcome.most_bytes_out, 3 * 4.0 * (1 << 20), 0.02 * 3 * 4.0 * (1 << 20));
   }
 }
 
@@ -96,15 +110,12 @@ TEST(Simulator, RanksWithSeveralNicsStayInStep) {
     model.nics = nics;
     model.bytes_per_ns = 6.0 / nics;
     model.message_ns = 1'000;
-    auto cluster = Cluster::create(model, {kHosts, 1});
-    ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+    auto cluster = a_cluster(model, {kHosts, 1});
     for (int call = 0; call < 2; ++call) {
-      Gather gather(*cluster.value(), 1 << 20);
-      auto outcome = cluster.value()->run(gather.operations);
-      ASSERT_TRUE(outcome.ok()) << outcome.status().message();
-      for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
+      Gather gather(*cluster, 1 << 20);
+      Outcome outcome = run(*cluster, gather);
       double ns = (kHosts - 1) * sizeof(int) * double{1 << 20} / 6.0;
-      EXPECT_LT(outcome.value().seconds * 1e9, 1.25 * ns) << nics << " NICs";
+      EXPECT_LT(outcome.seconds * 1e9, 1.25 * ns) << nics << " NICs";
     }
   }
 }
@@ -116,16 +127,13 @@ TEST(Simulator, StepsThatAreShorterThanALatencyOverlap) {
   for (bool ordered : {false, true}) {
     Model model;
     model.ordered = ordered;
-    auto cluster = Cluster::create(model, {kHosts, 1});
-    ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+    auto cluster = a_cluster(model, {kHosts, 1});
     Tuning tuning;
     tuning.algorithm = Algorithm::kDirect;
     for (int call = 0; call < 2; ++call) {
-      Gather gather(*cluster.value(), 2048);
-      auto outcome = cluster.value()->run(gather.operations, tuning);
-      ASSERT_TRUE(outcome.ok()) << outcome.status().message();
-      for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
-      if (call == 1) EXPECT_LT(outcome.value().seconds * 1e9, (kHosts - 1) * model.latency_ns);
+      Gather gather(*cluster, 2048);
+      Outcome outcome = run(*cluster, gather, tuning);
+      if (call == 1) EXPECT_LT(outcome.seconds * 1e9, (kHosts - 1) * model.latency_ns);
     }
   }
 }
@@ -140,13 +148,11 @@ TEST(Simulator, TheSelectorTakesThePatternWithTheLeastTime) {
        {std::pair<int, size_t>{8, 1024}, {32, 1024}, {128, 64}, {128, 2048}}) {
     std::map<Algorithm, double> seconds;
     for (Algorithm algorithm : {Algorithm::kAuto, Algorithm::kDirect, Algorithm::kLog}) {
-      auto cluster = Cluster::create(model, {hosts, 1});
-      ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+      auto cluster = a_cluster(model, {hosts, 1});
       for (int call = 0; call < 2; ++call) {
-        Gather gather(*cluster.value(), shard / sizeof(int));
-        auto outcome = cluster.value()->run(gather.operations, {.algorithm = algorithm});
-        ASSERT_TRUE(outcome.ok()) << outcome.status().message();
-        seconds[algorithm] = outcome.value().seconds;
+        Gather gather(*cluster, shard / sizeof(int));
+        Outcome outcome = run(*cluster, gather.operations, {.algorithm = algorithm});
+        seconds[algorithm] = outcome.seconds;
       }
     }
     double least = std::min(seconds[Algorithm::kDirect], seconds[Algorithm::kLog]);
@@ -159,9 +165,8 @@ TEST(Simulator, TheSelectorTakesThePatternWithTheLeastTime) {
 TEST(Simulator, BytesOfManyTensorsGoInMessagesWithoutARendezvous) {
   constexpr size_t kTensors = 8, kElements = kTensors * (8 << 10);
   for (int hosts : {2, 4}) {
-    auto cluster = Cluster::create({}, {hosts, 1});
-    ASSERT_TRUE(cluster.ok()) << cluster.status().message();
-    Gather gather(*cluster.value(), kElements);
+    auto cluster = a_cluster({}, {hosts, 1});
+    Gather gather(*cluster, kElements);
     gather.operations.clear();
     std::vector<int> expected;
     for (size_t t = 0; t < kTensors; ++t) {
@@ -172,10 +177,9 @@ TEST(Simulator, BytesOfManyTensorsGoInMessagesWithoutARendezvous) {
     }
     for (size_t r = 0; r < gather.in.size(); ++r)
       gather.operations.push_back(in_tensors(gather.in[r], gather.out[r], kTensors, hosts));
-    auto outcome = cluster.value()->run(gather.operations);
-    ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+    Outcome outcome = run(*cluster, gather.operations);
     for (const auto& out : gather.out) EXPECT_EQ(out, expected);
-    const auto& network = outcome.value().network;
+    const auto& network = outcome.network;
     EXPECT_GT(network.messages, 0u);
     EXPECT_LE(network.message_bytes, network.messages * transport::kEagerMessage);
   }
@@ -183,36 +187,30 @@ TEST(Simulator, BytesOfManyTensorsGoInMessagesWithoutARendezvous) {
 
 TEST(Simulator, EqualRunsTakeEqualTimes) {
   std::vector<double> seconds;
-  for (int run = 0; run < 2; ++run) {
-    auto cluster = Cluster::create({}, {8, 4});
-    ASSERT_TRUE(cluster.ok()) << cluster.status().message();
-    Gather gather(*cluster.value(), 5000);
-    auto outcome = cluster.value()->run(gather.operations);
-    ASSERT_TRUE(outcome.ok()) << outcome.status().message();
-    for (const auto& out : gather.out) EXPECT_EQ(out, gather.expected);
-    seconds.push_back(outcome.value().seconds);
+  for (int turn = 0; turn < 2; ++turn) {
+    auto cluster = a_cluster({}, {8, 4});
+    Gather gather(*cluster, 5000);
+    Outcome outcome = run(*cluster, gather);
+    seconds.push_back(outcome.seconds);
   }
   EXPECT_EQ(seconds[0], seconds[1]);
 }
 
 TEST(Simulator, SumsAreTheSumsOfAllRanks) {
-  auto cluster = Cluster::create({}, {5, 2});
-  ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+  auto cluster = a_cluster({}, {5, 2});
   std::vector<std::vector<int>> data;
   std::vector<std::shared_ptr<Operation>> operations;
   for (int r = 0; r < 10; ++r) data.emplace_back(30'000, r + 1);
   for (auto& of_rank : data)
     operations.push_back(all_reduce_of(of_rank, 10, Dtype::kInt32, ReduceOp::kSum));
-  auto outcome = cluster.value()->run(operations);
-  ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+  run(*cluster, operations);
   for (const auto& of_rank : data) EXPECT_EQ(of_rank, std::vector<int>(30'000, 55));
 }
 
 // Each rank of a host sends to all ranks of the other hosts, so the host's link carries the blocks of all.
 TEST(Simulator, AnAllToAllTakesTheTimeOfItsBytes) {
   Model model;
-  auto cluster = Cluster::create(model, {4, 2});
-  ASSERT_TRUE(cluster.ok()) << cluster.status().message();
+  auto cluster = a_cluster(model, {4, 2});
   constexpr size_t kBlock = 1 << 18;
   std::vector<size_t> sizes(8, kBlock);
   std::vector<std::vector<int>> in, out;
@@ -225,17 +223,16 @@ TEST(Simulator, AnAllToAllTakesTheTimeOfItsBytes) {
   }
   for (size_t r = 0; r < 8; ++r)
     operations.push_back(exchange_of(Collective::kAllToAll, in[r], sizes, out[r], sizes));
-  auto outcome = cluster.value()->run(operations);
-  ASSERT_TRUE(outcome.ok()) << outcome.status().message();
+  Outcome outcome = run(*cluster, operations);
   for (size_t r = 0; r < 8; ++r) {
     for (size_t i = 0; i < out[r].size(); ++i)
       ASSERT_EQ(out[r][i], 10 * static_cast<int>(i / kBlock) + static_cast<int>(r));
   }
   double bytes = 2 * 6 * sizeof(int) * double{kBlock};
   double bound = bytes / model.bytes_per_ns * 1e-9;
-  EXPECT_GE(outcome.value().seconds, bound);
-  EXPECT_LE(outcome.value().seconds, 1.5 * bound);
-  EXPECT_NEAR(outcome.value().most_bytes_out, bytes, 0.02 * bytes);
+  EXPECT_GE(outcome.seconds, bound);
+  EXPECT_LE(outcome.seconds, 1.5 * bound);
+  EXPECT_NEAR(outcome.most_bytes_out, bytes, 0.02 * bytes);
 }
 
 RankInfo a_rank_info() {
