@@ -20,10 +20,12 @@ import torch.distributed as dist
 from harness import host_device
 from harness.cases import Case
 from harness.host_device import BY_NIC, COPIES, ENVIRONMENT, KERNEL, host_empty, paths
+from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context, Failure
 from harness.world import BACKEND, Pool, World, WorldError, fresh
 
 pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+on = OnLayouts()
 
 
 def on_device(worlds: Pool, layout: str) -> World:
@@ -69,7 +71,8 @@ def test_mapped_memory_is_kept_and_follows_free_and_remap(worlds: Pool) -> None:
         assert counted["freed_while_mapped"] == 0
 
 
-def mixed(ctx: Context) -> None:
+@on("AAA", "ABC")
+def tensors_of_both_kinds_in_one_group(ctx: Context) -> None:
     """One group, tensors on the CPU and on the device in turn, and a barrier between."""
     works = []
     for turn in range(6):
@@ -82,11 +85,8 @@ def mixed(ctx: Context) -> None:
         assert tensor[99].item() == sum(rank + turn for rank in range(ctx.size))
 
 
-def test_tensors_of_both_kinds_in_one_group(worlds: Pool) -> None:
-    on_device(worlds, "AAA").run(mixed)
-
-
-def freed_tensors(ctx: Context) -> None:
+@on("AA")
+def wait_drops_the_tensors(ctx: Context) -> None:
     """wait() drops the tensors, though the group and the work still know the operation."""
     for _ in range(20):
         part, whole = host_empty(1000, torch.float32), host_empty(1000 * ctx.size, torch.float32)
@@ -98,10 +98,6 @@ def freed_tensors(ctx: Context) -> None:
         assert refs[0]() is None
         del work, whole
         assert refs[1]() is None
-
-
-def test_wait_drops_the_tensors(worlds: Pool) -> None:
-    on_device(worlds, "AA").run(freed_tensors)
 
 
 class Status(Enum):
@@ -278,6 +274,7 @@ def test_the_device_that_auto_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert auto._device() is None
 
 
+@on("AA")
 def futures(ctx: Context) -> None:
     seen = []
     tensor = host_empty(100, torch.float32).fill_(1)
@@ -289,11 +286,8 @@ def futures(ctx: Context) -> None:
     assert work.get_future().done()
 
 
-def test_futures(worlds: Pool) -> None:
-    on_device(worlds, "AA").run(futures)
-
-
-def several_groups(ctx: Context) -> None:
+@on("AAA", "ABC")
+def several_groups_share_a_device(ctx: Context) -> None:
     groups = [dist.new_group([0, 1]), dist.new_group([1, 2]), dist.new_group()]
     works = []
     for _turn in range(4):
@@ -308,10 +302,6 @@ def several_groups(ctx: Context) -> None:
     for group in groups:
         if dist.get_rank(group) >= 0:
             dist.destroy_process_group(group)
-
-
-def test_several_groups_share_a_device(worlds: Pool) -> None:
-    on_device(worlds, "AAA").run(several_groups)
 
 
 # ---- several hosts
@@ -330,27 +320,7 @@ def test_by_nic_on_all_ranks_or_no_rank() -> None:
             assert taken == {f"all_gather {paths('AB')['all_gather']}": 1}
 
 
-def test_several_groups_and_tensors_of_both_kinds_between_hosts(worlds: Pool) -> None:
-    world = on_device(worlds, "ABC")
-    world.run(several_groups)
-    world.run(mixed)
-
-
 # ---- failures
-
-
-def disagree(ctx: Context) -> None:
-    small, large = host_empty(100, torch.float32), host_empty(100 * ctx.size, torch.float32)
-    if ctx.rank == 0:
-        dist.all_gather_into_tensor(large, small)
-    else:
-        dist.reduce_scatter_tensor(small, large)
-
-
-def test_ranks_that_disagree_raise_and_name_both_operations() -> None:
-    with fresh("AA", env=ENVIRONMENT) as world:
-        for failure in world.failures(disagree):
-            assert "all_gather" in failure.message and "reduce_scatter" in failure.message
 
 
 def gather_once_more(ctx: Context) -> None:
@@ -413,3 +383,8 @@ def test_a_wrong_setting_is_refused_by_name() -> None:
     refused = pytest.raises(WorldError, match=r'SMDDP_DEVICE is "tpu", but may hold .*"host"')
     with refused, fresh("A", env={"SMDDP_DEVICE": "tpu"}):
         pass
+
+
+@pytest.mark.parametrize(("body", "layout"), on.rows)
+def test_on_ranks(worlds: Pool, body: Body, layout: str) -> None:
+    on_device(worlds, layout).run(body)
