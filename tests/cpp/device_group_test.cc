@@ -81,11 +81,9 @@ TEST(DeviceGroup, SubmittedWorkCanBeSubmittedAgain) {
 }
 
 TEST(DeviceGroup, AMismatchErrorShowsBothCollectives) {
-  run_world("aa", [](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
+  run_jobs<Job>("aa", [](DeviceRank& r, Job& job) {
     float *in = r.floats(64), *out = r.floats(128);
-    auto op = context.rank == 0 ? job.gather(in, out, 32) : job.scatter(out, in, 16);
+    auto op = r.context.rank == 0 ? job.gather(in, out, 32) : job.scatter(out, in, 16);
     Status s = r.run(op);
     ASSERT_FALSE(s.ok());
     // A rank detects the mismatch itself, or gets the abort of the other rank.
@@ -97,12 +95,10 @@ TEST(DeviceGroup, AMismatchErrorShowsBothCollectives) {
 }
 
 TEST(DeviceGroup, MemoryThatCannotBeSharedFailsOnlyThatCallOnAllRanks) {
-  run_world("aaa", [](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
+  run_jobs<Job>("aaa", [](DeviceRank& r, Job& job) {
     float *in = r.floats(32), *out = r.floats(96);
     std::vector<float> private_memory(32);
-    Status s = r.run(job.gather(context.rank == 1 ? private_memory.data() : in, out, 32));
+    Status s = r.run(job.gather(r.context.rank == 1 ? private_memory.data() : in, out, 32));
     ASSERT_FALSE(s.ok());
     EXPECT_NE(s.message().find("rank 1"), std::string::npos) << s.message();
     in[0] = 5;
@@ -113,10 +109,8 @@ TEST(DeviceGroup, MemoryThatCannotBeSharedFailsOnlyThatCallOnAllRanks) {
 
 TEST(DeviceGroup, RunningOutOfDescriptorsFailsOnlyThatCallAndFreedMemoryMakesRoom) {
   constexpr size_t kPieces = 3;
-  run_world("aa", [](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
-    if (context.rank == 1) r.gpu.set_most_exported(kPieces);
+  run_jobs<Job>("aa", [](DeviceRank& r, Job& job) {
+    if (r.context.rank == 1) r.gpu.set_most_exported(kPieces);
     float* out = r.floats(64);
     std::vector<float*> pieces;
     for (size_t i = 0; i <= kPieces; ++i) pieces.push_back(r.floats(32));
@@ -138,12 +132,9 @@ TEST(DeviceGroup, RunningOutOfDescriptorsFailsOnlyThatCallAndFreedMemoryMakesRoo
 TEST_P(DeviceGroupOf, StreamsOrderCopiesAndSumsThatTakeTime) {
   constexpr size_t kCount = 1003;
   constexpr int kTurns = 6;
-  run_world(std::string(static_cast<size_t>(GetParam()), 'a'), [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
-    r.gpu.set_duration(std::chrono::microseconds(50 + 400 * (context.rank % 2)));
-    auto ranks = static_cast<size_t>(context.ranks);
+  run_jobs<Job>(std::string(static_cast<size_t>(GetParam()), 'a'), [&](DeviceRank& r, Job& job) {
+    r.gpu.set_duration(std::chrono::microseconds(50 + 400 * (r.context.rank % 2)));
+    auto ranks = static_cast<size_t>(r.context.ranks);
     float *in = r.floats(kCount), *gathered = r.floats(kCount * ranks);
     float *whole = r.floats(kCount * ranks), *part = r.floats(kCount), *all = r.floats(kCount);
     std::vector<std::vector<float>> given, got;
@@ -158,7 +149,7 @@ TEST_P(DeviceGroupOf, StreamsOrderCopiesAndSumsThatTakeTime) {
     };
     for (int turn = 0; turn < kTurns; ++turn) {
       std::vector<float>& values = given.emplace_back(kCount * ranks);
-      for (size_t i = 0; i < values.size(); ++i) values[i] = value(context.rank, i, turn);
+      for (size_t i = 0; i < values.size(); ++i) values[i] = value(r.context.rank, i, turn);
       copy(in, values.data(), kCount);
       run(job.gather(in, gathered, kCount));
       copy(in, gathered, kCount);  // nothing that a peer may still read
@@ -171,12 +162,12 @@ TEST_P(DeviceGroupOf, StreamsOrderCopiesAndSumsThatTakeTime) {
         copy(got.emplace_back(count).data(), from, count);
     }
     ASSERT_TRUE(r.gpu.synchronize(r.user).ok());
-    auto mine = static_cast<size_t>(context.rank);
+    auto mine = static_cast<size_t>(r.context.rank);
     for (int turn = 0; turn < kTurns; ++turn) {
       auto at = static_cast<size_t>(turn) * 3;
       for (size_t i = 0; i < kCount; ++i) {
         float sum = 0, scattered = 0;
-        for (int p = 0; p < context.ranks; ++p) {
+        for (int p = 0; p < r.context.ranks; ++p) {
           ASSERT_EQ(got[at][static_cast<size_t>(p) * kCount + i], value(p, i, turn));
           sum += value(p, i, turn);
           scattered += value(p, mine * kCount + i, turn);
@@ -235,9 +226,7 @@ TEST(DeviceGroup, ADeviceThatCannotReadItsPeersPreventsTheGroupOnAllRanks) {
 TEST(DeviceGroup, PeersEndTheirMappingsBeforeTheOwnerFreesTheMemory) {
   constexpr size_t kPieces = 40, kCount = 1024;
   Meeting gathered(3), counted(3), recalled(3);
-  run_world("aaa", [&](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
+  run_jobs<Job>("aaa", [&](DeviceRank& r, Job& job) {
     float* out = r.floats(3 * kCount);
     std::vector<float*> pieces;
     for (size_t i = 0; i < kPieces; ++i) {
@@ -286,18 +275,15 @@ TEST(DeviceGroup, AStuckDeviceFailsAllRanksWithinTheLimit) {
 TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
   constexpr size_t kTensors = 100, kCount = 8;
   constexpr int kTurns = 40;
-  run_world("aaa", [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
-    auto sub = context.group.subgroup(context.store, "second", {0, 1, 2});
+  run_jobs<Job>("aaa", [&](DeviceRank& r, Job& job) {
+    auto sub = r.context.group.subgroup(r.context.store, "second", {0, 1, 2});
     ASSERT_TRUE(sub.ok());
     device::Stream main = r.gpu.create_stream().value();
-    auto second = DeviceGroup::create(context.process, *sub.value(), context.store, {}, &r.gpu,
+    auto second = DeviceGroup::create(r.context.process, *sub.value(), r.context.store, {}, &r.gpu,
                                       &r.imports, main, 60'000'000'000);
     ASSERT_TRUE(second.ok()) << second.status().message();
     float* in = r.floats(kTensors * kCount);
-    for (size_t i = 0; i < kTensors * kCount; ++i) in[i] = value(context.rank, i, 0);
+    for (size_t i = 0; i < kTensors * kCount; ++i) in[i] = value(r.context.rank, i, 0);
     float* outs[2] = {r.floats(3 * kTensors * kCount), r.floats(3 * kTensors * kCount)};
     std::vector<std::shared_ptr<DeviceOperation>> ops;
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -310,8 +296,7 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
     }
     for (size_t i = 0; i < ops.size(); ++i) {
       DeviceGroup& group = i % 2 == 0 ? *r.group : *second.value();
-      Status s = group.order(*ops[i], r.user);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(group.order(*ops[i], r.user)));
     }
     EXPECT_TRUE(r.gpu.synchronize(r.user).ok());
     for (float* out : outs) {
@@ -329,34 +314,31 @@ TEST(DeviceGroup, TwoGroupsWithFullStreamsDoNotBlockEachOther) {
 TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
   constexpr size_t kCount = 100;
   Meeting meeting(3);
-  run_world("aaa", [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
+  run_jobs<Job>("aaa", [&](DeviceRank& r, Job& job) {
     std::vector<std::unique_ptr<Group>> subgroups;
     std::vector<device::Stream> mains;
     std::vector<std::shared_ptr<DeviceGroup>> groups{r.group};
     for (std::string name : {"second", "third", "fourth"}) {
-      auto sub = context.group.subgroup(context.store, name, {0, 1, 2});
+      auto sub = r.context.group.subgroup(r.context.store, name, {0, 1, 2});
       ASSERT_TRUE(sub.ok());
       subgroups.push_back(std::move(sub.value()));
       mains.push_back(r.gpu.create_stream().value());
-      auto made = DeviceGroup::create(context.process, *subgroups.back(), context.store, {}, &r.gpu,
-                                      &r.imports, mains.back(), 60'000'000'000);
+      auto made = DeviceGroup::create(r.context.process, *subgroups.back(), r.context.store, {},
+                                      &r.gpu, &r.imports, mains.back(), 60'000'000'000);
       ASSERT_TRUE(made.ok()) << made.status().message();
       groups.push_back(made.value());
     }
     device::Stream compute = r.gpu.create_stream().value();
     float *in = r.floats(kCount), *out = r.floats(3 * kCount * groups.size());
     // Rank 0's streams wait for the other ranks, which come to the operations later.
-    uint32_t gate = context.rank == 0 ? 1 : 0;
+    uint32_t gate = r.context.rank == 0 ? 1 : 0;
     ASSERT_TRUE(r.gpu.wait_flag(r.user, &gate, 1).ok());
     std::vector<std::shared_ptr<DeviceOperation>> ops;
     for (size_t i = 0; i < groups.size(); ++i) {
       ops.push_back(job.gather(in, out + 3 * kCount * i, kCount));
       ASSERT_TRUE(groups[i]->submit(ops[i], r.user).ok());
     }
-    if (context.rank == 0) {
+    if (r.context.rank == 0) {
       for (size_t i = 0; i < groups.size(); ++i)
         ASSERT_TRUE(groups[i]->order(*ops[i], r.user).ok());
       uint32_t computed = 0;
@@ -385,14 +367,11 @@ TEST(DeviceGroup, GroupsThatWaitForPeersDoNotHoldUpTheDevicesOtherStreams) {
 TEST(DeviceGroup, ARecordedGraphHoldsTheCollectivesOfItsStreamAndNoOthers) {
   constexpr size_t kCount = 500;
   Meeting meeting(3);
-  run_world("aaa", [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
+  run_jobs<Job>("aaa", [&](DeviceRank& r, Job& job) {
     device::Stream recorder = r.gpu.create_stream().value();
     float *in = r.floats(kCount), *out = r.floats(3 * kCount), *sum = r.floats(kCount);
     float *eager_in = r.floats(kCount), *eager_out = r.floats(3 * kCount);
-    auto mine = static_cast<float>(context.rank + 1);
+    auto mine = static_cast<float>(r.context.rank + 1);
     std::fill_n(in, kCount, mine);
     std::fill_n(sum, kCount, 1.0f);
     std::fill_n(eager_in, kCount, 10 * mine);
@@ -425,13 +404,11 @@ TEST(DeviceGroup, ARecordedGraphHoldsTheCollectivesOfItsStreamAndNoOthers) {
 }
 
 TEST(DeviceGroup, AnAbortReachesAllRanks) {
-  run_world("aa", [](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
+  run_jobs<Job>("aa", [](DeviceRank& r, Job& job) {
     float *in = r.floats(32), *out = r.floats(64);
     ASSERT_TRUE(r.run(job.gather(in, out, 32)).ok());
     auto from = std::chrono::steady_clock::now();
-    if (context.rank == 0) {
+    if (r.context.rank == 0) {
       r.group->abort("stopped by rank 0");
     } else {
       Status s = r.run(job.gather(in, out, 32));  // rank 0 does not make this call

@@ -175,9 +175,7 @@ struct Checked {
     return made;
   }
   void check(GroupRank& r) {
-    Status s = r.wait(*op);
-    if (s) s = r.group->verdict(*op);
-    ASSERT_TRUE(s.ok()) << s.message();
+    ASSERT_TRUE(works(r.finish(*op)));
     auto wrong = std::mismatch(expected.begin(), expected.end(), result).first;
     ASSERT_TRUE(wrong == expected.end())
         << "byte " << wrong - expected.begin() << " of " << expected.size();
@@ -185,8 +183,7 @@ struct Checked {
 };
 
 void submit(GroupRank& r, const Checked& each) {
-  Status s = r.group->submit(each.op, r.user);
-  ASSERT_TRUE(s.ok()) << s.message();
+  ASSERT_TRUE(works(r.group->submit(each.op, r.user)));
 }
 
 constexpr Dtype kTypes[] = {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kInt64, Dtype::kUInt8};
@@ -238,10 +235,7 @@ TEST_P(DeviceHostSums, EqualSumsInRankOrderAndThoseOfTheCpu) {
 // More chunks than buffers, several operations in flight, and copies and sums that take time: what no stream
 // orders shows as wrong bytes.
 TEST_P(DeviceHostSums, OperationsOfManyChunksInFlight) {
-  run_world(GetParam(), [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    SumJob job(r);
+  run_jobs<SumJob>(GetParam(), [](DeviceRank& r, SumJob& job) {
     r.gpu.set_duration(std::chrono::microseconds(300));
     Sum large{Dtype::kBFloat16, ReduceOp::kAvg, {2'000'001, 5, 500'000}, 1};
     Sum small{Dtype::kFloat32, ReduceOp::kSum, {100}};
@@ -255,10 +249,7 @@ TEST_P(DeviceHostSums, OperationsOfManyChunksInFlight) {
 
 // Chunks arrive faster than they are summed. Their blocks are not overwritten before.
 TEST(DeviceHostSums, SlowSumsOfManyChunks) {
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    SumJob job(r);
+  run_jobs<SumJob>("ab", [](DeviceRank& r, SumJob& job) {
     r.gpu.set_sum_duration(std::chrono::milliseconds(20));
     Sum large{Dtype::kFloat32, ReduceOp::kSum, {5'000'000}};  // ten chunks
     Checked each = Checked::make(r, job, large, true, false, 1);
@@ -269,10 +260,7 @@ TEST(DeviceHostSums, SlowSumsOfManyChunks) {
 
 // More commands than a stream takes, copies out and sums.
 TEST(DeviceHostSums, AnOperationWithMoreCommandsThanStreamsTake) {
-  run_world("abc", [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    SumJob job(r);
+  run_jobs<SumJob>("abc", [](DeviceRank& r, SumJob& job) {
     Sum sum{Dtype::kFloat32, ReduceOp::kSum, std::vector<size_t>(200, 1001)};
     Checked scattered = Checked::make(r, job, sum, true, false, 1);
     Checked reduced = Checked::make(r, job, sum, false, true, 2);
@@ -287,14 +275,12 @@ TEST(DeviceHostSums, AnOperationWithMoreCommandsThanStreamsTake) {
 TEST(DeviceHostSums, ADeviceSumsWhileChunksAreOnTheirWay) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   std::atomic<bool> expired{false};
-  run_world("ab", [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    SumJob job(r);
+  run_jobs<SumJob>("ab", [&](DeviceRank& r, SumJob& job) {
     constexpr size_t kCount = 2 << 20;  // floats: four chunks
     Checked sum =
         Checked::make(r, job, {Dtype::kFloat32, ReduceOp::kSum, {kCount}}, true, false, 1);
-    std::byte* other = sum.op->exchanges.front().out.slice(1 - context.rank, 0, 1).front().address;
+    std::byte* other =
+        sum.op->exchanges.front().out.slice(1 - r.context.rank, 0, 1).front().address;
     r.gpu.set_gate([=, &expired, &r](const void*, const void* from) {
       if (from != other + kCount * 3 || r.gpu.sums() > 0) return true;
       if (std::chrono::steady_clock::now() > until) expired = true;
@@ -334,11 +320,9 @@ void expect_failure(GroupRank& r, const std::shared_ptr<DeviceOperation>& op,
 }
 
 TEST(DeviceHostSums, ADisagreementNamesTheCollectivesThatWereCalled) {
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
-    SumJob job(r);
+  run_jobs<SumJob>("ab", [](DeviceRank& r, SumJob& job) {
     Sum sum{Dtype::kFloat32, ReduceOp::kSum, {64}};
-    Checked each = Checked::make(r, job, sum, context.rank == 0, false, 1);
+    Checked each = Checked::make(r, job, sum, r.context.rank == 0, false, 1);
     expect_failure(r, each.op, {"reduce_scatter", "all_reduce"});
   });
 }
@@ -354,11 +338,9 @@ TEST(DeviceHostSums, RanksWithDifferentSettingsFail) {
 }
 
 TEST(DeviceHostSums, ARankThatDoesNotCallIsNamed) {
-  run_world("abc", [](RankContext& context) {
-    DeviceRank r(context);
+  run_jobs<SumJob>("abc", [](DeviceRank& r, SumJob& job) {
     r.group->set_limit(1'000'000'000);
-    SumJob job(r);
-    if (context.rank == 2) {
+    if (r.context.rank == 2) {
       std::this_thread::sleep_for(std::chrono::milliseconds(3500));
       return;
     }

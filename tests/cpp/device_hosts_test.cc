@@ -65,16 +65,14 @@ TEST_P(DeviceHostsOf, AllThreeCollectivesWithManyInFlight) {
       for (size_t i = 0; i < count * ranks; ++i) whole[i] = value(context.rank, i, turn);
       for (auto op : {job.gather(in, out, count), job.scatter(whole, part, count),
                       job.reduce(all, count, ReduceOp::kAvg)}) {
-        Status s = r.group->submit(op, r.user);
-        ASSERT_TRUE(s.ok()) << s.message();
+        ASSERT_TRUE(works(r.group->submit(op, r.user)));
         ops.push_back(op);
       }
       outs.insert(outs.end(), {out, part, all});
       ++turn;
     }
     for (auto& op : ops) {
-      Status s = r.wait(*op);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.wait(*op)));
       ASSERT_TRUE(r.group->verdict(*op).ok());
     }
     for (turn = 0; turn < static_cast<int>(std::size(kCounts)); ++turn) {
@@ -104,27 +102,22 @@ INSTANTIATE_TEST_SUITE_P(Ways, DeviceHostsBy, testing::Bool(), [](const auto& pa
 TEST_P(DeviceHostsBy, OperationsLargerThanTheBuffers) {
   constexpr size_t kCount = 5'300'001;
   ByNic by_nic(GetParam());
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
+  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
     float *small = r.floats(100), *out = r.floats(2 * kCount), *all = r.floats(kCount);
-    auto mine = static_cast<size_t>(context.rank);
+    auto mine = static_cast<size_t>(r.context.rank);
     for (size_t i = 0; i < 100; ++i) small[i] = 1;
     for (size_t i = 0; i < kCount; ++i) {
-      out[mine * kCount + i] = value(context.rank, i, 1);
-      all[i] = value(context.rank, i, 2);
+      out[mine * kCount + i] = value(r.context.rank, i, 1);
+      all[i] = value(r.context.rank, i, 2);
     }
     std::vector<std::shared_ptr<DeviceOperation>> ops{
         job.reduce(small, 100), job.gather(out + mine * kCount, out, kCount),
         job.reduce(small, 100), job.reduce(all, kCount), job.reduce(small, 100)};
     for (auto& op : ops) {
-      Status s = r.group->submit(op, r.user);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.group->submit(op, r.user)));
     }
     for (auto& op : ops) {
-      Status s = r.wait(*op);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.wait(*op)));
     }
     for (size_t i = 0; i < kCount; ++i) {
       ASSERT_EQ(out[i], value(0, i, 1)) << i;
@@ -140,13 +133,10 @@ TEST_P(DeviceHostsBy, OperationsLargerThanTheBuffers) {
 TEST_P(DeviceHostsBy, AnOperationWithMoreCommandsThanAStreamTakes) {
   constexpr size_t kCount = 33'000'003;  // 63 chunks
   ByNic by_nic(GetParam());
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
+  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
     float* all = r.floats(2 * kCount);
-    float* own = all + static_cast<size_t>(context.rank) * kCount;
-    for (size_t i = 0; i < kCount; ++i) own[i] = value(context.rank, i, 1);
+    float* own = all + static_cast<size_t>(r.context.rank) * kCount;
+    for (size_t i = 0; i < kCount; ++i) own[i] = value(r.context.rank, i, 1);
     Status s = r.run(job.gather(own, all, kCount));
     if (s) s = r.group->verdict(*job.last);
     ASSERT_TRUE(s.ok()) << s.message();
@@ -159,18 +149,14 @@ TEST_P(DeviceHostsBy, AnOperationWithMoreCommandsThanAStreamTakes) {
 // the memory of one device into the memory of the other.
 TEST(DeviceHosts, WithNicAccessToTheDeviceAllBytesAreSentInChunks) {
   ByNic by_nic(true);
-  run_world("abc", [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    if (!ByNic::possible(context)) return;
-    Job job(r);
-    const transport::Counters& counters = context.process.open_fabric()->counters();
+  run_jobs<Job>("abc", [](DeviceRank& r, Job& job) {
+    if (!ByNic::possible(r.context)) return;
+    const transport::Counters& counters = r.context.process.open_fabric()->counters();
     for (size_t count : {1ul, 100ul, 300'000ul}) {
       float *in = r.floats(count), *out = r.floats(3 * count);
-      for (size_t i = 0; i < count; ++i) in[i] = value(context.rank, i, 0);
+      for (size_t i = 0; i < count; ++i) in[i] = value(r.context.rank, i, 0);
       uint64_t before = counters.chunk_bytes_sent;
-      Status s = r.run(job.gather(in, out, count));
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.run(job.gather(in, out, count))));
       EXPECT_EQ(counters.chunk_bytes_sent - before, 2 * count * 4);
       for (int p = 0; p < 3; ++p) {
         for (size_t i = 0; i < count; ++i)
@@ -183,12 +169,9 @@ TEST(DeviceHosts, WithNicAccessToTheDeviceAllBytesAreSentInChunks) {
 
 // A collective waits for the earlier work of the caller's stream. Only the stream waits for the other host.
 TEST(DeviceHosts, TheCpuDoesNotWaitAndStreamsKeepTheOrder) {
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
+  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
     float *in = r.floats(1000), *out = r.floats(2000), *after = r.floats(2000);
-    std::vector<float> written(1000, static_cast<float>(context.rank + 1));
+    std::vector<float> written(1000, static_cast<float>(r.context.rank + 1));
     uint32_t gate = 0;
     ASSERT_TRUE(r.gpu.wait_flag(r.user, &gate, 1).ok());
     ASSERT_TRUE(r.gpu.copy(r.user, in, written.data(), 4000).ok());
@@ -209,13 +192,10 @@ TEST(DeviceHosts, AGathersCopiesInsideTheHostBeginWhileDataComeFromOtherHosts) {
   constexpr size_t kCount = 2 << 20;  // floats: four chunks, and as many parts
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   std::atomic<bool> began{false}, expired{false};
-  run_world("aabb", [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
+  run_jobs<Job>("aabb", [&](DeviceRank& r, Job& job) {
     float *in = r.floats(kCount), *out = r.floats(4 * kCount);
-    for (size_t i = 0; i < kCount; ++i) in[i] = value(context.rank, i, 0);
-    r.gpu.set_gate([&, rank = context.rank](const void* to, const void* from) {
+    for (size_t i = 0; i < kCount; ++i) in[i] = value(r.context.rank, i, 0);
+    r.gpu.set_gate([&, rank = r.context.rank](const void* to, const void* from) {
       // Rank 1 reads from rank 0 what rank 2 has sent. Rank 2 sends its last chunk after that.
       if (rank == 1 && to == out + 2 * kCount) began = true;
       if (rank != 2 || from != in + kCount / 4 * 3 || began) return true;
@@ -245,12 +225,10 @@ void expect_failure(DeviceRank& r, DeviceOperation& op, const std::vector<std::s
 // Tests of failures with several ranks on a host use sums, here and below: a rank whose waits are released
 // after a failure may still read its peers' inputs, and no rank writes these.
 TEST(DeviceHosts, ARankThatDoesNotCallIsNamedOnAllHosts) {
-  run_world("aabb", [](RankContext& context) {
-    DeviceRank r(context);
+  run_jobs<Job>("aabb", [](DeviceRank& r, Job& job) {
     r.group->set_limit(1'000'000'000);
-    Job job(r);
     float *in = r.floats(128), *out = r.floats(32);
-    if (context.rank == 3) {
+    if (r.context.rank == 3) {
       std::this_thread::sleep_for(std::chrono::milliseconds(3500));
       return;
     }
@@ -264,11 +242,9 @@ TEST(DeviceHosts, ARankThatDoesNotCallIsNamedOnAllHosts) {
 // that thread: the deadline passes, and the streams are released.
 TEST(DeviceHosts, ARankThatDoesNotCallIsMissedWhileAStreamIsFull) {
   constexpr size_t kCount = 33'000'003;
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
+  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
     r.group->set_limit(1'000'000'000);
-    Job job(r);
-    if (context.rank == 1) {
+    if (r.context.rank == 1) {
       std::this_thread::sleep_for(std::chrono::milliseconds(3500));
       return;
     }
@@ -282,11 +258,9 @@ TEST(DeviceHosts, ARankThatDoesNotCallIsMissedWhileAStreamIsFull) {
 }
 
 TEST(DeviceHosts, AMismatchBetweenHostsShowsBothCollectives) {
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
+  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
     float *in = r.floats(64), *out = r.floats(128);
-    auto op = context.rank == 0 ? job.gather(in, out, 32) : job.scatter(out, in, 16);
+    auto op = r.context.rank == 0 ? job.gather(in, out, 32) : job.scatter(out, in, 16);
     ASSERT_TRUE(r.group->submit(op, r.user).ok());
     expect_failure(r, *op, {"all_gather", "reduce_scatter"});
     EXPECT_FALSE(r.group->submit(job.gather(in, out, 32), r.user).ok());
@@ -296,13 +270,11 @@ TEST(DeviceHosts, AMismatchBetweenHostsShowsBothCollectives) {
 // Rank 1's device never copies its data out. The rank on the other host, which waits for it, gets the
 // failure.
 TEST(DeviceHosts, AStuckDeviceFailsAllHostsWithinTheLimit) {
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
+  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
     r.group->set_limit(1'000'000'000);
-    Job job(r);
     float *in = r.floats(32), *out = r.floats(64);
     uint32_t never = 0;
-    if (context.rank == 1) {
+    if (r.context.rank == 1) {
       ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
     }
     auto op = job.gather(in, out, 32);
@@ -318,13 +290,11 @@ TEST(DeviceHosts, AStuckDeviceFailsAllHostsWithinTheLimit) {
 
 TEST(DeviceHosts, AnAbortReachesAllHosts) {
   std::barrier first_is_over(4);  // an abort also ends what is still under way on other ranks
-  run_world("aabb", [&](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
+  run_jobs<Job>("aabb", [&](DeviceRank& r, Job& job) {
     float *in = r.floats(128), *out = r.floats(32);
     EXPECT_TRUE(r.run(job.scatter(in, out, 32)).ok());
     first_is_over.arrive_and_wait();
-    if (context.rank == 0) {
+    if (r.context.rank == 0) {
       r.group->abort("stopped by rank 0");
       std::this_thread::sleep_for(std::chrono::milliseconds(500));
     } else {
@@ -341,23 +311,21 @@ TEST(DeviceHosts, WhatComesFromAPeerThatFailedIsNotTakenForAResult) {
   constexpr int kTimes = 5;
   for (int time = 0; time < kTimes; ++time) {
     Meeting failed(4);
-    run_world("aabb", [&](RankContext& context) {
-      DeviceRank r(context);
-      Job job(r);
+    run_jobs<Job>("aabb", [&](DeviceRank& r, Job& job) {
       constexpr size_t kCount = 1000;
       float *in = r.floats(kCount), *out = r.floats(4 * kCount);
       uint32_t never = 0;
-      if (context.rank == 3) ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
+      if (r.context.rank == 3) ASSERT_TRUE(r.gpu.wait_flag(r.user, &never, 1).ok());
       auto op = job.gather(in, out, kCount);
       ASSERT_TRUE(r.group->submit(op, r.user).ok());
-      if (context.rank == 3) {
+      if (r.context.rank == 3) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
         r.group->abort("stopped by rank 3");
       } else if (r.group->order(*op, r.user)) {
         (void)r.gpu.synchronize(r.user);
         Status next = r.group->submit(job.gather(in, out, kCount), r.user);
-        EXPECT_FALSE(next.ok()) << "rank " << context.rank << " goes on with what it got";
-        EXPECT_FALSE(r.group->verdict(*op).ok()) << "on rank " << context.rank;
+        EXPECT_FALSE(next.ok()) << "rank " << r.context.rank << " goes on with what it got";
+        EXPECT_FALSE(r.group->verdict(*op).ok()) << "on rank " << r.context.rank;
       }
       EXPECT_FALSE(r.failure().ok());
       failed.come();
@@ -367,12 +335,10 @@ TEST(DeviceHosts, WhatComesFromAPeerThatFailedIsNotTakenForAResult) {
 }
 
 TEST(DeviceHosts, MemoryThatOneHostCannotShareFailsAllHosts) {
-  run_world("aabb", [](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
+  run_jobs<Job>("aabb", [](DeviceRank& r, Job& job) {
     float *in = r.floats(128), *out = r.floats(32);
     std::vector<float> private_memory(128);
-    auto op = job.scatter(context.rank == 1 ? private_memory.data() : in, out, 32);
+    auto op = job.scatter(r.context.rank == 1 ? private_memory.data() : in, out, 32);
     ASSERT_TRUE(r.group->submit(op, r.user).ok());
     expect_failure(r, *op, {"rank 1", "not memory of the device"});
     EXPECT_FALSE(r.group->submit(job.scatter(in, out, 32), r.user).ok());
@@ -381,16 +347,14 @@ TEST(DeviceHosts, MemoryThatOneHostCannotShareFailsAllHosts) {
 
 // At the end of a process, the engine shuts down before its groups leave.
 TEST(DeviceHosts, AGroupCanLeaveAfterTheEngineHasShutDown) {
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
-    Job job(r);
+  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
     float *in = r.floats(32), *out = r.floats(64);
     ASSERT_TRUE(r.run(job.gather(in, out, 32)).ok());
     auto op = job.gather(in, out, 32);
-    if (context.rank == 0) {
+    if (r.context.rank == 0) {
       ASSERT_TRUE(r.group->submit(op, r.user).ok());  // rank 1 does not make this call
     }
-    context.engine.shutdown();
+    r.context.engine.shutdown();
     auto from = std::chrono::steady_clock::now();
     r.group->leave();
     EXPECT_LT(std::chrono::steady_clock::now() - from, std::chrono::seconds(20));

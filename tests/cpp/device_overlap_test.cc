@@ -54,9 +54,7 @@ struct Checked {
       : Checked(job, job.r.floats(count * ranks(job)), job.r.floats(count * ranks(job)), collective,
                 count, turn) {}
   void check(Job& job) const {
-    Status s = job.r.wait(*op);
-    if (s) s = job.r.group->verdict(*op);
-    ASSERT_TRUE(s.ok()) << s.message();
+    ASSERT_TRUE(works(job.r.finish(*op)));
     for (size_t i = 0; i < expected.size(); ++i) ASSERT_EQ(result[i], expected[i]) << i;
   }
   // What its first exchange among `ranks` copies out of the device, and its last one in.
@@ -105,16 +103,13 @@ struct Checked {
 // first is copied out only then.
 TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
   Gate second_leaves;
-  run_world(GetParam().hosts, [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
+  run_jobs<Job>(GetParam().hosts, [&](DeviceRank& r, Job& job) {
     Checked first(job, GetParam().collective, 10'000, 1);
     Checked second(job, GetParam().collective, 10'000, 2);
     Checked third(job, GetParam().collective, 300'000, 3);
-    const Topology& topology = context.group.topology();
-    auto among = static_cast<size_t>(first.op->among_all ? context.ranks : topology.nodes());
-    bool here = context.rank == 0, there = context.rank == topology.node(1)[0];
+    const Topology& topology = r.context.group.topology();
+    auto among = static_cast<size_t>(first.op->among_all ? r.context.ranks : topology.nodes());
+    bool here = r.context.rank == 0, there = r.context.rank == topology.node(1)[0];
     r.gpu.set_gate([&, in = first.in(among), out = first.out(among), next = second.out(among)](
                        const void* to, const void* from) {
       if (here && within(next, from)) second_leaves.open();
@@ -122,8 +117,7 @@ TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
       return !held || second_leaves.passes();
     });
     for (const Checked* each : {&first, &second, &third}) {
-      Status s = r.group->submit(each->op, r.user);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.group->submit(each->op, r.user)));
     }
     for (const Checked* each : {&first, &second, &third}) each->check(job);
   });
@@ -132,19 +126,15 @@ TEST_P(DeviceOverlapOf, AnOperationLeavesWhileTheOneBeforeIsOnItsWayOrComesIn) {
 // The ReduceScatter's last chunk leaves only once the AllGather's first has come.
 TEST(DeviceOverlap, TheSumsOfAnAllReduceComeBackWhileOthersAreOnTheirWay) {
   constexpr size_t kCount = 4 << 20, kChunk = 2 << 20;  // four chunks of each half
-  run_world("ab", [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
+  run_jobs<Job>("ab", [](DeviceRank& r, Job& job) {
     Gate gathered;
-    Job job(r);
     Checked sum(job, Collective::kAllReduce, kCount, 1);
-    std::byte* other = sum.out(2)[static_cast<size_t>(1 - context.rank)].address;
+    std::byte* other = sum.out(2)[static_cast<size_t>(1 - r.context.rank)].address;
     r.gpu.set_gate([&, other](const void* to, const void* from) {
       if (to == other) gathered.open();
       return from != other + 3 * kChunk || gathered.passes();
     });
-    Status s = r.group->submit(sum.op, r.user);
-    ASSERT_TRUE(s.ok()) << s.message();
+    ASSERT_TRUE(works(r.group->submit(sum.op, r.user)));
     sum.check(job);
   });
 }
@@ -153,11 +143,8 @@ TEST(DeviceOverlap, TheSumsOfAnAllReduceComeBackWhileOthersAreOnTheirWay) {
 TEST(DeviceOverlap, SumsLeaveTheHostBeforeAllAreMade) {
   constexpr size_t kCount = 2 << 20;
   for (Collective collective : {Collective::kReduceScatter, Collective::kAllReduce}) {
-    run_world("aabb", [collective](RankContext& context) {
-      DeviceRank r(context);
-      ASSERT_TRUE(r.group);
+    run_jobs<Job>("aabb", [collective](DeviceRank& r, Job& job) {
       std::atomic<size_t> made{0};
-      Job job(r);
       size_t count = collective == Collective::kAllReduce ? 4 * kCount : kCount;
       Checked sum(job, collective, count, 1);
       std::byte* first = sum.out(2).front().address;
@@ -166,8 +153,7 @@ TEST(DeviceOverlap, SumsLeaveTheHostBeforeAllAreMade) {
         if (from == first && made == 0) made = r.gpu.sums() - before;
         return true;
       });
-      Status s = r.group->submit(sum.op, r.user);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.group->submit(sum.op, r.user)));
       sum.check(job);
       EXPECT_EQ(made, 2u);  // one for each host
       EXPECT_EQ(r.gpu.sums() - before, 8u);
@@ -179,18 +165,14 @@ TEST(DeviceOverlap, SumsLeaveTheHostBeforeAllAreMade) {
 TEST(DeviceOverlap, AnAllReducesCopiesInsideTheHostBeginWhileSumsComeFromOtherHosts) {
   constexpr size_t kCount = 8 << 20, kChunk = 2 << 20;
   Gate copied;
-  run_world("aabb", [&](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    Job job(r);
+  run_jobs<Job>("aabb", [&](DeviceRank& r, Job& job) {
     Checked sum(job, Collective::kAllReduce, kCount, 1);
     std::byte *first = bytes(sum.result), *last = sum.out(2).front().address + 3 * kChunk;
-    r.gpu.set_gate([&, first, last, rank = context.rank](const void* to, const void* from) {
+    r.gpu.set_gate([&, first, last, rank = r.context.rank](const void* to, const void* from) {
       if (rank == 1 && to == first) copied.open();
       return rank != 2 || from != last || copied.passes();
     });
-    Status s = r.group->submit(sum.op, r.user);
-    ASSERT_TRUE(s.ok()) << s.message();
+    ASSERT_TRUE(works(r.group->submit(sum.op, r.user)));
     sum.check(job);
   });
 }
@@ -201,14 +183,11 @@ INSTANTIATE_TEST_SUITE_P(Hosts, DeviceOrderOf, testing::Values("ab", "abc", "aab
 // Each operation reads what the one before writes, and writes what an earlier one reads; no thread waits.
 TEST_P(DeviceOrderOf, OperationsOnTheSameMemoryKeepTheirOrder) {
   constexpr size_t kCount = 3001;
-  run_world(GetParam(), [](RankContext& context) {
-    DeviceRank r(context);
-    ASSERT_TRUE(r.group);
-    r.gpu.set_duration(std::chrono::microseconds(300 + 500 * (context.rank % 2)));
-    Job job(r);
-    auto ranks = static_cast<size_t>(context.ranks);
+  run_jobs<Job>(GetParam(), [](DeviceRank& r, Job& job) {
+    r.gpu.set_duration(std::chrono::microseconds(300 + 500 * (r.context.rank % 2)));
+    auto ranks = static_cast<size_t>(r.context.ranks);
     float *part = r.floats(kCount), *all = r.floats(ranks * kCount), *own = r.floats(kCount);
-    for (size_t i = 0; i < kCount; ++i) part[i] = value(context.rank, i, 0);
+    for (size_t i = 0; i < kCount; ++i) part[i] = value(r.context.rank, i, 0);
     std::vector<std::shared_ptr<DeviceOperation>> ops;
     for (int turn = 0; turn < 2; ++turn) {
       ops.push_back(job.gather(part, all, kCount));
@@ -218,19 +197,16 @@ TEST_P(DeviceOrderOf, OperationsOnTheSameMemoryKeepTheirOrder) {
       ops.push_back(job.scatter(all, own, kCount, ReduceOp::kMax));
     }
     for (const auto& op : ops) {
-      Status s = r.group->submit(op, r.user);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.group->submit(op, r.user)));
     }
     for (const auto& op : ops) {
-      Status s = r.wait(*op);
-      if (s) s = r.group->verdict(*op);
-      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(works(r.finish(*op)));
     }
     for (size_t i = 0; i < kCount; ++i) {
       float sum = 0;  // of all ranks' parts
-      for (int p = 0; p < context.ranks; ++p) sum += value(p, i, 0);
+      for (int p = 0; p < r.context.ranks; ++p) sum += value(p, i, 0);
       float expected =
-          sum * static_cast<float>(context.ranks);  // the second turn's sum of equal parts
+          sum * static_cast<float>(r.context.ranks);  // the second turn's sum of equal parts
       ASSERT_EQ(part[i], expected) << i;
       ASSERT_EQ(own[i], expected) << i;
       for (size_t p = 0; p < ranks; ++p) ASSERT_EQ(all[p * kCount + i], expected) << i;

@@ -33,6 +33,11 @@ struct GroupRank {
     if (s) s = device.synchronize(user);
     return s;
   }
+  // wait(), and whether what has come is the result.
+  Status finish(DeviceOperation& op) {
+    Status s = wait(op);
+    return s ? group->verdict(op) : s;
+  }
   Status run(const std::shared_ptr<DeviceOperation>& op) {
     Status s = group->submit(op, user);
     return s ? wait(*op) : s;
@@ -52,6 +57,10 @@ struct GroupRank {
   device::Stream main, user;
   std::shared_ptr<DeviceGroup> group;
 };
+
+inline testing::AssertionResult works(const Status& s) {
+  return s ? testing::AssertionSuccess() : testing::AssertionFailure() << s.message();
+}
 
 // `s` is an error that has `words`, and no stream of the rank still waits.
 inline void expect_ended(GroupRank& r, const Status& s, const std::vector<std::string>& words) {
@@ -87,5 +96,16 @@ struct DeviceRank : SimulatedDevice, GroupRank {
   ~DeviceRank() { EXPECT_EQ(gpu.freed_while_mapped(), 0u); }
   float* floats(size_t count) { return static_cast<float*>(gpu.allocate(count * 4).value()); }
 };
+
+// run_world(), with a device of its own for each rank; a Job makes the rank's operations.
+template <class Job>
+void run_jobs(const std::string& layout, const std::function<void(DeviceRank&, Job&)>& body) {
+  run_world(layout, [&](RankContext& context) {
+    DeviceRank r(context);
+    ASSERT_TRUE(r.group);
+    Job job(r);
+    body(r, job);
+  });
+}
 
 }  // namespace smddp
