@@ -9,15 +9,13 @@ import ctypes
 import signal
 import threading
 import time
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from harness.failing import at_once, collective, raised_by, survivors
 from harness.resets import reset_connections
 from harness.worker import Context, Failure
 from harness.world import BACKEND, World, fresh
@@ -31,48 +29,18 @@ LAYOUTS = ("AB", "ABC", "AABB")
 LONG = {"SMDDP_TIMEOUT_SECONDS": "120", "SMDDP_SILENCE_SECONDS": "30"}
 
 
-@contextmanager
-def at_once(
-    cases: Iterable[tuple[Hashable, str]], env: dict[str, str | None] | None = None
-) -> Iterator[dict[Any, World]]:
-    """Several worlds side by side, by key: (key, layout)."""
-    with ExitStack() as stack:
-        yield {
-            key: stack.enter_context(fresh(layout, env={**LONG, **(env or {})}))
-            for key, layout in cases
-        }
-
-
-def collective(ctx: Context, name: str = "all_reduce", numel: int = 1000) -> None:
-    small, large = torch.ones(numel), torch.ones(numel * ctx.size)
-    if name == "all_gather":
-        dist.all_gather_into_tensor(large, small)
-    elif name == "reduce_scatter":
-        dist.reduce_scatter_tensor(small, large)
-    elif name == "all_reduce":
-        dist.all_reduce(large)
-        assert bool((large == ctx.size).all())
-    else:
-        dist.barrier()
-
-
 def endless(ctx: Context, name: str) -> None:
     while True:
         collective(ctx, name, 300_000)
 
 
-def others(world: World, victim: int) -> list[int]:
-    return [rank for rank in range(world.size) if rank != victim]
-
-
 def heard(world: World, ranks: list[int], since: float, limit: float = HEARD) -> list[Failure]:
     """The errors of ``ranks``, all within ``limit`` seconds."""
     left = max(0.1, since + limit - time.monotonic())
-    outcomes = world.outcomes(ranks, timeout=left)
-    for rank, outcome in outcomes.items():
-        assert isinstance(outcome, Failure), f"rank {rank} returned {outcome!r}"
-        assert outcome.kind == "DistBackendError", outcome.trace
-    return list(outcomes.values())
+    failures = raised_by(world, ranks, left)
+    for failure in failures:
+        assert failure.kind == "DistBackendError", failure.trace
+    return failures
 
 
 # ---- connections
@@ -100,7 +68,7 @@ def hold_interpreter(ctx: Context, seconds: int) -> None:
 
 def test_a_rank_that_computes_and_holds_the_interpreter_is_waited_for() -> None:
     env: dict[str, str | None] = {"SMDDP_SILENCE_SECONDS": "2"}
-    with at_once(((layout, layout) for layout in ("AAA", *LAYOUTS)), env) as worlds:
+    with at_once(((layout, layout) for layout in ("AAA", *LAYOUTS)), {**LONG, **env}) as worlds:
         for world in worlds.values():
             world.submit(hold_interpreter, 8)
         for world in worlds.values():
@@ -188,7 +156,7 @@ def test_survivors_of_a_death_make_a_new_group(layout: str) -> None:
         time.sleep(0.5)
         began = time.monotonic()
         world.signal(victim, signal.SIGKILL)
-        rest = others(world, victim)
+        rest = survivors(world, victim)
         heard(world, rest, began)
         world.submit_to(rest, join_anew, port(world), rest, "again")
         world.collect(rest, timeout=30)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Hashable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +17,7 @@ import torch.distributed as dist
 
 from harness import cases
 from harness.cases import Case
+from harness.failing import at_once, collective, raised_by, survivors
 from harness.worker import Context, Failure
 from harness.world import BACKEND, World, WorldError, fresh
 
@@ -31,30 +30,6 @@ SHORT = {"SMDDP_TIMEOUT_SECONDS": str(DEADLINE)}
 GRACE = 3.0
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "barrier")
 LAYOUTS = ("AAA", "AB", "AABB")
-
-
-def collective(ctx: Context, name: str, numel: int = 100) -> None:
-    small, large = torch.ones(numel), torch.ones(numel * ctx.size)
-    if name == "all_gather":
-        dist.all_gather_into_tensor(large, small)
-    elif name == "reduce_scatter":
-        dist.reduce_scatter_tensor(small, large)
-    elif name == "all_reduce":
-        dist.all_reduce(large)
-    else:
-        dist.barrier()
-
-
-def survivors(world: World, victim: int) -> list[int]:
-    return [rank for rank in range(world.size) if rank != victim]
-
-
-def raised_by(world: World, ranks: list[int], limit: float) -> list[Failure]:
-    """The exceptions of ``ranks``; fails if a rank returned or took longer."""
-    outcomes = world.outcomes(ranks, timeout=limit)
-    for rank, outcome in outcomes.items():
-        assert isinstance(outcome, Failure), f"rank {rank} returned {outcome!r}"
-    return list(outcomes.values())
 
 
 def assert_names(failures: list[Failure], victim: int, layout: str, operation: str) -> None:
@@ -77,16 +52,9 @@ def assert_closed(world: World, ranks: list[int]) -> None:
     assert all(len(failure.message) > 20 for failure in failures)
 
 
-@contextmanager
-def at_once(cases_: Iterable[tuple[Hashable, str]]) -> Iterator[dict[Any, World]]:
-    """Several worlds, by key, whose deadlines pass at the same time: (key, layout)."""
-    with ExitStack() as stack:
-        yield {key: stack.enter_context(fresh(layout, env=SHORT)) for key, layout in cases_}
-
-
 def test_any_rank_may_be_killed() -> None:
     layout = "AABB"
-    with at_once((victim, layout) for victim in range(4)) as worlds:
+    with at_once(((victim, layout) for victim in range(4)), SHORT) as worlds:
         for victim, world in worlds.items():
             world.run(collective, "all_gather")
             world.signal(victim, signal.SIGKILL)  # before any rank makes a call
@@ -103,7 +71,7 @@ def late(ctx: Context, rank: int, seconds: float) -> None:
 
 
 def test_a_late_rank_is_waited_for_and_then_named() -> None:
-    with at_once((layout, layout) for layout in LAYOUTS) as worlds:
+    with at_once(((layout, layout) for layout in LAYOUTS), SHORT) as worlds:
         for world in worlds.values():
             world.submit(late, world.size - 1, DEADLINE / 2)
         for world in worlds.values():
@@ -150,7 +118,7 @@ def several_in_flight(ctx: Context) -> list[str]:
 
 def test_work_and_future_hold_the_error_and_everything_in_flight_fails() -> None:
     keys = [(layout, kind) for layout in LAYOUTS for kind in (start_and_poll, several_in_flight)]
-    with at_once((key, key[0]) for key in keys) as worlds:
+    with at_once(((key, key[0]) for key in keys), SHORT) as worlds:
         for (_, kind), world in worlds.items():
             world.submit_to(survivors(world, 0), kind)
         time.sleep(0.3)
