@@ -7,10 +7,19 @@ import os
 
 logger = logging.getLogger("deepspeed_smddp")
 _warned: set[str] = set()
+OR_ALL = " (or 0 for all of them)"  # ranks: the end of a sentence
 
 
 class SmddpConfigError(ValueError):
     """A setting is wrong; one sentence names the key, the value it holds and the values allowed."""
+
+
+def no_divisor(key: str, degree: int, ranks: int, what: str, more: str = "") -> SmddpConfigError:
+    """The error of a degree that does not divide the number of ``ranks``, which are ``what``."""
+    divisors = ", ".join(str(d) for d in range(1, ranks + 1) if ranks % d == 0)
+    return SmddpConfigError(
+        f"{key} is {degree}, but may hold a divisor of the {ranks} {what}: {divisors}{more}"
+    )
 
 
 def warn_once(key: str, message: str) -> None:

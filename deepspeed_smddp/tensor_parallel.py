@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.errors import SmddpConfigError, no_divisor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -81,11 +81,7 @@ def tensor_parallel(
 def check_degree(degree: int, ranks: int) -> None:
     """Raises SmddpConfigError if a degree does not divide the ranks."""
     if degree < 1 or ranks % degree:
-        divisors = ", ".join(str(d) for d in range(1, ranks + 1) if ranks % d == 0)
-        raise SmddpConfigError(
-            f"tensor_parallel_degree is {degree}, but may hold a divisor of the {ranks} ranks: "
-            f"{divisors}"
-        )
+        raise no_divisor("tensor_parallel_degree", degree, ranks, "ranks")
 
 
 def division(model: nn.Module) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from datetime import timedelta
@@ -50,15 +49,13 @@ def create(
         SmddpConfigError: an environment variable holds a value that is not allowed.
         RuntimeError: a rank could not make its part, or did not come in time; says which and why.
     """
-    extension.load()
-    from deepspeed_smddp import _C
-
+    core = extension.core
     is_default = not dist.is_initialized()
     _note_rank(options.group_rank)
     settings.follow(_configure_core)
     timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
     try:
-        group = _C.ProcessGroupSMDDP(
+        group = core.ProcessGroupSMDDP(
             options.store,
             options.group_rank,
             options.group_size,
@@ -78,9 +75,7 @@ def create(
 
 
 def _configure_core(current: settings.Settings) -> None:
-    from deepspeed_smddp import _C
-
-    _C.configure(**current.core_options())
+    extension.core.configure(**current.core_options())
 
 
 def global_ranks(group: str) -> list[int]:
@@ -190,19 +185,12 @@ def statistics() -> list[StatisticsRow]:
     continued; ``wait_seconds`` is the part of it that callers spent in ``wait()``. The list is
     empty if the extension was not loaded, because no operation ran then.
     """
-    if "deepspeed_smddp._C" not in sys.modules:
-        return []
-    from deepspeed_smddp import _C
-
-    return _C.statistics()
+    return extension.core.statistics() if extension.is_loaded() else []
 
 
 def reset_statistics() -> None:
     """Sets the counters of :func:`statistics` to zero."""
-    extension.load()
-    from deepspeed_smddp import _C
-
-    _C.reset_statistics()
+    extension.core.reset_statistics()
 
 
 def fallback_ledger() -> list[StatisticsRow]:
@@ -212,11 +200,9 @@ def fallback_ledger() -> list[StatisticsRow]:
 
 def states(with_connections: bool = False) -> list[dict[str, Any]]:
     """The state of each group, with the job's numbers of its ranks; none before the first group."""
-    if "deepspeed_smddp._C" not in sys.modules:
+    if not extension.is_loaded():
         return []
-    from deepspeed_smddp import _C
-
-    return [_by_global_ranks(group) for group in _C.group_states(with_connections)]
+    return [_by_global_ranks(group) for group in extension.core.group_states(with_connections)]
 
 
 def _by_global_ranks(group: dict[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,11 @@ def __getattr__(name: str) -> Any:
     return sys.modules[_NAME]
 
 
+def is_loaded() -> bool:
+    """Whether this process has the compiled module; a group has loaded it."""
+    return _NAME in sys.modules
+
+
 def load() -> None:
     """Makes ``deepspeed_smddp._C`` importable; the caller imports it next, or uses ``core``.
 
@@ -49,7 +54,7 @@ def load() -> None:
         ImportError: the extension is missing, or it was built for another minor version of torch,
             so that loading would fail with an undefined symbol.
     """
-    if _NAME in sys.modules:
+    if is_loaded():
         return
     built = built_for_torch()
     running = str(torch.__version__)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.errors import OR_ALL, SmddpConfigError, no_divisor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -48,11 +48,7 @@ def mesh(hybrid_shard_degree: int = 0, device_type: str | None = None) -> Device
     if degree == 0 or (degree == ranks and ranks > 1):
         return init_device_mesh(device_type, (ranks,), mesh_dim_names=(SHARD,))
     if ranks % degree:
-        divisors = ", ".join(str(p) for p in range(1, ranks + 1) if ranks % p == 0)
-        raise SmddpConfigError(
-            f"hybrid_shard_degree is {degree}, but may hold a divisor of the {ranks} ranks: "
-            f"{divisors} (or 0 for all of them)"
-        )
+        raise no_divisor("hybrid_shard_degree", degree, ranks, "ranks", OR_ALL)
     return init_device_mesh(
         device_type, (ranks // degree, degree), mesh_dim_names=(REPLICATE, SHARD)
     )

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.parsing import SECTION
 from deepspeed_smddp.deepspeed import comm_backend
-from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.errors import OR_ALL, no_divisor
 
 KEY = f'"{SECTION}.sharded_data_parallel_degree"'
 
@@ -72,11 +72,7 @@ class _Groups:
         if degree == size:
             return None
         if size % degree:
-            divisors = [str(p) for p in range(1, size + 1) if size % p == 0]
-            raise SmddpConfigError(
-                f"{KEY} is {degree}, but may hold a divisor of the {size} data-parallel ranks: "
-                f"{', '.join(divisors)} (or 0 for all of them)"
-            )
+            raise no_divisor(KEY, degree, size, "data-parallel ranks", OR_ALL)
         ranks = tuple(dist.get_process_group_ranks(world))
         if (degree, ranks) not in self._by_ranks:
             self._make(world, ranks, degree)
