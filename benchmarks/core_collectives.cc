@@ -15,7 +15,7 @@
 
 #include "group/group.h"
 #include "intranode/arena.h"
-#include "joining/file_store.h"
+#include "file_store.h"
 #include "turns.h"
 
 namespace smddp {

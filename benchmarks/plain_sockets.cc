@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "common/file_descriptor.h"
-#include "joining/file_store.h"
+#include "file_store.h"
 #include "transport/wire.h"
 #include "turns.h"
 

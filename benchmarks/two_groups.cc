@@ -18,7 +18,7 @@
 
 #include "common/clock.h"
 #include "group/group.h"
-#include "joining/file_store.h"
+#include "file_store.h"
 #include "joining/prefix_store.h"
 
 using namespace smddp;

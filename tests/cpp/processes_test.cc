@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "group/local_watch.h"
-#include "joining/file_store.h"
+#include "file_store.h"
 #include "world.h"
 
 namespace smddp {

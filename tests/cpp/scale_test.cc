@@ -9,7 +9,7 @@
 #include <cstdlib>
 
 #include "common/clock.h"
-#include "joining/file_store.h"
+#include "file_store.h"
 #include "scale.h"
 
 namespace smddp::scale {

@@ -21,7 +21,7 @@
 
 #include "common/clock.h"
 #include "group/join_watch.h"
-#include "joining/file_store.h"
+#include "file_store.h"
 #include "joining/heartbeat.h"
 #include "joining/prefix_store.h"
 #include "world.h"
