@@ -5,8 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "common/errno_status.h"
-
 namespace smddp {
 
 Status replace_file(const std::string& path, std::string_view contents) {

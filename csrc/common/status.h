@@ -2,7 +2,8 @@
 // exceptions.
 #pragma once
 
-#include <optional>
+#include <cerrno>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <variant>
@@ -33,6 +34,11 @@ class [[nodiscard]] Status {
   Code code_ = Code::kOk;
   std::string message_;
 };
+
+// Of a system call that has just failed: kUnavailable with `what` and the text of errno.
+inline Status errno_status(const std::string& what) {
+  return {Code::kUnavailable, what + ": " + std::strerror(errno)};
+}
 
 // A value, or the Status that says why there is none. value() may be called only if ok().
 template <class T>

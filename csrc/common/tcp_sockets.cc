@@ -7,8 +7,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "common/errno_status.h"
-
 namespace smddp {
 
 static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));

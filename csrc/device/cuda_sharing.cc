@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "common/descriptors.h"
-#include "common/errno_status.h"
 
 namespace smddp::device {
 

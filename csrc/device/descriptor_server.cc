@@ -10,7 +10,6 @@
 #include <cstring>
 #include <utility>
 
-#include "common/errno_status.h"
 #include "device/unix_sockets.h"
 
 namespace smddp::device {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "common/align.h"
-#include "common/errno_status.h"
 
 namespace smddp::device {
 namespace {

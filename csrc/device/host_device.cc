@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "common/align.h"
-#include "common/errno_status.h"
 #include "kernels/reduce_arithmetic.h"
 
 namespace smddp::device {

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "common/errno_status.h"
 #include "common/random.h"
 
 namespace smddp::device {

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include "common/align.h"
-#include "common/errno_status.h"
 
 namespace smddp {
 namespace {

@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "common/env.h"
-#include "common/errno_status.h"
 #include "common/random.h"
 #include "intranode/arena.h"
 

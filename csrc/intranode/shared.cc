@@ -7,8 +7,6 @@
 
 #include <utility>
 
-#include "common/errno_status.h"
-
 namespace smddp::intranode {
 
 std::string fd_path(int pid, int fd) {

@@ -8,7 +8,6 @@
 #include <exception>
 
 #include "common/clock.h"
-#include "common/errno_status.h"
 #include "common/log.h"
 #include "liveness/prober.h"
 #include "liveness/responder.h"
