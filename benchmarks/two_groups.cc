@@ -19,7 +19,6 @@
 #include "common/clock.h"
 #include "group/group.h"
 #include "file_store.h"
-#include "joining/prefix_store.h"
 
 using namespace smddp;
 

@@ -9,7 +9,7 @@
 #include "common/clock.h"
 #include "common/exceptions.h"
 #include "group/group_builder.h"
-#include "joining/prefix_store.h"
+#include "joining/store.h"
 
 namespace smddp {
 namespace {

@@ -9,7 +9,6 @@
 #include "common/log.h"
 #include "group/group.h"
 #include "joining/pause.h"
-#include "joining/prefix_store.h"
 #include "network/measurement.h"
 
 namespace smddp {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/status.h"
@@ -23,6 +24,27 @@ class Store {
   virtual bool has(const std::string& key) = 0;
   // For a key that no rank reads any more. A store that can't remove it keeps it.
   virtual void remove(const std::string& key) = 0;
+};
+
+// A store whose keys all begin with a prefix: a part of `store`, which must outlive it, for one group.
+class PrefixStore : public Store {
+ public:
+  PrefixStore(Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    return store_.set(prefix_ + key, value);
+  }
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    std::vector<std::string> prefixed;
+    for (const std::string& key : keys) prefixed.push_back(prefix_ + key);
+    return store_.get(prefixed, prefix_ + stop);
+  }
+  bool has(const std::string& key) override { return store_.has(prefix_ + key); }
+  void remove(const std::string& key) override { store_.remove(prefix_ + key); }
+
+ private:
+  Store& store_;
+  const std::string prefix_;
 };
 
 // Where a rank publishes its value of a topic.

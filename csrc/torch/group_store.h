@@ -1,15 +1,104 @@
-// The part of a c10d store that belongs to one making of a group. Made first of all that a group needs.
+// The c10d store of a group: behind the core's Store interface, and the part of it that belongs to one making of the
+// group. Made first of all that a group needs.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "joining/prefix_store.h"
+#include "joining/pause.h"
 #include "joining/rendezvous.h"
+#include "joining/store.h"
 #include "torch/runtime.h"
-#include "torch/store_adapter.h"
 
 namespace smddp {
+
+class StoreAdapter final : public Store {
+ public:
+  StoreAdapter(c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout)
+      : store_(std::move(store)), timeout_(timeout) {}
+
+  Status set(const std::string& key, const std::vector<uint8_t>& value) override {
+    return guarded([&] { store_->set(prefix_ + key, value); });
+  }
+
+  Result<std::vector<std::vector<uint8_t>>> get(const std::vector<std::string>& keys,
+                                                const std::string& stop) override {
+    std::vector<std::string> names;
+    for (const std::string& key : keys) names.push_back(prefix_ + key);
+    if (Status waited = wait(names, stop); !waited) return waited;
+    std::vector<std::vector<uint8_t>> values;
+    Status status = guarded([&] {
+      if (store_->hasExtendedApi()) {
+        values = store_->multiGet(names);
+      } else {
+        for (const std::string& name : names) values.push_back(store_->get(name));
+      }
+    });
+    if (!status) return status;
+    return values;
+  }
+
+  bool has(const std::string& key) override {
+    bool found = false;
+    (void)guarded([&] { found = store_->check({prefix_ + key}); });
+    return found;
+  }
+
+  void remove(const std::string& key) override {
+    (void)guarded([&] { (void)store_->deleteKey(prefix_ + key); });
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Milliseconds = std::chrono::milliseconds;
+  static constexpr Milliseconds kLongestPause{50};
+  static constexpr std::ptrdiff_t kPart = 64;
+
+  // By looks with pauses between them: a wait() of c10d that ends at a short deadline, to look for `stop`,
+  // writes a warning each time. Looks for all keys at once, then for kPart at a time, as each look sends
+  // its keys; the more keys, the more ranks look, and the longer they pause.
+  Status wait(const std::vector<std::string>& names, const std::string& stop) {
+    auto until = Clock::now() + timeout_;
+    Pause pause(std::max(kLongestPause, Milliseconds(names.size() / 4)));
+    auto first = names.begin(), last = names.end();
+    while (first != names.end()) {
+      bool found = false;
+      Status looked = guarded([&] { found = store_->check({first, last}); });
+      if (!looked) return looked;
+      if (found) {
+        first = last;
+      } else {
+        if (has(stop)) return {Code::kAborted, stop + " is in the store"};
+        if (Clock::now() >= until) return {Code::kTimeout, "not all keys are in the store"};
+        pause.sleep();
+      }
+      last = first + std::min(kPart, names.end() - first);
+    }
+    return {};
+  }
+
+  template <class F>
+  Status guarded(F&& call) {
+    try {
+      call();
+      return {};
+    } catch (
+        const c10::DistStoreError& error) {  // this is how c10d reports that a deadline is over
+      return {Code::kTimeout, error.what_without_backtrace()};
+    } catch (const std::exception& error) {
+      return {Code::kUnavailable, std::string("the rendezvous store failed: ") + error.what()};
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::chrono::milliseconds timeout_;
+  const std::string prefix_ = "smddp/";
+};
 
 class GroupStore {
  public:

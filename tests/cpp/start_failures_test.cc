@@ -23,7 +23,6 @@
 #include "group/join_watch.h"
 #include "file_store.h"
 #include "joining/heartbeat.h"
-#include "joining/prefix_store.h"
 #include "world.h"
 
 namespace smddp {
