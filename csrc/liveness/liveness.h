@@ -20,7 +20,7 @@
 #include "common/forks.h"
 #include "common/signature.h"
 #include "common/status.h"
-#include "liveness/verdict.h"
+#include "liveness/contact.h"
 
 namespace smddp::liveness {
 

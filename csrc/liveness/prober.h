@@ -14,7 +14,6 @@
 #include "common/file_descriptor.h"
 #include "liveness/contact.h"
 #include "liveness/sockets.h"
-#include "liveness/verdict.h"
 
 namespace smddp::liveness {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "fabric_endpoints.h"
-#include "flows/write_batches.h"
+#include "flows/flow.h"
 #include "transport/wire.h"
 
 namespace smddp::ofi {
