@@ -1,6 +1,5 @@
 #include "collectives/fragment.h"
 
-#include <cstring>
 #include <utility>
 
 #include "intranode/arena.h"

@@ -3,9 +3,7 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "collectives/blocks.h"
 #include "collectives/selector.h"

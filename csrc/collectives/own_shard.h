@@ -3,7 +3,6 @@
 // call it.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 #include "collectives/operation.h"

@@ -10,8 +10,6 @@
 #include <cstring>
 #include <utility>
 
-#include "device/unix_sockets.h"
-
 namespace smddp::device {
 namespace {
 

@@ -6,9 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
-#include <utility>
 
 #include "common/align.h"
 #include "kernels/reduce_arithmetic.h"

@@ -2,14 +2,11 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <utility>
-
-#include "device/unix_sockets.h"
 
 namespace smddp::device {
 namespace {

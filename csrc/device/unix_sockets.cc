@@ -1,9 +1,11 @@
 #include "device/unix_sockets.h"
 
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstring>
+#include <string>
 
 #include "common/random.h"
 

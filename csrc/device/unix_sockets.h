@@ -3,11 +3,9 @@
 #pragma once
 
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <array>
 #include <cstdint>
-#include <string>
 
 #include "common/file_descriptor.h"
 #include "common/status.h"

@@ -1,7 +1,6 @@
 #include "gpu/device_group.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "common/clock.h"

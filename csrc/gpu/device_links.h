@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "gpu/host_peers.h"
 #include "gpu/pipeline_set.h"

@@ -1,7 +1,5 @@
 #include "gpu/received_blocks.h"
 
-#include <utility>
-
 namespace smddp {
 
 Result<std::unique_ptr<ReceivedBlocks>> ReceivedBlocks::create(device::Device& device,

@@ -3,7 +3,6 @@
 #include <chrono>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "common/clock.h"
 #include "common/log.h"

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <string>
 
 #include "common/align.h"
 #include "common/log.h"

@@ -15,7 +15,6 @@
 // other is back at 0.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>

@@ -2,7 +2,6 @@
 
 #include <optional>
 #include <set>
-#include <utility>
 
 #include "common/siphash.h"
 #include "joining/rank_table.h"

@@ -1,6 +1,5 @@
 #include "liveness/liveness.h"
 
-#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <system_error>
-#include <utility>
 
 #include "common/clock.h"
 #include "common/exceptions.h"

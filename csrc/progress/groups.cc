@@ -3,7 +3,6 @@
 #include <cstring>
 #include <new>
 #include <string>
-#include <utility>
 
 #include "common/log.h"
 

@@ -4,7 +4,6 @@
 // In the code's names a node is a host: the ranks whose host identities are equal.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -5,8 +5,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
 
-#include <memory>
-
 #include "intranode/arena.h"
 
 namespace smddp {

@@ -7,7 +7,6 @@
 #include "common/clock.h"
 #include "common/signature.h"
 #include "torch/error_state.h"
-#include "torch/gil.h"
 #include "torch/interruptible.h"
 #include "torch/operands.h"
 #include "torch/runtime.h"

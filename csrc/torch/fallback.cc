@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <set>
 #include <string_view>
 #include <thread>
 #include <vector>

@@ -13,7 +13,6 @@
 #include "progress/network.h"
 #include "torch/allocator.h"
 #include "torch/diagnosis.h"
-#include "torch/gil.h"
 #include "torch/process_group.h"
 #include "torch/runtime.h"
 #include "torch/statistics.h"

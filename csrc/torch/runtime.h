@@ -1,9 +1,6 @@
 // What the process has once, whatever the number of groups: the engine with all that groups share, and the settings.
 #pragma once
 
-#include <mutex>
-#include <string>
-
 #include "collectives/selector.h"
 #include "progress/process.h"
 #include "torch/routes.h"
@@ -38,6 +35,9 @@ void configure(const Settings& settings);
 
 // Threads that wait call it every 200 ms, so that Ctrl-C ends a wait. The module sets it. It may throw.
 extern void (*check_interrupt)();
+// Runs `function(argument)` without the GIL if this thread holds it. For waits for a thread that may free
+// tensors, as freeing them takes the GIL. The module sets it.
+extern void (*without_gil)(void (*function)(void*), void* argument);
 
 // Throws the exception type that torch's users expect for `status`, which must not be ok.
 [[noreturn]] void throw_status(const Status& status);

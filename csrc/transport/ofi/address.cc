@@ -5,7 +5,6 @@
 #include <rdma/fabric.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "common/tcp_sockets.h"

@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
-#include <vector>
 
-#include "common/env.h"
 #include "transport/ofi/open.h"
 #include "transport/ofi/types.h"
 

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <memory>
 
 #include "transport/ofi/flush_reads.h"
 #include "transport/ofi/peer_table.h"
