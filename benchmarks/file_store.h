@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "common/replace_file.h"
-#include "joining/pause.h"
 #include "joining/store.h"
 
 namespace smddp {

@@ -7,7 +7,6 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "group/group.h"
-#include "joining/pause.h"
 #include "network/measurement.h"
 
 namespace smddp {

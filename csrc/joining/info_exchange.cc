@@ -7,7 +7,6 @@
 
 #include "common/clock.h"
 #include "common/siphash.h"
-#include "joining/pause.h"
 #include "joining/rank_table.h"
 #include "topology/topology.h"
 

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "common/random.h"
-#include "joining/pause.h"
 
 namespace smddp {
 namespace {

@@ -3,8 +3,11 @@
 // a group is made.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,6 +48,21 @@ class PrefixStore : public Store {
  private:
   Store& store_;
   const std::string prefix_;
+};
+
+// The pauses between looks at a store: each twice as long as the one before, so that what comes soon is
+// seen soon and many ranks that wait for long leave the store and the cores alone. For waits at start-up.
+class Pause {
+ public:
+  explicit Pause(std::chrono::milliseconds longest) : longest_(longest) {}
+  void sleep() {
+    std::this_thread::sleep_for(next_);
+    next_ = std::min(2 * next_, longest_);
+  }
+
+ private:
+  const std::chrono::milliseconds longest_;
+  std::chrono::milliseconds next_{1};
 };
 
 // Where a rank publishes its value of a topic.

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "joining/pause.h"
 #include "joining/rendezvous.h"
 #include "joining/store.h"
 #include "torch/runtime.h"

@@ -33,7 +33,11 @@ class Statistics {
   };
   using Rows = std::map<Key, StatisticsRow, Before>;
 
-  static Statistics& process();
+  static Statistics& process() {
+    static auto* statistics =
+        new Statistics();  // never freed, as threads may count until the process ends
+    return *statistics;
+  }
   // Allocates only when it makes a row.
   template <class F>
   void update(std::string_view collective, std::string_view path, F&& change) {
@@ -42,9 +46,15 @@ class Statistics {
     if (row == rows_.end()) row = rows_.try_emplace(Key(collective, path)).first;
     change(row->second);
   }
-  Rows rows() const;
-  void reset();
-  void restore(Rows rows);
+  Rows rows() const {
+    std::lock_guard lock(mutex_);
+    return rows_;
+  }
+  void reset() { restore({}); }
+  void restore(Rows rows) {
+    std::lock_guard lock(mutex_);
+    rows_ = std::move(rows);
+  }
 
  private:
   mutable std::mutex mutex_;

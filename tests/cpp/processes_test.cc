@@ -6,8 +6,8 @@
 
 #include <filesystem>
 
-#include "group/local_watch.h"
 #include "file_store.h"
+#include "group/local_watch.h"
 #include "world.h"
 
 namespace smddp {

@@ -20,8 +20,8 @@
 #include <new>
 
 #include "common/clock.h"
-#include "group/join_watch.h"
 #include "file_store.h"
+#include "group/join_watch.h"
 #include "joining/heartbeat.h"
 #include "world.h"
 
