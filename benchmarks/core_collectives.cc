@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "file_store.h"
 #include "group/group.h"
 #include "intranode/arena.h"
-#include "file_store.h"
 #include "turns.h"
 
 namespace smddp {
@@ -33,8 +33,8 @@ class Noticed : public Operation {
   void sleep_until_over() { over_.wait(false); }
 
  private:
-  void on_done() override {
-    Operation::on_done();
+  void on_complete() override {
+    Operation::on_complete();
     over_ = true;
     over_.notify_one();
   }

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "group/group.h"
 #include "file_store.h"
+#include "group/group.h"
 
 using namespace smddp;
 
@@ -99,10 +99,10 @@ void be_rank(int rank, const std::string& directory, size_t large_bytes, int hos
   uint64_t begun = now_ns();
   double large_beside = 0;
   for (bool more = true; more;) {
-    small.in[0] = std::byte{!op->done() && beside.size() < kMostSmall};
+    small.in[0] = std::byte{!op->complete() && beside.size() < kMostSmall};
     beside.push_back(run(driver, *groups[0], small));
     more = small.out[0] == std::byte{1};
-    if (large_beside == 0 && op->done())
+    if (large_beside == 0 && op->complete())
       large_beside = static_cast<double>(now_ns() - begun) * 1e-3;
   }
   await(driver, *op);
@@ -119,7 +119,8 @@ void be_rank(int rank, const std::string& directory, size_t large_bytes, int hos
     int first = times[0] == 0 ? 0 : 1;
     driver.wait(*ops[first], std::chrono::milliseconds(1));
     for (int g : {0, 1}) {
-      if (times[g] == 0 && ops[g]->done()) times[g] = static_cast<double>(now_ns() - begun) * 1e-3;
+      if (times[g] == 0 && ops[g]->complete())
+        times[g] = static_cast<double>(now_ns() - begun) * 1e-3;
     }
   }
   if (rank != 0) return;

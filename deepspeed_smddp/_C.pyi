@@ -85,10 +85,11 @@ class CudaReport(TypedDict):
 class ProcessGroupSMDDP(Backend):
     """A group whose AllGather, ReduceScatter, AllReduce and barrier are smddp's own.
 
-    ``fallback_factory(device_type, meeting)`` makes the backend for all other operations. The first
-    operation that needs it calls it, at most once per device type, under the GIL. ``meeting`` names
-    this making of the group and is the same on all its ranks. ``whole_job``: all ranks of the job
-    take part, so that they need not tell later groups what their processes are.
+    ``fallback_factory(device_type, rendezvous)`` makes the backend for all other operations. The
+    first operation that needs it calls it, at most once per device type, under the GIL.
+    ``rendezvous`` names the one that made the group and is the same on all its ranks.
+    ``whole_job``: all ranks of the job take part, so that they need not tell later groups what
+    their processes are.
     """
 
     def __init__(
@@ -106,8 +107,8 @@ class ProcessGroupSMDDP(Backend):
         """For the measurement: its thread's operations take this route; "" ends that."""
 
     @property
-    def meeting(self) -> str:
-        """The name of this making of the group, for keys in its store."""
+    def rendezvous(self) -> str:
+        """The name of the rendezvous that made the group, for keys in its store."""
 
 def configure(
     *,

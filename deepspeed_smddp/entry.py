@@ -31,8 +31,8 @@ def create(options: Any, backend_options: Any = None) -> ProcessGroupSMDDP:
     if is_default:
         split_group.install()
         monitoring.follow_optimizers()
-        # Of this making of the group: it holds nothing of ranks that were restarted.
-        store = dist.PrefixStore(group.meeting, options.store)  # type: ignore[attr-defined]
+        # Of this group's rendezvous: it holds nothing of ranks that were restarted.
+        store = dist.PrefixStore(group.rendezvous, options.store)  # type: ignore[attr-defined]
         hang_reporter.start(store, options.group_rank, options.group_size)
         slow_watch.start(store, options.group_rank, options.group_size)
     return group

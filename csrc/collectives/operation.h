@@ -69,7 +69,7 @@ class Operation : public Task {
   uint64_t deadline_ns = 0;  // of the FailureDetector; 0: not set yet
 
  protected:
-  void on_done() override { record.end(now_ns(), status().ok()); }
+  void on_complete() override { record.end(now_ns(), status().ok()); }
 
  private:
   friend class Group;

@@ -21,8 +21,8 @@ void Chunk::give_up(const Status& why) {
   ring->set_arrived(buffer, flag_value);
 }
 
-void Chunk::on_done() {
-  Operation::on_done();
+void Chunk::on_complete() {
+  Operation::on_complete();
   all_->under_way.fetch_sub(1);
   if (!status()) {
     give_up(status());

@@ -31,7 +31,7 @@ class Chunk final : public Operation {
   bool filled() const { return ring->filled(buffer) == flag_value; }
   // Lets the stream that copies in go on.
   void give_up(const Status& why);
-  void on_done() override;
+  void on_complete() override;
   std::shared_ptr<ExchangeOutcome> all_;  // of all chunks of the carrier
 };
 

@@ -21,8 +21,8 @@ DeviceOperation::~DeviceOperation() {
   if (end_ != nullptr) group_->device().destroy_event(end_);
 }
 
-void DeviceOperation::on_done() {
-  Operation::on_done();
+void DeviceOperation::on_complete() {
+  Operation::on_complete();
   group_->exchanged(*this);
 }
 

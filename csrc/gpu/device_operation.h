@@ -63,7 +63,7 @@ class DeviceOperation : public Operation {
   std::vector<device::Event> causes(
       const std::vector<std::shared_ptr<DeviceOperation>>& earlier) const;
   std::unique_ptr<const Footprint> footprint(int ranks) const;
-  void on_done() override;
+  void on_complete() override;
   // Calls on_closed(). If that throws, the operations behind this one still end.
   void close() noexcept {
     (void)without_exceptions([this] { return on_closed(outcome_), Status(); });

@@ -125,7 +125,7 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
   Engine::Lock lock = engine_.lock();
   operation->number_ = ++operations_;
   if (engine_.ended()) {
-    engine_.finish(operation, {Code::kAborted, "the process is ending, or was forked"});
+    engine_.complete(operation, {Code::kAborted, "the process is ending, or was forked"});
   } else {
     // Planned in any case, as the plan is what the recorder and errors tell of it.
     bool planned = guarded([&] { maker_.plan(*operation, tuning); });
@@ -138,7 +138,7 @@ void Group::submit(const std::shared_ptr<Operation>& operation, const Tuning& tu
     recorder_.end_call();
     // If only some of its fragments could be made, they never start.
     if (!enqueued && !closing_.holds(operation, health_.verdict()))
-      engine_.finish(operation, health_.verdict());
+      engine_.complete(operation, health_.verdict());
   }
   engine_.release(std::move(lock), background ? nullptr : operation.get());
 }
@@ -236,7 +236,7 @@ bool Group::close_fragments() {
   return fragments_.take_complete([&](std::shared_ptr<Operation> op) {
     if (--op->fragments_left_ > 0) return;
     ++completed_;
-    engine_.finish(std::move(op), Status());
+    engine_.complete(std::move(op), Status());
   });
 }
 
@@ -251,10 +251,10 @@ bool Group::give_up() {
   if (!closing_.progress(now)) return false;
   closing_.close_flows();
   fragments_.take_all([&](std::unique_ptr<Fragment> fragment) {
-    engine_.finish(fragment->operation_ptr(), health_.verdict());
+    engine_.complete(fragment->operation_ptr(), health_.verdict());
     if (fragment->entangled()) process_.network().keep(std::move(fragment));
   });
-  engine_.finish(closing_.take_held());
+  engine_.complete(closing_.take_held());
   return true;
 }
 

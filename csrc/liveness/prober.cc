@@ -16,7 +16,7 @@ constexpr uint64_t kEveryNs = kSecond, kEveryPerProbeNs = 4'000'000, kEveryAtMos
 constexpr uint64_t kAgainNs = kSecond / 10;   // after a connection that was closed unanswered
 constexpr uint64_t kAttemptNs = 3 * kSecond;  // of one connection
 constexpr uint64_t kWantedNs = 3 * kSecond;   // after the latest ask()
-constexpr uint64_t kMeetingNs = 30 * kSecond;
+constexpr uint64_t kFirstAnswerNs = 30 * kSecond;
 constexpr uint64_t kTickNs = kSecond / 5;
 // A process that was stopped itself, or did not get a core, must not blame another one for that time.
 constexpr uint64_t kLongestTickNs = kSecond;
@@ -74,7 +74,7 @@ Prober::Probe& Prober::probe_of(Process process, const JobKey& group, bool* fres
 
 bool Prober::wanted(const Probe& probe, uint64_t now) const {
   if (probe.wanted_until_ns != 0) return now < probe.wanted_until_ns;
-  bool tries = probe.met_ns == 0 || now < probe.met_ns + kMeetingNs;
+  bool tries = probe.met_ns == 0 || now < probe.met_ns + kFirstAnswerNs;
   return tries && !targets_[probe.process].has_answered;
 }
 

@@ -78,7 +78,7 @@ void Engine::attach(const JobKey& key, Progressable* group) {
 void Engine::detach(const JobKey& key) {
   Lock lk = lock();
   groups_.detach(key);
-  run_finished(lk);
+  run_complete(lk);
 }
 
 void Engine::expect_local_ranks(int ranks) {
@@ -116,7 +116,7 @@ void Engine::yield(Lock& lk) {
 
 bool Engine::spin() {
   for (int polls = wait_policy_.polls();; pause()) {
-    if (pass() || !finished_.empty()) return true;
+    if (pass() || !complete_.empty()) return true;
     if (--polls == 0 || mutex_.wanted() || stop_) return false;
   }
 }
@@ -131,7 +131,7 @@ void Engine::drive(Lock& lk, Turn&& turn) {
     groups_.fail_busy(status_of_exception());
   }
   driving_ = false;
-  run_finished(lk);
+  run_complete(lk);
 }
 
 void Engine::spin_once(Lock& lk) {
@@ -141,20 +141,20 @@ void Engine::spin_once(Lock& lk) {
   });
 }
 
-void Engine::complete(Task& task) noexcept {
+void Engine::deliver(Task& task) noexcept {
   try {
-    task.on_done();
+    task.on_complete();
   } catch (...) {
     task.fail(status_of_exception());
   }
-  task.done_.store(true);
+  task.complete_.store(true);
 }
 
-void Engine::run_finished(Lock& lk) {
-  while (!finished_.empty()) {
-    std::shared_ptr<Task> task = finished_.pop();
+void Engine::run_complete(Lock& lk) {
+  while (!complete_.empty()) {
+    std::shared_ptr<Task> task = complete_.pop();
     lk.unlock();
-    complete(*task);
+    deliver(*task);
     task.reset();  // may free tensors: not under the lock
     lk = lock();
     notify_waiters();
@@ -167,14 +167,14 @@ void Engine::notify_waiters() {
   if (sleeping_) presence_.notify_self();  // a waiter that sleeps as the driver
 }
 
-// Finishes the only finished task, without taking the lock again. A thread that begins to wait for
-// the task meanwhile raises waiters_, then looks at done_, then sleeps; this thread sets done_,
-// then reads waiters_. All four are sequentially consistent: either that thread sees done_, or this
+// Completes the only task in the queue, without taking the lock again. A thread that begins to wait for
+// the task meanwhile raises waiters_, then looks at complete_, then sleeps; this thread sets complete_,
+// then reads waiters_. All four are sequentially consistent: either that thread sees complete_, or this
 // one sees waiters_.
-void Engine::finish_alone(Lock lk) {
-  std::shared_ptr<Task> task = finished_.pop();
+void Engine::complete_alone(Lock lk) {
+  std::shared_ptr<Task> task = complete_.pop();
   lk.unlock();
-  complete(*task);
+  deliver(*task);
   task.reset();  // may free tensors: not under the lock
   if (waiters_.load() == 0) return;
   lk = lock();
@@ -188,11 +188,11 @@ void Engine::kick(Lock lk) {
 
 void Engine::release(Lock lk, const Task* awaited) {
   // The awaited task is complete, or there is none: this thread will not drive the work in flight.
-  bool undriven = awaited == nullptr || finished_.contains(awaited);
+  bool undriven = awaited == nullptr || complete_.contains(awaited);
   if (undriven && !driving_ && waiters_ == 0) leave_to_background();
   if (undriven && driving_ && sleeping_ && busy()) presence_.notify_self();  // for the new work
-  if (finished_.has_one()) return finish_alone(std::move(lk));
-  run_finished(lk);
+  if (complete_.has_one()) return complete_alone(std::move(lk));
+  run_complete(lk);
 }
 
 void Engine::step(Lock& lk, uint64_t until, uint64_t spin_ns) {
@@ -234,7 +234,7 @@ void Engine::sleep(Lock& lk, uint64_t until) {
   if (!gather_events()) return yield(lk);
   presence_.announce_sleep();
   uint64_t now = now_ns();
-  bool by_event = pass() || groups_.watch(now) || !finished_.empty(), pausing = !network_.wakes();
+  bool by_event = pass() || groups_.watch(now) || !complete_.empty(), pausing = !network_.wakes();
   if (!by_event) {
     uint64_t wake = wake_time(now, until);
     timespec timeout{};
@@ -262,16 +262,16 @@ void Engine::sleep_beside_driver(Lock& lk, uint64_t until) {
 }
 
 bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
-  if (task.done()) return true;
+  if (task.complete()) return true;
   Lock lk = lock();
   waiters_.fetch_add(1);
   // A driver that sleeps wakes for the new work; the background thread also lets this thread drive.
   if (driving_ && sleeping_) presence_.notify_self();
-  if (!driving_) spin_once(lk);  // a task that finishes within a moment needs no clock
+  if (!driving_) spin_once(lk);  // a task that completes within a moment needs no clock
   uint64_t until = UINT64_MAX;
-  if (timeout.count() > 0 && !task.done_.load())
+  if (timeout.count() > 0 && !task.complete_.load())
     until = now_ns() + static_cast<uint64_t>(timeout.count());
-  while (!task.done_.load() && (until == UINT64_MAX || now_ns() < until) && !stop_) {
+  while (!task.complete_.load() && (until == UINT64_MAX || now_ns() < until) && !stop_) {
     if (driving_) {
       sleep_beside_driver(lk, until);
     } else {
@@ -283,7 +283,7 @@ bool Engine::wait(const Task& task, std::chrono::nanoseconds timeout) {
   } else if (!driving_) {
     leave_to_background();
   }
-  return task.done();
+  return task.complete();
 }
 
 void Engine::background() {

@@ -1,5 +1,5 @@
 // The progress engine: one per process (progress/process.h), shared by all its groups. It drives groups and the
-// network, and finishes tasks. It does not know what a collective is. Groups give it work and tasks; the
+// network, and completes tasks. It does not know what a collective is. Groups give it work and tasks; the
 // threads that wait for a task call wait().
 //
 // One thread at a time drives: it takes the lock, advances every busy group and the network, and
@@ -9,7 +9,7 @@
 // touched only under the lock.
 //
 // Nothing throws through the engine. What a call into a group throws breaks that group, what a task's
-// on_done() throws becomes the task's status, and the engine drives on.
+// on_complete() throws becomes the task's status, and the engine drives on.
 //
 // A driver that finds nothing to do first polls again at once, for a microsecond or two, then
 // yields the processor between polls, then sleeps. If the ranks of a host outnumber its cores, the
@@ -56,20 +56,20 @@ class Engine {
   void attach(const JobKey& key, Progressable* group);
   // After it returns no call into the group is under way or will come.
   void detach(const JobKey& key);
-  // Puts a complete task into the queue of those whose on_done() runs next. Under the lock. Once for
+  // Puts a complete task into the queue of those whose on_complete() runs next. Under the lock. Once for
   // each task: later calls change nothing.
-  void finish(std::shared_ptr<Task> task, Status status) {
-    finished_.push(std::move(task), std::move(status));
+  void complete(std::shared_ptr<Task> task, Status status) {
+    complete_.push(std::move(task), std::move(status));
   }
-  void finish(TaskQueue&& tasks) { finished_.append(std::move(tasks)); }
+  void complete(TaskQueue&& tasks) { complete_.append(std::move(tasks)); }
 
-  // Releases `lock`, under which the caller added work, and runs what finished. The caller is going
+  // Releases `lock`, under which the caller added work, and runs what is complete. The caller is going
   // to wait for `awaited` (nullptr: for nothing). Work that this wait will not drive, because the
   // task is complete or there is none, is left to the background thread.
   void release(Lock lock, const Task* awaited);
   // Advances all groups and the network once, then release(lock, nullptr).
   void kick(Lock lock);
-  // Drives until `task` is done, or `timeout` is over (zero: no limit). False in the second case.
+  // Drives until `task` is complete, or `timeout` is over (zero: no limit). False in the second case.
   bool wait(const Task& task, std::chrono::nanoseconds timeout = {});
   // `ranks` ranks of one group share this host. If they outnumber the cores, waiting threads must
   // not spin.
@@ -77,7 +77,7 @@ class Engine {
   // The network has been opened: waiting threads poll it as well. Under the lock.
   void expect_network() { wait_policy_.expect_network(); }
   // For the end of the process: groups leave, messages under way get a moment to go out, and
-  // nothing runs any more. Tasks that were in flight stay undone.
+  // nothing runs any more. Tasks that were in flight stay incomplete.
   void shutdown();
   // True after shutdown(), and in a child that was forked from the process that made the engine:
   // groups must not touch it.
@@ -98,24 +98,24 @@ class Engine {
   // Wakes the background thread if something is in flight.
   void leave_to_background();
 
-  // Calls turn() as the driver, then runs what finished.
+  // Calls turn() as the driver, then runs what is complete.
   template <class Turn>
   void drive(Lock& lock, Turn&& turn);
-  // One turn as the driver, with sleep after `spin_ns` without success; runs what finished.
+  // One turn as the driver, with sleep after `spin_ns` without success; runs what is complete.
   void step(Lock& lock, uint64_t until, uint64_t spin_ns);
-  // A short spin as the driver, without a clock; runs what finished.
+  // A short spin as the driver, without a clock; runs what is complete.
   void spin_once(Lock& lock);
   bool spin();             // passes until one moves something, for a moment
   void yield(Lock& lock);  // lets other threads of this process have the lock, and others the core
   void sleep(Lock& lock, uint64_t until);
   bool gather_events();  // to sleep on; false: there is no memory for them
   uint64_t wake_time(uint64_t now, uint64_t until) const;
-  // Waits until the driver has finished a task or lets another thread drive.
+  // Waits until the driver has completed a task or lets another thread drive.
   void sleep_beside_driver(Lock& lock, uint64_t until);
 
-  static void complete(Task& task) noexcept;
-  void run_finished(Lock& lock);
-  void finish_alone(Lock lock);
+  static void deliver(Task& task) noexcept;
+  void run_complete(Lock& lock);
+  void complete_alone(Lock lock);
   void notify_waiters();
   void background();
 
@@ -124,13 +124,13 @@ class Engine {
   intranode::Neighbors& neighbors_;
   Network& network_;
   Groups groups_;
-  TaskQueue finished_;
+  TaskQueue complete_;
   WaitPolicy wait_policy_;
   OwnCore own_core_;
   std::vector<pollfd> events_;
 
   std::condition_variable waiters_cv_, background_cv_;
-  // Changes under the lock; finish_alone() reads it without.
+  // Changes under the lock; complete_alone() reads it without.
   std::atomic<int> waiters_{0};
   bool driving_ = false;
   bool sleeping_ = false;

@@ -1,5 +1,5 @@
 // Something that a thread can wait for: one collective of one group. Knows nothing of what it does.
-// Made by groups, finished by the engine.
+// Made by groups, completed by the engine.
 #pragma once
 
 #include <atomic>
@@ -13,23 +13,24 @@ namespace smddp {
 class Task {
  public:
   virtual ~Task() = default;
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  // Valid once done().
+  // Its result, or its error, may be used.
+  bool complete() const { return complete_.load(std::memory_order_acquire); }
+  // Valid once complete().
   const Status& status() const { return status_; }
 
  protected:
   // Runs once, on the thread that drives the engine, without the engine's lock: it may wait for
-  // other tasks. A thread that sees done() also sees what on_done() wrote. If it throws, the task's
+  // other tasks. A thread that sees complete() also sees what on_complete() wrote. If it throws, the task's
   // status says so.
-  virtual void on_done() {}
-  // For on_done(): the result can't be delivered.
+  virtual void on_complete() {}
+  // For on_complete(): the result can't be delivered.
   void fail(Status why) { status_ = std::move(why); }
 
  private:
   friend class Engine;
   friend class TaskQueue;
   Status status_;
-  std::atomic<bool> done_{false};
+  std::atomic<bool> complete_{false};
   bool queued_ = false;         // has been in a queue
   std::shared_ptr<Task> next_;  // in the queue
 };

@@ -136,9 +136,9 @@ void Fallback::look_at_works() {
   }
 }
 
-Fallback::Fallback(std::string group, std::string meeting, Factory factory)
+Fallback::Fallback(std::string group, std::string rendezvous, Factory factory)
     : group_(std::move(group)),
-      meeting_(std::move(meeting)),
+      rendezvous_(std::move(rendezvous)),
       recorded_group_(recorder::FlightRecorder::process().text(group_ + " (forwarded)")),
       factory_(std::move(factory)) {}
 
@@ -229,7 +229,7 @@ c10d::Backend& Fallback::backend(c10::DeviceType device) {
   }
   // Called without the lock: the factory takes the GIL, and a thread that holds the GIL may wait for this
   // lock.
-  auto made = factory_(device == c10::kCUDA ? "cuda" : "cpu", meeting_);
+  auto made = factory_(device == c10::kCUDA ? "cuda" : "cpu", rendezvous_);
   std::lock_guard lock(mutex_);
   return *backends_.try_emplace(device, std::move(made)).first->second;
 }

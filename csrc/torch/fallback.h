@@ -17,11 +17,11 @@ namespace smddp {
 
 class Fallback {
  public:
-  // `meeting` names the making of the group, for keys in a store that earlier ranks have used.
+  // `rendezvous` names the one that made the group, for keys in a store that earlier ranks have used.
   using Factory = std::function<c10::intrusive_ptr<c10d::Backend>(const std::string& device_type,
-                                                                  const std::string& meeting)>;
+                                                                  const std::string& rendezvous)>;
 
-  Fallback(std::string group, std::string meeting, Factory factory);
+  Fallback(std::string group, std::string rendezvous, Factory factory);
 
   // Counts `operation` with `bytes`, and returns the backend for tensors on `device`. `reason`: why smddp
   // does not carry it. Throws if the settings forbid fallbacks, unless the reason is kRouted.
@@ -48,7 +48,7 @@ class Fallback {
   c10d::Backend& backend(c10::DeviceType device);
 
   std::string group_;
-  std::string meeting_;
+  std::string rendezvous_;
   recorder::Text recorded_group_;
   std::atomic<uint64_t> collectives_{0};
   Factory factory_;

@@ -105,22 +105,22 @@ class GroupStore {
   GroupStore(c10::intrusive_ptr<c10d::Store> store, int rank, int ranks,
              std::chrono::milliseconds timeout)
       : whole_(std::move(store), timeout),
-        meeting_(meet(Rendezvous(whole_, rank, ranks, timeout))),
-        part_(whole_, meeting_ + "/") {}
+        rendezvous_(meet(Rendezvous(whole_, rank, ranks, timeout))),
+        part_(whole_, rendezvous_ + "/") {}
 
   Store& part() { return part_; }
-  // The name of this making of the group, the same on all its ranks.
-  const std::string& meeting() const { return meeting_; }
+  // The name of the rendezvous that made the group, the same on all its ranks.
+  const std::string& rendezvous() const { return rendezvous_; }
 
  private:
   static std::string meet(Rendezvous rendezvous) {
-    auto meeting = rendezvous.meet();
-    if (!meeting) throw_status(meeting.status());
-    return meeting.value();
+    auto name = rendezvous.meet();
+    if (!name) throw_status(name.status());
+    return name.value();
   }
 
   StoreAdapter whole_;
-  const std::string meeting_;
+  const std::string rendezvous_;
   PrefixStore part_;
 };
 

@@ -38,11 +38,11 @@ std::shared_ptr<py::object> hold(py::object given) {
 }
 
 Fallback::Factory factory_of(py::object given) {
-  return
-      [held = hold(std::move(given))](const std::string& device_type, const std::string& meeting) {
-        py::gil_scoped_acquire gil;
-        return (*held)(device_type, meeting).cast<c10::intrusive_ptr<c10d::Backend>>();
-      };
+  return [held = hold(std::move(given))](const std::string& device_type,
+                                         const std::string& rendezvous) {
+    py::gil_scoped_acquire gil;
+    return (*held)(device_type, rendezvous).cast<c10::intrusive_ptr<c10d::Backend>>();
+  };
 }
 
 RouteSteps steps_of(const std::vector<std::pair<uint64_t, std::string>>& given) {
@@ -193,7 +193,7 @@ void define_group(py::module_& m) {
       .def("_force_route", [](ProcessGroupSMDDP& group,
                               const std::string& name) { group.routes().force(parse_route(name)); })
       .def_property_readonly(
-          "meeting", [](const ProcessGroupSMDDP& group) { return group.store().meeting(); });
+          "rendezvous", [](const ProcessGroupSMDDP& group) { return group.store().rendezvous(); });
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ ProcessGroupSMDDP::ProcessGroupSMDDP(const intrusive_ptr<c10d::Store>& store, in
       process_(process_for(store_.part(), rank, group_name)),
       engine_(process_.engine()),
       timeout_(timeout),
-      fallback_(group_name, store_.meeting(), std::move(factory)),
+      fallback_(group_name, store_.rendezvous(), std::move(factory)),
       routes_(size > 1 ? settings().routes : RouteTable(),
               [this, measure](auto... asked) { return measure(*this, asked...); }),
       device_(process_, store_.part()) {

@@ -24,12 +24,12 @@ c10::intrusive_ptr<c10::ivalue::Future> TensorOperation::future() {
   if (!future_) {
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    if (complete_) complete(*future_);  // it has no callback yet
+    if (delivered_) answer(*future_);  // it has no callback yet
   }
   return future_;
 }
 
-void TensorOperation::complete(c10::ivalue::Future& future) const {
+void TensorOperation::answer(c10::ivalue::Future& future) const {
   if (status()) {
     future.markCompleted(c10::IValue(std::vector<at::Tensor>(results.begin(), results.end())));
   } else {
@@ -44,7 +44,7 @@ void TensorOperation::deliver() {
     to.copy_(from);
   }
   uint64_t bytes = signature().bytes;
-  ended_ns = now_ns();
+  complete_ns = now_ns();
   Statistics::process().update(name_of(collective), path, [&](StatisticsRow& row) {
     ++row.calls;
     row.bytes += bytes;
@@ -53,14 +53,14 @@ void TensorOperation::deliver() {
     row.taken.slots += taken.slots;
     row.taken.in_place += taken.in_place;
     row.taken.single_copy += taken.single_copy;
-    row.seconds += in_seconds(ended_ns - called_ns);
+    row.seconds += in_seconds(complete_ns - called_ns);
   });
   keep.clear();
   copy_back.clear();
 }
 
 // Whatever throws, a thread that waits for the future is told.
-void TensorOperation::on_done() {
+void TensorOperation::on_complete() {
   if (status()) {
     try {
       deliver();
@@ -68,37 +68,37 @@ void TensorOperation::on_done() {
       fail(status_of_exception());
     }
   }
-  record.end(status() ? ended_ns : now_ns(), status().ok());
+  record.end(status() ? complete_ns : now_ns(), status().ok());
   if (!status()) ErrorState::process().tell(status());
   c10::intrusive_ptr<c10::ivalue::Future> asked;
   {
     std::lock_guard lock(mutex_);
-    complete_ = true;
+    delivered_ = true;
     asked = future_;
   }
-  if (asked) complete(*asked);  // without the lock, as it runs callbacks
+  if (asked) answer(*asked);  // without the lock, as it runs callbacks
 }
 
 void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds timeout) {
-  if (!operation.done()) {
+  if (!operation.complete()) {
     uint64_t from = now_ns();
     operation.record.enter_wait(from);
     operation.waited_from_ns.store(from, std::memory_order_relaxed);
-    bool done = wait_interruptibly(
+    bool complete = wait_interruptibly(
         timeout, [&](std::chrono::nanoseconds turn) { return engine.wait(operation, turn); });
     uint64_t until = now_ns();
-    if (!done) {
+    if (!complete) {
       throw_status({Code::kTimeout, std::string(name_of(operation.collective)) + " #" +
                                         std::to_string(operation.number()) +
-                                        " was not done within the time given to wait()"});
+                                        " was not complete within the time given to wait()"});
     }
     operation.record.leave_wait(until);
     if (operation.status()) {
       Statistics::process().update(
           name_of(operation.collective), operation.path, [&](StatisticsRow& row) {
             row.wait_seconds += in_seconds(until - from);
-            // The waiting thread got its core back some time after the operation ended.
-            row.seconds += in_seconds(until - std::max(from, operation.ended_ns));
+            // The waiting thread got its core back some time after the operation was complete.
+            row.seconds += in_seconds(until - std::max(from, operation.complete_ns));
           });
     }
   }
@@ -108,7 +108,7 @@ void await(Engine& engine, TensorOperation& operation, std::chrono::milliseconds
 }
 
 std::exception_ptr WorkSMDDP::exception() const {
-  return operation_->done() && !operation_->status() ? operation_->exception() : nullptr;
+  return operation_->complete() && !operation_->status() ? operation_->exception() : nullptr;
 }
 
 bool WorkSMDDP::wait(std::chrono::milliseconds timeout) {

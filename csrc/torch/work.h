@@ -19,21 +19,21 @@ class TensorOperation final : public Operation {
   // Contiguous stand-ins: copied to the caller's tensors at the end.
   std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;  // (to, from)
   c10::SmallVector<std::byte, 64> scratch;                   // a barrier's bytes
-  uint64_t ended_ns = 0;                                     // set before done()
+  uint64_t complete_ns = 0;                                  // set before complete()
 
   std::exception_ptr exception() const;
   // Made by the first call, as few callers ask for it. May be called from any thread at any time.
   c10::intrusive_ptr<c10::ivalue::Future> future();
 
  protected:
-  void on_done() override;
+  void on_complete() override;
 
  private:
   void deliver();
-  void complete(c10::ivalue::Future& future) const;
+  void answer(c10::ivalue::Future& future) const;
 
   std::mutex mutex_;
-  bool complete_ = false;  // a future made from now on is complete at once
+  bool delivered_ = false;  // a future made from now on is complete at once
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -46,8 +46,8 @@ class WorkSMDDP final : public c10d::Work {
   WorkSMDDP(int rank, c10d::OpType type, Engine& engine, std::shared_ptr<TensorOperation> operation)
       : Work(rank, type), engine_(engine), operation_(std::move(operation)) {}
 
-  bool isCompleted() override { return operation_->done(); }
-  bool isSuccess() const override { return operation_->done() && operation_->status().ok(); }
+  bool isCompleted() override { return operation_->complete(); }
+  bool isSuccess() const override { return operation_->complete() && operation_->status().ok(); }
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override {
     return {operation_->results.begin(), operation_->results.end()};

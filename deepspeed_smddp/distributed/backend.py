@@ -143,9 +143,9 @@ def fallback_factory(
             type(backend_options).__name__,
         )
 
-    def make(device_type: str, meeting: str) -> Backend:
+    def make(device_type: str, rendezvous: str) -> Backend:
         store = dist.PrefixStore(  # type: ignore[attr-defined]
-            f"smddp-fallback/{meeting}/{device_type}", options.store
+            f"smddp-fallback/{rendezvous}/{device_type}", options.store
         )
         if device_type == "cuda":
             return _nccl(store, options, timeout, backend_options if is_nccl_options else None)

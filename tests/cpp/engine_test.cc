@@ -141,7 +141,7 @@ TEST(Sleep, BeginsAfterASecondLook) {
     // background thread may still make a pass of this round when the next one begins.
     group.set_step([&group, task, before] {
       if (group.passes - before < 3) return false;
-      group.engine().finish(task, Status());
+      group.engine().complete(task, Status());
       return true;
     });
     group.engine().wait(*task);
@@ -215,7 +215,7 @@ class SleepingDriver {
  public:
   SleepingDriver() {
     group.set_step([this] {
-      if (next) group.engine().finish(std::exchange(next, nullptr), Status());
+      if (next) group.engine().complete(std::exchange(next, nullptr), Status());
       return false;
     });
     thread_ = std::thread([this] {
@@ -227,7 +227,7 @@ class SleepingDriver {
   ~SleepingDriver() {
     group.works = false;
     Engine::Lock lock = group.engine().lock();
-    group.engine().finish(driven_, Status());
+    group.engine().complete(driven_, Status());
     group.engine().release(std::move(lock), nullptr);
     thread_.join();
   }
@@ -266,7 +266,7 @@ TEST(Sleep, EndsForWorkThatNoThreadWaitsFor) {
     Engine::Lock lock = driver.group.engine().lock();
     driver.next = task;
     driver.group.engine().release(std::move(lock), nullptr);
-    while (!task->done()) usleep(100);
+    while (!task->complete()) usleep(100);
   }
   EXPECT_LT(now_ns() - began, kTimeOfRounds);
 }
@@ -284,7 +284,7 @@ TEST(Sleep, EndsWhenAnotherThreadEndsTheTask) {
     });
     await_sleep(tid);
     Engine::Lock lock = group.engine().lock();
-    group.engine().finish(task, Status());
+    group.engine().complete(task, Status());
     group.engine().release(std::move(lock), nullptr);
     driver.join();
   }
@@ -294,7 +294,7 @@ TEST(Sleep, EndsWhenAnotherThreadEndsTheTask) {
 // An operation of several fragments may meet its end several times.
 TEST(Tasks, EndOnceWithTheFirstStatus) {
   struct Counted : Operation {
-    void on_done() override { ++ends; }
+    void on_complete() override { ++ends; }
     int ends = 0;
   };
   Stepping group;
@@ -303,13 +303,13 @@ TEST(Tasks, EndOnceWithTheFirstStatus) {
   for (int turn = 0; turn < 2; ++turn) {
     Engine::Lock lock = group.engine().lock();
     for (const Status& status : {Status(), Status(Code::kAborted, "later")}) {
-      group.engine().finish(task, status);
-      group.engine().finish(other, status);
+      group.engine().complete(task, status);
+      group.engine().complete(other, status);
     }
     group.engine().release(std::move(lock), nullptr);
   }
   for (const auto& each : {task, other}) {
-    EXPECT_TRUE(each->done() && each->status().ok());
+    EXPECT_TRUE(each->complete() && each->status().ok());
     EXPECT_EQ(each->ends, 1);
   }
 }
@@ -319,7 +319,7 @@ TEST(Driving, PassesToAnotherThreadThatWaitsIfTheDriverStopsWaiting) {
   bool left = false;  // under the lock
   std::shared_ptr<Operation> never, task;
   group.set_step([&] {
-    if (left) group.engine().finish(task, Status());
+    if (left) group.engine().complete(task, Status());
     return false;
   });
   // Sometimes the driver has changed before it leaves.

@@ -204,7 +204,7 @@ TEST(Fragments, SumsPassGathersThatWait) {
       }
       if (c.rank < 2) {
         EXPECT_GE(taken, part.size() * sizeof(float));
-        EXPECT_FALSE(first->done());
+        EXPECT_FALSE(first->complete());
         all.arrive_and_wait();
       }
       for (const auto& op : {first, second}) {
@@ -370,11 +370,11 @@ TEST(Failure, ALaterOperationEndsNoSoonerThanThoseBeforeIt) {
                 c.group.submit(first, {}, true);
                 while (c.group.status().ok())
                   std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                EXPECT_FALSE(first->done());
+                EXPECT_FALSE(first->complete());
                 for (int i = 0; i < 3; ++i) {
                   auto second = gather_of(in, later, 2);
                   EXPECT_EQ(c.run(second).code(), Code::kTimeout);
-                  EXPECT_TRUE(first->done());
+                  EXPECT_TRUE(first->complete());
                 }
               }
               both.arrive_and_wait();

@@ -199,9 +199,9 @@ TEST_P(FailingAllocator, EndsTheOperationEverywhereAndTheEngineGoesOn) {
   ranks.each([&](size_t i) { ranks[i].group.reset(); });
 }
 
-// What on_done() throws becomes the operation's status, on whichever thread it runs.
+// What on_complete() throws becomes the operation's status, on whichever thread it runs.
 struct Throwing : Operation {
-  void on_done() override { throw std::bad_alloc(); }
+  void on_complete() override { throw std::bad_alloc(); }
 };
 
 TEST(Callbacks, AnExceptionInOneBecomesTheStatusOfItsTask) {
@@ -216,7 +216,7 @@ TEST(Callbacks, AnExceptionInOneBecomesTheStatusOfItsTask) {
       op->input = plain->input;
       op->output = plain->output;
       c.group.submit(op, {}, background);
-      for (int i = 0; i < 1000 && background && !op->done(); ++i)
+      for (int i = 0; i < 1000 && background && !op->complete(); ++i)
         std::this_thread::sleep_for(milliseconds(10));
       ASSERT_TRUE(c.engine.wait(*op, seconds(10)));
       EXPECT_EQ(op->status().message(), "out of memory");

@@ -269,7 +269,7 @@ TEST(RemotePeers, AProcessThatEndsTellsAllOfMoreThanItHasBuffersFor) {
                 for (int turn = 0; turn < 3; ++turn) {
                   auto later = gather_of(in, out, c.ranks);
                   c.group.submit(later, {}, false);
-                  EXPECT_TRUE(later->done());
+                  EXPECT_TRUE(later->complete());
                   EXPECT_FALSE(later->status().ok());
                 }
               } else {

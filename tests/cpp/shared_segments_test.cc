@@ -264,7 +264,8 @@ void give_up_while_it_is_read(bool both_give) {
       before_read = [&] {
         if (++reads != 1) return;
         contexts[0]->group.abort("asked to");
-        while (!ops[0]->done()) contexts[0]->engine.wait(*ops[0], std::chrono::milliseconds(10));
+        while (!ops[0]->complete())
+          contexts[0]->engine.wait(*ops[0], std::chrono::milliseconds(10));
         std::fill(in[0].begin(), in[0].end(), 99);
       };
     }

@@ -204,7 +204,7 @@ Result<Outcome> Cluster::run(const std::vector<std::shared_ptr<Operation>>& oper
       rank.group->submit(operations[process], tuning, true);
     }
     turn(process, operation, watches, calls);
-    if (rank.over || !operation.done()) return;
+    if (rank.over || !operation.complete()) return;
     rank.over = true;
     --open;
     if (failed.ok()) failed = operation.status();

@@ -15,9 +15,9 @@ Result<std::unique_ptr<Process>> SimulatedEngine::create(transport::Open open) {
 
 bool SimulatedEngine::turn(Engine& engine, bool watches) {
   Engine::Lock lock = engine.lock();
-  bool moved = engine.pass() || !engine.finished_.empty();
+  bool moved = engine.pass() || !engine.complete_.empty();
   if (watches) moved |= engine.groups_.watch(now_ns());
-  engine.run_finished(lock);
+  engine.run_complete(lock);
   return moved;
 }
 

@@ -14,7 +14,7 @@ class SimulatedEngine {
   // A process whose engine has no thread of its own, and whose transport `open` opens. Engine::wait() is
   // not for it.
   static Result<std::unique_ptr<Process>> create(transport::Open open);
-  // One pass, and with `watches` a look for late ranks, as before a sleep; then what finished. True if
+  // One pass, and with `watches` a look for late ranks, as before a sleep; then what is complete. True if
   // anything moved.
   static bool turn(Engine& engine, bool watches);
   static uint32_t passes(const Engine& engine) { return engine.passes_; }
