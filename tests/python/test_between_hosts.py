@@ -147,7 +147,8 @@ def test_a_host_that_is_cut_off_is_called_silent_and_joins_again(
         begun = time.monotonic()
         ranks.tell("run", "all_gather", 3 << 20, 1)
         answers = [ranks.answer(rank) for rank in range(3)]
-        assert time.monotonic() - begun < 6.5
+        # The silence, and up to 4 s in which the report asks the other ranks (hang_reporter).
+        assert time.monotonic() - begun < 10
         assert all("rank 2 (" in answer for answer in answers[:2]), answers
         assert all("has not answered for" in answer for answer in answers), answers
         bed.restore(2, 0)

@@ -52,7 +52,7 @@ def test_init_and_destroy_three_times(layout: str) -> None:
         dist.destroy_process_group()
         assert not dist.is_initialized()
         files.append(open_files())
-    assert files[1] == files[2] == files[3], files
+    assert max(files[2:]) <= max(files[:2]), files  # a leak adds with each turn
     print("done")
     """
     ends = programs.run(layout, program)
