@@ -56,13 +56,20 @@ class JobFiles:
     def __init__(self, job: str, rank: int) -> None:
         self.job, self.rank = job, rank
         base = root()
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if base.stat().st_uid != os.getuid():
-            raise PermissionError(f"{base} belongs to another user; set SMDDP_REPORT_DIR")
         self.folder = base / re.sub(r"[^\w.-]", "_", job)
-        self.folder.mkdir(mode=0o700, exist_ok=True)
         self._running = self.folder / f"running-{os.getpid()}.json"
-        replace(self._running, json.dumps({"job": job, "rank": rank, "pid": os.getpid()}))
+        note = json.dumps({"job": job, "rank": rank, "pid": os.getpid()})
+        for last_try in (False, False, True):
+            try:
+                base.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if base.stat().st_uid != os.getuid():
+                    raise PermissionError(f"{base} belongs to another user; set SMDDP_REPORT_DIR")
+                self.folder.mkdir(mode=0o700, exist_ok=True)
+                replace(self._running, note)
+                break
+            except FileNotFoundError:  # a rank that ends has removed the empty folder meanwhile
+                if last_try:
+                    raise
 
     def report_folder(self, number: int) -> Path:
         """The folder of report ``number`` on this host, made by the first rank that asks for it."""
