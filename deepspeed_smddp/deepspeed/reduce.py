@@ -80,7 +80,7 @@ def start(
         start = min(rank * part, count)
         have = min(part, count - start)
         # The sums are written to this rank's part of the input, unless they exceed its end.
-        output = flat.narrow(0, start, part) if have == part else flat.new_empty(part)
+        output = flat.narrow(0, start, part) if have == part else _memory(part, flat)
         inputs.append(flat if part * ranks == count else _padded(flat, part * ranks))
         outputs.append(output)
         results.append(output.narrow(0, 0, have))
@@ -93,6 +93,10 @@ def start(
     return results, work
 
 
+def _memory(count: int, like: torch.Tensor) -> torch.Tensor:  # tests put a simulated device here
+    return like.new_empty(count)
+
+
 def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
     """``count`` elements from the tensor's first on: in its storage, or in a copy if that is short.
 
@@ -101,7 +105,7 @@ def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
     end = (flat.storage_offset() + count) * flat.element_size()
     if end <= flat.untyped_storage().nbytes():
         return flat.as_strided((count,), (1,))
-    copy = flat.new_zeros(count)
+    copy = _memory(count, flat).zero_()
     copy.narrow(0, 0, flat.numel()).copy_(flat)
     return copy
 
