@@ -85,7 +85,7 @@ if backend == "gloo":  # only the reference: torch's Gloo now and then aborts wh
 """
 
 
-def train(config: object, imports: str | None = IMPORTS) -> dict[str, list[str]]:
+def train(config: object, imports: str = IMPORTS) -> dict[str, list[str]]:
     """The lines that rank 0 printed, by their first word. ``imports``: as of :func:`ranks.run`."""
     program = PROGRAM.replace("__CONFIG__", repr(config))
     output = ranks.run(program, 2, timeout=300, imports=imports)[0]
@@ -95,7 +95,7 @@ def train(config: object, imports: str | None = IMPORTS) -> dict[str, list[str]]
 
 
 def test_the_config_alone_chooses_smddp_and_losses_equal_those_over_gloo() -> None:
-    smddp = train(CONFIG, imports=None)  # the program itself imports all, as a user's does
+    smddp = train(CONFIG, imports="")  # the program itself imports all, as a user's does
     assert smddp["backend"] == ["smddp"]
     assert {"all_gather", "reduce_scatter"} <= set(smddp["own"])
     gloo = train({key: value for key, value in CONFIG.items() if "smddp" not in (key, value)})
