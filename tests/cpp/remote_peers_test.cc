@@ -45,14 +45,14 @@ struct StuckAndLive {
   template <class Done>
   void drive(Done&& done) {
     for (int turn = 0; turn < 3000 && !done(); ++turn) {
-      (void)own->poll(nobody);
+      (void)own->poll(ignored);
       (void)live->poll(heard);
       if (turn % 8 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
   std::unique_ptr<Transport> own, stuck, live;
   std::optional<RemotePeers> remote;
-  Heard nobody, heard;
+  Heard ignored, heard;
 };
 
 TEST(RemotePeers, APeerThatTakesNoReadyHoldsUpNoOther) {
