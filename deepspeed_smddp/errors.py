@@ -14,6 +14,12 @@ class SmddpConfigError(ValueError):
     """A setting is wrong; one sentence names the key, the value it holds and the values allowed."""
 
 
+class CommandError(RuntimeError):
+    """Why a command ends: one sentence. ``status`` is the exit status of ``smddp``."""
+
+    status = 1
+
+
 def no_divisor(key: str, degree: int, ranks: int, what: str, more: str = "") -> SmddpConfigError:
     """The error of a degree that does not divide the number of ``ranks``, which are ``what``."""
     divisors = ", ".join(str(d) for d in range(1, ranks + 1) if ranks % d == 0)

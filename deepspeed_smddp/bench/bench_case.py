@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from deepspeed_smddp.errors import CommandError
+
 TITLES = {
     "all_gather": "AllGather",
     "reduce_scatter": "ReduceScatter",
@@ -23,8 +25,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LARGEST = 1 << 40
 
 
-class BenchError(RuntimeError):
+class BenchError(CommandError):
     """What is wrong with the question, or with the start of the ranks, in one sentence."""
+
+    status = 2
 
 
 @dataclass(frozen=True)

@@ -79,11 +79,8 @@ def run(question: Question) -> int:
     Raises:
         BenchError: what is wrong with the question or the start, in one sentence.
     """
-    try:
-        launchers.apply()
-    except launchers.LauncherError as error:
-        raise BenchError(str(error)) from None
-    launched = launchers.launched()
+    launchers.apply()
+    launched = launchers.has_all_variables()
     size = int(os.environ["WORLD_SIZE"]) if launched else question.ranks or _local_ranks()
     if question.ranks and question.ranks != size:
         raise BenchError(f"--ranks is {question.ranks}, but the launcher has started {size} ranks")
@@ -104,7 +101,7 @@ def _check_files(question: Question) -> None:
         if path is not None:
             bench_report.check_writable(path)
     if question.figure is not None:
-        pictures.check_available(BenchError, "the figure")
+        pictures.check_available("the figure")
 
 
 def _as_rank(question: Question) -> int:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deepspeed_smddp.bench.bench_case import TITLES, BenchError
+from deepspeed_smddp.bench.bench_case import TITLES
 from deepspeed_smddp.bench.bench_report import BenchReport, Result
 from deepspeed_smddp.config.units import size_text
 from deepspeed_smddp.diagnostics import pictures
@@ -110,9 +110,9 @@ def draw(report: BenchReport, path: Path) -> None:
     """Writes the picture: lines at the median, areas between p90 and the fastest call.
 
     Raises:
-        BenchError: matplotlib is missing, or the file can't be written.
+        CommandError: matplotlib is missing, or the file can't be written.
     """
-    pictures.check_available(BenchError, "the figure")
+    pictures.check_available("the figure")
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -160,7 +160,7 @@ def draw(report: BenchReport, path: Path) -> None:
     handles, labels = grid.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower left", ncols=2, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.25 / figure.get_figheight(), 1, 1))
-    pictures.save(figure, path, BenchError, dpi=120)
+    pictures.save(figure, path, dpi=120)
 
 
 def _tick(size: float, _: object) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_smddp.bench.bench_case import BenchError, Case
-from deepspeed_smddp.diagnostics.report_files import replace
+from deepspeed_smddp.whole_file import replace
 
 
 @dataclass

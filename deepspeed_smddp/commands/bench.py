@@ -7,8 +7,7 @@ from typing import Annotated
 
 from typer import Exit, Option
 
-from deepspeed_smddp.bench import bench_case, bench_report
-from deepspeed_smddp.commands import failed
+from deepspeed_smddp.bench import bench_case
 
 
 def bench(
@@ -48,25 +47,21 @@ def bench(
     else on --ranks ranks of this host. Ctrl-C keeps what was measured. Exits with 1 if a result is
     wrong, with 2 if the question is, with 130 after Ctrl-C.
     """
-    try:
-        from deepspeed_smddp.bench import bench_job, sweep
+    from deepspeed_smddp.bench import bench_job, sweep
 
-        bench_case.one_of(beside, bench_job.PEERS, "--beside")
-        bench_case.one_of(device, bench_job.DEVICES, "--device")
-        question = bench_job.Question(
-            bench_case.chosen(ops, list(bench_case.TITLES), "--ops"),
-            bench_case.chosen(dtypes, list(bench_case.DTYPES), "--dtypes"),
-            bench_case.sizes(smallest, largest, factor),
-            sweep.Rules(turns, repeats, warm_up),
-            ranks=ranks,
-            beside=beside,
-            device=device,
-            network=network,
-            csv=csv,
-            json=as_json,
-            figure=figure,
-        )
-        status = bench_job.run(question)
-    except (bench_case.BenchError, ImportError) as error:
-        raise failed(error, bench_report.REFUSED) from None
-    raise Exit(status)
+    bench_case.one_of(beside, bench_job.PEERS, "--beside")
+    bench_case.one_of(device, bench_job.DEVICES, "--device")
+    question = bench_job.Question(
+        bench_case.chosen(ops, list(bench_case.TITLES), "--ops"),
+        bench_case.chosen(dtypes, list(bench_case.DTYPES), "--dtypes"),
+        bench_case.sizes(smallest, largest, factor),
+        sweep.Rules(turns, repeats, warm_up),
+        ranks=ranks,
+        beside=beside,
+        device=device,
+        network=network,
+        csv=csv,
+        json=as_json,
+        figure=figure,
+    )
+    raise Exit(bench_job.run(question))

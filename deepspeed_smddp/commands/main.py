@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from deepspeed_smddp import __version__
-from deepspeed_smddp.commands import bench, doctor, failed, plan, report, trace, tune
+from deepspeed_smddp.commands import bench, doctor, plan, report, trace, tune
+from deepspeed_smddp.errors import CommandError, SmddpConfigError
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command; an error that users can mend ends it with its sentence."""
+        try:
+            return super().invoke(ctx)
+        except (CommandError, SmddpConfigError, ImportError) as error:
+            from rich.console import Console
+            from rich.text import Text
+
+            # Unfolded: names of files stay whole.
+            Console(stderr=True, soft_wrap=True).print(Text(f"failed  {error}", "red"))
+            raise typer.Exit(getattr(error, "status", 1)) from None
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="smddp",
     help="Collective communication backend smddp for torch.distributed.",
     no_args_is_help=True,
@@ -46,13 +64,11 @@ def execute(
     """
     from deepspeed_smddp.distributed import launchers
 
+    launchers.apply()
     try:
-        launchers.apply()
         os.execvp(program, [program, *context.args])
-    except launchers.LauncherError as error:
-        raise failed(f"smddp exec: {error}") from None
     except OSError as error:
-        raise failed(f"smddp exec: {program} could not be started: {error.strerror}") from None
+        raise CommandError(f"{program} could not be started: {error.strerror}") from None
 
 
 for command in (tune.tune, bench.bench, report.report, trace.trace, plan.plan):

@@ -13,7 +13,6 @@ import hjson
 from rich.console import Console
 from typer import Argument, Exit, Option, echo
 
-from deepspeed_smddp.commands import failed
 from deepspeed_smddp.planning import PlanError, asked_job, hardware, plan_page
 from deepspeed_smddp.planning.answer import answer
 from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
@@ -54,34 +53,29 @@ def plan(
 
     Exits with 1 if it does not fit, with 2 if the question is wrong.
     """
-    try:
-        if recomputation not in RECOMPUTATIONS:
-            raise PlanError(
-                f"--recomputation is {recomputation!r}; it may be {', '.join(RECOMPUTATIONS)}"
-            )
-        shape = shape_of(model)
-        if sequence:
-            shape = shape.with_sequence(sequence)
-        if network and network_from:
-            raise PlanError("--network and --network-from exclude each other")
-        if network_from:
-            network = asked_job.gbit_of_host(network_from)
-        job = asked_job.of_config(
-            shape,
-            replace(hardware.cluster(cluster, network), price=price),
-            gpus,
-            _read(config)
-            if config
-            else {"zero_optimization": {"stage": 3}, "comm_backend": "smddp"},
-            recomputation=recomputation,
-            batch_tokens=int(number(batch_tokens, "--batch-tokens")) if batch_tokens else 0,
+    if recomputation not in RECOMPUTATIONS:
+        raise PlanError(
+            f"--recomputation is {recomputation!r}; it may be {', '.join(RECOMPUTATIONS)}"
         )
-        length = number(tokens, "--tokens") if tokens else 0
-        found = answer(job, length, asked=config is not None)
-        if png is not None and found.shown is not None:
-            plan_page.draw(found, png)
-    except PlanError as error:
-        raise failed(error, 2) from None
+    shape = shape_of(model)
+    if sequence:
+        shape = shape.with_sequence(sequence)
+    if network and network_from:
+        raise PlanError("--network and --network-from exclude each other")
+    if network_from:
+        network = asked_job.gbit_of_host(network_from)
+    job = asked_job.of_config(
+        shape,
+        replace(hardware.cluster(cluster, network), price=price),
+        gpus,
+        _read(config) if config else {"zero_optimization": {"stage": 3}, "comm_backend": "smddp"},
+        recomputation=recomputation,
+        batch_tokens=int(number(batch_tokens, "--batch-tokens")) if batch_tokens else 0,
+    )
+    length = number(tokens, "--tokens") if tokens else 0
+    found = answer(job, length, asked=config is not None)
+    if png is not None and found.shown is not None:
+        plan_page.draw(found, png)
     if as_json:
         echo(json.dumps(found.as_json(), indent=1))
     else:

@@ -11,18 +11,14 @@ from typing import Annotated
 
 from typer import Argument, echo
 
-from deepspeed_smddp.commands import failed
 from deepspeed_smddp.diagnostics import report_files
 from deepspeed_smddp.diagnostics.report import dump, fr_trace, page
+from deepspeed_smddp.diagnostics.report.dump import DumpError
 from deepspeed_smddp.diagnostics.report_files import FR_TRACE, PAGE, Running
 
 # The rank that writes the page waits for ten seconds for the dumps of the others.
 _PATIENCE_SECONDS = 15.0
 _LOOK_SECONDS = 0.1
-
-
-class ReportError(Exception):
-    """There is nothing to report on; one sentence says why."""
 
 
 def report(
@@ -34,11 +30,8 @@ def report(
 
     Asks a running job (SIGUSR2 to one of its ranks does the same), or reads the dumps in a folder.
     """
-    try:
-        text = of_folder(Path(target)) if target and Path(target).is_dir() else of_job(target)
-    except ReportError as error:
-        raise failed(error) from None
-    echo(text, nl=False)
+    is_folder = target and Path(target).is_dir()
+    echo(of_folder(Path(target)) if is_folder else of_job(target), nl=False)
 
 
 def of_folder(folder: Path) -> str:
@@ -47,18 +40,18 @@ def of_folder(folder: Path) -> str:
     Writes the same dumps for torch's analyzer into ``fr_trace/``.
 
     Raises:
-        ReportError: there are none.
+        DumpError: there are none.
     """
     dumps, damaged = {}, {}
     for path in sorted(folder.glob("rank-*.json")):
         try:
             found = dump.load(path)
             dumps[found.rank] = found
-        except dump.DumpError as error:
+        except DumpError as error:
             rank = int(path.stem.partition("-")[2])
             damaged[rank] = f"rank {rank}: {error}"
     if not dumps:
-        raise ReportError(f"{folder} holds no dump (rank-*.json)")
+        raise DumpError(f"{folder} holds no dump (rank-*.json)")
     with contextlib.suppress(OSError):  # the folder may be read-only
         fr_trace.write(dumps, folder / FR_TRACE)
     ranks = max(found.ranks for found in dumps.values())
@@ -69,7 +62,7 @@ def of_job(target: str) -> str:
     """The page of a job that runs on this host, by its name or by the number of a process of it.
 
     Raises:
-        ReportError: no such job runs here, or it writes no report.
+        DumpError: no such job runs here, or it writes no report.
     """
     folder = ask(target)
     if (folder / PAGE).is_file():
@@ -84,14 +77,14 @@ def ask(target: str) -> Path:
     The page is in it if a rank of this host has written it.
 
     Raises:
-        ReportError: as :func:`of_job`.
+        DumpError: as :func:`of_job`.
     """
     asked = _choose(target, list(report_files.running()))
     before = set(asked.folder.glob("report-*"))
     try:
         os.kill(asked.pid, signal.SIGUSR2)
     except OSError as error:
-        raise ReportError(f"process {asked.pid} can't be asked: {error.strerror}") from None
+        raise DumpError(f"process {asked.pid} can't be asked: {error.strerror}") from None
     until = time.monotonic() + _PATIENCE_SECONDS
     folder = None
     while time.monotonic() < until:
@@ -100,7 +93,7 @@ def ask(target: str) -> Path:
             break
         time.sleep(_LOOK_SECONDS)
     if folder is None:
-        raise ReportError(
+        raise DumpError(
             f"process {asked.pid} has made no report within {_PATIENCE_SECONDS:g} s: "
             "its Python does not run (something holds the GIL), or it handles SIGUSR2 itself"
         )
@@ -114,5 +107,5 @@ def _choose(target: str, running: list[Running]) -> Running:
     if found:
         return min(found, key=lambda process: process.rank)
     if not running:
-        raise ReportError("no job over smddp runs on this host (for this user)")
-    raise ReportError(f"no process or job {target!r} runs here; the jobs are: {', '.join(jobs)}")
+        raise DumpError("no job over smddp runs on this host (for this user)")
+    raise DumpError(f"no process or job {target!r} runs here; the jobs are: {', '.join(jobs)}")

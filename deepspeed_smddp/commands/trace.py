@@ -11,13 +11,12 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from deepspeed_smddp.commands import failed
-from deepspeed_smddp.commands.report import ReportError, ask
+from deepspeed_smddp.commands.report import ask
 from deepspeed_smddp.diagnostics.report import dump
-from deepspeed_smddp.diagnostics.report.dump import Dump
-from deepspeed_smddp.diagnostics.report.wording import rank_list, verb
+from deepspeed_smddp.diagnostics.report.dump import Dump, DumpError
+from deepspeed_smddp.diagnostics.report.wording import count, rank_list, verb
 from deepspeed_smddp.diagnostics.trace import views
-from deepspeed_smddp.diagnostics.trace.timeline import Span, Timeline, TimelineError, timeline
+from deepspeed_smddp.diagnostics.trace.timeline import Span, Timeline, timeline
 
 _NAMES = "rank-*.json"
 
@@ -43,19 +42,14 @@ def trace(
 
     It has compute, waits and every collective. Asks a running job, or reads the dumps of a report.
     """
-    try:
-        found = make(dumps or [])
-        chosen = None if step is None else _step(found, step)
-        _write(found, None if chosen is None else chosen[1], output)
-        if png is not None:
-            title, span = chosen or _last(found)
-            headline = views.draw(found, title, span, png)
-    except TimelineError as error:
-        raise failed(error) from None
+    found = make(dumps or [])
+    span = None if step is None else found.step(step)
+    _write(found, span, output)
     for line in summary(found):
         echo(line)
     if png is not None:
-        echo(f"{png}: {headline}")
+        name, shown = _last(found) if span is None else (f"step {step}", span)
+        echo(f"{png}: {views.draw(found, name, shown, png)}")
     echo(f"{output}: open it at https://ui.perfetto.dev or chrome://tracing")
 
 
@@ -65,32 +59,29 @@ def read(paths: Sequence[Path]) -> dict[int, Dump]:
     Of a job's folder, with its ``report-*``, the latest report counts.
 
     Raises:
-        TimelineError: no dumps are there, one can't be read, or they are not those of one report.
+        DumpError: no dumps are there, one can't be read, or they are not those of one report.
     """
     dumps: dict[int, Dump] = {}
     files: dict[int, Path] = {}
     for path in _files(paths):
         try:
             found = dump.load(path)
-        except dump.DumpError as error:
-            raise TimelineError(f"{error}: copy it again, or leave it out") from None
+        except DumpError as error:
+            raise DumpError(f"{error}: copy it again, or leave it out") from None
         first = next(iter(dumps.values()), found)
         if (found.job, found.ranks) != (first.job, first.ranks):
-            raise TimelineError(
-                f"these dumps are of different jobs: {files[first.rank]} of {_job(first)}, "
-                f"{path} of {_job(found)}: give those of one"
+            raise DumpError(
+                f"these dumps are of different jobs: {files[first.rank]} of job {first.job} with "
+                f"{count(first.ranks, 'rank')}, {path} of job {found.job} with "
+                f"{count(found.ranks, 'rank')}: give those of one"
             )
         if found.rank in dumps:
-            raise TimelineError(
+            raise DumpError(
                 f"{files[found.rank]} and {path} are both of rank {found.rank}: "
                 "give the dumps of one report"
             )
         dumps[found.rank], files[found.rank] = found, path
     return dumps
-
-
-def _job(found: Dump) -> str:
-    return f"job {found.job} with {found.ranks} rank{'s' if found.ranks > 1 else ''}"
 
 
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
@@ -103,27 +94,21 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         if not found and reports:
             found = sorted(max(reports, key=lambda folder: folder.stat().st_mtime).glob(_NAMES))
         if not found:
-            raise TimelineError(
+            raise DumpError(
                 f"{path} holds no dump ({_NAMES}): `smddp report` on a host of the running job "
                 "makes the ranks write them"
             )
         yield from found
 
 
-def _step(found: Timeline, number: int | None) -> tuple[str, Span]:
-    number, span = found.step(number)
-    return f"step {number}", span
-
-
 def _last(found: Timeline) -> tuple[str, Span]:
     """What a picture shows if no step is asked for: the last whole step, else the whole record."""
-    try:
-        return _step(found, None)
-    except TimelineError:
-        ends = [f.span[1] for line in found.ranks.values() for f in line.flights]
-        if not ends:
-            raise TimelineError("the dumps hold no operations: the job has called none") from None
-        return "the record", (found.zero, max(ends))
+    if steps := found.steps():
+        return f"step {max(steps)}", steps[max(steps)]
+    ends = [f.span[1] for line in found.ranks.values() for f in line.flights]
+    if not ends:
+        raise DumpError("the dumps hold no operations: the job has called none")
+    return "the record", (found.zero, max(ends))
 
 
 def _write(found: Timeline, span: Span | None, path: Path) -> None:
@@ -132,7 +117,7 @@ def _write(found: Timeline, span: Span | None, path: Path) -> None:
     try:
         path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
     except OSError as error:
-        raise TimelineError(f"{path} can't be written: {error.strerror}") from None
+        raise DumpError(f"{path} can't be written: {error.strerror}") from None
 
 
 def summary(found: Timeline) -> list[str]:
@@ -141,7 +126,7 @@ def summary(found: Timeline) -> list[str]:
     steps = list(found.steps())
     lines = [
         f"job {found.job}: {operations} operations of {rank_list(found.ranks)} on "
-        f"{len(found.clocks)} host{'s' if len(found.clocks) > 1 else ''}"
+        f"{count(len(found.clocks), 'host')}"
         + (f", steps {steps[0]} to {steps[-1]}" if steps else "")
     ]
     lines += [f"clock of {c.host}: {c.text} ({c.source})" for c in found.clocks.values()]
@@ -170,18 +155,16 @@ def make(targets: Sequence[str]) -> Timeline:
             that runs on this host.
 
     Raises:
-        TimelineError: there are none, or they do not fit together.
+        DumpError: there are none, or they do not fit together.
     """
     paths = [Path(target) for target in targets]
     absent = [path for path in paths if not path.exists()]
-    if not absent and paths:
-        return timeline(read(paths))
-    if len(targets) > 1:
-        raise TimelineError(
-            f"{absent[0]} does not exist: give files or folders with dumps, or one job"
-        )
-    try:
-        return timeline(read([ask(targets[0] if targets else "")]))
-    except ReportError as error:
-        more = f", and {absent[0]} is no file or folder" if absent else ""
-        raise TimelineError(f"{error}{more}") from None
+    if absent and len(paths) > 1:
+        raise DumpError(f"{absent[0]} does not exist: give files or folders with dumps, or one job")
+    if absent or not paths:
+        try:
+            paths = [ask(targets[0] if targets else "")]
+        except DumpError as error:
+            more = f", and {absent[0]} is no file or folder" if absent else ""
+            raise DumpError(f"{error}{more}") from None
+    return timeline(read(paths))

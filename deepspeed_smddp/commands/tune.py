@@ -7,9 +7,6 @@ from typing import Annotated
 
 from typer import Exit, Option
 
-from deepspeed_smddp.commands import failed
-from deepspeed_smddp.errors import SmddpConfigError
-
 
 def tune(
     ds_config: Annotated[Path, Option(exists=True, dir_okay=False, help="A ZeRO-3 config.")],
@@ -38,14 +35,11 @@ def tune(
     from rich.console import Console
     from rich.text import Text
 
-    console = Console()
-    try:
-        from deepspeed_smddp.tuning import decoder, tune_job
+    from deepspeed_smddp.tuning import decoder, tune_job
 
-        asked = tune_job.Asked(decoder.of_text(model), everything, turns if check else 0, steps)
-        tuned = tune_job.run(ds_config, asked)
-    except (SmddpConfigError, ImportError) as error:
-        raise failed(error) from None
+    console = Console()
+    asked = tune_job.Asked(decoder.of_text(model), everything, turns if check else 0, steps)
+    tuned = tune_job.run(ds_config, asked)
     if tuned.rank != 0:
         raise Exit
     tune_job.show(tuned, console)

@@ -133,7 +133,7 @@ def around_training_arguments(call: Call) -> Iterator[None]:
     # Without a launcher the Trainer makes no group here; deepspeed.initialize makes it later.
     if request.wants_smddp:
         comm_backend.set_launcher_variables()
-    if request.backend is not None and launchers.launched():
+    if request.backend is not None and launchers.has_all_variables():
         comm_backend.initialise(request, timeout=timedelta(seconds=training.ddp_timeout))
     yield
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from deepspeed_smddp.config.schema import Ledger
 from deepspeed_smddp.config.settings import Settings
-from deepspeed_smddp.diagnostics.report_files import replace
 from deepspeed_smddp.distributed import backend, launchers, memory
 from deepspeed_smddp.errors import logger
+from deepspeed_smddp.whole_file import replace
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
 from datetime import timedelta
 from itertools import islice
 from types import FrameType
@@ -29,17 +28,11 @@ import torch
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.deepspeed import monitoring
 from deepspeed_smddp.diagnostics.doctor import machine
+from deepspeed_smddp.diagnostics.rank_ports import Clock, ClockServer, Listener, ask, measure
 from deepspeed_smddp.diagnostics.report import DUMP_SECONDS, IN_ORDER, LINK
-from deepspeed_smddp.diagnostics.report_exchange import (
-    CLOCK,
-    Listener,
-    ReportStore,
-    ask,
-    introduce,
-)
+from deepspeed_smddp.diagnostics.report_exchange import CLOCK, ReportStore, introduce
 from deepspeed_smddp.diagnostics.report_files import FR_TRACE, JobFiles, job_name
-from deepspeed_smddp.diagnostics.trace import clocks
-from deepspeed_smddp.distributed import backend, labels
+from deepspeed_smddp.distributed import backend, extension, labels
 from deepspeed_smddp.errors import logger
 
 VERSION = 1
@@ -62,24 +55,14 @@ _LOST = re.compile(r"rank (\d+) \([^)]*\)(?: \(process \d+\))? (?:is lost|ended)
 
 
 def collect(
-    job: str,
-    rank: int,
-    ranks: int,
-    reason: str,
-    error: str = "",
-    clock: dict[str, Any] | None = None,
+    job: str, rank: int, ranks: int, reason: str, error: str, clock: Clock | None
 ) -> dict[str, Any]:
-    """The dump of this process, which is ``rank`` of the job's ``ranks``.
-
-    Args:
-        reason: why a report is made: the error of an operation, a signal, another rank's words.
-        error: of an operation of this rank, "" if none has failed.
-        clock: how far this rank's clock is ahead of rank 0's, if it has asked.
-    """
-    from deepspeed_smddp import _C
-
+    """The dump of this process, as ``report.dump.Dump`` describes it."""
     states = backend.states(with_connections=True)
-    operations: list[dict[str, Any]] = [_with_parameters(row) for row in _C.flight_record()]
+    operations: list[dict[str, Any]] = []
+    for row in extension.core.flight_record():
+        label, parameters = labels.split(row["label"])
+        operations.append({**row, "label": label, "parameters": parameters})
     for group in list(states):
         over = f"of group '{group['name']}' over "
         states.append(_beside(group, FORWARDED, operations, error if over in error else ""))
@@ -101,24 +84,19 @@ def collect(
         "groups": states,
         "stacks": stacks(),
         "network": _network(states),
-        "clock": clock,
+        "clock": clock and vars(clock),
         "steps": monitoring.step_ends(),
     }
 
 
-def shortened(dump: dict[str, Any], operations: int) -> dict[str, Any]:
-    """What a page is made of: the last ``operations``, and connections that are not in order."""
-    last = dump["operations"][-operations:]
+def _shortened(dump: dict[str, Any]) -> dict[str, Any]:
+    """What a page is made of: the last operations, and connections that are not in order."""
+    last = dump["operations"][-_SENT_OPERATIONS:]
     groups = [
         {**group, "connections": [c for c in group["connections"] if c["state"] not in IN_ORDER]}
         for group in dump["groups"]
     ]
     return {**dump, "operations": [{**row, "parameters": []} for row in last], "groups": groups}
-
-
-def _with_parameters(row: Mapping[str, Any]) -> dict[str, Any]:
-    label, parameters = labels.split(row["label"])
-    return {**row, "label": label, **({"parameters": parameters} if parameters else {})}
 
 
 def _beside(
@@ -141,37 +119,30 @@ def _beside(
 
 def stacks() -> list[dict[str, Any]]:
     """The Python stack of each thread but the calling one, innermost frame last."""
-    names = {thread.ident: thread for thread in threading.enumerate()}
-    found = []
-    for ident, frame in sys._current_frames().items():
-        if ident == threading.get_ident():
-            continue
-        thread = names.get(ident)
-        found.append(
-            {
-                "thread": thread.name if thread is not None else f"thread {ident}",
-                "main": thread is threading.main_thread(),
-                "frames": _frames(frame),
-            }
-        )
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = [
+        {
+            "thread": names.get(ident, f"thread {ident}"),
+            "main": ident == threading.main_thread().ident,
+            "frames": _frames(frame),
+        }
+        for ident, frame in sys._current_frames().items()
+        if ident != threading.get_ident()
+    ]
     return sorted(found, key=lambda stack: not stack["main"])
 
 
 def _frames(innermost: FrameType) -> list[dict[str, Any]]:
-    frames = []
-    for frame, line in islice(traceback.walk_stack(innermost), _MOST_FRAMES):
-        code = frame.f_code
-        at = line or code.co_firstlineno
-        frames.append(
-            {
-                "file": code.co_filename,
-                "line": at,
-                "function": code.co_name,
-                "text": linecache.getline(code.co_filename, at).strip(),
-                "owner": _module_called(frame),
-            }
-        )
-    return frames[::-1]
+    return [
+        {
+            "file": frame.f_code.co_filename,
+            "line": line or frame.f_code.co_firstlineno,
+            "function": frame.f_code.co_name,
+            "text": linecache.getline(frame.f_code.co_filename, line or 0).strip(),
+            "owner": _module_called(frame),
+        }
+        for frame, line in [*islice(traceback.walk_stack(innermost), _MOST_FRAMES)][::-1]
+    ]
 
 
 def _module_called(frame: FrameType) -> str:
@@ -183,15 +154,13 @@ def _module_called(frame: FrameType) -> str:
 
 def _network(states: list[dict[str, Any]]) -> dict[str, str | float]:
     refused = [row["calls"] for row in backend.statistics() if row["collective"] == "refused"]
-    chosen = {
-        name: value
-        for name in ("FABRIC_PROVIDER", "FABRIC_INTERFACE")
-        if (value := os.environ.get(f"SMDDP_{name}", ""))
-    }
+    found: dict[str, str | float] = {"refused messages": float(sum(refused))}
+    for name in ("FABRIC_PROVIDER", "FABRIC_INTERFACE"):
+        if value := os.environ.get(f"SMDDP_{name}", ""):
+            found[name] = value
     paths = {c["path"] for group in states for c in group["connections"]}
     nics = {nic for path in paths for nic in machine.nics_of(path)}
-    links = {f"{LINK}{nic}": machine.link_state(nic) for nic in sorted(nics)}
-    return {**chosen, **links, "refused messages": float(sum(refused))}
+    return found | {f"{LINK}{nic}": machine.link_state(nic) for nic in sorted(nics)}
 
 
 class Reporter(threading.Thread):
@@ -204,12 +173,13 @@ class Reporter(threading.Thread):
     def __init__(self, store: Any, rank: int, ranks: int) -> None:
         super().__init__(name="smddp-report", daemon=True)
         self._store, self._rank, self._ranks = store, rank, ranks
+        self._others = [other for other in range(ranks) if other != rank]
         self._listener = Listener(os.environ.get("MASTER_ADDR", "localhost"))
         self._files = JobFiles(job_name(), rank)
         introduce(store, rank, self._listener.contact())
-        self._clock: clocks.ClockServer | None = None
+        self._clock: ClockServer | None = None
         if rank == 0 and ranks > 1:
-            self._clock = clocks.ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
+            self._clock = ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
             self._clock.start()
             introduce(store, CLOCK, self._clock.contact())
         self._number = 0
@@ -218,38 +188,32 @@ class Reporter(threading.Thread):
 
     def run(self) -> None:
         """Waits for errors and requests, and reports them."""
-        from deepspeed_smddp import _C
-
-        notification = _C.error_notification()
+        notification = extension.core.error_notification()
         while not self._ended.is_set():
-            select.select([notification, self._listener.fileno()], [], [])
-            why = _C.take_error()
+            select.select([notification, self._listener.socket.fileno()], [], [])
+            why = extension.core.take_error()
             asked = self._listener.was_asked()
             if self._ended.is_set():
-                _C.reported()  # errors of the next group are not held back for this one's end
+                extension.core.reported()  # errors of the next group are not held back
                 return
             is_news = time.monotonic() > self._latest + _SAME_CAUSE_SECONDS
             if asked or (why and (is_news or why.startswith(_SIGNAL))):
                 self._report(why)
-            _C.reported()
+            extension.core.reported()
 
     def stop(self) -> None:
         """Ends the thread, in at most the time of one request to the store."""
-        from deepspeed_smddp import _C
-
         self._ended.set()
-        _C.hold_errors(timedelta(0))
-        _C.ask_for_report("the process ends")
+        extension.core.hold_errors(timedelta(0))
+        extension.core.ask_for_report("the process ends")
         if self is not threading.current_thread():
             self.join(timeout=3)
-        self._listener.close()
+        self._listener.socket.close()
         if self._clock is not None:
             self._clock.close()
         self._files.close()
 
     def _report(self, why: str) -> None:
-        from deepspeed_smddp import _C
-
         try:
             if not self._exchange(why, ReportStore(self._store)):
                 return
@@ -257,7 +221,7 @@ class Reporter(threading.Thread):
             logger.warning("smddp: the report failed: %s: %s", type(error).__name__, error)
         self._number += 1
         self._latest = time.monotonic()
-        _C.take_error()  # what came meanwhile is in it
+        extension.core.take_error()  # what came meanwhile is in it
 
     def _exchange(self, why: str, store: ReportStore) -> bool:
         """Makes a report, or takes part in the one that has begun. False if there is none."""
@@ -269,25 +233,23 @@ class Reporter(threading.Thread):
         number = self._number
         reason, first = store.begin(number, f"rank {self._rank}: {why or 'another rank asked'}")
         error = "" if why.startswith(_SIGNAL) else why
-        dump = collect(
-            self._files.job, self._rank, self._ranks, why or reason, error, self._ask_clock(store)
-        )
+        clock = self._ask_clock(store)
+        dump = collect(self._files.job, self._rank, self._ranks, why or reason, error, clock)
         self._files.write_dump(number, dump)
-        short = shortened(dump, _SENT_OPERATIONS)
-        store.publish(number, self._rank, short)
+        store.publish(number, self._rank, _shortened(dump))
         if first:
-            store.note_ended(number, ask(store.contacts(self._others()), _ASK_SECONDS))
+            store.note_ended(number, ask(store.contacts(self._others), _ASK_SECONDS))
         leads = store.leads(number, self._rank, 0.0 if self._rank == 0 else _PATIENCE_SECONDS)
         if leads:
-            self._lead(store, short, reason)
+            self._lead(store, dump, reason)
             store.finish(number)
         elif leads is None:
-            self._report_without_store(short, why)
+            self._report_without_store(dump, why)
         elif why:
             store.await_finish(number, DUMP_SECONDS)
         return True
 
-    def _ask_clock(self, store: ReportStore) -> dict[str, Any] | None:
+    def _ask_clock(self, store: ReportStore) -> Clock | None:
         """How far this host's clock is ahead of rank 0's. One rank of each host asks."""
         for group in backend.states():
             hosts = dict(zip(group["members"], group["hosts"], strict=False))
@@ -295,33 +257,28 @@ class Reporter(threading.Thread):
             if own and min(own) < self._rank:
                 return None
         contact = store.clock() if self._rank != 0 else ""
-        return clocks.measure(contact) if contact else None
-
-    def _others(self) -> list[int]:
-        return [rank for rank in range(self._ranks) if rank != self._rank]
+        return measure(contact) if contact else None
 
     def _lead(self, store: ReportStore, own: dict[str, Any], reason: str) -> None:
-        gone = lost_ranks([own["error"], reason])
+        gone = _lost_ranks(own["error"], reason)
 
         def enough(missing: set[int]) -> bool:
             for rank in store.ended(self._number):
                 gone.setdefault(rank, f"rank {rank} is gone: its process has ended")
             return missing <= gone.keys()
 
-        dumps = store.gather(self._number, self._others(), DUMP_SECONDS, enough)
+        dumps = store.gather(self._number, self._others, DUMP_SECONDS, enough)
         dumps[self._rank] = own
-        gone = {**lost_ranks([dump["error"] for dump in dumps.values()]), **gone}
-        self._print(dumps, gone)
+        self._print(dumps, _lost_ranks(*(dump["error"] for dump in dumps.values())) | gone)
 
     def _report_without_store(self, own: dict[str, Any], why: str) -> None:
         """The store has ended, often with rank 0: one rank makes a page of its host's dumps."""
-        gone = lost_ranks([own["error"], why])
+        gone = _lost_ranks(own["error"], why)
         if self._rank != min(rank for rank in range(self._ranks) if rank not in gone):
             return
         time.sleep(_PATIENCE_SECONDS)  # the other ranks of this host write their dumps meanwhile
-        dumps = {**self._files.dumps(self._number), self._rank: own}
         self._print(
-            dumps,
+            self._files.dumps(self._number) | {self._rank: own},
             gone,
             "could not be asked: the store of the job has ended. `smddp report FOLDER` makes the "
             "whole page once the dumps of all hosts lie in one folder",
@@ -336,19 +293,14 @@ class Reporter(threading.Thread):
 
         read = {rank: Dump.model_validate(dump) for rank, dump in dumps.items()}
         folder = self._files.report_folder(self._number)
-        text = page(
-            read,
-            {rank: why for rank, why in gone.items() if rank not in dumps},
-            self._ranks,
-            str(folder),
-            unreached,
-        )
+        gone = {rank: why for rank, why in gone.items() if rank not in dumps}
+        text = page(read, gone, self._ranks, str(folder), unreached)
         self._files.write_page(self._number, text)
         print(text, file=sys.__stderr__, flush=True)
         fr_trace.write(read, folder / FR_TRACE)
 
 
-def lost_ranks(errors: list[str]) -> dict[int, str]:
+def _lost_ranks(*errors: str) -> dict[int, str]:
     """The ranks that errors call lost, each with the first error that does."""
     found: dict[int, str] = {}
     for error in errors:
@@ -365,8 +317,6 @@ def start(store: Any, rank: int, ranks: int) -> None:
 
     ``SMDDP_REPORT=0`` in the environment means not at all.
     """
-    from deepspeed_smddp import _C
-
     global _reporter
     stop()
     if not settings.current().process.report:
@@ -376,8 +326,8 @@ def start(store: Any, rank: int, ranks: int) -> None:
     except (OSError, RuntimeError, AttributeError) as error:
         logger.warning("smddp: there will be no report if the job hangs: %s", error)
         return
-    _C.report_at_signal(signal.SIGUSR2)
-    _C.hold_errors(timedelta(seconds=2 * DUMP_SECONDS))
+    extension.core.report_at_signal(signal.SIGUSR2)
+    extension.core.hold_errors(timedelta(seconds=2 * DUMP_SECONDS))
     _reporter.start()
     atexit.register(stop)
 

@@ -1,26 +1,22 @@
-"""How the ranks of a job ask one another for a report, and exchange their dumps.
+"""How the ranks of a job agree on a report, and exchange their dumps, over their group's store.
 
-Each rank listens at a TCP port, whatever its program does; the dumps go over the store at which the
-ranks made their group. Must not know what a dump holds.
+Must not know what a dump holds.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import secrets
-import selectors
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-TOKEN_BYTES = 16
-_SPEAK_SECONDS = 1.0
-_BACKLOG = 64
+import torch.distributed as dist
+
 # All keys of report n begin with n/ after this; the first rank with an error sets n/reason.
 _PREFIX = "smddp-report"
 # A store that does not answer must not hold up the report.
@@ -28,124 +24,6 @@ _ANSWER = timedelta(seconds=3)
 _LOOK_SECONDS = 0.05
 # In place of a rank: rank 0's clock.
 CLOCK = -1
-
-
-class Port:
-    """A port of this rank for ranks of the job: they have its token.
-
-    Args:
-        towards: a host of the job: the address that reaches it is published.
-        kind: ``socket.SOCK_STREAM`` or ``socket.SOCK_DGRAM``.
-
-    Raises:
-        OSError: no port can be opened.
-    """
-
-    def __init__(self, towards: str, kind: int) -> None:
-        self.token = secrets.token_bytes(TOKEN_BYTES)
-        address = _own_address(towards)
-        self.socket = socket.socket(_family(address), kind)
-        self.socket.bind((address, 0))
-
-    def contact(self) -> str:
-        """What the other ranks need: token, port, address."""
-        host, port = self.socket.getsockname()[:2]
-        return f"{self.token.hex()} {port} {host}"
-
-
-def reach(contact: str, kind: int) -> tuple[socket.socket, tuple[str, int], bytes]:
-    """A socket, the address to connect it to, and the token, of a :meth:`Port.contact`."""
-    token, port, host = contact.split(" ", 2)
-    return socket.socket(_family(host), kind), (host, int(port)), bytes.fromhex(token)
-
-
-def _family(address: str) -> int:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _own_address(towards: str) -> str:
-    """This host's address on the way to a host of the job."""
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        towards, 9, type=socket.SOCK_DGRAM
-    ):
-        with socket.socket(family, kind, protocol) as probe:
-            try:
-                probe.connect(address)  # sends nothing
-            except OSError:
-                continue
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-class Listener(Port):
-    """The TCP port at which this rank is asked for a report, whatever its program does.
-
-    A rank publishes its contact through the store. Who connects and sends the token is one of the
-    job; anything else is closed.
-    """
-
-    def __init__(self, towards: str) -> None:
-        super().__init__(towards, socket.SOCK_STREAM)
-        self.socket.listen(_BACKLOG)
-        self.socket.setblocking(False)
-
-    def fileno(self) -> int:
-        """For ``select``: readable once someone connects."""
-        return self.socket.fileno()
-
-    def was_asked(self) -> bool:
-        """Whether a rank of the job has connected; serves all that have."""
-        asked = False
-        while True:
-            try:
-                visitor, _ = self.socket.accept()
-            except OSError:
-                return asked
-            with visitor:
-                visitor.settimeout(_SPEAK_SECONDS)
-                asked |= secrets.compare_digest(_received(visitor), self.token)
-
-    def close(self) -> None:
-        """Frees the port."""
-        self.socket.close()
-
-
-def _received(visitor: socket.socket) -> bytes:
-    received = b""
-    with contextlib.suppress(OSError):
-        while len(received) < TOKEN_BYTES and (part := visitor.recv(TOKEN_BYTES - len(received))):
-            received += part
-    return received
-
-
-def ask(contacts: Iterable[tuple[int, str]], seconds: float) -> set[int]:
-    """Asks ranks, given with their contacts, for a report. The ranks whose process has ended."""
-    ended: set[int] = set()
-    with selectors.DefaultSelector() as selector:
-        for rank, contact in contacts:
-            link, address, token = reach(contact, socket.SOCK_STREAM)
-            link.setblocking(False)
-            if link.connect_ex(address) == errno.ECONNREFUSED:
-                ended.add(rank)
-                link.close()
-                continue
-            selector.register(link, selectors.EVENT_WRITE, (rank, token))
-        until = time.monotonic() + seconds
-        while selector.get_map() and (left := until - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                link = key.fileobj  # type: ignore[assignment]
-                rank, token = key.data
-                try:
-                    link.send(token)
-                except ConnectionRefusedError:
-                    ended.add(rank)
-                except OSError:
-                    pass  # it does not answer: its dump will be missing
-                selector.unregister(link)
-                link.close()
-        for key in list(selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-    return ended
 
 
 def introduce(store: Any, rank: int, contact: str) -> None:
@@ -156,8 +34,6 @@ def introduce(store: Any, rank: int, contact: str) -> None:
     No other thread waits on it while a group is made. Another connection to a store whose process
     has just ended would be tried for minutes.
     """
-    import torch.distributed as dist
-
     with contextlib.suppress(RuntimeError):
         dist.PrefixStore(_PREFIX, store).set(f"contact/{rank}", contact)  # type: ignore[attr-defined]
 
@@ -170,8 +46,6 @@ class ReportStore:
     """
 
     def __init__(self, store: Any) -> None:
-        import torch.distributed as dist
-
         self.works = _answers(store)
         self._store: Any = dist.PrefixStore(_PREFIX, store)  # type: ignore[attr-defined]
         self._store = self._ask("clone")
@@ -186,6 +60,11 @@ class ReportStore:
                 self.works = False
         return otherwise
 
+    def _get(self, key: str, absent: bytes) -> bytes:
+        """What is at a key, without waiting for it."""
+        there = self._ask("check", [key])
+        return bytes(self._ask("get", key, otherwise=absent)) if there else absent
+
     def contacts(self, ranks: list[int]) -> list[tuple[int, str]]:
         """How the given ranks are asked, as far as they have said it."""
         keys = [f"contact/{rank}" for rank in ranks]
@@ -194,9 +73,7 @@ class ReportStore:
 
     def clock(self) -> str:
         """How rank 0 is asked for its time; "" if it can't be."""
-        if not self._exists(f"contact/{CLOCK}"):
-            return ""
-        return "".join(contact for _, contact in self.contacts([CLOCK]))
+        return self._get(f"contact/{CLOCK}", b"").decode()
 
     def latest(self, number: int) -> int:
         """The latest report that has begun, or ``number`` if no later one has."""
@@ -224,10 +101,7 @@ class ReportStore:
 
     def ended(self, number: int) -> set[int]:
         """The ranks whose processes have ended, as far as a rank has said so."""
-        key = f"{number}/ended"
-        if not self._exists(key):
-            return set()
-        return set(json.loads(self._ask("get", key, otherwise=b"[]")))
+        return set(json.loads(self._get(f"{number}/ended", b"[]")))
 
     def publish(self, number: int, rank: int, dump: dict[str, Any]) -> None:
         """Gives the dump of this rank to the rank that writes the page."""
@@ -240,11 +114,7 @@ class ReportStore:
         None if the store is gone.
         """
         key = f"{number}/leader"
-        until = time.monotonic() + patience
-        while time.monotonic() < until:
-            if self._exists(key) or not self.works:
-                break
-            time.sleep(_LOOK_SECONDS)
+        self._await(key, patience)
         claimed = self._ask("compare_set", key, "", str(rank))
         return None if claimed is None else int(claimed) == rank
 
@@ -266,12 +136,8 @@ class ReportStore:
             if not missing or enough(missing) or time.monotonic() > until or not self.works:
                 break
             time.sleep(_LOOK_SECONDS)
-        dumps = {}
-        for rank in sorted(set(ranks) - missing):
-            packed = self._ask("get", f"{number}/{rank}", otherwise=b"")
-            if packed:
-                dumps[rank] = json.loads(zlib.decompress(packed))
-        return dumps
+        packed = {rank: self._get(f"{number}/{rank}", b"") for rank in sorted({*ranks} - missing)}
+        return {rank: json.loads(zlib.decompress(dump)) for rank, dump in packed.items() if dump}
 
     def _exists(self, key: str) -> bool:
         return bool(self._ask("check", [key]))
@@ -282,10 +148,12 @@ class ReportStore:
 
     def await_finish(self, number: int, seconds: float) -> None:
         """Returns once the page is written, or after ``seconds``."""
+        self._await(f"{number}/done", seconds)
+
+    def _await(self, key: str, seconds: float) -> None:
+        """Returns once a rank has set the key, or after ``seconds``."""
         until = time.monotonic() + seconds
-        while self.works and time.monotonic() < until:
-            if self.has_ended(number):
-                return
+        while self.works and not self._exists(key) and time.monotonic() < until:
             time.sleep(_LOOK_SECONDS)
 
 

@@ -7,7 +7,6 @@ was written, ``page.txt`` and ``fr_trace/``.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from deepspeed_smddp.whole_file import replace
 
 PAGE = "page.txt"
 # The same dumps for torch.distributed.flight_recorder.fr_trace.
@@ -105,25 +106,6 @@ class JobFiles:
                 folder.rmdir()
             except OSError:
                 return
-
-
-def replace(path: Path, text: str) -> None:
-    """Writes the whole file, or leaves it as it was: no reader sees half of it.
-
-    The temporary file has one fixed name beside the target; a process that dies leaves at most that
-    one, and the next one uses it.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8", newline="")
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def running() -> Iterator[Running]:

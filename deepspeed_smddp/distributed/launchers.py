@@ -15,6 +15,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from deepspeed_smddp.errors import CommandError
+
 TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # DeepSpeed's and torchrun's default.
 PORT = 29500
@@ -22,7 +24,7 @@ PORT = 29500
 _SLURM_PORTS, _FIRST_SLURM_PORT = 10_000, 20_000
 
 
-class LauncherError(RuntimeError):
+class LauncherError(CommandError):
     """The process was started as a rank, and one thing is missing that its variables do not say."""
 
 
@@ -96,8 +98,8 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if not env.get(name)}
 
 
-def launched() -> bool:
-    """Whether a launcher started this process as one of several ranks."""
+def has_all_variables() -> bool:
+    """Whether this process has all variables of torch's that a launcher sets."""
     return all(name in os.environ for name in TORCH)
 
 

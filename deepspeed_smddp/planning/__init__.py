@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from deepspeed_smddp.errors import CommandError
 
-class PlanError(ValueError):
+
+class PlanError(CommandError):
     """Bad input to ``smddp plan``: one sentence that says what is wrong and what may be there."""
+
+    status = 2

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from deepspeed_smddp.diagnostics import pictures
-from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.answer import Answer, Planned, limit
 from deepspeed_smddp.planning.recommendation import ds_config
 from deepspeed_smddp.planning.step_time import communication_origin
@@ -64,9 +63,9 @@ def draw(answer: Answer, path: Path) -> None:
     """Writes the curve to 4,096 GPUs as a picture.
 
     Raises:
-        PlanError: matplotlib is missing, or the file can't be written.
+        CommandError: matplotlib is missing, or the file can't be written.
     """
-    pictures.check_available(PlanError, "the chart")
+    pictures.check_available("the chart")
     from matplotlib.figure import Figure
 
     shown = answer.shown
@@ -91,7 +90,7 @@ def draw(answer: Answer, path: Path) -> None:
     axes.set_title(f"{shown.job.shape.name} on {shown.job.cluster.name}", fontsize=10)
     axes.grid(color="#eee")
     axes.legend(frameon=False)
-    pictures.save(figure, path, PlanError, dpi=120)
+    pictures.save(figure, path, dpi=120)
 
 
 def describe(job: Job) -> str:

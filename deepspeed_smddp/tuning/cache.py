@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 from pydantic import AfterValidator, Field, TypeAdapter
 
 from deepspeed_smddp.tuning.choice import MOST_POINTS, NetworkModel, Seconds, Size, rising
+from deepspeed_smddp.whole_file import replace
 
 # Variables that change the network, or how collectives use it.
 _VARIABLES = (
@@ -58,13 +59,6 @@ def load(name: str, kind: TypeAdapter[_Kind]) -> _Kind | None:
 
 def store(name: str, value: _Kind, kind: TypeAdapter[_Kind]) -> None:
     """Stores it. If the directory can't be written, the next job measures again."""
-    part = None
-    try:
+    with contextlib.suppress(OSError, RuntimeError):
         directory().mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=directory(), suffix=".part", delete=False) as file:
-            part = Path(file.name)
-            file.write(kind.dump_json(value))
-        os.replace(part, directory() / f"{name}.json")
-    except (OSError, RuntimeError):
-        if part is not None:  # on a full disk
-            part.unlink(missing_ok=True)
+        replace(directory() / f"{name}.json", kind.dump_json(value).decode())

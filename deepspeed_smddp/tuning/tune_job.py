@@ -163,7 +163,7 @@ def _check_ranks() -> None:
         launchers.apply()
     except launchers.LauncherError as error:
         raise SmddpConfigError(str(error)) from None
-    if not launchers.launched():
+    if not launchers.has_all_variables():
         raise SmddpConfigError(
             "smddp tune measures the network between a job's ranks: start it with the job's "
             "launcher, for instance torchrun --nproc-per-node 8 --no-python smddp tune ..."

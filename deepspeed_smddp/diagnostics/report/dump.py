@@ -9,6 +9,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from deepspeed_smddp.diagnostics.rank_ports import Clock
+from deepspeed_smddp.errors import CommandError
+
 Number = float | int | str | None
 # Operation without underscores -> the name by which torch's analyzer knows it. It knows no others;
 # send and recv need a peer, which dumps do not name.
@@ -32,8 +35,8 @@ _KINDS = {
 }
 
 
-class DumpError(ValueError):
-    """A dump is damaged or can't be read; one sentence names the file and what is wrong with it."""
+class DumpError(CommandError):
+    """Dumps are missing, damaged or do not hold what is asked for; one sentence says what."""
 
 
 @dataclass(slots=True, config=ConfigDict(extra="ignore"))
@@ -184,17 +187,6 @@ class Stack(_Part):
     thread: str = ""
     main: bool = False
     frames: list[Frame] = Field(default_factory=list)
-
-
-class Clock(_Part):
-    """How far the clock of this rank's host is ahead of rank 0's, in seconds, when it was asked.
-
-    Off by ``uncertainty`` at most, half of the shortest of ``round_trips`` exchanges.
-    """
-
-    offset: float
-    uncertainty: float
-    round_trips: int = 0
 
 
 class StepEnd(_Part):

@@ -12,17 +12,20 @@ from deepspeed_smddp.diagnostics.report.dump import Frame, Stack
 
 PACKAGE = "deepspeed_smddp"
 
-_INSTALLED = re.compile(r"(?:site|dist)-packages/(.+)$")
-_STANDARD = re.compile(r"/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)(.+)$")
-_OWN = re.compile(rf"(?:^|/)({PACKAGE}/(?!(?:tests|examples|benchmarks)/).+)$")
-# Libraries that are installed in place: the folder alone may be the user's, with these below it
-# it is the library's.
-_IN_PLACE = re.compile(
-    r"/((?:torch/(?:nn|distributed|utils|autograd|optim|_dynamo)"
-    r"|deepspeed/(?:runtime|comm|utils|checkpoint)"
-    r"|transformers/(?:models|generation|utils)|accelerate/utils)/.+)$"
+# The first that fits names the module.
+_LIBRARIES = (
+    re.compile(r"<frozen ([^>]+)>$"),
+    re.compile(r"(?:site|dist)-packages/(.+)$"),
+    re.compile(rf"(?:^|/)({PACKAGE}/(?!(?:tests|examples|benchmarks)/).+)$"),
+    re.compile(r"/lib(?:64)?/python3[^/]*/(?!(?:site|dist)-packages/)(.+)$"),
+    # Libraries that are installed in place: the folder alone may be the user's, with these below
+    # it it is the library's.
+    re.compile(
+        r"/((?:torch/(?:nn|distributed|utils|autograd|optim|_dynamo)"
+        r"|deepspeed/(?:runtime|comm|utils|checkpoint)"
+        r"|transformers/(?:models|generation|utils)|accelerate/utils)/.+)$"
+    ),
 )
-_FROZEN = re.compile(r"<frozen ([^>]+)>$")
 _GENERATED = re.compile(r"<(?:eval_with_key|__array_function__|attrs generated|decorator)")
 _LAUNCHER = re.compile(r"/bin/[^/.]+$")
 _DECORATORS = ("torch.utils._contextlib", "contextlib", "functools")
@@ -53,48 +56,23 @@ def is_user(frame: Frame) -> bool:
     return bool(frame.file) and not module_of(frame) and not _LAUNCHER.search(frame.file)
 
 
-def is_own(frame: Frame) -> bool:
-    """If the frame runs code of this package."""
-    return _dotted_or_empty(_OWN, frame.file) != ""
-
-
-def is_decorator(frame: Frame) -> bool:
-    """If the frame only calls the function that it is wrapped around."""
-    return module_of(frame) in _DECORATORS
-
-
 def module_of(frame: Frame) -> str:
     """The dotted module of a library's frame; "" for the user's code."""
     file = frame.file.replace("\\", "/")
-    frozen = _FROZEN.search(file)
-    if frozen:
-        return frozen.group(1)
     if _GENERATED.match(file):
         return "generated code"
-    for pattern in (_INSTALLED, _OWN, _STANDARD, _IN_PLACE):
-        dotted = _dotted_or_empty(pattern, file)
-        if dotted:
-            return dotted
-    return ""
+    found = next((m for pattern in _LIBRARIES if (m := pattern.search(file))), None)
+    path = re.sub(r"(?:/__init__)?\.(?:py|pyc|so)$", "", found[1]) if found else ""
+    return path.replace("/", ".")
 
 
 def called(frame: Frame) -> str:
     """The function that a library's frame runs, by its public name if it has one."""
     name = f"{module_of(frame)}.{frame.function}" if frame.function else module_of(frame)
     for inner, public in _PUBLIC:
-        if inner.endswith(".") and name.startswith(inner):
+        if name == inner or (inner.endswith(".") and name.startswith(inner)):
             return public + name[len(inner) :]
-        if name == inner:
-            return public
     return name
-
-
-def _dotted_or_empty(pattern: re.Pattern[str], file: str) -> str:
-    found = pattern.search(file)
-    if not found:
-        return ""
-    path = re.sub(r"\.(?:py|pyc|so)$", "", found.group(1))
-    return path.removesuffix("/__init__").replace("/", ".")
 
 
 class Doing(Enum):
@@ -147,36 +125,57 @@ class Place:
 
 UNKNOWN = Place(Doing.NOTHING, "at an unknown place (the dump has no Python stack)")
 
-_SAVES = {"torch.serialization.save", "safetensors.torch.save_file", "numpy.save"}
-_LOADS = {"torch.serialization.load", "safetensors.torch.load_file"}
-_DEBUGGERS = ("pdb", "bdb", "ipdb", "pudb", "debugpy", "pydevd", "IPython.terminal.debugger")
-_LOCKS = ("threading", "queue", "concurrent.futures", "multiprocessing", "asyncio", "selectors")
-_WAITS = {
-    "acquire",
-    "wait",
-    "wait_for",
-    "join",
-    "_wait_for_tstate_lock",
-    "get",
-    "put",
-    "result",
-    "poll",
-    "_poll",
-    "select",
-    "recv",
-    "_recv",
-    "__enter__",
-}
-_COLLECTIVE_MODULES = (
-    "torch.distributed.distributed_c10d",
-    "torch.distributed._functional_collectives",
-    "deepspeed.comm.comm",
-    "deepspeed.comm.torch",
-)
-_COLLECTIVE = re.compile(
-    r"(all_?gather|reduce_?scatter|all_?reduce|all_to_all|broadcast|barrier|monitored_barrier|"
-    r"reduce|gather|scatter|send|recv|batch_isend_irecv|init_process_group|new_group|new_subgroups|"
-    r"split_group|destroy_process_group|wait_tensor|inference_all_)\w*$"
+# By a frame's module and function: what it does, and how that is named; None: as users call it.
+_FUNCTIONS = tuple(
+    (re.compile(pattern), kind, text)
+    for pattern, kind, text in (
+        (
+            r"(?:[pb]db|ipdb|pudb|debugpy|pydevd|IPython\.terminal\.debugger)",
+            Doing.DEBUGGER,
+            "the debugger ({library})",
+        ),
+        (
+            r"(?:torch\.distributed\.(?:distributed_c10d|_functional_collectives)"
+            r"|deepspeed\.comm\.(?:comm|torch))\.(?:all_?gather|reduce_?scatter|all_?reduce|all_to_all"
+            r"|broadcast|barrier|monitored_barrier|reduce|gather|scatter|send|recv|batch_isend_irecv"
+            r"|init_process_group|new_group|new_subgroups|split_group|destroy_process_group"
+            r"|wait_tensor|inference_all_)\w*$",
+            Doing.COLLECTIVE,
+            "{function}",
+        ),
+        (
+            r"torch\.serialization\.save$|torch\.distributed\.checkpoint\.state_dict_saver\."
+            r"|safetensors\.torch\.save_file$|numpy\.lib\._?npyio(?:_impl)?\.save$",
+            Doing.SAVE,
+            None,
+        ),
+        (
+            r"torch\.serialization\.load$|torch\.distributed\.checkpoint\.state_dict_loader\."
+            r"|safetensors\.torch\.load_file$",
+            Doing.LOAD,
+            None,
+        ),
+        (r"torch\.utils\.data\.dataloader\.", Doing.DATA, "a DataLoader's next batch"),
+        (
+            r"subprocess\.",
+            Doing.SUBPROCESS,
+            "subprocess.{function} (a child process runs)",
+        ),
+        (
+            r"deepspeed\..*save_checkpoint",
+            Doing.CHECKPOINT,
+            "a checkpoint by DeepSpeed (save_checkpoint)",
+        ),
+        (r"torch\.(?:_tensor|autograd)\.backward$", Doing.BACKWARD, "loss.backward"),
+        (r"deepspeed\.runtime\.engine.*\.backward$", Doing.BACKWARD, "DeepSpeed's backward"),
+        (
+            r"(?:threading|queue|concurrent\.futures|multiprocessing|asyncio|selectors)\b.*"
+            r"\.(?:acquire|wait|wait_for|join|_wait_for_tstate_lock|get|put|result|_?poll|select"
+            r"|_?recv|__enter__)$",
+            Doing.LOCK,
+            "the wait for a lock ({library})",
+        ),
+    )
 )
 # A function written in C leaves no frame: the source line above it tells.
 _LINES = (
@@ -230,13 +229,12 @@ def doing(frames: Sequence[Frame]) -> Place:
     found = _recognized(frames, inner)
     first = min(found, key=list(Doing).index, default=None)
     if first is not None:
-        what = _with_context(first, found)
-        kind = first
+        around = [found[kind] for kind in _CONTEXTS if kind in found and kind is not first]
+        what, kind = ", ".join(f"in {text}" for text in [found[first], *around]), first
     elif inner:
         # The function that the user called; without a user, the innermost one.
-        outer = next((f for f in inner if not is_decorator(f)), inner[0])
-        what = f"in {called(outer if at is not None else inner[-1])}"
-        kind = Doing.LIBRARY
+        outer = next((f for f in inner if module_of(f) not in _DECORATORS), inner[0])
+        what, kind = f"in {called(outer if at is not None else inner[-1])}", Doing.LIBRARY
     else:
         what, kind = "in the user's code", Doing.USER
     if at is None:
@@ -246,34 +244,38 @@ def doing(frames: Sequence[Frame]) -> Place:
     return Place(kind, what, name, user.line, user.function, user.text.strip())
 
 
-def _with_context(first: Doing, found: dict[Doing, str]) -> str:
-    around = [found[kind] for kind in _CONTEXTS if kind in found and kind is not first]
-    return f"in {found[first]}" + "".join(f", in {text}" for text in around)
-
-
 def _recognized(frames: Sequence[Frame], inner: Sequence[Frame]) -> dict[Doing, str]:
     """What is known to be running: below the user's line, and around it for what calls it back."""
     found: dict[Doing, str] = {}
     for frame in inner:
-        kind, text = _by_module(frame)
-        if kind is not None and (kind not in found or kind is Doing.COLLECTIVE):
-            found[kind] = text
+        for kind, text in _known(frame):
+            if kind not in found or kind is Doing.COLLECTIVE:
+                found[kind] = text
     for frame in frames[: len(frames) - len(inner)]:
-        kind, text = _by_module(frame)
-        if kind in _CONTEXTS:
-            found.setdefault(kind, text)
-    last = frames[-1]
+        for kind, text in _known(frame):
+            if kind in _CONTEXTS:
+                found.setdefault(kind, text)
     for pattern, kind, text in _LINES:
-        if last.text and pattern.search(last.text):
+        if pattern.search(frames[-1].text):
             found.setdefault(kind, text)
             break
-    if Doing.COLLECTIVE not in found and any(map(_own_wait, inner)):
-        found[Doing.COLLECTIVE] = "the wait for a collective"
+    if any(
+        module_of(f).startswith(PACKAGE) and ("wait" in f.function or ".wait(" in f.text)
+        for f in inner
+    ):
+        found.setdefault(Doing.COLLECTIVE, "the wait for a collective")
     return found
 
 
-def _own_wait(frame: Frame) -> bool:
-    return is_own(frame) and ("wait" in frame.function or ".wait(" in frame.text)
+def _known(frame: Frame) -> list[tuple[Doing, str]]:
+    """What the function of a library does, and how that is named: one entry, or none."""
+    module = module_of(frame)
+    library = module.partition(".")[0].replace("bdb", "pdb")
+    for pattern, kind, text in _FUNCTIONS:
+        if module and pattern.match(f"{module}.{frame.function}"):
+            known = text or called(frame)
+            return [(kind, known.format(library=library, function=frame.function))]
+    return []
 
 
 def _without_report(frames: Sequence[Frame]) -> Sequence[Frame]:
@@ -282,34 +284,3 @@ def _without_report(frames: Sequence[Frame]) -> Sequence[Frame]:
         if module_of(frame).startswith(f"{PACKAGE}.diagnostics"):
             return frames[:i]
     return frames
-
-
-def _by_module(frame: Frame) -> tuple[Doing | None, str]:
-    module = module_of(frame)
-    full = f"{module}.{frame.function}"
-    kind: Doing | None = None
-    text = called(frame)
-    if not module:
-        return None, ""
-    if module.startswith(_DEBUGGERS):
-        name = module.partition(".")[0].replace("bdb", "pdb")
-        kind, text = Doing.DEBUGGER, f"the debugger ({name})"
-    elif module in _COLLECTIVE_MODULES and _COLLECTIVE.match(frame.function):
-        kind, text = Doing.COLLECTIVE, frame.function
-    elif full in _SAVES or module.startswith("torch.distributed.checkpoint.state_dict_saver"):
-        kind = Doing.SAVE
-    elif full in _LOADS or module.startswith("torch.distributed.checkpoint.state_dict_loader"):
-        kind = Doing.LOAD
-    elif module == "torch.utils.data.dataloader":
-        kind, text = Doing.DATA, "a DataLoader's next batch"
-    elif module == "subprocess":
-        kind, text = Doing.SUBPROCESS, f"subprocess.{frame.function} (a child process runs)"
-    elif module.split(".")[0] == "deepspeed" and "save_checkpoint" in frame.function:
-        kind, text = Doing.CHECKPOINT, "a checkpoint by DeepSpeed (save_checkpoint)"
-    elif module in ("torch._tensor", "torch.autograd") and frame.function == "backward":
-        kind, text = Doing.BACKWARD, "loss.backward"
-    elif module.startswith("deepspeed.runtime.engine") and frame.function == "backward":
-        kind, text = Doing.BACKWARD, "DeepSpeed's backward"
-    elif module.startswith(_LOCKS) and frame.function in _WAITS:
-        kind, text = Doing.LOCK, f"the wait for a lock ({module.partition('.')[0]})"
-    return kind, text

@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from deepspeed_smddp.diagnostics.report.dump import Dump, Operation
+from deepspeed_smddp.diagnostics.report.dump import Dump, DumpError, Operation
 from deepspeed_smddp.diagnostics.trace.clocks import HostClock, host_clocks
+from deepspeed_smddp.intervals import common, union, without
 
 Span = tuple[float, float]
-
-
-def union(spans: Iterable[Span]) -> list[Span]:
-    """The times that are in any of the spans; spans without a length are dropped."""
-    merged: list[Span] = []
-    for start, end in sorted(spans):
-        if end <= start:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def common(first: Sequence[Span], second: Sequence[Span]) -> list[Span]:
-    """The times that are in both sets."""
-    found, i, j = [], 0, 0
-    while i < len(first) and j < len(second):
-        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
-        if start < end:
-            found.append((start, end))
-        if first[i][1] < second[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
-def without(whole: Sequence[Span], removed: Sequence[Span]) -> list[Span]:
-    """The times of the first set that are not in the second."""
-    if not whole:
-        return []
-    edges = [(-float("inf"), whole[0][0]), *removed, (whole[-1][1], float("inf"))]
-    gaps = [(left[1], right[0]) for left, right in pairwise(edges) if left[1] < right[0]]
-    return common(whole, gaps)
-
-
-def length(spans: Iterable[Span]) -> float:
-    """The seconds in a set."""
-    return sum(end - start for start, end in spans)
 
 
 def lanes(spans: Sequence[Span]) -> list[int]:
@@ -61,23 +20,13 @@ def lanes(spans: Sequence[Span]) -> list[int]:
 
     No two spans of a lane overlap, and there are as few lanes as spans that overlap at one time.
     """
-    free: list[int] = []
-    taken: list[tuple[float, int]] = []  # end, lane
-    chosen, made = [], 0
+    ends: list[float] = []  # of the last span of each lane
+    chosen = []
     for start, end in spans:
-        while taken and taken[0][0] <= start:
-            heapq.heappush(free, heapq.heappop(taken)[1])
-        if free:
-            lane = heapq.heappop(free)
-        else:
-            lane, made = made, made + 1
-        heapq.heappush(taken, (end, lane))
+        lane = next((lane for lane, last in enumerate(ends) if last <= start), len(ends))
+        ends[lane : lane + 1] = [end]
         chosen.append(lane)
     return chosen
-
-
-class TimelineError(Exception):
-    """The dumps make no timeline, or none of what is asked for; one sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -101,34 +50,12 @@ class Flight:
         return self.operation.group, self.members, self.operation.sequence
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of the training, from the end of the one before to its own."""
-
-    number: int
-    span: Span
-
-
-@dataclass
-class Shares:
-    """Seconds of one rank in a span: in flight, of these hidden or waited for; compute."""
-
-    in_flight: float
-    exposed: float
-    waits: float
-    compute: float
-
-    @property
-    def hidden(self) -> float:
-        """Communication that no thread waited for."""
-        return self.in_flight - self.exposed
-
-
 @dataclass
 class RankTimeline:
     """One rank. ``complete_from``: since when all its operations are in the record.
 
-    ``forgotten`` operations are older than those that the ring still held.
+    ``forgotten`` operations are older than those that the ring still held. ``steps`` of the
+    training, by number, go from the end of the one before to their own.
     """
 
     rank: int
@@ -136,7 +63,7 @@ class RankTimeline:
     flights: list[Flight]
     complete_from: float
     forgotten: int
-    steps: list[Step] = field(default_factory=list)
+    steps: dict[int, Span]
 
     @cached_property
     def waits(self) -> list[Span]:
@@ -155,15 +82,18 @@ class RankTimeline:
         last = max((end for _, end in whole), default=0.0)
         return without([(self.flights[0].span[0], last)], self.waits) if whole else []
 
-    def shares(self, span: Span) -> Shares:
-        """What the rank did in a span."""
-        flight, waits = common(self.in_flight, [span]), common(self.waits, [span])
-        return Shares(
-            in_flight=length(flight),
-            exposed=length(common(flight, waits)),
-            waits=length(waits),
-            compute=length(without([span], waits)),
-        )
+    def parts(self, span: Span) -> dict[str, list[Span]]:
+        """A span's times of ``compute`` (between waits), ``waits``, ``in_flight``, and ``hidden``.
+
+        The last is communication that no thread waited for.
+        """
+        waits, in_flight = common(self.waits, [span]), common(self.in_flight, [span])
+        return {
+            "compute": without([span], waits),
+            "hidden": without(in_flight, waits),
+            "waits": waits,
+            "in_flight": in_flight,
+        }
 
 
 @dataclass
@@ -193,43 +123,38 @@ class Timeline:
                     last[flight.key] = call
         return last
 
-    def steps(self) -> dict[int, dict[int, Step]]:
-        """By number, each rank's time of the steps that all ranks have whole in their records."""
-        found: dict[int, dict[int, Step]] = {}
-        for rank, line in self.ranks.items():
-            for step in line.steps:
-                if step.span[0] >= line.complete_from:
-                    found.setdefault(step.number, {})[rank] = step
-        return {n: of for n, of in sorted(found.items()) if len(of) == len(self.ranks)}
+    def steps(self) -> dict[int, Span]:
+        """The steps that all ranks have whole in their records: from first start to last end."""
+        found: dict[int, list[Span]] = {}
+        for line in self.ranks.values():
+            for number, span in line.steps.items():
+                if span[0] >= line.complete_from:
+                    found.setdefault(number, []).append(span)
+        return {
+            number: (min(start for start, _ in spans), max(end for _, end in spans))
+            for number, spans in sorted(found.items())
+            if len(spans) == len(self.ranks)
+        }
 
-    def step(self, number: int | None) -> tuple[int, Span]:
-        """A step's number and its time, from the first rank's start to the last one's end.
-
-        Args:
-            number: None takes the last one.
+    def step(self, number: int) -> Span:
+        """The time of a step.
 
         Raises:
-            TimelineError: the records do not hold it on all ranks.
+            DumpError: the records do not hold it on all ranks.
         """
         steps = self.steps()
         if not any(line.steps for line in self.ranks.values()):
-            raise TimelineError(
+            raise DumpError(
                 "the dumps know no steps: a report has to be made after the second step of a "
                 "DeepSpeed engine or of an optimizer of torch"
             )
-        if not steps:
-            raise TimelineError(
-                "no step is whole in the records of all ranks: let SMDDP_DEBUG=flight_recorder=... "
-                "hold more entries, a step's operations several times"
-            )
-        number = max(steps) if number is None else number
         if number not in steps:
-            raise TimelineError(
+            raise DumpError(
                 f"step {number} is not whole in the records of all ranks; these are: "
-                f"{', '.join(map(str, steps))}"
+                f"{', '.join(map(str, steps)) or 'none'}. SMDDP_DEBUG=flight_recorder=... lets the "
+                "records hold more"
             )
-        spans = [step.span for step in steps[number].values()]
-        return number, (min(start for start, _ in spans), max(end for _, end in spans))
+        return steps[number]
 
 
 def timeline(dumps: Mapping[int, Dump]) -> Timeline:
@@ -254,25 +179,23 @@ def _of_rank(dump: Dump, offset: float) -> RankTimeline:
     complete_from = -math.inf
     if forgotten:
         complete_from = flights[0].span[0] if flights else until
-    steps = [
-        Step(this.number, (before.ended - offset, this.ended - offset))
+    steps = {
+        this.number: (before.ended - offset, this.ended - offset)
         for before, this in pairwise(dump.steps)
-    ]
+    }
     return RankTimeline(dump.rank, dump.host, flights, complete_from, forgotten, steps)
 
 
 def _flight(op: Operation, members: tuple[int, ...], offset: float, until: float) -> Flight:
     events = (op.called, op.started, op.first_byte, op.wait_entered, op.wait_left)
     known = [time - offset for time in events if time is not None]
+    # One that runs goes on until the dump. Of an operation of Gloo or NCCL that has ended the wait
+    # says until when it lasted at most.
+    end = until if op.state in ("queued", "running") else max(known)
     if op.last_byte is not None:
         end = op.last_byte - offset
-    else:
-        # One that runs goes on until the dump. Of an operation of Gloo or NCCL that has ended the
-        # wait says until when it lasted at most.
-        end = until if op.state in ("queued", "running") else max(known)
     wait = None
     if op.wait_entered is not None:
-        entered = op.wait_entered - offset
         left = end if op.wait_left is None else op.wait_left - offset
-        wait = (entered, max(entered, left))
+        wait = (op.wait_entered - offset, max(op.wait_entered - offset, left))
     return Flight(op, members, (known[0], max(known[0], end)), wait, op.last_byte is not None)

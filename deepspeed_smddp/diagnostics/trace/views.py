@@ -8,7 +8,8 @@ rank 0's host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,14 +19,11 @@ from deepspeed_smddp.diagnostics.trace.clocks import HostClock
 from deepspeed_smddp.diagnostics.trace.timeline import (
     Flight,
     RankTimeline,
-    Shares,
     Span,
     Timeline,
-    TimelineError,
-    common,
     lanes,
-    without,
 )
+from deepspeed_smddp.intervals import length
 
 Event = dict[str, Any]
 # What it is, its category, its time, its arguments.
@@ -50,9 +48,7 @@ def trace(timeline: Timeline, span: Span | None = None) -> dict[str, Any]:
             {
                 "host": clock.host,
                 "offset_ms": round(clock.offset * 1e3, 6),
-                "uncertainty_ms": None
-                if clock.uncertainty is None
-                else round(clock.uncertainty * 1e3, 6),
+                "uncertainty_ms": round(clock.uncertainty * 1e3, 6) if clock.is_known else None,
                 "from": clock.source,
                 "warning": clock.warning,
             }
@@ -85,7 +81,7 @@ class _RankEvents:
         self._about("process_name", name=f"rank {line.rank} ({line.host})")
         self._about("process_labels", labels=f"clock {clock.text}")
         self._about("process_sort_index", sort_index=line.rank)
-        self._track("steps", ((f"step {s.number}", "step", s.span, {}) for s in line.steps))
+        self._track("steps", ((f"step {n}", "step", of, {}) for n, of in line.steps.items()))
         self._track("compute", (("compute", "compute", span, {}) for span in line.compute))
         self._begin_of_record()
         waits = [(flight.wait, flight) for flight in line.flights if flight.wait is not None]
@@ -134,12 +130,9 @@ class _RankEvents:
         args = {**_brief(flight), "dtype": op.dtype, "path": op.path, "state": op.state}
         if op.parameters:
             args["parameters"] = op.parameters
-        for name, time in (
-            ("started_after_us", op.started),
-            ("first_byte_after_us", op.first_byte),
-        ):
-            if time is not None and op.called is not None:
-                args[name] = _us(time - op.called)
+        for name in ("started", "first_byte"):
+            if (time := getattr(op, name)) is not None and op.called is not None:
+                args[f"{name}_after_us"] = _us(time - op.called)
         args["waited_us"] = 0.0 if flight.wait is None else _us(flight.wait[1] - flight.wait[0])
         if not flight.end_known:
             args["end"] = "not known"
@@ -165,7 +158,7 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-# What the rows of a rank are called, their colours, and what the legend says.
+# The parts of a rank's time that are rows, their colours, and what the legend says.
 _ROWS = (
     ("compute", "#7aa6c2", "compute: between waits"),
     ("hidden", "#7fb77e", "hidden: in flight while no thread waits for it"),
@@ -181,19 +174,20 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> str:
     Of more than 32 ranks the first are drawn; the title, which is returned, is about all.
 
     Raises:
-        TimelineError: matplotlib is missing, or the file can't be written.
+        CommandError: matplotlib is missing, or the file can't be written.
     """
-    pictures.check_available(TimelineError, "a picture")
+    pictures.check_available("a picture")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     ranks = list(timeline.ranks.values())
-    shown = ranks[:_MOST_RANKS]
+    parts, shown = [line.parts(span) for line in ranks], ranks[:_MOST_RANKS]
     figure = Figure(figsize=(11, 1.7 + 0.75 * len(shown)), dpi=130, layout="constrained")
     axes = figure.subplots()
     start, end = span
-    for place, line in enumerate(shown):
-        for row, ((_, colour, _), times) in enumerate(zip(_ROWS, _rows(line, span), strict=True)):
+    for place in range(len(shown)):
+        for row, (name, colour, _) in enumerate(_ROWS):
+            times = parts[place][name]
             bars = [((begin - start) * 1e3, (stop - begin) * 1e3) for begin, stop in times]
             top = place + 0.1 + row * _ROW_HEIGHT
             axes.broken_barh(bars, (top, _ROW_HEIGHT * 0.94), facecolors=colour)
@@ -207,7 +201,9 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> str:
     )
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"milliseconds; {_clocks(timeline)}")
-    title = f"{title}: {_headline([line.shares(span) for line in ranks])}"
+    hidden, whole = (1e3 * mean(length(p[k]) for p in parts) for k in ("hidden", "in_flight"))
+    of = f" (mean of {len(ranks)} ranks)" if len(ranks) > 1 else ""
+    title = f"{title}: hidden {hidden:.1f} of {whole:.1f} ms of communication{of}"
     axes.set_title(title, fontsize=11)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -218,30 +214,15 @@ def draw(timeline: Timeline, title: str, span: Span, path: Path) -> str:
         frameon=False,
         fontsize=9,
     )
-    pictures.save(figure, path, TimelineError)
+    pictures.save(figure, path)
     return title
-
-
-def _headline(shares: Sequence[Shares]) -> str:
-    """``hidden 31.0 of 45.2 ms of communication (mean of 4 ranks)``."""
-    hidden, whole = (
-        1e3 * mean(of) for of in zip(*((s.hidden, s.in_flight) for s in shares), strict=True)
-    )
-    of = f" (mean of {len(shares)} ranks)" if len(shares) > 1 else ""
-    return f"hidden {hidden:.1f} of {whole:.1f} ms of communication{of}"
 
 
 def _clocks(timeline: Timeline) -> str:
     """How sure the clocks are, for the picture."""
     if len(timeline.clocks) == 1:
         return "one host, one clock"
-    sure = [clock.uncertainty for clock in timeline.clocks.values()]
-    if None in sure:
+    within = max(clock.uncertainty for clock in timeline.clocks.values())
+    if not math.isfinite(within):
         return "how far the clocks of the hosts are apart is not known"
-    return f"clocks of the hosts equal within {max(s or 0.0 for s in sure) * 1e3:.3f} ms"
-
-
-def _rows(line: RankTimeline, span: Span) -> tuple[list[Span], list[Span], list[Span]]:
-    waits = common(line.waits, [span])
-    hidden = without(common(line.in_flight, [span]), waits)
-    return without([span], waits), hidden, waits
+    return f"clocks of the hosts equal within {within * 1e3:.3f} ms"
