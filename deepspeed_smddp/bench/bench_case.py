@@ -108,8 +108,6 @@ def sizes(smallest: str, largest: str, factor: int) -> list[int]:
         BenchError: a text is no size, or the sizes do not rise.
     """
     size, last = parse_size(smallest, "--min"), parse_size(largest, "--max")
-    if factor < 2:
-        raise BenchError(f"--factor is {factor}; it is at least 2")
     if size > last:
         raise BenchError(f"--min is {smallest} and --max is {largest}; --min is the smaller one")
     found = []
@@ -139,17 +137,7 @@ def chosen(text: str, known: Sequence[str], option: str) -> list[str]:
         BenchError: a name is not known.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names or names == ["all"]:
-        return list(known)
-    return list(dict.fromkeys(one_of(name, known, option) for name in names))
-
-
-def one_of(name: str, known: Sequence[str], option: str) -> str:
-    """The name.
-
-    Raises:
-        BenchError: it is not known.
-    """
-    if name not in known:
-        raise BenchError(f"{option} has {name!r}; it may have {', '.join(known)}")
-    return name
+    for name in names:
+        if name not in known and names != ["all"]:
+            raise BenchError(f"{option} has {name!r}; it may have {', '.join(known)}")
+    return list(known) if names in ([], ["all"]) else list(dict.fromkeys(names))

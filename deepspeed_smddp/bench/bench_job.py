@@ -26,32 +26,6 @@ from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.distributed import extension, launchers
 from deepspeed_smddp.version import __version__
 
-
-def of_host() -> float:
-    """Bytes per second of the NICs that libfabric's provider uses here, one direction.
-
-    0 if one of them states no rate, or there is no libfabric.
-    """
-    try:
-        return rate_of(machine.nics_of(extension.core.fabric_description()), Path("/sys"))
-    except RuntimeError:
-        return 0.0
-
-
-def rate_of(names: list[str], sysfs: Path) -> float:
-    """Bytes per second of these network interfaces or RDMA devices; 0 if one is not known."""
-    megabits = {i.name: float(i.megabits) for i in machine.interfaces()}
-    for device in machine.rdma_devices(sysfs):
-        stated = re.search(r"(\S+) .*?([0-9.]+) Gb/sec", device)
-        if stated:
-            megabits[stated[1]] = 1000 * float(stated[2])
-    # A provider names a device's domain, such as rdmap0s6-rdm of rdmap0s6.
-    rates = [megabits.get(name) or megabits.get(name.rpartition("-")[0], 0.0) for name in names]
-    return sum(rates) * 1e6 / 8 if all(rates) else 0.0
-
-
-PEERS = ("auto", "gloo", "nccl", "none")
-DEVICES = ("auto", "cpu", "cuda")
 _SHOWN = "smddp-bench/shown"
 _SHOWING_SECONDS = 60.0
 
@@ -72,6 +46,11 @@ class Question:
     json: Path | None = None
     figure: Path | None = None
 
+    @property
+    def files(self) -> tuple[Path | None, ...]:
+        """What is to be written, None for what is not."""
+        return self.csv, self.json, self.figure
+
 
 def run(question: Question) -> int:
     """Measures, prints on rank 0, and returns the exit status, the same on all ranks.
@@ -81,34 +60,27 @@ def run(question: Question) -> int:
     """
     launchers.apply()
     launched = launchers.has_all_variables()
-    size = int(os.environ["WORLD_SIZE"]) if launched else question.ranks or _local_ranks()
+    gpus = torch.cuda.device_count()
+    own = question.ranks or (gpus if gpus > 1 else min(8, max(2, os.cpu_count() or 2)))
+    size = int(os.environ["WORLD_SIZE"]) if launched else own
     if question.ranks and question.ranks != size:
         raise BenchError(f"--ranks is {question.ranks}, but the launcher has started {size} ranks")
     if size < 2:
         raise BenchError("one rank has no other to exchange data with: start at least two")
     if not launched or os.environ["RANK"] == "0":
-        _check_files(question)
-    return _as_rank(question) if launched else local_ranks.run(size)
-
-
-def _local_ranks() -> int:
-    gpus = torch.cuda.device_count()
-    return gpus if gpus > 1 else min(8, max(2, os.cpu_count() or 2))
-
-
-def _check_files(question: Question) -> None:
-    for path in (question.csv, question.json, question.figure):
-        if path is not None:
+        for path in filter(None, question.files):
             bench_report.check_writable(path)
-    if question.figure is not None:
-        pictures.check_available("the figure")
+        if question.figure is not None:
+            pictures.check_available("the figure")
+    return _as_rank(question) if launched else local_ranks.run(size)
 
 
 def _as_rank(question: Question) -> int:
     device = _device(question.device)
     try:
-        dist.init_process_group("smddp")
-        groups = _groups(_peer(question.beside, device))
+        groups = _groups(question.beside, device)
+    except BenchError:
+        raise
     except (RuntimeError, dist.DistError) as error:
         raise BenchError(f"the group could not be made: {_first_line(error)}") from None
     planned = cases(question.ops, question.dtypes, question.sizes, dist.get_world_size())
@@ -139,22 +111,14 @@ def _device(asked: str) -> torch.device:
     return device
 
 
-def _peer(asked: str, device: torch.device) -> str:
-    if asked == "auto":
-        return "nccl" if device.type == "cuda" else "gloo"
-    if asked == "nccl" and device.type != "cuda":
+def _groups(beside: str, device: torch.device) -> dict[str, dist.ProcessGroup]:
+    if beside == "auto":
+        beside = "nccl" if device.type == "cuda" else "gloo"
+    if beside == "nccl" and device.type != "cuda":
         raise BenchError("--beside is nccl, which has no collectives of CPU tensors; take gloo")
-    return asked
-
-
-def _groups(peer: str) -> dict[str, dist.ProcessGroup]:
-    own = dist.group.WORLD
-    assert own is not None
-    if peer == "none":
-        return {"smddp": own}
-    other = dist.new_group(backend=peer)
-    assert isinstance(other, dist.ProcessGroup)
-    return {"smddp": own, peer: other}
+    dist.init_process_group("smddp")
+    groups: dict[str, Any] = {"smddp": dist.group.WORLD}
+    return groups if beside == "none" else groups | {beside: dist.new_group(backend=beside)}
 
 
 def _report(
@@ -183,6 +147,29 @@ def _report(
     )
 
 
+def of_host() -> float:
+    """Bytes per second of the NICs that libfabric's provider uses here, one direction.
+
+    0 if one of them states no rate, or there is no libfabric.
+    """
+    try:
+        return rate_of(machine.nics_of(extension.core.fabric_description()), Path("/sys"))
+    except RuntimeError:
+        return 0.0
+
+
+def rate_of(names: list[str], sysfs: Path) -> float:
+    """Bytes per second of these network interfaces or RDMA devices; 0 if one is not known."""
+    megabits = {i.name: float(i.megabits) for i in machine.interfaces()}
+    for device in machine.rdma_devices(sysfs):
+        stated = re.search(r"(\S+) .*?([0-9.]+) Gb/sec", device)
+        if stated:
+            megabits[stated[1]] = 1000 * float(stated[2])
+    # A provider names a device's domain, such as rdmap0s6-rdm of rdmap0s6.
+    rates = [megabits.get(name) or megabits.get(name.rpartition("-")[0], 0.0) for name in names]
+    return sum(rates) * 1e6 / 8 if all(rates) else 0.0
+
+
 def _show(report: BenchReport, question: Question) -> None:
     """Rank 0 prints and writes while the other ranks wait.
 
@@ -193,24 +180,20 @@ def _show(report: BenchReport, question: Question) -> None:
         try:
             console = Console()
             bench_page.show(report, console)
-            _write_files(report, question, console)
+            if question.csv is not None:
+                report.write_csv(question.csv)
+            if question.json is not None:
+                report.write_json(question.json)
+            if question.figure is not None and report.results:
+                bench_page.draw(report, question.figure)
+            for path in filter(None, question.files):
+                if path.exists():
+                    console.print(f"Written to {path}.", soft_wrap=True, highlight=False)
         finally:
             store.set(_SHOWN, "")
         return
     with suppress(RuntimeError, dist.DistError):  # rank 0 has ended, and its store with it
         store.wait([_SHOWN], datetime.timedelta(seconds=_SHOWING_SECONDS))
-
-
-def _write_files(report: BenchReport, question: Question, console: Console) -> None:
-    if question.csv is not None:
-        report.write_csv(question.csv)
-    if question.json is not None:
-        report.write_json(question.json)
-    if question.figure is not None and report.results:
-        bench_page.draw(report, question.figure)
-    for path in (question.csv, question.json, question.figure):
-        if path is not None and path.exists():
-            console.print(f"Written to {path}.", soft_wrap=True, highlight=False)
 
 
 @contextmanager

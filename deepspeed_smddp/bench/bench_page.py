@@ -143,7 +143,7 @@ def draw(report: BenchReport, path: Path) -> None:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_locator(LogLocator(base=16))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: size_text(int(size))))
         axes.set_ylim(bottom=0)
         axes.tick_params(labelsize=8)
         axes.grid(color="#eee")
@@ -161,10 +161,3 @@ def draw(report: BenchReport, path: Path) -> None:
     figure.legend(handles, labels, loc="lower left", ncols=2, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.25 / figure.get_figheight(), 1, 1))
     pictures.save(figure, path, dpi=120)
-
-
-def _tick(size: float, _: object) -> str:
-    for unit, scale in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:g}{unit}"
-    return f"{size:g}"

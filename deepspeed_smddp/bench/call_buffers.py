@@ -20,7 +20,6 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.flo
 # to 256. A gathered element names one of 251 ranks.
 _GATHER_PERIOD, _SUM_PERIOD = 251, 7
 _EXACT = {"bf16": 256, "fp16": 2048, "fp32": 1 << 24}
-_PIECE = 4096  # periods that are compared at a time: the check takes little memory
 
 # torch 2.13 renamed these.
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -76,44 +75,38 @@ class CallBuffers:
 
     def check(self, call: Callable[[], object]) -> Wrong | None:
         """Calls once, and compares every element of this rank's result with what it must be."""
-        in_place = self.case.in_place
-        source = self.part if self.case.gathers and not in_place else self.whole
-        result = self.whole if self.case.gathers or in_place else self.part
+        case = self.case
+        source = self.part if case.gathers and not case.in_place else self.whole
+        result = self.whole if case.gathers or case.in_place else self.part
         result.fill_(-1)
-        if self.case.op != "broadcast" or self.rank == ROOT:
-            _fill(source, self._table(self.rank))
+        if case.op != "broadcast" or self.rank == ROOT:
+            source.copy_(_repeated(self._table(self.rank), 0, len(source)))
         call()
-        for tensor, table, phase in self._expected():
-            wrong = _first_difference(tensor, table.roll(-(phase % len(table))))
-            if wrong is not None:
-                # The same storage: the distance is the index in the whole result.
-                before = int(tensor.storage_offset() - result.storage_offset())
-                return wrong._replace(element=wrong.element + before)
-        return None
+        if case.op == "reduce" and self.rank != ROOT:
+            return None
+        expected = torch.cat(list(self._expected()))
+        differing = (result != expected).nonzero()
+        if len(differing) == 0:
+            return None
+        at = int(differing[0])
+        return Wrong(at, float(result[at]), float(expected[at]))
 
-    def _expected(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
-        """Parts of the result, each with the table that it repeats, and its first index there."""
-        if self.case.op == "broadcast":
-            yield self.whole, self._table(ROOT), 0
-            return
-        if self.case.op == "reduce" and self.rank != ROOT:
-            return
-        if self.case.gathers:
-            first = 0
-            for whole, part in zip(self.wholes, self.parts, strict=True):
-                for rank, block in enumerate(torch.split(whole, len(part))):
-                    yield block, self._table(rank), first
-                first += len(part)
-            return
-        tables = [self._table(rank).float() for rank in range(self.ranks)]
-        sums = torch.stack(tables).sum(0).to(self.whole.dtype)
+    def _expected(self) -> Iterator[torch.Tensor]:
+        """The parts of the result, in its order."""
+        tables = [self._table(rank) for rank in range(self.ranks)]
+        sums = torch.stack([table.float() for table in tables]).sum(0).to(self.whole.dtype)
         if self.case.in_place:
-            yield self.whole, sums, 0
+            table = tables[ROOT] if self.case.gathers else sums
+            yield _repeated(table, 0, len(self.whole))
             return
         first = 0
         for part in self.parts:
-            yield part, sums, first + self.rank * len(part)
-            first += len(part) * self.ranks
+            if self.case.gathers:
+                yield from (_repeated(table, first, len(part)) for table in tables)
+                first += len(part)
+            else:
+                yield _repeated(sums, first + self.rank * len(part), len(part))
+                first += len(part) * self.ranks
 
     def _table(self, rank: int) -> torch.Tensor:
         """The values of the first elements of a rank's input; they repeat."""
@@ -126,23 +119,6 @@ class CallBuffers:
         return values.to(self.whole)
 
 
-def _pieces(tensor: torch.Tensor, table: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, Any]]:
-    """Slices of the tensor from an index on, each with the values that repeat the table."""
-    step = len(table) * _PIECE
-    values = table.repeat(min(_PIECE, len(tensor) // len(table) + 1))
-    for first in range(0, len(tensor), step):
-        piece = tensor[first : first + step]
-        yield first, piece, values[: len(piece)]
-
-
-def _fill(tensor: torch.Tensor, table: torch.Tensor) -> None:
-    for _, piece, values in _pieces(tensor, table):
-        piece.copy_(values)
-
-
-def _first_difference(tensor: torch.Tensor, table: torch.Tensor) -> Wrong | None:
-    for first, piece, values in _pieces(tensor, table):
-        if not torch.equal(piece, values):
-            at = int((piece != values).nonzero()[0])
-            return Wrong(first + at, float(piece[at]), float(values[at]))
-    return None
+def _repeated(table: torch.Tensor, first: int, count: int) -> torch.Tensor:
+    """The elements from ``first`` on of a tensor that repeats the table."""
+    return table.roll(-(first % len(table))).repeat(-(-count // len(table)))[:count]

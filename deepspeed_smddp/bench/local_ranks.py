@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ _OTHERS_SECONDS = 30.0  # that the other ranks have to end by themselves after o
 
 
 def run(ranks: int) -> int:
-    """Runs this command line again as ``ranks`` ranks; returns the status of the first that failed.
+    """Runs this command line again as ``ranks`` ranks; returns the status of one that failed.
 
     SIGINT and SIGTERM reach the ranks as SIGINT, a second one kills them.
     """
@@ -73,14 +74,10 @@ def _environment(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait(processes: list[subprocess.Popen[bytes]]) -> int:
-    status, end = 0, float("inf")
-    while any(process.poll() is None for process in processes):
-        failed = [process.returncode for process in processes if process.returncode]
-        if failed and not status:
-            status, end = failed[0], time.monotonic() + _OTHERS_SECONDS
-        if time.monotonic() > end:
-            break
+    end = math.inf
+    while any(process.poll() is None for process in processes) and time.monotonic() < end:
+        if any(process.returncode for process in processes):
+            end = min(end, time.monotonic() + _OTHERS_SECONDS)
         time.sleep(0.02)
-    failed = [process.returncode for process in processes if process.returncode]
-    status = status or (failed[0] if failed else 0)
+    status = next((process.returncode for process in processes if process.returncode), 0)
     return 128 - status if status < 0 else status

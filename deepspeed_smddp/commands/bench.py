@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Exit, Option
 
@@ -24,12 +24,14 @@ def bench(
     dtypes: Annotated[str, Option(help="bf16, fp16, fp32.")] = "bf16",
     smallest: Annotated[str, Option("--min", help="The smallest size.")] = "4K",
     largest: Annotated[str, Option("--max", help="The largest size.")] = "16M",
-    factor: Annotated[int, Option(help="From a size to the next.")] = 4,
+    factor: Annotated[int, Option(min=2, help="From a size to the next.")] = 4,
     turns: Annotated[int, Option(min=1, help="Of each backend, A B A B.")] = 5,
     repeats: Annotated[int, Option(min=0, help="Calls of a turn; 0: as many as take 0.1 s.")] = 0,
     warm_up: Annotated[int, Option(min=1, help="Calls before.")] = 2,
-    beside: Annotated[str, Option(help="gloo, nccl, none; auto: by the device.")] = "auto",
-    device: Annotated[str, Option(help="cpu, cuda, auto.")] = "auto",
+    beside: Annotated[
+        Literal["auto", "gloo", "nccl", "none"], Option(help="auto: by the device.")
+    ] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option()] = "auto",
     network: Annotated[float, Option(min=0, help="Gbit/s of a host; 0: what its NICs state.")] = 0,
     csv: Annotated[
         Path | None, Option(dir_okay=False, help="File for the figures, a row each.")
@@ -49,8 +51,6 @@ def bench(
     """
     from deepspeed_smddp.bench import bench_job, sweep
 
-    bench_case.one_of(beside, bench_job.PEERS, "--beside")
-    bench_case.one_of(device, bench_job.DEVICES, "--device")
     question = bench_job.Question(
         bench_case.chosen(ops, list(bench_case.TITLES), "--ops"),
         bench_case.chosen(dtypes, list(bench_case.DTYPES), "--dtypes"),
