@@ -7,12 +7,9 @@ rank 0 compares, and writes a line to the log.
 from __future__ import annotations
 
 import atexit
-import json
 import threading
 import time
-from collections.abc import Iterable
 from datetime import timedelta
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -24,8 +21,6 @@ from deepspeed_smddp.errors import logger
 # Their models need pydantic, whose import takes as long as that of the rest of the package. So they
 # are imported by the thread, once the first interval is over.
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from deepspeed_smddp.diagnostics.report.dump import Group
     from deepspeed_smddp.diagnostics.report.slowness import Seen, Slow
 
@@ -34,15 +29,6 @@ _ANSWER = timedelta(seconds=3)
 # Rank 0 gives the others so much of an interval to hand over theirs.
 _PATIENCE = 0.1
 _MOST_PATIENCE_SECONDS = 2.0
-
-
-@cache
-def _seen() -> TypeAdapter[Seen]:
-    from pydantic import TypeAdapter
-
-    from deepspeed_smddp.diagnostics.report.slowness import Seen
-
-    return TypeAdapter(Seen)
 
 
 class Judge:
@@ -74,7 +60,7 @@ class Watcher(threading.Thread):
         self._ended = threading.Event()
         self._known: dict[tuple[str, tuple[int, ...]], Group] = {}
         self._number = 0
-        self._taken: dict[int, int] = {}  # the latest number of each rank that rank 0 has seen
+        self._taken: dict[int, bytes] = {}  # the latest number of each rank that rank 0 has seen
         self._judge = Judge()
 
     def run(self) -> None:
@@ -109,34 +95,29 @@ class Watcher(threading.Thread):
             self.join(timeout=_ANSWER.total_seconds())
 
     def _hand_over(self, seconds: float) -> None:
-        from deepspeed_smddp.diagnostics.report.dump import Group
-        from deepspeed_smddp.diagnostics.report.slowness import Seen
+        from deepspeed_smddp.diagnostics.report import dump, slowness
 
-        seen = Seen(self._rank, "", seconds)
-        states = [Group.model_validate(state) for state in backend.states()]
+        seen = slowness.Seen(rank=self._rank, host="", seconds=seconds)
+        states = [dump.Group.model_validate(state) for state in backend.states()]
         groups = {(group.name, tuple(group.members)): group for group in states}
         for key, group in groups.items():
             seen.host = group.hosts[group.rank] if group.hosts else ""
             seen.count(group, self._known.get(key))
         self._known = groups
         self._number += 1
-        self._store.set(str(self._rank), f"[{self._number}, {_seen().dump_json(seen).decode()}]")
+        self._store.set(str(self._rank), f"{self._number} {seen.model_dump_json()}")
 
     def _compare(self) -> None:
+        from deepspeed_smddp.diagnostics.report import slowness
+
         found = []
         for rank, text in enumerate(self._store.multi_get([str(r) for r in range(self._ranks)])):
-            if not text:
-                continue
-            number, seen = json.loads(text)
-            if self._taken.get(rank) != number:
+            number, _, seen = text.partition(b" ")
+            if seen and self._taken.get(rank) != number:
                 self._taken[rank] = number
-                found.append(_seen().validate_python(seen))
-        _say(self._judge.news(found))
-
-
-def _say(news: Iterable[Slow]) -> None:
-    for slow in news:
-        logger.warning("smddp: %s (see docs/my-job-hangs.md, slow but not hung)", slow.text)
+                found.append(slowness.Seen.model_validate_json(seen))
+        for slow in self._judge.news(found):
+            logger.warning("smddp: %s (see docs/my-job-hangs.md, slow but not hung)", slow.text)
 
 
 _watcher: Watcher | None = None

@@ -74,10 +74,10 @@ def rank(number: int, host: str, *facts: Fact, problems: list[Finding] | None = 
 def test_the_smaller_group_is_named_by_host_where_it_is_a_whole_host() -> None:
     job = [rank(r, "ab"[r // 2], Fact("MTU", "1500" if r < 2 else "9001")) for r in range(4)]
     (even,) = facts.deviations(job)
-    assert even.text == "host a (ranks 0-1): 1500; host b (ranks 2-3): 9001"
+    assert even.text == "host a (ranks 0, 1): 1500; host b (ranks 2, 3): 9001"
     job.append(rank(4, "c", Fact("MTU", "1500")))
     (most,) = facts.deviations(job)
-    assert most.text == "host b (ranks 2-3): 9001; the others: 1500" and most.ranks == (2, 3)
+    assert most.text == "host b (ranks 2, 3): 9001; the others: 1500" and most.ranks == (2, 3)
 
 
 def test_hosts_may_differ_in_what_is_their_own() -> None:

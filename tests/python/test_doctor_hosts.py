@@ -77,7 +77,7 @@ def test_each_of_four_faults_is_named(testbed: MAKE, tmp_path: Path) -> None:
     assert by_name(report, "package files") == [[1]]
     assert [3] in by_name(report, "libfabric")
     assert by_name(report, "slow host") == [[4, 5]]
-    assert "host host2 (ranks 4-5)" in text_of(report, "slow host").replace("hosts", "host")
+    assert "host host2 (ranks 4, 5)" in text_of(report, "slow host").replace("hosts", "host")
     assert [5] in by_name(report, "slow rank")
     slow = next(row for row in report["deviations"] if row["name"] == "slow rank")
     assert "other processes" in text_of(report, "slow rank") or slow["ranks"] != [5]

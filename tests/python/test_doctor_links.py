@@ -145,7 +145,7 @@ def test_a_host_whose_pairs_fail_is_left_out_of_further_pairs(
         def part(self, key: str) -> None: ...
 
     monkeypatch.setattr(links, "measure_pair", broken)
-    found = links.run(Alone(), [0, 1, 2, 3, 4, 5], 31)  # type: ignore[arg-type]
+    found = links.run(Alone(), [0, 1, 2, 3, 4, 5])  # type: ignore[arg-type]
     assert [half.state for half in found[:5]] == [BLOCKED] * 2 + [SKIPPED] * 3
     assert len(calls) == links.MOST_FAILED and "2 other pairs" in found[4].why
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -334,14 +335,19 @@ def test_a_collective_in_a_thread_of_the_backward_pass() -> None:
     assert "whose thread is in all_gather_into_tensor" in " ".join(report([rank], 1).split())
 
 
-def test_a_damaged_dump_is_named() -> None:
-    with pytest.raises(DumpError, match=r"rank_3\.json holds no dump of a rank: "):
-        load(b'{"version": 1, "rank', "rank_3.json")
-    with pytest.raises(DumpError, match=r"x holds no dump of a rank: ranks: Field required"):
-        load(b'{"version": 1, "rank": 2}', "x")
+def test_a_damaged_dump_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rank_3.json"
+    for content, said in (
+        ('{"version": 1, "rank', "holds no dump of a rank: "),
+        ('{"version": 1, "rank": 2}', "holds no dump of a rank: ranks: Field required"),
+    ):
+        file.write_text(content)
+        with pytest.raises(DumpError, match=rf"rank_3\.json {said}"):
+            load(file)
     with pytest.raises(DumpError, match=r"missing\.json can't be read"):
         load("/missing.json")
-    assert load(b'{"version": 9, "rank": 2, "ranks": 4, "colour": "red"}').rank == 2
+    file.write_text('{"version": 9, "rank": 2, "ranks": 4, "colour": "red"}')
+    assert load(file).rank == 2
 
 
 TIMES = st.none() | st.floats(NOW - 1e4, NOW)

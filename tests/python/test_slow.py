@@ -28,7 +28,13 @@ needs_smddp = pytest.mark.skipif(BACKEND == "gloo", reason="the counters are smd
 
 def seen(rank: int, late: dict[int, float] | None = None, host: str = "") -> Seen:
     late = late or {}
-    return Seen(rank, host or f"host-{rank}", 60.0, late, dict.fromkeys(late, 100))
+    return Seen(
+        rank=rank,
+        host=host or f"host-{rank}",
+        seconds=60.0,
+        late=late,
+        operations=dict.fromkeys(late, 100),
+    )
 
 
 def test_the_rank_that_the_others_wait_for_is_named() -> None:
@@ -58,9 +64,9 @@ def network(hosts: str, rates: Callable[[str, str], float], waited: float = 30.0
     """Ranks with flows of 30 s from every other host, at so many bytes per second."""
     return [
         Seen(
-            rank,
-            host,
-            60.0,
+            rank=rank,
+            host=host,
+            seconds=60.0,
             flows={h: Flows(int(30 * rates(h, host)), 30.0, waited) for h in hosts if h != host},
         )
         for rank, host in enumerate(hosts)
@@ -146,11 +152,11 @@ def test_a_process_that_ends_in_the_first_interval_opens_no_connection() -> None
 
 
 def test_an_interval_is_what_was_counted_in_it() -> None:
-    interval = Seen(0, "a", 60.0)
+    interval = Seen(rank=0, host="a", seconds=60.0)
     interval.count(group(5, 2.5, 1000), group(3, 2.0, 400))
     assert interval.late == {1: 0.5} and interval.operations == {1: 2}
     assert interval.flows == {"b": Flows(600, 6.0, 3.0)}
-    anew = Seen(0, "a", 60.0)
+    anew = Seen(rank=0, host="a", seconds=60.0)
     anew.count(group(2, 0.2), group(3, 2.0))  # a new group of the same name
     assert anew.late == {1: 0.2}
 

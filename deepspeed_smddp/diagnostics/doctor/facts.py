@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import groupby
 from typing import Literal
 
-from deepspeed_smddp.diagnostics.report.wording import consecutive
+from deepspeed_smddp.diagnostics.report.wording import rank_list
 
 
 class Verdict(Enum):
@@ -79,13 +77,10 @@ ABSENT = "not set"
 
 
 @dataclass(frozen=True)
-class Deviation:
+class Deviation(Finding):
     """One thing that is wrong on some ranks, with the ranks by number."""
 
-    name: str
-    text: str
-    verdict: Verdict
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = ()
 
 
 def deviations(ranks: Sequence[RankFacts]) -> list[Deviation]:
@@ -112,20 +107,15 @@ def _problems(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
 
 
 def _differences(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
-    # A rank without the compiled module or libfabric has no facts that these would give; the
-    # problem says so.
-    by_rank = {rank.rank: {fact.name: fact for fact in rank.facts} for rank in ranks}
-    troubled = {rank.rank: {problem.name for problem in rank.problems} for rank in ranks}
-    names: dict[str, Fact] = {}
-    for rank in ranks:
-        names |= {fact.name: fact for fact in rank.facts if fact.name not in names}
-    for name, example in names.items():
+    for example in {fact.name: fact for rank in reversed(ranks) for fact in rank.facts}.values():
         for group in _compared_together(example, ranks):
             values: dict[str, list[int]] = {}
             shown = {}
             for rank in group:
-                fact = by_rank[rank.rank].get(name)
-                if fact is None and name in troubled[rank.rank]:
+                fact = next((fact for fact in rank.facts if fact.name == example.name), None)
+                # Without the compiled module or libfabric, a rank has no facts that these would
+                # give; the problem says so.
+                if fact is None and any(problem.name == example.name for problem in rank.problems):
                     continue
                 value = ABSENT if fact is None else fact.value
                 values.setdefault(value, []).append(rank.rank)
@@ -137,46 +127,34 @@ def _differences(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
 def _compared_together(fact: Fact, ranks: Sequence[RankFacts]) -> Iterable[Sequence[RankFacts]]:
     if fact.scope == "own":
         return []
-    if fact.scope == "job":
-        return [ranks]
-    ordered = sorted(ranks, key=lambda rank: rank.host_id)
-    return [list(group) for _, group in groupby(ordered, key=lambda rank: rank.host_id)]
+    together: dict[str, list[RankFacts]] = {}
+    for rank in ranks:
+        together.setdefault("" if fact.scope == "job" else rank.host_id, []).append(rank)
+    return together.values()
 
 
 def _difference(
     fact: Fact, values: dict[str, list[int]], shown: dict[str, str], ranks: Sequence[RankFacts]
 ) -> Deviation:
     """The smaller groups by their ranks, against the value of most ranks where there is one."""
-    counts = Counter({value: len(who) for value, who in values.items()})
-    most, count = counts.most_common(1)[0]
-    common = most if 2 * count > counts.total() else None
-    parts = [
-        f"{named(who, ranks)}: {shown[value]}" for value, who in values.items() if value != common
-    ]
-    if common is not None:
-        parts.append(
-            f"{'the others' if count > 1 else named(values[common], ranks)}: {shown[common]}"
-        )
-    who = sorted(rank for value, group in values.items() if value != common for rank in group)
+    most = max(values, key=lambda value: len(values[value]))
+    common = values.pop(most) if 2 * len(values[most]) > sum(map(len, values.values())) else []
+    parts = [f"{named(who, ranks)}: {shown[value]}" for value, who in values.items()]
+    if common:
+        parts.append(f"{'the others' if common[1:] else named(common, ranks)}: {shown[most]}")
+    who = sorted(rank for group in values.values() for rank in group)
     return Deviation(fact.name, "; ".join(parts), fact.if_different, tuple(who))
 
 
 def named(who: Sequence[int], ranks: Sequence[RankFacts]) -> str:
-    """``rank 3 (host b)``, ``host b (ranks 2-3)``, ``all ranks``."""
+    """``rank 3 (host b)``, ``host b (ranks 2, 3)``, ``all ranks``."""
     if len(who) == len(ranks):
         return "all ranks"
     hosts: dict[str, list[int]] = {}
     for rank in ranks:
         hosts.setdefault(rank.host, []).append(rank.rank)
-    named_hosts = [host for host, members in hosts.items() if set(members) & set(who)]
-    numbers = f"rank{'' if len(who) == 1 else 's'} {ranges(who)}"
-    many = ", ".join(named_hosts[:4]) + (", ..." if len(named_hosts) > 4 else "")
-    plural = "" if len(named_hosts) == 1 else "s"
-    if sum(len(hosts[host]) for host in named_hosts) == len(who):
-        return f"host{plural} {many} ({numbers})"
-    return f"{numbers} (host{plural} {many})"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """``0-2,5`` of 0, 1, 2, 5."""
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in consecutive(numbers))
+    of = [host for host, members in hosts.items() if set(members) & set(who)]
+    named_hosts = f"host{'s' if len(of) > 1 else ''} {', '.join(of[:4])}{', ...' if of[4:] else ''}"
+    if sum(len(hosts[host]) for host in of) == len(who):
+        return f"{named_hosts} ({rank_list(who)})"
+    return f"{rank_list(who)} ({named_hosts})"

@@ -20,6 +20,7 @@ from deepspeed_smddp.diagnostics.doctor.facts import Deviation, Finding, RankFac
 from deepspeed_smddp.diagnostics.doctor.measurements import Measured
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous, is_one_of_several, join
 from deepspeed_smddp.diagnostics.rank_ports import ClockServer
+from deepspeed_smddp.diagnostics.report.wording import count, rank_list
 from deepspeed_smddp.errors import SmddpConfigError
 
 # Exit statuses: all is well; something will fail; ranks differ or something is slow.
@@ -160,10 +161,7 @@ def _missing(found: Sequence[RankFacts], size: int, seconds: float) -> list[Devi
     gone = sorted(set(range(size)) - {rank.rank for rank in found})
     if not gone:
         return []
-    text = (
-        f"rank{'' if len(gone) == 1 else 's'} {facts.ranges(gone)} did not answer within "
-        f"{seconds:.0f} s: see the output of their processes"
-    )
+    text = f"{rank_list(gone)} did not answer within {seconds:.0f} s: see their processes' output"
     return [Deviation("ranks", text, Verdict.FAILED, tuple(gone))]
 
 
@@ -172,8 +170,8 @@ def page(report: JobReport) -> RenderableType:
     hosts: dict[str, list[int]] = {}
     for rank in report.ranks:
         hosts.setdefault(rank.host, []).append(rank.rank)
-    head = Text(f"{report.size} ranks on {len(hosts)} host{'' if len(hosts) == 1 else 's'}: ")
-    head.append("; ".join(f"{host} {facts.ranges(who)}" for host, who in hosts.items()))
+    head = Text(f"{report.size} ranks on {count(len(hosts), 'host')}: ")
+    head.append("; ".join(f"{host} ({rank_list(who)})" for host, who in hosts.items()))
     table = Table.grid(padding=(0, 1))
     table.add_column(width=7)
     table.add_column(width=17, overflow="fold")
@@ -198,5 +196,5 @@ def page(report: JobReport) -> RenderableType:
     return Group(head, Text(), table, Text(), summary)
 
 
-def _verdict(found: Finding | Deviation) -> Text:
+def _verdict(found: Finding) -> Text:
     return Text(found.verdict.value, STYLES[found.verdict])

@@ -38,8 +38,6 @@ _LONG_ENOUGH = 0.03  # seconds
 _ALL_SECONDS = 0.15
 # The curve in SMDDP_DEBUG with which a job measures whatever an earlier one has measured.
 ANEW = "measure"
-# The first byte of each part is a vote of its sender on the next call; both ranks see both.
-_REPEAT, _GROW, _STOP = 0, 1, 2
 # The timeout of one pair; the time after which no further pair begins.
 PAIR_SECONDS = 5.0
 ALL_SECONDS = 30.0
@@ -68,9 +66,9 @@ def rounds(hosts: int, most: int = MOST_ROUNDS) -> list[list[tuple[int, int]]]:
     return found
 
 
-def schedule(hosts: int, most: int = MOST_ROUNDS) -> list[list[tuple[int, int]]]:
+def schedule(hosts: int) -> list[list[tuple[int, int]]]:
     """All rounds, up to three times over, as long as that makes 16 rounds at most."""
-    once = rounds(hosts, most)
+    once = rounds(hosts)
     return once * max(1, min(_MOST_TIMES, _REPEATED_ROUNDS // max(1, len(once))))
 
 
@@ -117,28 +115,25 @@ def measure_pair(store: Any, place: int, name: str, seconds: float) -> tuple[flo
 
 
 def _rate(group: Any, place: int) -> float:
+    """Both ranks send how long their last call took: by the longer time they decide the same."""
     size, spent, best = FIRST_BYTES, 0.0, math.inf
     whole = torch.zeros(2 * MOST_BYTES, dtype=torch.uint8)
     part = torch.zeros(MOST_BYTES, dtype=torch.uint8)
-    last = math.inf  # seconds of the last call; the first one connects the ranks
+    took = math.inf  # the first call connects the ranks, those of a new size have none before them
     while True:
-        part[0] = _vote(spent, last, size)
+        part[:8].view(torch.float64).fill_(took)
         began = time.perf_counter()
         group._allgather_base(whole[: 2 * size], part[:size]).wait()
-        last = time.perf_counter() - began
-        spent += last
-        best = min(best, last)
-        votes = (int(whole[0]), int(whole[size]))
-        if _STOP in votes:
+        took = time.perf_counter() - began
+        best = min(best, took)
+        before = max(float(whole[at : at + 8].view(torch.float64)) for at in (0, size))
+        if math.isinf(before):
+            continue
+        spent += before
+        if before < _LONG_ENOUGH and size < MOST_BYTES:
+            size, best, took = 2 * size, math.inf, math.inf
+        elif spent >= _ALL_SECONDS:
             return size / best
-        if votes == (_GROW, _GROW):
-            size, best, last = 2 * size, math.inf, math.inf
-
-
-def _vote(spent: float, last: float, size: int) -> int:
-    if last < _LONG_ENOUGH and size < MOST_BYTES:
-        return _GROW
-    return _STOP if spent >= _ALL_SECONDS else _REPEAT
 
 
 def _no_fallback(device: str, process: str) -> Any:
@@ -158,7 +153,7 @@ class Half:
     network_source: str = ""
 
 
-def run(rendezvous: Rendezvous, ranks: Sequence[int], most_rounds: int) -> list[Half]:
+def run(rendezvous: Rendezvous, ranks: Sequence[int]) -> list[Half]:
     """Measures this rank with each of the others in turn; rank 0's store keeps them in step.
 
     Args:
@@ -169,7 +164,7 @@ def run(rendezvous: Rendezvous, ranks: Sequence[int], most_rounds: int) -> list[
     found: list[Half] = []
     end = time.monotonic() + ALL_SECONDS
     own = ranks.index(rendezvous.rank)
-    for number, pairs in enumerate(schedule(len(ranks), most_rounds)):
+    for number, pairs in enumerate(schedule(len(ranks))):
         other = partner(pairs, own)
         if other is not None:
             refusal = _refusal(found, ranks[other], end)

@@ -44,7 +44,6 @@ class Plan:
     ranks: list[int]
     first_of_hosts: list[int]
     clock: str = ""
-    most_rounds: int = links.MOST_ROUNDS
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def run(rendezvous: Rendezvous, todo: Plan) -> Part:
     core = time_core()
     asks = rendezvous.rank in todo.first_of_hosts and rendezvous.rank != todo.first_of_hosts[0]
     clock = measure(todo.clock) if asks and todo.clock else None
-    return Part(core, links.run(rendezvous, todo.ranks, todo.most_rounds), clock)
+    return Part(core, links.run(rendezvous, todo.ranks), clock)
 
 
 def stored_network(ranks: Sequence[RankFacts]) -> str:

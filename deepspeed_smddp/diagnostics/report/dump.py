@@ -1,12 +1,13 @@
-"""What one rank leaves when a report is asked for, as JSON."""
+"""What one rank leaves when a report is asked for, as JSON; unknown fields are ignored."""
 
 from __future__ import annotations
 
-from dataclasses import field as dataclass_field
-from os import PathLike, fspath
+import re
+from dataclasses import field
+from os import PathLike
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.dataclasses import dataclass
 
 from deepspeed_smddp.diagnostics.rank_ports import Clock
@@ -17,29 +18,21 @@ Number = float | int | str | None
 # send and recv need a peer, which dumps do not name.
 _KINDS = {
     "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherintotensor": "all_gather",
     "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
     "allreduce": "all_reduce",
     "allreducecoalesced": "allreduce_coalesced",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
     "alltoall": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "alltoallsingle": "all_to_all",
-    "barrier": "barrier",
+    **{name: name for name in ("broadcast", "reduce", "gather", "scatter", "barrier")},
 }
+# What names of torch's functions add to them.
+_FORMS = re.compile(r"(base|intotensor|tensor|single)$")
 
 
 class DumpError(CommandError):
     """Dumps are missing, damaged or do not hold what is asked for; one sentence says what."""
 
 
-@dataclass(slots=True, config=ConfigDict(extra="ignore"))
+@dataclass(slots=True)
 class Operation:
     """One operation that a rank has called.
 
@@ -57,7 +50,7 @@ class Operation:
     dtype: str = ""
     path: str = ""
     label: str = ""
-    parameters: list[str] = dataclass_field(default_factory=list)
+    parameters: list[str] = field(default_factory=list)
     called: float | None = None
     started: float | None = None
     first_byte: float | None = None
@@ -69,7 +62,7 @@ class Operation:
     @property
     def kind(self) -> str:
         """The usual name of the operation; "" if it has none."""
-        return _KINDS.get(self.operation.replace("_", "").lower(), "")
+        return _KINDS.get(_FORMS.sub("", self.operation.replace("_", "").lower()), "")
 
     @property
     def unfinished(self) -> bool:
@@ -84,13 +77,7 @@ class Operation:
         return self.unfinished and self.wait_entered is not None and self.wait_left is None
 
 
-class _Part(BaseModel):
-    """Fields that a newer version adds are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class Awaited(_Part):
+class Awaited(BaseModel):
     """A rank (global) whose bytes have not all arrived; ``seconds`` since the last of them."""
 
     rank: int
@@ -99,16 +86,16 @@ class Awaited(_Part):
     seconds: float = 0.0
 
 
-class Oldest(_Part):
+class Oldest(BaseModel):
     """The oldest unfinished operation of a group."""
 
     sequence: int
     operation: str
     text: str = ""
-    awaited: list[Awaited] = Field(default_factory=list)
+    awaited: list[Awaited] = []
 
 
-class Peer(_Part):
+class Peer(BaseModel):
     """What the rank has counted of another one (global) while nothing failed.
 
     ``late``: collectives in which its callers waited for that rank to start, ``late_seconds`` how
@@ -124,7 +111,7 @@ class Peer(_Part):
     flow_waited_seconds: float = 0.0
 
 
-class Connection(_Part):
+class Connection(BaseModel):
     """What the rank knows of the way to another one (global).
 
     ``state`` is one of
@@ -150,7 +137,7 @@ class Connection(_Part):
     path: str = ""
 
 
-class Group(_Part):
+class Group(BaseModel):
     """One group as the rank sees it: ``rank`` is that in the group, ``members`` are global ranks.
 
     ``submitted`` and ``finished`` count operations; ``hosts`` are those of the members.
@@ -158,17 +145,17 @@ class Group(_Part):
 
     name: str
     rank: int = 0
-    members: list[int] = Field(default_factory=list)
-    hosts: list[str] = Field(default_factory=list)
-    peers: list[Peer] = Field(default_factory=list)
-    connections: list[Connection] = Field(default_factory=list)
+    members: list[int] = []
+    hosts: list[str] = []
+    peers: list[Peer] = []
+    connections: list[Connection] = []
     submitted: int = 0
     finished: int = 0
     error: str = ""
     oldest: Oldest | None = None
 
 
-class Frame(_Part):
+class Frame(BaseModel):
     """One call of a thread; ``text`` is the source line, "" if it is not at hand.
 
     ``owner`` is the class of the module that the call runs, "" if it is none of a model's.
@@ -181,22 +168,22 @@ class Frame(_Part):
     owner: str = ""
 
 
-class Stack(_Part):
+class Stack(BaseModel):
     """The calls of one thread, the innermost last."""
 
     thread: str = ""
     main: bool = False
-    frames: list[Frame] = Field(default_factory=list)
+    frames: list[Frame] = []
 
 
-class StepEnd(_Part):
+class StepEnd(BaseModel):
     """When a step of the training ended, in unix seconds; ``number`` is DeepSpeed's, or a count."""
 
     number: int
     ended: float
 
 
-class Dump(_Part):
+class Dump(BaseModel):
     """The state of one rank: ``rank`` is global, ``ranks`` the size of the world.
 
     ``time`` is when it was made, in unix seconds, ``reason`` why, and ``error`` what this rank has
@@ -215,37 +202,27 @@ class Dump(_Part):
     time: float = 0.0
     reason: str = ""
     error: str = ""
-    operations: list[Operation] = Field(default_factory=list)
-    groups: list[Group] = Field(default_factory=list)
-    stacks: list[Stack] = Field(default_factory=list)
-    network: dict[str, Number] = Field(default_factory=dict)
+    operations: list[Operation] = []
+    groups: list[Group] = []
+    stacks: list[Stack] = []
+    network: dict[str, Number] = {}
     clock: Clock | None = None
-    steps: list[StepEnd] = Field(default_factory=list)
+    steps: list[StepEnd] = []
 
 
-def load(source: str | PathLike[str] | bytes, name: str = "") -> Dump:
-    """The dump in a file, or in bytes of JSON that came from ``name``.
+def load(path: str | PathLike[str]) -> Dump:
+    """The dump in a file.
 
     Raises:
         DumpError: the file can't be read, or it holds no dump.
     """
-    if isinstance(source, bytes):
-        shown, content = name or "dump", source
-    else:
-        shown = name or fspath(source)
-        try:
-            content = Path(source).read_bytes()
-        except OSError as error:
-            raise DumpError(f"{shown} can't be read: {error.strerror}") from None
     try:
-        return Dump.model_validate_json(content)
+        return Dump.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise DumpError(f"{path} can't be read: {error.strerror}") from None
     except ValidationError as error:
-        raise DumpError(f"{shown} holds no dump of a rank: {_first(error)}") from None
-
-
-def _first(error: ValidationError) -> str:
-    problems = error.errors(include_url=False, include_input=False)
-    where = ".".join(str(part) for part in problems[0]["loc"])
-    text = f"{where}: {problems[0]['msg']}" if where else problems[0]["msg"]
-    more = len(problems) - 1
-    return f"{text} (and {more} more)" if more else text
+        first, *more = error.errors(include_url=False, include_input=False)
+        where = ".".join(map(str, first["loc"]))
+        text = f"{where}: {first['msg']}" if where else first["msg"]
+        text += f" (and {len(more)} more)" if more else ""
+        raise DumpError(f"{path} holds no dump of a rank: {text}") from None

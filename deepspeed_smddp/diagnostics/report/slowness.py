@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from pydantic import BaseModel
 
 from deepspeed_smddp.diagnostics.report.dump import Dump, Group, Peer
 from deepspeed_smddp.diagnostics.report.wording import count, rank_list, seconds
@@ -47,8 +49,7 @@ class Flows:
         return self.bytes / self.seconds if self.seconds > 0 else 0.0
 
 
-@dataclass
-class Seen:
+class Seen(BaseModel):
     """What one rank has counted in ``seconds``, over all its groups; ranks are global.
 
     ``late`` has the seconds that its callers waited for another rank to start, ``operations`` how
@@ -58,9 +59,9 @@ class Seen:
     rank: int
     host: str
     seconds: float = 0.0
-    late: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    operations: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    flows: dict[str, Flows] = field(default_factory=lambda: defaultdict(Flows))
+    late: dict[int, float] = {}
+    operations: dict[int, int] = {}
+    flows: dict[str, Flows] = {}
 
     def count(self, group: Group, before: Group | None = None) -> None:
         """Adds what a group of this rank has counted since ``before``."""
@@ -71,10 +72,12 @@ class Seen:
             if old is None or old.late > peer.late:  # the latter: another group of this name
                 old = Peer(rank=peer.rank)
             if peer.late > old.late:
-                self.late[peer.rank] += peer.late_seconds - old.late_seconds
-                self.operations[peer.rank] += peer.late - old.late
+                waited = peer.late_seconds - old.late_seconds
+                self.late[peer.rank] = self.late.get(peer.rank, 0.0) + waited
+                calls = self.operations.get(peer.rank, 0)
+                self.operations[peer.rank] = calls + peer.late - old.late
             if peer.flow_bytes > old.flow_bytes:
-                self.flows[hosts.get(peer.rank, "?")].add(
+                self.flows.setdefault(hosts.get(peer.rank, "?"), Flows()).add(
                     peer.flow_bytes - old.flow_bytes,
                     peer.flow_seconds - old.flow_seconds,
                     peer.flow_waited_seconds - old.flow_waited_seconds,
@@ -92,7 +95,7 @@ class Slow:
 
 def of_dump(dump: Dump) -> Seen:
     """What a rank has counted since its groups were made."""
-    seen = Seen(dump.rank, dump.host)
+    seen = Seen(rank=dump.rank, host=dump.host)
     for group in dump.groups:
         seen.count(group)
     return seen
