@@ -1,9 +1,8 @@
 """The counters of the collectives, written to where people look: a table, files, Prometheus.
 
-They are written in intervals and when the process ends, as the ``ledger`` section asks. A thread
-serves the intervals. It is a daemon, so that it keeps no process alive, and ends before the last
-write. Only the process that made the settings apply writes: a forked child has no writer. Nor does
-a process write that never made a default group.
+They are written in intervals, by a thread, and when the process ends, as the ``ledger`` section
+asks. Only the process that made the settings apply writes: a forked child has no writer, nor has a
+process that never made a default group.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/ has the format that node exporter's
 textfile collector reads. Times are left out: it refuses files with timestamps.
@@ -17,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,46 +115,33 @@ class Snapshot:
 
     def as_prometheus(self) -> str:
         """The whole file. Several ranks' files in one folder agree on types and help texts."""
-        return "".join(f"{line}\n" for line in self._metrics())
-
-    def _metrics(self) -> Iterator[str]:
         rank = {"rank": str(self.rank)}
-        for key, name, meaning in _OF_ROWS:
-            samples = [
-                ({"collective": row["collective"], "path": row["path"], **rank}, row[key])  # type: ignore[literal-required]
-                for row in self.collectives
-            ]
-            yield from _metric(name, meaning, samples)
         held: Mapping[str, Any] = self.memory
-        yield from _metric(
-            "smddp_memory_bytes",
-            "Memory that the ranks of a host share, in bytes, by state; the states overlap.",
-            [({"state": state, **rank}, held[state]) for state in _STATES],
-        )
-        for name, meaning, value in (
-            ("smddp_memory_blocks", "Tensors in shared memory.", held["blocks"]),
-            (
-                "smddp_memory_refused_total",
-                "Requests for shared memory that got ordinary memory instead.",
-                held["refused"],
-            ),
-            (
-                "smddp_refused_messages_total",
-                "Messages from processes outside the job that this rank dropped.",
-                self.refused,
-            ),
-        ):
-            yield from _metric(name, meaning, [(rank, value)])
+        text = ""
+        for key, name, meaning in _OF_ROWS:
+            rows: list[Mapping[str, Any]] = [*self.collectives]
+            of = [
+                ({"collective": r["collective"], "path": r["path"], **rank}, r[key]) for r in rows
+            ]
+            text += _metric(name, meaning, of)
+        of = [({"state": state, **rank}, held[state]) for state in _STATES]
+        meaning = "Memory that the ranks of a host share, in bytes, by state; the states overlap."
+        text += _metric("smddp_memory_bytes", meaning, of)
+        meaning = "Tensors in shared memory."
+        text += _metric("smddp_memory_blocks", meaning, [(rank, held["blocks"])])
+        meaning = "Requests for shared memory that got ordinary memory instead."
+        text += _metric("smddp_memory_refused_total", meaning, [(rank, held["refused"])])
+        meaning = "Messages from processes outside the job that this rank dropped."
+        return text + _metric("smddp_refused_messages_total", meaning, [(rank, self.refused)])
 
 
-def _metric(
-    name: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]
-) -> Iterator[str]:
-    yield f"# HELP {name} {meaning}"
-    yield f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}"
+def _metric(name: str, meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> str:
+    kind = "counter" if name.endswith("_total") else "gauge"
+    lines = [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
     for labels, value in samples:
         shown = ",".join(f'{label}="{escaped(held)}"' for label, held in labels.items())
-        yield f"{name}{{{shown}}} {value!r}"
+        lines.append(f"{name}{{{shown}}} {value!r}")
+    return "\n".join([*lines, ""])
 
 
 def escaped(value: str) -> str:
@@ -183,22 +169,15 @@ def take(rank: int) -> Snapshot:
     )
 
 
-def writes(name: str, rank: int) -> bool:
-    """Whether this process writes the file: each rank, one rank of each host, or rank 0 alone.
+def path_of(name: str, rank: int, host: str) -> Path | None:
+    """The file that a setting names, on the rank that writes it; None on the others.
 
-    Args:
-        name: the setting; it may hold ``{rank}`` and ``{host}``.
-        rank: this process's rank in the default group.
+    A name with ``{rank}`` is written by each rank, one with ``{host}`` by one rank of each host,
+    another one by rank 0.
     """
-    if not name or _RANK in name:
-        return bool(name)
-    if _HOST in name:
-        return os.environ.get("LOCAL_RANK", "0") == "0"
-    return rank == 0
-
-
-def path_of(name: str, rank: int, host: str) -> Path:
-    """The file that the setting names, on this rank."""
+    one_of_host = _HOST in name and os.environ.get("LOCAL_RANK", "0") == "0"
+    if not name or not (_RANK in name or one_of_host or (_HOST not in name and rank == 0)):
+        return None
     named = name.replace(_RANK, str(rank)).replace(_HOST, host.replace(os.sep, "_"))
     return Path(named).expanduser()
 
@@ -213,7 +192,7 @@ class CounterWriter:
 
     def __init__(self, wanted: Ledger) -> None:
         self.wanted = wanted
-        self._warned: set[Path] = set()
+        self._warned: set[Path | None] = set()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         if wanted.interval_seconds and (wanted.json_lines or wanted.prometheus_file):
@@ -233,28 +212,26 @@ class CounterWriter:
         if rank is None:
             return
         wanted, taken = self.wanted, take(rank)
-        self._file(wanted.json_lines, taken, lambda path: _append(path, taken.as_json()))
-        self._file(wanted.prometheus_file, taken, lambda path: replace(path, taken.as_prometheus()))
-        if not last:
-            return
-        self._file(wanted.json_file, taken, lambda path: replace(path, taken.as_json(2)))
-        if wanted.table and rank == 0:
+        due: list[tuple[str, Callable[[Path], None]]] = [
+            (wanted.json_lines, lambda path: _append(path, taken.as_json())),
+            (wanted.prometheus_file, lambda path: replace(path, taken.as_prometheus())),
+        ]
+        if last:
+            due.append((wanted.json_file, lambda path: replace(path, taken.as_json(2))))
+        for name, put in due:
+            path = path_of(name, rank, taken.host)
+            try:
+                if path is not None:
+                    put(path)
+            except OSError as error:
+                if path not in self._warned:
+                    why = error.strerror or error
+                    logger.warning("smddp: the counters can't be written to %s: %s", path, why)
+                self._warned.add(path)
+        if last and wanted.table and rank == 0:
             from rich.console import Console
 
             taken.show(Console(file=sys.stderr))
-
-    def _file(self, name: str, taken: Snapshot, write: Callable[[Path], None]) -> None:
-        if not writes(name, taken.rank):
-            return
-        path = path_of(name, taken.rank, taken.host)
-        try:
-            write(path)
-        except OSError as error:
-            if path not in self._warned:
-                logger.warning(
-                    "smddp: the counters can't be written to %s: %s", path, error.strerror or error
-                )
-            self._warned.add(path)
 
     def _run(self) -> None:
         while not self._stopped.wait(self.wanted.interval_seconds):

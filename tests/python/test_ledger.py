@@ -141,7 +141,7 @@ def test_who_writes(
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if local_rank is not None:
         monkeypatch.setenv("LOCAL_RANK", local_rank)
-    assert [rank for rank in range(3) if counters.writes(name, rank)] == writers
+    assert [rank for rank in range(3) if counters.path_of(name, rank, "h")] == writers
     assert counters.path_of("x/{host}-{rank}{other}.prom", 4, "a/b") == Path("x/a_b-4{other}.prom")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from deepspeed_smddp.diagnostics.report.dump import Operation
 from deepspeed_smddp.diagnostics.report.job import Cause, GroupView, Job, Stall, Weight
@@ -28,6 +29,7 @@ _SAME_BYTES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "barri
 # What a thread may stand in while it waits for an operation whose wait is not recorded.
 _WAITS = (Doing.COLLECTIVE, Doing.DEVICE, Doing.BACKWARD, Doing.LOCK, Doing.NOTHING)
 _Signature = tuple[str, int, str, str]
+_Hold = tuple[Stall, list[int], Stall]  # ranks that wait in the first and are late for the second
 
 
 def label(job: Job, stall: Stall) -> str:
@@ -258,20 +260,11 @@ def _remedy(job: Job, difference: Difference) -> str:
     return "call the operations of a group in the same order on all ranks"
 
 
-@dataclass(frozen=True)
-class Hold:
-    """``ranks`` wait in ``stall``, and are late for the operation of ``next``."""
-
-    stall: Stall
-    ranks: tuple[int, ...]
-    next: Stall
-
-
 def blocked_elsewhere(job: Job, rank: int, stall: Stall) -> bool:
     """If the rank stands in an operation of another group that lacks ranks."""
     return any(
         other is not stall and (other.late or other.absent) and _blocked(job, rank, other)
-        for other in job.stalls_of(rank)
+        for other in job.stalls
     )
 
 
@@ -286,68 +279,49 @@ def _blocked(job: Job, rank: int, stall: Stall) -> bool:
 
 def crossed_causes(job: Job) -> Iterator[Cause]:
     """One for each ring of groups, each of which waits for ranks that wait in the next one."""
-    for cycle in _cycles(job):
-        names = [f"'{hold.stall.group.name}'" for hold in cycle]
-        ranks = rank_list(hold.ranks[0] for hold in cycle)
+    for ring in _rings(job):
+        names = [f"'{stall.group.name}'" for stall, _, _ in ring]
         yield Cause(
             Weight.CROSSED_GROUPS,
-            f"{ranks} use the groups {', '.join(names[:-1])} and {names[-1]} in another "
-            f"order: {'; '.join(_part(job, hold) for hold in cycle)}",
-            tuple(sorted({rank for hold in cycle for rank in hold.ranks})),
+            f"{rank_list(ranks[0] for _, ranks, _ in ring)} use the groups {', '.join(names[:-1])} "
+            f"and {names[-1]} in another order: {'; '.join(_part(job, *hold) for hold in ring)}",
+            tuple(sorted({rank for _, ranks, _ in ring for rank in ranks})),
             "call the operations of these groups in the same order on all ranks, or make the calls "
             "asynchronous (async_op=True) and wait after both",
         )
 
 
-def _part(job: Job, hold: Hold) -> str:
-    place = job.place(hold.ranks[0])
-    where = f" at {place.file}:{place.line}" if place.file else ""
-    where += f" in {place.function}" if where and place.function not in ("", "<module>") else ""
+def _part(job: Job, stall: Stall, ranks: list[int], missed: Stall) -> str:
+    where = job.place(ranks[0]).where
     return (
-        f"{job.named(hold.ranks)} {verb(hold.ranks, 'waits', 'wait')} in "
-        f"{named(hold.stall.operation)}{where} and {verb(hold.ranks, 'has', 'have')} not called "
-        f"{numbered(hold.next.operation)}"
+        f"{job.named(ranks)} {verb(ranks, 'waits', 'wait')} in {named(stall.operation)}"
+        f"{f' {where}' if where else ''} and {verb(ranks, 'has', 'have')} not called "
+        f"{numbered(missed.operation)}"
     )
 
 
-def _cycles(job: Job) -> list[list[Hold]]:
-    """Rings of stalls, the shortest first, each group in at most one of them."""
-    stalls = [stall for stall in job.stalls if stall.late]
-    holds = {id(stall): _holds(job, stall) for stall in stalls}
-    found: list[list[Hold]] = []
-    used: set[int] = set()
-    for stall in stalls:
-        cycle = None if id(stall) in used else _shortest(stall, holds)
-        if cycle and not used & {id(hold.stall) for hold in cycle}:
-            used |= {id(hold.stall) for hold in cycle}
-            found.append(cycle)
-        if len(found) >= _MOST_CYCLES:
+def _rings(job: Job) -> list[list[_Hold]]:
+    """Stalls whose ranks are late for the next one's, round and round; no group is in two rings."""
+    holds: dict[tuple[int, int], list[int]] = {}
+    for at, stall in enumerate(job.stalls):
+        for rank in stall.waiting if stall.late else ():
+            if _blocked(job, rank, stall):
+                for to, other in enumerate(job.stalls):
+                    if rank in other.late_set:
+                        holds.setdefault((at, to), []).append(rank)
+    found: list[list[_Hold]] = []
+    while len(found) < _MOST_CYCLES:
+        before: dict[int, list[int]] = {}
+        for at, to in holds:
+            before.setdefault(to, []).append(at)
+        try:
+            TopologicalSorter(before).prepare()
             break
-    return sorted(found, key=len)
-
-
-def _holds(job: Job, stall: Stall) -> list[Hold]:
-    """The stalls that ranks which wait in this one keep up."""
-    keeps: dict[int, tuple[Stall, list[int]]] = {}
-    for rank in stall.waiting:
-        if not _blocked(job, rank, stall):
-            continue
-        for other in job.stalls_of(rank):
-            if other is not stall and rank in other.late_set:
-                keeps.setdefault(id(other), (other, []))[1].append(rank)
-    return [Hold(stall, tuple(ranks), other) for other, ranks in keeps.values()]
-
-
-def _shortest(start: Stall, holds: dict[int, list[Hold]]) -> list[Hold] | None:
-    """The shortest way from a stall back to it, breadth first."""
-    ways: list[list[Hold]] = [[hold] for hold in holds[id(start)]]
-    seen: set[int] = set()
-    while ways:
-        way = ways.pop(0)
-        at = way[-1].next
-        if at is start:
-            return way
-        if id(at) not in seen:
-            seen.add(id(at))
-            ways += [[*way, hold] for hold in holds.get(id(at), [])]
-    return None
+        except CycleError as error:
+            ring = error.args[1][:-1]
+        first = ring.index(min(ring))
+        ring = ring[first:] + ring[:first]
+        pairs = list(zip(ring, ring[1:] + ring[:1], strict=True))
+        found.append([(job.stalls[at], holds[at, to], job.stalls[to]) for at, to in pairs])
+        holds = {pair: ranks for pair, ranks in holds.items() if not {*pair} & {*ring}}
+    return found

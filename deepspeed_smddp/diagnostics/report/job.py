@@ -141,18 +141,6 @@ class Job:
         """One for each group with an unfinished operation."""
         return [stall for view in self.groups.values() if (stall := self._stall(view)) is not None]
 
-    def stalls_of(self, rank: int) -> list[Stall]:
-        """The stalls of the groups that the rank is in."""
-        return self._stalls_by_rank.get(rank, [])
-
-    @cached_property
-    def _stalls_by_rank(self) -> dict[int, list[Stall]]:
-        found: dict[int, list[Stall]] = {}
-        for stall in self.stalls:
-            for rank in stall.group.members:
-                found.setdefault(rank, []).append(stall)
-        return found
-
     def _stall(self, view: GroupView) -> Stall | None:
         pending = {r: op for r in view.seen if (op := view.pending(r)) is not None}
         if not pending:

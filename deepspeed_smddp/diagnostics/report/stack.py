@@ -111,16 +111,17 @@ class Place:
     text: str = ""
 
     @property
+    def where(self) -> str:
+        """``at train.py:88 in save_checkpoint``; "" without a frame of the user's."""
+        function = "" if self.function in ("", "<module>") else f" in {self.function}"
+        return f"at {self.file}:{self.line}{function}" if self.file else ""
+
+    @property
     def sentence(self) -> str:
         """``in torch.save, called at train.py:88 in save_checkpoint``."""
-        if not self.file:
-            return self.what
-        where = f"at {self.file}:{self.line}"
-        if self.function and self.function != "<module>":
-            where += f" in {self.function}"
-        if self.doing is Doing.USER:
-            return where
-        return f"{self.what}, called {where}"
+        if self.doing is Doing.USER or not self.file:
+            return self.where or self.what
+        return f"{self.what}, called {self.where}"
 
 
 UNKNOWN = Place(Doing.NOTHING, "at an unknown place (the dump has no Python stack)")
