@@ -31,9 +31,10 @@ from deepspeed_smddp.diagnostics.doctor import machine
 from deepspeed_smddp.diagnostics.rank_ports import Clock, ClockServer, Listener, ask, measure
 from deepspeed_smddp.diagnostics.report import DUMP_SECONDS, IN_ORDER, LINK
 from deepspeed_smddp.diagnostics.report_exchange import CLOCK, ReportStore, introduce
-from deepspeed_smddp.diagnostics.report_files import FR_TRACE, JobFiles, job_name
+from deepspeed_smddp.diagnostics.report_files import FR_TRACE, PAGE, JobFiles, job_name
 from deepspeed_smddp.distributed import backend, extension, labels
 from deepspeed_smddp.errors import logger
+from deepspeed_smddp.whole_file import replace
 
 VERSION = 1
 # What follows the name of a group in records of operations that it hands to another backend.
@@ -295,7 +296,7 @@ class Reporter(threading.Thread):
         folder = self._files.report_folder(self._number)
         gone = {rank: why for rank, why in gone.items() if rank not in dumps}
         text = page(read, gone, self._ranks, str(folder), unreached)
-        self._files.write_page(self._number, text)
+        replace(folder / PAGE, text)
         print(text, file=sys.__stderr__, flush=True)
         fr_trace.write(read, folder / FR_TRACE)
 

@@ -7,6 +7,7 @@ was written, ``page.txt`` and ``fr_trace/``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -88,24 +89,16 @@ class JobFiles:
 
     def dumps(self, number: int) -> dict[int, dict[str, Any]]:
         """The dumps that ranks of this host have written for a report."""
-        found = {}
-        for path in self.report_folder(number).glob("rank-*.json"):
-            dump = json.loads(path.read_text(encoding="utf-8"))
-            found[int(dump["rank"])] = dump
-        return found
-
-    def write_page(self, number: int, page: str) -> None:
-        """Writes the page beside the dumps."""
-        replace(self.report_folder(number) / PAGE, page)
+        paths = self.report_folder(number).glob("rank-*.json")
+        dumps = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        return {dump["rank"]: dump for dump in dumps}
 
     def close(self) -> None:
         """The process ends. Removes what holds no report."""
         self._running.unlink(missing_ok=True)
-        for folder in (self.folder, self.folder.parent):
-            try:
-                folder.rmdir()
-            except OSError:
-                return
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+            self.folder.parent.rmdir()
 
 
 def running() -> Iterator[Running]:

@@ -83,6 +83,17 @@ class Deviation(Finding):
     ranks: tuple[int, ...] = ()
 
 
+def of_ranks(
+    name: str,
+    who: Sequence[int],
+    ranks: Sequence[RankFacts],
+    text: str,
+    verdict: Verdict = Verdict.LIMITED,
+) -> Deviation:
+    """A deviation whose text begins with the ranks ``who``."""
+    return Deviation(name, f"{named(who, ranks)}: {text}", verdict, tuple(who))
+
+
 def deviations(ranks: Sequence[RankFacts]) -> list[Deviation]:
     """Problems of ranks and facts in which ranks differ, those that fail first."""
     found = [*_problems(ranks), *_differences(ranks)]
@@ -103,7 +114,7 @@ def _problems(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
             key = (problem.name, problem.text, problem.verdict)
             by_problem.setdefault(key, []).append(rank.rank)
     for (name, text, verdict), who in by_problem.items():
-        yield Deviation(name, f"{named(who, ranks)}: {text}", verdict, tuple(who))
+        yield of_ranks(name, who, ranks, text, verdict)
 
 
 def _differences(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:

@@ -21,8 +21,13 @@ import torch
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.schema import DEBUG
-from deepspeed_smddp.diagnostics.doctor import facts
-from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
+from deepspeed_smddp.diagnostics.doctor.facts import (
+    Deviation,
+    RankFacts,
+    Verdict,
+    of_its_host,
+    of_ranks,
+)
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
 from deepspeed_smddp.distributed import extension
 
@@ -276,11 +281,8 @@ def _blocked(found: Sequence[Link], ranks: Sequence[RankFacts]) -> Iterator[Devi
     for rank in sorted(dead):
         members = of_its_host(rank, ranks)
         others = ", ".join(_other(link, rank) for link in tried[rank])
-        text = (
-            f"{facts.named(members, ranks)}: no data passes between it and {others}: "
-            f"{tried[rank][0].why}"
-        )
-        yield Deviation("blocked host", text, Verdict.FAILED, tuple(members))
+        text = f"no data passes between it and {others}: {tried[rank][0].why}"
+        yield of_ranks("blocked host", members, ranks, text, Verdict.FAILED)
     for link in found:
         if link.state == BLOCKED and not dead & set(link.ranks):
             text = f"{_named(link)}: no data passes: {link.why}"
@@ -295,11 +297,9 @@ def _slow_hosts(found: Sequence[Link], ranks: Sequence[RankFacts]) -> Iterator[D
     for rank, rate in sorted(best.items()):
         if rate < SLOW * median:
             members = of_its_host(rank, ranks)
-            text = (
-                f"{facts.named(members, ranks)}: {shown(rate)} each way with the best of the "
-                f"other hosts; the median of all hosts is {shown(median)}"
-            )
-            yield Deviation("slow host", text, Verdict.LIMITED, tuple(members))
+            text = f"{shown(rate)} each way with the best of the other hosts; the median of all "
+            text += f"hosts is {shown(median)}"
+            yield of_ranks("slow host", members, ranks, text)
 
 
 def _slow_links(found: Sequence[Link]) -> Iterator[Deviation]:

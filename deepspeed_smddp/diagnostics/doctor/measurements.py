@@ -10,8 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.diagnostics.doctor import facts, links
-from deepspeed_smddp.diagnostics.doctor.facts import Deviation, RankFacts, Verdict, of_its_host
+from deepspeed_smddp.diagnostics.doctor import links
+from deepspeed_smddp.diagnostics.doctor.facts import (
+    Deviation,
+    RankFacts,
+    Verdict,
+    of_its_host,
+    of_ranks,
+)
 from deepspeed_smddp.diagnostics.doctor.rendezvous import Rendezvous
 from deepspeed_smddp.diagnostics.rank_ports import Clock, measure
 from deepspeed_smddp.distributed import extension
@@ -74,14 +80,9 @@ class Measured:
 
     def deviations(self, ranks: Sequence[RankFacts]) -> list[Deviation]:
         """What is slow, blocked or far off, and ranks that did not finish."""
-        unfinished = (
-            f"did not finish the measurement within {SECONDS:.0f} s: see the output of its process"
-        )
+        text = f"did not finish the measurement within {SECONDS:.0f} s: see its process's output"
         return [
-            *(
-                Deviation("ranks", f"{facts.named([r], ranks)}: {unfinished}", Verdict.FAILED, (r,))
-                for r in self.missing
-            ),
+            *(of_ranks("ranks", [r], ranks, text, Verdict.FAILED) for r in self.missing),
             *links.judge(self.links, ranks),
             *judge_cores(self.cores, ranks),
             *judge_clocks(self.clocks, ranks),
@@ -204,10 +205,10 @@ def judge_cores(cores: Mapping[int, Core], ranks: Sequence[RankFacts]) -> Iterat
             else "it had its core all the time: the core is slower (its clock, power or heat)"
         )
         text = (
-            f"{facts.named([rank], ranks)}: the same work takes {core.seconds * 1e3:.1f} ms, "
-            f"the median of all ranks is {median * 1e3:.1f} ms; {cause}"
+            f"the same work takes {core.seconds * 1e3:.1f} ms, the median of all ranks is "
+            f"{median * 1e3:.1f} ms; {cause}"
         )
-        yield Deviation("slow rank", text, Verdict.LIMITED, (rank,))
+        yield of_ranks("slow rank", [rank], ranks, text)
 
 
 def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
@@ -215,11 +216,10 @@ def judge_clocks(clocks: Mapping[int, Clock], ranks: Sequence[RankFacts]) -> Ite
     for rank, clock in sorted(clocks.items()):
         if abs(clock.offset) - clock.uncertainty <= MOST_CLOCK_SECONDS:
             continue
-        members = of_its_host(rank, ranks)
         direction = "ahead of" if clock.offset > 0 else "behind"
         text = (
-            f"{facts.named(members, ranks)}: {abs(clock.offset):.3g} s {direction} the clock "
-            f"of rank 0's host (within {clock.uncertainty * 1e3:.2g} ms), so that times in logs of "
-            "these hosts do not match: run chrony or another NTP client on all hosts"
+            f"{abs(clock.offset):.3g} s {direction} the clock of rank 0's host (within "
+            f"{clock.uncertainty * 1e3:.2g} ms), so that times in logs of these hosts do not "
+            "match: run chrony or another NTP client on all hosts"
         )
-        yield Deviation("clock", text, Verdict.LIMITED, tuple(members))
+        yield of_ranks("clock", of_its_host(rank, ranks), ranks, text)

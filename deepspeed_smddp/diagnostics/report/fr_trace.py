@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deepspeed_smddp.diagnostics.report.dump import Dump, Operation
-from deepspeed_smddp.diagnostics.report.job import GroupView, Job
+from deepspeed_smddp.diagnostics.report.job import Job, Key
 
 PREFIX = "rank_"
 _VERSION = "2.10"
@@ -33,19 +33,8 @@ _DTYPES = {
 }
 
 
-def traces(dumps: Mapping[int, Dump]) -> dict[int, dict[str, Any]]:
-    """The content of the file of each rank, by global rank.
-
-    Each group starts at the first operation that the rings of all its ranks still hold.
-    Operations that the analyzer does not know are left out.
-    """
-    job = Job(dumps, {}, len(dumps))
-    starts = {key: _start(view) for key, view in job.groups.items()}
-    return {rank: _trace(dump, job, starts) for rank, dump in job.dumps.items()}
-
-
-def write(dumps: Mapping[int, Dump], folder: Path, prefix: str = PREFIX) -> list[Path]:
-    """Write ``<prefix><rank>`` for each dump into a folder, which is made if it is missing.
+def write(dumps: Mapping[int, Dump], folder: Path) -> list[Path]:
+    """Write ``rank_<rank>`` for each dump into a folder, which is made if it is missing.
 
     Raises:
         OSError: a file can't be written.
@@ -53,45 +42,46 @@ def write(dumps: Mapping[int, Dump], folder: Path, prefix: str = PREFIX) -> list
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for rank, trace in traces(dumps).items():
-        path = folder / f"{prefix}{rank}"
-        path.write_bytes(pickle.dumps(trace))
-        paths.append(path)
+        paths.append(folder / f"{PREFIX}{rank}")
+        paths[-1].write_bytes(pickle.dumps(trace))
     return paths
 
 
-def _start(view: GroupView) -> int:
-    """The first sequence that no rank's ring has lost."""
-    firsts = []
-    for rank in view.seen:
-        ring = view.rings.get(rank, {})
-        # A rank that has called nothing has lost nothing.
-        firsts.append(min(ring) if ring else 1 + view.submitted(rank))
-    return max((first for first in firsts), default=1)
+def traces(dumps: Mapping[int, Dump]) -> dict[int, dict[str, Any]]:
+    """The content of the file of each rank, by global rank.
+
+    Each group starts at the first operation that the rings of all its ranks still hold.
+    Operations that the analyzer does not know are left out.
+    """
+    job = Job(dumps, {}, len(dumps))
+    # A rank that has called nothing has lost nothing.
+    starts = {
+        key: max(min(view.rings.get(rank) or [1 + view.submitted(rank)]) for rank in view.seen)
+        for key, view in job.groups.items()
+    }
+    return {rank: _trace(dump, job, starts) for rank, dump in job.dumps.items()}
 
 
-def _trace(
-    dump: Dump, job: Job, starts: Mapping[tuple[str, tuple[int, ...]], int]
-) -> dict[str, Any]:
-    own = {group.name: (group.name, tuple(group.members)) for group in dump.groups}
-    names = {name: number for number, name in enumerate(own)}
-    entries = []
-    for name, key in own.items():
-        for sequence, operation in job.groups[key].rings[dump.rank].items():
-            if sequence >= starts[key] and operation.kind:
-                entries.append(_entry(operation, names[name], len(key[1])))
+def _trace(dump: Dump, job: Job, starts: Mapping[Key, int]) -> dict[str, Any]:
+    own = [(group.name, tuple(group.members)) for group in dump.groups]
+    entries = [
+        _entry(operation, number, len(key[1]))
+        for number, key in enumerate(own)
+        for sequence, operation in job.groups[key].rings[dump.rank].items()
+        if sequence >= starts[key] and operation.kind
+    ]
     entries.sort(key=lambda entry: int(entry["record_id"]))
     # The analyzer drops what has a lower record_id than the first entry of any rank: operations
     # of all groups count there, so that ranks in unlike groups lose what others keep.
     for number, entry in enumerate(entries):
         entry["record_id"] = number
-    config = {
-        name: {"name": name, "desc": "undefined", "ranks": str(list(members))}
-        for name, members in own.values()
-    }
     return {
         "version": _VERSION,
         "entries": entries,
-        "pg_config": config,
+        "pg_config": {
+            name: {"name": name, "desc": "undefined", "ranks": str(list(members))}
+            for name, members in own
+        },
         "pg_status": {},
         "host_name": dump.host,
         "rank": dump.rank,
@@ -99,6 +89,7 @@ def _trace(
 
 
 def _entry(operation: Operation, group: int, members: int) -> dict[str, Any]:
+    is_done = operation.state == "done"
     name, sizes = _sizes(operation, max(members, 1))
     dtype = _DTYPES.get(operation.dtype, ("Byte", 1))[0]
     place = {"name": operation.label or "user code", "filename": operation.path or "-", "line": 0}
@@ -116,13 +107,11 @@ def _entry(operation: Operation, group: int, members: int) -> dict[str, Any]:
         "output_dtypes": [dtype],
         "state": _STATES.get(operation.state, "started"),
         "is_p2p": False,
-        "retired": operation.state == "done",
+        "retired": is_done,
         "timeout_ms": 0,
         "time_created_ns": _nanoseconds(operation.called) or 0,
         "time_discovered_started_ns": _nanoseconds(operation.started),
-        "time_discovered_completed_ns": (
-            _nanoseconds(operation.last_byte) if operation.state == "done" else None
-        ),
+        "time_discovered_completed_ns": _nanoseconds(operation.last_byte) if is_done else None,
         "frames": [place],
     }
 
