@@ -13,7 +13,7 @@ from rich.text import Text
 
 from deepspeed_smddp.bench.bench_case import TITLES
 from deepspeed_smddp.bench.bench_report import BenchReport, Result
-from deepspeed_smddp.config.units import size_text
+from deepspeed_smddp.config.units import rate_text, size_text
 from deepspeed_smddp.diagnostics import pictures
 
 WIDTH = 80
@@ -31,10 +31,7 @@ def show(report: BenchReport, console: Console) -> None:
     say(_head(report))
     say(
         "Times: of a call on the slowest rank. algbw, busbw: GB/s as in nccl-tests."
-        + (
-            f" link: share of {report.rate * 8e-9:g} Gbit/s ({report.rate_origin})."
-            * _linked(report)
-        )
+        + (f" link: share of {rate_text(report.rate)} ({report.rate_origin})." * _linked(report))
     )
     for (op, dtype), group in groupby(report.results, lambda r: (r.case.op, r.case.dtype)):
         console.print()

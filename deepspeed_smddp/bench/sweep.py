@@ -48,9 +48,6 @@ class Interruption:
 
 TURN_SECONDS = 0.1  # planned, of one backend
 _CALLS = (3, 200)  # of a turn whose number of calls follows from its planned length
-_HEAD = (
-    4  # numbers before the times: signal, number of a wrong element + 1, its value, the right one
-)
 
 
 @dataclass(frozen=True)
@@ -131,18 +128,16 @@ class Sweep:
 
     def _exchange(self, took: list[float], wrong: Wrong | None) -> tuple[list[float], list[str]]:
         """The slowest rank's time of each call, and what is wrong on any rank."""
-        found = (0.0, 0.0, 0.0) if wrong is None else (wrong.element + 1.0, *wrong[1:])
-        own = torch.tensor([self._interruption.number, *found, *took], dtype=torch.float64)
-        rows = torch.empty(self._ranks * len(own), dtype=torch.float64)
-        dist.distributed_c10d._get_default_group()._allgather_base(rows, own).wait()
-        table = rows.view(self._ranks, len(own))
-        self.signal = self.signal or int(table[:, 0].max())
+        everyone: list[Any] = [None] * self._ranks
+        dist.all_gather_object(everyone, (self._interruption.number, wrong, took))
+        signals, wrongs, times = zip(*everyone, strict=True)
+        self.signal = self.signal or max(signals)
         texts = [
-            f"element {int(row[1]) - 1} on rank {rank} is {row[2]:g}, not {row[3]:g}"
-            for rank, row in enumerate(table[:, :_HEAD].tolist())
-            if row[1]
+            f"element {found.element} on rank {rank} is {found.got:g}, not {found.expected:g}"
+            for rank, found in enumerate(wrongs)
+            if found is not None
         ]
-        return table[:, _HEAD:].max(dim=0).values.tolist(), texts
+        return [max(of_call) for of_call in zip(*times, strict=True)], texts
 
     def stopped_by(self) -> str:
         """The name of the signal that ended the sweep; empty if none did."""

@@ -113,22 +113,13 @@ def setting_rows(ds_config: Any = None) -> list[SettingRow]:
     resolved = settings.resolve(request.section)
     rows = []
     if ds_config is not None:
-        rows.append(
-            SettingRow(
-                comm_backend.KEY,
-                request.backend or "not set",
-                settings.DS_CONFIG if request.backend else settings.DEFAULT,
-                "backend of the default process group",
-            )
-        )
-        rows.append(
-            SettingRow(
-                settings.ZERO_BUCKET,
-                str(request.zero_allgather_elements or "not set"),
-                settings.DS_CONFIG if request.zero_allgather_elements else settings.DEFAULT,
-                "elements of output that one AllGather on the wire carries at most",
-            )
-        )
+        elements = "elements of output that one AllGather on the wire carries at most"
+        for name, held, meaning in (
+            (comm_backend.KEY, request.backend, "backend of the default process group"),
+            (settings.ZERO_BUCKET, request.zero_allgather_elements, elements),
+        ):
+            origin = settings.DS_CONFIG if held else settings.DEFAULT
+            rows.append(SettingRow(name, str(held or "not set"), origin, meaning))
     for one in settings_of(SmddpConfig):
         value: Any = resolved.section
         for part in one.path.split("."):

@@ -21,6 +21,7 @@ import torch
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.schema import DEBUG
+from deepspeed_smddp.config.units import rate_text
 from deepspeed_smddp.diagnostics.doctor.facts import (
     Deviation,
     RankFacts,
@@ -297,8 +298,10 @@ def _slow_hosts(found: Sequence[Link], ranks: Sequence[RankFacts]) -> Iterator[D
     for rank, rate in sorted(best.items()):
         if rate < SLOW * median:
             members = of_its_host(rank, ranks)
-            text = f"{shown(rate)} each way with the best of the other hosts; the median of all "
-            text += f"hosts is {shown(median)}"
+            text = (
+                f"{rate_text(rate)} each way with the best of the other hosts; the median of all "
+            )
+            text += f"hosts is {rate_text(median)}"
             yield of_ranks("slow host", members, ranks, text)
 
 
@@ -309,20 +312,11 @@ def _slow_links(found: Sequence[Link]) -> Iterator[Deviation]:
             continue
         first, second = (best[rank] for rank in link.ranks)
         if link.bytes_per_second < SLOW * min(first, second):
+            own, rates = rate_text(link.bytes_per_second), (rate_text(first), rate_text(second))
             text = (
-                f"{_named(link)}: {shown(link.bytes_per_second)} each way; with other hosts they "
-                f"reach {shown(first)} and {shown(second)}"
+                f"{_named(link)}: {own} each way; with other hosts they reach {' and '.join(rates)}"
             )
             yield Deviation("slow link", text, Verdict.LIMITED, link.ranks)
-
-
-def shown(rate: float) -> str:
-    """Bytes per second as ``98.5 Mbit/s``."""
-    bits = 8 * rate
-    for unit, scale in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits >= scale:
-            return f"{bits / scale:.3g} {unit}"
-    return f"{bits / 1e3:.3g} kbit/s"
 
 
 def _named(link: Link) -> str:

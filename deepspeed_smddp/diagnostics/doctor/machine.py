@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepspeed_smddp.config.units import size_text
+from deepspeed_smddp.config.units import rate_text, size_text
 from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, limited
 
 # Docker gives a container 64 MiB of /dev/shm unless `--shm-size` says otherwise.
@@ -205,9 +205,8 @@ def network_facts(sysfs: Path = Path("/sys")) -> Iterator[Fact]:
     chosen = os.environ.get("SMDDP_FABRIC_INTERFACE", "")
     used = [interface for interface in found if interface.name in chosen.split(",")] or found
     names = ", ".join(i.name for i in used)
-    yield Fact(
-        "NICs", ", ".join(sorted(_shown_rate(i.megabits) for i in used)) or "none", detail=names
-    )
+    rates = [rate_text(i.megabits * 1e6 / 8) if i.megabits else "rate not stated" for i in used]
+    yield Fact("NICs", ", ".join(sorted(rates)) or "none", detail=names)
     yield Fact("MTU", ", ".join(sorted({str(i.mtu) for i in used})) or "none")
     yield Fact("RDMA devices", ", ".join(rdma_devices(sysfs)) or "none")
 
@@ -300,9 +299,3 @@ def _megabits(probe: socket.socket, name: str) -> int:
     low, high = struct.unpack_from("H", command, 12)[0], struct.unpack_from("H", command, 28)[0]
     speed = high << 16 | low
     return 0 if speed in _UNKNOWN_SPEEDS else speed
-
-
-def _shown_rate(megabits: int) -> str:
-    if not megabits:
-        return "rate not stated"
-    return f"{megabits / 1000:g} Gbit/s" if megabits >= 1000 else f"{megabits} Mbit/s"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deepspeed_smddp.config import settings
+from deepspeed_smddp.config.units import rate_text
 from deepspeed_smddp.diagnostics.doctor import links
 from deepspeed_smddp.diagnostics.doctor.facts import (
     Deviation,
@@ -93,7 +94,7 @@ class Measured:
         rates = [link.bytes_per_second for link in self.links if link.state == links.MEASURED]
         pairs = self.hosts * (self.hosts - 1) // 2
         if rates:
-            low, high = (links.shown(rate) for rate in (min(rates), max(rates)))
+            low, high = (rate_text(rate) for rate in (min(rates), max(rates)))
             span = low if low == high else f"{low} to {high}"
             yield f"{len(rates)} of {pairs} links between hosts: {span} each way"
         if self.network:

@@ -75,24 +75,12 @@ def called(frame: Frame) -> str:
     return name
 
 
-class Doing(Enum):
-    """What a thread stands in, the most telling first: the first one that fits names the place."""
-
-    DEBUGGER = "debugger"
-    COLLECTIVE = "collective"
-    SAVE = "save"
-    LOAD = "load"
-    DATA = "data"
-    SUBPROCESS = "subprocess"
-    SLEEP = "sleep"
-    INPUT = "input"
-    LOCK = "lock"
-    DEVICE = "device"
-    CHECKPOINT = "checkpoint"
-    BACKWARD = "backward"
-    LIBRARY = "library"
-    USER = "user"
-    NOTHING = "nothing"
+# What a thread stands in, the most telling first: the first one that fits names the place.
+Doing = Enum(
+    "Doing",
+    "DEBUGGER COLLECTIVE SAVE LOAD DATA SUBPROCESS SLEEP INPUT LOCK DEVICE CHECKPOINT BACKWARD "
+    "LIBRARY USER NOTHING",
+)
 
 
 @dataclass(frozen=True)
@@ -228,7 +216,7 @@ def doing(frames: Sequence[Frame]) -> Place:
     at = next((i for i in range(len(frames) - 1, -1, -1) if is_user(frames[i])), None)
     inner = list(frames[at + 1 :] if at is not None else frames)
     found = _recognized(frames, inner)
-    first = min(found, key=list(Doing).index, default=None)
+    first = min(found, key=lambda kind: int(kind.value), default=None)
     if first is not None:
         around = [found[kind] for kind in _CONTEXTS if kind in found and kind is not first]
         what, kind = ", ".join(f"in {text}" for text in [found[first], *around]), first
