@@ -7,7 +7,7 @@
 sources, behind a switch that is read at run time. A fault is noticed if a test program fails, or
 takes more than 20 s and five times its time without a fault, and the test that failed passes
 without the fault at once, and fails with it again. The outcomes go to
-``tests/mutants/results.json``. The exit status is 1 if a fault is unnoticed that the list does not
+``build/mutants/results.json``. The exit status is 1 if a fault is unnoticed that the list does not
 explain.
 
 NAMEs pick some faults, ``--resume`` leaves out those with an outcome for the same sources. Called
@@ -44,8 +44,8 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "mutants" / "faults.toml"
-RESULTS = ROOT / "tests" / "mutants" / "results.json"
 BUILD = ROOT / "build" / "mutants"
+RESULTS = BUILD / "results.json"
 # What the core and its tests are built from.
 SOURCES = (
     *("CMakeLists.txt", "csrc", "tests/cpp", "tests/fuzz", "tools/simulator"),
