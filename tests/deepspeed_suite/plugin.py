@@ -2,7 +2,7 @@
 
 pytest loads this module as a plugin. The fork server that forks the ranks of DeepSpeed's tests
 imports it as well, before it forks any rank. The import makes the switch, so that it applies in all
-of them. :mod:`tests.deepspeed_suite.run` sets ``SMDDP_SUITE_BACKEND``, the name of the backend, and
+of them. ``__main__`` sets ``SMDDP_SUITE_BACKEND``, the name of the backend, and
 ``SMDDP_SUITE_GROUPS``, a file for one line per default process group that a rank makes: its
 backend.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,8 @@ import pytest
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.engine import DeepSpeedEngine
+
+from tests import jobs
 
 _SHARED_MEMORY = Path("/dev/shm")
 _BACKEND = os.environ["SMDDP_SUITE_BACKEND"]
@@ -48,9 +49,7 @@ def _switch() -> None:
 
 def _free_port(*_: Any, **__: Any) -> str:
     """An unused port; DeepSpeed's own function starts at the default port of every job."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        _ports.append(probe.getsockname()[1])
+    _ports.append(jobs.free_port())
     return str(_ports[-1])
 
 

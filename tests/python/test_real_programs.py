@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.real_programs import (  # noqa: E402
-    runs,
-    shipped,
-)
+from tests import jobs  # noqa: E402
+from tests.real_programs import program, runs  # noqa: E402
 from tests.real_programs.runs import STEPS, Case, Run  # noqa: E402
 
 CASE = Case("zero3", stage=3)
@@ -80,12 +79,15 @@ def test_the_fallback_is_wrong(good: Run, reference: Run, collective: str) -> No
 
 
 def test_a_failed_program_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; print('begin'); sys.exit('no CUDA')"]
-    with pytest.raises(runs.RunError, match="no CUDA\nexit status 1"):
-        runs.start(command, tmp_path, Path(sys.executable), {}, 60)
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with pytest.raises(runs.RunError, match="ended after 1 s"):
-        runs.start(command, tmp_path, Path(sys.executable), {}, 1)
+    def run(code: str, limit: float = 60) -> str:
+        command = [sys.executable, "-c", code]
+        return jobs.run(command, tmp_path, tmp_path / "log", limit, os.environ, os.environ)
+
+    assert run("print('begin')") == "begin\n" * 2
+    with pytest.raises(jobs.JobError, match="no CUDA\nexit status 1"):
+        run("import sys; sys.exit('no CUDA')")
+    with pytest.raises(jobs.JobError, match="no end after 1 s"):
+        run("import time; time.sleep(60)", 1)
 
 
 def test_a_shipped_config_that_a_program_takes_otherwise(tmp_path: Path) -> None:
@@ -95,13 +97,13 @@ def test_a_shipped_config_that_a_program_takes_otherwise(tmp_path: Path) -> None
     def refused(passed: object, accepted: object) -> list[str]:
         answer = json.dumps({"passed": passed, "accepted": accepted})
         command = [sys.executable, "-c", f"print({answer!r})"]
-        return shipped.refused(command, tmp_path, "GPT-NeoX", {"a.json": given})
+        return program.refused(command, tmp_path, {"a.json": given})
 
     assert refused(given, accepted) == []
     [sentence] = refused({**given, "comm_backend": "nccl"}, accepted)
-    assert sentence == "a.json: GPT-NeoX passes comm_backend: nccl to DeepSpeed, not smddp"
+    assert sentence == "a.json: comm_backend reaches DeepSpeed as nccl, not smddp"
     [sentence] = refused(given, {**accepted, "zero_optimization": {"stage": 2}})
     assert sentence == "a.json: DeepSpeed takes zero_optimization.stage for 2, not 3"
     failing = [sys.executable, "-c", "import sys; sys.exit('no such key')"]
-    [sentence] = shipped.refused(failing, tmp_path, "GPT-NeoX", {"a.json": given})
-    assert sentence.startswith("GPT-NeoX does not load a.json: no such key")
+    [sentence] = program.refused(failing, tmp_path, {"a.json": given})
+    assert sentence.startswith("a.json is not loaded: no such key")

@@ -7,11 +7,11 @@ import pytest
 from deepspeed_smddp.diagnostics.doctor import checks
 from deepspeed_smddp.diagnostics.doctor.facts import Verdict
 from deepspeed_smddp.upstream import source, versions
-from tests.versions import outcomes, tables
+from tests.versions import cells, tables
 
 
 def test_doctor_knows_the_results() -> None:
-    assert tables.TRAINED.read_text(encoding="utf-8") == tables.trained(outcomes.read())
+    assert tables.TRAINED.read_text(encoding="utf-8") == tables.trained(cells.read())
     trained = checks.trained
     assert "equal to Gloo's" in trained("0.19.8", "2.13.0+cpu", (3, 11))
     assert trained("0.19.8", "2.9.0", (3, 11)).startswith("not torch 2.9.0;")

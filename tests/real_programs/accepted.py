@@ -1,31 +1,45 @@
-"""What DeepSpeed's own config code makes of a config, in a world of any number of ranks.
+"""Prints the DeepSpeed configs that a program makes of files, and what DeepSpeed makes of those.
 
-For scripts that run in a copy of a program, with the program's Python.
+`accepted.py neox|megatron FILE REPLICAS [FILE REPLICAS]...` runs in a copy of the program, as a
+script of the program's Python. A line for each file: {"passed": what the program hands to
+`deepspeed.initialize`, "accepted": the settings that DeepSpeed would train with}.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import stand_ins  # beside this file; GPT-NeoX has "tests", too
 
-def by_deepspeed(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
-    """The settings that DeepSpeed would train with.
+sys.path[0] = str(Path.cwd())
 
-    Args:
-        config: as the program hands it to ``deepspeed.initialize``.
-        replicas: data-parallel ranks.
 
-    Raises:
-        ValueError, AssertionError: DeepSpeed's, if it refuses the config.
-    """
+def neox(file: str, replicas: int) -> Any:
+    from megatron.neox_arguments import NeoXArgs
+
+    return NeoXArgs.from_ymls([file], {"global_num_gpus": replicas}).deepspeed_config
+
+
+def megatron(file: str, replicas: int) -> Any:
+    from megatron import arguments, global_vars, training
+
+    sys.argv[1:] = ["--deepspeed", "--deepspeed_config", file]
+    global_vars.set_args(arguments.parse_args())  # as megatron.initialize does
+    return training._create_ds_config_dict()
+
+
+def by_deepspeed(config: dict[str, Any], replicas: int) -> dict[str, Any]:
+    """DeepSpeed's own reading of a config, with so many data-parallel ranks; it raises its own."""
     from deepspeed.runtime import config as config_module
 
     ranks = SimpleNamespace(get_data_parallel_world_size=lambda: replicas)
     # It asks DeepSpeed for nothing else, and a group of DeepSpeed's compiles an operation first.
     config_module.dist = SimpleNamespace(get_rank=lambda: 0)
-    found = config_module.DeepSpeedConfig(dict(config), mpu=ranks)
+    found = config_module.DeepSpeedConfig(config, mpu=ranks)
     zero = found.zero_config
     return {
         "train_batch_size": found.train_batch_size,
@@ -40,3 +54,17 @@ def by_deepspeed(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
             "stage3_max_live_parameters": zero.max_live_parameters,
         },
     }
+
+
+def main() -> None:
+    program, *pairs = sys.argv[1:]
+    if program == "megatron":  # imports what DeepSpeed has dropped
+        for make in stand_ins.OF[program]:
+            make()
+    for file, replicas in zip(pairs[::2], map(int, pairs[1::2]), strict=True):
+        passed = {"neox": neox, "megatron": megatron}[program](file, replicas)
+        print(json.dumps({"passed": passed, "accepted": by_deepspeed(dict(passed), replicas)}))
+
+
+if __name__ == "__main__":
+    main()

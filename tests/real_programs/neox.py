@@ -2,98 +2,46 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from . import shipped
-from .runs import (
-    CHECKPOINT,
-    HERE,
-    RANKS,
-    STEPS,
-    Case,
-    Run,
-    copied,
-    losses,
-    read_ledger,
-    start,
-)
-
-CASES = (
-    Case("zero3", stage=3),
-    Case("zero3-fp32", stage=3, precision="fp32", resume=False),
-    Case("zero1-mp2", stage=1, tensor=2),
-    Case("zero1-pp2", stage=1, pipe=2),
-)
-LOSS = r"iteration\s+(\d+)/\s*\d+ .*?lm_loss: (\S+)"
-ENTRY = "train.py"
+from .program import CONFIGS, HERE, Program
+from .runs import CHECKPOINT, RANKS, STEPS, Case, Run
 
 
-class Program:
-    """A copy of GPT-NeoX with a dataset; its own files are not changed.
-
-    Args:
-        source: a checkout; it is copied, as GPT-NeoX compiles into its folder.
-        folder: for the copy, the dataset and the runs' files.
-    """
+class Neox(Program):
+    name, title, entry = "neox", "GPT-NeoX", "train.py"
+    cases = (
+        Case("zero3", stage=3),
+        Case("zero3-fp32", stage=3, precision="fp32", resume=False),
+        Case("zero1-mp2", stage=1, tensor=2),
+        Case("zero1-pp2", stage=1, pipe=2),
+    )
+    loss = r"iteration\s+(\d+)/\s*\d+ .*?lm_loss: (\S+)"
+    text_of = staticmethod(Path.read_text)
 
     def __init__(self, source: Path, folder: Path) -> None:
-        self.folder = folder
-        self.code = copied(source, folder / "gpt-neox")
+        super().__init__(source, folder)
+        tokenizer = self.data / "tokenizer.json"
+        _byte_tokenizer().save(str(tokenizer))
+        self.preprocess = ["tools/datasets/preprocess_data.py", "--tokenizer-type=HFTokenizer"]
+        self.preprocess.append(f"--vocab={tokenizer}")
 
-    def prepare(self, python: Path) -> None:
-        """Makes a dataset of bytes with GPT-NeoX's own ``preprocess_data.py``."""
-        data = self.folder / "data"
-        data.mkdir(parents=True, exist_ok=True)
-        _byte_tokenizer().save(str(data / "tokenizer.json"))
-        library = Path(sysconfig.get_path("stdlib"))
-        with (data / "text.jsonl").open("w") as file:
-            for source in sorted(library.glob("[a-d]*.py")):
-                file.write(json.dumps({"text": source.read_text()}) + "\n")
-        command = [str(python), "tools/datasets/preprocess_data.py"]
-        command += ["--input", str(data / "text.jsonl"), "--output-prefix", str(data / "bytes")]
-        command += ["--tokenizer-type", "HFTokenizer", "--vocab", str(data / "tokenizer.json")]
-        command += ["--dataset-impl", "mmap", "--append-eod"]
-        env = {**os.environ, "DS_ACCELERATOR": "cpu"}
-        subprocess.run(command, cwd=self.code, env=env, check=True, capture_output=True)
-
-    def run(self, run: Run, case: Case, python: Path, port: int, limit: float) -> None:
-        """Trains, and fills ``run``."""
-        name = f"{run.deepspeed}-{case.name}-{run.backend}"
-        checkpoints = self.folder / "checkpoints" / name
-        stem = self.folder / (name + "-resumed" * run.resumed)
-        settings = self.settings(case, run.backend) | {
-            "master_port": port,
-            "save": str(checkpoints),
-            "load": str(checkpoints),
-        }
+    def command(
+        self, case: Case, run: Run, config: Path, checkpoints: Path, port: int
+    ) -> tuple[list[str], str]:
+        places = {"master_port": port, "save": str(checkpoints), "load": str(checkpoints)}
         if run.resumed:
-            settings["iteration"] = CHECKPOINT
-        else:
-            shutil.rmtree(checkpoints, ignore_errors=True)
-        config = Path(f"{stem}.yml")
+            places["iteration"] = CHECKPOINT
+        config = config.with_suffix(".yml")
+        settings = self.settings(case, run.backend) | places
         config.write_text(yaml.safe_dump(settings, sort_keys=False))
-        env = {
-            "REAL_PROGRAM": str(self.code / ENTRY),
-            "REAL_STAND_INS": "neox",
-            "MASTER_PORT": str(port),
-            "TORCH_EXTENSIONS_DIR": str(self.folder / "extensions" / run.deepspeed),
-            "REAL_LEDGER": f"{stem}.ledger.{{rank}}.json",
-        }
-        command = [str(python), "deepy.py", str(HERE / "cpu_rank.py"), str(config)]
-        output, run.seconds = start(command, self.code, python, env, limit)
-        Path(f"{stem}.log").write_text(output)
-        run.losses = losses(output, LOSS)
-        run.ledger = read_ledger(Path(f"{stem}.ledger.0.json"))
-        run.command = f"python deepy.py {ENTRY} {config.name}"
+        command = ["deepy.py", str(HERE / "cpu_rank.py"), str(config)]
+        return command, f"python deepy.py {self.entry} {config.name}"
 
     def settings(self, case: Case, backend: str) -> dict[str, Any]:
         """GPT-NeoX's YAML of a case."""
@@ -136,11 +84,11 @@ class Program:
             "deepspeed_extra_args": extra,
             "train_micro_batch_size_per_gpu": 2,
             "gradient_accumulation_steps": 2 if case.pipe > 1 else 1,
-            "data_path": str(self.folder / "data" / "bytes_text_document"),
+            "data_path": str(self.data / "bytes_text_document"),
             "data_impl": "mmap",
             "split": "949,50,1",
             "tokenizer_type": "HFTokenizer",
-            "vocab_file": str(self.folder / "data" / "tokenizer.json"),
+            "vocab_file": str(self.data / "tokenizer.json"),
             "hidden_dropout": 0,
             "attention_dropout": 0,
             "weight_decay": 0.01,
@@ -156,18 +104,20 @@ class Program:
             "steps_per_print": STEPS,
         }
 
-    def check_shipped_configs(self, python: Path) -> list[str]:
-        """What GPT-NeoX, or DeepSpeed after it, makes otherwise of its file in ``ds_configs/``."""
-        file = shipped.FOLDER / "gpt-neox-65b.yml"
+    def shipped(self) -> Iterator[tuple[Path, int, dict[str, Any]]]:
+        file = CONFIGS / "gpt-neox-65b.yml"
         given = yaml.safe_load(file.read_text())
-        wanted = given["deepspeed_extra_args"] | {
-            "zero_optimization": given["zero_optimization"],
-            "train_batch_size": 512 * given["train_micro_batch_size_per_gpu"],
-            "bf16": {"enabled": True},
-            "gradient_clipping": 1.0,
-        }
-        command = [str(python), str(HERE / "neox_config.py"), str(file), "512"]
-        return shipped.refused(command, self.code, "GPT-NeoX", {file.name: wanted})
+        yield (
+            file,
+            512,
+            given["deepspeed_extra_args"]
+            | {
+                "zero_optimization": given["zero_optimization"],
+                "train_batch_size": 512 * given["train_micro_batch_size_per_gpu"],
+                "bf16": {"enabled": True},
+                "gradient_clipping": 1.0,
+            },
+        )
 
 
 def _byte_tokenizer() -> Tokenizer:

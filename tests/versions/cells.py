@@ -1,8 +1,13 @@
-"""The cells of the matrix: which versions are installed together, and what they need besides."""
+"""The cells of the matrix: which versions are installed together; and the results of each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import datetime
+import json
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 TORCH, PYTHON, DEEPSPEED = "2.13.0", "3.11", "0.19.8"
 
@@ -21,6 +26,11 @@ TORCHES = ("2.11.0", "2.12.1", "2.14.1", "2.15.0")
 PYTHONS = ("3.10", "3.12", "3.13")
 
 TREE = "tree"  # in place of DeepSpeed's version: a source tree that the command names
+SUPPORTED = (0, 16)  # DeepSpeed, from this minor version on
+EQUAL = "equal"
+FILE = Path(__file__).with_name("results.json")
+
+Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -41,16 +51,11 @@ class Cell:
         """The name of the venv; DeepSpeed's versions share one, one after the other."""
         return f"python{self.python}-torch{self.torch}"
 
-    @property
-    def pins(self) -> tuple[str, ...]:
-        """Requirements that DeepSpeed's own metadata lacks, found by running."""
-        return next((pins for start, pins in PINS.items() if self.deepspeed.startswith(start)), ())
-
-
-# By the start of DeepSpeed's version.
-PINS: dict[str, tuple[str, ...]] = {}
-# Packages of the system that DeepSpeed needs on a CPU, in the same way.
-SYSTEM = {"0.14.": "numactl", "0.15.": "numactl"}
+    def head(self) -> Result:
+        """What is known of it before it is run."""
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+        today = datetime.date.today().isoformat()
+        return {**asdict(self), "date": today, "machine": f"{platform.machine()}, {system}"}
 
 
 def matrix(tree: bool) -> list[Cell]:
@@ -60,3 +65,43 @@ def matrix(tree: bool) -> list[Cell]:
     cells += [Cell(DEEPSPEED, torch=version) for version in TORCHES]
     cells += [Cell(DEEPSPEED, python=version) for version in PYTHONS]
     return cells
+
+
+def read() -> dict[str, Result]:
+    """The results by the cells' names."""
+    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+
+
+def write(results: dict[str, Result]) -> None:
+    """Stores them, one cell per line."""
+    order = {cell.name: number for number, cell in enumerate(matrix(tree=True))}
+    names = sorted(results, key=lambda name: (order.get(name, len(order)), name))
+    lines = [f"{json.dumps(name)}: {json.dumps(results[name])}" for name in names]
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def summary(result: Result) -> str:
+    """One line."""
+    if result["install"] != "installed":
+        return f"not installed: {result['install']}"
+    parts = [
+        f"{name} {result[name]}"
+        for name in ("alone", "beside", "smddp", "resume", "resume alone", "fsdp2 alone", "fsdp2")
+        if name in result
+    ]
+    active = [name for name, on in result.get("features", {}).items() if on]
+    return ", ".join([*parts, *(["with " + ", ".join(active)] if active else [])])
+
+
+def is_bad(result: Result) -> bool:
+    """Whether this package breaks a promise: no harm; where it is supported, Gloo's losses."""
+    version = result["deepspeed"]
+    supported = version == TREE or tuple(map(int, version.split(".")[:2])) >= SUPPORTED
+    if result["install"] != "installed":
+        return supported
+    if result.get("fsdp2", EQUAL) != EQUAL:
+        return True
+    if result.get("alone") != "trains":
+        return False  # DeepSpeed itself does not train here
+    wanted = ("beside", "smddp", "resume") if supported else ("beside",)
+    return any(result.get(name) != EQUAL for name in wanted)
