@@ -9,19 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.world import BACKEND
-from tests.testbed import (
-    Testbed,
-    ceiling,
-    start_ranks,
-    supervisor,
-    traffic,
-)
+from tests.testbed import Testbed, ceiling, start_ranks, supervisor
+from tests.testbed.ceiling import Bulk
 from tests.testbed.links import BURST
 
 pytestmark = pytest.mark.testbed
@@ -43,33 +38,6 @@ def output(bed: Testbed, host: int, script: str) -> str:
     result = bed.hosts[host].run(["sh", "-c", script], capture_output=True, text=True, timeout=20)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
-
-
-@contextlib.contextmanager
-def bulk(bed: Testbed, source: int, target: int) -> Iterator[None]:
-    """TCP traffic from one host to another while the block runs."""
-    processes = []
-    try:
-        for host, peers in ((target, []), (source, bed.hosts[target].addresses)):
-            order = {
-                "listen": bed.hosts[host].addresses,
-                "connect": peers,
-                "port": 5201,
-                "windows": 1,
-                "window": 3600,
-            }
-            command = [sys.executable, "-I", "-S", traffic.__file__, json.dumps(order)]
-            pipe = subprocess.PIPE
-            process = bed.hosts[host].popen(command, stdin=pipe, stdout=pipe, text=True)
-            processes.append(process)
-            assert process.stdout.readline() == "listening\n"
-            process.stdin.write(f"{time.monotonic()}\n")
-            process.stdin.flush()
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
 
 
 def received(bed: Testbed, host: int, seconds: float) -> float:
@@ -122,14 +90,17 @@ def test_links_hold_their_rate_both_ways_at_once(testbed: MAKE, hosts: int, nics
 def test_a_cut_cable_carries_nothing_until_it_is_restored(testbed: MAKE) -> None:
     bed = testbed(hosts=2, rate="100mbit")
     assert output(bed, 1, "cat /sys/class/net/eth0/carrier") == "1"
-    with bulk(bed, 0, 1):
-        assert eventually(lambda: received(bed, 1, 0.2) > 50e6)
-        bed.cut(1, 0)
-        assert output(bed, 1, "cat /sys/class/net/eth0/carrier") == "0"
-        time.sleep(0.1)
-        assert received(bed, 1, 0.5) == 0
-        bed.restore(1, 0)
-        assert eventually(lambda: received(bed, 1, 0.2) > 50e6)
+    listening = Bulk(bed.hosts[1], [])
+    sending = Bulk(bed.hosts[0], [bed.hosts[1]])
+    sending.ask()
+    assert eventually(lambda: received(bed, 1, 0.2) > 50e6)
+    bed.cut(1, 0)
+    assert output(bed, 1, "cat /sys/class/net/eth0/carrier") == "0"
+    time.sleep(0.1)
+    assert received(bed, 1, 0.5) == 0
+    bed.restore(1, 0)
+    assert eventually(lambda: received(bed, 1, 0.2) > 50e6)
+    assert listening.process.poll() is sending.process.poll() is None
 
 
 OWNER = """

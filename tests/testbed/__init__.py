@@ -9,10 +9,8 @@
 
 from .bed import Testbed
 from .ceiling import Ceiling, ceiling
-from .errors import TestbedError
-from .host import Host
+from .host import Host, TestbedError
 from .launch import rank_environment, run_ranks, start_ranks
-from .links import parse_rate
 
 __all__ = [
     "Ceiling",
@@ -20,7 +18,6 @@ __all__ = [
     "Testbed",
     "TestbedError",
     "ceiling",
-    "parse_rate",
     "rank_environment",
     "run_ranks",
     "start_ranks",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -12,15 +11,14 @@ from typing import Any
 
 from . import traffic
 from .bed import Testbed
-
-PORT = 5201
+from .host import Host
 
 
 @dataclass(frozen=True)
 class Ceiling:
     """Throughput of plain sockets when every host sends to all others at the same time."""
 
-    received: list[float]  # payload bytes per second into each host, median of the windows
+    received: list[float]  # payload bytes per second into each host
     rate: list[float]  # bytes per second of all links of each host together, headers included
     retransmitted: float  # share of the sent TCP segments that are retransmissions
 
@@ -37,16 +35,32 @@ class Ceiling:
         )
 
 
-def _segments(bed: Testbed) -> tuple[int, int]:
-    """TCP segments sent and retransmitted by all hosts since they exist."""
-    sent = again = 0
-    for host in bed.hosts:
-        lines = host.read_net("snmp").splitlines()
-        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
-        row = dict(zip(names, values, strict=True))
-        sent += int(row["OutSegs"])
-        again += int(row["RetransSegs"])
-    return sent, again
+class Bulk:
+    """TCP traffic from this host to ``peers`` and back, as fast as the links allow."""
+
+    def __init__(self, host: Host, peers: list[Host]) -> None:
+        order = [host.addresses, [address for peer in peers for address in peer.addresses]]
+        command = [sys.executable, "-I", "-S", traffic.__file__, json.dumps(order)]
+        pipe = subprocess.PIPE
+        self.process: subprocess.Popen[Any] = host.popen(
+            command, stdin=pipe, stdout=pipe, text=True
+        )
+        self.read()
+
+    def ask(self) -> None:
+        """The first time: begin to send. Later: what has been received?"""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def read(self) -> tuple[float, int]:
+        """The answer: seconds of the monotonic clock, bytes received."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"bulk traffic ended early, status {self.process.wait()}")
+        seconds, count = json.loads(line)
+        return seconds, count
 
 
 def ceiling(bed: Testbed, seconds: float = 4.0, warm_up: float = 1.0) -> Ceiling:
@@ -57,43 +71,37 @@ def ceiling(bed: Testbed, seconds: float = 4.0, warm_up: float = 1.0) -> Ceiling
     """
     if len(bed.hosts) < 2:
         raise ValueError("a ceiling needs at least two hosts")
-    window = 0.25
-    processes: list[subprocess.Popen[Any]] = []
+    started: list[Bulk] = []
     try:
         for host in bed.hosts:
             peers = bed.hosts[host.index + 1 :] + bed.hosts[: host.index]
-            order = {
-                "listen": host.addresses,
-                "connect": [address for peer in peers for address in peer.addresses],
-                "port": PORT,
-                "windows": max(1, round(seconds / window)),
-                "window": window,
-            }
-            command = [sys.executable, "-I", "-S", traffic.__file__, json.dumps(order)]
-            pipe = subprocess.PIPE
-            processes.append(host.popen(command, stdin=pipe, stdout=pipe, text=True))
-        for process in processes:
-            _answer(process)
-        before = _segments(bed)
-        start = time.monotonic() + warm_up
-        for process in processes:
-            process.stdin.write(f"{start}\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
-        received = [statistics.median(json.loads(_answer(process))) for process in processes]
-        after = _segments(bed)
+            started.append(Bulk(host, peers))
+        marks = []
+        sent = _segments(bed)
+        for wait in (warm_up, seconds, 0.0):
+            for bulk in started:
+                bulk.ask()
+            marks.append([bulk.read() for bulk in started])
+            time.sleep(wait)
+        segments, again = (late - early for early, late in zip(sent, _segments(bed), strict=True))
     finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.communicate()
-    sent, again = (late - early for early, late in zip(before, after, strict=True))
+        for bulk in started:
+            bulk.process.kill()
+        for bulk in started:
+            bulk.process.communicate()
+    pairs = zip(marks[1], marks[2], strict=True)
+    received = [(b - a) / (t - s) for (s, a), (t, b) in pairs]
     rate = [sum(rates) / 8 for rates in bed.rates]
-    return Ceiling(received, rate, again / max(1, sent))
+    return Ceiling(received, rate, again / max(1, segments))
 
 
-def _answer(process: subprocess.Popen[Any]) -> str:
-    assert process.stdout is not None
-    line: str = process.stdout.readline()
-    if not line:
-        raise RuntimeError(f"bulk traffic ended early, status {process.wait()}")
-    return line
+def _segments(bed: Testbed) -> tuple[int, int]:
+    """TCP segments sent and retransmitted by all hosts since they exist."""
+    sent = again = 0
+    for host in bed.hosts:
+        lines = host.read_net("snmp").splitlines()
+        names, values = (line.split() for line in lines if line.startswith("Tcp:"))
+        row = dict(zip(names, values, strict=True))
+        sent += int(row["OutSegs"])
+        again += int(row["RetransSegs"])
+    return sent, again

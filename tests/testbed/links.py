@@ -12,7 +12,9 @@ Shaping is `tbf`, a token bucket before a queue that drops at its tail, as a swi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+
+from .host import Host
 
 # All in bytes.
 #
@@ -45,112 +47,49 @@ HOST_QUEUE = 64 << 20
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 
 
-def parse_rate(rate: str | float) -> int:
-    """Bits per second, from "1gbit", "2.5gbit", "100mbit", "64kbit" or bits per second."""
-    if isinstance(rate, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([kmg]?bit)?\s*", rate.lower())
-        try:
-            value = float(match[1]) * _UNITS[match[2] or "bit"] if match else 0.0
-        except ValueError:
-            value = 0.0
-    else:
-        value = float(rate)
-    if not 8000 <= value <= 1e12:
-        raise ValueError(
-            f"rate {rate!r}: write it as 1gbit, 100mbit or bits per second (at least 8000)"
-        )
-    return int(value)
+def parse_rate(rate: str) -> int:
+    """Bits per second, from "1gbit", "2.5gbit", "100mbit", "64kbit"."""
+    match = re.fullmatch(r"(\d+\.?\d*)([kmg]?bit)", rate.lower())
+    bits = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 8000 <= bits <= 1e12:
+        raise ValueError(f"rate {rate!r}: write it as 1gbit or 100mbit, at least 8kbit")
+    return int(bits)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Number and names of hosts and NICs. ``mtu`` is in bytes."""
-
-    hosts: int
-    nics: int
-    mtu: int
-
-    def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("hosts", self.hosts, 1, 250),
-            ("nics", self.nics, 1, 16),
-            ("mtu", self.mtu, 576, 9216),
-        ):
-            if not low <= value <= high:
-                raise ValueError(f"{name} is {value}; it must be from {low} to {high}")
-
-    def host(self, host: int) -> str:
-        """The host's name."""
-        return f"host{host}"
-
-    def address(self, host: int, nic: int) -> str:
-        """The IPv4 address of a host's NIC."""
-        return f"10.77.{nic}.{host + 1}"
-
-    def device(self, nic: int) -> str:
-        """The name of a NIC on its host."""
-        return f"eth{nic}"
-
-    def port(self, host: int, nic: int) -> str:
-        """The name of the switch's end of a link."""
-        return f"h{host}n{nic}"
-
-    def hosts_file(self) -> str:
-        """Text of /etc/hosts: ``host1`` is that host's first NIC, ``host1-eth1`` its second."""
-        lines = ["127.0.0.1 localhost"]
-        for host in range(self.hosts):
-            for nic in range(self.nics):
-                name = self.host(host) if nic == 0 else f"{self.host(host)}-{self.device(nic)}"
-                lines.append(f"{self.address(host, nic)} {name}")
-        return "\n".join(lines) + "\n"
-
-
-def shape(device: str, bits_per_second: int, queue: int, verb: str = "add") -> str:
-    """One line for ``tc -batch``; ``queue`` in bytes."""
-    tbf = f"tbf rate {bits_per_second}bit burst {BURST} limit {queue}"
-    return f"qdisc {verb} dev {device} root {tbf}"
-
-
-def port_queue(bits_per_second: int) -> int:
-    """Bytes that a port of this rate queues for its host."""
-    queue = int(bits_per_second / 8 * PORT_QUEUE_SECONDS)
-    return min(max(queue, PORT_QUEUE_LEAST), PORT_QUEUE_MOST)
-
-
-def switch_links(plan: Plan, holders: list[int]) -> str:
+def switch_links(hosts: Sequence[Host], mtu: int) -> list[str]:
     """Lines for ``ip -batch`` in the switch: bridges, ports, links into the hosts."""
     lines = []
-    for nic in range(plan.nics):
+    for nic in range(len(hosts[0].ports)):
         # Ports forward as soon as they are up: no spanning tree, no multicast queries.
         lines.append(f"link add br{nic} type bridge forward_delay 0 stp_state 0 mcast_snooping 0")
-        for host, holder in enumerate(holders):
-            port = plan.port(host, nic)
-            lines.append(
-                f"link add {port} mtu {plan.mtu} type veth"
-                f" peer name {plan.device(nic)} mtu {plan.mtu} netns {holder}"
-            )
+        for host in hosts:
+            port = host.ports[nic]
+            end = f"peer name {host.interfaces[nic]} mtu {mtu} netns {host.pid}"
+            lines.append(f"link add {port} mtu {mtu} type veth {end}")
             lines.append(f"link set {port} master br{nic} up")
-        lines.append(f"link set br{nic} mtu {plan.mtu} up")
-    return "\n".join(lines)
+        lines.append(f"link set br{nic} mtu {mtu} up")
+    return lines
 
 
-def host_links(plan: Plan, host: int) -> str:
+def host_links(host: Host) -> list[str]:
     """Lines for ``ip -batch`` on a host."""
     lines = ["link set lo up"]
-    for nic in range(plan.nics):
-        device = plan.device(nic)
-        lines.append(f"address add {plan.address(host, nic)}/24 dev {device}")
+    for device, address in zip(host.interfaces, host.addresses, strict=True):
+        lines.append(f"address add {address}/24 dev {device}")
         lines.append(f"link set {device} gso_max_size {GSO} up")
-    return "\n".join(lines)
+    return lines
 
 
-def shape_host(plan: Plan, rates: list[int], verb: str = "add") -> list[str]:
-    """Lines for ``tc -batch`` on a host, one per NIC; ``rates`` in bits per second."""
-    return [shape(plan.device(nic), rate, HOST_QUEUE, verb) for nic, rate in enumerate(rates)]
+def shape_host(host: Host, nic: int, rate: int, verb: str) -> str:
+    """A line for ``tc -batch`` on the host; ``rate`` in bits per second."""
+    return _shape(host.interfaces[nic], rate, HOST_QUEUE, verb)
 
 
-def shape_ports(plan: Plan, host: int, rates: list[int], verb: str = "add") -> list[str]:
-    """Lines for ``tc -batch`` in the switch, one per link of this host: the other ends."""
-    return [
-        shape(plan.port(host, nic), rate, port_queue(rate), verb) for nic, rate in enumerate(rates)
-    ]
+def shape_port(host: Host, nic: int, rate: int, verb: str) -> str:
+    """A line for ``tc -batch`` in the switch: the link's other end."""
+    queue = int(rate / 8 * PORT_QUEUE_SECONDS)
+    return _shape(host.ports[nic], rate, min(max(queue, PORT_QUEUE_LEAST), PORT_QUEUE_MOST), verb)
+
+
+def _shape(device: str, rate: int, queue: int, verb: str) -> str:
+    return f"qdisc {verb} dev {device} root tbf rate {rate}bit burst {BURST} limit {queue}"

@@ -1,81 +1,61 @@
 """Bulk TCP from this host to others and back, all at once, as fast as the links allow.
 
-This file is run on each host by its path. The single argument is a JSON object: ``listen`` (this
-host's addresses, one per plane), ``connect`` (the other hosts' addresses), ``port``, ``windows``
-(their number), ``window`` (seconds of each). The program prints one line when it listens. It then
-reads a line with the time (monotonic, in seconds) at which the first window starts, and begins to
-send. It answers with a JSON array: payload bytes received per second in each window. A further line
-on standard input, or its end, ends the program.
+This file is run on each host by its path. The single argument is a JSON array: this host's
+addresses, one per plane, and the other hosts' addresses. It begins to send at the first line on
+standard input. When it listens, and at each line, it prints a JSON array: the time (monotonic, in
+seconds) and the payload bytes that it has received.
 """
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import json
-import os
 import socket
 import sys
 import threading
 import time
 
+PORT = 5201
 CHUNK = 256 << 10  # bytes for one system call
 
-
-class Sink:
-    """Counts the bytes of one connection."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.received = 0
-        self._connection = connection
-
-    def drain(self) -> None:
-        """Read until the other end closes."""
-        buffer = bytearray(CHUNK)
-        try:
-            while count := self._connection.recv_into(buffer):
-                self.received += count
-        except ConnectionError:
-            pass
+counts: list[list[int]] = []  # of each connection, a number that its thread alone writes
 
 
-def accept(server: socket.socket, sinks: list[Sink]) -> None:
+def drain(connection: socket.socket, count: list[int]) -> None:
+    """Receive until the other end closes."""
+    buffer = bytearray(CHUNK)
+    with contextlib.suppress(ConnectionError):
+        while got := connection.recv_into(buffer):
+            count[0] += got
+
+
+def accept(server: socket.socket) -> None:
     """Receive from every host that connects."""
     while True:
         connection, _ = server.accept()
-        sinks.append(Sink(connection))
-        threading.Thread(target=sinks[-1].drain, daemon=True).start()
+        counts.append([0])
+        threading.Thread(target=drain, args=(connection, counts[-1]), daemon=True).start()
 
 
-def send(address: str, port: int) -> None:
+def send(address: str) -> None:
     """Send until the other end closes the connection."""
     payload = memoryview(bytes(CHUNK))
-    with socket.create_connection((address, port)) as connection:
-        try:
-            while True:
-                connection.sendall(payload)
-        except ConnectionError:
-            pass
+    with contextlib.suppress(ConnectionError), socket.create_connection((address, PORT)) as to:
+        while True:
+            to.sendall(payload)
 
 
 def main() -> None:
     """See the docstring of this module."""
-    order = json.loads(sys.argv[1])
-    sinks: list[Sink] = []
-    for address in order["listen"]:
-        server = socket.create_server((address, order["port"]), backlog=1024)
-        threading.Thread(target=accept, args=(server, sinks), daemon=True).start()
-    print("listening", flush=True)
-    start = float(sys.stdin.readline())
-    for address in order["connect"]:
-        threading.Thread(target=send, args=(address, order["port"]), daemon=True).start()
-    marks = []
-    for mark in range(order["windows"] + 1):
-        time.sleep(max(0.0, start + mark * order["window"] - time.monotonic()))
-        marks.append((time.monotonic(), sum(sink.received for sink in list(sinks))))
-    rates = [(b - a) / (t - s) for (s, a), (t, b) in itertools.pairwise(marks)]
-    print(json.dumps(rates), flush=True)
-    sys.stdin.readline()  # the other hosts may still count what this host sends
-    os._exit(0)
+    own, others = json.loads(sys.argv[1])
+    for address in own:
+        server = socket.create_server((address, PORT), backlog=1024)
+        threading.Thread(target=accept, args=(server,), daemon=True).start()
+    print("[0, 0]", flush=True)
+    for number, _ in enumerate(sys.stdin):
+        for address in others if number == 0 else []:
+            threading.Thread(target=send, args=(address,), daemon=True).start()
+        print([time.monotonic(), sum(count[0] for count in list(counts))], flush=True)
 
 
 if __name__ == "__main__":
