@@ -38,8 +38,9 @@ CTEST = SMDDP_LIBFABRIC="$(LIBFABRIC)" $(BIN)/ctest --output-on-failure --no-tes
 # Compile jobs beyond one per 2 GiB of memory end in a killed compiler.
 JOBS ?= $(shell m=$$(awk '/MemAvailable/ {print int($$2 / 2097152)}' /proc/meminfo); \
   [ $$m -lt 1 ] && m=1; [ $$m -lt $(CORES) ] && echo $$m || echo $(CORES))
-# Python tests run side by side in this many processes, each with worlds of ranks of its own.
-WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $(CORES) || echo 8)
+# Python tests run side by side in this many processes, each with worlds of ranks of its own: one for each
+# core, and one for the tests that mostly wait (WAITING in tests/conftest.py).
+WORKERS ?= $(shell [ $(CORES) -lt 8 ] && echo $$(($(CORES) + 1)) || echo 9)
 # Of ctest: a test that computes takes two, one that waits takes one.
 SLOTS := $(shell echo $$((2 * $(CORES) + 1)))
 # ninja's progress: files that are done, of how many, and the seconds since the start.

@@ -34,6 +34,7 @@ QUICK = {
     "test_sizes",
     "test_tensor_parallel",
     "test_tune",
+    "test_unsupported_features",
     "test_upstream",
     "test_work",
 }
@@ -48,16 +49,19 @@ RARE = {
     "test_hf_trainer",
     "test_kubernetes",
     "test_measured_network",
-    "test_megatron_paths",
     "test_real_programs",
     "test_testbed",
     "test_tune_gain",
-    "test_unsupported_features",
-    "test_zero_stages",
 }
-# Files whose tests mostly wait, for silences and deadlines: one after another, so that a test that
-# computes runs beside each.
-WAITING = {"test_death", "test_failures", "test_faults", "test_start_failures"}
+# Files whose tests mostly wait, for silences, deadlines and slow links: one after another in a
+# process of their own, beside which there is one for each core (Makefile).
+WAITING = {
+    "test_between_hosts",
+    "test_death",
+    "test_failures",
+    "test_faults",
+    "test_start_failures",
+}
 sys.path.insert(0, str(HERE))
 sys.path.append(str(HERE.parent.parent / "tools"))
 # tests.testbed is this tree's, even if the package is installed in place from another tree.

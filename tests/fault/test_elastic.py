@@ -16,10 +16,8 @@ import pytest
 
 import ranks
 from harness.ports import free_port
-from harness.world import BACKEND
 
 pytestmark = [
-    pytest.mark.skipif(BACKEND != "smddp", reason="DeepSpeed needs a conversion for it"),
     pytest.mark.slow,
     pytest.mark.timeout(300, method="signal"),
 ]

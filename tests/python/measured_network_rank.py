@@ -1,7 +1,7 @@
 """One rank of test_measured_network: makes the default group and one more, and tells of them.
 
-Once for each line of standard input, the curve for SMDDP_DEBUG ("" for none): each job's
-rank is forked from this process, which has imported torch.
+Once for each line of standard input, a list of the curve for SMDDP_DEBUG ("" for none): each
+job's rank is forked from this process, which has imported torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ gc.freeze()  # the jobs' garbage collections leave what was imported alone
 for line in sys.stdin:
     job = os.fork()
     if job == 0:
-        tell(line.strip())
+        tell(*json.loads(line))
         sys.exit()
     if status := os.waitpid(job, 0)[1]:
         sys.exit(os.waitstatus_to_exitcode(status))

@@ -10,9 +10,10 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness import server
+from harness import programs
 from harness.ports import free_port
 
+GRACE = 5.0  # seconds that the other ranks have to fail by themselves once one has failed
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -75,15 +76,11 @@ def run(
 
     The ranks are forked from a process that has executed ``imports``, the program's first lines.
     """
-    job = {
-        "program": textwrap.dedent(program),
-        "size": size,
-        "envs": _rank_environments(size, env or {}),
-        "limit": timeout,
-    }
-    answers = server.with_imports(imports).ask(job)
-    codes = [answer["code"] for answer in answers]
-    printed = [answer["output"] for answer in answers]
+    envs = _rank_environments(size, env or {})
+    started = programs.Started(textwrap.dedent(program), envs, imports, merged=True)
+    ends = started.end(timeout, GRACE)
+    printed = [end.output for end in ends]
+    codes = [end.code for end in ends]
     if any(code != 0 for code in codes):
         why = f"not done after {timeout} s" if None in codes else f"exit codes {codes}"
         raise AssertionError(

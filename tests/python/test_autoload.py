@@ -12,6 +12,7 @@ import pytest
 import ranks
 from harness.ports import free_port
 
+HOOKED = 'hasattr(deepspeed.initialize, "_smddp_wraps")'
 GROUP = """
 import torch.distributed as dist
 dist.init_process_group("smddp", rank=0, world_size=1, init_method="tcp://127.0.0.1:{port}")
@@ -50,78 +51,49 @@ def first(path: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{path}:{ranks.environment()['PYTHONPATH']}"}
 
 
-@pytest.mark.parametrize("group", ["torch.backends", "torch.distributed.backends"])
-def test_installed_with_entry_points(group: str) -> None:
-    found = {point.value for point in entry_points(group=group) if point.name == "smddp"}
-    assert found == {"smddp_autoload:register"}, "install the package first: make build"
+def test_installed_with_entry_points() -> None:
+    for group in ("torch.backends", "torch.distributed.backends"):
+        found = {point.value for point in entry_points(group=group) if point.name == "smddp"}
+        assert found == {"smddp_autoload:register"}, "install the package first: make build"
 
 
-def test_import_torch_registers_the_name_and_loads_nothing() -> None:
-    output = run(
-        """
-        import sys, torch
+def test_torch_alone_finds_the_backend() -> None:
+    """Nothing is loaded before the first group, and of what takes long only what it needs."""
+    run(
+        f"""
+        import sys, torch, torch.distributed as dist
         from torch.distributed import Backend
         assert Backend.backend_capability["smddp"] == ["cpu", "cuda"]
         assert Backend.default_device_backend_map["cpu"] == "gloo"
         assert Backend.default_device_backend_map["cuda"] == "nccl"
-        named = {name for name in sys.modules if "smddp" in name}
-        print(sorted(name for name in named if not name.startswith("_editable_")))
-        """
-    )
-    assert output.strip() == "['smddp_autoload']"
-
-
-def test_a_first_operation_imports_nothing_that_it_does_not_need() -> None:
-    """Their imports take longer than the rest of the start."""
-    output = run(
-        f"""
-        import sys, torch
+        ours = {{name for name in sys.modules if "smddp" in name and "_editable_" not in name}}
+        assert ours == {{"smddp_autoload"}}, ours
         before = set(sys.modules)
-        {GROUP.replace(chr(10), chr(10) + " " * 8).format(port=free_port())}
-        dist.all_reduce(torch.ones(1))
+
+        def join(backend, port):
+            method = f"tcp://127.0.0.1:{{port}}"
+            dist.init_process_group(backend, rank=0, world_size=1, init_method=method)
+
+        join("smddp", {free_port()})
+        tensor = torch.arange(3.0)
+        dist.all_reduce(tensor)
         packages = {{name.partition(".")[0] for name in set(sys.modules) - before}}
-        costly = "pydantic", "pydantic_core", "hjson", "rich", "typer", "deepspeed", "numpy"
-        print([name for name in costly if name in packages])
+        costly = {{"pydantic", "pydantic_core", "hjson", "rich", "typer", "deepspeed", "numpy"}}
+        assert not packages & costly, packages & costly
+        gathered = torch.empty(3)
+        dist.all_gather_into_tensor(gathered, tensor)
+        assert dist.get_backend() == "smddp" and gathered.tolist() == [0, 1, 2]
+        other = dist.new_group(backend="gloo")
+        dist.all_reduce(tensor, group=other)
+        assert dist.get_backend(other) == "gloo"
         dist.destroy_process_group()
+
+        join("cpu:gloo,cuda:smddp", {free_port()})
+        dist.all_reduce(tensor)
+        assert dist.get_backend_config() == "cpu:gloo,cuda:smddp"
         """,
         SMDDP_FABRIC_INTERFACE="",  # not set: pydantic is needed to check a setting
     )
-    assert output.strip() == "[]"
-
-
-def test_group_without_an_import_of_the_package() -> None:
-    output = run(
-        f"""
-        import torch
-        {GROUP.format(port=free_port()).strip().replace(chr(10), chr(10) + " " * 8)}
-        tensor = torch.arange(3.0)
-        dist.all_reduce(tensor)
-        gathered = torch.empty(3)
-        dist.all_gather_into_tensor(gathered, tensor)
-        print(dist.get_backend(), gathered.tolist())
-        other = dist.new_group(backend="gloo")
-        dist.all_reduce(tensor, group=other)
-        print(dist.get_backend(other))
-        dist.destroy_process_group()
-        """
-    )
-    assert output.split("\n")[:2] == ["smddp [0.0, 1.0, 2.0]", "gloo"]
-
-
-def test_composite_backend() -> None:
-    output = run(
-        f"""
-        import torch, torch.distributed as dist
-        dist.init_process_group(
-            "cpu:gloo,cuda:smddp", rank=0, world_size=1,
-            init_method="tcp://127.0.0.1:{free_port()}",
-        )
-        tensor = torch.ones(2)
-        dist.all_reduce(tensor)
-        print(dist.get_backend_config())
-        """
-    )
-    assert output.strip() == "cpu:gloo,cuda:smddp"
 
 
 def test_import_order_and_repeats_do_not_matter() -> None:
@@ -143,21 +115,23 @@ def test_import_order_and_repeats_do_not_matter() -> None:
 @pytest.mark.parametrize("hooks", ["1", "0"])
 def test_an_import_before_torch_registers_at_the_end_of_torch(hooks: str) -> None:
     output = run(
-        """
+        f"""
         import deepspeed_smddp, sys
         from deepspeed_smddp.commands import main
-        print([name for name in ("torch", "numpy") if name in sys.modules])
+        slow = ("torch", "numpy", "matplotlib", "deepspeed")  # for a command that is there at once
+        print([name for name in slow if name in sys.modules])
         import torch
         assert "SMDDP" in torch.distributed.Backend._plugins
         assert type(torch.__spec__).__name__ == "ModuleSpec"
-        import deepspeed
-        print(hasattr(deepspeed.initialize, "_smddp_wraps"))
+        import deepspeed, transformers.training_args as arguments
+        trainer = hasattr(arguments.TrainingArguments.__post_init__, "_smddp_wraps")
+        print({HOOKED}, trainer)
         """,
         SMDDP_AUTOLOAD="0",
         SMDDP_DEEPSPEED_HOOK=hooks,
     )
     assert output.split("\n")[0] == "[]"
-    assert output.split("\n")[-2] == str(hooks == "1")
+    assert output.split("\n")[-2] == f"{hooks == '1'} {hooks == '1'}"
 
 
 def test_switched_off_by_the_environment() -> None:
@@ -188,8 +162,7 @@ def test_a_broken_package_does_not_break_torch_or_other_backends(source_copy: Pa
     assert done.stderr.count("UserWarning: smddp:") == 1, done.stderr
 
 
-@pytest.mark.parametrize("warnings", ["default", "error::UserWarning"])
-def test_a_failing_registration_is_one_warning(warnings: str) -> None:
+def test_a_failing_registration_is_one_warning() -> None:
     done = ranks.python(
         """
         import smddp_autoload
@@ -199,7 +172,7 @@ def test_a_failing_registration_is_one_warning(warnings: str) -> None:
         import torch
         smddp_autoload.register()
         """,
-        PYTHONWARNINGS=warnings,
+        PYTHONWARNINGS="error::UserWarning",
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("the backend could not be registered: no room") == 1
@@ -208,10 +181,10 @@ def test_a_failing_registration_is_one_warning(warnings: str) -> None:
 def test_extension_missing_is_one_sentence(source_copy: Path) -> None:
     done = ranks.python(GROUP.format(port=free_port()), **first(source_copy))
     assert done.returncode != 0
-    assert last_line(done) == (
-        "ImportError: the compiled module deepspeed_smddp._C is missing; build it in its source "
-        "tree with `pip install --no-build-isolation --force-reinstall --no-deps .`"
+    assert last_line(done).startswith(
+        "ImportError: the compiled module deepspeed_smddp._C is missing"
     )
+    assert "pip install --no-build-isolation" in last_line(done)
 
 
 def test_extension_for_another_torch_is_one_sentence(source_copy: Path) -> None:
@@ -222,17 +195,13 @@ def test_extension_for_another_torch_is_one_sentence(source_copy: Path) -> None:
     (source_copy / "deepspeed_smddp/_C.so").write_bytes(b"not for this torch")
     done = ranks.python(GROUP.format(port=free_port()), **first(source_copy))
     assert done.returncode != 0
-    assert last_line(done) == (
-        f"ImportError: deepspeed_smddp was built for torch 2.4.1+cu121 but runs under torch "
-        f"{torch.__version__}; install the wheel for torch {minor}, or rebuild it in its source "
-        "tree with `pip install --no-build-isolation --force-reinstall --no-deps .`"
-    )
+    said = last_line(done)
+    for part in ("built for torch 2.4.1+cu121", f"under torch {torch.__version__}", "reinstall"):
+        assert part in said
+    assert f"the wheel for torch {minor}" in said
 
 
-HOOKED = 'hasattr(deepspeed.initialize, "_smddp_wraps")'
-
-
-@pytest.mark.parametrize("before", ["", "import torch", "import transformers, accelerate"])
+@pytest.mark.parametrize("before", ["", "import transformers, accelerate"])
 def test_deepspeed_is_hooked_in_every_import_order(before: str) -> None:
     # Without an earlier import, `import deepspeed` imports torch while it is half imported itself.
     run(
@@ -248,24 +217,14 @@ def test_deepspeed_is_hooked_in_every_import_order(before: str) -> None:
     )
 
 
-def test_deepspeed_imported_first_is_hooked_by_the_import_of_the_package() -> None:
-    run(
-        f"""
-        import deepspeed
-        assert not {HOOKED}
-        import deepspeed_smddp
-        assert {HOOKED}
-        """,
-        SMDDP_AUTOLOAD="0",
-    )
-
-
-def test_a_reload_is_hooked_again_and_once() -> None:
+def test_an_import_of_the_package_hooks_what_is_there_and_a_reload_hooks_again_once() -> None:
     run(
         f"""
         import deepspeed, importlib
         import accelerate.utils.deepspeed as accelerate, transformers.training_args as transformers
+        assert not {HOOKED}
         import deepspeed_smddp
+        assert {HOOKED}
         modules = (deepspeed, accelerate, transformers)
         loaders = [(type(m.__loader__), m.__spec__.loader is m.__loader__) for m in modules]
         for module in (*modules, deepspeed_smddp):
@@ -281,18 +240,8 @@ def test_a_reload_is_hooked_again_and_once() -> None:
             assert not hasattr(function._smddp_wraps, "_smddp_wraps"), function
         after = [(type(m.__loader__), m.__spec__.loader is m.__loader__) for m in modules]
         assert after == loaders
-        """
-    )
-
-
-def test_hook_is_switched_off_by_the_environment() -> None:
-    run(
-        f"""
-        import deepspeed, deepspeed_smddp, transformers.training_args as arguments
-        assert not {HOOKED}
-        assert not hasattr(arguments.TrainingArguments.__post_init__, "_smddp_wraps")
         """,
-        SMDDP_DEEPSPEED_HOOK="0",
+        SMDDP_AUTOLOAD="0",
     )
 
 

@@ -1,10 +1,9 @@
-"""The arithmetic of the benchmarks: builds compared in turns, bytes that can be hidden, peers."""
+"""Two builds compared in turns: which differences count, and that they are two builds."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,51 +14,6 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 @pytest.fixture(autouse=True)
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-
-@pytest.fixture
-def hiding() -> Any:
-    from steps import hiding
-
-    return hiding
-
-
-def hideable(
-    hiding: Any, ready: list[float], sizes: list[int], last: list[float], hosts: int = 2
-) -> float:
-    nothing = [0.0] * len(last)
-    step = hiding.Step(ready, nothing, last, nothing, nothing)
-    ceiling = 1e6  # bytes per second: 1000 a millisecond
-    return float(hiding.Trace(sizes, [step]).hideable(hosts, ceiling))
-
-
-def test_bytes_that_can_be_hidden(hiding: Any) -> None:
-    # The first bucket is full 10 ms before the last gradient: its 4000 bytes cross in time. The
-    # last bucket never does.
-    assert hideable(hiding, [0, 10], [4000, 9000], [10]) == 4000
-    assert hideable(hiding, [0, 10], [40_000, 9000], [10]) == 10_000
-    # The second bucket is full at once and waits for the first; 1000 of its bytes are too late.
-    assert hideable(hiding, [0, 0, 10], [4000, 7000, 1], [10]) == 10_000
-    # The wire is idle from 4 to 8 ms.
-    assert hideable(hiding, [0, 8, 10], [4000, 7000, 1], [10]) == 6000
-    # Between four hosts, 1.5 times the bytes cross.
-    assert hideable(hiding, [0, 10], [4000, 1], [10], hosts=4) == 6000
-    # A rank whose last gradient is ready earlier can hide fewer bytes.
-    assert hideable(hiding, [2, 10], [40_000, 1], [10, 6]) == (8000 + 4000) / 2
-    assert hideable(hiding, [2, 10], [40_000, 1], [10, 1]) == (8000 + 0) / 2
-
-
-def test_a_bucket_can_cross_when_it_is_full_on_all_ranks(hiding: Any) -> None:
-    steps = [
-        {"full": [7.001, 7.004], "last": 7.004, "crossed": 30, "end": 7.021},
-        {"full": [7.003, 7.009], "last": 7.010, "crossed": 50, "end": 7.020},
-    ]
-    trace = hiding.Trace.of([{"sizes": [8, 1], "steps": [step]} for step in steps])
-    ready, first, last, end = [2.0, 8.0], [0.0, 2.0], [3.0, 9.0], [20.0, 19.0]
-    assert trace.steps == [hiding.Step(ready, first, last, end, [30, 50])]
-    assert trace.crossed() == 40
-    assert trace.in_transfer_ms() == (20 + 17) / 2
-    assert hiding.Trace.read(trace.text()) == trace
 
 
 def row(competitor: str, turns: list[float]) -> Any:
@@ -122,13 +76,3 @@ def test_the_other_build_must_be_there_and_be_its_own(tmp_path: Path) -> None:
     build.python.chmod(0o755)
     found = f"imports deepspeed_smddp from {imported_tree()}, not from"
     assert found in (build.missing_package() or "")
-
-
-def test_sockets_are_never_the_best_peer() -> None:
-    from calls.comparison import best_peer
-
-    times = {"smddp": 30.0, "sockets": 10.0, "sockets-doubling": 9.0, "impi": 14.0}
-    rows: dict[str, Any] = {name: SimpleNamespace(median_us=us) for name, us in times.items()}
-    found = best_peer(rows)
-    assert found is not None
-    assert found.median_us == 14.0

@@ -2,68 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.testbed import Testbed, start_ranks
+from harness.line_ranks import LineRanks
+from tests.testbed import Testbed
 
 MAKE = Callable[..., Testbed]
 PROGRAM = Path(__file__).parent / "between_hosts_rank.py"
 RATE = "1gbit"
 
 
-class Ranks:
-    """Ranks of one program on the hosts of a testbed; a command or an answer is one line."""
-
-    def __init__(self, bed: Testbed, per_host: int, cwd: Path, **env: str) -> None:
-        pipe = subprocess.PIPE
-        env = {"SMDDP_TIMEOUT_SECONDS": "60", **env}
-        self.ranks = start_ranks(
-            bed,
-            [sys.executable, str(PROGRAM)],
-            per_host,
-            env,
-            cwd=cwd,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=pipe,
-            text=True,
-        )
-        for rank in range(len(self.ranks)):
-            assert self.answer(rank) == "ready"
-
-    def tell(self, *command: Any, ranks: list[int] | None = None) -> None:
-        for rank in range(len(self.ranks)) if ranks is None else ranks:
-            stdin = self.ranks[rank].stdin
-            assert stdin is not None
-            stdin.write(json.dumps(command) + "\n")
-            stdin.flush()
-
-    def answer(self, rank: int) -> Any:
-        stdout = self.ranks[rank].stdout
-        assert stdout is not None
-        line = stdout.readline()
-        if not line:
-            _, errors = self.ranks[rank].communicate(timeout=30)
-            pytest.fail(f"rank {rank} ended: {errors}")
-        return json.loads(line)
-
-    def all(self, *command: Any) -> list[Any]:
-        self.tell(*command)
-        return [self.answer(rank) for rank in range(len(self.ranks))]
-
-    def end(self) -> None:
-        self.tell("end")
-        for process in self.ranks:
-            _, errors = process.communicate(timeout=60)
-            assert process.returncode == 0, errors
+def started(bed: Testbed, per_host: int, cwd: Path, **env: str) -> LineRanks:
+    ranks = LineRanks(bed, PROGRAM, per_host, cwd, **{"SMDDP_TIMEOUT_SECONDS": "60", **env})
+    assert set(ranks.answers()) == {"ready"}
+    return ranks
 
 
 def crossed(bed: Testbed, host: int) -> tuple[int, int]:
@@ -73,12 +29,12 @@ def crossed(bed: Testbed, host: int) -> tuple[int, int]:
 
 
 @pytest.mark.testbed
-@pytest.mark.parametrize(("hosts", "per_host"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("hosts", "per_host"), [(4, 1), (2, 2)])
 def test_bytes_between_hosts_are_close_to_the_lower_bound(
     testbed: MAKE, tmp_path: Path, hosts: int, per_host: int
 ) -> None:
     bed = testbed(hosts=hosts, rate=RATE)
-    ranks = Ranks(bed, per_host, tmp_path)
+    ranks = started(bed, per_host, tmp_path)
     ranks.all("run", "all_gather", 4096, 1)  # opens the connections
     size, times = 16 << 20, 3
     for op, factor in (("all_gather", 1), ("reduce_scatter", 1), ("all_reduce", 2)):
@@ -94,7 +50,7 @@ def test_bytes_between_hosts_are_close_to_the_lower_bound(
 @pytest.mark.testbed
 def test_two_nics_share_the_bytes(testbed: MAKE, tmp_path: Path) -> None:
     bed = testbed(hosts=2, rate="500mbit", nics=2)
-    ranks = Ranks(bed, 1, tmp_path)
+    ranks = started(bed, 1, tmp_path)
     before = bed.counters(0)
     for op in ("all_gather", "reduce_scatter", "all_reduce"):
         assert ranks.all("run", op, 16 << 20, 2) == ["right"] * 2
@@ -112,7 +68,7 @@ def test_a_cut_link_gives_an_error_that_names_the_peer_or_the_right_result(
     testbed: MAKE, tmp_path: Path, nics: int
 ) -> None:
     bed = testbed(hosts=2, rate="100mbit", nics=nics)
-    ranks = Ranks(bed, 2, tmp_path, SMDDP_TIMEOUT_SECONDS="5")
+    ranks = started(bed, 2, tmp_path, SMDDP_TIMEOUT_SECONDS="5")
     ranks.all("run", "all_gather", 1 << 20, 1)
     ranks.tell("run", "all_gather", 32 << 20, 1)
     time.sleep(0.5)  # the operation takes more than 1.3 s at that rate
@@ -128,9 +84,7 @@ def test_a_cut_link_gives_an_error_that_names_the_peer_or_the_right_result(
         assert "host" in answer, answer
         assert "rank" in answer, answer
     assert time.monotonic() - begun < 30
-    for process in ranks.ranks:
-        process.kill()
-        process.communicate()
+    ranks.kill()
 
 
 @pytest.mark.testbed
@@ -140,7 +94,7 @@ def test_a_host_that_is_cut_off_is_called_silent_and_joins_again(
     """All raise after `silence_seconds`, of a deadline of 120 s; later, all make a new group."""
     bed = testbed(hosts=3, rate="1gbit")
     limits = {"SMDDP_TIMEOUT_SECONDS": "120", "SMDDP_SILENCE_SECONDS": "4"}
-    ranks = Ranks(bed, 1, tmp_path, **limits)
+    ranks = started(bed, 1, tmp_path, **limits)
     for name in ("second", "third"):
         assert ranks.all("run", "all_gather", 3 << 20, 2) == ["right"] * 3
         bed.cut(2, 0)
@@ -160,7 +114,7 @@ def test_a_host_that_is_cut_off_is_called_silent_and_joins_again(
 @pytest.mark.testbed
 def test_a_slow_host_slows_only_those_that_wait_for_it(testbed: MAKE, tmp_path: Path) -> None:
     bed = testbed(hosts=3, rate="1gbit")
-    ranks = Ranks(bed, 1, tmp_path)
+    ranks = started(bed, 1, tmp_path)
     ranks.all("pair")  # makes a group of ranks 0 and 1
     ranks.all("run", "all_gather", 4096, 1)
     bed.set_rate(2, 0, "1mbit")

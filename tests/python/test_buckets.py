@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from harness.training import STEPS, Trainer
-from harness.world import BACKEND
 
 pytestmark = [
     pytest.mark.timeout(300, method="signal"),  # at first DeepSpeed compiles an operation
-    pytest.mark.skipif(BACKEND != "smddp", reason="needs smddp's own operations"),
 ]
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -10,21 +10,16 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-import deepspeed_smddp
-from deepspeed_smddp import _C
 from harness import cases, model
 from harness.cases import Case
 from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
-from harness.world import BACKEND, Pool
+from harness.world import Pool
 
-gloo_only_covers = pytest.mark.skipif(
-    BACKEND == "gloo", reason="development run on gloo, which does not have this"
-)
 on = OnLayouts()
 
 
-@on("AA", "AABB", marks=gloo_only_covers)
+@on("AA", "AABB")
 def coalesced_all_gather_of_mixed_types(ctx: Context) -> None:
     types = (torch.float32, torch.uint8, torch.bfloat16, torch.int64, torch.bool)
     shards = [
@@ -295,52 +290,13 @@ def infinity_and_nan(ctx: Context) -> None:
             assert t.tolist() == [inf, -inf, last], (dtype, t)
 
 
-@on("AAAA", marks=gloo_only_covers)
+@on("AAAA")
 def fp16_is_summed_in_fp32_within_a_host(ctx: Context) -> None:
     """60000 - 60000 + 60000 ...: every prefix sum of two would overflow if kept in fp16."""
     sign = (1, 1, -1, -1)[ctx.rank % 4]
     t = torch.full((100,), 60000.0 * sign, dtype=torch.float16)
     dist.all_reduce(t)
     assert torch.equal(t, torch.zeros(100, dtype=torch.float16)), t[0]
-
-
-UNSUPPORTED = ("BAND", "BOR", "BXOR", "PREMUL_SUM")
-
-
-def unusual_reduction(ctx: Context, operation: str) -> str:
-    """The right result by the fallback, or a refusal that names the operation."""
-    t = torch.tensor([1 << ctx.rank, 0b111, 5], dtype=torch.int32)
-    op = (
-        torch._C._distributed_c10d._make_nccl_premul_sum(2.0)
-        if operation == "PREMUL_SUM"
-        else getattr(dist.ReduceOp, operation)
-    )
-    if operation == "PREMUL_SUM":
-        t = t.float()
-    try:
-        dist.all_reduce(t, op=op)
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        text = str(error).upper().replace("_", "").replace(" ", "")
-        assert operation.replace("_", "") in text or "REDUCEOP" in text, error
-        return "refused"
-    every = (1 << ctx.size) - 1
-    wanted = {
-        "BAND": [0 if ctx.size > 1 else 1, 7, 5],
-        "BOR": [every, 7, 5],
-        "BXOR": [every, 7 * (ctx.size % 2), 5 * (ctx.size % 2)],
-        "PREMUL_SUM": [2.0 * every, 14.0 * ctx.size, 10.0 * ctx.size],
-    }[operation]
-    assert t.tolist() == wanted
-    return "right"
-
-
-@pytest.mark.parametrize("operation", UNSUPPORTED)
-@pytest.mark.parametrize("layout", ["AAA", "AABB"])
-def test_other_reductions_work_or_are_refused(worlds: Pool, layout: str, operation: str) -> None:
-    outcomes = set(worlds(layout).run(unusual_reduction, operation))
-    assert len(outcomes) == 1
-    if operation.startswith("B"):
-        assert outcomes == {"right"}, "gloo has the bitwise reductions, so the fallback has them"
 
 
 @on("AAB")
@@ -351,39 +307,12 @@ def complex_all_reduce(ctx: Context) -> None:
     assert torch.equal(t, torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex64) * factor)
 
 
-@on("AAB", marks=gloo_only_covers)
+@on("AAB")
 def bool_all_reduce(ctx: Context) -> None:
     for operation, wanted in ((dist.ReduceOp.MAX, True), (dist.ReduceOp.MIN, False)):
         t = torch.tensor([ctx.rank == 0, True, False])
         dist.all_reduce(t, op=operation)
         assert t.tolist() == [wanted, True, False], (operation, t)
-
-
-# ---- buckets
-
-
-def gather_in_buckets(ctx: Context) -> dict[str, int]:
-    _C.configure(allgather_bucket_elements=100_000)
-    try:
-        deepspeed_smddp.reset_statistics()
-        shard = torch.full((400_000,), ctx.rank, dtype=torch.bfloat16)
-        whole = torch.empty(ctx.size * 400_000, dtype=torch.bfloat16)
-        dist.all_gather_into_tensor(whole, shard)
-        for rank in range(ctx.size):
-            assert (whole[rank * 400_000 : (rank + 1) * 400_000] == rank).all()
-        (row,) = deepspeed_smddp.statistics()
-        return {"rounds": row["rounds"], "largest_round": row["largest_round"]}
-    finally:
-        _C.configure()
-
-
-@gloo_only_covers
-@pytest.mark.parametrize("layout", ["AA", "AB", "AAB"])
-def test_allgather_bucket_bounds_what_one_allgather_carries(worlds: Pool, layout: str) -> None:
-    ranks = len(layout)
-    for seen in worlds(layout).run(gather_in_buckets, timeout=60):
-        assert 0 < seen["largest_round"] <= 2 * 100_000
-        assert seen["rounds"] >= 400_000 * ranks / 100_000
 
 
 @pytest.mark.parametrize(("body", "layout"), on.rows)

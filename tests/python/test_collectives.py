@@ -2,7 +2,6 @@
 
 A test is one collective on one layout of hosts and ranks, in one kind of memory or with one setting
 (``KINDS``). Each call is compared with the model of ``harness.model`` to the bit.
-``SMDDP_TEST_BACKEND=gloo`` runs the same calls over Gloo: the model is what Gloo computes, too.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from harness.cases import ALIKE, HOST_FORMS, MANY, MOVES, Case
 from harness.host_device import BY_NIC, ENVIRONMENT, ON_CPU, paths
 from harness.variables import debug
 from harness.worker import Context
-from harness.world import BACKEND, Pool, World, WorldError
+from harness.world import Pool, World, WorldError
 
 # Letters are hosts: 1 host, 2 x 1, 2 x 2, 3 x 1, unequal hosts, alternating ranks, 9 hosts.
 LAYOUTS = ("A", "AA", "AAAA", "AB", "AABB", "ABC", "AAB", "ABBB", "ABAB", "AAABBCC", "ABCDEFGHI")
@@ -224,20 +223,7 @@ MATRIX = [
     for kind, where in KINDS.items()
     for layout in where.layouts
     for collective in where.collectives
-    if BACKEND != "gloo" or kind == "host"
 ]
-
-
-def gloo_lacks(case: Case) -> bool:
-    """Only for developing the tests themselves: SMDDP_TEST_BACKEND=gloo."""
-    floats = {*model.FLOATING, torch.uint8, torch.int8, torch.int32, torch.int64}
-    moved = {*floats, torch.bool, torch.complex64, torch.complex128}
-    return (
-        case.form == "stack"
-        or (case.collective, case.form) == ("all_to_all", "list")
-        or case.place == "other_slot"
-        or case.dtype not in (moved if case.collective == "all_gather" else floats)
-    )
 
 
 def world_of(worlds: Pool, kind: Kind, layout: str) -> World:
@@ -252,8 +238,6 @@ def world_of(worlds: Pool, kind: Kind, layout: str) -> World:
 def test_exact_results(worlds: Pool, kind: str, layout: str, collective: str) -> None:
     where = KINDS[kind]
     wanted = [case for batch in where.layouts[layout] for case in batch(collective)]
-    if BACKEND == "gloo":
-        wanted = [case for case in wanted if not gloo_lacks(case)]
     try:
         world = world_of(worlds, where, layout)
     except WorldError as error:
@@ -277,7 +261,6 @@ def test_exact_results(worlds: Pool, kind: str, layout: str, collective: str) ->
     + [("device", x) for x in ("AAA", "AABB", "ABC")]
     + [("device-cpu-sums", "AAA")],
 )
-@pytest.mark.skipif(BACKEND == "gloo", reason="kinds that gloo does not have")
 def test_many_in_flight_finished_in_another_order(worlds: Pool, kind: str, layout: str) -> None:
     wanted = [
         Case(collective, numels=(numel,), seed=seed)
@@ -301,7 +284,6 @@ def in_part(ctx: Context, ranks: list[int], wanted: Cases) -> None:
 @pytest.mark.parametrize("layout", ["AAAA", "AABB", "ABAB", "ABCD"])
 def test_groups_of_some_ranks(worlds: Pool, layout: str, ranks: list[int]) -> None:
     wanted = [case for collective in OWN for case in [*forms(collective), *few(collective)]]
-    wanted = [case for case in wanted if BACKEND != "gloo" or not gloo_lacks(case)]
     worlds(layout).run(in_part, ranks, wanted)
 
 

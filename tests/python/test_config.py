@@ -24,28 +24,6 @@ from deepspeed_smddp.config.schema import (
 from deepspeed_smddp.errors import SmddpConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-DESIGN_SECTION = {
-    "allgather_bucket_size": "auto",
-    "reduce_scatter_bucket_size": "auto",
-    "sharded_data_parallel_degree": 0,
-    "tensor_parallel_degree": 1,
-    "tensor_parallel_seed": 0,
-    "max_sms": 9,
-    "reduce_on": "gpu",
-    "reduce_precision": "wire",
-    "fallback": "warn",
-    "timeout_seconds": 600,
-    "silence_seconds": 30,
-    "activation_offload": {"enabled": False, "horizon": 2, "directory": ""},
-    "ledger": {
-        "table": False,
-        "json_file": "",
-        "json_lines": "",
-        "prometheus_file": "",
-        "interval_seconds": 0,
-        "monitor": True,
-    },
-}
 
 
 @pytest.fixture(autouse=True)
@@ -96,79 +74,29 @@ def test_users_have_at_most_28_settings() -> None:
     assert len(SmddpConfig.fields()) + len(ProcessSettings.fields()) <= 28
 
 
-def test_section_of_the_documentation_is_all_defaults() -> None:
-    assert parse_section(DESIGN_SECTION) == SmddpConfig()
-
-
 @pytest.mark.parametrize(
-    ("section", "sentence"),
+    ("section", "parts"),
     [
-        (
-            {"allgather_bucket": 1},
-            '"allgather_bucket": 1 is not a key of the section "smddp"; '
-            'did you mean "allgather_bucket_size"?',
-        ),
-        (
-            {"activation_offload": {"horizn": 3}},
-            '"horizn": 3 is not a key of the section "smddp.activation_offload"; '
-            'did you mean "horizon"?',
-        ),
-        (
-            {"fallback": "loud"},
-            '"smddp.fallback" is "loud", but may hold "warn", "silent" or "error"',
-        ),
-        (
-            {"allgather_bucket_size": 12},
-            '"smddp.allgather_bucket_size" is 12, but may hold "auto" or a number of bytes of at '
-            "least 4096",
-        ),
-        (
-            {"reduce_scatter_bucket_size": "big"},
-            '"smddp.reduce_scatter_bucket_size" is "big", but may hold "auto" or a number of bytes '
-            "of at least 4096",
-        ),
-        (
-            {"max_sms": True},
-            '"smddp.max_sms" is true, but may hold a number of streaming multiprocessors',
-        ),
-        (
-            {"timeout_seconds": 0},
-            '"smddp.timeout_seconds" is 0, but may hold a number of seconds above 0',
-        ),
-        (
-            {"timeout_seconds": "600"},
-            '"smddp.timeout_seconds" is "600", but may hold a number of seconds above 0',
-        ),
-        (
-            {"activation_offload": 3},
-            '"smddp.activation_offload" is 3, but may hold {"enabled": false, "horizon": 2}',
-        ),
-        (
-            {"activation_offload": {"horizon": 0}},
-            '"smddp.activation_offload.horizon" is 0, but may hold a number of layers of at least '
-            "1",
-        ),
-        (
-            {"ledger": {"interval_seconds": -1}},
-            '"smddp.ledger.interval_seconds" is -1, but may hold a number of seconds, or 0 to '
-            "write only when the process ends",
-        ),
+        ({"allgather_bucket": 1}, ['"allgather_bucket": 1', 'mean "allgather_bucket_size"?']),
+        ({"activation_offload": {"horizn": 3}}, ['"smddp.activation_offload"', '"horizon"?']),
+        ({"zzz": 1}, ["known keys: allgather_bucket_size, "]),
+        ({"fallback": "loud"}, ['is "loud"', 'may hold "warn", "silent" or "error"']),
+        ({"allgather_bucket_size": 12}, ["is 12", '"auto" or a number of bytes of at least 4096']),
+        ({"reduce_scatter_bucket_size": "big"}, ["smddp.reduce_scatter_bucket_size", 'is "big"']),
+        ({"max_sms": True}, ["is true", "a number of streaming multiprocessors"]),
+        ({"timeout_seconds": 0}, ["is 0", "seconds above 0"]),
+        ({"timeout_seconds": "600"}, ['is "600"', "seconds above 0"]),
+        ({"activation_offload": 3}, ["is 3", '{"enabled": false, "horizon": 2}']),
+        ({"activation_offload": {"horizon": 0}}, ["smddp.activation_offload.horizon", "is 0"]),
+        ({"ledger": {"interval_seconds": -1}}, ["smddp.ledger.interval_seconds", "is -1"]),
+        (True, ['"smddp" in the DeepSpeed config is true, but may']),
     ],
 )
-def test_wrong_section_gives_one_sentence(section: dict[str, Any], sentence: str) -> None:
+def test_wrong_section_gives_one_sentence(section: Any, parts: list[str]) -> None:
     with pytest.raises(SmddpConfigError) as caught:
         parse_section(section)
-    assert str(caught.value) == sentence
-
-
-def test_a_key_unlike_any_other_lists_the_known_keys() -> None:
-    with pytest.raises(SmddpConfigError, match=r"known keys: allgather_bucket_size, .*timeout_sec"):
-        parse_section({"zzz": 1})
-
-
-def test_a_section_that_is_no_object() -> None:
-    with pytest.raises(SmddpConfigError, match=r'"smddp" in the DeepSpeed config is true, but may'):
-        parse_section(True)
+    assert all(part in str(caught.value) for part in parts), caught.value
+    assert "\n" not in str(caught.value)
 
 
 def test_numbers_as_json_and_hjson_read_them() -> None:
@@ -222,27 +150,21 @@ def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("name", "text", "parts"),
     [
-        (
-            "algoritm=log",
-            '"algoritm": "log" is not a key of SMDDP_DEBUG; did you mean "algorithm"?',
-        ),
-        (
-            "curve=default,algorithm=ring",
-            'algorithm in SMDDP_DEBUG is "ring", but may hold "auto", "direct", "log" or "joint"',
-        ),
-        (
-            "flight_recorder=many",
-            'flight_recorder in SMDDP_DEBUG is "many", but may hold a number of at least 0',
-        ),
+        ("DEBUG", "algoritm=log", ['"algoritm": "log"', 'did you mean "algorithm"?']),
+        ("DEBUG", "curve=default,algorithm=ring", ['is "ring"', '"auto", "direct", "log"']),
+        ("DEBUG", "flight_recorder=many", ["flight_recorder in SMDDP_DEBUG", "at least 0"]),
+        ("ALLGATHER_BUCKET_SIZE", "lots", ["SMDDP_ALLGATHER_BUCKET_SIZE", '"auto" or a number']),
     ],
 )
-def test_wrong_debug_settings(monkeypatch: pytest.MonkeyPatch, text: str, sentence: str) -> None:
-    monkeypatch.setenv("SMDDP_DEBUG", text)
+def test_wrong_variable_gives_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, parts: list[str]
+) -> None:
+    monkeypatch.setenv(f"SMDDP_{name}", text)
     with pytest.raises(SmddpConfigError) as caught:
         settings.resolve()
-    assert str(caught.value) == sentence
+    assert all(part in str(caught.value) for part in parts), caught.value
 
 
 def test_debug_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,16 +175,6 @@ def test_debug_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert debug.curve == "20:4:1.25"
     assert not debug.zero_paths and not debug.check_first_use
     assert settings.resolve().core_options()["check_first_use"] is False
-
-
-def test_wrong_variable_gives_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SMDDP_ALLGATHER_BUCKET_SIZE", "lots")
-    with pytest.raises(SmddpConfigError) as caught:
-        settings.resolve()
-    assert str(caught.value) == (
-        'SMDDP_ALLGATHER_BUCKET_SIZE is "lots", but may hold "auto" or a number of bytes of at '
-        "least 4096"
-    )
 
 
 def test_timeout_is_what_was_asked_for_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,33 +245,13 @@ def test_a_second_engine_adds_to_the_settings_of_the_first(core: list[dict[str, 
     assert third.section == both.section and third.zero_allgather_elements == 500
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "both"),
-    [
-        (
-            {"fallback": "warn"},
-            {"fallback": "error"},
-            '"smddp.fallback" of the DeepSpeed config is "error", but "smddp.fallback" of an '
-            'earlier one is "warn"',
-        ),
-        (
-            {"ledger": {"interval_seconds": 2}},
-            {"ledger": {"interval_seconds": 3}},
-            '"smddp.ledger.interval_seconds" of the DeepSpeed config is 3.0, but '
-            '"smddp.ledger.interval_seconds" of an earlier one is 2.0',
-        ),
-    ],
-)
-def test_engines_that_contradict_one_another(
-    core: list[dict[str, Any]], first: Any, second: Any, both: str
-) -> None:
-    before = settings.merge_file(parse_section(first))
+def test_engines_that_contradict_one_another(core: list[dict[str, Any]]) -> None:
+    before = settings.merge_file(parse_section({"ledger": {"interval_seconds": 2}}))
     with pytest.raises(SmddpConfigError) as caught:
-        settings.merge_file(parse_section(second))
-    assert str(caught.value) == (
-        f"{both}; all engines of a process share these settings: give both the same value, or "
-        "leave out one"
-    )
+        settings.merge_file(parse_section({"ledger": {"interval_seconds": 3}}))
+    name = '"smddp.ledger.interval_seconds" of'
+    for part in (f"{name} the DeepSpeed config is 3.0", f"{name} an earlier one is 2.0"):
+        assert part in str(caught.value)
     assert settings.current() == before and len(core) == 1
 
 
@@ -403,28 +295,17 @@ def test_retired_keys_are_accepted_and_say_so_once(
         for _ in range(2):
             section = parse_section({"hierarchical_allgather": False, "check_first_use": True})
     assert section == SmddpConfig()
-    assert sorted(record.getMessage() for record in caplog.records) == [
-        'smddp: "smddp.check_first_use" has no effect any more: SMDDP_DEBUG=check_first_use=0 '
-        "switches the check off",
-        'smddp: "smddp.hierarchical_allgather" has no effect any more: AllGather between hosts '
-        "always runs along the rails and then inside each host",
-    ]
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert len(said) == 2 and "SMDDP_DEBUG=check_first_use=0" in said[0]
+    assert '"smddp.hierarchical_allgather" has no effect any more' in said[1]
 
 
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("SMDDP_FABRIC_CURVE", "SMDDP_DEBUG=curve=... replaces it, for developers"),
-        ("SMDDP_SINGLE_COPY", "SMDDP_DEBUG=single_copy=... replaces it, for developers"),
-        (
-            "SMDDP_LEDGER_TABLE",
-            'the key "smddp.ledger.table" of a DeepSpeed config, or deepspeed_smddp.configure(), '
-            "replaces it",
-        ),
-        (
-            "SMDDP_LEAVE_SHARED_CORES",
-            "a waiting thread always leaves a core that another rank uses",
-        ),
+        ("SMDDP_SINGLE_COPY", "SMDDP_DEBUG=single_copy=..."),
+        ("SMDDP_LEDGER_TABLE", 'the key "smddp.ledger.table"'),
+        ("SMDDP_LEAVE_SHARED_CORES", "a waiting thread always leaves a core"),
     ],
 )
 def test_a_retired_variable_says_what_replaces_it(
@@ -438,40 +319,8 @@ def test_a_retired_variable_says_what_replaces_it(
     with caplog.at_level(logging.WARNING):
         assert settings.apply(force=True).section == SmddpConfig()
         settings.apply(force=True)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"smddp: {name} has no effect any more: {instead}"
-    ]
-
-
-def test_every_variable_of_older_versions_is_known() -> None:
-    gone = """ALGORITHM FABRIC_TRANSFER FABRIC_CURVE LIBCUDA LIBGDRAPI ZERO_PATHS CHECK_FIRST_USE
-        FLIGHT_RECORDER FABRIC_HMEM SINGLE_COPY SPIN_MICROSECONDS LEAVE_SHARED_CORES FORK_COPY_MIB
-        FABRIC_MESSAGES HIERARCHICAL_ALLGATHER LEDGER_TABLE LEDGER_JSON_FILE LEDGER_JSON_LINES
-        LEDGER_PROMETHEUS_FILE LEDGER_INTERVAL_SECONDS LEDGER_MONITOR ROUTES_ALL_GATHER
-        ROUTES_REDUCE_SCATTER ROUTES_ALL_REDUCE ACTIVATION_OFFLOAD_ENABLED
-        ACTIVATION_OFFLOAD_HORIZON ACTIVATION_OFFLOAD_DIRECTORY TENSOR_PARALLEL_SEED"""
-    assert {f"SMDDP_{name}" for name in gone.split()} == set(RETIRED_VARIABLES)
-
-
-def test_keys_with_effect_and_defaults_do_not_warn(
-    core: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
-) -> None:
-    live = {
-        "allgather_bucket_size": 1 << 20,
-        "reduce_scatter_bucket_size": 1 << 20,
-        "reduce_precision": "fp32",
-        "fallback": "silent",
-        "timeout_seconds": 9,
-        "sharded_data_parallel_degree": 8,
-        "activation_offload": {"enabled": True, "horizon": 3},
-        "max_sms": 4,
-        "reduce_on": "cpu",
-    }
-    with caplog.at_level(logging.WARNING):
-        settings.set_file(parse_section(live))
-    assert caplog.records == []
-    assert core[-1]["max_sms"] == 4
-    assert core[-1]["reduce_on_cpu"] is True
+    (record,) = caplog.records
+    assert f"{name} has no effect any more: {instead}" in record.getMessage()
 
 
 def test_unknown_variable_gives_a_warning(
@@ -498,31 +347,17 @@ def test_doctor_names_value_and_source(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("SMDDP_TIMEOUT_SECONDS", "12")
     monkeypatch.setenv("SMDDP_HOST_ID", "left")
     monkeypatch.setenv("SMDDP_DEBUG", "flight_recorder=5")
+    monkeypatch.setenv("DEEPSPEED_TIMEOUT", "20")
     rows = {row.name: (row.value, row.source) for row in doctor.setting_rows(path)}
     assert rows["comm_backend"] == ("smddp", "ds_config")
     assert rows["zero_optimization.allgather_bucket_size"] == ("1000000", "ds_config")
     assert rows["fallback"] == ("error", "ds_config")
     assert rows["timeout_seconds"] == ("12.0", "SMDDP_TIMEOUT_SECONDS")
+    assert rows["DEEPSPEED_TIMEOUT"][0] == "20"
     assert rows["SMDDP_HOST_ID"] == ("left", "SMDDP_HOST_ID")
     assert rows["SMDDP_LOG_LEVEL"] == ("warning", "default")
     assert rows["flight_recorder"] == ("5", "SMDDP_DEBUG") and "hmem" not in rows
     assert doctor.host_identity() == "left"
-
-
-def test_doctor_shows_the_timeout_of_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deepspeed_smddp.diagnostics.doctor import checks as doctor
-
-    def row() -> doctor.SettingRow | None:
-        return next((r for r in doctor.setting_rows() if r.name == "DEEPSPEED_TIMEOUT"), None)
-
-    monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
-    assert row() is None
-    monkeypatch.setenv("DEEPSPEED_TIMEOUT", "20")
-    shown = row()
-    assert shown is not None and shown.value == "20" and "applies to" in shown.meaning
-    monkeypatch.setenv("SMDDP_TIMEOUT_SECONDS", "7")
-    shown = row()
-    assert shown is not None and "timeout_seconds has precedence" in shown.meaning
 
 
 def test_doctor_says_where_the_job_secret_is_from_and_never_shows_it(

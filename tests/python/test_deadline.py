@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import types
 from collections.abc import Callable
 from datetime import timedelta
@@ -45,10 +44,6 @@ def in_module(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
 MINUTE = timedelta(minutes=1)
 
 
-def test_nobody_asked() -> None:
-    assert deadline.asked_for(TORCHS) == deadline.Asked(TORCHS, None)
-
-
 @pytest.fixture
 def torchs_call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Like init_process_group, in torch's module, with torch's loggers around it."""
@@ -63,15 +58,6 @@ def torchs_call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return c10d_logger._exception_logger(logged)
 
 
-def test_the_program(torchs_call: Callable[..., Any]) -> None:
-    assert torchs_call("smddp").by is None
-    assert torchs_call("smddp", timeout=None).by is None
-    assert torchs_call("smddp", timeout=MINUTE).by == "the program"
-    # Also if it asks for what torch would have filled in.
-    assert torchs_call("smddp", TORCHS).by == "the program"
-    assert torchs_call("smddp", TORCHS).explicit == TORCHS
-
-
 def test_a_package(torchs_call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline.sysconfig, "get_path", lambda _: "/opt/site")
     module = types.ModuleType("lightning.fabric.strategy")
@@ -81,86 +67,12 @@ def test_a_package(torchs_call: Callable[..., Any], monkeypatch: pytest.MonkeyPa
     assert module.start(MINUTE).by == "lightning"
 
 
-def test_deepspeed(torchs_call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("deepspeed")
-    call = in_module("deepspeed.comm.torch", torchs_call)
-    ten = timedelta(minutes=10)
-    assert call("smddp", timeout=ten).by == "DeepSpeed's default"
-    assert call("smddp", timeout=MINUTE).by == "the program, by way of DeepSpeed"
-    monkeypatch.setenv("DEEPSPEED_TIMEOUT", "10")
-    assert call("smddp", timeout=ten).by == "DEEPSPEED_TIMEOUT"
-
-
-def test_accelerate_and_transformers(torchs_call: Callable[..., Any]) -> None:
-    direct = in_module("accelerate.state", torchs_call)
-    assert direct("smddp", timeout=MINUTE).by == "InitProcessGroupKwargs of accelerate"
-    assert direct("smddp").by is None
-    by_deepspeed = in_module("accelerate.state", in_module("deepspeed.comm.torch", torchs_call))
-    assert by_deepspeed("smddp", timeout=MINUTE).by == "InitProcessGroupKwargs of accelerate"
-    trainer = in_module("transformers.training_args", by_deepspeed)
-    assert trainer("smddp", timeout=MINUTE).by == "ddp_timeout of transformers"
-
-
 def test_a_launcher_below_the_program_asks_for_nothing(torchs_call: Callable[..., Any]) -> None:
     def program(timeout: timedelta) -> Any:
         return torchs_call("smddp", timeout)
 
     launched = in_module("accelerate.utils.launch", program)
     assert launched(MINUTE).by == "the program"
-
-
-SECTION = {"timeout_seconds": 60}
-
-
-@pytest.mark.parametrize(
-    ("section", "variable", "by", "said"),
-    [
-        (
-            {},
-            "",
-            None,
-            "600 s (the default of timeout_seconds); torch's own default of 1800 s does not apply",
-        ),
-        ({}, "", "the program", "1800 s (asked for by the program)"),
-        (
-            SECTION,
-            "",
-            "ddp_timeout of transformers",
-            '60 s (timeout_seconds of the section "smddp" of the DeepSpeed config); torch was '
-            "asked for 1800 s (by ddp_timeout of transformers)",
-        ),
-        (
-            SECTION,
-            "7.5",
-            None,
-            "7.5 s (SMDDP_TIMEOUT_SECONDS); torch's own default of 1800 s does not apply",
-        ),
-    ],
-)
-def test_the_sentence(
-    section: dict[str, Any],
-    variable: str,
-    by: str | None,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SMDDP_TIMEOUT_SECONDS", variable)
-    current = settings.resolve(parse_section(section))
-    asked = deadline.Asked(TORCHS, by)
-    assert deadline.sentence(current, asked) == f"smddp: operations time out after {said}"
-
-
-def test_configure_is_named() -> None:
-    current = settings.resolve(parse_section(SECTION), "configure()")
-    said = deadline.sentence(current, deadline.Asked(MINUTE, None))
-    assert said == "smddp: operations time out after 60 s (timeout_seconds by configure())"
-
-
-def test_once_and_on_rank_0_only(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        for rank in (1, 0, 0):
-            assert deadline.of_group(settings.resolve(), TORCHS, rank) == timedelta(seconds=600)
-    assert len(caplog.records) == 1
 
 
 def test_a_further_group_has_the_deadline_of_the_default_group(
@@ -179,6 +91,7 @@ IMPORTS = f"""
 import os, time, traceback
 from datetime import timedelta
 import deepspeed, torch, torch.distributed as dist
+import deepspeed_smddp
 {INITIALIZE}"""
 
 
@@ -188,7 +101,7 @@ def test_groups_of_every_maker() -> None:
     outputs = ranks.run(
         f"""
         CONFIG = {config!r}
-        PORTS = {[free_port() for _ in range(7)]!r}
+        PORTS = {[free_port() for _ in range(10)]!r}
 
         def forked(name, action):
             print("case", name, flush=True)
@@ -227,14 +140,26 @@ def test_groups_of_every_maker() -> None:
             bare = {{key: value for key, value in CONFIG.items() if key not in ("smddp",)}}
             TrainingArguments(output_dir="/tmp/none", deepspeed=bare, ddp_timeout=70, use_cpu=True)
 
+        def configured():
+            deepspeed_smddp.configure(timeout_seconds=60)
+            dist.init_process_group("smddp")
+
+        def by_deepspeed(**more):
+            deepspeed.init_distributed(dist_backend="smddp", **more)
+
         forked("torch", lambda: dist.init_process_group("smddp"))
         forked("program", lambda: dist.init_process_group("smddp", timeout=timedelta(seconds=40)))
-        forked("deepspeed", lambda: deepspeed.init_distributed(dist_backend="smddp"))
+        forked("configure", configured)
+        forked("deepspeed", by_deepspeed)
+        forked("by-deepspeed", lambda: by_deepspeed(timeout=timedelta(seconds=45)))
         forked("accelerate", accelerated)
         forked("transformers", trained)
         forked("late", late)
         os.environ["SMDDP_TIMEOUT_SECONDS"] = "30"
-        forked("environment", lambda: deepspeed.init_distributed(dist_backend="smddp"))
+        forked("environment", by_deepspeed)
+        del os.environ["SMDDP_TIMEOUT_SECONDS"]
+        os.environ["DEEPSPEED_TIMEOUT"] = "10"
+        forked("variable", by_deepspeed)
         """,
         2,
         timeout=300,
@@ -246,13 +171,17 @@ def test_groups_of_every_maker() -> None:
         "torch": "600 s (the default of timeout_seconds); torch's own default of 1800 s does not "
         "apply",
         "program": "40 s (asked for by the program)",
+        "configure": "60 s (timeout_seconds by configure()); torch's own default of 1800 s does "
+        "not apply",
         "deepspeed": "600 s (asked for by DeepSpeed's default)",
+        "by-deepspeed": "45 s (asked for by the program, by way of DeepSpeed)",
         "accelerate": "50 s (asked for by InitProcessGroupKwargs of accelerate)",
         "transformers": "70 s (asked for by ddp_timeout of transformers)",
         "late": "600 s (the default of timeout_seconds); torch's own default of 1800 s does not "
         "apply",
         "environment": "30 s (SMDDP_TIMEOUT_SECONDS); torch was asked for 600 s (by DeepSpeed's "
         "default)",
+        "variable": "600 s (asked for by DEEPSPEED_TIMEOUT)",
     }
     parts = outputs[0].split("case ")[1:]
     assert [part.split()[0] for part in parts] == list(wanted)

@@ -11,18 +11,13 @@ import threading
 import time
 from datetime import timedelta
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from harness.failing import at_once, collective, raised_by, survivors
 from harness.resets import reset_connections
 from harness.worker import Context, Failure
-from harness.world import BACKEND, World, fresh
-
-pytestmark = pytest.mark.skipif(
-    BACKEND == "gloo", reason="development run on gloo, which does not promise this"
-)
+from harness.world import World, fresh
 
 HEARD = 6.0  # seconds from a death to the last survivor's error
 LAYOUTS = ("AB", "ABC", "AABB")
@@ -111,10 +106,12 @@ def leave_one_of_two(ctx: Context) -> None:
     raise AssertionError("the operation is complete without rank 0")
 
 
-@pytest.mark.parametrize("layout", ["AB", "ABC"])
-def test_a_group_that_a_rank_has_destroyed_tells_those_that_wait(layout: str) -> None:
-    with fresh(layout, env=LONG) as world:
-        world.run(leave_one_of_two)
+def test_a_group_that_a_rank_has_destroyed_tells_those_that_wait() -> None:
+    with at_once(((layout, layout) for layout in ("AB", "ABC")), LONG) as worlds:
+        for world in worlds.values():
+            world.submit(leave_one_of_two)
+        for world in worlds.values():
+            world.collect()
 
 
 # ---- new groups after a failure
@@ -148,18 +145,19 @@ def port(world: World) -> int:
     return world._store.port
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_survivors_of_a_death_make_a_new_group(layout: str) -> None:
-    victim = len(layout) - 1
-    with fresh(layout, env=LONG) as world:
-        world.submit(endless, "all_reduce")
+def test_survivors_of_a_death_make_a_new_group() -> None:
+    with at_once(((layout, layout) for layout in LAYOUTS), LONG) as worlds:
+        for world in worlds.values():
+            world.submit(endless, "all_reduce")
         time.sleep(0.5)
-        began = time.monotonic()
-        world.signal(victim, signal.SIGKILL)
-        rest = survivors(world, victim)
-        heard(world, rest, began)
-        world.submit_to(rest, join_anew, port(world), rest, "again")
-        world.collect(rest, timeout=30)
+        for world in worlds.values():
+            began = time.monotonic()
+            world.signal(world.size - 1, signal.SIGKILL)
+            rest = survivors(world, world.size - 1)
+            heard(world, rest, began)
+            world.submit_to(rest, join_anew, port(world), rest, "again")
+        for world in worlds.values():
+            world.collect(survivors(world, world.size - 1), timeout=30)
 
 
 def abort_at_once(ctx: Context) -> None:
@@ -169,12 +167,14 @@ def abort_at_once(ctx: Context) -> None:
     endless(ctx, "all_reduce")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_all_make_a_new_group_after_an_abort(layout: str) -> None:
-    with fresh(layout, env=LONG) as world:
+def test_all_make_a_new_group_after_an_abort() -> None:
+    with at_once(((layout, layout) for layout in LAYOUTS), LONG) as worlds:
         for name in ("first", "second"):
-            world.failures(abort_at_once, timeout=HEARD + 2)
-            world.run(join_anew, port(world), list(range(world.size)), name, timeout=30)
+            for world in worlds.values():
+                world.failures(abort_at_once, timeout=HEARD + 2)
+                world.submit(join_anew, port(world), list(range(world.size)), name)
+            for world in worlds.values():
+                world.collect(timeout=30)
 
 
 def test_all_make_a_new_group_after_one_was_silent() -> None:

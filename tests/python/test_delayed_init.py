@@ -127,14 +127,6 @@ def replaying(recipe) -> list[torch.UntypedStorage]:
     raise AssertionError("no replay is running")
 
 
-def test_casts_before_materialize() -> None:
-    torch.manual_seed(5)
-    eager = nn.Linear(8, 8).to(torch.bfloat16)
-    model = delayed_init(lambda: nn.Linear(8, 8), 5).to(torch.bfloat16)
-    materialize(model)
-    assert torch.equal(model.weight, eager.weight)
-
-
 def test_code_that_cannot_be_recorded() -> None:
     class Asks(nn.Module):
         def __init__(self) -> None:

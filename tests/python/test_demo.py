@@ -22,7 +22,6 @@ from harness.training import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
 DEADLINE = 240  # seconds; in the first run DeepSpeed compiles an operation
 # Seconds of a whole run; two cores without bf16 instructions take 170 for the steps of `make demo`.
 SLOW_CORES = 600
@@ -40,8 +39,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "text.txt").write_bytes(source)
     config = json.loads((ROOT / "ds_configs" / "quickstart.json").read_text())
     config["train_micro_batch_size_per_gpu"] = 2
-    if BACKEND != "smddp":
-        del config["comm_backend"], config["smddp"]
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
@@ -109,7 +106,7 @@ def losses(output: Path) -> list[tuple[int, float, str]]:
 def run(trainer: Trainer, *arguments: str) -> str:
     """The output of rank 0 of two ranks, forked from a process that has imported DeepSpeed."""
     answers = trainer.call(
-        "harness.scripts:example", "AA", BACKEND, SLOW_CORES, script="train.py", arguments=arguments
+        "harness.scripts:example", "AA", "smddp", SLOW_CORES, script="train.py", arguments=arguments
     )
     printed: str = answers[0]["printed"]
     return printed
@@ -131,11 +128,8 @@ def test_run_writes_losses_curve_and_summary(straight: Path) -> None:
     assert rows[-1][2] != "", "the last step has a held-out loss"
     assert (straight / "loss.png").read_bytes().startswith(b"\x89PNG")
     summary = json.loads((straight / "summary.json").read_text())
-    assert summary["backend"] == BACKEND
-    if BACKEND == "smddp":
-        assert summary["sharded_bytes_on_fallback"] == 0
-        moved = {row["collective"]: row["bytes"] for row in summary["statistics_of_rank_0"]}
-        assert sum(moved.values()) > 0
+    assert summary["backend"] == "smddp" and summary["sharded_bytes_on_fallback"] == 0
+    assert sum(row["bytes"] for row in summary["statistics_of_rank_0"]) > 0
 
 
 @pytest.mark.rare
@@ -172,16 +166,14 @@ def test_a_processor_without_bf16_instructions_trains_in_fp32(
     output = files / "fp32"
     arguments = (*demo_arguments(files, output), "--steps", "4")
     job = "harness.scripts:example_without_bf16"
-    answers = trainer.call(job, "AA", BACKEND, SLOW_CORES, script="train.py", arguments=arguments)
+    answers = trainer.call(job, "AA", "smddp", SLOW_CORES, script="train.py", arguments=arguments)
     assert "no instructions: trained in fp32" in answers[0]["printed"]
     pairs = zip(losses(output), losses(straight), strict=False)
     differences = [abs(one - other) for (_, one, _), (_, other, _) in pairs]
     assert 0 < max(differences) < 0.1
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(DEADLINE + 60)
-@pytest.mark.skipif(BACKEND != "smddp", reason="only smddp tells hosts apart")
 def test_two_hosts_have_the_same_losses(files: Path, straight: Path) -> None:
     if shutil.which("bash") is None:
         pytest.skip("examples/two_hosts.sh needs bash")
@@ -197,23 +189,12 @@ def test_two_hosts_have_the_same_losses(files: Path, straight: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--data", "empty.txt"], "has 0 bytes, fewer than the 129 of one window"),
-        (["--hidden", "100"], "--hidden must be a multiple of 64, not 100."),
-    ],
-)
-def test_mistake_is_one_sentence(
-    files: Path, tmp_path: Path, arguments: list[str], sentence: str
-) -> None:
-    (tmp_path / "empty.txt").touch()
+def test_mistake_is_one_sentence(files: Path) -> None:
     result = subprocess.run(
         [
             *(sys.executable, str(EXAMPLES / "train.py")),
-            *("--deepspeed_config", str(files / "config.json"), *arguments),
+            *("--deepspeed_config", str(files / "config.json"), "--hidden", "100"),
         ],
-        cwd=tmp_path,
         env=environment(),
         capture_output=True,
         text=True,
@@ -221,8 +202,7 @@ def test_mistake_is_one_sentence(
     )
     assert result.returncode == 2, result.stderr
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("train.py: ")
-    assert sentence in last
+    assert last.startswith("train.py: ") and "--hidden must be a multiple of 64, not 100." in last
     assert "Traceback" not in result.stderr
 
 
@@ -234,10 +214,3 @@ def test_windows_do_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
     assert torch.equal(whole, torch.cat(halves))
     assert not torch.equal(whole, byte_text.training_batch(text, 1, 8, 8, 0, 33, 8))
     assert not torch.equal(whole, byte_text.training_batch(text, 2, 7, 8, 0, 33, 8))
-
-
-def test_missing_text_is_named(tmp_path: Path) -> None:
-    with pytest.raises(byte_text.DataError, match="nowhere does not exist"):
-        byte_text.load(tmp_path / "nowhere", 100, 10)
-    with pytest.raises(byte_text.DataError, match="directory without files"):
-        byte_text.load(tmp_path, 100, 10)

@@ -14,10 +14,8 @@ from harness import host_device
 from harness.host_device import COPIES, KERNEL, host_empty, paths
 from harness.variables import debug
 from harness.worker import Context
-from harness.world import BACKEND, Pool
+from harness.world import Pool
 from test_reports import SECONDS, end_after, job, why
-
-pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="the flight recorder is smddp's")
 
 # The operations that check the first ones would be recorded, too.
 ENVIRONMENT = {**host_device.ENVIRONMENT, **debug(check_first_use=0)}

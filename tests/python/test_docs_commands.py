@@ -1,14 +1,11 @@
-"""The commands of the documentation exist: targets, subcommands, options, variables and files.
-
-Each is run by a test or by CI, or its page says what it needs, in a comment "# needs GPUs" behind
-the command or on the line above it; above the first command of a block it holds for all of them.
-"""
+"""What the documentation names exists: commands with their options and files, public names."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
 import shlex
+import types
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import site_pages
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.config.schema import VARIABLES
 
@@ -31,33 +29,6 @@ PAGES = [
 SETTINGS = {*VARIABLES, "SMDDP_DEBUG"}
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 OURS = ("benchmarks/", "docker/", "docs/", "ds_configs/", "examples/", "requirements/", "tools/")
-NEEDS = re.compile(r"#.*\bneeds [a-z0-9]", re.IGNORECASE)
-# What runs a command: a test of tests/python, with sizes and numbers of ranks of its own, or CI.
-RUN_BY = {
-    r"\.ci/run|make (demo|format lint)( .*)?": "CI",
-    r".*deepspeed --num_gpus 2 examples/train.py .*": (
-        "test_demo.py::test_run_writes_losses_curve_and_summary"
-    ),
-    r"make demo-two-hosts|SMDDP_FABRIC_INTERFACE=lo torchrun .*": (
-        "test_demo.py::test_two_hosts_have_the_same_losses"
-    ),
-    r"torchrun --nproc-per-node 2 examples/ddp.py": "test_examples.py::test_ddp",
-    r"torchrun --nnodes 1:2 .* --elastic": (
-        "test_restarts.py::test_ranks_restart_over_one_store_in_other_numbers"
-    ),
-    r"(torchrun|deepspeed|mpirun) .*smddp doctor": "test_doctor_launched.py::test_by_a_launcher",
-    r"srun .*smddp doctor": "test_doctor_launched.py::test_by_srun",
-    r"((torchrun|deepspeed|mpirun|srun) .*)?smddp bench.*": (
-        "test_bench.py::test_local_ranks_measure_all_operations"
-    ),
-    r"torchrun .*smddp tune .*": "test_tune_gain.py::test_check_runs_real_steps_before_and_after",
-    r"python -m hjson.tool .*": (
-        "test_ds_configs.py::test_hjson_becomes_json_by_the_command_in_the_readme"
-    ),
-    r"(build/smddp_simulate|\$SIMULATE) .*": (
-        "test_simulator.py::test_two_hosts_take_what_the_model_says"
-    ),
-}
 # The folder that a page's commands run in, if it is another than the repository.
 FOLDERS = {"ds_configs/README.md": "ds_configs"}
 
@@ -148,37 +119,6 @@ def test_commands_exist(page: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def unmarked(text: str) -> Iterator[str]:
-    """The commands of a page whose needs it does not say."""
-    for block in BLOCK.findall(text):
-        whole, above, first = False, "", True
-        for line in block.replace("\\\n", " ").splitlines():
-            if line.startswith("#"):
-                above = line
-                whole = whole or (first and bool(NEEDS.search(line)))
-            elif line.strip():
-                first = False
-                if not whole and not NEEDS.search(above + line):
-                    yield line.split(" #")[0].strip()
-                above = ""
-
-
-def test_commands_are_run_or_their_needs_said() -> None:
-    found = {line for page in PAGES for line in unmarked((ROOT / page).read_text())}
-    steps = re.findall(r"^step .* make ([\w-]+)", (ROOT / ".ci/run").read_text(), re.MULTILINE)
-    # make test builds, and runs the three others.
-    by_ci = {*steps, *(["build", "test-cpp", "test-python", "test-quick"] * ("test" in steps))}
-    targets = "|".join(sorted(by_ci))
-    forms = [re.compile(form) for form in (rf"make ({targets})( .*)?", *RUN_BY)]
-    assert [line for line in found if not any(form.fullmatch(line) for form in forms)] == []
-    assert [form.pattern for form in forms if not any(map(form.fullmatch, found))] == []
-    for test in set(RUN_BY.values()) - {"CI"}:
-        file, name = test.split("::")
-        assert f"\ndef {name}(" in (ROOT / "tests" / "python" / file).read_text(), test
-    page = "```sh\n# needs root\nsmddp a\n```\n```sh\nsmddp b\nsmddp c  # needs EFA\n```\n"
-    assert list(unmarked(page)) == ["smddp b"]
-
-
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -208,3 +148,18 @@ def test_messages_of_the_troubleshooting_page_are_in_the_sources() -> None:
     )
     literals = re.sub(r'"\s*f?"', "", sources)  # adjacent parts are one text
     assert [row for row in rows if row not in literals] == []
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    import deepspeed_smddp
+
+    shown = {name for _, _, names in site_pages.PYTHON for name in names}
+    for name in deepspeed_smddp.__all__:
+        if name.startswith("_"):
+            continue
+        public = getattr(deepspeed_smddp, name)
+        if isinstance(public, types.ModuleType):
+            module = public.__name__.removeprefix("deepspeed_smddp.")
+            assert {f"{module}.{member}" for member in public.__all__} <= shown
+        else:
+            assert any(f".{known}".endswith(f".{name}") for known in shown), name

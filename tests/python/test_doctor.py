@@ -58,7 +58,7 @@ def test_equal_ranks_and_a_rank_that_does_not_come() -> None:
     statuses, report = doctor()
     assert statuses == [WELL] * 3 and report["deviations"] == []
     missing = "import os\nif os.environ['RANK'] != '1':\n"
-    missing += "    print('\\nstatus', job_doctor.run(None, True, 3.0))\n"
+    missing += "    print('\\nstatus', job_doctor.run(None, True, 3.0, measure=False))\n"
     printed = ranks.run(missing, 3, timeout=120, imports=IMPORTS)
     assert "rank 1 did not answer within 3 s" in printed[0]
     assert "status 1" in printed[0] and "status 1" in printed[2]

@@ -70,11 +70,6 @@ def read(name: str) -> dict[str, Any]:
     return config | found["deepspeed_extra_args"] | {"bf16": {"enabled": True}}
 
 
-def test_every_file_is_tested() -> None:
-    files = {path.name for path in FOLDER.iterdir()} - {"README.md", "quickstart.json"}
-    assert files == set(MODELS)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_smddp_section_is_read(name: str, tmp_path: Path) -> None:
     config = FOLDER / name
@@ -107,27 +102,13 @@ def test_arithmetic(name: str) -> None:
     assert model.norm < zero["stage3_param_persistence_threshold"] < 5120**2 / 8
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name.endswith(".hjson")])
-def test_hjson_becomes_json_by_the_command_in_the_readme(name: str) -> None:
-    command = "python -m hjson.tool -j gpt2-30b.hjson > gpt2-30b.json"
+def test_hjson_becomes_json_by_the_command_in_the_readme() -> None:
+    name = "gpt2-30b.hjson"
+    command = f"python -m hjson.tool -j {name} > gpt2-30b.json"
     assert command in (FOLDER / "README.md").read_text()
     argv = [sys.executable, "-m", "hjson.tool", "-j", str(FOLDER / name)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == read(name)
-
-
-def test_gpt_neox_accepts_the_file() -> None:
-    # With other values megatron/training.py ends the program.
-    found = yaml.safe_load((FOLDER / "gpt-neox-65b.yml").read_text())
-    assert found["zero_optimization"]["stage"] == 3
-    assert found["pipe_parallel_size"] == 0
-    assert found["model_parallel_size"] == 1
-    # The value that GPT-NeoX passes to init_distributed, and the one that the JSON hook reads.
-    assert found["distributed_backend"] == found["deepspeed_extra_args"]["comm_backend"] == "smddp"
-    # At the top level GPT-NeoX drops 1.0, its own default, and DeepSpeed does not clip.
-    assert found["deepspeed_extra_args"]["gradient_clipping"] == 1.0
-    # A key has one place.
-    assert not set(found) & set(found["deepspeed_extra_args"])
 
 
 def test_deepspeed_accepts_the_files() -> None:

@@ -14,11 +14,9 @@ import pytest
 import ranks
 from harness.ports import free_port
 from harness.training import Trainer
-from harness.world import BACKEND
 
 pytestmark = [
     pytest.mark.timeout(400, method="signal"),  # DeepSpeed may compile an operation first
-    pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo"),
 ]
 
 EXAMPLES = ranks.ROOT / "examples"

@@ -21,12 +21,10 @@ from harness import fsdp
 from harness.fsdp import Run
 from harness.variables import debug
 from harness.worker import Context
-from harness.world import BACKEND, Pool, fresh
-
-pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
+from harness.world import Pool, fresh
 
 
-def train(worlds: Pool, layout: str, run: Run, backend: str = BACKEND) -> list[dict[str, Any]]:
+def train(worlds: Pool, layout: str, run: Run, backend: str = "smddp") -> list[dict[str, Any]]:
     """Each rank's report; all ranks must report the same losses."""
     answers = worlds(layout, backend).run(fsdp.train, run)
     assert all(answer["losses"] == answers[0]["losses"] for answer in answers)
@@ -86,7 +84,7 @@ SLOTS = {**debug(single_copy=0)}
 
 def test_inside_a_host_a_gather_copies_each_byte_once(worlds: Pool) -> None:
     def totals(run: Run, collective: str) -> tuple[int, int]:
-        answers = worlds("AA", BACKEND, SLOTS).run(fsdp.train, run)
+        answers = worlds("AA", env=SLOTS).run(fsdp.train, run)
         rows = [row for answer in answers for row in answer["statistics"]]
         rows = [row for row in rows if row["collective"] == collective]
         return sum(row["slot_bytes"] for row in rows), sum(row["bytes"] for row in rows)

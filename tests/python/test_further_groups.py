@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 
 import ranks
-from harness.world import BACKEND
-
-pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="counts what smddp publishes")
 
 # A file store appends each value that is set, and keeps those that are removed.
 PROGRAM = """

@@ -13,7 +13,7 @@ from harness import model
 from harness.cases import start_all_gather
 from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
-from harness.world import BACKEND, Pool, fresh
+from harness.world import Pool, fresh
 
 LAYOUTS = ("AA", "AB", "AABB")
 on = OnLayouts()
@@ -102,8 +102,6 @@ def failed_futures(ctx: Context) -> list[str]:
 
 @pytest.mark.parametrize("layout", ["AA", "AB"])
 def test_futures_of_a_failed_operation_raise(layout: str) -> None:
-    if BACKEND == "gloo":
-        pytest.skip("gloo does not compare what the ranks call")
     with fresh(layout) as world:
         for errors in world.run(failed_futures):
             assert len(errors) == 3, errors

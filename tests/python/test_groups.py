@@ -8,13 +8,12 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from harness import cases
 from harness.cases import Case
 from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
-from harness.world import BACKEND, Pool
+from harness.world import Pool
 
 LAYOUTS = ("AAAA", "AABB", "ABAB", "ABCD")
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
@@ -144,8 +143,6 @@ def drop_kept(ctx: Context) -> None:
 
 @pytest.mark.parametrize("layout", ["AA", "AB"])
 def test_a_further_group_costs_under_a_megabyte(worlds: Pool, layout: str) -> None:
-    if BACKEND == "gloo":
-        pytest.skip("development run on gloo, which promises no limit")
     world = worlds(layout)
     world.run(make_and_keep, 1)
     world.run(drop_kept)
@@ -154,22 +151,6 @@ def test_a_further_group_costs_under_a_megabyte(worlds: Pool, layout: str) -> No
     grown = [b - a for a, b in zip(before, world.run(resident), strict=True)]
     world.run(drop_kept)
     assert max(grown) < 20 * 1024, f"20 groups grew the processes by {grown} KiB"
-
-
-@on("AAAA", "AABB")
-def device_mesh(ctx: Context) -> None:
-    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
-    for dimension, ranks in (
-        ("rows", [ctx.rank % 2, ctx.rank % 2 + 2]),
-        ("columns", [ctx.rank // 2 * 2, ctx.rank // 2 * 2 + 1]),
-    ):
-        group = grid.get_group(dimension)
-        assert dist.get_process_group_ranks(group) == ranks
-        assert dist.get_backend(group) == ctx.backend
-        for collective in COLLECTIVES:
-            cases.check(ctx, Case(collective, "base", torch.float32, (640,)), group, ranks)
-    flat = grid["rows", "columns"]._flatten("both")
-    cases.check(ctx, Case("all_reduce"), flat.get_group(), [0, 1, 2, 3])
 
 
 @on("AAB")
@@ -199,12 +180,7 @@ def groups_made_by_their_members_only(ctx: Context) -> None:
     dist.destroy_process_group(group)
 
 
-@on(
-    "AB",
-    marks=pytest.mark.skipif(
-        BACKEND == "gloo", reason="development run on gloo: the name is not registered"
-    ),
-)
+@on("AB")
 def backend_named_per_device(ctx: Context) -> None:
     """A backend per device, in the syntax of jobs with GPUs."""
     group = dist.new_group(backend="cpu:smddp")

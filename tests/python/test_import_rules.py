@@ -32,41 +32,16 @@ def check(root: Path, files: dict[str, str]) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 
-def test_this_tree() -> None:
-    result = subprocess.run(
-        [sys.executable, str(CHECK)], capture_output=True, text=True, timeout=60
-    )
-    assert result.returncode == 0, result.stderr
-
-
-def test_clean_tree(tmp_path: Path) -> None:
-    result = check(tmp_path, CLEAN)
-    assert result.returncode == 0, result.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
         ("collectives/a.cc", "#include <torch/types.h>\n", "torch/types.h; torch must not"),
-        ("collectives/a.cc", "#include <c10/util/Optional.h>\n", "torch must not be named"),
         ("progress/a.cc", "int x;\nat::Tensor t;\n", "csrc/progress/a.cc:2: names at::Tensor"),
-        ("intranode/ipc.cc", "#include <cuda_runtime.h>\n", "CUDA must not be named"),
-        ("intranode/ipc.cc", "cuIpcOpenMemHandle(p, h, 0);\n", "CUDA must not be named"),
         ("torch/group.cc", "cudaStreamSynchronize(s);\n", "CUDA must not be named"),
         ("progress/a.cc", "#include <rdma/fi_endpoint.h>\n", "libfabric must not be named"),
-        ("collectives/a.cc", "if (rc == -FI_EAGAIN) retry();\n", "names FI_EAGAIN"),
-        ("torch/group.cc", "fi_send(ep);\n", "names fi_send"),
-        (
-            "common/a.h",
-            '#include "transport/ofi/rail.cc"\n',
-            "rail.cc, but only its own files.",
-        ),
+        ("common/a.h", '#include "transport/ofi/rail.cc"\n', "rail.cc, but only its own files."),
         ("intranode/a.h", '#include "transport/ofi/rail.cc"\n', "but only common kernels device."),
         ("kernels/a.h", '#include "device/host_device.h"\n', "kernels/ must not include device/"),
-        ("topology/a.h", '#include "progress/task.h"\n', "topology/ must not include progress/"),
-        ("collectives/a.h", '#include "device/host_device.h"\n', "must not include device/"),
-        ("gpu/a.h", '#include "transport/ofi/rail.cc"\n', "must not include transport/ofi/"),
-        ("torch/a.h", '#include "kernels/reduction.h"\n', "torch/ must not include kernels/"),
         ("device/a.h", '#include "topology/t.h"\n', None),  # no such file: not ours
         ("common/status.h", '#include "status.h"\n', "include cycle common/status.h"),
         ("helpers/a.h", "int x;\n", "does not know the folder 'helpers'"),

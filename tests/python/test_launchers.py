@@ -50,16 +50,8 @@ def joined(rank: int, size: int, local: tuple[int, int], address: str, port: int
 # ---- the table
 
 
-def test_mpich_on_one_host() -> None:
-    assert launchers.variables(MPICH) == joined(1, 2, (1, 2), "127.0.0.1", 29500)
-
-
 def test_slurm_names_the_host_of_rank_0_and_a_port_of_the_job() -> None:
     assert launchers.variables(SLURM) == joined(6, 8, (0, 2), "gpu07", 21123)
-
-
-def test_slurms_variables_come_before_those_of_mpich_under_srun() -> None:
-    assert launchers.variables({**MPICH, **SLURM})["MASTER_ADDR"] == "gpu07"
 
 
 def test_sagemakers_hosts_are_sorted_by_their_number() -> None:

@@ -112,15 +112,6 @@ def test_table() -> None:
     assert lines[-1] == "3 messages from outside the job were refused."
 
 
-def test_json() -> None:
-    text = taken(*ROWS).as_json()
-    assert text.count("\n") == 1
-    held = json.loads(text)
-    assert held["version"] == 1 and held["rank"] == 0 and held["refused_messages"] == 3
-    assert [one["collective"] for one in held["rows"]] == ["all_gather", "broadcast"]
-    assert held["memory"] == MEMORY
-
-
 # --- the files ------------------------------------------------------------------------------------
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,8 @@ from typing import Any
 import pytest
 
 import ranks
-from tests.testbed import Testbed, start_ranks
+from harness.line_ranks import LineRanks
+from tests.testbed import Testbed
 
 MAKE = Callable[..., Testbed]
 MADE = Callable[..., list[dict[str, Any]]]
@@ -26,29 +24,9 @@ def started(bed: Testbed, per_host: int, cwd: Path) -> Iterator[MADE]:
 
     ``made(curve)`` starts a job with that curve in SMDDP_DEBUG, and returns what each rank tells.
     """
-    processes = start_ranks(
-        bed,
-        [sys.executable, str(PROGRAM)],
-        per_host,
-        {"SMDDP_DEBUG": None, "XDG_CACHE_HOME": str(cwd)},
-        cwd=cwd,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def made(curve: str = "") -> list[dict[str, Any]]:
-        for rank in processes:
-            rank.stdin.write(curve + "\n")
-            rank.stdin.flush()
-        printed = [rank.stdout.readline() for rank in processes]
-        assert all(printed), printed  # what failed is on standard error
-        return [json.loads(line) for line in printed]
-
-    yield made
-    for rank in processes:
-        rank.communicate(timeout=60)  # ends its standard input
-    assert all(rank.returncode == 0 for rank in processes)
+    ranks = LineRanks(bed, PROGRAM, per_host, cwd, SMDDP_DEBUG=None, XDG_CACHE_HOME=str(cwd))
+    yield lambda curve="": ranks.all(curve)
+    ranks.end()
 
 
 @pytest.mark.alone

@@ -23,7 +23,7 @@ from deepspeed_smddp.distributed import backend, memory
 from harness import programs
 from harness.programs import assert_clean
 from harness.worker import Context
-from harness.world import BACKEND, Pool, fresh, shared_memory_left
+from harness.world import Pool, fresh, shared_memory_left
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -212,7 +212,6 @@ print("done")
 """
 
 
-@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
 @pytest.mark.parametrize("layout", ["AAA", "AB"])
 def test_a_group_allocates(layout: str) -> None:
     ends = programs.run(layout, GROUP)
@@ -221,7 +220,6 @@ def test_a_group_allocates(layout: str) -> None:
     assert shared_memory_left() == []
 
 
-@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
 def test_collectives_and_death_with_everything_shared() -> None:
     program = """
     join()
@@ -303,7 +301,6 @@ def assert_read_in_place(rows: dict[str, dict[str, int]], ranks: int, hosts: int
         assert row["slot_bytes"] <= small and row["single_copy_bytes"] == 0, row
 
 
-@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
 @pytest.mark.parametrize("reduce_dtype", [None, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["AA", "AABB"])
 def test_fsdp2_in_memory_of_the_group(
@@ -327,7 +324,6 @@ def test_fsdp2_in_memory_of_the_group(
             assert row["in_place_bytes"] == 0 and row["bytes"] == rows[collective]["bytes"]
 
 
-@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
 def test_fsdp2_with_every_tensor_shared(worlds: Pool) -> None:
     wanted = worlds("AA", "gloo").run(train_fsdp2, torch.float32, "torch")
     with fresh("AA") as world:  # memory.install() can't be undone
@@ -349,7 +345,6 @@ def share_fsdp2(ctx: Context) -> torch.Tensor:
     return weights(network)
 
 
-@pytest.mark.skipif(BACKEND == "gloo", reason="development run on gloo")
 def test_share_an_fsdp2_module(worlds: Pool) -> None:
     """The parameters are DTensors: this rank's part of each moves."""
     wanted = worlds("AA").run(train_fsdp2, None, "torch")
@@ -456,20 +451,6 @@ def test_the_allocator_without_autoload() -> None:
     assert not memory.is_shared(before) and memory.is_shared(torch.ones(100_000))
     """
     run_with_allocator(program, SMDDP_AUTOLOAD="0")
-
-
-def test_workers_of_a_data_loader_with_everything_shared() -> None:
-    program = """
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-    data = TensorDataset(torch.arange(200_000).view(200, 1000), torch.arange(200))
-    for context in ("fork", "spawn"):
-        loader = DataLoader(data, batch_size=50, num_workers=2, multiprocessing_context=context)
-        if __name__ == "__main__":
-            total = sum(x.sum().item() for x, _ in loader)
-            assert total == sum(range(200_000)), total
-    """
-    run_with_allocator(program)
 
 
 def test_a_wrong_value_gives_a_warning() -> None:

@@ -11,21 +11,18 @@ import pytest
 
 from harness import tensor_jobs
 from harness.training import Trainer
-from harness.world import BACKEND
 
 pytestmark = pytest.mark.timeout(400, method="signal")  # at first DeepSpeed compiles an operation
-needs_smddp = pytest.mark.skipif(BACKEND != "smddp", reason='needs "comm_backend": "smddp"')
 
 
-@needs_smddp
 def test_offloading_with_zero3_by_its_config(trainer: Trainer, tmp_path: Path) -> None:
     directory = os.fspath(tmp_path)
-    check(trainer.call("harness.offload_jobs:zero3", "AB", BACKEND, 240, directory=directory))
+    check(trainer.call("harness.offload_jobs:zero3", "AB", "smddp", 240, directory=directory))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_offloading_with_fsdp2(trainer: Trainer) -> None:
-    check(trainer.call("harness.offload_jobs:fsdp2", "AB", BACKEND, 240))
+    check(trainer.call("harness.offload_jobs:fsdp2", "AB", "smddp", 240))
 
 
 def check(answers: list[dict[str, Any]]) -> None:
@@ -44,12 +41,12 @@ def check(answers: list[dict[str, Any]]) -> None:
 
 
 def test_delayed_values_on_three_ranks(trainer: Trainer) -> None:
-    answers = trainer.call("harness.model_jobs:delayed", "AAB", BACKEND, 240)
+    answers = trainer.call("harness.model_jobs:delayed", "AAB", "smddp", 240)
     for answer in answers:
         for name, digests in answer.items():
             for way, digest in digests.items():
                 assert digest == digests["eager"], f"{name}, {way}"
-        assert set(answer["gpt_neox"]) >= {"fsdp2"} | ({"zero3"} if BACKEND == "smddp" else set())
+        assert set(answer["gpt_neox"]) >= {"fsdp2", "zero3"}
 
 
 @functools.cache
@@ -69,7 +66,7 @@ def same_training(answers: list[dict[str, Any]]) -> None:
 
 
 def test_tensor_parallel_with_fsdp2(trainer: Trainer) -> None:
-    answers = trainer.call("harness.tensor_jobs:fsdp2", "AABB", BACKEND, 300)
+    answers = trainer.call("harness.tensor_jobs:fsdp2", "AABB", "smddp", 300)
     same_training(answers)
     runs = [answer["dropout"] for answer in answers]
     for first, second in ((0, 1), (2, 3)):  # ranks of a tensor-parallel group
@@ -83,6 +80,5 @@ def test_tensor_parallel_with_fsdp2(trainer: Trainer) -> None:
         assert run["kept"]["drawn again"] == run["kept"]["drawn inside"]
 
 
-@needs_smddp
 def test_tensor_parallel_with_zero3_by_its_config(trainer: Trainer) -> None:
-    same_training(trainer.call("harness.tensor_jobs:zero3", "AABB", BACKEND, 300))
+    same_training(trainer.call("harness.tensor_jobs:zero3", "AABB", "smddp", 300))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from harness import cases, model
 from harness import layout as layouts
-from harness import model
+from harness.cases import Case
 from harness.layout import hosts
+from harness.world import Pool
 
 LAYOUTS = ("AAAA", "AABB", "ABBB", "ABAB", "AAABBCC", "ABCDEFGHI")
 
@@ -24,6 +26,17 @@ def test_model_agrees_with_float64(dtype: torch.dtype, operation: str) -> None:
         for ranks in hosts(layout):
             result = model.reduced(inputs, layout, operation, ranks[0])
             assert model.near(result, inputs, operation)
+
+
+def test_model_agrees_with_gloo(worlds: Pool) -> None:
+    kinds = ((torch.float32, "SUM"), (torch.float64, "MAX"), (torch.int32, "PRODUCT"))
+    wanted = [
+        Case(collective, "base", dtype, (2500,), operation, place, seed=13)
+        for collective in ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all")
+        for dtype, operation in kinds
+        for place in ("apart", "in_place")
+    ]
+    worlds("AAAA", "gloo").run(cases.check_all, wanted)
 
 
 def test_model_does_not_round_the_sum_of_the_owning_host() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -14,9 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import deepspeed_smddp
 from deepspeed_smddp.distributed.labels import labelled
 from harness.worker import Context
-from harness.world import BACKEND, Pool
-
-pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="the flight recorder is smddp's")
+from harness.world import Pool
 
 WIDTH = 64
 

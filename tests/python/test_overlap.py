@@ -13,10 +13,9 @@ from harness import model
 from harness.overlap_jobs import computes_until
 from harness.training import Trainer
 from harness.worker import Context
-from harness.world import BACKEND, Pool
+from harness.world import Pool
 
 pytestmark = [
-    pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}"),
     pytest.mark.timeout(300, method="signal"),
 ]
 NUMEL = 300_000  # per rank: more than one round

@@ -51,13 +51,16 @@ def torch_is(monkeypatch: pytest.MonkeyPatch) -> Any:
 # ---- version and torch
 
 
-@pytest.mark.parametrize("state", ["wheel", "editable", "metadata_wheel", "metadata_editable"])
-def test_a_build_pins_the_minor_version_of_its_torch(torch_is: Any, state: str) -> None:
+def test_a_build_pins_the_minor_version_of_its_torch(torch_is: Any) -> None:
     torch_is("2.13.1+cu130")
-    assert resolved(state) == {
-        "version": deepspeed_smddp.__version__,
-        "dependencies": ["torch==2.13.*", *OTHERS],
-    }
+    assert (
+        resolved("wheel")
+        == resolved("editable")
+        == {
+            "version": deepspeed_smddp.__version__,
+            "dependencies": ["torch==2.13.*", *OTHERS],
+        }
+    )
 
 
 def test_a_wheel_of_a_release_names_its_torch(
@@ -180,21 +183,6 @@ def test_the_extras_libfabric_is_taken_by_itself(tmp_path: Path) -> None:
 
     named = ranks.python(SAY_FABRIC, SMDDP_LIBFABRIC="libfabric.so.1", **path)
     assert "(libfabric.so.1)" in named.stdout, named.stderr
-
-
-def test_an_extra_that_cannot_be_opened_leaves_the_systems(tmp_path: Path) -> None:
-    system_libfabric()
-    broken = tmp_path / "broken.so"
-    broken.write_bytes(b"not a library")
-    install_fake_mpich(tmp_path, str(broken))
-    done = ranks.python(SAY_FABRIC, PYTHONPATH=f"{tmp_path}:{ranks.environment()['PYTHONPATH']}")
-    assert done.returncode == 0, done.stderr
-    assert str(broken) not in done.stdout
-
-
-def test_no_extra_is_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "LIBFABRIC_PACKAGE", "deepspeed-smddp-has-no-such-package")
-    assert extension.packaged_libfabric() == ""
 
 
 # ---- the extra `plots`

@@ -12,19 +12,16 @@ from hypothesis import strategies
 from typer.testing import CliRunner
 
 from deepspeed_smddp.commands.main import app
-from deepspeed_smddp.commands.plan import shape_of
 from deepspeed_smddp.config.parsing import parse_section
-from deepspeed_smddp.planning import PlanError, answer, asked_job
-from deepspeed_smddp.planning.hardware import CLUSTERS, cluster
+from deepspeed_smddp.planning import asked_job
+from deepspeed_smddp.planning.hardware import CLUSTERS
 from deepspeed_smddp.planning.memory_use import fits, memory_use
 from deepspeed_smddp.planning.model_shape import named
 from deepspeed_smddp.planning.recommendation import (
     TOLERANCE,
     candidates,
     ds_config,
-    nearest_that_fits,
     recommended,
-    single_changes,
 )
 from deepspeed_smddp.planning.step_time import step_time
 from deepspeed_smddp.planning.training_job import Job, Scheme
@@ -66,15 +63,6 @@ def test_what_does_not_fit() -> None:
     assert "The nearest that fits: 128 GPUs" in page
 
 
-def test_a_config_that_does_not_fit(tmp_path: Path) -> None:
-    config = tmp_path / "ds.json"
-    config.write_text('{"train_micro_batch_size_per_gpu": 64, "zero_optimization": {"stage": 3}}')
-    code, page = run("llama-2-13b", "p4d", "--gpus", "64", "--config", str(config))
-    assert code == 1
-    assert "This config does not fit: a GPU of 40.0 GB lacks" in page
-    assert "The nearest that fits: 64 GPUs" in page
-
-
 def test_nothing_fits() -> None:
     code, page = run(
         "layers=200,hidden=65536,heads=512,ffn=262144,vocabulary=51200,sequence=65536",
@@ -104,13 +92,10 @@ def test_json() -> None:
     ("words", "sentence"),
     [
         (["nollama", "p4d"], "neither a file nor a model"),
-        (["llama-2-13b", "p99"], "no cluster that smddp plan knows"),
         (["llama-2-13b", "h100"], "say with --network"),
         (["llama-2-13b", "p4d", "--gpus", "12"], "do not fill hosts of 8"),
-        (["llama-2-13b", "p4d", "--gpus", "0"], "gpus is 0; it is at least 1"),
         (["llama-2-13b", "p4d", "--tokens", "many"], "--tokens is 'many'; it is a number"),
         (["layers=4,hiden=5", "p4d"], "a model has no 'hiden'"),
-        (["layers=4,hidden=64", "p4d"], "the model lacks"),
         (["llama-2-13b", "p4d", "--recomputation", "some"], "it may be none, selective, full"),
     ],
 )
@@ -123,16 +108,9 @@ def test_wrong_questions(words: list[str], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[]", "holds no object"),
         ("{", "can't be read"),
         ('{"zero_optimization": {"stage": 7}}', "the ZeRO stage is 7"),
-        ('{"zero_optimization": {"stage": "three"}}', "it is a whole number"),
         ('{"smddp": {"allgather_buket_size": 5}}', "allgather_bucket_size"),
-        (
-            '{"train_batch_size": 100, "train_micro_batch_size_per_gpu": 3, '
-            '"gradient_accumulation_steps": 1}',
-            "a batch of 100 sequences is not 3 per micro-batch",
-        ),
     ],
 )
 def test_wrong_configs(tmp_path: Path, text: str, sentence: str) -> None:
@@ -189,22 +167,6 @@ def test_the_recommended_is_the_fastest_that_fits() -> None:
     assert all(found.tokens_per_step == job.tokens_per_step for found in candidates(job))
 
 
-def test_the_nearest_that_fits_changes_little() -> None:
-    job = llama(64, micro_batch=64)
-    assert not fits(job)
-    near = nearest_that_fits(job)
-    assert near is not None and fits(near) and near.gpus == 64
-    assert near.scheme == job.scheme and near.software == job.software
-
-
-def test_single_changes_are_in_order() -> None:
-    changes = single_changes(llama(64))
-    assert [c.seconds for c in changes] == sorted(c.seconds for c in changes)
-    assert {"NCCL for the collectives", "no recomputation", "twice the network"} <= {
-        c.text for c in changes
-    }
-
-
 def test_the_replica_all_reduce_overlaps_the_last_backward_pass() -> None:
     job = llama(degree=16, recomputation="full", micro_batch=4)
     at_the_step = replace(job.buckets, reduce=job.shape.parameters)  # one bucket, full at the end
@@ -223,13 +185,6 @@ def test_the_replica_all_reduce_overlaps_the_last_backward_pass() -> None:
     assert gain(job.having(overlapped=False)) == 0
     assert gain(job.having(library="nccl")) == 0
     assert gain(job.having(degree=0)) == 0
-
-
-def test_time_and_price_of_a_training() -> None:
-    job = llama(16).having(cluster=cluster("p4d"))
-    training = answer.training_of(job, 2.0, 10 * job.tokens_per_step)
-    assert (training.steps, training.seconds, training.price) == (10, 20.0, None)
-    assert training.gpu_hours == pytest.approx(16 * 20 / 3600)
 
 
 @hypothesis.given(
@@ -255,10 +210,3 @@ def test_a_faster_network_is_never_slower(
 def test_more_gpus_never_need_more_memory_each(hosts: int, name: str, recomputation: str) -> None:
     job = Job(named(name), CLUSTERS["p4d"], 8 * hosts, Scheme(stage=3), recomputation=recomputation)
     assert memory_use(job.having(gpus=16 * hosts)).total <= memory_use(job).total
-
-
-def test_sizes_as_a_model() -> None:
-    shape = shape_of("layers=40,hidden=5120,heads=40,ffn=13824,vocabulary=32000,sequence=4096")
-    assert shape.parameters == named("llama-2-13b").parameters
-    with pytest.raises(PlanError, match="it is a whole number"):
-        shape_of("layers=four")

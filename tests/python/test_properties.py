@@ -7,7 +7,6 @@ reproduces it; the message of the failing check has the seed of its data.
 from __future__ import annotations
 
 import pytest
-import torch
 import torch.distributed as dist
 from hypothesis import given, note
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from harness import cases, model
 from harness.cases import ALIKE, HOST_FORMS, MANY, MOVES, Case
 from harness.worker import Context
-from harness.world import BACKEND, Pool
+from harness.world import Pool
 
 LAYOUTS = ("A", "AA", "AAAA", "AB", "AABB", "AAB", "ABBB", "ABAB", "ABC", "AAABBCC")
 
@@ -32,15 +31,9 @@ _sizes = st.one_of(
 def calls(draw: st.DrawFn) -> Case:
     """One collective in any valid combination of form, type, size and placement."""
     collective = draw(st.sampled_from(sorted(HOST_FORMS)))
-    forms = [
-        form
-        for form in HOST_FORMS[collective]
-        if BACKEND != "gloo" or (form not in GLOO_LACKS and (collective, form) not in GLOO_LACKS)
-    ]
-    form = draw(st.sampled_from(forms))
+    form = draw(st.sampled_from(HOST_FORMS[collective]))
     moved = collective in MOVES
-    types = [t for t in (model.MOVABLE if moved else model.REDUCIBLE) if usable(t)]
-    dtype = draw(st.sampled_from(types))
+    dtype = draw(st.sampled_from(model.MOVABLE if moved else model.REDUCIBLE))
     operations = [o for o in model.OPERATIONS if o != "AVG" or dtype in model.FLOATING]
     operation = "SUM" if moved else draw(st.sampled_from(operations))
     count = draw(st.integers(1, 6)) if form in MANY else 1
@@ -49,7 +42,7 @@ def calls(draw: st.DrawFn) -> Case:
     apart = collective in ("all_gather", "reduce_scatter")
     if form in ("base", "list", "manager", "single") and apart:
         places.append("in_place")
-        if collective == "reduce_scatter" and BACKEND != "gloo":
+        if collective == "reduce_scatter":
             places.append("other_slot")
     return Case(
         collective,
@@ -62,13 +55,6 @@ def calls(draw: st.DrawFn) -> Case:
         draw(st.booleans()),
         draw(st.integers(0, 2**20)),
     )
-
-
-GLOO_LACKS = ("stack", ("all_to_all", "list"))
-
-
-def usable(dtype: torch.dtype) -> bool:
-    return BACKEND != "gloo" or dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64)
 
 
 @given(layout=st.sampled_from(LAYOUTS), case=calls())
@@ -124,7 +110,5 @@ def test_overlapping_groups_in_flight(
     groups = [[0, 1, 2, 3], [0, 1], [1, 2, 3], [0, 2], [3]]
     sequence = list(range(len(plan)))
     order.shuffle(sequence)  # type: ignore[attr-defined]
-    if BACKEND == "gloo":
-        sequence.sort()  # gloo's blocking forms need the same order on all ranks
     note(f"{layout}: {[(groups[g], str(case)) for g, case in plan]}, finished as {sequence}")
     worlds(layout).run(on_overlapping_groups, groups, plan, sequence, timeout=30)

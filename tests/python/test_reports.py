@@ -8,19 +8,19 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deepspeed_smddp.diagnostics.report.dump import Connection, load
+from deepspeed_smddp.diagnostics.report_files import JobFiles
 from harness import programs
 from harness.ports import free_port
 from harness.programs import Ended, Programs
-from harness.world import BACKEND
 from test_fr_trace import analyze
-
-pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="reports are smddp's")
 
 LAYOUT = "AABB"
 SECONDS = 2  # the operations' deadline
@@ -99,41 +99,49 @@ def smddp(tmp_path: Path, *words: str) -> str:
     return done.stdout
 
 
-SAVE = """import io
-    class Slow(io.BytesIO):
-        def write(self, data):
-            time.sleep(60)
-    torch.save(x, Slow())"""
-LOAD = """def collate(rows):
-        time.sleep(60)
-    next(iter(torch.utils.data.DataLoader([0], collate_fn=collate)))"""
-
-
-@pytest.mark.parametrize(
-    ("statement", "words"),
-    [
-        ("time.sleep(60)", "in time.sleep, called at train.py:7"),
-        (SAVE, "torch.save"),
-        (LOAD, "in a DataLoader's next batch"),
-        ("os.dup2(os.pipe()[0], 0)\n    breakpoint()", "in the debugger (pdb)"),
-    ],
-    ids=["sleep", "save", "dataloader", "breakpoint"],
-)
-def test_a_rank_that_does_something_else(tmp_path: Path, statement: str, words: str) -> None:
-    program = f"if rank == 3:\n    {statement}\n{GATHER}"
-    sentence = sentence_of(tmp_path, program)
-    assert sentence.startswith("rank 3 (host-B) is in ")
-    assert words in sentence
-    assert "train.py:" in sentence
+def test_a_rank_that_does_something_else(tmp_path: Path) -> None:
+    sentence = sentence_of(tmp_path, f"if rank == 3:\n    time.sleep(60)\n{GATHER}")
+    assert sentence.startswith("rank 3 (host-B) is in time.sleep, called at train.py:7")
     assert "has not called all_gather #2 of group '0'" in sentence
     assert "in which ranks 0-2 wait" in sentence
 
 
-def test_a_rank_that_skips_a_collective_and_calls_the_next(tmp_path: Path) -> None:
-    program = f"if rank != 2:\n    {GATHER}dist.all_reduce(x)"
-    sentence = sentence_of(tmp_path, program, (0, 1, 2, 3))
-    assert sentence.startswith("rank 2 (host-B) calls another operation as #2 of group '0'")
-    assert "rank 2: all_reduce of 4000 bytes" in sentence
+DOINGS = """
+import io
+class Slow(io.BytesIO):
+    def write(self, data):
+        print("busy", flush=True)
+        time.sleep(60)
+def collate(rows):
+    print("busy", flush=True)
+    time.sleep(60)
+if rank == 0:
+    torch.save(x, Slow())
+elif rank == 1:
+    next(iter(torch.utils.data.DataLoader([0], collate_fn=collate)))
+elif rank == 2:
+    os.dup2(os.pipe()[0], 0)
+    print("busy", flush=True)
+    breakpoint()
+else:
+    print("busy", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_each_rank_does_is_asked_for(tmp_path: Path) -> None:
+    running = job(tmp_path, START + DOINGS, 60)
+    try:
+        for rank in range(4):
+            running.wait_for(rank, "busy")
+        time.sleep(0.5)  # until the debugger waits for its input
+        said = smddp(tmp_path, "report", str(running.processes[3].pid))
+    finally:
+        running.end(limit=0.1)
+    shown = " ".join(said.split())
+    places = ("torch.save", "a DataLoader's next batch", "the debugger (pdb)", "time.sleep")
+    for rank, place in enumerate(places):
+        assert f"rank {rank}" in shown and f"in {place}, called at train.py:" in shown, said
 
 
 def test_another_size(tmp_path: Path) -> None:
@@ -145,17 +153,6 @@ def test_another_size(tmp_path: Path) -> None:
     text = analyze(files)
     assert "Collective sequence number: 2 has errors" in text
     assert "SIZE_OR_SYNTAX_MISMATCH" in text
-
-
-def test_two_groups_in_another_order(tmp_path: Path) -> None:
-    program = """
-a, b = dist.new_group(range(4)), dist.new_group(range(4))
-for group in (a, b) if rank != 3 else (b, a):
-    dist.all_reduce(x, group=group)
-"""
-    sentence = sentence_of(tmp_path, program, (0, 1, 2, 3))
-    assert "in another order" in sentence
-    assert "rank 3 (host-B) waits in all_reduce #1" in sentence
 
 
 def connection(folder: Path, rank: int, to: int) -> Connection:
@@ -249,33 +246,40 @@ tokens = torch.ones(1, 4, dtype=torch.long)
 IMPORTS = f"{programs.IMPORTS}, deepspeed; from transformers import GPT2LMHeadModel"
 
 
-def zero3_sentence(tmp_path: Path, program: str, waiting: tuple[int, ...]) -> str:
-    return why(end_after(job(tmp_path, ZERO3 + program, imports=IMPORTS), waiting))
-
-
-@pytest.mark.parametrize(("before", "module"), [(0, "GPT2LMHeadModel"), (3, "transformer")])
-def test_zero3_a_forward_pass_on_rank_0_only(tmp_path: Path, before: int, module: str) -> None:
-    program = f"""
-for _ in range({before}):
+def test_a_forward_pass_of_zero3_on_rank_0_only(tmp_path: Path) -> None:
+    program = """
+for _ in range(3):
     engine(tokens)
 if rank == 0:
     engine(tokens)
 else:
     time.sleep(60)
 """
-    sentence = zero3_sentence(tmp_path, program, (0,))
-    assert f"only rank 0 (host-A) runs ZeRO-3 module {module}" in sentence
+    running = job(tmp_path, ZERO3 + program, imports=IMPORTS)
+    sentence = why(end_after(running, (0,)))
+    assert "only rank 0 (host-A) runs ZeRO-3 module transformer" in sentence
     assert "in time.sleep" in sentence
     assert "if rank == 0" in page(tmp_path)
 
 
-def test_zero3_a_rank_that_generates_fewer_tokens(tmp_path: Path) -> None:
-    program = """
-new = 2 if rank == 3 else 6
-engine.module.generate(tokens, max_new_tokens=new, min_new_tokens=new, do_sample=False,
-                       pad_token_id=0, eos_token_id=63, synced_gpus=False)
-dist.barrier()
-"""
-    sentence = zero3_sentence(tmp_path, program, (0, 1, 2, 3))
-    assert "rank 3" in sentence
-    assert "synced_gpus=True" in page(tmp_path)
+# ---- the folder of a job's reports, which ranks make and remove beside one another
+
+
+@pytest.mark.quick
+def test_a_folder_that_another_rank_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMDDP_REPORT_DIR", str(tmp_path))
+    made, left = Path.mkdir, [1, 2]
+
+    def mkdir(self: Path, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        if left and self.parent != tmp_path.parent:
+            left.pop()
+            self.rmdir()  # as the last rank of another group does
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    files = JobFiles("job", 0)
+    assert not left and list(files.folder.glob("running-*.json"))
+    files.close()
+    assert not files.folder.exists()

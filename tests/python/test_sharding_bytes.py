@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.testbed import Testbed, start_ranks
+from harness.line_ranks import LineRanks
+from tests.testbed import Testbed
 
 PROGRAM = Path(__file__).parent / "sharding_bytes_rank.py"
 MODEL_BYTES, MICRO_STEPS = 4 * 512 * 512 * 6, 3  # as in the program
@@ -34,57 +31,25 @@ def expected(ranks: int, per_host: int, degree: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.testbed
-@pytest.mark.parametrize(("hosts", "per_host", "degrees"), [(4, 1, (4, 2)), (2, 2, (4, 2))])
 def test_bytes_between_hosts_equal_the_formula(
-    testbed: Callable[..., Testbed],
-    tmp_path: Path,
-    hosts: int,
-    per_host: int,
-    degrees: tuple[int, ...],
+    testbed: Callable[..., Testbed], tmp_path: Path
 ) -> None:
+    hosts, per_host = 2, 2
     bed = testbed(hosts=hosts, rate="10gbit", mtu=9000)
-    pipe = subprocess.PIPE
-    with (tmp_path / "errors").open("w") as errors:
-        ranks = start_ranks(
-            bed,
-            [sys.executable, str(PROGRAM)],
-            per_host,
-            {"DS_ACCELERATOR": "cpu", "SMDDP_TIMEOUT_SECONDS": "100"},
-            cwd=tmp_path,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=errors,
-            text=True,
-        )
-
-    def tell(*command: Any) -> None:
-        for rank in ranks:
-            rank.stdin.write(json.dumps(command) + "\n")
-            rank.stdin.flush()
-
-    def answers(wanted: str) -> None:
-        for rank in ranks:
-            line = rank.stdout.readline()
-            assert line, (tmp_path / "errors").read_text()[-6000:]
-            assert json.loads(line) == wanted
-
-    answers("ready")
+    limits = {"DS_ACCELERATOR": "cpu", "SMDDP_TIMEOUT_SECONDS": "100"}
+    ranks = LineRanks(bed, PROGRAM, per_host, tmp_path, **limits)
+    ranks.answers()
     steps = 4
-    for degree in degrees:
-        tell("build", degree)
-        answers("done")
+    for degree in (4, 2):
+        ranks.all("build", degree)
         before = [sent(bed, host) for host in range(hosts)]
-        tell("train", steps)
-        answers("done")
+        ranks.all("train", steps)
         for host in range(hosts):
             per_step = (sent(bed, host) - before[host]) / steps
             assert per_step == pytest.approx(
                 expected(hosts * per_host, per_host, degree), rel=0.03
             ), (degree, host)
-    for rank in ranks:
-        rank.stdin.close()
-    for rank in ranks:
-        assert rank.wait(timeout=60) == 0, (tmp_path / "errors").read_text()[-6000:]
+    ranks.end()
 
 
 def sent(bed: Testbed, host: int) -> int:

@@ -17,7 +17,7 @@ from deepspeed_smddp.deepspeed.sharding.sharding_degree import check_config, sug
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.intervals import union, without
 from harness.worker import Context
-from harness.world import BACKEND, Pool
+from harness.world import Pool
 
 
 @given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 12))
@@ -87,7 +87,6 @@ def divide(ctx: Context) -> list[list[int]]:
         del os.environ["SMDDP_SHARDED_DATA_PARALLEL_DEGREE"]
 
 
-@pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}")
 def test_groups_of_a_smaller_data_parallel_world(worlds: Pool) -> None:
     found = worlds("AAAAAAAA").run(divide, timeout=60)
     assert found[0] == [[0, 2], [0, 4]]
@@ -130,6 +129,5 @@ def average(ctx: Context) -> None:
         hop.finish()
 
 
-@pytest.mark.skipif(BACKEND != "smddp", reason=f"the backend under test is {BACKEND}")
 def test_gradients_are_averaged_over_replicas(worlds: Pool) -> None:
     worlds("AA").run(average, timeout=60)

@@ -20,7 +20,7 @@ from deepspeed_smddp.tensor_parallel import (
 from deepspeed_smddp.upstream import versions
 from harness import model_jobs
 from harness.worker import Context
-from harness.world import BACKEND, Pool
+from harness.world import Pool
 
 
 def test_degrees() -> None:
@@ -62,7 +62,7 @@ def refusals(ctx: Context) -> list[str]:
 
 
 def test_sizes_that_do_not_divide(worlds: Pool) -> None:
-    for answer in worlds("AA", BACKEND).run(refusals):
+    for answer in worlds("AA").run(refusals):
         assert "has to divide the 3 num_attention_heads of LlamaForCausalLM" in answer[0]
         assert "has to divide the 1 num_key_value_heads of LlamaForCausalLM" in answer[1]
         assert "has to divide the 77 entries of model.embed_tokens" in answer[2]
@@ -71,7 +71,7 @@ def test_sizes_that_do_not_divide(worlds: Pool) -> None:
 
 
 def test_tied_embeddings(worlds: Pool) -> None:
-    for losses in worlds("AA", BACKEND).run(tied):
+    for losses in worlds("AA").run(tied):
         assert losses["tied"]
         assert losses["divided"] == pytest.approx(losses["whole"], rel=1e-5)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.world import BACKEND
 from tests.testbed import Testbed, ceiling, start_ranks, supervisor
 from tests.testbed.ceiling import Bulk
 from tests.testbed.links import BURST
@@ -191,7 +190,7 @@ def test_shards_cross_between_hosts(testbed: MAKE, tmp_path: Path) -> None:
     bed = testbed(hosts=2)
     shard = 4 << 20  # bytes
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", GATHER, BACKEND, str(shard)]
+    command = [sys.executable, "-c", GATHER, "smddp", str(shard)]
     before = [bed.counters(host)[0] for host in (0, 1)]
     ranks = start_ranks(bed, command, 2, cwd=tmp_path, stderr=pipe, text=True)
     for rank in ranks:

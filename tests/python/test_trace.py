@@ -7,7 +7,6 @@ import json
 import os
 import random
 import secrets
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -332,37 +331,22 @@ def test_the_latest_report_of_a_job_counts(tmp_path: Path) -> None:
     assert "are both of rank 0: give the dumps of one report" in said
 
 
-def test_dumps_of_two_jobs_are_refused(tmp_path: Path) -> None:
+def test_what_no_trace_is_made_of_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMDDP_REPORT_DIR", str(tmp_path / "reports"))
+    output = tmp_path / "t.json"
+    assert "holds no dump (rank-*.json): `smddp report`" in refused(tmp_path, "-o", output)
+    assert "no job over smddp runs" in refused("nothing-here", "-o", output)
+    folder = save(job(), tmp_path / "dumps")
     other = job()[1]
     other.job = "evaluation"
-    save(job(), tmp_path / "one")
     save({1: other}, tmp_path / "two")
-    said = refused(tmp_path / "one/rank-0.json", tmp_path / "two", "-o", tmp_path / "t.json")
-    assert "are of different jobs" in said
-    assert "of job evaluation with 4 ranks: give those of one" in said
-    assert not (tmp_path / "t.json").exists()
-
-
-def test_what_can_not_be_read_or_written_is_named(tmp_path: Path) -> None:
-    folder = save(job(), tmp_path / "dumps")
+    said = refused(folder / "rank-0.json", tmp_path / "two", "-o", output)
+    assert "are of different jobs" in said and "of job evaluation with 4 ranks" in said
     said = refused(folder, "-o", tmp_path / "absent" / "t.json")
     assert "can't be written: No such file or directory" in said
     (folder / "rank-3.json").write_text('{"version": 1, "ran')
-    said = refused(folder, "-o", tmp_path / "t.json")
-    assert "rank-3.json holds no dump of a rank" in said
-    assert "copy it again, or leave it out" in said
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_nothing_to_make_a_trace_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    monkeypatch.setenv("SMDDP_REPORT_DIR", str(tmp_path / "reports"))
-    said = refused(tmp_path, "-o", tmp_path / "t.json")
-    assert "holds no dump (rank-*.json): `smddp report`" in said
-    said = refused(*["nothing-here"] * count, "-o", tmp_path / "t.json")
-    assert "nothing-here" in said
-    assert ("no job over smddp runs" in said) == (count == 1)
+    assert "rank-3.json holds no dump of a rank" in refused(folder, "-o", output)
+    assert not output.exists()
 
 
 def test_spans() -> None:
@@ -423,28 +407,3 @@ def test_the_picture_says_what_is_hidden(tmp_path: Path) -> None:
     code, said = run(folder, "-o", tmp_path / "t.json", "--png", tmp_path / "step.nonsense")
     assert code == 1
     assert "step.nonsense can't be written" in said
-
-
-def test_without_matplotlib_one_sentence_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    code, said = run(
-        save(job(), tmp_path / "dumps"), "-o", tmp_path / "t.json", "--png", tmp_path / "t.png"
-    )
-    assert code == 1
-    assert "needs matplotlib: pip install 'deepspeed-smddp[plots]'" in said
-
-
-def test_without_steps_the_picture_shows_the_record(tmp_path: Path) -> None:
-    dumps = job()
-    for dump in dumps.values():
-        dump.steps = []
-    folder, png = save(dumps, tmp_path / "dumps"), tmp_path / "t.png"
-    pytest.importorskip("matplotlib")
-    code, said = run(folder, "-o", tmp_path / "t.json", "--png", png)
-    assert code == 0, said
-    assert "the record: hidden 100.0 of " in said
-    code, said = run(folder, "-o", tmp_path / "t.json", "--step", 1)
-    assert code == 1
-    assert "the dumps know no steps" in said

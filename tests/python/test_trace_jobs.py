@@ -6,15 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from harness import programs
 from harness.programs import Programs
-from harness.world import BACKEND
 from test_reports import IMPORTS, ZERO3, job, smddp
 from test_trace import check_format, events
-
-pytestmark = pytest.mark.skipif(BACKEND == "gloo", reason="traces are smddp's")
 
 WAIT = """
 print("ready", flush=True)
@@ -32,17 +26,6 @@ for _ in range(3):
     engine.step()
 """
 )
-TWO_GROUPS = """
-join()
-pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-x, optimizer = torch.ones(1000), torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
-for _ in range(3):
-    works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(4)]
-    for work in works:
-        work.wait()
-    dist.all_reduce(x, group=pairs[rank // 2])
-    optimizer.step()
-"""
 
 
 def traced(tmp_path: Path, program: str, *options: str, **more: Any) -> tuple[str, dict[str, Any]]:
@@ -88,16 +71,3 @@ def test_zero3_on_two_hosts(tmp_path: Path) -> None:
         assert [e["name"] for e in events(trace, "step", rank)] == ["step 2", "step 3"]
     assert calls[0] == calls[1] == calls[2] == calls[3]
     assert len(calls[0]) > 50
-
-
-def test_groups_and_operations_in_flight_together(tmp_path: Path) -> None:
-    _, trace = traced(tmp_path, TWO_GROUPS, "--step", "3", imports=programs.IMPORTS)
-    for rank in range(4):
-        of = events(trace, "collective", rank)
-        # The step of a rank that was first or last to begin or end it may show its neighbours.
-        assert [e["args"]["operation"] for e in of] == ["all_reduce"] * len(of)
-        assert len(of) >= 5
-        assert len({e["args"]["group"] for e in of}) == 2
-        lanes = {e["tid"] for e in of if e["args"]["group"] == "0"}
-        assert len(lanes) > 1
-        assert {e["name"] for e in events(trace, "step", rank)} >= {"step 3"}

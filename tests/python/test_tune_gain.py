@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import ranks
-from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.tuning import auto_keys, decoder
 from deepspeed_smddp.tuning.choice import Choice, NetworkModel, Point
-from deepspeed_smddp.tuning.expected_step import ModuleCost, StepKind, seconds, step_seconds
+from deepspeed_smddp.tuning.expected_step import ModuleCost, StepKind, step_seconds
 from deepspeed_smddp.tuning.tune_job import better
 
 KEPT = Choice(0, 0, 50_000_000, 0, 500_000_000)  # all is prefetched, nothing persists
@@ -37,14 +35,6 @@ def modules(count: int, elements: int, forward: float, backward: float) -> list[
     return [ModuleCost([elements], forward, backward) for _ in range(count)]
 
 
-def test_times_follow_the_points_and_the_last_rate() -> None:
-    points = network(1e-4, 1e9).allgather
-    assert seconds(points, 100) == points[0].seconds
-    assert seconds(points, 65536) == pytest.approx(1e-4 + 65536e-9)
-    assert seconds(points, 1 << 20) == pytest.approx(1e-4 + 1.048576e-3)
-    assert seconds(points, 1 << 30) == pytest.approx(1e-4 + 1.073741824)
-
-
 def test_a_free_network_leaves_the_passes_and_the_optimizer() -> None:
     free = step(modules(5, 1000, 0.01, 0.02), KEPT, rate=1e15, optimizer=0.5)
     assert free == pytest.approx(0.65, abs=0.01)
@@ -59,28 +49,6 @@ def test_without_prefetch_every_gather_is_waited_for() -> None:
     assert waiting - ahead == pytest.approx((10 + 2 * 9) * 2.1e-3, rel=0.02)
     # The first gather and the last reduction can't be hidden.
     assert ahead == pytest.approx(0.3 + 2 * 2.1e-3, rel=0.02)
-
-
-def test_kept_parameters_are_gathered_once() -> None:
-    load = modules(10, 1_000_000, 0.0, 0.0)
-    near = replace(KEPT, stage3_prefetch_bucket_size=1_000_000)
-    kept, again = step(load, near), step(load, near, max_reuse=0)
-    assert kept == pytest.approx(20 * 2.1e-3, rel=0.01)
-    assert again == pytest.approx(29 * 2.1e-3, rel=0.05)
-
-
-def test_parameters_that_prefetching_has_gone_past_stay() -> None:
-    load = modules(10, 1_000_000, 0.0, 0.0)
-    assert step(load, KEPT, max_reuse=0) == pytest.approx(step(load, KEPT))
-
-
-def test_a_small_bucket_makes_the_backward_pass_wait() -> None:
-    # On 10 MB/s a reduction of 2 MB takes 0.2 s; a bucket of one gradient lets one other travel.
-    load = modules(6, 1_000_000, 0.0, 0.05)
-    wide, narrow = (
-        step(load, replace(KEPT, reduce_bucket_size=n), rate=1e7) for n in (500_000_000, 1_000_000)
-    )
-    assert narrow >= wide
 
 
 def test_persistent_parameters_are_gathered_together_after_the_step() -> None:
@@ -142,13 +110,6 @@ def test_what_is_stated_and_what_is_open() -> None:
     assert auto_keys.stated(auto_keys.set_all(CONFIG, before)).reduce_bucket_size == 500_000_000
     with pytest.raises(SmddpConfigError, match="reduce_bucket_size"):
         auto_keys.stated({"zero_optimization": {"stage": 3, "reduce_bucket_size": "many"}})
-
-
-def test_one_process_is_told_to_use_a_launcher(tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(CONFIG))
-    answer = CliRunner().invoke(app, ["tune", "--ds-config", str(path)])
-    assert answer.exit_code == 1 and "torchrun --nproc-per-node" in " ".join(answer.output.split())
 
 
 @pytest.mark.parametrize(

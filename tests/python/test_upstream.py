@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from deepspeed_smddp.diagnostics.doctor import checks
+from deepspeed_smddp.diagnostics.doctor.facts import Verdict
 from deepspeed_smddp.upstream import source, versions
 from deepspeed_smddp.upstream.wrapping import Call, is_wrapped, surround, wrap
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_context_surrounds_the_call_and_may_change_its_arguments() -> None:
@@ -60,21 +58,6 @@ def test_wrong_arguments_get_the_functions_own_error() -> None:
         surround(function, passing)(right=1)
 
 
-def test_the_page_names_every_module_that_wraps() -> None:
-    package = ROOT / "deepspeed_smddp"
-    page = (ROOT / "docs" / "dev" / "upstream.md").read_text()
-    wraps = re.compile(r"(?<!text)(?<!def )\b(wrapping\.)?(wrap|surround|replaced)\(")
-    found = {
-        path.relative_to(package)
-        for path in package.rglob("*.py")
-        if wraps.search(path.read_text().replace("textwrap.wrap(", ""))
-    }
-    found.discard(Path("upstream/wrapping.py"))
-    assert len(found) > 8
-    for path in found:
-        assert f"`{path}`" in page or f"`{path.parent}/`" in page, path
-
-
 def test_wrap_passes_the_original() -> None:
     owner = SimpleNamespace(double=lambda value: 2 * value)
     wrap(owner, "double", lambda original, value: original(value) + 1)
@@ -86,15 +69,9 @@ def test_wrap_passes_the_original() -> None:
     ("feature", "version", "said"),
     [
         ("comm_backend", (0, 14, 0), None),
-        ("comm_backend", (0, 19, 8), None),
         ("comm_backend", (0, 13, 9), "works with DeepSpeed 0.14 to 0.19, and this is 0.13.9"),
         ("comm_backend", (1, 0, 0), "works with DeepSpeed 0.14 to 0.19, and this is 1.0.0"),
         ("sharded_data_parallel_degree", (0, 19, 8), None),
-        (
-            "tensor_parallel_degree",
-            (0, 19, 7),
-            "works with DeepSpeed 0.19.8, and this is 0.19.7",
-        ),
     ],
 )
 def test_versions(feature: str, version: tuple[int, int, int], said: str | None) -> None:
@@ -124,8 +101,30 @@ def test_a_name_may_be_missing_where_that_was_read(monkeypatch: pytest.MonkeyPat
     assert "has no json.never_was" in str(source.refusal("gather"))
 
 
-@pytest.mark.parametrize("feature", ["gather", "reduce", "bucket sizes", "comms log", "monitor"])
-@pytest.mark.parametrize("release", ["0.16.9", "0.17.6", "0.18.9", "0.19.8"])
-def test_features_know_the_last_release_of_each_minor(feature: str, release: str) -> None:
-    for place, read in source.READ[feature].items():
-        assert any(release in releases for releases in read.values()), place
+# ---- what `doctor` says of versions
+
+
+def test_doctor_knows_the_results() -> None:
+    trained = checks.trained
+    assert "equal to Gloo's" in trained("0.19.8", "2.13.0+cpu", (3, 11))
+    assert trained("0.19.8", "2.9.0", (3, 11)).startswith("not torch 2.9.0;")
+    assert "not all together" in trained("0.16.9", "2.14.1", (3, 11))
+
+
+def test_doctor_names_features_that_do_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("deepspeed")
+    assert all(finding.verdict is Verdict.OK for finding in checks.version_findings())
+    assert set(checks._NAMES) == set(versions.SUPPORT)
+    place = next(iter(source.READ["gather"]))
+    monkeypatch.setitem(source.READ["gather"], place, {})
+    _, applying, *refused = checks.version_findings()
+    assert "gathers without copies" not in applying.text
+    assert "reductions without copies" in applying.text
+    assert [finding.verdict for finding in refused] == [Verdict.LIMITED]
+    assert place.partition(":")[2] in refused[0].text
+
+
+def test_doctor_compares_versions_of_whole_releases() -> None:
+    reason = checks.refusal("sharded_data_parallel_degree", "0.17.6")
+    assert reason == "works with DeepSpeed 0.19.8, and this is 0.17.6"
+    assert checks.refusal("comm_backend", "0.17.6+unknown") is None

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from harness import cases, model
+from harness.failing import at_once
 from harness.on_layouts import Body, OnLayouts
 from harness.worker import Context
-from harness.world import BACKEND, Pool, fresh
+from harness.world import Pool
 
 LAYOUTS = ("AA", "AB", "AABB")
 on = OnLayouts()
@@ -35,8 +36,6 @@ def work_api(ctx: Context) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_work(worlds: Pool, layout: str) -> None:
-    if BACKEND == "gloo":
-        pytest.skip("gloo's Work raises if there is no exception to return")
     worlds(layout).run(work_api)
 
 
@@ -103,8 +102,6 @@ def synchronous(ctx: Context) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_synchronous_calls_need_no_work(worlds: Pool, layout: str) -> None:
-    if BACKEND == "gloo":
-        pytest.skip("gloo always returns a Work")
     worlds(layout).run(synchronous)
 
 
@@ -162,8 +159,6 @@ def waited_for(ctx: Context) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_statistics_include_the_wait(worlds: Pool, layout: str) -> None:
-    if BACKEND == "gloo":
-        pytest.skip("development run on gloo, which has no statistics")
     for rank, rows in enumerate(worlds(layout).run(waited_for)):
         (row,) = rows
         assert row["collective"] == "all_reduce" and row["calls"] == 2 and row["rounds"] == 2
@@ -251,13 +246,14 @@ def short_wait(ctx: Context) -> str:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("layout", ["AA", "AB"])
-def test_wait_with_a_shorter_time_limit(layout: str) -> None:
-    with fresh(layout) as world:
-        message, late = world.run(short_wait)
-        assert late == "late"
-        assert message != "no error"
-        if BACKEND == "smddp":
+def test_wait_with_a_shorter_time_limit() -> None:
+    with at_once(((layout, layout) for layout in ("AA", "AB")), {}) as worlds:
+        for world in worlds.values():
+            world.submit(short_wait)
+        for world in worlds.values():
+            message, late = world.collect()
+            assert late == "late"
+            assert message != "no error"
             assert "all_reduce" in message and "time" in message
 
 
@@ -278,13 +274,13 @@ def idle(_: Context) -> float:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("layout", ["AA", "AB", "AABB"])
-def test_waiting_and_idle_ranks_use_little_processor_time(worlds: Pool, layout: str) -> None:
-    if BACKEND == "gloo":
-        pytest.skip("development run on gloo, which promises no limit")
-    world = worlds(layout)
-    assert max(world.run(late_peer)) < 0.6
-    assert max(world.run(idle)) < 0.15
+def test_waiting_and_idle_ranks_use_little_processor_time() -> None:
+    with at_once(((layout, layout) for layout in LAYOUTS), {}) as worlds:
+        for used, limit in ((late_peer, 0.6), (idle, 0.15)):
+            for world in worlds.values():
+                world.submit(used)
+            for world in worlds.values():
+                assert max(world.collect()) < limit
 
 
 def sequence_numbers(ctx: Context) -> list[int]:

@@ -8,13 +8,11 @@ import pytest
 
 from harness.training import Trainer
 from harness.variables import debug
-from harness.world import BACKEND
 from harness.zero_jobs import SCENARIOS
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300, method="signal"),  # at first DeepSpeed compiles an operation
-    pytest.mark.skipif(BACKEND != "smddp", reason="needs smddp's own operations"),
 ]
 
 
@@ -70,26 +68,3 @@ def test_coalesced_accumulation_reduces_once_per_step(trainer: Trainer) -> None:
     # Each step has three micro-steps.
     assert 0 < calls(once, "reduce_scatter") <= calls(every, "reduce_scatter") / 2
     assert once["losses"] == pytest.approx(every["losses"], rel=1e-5)
-
-
-def test_unknown_functions_are_left_to_deepspeed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("deepspeed")
-    from deepspeed_smddp import errors
-    from deepspeed_smddp.upstream import source
-
-    assert source.refusal("gather") is None, "this DeepSpeed is not the known one"
-    assert source.refusal("reduce") is None
-    place = next(iter(source.READ["reduce"]))
-    monkeypatch.setitem(source.READ["reduce"], place, {})
-    monkeypatch.setattr(errors, "_warned", set())
-    source.known.cache_clear()
-    try:
-        with caplog.at_level("WARNING", logger="deepspeed_smddp"):
-            assert not source.known("reduce")
-            assert source.known("gather")
-    finally:
-        source.known.cache_clear()
-    assert place.partition(":")[2] in caplog.text
-    assert "the results are the same" in caplog.text

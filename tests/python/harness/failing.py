@@ -13,17 +13,19 @@ from harness.worker import Context, Failure
 from harness.world import World, fresh
 
 
-def collective(ctx: Context, name: str = "all_reduce", numel: int = 1000) -> None:
+def collective(
+    ctx: Context, name: str = "all_reduce", numel: int = 1000, group: Any = None
+) -> None:
     small, large = torch.ones(numel), torch.ones(numel * ctx.size)
     if name == "all_gather":
-        dist.all_gather_into_tensor(large, small)
+        dist.all_gather_into_tensor(large, small, group=group)
     elif name == "reduce_scatter":
-        dist.reduce_scatter_tensor(small, large)
+        dist.reduce_scatter_tensor(small, large, group=group)
     elif name == "all_reduce":
-        dist.all_reduce(large)
+        dist.all_reduce(large, group=group)
         assert bool((large == ctx.size).all())
     else:
-        dist.barrier()
+        dist.barrier(group)
 
 
 @contextmanager

@@ -16,11 +16,11 @@ class OnLayouts:
     def __init__(self) -> None:
         self.rows: list[Any] = []  # of (function, layout), for pytest.mark.parametrize
 
-    def __call__(self, *layouts: str, marks: Any = ()) -> Callable[[Body], Body]:
+    def __call__(self, *layouts: str) -> Callable[[Body], Body]:
         def add(body: Body) -> Body:
             for layout in layouts:
                 name = f"{body.__name__}-{layout}"
-                self.rows.append(pytest.param(body, layout, marks=marks, id=name))
+                self.rows.append(pytest.param(body, layout, id=name))
             return body
 
         return add

@@ -11,14 +11,14 @@ import signal
 import tempfile
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 
 from harness import server
-from harness.world import BACKEND, rank_environment
+from harness.world import rank_environment
 
 IMPORTS = "import torch, torch.distributed"
 PRELUDE = """
@@ -26,7 +26,7 @@ import os, sys, time, warnings
 import torch, torch.distributed as dist
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
-rank, size, backend = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), {backend!r}
+rank, size, backend = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "smddp"
 store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
 def join(name="job"):
     prefixed = dist.PrefixStore(name, store)
@@ -62,32 +62,20 @@ class Rank:
             time.sleep(0.01)
 
 
-class Programs:
-    """The same program in one process per rank of ``layout``.
+class Started:
+    """A program in one process per environment of ``envs``.
 
-    ``rank``, ``size``, ``backend``, ``store`` and ``join()`` are defined in the program. The store
-    lives in this process, so that it stays when a rank ends. ``imports``: what the process that the
-    ranks are forked from has imported; nothing, if ``env`` has variables that the import reads.
+    ``imports``: what the process that they are forked from has executed. ``merged``: output and
+    errors are one stream, the output.
     """
 
     def __init__(
-        self,
-        layout: str,
-        program: str,
-        env: Mapping[str, str] | None = None,
-        backend: str = BACKEND,
-        imports: str = IMPORTS,
+        self, program: str, envs: Sequence[Mapping[str, str]], imports: str, merged: bool = False
     ) -> None:
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = tempfile.TemporaryDirectory(prefix="smddp-test-")
         self._began = time.monotonic()
         self._ended: dict[int, float] = {}
-        envs = [
-            {**os.environ, **rank_environment(layout, rank, self._store.port), **(env or {})}
-            for rank in range(len(layout))
-        ]
-        text = PRELUDE.format(backend=backend) + textwrap.dedent(program)
-        job = {"start": text, "envs": envs, "folder": self._folder.name}
+        job = {"start": program, "envs": envs, "folder": self._folder.name, "merged": merged}
         parent = server.with_imports(imports)
         self.processes = [Rank(parent, pid) for pid in parent.ask(job)]
 
@@ -104,14 +92,19 @@ class Programs:
             assert time.monotonic() < end, f"rank {rank} never printed {text!r}:\n{errors}"
             time.sleep(0.02)
 
-    def end(self, limit: float = 60) -> list[Ended]:
-        """Wait for all processes; kill those that still run at the limit."""
+    def end(self, limit: float = 60, grace: float | None = None) -> list[Ended]:
+        """Wait for all processes; kill those that still run at the limit.
+
+        With ``grace``, the others have that many seconds once one has failed.
+        """
         end = time.monotonic() + limit
         try:
             while len(self._ended) < len(self.processes) and time.monotonic() < end:
                 for rank, process in enumerate(self.processes):
                     if rank not in self._ended and process.poll() is not None:
                         self._ended[rank] = time.monotonic() - self._began
+                        if process.returncode and grace is not None:
+                            end = min(end, time.monotonic() + grace)
                 time.sleep(0.02)
         finally:
             self.kill()
@@ -135,6 +128,29 @@ class Programs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # the session: its children included
             process.wait()
+
+
+class Programs(Started):
+    """The same program in one process per rank of ``layout``.
+
+    ``rank``, ``size``, ``backend``, ``store`` and ``join()`` are defined in the program. The store
+    lives in this process, so that it stays when a rank ends. ``imports`` is nothing if ``env`` has
+    variables that the import reads.
+    """
+
+    def __init__(
+        self,
+        layout: str,
+        program: str,
+        env: Mapping[str, str] | None = None,
+        imports: str = IMPORTS,
+    ) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        envs = [
+            {**os.environ, **rank_environment(layout, rank, self._store.port), **(env or {})}
+            for rank in range(len(layout))
+        ]
+        super().__init__(PRELUDE + textwrap.dedent(program), envs, imports)
 
 
 def run(

@@ -4,9 +4,8 @@ Importing torch, DeepSpeed and transformers takes seconds per process, most of w
 models costs. The server executes a preamble, the imports, and then reads one job per line of
 standard input; it answers each job with one line, what each rank returned.
 
-Called by ``harness.training`` (functions of the harness as ranks), and by ``ranks`` and
-``harness.programs`` (texts of programs as ranks). A test of the imports themselves starts
-interpreters of its own.
+Called by ``harness.training`` (functions of the harness as ranks) and ``harness.programs`` (texts
+of programs as ranks). A test of the imports themselves starts interpreters of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any
-
-GRACE = 5.0  # seconds that the other ranks of a program have to fail by themselves
 
 
 class Server:
@@ -98,15 +95,14 @@ def close_all() -> None:
 def serve() -> None:
     """Execute the preamble, then answer jobs until standard input ends.
 
-    ``start`` in a job is a program that is not waited for: its ranks write into ``folder``, each
-    has a session of its own, and the answer is their process ids. ``ended`` names such processes;
-    the answer is the exit codes of those that have ended.
+    ``start`` in a job is the text of a program that each rank executes as ``__main__``, with its
+    environment of ``envs``. It is not waited for: the ranks write into ``folder``, each has a
+    session of its own, and the answer is their process ids. ``ended`` names such processes; the
+    answer is the exit codes of those that have ended.
 
-    Any other job has ``size``, the number of ranks; ``limit``, in seconds; and either ``main``, the
+    Any other job has ``size``, the number of ranks; ``limit``, in seconds; and ``main``, the
     function ("module:name") that each rank calls with the job, its rank and the job's ``port``, and
-    whose answer is returned; or ``program``, the text that each rank executes as ``__main__``, and
-    ``envs``, the environment of each rank. A program's answer is its exit ``code`` (None if it was
-    killed at the limit) and its ``output``. A ``main`` that fails answers with an ``error``.
+    whose answer is returned. A ``main`` that fails answers with an ``error``.
     """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # the real standard output carries only answers
@@ -130,10 +126,7 @@ def serve() -> None:
             continue
         # No context manager: a rank that ends like an interpreter would remove the folder.
         folder = Path(tempfile.mkdtemp())
-        if "program" in job:
-            results = _run_programs(job, folder, namespace)
-        else:
-            results = _run_functions(job, folder)
+        results = _run_functions(job, folder)
         shutil.rmtree(folder)
         answer(results)
 
@@ -145,7 +138,8 @@ def _start(job: dict[str, Any], namespace: dict[str, Any]) -> list[int]:
         if pids[-1] == 0:
             os.setsid()
             os.chdir(job["folder"])
-            out, err = (_new_file(Path(f"{rank}.{kind}")) for kind in ("out", "err"))
+            out = _new_file(Path(f"{rank}.out"))
+            err = out if job["merged"] else _new_file(Path(f"{rank}.err"))
             _execute(job["start"], env, (out, err), namespace)
     return pids
 
@@ -185,24 +179,6 @@ def _call(job: dict[str, Any], rank: int, path: Path) -> None:
     os._exit(0)
 
 
-def _run_programs(
-    job: dict[str, Any], folder: Path, namespace: dict[str, Any]
-) -> list[dict[str, Any]]:
-    children = {}
-    for rank, env in enumerate(job["envs"]):
-        child = _fork()
-        if child == 0:
-            output = _new_file(folder / str(rank))
-            os.chdir(tempfile.gettempdir())
-            _execute(job["program"], env, (output, output), namespace)
-        children[child] = rank
-    codes = _reap(children, job["limit"], GRACE)
-    return [
-        {"code": codes[rank], "output": (folder / str(rank)).read_text(errors="replace")}
-        for rank in range(job["size"])
-    ]
-
-
 def _new_file(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
 
@@ -236,11 +212,8 @@ def _fork() -> int:
     return os.fork()
 
 
-def _reap(children: dict[int, int], limit: float, grace: float | None = None) -> dict[int, Any]:
-    """Exit codes by rank; None for a rank that had to be killed at the limit.
-
-    With ``grace``, the others have that many seconds once one has failed.
-    """
+def _reap(children: dict[int, int], limit: float) -> dict[int, Any]:
+    """Exit codes by rank; None for a rank that had to be killed at the limit."""
     codes: dict[int, Any] = {}
     end = time.monotonic() + limit
     while len(codes) < len(children) and time.monotonic() < end:
@@ -250,8 +223,6 @@ def _reap(children: dict[int, int], limit: float, grace: float | None = None) ->
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 codes[rank] = os.waitstatus_to_exitcode(status)
-                if codes[rank] and grace is not None:
-                    end = min(end, time.monotonic() + grace)
         time.sleep(0.01)
     for child, rank in children.items():
         if rank not in codes:

@@ -82,8 +82,6 @@ def train(backend: str, precision: str) -> list[float]:
     torch.manual_seed(3)
     model = GPTNeoXForCausalLM(GPTNeoXConfig(**MODEL, use_cache=False))
     model.config.use_cache = False
-    if backend != "smddp" and not dist.is_initialized():
-        deepspeed.init_distributed(dist_backend=backend, verbose=False)
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=config(backend, precision)
     )
@@ -117,29 +115,12 @@ def rank_main(job: dict[str, Any], rank: int, port: int) -> Any:
     return getattr(importlib.import_module(module), function)(job)
 
 
-def in_each_precision(job: dict[str, Any]) -> dict[str, Any]:
-    """The losses by precision, and the counters of smddp."""
-    import torch.distributed as dist
-
-    losses = {precision: train(job["backend"], precision) for precision in ("fp32", "bf16")}
-    rows: list[dict[str, Any]] = []
-    if job["backend"] == "smddp":
-        import deepspeed_smddp
-
-        rows = [dict(row) for row in deepspeed_smddp.statistics()]
-    dist.destroy_process_group()
-    return {"losses": losses, "statistics": rows}
-
-
 class Trainer:
     """Jobs whose ranks are forked from the server that has imported DeepSpeed and transformers."""
 
     @property
     def _server(self) -> server.Server:
         return server.with_imports(IMPORTS)
-
-    def run(self, layout: str, backend: str, limit: float = 120) -> list[dict[str, Any]]:
-        return self.call("harness.training:in_each_precision", layout, backend, limit)
 
     def call(
         self, function: str, layout: str, backend: str, limit: float = 120, **given: Any

@@ -21,7 +21,6 @@ from harness import layout as layouts
 from harness import worker
 from harness.worker import Failure
 
-BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
 DEADLINE = float(os.environ.get("SMDDP_TEST_DEADLINE", "60"))
 LOOPBACK = {
     "MASTER_ADDR": "127.0.0.1",
@@ -69,7 +68,7 @@ class World:
     def __init__(
         self,
         layout: str,
-        backend: str | None = BACKEND,
+        backend: str | None = "smddp",
         env: dict[str, str | None] | None = None,
         deadline: float = DEADLINE,
     ) -> None:
@@ -258,7 +257,7 @@ class Pool:
         self._worlds: dict[tuple[Any, ...], World] = {}
 
     def __call__(
-        self, layout: str, backend: str = BACKEND, env: dict[str, str | None] | None = None
+        self, layout: str, backend: str = "smddp", env: dict[str, str | None] | None = None
     ) -> World:
         key = (layout, backend, tuple(sorted((env or {}).items())))
         world = self._worlds.pop(key, None)

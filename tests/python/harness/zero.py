@@ -1,17 +1,24 @@
 """Trains tiny models with the features of ZeRO, one engine after another in one process.
 
 Runs in the ranks that harness.training forks. ``run`` takes a job with ``cases``, names of the
-functions below, and returns the losses of each, or DeepSpeed's error.
+functions below, and returns of each the losses, or DeepSpeed's error, the collectives that smddp
+carried out and those that it forwarded, and the package's sentences.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from harness import model_jobs, training
 
 STEPS = 3
 WIDTH = 24
@@ -27,15 +34,33 @@ def case(function: Case) -> Case:
 def run(job: dict[str, Any]) -> dict[str, Any]:
     import deepspeed
 
+    import deepspeed_smddp
+    from deepspeed_smddp.errors import logger
+
     backend = job["backend"]
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
     assert dist.get_backend() == backend
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
     answers: dict[str, Any] = {}
     for name in job["cases"]:
+        said.clear()
+        if backend == "smddp":
+            deepspeed_smddp.reset_statistics()
         try:
             answers[name] = {"losses": CASES[name](backend)}
         except Exception as error:
             answers[name] = {"error": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        rows = deepspeed_smddp.statistics() if backend == "smddp" else []
+        for kind, theirs in (("carried", False), ("forwarded", True)):
+            answers[name][kind] = sorted(
+                row["collective"]
+                for row in rows
+                if row["bytes"] and row["path"].startswith("fallback") == theirs
+            )
+        answers[name]["said"] = list(said)
         # If one rank fails, all fail: a rank that continued alone would wait for the others.
         failed = torch.tensor([float("error" in answers[name])])
         dist.all_reduce(failed, op=dist.ReduceOp.MAX)
@@ -153,6 +178,16 @@ def stage_2(backend: str) -> list[float]:
 @case
 def stage_3(backend: str) -> list[float]:
     return train(backend, {"stage": 3})
+
+
+@case
+def gpt_neox(backend: str) -> list[float]:
+    return training.train(backend, "fp32")
+
+
+@case
+def gpt_neox_bf16(backend: str) -> list[float]:
+    return training.train(backend, "bf16")
 
 
 @case
@@ -323,3 +358,107 @@ def autotp(backend: str) -> list[float]:
                 engine.step()
                 losses.append(mean(loss))
     return losses
+
+
+@case
+def model_parallel(backend: str) -> list[float]:
+    """The groups of Megatron-DeepSpeed and GPT-NeoX, two ranks per model, in DeepSpeed's mpu."""
+    import deepspeed
+
+    size, rank = dist.get_world_size(), dist.get_rank()
+    groups: dict[str, Any] = {}
+    for first in (0, 1):
+        ranks = list(range(first, size, 2))
+        for name, kind in (("data", backend), ("data_gloo", "gloo")):
+            made = dist.new_group(ranks, backend=kind)
+            if rank in ranks:
+                groups[name] = made
+    for first in range(0, size, 2):
+        made = dist.new_group([first, first + 1])
+        if rank in (first, first + 1):
+            groups["model"] = made
+    data, model = groups["data"], groups["model"]
+    # Shards go to the first rank over the Gloo group, the model group's first rank has the data.
+    shards = [torch.empty(1) for _ in range(size // 2)] if dist.get_rank(data) == 0 else None
+    dist.gather(torch.tensor([float(rank)]), shards, group_dst=0, group=groups["data_gloo"])
+    assert shards is None or [s.item() for s in shards] == list(range(rank, size, 2))
+    source = torch.tensor([rank])
+    dist.broadcast(source, group_src=0, group=model)
+    assert source.item() == rank // 2 * 2
+    place = dist.get_rank(data)
+    mpu = SimpleNamespace(
+        get_data_parallel_group=lambda: data,
+        get_data_parallel_world_size=lambda: size // 2,
+        get_data_parallel_rank=lambda: place,
+        get_model_parallel_group=lambda: model,
+        get_model_parallel_world_size=lambda: 2,
+        get_model_parallel_rank=lambda: rank % 2,
+    )
+    losses = []
+    with engine_of(blocks(), config(backend, {"stage": 1}), mpu=mpu) as engine:
+        losses += fit(engine, place)
+    settings = config(backend, {"stage": 3})
+    with deepspeed.zero.Init(data_parallel_group=data, config_dict_or_path=settings, mpu=mpu):
+        sharded = blocks()
+    with engine_of(sharded, settings, mpu=mpu) as engine:
+        losses += fit(engine, place)
+    return losses
+
+
+def muon(backend: str, stage: int) -> list[float]:
+    section = {"stage": stage, "reduce_scatter": False}
+    optimizer = {"type": "Muon", "params": {"lr": 1e-2}}
+    return train(backend, section, optimizer=optimizer, bf16={"enabled": True})
+
+
+@case
+def muon_2(backend: str) -> list[float]:
+    return muon(backend, 2)
+
+
+@case
+def muon_3(backend: str) -> list[float]:
+    return muon(backend, 3)
+
+
+@case
+def inference(backend: str) -> list[float]:
+    """No optimizer: parameters are gathered for each forward pass, and for each token generated."""
+    import deepspeed
+
+    torch.manual_seed(5)
+    section = {"stage": 3, "stage3_param_persistence_threshold": 30}
+    settings = {k: v for k, v in config(backend, section).items() if k != "optimizer"}
+    engine, *_ = deepspeed.initialize(model=model_jobs.llama(), config=settings)
+    engine.module.eval()
+    rank = dist.get_rank()
+    tokens = torch.arange(6).view(1, 6) + rank
+    with torch.no_grad():
+        scores = engine(input_ids=tokens).logits.double().sum()
+        # Ranks end at different lengths; with synced_gpus all take part until the last one ends.
+        text = engine.module.generate(
+            tokens,
+            max_new_tokens=4 + 3 * rank,
+            do_sample=False,
+            synced_gpus=True,
+            use_cache=True,
+            pad_token_id=0,
+        )
+    engine.destroy()
+    return [mean(part) for part in (scores, text.double().sum(), torch.tensor(text.shape[1]))]
+
+
+@case
+def save_16bit(backend: str) -> list[float]:
+    """The whole model in one file, gathered by ``stage3_gather_16bit_weights_on_model_save``."""
+    section = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
+    with engine_of(blocks(), config(backend, section, bf16={"enabled": True})) as engine:
+        losses = fit(engine)
+        folders: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(folders)
+        assert engine.save_16bit_model(folders[0])
+        dist.barrier()
+        saved = torch.load(Path(folders[0], "pytorch_model.bin"))
+    whole = blocks().state_dict()
+    assert {n: t.shape for n, t in saved.items()} == {n: t.shape for n, t in whole.items()}
+    return [*losses, float(sum(t.double().abs().sum() for t in saved.values()))]
