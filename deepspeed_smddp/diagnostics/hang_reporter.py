@@ -8,9 +8,11 @@ back meanwhile, as they may end the process before the page is written.
 from __future__ import annotations
 
 import atexit
+import json
 import linecache
 import os
 import re
+import secrets
 import select
 import signal
 import socket
@@ -226,28 +228,33 @@ class Reporter(threading.Thread):
 
     def _exchange(self, why: str, store: ReportStore) -> bool:
         """Makes a report, or takes part in the one that has begun. False if there is none."""
-        self._number = store.latest(self._number)
-        if not why and not store.has_begun(self._number):
+        while store.exists(f"{self._number + 1}/reason"):
+            self._number += 1
+        if not why and not store.exists(f"{self._number}/reason"):
             return False  # asked for a report that this rank has taken part in
-        if why and store.has_ended(self._number):
+        if why and store.exists(f"{self._number}/done"):
             self._number += 1
         number = self._number
-        reason, first = store.begin(number, f"rank {self._rank}: {why or 'another rank asked'}")
+        mine = f"{secrets.token_hex(8)} rank {self._rank}: {why or 'another rank asked'}"
+        first = store.claim(f"{number}/reason", mine)
+        reason = (first or mine).partition(" ")[2]
         error = "" if why.startswith(_SIGNAL) else why
         clock = self._ask_clock(store)
         dump = collect(self._files.job, self._rank, self._ranks, why or reason, error, clock)
         self._files.write_dump(number, dump)
         store.publish(number, self._rank, _shortened(dump))
-        if first:
-            store.note_ended(number, ask(store.contacts(self._others), _ASK_SECONDS))
-        leads = store.leads(number, self._rank, 0.0 if self._rank == 0 else _PATIENCE_SECONDS)
-        if leads:
+        if first == mine:
+            ended = ask(store.contacts(self._others), _ASK_SECONDS)
+            store.put(f"{number}/ended", json.dumps(sorted(ended)))
+        store.wait(f"{number}/leader", 0.0 if self._rank == 0 else _PATIENCE_SECONDS)
+        leader = store.claim(f"{number}/leader", str(self._rank))
+        if leader == str(self._rank):
             self._lead(store, dump, reason)
-            store.finish(number)
-        elif leads is None:
+            store.put(f"{number}/done", "1")
+        elif not leader:
             self._report_without_store(dump, why)
         elif why:
-            store.await_finish(number, DUMP_SECONDS)
+            store.wait(f"{number}/done", DUMP_SECONDS)
         return True
 
     def _ask_clock(self, store: ReportStore) -> Clock | None:
@@ -257,14 +264,14 @@ class Reporter(threading.Thread):
             own = [rank for rank, host in hosts.items() if host == hosts.get(self._rank)]
             if own and min(own) < self._rank:
                 return None
-        contact = store.clock() if self._rank != 0 else ""
-        return measure(contact) if contact else None
+        contact = store.get(f"contact/{CLOCK}") if self._rank != 0 else b""
+        return measure(contact.decode()) if contact else None
 
     def _lead(self, store: ReportStore, own: dict[str, Any], reason: str) -> None:
         gone = _lost_ranks(own["error"], reason)
 
         def enough(missing: set[int]) -> bool:
-            for rank in store.ended(self._number):
+            for rank in json.loads(store.get(f"{self._number}/ended") or b"[]"):
                 gone.setdefault(rank, f"rank {rank} is gone: its process has ended")
             return missing <= gone.keys()
 

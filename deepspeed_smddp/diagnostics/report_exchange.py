@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import socket
 import time
 import zlib
@@ -17,7 +16,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-# All keys of report n begin with n/ after this; the first rank with an error sets n/reason.
+# Keys after this: contact/R of rank R; of report n n/reason, which the first rank with an error
+# sets, n/ended (ranks whose processes have ended), n/leader (the rank that writes the page), n/R
+# (the dump of rank R), n/published (how many of these), n/done (the page is written).
 _PREFIX = "smddp-report"
 # A store that does not answer must not hold up the report.
 _ANSWER = timedelta(seconds=3)
@@ -39,7 +40,7 @@ def introduce(store: Any, rank: int, contact: str) -> None:
 
 
 class ReportStore:
-    """The exchange of one rank, for one report.
+    """The store of a job's ranks, for one report.
 
     It uses a connection of its own: others may wait for minutes on the store's, under its lock. A
     store that fails is not asked again: :attr:`works` turns false.
@@ -60,10 +61,27 @@ class ReportStore:
                 self.works = False
         return otherwise
 
-    def _get(self, key: str, absent: bytes) -> bytes:
-        """What is at a key, without waiting for it."""
-        there = self._ask("check", [key])
-        return bytes(self._ask("get", key, otherwise=absent)) if there else absent
+    def exists(self, key: str) -> bool:
+        """Whether a rank has set the key."""
+        return bool(self._ask("check", [key]))
+
+    def get(self, key: str) -> bytes:
+        """What is at a key; empty without it."""
+        return bytes(self._ask("get", key, otherwise=b"")) if self.exists(key) else b""
+
+    def put(self, key: str, value: str | bytes) -> None:
+        """Sets a key for the other ranks."""
+        self._ask("set", key, value)
+
+    def claim(self, key: str, value: str) -> str:
+        """Sets a key that no other rank has set; what is there then, "" if the store is gone."""
+        return str(self._ask("compare_set", key, "", value, otherwise=b"").decode())
+
+    def wait(self, key: str, seconds: float) -> None:
+        """Returns once a rank has set the key, or after ``seconds``."""
+        until = time.monotonic() + seconds
+        while self.works and not self.exists(key) and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
 
     def contacts(self, ranks: list[int]) -> list[tuple[int, str]]:
         """How the given ranks are asked, as far as they have said it."""
@@ -71,52 +89,10 @@ class ReportStore:
         found = self._ask("multi_get", keys, otherwise=[]) if keys else []
         return [(rank, contact.decode()) for rank, contact in zip(ranks, found, strict=False)]
 
-    def clock(self) -> str:
-        """How rank 0 is asked for its time; "" if it can't be."""
-        return self._get(f"contact/{CLOCK}", b"").decode()
-
-    def latest(self, number: int) -> int:
-        """The latest report that has begun, or ``number`` if no later one has."""
-        while self._exists(f"{number + 1}/reason"):
-            number += 1
-        return number
-
-    def has_begun(self, number: int) -> bool:
-        """Whether a rank has asked for report ``number``."""
-        return self._exists(f"{number}/reason")
-
-    def has_ended(self, number: int) -> bool:
-        """Whether the page of report ``number`` is written."""
-        return self._exists(f"{number}/done")
-
-    def begin(self, number: int, reason: str) -> tuple[str, bool]:
-        """Why report ``number`` is made, and whether this rank is the first to say so."""
-        mine = f"{secrets.token_hex(8)} {reason}"
-        first = self._ask("compare_set", f"{number}/reason", "", mine, otherwise=b"").decode()
-        return (first.partition(" ")[2], first == mine) if first else (reason, False)
-
-    def note_ended(self, number: int, ended: set[int]) -> None:
-        """Tells which ranks' processes have ended."""
-        self._ask("set", f"{number}/ended", json.dumps(sorted(ended)))
-
-    def ended(self, number: int) -> set[int]:
-        """The ranks whose processes have ended, as far as a rank has said so."""
-        return set(json.loads(self._get(f"{number}/ended", b"[]")))
-
     def publish(self, number: int, rank: int, dump: dict[str, Any]) -> None:
         """Gives the dump of this rank to the rank that writes the page."""
-        self._ask("set", f"{number}/{rank}", zlib.compress(json.dumps(dump).encode(), 1))
+        self.put(f"{number}/{rank}", zlib.compress(json.dumps(dump).encode(), 1))
         self._ask("add", f"{number}/published", 1)
-
-    def leads(self, number: int, rank: int, patience: float) -> bool | None:
-        """Whether this rank writes the page: the first that claims it, after ``patience`` seconds.
-
-        None if the store is gone.
-        """
-        key = f"{number}/leader"
-        self._await(key, patience)
-        claimed = self._ask("compare_set", key, "", str(rank))
-        return None if claimed is None else int(claimed) == rank
 
     def gather(
         self, number: int, ranks: list[int], seconds: float, enough: Callable[[set[int]], bool]
@@ -132,29 +108,12 @@ class ReportStore:
             published = self._ask("add", f"{number}/published", 0, otherwise=len(ranks))
             if published != count:
                 count = published
-                missing = {rank for rank in missing if not self._exists(f"{number}/{rank}")}
+                missing = {rank for rank in missing if not self.exists(f"{number}/{rank}")}
             if not missing or enough(missing) or time.monotonic() > until or not self.works:
                 break
             time.sleep(_LOOK_SECONDS)
-        packed = {rank: self._get(f"{number}/{rank}", b"") for rank in sorted({*ranks} - missing)}
+        packed = {rank: self.get(f"{number}/{rank}") for rank in sorted({*ranks} - missing)}
         return {rank: json.loads(zlib.decompress(dump)) for rank, dump in packed.items() if dump}
-
-    def _exists(self, key: str) -> bool:
-        return bool(self._ask("check", [key]))
-
-    def finish(self, number: int) -> None:
-        """The page is written."""
-        self._ask("set", f"{number}/done", "1")
-
-    def await_finish(self, number: int, seconds: float) -> None:
-        """Returns once the page is written, or after ``seconds``."""
-        self._await(f"{number}/done", seconds)
-
-    def _await(self, key: str, seconds: float) -> None:
-        """Returns once a rank has set the key, or after ``seconds``."""
-        until = time.monotonic() + seconds
-        while self.works and not self._exists(key) and time.monotonic() < until:
-            time.sleep(_LOOK_SECONDS)
 
 
 def _answers(store: Any) -> bool:

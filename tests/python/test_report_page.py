@@ -139,7 +139,8 @@ def test_modules_in_another_order() -> None:
     text = report([run(0, 0, 2, 3), *(run(r, 0, 1, 2, 3) for r in (1, 2, 3))])
     assert why(text).startswith(
         "rank 0 (host-a) calls the operations of group 'default' in another order from #2 on: "
-        "ranks 1-3 gather 'layers.1', rank 0 gathers 'layers.2'. Rank 0 has left out"
+        "ranks 1-3: all_gather of 4 MiB for layers.1; rank 0: all_gather of 4 MiB for layers.2. "
+        "Rank 0 has left out"
     )
 
 

@@ -193,28 +193,17 @@ def _text(job: Job, difference: Difference) -> str:
     if odd is not None:
         who = f"{job.named(odd.ranks)} {verb(odd.ranks, 'calls', 'call')}"
         other, plural = "another", ""
-    rows = "; ".join(difference.rows)
     if difference.what == "operation":
         text = f"{who} {other} operation{plural} as {number}"
     elif difference.what == "label":
         text = f"{who} the operations of {group} in another order from #{difference.sequence} on"
-        rows = ", ".join(_gathers(side) for side in difference.sides[:_MOST_SIDES])
     else:
         name = difference.sides[0].operation.operation
         text = f"{who} {name} {number} with {other} {difference.what}{plural}"
     moved = _moved(difference)
-    text += f": {rows}"
+    text += f": {'; '.join(difference.rows)}"
     text += f". {moved[0].upper()}{moved[1:]}" if moved else ""
     return f"{text}. {ALIKE}" if difference.of_zero3 else text
-
-
-def _gathers(side: Side) -> str:
-    verbs = {"all_gather": "gather", "reduce_scatter": "reduce", "all_reduce": "reduce"}
-    stem = verbs.get(side.operation.operation, "")
-    what = f"'{side.operation.label}'" if side.operation.label else "for the user's own code"
-    if not stem:
-        stem, what = "call", f"{side.operation.operation} for {what}"
-    return f"{rank_list(side.ranks)} {verb(side.ranks, stem + 's', stem)} {what}"
 
 
 def _moved(difference: Difference) -> str:

@@ -9,7 +9,7 @@ rank 0's host.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -40,7 +40,7 @@ def trace(timeline: Timeline, span: Span | None = None) -> dict[str, Any]:
     last = timeline.last_calls()
     events: list[Event] = []
     for line in timeline.ranks.values():
-        events += _RankEvents(line, timeline.clocks[line.host], zero, span, last).events
+        events += _rank_events(line, timeline.clocks[line.host], zero, span, last)
     about = {
         "job": timeline.job,
         "zero_unix_seconds": zero,
@@ -64,83 +64,74 @@ def trace(timeline: Timeline, span: Span | None = None) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-class _RankEvents:
-    """The events of one rank, in ``events``."""
+def _rank_events(
+    line: RankTimeline,
+    clock: HostClock,
+    zero: float,
+    span: Span | None,
+    last: Mapping[object, tuple[float, int]],
+) -> Iterator[Event]:
+    """What a rank did; its tracks are threads, of as many lanes as overlap in them."""
 
-    def __init__(
-        self,
-        line: RankTimeline,
-        clock: HostClock,
-        zero: float,
-        span: Span | None,
-        last: Mapping[object, tuple[float, int]],
-    ) -> None:
-        self.events: list[Event] = []
-        self._line, self._zero, self._span, self._last = line, zero, span, last
-        self._threads = 0
-        self._about("process_name", name=f"rank {line.rank} ({line.host})")
-        self._about("process_labels", labels=f"clock {clock.text}")
-        self._about("process_sort_index", sort_index=line.rank)
-        self._track("steps", ((f"step {n}", "step", of, {}) for n, of in line.steps.items()))
-        self._track("compute", (("compute", "compute", span, {}) for span in line.compute))
-        self._begin_of_record()
-        waits = [(flight.wait, flight) for flight in line.flights if flight.wait is not None]
-        waits.sort(key=lambda wait: wait[0])
-        self._track("waits", ((f"wait: {_name(f)}", "wait", wait, _brief(f)) for wait, f in waits))
-        by_group: dict[tuple[str, tuple[int, ...]], list[Flight]] = {}
-        for flight in line.flights:
-            by_group.setdefault(flight.key[:2], []).append(flight)
-        for (group, members), flights in sorted(by_group.items()):
-            size = f" of {len(members)} ranks" if members else ""
-            rows = ((_name(f), "collective", f.span, self._full(f)) for f in flights)
-            self._track(f"group {group}{size}", rows)
+    def event(kind: str, name: str, **fields: Any) -> Event:
+        return {"ph": kind, "pid": line.rank, "name": name, **fields}
 
-    def _about(self, name: str, thread: int | None = None, /, **args: Any) -> None:
-        of = {} if thread is None else {"tid": thread}
-        self._add("M", name, **of, args=args)
+    def is_shown(of: Span) -> bool:
+        return span is None or (of[0] < span[1] and of[1] > span[0])
 
-    def _add(self, kind: str, name: str, **fields: Any) -> None:
-        self.events.append({"ph": kind, "pid": self._line.rank, "name": name, **fields})
+    yield event("M", "process_name", args={"name": f"rank {line.rank} ({line.host})"})
+    yield event("M", "process_labels", args={"labels": f"clock {clock.text}"})
+    yield event("M", "process_sort_index", args={"sort_index": line.rank})
+    thread = 0
+    for track, rows in _tracks(line, last).items():
+        shown = [row for row in rows if is_shown(row[2])]
+        of = lanes([row[2] for row in shown])
+        for lane in range(max(of, default=0) + 1):
+            name, tid = f"{track}, {lane + 1}" if lane else track, thread + lane + 1
+            yield event("M", "thread_name", tid=tid, args={"name": name})
+            yield event("M", "thread_sort_index", tid=tid, args={"sort_index": tid})
+        for lane, (what, category, (start, end), args) in zip(of, shown, strict=True):
+            times = {"ts": _us(start - zero), "dur": _us(end - start)}
+            yield event("X", what, tid=thread + lane + 1, **times, cat=category, args=args)
+        thread += max(of, default=0) + 1
+        begin = line.complete_from
+        if track == "compute" and line.forgotten and is_shown((begin, begin)):
+            at: Event = {"s": "t", "tid": thread, "ts": _us(begin - zero), "cat": "record"}
+            args = {"operations_before": line.forgotten}
+            yield event("i", "the record begins", **at, args=args)
 
-    def _track(self, name: str, rows: Iterable[Row]) -> None:
-        """Slices in the order of their starts, on as many threads as overlap."""
-        kept = [row for row in rows if self._shown(row[2])]
-        of = lanes([row[2] for row in kept])
-        first = self._threads + 1
-        self._threads += max(of, default=0) + 1
-        for lane, thread in enumerate(range(first, self._threads + 1)):
-            self._about("thread_name", thread, name=f"{name}, {lane + 1}" if lane else name)
-            self._about("thread_sort_index", thread, sort_index=thread)
-        for lane, (what, category, (start, end), args) in zip(of, kept, strict=True):
-            times = {"ts": _us(start - self._zero), "dur": _us(end - start)}
-            self._add("X", what, tid=first + lane, **times, cat=category, args=args)
 
-    def _shown(self, span: Span) -> bool:
-        return self._span is None or (span[0] < self._span[1] and span[1] > self._span[0])
+def _tracks(line: RankTimeline, last: Mapping[object, tuple[float, int]]) -> dict[str, list[Row]]:
+    """The slices of each track by its name, in the order of their starts."""
+    waits = sorted((f for f in line.flights if f.wait is not None), key=lambda f: f.wait or ())
+    found: dict[str, list[Row]] = {
+        "steps": [(f"step {number}", "step", span, {}) for number, span in line.steps.items()],
+        "compute": [("compute", "compute", span, {}) for span in line.compute],
+        "waits": [(f"wait: {_name(f)}", "wait", f.wait, _brief(f)) for f in waits if f.wait],
+    }
+    for flight in sorted(line.flights, key=lambda f: (f.key[:2], f.span)):
+        group, members, _ = flight.key
+        track = f"group {group}" + (f" of {len(members)} ranks" if members else "")
+        row = (_name(flight), "collective", flight.span, _full(flight, last.get(flight.key)))
+        found.setdefault(track, []).append(row)
+    return found
 
-    def _begin_of_record(self) -> None:
-        begin = self._line.complete_from
-        if self._line.forgotten and self._shown((begin, begin)):
-            at = {"s": "t", "tid": self._threads, "ts": _us(begin - self._zero)}
-            args = {"operations_before": self._line.forgotten}
-            self._add("i", "the record begins", **at, cat="record", args=args)
 
-    def _full(self, flight: Flight) -> Event:
-        op = flight.operation
-        args = {**_brief(flight), "dtype": op.dtype, "path": op.path, "state": op.state}
-        if op.parameters:
-            args["parameters"] = op.parameters
-        for name in ("started", "first_byte"):
-            if (time := getattr(op, name)) is not None and op.called is not None:
-                args[f"{name}_after_us"] = _us(time - op.called)
-        args["waited_us"] = 0.0 if flight.wait is None else _us(flight.wait[1] - flight.wait[0])
-        if not flight.end_known:
-            args["end"] = "not known"
-        if flight.key in self._last:
-            time, rank = self._last[flight.key]
-            args["last_called_by_rank"] = rank
-            args["last_called_after_us"] = _us(time - flight.span[0])
-        return args
+def _full(flight: Flight, last: tuple[float, int] | None) -> Event:
+    op = flight.operation
+    args = {**_brief(flight), "dtype": op.dtype, "path": op.path, "state": op.state}
+    if op.parameters:
+        args["parameters"] = op.parameters
+    for name in ("started", "first_byte"):
+        if (time := getattr(op, name)) is not None and op.called is not None:
+            args[f"{name}_after_us"] = _us(time - op.called)
+    args["waited_us"] = 0.0 if flight.wait is None else _us(flight.wait[1] - flight.wait[0])
+    if not flight.end_known:
+        args["end"] = "not known"
+    if last is not None:
+        args["last_called_by_rank"] = last[1]
+        args["last_called_after_us"] = _us(last[0] - flight.span[0])
+    return args
 
 
 def _name(flight: Flight) -> str:
