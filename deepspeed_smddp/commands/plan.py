@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-import hjson
 from rich.console import Console
 from typer import Argument, Exit, Option, echo
 
+from deepspeed_smddp.config import ds_json
 from deepspeed_smddp.planning import PlanError, asked_job, hardware, plan_page
 from deepspeed_smddp.planning.answer import answer
 from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
-from deepspeed_smddp.planning.training_job import RECOMPUTATIONS
 
 
 def plan(
@@ -43,7 +41,9 @@ def plan(
         Path | None, Option(exists=True, dir_okay=False, help="What smddp bench --json wrote.")
     ] = None,
     price: Annotated[float, Option(help="Of a host and hour.")] = 0,
-    recomputation: Annotated[str, Option(help="none, selective or full, with --config.")] = "full",
+    recomputation: Annotated[
+        Literal["none", "selective", "full"], Option(help="With --config.")
+    ] = "full",
     as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
     png: Annotated[
         Path | None, Option(dir_okay=False, help="A picture of the curve to 4,096 GPUs.")
@@ -53,10 +53,6 @@ def plan(
 
     Exits with 1 if it does not fit, with 2 if the question is wrong.
     """
-    if recomputation not in RECOMPUTATIONS:
-        raise PlanError(
-            f"--recomputation is {recomputation!r}; it may be {', '.join(RECOMPUTATIONS)}"
-        )
     shape = shape_of(model)
     if sequence:
         shape = shape.with_sequence(sequence)
@@ -64,11 +60,15 @@ def plan(
         raise PlanError("--network and --network-from exclude each other")
     if network_from:
         network = asked_job.gbit_of_host(network_from)
+    zero3 = {"zero_optimization": {"stage": 3}, "comm_backend": "smddp"}
+    planned = ds_json.read(config or zero3)
+    if planned is None:
+        raise PlanError(f"{config} is neither JSON nor hjson with an object in it")
     job = asked_job.of_config(
         shape,
         replace(hardware.cluster(cluster, network), price=price),
         gpus,
-        _read(config) if config else {"zero_optimization": {"stage": 3}, "comm_backend": "smddp"},
+        planned,
         recomputation=recomputation,
         batch_tokens=int(number(batch_tokens, "--batch-tokens")) if batch_tokens else 0,
     )
@@ -123,13 +123,3 @@ def number(text: str, option: str) -> float:
     if not 1 <= found < 1e18:
         raise PlanError(f"{option} is {text!r}; it is a number such as 2T, 300B or 4M")
     return found
-
-
-def _read(path: Path) -> Mapping[str, object]:
-    try:
-        config = hjson.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, hjson.HjsonDecodeError) as error:
-        raise PlanError(f"{path} can't be read: {error}") from None
-    if not isinstance(config, Mapping):
-        raise PlanError(f"{path} is no DeepSpeed config: it holds no object")
-    return config

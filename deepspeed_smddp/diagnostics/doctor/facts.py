@@ -95,9 +95,8 @@ def of_ranks(
 
 
 def deviations(ranks: Sequence[RankFacts]) -> list[Deviation]:
-    """Problems of ranks and facts in which ranks differ, those that fail first."""
-    found = [*_problems(ranks), *_differences(ranks)]
-    return sorted(found, key=lambda deviation: deviation.verdict is not Verdict.FAILED)
+    """Problems of ranks and facts in which ranks differ."""
+    return [*_problems(ranks), *_differences(ranks)]
 
 
 def same(ranks: Sequence[RankFacts]) -> list[Fact]:
@@ -108,13 +107,12 @@ def same(ranks: Sequence[RankFacts]) -> list[Fact]:
 
 
 def _problems(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:
-    by_problem: dict[tuple[str, str, Verdict], list[int]] = {}
+    by_problem: dict[Finding, list[int]] = {}
     for rank in ranks:
         for problem in rank.problems:
-            key = (problem.name, problem.text, problem.verdict)
-            by_problem.setdefault(key, []).append(rank.rank)
-    for (name, text, verdict), who in by_problem.items():
-        yield of_ranks(name, who, ranks, text, verdict)
+            by_problem.setdefault(problem, []).append(rank.rank)
+    for found, who in by_problem.items():
+        yield of_ranks(found.name, who, ranks, found.text, found.verdict)
 
 
 def _differences(ranks: Sequence[RankFacts]) -> Iterator[Deviation]:

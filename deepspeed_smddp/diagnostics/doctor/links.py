@@ -192,16 +192,14 @@ def _pair(rendezvous: Rendezvous, number: int, partner: int, refusal: str, end: 
     name = f"{min(rendezvous.rank, partner)}-{max(rendezvous.rank, partner)}"
     # A partner may still be in a pair that fails. Only when both have come does the time begin.
     rendezvous.put(f"pair/{number}/{rendezvous.rank}", refusal)
+    if not refusal:
+        wait = max(end - time.monotonic(), PAIR_SECONDS)
+        answer = rendezvous.get(f"pair/{number}/{partner}", str, wait)
+        refusal = f"rank {partner} did not come to this pair" if answer is None else answer
+        if answer is None:
+            rendezvous.put(f"pair/{number}/{rendezvous.rank}", refusal)  # should it come yet
     if refusal:
         return Half(number, partner, SKIPPED, why=refusal)
-    answer = rendezvous.get(
-        f"pair/{number}/{partner}", str, max(end - time.monotonic(), PAIR_SECONDS)
-    )
-    if answer is None:
-        answer = f"rank {partner} did not come to this pair"
-        rendezvous.put(f"pair/{number}/{rendezvous.rank}", answer)  # should it come yet
-    if answer:
-        return Half(number, partner, SKIPPED, why=answer)
     place = int(rendezvous.rank > partner)
     try:
         store = rendezvous.part(f"pair-store/{number}/{name}")

@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from deepspeed_smddp.diagnostics.report.dump import Dump, Group, Operation
-from deepspeed_smddp.diagnostics.report.stack import Place, place_of
+from deepspeed_smddp.diagnostics.report.stack import UNKNOWN, Place, place_of
 from deepspeed_smddp.diagnostics.report.wording import rank_list, verb
 
 
@@ -111,7 +111,6 @@ class Job:
         self.dumps = dict(sorted(dumps.items()))
         self.gone = dict(sorted(gone.items()))
         self.ranks = max([ranks, *(r + 1 for r in dumps), *(r + 1 for r in gone)], default=ranks)
-        self._places: dict[int, Place] = {}
 
     @cached_property
     def missing(self) -> list[int]:
@@ -174,12 +173,13 @@ class Job:
         """If the dumps name more than one host."""
         return len(set(self.hosts.values())) > 1
 
+    @cached_property
+    def _places(self) -> dict[int, Place]:
+        return {rank: place_of(dump.stacks) for rank, dump in self.dumps.items()}
+
     def place(self, rank: int) -> Place:
         """Where the Python of a rank stands."""
-        if rank not in self._places:
-            dump = self.dumps.get(rank)
-            self._places[rank] = place_of(dump.stacks if dump is not None else [])
-        return self._places[rank]
+        return self._places.get(rank, UNKNOWN)
 
     def waits_in(self, rank: int) -> Operation | None:
         """The operation that a thread of the rank waits for, or its oldest unfinished one."""
