@@ -20,8 +20,7 @@ from deepspeed_smddp.diagnostics import rank_ports
 from deepspeed_smddp.diagnostics.rank_ports import Clock
 from deepspeed_smddp.diagnostics.report.dump import Dump, Group, Operation, StepEnd
 from deepspeed_smddp.diagnostics.trace import views
-from deepspeed_smddp.diagnostics.trace.clocks import host_clocks
-from deepspeed_smddp.diagnostics.trace.timeline import lanes, timeline
+from deepspeed_smddp.diagnostics.trace.timeline import host_clocks, lanes, timeline
 from deepspeed_smddp.intervals import common, length, union, without
 
 START = 1_800_000_000.0

@@ -1,5 +1,5 @@
 """From the dumps of all ranks to a trace and a picture of their collectives on one clock.
 
-``clocks`` says how far the clocks of hosts are apart, ``timeline`` what each rank did when,
-``views`` makes a trace and a picture of it. Nothing here needs the extension.
+``timeline`` says what each rank did when, ``views`` makes a trace and a picture of it. Nothing here
+needs the extension.
 """

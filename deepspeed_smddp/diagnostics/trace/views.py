@@ -15,9 +15,9 @@ from statistics import mean
 from typing import Any
 
 from deepspeed_smddp.diagnostics import pictures
-from deepspeed_smddp.diagnostics.trace.clocks import HostClock
 from deepspeed_smddp.diagnostics.trace.timeline import (
     Flight,
+    HostClock,
     RankTimeline,
     Span,
     Timeline,
