@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 import socket
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from typing import Any
 
 import torch
 
-import deepspeed_smddp
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.parsing import parse_debug, show
 from deepspeed_smddp.config.schema import (
@@ -85,20 +83,17 @@ class SettingRow:
 
 
 def findings() -> Iterator[Finding]:
-    """Versions, the extension, libfabric, GPUs, single-copy reads and the host's identity."""
-    yield Finding("deepspeed-smddp", deepspeed_smddp.__version__)
-    yield Finding("Python", platform.python_version())
-    yield Finding("torch", str(torch.__version__))
-    yield Finding("built for torch", extension.built_for_torch() or "not built")
-    yield Finding("DeepSpeed", installed("DeepSpeed") or "not installed")
+    """What versions allow, the extension, libfabric, GPUs, single-copy reads, the host."""
     yield from version_findings()
-    found = _extension_finding()
-    yield found
-    if found.verdict is Verdict.OK:
+    try:
+        extension.load()
+    except ImportError as error:
+        yield Finding("extension", str(error), Verdict.FAILED)
+    else:
+        yield Finding("extension", "loads")
         yield from _fabric()
-    yield _job_secret()
-    if found.verdict is Verdict.OK:
         yield from gpu_findings()
+    yield _job_secret()
     yield _single_copy()
     yield Finding("host identity", host_identity())
 
@@ -166,14 +161,6 @@ def host_identity() -> str:
     return f"{socket.gethostname()}/{boot}/{namespace}"
 
 
-def _extension_finding() -> Finding:
-    try:
-        extension.load()
-    except ImportError as error:
-        return Finding("extension", str(error), Verdict.FAILED)
-    return Finding("extension", "loads")
-
-
 def _fabric() -> Iterator[Finding]:
     try:
         description = extension.core.fabric_description()
@@ -238,18 +225,13 @@ def _single_copy() -> Finding:
         reason = str(error)
     if not reason:
         return Finding(name, "allowed; used if they cost less than copies through shared memory")
+    yama = Path("/proc/sys/kernel/yama/ptrace_scope")
+    scope = yama.read_text(encoding="ascii").strip() if yama.exists() else "missing"
     return limited(
         name,
-        f"refused by the kernel ({reason}; kernel.yama.ptrace_scope is {_ptrace_scope()}); "
-        "ranks of one host copy through shared memory instead",
+        f"refused by the kernel ({reason}; kernel.yama.ptrace_scope is {scope}); ranks of one host "
+        "copy through shared memory instead",
     )
-
-
-def _ptrace_scope() -> str:
-    try:
-        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii").strip()
-    except OSError:
-        return "missing"
 
 
 def gpu_findings() -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +54,14 @@ class JobReport:
         """The report as text; rates are bytes per second each way, times are seconds."""
         return to_json({"status": self.status, **vars(self)}, indent=2).decode()
 
+    def show(self, as_json: bool) -> None:
+        """Prints it, as JSON or as a page of 80 columns."""
+        if as_json:
+            print(self.as_json(), flush=True)
+        else:
+            console = Console()
+            console.print(page(self), width=min(WIDTH, console.width), soft_wrap=False)
+
 
 def run(ds_config: Path | None, as_json: bool, seconds: float, measure: bool = True) -> int:
     """Prints the report, on rank 0 only, and returns the exit status.
@@ -64,21 +72,14 @@ def run(ds_config: Path | None, as_json: bool, seconds: float, measure: bool = T
         seconds: how long ranks wait for one another.
         measure: whether the ranks of a job measure their links, cores and clocks.
     """
-    console = Console()
-
-    def show(report: JobReport) -> None:
-        if as_json:
-            print(report.as_json(), flush=True)
-        else:
-            console.print(page(report), width=min(WIDTH, console.width), soft_wrap=False)
-
     if not is_one_of_several():
-        return _alone(ds_config, as_json, console)
-    return _of_job(join(seconds), ds_config, seconds, show, measure)
+        return _alone(ds_config, as_json)
+    return _of_job(join(seconds), ds_config, seconds, as_json, measure)
 
 
-def _alone(ds_config: Path | None, as_json: bool, console: Console) -> int:
+def _alone(ds_config: Path | None, as_json: bool) -> int:
     findings = list(checks.findings())
+    findings[:0] = [Finding(fact.name, fact.value) for fact in rank_facts.software_facts()]
     rows: list[checks.SettingRow] = []
     try:
         rows = checks.setting_rows(ds_config)
@@ -89,6 +90,7 @@ def _alone(ds_config: Path | None, as_json: bool, console: Console) -> int:
         found = {"status": status, "findings": findings, "settings": rows}
         print(to_json(found, indent=2).decode())
         return status
+    console = Console()
     table = Table.grid(padding=(0, 2))
     for finding in findings:
         table.add_row(_verdict(finding), finding.name, Text(finding.text, overflow="fold"))
@@ -106,13 +108,13 @@ def _of_job(
     rendezvous: Rendezvous,
     ds_config: Path | None,
     seconds: float,
-    show: Callable[[JobReport], None],
+    as_json: bool,
     measure: bool,
 ) -> int:
     """The exit status, the same on all ranks.
 
-    ``show`` is called on rank 0 while the other ranks still run: torchrun ends all ranks as soon as
-    one has exited with a status other than 0.
+    Rank 0 prints while the other ranks still run: torchrun ends all ranks as soon as one has exited
+    with a status other than 0.
     """
     began = time.monotonic()
     nonce = rendezvous.share("nonce", str, secrets.token_hex(8), seconds)
@@ -130,7 +132,7 @@ def _of_job(
         deviations.sort(key=lambda deviation: deviation.verdict is not Verdict.FAILED)
         took = time.monotonic() - began
         report = JobReport(rendezvous.size, found, deviations, measured, took)
-        show(report)
+        report.show(as_json)
         status = report.status
     shared = rendezvous.share("status", int, status, 2 * seconds + 2 * measurements.SECONDS)
     rendezvous.leave()

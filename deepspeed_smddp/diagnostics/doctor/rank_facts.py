@@ -27,8 +27,6 @@ _OF_HOST = ("SMDDP_HOST_ID", "SMDDP_FABRIC_INTERFACE")
 _HIDDEN = ("SECRET", "TOKEN", "PASSWORD", "KEY")
 # "tcp;ofi_rxm on eth0 (192.0.2.2), libfabric 1.17": hosts differ in names and addresses of NICs.
 _ADDRESSES = re.compile(r" on .*?(?=, libfabric)")
-# Findings that a fact has already, or that each host has of its own.
-_NOT_COMPARED = ("host identity", "Python", "torch", "built for torch", "DeepSpeed")
 _DIGITS = 12
 _NONE = "none"
 
@@ -132,7 +130,7 @@ def _findings() -> Iterator[Fact | Finding]:
     for finding in checks.findings():
         if finding.verdict is not Verdict.OK:
             yield finding
-        elif finding.name not in _NOT_COMPARED:
+        elif finding.name != "host identity":
             yield Fact(finding.name, _ADDRESSES.sub("", finding.text))
 
 
