@@ -18,11 +18,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepspeed_smddp.planning import asked_job, hardware, model_shape
+from deepspeed_smddp.planning import hardware, model_shape, training_job
 from deepspeed_smddp.planning.memory_use import MemoryUse, memory_use
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,8 +84,8 @@ class Case:
     def planned(self) -> MemoryUse:
         """What the planner says."""
         shape = model_shape.of_transformers(self.transformers_config(), self.model)
-        job = asked_job.of_config(
-            shape.with_sequence(self.sequence),
+        job = training_job.of_config(
+            replace(shape, sequence=self.sequence),
             hardware.cluster("p4d"),
             self.ranks,
             self.ds_config(),

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 DATA, TENSOR = "data", "tensor"
-_COLUMNS = ("colwise",)
+_COLUMNS, _ROWS = "colwise", "rowwise"
 _COLUMNS_WHOLE = ("colwise_gather_output", "colwise_rep")  # every rank gets all columns
-_ROWS = ("rowwise",)
-_ENTRIES = ("embedding_rowwise",)  # of the vocabulary
+_ENTRIES = "embedding_rowwise"  # of the vocabulary
 
 
 def tensor_parallel(
@@ -101,8 +100,8 @@ def division(model: nn.Module) -> dict[str, str]:
         way = next((w for p, w in plan.items() if fnmatch.fnmatchcase(name, p)), None)
         if way is None:
             continue
-        linear = way in (*_COLUMNS, *_COLUMNS_WHOLE, *_ROWS) and isinstance(module, nn.Linear)
-        if not linear and not (way in _ENTRIES and isinstance(module, nn.Embedding)):
+        linear = way in (_COLUMNS, *_COLUMNS_WHOLE, _ROWS) and isinstance(module, nn.Linear)
+        if not linear and not (way == _ENTRIES and isinstance(module, nn.Embedding)):
             raise SmddpConfigError(
                 f"the plan of {type(model).__name__} divides {name} ({type(module).__name__}) by "
                 f'"{way}", which smddp does not know; use a tensor_parallel_degree of 1'
@@ -161,9 +160,9 @@ def _check_sizes(model: nn.Module, plan: dict[str, str], degree: int) -> None:
     for name, way in plan.items():
         layer = model.get_submodule(name)
         assert isinstance(layer.weight, torch.Tensor)
-        size = layer.weight.shape[1 if way in _ROWS else 0]
+        size = layer.weight.shape[1 if way == _ROWS else 0]
         if size % degree:
-            kind = "inputs" if way in _ROWS else "entries" if way in _ENTRIES else "outputs"
+            kind = "inputs" if way == _ROWS else "entries" if way == _ENTRIES else "outputs"
             raise SmddpConfigError(
                 f"tensor_parallel_degree is {degree}, but has to divide the {size} {kind} of {name}"
             )
@@ -177,17 +176,15 @@ def _parallelize(model: nn.Module, mesh: DeviceMesh, plan: dict[str, str]) -> No
         parallelize_module,
     )
 
+    styles = {
+        _COLUMNS: ColwiseParallel(),
+        _ROWS: RowwiseParallel(),
+        _ENTRIES: RowwiseParallel(input_layouts=Replicate()),
+        **dict.fromkeys(_COLUMNS_WHOLE, ColwiseParallel(output_layouts=Replicate())),
+    }
     ties = _ties(model)
     for name, way in plan.items():
-        layer = model.get_submodule(name)
-        if way in _ROWS:
-            parallelize_module(layer, mesh, RowwiseParallel())
-        elif way in _ENTRIES:
-            parallelize_module(layer, mesh, RowwiseParallel(input_layouts=Replicate()))
-        elif way in _COLUMNS_WHOLE:
-            parallelize_module(layer, mesh, ColwiseParallel(output_layouts=Replicate()))
-        else:
-            parallelize_module(layer, mesh, ColwiseParallel())
+        parallelize_module(model.get_submodule(name), mesh, styles[way])
     for (first, first_name), *others in ties:
         parameter = getattr(first, first_name)
         for module, name in others:
@@ -233,9 +230,9 @@ def draw_apart(model: nn.Module, plan: dict[str, str], rank: int, seed: int) -> 
     for name, way in plan.items():
         layer = model.get_submodule(name)
         region = regions.setdefault(name.rpartition(".")[0], _Region(rank, seed))
-        if way in _COLUMNS:
+        if way == _COLUMNS:
             layer.register_forward_hook(region.enter)
-        elif way in _ROWS:
+        elif way == _ROWS:
             layer.register_forward_pre_hook(region.leave)
 
 

@@ -9,14 +9,8 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from deepspeed_smddp.config.kinds import holds
-from deepspeed_smddp.config.schema import (
-    DebugSettings,
-    ProcessSettings,
-    Setting,
-    SmddpConfig,
-    settings_of,
-)
+from deepspeed_smddp.config.fields import Setting, settings_of
+from deepspeed_smddp.config.schema import DebugSettings, ProcessSettings, SmddpConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 
@@ -71,7 +65,7 @@ def page() -> str:
 def _entry(one: Setting) -> str:
     about = one.field
     facts = [f"Default: `{_default(one)}`" if _default(one) else "Default: empty"]
-    facts.append(f"May hold: {html.escape(holds(one.model, one.path), quote=False)}")
+    facts.append(f"May hold: {html.escape(about.may_hold(), quote=False)}")
     if one.variable:
         facts.append(f"Environment: `{one.variable}`")
     facts += [f"When to change it: {about.when}", f"Since {about.since}"]

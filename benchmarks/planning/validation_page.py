@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from deepspeed_smddp.planning.constants import constants, values
+from deepspeed_smddp.planning.constants import Constant, constants, values
 from deepspeed_smddp.planning.step_time import step_time
 from deepspeed_smddp.planning.training_job import Job
 from planning.fitting import error
@@ -71,7 +71,7 @@ def page(covered: Covered, left: Sequence[tuple[Row, str]]) -> str:
     held = [e for row, _, e in errors if not row.fitted]
     fitted = [e for row, _, e in errors if row.fitted]
     closed = [e for row, _, e in errors if row.closed_library]
-    bounds = [f"`{name}`" for name, of in constants().items() if of.at_bound]
+    bounds = [f"`{name}`" for name, of in constants().items() if _at_bound(of)]
     summary = "\n".join(
         f"| {name} | {len(of)} | {_percent(median(of))} | {_percent(within(of))} |"
         for name, of in (
@@ -100,6 +100,12 @@ def median(errors: Sequence[float]) -> float:
 def within(errors: Sequence[float], bound: float = 0.2) -> float:
     """The share of rows whose absolute error is at most ``bound``."""
     return sum(abs(e) <= bound for e in errors) / len(errors)
+
+
+def _at_bound(of: Constant) -> bool:
+    """Whether the rows asked for more than the bounds allow."""
+    margin = 1e-3 * (of.high - of.low)
+    return of.origin == "fitted" and not (of.low + margin < of.value < of.high - margin)
 
 
 def _percent(share: float) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from typer import Argument, Exit, Option, echo
 
 from deepspeed_smddp.config import ds_json
-from deepspeed_smddp.planning import PlanError, asked_job, hardware, plan_page
+from deepspeed_smddp.planning import PlanError, training_job, hardware, plan_page
 from deepspeed_smddp.planning.answer import answer
 from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
 
@@ -55,16 +55,16 @@ def plan(
     """
     shape = shape_of(model)
     if sequence:
-        shape = shape.with_sequence(sequence)
+        shape = replace(shape, sequence=sequence)
     if network and network_from:
         raise PlanError("--network and --network-from exclude each other")
     if network_from:
-        network = asked_job.gbit_of_host(network_from)
+        network = training_job.gbit_of_host(network_from)
     zero3 = {"zero_optimization": {"stage": 3}, "comm_backend": "smddp"}
     planned = ds_json.read(config or zero3)
     if planned is None:
         raise PlanError(f"{config} is neither JSON nor hjson with an object in it")
-    job = asked_job.of_config(
+    job = training_job.of_config(
         shape,
         replace(hardware.cluster(cluster, network), price=price),
         gpus,

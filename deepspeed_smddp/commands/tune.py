@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -45,5 +46,5 @@ def tune(
     tune_job.show(tuned, console)
     for path, data in ((write, tuned.config), (as_json, tuned.to_json())):
         if path is not None:
-            tune_job.write(data, path)
+            path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
             console.print(Text(f"Written to {path}."))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deepspeed_smddp.compat import refuse
+from deepspeed_smddp.config.fields import nearest
 from deepspeed_smddp.config.kinds import whole
-from deepspeed_smddp.config.parsing import nearest
 from deepspeed_smddp.errors import SmddpConfigError
 
 # A job's launcher sets this variable; it has precedence over the values that a script passes.
@@ -27,13 +27,49 @@ class Parameters(BaseModel):
     """Base of both dictionaries; refuses unknown keys and wrong values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    # Parameters that have no effect here.
+    idle: ClassVar[tuple[str, ...]] = ()
+    # Those that are refused if they are true or above 1: what they ask for, and a replacement.
+    unsupported: ClassVar[dict[str, tuple[str, str]]] = {}
 
-    def refuse_unsupported(self) -> None:
-        """Raises ``Unsupported`` for values that no adapter supports."""
+    def check(self) -> None:
+        """Raises Unsupported, or SmddpConfigError for parameters that exclude one another."""
+        for key, (what, instead) in self.unsupported.items():
+            value = getattr(self, key)
+            if value is True or value > 1:
+                refuse(what, instead)
+
+
+_PIPELINE = (
+    "pipeline parallelism",
+    'set "pipeline_parallel_degree" and "partitions" to 1 and shard the model with '
+    '"sharded_data_parallel_degree"',
+)
 
 
 class ModelParallelParameters(Parameters):
     """The parameters of ``smdistributed.modelparallel.torch``, with its defaults."""
+
+    # These control how layers are placed in a pipeline; there is no pipeline here.
+    idle = (
+        *("active_microbatches", "auto_partition", "contiguous", "default_partition", "fast_mode"),
+        *("horovod", "memory_weight", "optimize", "pipeline", "placement_strategy"),
+        *("skip_tracing", "static_mode"),
+    )
+    unsupported = {
+        "partitions": _PIPELINE,
+        "pipeline_parallel_degree": _PIPELINE,
+        "tensor_parallel_degree": (
+            "tensor parallelism under smdistributed.modelparallel",
+            'set "tensor_parallel_degree" to 1 and shard with "sharded_data_parallel_degree", or '
+            'use DeepSpeed\'s "tensor_parallel": {"autotp_size": ...}',
+        ),
+        "delayed_parameter_initialization": (
+            "delayed parameter initialisation under smdistributed.modelparallel",
+            'leave out "delayed_parameter_initialization", or build the model under '
+            "deepspeed.zero.Init",
+        ),
+    }
 
     ddp: bool = False
     ddp_port: int | None = None
@@ -56,40 +92,10 @@ class ModelParallelParameters(Parameters):
     tensor_parallel_degree: _Degree = 1
     tensor_parallel_seed: int = 0
     delayed_parameter_initialization: bool = False
-    # These control how layers are placed in a pipeline; there is no pipeline here.
-    active_microbatches: Any = None
-    auto_partition: Any = None
-    contiguous: Any = None
-    default_partition: Any = None
-    fast_mode: Any = None
-    horovod: Any = None
-    memory_weight: Any = None
-    optimize: Any = None
-    pipeline: Any = None
-    placement_strategy: Any = None
-    skip_tracing: Any = None
-    static_mode: Any = None
 
-    def refuse_unsupported(self) -> None:
-        """Raises ``Unsupported`` for pipelines, tensor parallelism and delayed initialisation."""
-        if self.partitions > 1 or self.pipeline_parallel_degree > 1:
-            refuse(
-                "pipeline parallelism",
-                'set "pipeline_parallel_degree" and "partitions" to 1 and shard the model with '
-                '"sharded_data_parallel_degree"',
-            )
-        if self.tensor_parallel_degree > 1:
-            refuse(
-                "tensor parallelism under smdistributed.modelparallel",
-                'set "tensor_parallel_degree" to 1 and shard with "sharded_data_parallel_degree", '
-                'or use DeepSpeed\'s "tensor_parallel": {"autotp_size": ...}',
-            )
-        if self.delayed_parameter_initialization:
-            refuse(
-                "delayed parameter initialisation under smdistributed.modelparallel",
-                'leave out "delayed_parameter_initialization", or build the model under '
-                "deepspeed.zero.Init",
-            )
+    def check(self) -> None:
+        """Raises Unsupported, or SmddpConfigError for parameters that exclude one another."""
+        super().check()
         if self.fp16 and self.bf16:
             raise SmddpConfigError('"fp16" and "bf16" are both true, but only one of them may be')
         if self.sharded_data_parallel_degree > 1 and self.shard_optimizer_state:
@@ -133,6 +139,19 @@ class ModelParallelParameters(Parameters):
 class SageMakerParameters(Parameters):
     """The parameters of ``torch.sagemaker``, with its defaults."""
 
+    unsupported = {
+        "context_parallel_degree": (
+            "context parallelism",
+            'set "context_parallel_degree" to 1, or use DeepSpeed\'s Ulysses (deepspeed.sequence) '
+            "over smddp",
+        ),
+        "expert_parallel_degree": (
+            "expert parallelism",
+            'set "expert_parallel_degree" to 1, or use DeepSpeed\'s MoE layer '
+            "(deepspeed.moe.layer.MoE) over smddp",
+        ),
+    }
+
     hybrid_shard_degree: _Count = 0
     sm_activation_offloading: bool = True
     activation_loading_horizon: _Degree = 2
@@ -149,21 +168,6 @@ class SageMakerParameters(Parameters):
         """Seed of the random numbers that differ between the ranks of a tensor-parallel group."""
         asked = "tensor_parallel_seed" in self.model_fields_set
         return self.tensor_parallel_seed if asked else self.random_seed
-
-    def refuse_unsupported(self) -> None:
-        """Raises ``Unsupported`` for context and expert parallelism."""
-        if self.context_parallel_degree > 1:
-            refuse(
-                "context parallelism",
-                'set "context_parallel_degree" to 1, or use DeepSpeed\'s Ulysses '
-                "(deepspeed.sequence) over smddp",
-            )
-        if self.expert_parallel_degree > 1:
-            refuse(
-                "expert parallelism",
-                'set "expert_parallel_degree" to 1, or use DeepSpeed\'s MoE layer '
-                "(deepspeed.moe.layer.MoE) over smddp",
-            )
 
 
 def read(
@@ -189,10 +193,10 @@ def read(
             raise SmddpConfigError(f"the file {place} cannot be read: {error.strerror}") from error
     found = {**(given or {}), **_dictionary(os.environ.get(VARIABLE) or "{}", VARIABLE)}
     try:
-        parameters = kind.model_validate(found)
+        parameters = kind.model_validate({k: v for k, v in found.items() if k not in kind.idle})
     except ValidationError as error:
         raise SmddpConfigError(_sentence(kind, error)) from None
-    parameters.refuse_unsupported()
+    parameters.check()
     return parameters
 
 
@@ -210,7 +214,7 @@ def _sentence(kind: type[Parameters], error: ValidationError) -> str:
     first = error.errors()[0]
     key = str(first["loc"][0])
     if first["type"] == "extra_forbidden":
-        guess = nearest(key, list(kind.model_fields))
+        guess = nearest(key, [*kind.model_fields, *kind.idle])
         return f'the parameter "{key}" is not known' + (
             f'; did you mean "{guess}"?' if guess else ""
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -65,14 +65,11 @@ class DistributedModel(nn.Module):
         self._engine: Any = None
         modelparallel.state.model = self
 
-    @property
-    def module(self) -> nn.Module:
-        """The module that was given."""
-        return self._module
-
     def get_module(self) -> nn.Module:
         """The module that was given."""
         return self._module
+
+    module = property(get_module)
 
     @property
     def engine(self) -> Any:
@@ -131,7 +128,9 @@ class DistributedModel(nn.Module):
             gather_to_rank0: ranks other than 0 get an empty dictionary.
             kwargs: without effect.
         """
-        with _gathered(self._module):
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(self._module.parameters()):
             found = {k: v.detach().cpu().clone() for k, v in self._module.state_dict().items()}
         return found if modelparallel.rank() == 0 or not gather_to_rank0 else {}
 
@@ -308,27 +307,20 @@ def partition(index: int) -> Iterator[None]:
     yield
 
 
-@contextlib.contextmanager
-def tensor_parallelism(enabled: bool = True, **config: Any) -> Iterator[None]:
-    """Has no effect if not enabled; refused if enabled."""
-    if enabled:
-        refuse("tensor parallelism under smp", 'use DeepSpeed\'s "tensor_parallel" (AutoTP)')
-    yield
+def _refused(what: str, instead: str) -> Callable[..., contextlib.AbstractContextManager[None]]:
+    @contextlib.contextmanager
+    def context(enabled: bool = True, **config: Any) -> Iterator[None]:
+        """Has no effect if not enabled; refused if enabled."""
+        if enabled:
+            refuse(what, instead)
+        yield
 
-
-@contextlib.contextmanager
-def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Has no effect if not enabled; refused if enabled."""
-    if enabled:
-        refuse("smp.delay_param_initialization", "build the model under deepspeed.zero.Init")
-    yield
-
-
-def _gathered(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
-    sharded = [p for p in module.parameters() if hasattr(p, "ds_id")]
-    if not sharded:
-        return contextlib.nullcontext()
-    import deepspeed
-
-    context: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(sharded)
     return context
+
+
+tensor_parallelism = _refused(
+    "tensor parallelism under smp", 'use DeepSpeed\'s "tensor_parallel" (AutoTP)'
+)
+delay_param_initialization = _refused(
+    "smp.delay_param_initialization", "build the model under deepspeed.zero.Init"
+)

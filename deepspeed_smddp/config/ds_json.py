@@ -77,13 +77,11 @@ def at(config: Mapping[str, Any], path: str) -> Any:
     return found
 
 
-def allgather_elements(config: Mapping[str, Any]) -> int:
-    """``zero_optimization.allgather_bucket_size`` if it is a number, else 0."""
-    zero = config.get("zero_optimization")
-    size = zero.get("allgather_bucket_size") if isinstance(zero, Mapping) else None
-    if isinstance(size, bool) or not isinstance(size, (int, float)):
-        return 0
-    return int(size)
+def number(config: Mapping[str, Any], path: str, default: float = 0) -> float:
+    """The number at a path; ``default`` if there is none, as with "auto"."""
+    found = at(config, path)
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+    return found if is_number else default
 
 
 def _read_text(text: str) -> Mapping[str, Any] | None:

@@ -1,24 +1,10 @@
-"""What settings may hold, in pydantic's terms: the types of the fields of ``schema``.
-
-A process imports this module where it has a setting to check.
-"""
+"""What settings may hold, in pydantic's terms: the types of the fields of ``schema``."""
 
 from __future__ import annotations
 
-import sys
-from functools import partial
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    create_model,
-)
-
-from deepspeed_smddp.config.schema import Model
+from pydantic import BeforeValidator, Field
 
 MIN_BUCKET_BYTES = 4096
 ROUTES = ("smddp", "fallback", "nccl", "gloo", "auto")
@@ -89,50 +75,3 @@ Route = Annotated[
         '"up_to"'
     ),
 ]
-
-
-_checkers: dict[type[Model], type[BaseModel]] = {}
-
-
-def checker(model: type[Model]) -> type[BaseModel]:
-    """The pydantic model of a set of settings. It has no unknown keys."""
-    if model in _checkers:
-        return _checkers[model]
-    fields: dict[str, Any] = {}
-    hints = get_type_hints(model, localns={"kinds": sys.modules[__name__]}, include_extras=True)
-    for name, about in model.fields().items():
-        kind = hints[name]
-        if isinstance(about.default, Model):
-            after = AfterValidator(partial(_section, kind))
-            kind = Annotated[checker(kind), BeforeValidator(_mapping), after]
-        title: dict[str, Any] = {"title": about.holds} if about.holds else {}
-        fields[name] = (kind, Field(about.default, **title))
-    made = create_model(model.__name__, __config__=ConfigDict(extra="forbid"), **fields)
-    return _checkers.setdefault(model, made)
-
-
-def given(found: BaseModel) -> dict[str, Any]:
-    """The values that were given, without the defaults."""
-    return {name: getattr(found, name) for name in found.model_fields_set}
-
-
-def _mapping(section: Any) -> Any:
-    return vars(section) if isinstance(section, Model) else section
-
-
-def _section(kind: type[Model], found: BaseModel) -> Model:
-    section = kind()
-    vars(section).update(given(found))
-    return section
-
-
-def holds(model: type[Model], path: str) -> str:
-    """What the setting with this dotted path may hold, in words that follow "may hold"."""
-    *sections, name = path.split(".")
-    for section in sections:
-        model = type(model.fields()[section].default)
-    field = checker(model).model_fields[name]
-    if field.title:
-        return field.title
-    *choices, last = (f'"{choice}"' for choice in get_args(field.annotation))
-    return ", ".join(choices) + f" or {last}"

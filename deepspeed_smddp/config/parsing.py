@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, get_origin
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+from deepspeed_smddp.config.fields import PREFIX, Field, Model, settings_of, show
 from deepspeed_smddp.config.schema import (
     DEBUG,
-    PREFIX,
     VARIABLES,
     DebugSettings,
-    Model,
     ProcessSettings,
-    Setting,
     SmddpConfig,
-    settings_of,
 )
 from deepspeed_smddp.errors import SmddpConfigError, warn_once
 
@@ -76,7 +71,7 @@ def parse_variables(environment: Mapping[str, str]) -> tuple[dict[str, Any], Pro
     found: dict[type[Model], dict[str, Any]] = {SmddpConfig: {}, ProcessSettings: {}}
     for name, one in VARIABLES.items():
         if text := environment.get(name):
-            found[one.model][one.path] = _from_text(text, one)
+            found[one.model][one.path] = _from_text(text, one.field)
 
     def named(path: str) -> str:
         return PREFIX + path.upper()
@@ -91,11 +86,11 @@ def parse_debug(text: str) -> DebugSettings:
     Raises:
         SmddpConfigError: an unknown key or a wrong value, in one sentence.
     """
-    settings = {one.path: one for one in settings_of(DebugSettings)}
+    fields = DebugSettings.fields()
     values: dict[str, Any] = {}
     for pair in filter(None, text.split(",")):
         key, _, value = pair.partition("=")
-        values[key] = _from_text(value, settings[key]) if key in settings else value
+        values[key] = _from_text(value, fields[key]) if key in fields else value
     return DebugSettings(lambda path: f"{path} in {DEBUG}", **values)
 
 
@@ -122,31 +117,10 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return section
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt word most likely stands for."""
-    words = list(known)
-    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
-    if close:
-        return close[0]
-    starts = [name for name in words if name.startswith(word.lower())]
-    return starts[0] if word and len(starts) == 1 else None
-
-
-def show(value: Any) -> str:
-    """A value in the syntax of the file, shortened."""
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _from_text(text: str, one: Setting) -> Any:
+def _from_text(text: str, field: Field) -> Any:
     """The value that a text of the environment stands for."""
     lowered = text.strip().lower()
-    from deepspeed_smddp.config.kinds import checker
-
-    kind = checker(one.model).model_fields[one.path].annotation
+    kind = get_args(field.kind)[0] if get_origin(field.kind) is Annotated else field.kind
     if kind is str:
         return text
     if kind is bool:
@@ -155,36 +129,3 @@ def _from_text(text: str, one: Setting) -> Any:
         return lowered if get_origin(kind) is Literal else float(lowered)
     except ValueError:
         return lowered
-
-
-def checked(
-    model: type[Model], values: Mapping[str, Any], named: Callable[[str], str]
-) -> dict[str, Any]:
-    """The values as the model has them; ``named`` is how an error calls a setting, of its path.
-
-    Raises:
-        SmddpConfigError: an unknown key or a wrong value, in one sentence.
-    """
-    from pydantic import ValidationError
-
-    from deepspeed_smddp.config.kinds import checker, given, holds
-
-    try:
-        return given(checker(model).model_validate(values))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    fields, held = model.fields(), show(first["input"])
-    path: list[str] = []
-    # What follows the key of a value in "loc" is the member of a union that pydantic has tried.
-    for key in map(str, first["loc"]):
-        if key not in fields:
-            guess = nearest(key, fields)
-            hint = f'did you mean "{guess}"?' if guess else "known keys: " + ", ".join(fields)
-            where = f'the section "{".".join([SECTION, *path])}"' if model is SmddpConfig else DEBUG
-            raise SmddpConfigError(f'"{key}": {held} is not a key of {where}; {hint}')
-        path.append(key)
-        if not isinstance(fields[key].default, Model):
-            break
-        fields = fields[key].default.fields()
-    dotted = ".".join(path)
-    raise SmddpConfigError(f"{named(dotted)} is {held}, but may hold {holds(model, dotted)}")

@@ -11,80 +11,15 @@ and csrc/common/env.h lists those that the core reads; a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
+
+from deepspeed_smddp.config.fields import Field, Model, Setting, settings_of
 
 if TYPE_CHECKING:  # by pydantic, which a process without a setting to check does not import
     from deepspeed_smddp.config import kinds
 
-PREFIX = "SMDDP_"
 DEBUG = "SMDDP_DEBUG"
-
-
-@dataclass(frozen=True)
-class Field:
-    """One setting of a :class:`Model`, whose objects have its default unless a value was given.
-
-    Args:
-        default: the value if none is given.
-        meaning: what it sets.
-        when: to change it, and to what.
-        holds: completes the sentence "<key> is ..., but may hold ..."; "": as its type says.
-        since: the first version that has it.
-        variable: whether an environment variable of its own sets it.
-        secret: its value is never shown.
-    """
-
-    default: Any
-    meaning: str
-    when: str = ""
-    holds: str = ""
-    since: str = "0.1"
-    variable: bool = True
-    secret: bool = False
-
-    def __get__(self, instance: object, owner: type) -> Any:
-        return self if instance is None else self.default
-
-
-class Model:
-    """A set of settings, which does not change.
-
-    An object has the values that were given as attributes of its own. pydantic checks them.
-
-    Args:
-        named: how an error calls a setting, of its dotted path.
-        given: the values by name.
-
-    Raises:
-        SmddpConfigError: an unknown key or a wrong value, in one sentence.
-    """
-
-    def __init__(self, named: Callable[[str], str] = str, /, **given: Any) -> None:
-        if given:
-            from deepspeed_smddp.config import parsing
-
-            vars(self).update(parsing.checked(type(self), given, named))
-
-    @classmethod
-    def fields(cls) -> dict[str, Field]:
-        """The settings by name."""
-        return {name: one for name, one in vars(cls).items() if isinstance(one, Field)}
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return ((name, getattr(self, name)) for name in self.fields())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and dict(self) == dict(other)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name}: settings do not change")
-
-    def __repr__(self) -> str:
-        shown = (f"{name}={v!r}" for name, v in self if not self.fields()[name].secret)
-        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def setting(*about: Any, **more: Any) -> Any:
@@ -93,7 +28,8 @@ def setting(*about: Any, **more: Any) -> Any:
 
 
 setting_0_2 = partial(setting, since="0.2")
-
+engine_setting = partial(setting, of_engine=True)
+debug_setting = partial(setting, variable=False)
 
 _SMDDP = ((0, "smddp"),)
 
@@ -101,18 +37,18 @@ _SMDDP = ((0, "smddp"),)
 class ActivationOffload(Model):
     """``smddp.activation_offload``: activations are in host memory until the backward pass."""
 
-    enabled: kinds.Flag = setting(
+    enabled: kinds.Flag = engine_setting(
         False,
         "move activations to host memory until the backward pass",
         "if activations do not fit, even with recomputation",
     )
-    horizon: kinds.Positive = setting(
+    horizon: kinds.Positive = engine_setting(
         2,
         "layers ahead of the backward pass whose activations come back",
         "larger if the backward pass waits for activations; each layer costs memory",
         "a number of layers of at least 1",
     )
-    directory: kinds.Text = setting(
+    directory: kinds.Text = engine_setting(
         "",
         "map host memory for activations from files in this directory",
         "if host memory is short and the host has fast disks",
@@ -185,19 +121,19 @@ class SmddpConfig(Model):
         "bytes of input that one ReduceScatter on the wire carries at most",
         "as `allgather_bucket_size`",
     )
-    sharded_data_parallel_degree: kinds.Count = setting(
+    sharded_data_parallel_degree: kinds.Count = engine_setting(
         0,
         "ranks that share one copy of the model state; 0: all",
         "if the state of one model fits into fewer ranks: gathers then stay among these (MiCS)",
         "0 (all ranks) or the number of ranks that share one copy of the state",
     )
-    tensor_parallel_degree: kinds.Positive = setting(
+    tensor_parallel_degree: kinds.Positive = engine_setting(
         1,
         "ranks that share a batch and divide each layer",
         "if one layer, or the batch of one rank, is too large for a rank",
         "the number of ranks that divide each layer, at least 1",
     )
-    tensor_parallel_seed: kinds.Count = setting(
+    tensor_parallel_seed: kinds.Count = engine_setting(
         0,
         "seed; the ranks of a tensor-parallel group draw different values in divided layers",
         "to repeat a run with other random values",
@@ -261,18 +197,7 @@ class SmddpConfig(Model):
 
 
 class ProcessSettings(Model):
-    """What the environment alone sets, as it counts before a config is read.
-
-    ``python_only``: the others are rows of csrc/common/env.h, with the same defaults.
-    """
-
-    python_only: ClassVar = {
-        "shared_allocator",
-        "autoload",
-        "deepspeed_hook",
-        "report",
-        "report_dir",
-    }
+    """What the environment alone sets, as it counts before a config is read."""
 
     host_id: kinds.Text = setting(
         "",
@@ -303,6 +228,7 @@ class ProcessSettings(Model):
         False,
         "CPU tensors of 64 KiB and more are in memory that local ranks map",
         "`1` for FSDP or own programs on CPU tensors that gather within a host",
+        python_only=True,
     )
     job_secret_file: kinds.Text = setting_0_2(
         "",
@@ -324,21 +250,25 @@ class ProcessSettings(Model):
         True,
         "0: do not register the backend at the end of import torch",
         "`0` if `import torch` may load nothing else",
+        python_only=True,
     )
     deepspeed_hook: kinds.Flag = setting(
         True,
         '0: do not read "comm_backend" from a DeepSpeed config',
         "`0` if another program handles this key",
+        python_only=True,
     )
     report: kinds.Flag = setting_0_2(
         True,
         "0: no report when an operation fails or at SIGUSR2",
         "`0` if SIGUSR2 has another meaning in the program",
+        python_only=True,
     )
     report_dir: kinds.Text = setting_0_2(
         "",
         "folder for reports; empty: in the one for temporary files",
         "to a folder that outlives the container or that all hosts share",
+        python_only=True,
     )
 
 
@@ -348,65 +278,45 @@ class DebugSettings(Model):
     No user needs them: they compare ways that are otherwise measured or chosen, and serve tests.
     """
 
-    python_only: ClassVar = {"zero_paths", "check_first_use"}
-
-    algorithm: Literal["auto", "direct", "log", "joint"] = setting("auto", "pattern between hosts")
-    transfer: Literal["", "writes", "messages"] = setting(
+    algorithm: Literal["auto", "direct", "log", "joint"] = debug_setting(
+        "auto", "pattern between hosts"
+    )
+    transfer: Literal["", "writes", "messages"] = debug_setting(
         "", "how large data is sent; empty: as suits the provider"
     )
-    curve: kinds.Text = setting(
+    curve: kinds.Text = debug_setting(
         "auto",
         "network model: latency us:us per message:GB/s of a host, auto, measure or default",
     )
-    libcuda: kinds.Text = setting("libcuda.so.1", "CUDA's driver library to open")
-    libgdrapi: kinds.Text = setting("libgdrapi.so.2", "GDRCopy's library to open")
-    zero_paths: kinds.Flag = setting(
-        True, "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies"
+    libcuda: kinds.Text = debug_setting("libcuda.so.1", "CUDA's driver library to open")
+    libgdrapi: kinds.Text = debug_setting("libgdrapi.so.2", "GDRCopy's library to open")
+    zero_paths: kinds.Flag = debug_setting(
+        True,
+        "0: ZeRO-3 gathers and reduces with DeepSpeed's own copies",
+        python_only=True,
     )
-    check_first_use: kinds.Flag = setting(
-        True, "0: a group's first collectives of GPU tensors are not compared with known results"
+    check_first_use: kinds.Flag = debug_setting(
+        True,
+        "0: a group's first collectives of GPU tensors are not compared with known results",
+        python_only=True,
     )
-    flight_recorder: kinds.Count = setting(
+    flight_recorder: kinds.Count = debug_setting(
         2000, "latest operations that are kept for reports; 0: none"
     )
-    hmem: kinds.Flag = setting(
+    hmem: kinds.Flag = debug_setting(
         False,
         "1: NICs read and write GPU memory if the provider has FI_HMEM; never run on hardware",
     )
-    single_copy: Literal["auto", "0", "1"] = setting(
+    single_copy: Literal["auto", "0", "1"] = debug_setting(
         "auto",
         "1: read peers' memory, 0: copy through the segment, auto: the cheaper",
     )
-    spin_microseconds: kinds.Count = setting(
+    spin_microseconds: kinds.Count = debug_setting(
         200, "how long a waiting thread polls and yields before it sleeps"
     )
-    fork_copy_mib: kinds.Count = setting(
+    fork_copy_mib: kinds.Count = debug_setting(
         1024, "MiB of shared memory, at most, that are copied for a forked child"
     )
-
-
-class Setting(NamedTuple):
-    """One setting: its key, with the keys of the sections around it, and its field."""
-
-    model: type[Model]  # the outermost
-    path: str
-    field: Field
-
-    @property
-    def variable(self) -> str | None:
-        """The environment variable that sets it, or None."""
-        own = self.field.variable and "." not in self.path and self.model is not DebugSettings
-        return PREFIX + self.path.upper() if own else None
-
-
-def settings_of(model: type[Model]) -> Iterator[Setting]:
-    """The settings of a model, and of the sections in it."""
-    for name, field in model.fields().items():
-        if isinstance(field.default, Model):
-            for _, path, inner in settings_of(type(field.default)):
-                yield Setting(model, f"{name}.{path}", inner)
-        else:
-            yield Setting(model, name, field)
 
 
 # The environment variables, by name.

@@ -14,20 +14,18 @@ from typing import Any
 
 import torch.distributed as dist
 
+from deepspeed_smddp.config.fields import PREFIX, nearest, settings_of, show
 from deepspeed_smddp.config.parsing import (
     RETIRED_VARIABLES,
     SECTION,
     given_keys,
-    nearest,
     nested,
     parse_debug,
     parse_section,
     parse_variables,
-    show,
 )
 from deepspeed_smddp.config.schema import (
     DEBUG,
-    PREFIX,
     VARIABLES,
     DebugSettings,
     ProcessSettings,
@@ -39,13 +37,7 @@ DEFAULT = "default"
 DS_CONFIG = "ds_config"
 CONFIGURE = "configure()"
 ZERO_BUCKET = "zero_optimization.allgather_bucket_size"
-# Keys that say how one engine is built; all others hold for the process.
-_OF_ONE_ENGINE = (
-    "sharded_data_parallel_degree",
-    "tensor_parallel_degree",
-    "tensor_parallel_seed",
-    "activation_offload.",
-)
+_OF_ONE_ENGINE = {one.path for one in settings_of(SmddpConfig) if one.field.of_engine}
 
 
 @dataclass(frozen=True)
@@ -104,10 +96,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class _File:
-    """What sections have given: values and their sources by dotted path."""
+    """What sections have given: by dotted path the value and its source."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
+    given: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
     zero_allgather_elements: int = 0
     job: int = 0  # whose sections these are
 
@@ -177,36 +168,27 @@ def merge_file(section: SmddpConfig, zero_allgather_elements: int = 0) -> Settin
     """
     added = _file_of(section, DS_CONFIG, zero_allgather_elements)
     same_job = _file.job == added.job
-    kept = {}
-    for key, value in _file.values.items():
-        configured = _file.sources[key] == CONFIGURE
-        if key.startswith(_OF_ONE_ENGINE):
-            keep = configured and key not in added.values
-        else:
-            keep = configured or same_job
-        if keep:
-            kept[key] = value
-    bound = _file.zero_allgather_elements if same_job else 0
-    before = _File(kept, {key: _file.sources[key] for key in kept}, bound)
-    for key, value in added.values.items():
-        if before.values.get(key, value) != value:
-            earlier = f'"{SECTION}.{key}" of an earlier one'
-            if before.sources[key] == CONFIGURE:
-                earlier = f'"{key}" of {CONFIGURE}'
-            raise SmddpConfigError(
-                f'"{SECTION}.{key}" of the DeepSpeed config is {show(value)}, but {earlier} is '
-                f"{show(before.values[key])}; all engines of a process share these settings: give "
-                "both the same value, or leave out one"
-            )
-    bounds = [n for n in (before.zero_allgather_elements, zero_allgather_elements) if n]
-    return _apply_file(
-        _File(
-            {**before.values, **added.values},
-            {**added.sources, **before.sources},
-            min(bounds, default=0),
-            added.job,
-        )
-    )
+    given = dict(added.given)
+    for key, (value, source) in _file.given.items():
+        if source != CONFIGURE and (key in _OF_ONE_ENGINE or not same_job):
+            continue
+        if key in added.given:
+            if key in _OF_ONE_ENGINE:
+                continue
+            asked = added.given[key][0]
+            if asked != value:
+                earlier = f'"{SECTION}.{key}" of an earlier one'
+                if source == CONFIGURE:
+                    earlier = f'"{key}" of {CONFIGURE}'
+                raise SmddpConfigError(
+                    f'"{SECTION}.{key}" of the DeepSpeed config is {show(asked)}, but {earlier} is '
+                    f"{show(value)}; all engines of a process share these settings: give both the "
+                    "same value, or leave out one"
+                )
+        given[key] = (value, source)
+    before = _file.zero_allgather_elements if same_job else 0
+    bounds = [n for n in (before, zero_allgather_elements) if n]
+    return _apply_file(_File(given, min(bounds, default=0), added.job))
 
 
 def begin_job() -> None:
@@ -248,17 +230,17 @@ def follow(follower: Callable[[Settings], None]) -> None:
 
 
 def _file_of(section: SmddpConfig, source: str, zero_allgather_elements: int) -> _File:
-    values = given_keys(section)
+    given = {key: (value, source) for key, value in given_keys(section).items()}
     job = _jobs if dist.is_initialized() else _jobs + 1
-    return _File(values, dict.fromkeys(values, source), zero_allgather_elements, job)
+    return _File(given, zero_allgather_elements, job)
 
 
 def _resolved(file: _File) -> Settings:
     variables, process = parse_variables(os.environ)
-    sources = {**file.sources, **{key: PREFIX + key.upper() for key in variables}}
+    given = {**file.given, **{key: (of, PREFIX + key.upper()) for key, of in variables.items()}}
     return Settings(
-        SmddpConfig(**nested({**file.values, **variables})),
-        sources,
+        SmddpConfig(**nested({key: value for key, (value, _) in given.items()})),
+        {key: source for key, (_, source) in given.items()},
         process,
         parse_debug(os.environ.get(DEBUG, "")),
         file.zero_allgather_elements,

@@ -1,6 +1,6 @@
 """``"comm_backend": "smddp"`` in a DeepSpeed config: reads it, and makes the default group by it.
 
-Knows nothing of ZeRO and wraps nothing; ``wrapped_calls`` calls it at the right time.
+Knows nothing of ZeRO and wraps nothing; ``hooks`` calls it at the right time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.parsing import SECTION, nearest, parse_section, show
+from deepspeed_smddp.config.fields import nearest, show
+from deepspeed_smddp.config.parsing import SECTION, parse_section
 from deepspeed_smddp.config.schema import SmddpConfig
 from deepspeed_smddp.distributed import deadline, launchers
 from deepspeed_smddp.errors import SmddpConfigError, warn_once
@@ -54,7 +55,7 @@ def parse(config: Any) -> Request:
     return Request(
         _backend(found),
         parse_section(found[SECTION]) if SECTION in found else None,
-        ds_config.allgather_elements(found),
+        int(ds_config.number(found, settings.ZERO_BUCKET)),
         found,
     )
 

@@ -17,8 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed import comms_log, groups, parameter_names
-from deepspeed_smddp.distributed.labels import labelled
+from deepspeed_smddp.deepspeed import groups, operations
 from deepspeed_smddp.upstream import wrapping
 
 FEATURE = "gather"
@@ -37,14 +36,13 @@ class Piece:
     def __init__(self, sources: Sequence[tuple[Any, torch.Tensor]], group: Any) -> None:
         self.params = [param for param, _ in sources]
         shards = [shard for _, shard in sources]
-        self._memory = [_memory(shard, group.size()) for shard in shards]
-        label, names = parameter_names.described(self.params)
-        with labelled(label, names):
-            self._work = comms_log.start(
-                "all_gather_into_tensor",
-                shards,
-                lambda: group.allgather_into_tensor_coalesced(self._memory, shards),
-            )
+        self._memory = [operations.memory(s.numel() * group.size(), s) for s in shards]
+        self._work = operations.start(
+            "all_gather_into_tensor",
+            shards,
+            lambda: group.allgather_into_tensor_coalesced(self._memory, shards),
+            *operations.described(self.params),
+        )
 
     def wait(self, handle_dependency: bool = True) -> None:
         """Returns once the parameters can be used, or raises the AllGather's error."""
@@ -97,12 +95,6 @@ def _convert(
         if other_way or one_by_one or not _direct(init, params, True):
             return theirs(params, *args, **kwargs)
         init._ensure_availability_of_partitioned_params(params)
-        for param in params:
-            if param.ds_status is not type(param.ds_status).NOT_AVAILABLE:
-                raise RuntimeError(
-                    "smddp: a parameter is to be gathered that was not released: "
-                    f"{param.ds_summary()}"
-                )
         return _start(init, params, hpz=True)
 
     param.all_gather_coalesced = all_gather_coalesced
@@ -155,15 +147,6 @@ def _plain(params: Sequence[Any]) -> bool:
         and getattr(param, "comm_dtype", param.ds_tensor.dtype) == param.ds_tensor.dtype
         for param in params
     )
-
-
-def _memory(shard: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Memory for a parameter, on the shard's device.
-
-    On a GPU it belongs to the stream that gathers, as DeepSpeed's own does. DeepSpeed makes the
-    stream that computes wait for that one, and records the former when it releases the parameter.
-    """
-    return torch.empty(shard.numel() * ranks, dtype=shard.dtype, device=shard.device)
 
 
 def _source(init: Any, param: Any, hpz: bool) -> tuple[Any, torch.Tensor]:

@@ -14,29 +14,25 @@ bucket bounds the memory: the pieces of one bucket are in flight while the next 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from deepspeed_smddp.deepspeed import groups, parameter_names, reduce
+from deepspeed_smddp.deepspeed import groups, operations, reduce
 from deepspeed_smddp.distributed import backend
 from deepspeed_smddp.upstream import versions, wrapping
 
 FEATURE = "overlap"
 
+_STAGE3 = "deepspeed.runtime.zero.stage3"
 _EPILOGUE = "independent_gradient_partition_epilogue"
 _REDUCE_BUCKET = "_DeepSpeedZeroOptimizer_Stage3__reduce_and_partition_ipg_grads"
-_NOT_OVERRIDDEN = (_EPILOGUE, "partition_grads", "reduce_independent_p_g_buckets_and_remove_grads")
-
-_MAY_OVERRIDE = "_smddp_may_override"
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Gradients are sent before their bucket is full if they have at least so many bytes, and each
 # rank's part of them at least so many.
@@ -76,8 +72,8 @@ class Overlap:
             started.add(param.ds_id)
         gradients = [param.grad.to(dtype) for param in params]
         group = groups.resolve(_group_of(self._optimizer, bucket))
-        label, names = parameter_names.described(params, "gradients of ")
-        sums, work = reduce.start(gradients, group, label, names)
+        label = operations.described(params, "gradients of ")
+        sums, work = reduce.start(gradients, group, *label)
         self._latest[dtype] = _Piece(params, sums, gradients, work)
         self._in_flight.append(self._latest[dtype])
         for param in params:
@@ -142,25 +138,17 @@ _overlaps: WeakKeyDictionary[Any, Overlap] = WeakKeyDictionary()
 def install(deepspeed: Any) -> None:
     """Wraps stage 3's set-up, its reduction of a bucket and the end of its backward pass."""
     optimizer_type = deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3
-    known = {name: getattr(optimizer_type, name) for name in _NOT_OVERRIDDEN}
     replacements = (
-        ("__init__", functools.partial(_init, known)),
+        ("__init__", _init),
         ("_DeepSpeedZeroOptimizer_Stage3__add_grad_to_ipg_bucket", _add_gradient),
         (_REDUCE_BUCKET, _reduce_bucket),
         (_EPILOGUE, _end_backward),
     )
     for name, around in replacements:
         wrapping.wrap(optimizer_type, name, around)
-    known[_EPILOGUE] = getattr(optimizer_type, _EPILOGUE)
 
 
-def _init(
-    known: dict[str, Any],
-    original: Callable[..., None],
-    optimizer: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> None:
+def _init(original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
     from deepspeed.accelerator import get_accelerator
 
     original(optimizer, *args, **kwargs)
@@ -169,19 +157,10 @@ def _init(
         given.get("overlap_comm")
         and get_accelerator().is_synchronized_device()  # other devices have streams
         and backend.serves(groups.resolve(optimizer.dp_process_group), torch.device("cpu"))
-        and all(_is_known(getattr(type(optimizer), name), known[name]) for name in known)
+        # Another class may override what is wrapped; this package's own calls what it overrides.
+        and type(optimizer).__module__.startswith((_STAGE3, "deepspeed_smddp."))
     ):
         _overlaps[optimizer] = Overlap(optimizer)
-
-
-def may_override(function: _Function) -> _Function:
-    """Marks an override that calls what it overrides, whenever sums have arrived."""
-    function.__dict__[_MAY_OVERRIDE] = True
-    return function
-
-
-def _is_known(function: Any, known: Any) -> bool:
-    return function is known or getattr(function, _MAY_OVERRIDE, False)
 
 
 def _add_gradient(

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from deepspeed_smddp.deepspeed import comms_log, groups
-from deepspeed_smddp.distributed.labels import labelled
+from deepspeed_smddp.deepspeed import groups, operations
 from deepspeed_smddp.upstream import wrapping
 
 FEATURE = "reduce"
@@ -80,21 +79,18 @@ def start(
         start = min(rank * part, count)
         have = min(part, count - start)
         # The sums are written to this rank's part of the input, unless they exceed its end.
-        output = flat.narrow(0, start, part) if have == part else _memory(part, flat)
+        output = flat.narrow(0, start, part) if have == part else operations.memory(part, flat)
         inputs.append(flat if part * ranks == count else _padded(flat, part * ranks))
         outputs.append(output)
         results.append(output.narrow(0, 0, have))
-    with labelled(label or f"ZeRO-3 gradients ({len(tensors)})", parameters):
-        work = comms_log.start(
-            "reduce_scatter_tensor",
-            inputs,
-            lambda: group.reduce_scatter_tensor_coalesced(outputs, inputs),
-        )
+    work = operations.start(
+        "reduce_scatter_tensor",
+        inputs,
+        lambda: group.reduce_scatter_tensor_coalesced(outputs, inputs),
+        label or f"ZeRO-3 gradients ({len(tensors)})",
+        parameters,
+    )
     return results, work
-
-
-def _memory(count: int, like: torch.Tensor) -> torch.Tensor:  # tests put a simulated device here
-    return like.new_empty(count)
 
 
 def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
@@ -105,7 +101,7 @@ def _padded(flat: torch.Tensor, count: int) -> torch.Tensor:
     end = (flat.storage_offset() + count) * flat.element_size()
     if end <= flat.untyped_storage().nbytes():
         return flat.as_strided((count,), (1,))
-    copy = _memory(count, flat).zero_()
+    copy = operations.memory(count, flat).zero_()
     copy.narrow(0, 0, flat.numel()).copy_(flat)
     return copy
 

@@ -6,89 +6,51 @@ The run is right with all of them; a user who compares speeds has to know what i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.errors import warn_once
 
-Config = Mapping[str, Any]
-
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 
-
-def _asks(path: str) -> Callable[[Config], bool]:
-    return lambda config: bool(ds_config.at(config, path))
-
-
-def _compresses(config: Config) -> bool:
-    return str(ds_config.at(config, "optimizer.type")).lower() in _ONE_BIT
-
-
-# What the config sets, whether it does, and what then happens. Read in the sources of DeepSpeed
-# 0.16.5 and 0.19.8.
-UNSUPPORTED: tuple[tuple[str, Callable[[Config], bool], str], ...] = (
-    (
-        '"compile.deepcompile"',
-        _asks("compile.deepcompile"),
-        "compiled graphs gather and reduce over an NCCL communicator of DeepSpeed's own, past "
-        "smddp, which carries the rest",
-    ),
-    (
-        '"expert_parallel.comm_backend": "deepep"',
-        lambda config: ds_config.at(config, "expert_parallel.comm_backend") == "deepep",
-        "DeepEP moves the tokens between experts, past smddp",
-    ),
-    (
-        "DS_SDMA_ALLGATHER=1",
-        lambda config: os.environ.get("DS_SDMA_ALLGATHER") == "1",
-        "DeepSpeed gathers over all ranks by mori where it finds it, past smddp",
-    ),
-    (
-        '"zero_optimization.zero_quantized_weights"',
-        _asks("zero_optimization.zero_quantized_weights"),
-        "smddp gathers the quantized weights of a bucket as one tensor, with DeepSpeed's copies",
-    ),
-    (
-        '"zero_optimization.zero_quantized_nontrainable_weights"',
-        _asks("zero_optimization.zero_quantized_nontrainable_weights"),
-        "smddp gathers these weights of a bucket as one tensor, with DeepSpeed's copies",
-    ),
-    (
-        '"zero_optimization.zero_quantized_gradients"',
-        _asks("zero_optimization.zero_quantized_gradients"),
-        "gradients travel by all_to_all, which NCCL carries out on GPUs",
-    ),
-    (
-        '"zero_optimization.stage3_use_all_reduce_for_fetch_params"',
-        _asks("zero_optimization.stage3_use_all_reduce_for_fetch_params"),
-        "parameters are fetched by smddp's AllReduce, which sends twice the bytes of AllGather",
-    ),
-    (
-        '"zero_optimization.zenflow"',
-        _asks("zero_optimization.zenflow"),
-        "smddp does not overlap the reductions of gradients; on GPUs the columns that stages 1 "
-        "and 2 broadcast go to NCCL",
-    ),
-    (
-        '"zero_optimization.offload_optimizer.super_offload"',
-        _asks("zero_optimization.offload_optimizer.super_offload"),
-        "smddp does not overlap the reductions of gradients, as SuperOffload ends them itself",
-    ),
-    (
-        "a 1-bit optimizer",
-        _compresses,
-        "compressed gradients travel by all_to_all, which NCCL carries out on GPUs",
-    ),
-)
+# What happens if the config sets a key. Read in the sources of DeepSpeed 0.16.5 and 0.19.8.
+_OF_KEYS = {
+    "compile.deepcompile": "compiled graphs gather and reduce over an NCCL communicator of "
+    "DeepSpeed's own, past smddp, which carries the rest",
+    "zero_optimization.zero_quantized_weights": "smddp gathers the quantized weights of a bucket "
+    "as one tensor, with DeepSpeed's copies",
+    "zero_optimization.zero_quantized_nontrainable_weights": "smddp gathers these weights of a "
+    "bucket as one tensor, with DeepSpeed's copies",
+    "zero_optimization.zero_quantized_gradients": "gradients travel by all_to_all, which NCCL "
+    "carries out on GPUs",
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params": "parameters are fetched by smddp's "
+    "AllReduce, which sends twice the bytes of AllGather",
+    "zero_optimization.zenflow": "smddp does not overlap the reductions of gradients; on GPUs the "
+    "columns that stages 1 and 2 broadcast go to NCCL",
+    "zero_optimization.offload_optimizer.super_offload": "smddp does not overlap the reductions of "
+    "gradients, as SuperOffload ends them itself",
+}
 
 
-def sentences(config: Config) -> list[str]:
-    """What goes past smddp with this config, in the order of :data:`UNSUPPORTED`."""
-    return [f"smddp: with {name}, {effect}" for name, asked, effect in UNSUPPORTED if asked(config)]
+def sentences(config: Mapping[str, Any]) -> list[str]:
+    """What goes past smddp with this config."""
+    found = {f'"{key}"': of for key, of in _OF_KEYS.items() if ds_config.at(config, key)}
+    if ds_config.at(config, "expert_parallel.comm_backend") == "deepep":
+        name = '"expert_parallel.comm_backend": "deepep"'
+        found[name] = "DeepEP moves the tokens between experts, past smddp"
+    if os.environ.get("DS_SDMA_ALLGATHER") == "1":
+        found["DS_SDMA_ALLGATHER=1"] = (
+            "DeepSpeed gathers over all ranks by mori where it finds it, past smddp"
+        )
+    if str(ds_config.at(config, "optimizer.type")).lower() in _ONE_BIT:
+        found["a 1-bit optimizer"] = (
+            "compressed gradients travel by all_to_all, which NCCL carries out on GPUs"
+        )
+    return [f"smddp: with {name}, {effect}" for name, effect in found.items()]
 
 
-def warn(config: Config) -> None:
+def warn(config: Mapping[str, Any]) -> None:
     """Says them, once each."""
     for sentence in sentences(config):
         warn_once(sentence, sentence)

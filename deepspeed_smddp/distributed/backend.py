@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from deepspeed_smddp._C import ProcessGroupSMDDP, StatisticsRow
 
 FALLBACK_PREFIX = "fallback:"
-_FLOW = {"flow_bytes": "bytes", "flow_seconds": "seconds"}
 
 _default_rank: int | None = None
 # The global ranks of the groups that this process has made since the default group, by name.
@@ -49,9 +48,11 @@ def create(
         SmddpConfigError: an environment variable holds a value that is not allowed.
         RuntimeError: a rank could not make its part, or did not come in time; says which and why.
     """
+    global _default_rank
     core = extension.core
     is_default = not dist.is_initialized()
-    _note_rank(options.group_rank)
+    if is_default:
+        _default_rank = options.group_rank
     settings.follow(_configure_core)
     timeout = deadline.of_group(settings.apply(), options.timeout, options.group_rank)
     try:
@@ -101,12 +102,6 @@ def has_made_group() -> bool:
 def default_rank() -> int | None:
     """This process's rank in the latest default group of smddp; None if there was none."""
     return _default_rank
-
-
-def _note_rank(rank: int) -> None:
-    global _default_rank
-    if not dist.is_initialized():  # this group is the default one
-        _default_rank = rank
 
 
 def _reset_names_after_failed_world() -> None:
@@ -241,11 +236,11 @@ def peer_statistics() -> dict[str, list[dict[str, Any]]]:
         for peer in group["peers"]:
             rank, host = peer["rank"], hosts[peer["rank"]]
             row = ranks.setdefault(rank, {"rank": rank, "host": host, "late_seconds": 0, "late": 0})
-            for key in ("late_seconds", "late"):
-                row[key] += peer[key]
+            row["late_seconds"] += peer["late_seconds"]
+            row["late"] += peer["late"]
             if peer["flow_bytes"] > 0:
-                for key, name in _FLOW.items():
-                    flows[host][name] += peer[key]
+                flows[host]["bytes"] += peer["flow_bytes"]
+                flows[host]["seconds"] += peer["flow_seconds"]
     return {
         "ranks": [row for _, row in sorted(ranks.items()) if row["late"]],
         "hosts": [

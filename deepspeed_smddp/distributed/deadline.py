@@ -22,16 +22,20 @@ import torch.distributed as dist
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.parsing import SECTION
 from deepspeed_smddp.config.settings import Settings
-from deepspeed_smddp.errors import logger
+from deepspeed_smddp.errors import logger, warn_once
 
 _KEY = "timeout_seconds"
 _LOGGER_OF_TORCH = "torch.distributed.c10d_logger"  # wraps the public functions that make groups
-# Between torch and the program: libraries, and what stands between their functions.
-_LAYERS = ("transformers", "accelerate", "deepspeed")
+# Between torch and the program: libraries, with what they pass on, and what stands between their
+# functions.
+_LAYERS = {
+    "transformers": "ddp_timeout of transformers",
+    "accelerate": "InitProcessGroupKwargs of accelerate",
+    "deepspeed": "the program, by way of DeepSpeed",
+}
 _BETWEEN = ("torch", "deepspeed_smddp", "smddp_autoload", "contextlib", "functools")
 
 _of_default_group: timedelta | None = None
-_said = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,9 @@ def of_group(current: Settings, given: timedelta, rank: int) -> timedelta:
     if dist.is_initialized():
         return current.timeout(asked.explicit or _of_default_group)
     _of_default_group = current.timeout(asked.explicit)
-    _say(sentence(current, asked), rank)
+    if rank == 0:
+        # WARNING is the lowest level that a program without logging set-up shows.
+        warn_once("deadline", sentence(current, asked))
     return _of_default_group
 
 
@@ -83,17 +89,13 @@ def asked_for(given: timedelta) -> Asked:
     frames = list(_frames())
     if not _was_passed(frames, given):
         return Asked(given, None)
-    layers = {layer for layer in _LAYERS if any(_top(frame) == layer for frame in frames)}
-    if "deepspeed" in layers and given == _deepspeed_default():
+    layers = set(map(_top, frames))
+    of_deepspeed = getattr(sys.modules.get("deepspeed.constants"), "default_pg_timeout", None)
+    if "deepspeed" in layers and given == of_deepspeed:
         variable = "DEEPSPEED_TIMEOUT"
         return Asked(given, variable if os.environ.get(variable) else "DeepSpeed's default")
-    if "transformers" in layers:
-        return Asked(given, "ddp_timeout of transformers")
-    if "accelerate" in layers:
-        return Asked(given, "InitProcessGroupKwargs of accelerate")
-    if "deepspeed" in layers:
-        return Asked(given, "the program, by way of DeepSpeed")
-    return Asked(given, _program(frames[-1]) if frames else "the program")
+    by = next((by for layer, by in _LAYERS.items() if layer in layers), None)
+    return Asked(given, by or (_program(frames[-1]) if frames else "the program"))
 
 
 def sentence(current: Settings, asked: Asked) -> str:
@@ -107,14 +109,6 @@ def sentence(current: Settings, asked: Asked) -> str:
     if asked.by is None:
         return f"{text}; torch's own default of {_show(asked.timeout)} does not apply"
     return f"{text}; torch was asked for {_show(asked.timeout)} (by {asked.by})"
-
-
-def _say(text: str, rank: int) -> None:
-    global _said
-    if not _said and rank == 0:
-        _said = True
-        # WARNING is the lowest level that a program without logging set-up shows.
-        logger.warning("%s", text)
 
 
 def _source(current: Settings) -> str:
@@ -135,7 +129,7 @@ def _frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
-        if _top(frame) not in _LAYERS + _BETWEEN:
+        if _top(frame) not in (*_LAYERS, *_BETWEEN):
             return
         frame = frame.f_back
 
@@ -159,10 +153,6 @@ def _was_passed(frames: list[FrameType], given: timedelta) -> bool:
         if call.arguments.get("timeout") is not None:
             return True
     return not seen and given != dist.constants.default_pg_timeout
-
-
-def _deepspeed_default() -> timedelta | None:
-    return getattr(sys.modules.get("deepspeed.constants"), "default_pg_timeout", None)
 
 
 def _program(frame: FrameType) -> str:

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from deepspeed_smddp.errors import CommandError
 
@@ -33,9 +33,8 @@ def host_name() -> str:
     return os.environ.get("SMDDP_HOST_ID") or socket.gethostname()
 
 
-@dataclass(frozen=True)
-class Place:
-    """What a launcher says of one process; ``hosts`` is empty if it does not name them."""
+class _Place(NamedTuple):
+    """What a launcher says of one process; ``first_host`` is empty if it does not name it."""
 
     launcher: str
     rank: int
@@ -46,36 +45,16 @@ class Place:
     port: int = PORT
 
 
-def place(env: Mapping[str, str]) -> Place | None:
-    """The place of the process with these variables; None if neither MPI nor Slurm started it.
-
-    Raises:
-        LauncherError: a variable of the launcher holds something else than a number.
-    """
-    for read in (_open_mpi, _slurm, _hydra):
-        try:
-            found = read(env)
-        except (KeyError, ValueError, IndexError) as error:
-            raise LauncherError(
-                f"the variables of the launcher ({read.__name__.strip('_')}) are not complete: "
-                f"{error}; set {', '.join(TORCH)} on each rank"
-            ) from None
-        if found is not None:
-            return found
-    return None
-
-
 def variables(env: Mapping[str, str]) -> dict[str, str]:
     """The variables to set, by name, so that torch can join; those that ``env`` has are left out.
 
     Empty if torchrun or DeepSpeed's launcher started the process (``RANK`` is set), or none did.
 
     Raises:
-        LauncherError: several hosts, and nothing names the host of rank 0.
+        LauncherError: a variable of the launcher holds something else than a number; or there are
+            several hosts, and nothing names the host of rank 0.
     """
-    if "RANK" in env:
-        return {}
-    found = place(env)
+    found = None if "RANK" in env else _place(env)
     if found is None:
         return {}
     address = env.get("MASTER_ADDR") or found.first_host
@@ -87,15 +66,9 @@ def variables(env: Mapping[str, str]) -> dict[str, str]:
             "one has rank 0: set MASTER_ADDR to its name or address on all ranks "
             "(`mpirun -x MASTER_ADDR=...`, or `-genv MASTER_ADDR ...` of MPICH and Intel MPI)"
         )
-    values = {
-        "RANK": str(found.rank),
-        "WORLD_SIZE": str(found.size),
-        "LOCAL_RANK": str(found.local_rank),
-        "LOCAL_WORLD_SIZE": str(found.local_size),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(found.port),
-    }
-    return {name: value for name, value in values.items() if not env.get(name)}
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    values = dict(zip(names, (*found[1:5], address, found.port), strict=True))
+    return {name: str(value) for name, value in values.items() if not env.get(name)}
 
 
 def has_all_variables() -> bool:
@@ -112,32 +85,43 @@ def apply() -> None:
     os.environ.update(variables(os.environ))
 
 
-def _open_mpi(env: Mapping[str, str]) -> Place | None:
+def _place(env: Mapping[str, str]) -> _Place | None:
+    for read in (_open_mpi, _slurm, _hydra):
+        try:
+            found = read(env)
+        except (KeyError, ValueError, IndexError) as error:
+            raise LauncherError(
+                f"the variables of the launcher ({read.__name__.strip('_')}) are not complete: "
+                f"{error}; set {', '.join(TORCH)} on each rank"
+            ) from None
+        if found is not None:
+            return found
+    return None
+
+
+def _open_mpi(env: Mapping[str, str]) -> _Place | None:
     if "OMPI_COMM_WORLD_RANK" not in env:
         return None
-    rank, size, local_rank, local_size = (
-        int(env[f"OMPI_COMM_WORLD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
-    )
-    host = _sagemaker_host(env)
-    return Place("Open MPI's mpirun", rank, size, local_rank, local_size, host)
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    rank, size, local, local_size = (int(env[f"OMPI_COMM_WORLD_{name}"]) for name in names)
+    return _Place("Open MPI's mpirun", rank, size, local, local_size, _sagemaker_host(env))
 
 
-def _hydra(env: Mapping[str, str]) -> Place | None:
+def _hydra(env: Mapping[str, str]) -> _Place | None:
     """MPICH and Intel MPI."""
     if "PMI_RANK" not in env or "MPI_LOCALRANKID" not in env:
         return None
-    rank, size, local_rank, local_size = (
-        int(env[name]) for name in ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-    )
-    return Place("MPICH's mpirun", rank, size, local_rank, local_size)
+    names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+    rank, size, local, local_size = (int(env[name]) for name in names)
+    return _Place("MPICH's mpirun", rank, size, local, local_size)
 
 
-def _slurm(env: Mapping[str, str]) -> Place | None:
+def _slurm(env: Mapping[str, str]) -> _Place | None:
     # A batch script has SLURM_PROCID, too. Only srun says how many tasks the step has.
     if "SLURM_PROCID" not in env or "SLURM_STEP_NUM_TASKS" not in env:
         return None
     job = int(env.get("SLURM_JOB_ID", "0"))
-    return Place(
+    return _Place(
         "srun",
         int(env["SLURM_PROCID"]),
         int(env["SLURM_STEP_NUM_TASKS"]),

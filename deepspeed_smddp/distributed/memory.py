@@ -8,13 +8,13 @@ more into it; :func:`share_` and :func:`shared_empty` put single tensors there. 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from deepspeed_smddp.config import settings
 from deepspeed_smddp.distributed import extension
 
 if TYPE_CHECKING:
@@ -101,14 +101,9 @@ def install_if_asked() -> None:
     """Calls :func:`install` if ``SMDDP_SHARED_ALLOCATOR`` is ``1``.
 
     Raises:
-        SmddpConfigError: the variable is neither ``0`` nor ``1``.
+        SmddpConfigError: a variable holds a value that it may not hold.
     """
-    value = os.environ.get("SMDDP_SHARED_ALLOCATOR") or "0"
-    if value not in ("0", "1"):
-        from deepspeed_smddp.errors import SmddpConfigError
-
-        raise SmddpConfigError(f"SMDDP_SHARED_ALLOCATOR is {value!r}, but may hold 0 or 1")
-    if value == "1":
+    if settings.current().process.shared_allocator:
         install()
 
 

@@ -65,7 +65,10 @@ def split(original: Callable[..., Any], *args: Any, **kwargs: Any) -> dist.Proce
     except TypeError:
         return original(*args, **kwargs)  # type: ignore[no-any-return]  # raises, with its own words
     parent: Any = given.get("parent_pg") or dist.group.WORLD
-    if not _is_served(parent):
+    # Of the backend that torch would split: the accelerator's, or else the CPU's.
+    present = torch.accelerator.is_available()
+    device: Any = torch.accelerator.current_accelerator() if present else torch.device("cpu")
+    if not backend.serves(parent, device):
         return original(*args, **kwargs)  # type: ignore[no-any-return]
     parts = _global_ranks(parent, given.get("split_ranks"))
     whole = parent is dist.group.WORLD
@@ -83,13 +86,6 @@ def split(original: Callable[..., Any], *args: Any, **kwargs: Any) -> dist.Proce
         if found is None and dist.get_rank() in part:
             found = made
     return found
-
-
-def _is_served(group: Any) -> bool:
-    """Whether smddp is the backend that torch would split: the accelerator's, or else the CPU's."""
-    present = torch.accelerator.is_available()
-    device = torch.accelerator.current_accelerator() if present else torch.device("cpu")
-    return backend.serves(group, device)  # type: ignore[arg-type]
 
 
 def _global_ranks(parent: dist.ProcessGroup, parts: Any) -> list[list[int]]:

@@ -5,7 +5,6 @@ CPU tensors: the buffers of its collectives lie where the other ranks of the hos
 place, and prefetched gathers and reductions run while the model computes. See ``docs/fsdp.md``.
 """
 
-from deepspeed_smddp.fsdp.enabling import enable
-from deepspeed_smddp.fsdp.hybrid_mesh import mesh
+from deepspeed_smddp.fsdp.enabling import enable, mesh
 
 __all__ = ["enable", "mesh"]

@@ -1,19 +1,19 @@
-"""``deepspeed_smddp.fsdp.enable``: gives the modules of a model smddp's collectives.
+"""``deepspeed_smddp.fsdp``: the mesh of hybrid sharding, and smddp's collectives for FSDP2.
 
-It checks what the model's meshes and this torch's FSDP2 offer before it changes anything.
+``enable`` checks what the model's meshes and this torch's FSDP2 offer before it changes anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from deepspeed_smddp.errors import SmddpConfigError, warn_once
+from deepspeed_smddp.errors import OR_ALL, SmddpConfigError, no_divisor, warn_once
 from deepspeed_smddp.fsdp import shared_collectives
 from deepspeed_smddp.fsdp.shared_collectives import (
     Reductions,
@@ -22,7 +22,49 @@ from deepspeed_smddp.fsdp.shared_collectives import (
 )
 from deepspeed_smddp.upstream import source
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 _Model = TypeVar("_Model", bound=nn.Module)
+
+
+def mesh(hybrid_shard_degree: int = 0, device_type: str | None = None) -> DeviceMesh:
+    """The mesh for ``fully_shard(module, mesh=...)`` that shards within groups of adjacent ranks.
+
+    Args:
+        hybrid_shard_degree: 0, or the number of ranks: shard over all of them, a mesh of one
+            dimension, ``"shard"``. 1: replicate, shard nothing. p: ranks 0..p-1 hold one copy of
+            the state, p..2p-1 the next; gradients are reduce-scattered within a copy and then
+            averaged over the copies. 1 and p give the dimensions ``("replicate", "shard")``.
+        device_type: the device type of the parameters; default: "cuda" if torch sees a GPU, else
+            "cpu".
+
+    Every rank of the job must call it, once and with the same degree: it makes process groups.
+
+    Raises:
+        SmddpConfigError: the degree does not divide the number of ranks.
+        RuntimeError: there is no default process group.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if not dist.is_initialized():
+        raise RuntimeError('fsdp.mesh() divides ranks: call init_process_group("smddp") first')
+    ranks = dist.get_world_size()
+    if device_type is None:
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    degree = hybrid_shard_degree
+    if isinstance(degree, bool) or not isinstance(degree, int) or degree < 0:
+        raise SmddpConfigError(
+            f"hybrid_shard_degree is {degree!r}, but may hold 0 (all ranks), 1 (no sharding) or a "
+            "number of ranks"
+        )
+    if degree == 0 or (degree == ranks and ranks > 1):
+        return init_device_mesh(device_type, (ranks,), mesh_dim_names=("shard",))
+    if ranks % degree:
+        raise no_divisor("hybrid_shard_degree", degree, ranks, "ranks", OR_ALL)
+    return init_device_mesh(
+        device_type, (ranks // degree, degree), mesh_dim_names=("replicate", "shard")
+    )
 
 
 def enable(model: _Model, *, forward_prefetch: int = 1) -> _Model:
@@ -95,13 +137,6 @@ def _refusal(sharded: Sequence[FSDPModule]) -> str | None:
     # Why FSDP2 can't take the custom collectives, or None.
     if not shared_collectives.AVAILABLE:
         return f"torch {torch.__version__} has no AllGather and ReduceScatter to derive from"
-    for name in (
-        "set_custom_all_gather",
-        "set_custom_reduce_scatter",
-        "set_modules_to_forward_prefetch",
-    ):
-        if not hasattr(FSDPModule, name):
-            return f"torch {torch.__version__} has no FSDPModule.{name}"
     for module in sharded:
         if len(_parameter_groups(module)) > 1:
             return f"a {type(module).__name__} is sharded over several meshes"

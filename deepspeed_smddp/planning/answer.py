@@ -8,7 +8,6 @@ from typing import Any
 from deepspeed_smddp.planning import PlanError
 from deepspeed_smddp.planning.collective_time import RankGroup
 from deepspeed_smddp.planning.memory_use import MemoryUse, fits, memory_use
-from deepspeed_smddp.planning.model_shape import ModelShape
 from deepspeed_smddp.planning.recommendation import (
     MOST_GPUS,
     Change,
@@ -19,16 +18,6 @@ from deepspeed_smddp.planning.recommendation import (
 )
 from deepspeed_smddp.planning.step_time import StepTime, communication_origin, step_time
 from deepspeed_smddp.planning.training_job import Job
-
-
-def flops_per_token(shape: ModelShape) -> float:
-    """Model FLOPs of forward and backward pass, 6 N + 12 L h s; Chowdhery et al., PaLM, app. B."""
-    return 6.0 * shape.parameters + 12.0 * shape.layers * shape.q_width * shape.sequence
-
-
-def model_tflops(job: Job, seconds: float) -> float:
-    """TFLOPS per GPU, without what is computed again."""
-    return flops_per_token(job.shape) * job.tokens_per_step / seconds / job.gpus / 1e12
 
 
 def host_bytes(job: Job) -> float:
@@ -50,36 +39,6 @@ def host_bytes(job: Job) -> float:
 
 
 @dataclass(frozen=True)
-class Point:
-    """The same job on another number of GPUs, with the same batch per GPU."""
-
-    gpus: int
-    library: str
-    step: StepTime
-    tflops: float
-    communication: str
-
-
-def curve(job: Job) -> list[Point]:
-    """To 4,096 GPUs in powers of two, with both libraries; the batch grows with the GPUs."""
-    points = []
-    parts = job.scheme.tensor * job.scheme.pipeline
-    gpus = max(job.cluster.gpus_per_host, parts)
-    while gpus <= MOST_GPUS:
-        for library in ("smddp", "nccl"):
-            degree = job.scheme.degree if job.scheme.degree < gpus // parts else 0
-            try:
-                there = job.having(gpus=gpus, library=library, degree=degree)
-            except PlanError:
-                continue
-            step = step_time(there)
-            tflops = model_tflops(there, step.total)
-            points.append(Point(gpus, library, step, tflops, communication_origin(there)))
-        gpus *= 2
-    return points
-
-
-@dataclass(frozen=True)
 class Training:
     """A training of ``tokens`` tokens; the price is None if that of a host is not known."""
 
@@ -98,35 +57,18 @@ def training_of(job: Job, seconds: float, tokens: float) -> Training:
     return Training(tokens, steps, whole, whole / 3600 * job.gpus, price)
 
 
-def limit(step: StepTime) -> str:
-    """What takes most of the step, in words."""
-    parts = {
-        "computing": step.computing + step.slowed,
-        "gathers of parameters": step.exposed_gathers,
-        "reductions of gradients": step.exposed_reductions,
-        "tensor parallelism": step.tensor,
-        "the pipeline's bubble": step.bubble,
-        "the optimizer": step.optimizer,
-    }
-    return max(parts, key=lambda name: parts[name])
-
-
 @dataclass(frozen=True)
 class Planned:
-    """One job with what it needs and takes. ``training`` is None without a number of tokens."""
+    """One job with what it needs and takes."""
 
     job: Job
     memory: MemoryUse
     step: StepTime
-    host_bytes: float
-    training: Training | None
 
     @staticmethod
-    def of(job: Job, tokens: float = 0) -> Planned:
-        """Predicts ``job`` and a training of ``tokens`` tokens."""
-        step = step_time(job)
-        training = training_of(job, step.total, tokens) if tokens else None
-        return Planned(job, memory_use(job), step, host_bytes(job), training)
+    def of(job: Job) -> Planned:
+        """Predicts ``job``."""
+        return Planned(job, memory_use(job), step_time(job))
 
     @property
     def fits(self) -> bool:
@@ -135,17 +77,40 @@ class Planned:
 
     @property
     def model_tflops(self) -> float:
-        """Per GPU, without what is computed again."""
-        return model_tflops(self.job, self.step.total)
+        """TFLOPS per GPU, without what is computed again.
+
+        Of forward and backward pass, 6 N + 12 L h s per token; Chowdhery et al., PaLM, app. B.
+        """
+        job, shape = self.job, self.job.shape
+        per_token = 6.0 * shape.parameters + 12.0 * shape.layers * shape.q_width * shape.sequence
+        return per_token * job.tokens_per_step / self.step.total / job.gpus / 1e12
 
     @property
     def hardware_tflops(self) -> float:
         """Per GPU, with the forward pass that full recomputation repeats."""
         return self.model_tflops * (4 / 3 if self.job.recomputation == "full" else 1.0)
 
-    def as_json(self) -> dict[str, Any]:
+    @property
+    def limit(self) -> str:
+        """What takes most of the step, in words."""
+        step = self.step
+        parts = {
+            "computing": step.computing + step.slowed,
+            "gathers of parameters": step.exposed_gathers,
+            "reductions of gradients": step.exposed_reductions,
+            "tensor parallelism": step.tensor,
+            "the pipeline's bubble": step.bubble,
+            "the optimizer": step.optimizer,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+    def training(self, tokens: float) -> Training | None:
+        """A training of so many tokens; None without a number of them."""
+        return training_of(self.job, self.step.total, tokens) if tokens else None
+
+    def as_json(self, tokens: float) -> dict[str, Any]:
         """Numbers in bytes, seconds and TFLOPS."""
-        scheme, job = self.job.scheme, self.job
+        scheme, job, training = self.job.scheme, self.job, self.training(tokens)
         return {
             "model": job.shape.name,
             "parameters": job.shape.parameters,
@@ -161,15 +126,31 @@ class Planned:
             "memory_of_gpu_bytes": job.cluster.gpu.memory_bytes,
             "fits": self.fits,
             "step_seconds": asdict(self.step) | {"total": self.step.total},
-            "sent_per_host_bytes": self.host_bytes,
+            "sent_per_host_bytes": host_bytes(job),
             "model_tflops_per_gpu": self.model_tflops,
             "hardware_tflops_per_gpu": self.hardware_tflops,
             "tokens_per_second": job.tokens_per_step / self.step.total,
             "communication": communication_origin(job),
-            "limit": limit(self.step),
-            "training": asdict(self.training) if self.training else None,
+            "limit": self.limit,
+            "training": asdict(training) if training else None,
             "ds_config": ds_config(job),
         }
+
+
+def curve(job: Job) -> list[Planned]:
+    """The job on up to 4,096 GPUs in powers of two, with both libraries and its batch per GPU."""
+    points = []
+    parts = job.scheme.tensor * job.scheme.pipeline
+    gpus = max(job.cluster.gpus_per_host, parts)
+    while gpus <= MOST_GPUS:
+        for library in ("smddp", "nccl"):
+            degree = job.scheme.degree if job.scheme.degree < gpus // parts else 0
+            try:
+                points.append(Planned.of(job.having(gpus=gpus, library=library, degree=degree)))
+            except PlanError:
+                continue
+        gpus *= 2
+    return points
 
 
 @dataclass(frozen=True)
@@ -184,7 +165,8 @@ class Answer:
     asked: Planned | None
     best: Planned | None
     changes: list[Change]
-    curve: list[Point]
+    curve: list[Planned]
+    tokens: float  # of a training; 0: none was asked for
 
     @property
     def shown(self) -> Planned | None:
@@ -200,18 +182,18 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         """For ``--json``."""
         return {
-            "asked": self.asked.as_json() if self.asked else None,
-            "recommended": self.best.as_json() if self.best else None,
+            "asked": self.asked.as_json(self.tokens) if self.asked else None,
+            "recommended": self.best.as_json(self.tokens) if self.best else None,
             "changes": [
                 {"change": c.text, "step_seconds": c.seconds, "fits": c.fits} for c in self.changes
             ],
             "curve": [
                 {
-                    "gpus": p.gpus,
-                    "library": p.library,
+                    "gpus": p.job.gpus,
+                    "library": p.job.software.library,
                     "step_seconds": p.step.total,
-                    "model_tflops_per_gpu": p.tflops,
-                    "communication": p.communication,
+                    "model_tflops_per_gpu": p.model_tflops,
+                    "communication": communication_origin(p.job),
                 }
                 for p in self.curve
             ],
@@ -220,9 +202,9 @@ class Answer:
 
 def answer(job: Job, tokens: float, *, asked: bool) -> Answer:
     """Plans ``job``. ``asked``: it is the user's own configuration, not only a model and GPUs."""
-    own = Planned.of(job, tokens) if asked else None
+    own = Planned.of(job) if asked else None
     best = recommended(job) or nearest_that_fits(job)
-    planned = Planned.of(best, tokens) if best else None
+    planned = Planned.of(best) if best else None
     shown = own or planned
     changes = single_changes(shown.job) if shown else []
-    return Answer(job.gpus, own, planned, changes, curve(shown.job) if shown else [])
+    return Answer(job.gpus, own, planned, changes, curve(shown.job) if shown else [], tokens)

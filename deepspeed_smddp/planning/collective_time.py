@@ -55,24 +55,6 @@ class RankGroup(NamedTuple):
         return self.cluster.network_rate / min(self.spacing, self.cluster.gpus_per_host)
 
 
-def all_gather(nbytes: float, group: RankGroup, c: Values, calls: float = 1) -> float:
-    """Seconds of an AllGather with an output of ``nbytes``.
-
-    ``calls``: the output is gathered in so many collectives, each of which starts.
-    """
-    return _collective("all_gather", nbytes, group, c, calls)
-
-
-def reduce_scatter(nbytes: float, group: RankGroup, c: Values, calls: float = 1) -> float:
-    """Seconds of a ReduceScatter with an input of ``nbytes``."""
-    return _collective("reduce_scatter", nbytes, group, c, calls)
-
-
-def all_reduce(nbytes: float, group: RankGroup, c: Values, calls: float = 1) -> float:
-    """Seconds of an AllReduce: a ReduceScatter and an AllGather."""
-    return reduce_scatter(nbytes, group, c, calls) + all_gather(nbytes, group, c, calls)
-
-
 def origin(gathered: float, reduced: float, group: RankGroup, c: Values) -> str:
     """Where the times of an AllGather and a ReduceScatter of so many bytes come from, in words."""
     if group.hosts == 1:
@@ -89,7 +71,18 @@ def _one_simulated(collective: str, nbytes: float, group: RankGroup, c: Values) 
     return simulated(collective, group.hosts, nbytes / group.ranks, rail)
 
 
-def _collective(collective: str, nbytes: float, group: RankGroup, c: Values, calls: float) -> float:
+def collective_seconds(
+    collective: str, nbytes: float, group: RankGroup, c: Values, calls: float = 1
+) -> float:
+    """Seconds of a collective with an output, or of a reduction with an input, of ``nbytes``.
+
+    Args:
+        collective: "all_gather", "reduce_scatter", or "all_reduce", which is one after the other.
+        calls: the bytes are moved in so many collectives, each of which starts.
+    """
+    if collective == "all_reduce":
+        parts = ("reduce_scatter", "all_gather")
+        return sum(collective_seconds(part, nbytes, group, c, calls) for part in parts)
     ranks, _, cluster, library = group
     if ranks == 1:
         return 0.0

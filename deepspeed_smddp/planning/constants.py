@@ -30,12 +30,6 @@ class Constant(BaseModel):
     low: float
     high: float
 
-    @property
-    def at_bound(self) -> bool:
-        """Whether the rows asked for more than the bounds allow."""
-        margin = 1e-3 * (self.high - self.low)
-        return self.origin == "fitted" and not (self.low + margin < self.value < self.high - margin)
-
 
 @cache
 def constants() -> dict[str, Constant]:

@@ -62,10 +62,6 @@ class Cluster:
     efa: bool = False
     price: float = 0.0
 
-    def scaled_network(self, times: float) -> Cluster:
-        """The same hosts with so many times the network."""
-        return replace(self, network_rate=self.network_rate * times)
-
 
 def gbit(rate: float) -> float:
     """Bytes per second of so many Gbit/s."""
@@ -88,11 +84,9 @@ def cluster(name: str, network_gbit: float = 0, gpus_per_host: int = 8) -> Clust
         PlanError: neither list has the name, or a GPU was named without a network.
     """
     key = name.strip().lower()
-    if key in CLUSTERS and not network_gbit:
-        return CLUSTERS[key]
     if key in CLUSTERS:
-        found = CLUSTERS[key]
-        return Cluster(key, found.gpu, found.gpus_per_host, gbit(network_gbit), found.efa)
+        known = CLUSTERS[key]
+        return replace(known, network_rate=gbit(network_gbit)) if network_gbit else known
     if key not in GPUS:
         raise PlanError(
             f"{name} is no cluster that smddp plan knows; it knows {', '.join(CLUSTERS)}, and the "

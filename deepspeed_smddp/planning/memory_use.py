@@ -48,11 +48,6 @@ class MemoryUse:
         """All parts together."""
         return sum((float(getattr(self, part.name)) for part in fields(self)), 0.0)
 
-    @property
-    def states(self) -> float:
-        """Parameters, gradients and optimizer: what the ZeRO paper's Table 1 has."""
-        return self.parameters + self.gradients + self.optimizer
-
 
 def memory_use(job: Job, *, on_cpu: bool = False) -> MemoryUse:
     """What one GPU of the job needs.

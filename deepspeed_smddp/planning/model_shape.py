@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +106,6 @@ class ModelShape:
         """All parameters; a tied output layer counts once."""
         return self.layers * self.layer_parameters + self.embedding_parameters
 
-    def with_sequence(self, sequence: int) -> ModelShape:
-        """The same model trained on sequences of another length."""
-        return replace(self, sequence=sequence)
-
 
 def _sizes(*sizes: int, **more: Any) -> dict[str, Any]:
     """Sizes in the order of ``SIZES``, and what differs from Llama."""
@@ -120,10 +116,11 @@ def _gpt(
     layers: int, hidden: int, heads: int, vocabulary: int, sequence: int, **more: Any
 ) -> dict[str, Any]:
     """A decoder as GPT-2 and GPT-3: four times the hidden size in between, biases, LayerNorm."""
-    gpt = {"gated": False, "bias": "all", "norm": 2, "tied": True, "positions": sequence}
-    return _sizes(layers, hidden, heads, heads, 4 * hidden, vocabulary, sequence, **gpt | more)
+    more = {**_GPT, "positions": sequence, **more}
+    return _sizes(layers, hidden, heads, heads, 4 * hidden, vocabulary, sequence, **more)
 
 
+_GPT: dict[str, Any] = {"gated": False, "bias": "all", "norm": 2, "tied": True}
 _NEOX: dict[str, Any] = {"tied": False, "positions": 0}
 _MPT: dict[str, Any] = {"bias": "none", "norm": 1, "positions": 0}
 
@@ -200,10 +197,10 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {},
     "qwen2": {"bias": "qkv"},
     "qwen3": {"qk_norm": True},
-    "gpt2": {"gated": False, "bias": "all", "norm": 2, "tied": True},
-    "gpt_neox": {"gated": False, "bias": "all", "norm": 2},
-    "opt": {"gated": False, "bias": "all", "norm": 2, "tied": True},
-    "bloom": {"gated": False, "bias": "all", "norm": 2, "tied": True, "embedding_norm": True},
+    "gpt2": _GPT,
+    "gpt_neox": {**_GPT, "tied": False},
+    "opt": _GPT,
+    "bloom": {**_GPT, "embedding_norm": True},
     "mpt": {"gated": False, "tied": True},
 }
 # Names of one quantity in the configs of these families, in order of preference.

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from deepspeed_smddp.diagnostics import pictures
-from deepspeed_smddp.planning.answer import Answer, Planned, limit
+from deepspeed_smddp.planning.answer import Answer, Planned, host_bytes
 from deepspeed_smddp.planning.recommendation import ds_config
 from deepspeed_smddp.planning.step_time import communication_origin
 from deepspeed_smddp.planning.training_job import Job
@@ -52,7 +52,7 @@ def show(console: Console, answer: Answer) -> None:
         _does_not_fit(console, answer)
     _head(console, shown)
     _memory_and_step(console, shown)
-    _work(console, shown)
+    _work(console, shown, answer.tokens)
     _changes(console, answer)
     _curve(console, answer)
     _recommendation(console, answer)
@@ -73,15 +73,10 @@ def draw(answer: Answer, path: Path) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for library, name, colour in (("smddp", "smddp", "#c8401c"), ("nccl", "NCCL", "#1f6fb4")):
-        points = [p for p in answer.curve if p.library == library]
-        axes.plot(
-            [p.gpus for p in points],
-            [p.tflops for p in points],
-            marker="o",
-            color=colour,
-            label=name,
-        )
-    gpus = sorted({p.gpus for p in answer.curve})
+        points = [p for p in answer.curve if p.job.software.library == library]
+        tflops = [p.model_tflops for p in points]
+        axes.plot([p.job.gpus for p in points], tflops, marker="o", color=colour, label=name)
+    gpus = sorted({p.job.gpus for p in answer.curve})
     axes.set_xscale("log", base=2)
     axes.set_xticks(gpus, [str(n) for n in gpus])
     axes.set_ylim(bottom=0)
@@ -169,7 +164,7 @@ def _memory_and_step(console: Console, plan: Planned) -> None:
     console.print(both)
 
 
-def _work(console: Console, plan: Planned) -> None:
+def _work(console: Console, plan: Planned, tokens: float) -> None:
     job = plan.job
     table = Table.grid(padding=(0, 2))
     share = plan.model_tflops * 1e12 / job.cluster.gpu.flops(job.software.precision) * 100
@@ -179,16 +174,17 @@ def _work(console: Console, plan: Planned) -> None:
         f"{plan.hardware_tflops:.1f} with recomputation",
     )
     table.add_row("Tokens per second", f"{job.tokens_per_step / plan.step.total:,.0f}")
-    if plan.host_bytes:
-        rate = plan.host_bytes / plan.step.total * 8e-9
+    sent = host_bytes(job)
+    if sent:
+        rate = sent / plan.step.total * 8e-9
         table.add_row(
             "A host sends",
-            f"{_gb(plan.host_bytes)} per step, {rate:.0f} Gbit/s on average of "
+            f"{_gb(sent)} per step, {rate:.0f} Gbit/s on average of "
             f"{job.cluster.network_rate * 8e-9:g}",
         )
         table.add_row("Communication", communication_origin(job))
-    table.add_row("Limited by", limit(plan.step))
-    training = plan.training
+    table.add_row("Limited by", plan.limit)
+    training = plan.training(tokens)
     if training is not None:
         price = "" if training.price is None else f", {training.price:,.0f} by the price given"
         table.add_row(
@@ -216,8 +212,8 @@ def _changes(console: Console, answer: Answer) -> None:
 
 def _curve(console: Console, answer: Answer) -> None:
     table = _table("GPUs", "smddp", "NCCL", "smddp faster by", right=0)
-    by = {(p.gpus, p.library): p.tflops for p in answer.curve}
-    for gpus in sorted({p.gpus for p in answer.curve}):
+    by = {(p.job.gpus, p.job.software.library): p.model_tflops for p in answer.curve}
+    for gpus in sorted({p.job.gpus for p in answer.curve}):
         ours, theirs = by.get((gpus, "smddp")), by.get((gpus, "nccl"))
         if ours and theirs:
             row = (f"{ours:.1f}", f"{theirs:.1f}", f"{(ours / theirs - 1) * 100:+.0f} %")
@@ -227,14 +223,14 @@ def _curve(console: Console, answer: Answer) -> None:
         _say(console, "Model TFLOPS per GPU, with the same batch per GPU")
         console.print(table)
         _extended(console, answer)
-        if max(p.gpus for p in answer.curve) > PUBLISHED_GPUS:
+        if max(p.job.gpus for p in answer.curve) > PUBLISHED_GPUS:
             most = f"{PUBLISHED_GPUS:,} GPUs"
             _say(console, f"No published ZeRO-3 figure is of more than {most}.", "dim")
 
 
 def _extended(console: Console, answer: Answer) -> None:
     """Which points of the curve lie beyond the simulations."""
-    gpus = [p.gpus for p in answer.curve if "extended" in p.communication]
+    gpus = [p.job.gpus for p in answer.curve if "extended" in communication_origin(p.job)]
     if gpus:
         which = f"{min(gpus):,} to {max(gpus):,}" if len(gpus) > 1 else f"{gpus[0]:,}"
         words = "smddp's communication is partly beyond the simulations: see --json."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deepspeed_smddp.planning import PlanError
@@ -103,7 +103,7 @@ def single_changes(job: Job) -> list[Change]:
             if again is not None:
                 found[f"tensor parallelism {tensor}"] = again
     if job.hosts > 1:
-        fast = job.cluster.scaled_network(2)
+        fast = replace(job.cluster, network_rate=2 * job.cluster.network_rate)
         found["twice the network"] = job.having(cluster=fast)
     changes = [Change(t, j, step_time(j).total, fits(j)) for t, j in found.items()]
     return sorted(changes, key=lambda change: change.seconds)

@@ -17,11 +17,6 @@ from deepspeed_smddp.tuning.choice import (
 )
 
 _ZERO = "zero_optimization"
-# Other names that DeepSpeed accepts for the same key.
-_ALSO = {
-    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
-    "stage3_param_persistence_threshold": "param_persistence_threshold",
-}
 
 # DeepSpeed's own (deepspeed/runtime/zero/config.py), in elements; smddp's key for no bound.
 _DEFAULTS = {
@@ -34,30 +29,14 @@ _NO_BOUND = 1 << 50
 
 def open_keys(config: Mapping[str, Any]) -> list[str]:
     """Keys of a ZeRO-3 config that are absent or "auto"; none if the stage is not 3."""
-    zero = config.get(_ZERO)
-    if not isinstance(zero, Mapping) or zero.get("stage") != 3:
+    if _part(config, _ZERO).get("stage") != 3:
         return []
-    section = config.get(SECTION)
-    ours = section if isinstance(section, Mapping) else {}
-    return [
-        *(key for key in SMDDP_KEYS if ours.get(key, "auto") == "auto"),
-        *(
-            key
-            for key in ZERO_KEYS
-            if zero.get(key, zero.get(_ALSO.get(key, ""), "auto")) == "auto"
-        ),
-    ]
+    return [key for key, value in _held(config).items() if value == "auto"]
 
 
 def without_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     """A copy that leaves all sizes open."""
-    zero, section = dict(config.get(_ZERO) or {}), dict(config.get(SECTION) or {})
-    for key in ZERO_KEYS:
-        zero.pop(key, None)
-        zero.pop(_ALSO.get(key, ""), None)
-    for key in SMDDP_KEYS:
-        section.pop(key, None)
-    return {**config, _ZERO: zero, **({SECTION: section} if section else {})}
+    return _having(config, dict.fromkeys((*SMDDP_KEYS, *ZERO_KEYS), "auto"))
 
 
 def stated(config: Mapping[str, Any]) -> Choice:
@@ -66,52 +45,35 @@ def stated(config: Mapping[str, Any]) -> Choice:
     Raises:
         SmddpConfigError: one of them is no number.
     """
-    zero, section = config.get(_ZERO) or {}, config.get(SECTION) or {}
     found: dict[str, Any] = {}
-    for key in ZERO_KEYS:
-        value = zero.get(key, zero.get(_ALSO.get(key, ""), "auto"))
-        found[key] = _whole(key, _DEFAULTS[key] if value == "auto" else value)
-    for key in SMDDP_KEYS:
-        value = section.get(key, "auto")
-        found[key] = _whole(key, 0 if value == "auto" else value)
+    for key, value in _held(config).items():
+        size = _DEFAULTS.get(key, 0) if value == "auto" else value
+        if isinstance(size, bool) or not isinstance(size, (int, float)) or size < 0:
+            raise SmddpConfigError(
+                f'"{key}" in the DeepSpeed config is {value!r}; it may hold "auto" or a number of '
+                "at least 0"
+            )
+        found[key] = int(size)
     return Choice(**found)
-
-
-def _whole(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-        raise SmddpConfigError(
-            f'"{key}" in the DeepSpeed config is {value!r}; it may hold "auto" or a number of at '
-            "least 0"
-        )
-    return int(value)
 
 
 def set_all(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     """A copy with every size of the choice, so that nothing is left to measure."""
-    zero = {key: getattr(choice, key) for key in ZERO_KEYS}
     ours = {key: getattr(choice, key) or _NO_BOUND for key in SMDDP_KEYS}
-    bare = without_sizes(config)
-    return {**bare, _ZERO: {**bare[_ZERO], **zero}, SECTION: {**bare.get(SECTION, {}), **ours}}
+    return _having(config, ours | {key: getattr(choice, key) for key in ZERO_KEYS})
 
 
 def element_size(config: Mapping[str, Any]) -> int:
     """Bytes of a parameter's element in an AllGather."""
     for key in ("bf16", "bfloat16", "fp16"):
-        section = config.get(key)
-        if isinstance(section, Mapping) and section.get("enabled") in (True, "auto"):
+        if _part(config, key).get("enabled") in (True, "auto"):
             return 2
     return 4
 
 
 def fill_zero(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     """A copy of the config, with the chosen values for open keys of "zero_optimization"."""
-    open_ones = [key for key in open_keys(config) if key in ZERO_KEYS]
-    if not open_ones:
-        return dict(config)
-    zero = {**config[_ZERO], **{key: getattr(choice, key) for key in open_ones}}
-    for key in open_ones:
-        zero.pop(_ALSO.get(key, ""), None)  # it held "auto"
-    return {**config, _ZERO: zero}
+    return _having(config, {k: getattr(choice, k) for k in open_keys(config) if k in ZERO_KEYS})
 
 
 def fill(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
@@ -119,6 +81,32 @@ def fill(config: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
 
     A choice without a bound is written as "auto", as no other value means that.
     """
-    ours = {key: getattr(choice, key) or "auto" for key in SMDDP_KEYS if key in open_keys(config)}
-    filled = fill_zero(config, choice)
-    return {**filled, SECTION: {**filled.get(SECTION, {}), **ours}} if ours else filled
+    ours = {k: getattr(choice, k) or "auto" for k in open_keys(config) if k in SMDDP_KEYS}
+    return _having(fill_zero(config, choice), ours)
+
+
+def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _held(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the config has for each key, "auto" if nothing."""
+    zero, section = _part(config, _ZERO), _part(config, SECTION)
+    ours = {key: section.get(key, "auto") for key in SMDDP_KEYS}
+    return ours | {key: zero.get(key, zero.get(_alias(key), "auto")) for key in ZERO_KEYS}
+
+
+def _alias(key: str) -> str:
+    """The other name that DeepSpeed accepts for a key of stage 3."""
+    return key.removeprefix("stage3_")
+
+
+def _having(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy with these values, in the section that each key belongs to."""
+    found = dict(config)
+    for key, value in values.items():
+        name = SECTION if key in SMDDP_KEYS else _ZERO
+        section = {k: v for k, v in _part(found, name).items() if k != _alias(key)}
+        found[name] = section | {key: value}
+    return found

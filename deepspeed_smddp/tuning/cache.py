@@ -1,18 +1,26 @@
-"""Stores what was measured of a network, one file per topology, in the user's cache directory."""
+"""What was measured of a network: one file per topology in the user's cache directory.
+
+Hosts may have different directories: the file of a group's first rank counts for all its ranks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import torch
 from pydantic import AfterValidator, Field, TypeAdapter
 
+from deepspeed_smddp.distributed import launchers
 from deepspeed_smddp.tuning.choice import MOST_POINTS, NetworkModel, Seconds, Size, rising
+from deepspeed_smddp.version import __version__
 from deepspeed_smddp.whole_file import replace
+
+_BLOB = 4096  # bytes
 
 # Variables that change the network, or how collectives use it.
 _VARIABLES = (
@@ -49,6 +57,37 @@ def topology(version: str, hosts: Sequence[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def recall(
+    group: Any,
+    device: torch.device,
+    kind: TypeAdapter[_Kind],
+    holds: Callable[[_Kind], bool],
+    measure: Callable[[], _Kind],
+    *what: str,
+) -> tuple[_Kind, str]:
+    """What is known of a group's network, and whether it was ``measured`` or ``recalled``.
+
+    Collective, with equal results on all ranks. Groups with the same hosts by rank share it.
+
+    Args:
+        group: torch's, or the ``_C.ProcessGroupSMDDP`` in it.
+        device: of the tensors.
+        kind: of the value.
+        holds: whether a stored value still holds; collective.
+        measure: measures the value anew; collective.
+        what: further words that the value belongs to.
+    """
+    gpu = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
+    name = topology(" ".join([__version__, *what, *gpu]), _hosts(group))
+    known = _shared(load(name, kind), kind, group)
+    if known is not None and holds(known):
+        return known, "recalled"
+    found = measure()
+    if group.rank() == 0:
+        store(name, found, kind)
+    return found, "measured"
+
+
 def load(name: str, kind: TypeAdapter[_Kind]) -> _Kind | None:
     """What is stored under a name, or None if there is nothing that can be read."""
     try:
@@ -62,3 +101,24 @@ def store(name: str, value: _Kind, kind: TypeAdapter[_Kind]) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         directory().mkdir(parents=True, exist_ok=True)
         replace(directory() / f"{name}.json", kind.dump_json(value).decode())
+
+
+def _hosts(group: Any) -> list[str]:
+    """The identity of each rank's host, by rank; collective."""
+    name = launchers.host_name()
+    own = torch.frombuffer(bytearray(hashlib.sha256(name.encode()).digest()), dtype=torch.uint8)
+    gathered = torch.empty(own.numel() * group.size(), dtype=torch.uint8)
+    group._allgather_base(gathered, own).wait()
+    return [row.numpy().tobytes().hex() for row in gathered.chunk(group.size())]
+
+
+def _shared(value: _Kind | None, kind: TypeAdapter[_Kind], group: Any) -> _Kind | None:
+    """The value of the first rank, on all ranks; None if there is none or it is too long."""
+    text = b"" if value is None else kind.dump_json(value)
+    own = torch.zeros(_BLOB, dtype=torch.uint8)
+    if 0 < len(text) <= _BLOB:
+        own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    gathered = torch.empty(_BLOB * group.size(), dtype=torch.uint8)
+    group._allgather_base(gathered, own).wait()
+    found = gathered[:_BLOB].numpy().tobytes().rstrip(b"\0")
+    return kind.validate_json(found, strict=True) if found else None

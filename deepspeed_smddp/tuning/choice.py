@@ -24,6 +24,8 @@ from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, Field
 
+from deepspeed_smddp.config.units import size_text
+
 # At least this part of the best rate is nearly the full rate.
 NEARLY = 0.9
 AHEAD_PIECES = 4
@@ -137,26 +139,26 @@ def choose(network: NetworkModel, element_size: int = 2, on_gpu: bool = False) -
         collected,
         {
             "allgather_bucket_size": (
-                f"{_bytes(gather.size)} runs at {_rate(gather)}, at least {NEARLY:.0%} of the "
-                f"{_rate(best_gather)} seen at {_bytes(best_gather.size)}"
+                f"{size_text(gather.size)} runs at {_rate(gather)}, at least {NEARLY:.0%} of the "
+                f"{_rate(best_gather)} seen at {size_text(best_gather.size)}"
             ),
             "reduce_scatter_bucket_size": (
-                f"{_rate(best_reduce)} at {_bytes(best_reduce.size)}, but {_rate(largest)} at "
-                f"{_bytes(largest.size)}"
+                f"{_rate(best_reduce)} at {size_text(best_reduce.size)}, but {_rate(largest)} at "
+                f"{size_text(largest.size)}"
                 if bounded
-                else f"no bound: {_bytes(largest.size)} runs at {_rate(largest)}, "
+                else f"no bound: {size_text(largest.size)} runs at {_rate(largest)}, "
                 f"near the best, {_rate(best_reduce)}"
             ),
             "stage3_prefetch_bucket_size": (
-                f"{AHEAD_PIECES} pieces of {_bytes(bucket)}, and at least "
+                f"{AHEAD_PIECES} pieces of {size_text(bucket)}, and at least "
                 f"{AHEAD_SECONDS * 1e3:.0f} ms at {_rate(best_gather)}"
             ),
             "stage3_param_persistence_threshold": (
-                f"a start-up takes {latency * 1e6:.0f} us, in which {_bytes(int(half))} travel"
+                f"a start-up takes {latency * 1e6:.0f} us, in which {size_text(int(half))} travel"
             ),
             "reduce_bucket_size": (
-                f"{AHEAD_PIECES} times {_bytes(reduce.size)}, a ReduceScatter at {NEARLY:.0%} or "
-                f"more of {_rate(best_reduce)}"
+                f"{AHEAD_PIECES} times {size_text(reduce.size)}, a ReduceScatter at {NEARLY:.0%} "
+                f"or more of {_rate(best_reduce)}"
             ),
         },
     )
@@ -174,13 +176,6 @@ def _piece(points: Sequence[Point], largest: int) -> tuple[Point, Point]:
     near = [point for point in points if point.rate >= NEARLY * best.rate]
     short = [point for point in near if point.size <= largest]
     return short[-1] if short else near[0], best
-
-
-def _bytes(size: int) -> str:
-    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size} B"
 
 
 def _rate(point: Point) -> str:

@@ -10,10 +10,12 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
+from deepspeed_smddp.tuning import cache
 from deepspeed_smddp.tuning.choice import NetworkModel, Point
 
 # Bytes of all ranks' shards: 4 KiB to 16 MiB, on GPUs to 256 MiB.
@@ -23,6 +25,8 @@ CPU = torch.device("cpu")
 BUDGET_SECONDS = 1.2
 # A stored time is measured anew if the operation now takes more or less by this factor.
 STALE = 2.0
+# By group and type of device.
+_networks: WeakKeyDictionary[dist.ProcessGroup, dict[str, NetworkModel]] = WeakKeyDictionary()
 _PER_SIZE_SECONDS = 0.03
 _REPETITIONS = (3, 15)
 
@@ -43,6 +47,22 @@ def measure(group: Any, budget: float = BUDGET_SECONDS, device: torch.device = C
         tuple(Point(nbytes, seconds[0]) for nbytes, seconds in found),
         tuple(Point(nbytes, seconds[1]) for nbytes, seconds in found),
     )
+
+
+def find(group: dist.ProcessGroup, device: torch.device = CPU) -> tuple[NetworkModel, str]:
+    """The group's network model, and whether it was ``measured`` or ``recalled``; collective."""
+    known = _networks.setdefault(group, {})
+    if device.type in known:
+        return known[device.type], "recalled"
+
+    def holds(network: NetworkModel) -> bool:
+        middle = network.allgather[len(network.allgather) // 2]
+        return is_close([probe(group, middle.size, device)], [middle.seconds])
+
+    known[device.type], origin = cache.recall(
+        group, device, cache.NETWORK, holds, lambda: measure(group, device=device)
+    )
+    return known[device.type], origin
 
 
 def probe(group: Any, size: int, device: torch.device = CPU) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from deepspeed_smddp.errors import logger
-from deepspeed_smddp.tuning import cache, measure, startup
+from deepspeed_smddp.tuning import cache, measure
 from deepspeed_smddp.tuning.cache import RoutePoint
 
 BUDGET_SECONDS = 0.5  # of one collective
@@ -36,23 +36,23 @@ def resolve(group: Any, collective: str, device: str) -> list[Step] | None:
         return None
     began = time.perf_counter()
     where = torch.device(device)
-    name = "routes-" + startup.name_of(group, where, torch.__version__, collective, device)
-    known = startup.shared(cache.load(name, cache.ROUTES), cache.ROUTES, group)
 
     def point(size: int) -> tuple[int, list[float]]:
         small, large = measure.buffers(size, group, where)
         ways = [_way(group, collective, route, small, large) for route in ("smddp", "fallback")]
         return large.nbytes, measure.medians(ways, group, where, warm_up=2)
 
-    source = "recalled"
-    middle = known[len(known) // 2] if known else None
-    if middle is None or not measure.is_close(point(middle[0])[1], middle[1:]):
-        source = "measured"
+    def holds(points: list[RoutePoint]) -> bool:
+        size, *times = points[len(points) // 2]
+        return measure.is_close(point(size)[1], times)
+
+    def measured() -> list[RoutePoint]:
         found = measure.within(BUDGET_SECONDS, measure.SIZES["cpu"], point, group)
-        known = [(nbytes, ours, theirs) for nbytes, (ours, theirs) in found]
-        if group.rank() == 0:
-            cache.store(name, known, cache.ROUTES)
-    assert known is not None
+        return [(nbytes, ours, theirs) for nbytes, (ours, theirs) in found]
+
+    known, source = cache.recall(
+        group, where, cache.ROUTES, holds, measured, torch.__version__, collective, device
+    )
     steps = choose(known)
     if group.rank() == 0 and os.environ.get("RANK", "0") == "0":
         took = time.perf_counter() - began

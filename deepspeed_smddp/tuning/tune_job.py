@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -20,11 +19,10 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.parsing import SECTION, parse_section
 from deepspeed_smddp.distributed import launchers
 from deepspeed_smddp.errors import SmddpConfigError
-from deepspeed_smddp.tuning import auto_keys, decoder, startup, step_check
+from deepspeed_smddp.tuning import auto_keys, decoder, measure
 from deepspeed_smddp.tuning.choice import Choice, NetworkModel, choose
-from deepspeed_smddp.tuning.decoder import DecoderSizes
+from deepspeed_smddp.tuning.decoder import DecoderSizes, StepTimes
 from deepspeed_smddp.tuning.expected_step import StepKind, step_seconds
-from deepspeed_smddp.tuning.step_check import StepTimes
 
 # The share of a step's time that other sizes have to save, so that they are taken.
 _LEAST_GAIN = 0.01
@@ -120,12 +118,13 @@ def run(path: Path, asked: Asked) -> Tuned:
     _check_ranks()
     if asked.turns and _on_gpu():
         raise SmddpConfigError("--check runs steps on CPUs: set DS_ACCELERATOR=cpu for it")
-    settings.set_file(section, zero_allgather_elements=ds_config.allgather_elements(config))
+    bound = int(ds_config.number(config, settings.ZERO_BUCKET))
+    settings.set_file(section, zero_allgather_elements=bound)
     dist.init_process_group("smddp")
     try:
         group = dist.group.WORLD
         assert group is not None
-        network = startup.find(group)[0]
+        network = measure.find(group)[0]
         chosen = choose(network, auto_keys.element_size(config))
         open_keys = auto_keys.open_keys(config)
         after = replace(before, why=chosen.why, **{k: getattr(chosen, k) for k in open_keys})
@@ -138,7 +137,7 @@ def run(path: Path, asked: Asked) -> Tuned:
         found = Tuned(asked, open_keys, before, after, filled, group.rank(), expected)
         if asked.turns:
             ways = {"turns": asked.turns, "steps": asked.steps}
-            steps = step_check.run(config, asked.model, before, after, **ways)
+            steps = decoder.compare_steps(config, asked.model, before, after, **ways)
             found = replace(found, steps=steps)
         dist.barrier()
     finally:
@@ -150,8 +149,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     config = ds_config.read(str(path))
     if config is None:
         raise SmddpConfigError(f"{path} is neither JSON nor hjson with an object in it")
-    zero = config.get("zero_optimization")
-    if not isinstance(zero, Mapping) or zero.get("stage") != 3:
+    if ds_config.at(config, "zero_optimization.stage") != 3:
         raise SmddpConfigError(
             f'{path} has no "zero_optimization": {{"stage": 3}}; only ZeRO-3 has sizes to choose'
         )
@@ -187,37 +185,28 @@ def _expected(
     bytes_of = auto_keys.element_size(config)
     dtype = torch.bfloat16 if bytes_of == 2 else torch.float32
     ranks = dist.get_world_size()
-    own = decoder.compute_seconds(model, step_check.batch_of(config), dtype)
+    own = decoder.compute_seconds(model, decoder.batch_of(config), dtype)
     optimizer = decoder.optimizer_seconds(-(-model.parameters // ranks))
     slowest = torch.tensor([*own, optimizer], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     forward, backward, optimizer = slowest.tolist()
     modules = decoder.module_costs(model, forward, backward)
-    zero = config["zero_optimization"]
     kind = StepKind(
         network,
         modules,
         ranks,
         bytes_of,
         optimizer,
-        max_live=_number(zero, "stage3_max_live_parameters"),
-        max_reuse=_number(zero, "stage3_max_reuse_distance"),
+        max_live=_elements(config, "max_live_parameters"),
+        max_reuse=_elements(config, "max_reuse_distance"),
     )
     return step_seconds(kind, before), step_seconds(kind, after)
 
 
-def _number(zero: Mapping[str, Any], key: str) -> float:
-    found = zero.get(key, zero.get(key.removeprefix("stage3_"), "auto"))
-    return float(found) if isinstance(found, (int, float)) else 1e9  # DeepSpeed's default
-
-
-def write(data: Mapping[str, Any], path: Path) -> None:
-    """Writes JSON; of a config, without the comments of an hjson file.
-
-    Raises:
-        OSError: the file can't be written.
-    """
-    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+def _elements(config: Mapping[str, Any], key: str) -> float:
+    zero = "zero_optimization."
+    found = ds_config.number(config, zero + key, 1e9)  # DeepSpeed's default
+    return ds_config.number(config, f"{zero}stage3_{key}", found)
 
 
 def show(tuned: Tuned, console: Console) -> None:
@@ -246,18 +235,14 @@ def show(tuned: Tuned, console: Console) -> None:
     else:
         console.print(Text(f"expected  {_change(*tuned.expected)}"))
     if tuned.steps is not None:
-        console.print(Text(f"measured  {_change(*tuned.steps.medians)}, {_turns(tuned)}"))
+        pairs = list(zip(tuned.steps.before, tuned.steps.after, strict=True))
+        faster = sum(after < before for before, after in pairs)
+        text = f"{_change(*tuned.steps.medians)}, faster in {faster} of {len(pairs)} turns"
+        console.print(Text(f"measured  {text}"))
 
 
 def _change(before: float, after: float) -> str:
     return f"{before * 1e3:.4g} -> {after * 1e3:.4g} ms, {gain(before, after):+.1%} saved"
-
-
-def _turns(tuned: Tuned) -> str:
-    assert tuned.steps is not None
-    pairs = list(zip(tuned.steps.before, tuned.steps.after, strict=True))
-    faster = sum(after < before for before, after in pairs)
-    return f"faster in {faster} of {len(pairs)} turns"
 
 
 def _size(key: str, value: int) -> str:

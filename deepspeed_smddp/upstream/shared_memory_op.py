@@ -25,7 +25,8 @@ def leave_out_if_not_compilable() -> None:
     """
     try:
         accelerator = import_module("deepspeed.accelerator").get_accelerator()
-        if accelerator.create_op_builder(_BUILDER) is None or _is_installed():
+        installed = import_module("deepspeed.git_version_info").installed_ops.get(_NAME)
+        if accelerator.create_op_builder(_BUILDER) is None or installed:
             return
         compatible: Any = import_module("deepspeed.ops").__compatible_ops__
         if not compatible.get(_NAME) or _can_compile():
@@ -37,11 +38,6 @@ def leave_out_if_not_compilable() -> None:
         "smddp: DeepSpeed goes on without its shared-memory operation (for inference on CPUs), as "
         "there is no compiler or no ninja"
     )
-
-
-def _is_installed() -> bool:
-    installed = import_module("deepspeed.git_version_info").installed_ops
-    return bool(installed.get(_NAME))
 
 
 def _can_compile() -> bool:

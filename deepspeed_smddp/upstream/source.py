@@ -21,7 +21,7 @@ from deepspeed_smddp.config import settings
 from deepspeed_smddp.errors import warn_once
 from deepspeed_smddp.upstream import versions
 
-_SWITCHED = ("gather", "reduce", "overlap")  # features that the switch turns off
+_SWITCHED = ("gather", "reduce", "overlap")  # SMDDP_DEBUG=zero_paths=0 turns these off
 
 MISSING = "-"  # in place of a digest: the module is there, and has no such name
 
@@ -63,17 +63,15 @@ READ = _read()
 @cache
 def known(feature: str) -> bool:
     """Whether ``feature`` may replace its functions; if not, the first call logs why."""
-    if feature in _SWITCHED and not switched_on():
+    if feature in _SWITCHED and not settings.current().debug.zero_paths:
         return False
     reason = refusal(feature)
     if reason is not None:
-        step_back(feature, reason)
+        warn_once(
+            f"upstream {feature}",
+            f"smddp: {versions.SUPPORT[feature].otherwise}, as {reason}; the results are the same",
+        )
     return reason is None
-
-
-def switched_on() -> bool:
-    """False if ``SMDDP_DEBUG=zero_paths=0`` asks for DeepSpeed's own paths."""
-    return settings.current().debug.zero_paths
 
 
 def refusal(feature: str) -> str | None:
@@ -82,7 +80,7 @@ def refusal(feature: str) -> str | None:
     for place, read in READ[feature].items():
         module, _, name = place.partition(":")
         try:
-            found = digest(module, name)
+            found = digest_of(*parsed(module), name)
         except LookupError:
             found = MISSING
         except (ImportError, OSError, SyntaxError):
@@ -96,29 +94,10 @@ def refusal(feature: str) -> str | None:
     return None
 
 
-def step_back(feature: str, reason: str) -> None:
-    """Says, once, why ``feature`` leaves the work to the library."""
-    warn_once(
-        f"upstream {feature}",
-        f"smddp: {versions.SUPPORT[feature].otherwise}, as {reason}; the results are the same",
-    )
-
-
-def digest(module: str, name: str) -> str:
-    """A digest of the source of a module's class or function, without comments and indentation.
-
-    Nothing is imported.
-
-    Raises:
-        ImportError: there is no such module.
-        OSError: the module's source is not available.
-        LookupError: there is no such name in it.
-    """
-    return digest_of(*_parsed(module), name)
-
-
 def digest_of(text: str, tree: ast.Module, name: str) -> str:
-    """The same, of the text of a module and its tree.
+    """A digest of the source of a class or function, without comments and indentation.
+
+    Of the text of a module and its tree: nothing is imported.
 
     Raises:
         LookupError: there is no such name in it.
@@ -137,7 +116,13 @@ def digest_of(text: str, tree: ast.Module, name: str) -> str:
 
 
 @cache
-def _parsed(module: str) -> tuple[str, ast.Module]:
+def parsed(module: str) -> tuple[str, ast.Module]:
+    """The text of a module, and its tree.
+
+    Raises:
+        ImportError: there is no such module.
+        OSError: the module's source is not available.
+    """
     library, *rest = module.split(".")
     spec = find_spec(library)
     for folder in (spec and spec.submodule_search_locations) or ():

@@ -133,7 +133,7 @@ class LateCopy:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> LateCopies:
     copies = LateCopies()
-    monkeypatch.setattr(offload_model, "copies_for", lambda device: copies)
+    monkeypatch.setattr(offload_model, "Copies", lambda device: copies)
     return copies
 
 

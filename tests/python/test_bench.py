@@ -22,7 +22,7 @@ from deepspeed_smddp.bench.bench_report import FAILED, REFUSED, RIGHT, STOPPED, 
 from deepspeed_smddp.bench.call_buffers import CallBuffers
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.diagnostics.doctor import machine
-from deepspeed_smddp.planning import PlanError, asked_job
+from deepspeed_smddp.planning import PlanError, training_job
 
 SMDDP = [sys.executable, "-m", "deepspeed_smddp.commands.main", "bench"]
 
@@ -197,7 +197,7 @@ def measured(folder: Path, **changes: object) -> Path:
 def test_the_planner_takes_the_measured_network(tmp_path: Path) -> None:
     path = measured(tmp_path)
     # Half of the output crosses: 450 MB in 40 ms are 90 Gbit/s, the planner's share of 100.
-    assert asked_job.gbit_of_host(path) == pytest.approx(100)
+    assert training_job.gbit_of_host(path) == pytest.approx(100)
     assert plan("--network-from", str(path)) == plan("--network", "100")
     assert plan("--network-from", str(path)) != plan("--network", "400")
 
@@ -208,7 +208,7 @@ def test_what_says_nothing_of_a_network_is_refused(tmp_path: Path) -> None:
         ({"results": report().results[-2:]}, "has no AllGather over smddp"),
     ):
         with pytest.raises(PlanError, match=why):
-            asked_job.gbit_of_host(measured(tmp_path, **changes))
+            training_job.gbit_of_host(measured(tmp_path, **changes))
 
 
 # ---- real runs

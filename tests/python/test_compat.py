@@ -12,7 +12,7 @@ import pytest
 
 import deepspeed_smddp
 import ranks
-from deepspeed_smddp.compat import Unsupported, parameters, step
+from deepspeed_smddp.compat import Unsupported, modelparallel, parameters
 from deepspeed_smddp.compat.modelparallel import state
 from deepspeed_smddp.compat.parameters import ModelParallelParameters, SageMakerParameters
 from deepspeed_smddp.errors import SmddpConfigError
@@ -203,7 +203,7 @@ def test_a_step_cuts_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "cfg", ModelParallelParameters(microbatches=2))
     seen = []
 
-    @step.step(non_split_inputs=["table"], input_split_axes={"wide": 1})
+    @modelparallel.step(non_split_inputs=["table"], input_split_axes={"wide": 1})
     def function(batch: Any, wide: Any, table: Any, flag: bool = False) -> Any:
         seen.append((batch["x"].tolist(), wide.shape, table.shape, flag))
         return {"sum": batch["x"].sum().float()}, batch["x"]

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from deepspeed_smddp import errors
 from deepspeed_smddp.config import settings
+from deepspeed_smddp.config.fields import settings_of
 from deepspeed_smddp.config.parsing import RETIRED_VARIABLES, parse_section
 from deepspeed_smddp.config.schema import (
     VARIABLES,
     DebugSettings,
     ProcessSettings,
     SmddpConfig,
-    settings_of,
 )
 from deepspeed_smddp.errors import SmddpConfigError
 
@@ -62,7 +62,7 @@ def rows_of_core_table(table: str) -> dict[str, str]:
 def test_the_core_has_the_same_names_and_defaults(table: str, model: Any) -> None:
     ours = {}
     for one in settings_of(model):
-        if one.path not in model.python_only:
+        if not one.field.python_only:
             name = one.path if one.variable is None else one.variable.removeprefix("SMDDP_")
             default = one.field.default
             ours[name] = str(int(default) if isinstance(default, bool) else default)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed import c10d_logger
 
 import ranks
+from deepspeed_smddp import errors
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.config.parsing import parse_section
 from deepspeed_smddp.config.schema import VARIABLES
@@ -30,7 +31,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DEEPSPEED_TIMEOUT", raising=False)
     monkeypatch.setattr(settings, "_file", settings._File())
     monkeypatch.setattr(deadline, "_of_default_group", None)
-    monkeypatch.setattr(deadline, "_said", False)
+    monkeypatch.setattr(errors, "_warned", set())
 
 
 def in_module(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:

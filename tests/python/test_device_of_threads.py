@@ -112,9 +112,10 @@ class Status(Enum):
 def gather_parameters(ctx: Context) -> dict[str, int]:
     """ZeRO-3's gathers fill the parameters' own memory on the device, by copy engines."""
     from deepspeed_smddp.deepspeed import gather as zero_gather
+    from deepspeed_smddp.deepspeed import operations
     from deepspeed_smddp.distributed import backend
 
-    zero_gather._memory = lambda shard, ranks: host_empty(shard.numel() * ranks, shard.dtype)
+    operations.memory = lambda count, like: host_empty(count, like.dtype)
     params = []
     for number, numel in enumerate((1000, 7, 300_000)):
         part = -(-numel // ctx.size)
@@ -130,7 +131,6 @@ def gather_parameters(ctx: Context) -> dict[str, int]:
             )
         )
     init = SimpleNamespace(zero_param_process_group=None, get_partition_dp_group=lambda _: None)
-    # Checks the group, with ordinary memory.
     assert zero_gather.groups.serves(dist.group.WORLD, zero_gather.FEATURE)
     backend.reset_statistics()
     gathering = zero_gather._start(init, params, hpz=False)
@@ -176,10 +176,11 @@ def test_parameters_that_deepspeed_has_to_gather(monkeypatch: pytest.MonkeyPatch
 
 def reduce_gradients(ctx: Context) -> dict[str, int]:
     """ZeRO-3's gradients are summed by the device, where they lie."""
+    from deepspeed_smddp.deepspeed import operations
     from deepspeed_smddp.deepspeed import reduce as zero_reduce
     from deepspeed_smddp.distributed import backend
 
-    zero_reduce._memory = lambda count, like: host_empty(count, like.dtype)
+    operations.memory = lambda count, like: host_empty(count, like.dtype)
     # Two lie in one bucket, side by side; their padding would reach beyond the first one's end.
     bucket = host_empty(1001 + 7, torch.bfloat16)
     gradients = [bucket[:1001].view(13, 77), bucket[1001:], host_empty(30_000, torch.bfloat16)]

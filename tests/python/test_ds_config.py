@@ -15,6 +15,7 @@ import pytest
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config.schema import SmddpConfig
+from deepspeed_smddp.config.settings import ZERO_BUCKET
 from deepspeed_smddp.deepspeed import comm_backend, hooks
 from deepspeed_smddp.errors import SmddpConfigError
 
@@ -75,9 +76,11 @@ def test_arguments_of_initialize_are_searched() -> None:
 
 @pytest.mark.parametrize("size", ["auto", True, None])
 def test_allgather_bucket_size_of_zero_counts_only_if_it_is_a_number(size: object) -> None:
-    assert ds_config.allgather_elements({"zero_optimization": {"allgather_bucket_size": size}}) == 0
-    assert ds_config.allgather_elements({"zero_optimization": True}) == 0
-    assert ds_config.allgather_elements({}) == 0
+    assert (
+        ds_config.number({"zero_optimization": {"allgather_bucket_size": size}}, ZERO_BUCKET) == 0
+    )
+    assert ds_config.number({"zero_optimization": True}, ZERO_BUCKET) == 0
+    assert ds_config.number({}, ZERO_BUCKET) == 0
 
 
 def test_misspelt_backend_is_one_sentence() -> None:

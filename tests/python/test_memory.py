@@ -458,4 +458,4 @@ def test_a_wrong_value_gives_a_warning() -> None:
     environment = {**os.environ, "SMDDP_SHARED_ALLOCATOR": "yes"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0
-    assert "SMDDP_SHARED_ALLOCATOR is 'yes', but may hold 0 or 1" in ended.stderr
+    assert 'SMDDP_SHARED_ALLOCATOR is "yes", but may hold true or false' in ended.stderr

@@ -83,8 +83,10 @@ def test_a_gather_of_a_layer_takes_what_a_rail_of_its_hosts_takes(cluster: str) 
     network = f"--latency-us {TABLE.latency_us} --message-us {TABLE.message_us} --bytes {nbytes}"
     (now,) = simulate(*options.split(), *network.split())["results"]
     group = collective_time.RankGroup(8 * hosts, 1, of, "smddp")
-    inside = collective_time.all_gather(nbytes / hosts, group._replace(ranks=8), c)
-    planned = collective_time.all_gather(nbytes, group, c) - inside
+    inside = collective_time.collective_seconds(
+        "all_gather", nbytes / hosts, group._replace(ranks=8), c
+    )
+    planned = collective_time.collective_seconds("all_gather", nbytes, group, c) - inside
     assert planned == pytest.approx(now["seconds"], rel=0.05)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deepspeed_smddp.deepspeed import comm_backend, unsupported_features, wrapped_calls
+from deepspeed_smddp.deepspeed import comm_backend, hooks, unsupported_features
 from deepspeed_smddp.upstream.wrapping import surround
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -47,9 +47,9 @@ def test_a_backend_that_the_config_overrides(
     def init_distributed(dist_backend: str | None = None, config: Any = None) -> str | None:
         return dist_backend
 
-    monkeypatch.setattr(wrapped_calls, "_accelerator_backend", lambda: "nccl")
+    monkeypatch.setattr(hooks, "_accelerator_backend", lambda: "nccl")
     monkeypatch.setattr(comm_backend, "prepare", lambda request: None)
-    called = surround(init_distributed, wrapped_calls.around_init_distributed)
+    called = surround(init_distributed, hooks.around_init_distributed)
     assert called(config={"comm_backend": "smddp"}) == "smddp"
     assert not caplog.text
     assert called("nccl", config={"comm_backend": "smddp"}) == "smddp"

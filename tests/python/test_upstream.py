@@ -85,7 +85,10 @@ def test_versions(feature: str, version: tuple[int, int, int], said: str | None)
 
 def test_functions_must_have_been_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = "json:loads", "json:dumps"
-    now = {place: source.digest("json", place.partition(":")[2]) for place in (first, second)}
+    now = {
+        place: source.digest_of(*source.parsed("json"), place.partition(":")[2])
+        for place in (first, second)
+    }
     read = {first: {now[first]: frozenset({"1"})}, second: {now[second]: frozenset({"1", "2"})}}
     monkeypatch.setitem(source.READ, "gather", read)
     assert source.refusal("gather") is None

@@ -63,13 +63,13 @@ def count_calls(calls: Counter[str]) -> None:
 
 def features(calls: Counter[str]) -> dict[str, bool]:
     """What took part in the training, or, where that leaves no trace, is installed."""
-    from deepspeed_smddp.tuning import startup
+    from deepspeed_smddp.deepspeed import auto
     from deepspeed_smddp.upstream import source, versions, wrapping
 
     filled_in = wrapping.is_wrapped(deepspeed.runtime.config.get_zero_config)
     return {
         **{name: calls[name] > 0 for name in ("gather", "reduce", "overlap")},
-        "bucket sizes": filled_in and startup.current() is not None,
+        "bucket sizes": filled_in and auto.current() is not None,
         "comms log": source.refusal("comms log") is None,
         "monitor": source.refusal("monitor") is None,
         "sharding": versions.refusal("sharded_data_parallel_degree", deepspeed) is None,

@@ -7,7 +7,6 @@ the shard group only; once per accumulation boundary the replica groups average 
 
 This rests on DeepSpeed 0.19.8, which keeps a process group per parameter. ``zero.Init`` gets the
 shard group (``sharding_degree``), and so does stage 3 (``sharded_stage3``). Broadcasts of initial
-values reach all replicas (``replica_broadcast``), and a checkpoint is that of one shard group
-(``sharded_checkpoint``). Everything else, batch sizes and learning rates included, is that of all n
-ranks.
+values reach all replicas, and a checkpoint is that of one shard group (``sharded_checkpoint``).
+Everything else, batch sizes and learning rates included, is that of all n ranks.
 """

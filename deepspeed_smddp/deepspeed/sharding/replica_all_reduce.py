@@ -91,11 +91,7 @@ class ReplicaAllReduce:
             self._compare(early)
 
     def _average(self, run: Run) -> Any:
-        # Divides first, as DeepSpeed does: a sum of fp16 gradients must not overflow if their mean
-        # does not.
-        part = self.buffer.narrow(0, run[0], run[1] - run[0])
-        part.div_(self._sharding.replicas)
-        return dist.all_reduce(part, group=self._sharding.replica_group, async_op=True)
+        return self._sharding.average(self.buffer.narrow(0, run[0], run[1] - run[0]))
 
     def _compare(self, runs: list[Run]) -> None:
         digest = zlib.crc32(repr(runs).encode())

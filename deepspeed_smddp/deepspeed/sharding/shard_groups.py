@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from deepspeed_smddp.config import settings
@@ -38,6 +39,13 @@ class Sharding:
         """The index of the copy that this rank holds a shard of."""
         return self.world.rank() // self.degree
 
+    def average(self, part: torch.Tensor) -> Any:
+        """Starts to replace a part of a shard by its mean over the replicas."""
+        # Divides first, as DeepSpeed does: a sum of fp16 gradients must not overflow if their mean
+        # does not.
+        part.div_(self.replicas)
+        return dist.all_reduce(part, group=self.replica_group, async_op=True)
+
     @classmethod
     def within(cls, world: Any = None) -> Sharding | None:
         """The division of ``world`` (None: all ranks) that the settings ask for.
@@ -49,54 +57,44 @@ class Sharding:
             SmddpConfigError: the degree does not divide the world's size.
         """
         degree = asked_degree()
-        if degree == 0:
+        world = dist.group.WORLD if world is None else world
+        if degree in (0, world.size()):
             return None
-        return _groups().divide(dist.group.WORLD if world is None else world, degree)
+        if world.size() % degree:
+            raise no_divisor(KEY, degree, world.size(), "data-parallel ranks", OR_ALL)
+        ranks = tuple(dist.get_process_group_ranks(world))
+        made = _of_job()
+        if (degree, ranks) not in made:
+            made[degree, ranks] = _make(world, ranks, degree)
+        return made[degree, ranks]
 
     @classmethod
     def of(cls, shard_group: Any) -> Sharding | None:
         """The division whose shard group is this process group, or None."""
-        return _groups().by_shard_group.get(shard_group)
+        return next((one for one in _of_job().values() if one.shard_group is shard_group), None)
 
 
-class _Groups:
-    """The groups made under one default group. All ranks make them once, in the same order."""
-
-    def __init__(self) -> None:
-        self.default = dist.group.WORLD
-        self.by_shard_group: dict[Any, Sharding] = {}
-        self._by_ranks: dict[tuple[int, tuple[int, ...]], Sharding] = {}
-
-    def divide(self, world: Any, degree: int) -> Sharding | None:
-        size = world.size()
-        if degree == size:
-            return None
-        if size % degree:
-            raise no_divisor(KEY, degree, size, "data-parallel ranks", OR_ALL)
-        ranks = tuple(dist.get_process_group_ranks(world))
-        if (degree, ranks) not in self._by_ranks:
-            self._make(world, ranks, degree)
-        return self._by_ranks[degree, ranks]
-
-    def _make(self, world: Any, ranks: tuple[int, ...], degree: int) -> None:
-        worlds = [ranks] if len(ranks) == dist.get_world_size() else _worlds_of_all_ranks(ranks)
-        shards = [list(w[i : i + degree]) for w in worlds for i in range(0, len(w), degree)]
-        replicas = [list(w[i::degree]) for w in worlds for i in range(degree)]
-        make: Callable[..., Any] = dist.new_subgroups_by_enumeration
-        shard_group, _ = make(shards)
-        replica_group, _ = make(replicas)
-        sharding = Sharding(degree, world, shard_group, replica_group)
-        self._by_ranks[degree, ranks] = self.by_shard_group[shard_group] = sharding
+# Of one default group, by degree and the world's ranks. All ranks make them in the same order.
+_made: dict[tuple[int, tuple[int, ...]], Sharding] = {}
+_default: Any = None
 
 
-_made: _Groups | None = None
-
-
-def _groups() -> _Groups:
-    global _made
-    if _made is None or _made.default is not dist.group.WORLD:  # a new job in the same process
-        _made = _Groups()
+def _of_job() -> dict[tuple[int, tuple[int, ...]], Sharding]:
+    global _default
+    if _default is not dist.group.WORLD:  # a new job in the same process
+        _default = dist.group.WORLD
+        _made.clear()
     return _made
+
+
+def _make(world: Any, ranks: tuple[int, ...], degree: int) -> Sharding:
+    worlds = [ranks] if len(ranks) == dist.get_world_size() else _worlds_of_all_ranks(ranks)
+    shards = [list(w[i : i + degree]) for w in worlds for i in range(0, len(w), degree)]
+    replicas = [list(w[i::degree]) for w in worlds for i in range(degree)]
+    make: Callable[..., Any] = dist.new_subgroups_by_enumeration
+    shard_group, _ = make(shards)
+    replica_group, _ = make(replicas)
+    return Sharding(degree, world, shard_group, replica_group)
 
 
 def _worlds_of_all_ranks(ranks: tuple[int, ...]) -> list[tuple[int, ...]]:

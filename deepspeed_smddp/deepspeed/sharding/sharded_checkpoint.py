@@ -73,20 +73,17 @@ class ShardCheckpoints:
             engine.save_zero_checkpoint = engine.save_non_zero_checkpoint = False
 
     def _common_checkpoint_state(self, *args: Any, **options: Any) -> dict[str, Any]:
+        # Readers use it as the number of files.
         state: dict[str, Any] = self._original["_common_checkpoint_state"](*args, **options)
-        state["dp_world_size"] = self._count  # readers use it as the number of files
-        return state
+        return state | {"dp_world_size": self._count}
 
     def _get_all_ckpt_names(self, folder: str, tag: str) -> list[str]:
         names: list[str] = self._original["_get_all_ckpt_names"](folder, tag)
         if names:
             return names
         # There were fewer shards. The files differ only in buffers and frozen parameters.
-        return sorted(
-            glob.glob(
-                self._engine._get_ckpt_name(folder, tag, mp_placeholder="*", pp_placeholder="0")
-            )
-        )
+        name = self._engine._get_ckpt_name
+        return sorted(glob.glob(name(folder, tag, mp_placeholder="*", pp_placeholder="0")))
 
     def _load_checkpoint(self, load_dir: str, tag: str, **options: Any) -> Any:
         self._frozen_elsewhere = False
@@ -129,8 +126,8 @@ class ShardCheckpoints:
         files = self._optimizer_files(load_dir, tag)
         places = self._places(load_dir, tag, old_count)
 
-        # Copies by old rank: (group, offset in it, old group, offset in it, length).
-        copies: dict[int, list[tuple[int, int, int, int, int]]] = defaultdict(list)
+        # By old rank: (group, offset of the parameter in it, the same of the old group, piece).
+        copies: dict[int, list[tuple[int, int, int, int, Piece]]] = defaultdict(list)
         alike: list[int] = []  # for each new group, an old group of the same parameter group
         for index, parameters in enumerate(optimizer.fp16_groups):
             offset = 0
@@ -145,15 +142,7 @@ class ShardCheckpoints:
                         f"the model {parameter.ds_numel}"
                     )
                 for piece in pieces(elements, old_count, self._count, self._rank):
-                    copies[piece.old_rank].append(
-                        (
-                            index,
-                            offset + piece.new_start,
-                            old_index,
-                            old_offset + piece.old_start,
-                            piece.length,
-                        )
-                    )
+                    copies[piece.old_rank].append((index, offset, old_index, old_offset, piece))
                 offset += parameter.partition_numel()
             alike.append(places[engine.param_names[parameters[0]]][0])
 
@@ -170,12 +159,12 @@ class ShardCheckpoints:
                 for width, like in zip(widths, alike, strict=True):
                     flats.append(old_flats[like].new_zeros(width))
                     states.append(_like(old_states.get(like, {}), old_flats[like], width))
-            for index, start, old_index, old_start, length in copies[old_rank]:
+            for index, offset, old_index, old_offset, piece in copies[old_rank]:
                 source = old_flats[old_index]
-                _copy(flats[index], start, source, old_start, length)
+                _copy(flats[index], source, piece, offset, old_offset)
                 for key, value in old_states.get(old_index, {}).items():
                     if _is_sharded(value, source):
-                        _copy(states[index][key], start, value, old_start, length)
+                        _copy(states[index][key], value, piece, offset, old_offset)
 
         group_of = optimizer.sub_group_to_group_id
         base = whole["optimizer_state_dict"]
@@ -233,8 +222,7 @@ class ShardCheckpoints:
         for old_rank, parts in wanted.items():
             fragments = self._model_state(load_dir, tag, old_rank)["frozen_param_fragments"]
             for name, piece in parts:
-                target = frozen[name].ds_tensor.data
-                _copy(target, piece.new_start, fragments[name], piece.old_start, piece.length)
+                _copy(frozen[name].ds_tensor.data, fragments[name], piece)
 
 
 def _is_sharded(value: Any, flat: torch.Tensor) -> bool:
@@ -250,7 +238,7 @@ def _like(state: Mapping[str, Any], flat: torch.Tensor, width: int) -> dict[str,
 
 
 def _copy(
-    target: torch.Tensor, start: int, source: torch.Tensor, old_start: int, length: int
+    target: torch.Tensor, source: torch.Tensor, piece: Piece, offset: int = 0, old_offset: int = 0
 ) -> None:
-    old = source.detach().narrow(0, old_start, length)
-    target.detach().narrow(0, start, length).copy_(old)
+    old = source.detach().narrow(0, old_offset + piece.old_start, piece.length)
+    target.detach().narrow(0, offset + piece.new_start, piece.length).copy_(old)

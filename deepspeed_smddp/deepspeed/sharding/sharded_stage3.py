@@ -18,7 +18,6 @@ import torch.distributed as dist
 from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
-from deepspeed_smddp.deepspeed import overlap
 from deepspeed_smddp.deepspeed.sharding.replica_all_reduce import ReplicaAllReduce
 from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding
 from deepspeed_smddp.errors import SmddpConfigError
@@ -46,7 +45,6 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         self.average_over_replicas()
         super().step(closure)
 
-    @overlap.may_override
     def partition_grads(self, params_to_release: Any, grad_partitions: Any) -> Any:
         """Takes the shard group's sums; in the last micro-step starts their replica all-reduce."""
         numbers = [param.ds_id for param in params_to_release]
@@ -81,7 +79,7 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
         self._wait()
         part, _ = self._get_fp32_grad_state_partition(param=param, release_swap_buffers=True)
         part = part.to(param.device, torch.float32, copy=True)
-        _average(part, self.sharding)
+        self.sharding.average(part).wait()
         return self._fp32_state_allgather(param, part)  # type: ignore[no-any-return]
 
     def update_fp32_grad_for_param_vectorized(
@@ -124,13 +122,6 @@ class ShardedStage3(DeepSpeedZeroOptimizer_Stage3):  # type: ignore[misc]
             )
 
 
-def _average(tensor: torch.Tensor, sharding: Sharding) -> None:
-    # Divides first, as DeepSpeed does: a sum of fp16 gradients must not overflow if their mean does
-    # not.
-    tensor.div_(sharding.replicas)
-    dist.all_reduce(tensor, group=sharding.replica_group)
-
-
 @contextlib.contextmanager
 def in_place_of_stage3() -> Iterator[None]:
     """Engines built in this context use :class:`ShardedStage3`: they look it up in its module."""
@@ -157,17 +148,5 @@ def verify(engine: Any) -> Sharding | None:
             raise SmddpConfigError(
                 f"{KEY} is {sharding.degree}, but the parameter {name} is partitioned over {count} "
                 "ranks; give zero.Init the same DeepSpeed config as deepspeed.initialize"
-            )
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        held = sum(p.partition_numel() for group in optimizer.fp16_groups for p in group)
-        if (
-            not isinstance(optimizer, ShardedStage3)
-            or optimizer.dp_process_group is not sharding.shard_group
-            or optimizer.partition_count != sharding.degree
-            or optimizer.grad_partitions_flat_buffer.numel() != held
-        ):
-            raise SmddpConfigError(
-                f"{KEY} is {sharding.degree}, but this engine's {type(optimizer).__name__} does "
-                "not shard its state by it; set the degree to 0"
             )
     return sharding

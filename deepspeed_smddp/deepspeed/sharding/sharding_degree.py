@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from deepspeed_smddp.config import ds_json as ds_config
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.deepspeed.sharding import replica_broadcast
 from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding, asked_degree
 from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import ShardCheckpoints
 from deepspeed_smddp.errors import SmddpConfigError, warn_once
@@ -52,7 +51,7 @@ def sharded(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
             Sharding.within(engine.seq_data_parallel_group)  # raises if it has fewer ranks
         _attach_checkpoints(engine, None)
         return
-    check_deepspeed()
+    _check_version()
     check_config(config)
     # It derives from DeepSpeed's stage 3, so its import imports DeepSpeed.
     from deepspeed_smddp.deepspeed.sharding import sharded_stage3
@@ -74,48 +73,19 @@ def choose_group(call: Call) -> None:
         name = "sequence_data_parallel_group"
     world = given.get(name)
     if Sharding.of(world) is None and degree != (_job_size() if world is None else world.size()):
-        check_deepspeed()
+        _check_version()
         sharding = Sharding.within(world)
         if sharding is not None:
-            replica_broadcast.install()
+            _reach_replicas()
             call.change(**{name: sharding.shard_group})
 
 
-def check_deepspeed() -> None:
-    """Refuses a version of DeepSpeed that is not supported, or that lacks a name it should have.
-
-    Raises:
-        SmddpConfigError: names the version, or what is missing.
-    """
+def _check_version() -> None:
     import deepspeed
-    from deepspeed.runtime.engine import DeepSpeedEngine
-    from deepspeed.runtime.zero import partition_parameters, stage3
 
     unsupported = versions.refusal("sharded_data_parallel_degree", deepspeed)
     if unsupported is not None:
         raise SmddpConfigError(f"{KEY} {unsupported}; install a known one, or set the degree to 0")
-    wanted = (
-        (partition_parameters, ("dist", "GatheredParameters", "Init")),
-        (
-            stage3.DeepSpeedZeroOptimizer_Stage3,
-            (
-                "step",
-                "_finalize_offload_gradient_accumulation",
-                "_get_norm_groups",
-                "get_fp32_grad_for_param",
-                "_get_param_partition_group",
-            ),
-        ),
-        (DeepSpeedEngine, ShardCheckpoints.METHODS),
-    )
-    for owner, names in wanted:
-        for name in names:
-            if not hasattr(owner, name):
-                raise SmddpConfigError(
-                    f"{KEY} needs {owner.__name__}.{name}, which this copy of DeepSpeed "
-                    f"{deepspeed.__version__} lacks; install the released one, or set the degree "
-                    "to 0"
-                )
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -198,3 +168,42 @@ def _attach_checkpoints(engine: Any, sharding: Sharding | None) -> None:
 
 def _job_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+class ReplicaBroadcast:
+    """``deepspeed.comm``, but a call on a shard group is a call on its data-parallel world.
+
+    ``zero.Init``, ``Module.apply`` under it and ``GatheredParameters(modifier_rank=...)`` broadcast
+    a parameter within the group that it is partitioned over. If that is a shard group, the other
+    replicas would keep values of their own, and the source, a rank of the data-parallel world, may
+    not be in the group at all.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def broadcast(self, tensor: Any, src: int, group: Any = None, **options: Any) -> Any:
+        """Sends from global rank ``src`` to all data-parallel ranks."""
+        sharding = Sharding.of(group)
+        if sharding is not None:
+            group = sharding.world
+            ranks = dist.get_process_group_ranks(group)
+            src = src if src in ranks else ranks[0]  # Module.apply passes 0 for the first rank
+        return self._comm.broadcast(tensor, src, group=group, **options)
+
+    def get_global_rank(self, group: Any = None, group_rank: int = 0) -> int:
+        """The global rank of a data-parallel rank."""
+        sharding = Sharding.of(group)
+        if sharding is not None:
+            return dist.get_process_group_ranks(sharding.world)[group_rank]
+        return int(self._comm.get_global_rank(group, group_rank))
+
+
+def _reach_replicas() -> None:
+    from deepspeed.runtime.zero import partition_parameters
+
+    if not isinstance(partition_parameters.dist, ReplicaBroadcast):
+        partition_parameters.dist = ReplicaBroadcast(partition_parameters.dist)

@@ -21,16 +21,9 @@ from typing import Any
 import torch
 
 from deepspeed_smddp.config import settings
-from deepspeed_smddp.config.parsing import parse_debug, show
-from deepspeed_smddp.config.schema import (
-    DEBUG,
-    PREFIX,
-    DebugSettings,
-    ProcessSettings,
-    Setting,
-    SmddpConfig,
-    settings_of,
-)
+from deepspeed_smddp.config.fields import PREFIX, Setting, settings_of, show
+from deepspeed_smddp.config.parsing import parse_debug
+from deepspeed_smddp.config.schema import DEBUG, DebugSettings, ProcessSettings, SmddpConfig
 from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.diagnostics.doctor.facts import Finding, Verdict, limited
 from deepspeed_smddp.distributed import extension

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import deepspeed_smddp
-from deepspeed_smddp.config.schema import PREFIX
+from deepspeed_smddp.config.fields import PREFIX
 from deepspeed_smddp.diagnostics.doctor import checks, machine
 from deepspeed_smddp.diagnostics.doctor.facts import Fact, Finding, RankFacts, Verdict, limited
 from deepspeed_smddp.distributed import extension, launchers

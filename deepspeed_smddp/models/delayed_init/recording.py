@@ -6,7 +6,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cache
 from typing import Any
 
 import torch
@@ -14,78 +13,51 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from deepspeed_smddp.models.delayed_init.replay import Operation, Storage, View, replay
+from deepspeed_smddp.models.delayed_init.replay import Operation, View, replay
 from deepspeed_smddp.upstream.wrapping import replaced
 
 # Functions that make parameters, and the other factories that draw from the generator.
-_FACTORIES = frozenset(
-    (
-        torch.empty,
-        torch.empty_strided,
-        torch.zeros,
-        torch.ones,
-        torch.full,
-        torch.rand,
-        torch.randn,
-        torch.randint,
-        torch.randperm,
-    )
-)
+_NAMES = ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn", "randint", "randperm")
+_FACTORIES = frozenset(getattr(torch, name) for name in _NAMES)
 _WITHOUT_VALUES = ("aten::empty", "aten::empty_strided", "aten::new_empty", "aten::empty_like")
 _IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
-# Private, of torch 2.13; refusal() checks that the recorded call gives equal values.
+# Private, of torch 2.13; the public function calls it.
 _TRUNC_NORMAL = "_no_grad_trunc_normal_"
 # In-place operations that do not read the tensor that they write.
-_OVERWRITE = (
-    "aten::normal_",
-    "aten::uniform_",
-    "aten::fill_",
-    "aten::zero_",
-    "aten::copy_",
-    "aten::random_",
-    "aten::bernoulli_",
-    "aten::exponential_",
-    "aten::geometric_",
-    "aten::log_normal_",
-    "aten::cauchy_",
-)
+_OVERWRITE = {
+    *("aten::fill_", "aten::zero_", "aten::copy_", "aten::random_", "aten::bernoulli_"),
+    *("aten::normal_", "aten::log_normal_", "aten::uniform_", "aten::exponential_"),
+    *("aten::geometric_", "aten::cauchy_"),
+}
 
 
 class Record:
-    """As a context: tensors are made on the meta device, and operations on them are recorded.
+    """As a context: tensors are made on the meta device, and operations on them are recorded."""
 
-    ``reason`` says why calls of this torch's ``trunc_normal_`` are refused; None: it records them.
-    """
-
-    def __init__(self, reason: str | None = None) -> None:
-        self._reason = reason
+    def __init__(self) -> None:
         self._operations: list[Operation] = []
         # By address; kept alive, so that no address is used twice.
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._contexts = ExitStack()
 
     def __enter__(self) -> Record:
-        if self._reason is not None and not hasattr(torch.nn.init, _TRUNC_NORMAL):
-            # Calls by code that imported the public function earlier would not be intercepted.
-            _refuse(self._reason)
-        self._contexts = ExitStack()
-        for name, function in self._sampling_loops().items():
-            self._contexts.enter_context(replaced(torch.nn.init, name, function))
+        # How often trunc_normal_ draws depends on the values that it drew, and on a meta tensor it
+        # does nothing, so its call is recorded as one operation.
+        original = getattr(torch.nn.init, _TRUNC_NORMAL, None)
+        if original is None:
+            raise RuntimeError(
+                "delayed_init can't record torch.nn.init.trunc_normal_, as this torch "
+                f"({torch.__version__}) has no torch.nn.init.{_TRUNC_NORMAL}; build the model "
+                "without delayed_init"
+            )
+        recorded = functools.partial(self._recorded, original)
+        self._contexts.enter_context(replaced(torch.nn.init, _TRUNC_NORMAL, recorded))
         self._contexts.enter_context(_OnMeta())
         self._contexts.enter_context(_Watch(self))
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._contexts.close()
-
-    def _sampling_loops(self) -> dict[str, Callable[..., Any]]:
-        # Replacements in torch.nn.init. How often trunc_normal_ draws depends on the values that it
-        # drew, and on a meta tensor it does nothing, so its call is recorded as one operation.
-        if self._reason is not None:
-            refusing = functools.partial(_refuse, self._reason)
-            return dict.fromkeys((_TRUNC_NORMAL, "trunc_normal_"), refusing)
-        original = getattr(torch.nn.init, _TRUNC_NORMAL)
-        return {_TRUNC_NORMAL: functools.partial(self._recorded, original)}
 
     def _recorded(
         self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any
@@ -152,42 +124,10 @@ class Record:
         self._storages.setdefault(storage._cdata, storage)
         return int(storage._cdata)
 
-    def replay(self, wanted: set[int]) -> Iterator[Storage]:
+    def replay(self, wanted: set[int]) -> Iterator[tuple[int, torch.UntypedStorage]]:
         """Each wanted storage once its content is final; see :func:`replay.replay`."""
         sizes = {index: storage.nbytes() for index, storage in self._storages.items()}
         return replay(self._operations, sizes, wanted)
-
-
-@cache
-def refusal() -> str | None:
-    """Why calls of ``trunc_normal_`` can't be recorded under this torch, or None.
-
-    The check records a call that draws several times, between other initialisers, and compares the
-    replayed values with those of ordinary calls, to the bit.
-    """
-    if not callable(getattr(torch.nn.init, _TRUNC_NORMAL, None)):
-        return f"this torch ({torch.__version__}) has no torch.nn.init.{_TRUNC_NORMAL}"
-
-    def build() -> torch.Tensor:
-        tensor = torch.nn.init.normal_(torch.empty(3, 64))
-        torch.nn.init.trunc_normal_(tensor[1], 0.5, 1.0, 0.4, 0.6)
-        torch.nn.init.uniform_(tensor[2])
-        return tensor
-
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        expected = build()
-        record = Record()
-        try:
-            with record:
-                recorded = View.of(build())
-            torch.manual_seed(0)
-            found = [recorded.within(s.memory) for s in record.replay({recorded.storage})]
-        except (RuntimeError, TypeError) as error:
-            return f"recording that of this torch ({torch.__version__}) failed: {error}"
-    if len(found) == 1 and torch.equal(found[0], expected):
-        return None
-    return f"that of this torch ({torch.__version__}) draws in another way than was recorded"
 
 
 def _described(value: Any) -> Any:
@@ -211,13 +151,6 @@ def _shadow(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and not value.is_meta:
         return torch.empty_like(value, device="meta")
     return value
-
-
-def _refuse(reason: str, *args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError(
-        f"delayed_init can't record torch.nn.init.trunc_normal_, as {reason}; build the model "
-        "without delayed_init, or initialise it by another function"
-    )
 
 
 class _OnMeta(TorchFunctionMode):

@@ -64,21 +64,13 @@ class Operation:
         return self.reads | self.results()
 
 
-@dataclass(frozen=True)
-class Storage:
-    """A storage whose final content is known."""
-
-    index: int
-    memory: torch.UntypedStorage
-
-
 def replay(
     operations: Sequence[Operation], sizes: Mapping[int, int], wanted: set[int]
-) -> Iterator[Storage]:
-    """Yields each wanted storage once its content is final; frees a storage after its last use.
+) -> Iterator[tuple[int, torch.UntypedStorage]]:
+    """Yields each wanted storage, its number and memory, once its content is final.
 
-    Every operation that draws random numbers is carried out; the others only if a wanted storage
-    depends on them.
+    Frees a storage after its last use. Every operation that draws random numbers is carried out;
+    the others only if a wanted storage depends on them.
 
     Args:
         operations: in the order in which they were recorded.
@@ -101,8 +93,7 @@ def replay(
 
     for index in wanted - set(plan.last_write):
         if index in sizes:
-            zeros = torch.zeros(sizes[index], dtype=torch.uint8)
-            yield Storage(index, zeros.untyped_storage())
+            yield index, torch.zeros(sizes[index], dtype=torch.uint8).untyped_storage()
     for position, operation in enumerate(operations):
         if not plan.needed[position]:
             continue
@@ -116,7 +107,7 @@ def replay(
                 memory[view.storage] = tensor.untyped_storage()
         for index in operation.touched():
             if plan.last_write.get(index) == position:
-                yield Storage(index, storage(index))
+                yield index, storage(index)
         for index in plan.dead[position]:
             memory.pop(index, None)
 

@@ -17,13 +17,6 @@ import torch
 
 
 class Copy:
-    """A copy that is complete."""
-
-    def wait(self) -> None:
-        """Orders the caller's later computation after the copy; does not block the host."""
-
-
-class _OnStream(Copy):
     """A copy that has been started on a stream."""
 
     def __init__(self, event: torch.Event, device: torch.device) -> None:
@@ -31,60 +24,45 @@ class _OnStream(Copy):
         self._device = device
 
     def wait(self) -> None:
+        """Orders the caller's later computation after the copy; does not block the host."""
         torch.accelerator.current_stream(self._device).wait_event(self.event)
 
 
 class Copies:
-    """Starts copies; from host to host each is complete when the call returns.
+    """Starts copies between a device and host buffers, after the caller's computation so far.
 
-    ``after``: the latest copy that uses the same host buffer.
+    On an accelerator each direction has a stream beside the caller's, so that both copy engines can
+    work. From host to host each copy is complete when the call returns: there is no ``Copy``.
     """
-
-    def out(self, source: torch.Tensor, host: torch.Tensor, after: Copy | None) -> Copy:
-        """Copies to the host, after the caller's computation so far."""
-        host.copy_(source)
-        return Copy()
-
-    def back(self, host: torch.Tensor, target: torch.Tensor, after: Copy | None) -> Copy:
-        """Copies from the host to memory that the caller's stream allocated.
-
-        Also after the caller's computation so far: the memory may have belonged to another tensor
-        that it uses.
-        """
-        target.copy_(host)
-        return Copy()
-
-
-class Streams(Copies):
-    """One stream for each direction, beside the caller's, so that both copy engines can work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._out = torch.Stream(device)
-        self._back = torch.Stream(device)
+        self._streams = [] if device.type == "cpu" else [torch.Stream(device) for _ in range(2)]
 
-    def out(self, source: torch.Tensor, host: torch.Tensor, after: Copy | None) -> Copy:
-        """Copies on the stream to the host."""
-        return self._follow(self._out, host, source, after)
+    def out(self, source: torch.Tensor, host: torch.Tensor, after: Copy | None) -> Copy | None:
+        """Copies to the host. ``after``: the latest copy that uses the same host buffer."""
+        return self._start(0, source, host, after)
 
-    def back(self, host: torch.Tensor, target: torch.Tensor, after: Copy | None) -> Copy:
-        """Copies on the other stream."""
-        return self._follow(self._back, target, host, after)
+    def back(self, host: torch.Tensor, target: torch.Tensor, after: Copy | None) -> Copy | None:
+        """Copies from the host to memory that the caller's stream allocated.
 
-    def _follow(
-        self, stream: torch.Stream, target: torch.Tensor, source: torch.Tensor, after: Copy | None
-    ) -> Copy:
+        The memory may have belonged to another tensor that the caller's computation uses.
+        """
+        return self._start(1, host, target, after)
+
+    def _start(
+        self, number: int, source: torch.Tensor, target: torch.Tensor, after: Copy | None
+    ) -> Copy | None:
+        if not self._streams:
+            target.copy_(source)
+            return None
+        stream = self._streams[number]
         stream.wait_stream(torch.accelerator.current_stream(self._device))
-        if isinstance(after, _OnStream):
+        if after is not None:
             stream.wait_event(after.event)
         with stream:
             target.copy_(source, non_blocking=True)
-        return _OnStream(stream.record_event(), self._device)
-
-
-def copies_for(device: torch.device) -> Copies:
-    """Streams for tensors on an accelerator, plain copies for tensors on the host."""
-    return Copies() if device.type == "cpu" else Streams(device)
+        return Copy(stream.record_event(), self._device)
 
 
 class HostBuffer:

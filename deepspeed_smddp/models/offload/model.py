@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
-from deepspeed_smddp.models.offload.host_memory import HostMemory, copies_for
+from deepspeed_smddp.models.offload.host_memory import Copies, HostMemory
 from deepspeed_smddp.models.offload.window import (
     Activation,
     Forward,
@@ -106,7 +106,7 @@ class Offload:
         self._host = host
         self._module = module
         self._min_bytes = min_bytes
-        self._means = Means(horizon, host, cache(copies_for), self.statistics)
+        self._means = Means(horizon, host, cache(Copies), self.statistics)
         self._expected = len(layers)
         self._forward: Forward | None = None
         self._scope: saved_tensors_hooks | None = None

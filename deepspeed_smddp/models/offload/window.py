@@ -160,7 +160,7 @@ class Saved:
     def restore(self) -> torch.Tensor:
         """The tensor, with its original strides."""
         if self.layer is not None:
-            self.layer.reached()
+            self.layer.forward.reached(self.layer)
         if self._original is not None:
             self.activation.check(self._original._version)
             return self._original
@@ -174,7 +174,7 @@ class Layer:
 
     def __init__(self, forward: Forward, index: int) -> None:
         self.index = index
-        self._forward = forward
+        self.forward = forward
         self._stays = index >= forward.expected - (forward.means.horizon + 1)
         self._saved: list[weakref.ref[Saved]] = []
         self._activations: dict[tuple[Identity, int], weakref.ref[Activation]] = {}
@@ -182,16 +182,14 @@ class Layer:
     def save(self, tensor: torch.Tensor) -> Saved:
         """Saves a tensor; views of one storage share one activation."""
         key = (identity_of(tensor), tensor._version)
-        known = self._activations.get(key)
-        activation = known() if known is not None else None
-        if activation is not None:
-            saved = Saved(tensor, activation)
+        known = self._activations.get(key, lambda: None)()
+        if known is not None:
+            saved = Saved(tensor, known)
             self._add(saved)
-            return saved
-        saved = Saved(
-            tensor, Activation(tensor.untyped_storage(), tensor._version, self._forward.means)
-        )
-        self.adopt(saved, key)
+        else:
+            fresh = Activation(tensor.untyped_storage(), tensor._version, self.forward.means)
+            saved = Saved(tensor, fresh)
+            self.adopt(saved, key)
         return saved
 
     def adopt(self, saved: Saved, key: tuple[Identity, int]) -> None:
@@ -222,10 +220,6 @@ class Layer:
         for activation in self._living():
             activation.fetch()
 
-    def reached(self) -> None:
-        """Called when the backward pass needs a tensor of this layer."""
-        self._forward.reached(self)
-
     def _living(self) -> list[Activation]:
         found = (reference() for reference in self._activations.values())
         return [activation for activation in found if activation is not None]
@@ -253,7 +247,7 @@ class Forward:
         self._free_below(len(self.layers))
 
     def reached(self, layer: Layer) -> None:
-        """Frees the layers that the backward pass has left, and fetches the next ones."""
+        """The backward pass needs the layer: frees those that it has left, fetches the next."""
         if layer is self._at:
             return
         self._at = layer

@@ -59,7 +59,7 @@ def train(scenario: dict[str, Any]) -> dict[str, Any]:
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
     import deepspeed_smddp
-    from deepspeed_smddp.tuning import startup
+    from deepspeed_smddp.deepspeed import auto
 
     config = training.config("smddp", "fp32")
     config["zero_optimization"] |= scenario.get("zero", {})
@@ -114,7 +114,7 @@ def train(scenario: dict[str, Any]) -> dict[str, Any]:
             with deepspeed.zero.GatheredParameters([param]):
                 state.update(param.detach().float().numpy().tobytes())
         engine.destroy()
-    choice = startup.current()
+    choice = auto.current()
     return {
         "losses": losses,
         "state": state.hexdigest(),

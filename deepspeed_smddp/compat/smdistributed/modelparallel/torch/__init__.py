@@ -5,11 +5,12 @@ DeepSpeed trains the model: ZeRO-3 within ``sharded_data_parallel_degree`` ranks
 ``deepspeed_smddp.compat``.
 """
 
-from deepspeed_smddp.compat import refusing, step
+from deepspeed_smddp.compat import refusing
 from deepspeed_smddp.compat import training as model
 from deepspeed_smddp.compat.checkpoints import load, resume_from_checkpoint, save, save_checkpoint
 from deepspeed_smddp.compat.modelparallel import (
     CommGroup,
+    StepOutput,
     allgather,
     barrier,
     broadcast,
@@ -37,6 +38,7 @@ from deepspeed_smddp.compat.modelparallel import (
     rdp_size,
     size,
     state,
+    step,
     tp_rank,
     tp_size,
 )
@@ -50,9 +52,6 @@ from deepspeed_smddp.compat.training import (
     set_partition,
     tensor_parallelism,
 )
-
-StepOutput = step.StepOutput
-step = step.step  # type: ignore[assignment]
 
 _LAYERS = "use torch.nn and the model's own layers, sharded by sharded_data_parallel_degree"
 __getattr__ = refusing(

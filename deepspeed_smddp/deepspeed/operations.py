@@ -1,0 +1,126 @@
+"""The collectives that this package starts for ZeRO-3: their labels, their memory, DeepSpeed's log.
+
+DeepSpeed logs the calls of ``deepspeed.comm`` (``comms_logger``). The gathers and reductions of
+this package call the process group instead, and enter themselves, under the names and with the
+message sizes that DeepSpeed's own calls have. An entry's latency is the time from the start of the
+operation until it was seen to be complete: DeepSpeed's own entries of operations in flight end at
+the start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+
+from deepspeed_smddp.distributed.labels import labelled
+
+COMMS_LOG = "comms log"
+
+_LEAST_MS = 1e-3  # DeepSpeed divides by the latency
+_known: dict[tuple[str, int, int, int], tuple[str, tuple[str, ...]]] = {}
+
+
+class Logged:
+    """An operation in flight that is entered into the log once it is complete."""
+
+    def __init__(self, work: Any, enter: Callable[[], None]) -> None:
+        self._work = work
+        self._enter: Callable[[], None] | None = enter
+
+    def wait(self) -> None:
+        """Waits for the operation, or raises its error."""
+        self._work.wait()
+        self._complete()
+
+    def is_completed(self) -> bool:
+        """Whether the operation is complete."""
+        if not self._work.is_completed():
+            return False
+        self._complete()
+        return True
+
+    def _complete(self) -> None:
+        enter, self._enter = self._enter, None
+        if enter is not None:
+            enter()
+
+
+def are_logged() -> bool:
+    """Whether DeepSpeed logs operations."""
+    from deepspeed.comm import comm
+
+    return bool(comm.comms_logger.enabled)
+
+
+def start(
+    operation: Literal["all_gather_into_tensor", "reduce_scatter_tensor"],
+    inputs: Sequence[torch.Tensor],
+    begin: Callable[[], Any],
+    label: str,
+    parameters: Sequence[str] = (),
+) -> Any:
+    """Starts an operation by ``begin()`` and returns what it returns, logged if DeepSpeed logs.
+
+    Args:
+        operation: DeepSpeed's name for it.
+        inputs: this rank's inputs; their bytes are the message size, as for DeepSpeed's own calls.
+        begin: returns the operation in flight.
+        label, parameters: of the flight recorder's entry, as :func:`described` returns them.
+    """
+    from deepspeed.comm import comm
+
+    log = comm.comms_logger
+    with labelled(label, parameters):
+        if not log.enabled or not (log.prof_all or operation in log.prof_ops):
+            return begin()
+        began = time.perf_counter()
+        work = begin()
+    size = sum(tensor.nbytes for tensor in inputs)
+    name = f"{operation} | [Caller Func: smddp]" if log.debug else operation
+
+    def enter() -> None:
+        milliseconds = max((time.perf_counter() - began) * 1000, _LEAST_MS)
+        log.append(operation, name, milliseconds, size)
+
+    return Logged(work, enter)
+
+
+def memory(count: int, like: torch.Tensor) -> torch.Tensor:
+    """Memory for so many elements of the type of ``like``, on its device.
+
+    On a GPU it belongs to the current stream, which starts the operation, as DeepSpeed's own does.
+    DeepSpeed makes the stream that computes wait for that one, and records the former when it
+    releases a parameter.
+    """
+    return like.new_empty(count)
+
+
+def described(params: Sequence[Any], what: str = "") -> tuple[str, tuple[str, ...]]:
+    """The label of an operation on parameters, and their names.
+
+    The label has the smallest module that holds all of them; ``what`` of the module it moves: ""
+    for the parameters, "gradients of ". DeepSpeed's engine knows the names once it is made; before,
+    the label has their numbers, and there are no names.
+    """
+    key = (what, params[0].ds_id, params[-1].ds_id, len(params))
+    if key not in _known:
+        from deepspeed.utils.debug import debug_param2name
+
+        count = f"{len(params)} parameter{'s' if len(params) > 1 else ''}"
+        names = [debug_param2name(param) for param in params]
+        if "unknown" in names:
+            return f"ZeRO-3 {what}parameter {params[0].ds_id} of the model ({count})", ()
+        _known[key] = f"ZeRO-3 {what}module {_module_of(names)} ({count})", tuple(names)
+    return _known[key]
+
+
+def _module_of(names: Sequence[str]) -> str:
+    shared = []
+    for parts in zip(*(name.split(".")[:-1] for name in names), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared) or "(the model itself)"
