@@ -140,7 +140,8 @@ def around_initialize(call: Call) -> Iterator[None]:
     if not comm_backend.serves_default_group():
         yield
         return
-    unsupported_features.warn(config)
+    for sentence in unsupported_features.sentences(config):
+        warn_once(sentence, sentence)
     auto.choose(config)
     with autotp.divided(call, config):
         with sharding_degree.sharded(call, config):

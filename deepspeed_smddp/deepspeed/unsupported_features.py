@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from deepspeed_smddp.config import ds_json as ds_config
-from deepspeed_smddp.errors import warn_once
 
 _ONE_BIT = ("onebitadam", "zerooneadam", "onebitlamb")
 
@@ -48,9 +47,3 @@ def sentences(config: Mapping[str, Any]) -> list[str]:
             "compressed gradients travel by all_to_all, which NCCL carries out on GPUs"
         )
     return [f"smddp: with {name}, {effect}" for name, effect in found.items()]
-
-
-def warn(config: Mapping[str, Any]) -> None:
-    """Says them, once each."""
-    for sentence in sentences(config):
-        warn_once(sentence, sentence)

@@ -124,9 +124,11 @@ class SharedAllGather(_SharedBuffers, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """Gathers, on the CPU always asynchronously."""
-        # A CPU has no streams on which a gather could run ahead, so it is always asynchronous
-        # there; FSDP2 waits for the Work before it copies the output.
+        """Gathers, on the CPU always asynchronously.
+
+        A CPU has no streams on which a gather could run ahead. FSDP2 waits for the Work before it
+        copies the output.
+        """
         asynchronous = async_op or output_tensor.device.type == "cpu"
         with self._labelled():
             work: dist.Work | None = _all_gather(
@@ -162,17 +164,14 @@ class SharedReduceScatter(_SharedBuffers, ReduceScatter):
             input_tensor.mul_(op.__getstate__()[1])
             op = dist.ReduceOp.SUM
         reductions = self._reductions
-        if reductions is not None and may_defer(self._group, output_tensor, op):
-            with self._labelled():
-                work: dist.Work = _reduce_scatter(
-                    output_tensor, input_tensor, group=group, op=op, async_op=True
-                )
-            reductions.add(work, output_tensor, input_tensor)
-            return None
-        if reductions is not None:
+        defers = reductions is not None and may_defer(self._group, output_tensor, op)
+        if reductions is not None and not defers:
             reductions.wait()  # FSDP2 may be about to add to the result of one of them
         with self._labelled():
-            begun: dist.Work | None = _reduce_scatter(
-                output_tensor, input_tensor, group=group, op=op, async_op=async_op
+            work: Any = _reduce_scatter(
+                output_tensor, input_tensor, group=group, op=op, async_op=async_op or defers
             )
-        return begun
+        if reductions is None or not defers:
+            return work  # type: ignore[no-any-return]
+        reductions.add(work, output_tensor, input_tensor)
+        return None

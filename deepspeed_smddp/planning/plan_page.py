@@ -222,19 +222,14 @@ def _curve(console: Console, answer: Answer) -> None:
         console.print()
         _say(console, "Model TFLOPS per GPU, with the same batch per GPU")
         console.print(table)
-        _extended(console, answer)
+        extended = [p.job.gpus for p in answer.curve if "extended" in communication_origin(p.job)]
+        if extended:
+            which = " to ".join(dict.fromkeys(f"{n:,}" for n in (extended[0], extended[-1])))
+            words = "smddp's communication is partly beyond the simulations: see --json."
+            _say(console, f"With {which} GPUs, {words}", "dim")
         if max(p.job.gpus for p in answer.curve) > PUBLISHED_GPUS:
             most = f"{PUBLISHED_GPUS:,} GPUs"
             _say(console, f"No published ZeRO-3 figure is of more than {most}.", "dim")
-
-
-def _extended(console: Console, answer: Answer) -> None:
-    """Which points of the curve lie beyond the simulations."""
-    gpus = [p.job.gpus for p in answer.curve if "extended" in communication_origin(p.job)]
-    if gpus:
-        which = f"{min(gpus):,} to {max(gpus):,}" if len(gpus) > 1 else f"{gpus[0]:,}"
-        words = "smddp's communication is partly beyond the simulations: see --json."
-        _say(console, f"With {which} GPUs, {words}", "dim")
 
 
 def _recommendation(console: Console, answer: Answer) -> None:

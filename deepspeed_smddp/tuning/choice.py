@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, Field
 
@@ -114,9 +114,6 @@ def choose(network: NetworkModel, element_size: int = 2, on_gpu: bool = False) -
     """The sizes for this network and parameters of ``element_size`` bytes per element.
 
     ``on_gpu``: the network model is of GPU tensors.
-
-    Raises:
-        ValueError: a collective was measured at fewer than two sizes.
     """
     largest_piece = 0 if on_gpu else LARGEST_PIECE
     gather, best_gather = _piece(network.allgather, largest_piece)
@@ -125,43 +122,39 @@ def choose(network: NetworkModel, element_size: int = 2, on_gpu: bool = False) -
     bucket = max(SMALLEST_BUCKET, gather.size)
     largest = network.reduce_scatter[-1]
     bounded = largest.rate < NEARLY * best_reduce.rate
-    scatter = max(SMALLEST_BUCKET, reduce.size) if bounded else 0
     ahead = max(AHEAD_PIECES * bucket, int(AHEAD_SECONDS * best_gather.rate))
-    prefetch = min(LARGEST_PREFETCH, ahead // element_size)
-    collected = min(LARGEST_REDUCE, AHEAD_PIECES * reduce.size // element_size)
-    half = latency * best_gather.rate
-    persistent = min(LARGEST_PERSISTENT, int(half) // element_size)
-    return Choice(
-        bucket,
-        scatter,
-        prefetch,
-        persistent,
-        collected,
-        {
-            "allgather_bucket_size": (
-                f"{size_text(gather.size)} runs at {_rate(gather)}, at least {NEARLY:.0%} of the "
-                f"{_rate(best_gather)} seen at {size_text(best_gather.size)}"
-            ),
-            "reduce_scatter_bucket_size": (
-                f"{_rate(best_reduce)} at {size_text(best_reduce.size)}, but {_rate(largest)} at "
-                f"{size_text(largest.size)}"
-                if bounded
-                else f"no bound: {size_text(largest.size)} runs at {_rate(largest)}, "
-                f"near the best, {_rate(best_reduce)}"
-            ),
-            "stage3_prefetch_bucket_size": (
-                f"{AHEAD_PIECES} pieces of {size_text(bucket)}, and at least "
-                f"{AHEAD_SECONDS * 1e3:.0f} ms at {_rate(best_gather)}"
-            ),
-            "stage3_param_persistence_threshold": (
-                f"a start-up takes {latency * 1e6:.0f} us, in which {size_text(int(half))} travel"
-            ),
-            "reduce_bucket_size": (
-                f"{AHEAD_PIECES} times {size_text(reduce.size)}, a ReduceScatter at {NEARLY:.0%} "
-                f"or more of {_rate(best_reduce)}"
-            ),
-        },
-    )
+    half = int(latency * best_gather.rate)
+    found = {
+        "allgather_bucket_size": (
+            bucket,
+            f"{size_text(gather.size)} runs at {_rate(gather)}, at least {NEARLY:.0%} of the "
+            f"{_rate(best_gather)} seen at {size_text(best_gather.size)}",
+        ),
+        "reduce_scatter_bucket_size": (
+            max(SMALLEST_BUCKET, reduce.size) if bounded else 0,
+            f"{_rate(best_reduce)} at {size_text(best_reduce.size)}, but {_rate(largest)} at "
+            f"{size_text(largest.size)}"
+            if bounded
+            else f"no bound: {size_text(largest.size)} runs at {_rate(largest)}, near the best, "
+            f"{_rate(best_reduce)}",
+        ),
+        "stage3_prefetch_bucket_size": (
+            min(LARGEST_PREFETCH, ahead // element_size),
+            f"{AHEAD_PIECES} pieces of {size_text(bucket)}, and at least "
+            f"{AHEAD_SECONDS * 1e3:.0f} ms at {_rate(best_gather)}",
+        ),
+        "stage3_param_persistence_threshold": (
+            min(LARGEST_PERSISTENT, half // element_size),
+            f"a start-up takes {latency * 1e6:.0f} us, in which {size_text(half)} travel",
+        ),
+        "reduce_bucket_size": (
+            min(LARGEST_REDUCE, AHEAD_PIECES * reduce.size // element_size),
+            f"{AHEAD_PIECES} times {size_text(reduce.size)}, a ReduceScatter at {NEARLY:.0%} or "
+            f"more of {_rate(best_reduce)}",
+        ),
+    }
+    sizes: dict[str, Any] = {key: size for key, (size, _) in found.items()}
+    return Choice(**sizes, why={key: reason for key, (_, reason) in found.items()})
 
 
 def _piece(points: Sequence[Point], largest: int) -> tuple[Point, Point]:
@@ -170,8 +163,6 @@ def _piece(points: Sequence[Point], largest: int) -> tuple[Point, Point]:
     A piece is the largest size up to ``largest`` bytes that has nearly the best rate; if there is
     none, the smallest above.
     """
-    if len(points) < 2:
-        raise ValueError("a network model needs at least two sizes")
     best = max(points, key=lambda point: point.rate)
     near = [point for point in points if point.rate >= NEARLY * best.rate]
     short = [point for point in near if point.size <= largest]

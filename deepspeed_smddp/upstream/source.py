@@ -11,11 +11,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from deepspeed_smddp.config import settings
 from deepspeed_smddp.errors import warn_once
@@ -31,29 +31,23 @@ Releases = dict[str, frozenset[str]]
 
 def _read() -> dict[str, dict[str, Releases]]:
     recorded = json.loads(Path(__file__).with_name("known_sources.json").read_text("utf-8"))
-    return {
-        feature: _of_feature(support, *support.read, recorded)
-        for feature, support in versions.SUPPORT.items()
-        if support.read
-    }
+    found = {}
+    for feature, support in versions.SUPPORT.items():
+        if support.read:
+            oldest, newest = map(versions.order, support.read)
+            releases = recorded["releases"][support.library]
+            read = [v for v in releases if oldest <= versions.order(v) <= newest]
+            digests = recorded["digests"]
+            found[feature] = {place: _releases(digests[place], read) for place in support.places}
+    return found
 
 
-def _of_feature(
-    support: versions.Support, first: str, last: str, recorded: Mapping[str, Any]
-) -> dict[str, Releases]:
-    oldest, newest = versions.order(first), versions.order(last)
-    all_releases: Sequence[str] = recorded["releases"][support.library]
-    read = [v for v in all_releases if oldest <= versions.order(v) <= newest]
-    places: dict[str, Releases] = {}
-    for place in support.places:
-        releases: dict[str, set[str]] = {}
-        for found, *of in recorded["digests"][place]:
-            since, until = map(versions.order, of)
-            releases.setdefault(found, set()).update(
-                v for v in read if since <= versions.order(v) <= until
-            )
-        places[place] = {found: frozenset(of) for found, of in releases.items() if of}
-    return places
+def _releases(digests: Sequence[Sequence[str]], read: Sequence[str]) -> Releases:
+    found: dict[str, set[str]] = defaultdict(set)
+    for digest, *of in digests:
+        since, until = map(versions.order, of)
+        found[digest].update(v for v in read if since <= versions.order(v) <= until)
+    return {digest: frozenset(of) for digest, of in found.items() if of}
 
 
 # Feature -> place -> digest -> releases.

@@ -44,7 +44,7 @@ def sharded(call: Call, config: Mapping[str, Any]) -> Iterator[None]:
     degree = asked_degree()
     if degree == 0:
         _suggest(call.arguments.get("model"), config)
-    if degree in (0, _job_size()):
+    if degree in (0, dist.get_world_size()):
         yield
         engine = call.result[0]
         if degree:
@@ -72,7 +72,8 @@ def choose_group(call: Call) -> None:
     if given.get("sequence_data_parallel_group") is not None:
         name = "sequence_data_parallel_group"
     world = given.get(name)
-    if Sharding.of(world) is None and degree != (_job_size() if world is None else world.size()):
+    size = dist.get_world_size() if world is None else world.size()
+    if Sharding.of(world) is None and degree != size:
         _check_version()
         sharding = Sharding.within(world)
         if sharding is not None:
@@ -164,10 +165,6 @@ def _attach_checkpoints(engine: Any, sharding: Sharding | None) -> None:
             "smddp: a ZeRO-3 checkpoint resumes only on as many ranks as wrote it, as smddp's way "
             f"to divide it anew {unsupported}",
         )
-
-
-def _job_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 class ReplicaBroadcast:
