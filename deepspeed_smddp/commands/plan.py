@@ -12,7 +12,7 @@ from rich.console import Console
 from typer import Argument, Exit, Option, echo
 
 from deepspeed_smddp.config import ds_json
-from deepspeed_smddp.planning import PlanError, training_job, hardware, plan_page
+from deepspeed_smddp.planning import PlanError, hardware, plan_page, training_job
 from deepspeed_smddp.planning.answer import answer
 from deepspeed_smddp.planning.model_shape import SIZES, ModelShape, of_text
 

@@ -77,8 +77,11 @@ def test_users_have_at_most_28_settings() -> None:
 @pytest.mark.parametrize(
     ("section", "parts"),
     [
-        ({"allgather_bucket": 1}, ['"allgather_bucket": 1', 'mean "allgather_bucket_size"?']),
-        ({"activation_offload": {"horizn": 3}}, ['"smddp.activation_offload"', '"horizon"?']),
+        ({"allgather_bucket": 1}, ['allgather_bucket": 1', 'mean "allgather_bucket_size"?']),
+        (
+            {"activation_offload": {"horizn": 3}},
+            ['activation_offload.horizn"', '"horizon"?'],
+        ),
         ({"zzz": 1}, ["known keys: allgather_bucket_size, "]),
         ({"fallback": "loud"}, ['is "loud"', 'may hold "warn", "silent" or "error"']),
         ({"allgather_bucket_size": 12}, ["is 12", '"auto" or a number of bytes of at least 4096']),
@@ -152,7 +155,7 @@ def test_a_secret_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("DEBUG", "algoritm=log", ['"algoritm": "log"', 'did you mean "algorithm"?']),
+        ("DEBUG", "algoritm=log", ['algoritm in SMDDP_DEBUG: "log"', 'did you mean "algorithm"?']),
         ("DEBUG", "curve=default,algorithm=ring", ['is "ring"', '"auto", "direct", "log"']),
         ("DEBUG", "flight_recorder=many", ["flight_recorder in SMDDP_DEBUG", "at least 0"]),
         ("ALLGATHER_BUCKET_SIZE", "lots", ["SMDDP_ALLGATHER_BUCKET_SIZE", '"auto" or a number']),
