@@ -376,8 +376,7 @@ gpu-check-simulated: build  ## the steps of gpu-check that need no GPU's streams
 BUNDLE_PYTHON ?= 3.12
 BUNDLE_WITHOUT ?=
 gpu-bundle: $(VENV)/.stamp-requirements  ## what gpu-check needs on a machine without a network: gpu-bundle/, dist/smddp-gpu-bundle.tar
-	PYTHONPATH=tests $(PY) -m gpu_check bundle --python $(BUNDLE_PYTHON) \
-	  $(if $(BUNDLE_WITHOUT),--without $(BUNDLE_WITHOUT))
+	PY=$(PY) tools/gpu_bundle $(BUNDLE_PYTHON) $(BUNDLE_WITHOUT)
 
 # --- release --------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The command line: ``make gpu-check`` and ``make gpu-bundle`` call it."""
+"""The command line: ``make gpu-check`` calls it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from gpu_check import bundle, machine
+from gpu_check import machine
 from gpu_check.catalogue import STEPS, by_name
 from gpu_check.runner import Runner
 from gpu_check.step import FAILED, LONGEST, SKIPPED, NotHereError, Run
@@ -26,7 +26,8 @@ def run_one(name: str, folder: Path, device: str, most: int = LONGEST) -> int:
     run = Run(step, folder, device, gpus, machine.source())
     module, function = step.function.split(":")
     try:
-        getattr(importlib.import_module(f"gpu_check.{module}"), function)(run)
+        called = getattr(importlib.import_module(f"gpu_check.{module}"), function)
+        called(run, *step.arguments)
     except NotHereError as reason:
         run.write(SKIPPED, str(reason))
         return 0
@@ -40,9 +41,7 @@ def run_one(name: str, folder: Path, device: str, most: int = LONGEST) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs all steps, or those that are named; with ``bundle`` first, makes the bundle."""
-    if arguments[:1] == ["bundle"]:
-        return bundle.main(arguments[1:])
+    """Runs all steps, or those that are named."""
     parser = argparse.ArgumentParser(prog="make gpu-check", description=__doc__)
     parser.add_argument("steps", nargs="*", help="run only these; default: all")
     parser.add_argument("--out", type=Path, default=machine.ROOT / "runs" / "gpu-check")

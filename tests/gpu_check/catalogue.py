@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gpu_check.step import LONGEST, Step
 
+OnGpu = partial(Step, simulated=False)
 STEPS = (
-    Step(
-        "build",
-        "an environment from the bundle, and the extension",
-        "building:build",
-        470,
-        0,
-        False,
-    ),
+    OnGpu("build", "an environment from the bundle, and the extension", "building:build", 470, 0),
     Step("machine", "GPUs, driver, limits; which ways lead from GPU to GPU", "building:look", 90),
     Step("forms", "every form of call, in several layouts", "correctness:forms", 300),
     Step("types", "types, operations, sizes and places", "correctness:types", 300),
@@ -20,35 +16,26 @@ STEPS = (
     Step("large", "more than 4 GiB in one call", "correctness:large", 300),
     Step("queue", "a thousand operations in flight, and long ones", "order:queue", 300),
     Step("groups", "two groups, with memory freed in between", "order:groups", 240),
-    Step("graphs", "CUDA graphs, recorded and replayed", "order:graphs", 180, simulated=False),
+    OnGpu("graphs", "CUDA graphs, recorded and replayed", "order:graphs", 180),
     Step("connections", "1, 8 and 32 hardware queues", "order:connections", 240),
-    Step(
-        "expandable",
-        "expandable segments, few descriptors",
-        "memory:expandable",
-        300,
-        simulated=False,
-    ),
-    Step(
-        "memory", "freed memory returns; peak beside NCCL", "memory:returns", 300, simulated=False
-    ),
+    OnGpu("expandable", "expandable segments, few descriptors", "memory:expandable", 300),
+    OnGpu("memory", "freed memory returns; peak beside NCCL", "memory:returns", 300),
     Step("death", "a killed rank is named, and streams are released", "failure:death", 240),
-    Step("zero_sm", "AllGather while kernels hold all SMs", "held:zero_sm", 120, simulated=False),
+    OnGpu("zero_sm", "AllGather while kernels hold all SMs", "held:zero_sm", 120),
     Step("calls", "host time of a call, and the rate of calls", "speed:calls", 240),
-    Step(
-        "speed-2", "2 ranks: bandwidth, and beside a matmul", "speed:two", LONGEST, simulated=False
+    *(
+        OnGpu(f"speed-{name}", title, "speed:bandwidth", LONGEST, arguments=arguments)
+        for name, title, *arguments in (
+            ("2", "2 ranks: bandwidth, and beside a matmul", 2),
+            ("4", "4 ranks: bandwidth, and beside a matmul", 4),
+            ("hosts", "4 ranks as 2 hosts over loopback", 4, "--hosts", "2"),
+        )
     ),
-    Step(
-        "speed-4", "4 ranks: bandwidth, and beside a matmul", "speed:four", LONGEST, simulated=False
-    ),
-    Step(
-        "speed-hosts", "4 ranks as 2 hosts over loopback", "speed:hosts", LONGEST, simulated=False
-    ),
-    Step("ddp", "DDP's losses, and NCCL's", "training:ddp", 240),
-    Step("fsdp2", "FSDP2's losses, and NCCL's", "training:fsdp2", 240),
-    Step("zero3", "ZeRO-3's losses, and NCCL's", "training:zero3", LONGEST, simulated=False),
+    Step("ddp", "DDP's losses, and NCCL's", "training:compare", 240, arguments=("ddp",)),
+    Step("fsdp2", "FSDP2's losses, and NCCL's", "training:compare", 240, arguments=("fsdp2",)),
+    OnGpu("zero3", "ZeRO-3's losses, and NCCL's", "training:zero3", LONGEST),
     Step("memcheck", "compute-sanitizer on the shortest program", "sanitizer:memcheck", LONGEST),
-    Step("speed-node", "one rank per GPU: bandwidth", "speed:node", LONGEST, 2, False),
+    OnGpu("speed-node", "one rank per GPU: bandwidth", "speed:bandwidth", LONGEST, 2),
 )
 
 

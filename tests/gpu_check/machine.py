@@ -15,7 +15,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 BUNDLE = ROOT / "gpu-bundle"
-SOURCE_VERSION = "SOURCE_VERSION"
 CUDA_BIN = Path("/usr/local/cuda/bin")
 
 
@@ -69,7 +68,7 @@ def source() -> str:
         found = _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty=+"])
         if found:
             return found
-    stored = BUNDLE / SOURCE_VERSION
+    stored = BUNDLE / "SOURCE_VERSION"
     return stored.read_text().strip() if stored.is_file() else "unknown"
 
 

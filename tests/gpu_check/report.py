@@ -2,85 +2,70 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from jobs import table
 
 from gpu_check.catalogue import STEPS
 from gpu_check.step import MISSED, PASSED, SKIPPED, read_result
 
-TITLE = "# deepspeed-smddp on GPUs\n"
 LONGEST_VALUE = 600  # characters of one result
 
 
 def write(folder: Path) -> Path:
     """Writes ``report.md`` from the results in ``folder``; returns its path."""
-    found = {step.name: read_result(folder / f"{step.name}.json") for step in STEPS}
+    found = {step.name: read_result(folder, step) for step in STEPS}
     results = {name: result for name, result in found.items() if result is not None}
-    parts = [TITLE, summary(results), *machine(results), table(results), goals(results)]
-    parts += [details(result) for result in results.values() if result["status"] != SKIPPED]
     path = folder / "report.md"
-    path.write_text("\n".join(part for part in parts if part))
+    path.write_text("\n".join(filter(None, page(results))))
     return path
 
 
-def summary(results: dict[str, dict[str, Any]]) -> str:
-    """The first sentence: how much of it was shown."""
-    states = [result["status"] for result in results.values()]
-    passed, missed = states.count(PASSED), states.count(MISSED)
-    skipped = states.count(SKIPPED)
-    failed = len(states) - passed - missed - skipped
-    return (
-        f"{len(STEPS)} steps: {passed} passed, {missed} ran but missed a goal, {failed} failed, "
-        f"{skipped} did not apply, {len(STEPS) - len(states)} have not run.\n"
+def page(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """The page, part by part; each ends with a newline."""
+    count = Counter(result["status"] for result in results.values())
+    failed = len(results) - count[PASSED] - count[MISSED] - count[SKIPPED]
+    yield "# deepspeed-smddp on GPUs\n"
+    yield (
+        f"{len(STEPS)} steps: {count[PASSED]} passed, {count[MISSED]} ran but missed a goal, "
+        f"{failed} failed, {count[SKIPPED]} did not apply, {len(STEPS) - len(results)} have not "
+        "run.\n"
     )
-
-
-def machine(results: dict[str, dict[str, Any]]) -> list[str]:
-    """The facts that the last step that looked has noted."""
-    for name in ("machine", "build"):
-        facts = results.get(name, {}).get("results", {}).get("machine")
-        if facts:
-            lines = [f"- {key}: {cell(value)}" for key, value in facts.items()]
-            return ["## Machine\n", "\n".join(lines) + "\n"]
-    return []
-
-
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """A row for each step."""
-    lines = ["## Steps\n", "| step | what it shows | result | s |", "|---|---|---|---|"]
-    for step in STEPS:
-        result = results.get(step.name)
-        if result is None:
-            lines.append(f"| {step.name} | {step.title} | has not run | |")
-            continue
-        said = f": {cell(result['sentence'])}" if result["sentence"] else ""
-        seconds = f"{result['seconds']:.0f}"
-        lines.append(f"| {step.name} | {step.title} | {result['status']}{said} | {seconds} |")
-    return "\n".join(lines) + "\n"
-
-
-def goals(results: dict[str, dict[str, Any]]) -> str:
-    """What the project promises, and what this machine showed."""
-    rows = [
-        f"| {name} | {cell(goal['what'])} | {'met' if goal['met'] else '**missed**'} "
-        f"| {cell(goal['value'])} |"
+    looks = [results[name]["results"] for name in ("machine", "build") if name in results]
+    facts = next((look["machine"] for look in looks if "machine" in look), None)
+    if facts:
+        yield "## Machine\n"
+        yield "".join(f"- {key}: {cell(value)}\n" for key, value in facts.items())
+    yield "## Steps\n"
+    yield table(
+        ["step", "what it shows", "result", "s"], (row(results.get(s.name), s) for s in STEPS)
+    )
+    goals = [
+        [name, cell(goal["what"]), "met" if goal["met"] else "**missed**", cell(goal["value"])]
         for name, result in results.items()
         for goal in result["goals"]
     ]
-    head = ["## Goals\n", "| step | goal | | value |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows]) + "\n" if rows else ""
+    if goals:
+        yield "## Goals\n"
+        yield table(["step", "goal", "", "value"], goals)
+    for name, result in results.items():
+        if result["status"] != SKIPPED:
+            yield f"## {name}: {result['title']}\n"
+            yield f"{result['status']}; source {result['source']}, {result['gpus']} GPUs\n"
+            yield f"{result['sentence']}\n" if result["sentence"] else ""
+            noted = result["results"].items()
+            yield "".join(f"- {key}: {cell(value)}\n" for key, value in noted if key != "machine")
 
 
-def details(result: dict[str, Any]) -> str:
-    """All results of one step."""
-    lines = [f"## {result['step']}: {result['title']}\n"]
-    lines.append(f"{result['status']}; source {result['source']}, {result['gpus']} GPUs\n")
-    if result["sentence"]:
-        lines.append(f"{result['sentence']}\n")
-    rows = [
-        f"- {name}: {cell(value)}" for name, value in result["results"].items() if name != "machine"
-    ]
-    return "\n".join([*lines, *rows]) + "\n"
+def row(result: dict[str, Any] | None, step: Any) -> list[str]:
+    """A step's row of the table."""
+    if result is None:
+        return [step.name, step.title, "has not run", ""]
+    said = f": {cell(result['sentence'])}" if result["sentence"] else ""
+    return [step.name, step.title, f"{result['status']}{said}", f"{result['seconds']:.0f}"]
 
 
 def cell(value: Any) -> str:

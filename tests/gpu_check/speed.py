@@ -80,28 +80,13 @@ def cost_in(ctx: Context, group: Any, count: int) -> dict[str, float]:
     return found
 
 
-def two(run: Run) -> None:
-    """2 ranks on one GPU, or each on its own."""
-    bandwidth(run, 2, [])
+def bandwidth(run: Run, ranks: int = 0, *more: str) -> None:
+    """``benchmarks/gpu.py``, by default with a rank per GPU.
 
-
-def four(run: Run) -> None:
-    """4 ranks."""
-    bandwidth(run, 4, [])
-
-
-def hosts(run: Run) -> None:
-    """4 ranks as 2 hosts: the way through pinned memory, over loopback."""
-    bandwidth(run, 4, ["--hosts", "2"])
-
-
-def node(run: Run) -> None:
-    """One rank per GPU."""
-    bandwidth(run, run.gpus, [])
-
-
-def bandwidth(run: Run, ranks: int, more: list[str]) -> None:
-    """``benchmarks/gpu.py``; its page and raw data lie beside the step's result."""
+    Its page and raw data lie beside the step's result. Hosts are ranks over loopback, through
+    pinned memory.
+    """
+    ranks = ranks or run.gpus
     folder = run.folder / run.step.name
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--ranks", str(ranks)]

@@ -10,8 +10,6 @@ from typing import Any
 
 PASSED, MISSED, FAILED, LATE, SKIPPED = "passed", "missed a goal", "failed", "late", "skipped"
 RUNNING = "running"
-# A step with one of these is not run again.
-DONE = (PASSED, MISSED)
 LONGEST = 470  # seconds of one step at most, with what its end takes
 
 
@@ -21,7 +19,10 @@ class NotHereError(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """``function`` is ``module:name`` in this package; it is called with a :class:`Run`."""
+    """``function`` is ``module:name`` in this package.
+
+    It is called with a :class:`Run` and ``arguments``.
+    """
 
     name: str
     title: str
@@ -29,6 +30,7 @@ class Step:
     limit: int  # seconds
     gpus: int = 1  # the least number; 0: runs without a GPU
     simulated: bool = True  # its functions also run on the device that threads simulate
+    arguments: tuple[Any, ...] = ()
 
     def at_most(self, seconds: int) -> Step:
         """The step with a limit of no more than ``seconds``."""
@@ -44,14 +46,9 @@ class Run:
     device: str  # "cuda", or "host": threads that simulate a device
     gpus: int  # 0 on "host"
     source: str = "unknown"
-    facts: dict[str, Any] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     goals: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=time.time)
-
-    @property
-    def path(self) -> Path:
-        return self.folder / f"{self.step.name}.json"
 
     @property
     def small(self) -> bool:
@@ -76,37 +73,32 @@ class Run:
         said = "; ".join(f"{goal['what']}: {goal['value']}" for goal in missed)
         self.write(MISSED if missed else PASSED, said)
 
-    def write(self, status: str, sentence: str) -> None:
-        """Replaces the step's file as a whole."""
-        write_result(
-            self.path,
-            {
-                "step": self.step.name,
-                "title": self.step.title,
-                "status": status,
-                "sentence": sentence,
-                "seconds": round(time.time() - self.began, 1),
-                "began": time.strftime("%F %T", time.gmtime(self.began)),
-                "device": self.device,
-                "gpus": self.gpus,
-                "source": self.source,
-                "results": self.results,
-                "goals": self.goals,
-            },
-        )
+    def write(self, status: str, sentence: str) -> dict[str, Any]:
+        """Replaces the step's file, which holds the old or the new content at any time."""
+        result = {
+            "step": self.step.name,
+            "title": self.step.title,
+            "status": status,
+            "sentence": sentence,
+            "seconds": round(time.time() - self.began, 1),
+            "began": time.strftime("%F %T", time.gmtime(self.began)),
+            "device": self.device,
+            "gpus": self.gpus,
+            "source": self.source,
+            "results": self.results,
+            "goals": self.goals,
+        }
+        path = self.folder / f"{self.step.name}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(result, indent=1, default=str) + "\n")
+        partial.replace(path)
+        return result
 
 
-def write_result(path: Path, result: dict[str, Any]) -> None:
-    """Writes JSON to ``path``, which holds the old or the new content at any time."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1, default=str) + "\n")
-    partial.replace(path)
-
-
-def read_result(path: Path) -> dict[str, Any] | None:
-    """What :func:`write_result` wrote, or None."""
+def read_result(folder: Path, step: Step) -> dict[str, Any] | None:
+    """What a run of the step has written, or None."""
     try:
-        found = json.loads(path.read_text())
+        found = json.loads((folder / f"{step.name}.json").read_text())
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

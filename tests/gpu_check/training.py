@@ -22,18 +22,11 @@ STEPS = 24
 TOLERANCE = 1e-4
 
 
-def ddp(run: Run) -> None:
-    """DistributedDataParallel, gradients in buckets."""
-    compare(run, "ddp")
-
-
-def fsdp2(run: Run) -> None:
-    """fully_shard, one group of parameters per block."""
-    compare(run, "fsdp2")
-
-
 def compare(run: Run, scheme: str) -> None:
-    """The same model, data and seed, with the group over smddp and over NCCL (on CPUs, Gloo)."""
+    """DDP or fully_shard: losses with the group over smddp and over NCCL (on CPUs, Gloo).
+
+    The model, the data and the seed are the same.
+    """
     for layout in ("AA", "AAAA"):
         with world(run, layout, SMDDP_FALLBACK="warn") as ranks:
             found = ranks.run(both, scheme)[0]
