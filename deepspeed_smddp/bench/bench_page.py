@@ -15,6 +15,7 @@ from deepspeed_smddp.bench.bench_case import TITLES
 from deepspeed_smddp.bench.bench_report import BenchReport, Result
 from deepspeed_smddp.config.units import rate_text, size_text
 from deepspeed_smddp.diagnostics import pictures
+from deepspeed_smddp.diagnostics.report.wording import count
 
 WIDTH = 80
 NAMES = {"smddp": "smddp", "gloo": "Gloo", "nccl": "NCCL"}
@@ -57,9 +58,8 @@ def _linked(report: BenchReport) -> bool:
 def _head(report: BenchReport) -> str:
     hosts = [f"{host} ({len(ranks)})" for host, ranks in report.hosts.items()]
     more = ", ..." if len(hosts) > _HOSTS else ""
-    plural = "" if len(hosts) == 1 else "s"
     return (
-        f"{report.ranks} ranks on {len(hosts)} host{plural}: {', '.join(hosts[:_HOSTS])}{more}; "
+        f"{report.ranks} ranks on {count(len(hosts), 'host')}: {', '.join(hosts[:_HOSTS])}{more}; "
         f"{report.device} tensors, {' and '.join(NAMES[b] for b in report.backends)}"
         f"{' in turns' if len(report.backends) > 1 else ''}"
     )
@@ -149,8 +149,7 @@ def draw(report: BenchReport, path: Path) -> None:
             axes.spines[side].set_visible(False)
     for axes in grid[:, 0]:
         axes.set_ylabel("busbw, GB/s", fontsize=9)
-    hosts = len(report.hosts)
-    title = f"{report.ranks} ranks on {hosts} host{'' if hosts == 1 else 's'}, {report.device}"
+    title = f"{report.ranks} ranks on {count(len(report.hosts), 'host')}, {report.device}"
     if report.measured < report.planned or report.stopped:
         title += ", partial"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")

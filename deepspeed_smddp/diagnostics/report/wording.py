@@ -17,30 +17,18 @@ ZERO3 = "ZeRO-3"
 
 def rank_list(ranks: Iterable[int]) -> str:
     """``rank 3``, ``ranks 0-5, 7``; with many ranges the first ones, and how many ranks follow."""
-    ranges = consecutive(ranks)
-    if not ranges:
-        return "no rank"
-    shown = [_range(low, high) for low, high in ranges[:_MOST_RANGES]]
-    rest = sum(high - low + 1 for low, high in ranges[_MOST_RANGES:])
-    text = ", ".join(shown) + (f" and {rest} more" if rest else "")
-    return f"rank{'' if ranges == [(ranges[0][0],) * 2] else 's'} {text}"
-
-
-def consecutive(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """The first and the last number of each row without a gap: (0, 2), (5, 5) of 5, 0, 1, 2."""
-    rows: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if rows and number == rows[-1][1] + 1:
-            rows[-1] = rows[-1][0], number
+    numbers = sorted(set(ranks))
+    rows: list[list[int]] = []  # without gaps
+    for rank in numbers:
+        if rows and rank == rows[-1][-1] + 1:
+            rows[-1].append(rank)
         else:
-            rows.append((number, number))
-    return rows
-
-
-def _range(low: int, high: int) -> str:
-    if low == high:
-        return str(low)
-    return f"{low}-{high}" if high > low + 1 else f"{low}, {high}"
+            rows.append([rank])
+    first = rows[:_MOST_RANGES]
+    shown = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in first]
+    rest = len(numbers) - sum(map(len, first))
+    more = f" and {rest} more" if rest else ""
+    return f"{verb(numbers, 'rank', 'ranks')} {', '.join(shown)}{more}" if numbers else "no rank"
 
 
 def verb(ranks: Sequence[int] | set[int], one: str, several: str) -> str:
