@@ -90,11 +90,7 @@ def _run_local(ranks: int) -> int:
     """
     # Port 0: the kernel chooses one that is free.
     store: Any = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1",
-        0,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=300),
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=_JOINING_TIME
     )
     processes: list[subprocess.Popen[bytes]] = []
     signals = 0
