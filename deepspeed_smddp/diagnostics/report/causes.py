@@ -59,23 +59,16 @@ def causes(job: Job, unreached: str = "") -> list[Cause]:
         *_late(job),
         *_transfers(job),
     ]
-    if any(cause.weight is Weight.MISMATCH_ERROR for cause in found):
-        # The records of all ranks tell more of a mismatch than the error, which names two of them.
-        found = [
-            replace(cause, weight=Weight.DIFFERENT_CALLS_RAISED)
-            if cause.weight is Weight.DIFFERENT_CALLS
-            else cause
-            for cause in found
-        ]
     if all(cause.weight >= Weight.NOTE for cause in found):
         found.append(Cause(Weight.HEALTHY, _nothing(job)))
-    return sorted(found, key=_order)
+    is_mismatch = any(cause.weight is Weight.MISMATCH_ERROR for cause in found)
 
+    def order(cause: Cause) -> tuple[bool, Weight, tuple[int, ...]]:
+        # The records of all ranks tell more of a mismatch than the error, which names two of them.
+        is_first = is_mismatch and cause.weight is Weight.DIFFERENT_CALLS
+        return not is_first, cause.weight, cause.ranks[:1]
 
-def _order(cause: Cause) -> tuple[int, int]:
-    # Notes stand behind the sentence that nothing is wrong: it is the answer.
-    weight = Weight.LATER_ERROR if cause.weight is Weight.HEALTHY else cause.weight
-    return weight, cause.ranks[0] if cause.ranks else 0
+    return sorted(found, key=order)
 
 
 def _nothing(job: Job) -> str:

@@ -200,14 +200,12 @@ def _text(job: Job, difference: Difference) -> str:
     else:
         name = difference.sides[0].operation.operation
         text = f"{who} {name} {number} with {other} {difference.what}{plural}"
-    moved = _moved(difference)
-    text += f": {'; '.join(difference.rows)}"
-    text += f". {moved[0].upper()}{moved[1:]}" if moved else ""
+    text += f": {'; '.join(difference.rows)}{_moved(difference)}"
     return f"{text}. {ALIKE}" if difference.of_zero3 else text
 
 
 def _moved(difference: Difference) -> str:
-    """If the calls of one side are those of the other, moved by one."""
+    """A sentence if the calls of one side are those of the other, moved by one; else ""."""
     odd = difference.odd
     if odd is None:
         return ""
@@ -217,16 +215,13 @@ def _moved(difference: Difference) -> str:
     left_out, extra = _alike(few, many, at), _alike(many, few, at)
     if bool(left_out) == bool(extra):
         return ""
-    others = rank_list(most.ranks)
-    who = f"{rank_list(odd.ranks)} {verb(odd.ranks, 'has', 'have')}"
-    if left_out:
-        return (
-            f"{who} left out {most.text}: its calls from #{at} on "
-            f"are those of {others} from #{at + 1} on ({left_out} compared)"
-        )
+    who = f"{rank_list(odd.ranks).capitalize()} {verb(odd.ranks, 'has', 'have')}"
+    what, own, theirs = f"left out {most.text}", at, at + 1
+    if extra:
+        what, own, theirs = f"called {odd.text} once more", at + 1, at
     return (
-        f"{who} called {odd.text} once more: its calls from "
-        f"#{at + 1} on are those of {others} from #{at} on ({extra} compared)"
+        f". {who} {what}: its calls from #{own} on are those of {rank_list(most.ranks)} from "
+        f"#{theirs} on ({left_out or extra} compared)"
     )
 
 

@@ -15,7 +15,6 @@ from deepspeed_smddp.diagnostics.report.wording import rank_list, verb
 class Weight(IntEnum):
     """How likely a cause of this kind is the first one; the least number comes first."""
 
-    DIFFERENT_CALLS_RAISED = 5
     MISMATCH_ERROR = 10
     OWN_ERROR = 20
     GONE = 30
@@ -27,8 +26,8 @@ class Weight(IntEnum):
     TRANSFER = 90
     LATE_BEHIND_OTHERS = 100
     LATER_ERROR = 110
+    HEALTHY = 115  # before notes: it is the answer
     NOTE = 120
-    HEALTHY = 130
 
 
 @dataclass(frozen=True)
