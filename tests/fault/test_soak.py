@@ -16,7 +16,7 @@ import os
 import random
 import signal
 import time
-from dataclasses import dataclass
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -44,13 +44,6 @@ MARK = 7
 # ---- what a rank does
 
 
-@dataclass
-class Report:
-    operations: int = 0
-    bytes: int = 0
-    error: str = ""
-
-
 # Outputs of operations that have failed, filled with MARK when the error was raised.
 _given_up: list[torch.Tensor] = []
 
@@ -64,23 +57,29 @@ def chosen(choose: random.Random) -> Case:
     return Case(collective, "base", dtype, numels, operation, seed=choose.randrange(10**6))
 
 
-def epoch(ctx: Context, port: int, number: int, seed: int, ranks: list[int], aborts: int) -> Report:
-    """Some seconds of operations. Rank ``aborts``, unless -1, aborts the group in the middle."""
+def epoch(
+    ctx: Context, port: int, number: int, seed: int, ranks: list[int], aborts: int
+) -> tuple[int, int, str]:
+    """Some seconds of operations: their number, bytes, and the error.
+
+    Rank ``aborts``, unless -1, aborts the group in the middle.
+    """
     for memory in _given_up:
         assert bool((memory == MARK).all()), "WRONG: bytes came after an error"
     _given_up.clear()
-    report = Report()
+    sizes: list[int] = []
     calls: list[cases.Call] = []
+    said = ""
     try:
-        _run(ctx, port, number, random.Random(seed), ranks, aborts, report, calls)
+        _run(ctx, port, number, random.Random(seed), ranks, aborts, sizes, calls)
     except RuntimeError as error:
-        report.error = str(error)
+        said = str(error)
         for output in (output for call in calls for output in call.outputs):
             output.fill_(MARK)
             _given_up.append(output)
     if dist.is_initialized():
         dist.destroy_process_group()
-    return report
+    return len(sizes), sum(sizes), said
 
 
 def _run(
@@ -90,7 +89,7 @@ def _run(
     choose: random.Random,
     ranks: list[int],
     aborts: int,
-    report: Report,
+    sizes: list[int],
     calls: list[cases.Call],
 ) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=DEADLINE))
@@ -120,28 +119,18 @@ def _run(
             calls.append(cases.begin(ctx, chosen(chooser), group, members))
         for i in chooser.sample(range(batch), batch):
             calls[i].finish()
-            report.operations += 1
-            report.bytes += calls[i].outputs[0].nbytes
+            sizes.append(calls[i].outputs[0].nbytes)
         calls.clear()
 
 
 # ---- what the run does
 
 
-@dataclass
-class Totals:
-    epochs: int = 0
-    operations: int = 0
-    bytes: int = 0
-    errors: int = 0
-    late: int = 0  # errors of a deadline
-
-
 class Soak:
     def __init__(self, world: World) -> None:
         self.world = world
         self.choose = random.Random(SEED)
-        self.totals = Totals()
+        self.totals: Counter[str] = Counter()
         self.faults = dict.fromkeys(FAULTS, 0)
 
     def run_epoch(self) -> None:
@@ -151,23 +140,22 @@ class Soak:
             self.choose.sample(range(len(LAYOUT)), self.choose.randrange(2, len(LAYOUT) + 1))
         )
         victim = self.choose.choice(ranks)
-        self.totals.epochs += 1
+        self.totals["epochs"] += 1
         port, seed = self.world._store.port, self.choose.randrange(10**9)
         aborts = victim if fault == "abort" else -1
-        self.world.submit_to(ranks, epoch, port, self.totals.epochs, seed, ranks, aborts)
+        self.world.submit_to(ranks, epoch, port, self.totals["epochs"], seed, ranks, aborts)
         time.sleep(self.choose.uniform(0.05, 0.8))
         asked = self.hit(fault, victim, ranks)
         outcomes = self.world.outcomes(asked, timeout=ENDED)
         if fault == "kill":
             self.world.replace(victim)
-        what = f"seed {SEED}, epoch {self.totals.epochs}, {fault} of rank {victim} in {ranks}"
+        what = f"seed {SEED}, epoch {self.totals['epochs']}, {fault} of rank {victim} in {ranks}"
         for rank, outcome in outcomes.items():
             assert not isinstance(outcome, Failure), f"{what}: rank {rank}: {outcome.trace}"
-            assert fault != "none" or not outcome.error, f"{what}: rank {rank}: {outcome.error}"
-            self.totals.operations += outcome.operations
-            self.totals.bytes += outcome.bytes
-            self.totals.errors += bool(outcome.error)
-            self.totals.late += "did not finish" in outcome.error
+            operations, count, error = outcome
+            assert fault != "none" or not error, f"{what}: rank {rank}: {error}"
+            late = "did not finish" in error
+            self.totals.update(operations=operations, bytes=count, errors=bool(error), late=late)
 
     def hit(self, fault: str, victim: int, ranks: list[int]) -> list[int]:
         """The ranks that answer."""
@@ -188,9 +176,9 @@ class Soak:
         t = self.totals
         faults = ", ".join(f"{count} {name}" for name, count in self.faults.items())
         return (
-            f"soak: seed {SEED}, {seconds:.0f} s, {t.epochs} epochs ({faults}), "
-            f"{t.operations} operations, {t.bytes / 1e9:.2f} GB checked, {t.errors} errors raised, "
-            f"{t.late} of them at a deadline"
+            f"soak: seed {SEED}, {seconds:.0f} s, {t['epochs']} epochs ({faults}), "
+            f"{t['operations']} operations, {t['bytes'] / 1e9:.2f} GB checked, "
+            f"{t['errors']} errors raised, {t['late']} of them at a deadline"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
+import json
 import os
 import signal
 import sys
@@ -14,13 +15,12 @@ from pathlib import Path
 from gpu_check import machine
 from gpu_check.catalogue import STEPS, by_name
 from gpu_check.runner import Runner
-from gpu_check.step import FAILED, LONGEST, SKIPPED, NotHereError, Run
+from gpu_check.step import FAILED, LONGEST, SKIPPED, NotHereError, Run, Step
 
 
-def run_one(name: str, folder: Path, device: str, most: int = LONGEST) -> int:
+def run_one(step: Step, folder: Path, device: str) -> int:
     """Runs one step in this process and writes its result."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    step = by_name(name).at_most(most)
     gpus = machine.gpu_count() if device == "cuda" and step.gpus > 0 else 0
     folder.mkdir(parents=True, exist_ok=True)
     run = Run(step, folder, device, gpus, machine.source())
@@ -34,7 +34,7 @@ def run_one(name: str, folder: Path, device: str, most: int = LONGEST) -> int:
     except BaseException as error:
         traceback.print_exc()
         said = str(error).strip().splitlines() or [type(error).__name__]
-        run.write(FAILED, f"{said[0][:300]} ({name}.log has all of it)")
+        run.write(FAILED, f"{said[0][:300]} ({step.name}.log has all of it)")
         return 1
     run.end()
     return 0
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
     )
     given = parser.parse_args(arguments)
     if given.one:
-        status = run_one(given.one, given.out, given.device, given.limit)
+        status = run_one(Step(**json.loads(given.one)), given.out, given.device)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # a thread that a failed step left in the driver would hold up the end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -173,7 +174,8 @@ def while_held(ctx: Context, collective: str) -> dict[str, Any]:
     torch.cuda.synchronize()
     dist.barrier()
     driver.hold(release, started, holder, blocks)
-    until(lambda: int(started.sum()) == blocks, 5.0, "the kernel did not fill all SMs")
+    full = until(lambda: int(started.sum()) == blocks, 5.0)
+    assert full, "the kernel did not fill all SMs"
     dist.barrier()
     ended = torch.cuda.Event()
     began = time.monotonic()
@@ -181,13 +183,13 @@ def while_held(ctx: Context, collective: str) -> dict[str, Any]:
         work = begin()
         work.wait()
         ended.record()
-    took = wait_for(ended, 5.0 if collective == "all_gather" else 0.5)
+    took = until(ended.query, 5.0 if collective == "all_gather" else 0.5)
     seconds = time.monotonic() - began
     ran = torch.cuda.Event()
     with torch.cuda.stream(other):
         control.add_(1)
         ran.record()
-    held = not wait_for(ran, 0.3)
+    held = not until(ran.query, 0.3)
     alone = what_ends(driver, part, spare, word) if collective == "all_gather" else {}
     dist.barrier()
     release[0] = 1
@@ -213,24 +215,15 @@ def what_ends(
         stream, ended = torch.cuda.Stream(), torch.cuda.Event()
         command(stream)
         ended.record(stream)
-        found[name] = wait_for(ended, 1.0)
+        found[name] = until(ended.query, 1.0)
     return found
 
 
-def wait_for(event: torch.cuda.Event, seconds: float) -> bool:
-    """Whether the event came within ``seconds``; the host only looks."""
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether ``condition()`` held within ``seconds``; the host only looks."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if event.query():
+        if condition():
             return True
         time.sleep(0.0005)
-    return event.query()
-
-
-def until(condition: Any, seconds: float, otherwise: str) -> None:
-    """Waits until ``condition()`` holds; raises with the sentence ``otherwise`` if it does not."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise RuntimeError(otherwise)
-        time.sleep(0.001)
+    return condition()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,8 @@ class Runner:
         # The first step makes the environment in which the others run.
         bare = step.gpus == 0 or self.device == "host"
         python = sys.executable if bare else str(build.PYTHON)
-        command = [python, "-m", "gpu_check", "--one", step.name, "--out", str(self.folder)]
-        command += ["--device", self.device, "--limit", str(step.limit)]
+        command = [python, "-m", "gpu_check", "--one", json.dumps(asdict(step))]
+        command += ["--out", str(self.folder), "--device", self.device]
         late = False
         with (self.folder / f"{step.name}.log").open("w") as log:
             process = subprocess.Popen(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import ranks
 from harness.ports import free_port
+from tests import jobs
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 RANKS = 2
@@ -100,7 +100,7 @@ class Place:
         )
 
     def run(self, command: list[str], limit: float = 200, **variables: str) -> Answer:
-        """Runs a command of this environment; raises with its output if it fails."""
+        """Runs a command of this environment; raises JobError if it fails."""
         ledger = self.folder / "ledger.json"
         ledger.unlink(missing_ok=True)
         (self.folder / "sitecustomize.py").write_text(_LEDGER.replace("LEDGER", str(ledger)))
@@ -110,24 +110,15 @@ class Place:
             PYTHONPATH=str(self.folder),  # with sitecustomize.py
             **variables,
         )
-        done = subprocess.run(
-            [str(program), *command[1:]],
-            cwd=self.folder,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=limit,
-            check=False,
+        output = jobs.run(
+            [str(program), *command[1:]], self.folder, self.folder / "log", limit, env
         )
-        assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout[-5000:]}"
-        losses = [float(found) for found in re.findall(r"'loss': '?([\d.]+)", done.stdout)]
+        losses = [float(found) for found in re.findall(r"'loss': '?([\d.]+)", output)]
         operations: dict[str, set[str]] = {}
         if ledger.exists():
             for row in json.loads(ledger.read_text())["rows"]:
                 operations.setdefault(row["path"], set()).add(row["collective"])
-        return Answer(losses, operations, done.stdout)
+        return Answer(losses, operations, output)
 
 
 def launch(*arguments: str) -> list[str]:

@@ -76,74 +76,19 @@ def test_a_killed_rank_must_be_named(tmp_path: Path) -> None:
 # ---- the runner
 
 
-def steps_that(*functions: str, limit: int = 30, gpus: int = 1) -> list[Step]:
-    """Steps of this file's ``stub_steps``, registered in the catalogue of the child too."""
-    return [Step(f"stub-{f}", f"runs {f}", f"stub:{f}", limit, gpus) for f in functions]
-
-
-STUB = """
-import sys, time
-from gpu_check import catalogue, __main__ as command
-from gpu_check.step import Step
-import types
-
-stub = types.ModuleType("gpu_check.stub")
-def good(run): run.note("value", 7)
-def missed(run): run.goal("fast", False, "slow")
-def bad(run): run.note("value", 7); raise AssertionError("a sum is wrong\\nsecond line")
-def absent(run):
-    from gpu_check.step import NotHereError
-    raise NotHereError("there is no switch")
-def slow(run): run.note("value", 7); time.sleep(60)
-def dies(run): import os; os._exit(11)
-for f in (good, missed, bad, absent, slow, dies): setattr(stub, f.__name__, f)
-sys.modules["gpu_check.stub"] = stub
-catalogue.STEPS = tuple(Step(f"stub-{n}", f"runs {n}", f"stub:{n}", 30) for n in
-    ("good", "missed", "bad", "absent", "slow", "dies"))
-sys.exit(command.main(sys.argv[1:]))
-"""
-
-
-@pytest.fixture
-def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The children of a runner know the steps of ``STUB``; returns a folder for results."""
-    script = tmp_path / "stub.py"
-    script.write_text(STUB)
-    popen = __import__("subprocess").Popen
-
-    def started(command: list[str], **options: Any) -> Any:
-        if "gpu_check" not in command:  # git, which says what is checked
-            return popen(command, **options)
-        where = command.index("-m")
-        return popen([*command[:where], str(script), *command[where + 2 :]], **options)
-
-    monkeypatch.setattr("gpu_check.runner.subprocess.Popen", started)
-    return tmp_path / "out"
-
-
-def results(folder: Path) -> dict[str, Any]:
-    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-
-
-def test_every_end_of_a_step_is_written_down(stubbed: Path) -> None:
-    wanted = steps_that("good", "missed", "bad", "absent", "dies") + steps_that("slow", limit=3)
-    assert Runner(stubbed, wanted, device="host").run() == SOMETHING_FAILED
-    found = results(stubbed)
-    states = {name.removeprefix("stub-"): result["status"] for name, result in found.items()}
-    assert states == {
-        "good": PASSED,
-        "missed": MISSED,
-        "bad": FAILED,
-        "absent": SKIPPED,
-        "dies": FAILED,
-        "slow": LATE,
-    }
-    assert found["stub-bad"]["sentence"].startswith("a sum is wrong (")
-    assert found["stub-absent"]["sentence"] == "there is no switch"
-    assert "exit status 11" in found["stub-dies"]["sentence"]
+def test_every_end_of_a_step_is_written_down(tmp_path: Path) -> None:
+    wanted = {"missed": MISSED, "bad": FAILED, "absent": SKIPPED, "dies": FAILED, "slow": LATE}
+    steps = [Step("good", "", "stubs:good", 30, arguments=(7,))]
+    steps += [Step(name, "", f"stubs:{name}", 3 if name == "slow" else 30) for name in wanted]
+    assert Runner(tmp_path, steps, device="host").run() == SOMETHING_FAILED
+    found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
+    assert {n: r["status"] for n, r in found.items()} == {"good": PASSED, **wanted}
+    assert found["bad"]["sentence"].startswith("a sum is wrong (")
+    assert found["absent"]["sentence"] == "there is no switch"
+    assert "exit status 11" in found["dies"]["sentence"]
     # What a step that was killed had noted is kept.
-    assert found["stub-slow"]["results"] == {"value": 7}
-    assert "second line" in (stubbed / "stub-bad.log").read_text()
+    assert found["good"]["results"] == found["slow"]["results"] == {"value": 7}
+    assert "second line" in (tmp_path / "bad.log").read_text()
 
 
 def test_steps_fit_a_call_of_ten_minutes() -> None:
