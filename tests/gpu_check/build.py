@@ -13,33 +13,13 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from gpu_check import machine
 from gpu_check.machine import BUNDLE, ROOT, libfabric, tool
+from gpu_check.step import Run
 
 FOLDER = ROOT / "build" / "gpu-check"
 PYTHON = FOLDER / "venv" / "bin" / "python"
-# What the check and the package import. Any of these versions may be the machine's own.
-NEEDS = (
-    "cmake>=3.24",
-    "ninja>=1.11",
-    "scikit-build-core>=1.1",
-    "packaging",
-    "setuptools",
-    "wheel",
-    "pydantic>=2",
-    "hjson>=3.1",
-    "typer>=0.12",
-    "rich>=13",
-    "matplotlib>=3.7",
-    "numpy>=1.24",
-    "psutil",
-    "deepspeed>=0.19,<0.20",
-    "transformers>=4.51",
-    "accelerate>=1.6",
-    "pytest>=8,<9.2",
-    "pytest-timeout>=2.3",
-    "pytest-xdist>=3.6",
-    "hypothesis>=6.100",
-)
+NEEDS = ROOT / "requirements" / "gpu-check.in"
 PATHS = (ROOT / "tests", ROOT / "tests" / "python")
 
 
@@ -125,7 +105,10 @@ def install() -> None:
     if not wheels.is_dir():
         print(f"{BUNDLE} does not exist: {sys.executable} must have all packages", flush=True)
     found = ["--find-links", str(wheels)] if wheels.is_dir() else []
-    run([*command, *found, *NEEDS], "pip install from the bundle (make gpu-bundle)")
+    run(
+        [*command, *found, "-r", str(NEEDS)],
+        "pip install from the bundle (make gpu-bundle)",
+    )
     here = ["--no-deps", "--no-build-isolation", "--config-settings=wheel.cmake=false"]
     here += ["--config-settings=editable.mode=inplace", "--editable", str(ROOT)]
     run([*command, *here], "pip install of this package")
@@ -184,8 +167,10 @@ def check_import() -> None:
     run([str(PYTHON), "-c", code], "the import of the extension")
 
 
-def main() -> None:
-    """The whole build; what is up to date is left alone."""
+def main(step: Run) -> None:
+    """The whole build, as a step; what is up to date is left alone. Needs no GPU."""
+    step.note("machine", machine.facts())
     prepare()
     compile_extension()
     check_import()
+    step.note("extension", "built, and loads")

@@ -8,8 +8,8 @@ from gpu_check.step import LONGEST, Step
 
 OnGpu = partial(Step, simulated=False)
 STEPS = (
-    OnGpu("build", "an environment from the bundle, and the extension", "building:build", 470, 0),
-    Step("machine", "GPUs, driver, limits; which ways lead from GPU to GPU", "building:look", 90),
+    OnGpu("build", "an environment from the bundle, and the extension", "build:main", 470, 0),
+    Step("machine", "GPUs, driver, limits; which ways lead from GPU to GPU", "ranks:look", 90),
     Step("forms", "every form of call, in several layouts", "correctness:forms", 300),
     Step("types", "types, operations, sizes and places", "correctness:types", 300),
     Step("misaligned", "sums from and to addresses off alignment", "correctness:misaligned", 180),

@@ -1,4 +1,7 @@
-"""Ranks of a step: processes that share the GPUs, with NCCL beside smddp where it works."""
+"""Ranks of a step: processes that share the GPUs, with NCCL beside smddp where it works.
+
+The step that looks at both comes first.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gpu_check import place
+from gpu_check import machine, place
 from gpu_check.step import Run
+from harness import host_device
 from harness.worker import Context
 from harness.world import World, fresh
 
@@ -66,3 +70,29 @@ def beside_nccl(ctx: Context) -> tuple[Any, str]:
     works = torch.tensor([0 if why else 1])
     dist.all_reduce(works, dist.ReduceOp.MIN)
     return (group, "") if int(works) else (None, why or "NCCL failed on another rank")
+
+
+def look(run: Run) -> None:
+    """What the other steps rest on: their results are read beside these."""
+    run.note("machine", machine.facts())
+    with world(run, "AA", SMDDP_FALLBACK="warn") as ranks:
+        run.note("paths", ranks.run(first_calls))
+        run.note("nccl", ranks.run(try_nccl)[0])
+
+
+def first_calls(ctx: Context) -> dict[str, int]:
+    """The path of each collective; a fallback shows with its name."""
+    here = place.here()
+    part, whole = here.empty(1024), here.empty(1024 * ctx.size)
+    part.fill_(ctx.rank + 1)
+    place.gather(whole, part).wait()
+    place.scatter(part, whole).wait()
+    place.reduce(part).wait()
+    here.synchronize()
+    return host_device.calls(ctx, 3)
+
+
+def try_nccl(ctx: Context) -> Any:
+    """``works``, or why not: several steps compare with NCCL where it works."""
+    group, why = beside_nccl(ctx)
+    return "works" if group is not None else why

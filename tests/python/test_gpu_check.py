@@ -103,5 +103,5 @@ def test_steps_fit_a_call_of_ten_minutes() -> None:
 def test_the_bundle_pins_what_the_check_needs() -> None:
     lines = (ROOT / "requirements" / "gpu-check.txt").read_text().splitlines()
     pinned = {line.partition("==")[0].replace("_", "-").lower() for line in lines}
-    for need in build.NEEDS:
+    for need in build.NEEDS.read_text().splitlines()[2:]:
         assert need.partition(">")[0] in pinned, need

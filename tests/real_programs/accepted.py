@@ -59,8 +59,7 @@ def by_deepspeed(config: dict[str, Any], replicas: int) -> dict[str, Any]:
 def main() -> None:
     program, *pairs = sys.argv[1:]
     if program == "megatron":  # imports what DeepSpeed has dropped
-        for make in stand_ins.OF[program]:
-            make()
+        stand_ins.megatron()
     for file, replicas in zip(pairs[::2], map(int, pairs[1::2]), strict=True):
         passed = {"neox": neox, "megatron": megatron}[program](file, replicas)
         print(json.dumps({"passed": passed, "accepted": by_deepspeed(dict(passed), replicas)}))

@@ -21,8 +21,7 @@ def main() -> None:
     ranks, hosts = int(os.environ["LOCAL_SIZE"]), int(os.environ["REAL_HOSTS"])
     os.environ["SMDDP_HOST_ID"] = f"host{int(os.environ['LOCAL_RANK']) * hosts // ranks}"
     sys.path[0] = str(program.parent)  # as if the program had been started
-    for make in stand_ins.OF[os.environ["REAL_STAND_INS"]]:
-        make()
+    stand_ins.OF[os.environ["REAL_STAND_INS"]]()
     import deepspeed_smddp  # after the stand-ins
 
     deepspeed_smddp.configure(ledger={"json_file": os.environ["REAL_LEDGER"]})

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,85 +23,43 @@ def _missing(name: str) -> bool:
         return True
 
 
-def _module(name: str, **names: Any) -> None:
-    made = types.ModuleType(name)
+def _module(name: str, **names: Any) -> types.ModuleType:
+    made = sys.modules[name] = types.ModuleType(name)
     made.__dict__.update(names, __path__=[])
-    sys.modules[name] = made
+    return made
 
 
-def _neox_without_cuda() -> None:
-    from megatron import initialize  # type: ignore[import-not-found]
+def neox() -> None:
+    from megatron import initialize
 
     initialize.initialize_megatron = functools.partial(
         initialize.initialize_megatron, allow_no_cuda=True
     )
-
-
-def _device_count() -> None:
-    torch.cuda.device_count = lambda: int(os.environ["LOCAL_SIZE"])
-
-
-def _no_devices() -> None:
-    torch.cuda.set_device = lambda device: None
-    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
-    torch.cuda.synchronize = lambda device=None: None
-
-
-def _long_tensor() -> None:
-    torch.cuda.LongTensor = torch.LongTensor
-
-
-def _random_state() -> None:
-    torch.cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
-    torch.cuda.set_rng_state = lambda state, device="cuda": torch.set_rng_state(state)
-
-
-def _tensor_cuda() -> None:
-    def cuda(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return tensor
-
-    torch.Tensor.cuda = cuda  # type: ignore[assignment,method-assign]
-
-
-def _apex_adam() -> None:
+    cuda: Any = torch.cuda
+    cuda.device_count = lambda: int(os.environ["LOCAL_SIZE"])
+    cuda.set_device = lambda device: None
+    cuda.current_device = lambda: "cpu"
+    cuda.synchronize = lambda device=None: None
+    cuda.LongTensor = torch.LongTensor
+    cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
+    cuda.set_rng_state = lambda state, device="cuda": torch.set_rng_state(state)
+    torch.Tensor.cuda = lambda tensor, *_, **__: tensor
     if _missing("apex"):
         _module("apex")
         _module("apex.optimizers", FusedAdam=torch.optim.AdamW)
 
 
-NEOX = (
-    _neox_without_cuda,
-    _device_count,
-    _no_devices,
-    _long_tensor,
-    _random_state,
-    _tensor_cuda,
-    _apex_adam,
-)
-
-
-def _compression() -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise NotImplementedError("this DeepSpeed has no deepspeed.compression.compress")
-
+def megatron() -> None:
     if _missing("deepspeed.compression.compress"):
         _module("deepspeed.compression")
-        _module("deepspeed.compression.compress", init_compression=refuse, redundancy_clean=refuse)
-
-
-def _torchvision() -> None:
+        _module(
+            "deepspeed.compression.compress", init_compression=_refuse, redundancy_clean=_refuse
+        )
     if _missing("torchvision"):
         importlib.import_module("transformers")  # looks for torchvision, and must not find this
-        _module("torchvision")
-        _module("torchvision.transforms")
-        _module("torchvision.datasets", VisionDataset=object)
-        sys.modules["torchvision"].__dict__.update(
-            transforms=sys.modules["torchvision.transforms"],
-            datasets=sys.modules["torchvision.datasets"],
-        )
-
-
-def _contiguous_attention() -> None:
+        transforms = _module("torchvision.transforms")
+        datasets = _module("torchvision.datasets", VisionDataset=object)
+        _module("torchvision", transforms=transforms, datasets=datasets)
     from megatron.model import transformer
 
     original = transformer.CoreAttention.forward
@@ -115,6 +72,8 @@ def _contiguous_attention() -> None:
     transformer.CoreAttention.forward = forward
 
 
-MEGATRON = (_compression, _torchvision, _contiguous_attention)
+def _refuse(*_: Any, **__: Any) -> None:
+    raise NotImplementedError("this DeepSpeed has no deepspeed.compression.compress")
 
-OF: dict[str, tuple[Callable[[], None], ...]] = {"neox": NEOX, "megatron": MEGATRON}
+
+OF = {"neox": neox, "megatron": megatron}
