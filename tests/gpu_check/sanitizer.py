@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import jobs
 
 from gpu_check import machine
 from gpu_check.step import NotHereError, Run
@@ -28,34 +29,22 @@ def memcheck(run: Run) -> None:
 
 
 def program(run: Run, before: list[str]) -> str:
-    """Runs the ranks, each behind the command ``before``; what the first rank said last.
+    """Runs the ranks, each behind the command ``before``; what was said last.
 
     Raises:
         AssertionError: a rank failed; its output is in the log.
     """
+    device = {"SMDDP_DEVICE": "host"} if run.device == "host" else {}
+    common = {**os.environ, **device, "WORLD_SIZE": str(RANKS), "LOCAL_RANK": "0"}
+    common["SMDDP_FALLBACK"] = "error"
+    environments = [{**common, "RANK": str(rank)} for rank in range(RANKS)]
     with tempfile.TemporaryDirectory() as directory:
-        rendezvous = str(Path(directory) / "store")
-        command = [*before, sys.executable, "-m", "gpu_check.shortest", rendezvous, run.device]
-        outputs = [Path(directory) / f"rank{rank}" for rank in range(RANKS)]
-        ranks = []
-        for rank, output in enumerate(outputs):
-            environment = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-            environment |= {"LOCAL_RANK": "0", "SMDDP_FALLBACK": "error"}
-            if run.device == "host":
-                environment["SMDDP_DEVICE"] = "host"
-            with output.open("w") as file:
-                ranks.append(
-                    subprocess.Popen(
-                        command, env=environment, stdout=file, stderr=subprocess.STDOUT
-                    )
-                )
+        store, output = Path(directory) / "store", Path(directory) / "output"
+        command = [*before, sys.executable, "-m", "gpu_check.shortest", str(store), run.device]
         try:
-            statuses = [rank.wait(0.45 * run.step.limit) for rank in ranks]
+            said = jobs.run(command, machine.ROOT, output, 0.45 * run.step.limit, *environments)
+        except jobs.JobError as error:
+            raise AssertionError(str(error).splitlines()[-1]) from None
         finally:
-            for rank in ranks:
-                rank.kill()
-            for output in outputs:
-                print(f"--- {output.name}\n{output.read_text()[-6000:]}", flush=True)
-        said = outputs[0].read_text().strip().splitlines()
-    assert statuses == [0] * RANKS, f"exit statuses of the ranks: {statuses}"
-    return said[-1] if said else "ended"
+            print(output.read_text(errors="replace")[-12000:], flush=True)
+    return said.strip().splitlines()[-1]
