@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import zipfile
-from dataclasses import dataclass
 from pathlib import Path
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -26,34 +25,13 @@ _MOST_FILES = 40
 _STATE = re.compile(rb"^#(\d+)\s.*?cov: (\d+) ft: (\d+)", re.MULTILINE)
 
 
-@dataclass
-class Outcome:
-    """What one target has reached: inputs run, edges and features covered, files of its corpus."""
-
-    target: str
-    seconds: float
-    runs: int = 0
-    edges: int = 0
-    features: int = 0
-    corpus: int = 0
-    findings: int = 0
-
-    def row(self) -> str:
-        """One line of the table."""
-        return (
-            f"{self.target:<14} {self.seconds:>7.0f} {self.runs:>11,} {self.edges:>7,} "
-            f"{self.features:>9,} {self.corpus:>7,} {self.findings:>9}"
-        )
+# Of a target: inputs run, edges and features covered, files of its corpus.
+_COLUMNS = ("target", "seconds", "runs", "edges", "features", "corpus", "findings")
+_ROW = "{:<14} {:>7} {:>11} {:>7} {:>9} {:>7} {:>9}"
 
 
-HEADING = (
-    f"{'target':<14} {'seconds':>7} {'runs':>11} {'edges':>7} {'features':>9} {'corpus':>7} "
-    f"{'findings':>9}"
-)
-
-
-def fuzz(build: Path, target: str, seconds: int) -> Outcome:
-    """Runs one target for some seconds, or until it finds something."""
+def fuzz(build: Path, target: str, seconds: int) -> bool:
+    """Runs one target for some seconds, or until it finds something; whether it did."""
     kept, seeds = build / "corpus" / target, build / "tests" / "fuzz" / "corpus" / target
     findings = build / "findings" / target
     for folder in (kept, findings, seeds):
@@ -73,18 +51,14 @@ def fuzz(build: Path, target: str, seconds: int) -> Outcome:
     environment = {**os.environ, "SMDDP_LOG_LEVEL": "error"}
     with log.open("wb") as out:
         ended = subprocess.run(command, stdout=out, stderr=out, env=environment)
-    outcome = Outcome(target, time.monotonic() - begin)
-    outcome.runs, outcome.edges, outcome.features = _state(log)
-    outcome.corpus = sum(1 for _ in kept.iterdir())
-    outcome.findings = int(ended.returncode != 0)
-    if ended.returncode != 0:
+    took = time.monotonic() - begin
+    found = ended.returncode != 0
+    runs, edges, features = [(0, 0, 0), *_STATE.findall(log.read_bytes())][-1]
+    counts = (round(took), int(runs), int(edges), int(features), len(list(kept.iterdir())))
+    print(_ROW.format(target, *(f"{count:,}" for count in counts), int(found)), flush=True)
+    if found:
         print(f"{target} has found something: see {findings} and {log}", file=sys.stderr)
-    return outcome
-
-
-def _state(log: Path) -> tuple[int, int, int]:
-    found = _STATE.findall(log.read_bytes())
-    return (int(found[-1][0]), int(found[-1][1]), int(found[-1][2])) if found else (0, 0, 0)
+    return found
 
 
 def merge(build: Path, target: str) -> int:
@@ -121,18 +95,17 @@ def main() -> int:
     arguments = parser.parse_args()
     programs = (arguments.build / "tests" / "fuzz").glob("fuzz_*")
     targets = arguments.targets or sorted(p.name.removeprefix("fuzz_") for p in programs)
-    outcomes = []
-    print(HEADING, flush=True)
+    found = False
+    print(_ROW.format(*_COLUMNS), flush=True)
     try:
         for target in targets:
-            outcomes.append(fuzz(arguments.build, target, arguments.seconds))
-            print(outcomes[-1].row(), flush=True)
+            found |= fuzz(arguments.build, target, arguments.seconds)
             if arguments.merge:
                 print(f"{target}: {merge(arguments.build, target)} files", file=sys.stderr)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    return 1 if any(outcome.findings for outcome in outcomes) else 0
+    return int(found)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def environment() -> dict[str, str]:
         **os.environ,
         **libfabric(),
         "PATH": os.pathsep.join(path),
-        "PYTHONPATH": os.pathsep.join([*map(str, PATHS), *_inherited_path()]),
+        "PYTHONPATH": os.pathsep.join([*map(str, PATHS), os.environ.get("PYTHONPATH", "")]),
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo"),
@@ -46,12 +46,6 @@ def environment() -> dict[str, str]:
         "TORCH_EXTENSIONS_DIR": str(FOLDER / "torch_extensions"),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def _inherited_path() -> list[str]:
-    own = {str(path) for path in PATHS}
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return [path for path in given if path and path not in own]
 
 
 def run(argv: list[str], what: str) -> None:
