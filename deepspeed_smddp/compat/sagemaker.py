@@ -156,22 +156,16 @@ def _wrap_fsdp() -> None:
         # parent's groups as keyword arguments.
         placed = args or kwargs.get("process_group") or kwargs.get("device_mesh")
         if not placed and state.mesh is not None:
-            kwargs["sharding_strategy"] = _strategy(kwargs.get("sharding_strategy"))
+            zero2, asked = ShardingStrategy._HYBRID_SHARD_ZERO2, kwargs.get("sharding_strategy")
+            hybrid = zero2 if asked == zero2 else ShardingStrategy.HYBRID_SHARD
+            one = state.mesh.ndim == 1
+            kwargs["sharding_strategy"] = ShardingStrategy.FULL_SHARD if one else hybrid
             kwargs["device_mesh"] = state.mesh
         elif not placed and state.hybrid_shard_degree == 1:
             kwargs["sharding_strategy"] = ShardingStrategy.NO_SHARD
         original(self, module, *args, **kwargs)
 
     wrap(FullyShardedDataParallel, "__init__", init_on_mesh)
-
-
-def _strategy(asked: Any) -> Any:
-    from torch.distributed.fsdp import ShardingStrategy
-
-    if state.mesh.ndim == 1:
-        return ShardingStrategy.FULL_SHARD
-    hybrid_zero2 = ShardingStrategy._HYBRID_SHARD_ZERO2
-    return hybrid_zero2 if asked == hybrid_zero2 else ShardingStrategy.HYBRID_SHARD
 
 
 def _wrap_offload() -> None:

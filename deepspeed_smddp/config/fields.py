@@ -162,12 +162,8 @@ def settings_of(model: type[Model]) -> Iterator[Setting]:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that a misspelt word most likely stands for."""
-    words = list(known)
-    close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.6)
-    if close:
-        return close[0]
-    starts = [name for name in words if name.startswith(word.lower())]
-    return starts[0] if word and len(starts) == 1 else None
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
 
 
 def show(value: Any) -> str:

@@ -21,12 +21,7 @@ from deepspeed_smddp.upstream import source, wrapping
 
 FEATURE = "bucket sizes"
 
-_choice: Choice | None = None
-
-
-def current() -> Choice | None:
-    """The choice of this process, or None."""
-    return _choice
+_choice: Choice | None = None  # of this process
 
 
 def choose(config: Mapping[str, Any]) -> None:

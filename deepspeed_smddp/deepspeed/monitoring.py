@@ -34,8 +34,6 @@ _ends: deque[tuple[int, float]] = deque(maxlen=_KEPT)  # number, time.monotonic(
 _has_engine = False
 _is_hooked = False
 
-Event = tuple[str, float, int]
-
 
 def follow_engine(engine: Any) -> None:
     """Wraps the engine's step, if it is one that this package knows."""
@@ -62,7 +60,7 @@ def step_ends() -> list[dict[str, Any]]:
     return [{"number": number, "ended": ended + ahead} for number, ended in list(_ends)]
 
 
-def events(rows: list[Any], samples: int) -> list[Event]:
+def events(rows: list[Any], samples: int) -> list[tuple[str, float, int]]:
     """One event per counter, named ``smddp/<collective>/<path>/<counter>``; totals, not rates."""
     return [
         (f"smddp/{row['collective']}/{row['path']}/{key}", row[key], samples)

@@ -89,10 +89,8 @@ def split(original: Callable[..., Any], *args: Any, **kwargs: Any) -> dist.Proce
 
 
 def _global_ranks(parent: dist.ProcessGroup, parts: Any) -> list[list[int]]:
-    if not parts:
-        raise ValueError("split_ranks cannot be None or empty")
-    if not all(parts):
-        raise ValueError("the split group cannot be empty")
+    if not parts or not all(parts):
+        raise ValueError("split_ranks cannot be None or empty, nor can one of its groups")
     ranks = dist.get_process_group_ranks(parent)
     outside = [rank for part in parts for rank in part if not 0 <= rank < len(ranks)]
     if outside:

@@ -91,8 +91,7 @@ def draw(answer: Answer, path: Path) -> None:
 def describe(job: Job) -> str:
     """A configuration in one line."""
     scheme = job.scheme
-    kinds = {0: "DDP", 1: "ZeRO-1", 2: "ZeRO-2", 3: "ZeRO-3"}
-    words = [kinds[scheme.stage]]
+    words = [f"ZeRO-{scheme.stage}" if scheme.stage else "DDP"]
     if scheme.stage and scheme.degree:
         words.append(f"within {scheme.degree} ranks")
     if scheme.tensor > 1:
@@ -102,7 +101,7 @@ def describe(job: Job) -> str:
     if scheme.offload:
         words.append("optimizer on the CPU")
     words.append("by smddp" if job.software.library == "smddp" else "by NCCL")
-    again = {"none": "no", "selective": "selective", "full": "full"}[job.recomputation]
+    again = "no" if job.recomputation == "none" else job.recomputation
     batch = f"micro-batch {job.micro_batch} x {job.accumulation}"
     return f"{' '.join(words)}, {batch}, {again} recomputation"
 

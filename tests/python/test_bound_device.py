@@ -111,7 +111,7 @@ def refused(ctx: Context) -> list[str]:
 def test_what_split_group_refuses(worlds: Pool) -> None:
     for answer in worlds("AB").run(refused):
         assert "cannot be None or empty" in answer[0]
-        assert "cannot be empty" in answer[1]
+        assert "cannot be None or empty" in answer[1]
         assert "duplicate" in answer[2]
         assert "Rank 9 is out of range" in answer[3]
         assert answer[4:] == ["torch's own"]

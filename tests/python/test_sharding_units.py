@@ -10,8 +10,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepspeed_smddp.deepspeed.sharding.replica_all_reduce import ReplicaAllReduce, ReplicasDiffer
-from deepspeed_smddp.deepspeed.sharding.shard_groups import Sharding
+from deepspeed_smddp.deepspeed.sharding.shard_groups import (
+    ReplicaAllReduce,
+    ReplicasDiffer,
+    Sharding,
+)
 from deepspeed_smddp.deepspeed.sharding.sharded_checkpoint import pieces
 from deepspeed_smddp.deepspeed.sharding.sharding_degree import check_config, suggested_degree
 from deepspeed_smddp.errors import SmddpConfigError

@@ -69,7 +69,7 @@ def features(calls: Counter[str]) -> dict[str, bool]:
     filled_in = wrapping.is_wrapped(deepspeed.runtime.config.get_zero_config)
     return {
         **{name: calls[name] > 0 for name in ("gather", "reduce", "overlap")},
-        "bucket sizes": filled_in and auto.current() is not None,
+        "bucket sizes": filled_in and auto._choice is not None,
         "comms log": source.refusal("comms log") is None,
         "monitor": source.refusal("monitor") is None,
         "sharding": versions.refusal("sharded_data_parallel_degree", deepspeed) is None,

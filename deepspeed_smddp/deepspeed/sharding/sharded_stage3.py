@@ -18,8 +18,7 @@ import torch.distributed as dist
 from deepspeed.runtime.zero import stage3
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
-from deepspeed_smddp.deepspeed.sharding.replica_all_reduce import ReplicaAllReduce
-from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, Sharding
+from deepspeed_smddp.deepspeed.sharding.shard_groups import KEY, ReplicaAllReduce, Sharding
 from deepspeed_smddp.errors import SmddpConfigError
 from deepspeed_smddp.upstream.wrapping import replaced
 

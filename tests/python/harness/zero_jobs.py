@@ -114,7 +114,7 @@ def train(scenario: dict[str, Any]) -> dict[str, Any]:
             with deepspeed.zero.GatheredParameters([param]):
                 state.update(param.detach().float().numpy().tobytes())
         engine.destroy()
-    choice = auto.current()
+    choice = auto._choice
     return {
         "losses": losses,
         "state": state.hexdigest(),
