@@ -209,7 +209,7 @@ soak: build  ## SECONDS of random operations, groups and faults, every byte chec
 # SMDDP_TEST_MPICH names an mpirun of MPICH beside Debian's, SMDDP_TEST_IMPI one of Intel MPI. What is not
 # installed is skipped.
 test-launchers: build $(TEST_EXTENSIONS)/.stamp  ## deepspeed by pdsh, mpirun and srun over a hostfile of two emulated hosts; needs root
-	$(PYTEST) -q tests/launchers tests/python/test_launchers.py $(PYTEST_ARGS)
+	$(PYTEST) -q tests/launchers $(PYTEST_ARGS)
 
 # Venvs are made one after the other in build/versions and removed. Results go to tests/versions, cells that
 # have one are not run again; VERSIONS_ARGS="'torch 2.14' --again" picks some.

@@ -1,22 +1,21 @@
-"""Ranks that mpirun or srun started: the variables that are read, and real runs of mpirun."""
+"""Ranks that mpirun or srun started: the variables that are read.
+
+Real launchers run in tests/launchers, and smddp's doctor by each in test_doctor_launched.py.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-import ranks
 from deepspeed_smddp.deepspeed import comm_backend
 from deepspeed_smddp.distributed import launchers
 from harness import tasks
-from harness.ports import free_port
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -48,6 +47,10 @@ def joined(rank: int, size: int, local: tuple[int, int], address: str, port: int
 
 
 # ---- the table
+
+
+def test_mpich_on_one_host() -> None:
+    assert launchers.variables(MPICH) == joined(1, 2, (1, 2), "127.0.0.1", 29500)
 
 
 def test_slurm_names_the_host_of_rank_0_and_a_port_of_the_job() -> None:
@@ -137,9 +140,8 @@ def test_deepspeed_may_ask_mpi_where_rank_0_is(
         comm_backend.set_launcher_variables()
 
 
-# ---- real launchers
+# ---- ranks with a launcher's variables
 
-MPIRUNS = ("openmpi", "mpich", "intel")  # Debian's names, and the one that SMDDP_TEST_IMPI names
 
 GATHER = """
 import os, torch, torch.distributed as dist
@@ -149,57 +151,6 @@ dist.all_gather_into_tensor(out, torch.tensor([int(os.environ["LOCAL_RANK"])]))
 print("gathered", out.tolist(), flush=True)
 dist.destroy_process_group()
 """
-JOIN_BY_DEEPSPEED = """
-import sys
-sys.modules["mpi4py"] = None
-import deepspeed, torch, torch.distributed as dist
-deepspeed.init_distributed(dist_backend="smddp")
-out = torch.empty(dist.get_world_size(), dtype=torch.int64)
-dist.all_gather_into_tensor(out, torch.tensor([dist.get_rank()]))
-print("gathered", out.tolist(), flush=True)
-dist.destroy_process_group()
-"""
-
-
-def command_of(launcher: str) -> list[str]:
-    """The launcher's command for two ranks on this host; skips the test where it is missing."""
-    name = os.environ.get("SMDDP_TEST_IMPI", "") if launcher == "intel" else f"mpirun.{launcher}"
-    program = shutil.which(name)
-    if program is None:
-        pytest.skip(f"{name or 'the mpirun of SMDDP_TEST_IMPI'} is not installed")
-    more = ["--allow-run-as-root", "--oversubscribe"] if launcher == "openmpi" else []
-    return [program, *more, "-n", "2"]
-
-
-def run_launched(command: list[str], **env: str) -> str:
-    done = subprocess.run(
-        command,
-        env=ranks.environment(MASTER_PORT=str(free_port()), **env),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize("launcher", MPIRUNS)
-def test_a_program_of_torch_under_mpirun(launcher: str) -> None:
-    smddp = str(Path(sys.executable).parent / "smddp")
-    said = run_launched([*command_of(launcher), smddp, "exec", sys.executable, "-c", GATHER])
-    # Both write into one pipe: one line may come into the other.
-    assert said.count("gathered") == said.count("[0, 1]") == 2, said
-
-
-@pytest.mark.rare
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", MPIRUNS)
-def test_deepspeed_under_mpirun_needs_no_mpi4py(launcher: str) -> None:
-    said = run_launched([*command_of(launcher), sys.executable, "-c", JOIN_BY_DEEPSPEED])
-    # Both write into one pipe: one line may come into the other.
-    assert said.count("gathered") == said.count("[0, 1]") == 2, said
 
 
 def run_tasks(command: list[str], of_task: Callable[[int], dict[str, str]]) -> list[str]:
