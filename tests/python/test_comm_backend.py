@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 import ranks
-from harness.training import INITIALIZE
+from harness.training import IMPORTS
 from test_ds_config import CONFIG, HJSON
 
 # Every real run below needs DeepSpeed's shared-memory operation, which DeepSpeed compiles on its
 # first use (about a minute).
 COMPILES = pytest.mark.timeout(400)
-IMPORTS = f"""
-import argparse, base64, json, os, tempfile, traceback
-import deepspeed, torch, torch.distributed as dist
-{INITIALIZE}"""
 PRELUDE = f"""
+import argparse, json, os, tempfile, traceback
+import deepspeed, torch, torch.distributed as dist
+
 CONFIG = {CONFIG!r}
 HJSON = {HJSON!r}
 

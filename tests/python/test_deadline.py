@@ -18,7 +18,7 @@ from deepspeed_smddp.config.parsing import parse_section
 from deepspeed_smddp.config.schema import VARIABLES
 from deepspeed_smddp.distributed import deadline
 from harness.ports import free_port
-from harness.training import INITIALIZE
+from harness.training import IMPORTS
 from test_ds_config import CONFIG
 
 TORCHS = dist.constants.default_pg_timeout
@@ -88,19 +88,15 @@ def test_a_further_group_has_the_deadline_of_the_default_group(
     assert deadline.of_group(set_here, 2 * MINUTE, 0) == timedelta(seconds=5)
 
 
-IMPORTS = f"""
-import os, time, traceback
-from datetime import timedelta
-import deepspeed, torch, torch.distributed as dist
-import deepspeed_smddp
-{INITIALIZE}"""
-
-
 @pytest.mark.timeout(400)
 def test_groups_of_every_maker() -> None:
     config = {**CONFIG, "smddp": {"timeout_seconds": 77}}
     outputs = ranks.run(
         f"""
+        import os, traceback
+        from datetime import timedelta
+        import deepspeed, torch, torch.distributed as dist
+        import deepspeed_smddp
         CONFIG = {config!r}
         PORTS = {[free_port() for _ in range(10)]!r}
 

@@ -185,28 +185,6 @@ def test_the_extras_libfabric_is_taken_by_itself(tmp_path: Path) -> None:
     assert "(libfabric.so.1)" in named.stdout, named.stderr
 
 
-# ---- the extra `plots`
-
-
-def test_a_benchmark_refuses_a_figure_before_it_measures(tmp_path: Path) -> None:
-    # A finder that hides matplotlib from this interpreter.
-    (tmp_path / "sitecustomize.py").write_text(
-        "import importlib.util as u\n"
-        "find = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'matplotlib' else find(name, *a)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks/collectives.py"), "--ranks", "2", "--figure", "f"],
-        env={**ranks.environment(), "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "a figure needs matplotlib: pip install 'deepspeed-smddp[plots]'" in done.stderr
-
-
 # ---- DeepSpeed on a machine without a compiler
 
 JOIN_ALONE = """

@@ -20,6 +20,7 @@ from deepspeed_smddp.diagnostics.report_files import JobFiles
 from harness import programs
 from harness.ports import free_port
 from harness.programs import Ended, Programs
+from harness.training import IMPORTS
 from test_fr_trace import analyze
 
 LAYOUT = "AABB"
@@ -243,7 +244,6 @@ engine = deepspeed.initialize(model=GPT2LMHeadModel(shape), config=config)[0]
 engine.eval()
 tokens = torch.ones(1, 4, dtype=torch.long)
 """
-IMPORTS = f"{programs.IMPORTS}, deepspeed; from transformers import GPT2LMHeadModel"
 
 
 def test_a_forward_pass_of_zero3_on_rank_0_only(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_rank_whose_first_world_failed_joins_the_next_one() -> None:
     assert all("SUM 2.0" in text for text in texts), texts
 
 
-# ---- ranks that meet at a store that earlier ranks have used, as torchrun's restarted ranks do
+# ---- a store that earlier ranks have used, as restarted ranks of torchrun have it
 
 SCRIPT = Path(__file__).parent / "scripts" / "restarted_rank.py"
 

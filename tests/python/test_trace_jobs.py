@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.programs import Programs
-from test_reports import IMPORTS, ZERO3, job, smddp
+from harness.training import IMPORTS
+from test_reports import ZERO3, job, smddp
 from test_trace import check_format, events
 
 WAIT = """

@@ -12,11 +12,16 @@ from typing import Any
 from harness import layout as layouts
 from harness import ports, server
 
-# What deepspeed.initialize imports and loads besides: the builders of its operations (which run the
-# C compiler), torch's compiler, by the way of an optimizer that no test uses, and the shared-memory
-# operation, which is compiled once and then cached.
-INITIALIZE = """
+# After torch, DeepSpeed and models: what deepspeed.initialize imports and loads besides. These are
+# the builders of its operations (which run the C compiler), torch's compiler, by the way of an
+# optimizer that no test uses, and the shared-memory operation, which is compiled once and then
+# cached.
+IMPORTS = """
 import contextlib
+import torch, torch.distributed, transformers
+torch.set_num_threads(1)
+import deepspeed
+from transformers import GPT2LMHeadModel, GPTNeoXForCausalLM
 import harness.sharding_jobs, harness.training, harness.world, harness.zero
 from deepspeed.accelerator import get_accelerator
 with contextlib.suppress(Exception):
@@ -27,12 +32,6 @@ with contextlib.suppress(Exception):
     import deepspeed.runtime.zero.muon.muon_optimizer
     get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
 """
-IMPORTS = f"""
-import torch, torch.distributed, transformers
-torch.set_num_threads(1)
-import deepspeed
-from transformers import GPTNeoXForCausalLM
-{INITIALIZE}"""
 
 STEPS = 4
 MODEL = {
