@@ -87,9 +87,8 @@ class Result:
         }
 
 
-# Exit statuses: all results are right; one is wrong or an operation failed; the question is wrong;
-# a signal ended the sweep.
-RIGHT, FAILED, REFUSED, STOPPED = 0, 1, 2, 130
+# Exit statuses: all results are right; one is wrong or an operation failed; a signal ended it.
+RIGHT, FAILED, STOPPED = 0, 1, 130
 
 
 @dataclass

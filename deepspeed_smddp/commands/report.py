@@ -64,11 +64,9 @@ def of_job(target: str) -> str:
     Raises:
         DumpError: no such job runs here, or it writes no report.
     """
-    folder = ask(target)
-    if (folder / PAGE).is_file():
-        return (folder / PAGE).read_text(encoding="utf-8")
-    # Another host's rank has written the page: this one is of this host's dumps.
-    return of_folder(folder)
+    file = ask(target) / PAGE
+    # Without it another host's rank has written the page: this one is of this host's dumps.
+    return file.read_text(encoding="utf-8") if file.is_file() else of_folder(file.parent)
 
 
 def ask(target: str) -> Path:

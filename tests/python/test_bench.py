@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import ranks
 from deepspeed_smddp.bench import bench_job, bench_page
-from deepspeed_smddp.bench.bench_case import DTYPES, TITLES, Case, cases, sizes
-from deepspeed_smddp.bench.bench_report import FAILED, REFUSED, RIGHT, STOPPED, BenchReport, Result
+from deepspeed_smddp.bench.bench_case import DTYPES, TITLES, BenchError, Case, cases, sizes
+from deepspeed_smddp.bench.bench_report import FAILED, RIGHT, STOPPED, BenchReport, Result
 from deepspeed_smddp.bench.call_buffers import CallBuffers
 from deepspeed_smddp.commands.main import app
 from deepspeed_smddp.diagnostics.doctor import machine
@@ -158,7 +158,7 @@ def test_wrong_failed_and_partial_are_said() -> None:
 )
 def test_a_wrong_question_is_refused_in_one_sentence(arguments: list[str], said: str) -> None:
     answer = CliRunner().invoke(app, ["bench", *arguments])
-    assert answer.exit_code == REFUSED
+    assert answer.exit_code == BenchError.status
     assert said in answer.output + (answer.stderr if answer.stderr_bytes else "")
     assert "Traceback" not in answer.output
 
