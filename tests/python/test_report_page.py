@@ -277,33 +277,6 @@ def test_the_source_line_tells_what_has_no_frame(text: str, kind: Doing) -> None
     assert doing([user(5, "main", text)]).doing is kind
 
 
-def test_calls_within_others() -> None:
-    saving = doing(
-        [
-            user(5),
-            frame(f"{SITE}/deepspeed/runtime/engine.py", 3000, "save_checkpoint"),
-            frame(f"{SITE}/torch/serialization.py", 970, "save"),
-        ]
-    )
-    assert saving.sentence == (
-        "in torch.save, in a checkpoint by DeepSpeed (save_checkpoint), called at train.py:5 in "
-        "main"
-    )
-    dataset = user(9, "__getitem__", "x = Image.open(path)", "data.py")
-    loader = frame(f"{SITE}/torch/utils/data/dataloader.py", 700, "__next__")
-    assert (
-        "in a DataLoader's next batch, called at data.py:9"
-        in doing([user(5), loader, dataset]).sentence
-    )
-    child = frame("/usr/lib/python3.11/subprocess.py", 550, "run")
-    assert doing([user(5), child]).doing is Doing.SUBPROCESS
-    assert doing([user(5), frame(f"{SITE}/numpy/linalg/_linalg.py", 1, "svd")]).sentence == (
-        "in numpy.linalg._linalg.svd, called at train.py:5 in main"
-    )
-    own = frame("/src/deepspeed_smddp/deepspeed/gather.py", 8, "wait")
-    assert "no frame of the user's code" in doing([own]).sentence
-
-
 def test_a_collective_in_a_thread_of_the_backward_pass() -> None:
     backward = frame(f"{SITE}/torch/_tensor.py", 600, "backward")
     stacks = [main_thread(user(5), backward), in_gather()]

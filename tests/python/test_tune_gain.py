@@ -35,11 +35,6 @@ def modules(count: int, elements: int, forward: float, backward: float) -> list[
     return [ModuleCost([elements], forward, backward) for _ in range(count)]
 
 
-def test_a_free_network_leaves_the_passes_and_the_optimizer() -> None:
-    free = step(modules(5, 1000, 0.01, 0.02), KEPT, rate=1e15, optimizer=0.5)
-    assert free == pytest.approx(0.65, abs=0.01)
-
-
 def test_without_prefetch_every_gather_is_waited_for() -> None:
     # A gather or a reduction of 2 MB takes 2.1 ms. No parameter is kept. In the backward pass a
     # gather that was not started ahead also waits for the reduction before it.
@@ -49,13 +44,6 @@ def test_without_prefetch_every_gather_is_waited_for() -> None:
     assert waiting - ahead == pytest.approx((10 + 2 * 9) * 2.1e-3, rel=0.02)
     # The first gather and the last reduction can't be hidden.
     assert ahead == pytest.approx(0.3 + 2 * 2.1e-3, rel=0.02)
-
-
-def test_persistent_parameters_are_gathered_together_after_the_step() -> None:
-    load = modules(100, 1000, 0.0, 0.0)
-    apart = step(load, replace(KEPT, stage3_prefetch_bucket_size=0))
-    together = step(load, replace(KEPT, stage3_param_persistence_threshold=1000))
-    assert together < apart / 10
 
 
 @given(st.floats(1e-6, 1e-2), st.floats(1e6, 1e11), st.integers(0, 10**7), st.integers(1, 10**8))
