@@ -187,7 +187,7 @@ def test_auto_measures_once_and_all_ranks_agree(tmp_path: Path) -> None:
             assert sum(answer["counted"].values()) == 3 * len(FORMS), answer["counted"]
         assert said.count("smddp: all_gather on cpu, ") == 2  # two groups
         assert any(f"all_gather on cpu, {word} in" in said for word in found.split(" or "))
-    assert len(list((tmp_path / "deepspeed_smddp" / "tune").glob("routes-*.json"))) == 3
+    assert len(list((tmp_path / "deepspeed_smddp" / "tune").glob("*.json"))) == 3
 
 
 def all_slow(group: Any, collective: str, device: str) -> Any:
