@@ -79,5 +79,7 @@ def failures(found: Sequence[Outcome]) -> str:
         for o in found
         if o.outcome in BAD
     )
+    if not together:
+        return "None.\n"
     rows = [[*row[:3], count, row[3]] for row, count in sorted(together.items())]
     return jobs.table(["tests", "backend", "outcome", "count", "message"], rows)
